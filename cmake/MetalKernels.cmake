@@ -1,0 +1,31 @@
+# Metal kernels travel twice: as a metallib, compiled where MLX has Metal and Apple's compiler is at hand, and
+# as source inside the extension, which MLX compiles at run time when the metallib is missing. The source also
+# serves the simulator and the tests on machines without Metal.
+file(GLOB MLX_ANVIL_METAL_HEADERS CONFIGURE_DEPENDS metal/*/*.h)
+file(GLOB MLX_ANVIL_METAL_SOURCES CONFIGURE_DEPENDS metal/*/*.metal)
+
+function(mlx_anvil_embed_metal target)
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/kernel_source.cpp)
+  set(script ${CMAKE_CURRENT_SOURCE_DIR}/tools/embed_metal.py)
+  add_custom_command(
+    OUTPUT ${output}
+    COMMAND ${Python_EXECUTABLE} ${script} --root ${CMAKE_CURRENT_SOURCE_DIR} --output ${output}
+            ${MLX_ANVIL_METAL_SOURCES}
+    DEPENDS ${script} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
+    COMMENT "Embedding Metal kernels"
+    VERBATIM)
+  target_sources(${target} PRIVATE ${output})
+endfunction()
+
+function(mlx_anvil_add_metallib target)
+  mlx_build_metallib(
+    TARGET mlx_anvil_metallib
+    TITLE mlx_anvil
+    SOURCES ${MLX_ANVIL_METAL_SOURCES}
+    INCLUDE_DIRS ${CMAKE_CURRENT_SOURCE_DIR}
+    DEPS ${MLX_ANVIL_METAL_HEADERS}
+    OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}
+    COMPILE_OPTIONS -std=metal3.1)
+  add_dependencies(${target} mlx_anvil_metallib)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mlx_anvil.metallib DESTINATION mlx_anvil)
+endfunction()

@@ -1,0 +1,83 @@
+#include "common/checks.h"
+
+#include <sstream>
+
+#include "common/errors.h"
+#include "mlx/backend/gpu/device_info.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+bool asks_for_gpu(const mx::StreamOrDevice& stream) {
+  struct Visitor {
+    // No stream given: MLX takes the default device's.
+    bool operator()(std::monostate) const { return mx::default_device() == mx::Device::gpu; }
+    bool operator()(const mx::Stream& s) const { return s.device == mx::Device::gpu; }
+    bool operator()(const mx::ThreadLocalStream& s) const { return s.device == mx::Device::gpu; }
+    bool operator()(const mx::Device& d) const { return d == mx::Device::gpu; }
+    bool operator()(mx::Device::DeviceType t) const { return t == mx::Device::gpu; }
+  };
+  return std::visit(Visitor{}, stream);
+}
+
+}  // namespace
+
+std::string to_text(const mx::Shape& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i ? ", " : "") + std::to_string(shape[i]);
+  }
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::string to_text(mx::Dtype dtype) {
+  std::ostringstream text;
+  text << dtype;
+  return text.str();
+}
+
+void require_kernel_dtypes(const std::string& op, std::initializer_list<NamedArray> arrays) {
+  for (const auto& [name, value] : arrays) {
+    const mx::Dtype dtype = value.dtype();
+    if (dtype != mx::float32 && dtype != mx::float16 && dtype != mx::bfloat16) {
+      throw_value_error(op, std::string(name) + " has dtype " + to_text(dtype) +
+                                "; allowed: float32, float16, bfloat16.");
+    }
+  }
+}
+
+mx::Dtype promoted_dtype(std::initializer_list<NamedArray> arrays) {
+  mx::Dtype dtype = arrays.begin()->value.dtype();
+  for (const auto& array : arrays) {
+    dtype = mx::promote_types(dtype, array.value.dtype());
+  }
+  return dtype;
+}
+
+mx::Shape require_broadcastable(const std::string& op, std::initializer_list<NamedArray> arrays) {
+  mx::Shape shape;
+  try {
+    for (const auto& array : arrays) {
+      shape = mx::broadcast_shapes(shape, array.value.shape());
+    }
+  } catch (const std::invalid_argument&) {
+    std::string given;
+    for (const auto& [name, value] : arrays) {
+      given += std::string(given.empty() ? "" : " and ") + name + " has shape " + to_text(value.shape());
+    }
+    throw_value_error(op, given + "; allowed: shapes that broadcast with one another.");
+  }
+  return shape;
+}
+
+mx::Stream require_stream(const std::string& op, const mx::StreamOrDevice& stream) {
+  if (asks_for_gpu(stream) && !mx::gpu::is_available()) {
+    throw_value_error(op,
+                      "stream is on the GPU, but the MLX that is installed has no GPU backend; "
+                      "allowed here: mx.cpu or a stream on it.");
+  }
+  return mx::to_stream(stream);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,61 @@
+#include "common/elementwise_kernel.h"
+#include "common/probe.h"
+#include "common/simd_math.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+namespace {
+
+template <class Function>
+struct Map {
+  static constexpr int kInputs = 1;
+  static constexpr int kOutputs = 1;
+  template <class T>
+  static void apply(const f32v* in, f32v* out) {
+    out[0] = Function::of(in[0]);
+  }
+};
+
+template <class Function, bool kStream = false>
+void map(const float* x, float* out, int64_t count) {
+  apply_dense<float, Map<Function>>(&x, &out, count, kStream);
+  if (kStream) {
+    finish_streaming();
+  }
+}
+
+struct Exp {
+  static f32v of(f32v x) { return exp(x); }
+};
+template <Accuracy kAccuracy>
+struct ExpNonpositive {
+  static f32v of(f32v x) { return exp_nonpositive<kAccuracy>(x); }
+};
+struct Identity {
+  static f32v of(f32v x) { return x; }
+};
+
+// Through the blocks that kernels use. Whatever order a block of T has, the way back undoes it.
+template <class T>
+void round_trip(const float* x, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t n = count - i < kBlock ? count - i : kBlock;
+    float wide[kBlock] = {};
+    T narrowed[kBlock];
+    std::memcpy(wide, x + i, n * sizeof(float));
+    store_block<false>(narrowed, load_block(wide));
+    store_block<false>(wide, load_block(narrowed));
+    std::memcpy(out + i, wide, n * sizeof(float));
+  }
+}
+
+}  // namespace
+
+constinit const Probe probe_table = {map<Exp>,
+                                     map<ExpNonpositive<Accuracy::kFloat>>,
+                                     map<ExpNonpositive<Accuracy::kHalf>>,
+                                     round_trip<f16>,
+                                     round_trip<bf16>,
+                                     map<Identity, true>};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,256 @@
+#include "common/elementwise.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "common/checks.h"
+#include "common/isa.h"
+#include "common/parallel.h"
+#include "common/trace.h"
+#include "metal/common/elementwise_params.h"
+#include "mlx/backend/cpu/encoder.h"
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+namespace mlx_anvil {
+
+namespace {
+
+static_assert(kElementwiseMaxRank == MLX_ANVIL_ELEMENTWISE_MAX_RANK);
+static_assert(kElementwiseMaxInputs == MLX_ANVIL_ELEMENTWISE_MAX_INPUTS);
+
+// ---- kernels on the GPU --------------------------------------------------------------------------------
+
+constexpr uint32_t kThreads = 256;
+constexpr int64_t kPackBytes = 16;      // one vector load; metal/common/elementwise.h has the same
+constexpr int64_t kPacksPerThread = 2;  // likewise
+
+// The specialisations of one variant, made once.
+class GpuKernels {
+ public:
+  explicit GpuKernels(const ElementwiseVariant& variant) {
+    for (mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
+      for (const char* layout : {"strided", "flat"}) {
+        const std::string name = std::string(variant.op) + "_" + variant.variant + "_" +
+                                 to_text(dtype) + "_" + layout;
+        for (bool aligned : {false, true}) {
+          kernels_.emplace_back(variant.op, name, std::vector<FunctionConstant>{{0, aligned}});
+        }
+      }
+    }
+  }
+
+  const Kernel& get(mx::Dtype dtype, bool flat, bool aligned) const {
+    const int index = dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
+    return kernels_[index * 4 + flat * 2 + aligned];
+  }
+
+ private:
+  std::vector<Kernel> kernels_;
+};
+
+const GpuKernels& gpu_kernels(const ElementwiseVariant& variant) {
+  static std::mutex mutex;
+  static std::map<const ElementwiseVariant*, GpuKernels> all;
+  std::lock_guard lock(mutex);
+  return all.try_emplace(&variant, variant).first->second;
+}
+
+bool is_aligned(const mx::array& x) {
+  return reinterpret_cast<uintptr_t>(x.data<void>()) % kPackBytes == 0;
+}
+
+// Whether every full pack of every array starts at a multiple of 16 bytes.
+bool packs_are_aligned(const ElementwiseLayout& layout, const Arrays& inputs,
+                       const Arrays& outputs) {
+  const int64_t pack = kPackBytes / static_cast<int64_t>(outputs[0].itemsize());
+  bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
+                 std::all_of(outputs.begin(), outputs.end(), is_aligned);
+  if (layout.flat) {
+    return aligned;
+  }
+  aligned = aligned && layout.width() % pack == 0;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    aligned = aligned && layout.strides[k][layout.rank - 1] == 1;
+    for (int axis = 0; axis < layout.rank - 1; ++axis) {
+      aligned = aligned && layout.strides[k][axis] % pack == 0;
+    }
+  }
+  return aligned;
+}
+
+ElementwiseParams make_params(const ElementwiseLayout& layout) {
+  ElementwiseParams params{};
+  params.size = layout.size;
+  params.rank = layout.rank;
+  std::copy(std::begin(layout.shape), std::end(layout.shape), params.shape);
+  for (int k = 0; k < kElementwiseMaxInputs; ++k) {
+    std::copy(std::begin(layout.strides[k]), std::end(layout.strides[k]), params.strides[k]);
+  }
+  return params;
+}
+
+// ---- kernels on the CPU --------------------------------------------------------------------------------
+
+// Ranges start at multiples of this many elements, so that every thread's vectors are aligned alike.
+constexpr int64_t kRangeUnit = 64;
+// Elements that are worth waking a thread for: about 15 us of work.
+constexpr int64_t kGrain = 32768;
+
+int64_t last_level_cache_bytes() {
+  static const int64_t bytes = [] {
+    int64_t reported = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    return reported > 0 ? reported : int64_t{32} << 20;
+  }();
+  return bytes;
+}
+
+ElementwiseKernel cpu_kernel(const ElementwiseVariant& variant, mx::Dtype dtype) {
+  const ElementwiseKernels& kernels = variant.cpu();
+  return dtype == mx::float32   ? kernels.float32
+         : dtype == mx::float16 ? kernels.float16
+                                : kernels.bfloat16;
+}
+
+// ---- the primitive -------------------------------------------------------------------------------------
+
+class ElementwisePrimitive : public FusedPrimitive {
+ public:
+  ElementwisePrimitive(mx::Stream stream, const ElementwiseVariant& variant)
+      : FusedPrimitive(stream), variant_(variant) {}
+
+  const char* op() const override { return variant_.op; }
+  const char* name() const override { return variant_.primitive; }
+  Arrays compose(const Arrays& inputs) override { return variant_.compose(inputs, stream()); }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    return std::vector<mx::Shape>(variant_.outputs, inputs[0].shape());
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return FusedPrimitive::is_equivalent(other) &&
+           &variant_ == &static_cast<const ElementwisePrimitive&>(other).variant_;
+  }
+
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override {
+    return variant_.vjp ? variant_.vjp(primals, cotangents, argnums, stream())
+                        : FusedPrimitive::vjp(primals, cotangents, argnums, outputs);
+  }
+
+  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+             const std::vector<int>& argnums) override {
+    return variant_.jvp ? variant_.jvp(primals, tangents, argnums, stream())
+                        : FusedPrimitive::jvp(primals, tangents, argnums);
+  }
+
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
+                                           const std::vector<int>& axes) override {
+    Arrays outputs = apply_elementwise(variant_, batch_to_front(inputs, axes, stream()), stream());
+    return {std::move(outputs), std::vector<int>(variant_.outputs, 0)};
+  }
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+
+ private:
+  const ElementwiseVariant& variant_;
+};
+
+void ElementwisePrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, device());
+  if (layout.size == 0) {
+    return;
+  }
+  ElementwiseArgs args{};
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    encoder.set_input_array(inputs[k]);
+    args.inputs[k] = inputs[k].data<void>();
+  }
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    encoder.set_output_array(outputs[k]);
+    args.outputs[k] = outputs[k].data<void>();
+  }
+  const size_t bytes = outputs[0].nbytes() * (inputs.size() + outputs.size());
+  args.stream_outputs =
+      !layout.in_place && static_cast<int64_t>(bytes) > last_level_cache_bytes();
+
+  const ElementwiseKernel kernel = cpu_kernel(variant_, outputs[0].dtype());
+  encoder.dispatch([args, layout, kernel]() mutable {
+    args.rank = layout.rank;
+    args.shape = layout.shape;
+    for (int k = 0; k < kElementwiseMaxInputs; ++k) {
+      args.strides[k] = layout.strides[k];
+    }
+    const int64_t units = (layout.size + kRangeUnit - 1) / kRangeUnit;
+    parallel_for(units, kGrain / kRangeUnit, [&](int64_t begin, int64_t end) {
+      kernel(args, begin * kRangeUnit, std::min(end * kRangeUnit, layout.size));
+    });
+  });
+  if (tracing()) {
+    const Kernel& named = gpu_kernels(variant_).get(outputs[0].dtype(), layout.flat, true);
+    record({TraceEvent::Kind::kKernel, op(), named.name(),
+            std::string("cpu (") + isa_name(current_isa()) + ")", {}, {}, ""});
+  }
+}
+
+void ElementwisePrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+  const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, device());
+  if (layout.size == 0) {
+    return;
+  }
+  const mx::Dtype dtype = outputs[0].dtype();
+  const bool aligned = packs_are_aligned(layout, inputs, outputs);
+  const ElementwiseParams params = make_params(layout);
+  const int64_t pack = kPackBytes / static_cast<int64_t>(outputs[0].itemsize());
+
+  KernelLaunch request;
+  request.kernel = &gpu_kernels(variant_).get(dtype, layout.flat, aligned);
+  for (const mx::array& input : inputs) {
+    request.inputs.push_back(&input);
+  }
+  for (mx::array& output : outputs) {
+    request.outputs.push_back(&output);
+  }
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.threadgroup = {kThreads, 1, 1};
+  if (layout.flat) {
+    request.grid = linear_grid(layout.size, kThreads * kPacksPerThread * pack);
+  } else {
+    const int64_t packs_per_row = (layout.width() + pack - 1) / pack;
+    request.grid = linear_grid(layout.size / layout.width() * packs_per_row, kThreads);
+  }
+  launch(request, stream());
+}
+
+}  // namespace
+
+Arrays apply_elementwise(const ElementwiseVariant& variant, const Arrays& inputs,
+                         mx::Stream stream) {
+  const Arrays same_shape = mx::broadcast_arrays(inputs, stream);
+  std::string why_not;
+  if (stream.device == mx::Device::gpu && !can_launch(stream.device, &why_not)) {
+    note_fallback(variant.op, why_not);
+    return variant.compose(same_shape, stream);
+  }
+  Arrays operands;
+  for (const mx::array& x : same_shape) {
+    // Dense arrays have one axis to a kernel, whatever their rank.
+    const bool deep = x.ndim() > static_cast<size_t>(kElementwiseMaxRank);
+    operands.push_back(deep ? mx::contiguous(x, false, stream) : x);
+  }
+  return mx::array::make_arrays(
+      std::vector<mx::Shape>(variant.outputs, operands[0].shape()),
+      std::vector<mx::Dtype>(variant.outputs, operands[0].dtype()),
+      std::make_shared<ElementwisePrimitive>(stream, variant), operands);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,31 @@
+// What the host hands to an elementwise CPU kernel. Plain data: kernel files include this header (see
+// isa.h for why they include no other kind).
+#pragma once
+
+#include <cstdint>
+
+namespace mlx_anvil {
+
+inline constexpr int kElementwiseMaxInputs = 4;
+inline constexpr int kElementwiseMaxOutputs = 2;
+inline constexpr int kElementwiseMaxRank = 8;
+
+struct ElementwiseArgs {
+  const void* inputs[kElementwiseMaxInputs];
+  void* outputs[kElementwiseMaxOutputs];
+  int rank;                                         // at least 1
+  const int64_t* shape;                             // [rank]
+  const int64_t* strides[kElementwiseMaxInputs];    // [rank], in elements
+  bool stream_outputs;                              // write past the cache
+};
+
+// Computes the outputs' elements [begin, end), counted in memory order.
+using ElementwiseKernel = void (*)(const ElementwiseArgs&, int64_t begin, int64_t end);
+
+struct ElementwiseKernels {
+  ElementwiseKernel float32;
+  ElementwiseKernel float16;
+  ElementwiseKernel bfloat16;
+};
+
+}  // namespace mlx_anvil

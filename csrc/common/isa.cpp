@@ -1,0 +1,72 @@
+#include "common/isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+
+namespace mlx_anvil {
+
+namespace {
+
+Isa choose() {
+  const char* wanted = std::getenv("MLX_ANVIL_ISA");
+  Isa best = Isa::kBaseline;
+  for (Isa isa : kAllIsas) {
+    if (!isa_supported(isa)) {
+      continue;
+    }
+    best = isa;
+    if (wanted && std::strcmp(wanted, isa_name(isa)) == 0) {
+      return isa;
+    }
+  }
+  // An unknown name, or one that this machine lacks, must not make a program fail: `info()` shows what
+  // is used.
+  return best;
+}
+
+std::atomic<Isa>& chosen() {
+  static std::atomic<Isa> isa = choose();
+  return isa;
+}
+
+}  // namespace
+
+bool isa_supported(Isa isa) {
+#if defined(__x86_64__) || defined(_M_X64)
+  switch (isa) {
+    case Isa::kBaseline:
+      return true;
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
+    case Isa::kAvx512:
+      return isa_supported(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+    case Isa::kAvx512Bf16:
+      return isa_supported(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16");
+  }
+  return false;
+#else
+  return isa == Isa::kBaseline;
+#endif
+}
+
+const char* isa_name(Isa isa) {
+  static constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+  return kNames[static_cast<int>(isa)];
+}
+
+Isa current_isa() { return chosen().load(std::memory_order_relaxed); }
+
+bool set_current_isa(Isa isa) {
+  if (!isa_supported(isa)) {
+    return false;
+  }
+  chosen().store(isa, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,70 @@
+#include "common/launch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/errors.h"
+#include "common/trace.h"
+#include "mlx/backend/gpu/device_info.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr int64_t kMaxGridX = 1 << 20;
+
+std::string make_pipeline_key(const std::string& name,
+                              const std::vector<FunctionConstant>& constants) {
+  std::string key = name;
+  for (const auto& [index, value] : constants) {
+    key += "_c" + std::to_string(index) + (value ? "t" : "f");
+  }
+  return key;
+}
+
+}  // namespace
+
+Kernel::Kernel(std::string op, std::string name, std::vector<FunctionConstant> constants)
+    : op_(std::move(op)),
+      name_(std::move(name)),
+      constants_(std::move(constants)),
+      pipeline_key_(make_pipeline_key(name_, constants_)) {}
+
+Extent linear_grid(int64_t items, int64_t per_threadgroup) {
+  const int64_t groups = (items + per_threadgroup - 1) / per_threadgroup;
+  const int64_t x = std::min(std::max<int64_t>(groups, 1), kMaxGridX);
+  return {static_cast<uint32_t>(x), static_cast<uint32_t>((groups + x - 1) / x), 1};
+}
+
+bool can_launch(const mx::Device& device, std::string* why_not) {
+  if (device == mx::Device::gpu && mx::gpu::is_available()) {
+#ifdef MLX_ANVIL_METAL
+    return true;
+#else
+    *why_not = "this build of mlx-anvil has no kernels for MLX's CUDA backend";
+    return false;
+#endif
+  }
+  *why_not = "no GPU backend";
+  return false;
+}
+
+void launch(const KernelLaunch& request, const mx::Stream& stream) {
+  std::string why_not;
+  if (!can_launch(stream.device, &why_not)) {
+    throw_internal_error(request.kernel->op(), "cannot launch " + request.kernel->name() + ": " + why_not + ".");
+  }
+  const char* device = "";
+#ifdef MLX_ANVIL_METAL
+  device = "metal";
+  launch_metal(request, stream);
+#endif
+  if (tracing()) {
+    const Extent& g = request.grid;
+    const Extent& t = request.threadgroup;
+    record({TraceEvent::Kind::kKernel, request.kernel->op(), request.kernel->pipeline_key(), device,
+            {g.x, g.y, g.z}, {t.x, t.y, t.z}, ""});
+  }
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,82 @@
+// The only interface of the ops to a GPU. An op's eval_gpu allocates its outputs, chooses a variant,
+// fills a KernelLaunch and calls launch(). The backends (launch_<backend>.cpp) are the only files that
+// know Metal, CUDA or the simulator.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "mlx/mlx.h"
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+
+struct FunctionConstant {
+  uint32_t index;
+  bool value;
+};
+
+// A kernel together with the function constants that specialise it. Ops make each variant once and keep
+// it (static), so that a launch builds no text and hashes none.
+class Kernel {
+ public:
+  // `op` names the folder under metal/ that holds the kernel.
+  Kernel(std::string op, std::string name, std::vector<FunctionConstant> constants = {});
+
+  const std::string& op() const { return op_; }
+  const std::string& name() const { return name_; }
+  const std::vector<FunctionConstant>& constants() const { return constants_; }
+
+  // Unique over name and constants: what a pipeline is cached by.
+  const std::string& pipeline_key() const { return pipeline_key_; }
+
+ private:
+  std::string op_;
+  std::string name_;
+  std::vector<FunctionConstant> constants_;
+  std::string pipeline_key_;
+};
+
+struct Extent {
+  uint32_t x = 1;
+  uint32_t y = 1;
+  uint32_t z = 1;
+};
+
+// Bindings are numbered inputs first, then outputs, then the params. Array pointers and params must
+// live until launch() returns.
+struct KernelLaunch {
+  const Kernel* kernel;
+  std::vector<const mx::array*> inputs;
+  std::vector<mx::array*> outputs;
+  const void* params = nullptr;
+  size_t params_size = 0;
+  Extent grid;         // threadgroups
+  Extent threadgroup;  // threads
+  std::vector<uint32_t> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
+};
+
+// Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it.
+void launch(const KernelLaunch& launch, const mx::Stream& stream);
+
+// Whether launch() can serve `device`; if not, why (for the text of a fallback).
+bool can_launch(const mx::Device& device, std::string* why_not);
+
+// One group of threads per `per_threadgroup` work items, folded into two dimensions so that neither
+// passes what a grid may have; a kernel's linear index is y * grid.x + x.
+Extent linear_grid(int64_t items, int64_t per_threadgroup);
+
+// The MSL of every kernel of `op`, includes resolved; empty when there is no such op. Generated from
+// metal/ when the library is built.
+std::string kernel_source(const std::string& op);
+
+#ifdef MLX_ANVIL_METAL
+void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
+#endif
+
+}  // namespace mlx_anvil

@@ -1,0 +1,82 @@
+// launch() on Metal. The only file that includes a Metal header; compiled when MLX was built with Metal.
+#include <dlfcn.h>
+
+#include <filesystem>
+
+#include "common/errors.h"
+#include "common/launch.h"
+#include "mlx/backend/metal/device.h"
+#include "mlx/backend/metal/metal.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// mlx_anvil.metallib lies beside the extension module, wherever the package is installed.
+std::string metallib_path() {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<const void*>(&metallib_path), &info) || !info.dli_fname) {
+    return "";
+  }
+  const auto path = std::filesystem::path(info.dli_fname).parent_path() / "mlx_anvil.metallib";
+  std::error_code error;
+  return std::filesystem::exists(path, error) ? path.string() : "";
+}
+
+// The compiled library when the package has one; else the embedded source, which MLX compiles once per
+// process. MLX caches both by name.
+MTL::Library* library_for(mx::metal::Device& device, const Kernel& kernel) {
+  static const std::string metallib = metallib_path();
+  if (!metallib.empty()) {
+    return device.get_library("mlx_anvil", metallib);
+  }
+  const std::string& op = kernel.op();
+  return device.get_library("mlx_anvil_" + op, [&op] { return kernel_source(op); });
+}
+
+MTL::ComputePipelineState* pipeline_for(mx::metal::Device& device, const Kernel& kernel) {
+  mx::metal::MTLFCList constants;
+  for (const FunctionConstant& constant : kernel.constants()) {
+    constants.emplace_back(&constant.value, MTL::DataType::DataTypeBool, constant.index);
+  }
+  // MLX caches pipelines by the hash name: it must tell specialisations of one kernel apart.
+  return device.get_kernel(kernel.name(), library_for(device, kernel), kernel.pipeline_key(), constants);
+}
+
+MTL::Size size_of_extent(const Extent& extent) { return MTL::Size(extent.x, extent.y, extent.z); }
+
+}  // namespace
+
+void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
+  auto& device = mx::metal::device(stream.device);
+  auto& encoder = mx::metal::get_command_encoder(stream);
+  MTL::ComputePipelineState* pipeline = pipeline_for(device, *launch.kernel);
+
+  const Extent& threads = launch.threadgroup;
+  const size_t thread_count = size_t{threads.x} * threads.y * threads.z;
+  if (thread_count > pipeline->maxTotalThreadsPerThreadgroup()) {
+    throw_internal_error(launch.kernel->op(),
+                         launch.kernel->name() + " needs " + std::to_string(thread_count) +
+                             " threads per threadgroup; this GPU allows it " +
+                             std::to_string(pipeline->maxTotalThreadsPerThreadgroup()) + ".");
+  }
+
+  encoder.set_compute_pipeline_state(pipeline);
+  int binding = 0;
+  for (const mx::array* input : launch.inputs) {
+    encoder.set_input_array(*input, binding++);
+  }
+  for (mx::array* output : launch.outputs) {
+    encoder.set_output_array(*output, binding++);
+  }
+  if (launch.params_size > 0) {
+    encoder.set_bytes(static_cast<const char*>(launch.params), static_cast<int>(launch.params_size),
+                      binding++);
+  }
+  for (size_t i = 0; i < launch.threadgroup_memory.size(); ++i) {
+    encoder.set_threadgroup_memory_length(launch.threadgroup_memory[i], static_cast<int>(i));
+  }
+  encoder.dispatch_threadgroups(size_of_extent(launch.grid), size_of_extent(launch.threadgroup));
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace mlx_anvil {
+
+// Threads that `parallel_for` may use: OMP_NUM_THREADS and the processors this process may run on
+// (Linux), or what Grand Central Dispatch would use (macOS).
+int max_threads();
+
+// Calls `body(begin, end)` over disjoint ranges that cover [0, count), on several threads. No range is
+// shorter than `grain` unless `count` is, so `grain` is the amount of work that is worth waking a
+// thread for, and smaller work stays on the calling thread. The ranges depend on `count`, `grain` and
+// `max_threads()` only: the same call always splits the same way. `body` must not throw.
+void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+
+}  // namespace mlx_anvil

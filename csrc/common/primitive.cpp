@@ -1,0 +1,63 @@
+#include "common/primitive.h"
+
+#include "common/trace.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// `primals` with those at `argnums` replaced by `values`.
+Arrays substitute(const Arrays& primals, const std::vector<int>& argnums, const Arrays& values) {
+  Arrays all = primals;
+  for (size_t i = 0; i < argnums.size(); ++i) {
+    all[argnums[i]] = values[i];
+  }
+  return all;
+}
+
+Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
+  Arrays selected;
+  for (int i : argnums) {
+    selected.push_back(primals[i]);
+  }
+  return selected;
+}
+
+}  // namespace
+
+Arrays FusedPrimitive::vjp(const Arrays& primals, const Arrays& cotangents,
+                           const std::vector<int>& argnums, const Arrays&) {
+  note_fallback(op(), std::string("the gradient of ") + name() + " is a graph of MLX ops");
+  auto of_selected = [&](const Arrays& values) {
+    return compose(substitute(primals, argnums, values));
+  };
+  return mx::vjp(of_selected, select(primals, argnums), cotangents).second;
+}
+
+Arrays FusedPrimitive::jvp(const Arrays& primals, const Arrays& tangents,
+                           const std::vector<int>& argnums) {
+  note_fallback(op(), std::string("the forward-mode derivative of ") + name() +
+                          " is a graph of MLX ops");
+  auto of_selected = [&](const Arrays& values) {
+    return compose(substitute(primals, argnums, values));
+  };
+  return mx::jvp(of_selected, select(primals, argnums), tangents).second;
+}
+
+std::pair<Arrays, std::vector<int>> FusedPrimitive::vmap(const Arrays& inputs,
+                                                         const std::vector<int>& axes) {
+  note_fallback(op(), std::string("vmap of ") + name() + " is a graph of MLX ops");
+  Arrays outputs = mx::vmap([this](const Arrays& in) { return compose(in); }, axes)(inputs);
+  return {outputs, std::vector<int>(outputs.size(), 0)};
+}
+
+Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream) {
+  Arrays batched;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    batched.push_back(axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream)
+                                  : mx::moveaxis(inputs[i], axes[i], 0, stream));
+  }
+  return mx::broadcast_arrays(batched, stream);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,49 @@
+// The base of every op's primitives. A derived class says how the op is defined in MLX ops
+// (`compose`) and gets vjp, jvp and vmap from that definition; it overrides those for which a fused
+// kernel is better. So every op is differentiable to any order.
+#pragma once
+
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+
+using Arrays = std::vector<mx::array>;
+
+class FusedPrimitive : public mx::Primitive {
+ public:
+  explicit FusedPrimitive(mx::Stream stream) : mx::Primitive(stream) {}
+
+  // The Python name of the op, for messages and `trace()`.
+  virtual const char* op() const = 0;
+
+  // What this primitive computes, as a graph of MLX ops on this primitive's stream. Differentiable.
+  virtual Arrays compose(const Arrays& inputs) = 0;
+
+  // Derived classes give the shapes without evaluating: shapeless compilation needs them.
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override = 0;
+
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+             const std::vector<int>& argnums) override;
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
+                                           const std::vector<int>& axes) override;
+
+  // True when both are of the same class; a class with parameters compares them too.
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return typeid(*this) == typeid(other);
+  }
+};
+
+// For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that have
+// none (axis -1), so that all inputs have one shape again.
+Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace mlx_anvil {
+
+// Lets tests reach the vectorised functions of simd_math.h and simd.h in every build of them, and
+// benchmarks the copy that bandwidth is measured against.
+struct Probe {
+  using Map = void (*)(const float* x, float* out, int64_t count);
+  Map exp;
+  Map exp_nonpositive;
+  Map exp_nonpositive_half;
+  Map through_float16;  // rounded to float16 and widened again
+  Map through_bfloat16;
+  Map stream_copy;  // past the cache
+};
+
+MLX_ANVIL_DECLARE_KERNELS(Probe, probe)
+
+}  // namespace mlx_anvil

@@ -1,0 +1,28 @@
+// Conversion of Python arguments, with errors in the form that all our ops use. nanobind's own message
+// ("incompatible function arguments") names neither the argument nor what it should have been.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+
+#include <string>
+
+#include "mlx/mlx.h"
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+namespace nb = nanobind;
+
+// The type part of a stream parameter in a signature.
+#define MLX_ANVIL_STREAM_TYPE                                                                    \
+  "mlx.core.Stream | mlx.core.ThreadLocalStream | mlx.core.Device | mlx.core.DeviceType | None"
+
+// `value` as an mlx array; a TypeError that names the argument otherwise.
+mx::array to_array(const char* op, const char* argument, nb::handle value);
+
+// None, a stream or a device.
+mx::StreamOrDevice to_stream_or_device(const char* op, nb::handle value);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,140 @@
+#include "common/python_support.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/isa.h"
+#include "common/launch.h"
+#include "common/parallel.h"
+#include "common/probe.h"
+#include "common/trace.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace mlx_anvil {
+
+namespace {
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (Isa isa : kAllIsas) {
+    if (isa_supported(isa)) {
+      names.push_back(isa_name(isa));
+    }
+  }
+  return names;
+}
+
+void set_isa(const std::string& name) {
+  for (Isa isa : kAllIsas) {
+    if (name == isa_name(isa) && set_current_isa(isa)) {
+      return;
+    }
+  }
+  throw nb::value_error(("[set_isa] " + name + " is not supported on this machine.").c_str());
+}
+
+using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void bind_trace(nb::module_& m) {
+  nb::class_<TraceEvent>(m, "_TraceEvent")
+      .def_prop_ro("is_fallback",
+                   [](const TraceEvent& e) { return e.kind == TraceEvent::Kind::kFallback; })
+      .def_ro("op", &TraceEvent::op)
+      .def_ro("kernel", &TraceEvent::kernel)
+      .def_ro("device", &TraceEvent::device)
+      .def_ro("grid", &TraceEvent::grid)
+      .def_ro("threadgroup", &TraceEvent::threadgroup)
+      .def_ro("reason", &TraceEvent::reason);
+  nb::class_<TraceLog>(m, "_TraceLog").def("events", &TraceLog::events);
+  m.def("_begin_trace", &begin_trace);
+  m.def("_end_trace", &end_trace, "log"_a);
+  m.def("_begin_strict", &begin_strict);
+  m.def("_end_strict", &end_strict);
+}
+
+Probe::Map probe_named(const std::string& name) {
+  const Probe& all = probe();
+  const std::pair<const char*, Probe::Map> named[] = {
+      {"exp", all.exp},
+      {"exp_nonpositive", all.exp_nonpositive},
+      {"exp_nonpositive_half", all.exp_nonpositive_half},
+      {"float16", all.through_float16},
+      {"bfloat16", all.through_bfloat16},
+  };
+  for (const auto& [known, function] : named) {
+    if (name == known) {
+      return function;
+    }
+  }
+  throw nb::value_error(("[_probe] unknown function " + name + ".").c_str());
+}
+
+// Copies on all threads. `stream` writes past the cache; otherwise the C library's memcpy does as it likes.
+void copy(FloatVector from, FloatVector to, bool stream) {
+  constexpr int64_t kUnit = 4096;
+  const int64_t count = static_cast<int64_t>(from.size());
+  const float* source = from.data();
+  float* target = to.data();
+  nb::gil_scoped_release release;
+  parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kUnit;
+    const int64_t n = std::min(end * kUnit, count) - first;
+    if (stream) {
+      probe().stream_copy(source + first, target + first, n);
+    } else {
+      std::memcpy(target + first, source + first, n * sizeof(float));
+    }
+  });
+}
+
+void require_same_size(const FloatVector& x, const FloatVector& out) {
+  if (x.size() != out.size()) {
+    throw nb::value_error("[probe] both arrays must have the same size.");
+  }
+}
+
+void bind_probe(nb::module_& m) {
+  m.def(
+      "_probe",
+      [](const std::string& name, FloatVector x, FloatVector out) {
+        require_same_size(x, out);
+        probe_named(name)(x.data(), out.data(), static_cast<int64_t>(x.size()));
+      },
+      "name"_a, "x"_a, "out"_a);
+  m.def(
+      "_copy",
+      [](FloatVector from, FloatVector to, bool stream) {
+        require_same_size(from, to);
+        copy(from, to, stream);
+      },
+      "from_"_a, "to"_a, "stream"_a);
+}
+
+}  // namespace
+
+void bind_support(nb::module_& m) {
+  bind_trace(m);
+  m.def("_supported_isas", &supported_isas);
+  m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });
+  m.def("_set_isa", &set_isa, "name"_a);
+  m.def("_max_threads", &max_threads);
+  m.def("_kernel_source", &kernel_source, "op"_a);
+  m.def("_has_metal", [] {
+#ifdef MLX_ANVIL_METAL
+    return true;
+#else
+    return false;
+#endif
+  });
+  bind_probe(m);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,51 @@
+#include "common/trace.h"
+
+#include <algorithm>
+
+#include "common/errors.h"
+
+namespace mlx_anvil {
+
+namespace {
+thread_local std::vector<std::shared_ptr<TraceLog>> open_logs;
+thread_local int strict_depth = 0;
+}  // namespace
+
+void TraceLog::add(const TraceEvent& event) {
+  std::lock_guard lock(mutex_);
+  events_.push_back(event);
+}
+
+std::vector<TraceEvent> TraceLog::events() const {
+  std::lock_guard lock(mutex_);
+  return events_;
+}
+
+std::shared_ptr<TraceLog> begin_trace() {
+  return open_logs.emplace_back(std::make_shared<TraceLog>());
+}
+
+void end_trace(const std::shared_ptr<TraceLog>& log) { std::erase(open_logs, log); }
+
+bool tracing() { return !open_logs.empty(); }
+
+void record(const TraceEvent& event) {
+  for (const auto& log : open_logs) {
+    log->add(event);
+  }
+}
+
+void begin_strict() { ++strict_depth; }
+
+void end_strict() { strict_depth = std::max(0, strict_depth - 1); }
+
+void note_fallback(const std::string& op, const std::string& reason) {
+  if (strict_depth > 0) {
+    throw_internal_error(op, "strict(): no fused kernel for this call: " + reason + ".");
+  }
+  if (tracing()) {
+    record({TraceEvent::Kind::kFallback, op, "", "", {}, {}, reason});
+  }
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,52 @@
+// What `trace()` and `strict()` see: every kernel that is launched and every fall back to a graph of
+// MLX ops, with its reason. Both are states of the calling thread, as MLX's own stream context is:
+// MLX evaluates a graph on the thread that asks for it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace mlx_anvil {
+
+struct TraceEvent {
+  enum class Kind { kKernel, kFallback };
+  Kind kind;
+  std::string op;
+  std::string kernel;  // empty for a fallback
+  std::string device;  // "cpu (avx512)", "metal", "simulator"; empty for a fallback
+  std::array<uint32_t, 3> grid{};         // threadgroups; zero on the CPU
+  std::array<uint32_t, 3> threadgroup{};  // threads; zero on the CPU
+  std::string reason;                     // why this route was taken; may be empty for a kernel
+};
+
+// Events of one `with trace():` block. Readable from any thread while it grows.
+class TraceLog {
+ public:
+  void add(const TraceEvent& event);
+  std::vector<TraceEvent> events() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<TraceEvent> events_;
+};
+
+// Opens a block on the calling thread. Blocks nest: each sees the events of those inside it.
+std::shared_ptr<TraceLog> begin_trace();
+void end_trace(const std::shared_ptr<TraceLog>& log);
+
+// False almost always, so that callers build no event text that nobody reads.
+bool tracing();
+void record(const TraceEvent& event);
+
+void begin_strict();
+void end_strict();
+
+// To be called wherever an op is about to be replaced by a graph of MLX ops. Records the reason;
+// inside `strict()` it throws instead.
+void note_fallback(const std::string& op, const std::string& reason);
+
+}  // namespace mlx_anvil

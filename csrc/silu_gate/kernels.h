@@ -1,0 +1,12 @@
+#pragma once
+
+#include "common/elementwise_args.h"
+#include "common/isa.h"
+
+namespace mlx_anvil {
+
+MLX_ANVIL_DECLARE_KERNELS(ElementwiseKernels, silu_gate_forward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(ElementwiseKernels, silu_gate_backward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(ElementwiseKernels, silu_gate_jvp_kernels)
+
+}  // namespace mlx_anvil

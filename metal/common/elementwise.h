@@ -1,0 +1,155 @@
+// The bodies of every elementwise kernel: `elementwise_flat` for dense operands, `elementwise_strided`
+// for any strides. An Op is a struct with an enum of kInputs and kOutputs and
+// `static void apply(const thread float* in, thread float* out)`; it sees float32 whatever the dtype.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "metal/common/elementwise_params.h"
+#include "metal/common/pack.h"
+
+// Whether every full pack lies at a multiple of 16 bytes; otherwise elements move one by one.
+constant bool packs_are_aligned [[function_constant(0)]];
+
+// Packs in flight per thread of a flat kernel; the host's kPacksPerThread is the same.
+enum { kPacksPerThread = 2 };
+
+template <typename T, typename Op>
+struct Operands {
+  const device T* in[Op::kInputs];
+  device T* out[Op::kOutputs];
+};
+
+// `count` elements, `stride` apart, widened; a full pack of neighbours in one load where it can be.
+template <typename T>
+void load_pack(const device T* from, long stride, int count, thread float* x) {
+  if (packs_are_aligned && count == Pack<T>::kSize) {
+    Pack<T>::load(from, x);
+    return;
+  }
+  for (int i = 0; i < Pack<T>::kSize; ++i) {
+    x[i] = i < count ? static_cast<float>(from[i * stride]) : 0.0f;
+  }
+}
+
+template <typename T>
+void store_pack(device T* to, int count, const thread float* x) {
+  if (packs_are_aligned && count == Pack<T>::kSize) {
+    Pack<T>::store(to, x);
+    return;
+  }
+  for (int i = 0; i < count; ++i) {
+    to[i] = static_cast<T>(x[i]);
+  }
+}
+
+// One pack of every input, and what the op makes of it.
+template <typename T, typename Op>
+struct PackOfAll {
+  float x[Op::kInputs][Pack<T>::kSize];
+
+  void apply_and_store(const thread Operands<T, Op>& operands, long at, int count) {
+    float y[Op::kOutputs][Pack<T>::kSize];
+    for (int i = 0; i < Pack<T>::kSize; ++i) {
+      float in[Op::kInputs];
+      float out[Op::kOutputs];
+      for (int k = 0; k < Op::kInputs; ++k) {
+        in[k] = x[k][i];
+      }
+      Op::apply(in, out);
+      for (int k = 0; k < Op::kOutputs; ++k) {
+        y[k][i] = out[k];
+      }
+    }
+    for (int k = 0; k < Op::kOutputs; ++k) {
+      store_pack<T>(operands.out[k] + at, count, y[k]);
+    }
+  }
+};
+
+// Grid: linear_grid(size, threads * kPacksPerThread * pack). A threadgroup covers one run of elements;
+// neighbouring threads take neighbouring packs, so that a SIMD group's load is one block of memory.
+template <typename T, typename Op>
+void elementwise_flat(
+    const thread Operands<T, Op>& operands,
+    constant ElementwiseParams& params,
+    uint3 group,
+    uint3 groups,
+    uint thread_index,
+    uint threads) {
+  const long size = params.size;
+  const long run = long(group.y) * groups.x + group.x;
+  const long first_pack = run * kPacksPerThread * threads + thread_index;
+  PackOfAll<T, Op> packs[kPacksPerThread];
+  // All loads before the first use: they overlap.
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const long at = (first_pack + j * threads) * Pack<T>::kSize;
+    if (at < size) {
+      const int count = metal::min(long(Pack<T>::kSize), size - at);
+      for (int k = 0; k < Op::kInputs; ++k) {
+        load_pack<T>(operands.in[k] + at, 1, count, packs[j].x[k]);
+      }
+    }
+  }
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const long at = (first_pack + j * threads) * Pack<T>::kSize;
+    if (at < size) {
+      packs[j].apply_and_store(operands, at, metal::min(long(Pack<T>::kSize), size - at));
+    }
+  }
+}
+
+// Grid: linear_grid(rows * packs per row, threads); a thread takes one pack of one row, a row being a
+// run along the last axis. The outputs are dense.
+template <typename T, typename Op>
+void elementwise_strided(
+    const thread Operands<T, Op>& operands,
+    constant ElementwiseParams& params,
+    uint3 group,
+    uint3 groups,
+    uint thread_index,
+    uint threads) {
+  const int last = params.rank - 1;
+  const long width = params.shape[last];
+  const long packs_per_row = (width + Pack<T>::kSize - 1) / Pack<T>::kSize;
+  const long pack = (long(group.y) * groups.x + group.x) * threads + thread_index;
+  long row = pack / packs_per_row;
+  const long column = (pack - row * packs_per_row) * Pack<T>::kSize;
+  const long at = row * width + column;
+  if (at >= params.size) {
+    return;
+  }
+  long offset[Op::kInputs];
+  for (int k = 0; k < Op::kInputs; ++k) {
+    offset[k] = column * params.strides[k][last];
+  }
+  for (int axis = last - 1; axis >= 0; --axis) {
+    const long rest = row / params.shape[axis];
+    const long index = row - rest * params.shape[axis];
+    for (int k = 0; k < Op::kInputs; ++k) {
+      offset[k] += index * params.strides[k][axis];
+    }
+    row = rest;
+  }
+  const int count = metal::min(long(Pack<T>::kSize), width - column);
+  PackOfAll<T, Op> packs;
+  for (int k = 0; k < Op::kInputs; ++k) {
+    load_pack<T>(operands.in[k] + offset[k], params.strides[k][last], count, packs.x[k]);
+  }
+  packs.apply_and_store(operands, at, count);
+}
+
+template <bool kFlat, typename T, typename Op>
+void elementwise(
+    const thread Operands<T, Op>& operands,
+    constant ElementwiseParams& params,
+    uint3 group,
+    uint3 groups,
+    uint thread_index,
+    uint threads) {
+  if (kFlat) {
+    elementwise_flat(operands, params, group, groups, thread_index, threads);
+  } else {
+    elementwise_strided(operands, params, group, groups, thread_index, threads);
+  }
+}

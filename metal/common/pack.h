@@ -1,0 +1,40 @@
+// Sixteen bytes of elements, widened to float32: one vector load or store each.
+#pragma once
+
+#include <metal_stdlib>
+
+// MSL's vectors end at four components, so eight 16-bit elements travel as a uint4.
+template <typename T>
+struct Pack {
+  enum { kSize = 8 };
+  using T4 = metal::vec<T, 4>;
+  static void load(const device T* from, thread float* x) {
+    const uint4 raw = *reinterpret_cast<const device uint4*>(from);
+    const T4 low = metal::as_type<T4>(raw.xy);
+    const T4 high = metal::as_type<T4>(raw.zw);
+    for (int i = 0; i < 4; ++i) {
+      x[i] = static_cast<float>(low[i]);
+      x[i + 4] = static_cast<float>(high[i]);
+    }
+  }
+  static void store(device T* to, const thread float* x) {
+    const T4 low = T4(T(x[0]), T(x[1]), T(x[2]), T(x[3]));
+    const T4 high = T4(T(x[4]), T(x[5]), T(x[6]), T(x[7]));
+    *reinterpret_cast<device uint4*>(to) =
+        uint4(metal::as_type<uint2>(low), metal::as_type<uint2>(high));
+  }
+};
+
+template <>
+struct Pack<float> {
+  enum { kSize = 4 };
+  static void load(const device float* from, thread float* x) {
+    const float4 v = *reinterpret_cast<const device float4*>(from);
+    for (int i = 0; i < 4; ++i) {
+      x[i] = v[i];
+    }
+  }
+  static void store(device float* to, const thread float* x) {
+    *reinterpret_cast<device float4*>(to) = float4(x[0], x[1], x[2], x[3]);
+  }
+};

@@ -1,0 +1,34 @@
+"""mlx-anvil: fused kernels for MLX that stay fused under ``mx.grad``.
+
+Ops are functions of ``mlx.core`` arrays and compose with MLX's lazy graphs, ``mx.grad``, ``mx.vmap``, ``mx.compile``
+and ``mx.checkpoint``::
+
+    import mlx.core as mx
+    import mlx_anvil
+
+    y = mlx_anvil.silu_gate(gate, up)
+
+``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs, ``info()`` says what this installation is.
+"""
+
+from mlx_anvil import _build_info, _compat
+
+_mx = _compat.import_mlx()
+_compat.check(_build_info.MLX_VERSION, _build_info.NANOBIND_TAG, _mx.__version__, _compat.installed_nanobind_tags())
+
+from mlx_anvil import nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil._ext import silu_gate  # noqa: E402
+from mlx_anvil._info import __version__, info  # noqa: E402
+from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
+
+__all__ = [
+    "Event",
+    "Trace",
+    "__version__",
+    "info",
+    "nn",
+    "reference",
+    "silu_gate",
+    "strict",
+    "trace",
+]

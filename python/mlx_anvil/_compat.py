@@ -1,0 +1,54 @@
+"""The check on import: does the installed MLX fit the one that the extension was compiled against?
+
+MLX's C++ interface changes with every release, and nanobind passes types between two modules only when both were
+built with the same internals. A mismatch would otherwise show as missing symbols or as "incompatible function
+arguments", far from its cause.
+"""
+
+import ctypes
+import re
+from types import ModuleType
+
+_KEY = re.compile(r"__nb_internals_(?P<tag>.+)_mlx__")
+
+
+def import_mlx() -> ModuleType:
+    """Imports ``mlx.core``; an ImportError says what to install when MLX or its backend is missing."""
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        raise ImportError(
+            f"mlx_anvil needs MLX with a backend, and importing mlx.core failed: {error}\n"
+            'Install one: pip install "mlx-anvil[cpu]" (Linux, CPU), "mlx-anvil[cuda12]" or "mlx-anvil[cuda13]" '
+            "(Linux, NVIDIA), or mlx itself (macOS)."
+        ) from error
+    return mx
+
+
+def installed_nanobind_tags() -> list[str]:
+    """ABI tags of the nanobind builds that serve MLX's types in this process (one, in practice)."""
+    get_state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", ctypes.pythonapi))
+    # The dictionary comes as a borrowed reference: taken as py_object, ctypes would free it.
+    get_dict = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("PyInterpreterState_GetDict", ctypes.pythonapi))
+    keys = ctypes.cast(get_dict(get_state()), ctypes.py_object).value
+    matches = (_KEY.fullmatch(key) for key in keys if isinstance(key, str))
+    return [match["tag"] for match in matches if match]
+
+
+def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: list[str]) -> None:
+    """Raises ImportError, naming both sides and the mending command, unless the two builds fit."""
+    mend = "pip install --force-reinstall --no-cache-dir mlx-anvil"
+    if installed_mlx != built_mlx:
+        raise ImportError(
+            f"mlx_anvil was built for MLX {built_mlx}, but MLX {installed_mlx} is installed. MLX's C++ interface "
+            f"belongs to one release.\n"
+            f'Either install that MLX: pip install "mlx=={built_mlx}"\n'
+            f"or rebuild mlx_anvil from its source folder: pip install ."
+        )
+    if built_tag not in installed_tags:
+        found = ", ".join(installed_tags) or "none"
+        raise ImportError(
+            f"mlx_anvil was built with nanobind ABI {built_tag}, but MLX {installed_mlx} here uses {found}. "
+            f"Types cannot pass between the two.\n"
+            f"Reinstall, so that both come from builds that fit: {mend}"
+        )

@@ -1,0 +1,79 @@
+"""What this installation is: versions, backends, build facts."""
+
+import platform
+from importlib.metadata import version
+from typing import TypedDict
+
+import mlx.core as mx
+
+from mlx_anvil import _build_info, _ext
+
+__version__ = version("mlx-anvil")
+
+
+class BackendInfo(TypedDict):
+    """One backend of this build."""
+
+    built: bool
+    usable: bool
+    detail: str
+
+
+class Info(TypedDict):
+    """What ``info()`` returns."""
+
+    version: str
+    mlx: str
+    built_for_mlx: str
+    nanobind_tag: str
+    python: str
+    platform: str
+    processor: str
+    compiler: str
+    build_type: str
+    isa: str
+    supported_isas: list[str]
+    threads: int
+    backends: dict[str, BackendInfo]
+
+
+def _backends() -> dict[str, BackendInfo]:
+    metal_built = _ext._has_metal()
+    cuda_here = mx.cuda.is_available()
+    return {
+        "cpu": {"built": True, "usable": True, "detail": f"{_ext._current_isa()}, {_ext._max_threads()} threads"},
+        "metal": {
+            "built": metal_built,
+            "usable": metal_built and mx.metal.is_available(),
+            "detail": "" if metal_built else "this build has no Metal host code (MLX here has no Metal)",
+        },
+        "cuda": {
+            "built": False,
+            "usable": False,
+            "detail": "MLX has CUDA here; our kernels do not run on it yet" if cuda_here else "not built yet",
+        },
+    }
+
+
+def info() -> Info:
+    """Versions, backends and build facts of this installation, as a dictionary that JSON can hold."""
+    return {
+        "version": __version__,
+        "mlx": mx.__version__,
+        "built_for_mlx": _build_info.MLX_VERSION,
+        "nanobind_tag": _build_info.NANOBIND_TAG,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": str(mx.device_info(mx.cpu).get("device_name", "unknown")),
+        "compiler": _build_info.COMPILER,
+        "build_type": _build_info.BUILD_TYPE,
+        "isa": _ext._current_isa(),
+        "supported_isas": _ext._supported_isas(),
+        "threads": _ext._max_threads(),
+        "backends": _backends(),
+    }
+
+
+def usable_backends() -> list[str]:
+    """Names of the backends on which ops run here."""
+    return [name for name, backend in _backends().items() if backend["usable"]]

@@ -1,0 +1,109 @@
+"""``trace()`` and ``strict()``: see, or refuse, what an op does behind its name."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+from mlx_anvil import _ext
+
+
+@dataclass(frozen=True)
+class Event:
+    """One kernel launch, or one op replaced by a graph of MLX ops.
+
+    Attributes:
+        op: Python name of the op.
+        kernel: name of the kernel, with its specialisation; empty for a fall-back.
+        device: where it ran, such as ``"metal"`` or ``"cpu (avx512)"``; empty for a fall-back.
+        grid: threadgroups launched; zeros on the CPU.
+        threadgroup: threads per threadgroup; zeros on the CPU.
+        is_fallback: whether MLX ops ran in place of a kernel.
+        reason: why this route was taken.
+    """
+
+    op: str
+    kernel: str
+    device: str
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    is_fallback: bool
+    reason: str
+
+
+class Trace:
+    """What happened inside one ``with trace()`` block, in order. Prints as a table."""
+
+    def __init__(self) -> None:
+        self._log = _ext._begin_trace()
+
+    def _close(self) -> None:
+        _ext._end_trace(self._log)
+
+    @property
+    def events(self) -> list[Event]:
+        """All events so far."""
+        return [
+            Event(e.op, e.kernel, e.device, tuple(e.grid), tuple(e.threadgroup), e.is_fallback, e.reason)
+            for e in self._log.events()
+        ]
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels launched so far."""
+        return [event.kernel for event in self.events if not event.is_fallback]
+
+    @property
+    def fallbacks(self) -> list[Event]:
+        """Ops that MLX ops stood in for."""
+        return [event for event in self.events if event.is_fallback]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table("op", "kernel", "device", "grid", "threadgroup", "reason")
+        for event in self.events:
+            kernel = "[yellow]MLX ops[/yellow]" if event.is_fallback else event.kernel
+            grid, threadgroup = (
+                " x ".join(map(str, extent)) if any(extent) else ""
+                for extent in (event.grid, event.threadgroup)
+            )
+            table.add_row(event.op, kernel, event.device, grid, threadgroup, event.reason)
+        yield table
+
+    def __str__(self) -> str:
+        console = Console(width=160, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Records every kernel launched by this thread inside the block, and every fall-back with its reason.
+
+    MLX is lazy: a kernel is launched when its result is evaluated, so evaluate inside the block. Blocks nest.
+
+    Example:
+        >>> with mlx_anvil.trace() as t:
+        ...     mx.eval(mlx_anvil.silu_gate(gate, up))
+        >>> print(t)
+    """
+    record = Trace()
+    try:
+        yield record
+    finally:
+        record._close()
+
+
+@contextmanager
+def strict() -> Iterator[None]:
+    """Inside the block, an op of this thread that would fall back to a graph of MLX ops raises RuntimeError instead.
+
+    The error is raised when the op (or its gradient) is called, before anything is evaluated. Blocks nest.
+    """
+    _ext._begin_strict()
+    try:
+        yield
+    finally:
+        _ext._end_strict()
