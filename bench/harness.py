@@ -122,5 +122,7 @@ def write_results(name: str, rows: list[dict[str, Any]]) -> Path:
 
 def as_json(timing: Timing) -> dict[str, Any]:
     """A timing as JSON, seconds rounded to what is known of them."""
-    return {key: [float(f"{v:.4g}") for v in value] if isinstance(value, list) else float(f"{value:.4g}")
-            for key, value in asdict(timing).items()}
+    return {
+        key: [float(f"{v:.4g}") for v in value] if isinstance(value, list) else float(f"{value:.4g}")
+        for key, value in asdict(timing).items()
+    }

@@ -20,7 +20,7 @@ NB_MODULE(_ext, m) {
         return silu_gate(to_array(op, "gate", gate), to_array(op, "up", up),
                          to_stream_or_device(op, stream));
       },
-      "gate"_a, "up"_a, nb::kw_only(), "stream"_a = nb::none(),
+      "gate"_a.none(), "up"_a.none(), nb::kw_only(), "stream"_a = nb::none(),
       nb::sig("def silu_gate(gate: mlx.core.array, up: mlx.core.array, *, "
               "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
       R"(SwiGLU's gate: ``silu(gate) * up``, elementwise, in one kernel.

@@ -50,14 +50,16 @@ def main() -> None:
         name = source.resolve().relative_to(args.root.resolve()).as_posix()
         by_op.setdefault(op, []).extend(resolve(args.root, name, seen.setdefault(op, set())))
 
-    cases = [f'  if (op == "{op}") {{\n    return\n{literals(chr(10).join(lines) + chr(10))};\n  }}'
-             for op, lines in by_op.items()]
+    cases = [
+        f'  if (op == "{op}") {{\n    return\n{literals(chr(10).join(lines) + chr(10))};\n  }}'
+        for op, lines in by_op.items()
+    ]
     body = "\n".join(cases)
     args.output.write_text(
         "// Written by tools/embed_metal.py.\n"
         '#include "common/launch.h"\n\n'
         "namespace mlx_anvil {\n\n"
-        f"std::string kernel_source(const std::string& op) {{\n{body}\n  return \"\";\n}}\n\n"
+        f'std::string kernel_source(const std::string& op) {{\n{body}\n  return "";\n}}\n\n'
         "}  // namespace mlx_anvil\n"
     )
 

@@ -6,8 +6,8 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// Memory for an output, from MLX's allocator. Large CPU blocks ask the kernel for huge pages: the first
-// touch of fresh memory costs more than most of our kernels when it is taken 4 KiB at a time.
+// Memory for an output, from MLX's allocator. Large CPU blocks ask the kernel for huge pages: the
+// first touch of fresh memory costs more than most of our kernels when it is taken 4 KiB at a time.
 mx::allocator::Data allocate(size_t bytes, const mx::Device& device);
 
 }  // namespace mlx_anvil

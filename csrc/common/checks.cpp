@@ -64,7 +64,8 @@ mx::Shape require_broadcastable(const std::string& op, std::initializer_list<Nam
   } catch (const std::invalid_argument&) {
     std::string given;
     for (const auto& [name, value] : arrays) {
-      given += std::string(given.empty() ? "" : " and ") + name + " has shape " + to_text(value.shape());
+      given +=
+          std::string(given.empty() ? "" : " and ") + name + " has shape " + to_text(value.shape());
     }
     throw_value_error(op, given + "; allowed: shapes that broadcast with one another.");
   }

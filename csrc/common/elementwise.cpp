@@ -22,7 +22,8 @@ namespace {
 static_assert(kElementwiseMaxRank == MLX_ANVIL_ELEMENTWISE_MAX_RANK);
 static_assert(kElementwiseMaxInputs == MLX_ANVIL_ELEMENTWISE_MAX_INPUTS);
 
-// ---- kernels on the GPU --------------------------------------------------------------------------------
+// ---- kernels on the GPU
+// --------------------------------------------------------------------------------
 
 constexpr uint32_t kThreads = 256;
 constexpr int64_t kPackBytes = 16;      // one vector load; metal/common/elementwise.h has the same
@@ -34,8 +35,8 @@ class GpuKernels {
   explicit GpuKernels(const ElementwiseVariant& variant) {
     for (mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
       for (const char* layout : {"strided", "flat"}) {
-        const std::string name = std::string(variant.op) + "_" + variant.variant + "_" +
-                                 to_text(dtype) + "_" + layout;
+        const std::string name =
+            std::string(variant.op) + "_" + variant.variant + "_" + to_text(dtype) + "_" + layout;
         for (bool aligned : {false, true}) {
           kernels_.emplace_back(variant.op, name, std::vector<FunctionConstant>{{0, aligned}});
         }
@@ -64,7 +65,8 @@ bool is_aligned(const mx::array& x) {
 }
 
 // Whether every full pack of every array starts at a multiple of 16 bytes.
-bool packs_are_aligned(const ElementwiseLayout& layout, const Arrays& inputs,
+bool packs_are_aligned(const ElementwiseLayout& layout,
+                       const Arrays& inputs,
                        const Arrays& outputs) {
   const int64_t pack = kPackBytes / static_cast<int64_t>(outputs[0].itemsize());
   bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
@@ -93,9 +95,11 @@ ElementwiseParams make_params(const ElementwiseLayout& layout) {
   return params;
 }
 
-// ---- kernels on the CPU --------------------------------------------------------------------------------
+// ---- kernels on the CPU
+// --------------------------------------------------------------------------------
 
-// Ranges start at multiples of this many elements, so that every thread's vectors are aligned alike.
+// Ranges start at multiples of this many elements, so that every thread's vectors are aligned
+// alike.
 constexpr int64_t kRangeUnit = 64;
 // Elements that are worth waking a thread for: about 15 us of work.
 constexpr int64_t kGrain = 32768;
@@ -118,7 +122,8 @@ ElementwiseKernel cpu_kernel(const ElementwiseVariant& variant, mx::Dtype dtype)
                                 : kernels.bfloat16;
 }
 
-// ---- the primitive -------------------------------------------------------------------------------------
+// ---- the primitive
+// -------------------------------------------------------------------------------------
 
 class ElementwisePrimitive : public FusedPrimitive {
  public:
@@ -138,13 +143,16 @@ class ElementwisePrimitive : public FusedPrimitive {
            &variant_ == &static_cast<const ElementwisePrimitive&>(other).variant_;
   }
 
-  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+  Arrays vjp(const Arrays& primals,
+             const Arrays& cotangents,
+             const std::vector<int>& argnums,
              const Arrays& outputs) override {
     return variant_.vjp ? variant_.vjp(primals, cotangents, argnums, stream())
                         : FusedPrimitive::vjp(primals, cotangents, argnums, outputs);
   }
 
-  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+  Arrays jvp(const Arrays& primals,
+             const Arrays& tangents,
              const std::vector<int>& argnums) override {
     return variant_.jvp ? variant_.jvp(primals, tangents, argnums, stream())
                         : FusedPrimitive::jvp(primals, tangents, argnums);
@@ -179,8 +187,7 @@ void ElementwisePrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     args.outputs[k] = outputs[k].data<void>();
   }
   const size_t bytes = outputs[0].nbytes() * (inputs.size() + outputs.size());
-  args.stream_outputs =
-      !layout.in_place && static_cast<int64_t>(bytes) > last_level_cache_bytes();
+  args.stream_outputs = !layout.in_place && static_cast<int64_t>(bytes) > last_level_cache_bytes();
 
   const ElementwiseKernel kernel = cpu_kernel(variant_, outputs[0].dtype());
   encoder.dispatch([args, layout, kernel]() mutable {
@@ -196,8 +203,13 @@ void ElementwisePrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   });
   if (tracing()) {
     const Kernel& named = gpu_kernels(variant_).get(outputs[0].dtype(), layout.flat, true);
-    record({TraceEvent::Kind::kKernel, op(), named.name(),
-            std::string("cpu (") + isa_name(current_isa()) + ")", {}, {}, ""});
+    record({TraceEvent::Kind::kKernel,
+            op(),
+            named.name(),
+            std::string("cpu (") + isa_name(current_isa()) + ")",
+            {},
+            {},
+            ""});
   }
 }
 
@@ -233,7 +245,8 @@ void ElementwisePrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
 
 }  // namespace
 
-Arrays apply_elementwise(const ElementwiseVariant& variant, const Arrays& inputs,
+Arrays apply_elementwise(const ElementwiseVariant& variant,
+                         const Arrays& inputs,
                          mx::Stream stream) {
   const Arrays same_shape = mx::broadcast_arrays(inputs, stream);
   std::string why_not;
@@ -247,10 +260,9 @@ Arrays apply_elementwise(const ElementwiseVariant& variant, const Arrays& inputs
     const bool deep = x.ndim() > static_cast<size_t>(kElementwiseMaxRank);
     operands.push_back(deep ? mx::contiguous(x, false, stream) : x);
   }
-  return mx::array::make_arrays(
-      std::vector<mx::Shape>(variant.outputs, operands[0].shape()),
-      std::vector<mx::Dtype>(variant.outputs, operands[0].dtype()),
-      std::make_shared<ElementwisePrimitive>(stream, variant), operands);
+  return mx::array::make_arrays(std::vector<mx::Shape>(variant.outputs, operands[0].shape()),
+                                std::vector<mx::Dtype>(variant.outputs, operands[0].dtype()),
+                                std::make_shared<ElementwisePrimitive>(stream, variant), operands);
 }
 
 }  // namespace mlx_anvil

@@ -1,5 +1,5 @@
-// What the host hands to an elementwise CPU kernel. Plain data: kernel files include this header (see
-// isa.h for why they include no other kind).
+// What the host hands to an elementwise CPU kernel. Plain data: kernel files include this header
+// (see isa.h for why they include no other kind).
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ inline constexpr int kElementwiseMaxRank = 8;
 struct ElementwiseArgs {
   const void* inputs[kElementwiseMaxInputs];
   void* outputs[kElementwiseMaxOutputs];
-  int rank;                                         // at least 1
-  const int64_t* shape;                             // [rank]
-  const int64_t* strides[kElementwiseMaxInputs];    // [rank], in elements
-  bool stream_outputs;                              // write past the cache
+  int rank;                                       // at least 1
+  const int64_t* shape;                           // [rank]
+  const int64_t* strides[kElementwiseMaxInputs];  // [rank], in elements
+  bool stream_outputs;                            // write past the cache
 };
 
 // Computes the outputs' elements [begin, end), counted in memory order.

@@ -1,8 +1,8 @@
 // The loop of every elementwise CPU kernel, for any strides. Kernel files only (see simd.h).
 //
 // An Op is a struct with `static constexpr int kInputs, kOutputs` and
-// `template <class T> static void apply(const f32v* in, f32v* out)`; it sees float32 whatever the dtype
-// T, which tells it how exact the result has to be.
+// `template <class T> static void apply(const f32v* in, f32v* out)`; it sees float32 whatever the
+// dtype T, which tells it how exact the result has to be.
 #pragma once
 
 #include "common/elementwise_args.h"
@@ -141,8 +141,8 @@ inline void gather(const ElementwiseArgs& args, int input, RowWalk<T>& walk, T* 
   }
 }
 
-// Below this width the loop over a row costs less than starting it, and gathering several rows into one
-// run is faster.
+// Below this width the loop over a row costs less than starting it, and gathering several rows into
+// one run is faster.
 inline constexpr int64_t kMinDirectWidth = 2 * kBlock;
 
 template <class Op>

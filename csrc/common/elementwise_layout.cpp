@@ -10,9 +10,12 @@ namespace mlx_anvil {
 namespace {
 
 // Dense, without gaps or repeats, though perhaps in an order other than row-major.
-bool is_dense(const mx::array& x) { return x.flags().contiguous && x.data_size() == x.size(); }
+bool is_dense(const mx::array& x) {
+  return x.flags().contiguous && x.data_size() == x.size();
+}
 
-// When all inputs are dense in one common order, the outputs take that order: then nothing is strided.
+// When all inputs are dense in one common order, the outputs take that order: then nothing is
+// strided.
 bool share_dense_order(const Arrays& inputs) {
   return std::all_of(inputs.begin(), inputs.end(), [&](const mx::array& x) {
     return is_dense(x) && x.strides() == inputs[0].strides();
@@ -58,20 +61,21 @@ ElementwiseLayout strided_layout(const Arrays& inputs) {
     }
   }
   // Axes of length 1 may be all that kept the inputs from being dense.
-  const bool flat = layout.rank == 0 ||
-                    (layout.rank == 1 &&
-                     std::all_of(layout.strides, layout.strides + inputs.size(),
-                                 [](const int64_t* strides) { return strides[0] == 1; }));
+  const bool flat =
+      layout.rank == 0 ||
+      (layout.rank == 1 && std::all_of(layout.strides, layout.strides + inputs.size(),
+                                       [](const int64_t* strides) { return strides[0] == 1; }));
   return flat ? dense_layout(inputs) : layout;
 }
 
 }  // namespace
 
-ElementwiseLayout prepare_elementwise(const Arrays& inputs, Arrays& outputs,
+ElementwiseLayout prepare_elementwise(const Arrays& inputs,
+                                      Arrays& outputs,
                                       const mx::Device& device) {
   const bool shared_order = share_dense_order(inputs);
-  ElementwiseLayout layout = shared_order || inputs[0].size() == 0 ? dense_layout(inputs)
-                                                                   : strided_layout(inputs);
+  ElementwiseLayout layout =
+      shared_order || inputs[0].size() == 0 ? dense_layout(inputs) : strided_layout(inputs);
   std::vector<bool> taken(inputs.size(), false);
   for (mx::array& out : outputs) {
     size_t donor = inputs.size();

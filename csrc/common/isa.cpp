@@ -21,8 +21,8 @@ Isa choose() {
       return isa;
     }
   }
-  // An unknown name, or one that this machine lacks, must not make a program fail: `info()` shows what
-  // is used.
+  // An unknown name, or one that this machine lacks, must not make a program fail: `info()` shows
+  // what is used.
   return best;
 }
 
@@ -59,7 +59,9 @@ const char* isa_name(Isa isa) {
   return kNames[static_cast<int>(isa)];
 }
 
-Isa current_isa() { return chosen().load(std::memory_order_relaxed); }
+Isa current_isa() {
+  return chosen().load(std::memory_order_relaxed);
+}
 
 bool set_current_isa(Isa isa) {
   if (!isa_supported(isa)) {

@@ -1,9 +1,9 @@
 // CPU kernels are compiled once per instruction set, each time into a namespace of its own, and one
 // build is chosen when the library is first used. cmake/CpuKernels.cmake has the same list.
 //
-// A kernel file (csrc/<op>/cpu.cpp) includes only headers without library code that the compiler may
-// leave out of line (no containers, no MLX): the linker keeps one copy of such a function, and that copy
-// must not be one compiled for an instruction set which this machine lacks.
+// A kernel file (csrc/<op>/cpu.cpp) includes only headers without library code that the compiler
+// may leave out of line (no containers, no MLX): the linker keeps one copy of such a function, and
+// that copy must not be one compiled for an instruction set which this machine lacks.
 #pragma once
 
 namespace mlx_anvil {
@@ -18,8 +18,8 @@ inline constexpr Isa kAllIsas[] = {Isa::kBaseline};
 
 bool isa_supported(Isa isa);
 
-// The best that both this machine and this build have. The environment variable MLX_ANVIL_ISA, one of
-// the names below, chooses another, for tests and comparisons.
+// The best that both this machine and this build have. The environment variable MLX_ANVIL_ISA, one
+// of the names below, chooses another, for tests and comparisons.
 Isa current_isa();
 
 // Makes `current_isa()` give `isa`; false when this machine lacks it.
@@ -28,28 +28,30 @@ bool set_current_isa(Isa isa);
 // "baseline", "avx2", "avx512", "avx512_bf16"
 const char* isa_name(Isa isa);
 
-// Declares `const Table <name>_table` in the namespace of every build, and `const Table& <name>()`, which
-// gives that of `current_isa()`. Kernel files define theirs in MLX_ANVIL_ISA_NAMESPACE.
+// Declares `const Table <name>_table` in the namespace of every build, and `const Table& <name>()`,
+// which gives that of `current_isa()`. Kernel files define theirs in MLX_ANVIL_ISA_NAMESPACE.
 #define MLX_ANVIL_DECLARE_TABLE(isa, Table, name) \
   namespace isa_##isa {                           \
-  extern const Table name##_table;                \
+    extern const Table name##_table;              \
   }
 
 #if defined(__x86_64__) || defined(_M_X64)
-#define MLX_ANVIL_DECLARE_KERNELS(Table, name)                                       \
-  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name)                                     \
-  MLX_ANVIL_DECLARE_TABLE(avx2, Table, name)                                         \
-  MLX_ANVIL_DECLARE_TABLE(avx512, Table, name)                                       \
-  MLX_ANVIL_DECLARE_TABLE(avx512_bf16, Table, name)                                  \
-  inline const Table& name() {                                                       \
-    const Table* const tables[] = {&isa_baseline::name##_table, &isa_avx2::name##_table, \
+#define MLX_ANVIL_DECLARE_KERNELS(Table, name)                                                 \
+  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name)                                               \
+  MLX_ANVIL_DECLARE_TABLE(avx2, Table, name)                                                   \
+  MLX_ANVIL_DECLARE_TABLE(avx512, Table, name)                                                 \
+  MLX_ANVIL_DECLARE_TABLE(avx512_bf16, Table, name)                                            \
+  inline const Table& name() {                                                                 \
+    const Table* const tables[] = {&isa_baseline::name##_table, &isa_avx2::name##_table,       \
                                    &isa_avx512::name##_table, &isa_avx512_bf16::name##_table}; \
-    return *tables[static_cast<int>(current_isa())];                                 \
+    return *tables[static_cast<int>(current_isa())];                                           \
   }
 #else
 #define MLX_ANVIL_DECLARE_KERNELS(Table, name)   \
   MLX_ANVIL_DECLARE_TABLE(baseline, Table, name) \
-  inline const Table& name() { return isa_baseline::name##_table; }
+  inline const Table& name() {                   \
+    return isa_baseline::name##_table;           \
+  }
 #endif
 
 }  // namespace mlx_anvil

@@ -52,7 +52,8 @@ bool can_launch(const mx::Device& device, std::string* why_not) {
 void launch(const KernelLaunch& request, const mx::Stream& stream) {
   std::string why_not;
   if (!can_launch(stream.device, &why_not)) {
-    throw_internal_error(request.kernel->op(), "cannot launch " + request.kernel->name() + ": " + why_not + ".");
+    throw_internal_error(request.kernel->op(),
+                         "cannot launch " + request.kernel->name() + ": " + why_not + ".");
   }
   const char* device = "";
 #ifdef MLX_ANVIL_METAL
@@ -62,8 +63,13 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
   if (tracing()) {
     const Extent& g = request.grid;
     const Extent& t = request.threadgroup;
-    record({TraceEvent::Kind::kKernel, request.kernel->op(), request.kernel->pipeline_key(), device,
-            {g.x, g.y, g.z}, {t.x, t.y, t.z}, ""});
+    record({TraceEvent::Kind::kKernel,
+            request.kernel->op(),
+            request.kernel->pipeline_key(),
+            device,
+            {g.x, g.y, g.z},
+            {t.x, t.y, t.z},
+            ""});
   }
 }
 

@@ -1,6 +1,6 @@
-// The only interface of the ops to a GPU. An op's eval_gpu allocates its outputs, chooses a variant,
-// fills a KernelLaunch and calls launch(). The backends (launch_<backend>.cpp) are the only files that
-// know Metal, CUDA or the simulator.
+// The only interface of the ops to a GPU. An op's eval_gpu allocates its outputs, chooses a
+// variant, fills a KernelLaunch and calls launch(). The backends (launch_<backend>.cpp) are the
+// only files that know Metal, CUDA or the simulator.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ struct FunctionConstant {
   bool value;
 };
 
-// A kernel together with the function constants that specialise it. Ops make each variant once and keep
-// it (static), so that a launch builds no text and hashes none.
+// A kernel together with the function constants that specialise it. Ops make each variant once and
+// keep it (static), so that a launch builds no text and hashes none.
 class Kernel {
  public:
   // `op` names the folder under metal/ that holds the kernel.
@@ -56,8 +56,8 @@ struct KernelLaunch {
   std::vector<mx::array*> outputs;
   const void* params = nullptr;
   size_t params_size = 0;
-  Extent grid;         // threadgroups
-  Extent threadgroup;  // threads
+  Extent grid;                               // threadgroups
+  Extent threadgroup;                        // threads
   std::vector<uint32_t> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
 };
 
@@ -71,8 +71,8 @@ bool can_launch(const mx::Device& device, std::string* why_not);
 // passes what a grid may have; a kernel's linear index is y * grid.x + x.
 Extent linear_grid(int64_t items, int64_t per_threadgroup);
 
-// The MSL of every kernel of `op`, includes resolved; empty when there is no such op. Generated from
-// metal/ when the library is built.
+// The MSL of every kernel of `op`, includes resolved; empty when there is no such op. Generated
+// from metal/ when the library is built.
 std::string kernel_source(const std::string& op);
 
 #ifdef MLX_ANVIL_METAL

@@ -1,4 +1,5 @@
-// launch() on Metal. The only file that includes a Metal header; compiled when MLX was built with Metal.
+// launch() on Metal. The only file that includes a Metal header; compiled when MLX was built with
+// Metal.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -23,8 +24,8 @@ std::string metallib_path() {
   return std::filesystem::exists(path, error) ? path.string() : "";
 }
 
-// The compiled library when the package has one; else the embedded source, which MLX compiles once per
-// process. MLX caches both by name.
+// The compiled library when the package has one; else the embedded source, which MLX compiles once
+// per process. MLX caches both by name.
 MTL::Library* library_for(mx::metal::Device& device, const Kernel& kernel) {
   static const std::string metallib = metallib_path();
   if (!metallib.empty()) {
@@ -40,10 +41,13 @@ MTL::ComputePipelineState* pipeline_for(mx::metal::Device& device, const Kernel&
     constants.emplace_back(&constant.value, MTL::DataType::DataTypeBool, constant.index);
   }
   // MLX caches pipelines by the hash name: it must tell specialisations of one kernel apart.
-  return device.get_kernel(kernel.name(), library_for(device, kernel), kernel.pipeline_key(), constants);
+  return device.get_kernel(kernel.name(), library_for(device, kernel), kernel.pipeline_key(),
+                           constants);
 }
 
-MTL::Size size_of_extent(const Extent& extent) { return MTL::Size(extent.x, extent.y, extent.z); }
+MTL::Size size_of_extent(const Extent& extent) {
+  return MTL::Size(extent.x, extent.y, extent.z);
+}
 
 }  // namespace
 

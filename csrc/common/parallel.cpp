@@ -35,7 +35,7 @@ struct Job {
 void run_range(void* context, size_t index) {
   const Job& job = *static_cast<const Job*>(context);
   const int64_t i = static_cast<int64_t>(index);
-  (*job.body)(job.count * i / job.ranges, job.count * (i + 1) / job.ranges);
+  (*job.body)(job.count* i / job.ranges, job.count * (i + 1) / job.ranges);
 }
 
 }  // namespace
@@ -51,7 +51,9 @@ int max_threads() {
 
 #else
 
-int max_threads() { return std::min(omp_get_max_threads(), omp_get_num_procs()); }
+int max_threads() {
+  return std::min(omp_get_max_threads(), omp_get_num_procs());
+}
 
 #endif
 

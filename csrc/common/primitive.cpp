@@ -25,8 +25,10 @@ Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
 
 }  // namespace
 
-Arrays FusedPrimitive::vjp(const Arrays& primals, const Arrays& cotangents,
-                           const std::vector<int>& argnums, const Arrays&) {
+Arrays FusedPrimitive::vjp(const Arrays& primals,
+                           const Arrays& cotangents,
+                           const std::vector<int>& argnums,
+                           const Arrays&) {
   note_fallback(op(), std::string("the gradient of ") + name() + " is a graph of MLX ops");
   auto of_selected = [&](const Arrays& values) {
     return compose(substitute(primals, argnums, values));
@@ -34,10 +36,11 @@ Arrays FusedPrimitive::vjp(const Arrays& primals, const Arrays& cotangents,
   return mx::vjp(of_selected, select(primals, argnums), cotangents).second;
 }
 
-Arrays FusedPrimitive::jvp(const Arrays& primals, const Arrays& tangents,
+Arrays FusedPrimitive::jvp(const Arrays& primals,
+                           const Arrays& tangents,
                            const std::vector<int>& argnums) {
-  note_fallback(op(), std::string("the forward-mode derivative of ") + name() +
-                          " is a graph of MLX ops");
+  note_fallback(op(),
+                std::string("the forward-mode derivative of ") + name() + " is a graph of MLX ops");
   auto of_selected = [&](const Arrays& values) {
     return compose(substitute(primals, argnums, values));
   };

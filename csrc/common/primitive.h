@@ -29,9 +29,12 @@ class FusedPrimitive : public mx::Primitive {
   // Derived classes give the shapes without evaluating: shapeless compilation needs them.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override = 0;
 
-  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+  Arrays vjp(const Arrays& primals,
+             const Arrays& cotangents,
+             const std::vector<int>& argnums,
              const Arrays& outputs) override;
-  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+  Arrays jvp(const Arrays& primals,
+             const Arrays& tangents,
              const std::vector<int>& argnums) override;
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
                                            const std::vector<int>& axes) override;
@@ -42,8 +45,8 @@ class FusedPrimitive : public mx::Primitive {
   }
 };
 
-// For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that have
-// none (axis -1), so that all inputs have one shape again.
+// For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that
+// have none (axis -1), so that all inputs have one shape again.
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
 
 }  // namespace mlx_anvil

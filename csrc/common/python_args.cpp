@@ -6,7 +6,9 @@ namespace mlx_anvil {
 
 namespace {
 
-[[noreturn]] void throw_type_error(const char* op, const char* argument, nb::handle value,
+[[noreturn]] void throw_type_error(const char* op,
+                                   const char* argument,
+                                   nb::handle value,
                                    const char* allowed) {
   const std::string given = nb::cast<std::string>(nb::type_name(value.type()));
   throw nb::type_error(

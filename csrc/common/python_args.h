@@ -1,4 +1,5 @@
-// Conversion of Python arguments, with errors in the form that all our ops use. nanobind's own message
+// Conversion of Python arguments, with errors in the form that all our ops use. nanobind's own
+// message
 // ("incompatible function arguments") names neither the argument nor what it should have been.
 #pragma once
 
@@ -16,7 +17,7 @@ namespace mx = mlx::core;
 namespace nb = nanobind;
 
 // The type part of a stream parameter in a signature.
-#define MLX_ANVIL_STREAM_TYPE                                                                    \
+#define MLX_ANVIL_STREAM_TYPE \
   "mlx.core.Stream | mlx.core.ThreadLocalStream | mlx.core.Device | mlx.core.DeviceType | None"
 
 // `value` as an mlx array; a TypeError that names the argument otherwise.

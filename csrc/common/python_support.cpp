@@ -77,7 +77,8 @@ Probe::Map probe_named(const std::string& name) {
   throw nb::value_error(("[_probe] unknown function " + name + ".").c_str());
 }
 
-// Copies on all threads. `stream` writes past the cache; otherwise the C library's memcpy does as it likes.
+// Copies on all threads. `stream` writes past the cache; otherwise the C library's memcpy does as
+// it likes.
 void copy(FloatVector from, FloatVector to, bool stream) {
   constexpr int64_t kUnit = 4096;
   const int64_t count = static_cast<int64_t>(from.size());

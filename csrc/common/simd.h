@@ -1,6 +1,6 @@
 // One float32 SIMD vector per instruction set, with loads and stores that convert from and to the
-// 16-bit formats. Built on the compilers' vector extension; intrinsics only where that has no word for
-// an instruction (float16 conversion, streaming stores, scaling by powers of two).
+// 16-bit formats. Built on the compilers' vector extension; intrinsics only where that has no word
+// for an instruction (float16 conversion, streaming stores, scaling by powers of two).
 //
 // Included by kernel files only, which are compiled once per instruction set into the namespace
 // MLX_ANVIL_ISA_NAMESPACE (see isa.h).
@@ -44,15 +44,24 @@ inline To bits_as(From from) {
   return to;
 }
 
-inline f32v splat(float x) { return f32v{} + x; }
+inline f32v splat(float x) {
+  return f32v{} + x;
+}
 
 // Comparisons with NaN are false, so a NaN in `x` passes through both.
-inline f32v at_least(f32v x, float low) { return x < splat(low) ? splat(low) : x; }
-inline f32v at_most(f32v x, float high) { return x > splat(high) ? splat(high) : x; }
+inline f32v at_least(f32v x, float low) {
+  return x < splat(low) ? splat(low) : x;
+}
+inline f32v at_most(f32v x, float high) {
+  return x > splat(high) ? splat(high) : x;
+}
 
-inline f32v absolute(f32v x) { return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu); }
+inline f32v absolute(f32v x) {
+  return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu);
+}
 
-// ---- conversion ------------------------------------------------------------------------------------
+// ---- conversion
+// ------------------------------------------------------------------------------------
 
 // The upper half of each result is `x` in bfloat16: to nearest, ties to even; a NaN becomes quiet.
 inline u32v round_to_bf16(f32v x) {
@@ -63,27 +72,35 @@ inline u32v round_to_bf16(f32v x) {
 
 #if defined(__AVX512F__)
 
-inline f32v widen(f16, u16v bits) { return bits_as<f32v>(_mm512_cvtph_ps(bits_as<__m256i>(bits))); }
+inline f32v widen(f16, u16v bits) {
+  return bits_as<f32v>(_mm512_cvtph_ps(bits_as<__m256i>(bits)));
+}
 inline u16v narrow(f16, f32v x) {
   return bits_as<u16v>(_mm512_cvtps_ph(bits_as<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
 }
 
 #elif defined(__F16C__)
 
-inline f32v widen(f16, u16v bits) { return bits_as<f32v>(_mm256_cvtph_ps(bits_as<__m128i>(bits))); }
+inline f32v widen(f16, u16v bits) {
+  return bits_as<f32v>(_mm256_cvtph_ps(bits_as<__m128i>(bits)));
+}
 inline u16v narrow(f16, f32v x) {
   return bits_as<u16v>(_mm256_cvtps_ph(bits_as<__m256>(x), _MM_FROUND_TO_NEAREST_INT));
 }
 
 #elif defined(__aarch64__)
 
-inline f32v widen(f16, u16v bits) { return bits_as<f32v>(vcvt_f32_f16(bits_as<float16x4_t>(bits))); }
-inline u16v narrow(f16, f32v x) { return bits_as<u16v>(vcvt_f16_f32(bits_as<float32x4_t>(x))); }
+inline f32v widen(f16, u16v bits) {
+  return bits_as<f32v>(vcvt_f32_f16(bits_as<float16x4_t>(bits)));
+}
+inline u16v narrow(f16, f32v x) {
+  return bits_as<u16v>(vcvt_f16_f32(bits_as<float32x4_t>(x)));
+}
 
 #else
 
-// Shifted into place, a half's exponent is short by 112; multiplying by 2^112 mends that for normal and
-// subnormal numbers alike. Infinity and NaN need the exponent of all ones put back.
+// Shifted into place, a half's exponent is short by 112; multiplying by 2^112 mends that for normal
+// and subnormal numbers alike. Infinity and NaN need the exponent of all ones put back.
 inline f32v widen(f16, u16v bits) {
   const u32v wide = __builtin_convertvector(bits, u32v);
   const u32v magnitude = (wide & 0x7fffu) << 13;
@@ -111,7 +128,8 @@ inline u16v narrow(f16, f32v x) {
 
 #endif
 
-// ---- streaming stores ------------------------------------------------------------------------------------
+// ---- streaming stores
+// ------------------------------------------------------------------------------------
 
 template <class V>
 inline void stream_bits(void* to, V bits) {
@@ -143,10 +161,11 @@ inline void finish_streaming() {
 #endif
 }
 
-// ---- blocks --------------------------------------------------------------------------------------------
-// Two vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
-// operand of one dtype has the same order. bfloat16 comes as even and odd elements: the two halves of
-// each 32-bit word, which a shift and a mask tell apart.
+// ---- blocks
+// -------------------------------------------------------------------------------------------- Two
+// vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
+// operand of one dtype has the same order. bfloat16 comes as even and odd elements: the two halves
+// of each 32-bit word, which a shift and a mask tell apart.
 
 inline constexpr int kBlock = 2 * kLanes;
 
@@ -175,8 +194,8 @@ inline Block load_block(const bf16* from) {
   return {bits_as<f32v>(pairs << 16), bits_as<f32v>(pairs & 0xffff0000u)};
 }
 
-// kStream: past the cache. Without that, writing an output that no cache can hold first reads it. The
-// address must then be aligned to the block.
+// kStream: past the cache. Without that, writing an output that no cache can hold first reads it.
+// The address must then be aligned to the block.
 template <bool kStream, class V>
 inline void store_bits(void* to, V bits) {
   if constexpr (kStream) {
@@ -201,11 +220,11 @@ inline void store_block(f16* to, Block x) {
 template <bool kStream>
 inline void store_block(bf16* to, Block x) {
 #if defined(__AVX512BF16__)
-  const __m512i halves = bits_as<__m512i>(
-      _mm512_cvtne2ps_pbh(bits_as<__m512>(x.second), bits_as<__m512>(x.first)));
+  const __m512i halves =
+      bits_as<__m512i>(_mm512_cvtne2ps_pbh(bits_as<__m512>(x.second), bits_as<__m512>(x.first)));
   // Rows of first and second halves become pairs.
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   store_bits<kStream>(to, _mm512_permutexvar_epi16(order, halves));
 #else
   const u32v even = round_to_bf16(x.first) >> 16;

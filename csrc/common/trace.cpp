@@ -25,9 +25,13 @@ std::shared_ptr<TraceLog> begin_trace() {
   return open_logs.emplace_back(std::make_shared<TraceLog>());
 }
 
-void end_trace(const std::shared_ptr<TraceLog>& log) { std::erase(open_logs, log); }
+void end_trace(const std::shared_ptr<TraceLog>& log) {
+  std::erase(open_logs, log);
+}
 
-bool tracing() { return !open_logs.empty(); }
+bool tracing() {
+  return !open_logs.empty();
+}
 
 void record(const TraceEvent& event) {
   for (const auto& log : open_logs) {
@@ -35,9 +39,13 @@ void record(const TraceEvent& event) {
   }
 }
 
-void begin_strict() { ++strict_depth; }
+void begin_strict() {
+  ++strict_depth;
+}
 
-void end_strict() { strict_depth = std::max(0, strict_depth - 1); }
+void end_strict() {
+  strict_depth = std::max(0, strict_depth - 1);
+}
 
 void note_fallback(const std::string& op, const std::string& reason) {
   if (strict_depth > 0) {

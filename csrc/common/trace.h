@@ -1,6 +1,6 @@
-// What `trace()` and `strict()` see: every kernel that is launched and every fall back to a graph of
-// MLX ops, with its reason. Both are states of the calling thread, as MLX's own stream context is:
-// MLX evaluates a graph on the thread that asks for it.
+// What `trace()` and `strict()` see: every kernel that is launched and every fall back to a graph
+// of MLX ops, with its reason. Both are states of the calling thread, as MLX's own stream context
+// is: MLX evaluates a graph on the thread that asks for it.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@ struct TraceEvent {
   enum class Kind { kKernel, kFallback };
   Kind kind;
   std::string op;
-  std::string kernel;  // empty for a fallback
-  std::string device;  // "cpu (avx512)", "metal", "simulator"; empty for a fallback
-  std::array<uint32_t, 3> grid{};         // threadgroups; zero on the CPU
+  std::string kernel;              // empty for a fallback
+  std::string device;              // "cpu (avx512)", "metal", "simulator"; empty for a fallback
+  std::array<uint32_t, 3> grid{};  // threadgroups; zero on the CPU
   std::array<uint32_t, 3> threadgroup{};  // threads; zero on the CPU
   std::string reason;                     // why this route was taken; may be empty for a kernel
 };

@@ -8,7 +8,9 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 namespace {
 
 // d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x)
-inline f32v silu_derivative(f32v x, Sigmoid s) { return s.value * (1.0f + x * s.complement); }
+inline f32v silu_derivative(f32v x, Sigmoid s) {
+  return s.value * (1.0f + x * s.complement);
+}
 
 // gate, up -> silu(gate) up
 struct Forward {
@@ -48,7 +50,8 @@ struct Jvp {
 }  // namespace
 
 constinit const ElementwiseKernels silu_gate_forward_kernels_table = elementwise_kernels<Forward>();
-constinit const ElementwiseKernels silu_gate_backward_kernels_table = elementwise_kernels<Backward>();
+constinit const ElementwiseKernels silu_gate_backward_kernels_table =
+    elementwise_kernels<Backward>();
 constinit const ElementwiseKernels silu_gate_jvp_kernels_table = elementwise_kernels<Jvp>();
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -11,11 +11,16 @@ namespace {
 
 constexpr const char* kOp = "silu_gate";
 
-// ---- definitions in MLX ops, in float32 whatever the inputs' dtype ---------------------------------------
+// ---- definitions in MLX ops, in float32 whatever the inputs' dtype
+// ---------------------------------------
 
-mx::array wide(const mx::array& x, mx::Stream s) { return mx::astype(x, mx::float32, s); }
+mx::array wide(const mx::array& x, mx::Stream s) {
+  return mx::astype(x, mx::float32, s);
+}
 
-mx::array silu(const mx::array& x, mx::Stream s) { return mx::multiply(x, mx::sigmoid(x, s), s); }
+mx::array silu(const mx::array& x, mx::Stream s) {
+  return mx::multiply(x, mx::sigmoid(x, s), s);
+}
 
 // s (1 + x (1 - s)) with s = sigmoid(x); 1 - s as sigmoid(-x), which does not cancel
 mx::array silu_derivative(const mx::array& x, mx::Stream s) {
@@ -46,23 +51,31 @@ Arrays compose_jvp(const Arrays& in, mx::Stream s) {
   return {mx::astype(mx::add(through_gate, through_up, s), in[0].dtype(), s)};
 }
 
-// ---- variants ------------------------------------------------------------------------------------------
+// ---- variants
+// ------------------------------------------------------------------------------------------
 
 constinit const ElementwiseVariant kBackward{
     kOp, "backward", "SiluGateBackward", 2, silu_gate_backward_kernels, compose_backward};
 
-constinit const ElementwiseVariant kJvp{kOp, "jvp", "SiluGateJvp", 1, silu_gate_jvp_kernels, compose_jvp};
+constinit const ElementwiseVariant kJvp{kOp,        "jvp", "SiluGateJvp", 1, silu_gate_jvp_kernels,
+                                        compose_jvp};
 
-Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+Arrays vjp(const Arrays& primals,
+           const Arrays& cotangents,
+           const std::vector<int>& argnums,
            mx::Stream s);
-Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums,
+Arrays jvp(const Arrays& primals,
+           const Arrays& tangents,
+           const std::vector<int>& argnums,
            mx::Stream s);
 
 constinit const ElementwiseVariant kForward{
     kOp, "forward", "SiluGate", 1, silu_gate_forward_kernels, compose_forward, vjp, jvp};
 
 // Both gradients come from one kernel, which recomputes the sigmoid.
-Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+Arrays vjp(const Arrays& primals,
+           const Arrays& cotangents,
+           const std::vector<int>& argnums,
            mx::Stream s) {
   const Arrays both = apply_elementwise(kBackward, {primals[0], primals[1], cotangents[0]}, s);
   Arrays wanted;
@@ -72,8 +85,11 @@ Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<in
   return wanted;
 }
 
-// With one tangent only, the other is left out rather than taken as zero: zero times infinity is NaN.
-Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums,
+// With one tangent only, the other is left out rather than taken as zero: zero times infinity is
+// NaN.
+Arrays jvp(const Arrays& primals,
+           const Arrays& tangents,
+           const std::vector<int>& argnums,
            mx::Stream s) {
   const mx::array &gate = primals[0], &up = primals[1];
   if (argnums.size() == 2) {

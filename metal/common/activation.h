@@ -19,4 +19,6 @@ inline Sigmoid sigmoid(float x) {
 }
 
 // d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x)
-inline float silu_derivative(float x, Sigmoid s) { return s.value * (1.0f + x * s.complement); }
+inline float silu_derivative(float x, Sigmoid s) {
+  return s.value * (1.0f + x * s.complement);
+}

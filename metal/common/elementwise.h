@@ -1,6 +1,7 @@
-// The bodies of every elementwise kernel: `elementwise_flat` for dense operands, `elementwise_strided`
-// for any strides. An Op is a struct with an enum of kInputs and kOutputs and
-// `static void apply(const thread float* in, thread float* out)`; it sees float32 whatever the dtype.
+// The bodies of every elementwise kernel: `elementwise_flat` for dense operands,
+// `elementwise_strided` for any strides. An Op is a struct with an enum of kInputs and kOutputs and
+// `static void apply(const thread float* in, thread float* out)`; it sees float32 whatever the
+// dtype.
 #pragma once
 
 #include <metal_stdlib>
@@ -67,16 +68,16 @@ struct PackOfAll {
   }
 };
 
-// Grid: linear_grid(size, threads * kPacksPerThread * pack). A threadgroup covers one run of elements;
-// neighbouring threads take neighbouring packs, so that a SIMD group's load is one block of memory.
+// Grid: linear_grid(size, threads * kPacksPerThread * pack). A threadgroup covers one run of
+// elements; neighbouring threads take neighbouring packs, so that a SIMD group's load is one block
+// of memory.
 template <typename T, typename Op>
-void elementwise_flat(
-    const thread Operands<T, Op>& operands,
-    constant ElementwiseParams& params,
-    uint3 group,
-    uint3 groups,
-    uint thread_index,
-    uint threads) {
+void elementwise_flat(const thread Operands<T, Op>& operands,
+                      constant ElementwiseParams& params,
+                      uint3 group,
+                      uint3 groups,
+                      uint thread_index,
+                      uint threads) {
   const long size = params.size;
   const long run = long(group.y) * groups.x + group.x;
   const long first_pack = run * kPacksPerThread * threads + thread_index;
@@ -99,16 +100,15 @@ void elementwise_flat(
   }
 }
 
-// Grid: linear_grid(rows * packs per row, threads); a thread takes one pack of one row, a row being a
-// run along the last axis. The outputs are dense.
+// Grid: linear_grid(rows * packs per row, threads); a thread takes one pack of one row, a row being
+// a run along the last axis. The outputs are dense.
 template <typename T, typename Op>
-void elementwise_strided(
-    const thread Operands<T, Op>& operands,
-    constant ElementwiseParams& params,
-    uint3 group,
-    uint3 groups,
-    uint thread_index,
-    uint threads) {
+void elementwise_strided(const thread Operands<T, Op>& operands,
+                         constant ElementwiseParams& params,
+                         uint3 group,
+                         uint3 groups,
+                         uint thread_index,
+                         uint threads) {
   const int last = params.rank - 1;
   const long width = params.shape[last];
   const long packs_per_row = (width + Pack<T>::kSize - 1) / Pack<T>::kSize;
@@ -140,13 +140,12 @@ void elementwise_strided(
 }
 
 template <bool kFlat, typename T, typename Op>
-void elementwise(
-    const thread Operands<T, Op>& operands,
-    constant ElementwiseParams& params,
-    uint3 group,
-    uint3 groups,
-    uint thread_index,
-    uint threads) {
+void elementwise(const thread Operands<T, Op>& operands,
+                 constant ElementwiseParams& params,
+                 uint3 group,
+                 uint3 groups,
+                 uint thread_index,
+                 uint threads) {
   if (kFlat) {
     elementwise_flat(operands, params, group, groups, thread_index, threads);
   } else {

@@ -1,8 +1,8 @@
 // silu_gate: out = silu(gate) * up with silu(x) = x / (1 + e^-x), and its derivatives.
 //
-// Kernels: silu_gate_<forward|backward|jvp>_<dtype>_<flat|strided>. Bindings: inputs, outputs, params.
-// Function constant 0: whether full packs of 16 bytes are aligned; the kernels assume nothing else.
-// Threadgroup: 256 x 1 x 1. Grid: see elementwise_flat and elementwise_strided.
+// Kernels: silu_gate_<forward|backward|jvp>_<dtype>_<flat|strided>. Bindings: inputs, outputs,
+// params. Function constant 0: whether full packs of 16 bytes are aligned; the kernels assume
+// nothing else. Threadgroup: 256 x 1 x 1. Grid: see elementwise_flat and elementwise_strided.
 #include "metal/common/elementwise.h"
 #include "metal/silu_gate/silu_gate.h"
 
@@ -52,13 +52,14 @@ template <typename T, bool kFlat>
   elementwise<kFlat>(operands, params, group, groups, thread_in_group.x, threads.x);
 }
 
-#define INSTANTIATE(kernel_name, layout, flat, dtype, T)                                 \
-  template [[host_name(#kernel_name "_" #dtype "_" #layout)]] [[kernel]] decltype(       \
-      kernel_name<T, flat>) kernel_name<T, flat>;
+#define INSTANTIATE(kernel_name, layout, flat, dtype, T) \
+  template [[host_name(                                  \
+      #kernel_name "_" #dtype                            \
+                   "_" #layout)]] [[kernel]] decltype(kernel_name<T, flat>) kernel_name<T, flat>;
 
-#define INSTANTIATE_DTYPES(kernel_name, layout, flat)              \
-  INSTANTIATE(kernel_name, layout, flat, float32, float)           \
-  INSTANTIATE(kernel_name, layout, flat, float16, half)            \
+#define INSTANTIATE_DTYPES(kernel_name, layout, flat)    \
+  INSTANTIATE(kernel_name, layout, flat, float32, float) \
+  INSTANTIATE(kernel_name, layout, flat, float16, half)  \
   INSTANTIATE(kernel_name, layout, flat, bfloat16, bfloat)
 
 INSTANTIATE_DTYPES(silu_gate_forward, flat, true)

@@ -14,7 +14,12 @@ and ``mx.checkpoint``::
 from mlx_anvil import _build_info, _compat
 
 _mx = _compat.import_mlx()
-_compat.check(_build_info.MLX_VERSION, _build_info.NANOBIND_TAG, _mx.__version__, _compat.installed_nanobind_tags())
+_compat.check(
+    built_mlx=_build_info.MLX_VERSION,
+    built_tag=_build_info.NANOBIND_TAG,
+    installed_mlx=_mx.__version__,
+    installed_tags=_compat.installed_nanobind_tags(),
+)
 
 from mlx_anvil import nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import silu_gate  # noqa: E402

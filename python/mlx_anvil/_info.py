@@ -59,7 +59,7 @@ def info() -> Info:
     """Versions, backends and build facts of this installation, as a dictionary that JSON can hold."""
     return {
         "version": __version__,
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "built_for_mlx": _build_info.MLX_VERSION,
         "nanobind_tag": _build_info.NANOBIND_TAG,
         "python": platform.python_version(),

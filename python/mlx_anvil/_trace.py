@@ -1,6 +1,6 @@
 """``trace()`` and ``strict()``: see, or refuse, what an op does behind its name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,6 +33,11 @@ class Event:
     reason: str
 
 
+def _extent(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = sizes
+    return (x, y, z)
+
+
 class Trace:
     """What happened inside one ``with trace()`` block, in order. Prints as a table."""
 
@@ -46,7 +51,7 @@ class Trace:
     def events(self) -> list[Event]:
         """All events so far."""
         return [
-            Event(e.op, e.kernel, e.device, tuple(e.grid), tuple(e.threadgroup), e.is_fallback, e.reason)
+            Event(e.op, e.kernel, e.device, _extent(e.grid), _extent(e.threadgroup), e.is_fallback, e.reason)
             for e in self._log.events()
         ]
 
@@ -65,8 +70,7 @@ class Trace:
         for event in self.events:
             kernel = "[yellow]MLX ops[/yellow]" if event.is_fallback else event.kernel
             grid, threadgroup = (
-                " x ".join(map(str, extent)) if any(extent) else ""
-                for extent in (event.grid, event.threadgroup)
+                " x ".join(map(str, extent)) if any(extent) else "" for extent in (event.grid, event.threadgroup)
             )
             table.add_row(event.op, kernel, event.device, grid, threadgroup, event.reason)
         yield table

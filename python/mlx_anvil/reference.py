@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlx_anvil import _ext
 
@@ -16,8 +15,8 @@ DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
-    """``silu(gate) * up``."""
-    return nn.silu(gate) * up
+    """``silu(gate) * up``, as ``mlx.nn.silu`` has it."""
+    return gate * mx.sigmoid(gate) * up
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class OpSpec:
         reference: its definition, with the same array arguments.
         make_inputs: ``(shape, dtype) -> arrays``, random from MLX's global generator.
         arguments: names of the array arguments, in order.
+        contract_shapes: shapes of the contract tests: odd, prime, empty, one element; the last two with the same rank.
         check_shapes: shapes of ``python -m mlx_anvil``: one small and odd, one of a model's size.
         float32_tolerance: largest error allowed in float32, as a share of the result's largest magnitude.
     """
@@ -39,6 +39,7 @@ class OpSpec:
     reference: Callable[..., mx.array]
     make_inputs: Callable[[tuple[int, ...], mx.Dtype], list[mx.array]]
     arguments: tuple[str, ...]
+    contract_shapes: tuple[tuple[int, ...], ...]
     check_shapes: tuple[tuple[int, ...], ...]
     float32_tolerance: float = 1e-5
 
@@ -56,6 +57,19 @@ OPS = {
             reference=silu_gate,
             make_inputs=_normal_pair,
             arguments=("gate", "up"),
+            contract_shapes=(
+                (),
+                (0,),
+                (3, 0, 5),
+                (1,),
+                (1, 1, 1),
+                (31,),
+                (257,),
+                (8, 128),
+                (2, 3, 5, 7),
+                (5, 67),
+                (13, 31),
+            ),
             check_shapes=((3, 1021), (512, 4096)),
         ),
     )

@@ -1,0 +1,59 @@
+"""Draws the bar chart of a result file: ``python bench/plot.py silu_gate_cpu`` makes bench/results/silu_gate_cpu.png."""
+
+import json
+from pathlib import Path
+
+import click
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from harness import RESULTS
+
+COLORS = {"copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f"}
+
+
+def bandwidths(row: dict) -> dict[str, float]:
+    """GB/s of every contestant: bytes that the op has to move, over its time."""
+    seconds = row["seconds"]
+    result = {label: row["bytes"] / seconds[label]["median"] / 1e9 for label in COLORS if label in seconds}
+    return result | {"copy": row["copy_gb_per_s"]}
+
+
+def draw(results: dict, path: Path) -> None:
+    """One panel per shape and direction, one group of bars per dtype."""
+    rows = [row for row in results["rows"] if row.get("memory") != "fresh"]
+    panels = sorted({(tuple(row["shape"]), row["direction"]) for row in rows}, key=lambda p: (p[0], p[1] == "backward"))
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.9), sharey=True, layout="constrained")
+    for axis, (shape, direction) in zip(axes, panels, strict=True):
+        chosen = [row for row in rows if tuple(row["shape"]) == shape and row["direction"] == direction]
+        for group, row in enumerate(chosen):
+            for index, (label, value) in enumerate(bandwidths(row).items()):
+                bar = axis.bar(group + (index - 2) * 0.17, value, 0.16, color=COLORS[label], label=label)
+                text = f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+                axis.bar_label(bar, labels=[text], fontsize=7, padding=1)
+        axis.set_title(f"{' x '.join(map(str, shape))}, {direction}", fontsize=10)
+        axis.set_xticks(range(len(chosen)), [row["dtype"] for row in chosen])
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("GB/s")
+    handles, labels = axes[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), ncols=len(unique), loc="outside lower center", frameon=False, fontsize=9)
+    machine = results["machine"]
+    title = f"{rows[0]['op']} on the CPU, {machine['cpu_model']}, {machine['threads']} threads, {machine['isa']}, MLX {machine['mlx']}"
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
+
+
+@click.command()
+@click.argument("name")
+def main(name: str) -> None:
+    """Draws bench/results/NAME.png from bench/results/NAME.json."""
+    results = json.loads((RESULTS / f"{name}.json").read_text())
+    path = RESULTS / f"{name}.png"
+    draw(results, path)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What several test files share: exact references, tolerances, memory layouts."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import numpy as np
+
+FLOAT32_TOLERANCE = 1e-5
+OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
+
+Arrays = list[mx.array]
+
+
+def to_numpy(x: mx.array) -> np.ndarray:
+    """Values as float64."""
+    with mx.stream(mx.cpu):
+        return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x).astype(np.float64)
+
+
+def in_float64(function: Callable[..., mx.array | Arrays], arrays: Arrays) -> Arrays:
+    """``function`` of the same values in float64, on the CPU."""
+    with mx.stream(mx.cpu):
+        result = as_list(function(*(x.astype(mx.float64) for x in arrays)))
+        mx.eval(result)
+        return result
+
+
+def as_list(result: mx.array | Arrays | tuple[mx.array, ...]) -> Arrays:
+    return [result] if isinstance(result, mx.array) else list(result)
+
+
+def vjp_of(function: Callable[..., mx.array], count: int) -> Callable[..., Arrays]:
+    """``(inputs..., cotangent) -> gradients`` for a function of ``count`` arrays."""
+    return lambda *arrays: mx.vjp(function, list(arrays[:count]), list(arrays[count:]))[1]
+
+
+def jvp_of(function: Callable[..., mx.array], count: int) -> Callable[..., Arrays]:
+    """``(inputs..., tangents...) -> tangents`` for a function of ``count`` arrays."""
+    return lambda *arrays: mx.jvp(function, list(arrays[:count]), list(arrays[count:]))[1]
+
+
+def max_error(result: mx.array, truth: mx.array) -> float:
+    """Largest deviation as a share of the truth's largest magnitude (absolute where the truth is all zero)."""
+    assert result.shape == truth.shape, (result.shape, truth.shape)
+    if truth.size == 0:
+        return 0.0
+    exact = to_numpy(truth)
+    error = np.abs(to_numpy(result) - exact)
+    assert np.isfinite(error).all(), "the result has values that are not finite where the truth is"
+    return float(error.max() / (np.abs(exact).max() or 1.0))
+
+
+def assert_accurate(
+    function: Callable[..., mx.array | Arrays],
+    reference: Callable[..., mx.array | Arrays],
+    arrays: Arrays,
+    *,
+    factor: float = OUTPUT_FACTOR,
+    float32_tolerance: float = FLOAT32_TOLERANCE,
+) -> None:
+    """The correctness bar: float32 within a fixed share of the output's scale; 16-bit formats within ``factor`` times
+    what the reference computed in that format is off by (the FlashAttention criterion)."""
+    truth = in_float64(reference, arrays)
+    results = as_list(function(*arrays))
+    with mx.stream(mx.cpu):
+        composed = as_list(reference(*arrays))
+    assert len(results) == len(truth)
+    for result, plain, exact in zip(results, composed, truth, strict=True):
+        assert result.dtype == plain.dtype
+        limit = float32_tolerance
+        if result.dtype != mx.float32:
+            limit = factor * max_error(plain, exact) + FLOOR
+        assert max_error(result, exact) <= limit
+
+
+def assert_same_bits(a: mx.array, b: mx.array) -> None:
+    """Equal shape, dtype and bits (NaN equal to NaN)."""
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    bits = mx.uint32 if a.dtype == mx.float32 else mx.uint16
+    with mx.stream(mx.cpu):
+        assert mx.array_equal(mx.contiguous(a).view(bits), mx.contiguous(b).view(bits)).item()
+
+
+def layouts(x: mx.array) -> Iterator[tuple[str, mx.array]]:
+    """The same values in other memory layouts: what views of a model's tensors look like."""
+    yield "contiguous", x
+    axes = tuple(reversed(range(x.ndim)))
+    yield "transposed", mx.contiguous(x.transpose(axes)).transpose(axes)
+    padding = [(1, 2)] * x.ndim
+    inner = tuple(slice(1, 1 + n) for n in x.shape)
+    yield "inside a larger array", mx.contiguous(mx.pad(x, padding))[inner]
+    if x.ndim:
+        doubled = mx.contiguous(mx.stack([x, mx.full(x.shape, math.nan, x.dtype)], axis=-1))
+        yield "every second element", doubled[..., 0]
+        yield "reversed twice", mx.contiguous(x[..., ::-1])[..., ::-1]
+        flat = mx.contiguous(mx.concatenate([mx.zeros((1,), x.dtype), x.reshape(-1)]))
+        yield "one element off alignment", flat[1:].reshape(x.shape)
+
+
+def poison_memory(nbytes: int) -> None:
+    """Leaves NaN in memory that MLX will hand out next, so that an element that is not written shows."""
+    count = max(1, nbytes // 4)
+    buffers = [mx.full((count,), math.nan, mx.float32) for _ in range(4)]
+    mx.eval(buffers)
+    del buffers

@@ -1,0 +1,353 @@
+"""What every op promises, over the registry of ops: a new op gets all of this by its entry in ``reference.OPS``."""
+
+import itertools
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES, OPS, OpSpec
+from support import (
+    FLOAT32_TOLERANCE,
+    GRADIENT_FACTOR,
+    Arrays,
+    assert_accurate,
+    assert_same_bits,
+    jvp_of,
+    layouts,
+    max_error,
+    poison_memory,
+    to_numpy,
+    vjp_of,
+)
+
+pytestmark = pytest.mark.parametrize("spec", OPS.values(), ids=OPS.keys())
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def draw(spec: OpSpec, shape: tuple[int, ...] | None = None, dtype: mx.Dtype = mx.float32) -> Arrays:
+    arrays = spec.make_inputs(shape or spec.contract_shapes[-1], dtype)
+    mx.eval(arrays)
+    return arrays
+
+
+def like(x: mx.array) -> mx.array:
+    return mx.random.normal(x.shape).astype(x.dtype)
+
+
+def scalar_of(function, weights: mx.array):
+    """A scalar that depends on every element of the output in its own way."""
+    return lambda *arrays: (function(*arrays).astype(mx.float32) * weights).sum()
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@each_dtype
+def test_forward(spec: OpSpec, dtype: mx.Dtype):
+    for shape in spec.contract_shapes:
+        arrays = draw(spec, shape, dtype)
+        poison_memory(spec.function(*arrays).nbytes)
+        assert_accurate(spec.function, spec.reference, arrays, float32_tolerance=spec.float32_tolerance)
+
+
+@each_dtype
+def test_vjp(spec: OpSpec, dtype: mx.Dtype):
+    count = len(spec.arguments)
+    for shape in spec.contract_shapes:
+        arrays = draw(spec, shape, dtype)
+        output = spec.function(*arrays)
+        poison_memory(output.nbytes)
+        assert_accurate(
+            vjp_of(spec.function, count),
+            vjp_of(spec.reference, count),
+            [*arrays, like(output)],
+            factor=GRADIENT_FACTOR,
+            float32_tolerance=spec.float32_tolerance,
+        )
+
+
+@each_dtype
+def test_jvp(spec: OpSpec, dtype: mx.Dtype):
+    count = len(spec.arguments)
+    for shape in spec.contract_shapes:
+        arrays = draw(spec, shape, dtype)
+        assert_accurate(
+            jvp_of(spec.function, count),
+            jvp_of(spec.reference, count),
+            [*arrays, *(like(x) for x in arrays)],
+            factor=GRADIENT_FACTOR,
+            float32_tolerance=spec.float32_tolerance,
+        )
+
+
+@each_dtype
+def test_each_argument_alone(spec: OpSpec, dtype: mx.Dtype):
+    """vjp and jvp in one argument take another route than in all of them."""
+    arrays = draw(spec, dtype=dtype)
+    cotangent = like(spec.function(*arrays))
+    zeros = [mx.zeros_like(x) for x in arrays]
+    tolerance = 1e-6 if dtype == mx.float32 else 1e-2
+    for index, array in enumerate(arrays):
+        before, after = arrays[:index], arrays[index + 1 :]
+
+        def in_one(x, before=before, after=after):
+            return spec.function(*before, x, *after)
+
+        gradient = vjp_of(spec.function, len(arrays))(*arrays, cotangent)[index]
+        assert max_error(vjp_of(in_one, 1)(array, cotangent)[0], gradient) <= tolerance
+        tangents = [*zeros[:index], like(array), *zeros[index + 1 :]]
+        derivative = jvp_of(spec.function, len(arrays))(*arrays, *tangents)[0]
+        assert max_error(jvp_of(in_one, 1)(array, tangents[index])[0], derivative) <= tolerance
+
+
+def test_gradient_is_the_slope(spec: OpSpec):
+    """Central differences of the op itself along random directions, in float32."""
+    arrays = draw(spec)
+    weights = like(spec.function(*arrays)).astype(mx.float32)
+    gradients = mx.grad(scalar_of(spec.function, weights), argnums=list(range(len(arrays))))(*arrays)
+    step = 1e-2
+    for index, gradient in enumerate(gradients):
+        direction = mx.random.normal(arrays[index].shape)
+
+        def value(t, index=index, direction=direction):
+            moved = [*arrays[:index], arrays[index] + t * direction, *arrays[index + 1 :]]
+            return float((to_numpy(spec.function(*moved)) * to_numpy(weights)).sum())
+
+        slope = (value(step) - value(-step)) / (2 * step)
+        expected = float((to_numpy(gradient) * to_numpy(direction)).sum())
+        scale = float(
+            np.linalg.norm(to_numpy(gradient)) * np.linalg.norm(to_numpy(direction)) / np.sqrt(direction.size)
+        )
+        assert abs(slope - expected) <= 1e-3 * max(scale, abs(expected))
+
+
+def test_second_derivatives(spec: OpSpec):
+    arrays = draw(spec)
+    weights = like(spec.function(*arrays))
+
+    def norm_of_gradient(function):
+        argnums = list(range(len(arrays)))
+        first = mx.grad(lambda *xs: (function(*xs) ** 2 * weights).sum(), argnums=argnums)
+        return mx.grad(lambda *xs: sum((g**2).sum() for g in first(*xs)), argnums=argnums)
+
+    for ours, exact in zip(
+        norm_of_gradient(spec.function)(*arrays), norm_of_gradient(spec.reference)(*arrays), strict=True
+    ):
+        assert max_error(ours, exact) <= 10 * FLOAT32_TOLERANCE
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@each_dtype
+def test_any_memory_layout(spec: OpSpec, dtype: mx.Dtype):
+    count = len(spec.arguments)
+    for shape in spec.contract_shapes:
+        arrays = draw(spec, shape, dtype)
+        expected = spec.function(*arrays)
+        cotangent = like(expected)
+        gradients = vjp_of(spec.function, count)(*arrays, cotangent)
+        mx.eval(expected, gradients)
+        for index, array in enumerate(arrays):
+            for _, view in layouts(array):
+                moved = [*arrays[:index], view, *arrays[index + 1 :]]
+                assert_same_bits(spec.function(*moved), expected)
+                for ours, want in zip(vjp_of(spec.function, count)(*moved, cotangent), gradients, strict=True):
+                    assert_same_bits(ours, want)
+
+
+def test_inputs_are_not_changed(spec: OpSpec):
+    arrays = draw(spec)
+    before = [to_numpy(x).copy() for x in arrays]
+    output = spec.function(*arrays)
+    mx.eval(output, vjp_of(spec.function, len(arrays))(*arrays, like(output)))
+    for array, copy in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(to_numpy(array), copy)
+
+
+def test_temporaries_may_be_reused(spec: OpSpec):
+    """Inputs that nobody else holds may lend their memory to the output; the values must not change by it."""
+    arrays = draw(spec)
+    expected = spec.function(*(x * 2 for x in arrays))
+    mx.eval(expected)
+    held = [x * 2 for x in arrays]
+    mx.eval(held)
+    assert_same_bits(spec.function(*held), expected)
+    kept = spec.function(*(x * 2 for x in arrays))
+    del held
+    assert_same_bits(kept, expected)
+
+
+@each_dtype
+def test_same_bits_every_time(spec: OpSpec, dtype: mx.Dtype):
+    arrays = draw(spec, spec.check_shapes[-1], dtype)
+    cotangent = like(spec.function(*arrays))
+    gradients = vjp_of(spec.function, len(arrays))
+    first = [spec.function(*arrays), *gradients(*arrays, cotangent)]
+    mx.eval(first)
+    second = [spec.function(*arrays), *gradients(*arrays, cotangent)]
+    for a, b in zip(first, second, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_special_values(spec: OpSpec):
+    """NaN and infinities come out where the formula in float32 has them, and nowhere else."""
+    arrays = draw(spec)
+    for index in range(len(arrays)):
+        for value in (float("nan"), float("inf"), float("-inf"), 1e4, -1e4, 0.0, -0.0):
+            changed = [mx.array(x) for x in arrays]
+            changed[index] = mx.where(mx.random.bernoulli(0.2, arrays[index].shape), value, arrays[index])
+            ours, plain = to_numpy(spec.function(*changed)), to_numpy(spec.reference(*changed))
+            np.testing.assert_array_equal(np.isnan(ours), np.isnan(plain))
+            np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+# ---- transformations -------------------------------------------------------------------------------------------------
+
+
+def test_vmap(spec: OpSpec):
+    batch = 3
+    shape = spec.contract_shapes[-1]
+    for axes in itertools.product((None, 0, -1), repeat=len(spec.arguments)):
+        if all(axis is None for axis in axes):
+            continue
+        single = draw(spec, shape)
+        batched = [
+            x if axis is None else mx.stack([x * (1 + 0.1 * i) for i in range(batch)], axis=axis)
+            for x, axis in zip(single, axes, strict=True)
+        ]
+
+        def element(i, axes=axes, batched=batched):
+            return [x if a is None else mx.take(x, i, axis=a) for x, a in zip(batched, axes, strict=True)]
+
+        expected = [spec.function(*element(i)) for i in range(batch)]
+        for out_axis in (0, -1):
+            mapped = mx.vmap(spec.function, in_axes=axes, out_axes=out_axis)(*batched)
+            assert max_error(mapped, mx.stack(expected, axis=out_axis)) <= 1e-6
+
+        weights = like(expected[0])
+        gradient = mx.grad(scalar_of(spec.function, weights), argnums=list(range(len(single))))
+        mapped = mx.vmap(gradient, in_axes=axes)(*batched)
+        for index, result in enumerate(mapped):
+            by_loop = mx.stack([gradient(*element(i))[index] for i in range(batch)])
+            assert max_error(result, by_loop) <= 1e-6
+
+
+@pytest.mark.parametrize("shapeless", [False, True])
+def test_compile(spec: OpSpec, shapeless: bool):
+    compiled = mx.compile(lambda *xs: spec.function(*(x * 2 for x in xs)) + 1, shapeless=shapeless)
+    for shape in spec.contract_shapes[-2:]:
+        arrays = draw(spec, shape)
+        assert max_error(compiled(*arrays), spec.function(*(x * 2 for x in arrays)) + 1) <= 1e-6
+
+
+@pytest.mark.parametrize("shapeless", [False, True])
+def test_compile_of_gradient(spec: OpSpec, shapeless: bool):
+    argnums = list(range(len(spec.arguments)))
+    gradient = mx.grad(lambda *xs: (spec.function(*xs) ** 2).sum(), argnums=argnums)
+    compiled = mx.compile(gradient, shapeless=shapeless)
+    for shape in spec.contract_shapes[-2:]:
+        arrays = draw(spec, shape)
+        for ours, plain in zip(compiled(*arrays), gradient(*arrays), strict=True):
+            assert max_error(ours, plain) <= 1e-6
+
+
+def test_equal_calls_are_one_node(spec: OpSpec):
+    """``is_equivalent`` lets MLX's compiler merge equal calls; unequal ones stay apart."""
+    arrays = draw(spec)
+    twice = mx.compile(lambda *xs: spec.function(*xs) + spec.function(*xs))
+    mx.eval(twice(*arrays))
+    with mlx_anvil.trace() as trace:
+        mx.eval(twice(*arrays))
+    assert len(trace.kernels) == 1
+
+
+def test_checkpoint(spec: OpSpec):
+    arrays = draw(spec)
+    argnums = list(range(len(arrays)))
+    weights = like(spec.function(*arrays))
+    plain = mx.grad(scalar_of(spec.function, weights), argnums=argnums)(*arrays)
+    saved = mx.grad(scalar_of(mx.checkpoint(spec.function), weights), argnums=argnums)(*arrays)
+    for a, b in zip(saved, plain, strict=True):
+        assert_same_bits(a, b)
+
+
+# ---- streams and threads ---------------------------------------------------------------------------------------------
+
+
+def test_two_streams(spec: OpSpec):
+    device = mx.default_device()
+    first, second = mx.new_stream(device), mx.new_stream(device)
+    arrays = draw(spec)
+    expected = spec.function(*arrays) * 2
+    on_streams = mx.multiply(spec.function(*arrays, stream=first), 2, stream=second)
+    assert_same_bits(on_streams, expected)
+
+
+def test_threads(spec: OpSpec):
+    arrays = draw(spec, spec.check_shapes[-1])
+    cotangent = like(spec.function(*arrays))
+    expected = [spec.function(*arrays), *vjp_of(spec.function, len(arrays))(*arrays, cotangent)]
+    mx.eval(expected)
+    device = mx.default_device()
+    results: list[Arrays] = []
+
+    def work() -> None:
+        with mx.stream(mx.new_stream(device)):
+            for _ in range(5):
+                mine = [spec.function(*arrays), *vjp_of(spec.function, len(arrays))(*arrays, cotangent)]
+                mx.eval(mine)
+            results.append(mine)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(results) == 4
+    for mine in results:
+        for a, b in zip(mine, expected, strict=True):
+            assert_same_bits(a, b)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [None, 1.0, [1.0, 2.0], np.ones(3, np.float32), "x"], ids=lambda b: type(b).__name__)
+def test_not_an_array(spec: OpSpec, bad: object):
+    arrays = draw(spec)
+    for index, name in enumerate(spec.arguments):
+        given = [*arrays[:index], bad, *arrays[index + 1 :]]
+        with pytest.raises(TypeError, match=rf"^\[{spec.name}\] {name} is .*allowed: mlx\.core\.array"):
+            spec.function(*given)
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.uint8, mx.bool_, mx.complex64, mx.float64], ids=str)
+def test_unsupported_dtype(spec: OpSpec, dtype: mx.Dtype):
+    with mx.stream(mx.cpu):
+        arrays = draw(spec)
+        for index, name in enumerate(spec.arguments):
+            given = [*arrays[:index], arrays[index].astype(dtype), *arrays[index + 1 :]]
+            kind = str(dtype).removeprefix("mlx.core.").rstrip("_")
+            with pytest.raises(
+                ValueError, match=rf"^\[{spec.name}\] {name} has dtype {kind}; allowed: float32, float16, bf"
+            ):
+                spec.function(*given)
+
+
+def test_bad_stream(spec: OpSpec):
+    arrays = draw(spec)
+    for bad in (3, "gpu"):
+        with pytest.raises(TypeError, match=rf"^\[{spec.name}\] stream is .*allowed: None, "):
+            spec.function(*arrays, stream=bad)
+
+
+@pytest.mark.skipif(mx.device_count(mx.gpu) > 0, reason="this machine has a GPU that MLX can use")
+def test_gpu_stream_without_a_gpu(spec: OpSpec):
+    arrays = draw(spec)
+    for gpu in (mx.gpu, mx.Device(mx.gpu, 0)):
+        with pytest.raises(ValueError, match=rf"^\[{spec.name}\] stream is on the GPU.*allowed here: mx\.cpu"):
+            spec.function(*arrays, stream=gpu)

@@ -1,0 +1,134 @@
+"""The SIMD layer, in every build that this machine can run: conversions, exp over its whole range, agreement."""
+
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from mlx_anvil import _ext
+from mlx_anvil.reference import DTYPES
+from support import max_error, to_numpy, vjp_of
+
+ISAS = _ext._supported_isas()
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    before = _ext._current_isa()
+    _ext._set_isa(request.param)
+    yield request.param
+    _ext._set_isa(before)
+
+
+def probe(name: str, x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    _ext._probe(name, x, out)
+    return out
+
+
+def every_256th_float() -> np.ndarray:
+    """All exponents, both signs, NaNs and infinities among them: 16 million of the 4 billion floats."""
+    bits = np.arange(0, 2**32, 256, dtype=np.uint64) + np.random.default_rng().integers(0, 256)
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def to_float32(x: mx.array) -> np.ndarray:
+    return np.array(x.astype(mx.float32))
+
+
+def error_in_ulp(result: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore", over="ignore"):
+        ulp = np.maximum(np.spacing(np.abs(exact.astype(np.float32))).astype(np.float64), 2.0**-149)
+        return np.abs(result.astype(np.float64) - exact) / ulp
+
+
+def test_exp_over_its_whole_range(isa):
+    x = every_256th_float()
+    result = probe("exp", x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = np.exp(x.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(x))
+    finite = exact <= np.finfo(np.float32).max
+    assert np.isposinf(result[~finite & ~np.isnan(x)]).all()
+    bound = 1.4 if isa == "baseline" else 1.1  # with and without fused multiply-add
+    assert error_in_ulp(result[finite], exact[finite]).max() <= bound
+    assert probe("exp", np.zeros(1, np.float32))[0] == 1
+
+
+@pytest.mark.parametrize("name", ["exp_nonpositive", "exp_nonpositive_half"])
+def test_exp_nonpositive_over_its_whole_range(isa, name):
+    x = every_256th_float()
+    x = x[~(x > 0)]
+    result = probe(name, x).astype(np.float64)
+    inside = x > -87.336
+    with np.errstate(invalid="ignore"):
+        exact = np.exp(x[inside].astype(np.float64))
+    bound = 1.4 * 2.0**-23 if name == "exp_nonpositive" else 2.0**-17 if isa == "baseline" else 2.0**-18
+    assert (np.abs(result[inside] - exact) / exact).max() <= bound
+    assert (result[~inside] == 0).all()  # NaN among them
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_conversions_round_to_nearest_even(isa, dtype):
+    """Against MLX's own conversion, for 16 million floats and for every value halfway between two 16-bit ones."""
+    sixteen = np.arange(2**16, dtype=np.uint32)
+    neighbours = to_float32(mx.array(sixteen.astype(np.uint16)).view(dtype))
+    finite = neighbours[np.isfinite(neighbours)].astype(np.float64)
+    halfway = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
+    for x in (every_256th_float(), neighbours, halfway, np.nextafter(halfway, np.float32(np.inf))):
+        name = str(dtype).removeprefix("mlx.core.")
+        result = probe(name, x)
+        exact = to_float32(mx.array(x).astype(dtype))
+        if isa == "avx512_bf16" and dtype == mx.bfloat16:  # the instruction takes subnormal numbers for zero
+            exact = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), exact)
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(x))
+        np.testing.assert_array_equal(result[~np.isnan(x)], exact[~np.isnan(x)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_build_is_accurate(isa, dtype):
+    gate, up, dy = (mx.random.normal((7, 333)).astype(dtype) for _ in range(3))
+    wide = [x.astype(mx.float32) for x in (gate, up, dy)]
+    ulp = {mx.float32: 2e-6, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}[dtype]
+    exact = [mlx_anvil.reference.silu_gate(*wide[:2]), *vjp_of(mlx_anvil.reference.silu_gate, 2)(*wide)]
+    results = [mlx_anvil.silu_gate(gate, up), *vjp_of(mlx_anvil.silu_gate, 2)(gate, up, dy)]
+    for result, want in zip(results, exact, strict=True):
+        assert max_error(result, want) <= ulp
+        # Rounded once: relative to each element, not only to the largest.
+        error = np.abs(to_numpy(result) - to_numpy(want))
+        assert (error <= 1.05 * ulp * np.abs(to_numpy(want)) + 1e-7).all()
+
+
+def test_unknown_instruction_set():
+    with pytest.raises(ValueError, match=r"^\[set_isa\] nonsense is not supported"):
+        _ext._set_isa("nonsense")
+
+
+def run_python(code: str, **environment: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return run.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_instruction_set_from_the_environment(name):
+    assert run_python("import mlx_anvil; print(mlx_anvil.info()['isa'])", MLX_ANVIL_ISA=name) == name
+
+
+def test_thread_count_from_the_environment():
+    code = """
+import hashlib, mlx.core as mx, mlx_anvil
+mx.random.seed(1)
+gate, up = mx.random.normal((999, 777)), mx.random.normal((999, 777))
+print(mlx_anvil.info()["threads"], hashlib.sha256(bytes(memoryview(mlx_anvil.silu_gate(gate, up)))).hexdigest())
+"""
+    one, digest_of_one = run_python(code, OMP_NUM_THREADS="1").split()
+    two, digest_of_two = run_python(code, OMP_NUM_THREADS="2").split()
+    assert one == "1"
+    assert int(two) <= 2
+    assert digest_of_one == digest_of_two

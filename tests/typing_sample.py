@@ -1,0 +1,44 @@
+"""Uses the whole public interface; tests/test_typing.py has a type checker read it, and runs it."""
+
+import mlx.core as mx
+
+import mlx_anvil
+from mlx_anvil import Event, Trace, nn, reference
+
+
+def gated(x: mx.array, y: mx.array) -> mx.array:
+    on_cpu: mx.array = mlx_anvil.silu_gate(x, y, stream=mx.cpu)
+    on_stream: mx.array = mlx_anvil.silu_gate(x, y, stream=mx.default_stream(mx.cpu))
+    default: mx.array = mlx_anvil.silu_gate(gate=x, up=y)
+    return on_cpu + on_stream + default
+
+
+def traced(x: mx.array) -> tuple[Trace, list[Event]]:
+    with mlx_anvil.trace() as trace, mlx_anvil.strict():
+        mx.eval(mlx_anvil.silu_gate(x, x))
+    fallbacks: list[Event] = trace.fallbacks
+    kernels: list[str] = trace.kernels
+    assert len(kernels) == 1
+    return trace, fallbacks + trace.events
+
+
+def facts() -> str:
+    info = mlx_anvil.info()
+    usable: bool = info["backends"]["cpu"]["usable"]
+    return f"{mlx_anvil.__version__} {info['mlx']} {usable}"
+
+
+def module(x: mx.array) -> mx.array:
+    mlp = nn.SwiGLU(8, 16, bias=True)
+    return mlp(x)
+
+
+def registry() -> list[str]:
+    spec: reference.OpSpec = reference.OPS["silu_gate"]
+    return [spec.name, *spec.arguments]
+
+
+if __name__ == "__main__":
+    ones = mx.ones((4, 8))
+    mx.eval(gated(ones, ones), module(ones))
+    print(traced(ones)[0], facts(), registry())

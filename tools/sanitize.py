@@ -1,0 +1,54 @@
+"""Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the tests against it (Linux).
+
+Run it in an environment that has the `test` extra and the build requirements (`pip install ".[cpu,test]"
+scikit-build-core nanobind==3.1.0`); arguments go to pytest. A finding ends the run with its report.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Not about the extension's memory: the type checker, and the stub, which a sanitized module cannot be asked for.
+LEFT_OUT = ["tests/test_typing.py"]
+
+
+def runtime(name: str) -> str:
+    """The sanitizer's runtime library, which has to be loaded before Python itself."""
+    compiler = os.environ.get("CXX", "c++")
+    run = subprocess.run([compiler, f"-print-file-name=lib{name}.so"], check=True, capture_output=True, text=True)
+    return run.stdout.strip()
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        options = [
+            f"-Cbuild-dir={folder}/build",
+            "-Ccmake.define.MLX_ANVIL_SANITIZE=ON",
+            "-Ccmake.build-type=RelWithDebInfo",
+        ]
+        subprocess.run([*install, "--target", f"{folder}/site", *options, str(ROOT)], check=True)
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": f"{runtime('asan')} {runtime('ubsan')}",
+            # Python itself does not free everything at exit; memory of 9 GiB is one of the tests.
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=0:max_allocation_size_mb=16384",
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+            "PYTHONPATH": f"{folder}/site",
+        }
+        ignored = [f"--ignore={name}" for name in LEFT_OUT]
+        check = "import mlx_anvil; print(mlx_anvil._ext.__file__)"
+        loaded = subprocess.run(
+            [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
+        )
+        if not loaded.stdout.strip().startswith(folder):
+            raise SystemExit(f"the tests would load {loaded.stdout.strip()}, not the sanitized build")
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *ignored, *sys.argv[1:]]
+        return subprocess.run(pytest, cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
