@@ -10,3 +10,7 @@ if(NOT MLX_ROOT)
     OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE MLX_ROOT COMMAND_ERROR_IS_FATAL ANY)
 endif()
 find_package(MLX CONFIG REQUIRED)
+if(CMAKE_CROSSCOMPILING AND APPLE)
+  # MLX's targets name Apple's frameworks by a path inside Xcode; libmlx.dylib itself binds them.
+  set_target_properties(mlx PROPERTIES INTERFACE_LINK_LIBRARIES "")
+endif()

@@ -220,6 +220,7 @@ inline void store_block(f16* to, Block x) {
 template <bool kStream>
 inline void store_block(bf16* to, Block x) {
 #if defined(__AVX512BF16__)
+  // The instruction takes subnormal numbers for zero, which the other builds keep.
   const __m512i halves =
       bits_as<__m512i>(_mm512_cvtne2ps_pbh(bits_as<__m512>(x.second), bits_as<__m512>(x.first)));
   // Rows of first and second halves become pairs.
