@@ -20,12 +20,13 @@ import click
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+
 from harness import Timing, as_json, measure, ratio, write_results
 from mlx_anvil import _ext, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
-from rich.console import Console
-from rich.table import Table
 
 SHAPES = ((512, 4096), (4096, 11008))
 REUSED_BYTES = 4 << 30

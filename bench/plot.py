@@ -8,6 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
 from harness import RESULTS
 
 COLORS = {"copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f"}
@@ -38,7 +39,9 @@ def draw(results: dict, path: Path) -> None:
     axes[0].set_ylabel("GB/s")
     handles, labels = axes[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), ncols=len(unique), loc="outside lower center", frameon=False, fontsize=9)
+    figure.legend(
+        unique.values(), unique.keys(), ncols=len(unique), loc="outside lower center", frameon=False, fontsize=9
+    )
     machine = results["machine"]
     title = f"{rows[0]['op']} on the CPU, {machine['cpu_model']}, {machine['threads']} threads, {machine['isa']}, MLX {machine['mlx']}"
     figure.suptitle(title, fontsize=11)

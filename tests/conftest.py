@@ -1,20 +1,23 @@
 """Options and fixtures of the whole suite.
 
-``--backend NAME`` runs the op tests on that backend (default: cpu). ``MLX_ANVIL_TEST_SEED`` fixes the random inputs;
+``--backend NAME`` runs the op tests on that backend (default: cpu); tests marked ``cpu_only`` are about the CPU kernels
+or about no kernel at all and are left out elsewhere. ``MLX_ANVIL_TEST_SEED`` fixes the random inputs;
 without it every run draws a fresh seed and prints it.
 """
 
 import os
 import secrets
 import zlib
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 
-BACKENDS = {"cpu": mx.cpu, "metal": mx.gpu}
+BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu}
 SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
 
 
@@ -30,6 +33,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if not usable["usable"]:
         raise pytest.UsageError(f"--backend {backend} is not usable here: {usable['detail']}")
     mx.set_default_device(BACKENDS[backend])
+    support.backend = backend
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--backend") == "cpu":
+        return
+    left_out = [item for item in items if item.get_closest_marker("cpu_only")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -42,6 +54,13 @@ def seed(request: pytest.FixtureRequest) -> int:
     value = (int(os.environ[SEED_VARIABLE]) + zlib.crc32(request.node.nodeid.encode())) % 2**31
     mx.random.seed(value)
     return value
+
+
+@pytest.fixture(autouse=True)
+def on_backend() -> Iterator[None]:
+    """Runs each test on the backend that was asked for."""
+    with support.backend_scope():
+        yield
 
 
 @pytest.fixture

@@ -1,15 +1,31 @@
 """What several test files share: exact references, tolerances, memory layouts."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
 import numpy as np
+
+import mlx_anvil
 
 FLOAT32_TOLERANCE = 1e-5
 OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
 
 Arrays = list[mx.array]
+
+backend = "cpu"  # set by conftest.py
+
+
+def backend_scope() -> AbstractContextManager[None]:
+    """What makes a thread's ops run on the backend that is tested; every new thread needs its own."""
+    return mlx_anvil.simulate() if backend == "simulator" else nullcontext()
+
+
+def kernel_names(trace: mlx_anvil.Trace) -> list[str]:
+    """Kernels of a trace without their specialisation, which depends on alignment."""
+    return [re.sub(r"(_c\d+[tf])+$", "", name) for name in trace.kernels]
 
 
 def to_numpy(x: mx.array) -> np.ndarray:

@@ -12,6 +12,8 @@ from mlx_anvil import _check
 from mlx_anvil.__main__ import main
 from mlx_anvil.reference import DTYPES, OPS
 
+pytestmark = pytest.mark.cpu_only
+
 
 def invoke(*arguments: str):
     return CliRunner().invoke(main, arguments)

@@ -15,6 +15,7 @@ from support import (
     Arrays,
     assert_accurate,
     assert_same_bits,
+    backend_scope,
     jvp_of,
     layouts,
     max_error,
@@ -296,7 +297,7 @@ def test_threads(spec: OpSpec):
     results: list[Arrays] = []
 
     def work() -> None:
-        with mx.stream(mx.new_stream(device)):
+        with backend_scope(), mx.stream(mx.new_stream(device)):
             for _ in range(5):
                 mine = [spec.function(*arrays), *vjp_of(spec.function, len(arrays))(*arrays, cotangent)]
                 mx.eval(mine)

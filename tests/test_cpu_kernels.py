@@ -13,6 +13,8 @@ from mlx_anvil import _ext
 from mlx_anvil.reference import DTYPES
 from support import max_error, to_numpy, vjp_of
 
+pytestmark = pytest.mark.cpu_only
+
 ISAS = _ext._supported_isas()
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from mlx_anvil import _build_info, _compat
 
+pytestmark = pytest.mark.cpu_only
+
 
 def import_with(preparation: str) -> subprocess.CompletedProcess[str]:
     code = textwrap.dedent(preparation) + "\nimport mlx_anvil\n"

@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.cpu_only
+
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from mlx_anvil.reference import silu_gate as reference
-from support import GRADIENT_FACTOR, assert_accurate, assert_same_bits, max_error, vjp_of
+from support import GRADIENT_FACTOR, assert_accurate, assert_same_bits, kernel_names, max_error, vjp_of
 
 silu_gate = mlx_anvil.silu_gate
 
@@ -137,10 +137,9 @@ def test_more_than_two_to_the_31_elements():
 
 
 def formula_in_float32(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> list[np.ndarray]:
-    """Output and both gradients by the formulas in float32, subnormal values of e^-|x| taken as zero (as GPUs do)."""
+    """Output and both gradients by the formulas in float32."""
     with np.errstate(all="ignore"):
         small = np.exp(-np.abs(gate))
-        small[small < np.finfo(np.float32).tiny] = 0
         major, minor = 1 / (1 + small), small / (1 + small)
         sigmoid, complement = np.where(gate < 0, minor, major), np.where(gate < 0, major, minor)
         return [gate * sigmoid * up, dy * (up * (sigmoid * (1 + gate * complement))), dy * (gate * sigmoid)]
@@ -155,10 +154,14 @@ def test_extreme_values(dtype):
     exact = formula_in_float32(*(np.array(x.astype(mx.float32)) for x in arrays))
     results = [silu_gate(*arrays[:2]), *vjp_of(silu_gate, 2)(*arrays)]
     tolerance = {mx.float32: 2e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}[dtype]
+    # Where e^-|x| is subnormal a backend may take it for zero, and zero times infinity is NaN.
+    magnitude = np.abs(gate)
+    clear = ~((magnitude > 87.3) & (magnitude < 104) & np.isinf(up))
     for result, want in zip(results, exact, strict=True):
         holds = mx.array(want).astype(dtype).astype(mx.float32)  # what the dtype can hold of it
         smallest = 1e-30 if dtype != mx.float16 else 1e-7
-        np.testing.assert_allclose(np.array(result.astype(mx.float32)), np.array(holds), rtol=tolerance, atol=smallest)
+        given = np.array(result.astype(mx.float32))
+        np.testing.assert_allclose(given[clear], np.array(holds)[clear], rtol=tolerance, atol=smallest)
 
 
 def test_finite_gates_never_give_nan():
@@ -176,13 +179,13 @@ def test_one_kernel_each_way():
     cotangent = mx.random.normal((64, 64))
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mx.vjp(silu_gate, [gate, up], [cotangent])[1])
-    assert trace.kernels == ["silu_gate_backward_float32_flat"]
+    assert kernel_names(trace) == ["silu_gate_backward_float32_flat"]
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mx.jvp(silu_gate, [gate, up], [cotangent, cotangent])[1])
-    assert trace.kernels == ["silu_gate_jvp_float32_flat"]
+    assert kernel_names(trace) == ["silu_gate_jvp_float32_flat"]
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mx.vmap(silu_gate, in_axes=(0, None))(gate, up[0]))
-    assert trace.kernels == ["silu_gate_forward_float32_strided"]
+    assert kernel_names(trace) == ["silu_gate_forward_float32_strided"]
 
 
 def test_second_derivative_is_composed_and_says_so():

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import mlx_anvil
+
+pytestmark = pytest.mark.cpu_only
 
 SAMPLE = Path(__file__).parent / "typing_sample.py"
 

@@ -60,8 +60,9 @@ const GpuKernels& gpu_kernels(const ElementwiseVariant& variant) {
   return all.try_emplace(&variant, variant).first->second;
 }
 
+// A GPU's buffers start at far larger powers of two, so the offset into them decides.
 bool is_aligned(const mx::array& x) {
-  return reinterpret_cast<uintptr_t>(x.data<void>()) % kPackBytes == 0;
+  return x.offset() % kPackBytes == 0;
 }
 
 // Whether every full pack of every array starts at a multiple of 16 bytes.
@@ -143,35 +144,36 @@ class ElementwisePrimitive : public FusedPrimitive {
            &variant_ == &static_cast<const ElementwisePrimitive&>(other).variant_;
   }
 
-  Arrays vjp(const Arrays& primals,
-             const Arrays& cotangents,
-             const std::vector<int>& argnums,
-             const Arrays& outputs) override {
+  void eval_native(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+
+ protected:
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override {
     return variant_.vjp ? variant_.vjp(primals, cotangents, argnums, stream())
-                        : FusedPrimitive::vjp(primals, cotangents, argnums, outputs);
+                        : FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
 
-  Arrays jvp(const Arrays& primals,
-             const Arrays& tangents,
-             const std::vector<int>& argnums) override {
+  Arrays tangent(const Arrays& primals,
+                 const Arrays& tangents,
+                 const std::vector<int>& argnums) override {
     return variant_.jvp ? variant_.jvp(primals, tangents, argnums, stream())
-                        : FusedPrimitive::jvp(primals, tangents, argnums);
+                        : FusedPrimitive::tangent(primals, tangents, argnums);
   }
 
-  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
-                                           const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
     Arrays outputs = apply_elementwise(variant_, batch_to_front(inputs, axes, stream()), stream());
     return {std::move(outputs), std::vector<int>(variant_.outputs, 0)};
   }
-
-  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
 
  private:
   const ElementwiseVariant& variant_;
 };
 
-void ElementwisePrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
   const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, device());
   if (layout.size == 0) {
     return;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/errors.h"
+#include "common/simulate.h"
 #include "common/trace.h"
 #include "mlx/backend/gpu/device_info.h"
 
@@ -37,16 +38,17 @@ Extent linear_grid(int64_t items, int64_t per_threadgroup) {
 }
 
 bool can_launch(const mx::Device& device, std::string* why_not) {
-  if (device == mx::Device::gpu && mx::gpu::is_available()) {
-#ifdef MLX_ANVIL_METAL
-    return true;
-#else
-    *why_not = "this build of mlx-anvil has no kernels for MLX's CUDA backend";
-    return false;
-#endif
+  if (device == mx::Device::cpu) {
+    *why_not = "kernels run on a CPU stream inside simulate() only";
+    return simulation_mode().on;
   }
-  *why_not = "no GPU backend";
+#ifdef MLX_ANVIL_METAL
+  *why_not = "MLX has no Metal device here";
+  return mx::gpu::is_available();
+#else
+  *why_not = "this build of mlx-anvil has no kernels for MLX's GPU backend";
   return false;
+#endif
 }
 
 void launch(const KernelLaunch& request, const mx::Stream& stream) {
@@ -55,20 +57,24 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
     throw_internal_error(request.kernel->op(),
                          "cannot launch " + request.kernel->name() + ": " + why_not + ".");
   }
-  const char* device = "";
+  const char* device = "simulator";
+  if (stream.device == mx::Device::cpu) {
+    launch_simulator(request, stream);
+  } else {
 #ifdef MLX_ANVIL_METAL
-  device = "metal";
-  launch_metal(request, stream);
+    device = "metal";
+    launch_metal(request, stream);
 #endif
+  }
   if (tracing()) {
-    const Extent& g = request.grid;
-    const Extent& t = request.threadgroup;
+    const Extent& grid = request.grid;
+    const Extent& threads = request.threadgroup;
     record({TraceEvent::Kind::kKernel,
             request.kernel->op(),
             request.kernel->pipeline_key(),
             device,
-            {g.x, g.y, g.z},
-            {t.x, t.y, t.z},
+            {grid.x, grid.y, grid.z},
+            {threads.x, threads.y, threads.z},
             ""});
   }
 }

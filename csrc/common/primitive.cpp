@@ -25,10 +25,40 @@ Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
 
 }  // namespace
 
+void FusedPrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  if (!simulation_.on) {
+    eval_native(inputs, outputs);
+    return;
+  }
+  SimulationScope scope(simulation_);
+  eval_gpu(inputs, outputs);
+}
+
 Arrays FusedPrimitive::vjp(const Arrays& primals,
                            const Arrays& cotangents,
                            const std::vector<int>& argnums,
-                           const Arrays&) {
+                           const Arrays& outputs) {
+  SimulationScope scope(simulation_);
+  return gradient(primals, cotangents, argnums, outputs);
+}
+
+Arrays FusedPrimitive::jvp(const Arrays& primals,
+                           const Arrays& tangents,
+                           const std::vector<int>& argnums) {
+  SimulationScope scope(simulation_);
+  return tangent(primals, tangents, argnums);
+}
+
+std::pair<Arrays, std::vector<int>> FusedPrimitive::vmap(const Arrays& inputs,
+                                                         const std::vector<int>& axes) {
+  SimulationScope scope(simulation_);
+  return batched(inputs, axes);
+}
+
+Arrays FusedPrimitive::gradient(const Arrays& primals,
+                                const Arrays& cotangents,
+                                const std::vector<int>& argnums,
+                                const Arrays&) {
   note_fallback(op(), std::string("the gradient of ") + name() + " is a graph of MLX ops");
   auto of_selected = [&](const Arrays& values) {
     return compose(substitute(primals, argnums, values));
@@ -36,9 +66,9 @@ Arrays FusedPrimitive::vjp(const Arrays& primals,
   return mx::vjp(of_selected, select(primals, argnums), cotangents).second;
 }
 
-Arrays FusedPrimitive::jvp(const Arrays& primals,
-                           const Arrays& tangents,
-                           const std::vector<int>& argnums) {
+Arrays FusedPrimitive::tangent(const Arrays& primals,
+                               const Arrays& tangents,
+                               const std::vector<int>& argnums) {
   note_fallback(op(),
                 std::string("the forward-mode derivative of ") + name() + " is a graph of MLX ops");
   auto of_selected = [&](const Arrays& values) {
@@ -47,8 +77,8 @@ Arrays FusedPrimitive::jvp(const Arrays& primals,
   return mx::jvp(of_selected, select(primals, argnums), tangents).second;
 }
 
-std::pair<Arrays, std::vector<int>> FusedPrimitive::vmap(const Arrays& inputs,
-                                                         const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> FusedPrimitive::batched(const Arrays& inputs,
+                                                            const std::vector<int>& axes) {
   note_fallback(op(), std::string("vmap of ") + name() + " is a graph of MLX ops");
   Arrays outputs = mx::vmap([this](const Arrays& in) { return compose(in); }, axes)(inputs);
   return {outputs, std::vector<int>(outputs.size(), 0)};

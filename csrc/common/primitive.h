@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/simulate.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
 
@@ -18,7 +19,8 @@ using Arrays = std::vector<mx::array>;
 
 class FusedPrimitive : public mx::Primitive {
  public:
-  explicit FusedPrimitive(mx::Stream stream) : mx::Primitive(stream) {}
+  explicit FusedPrimitive(mx::Stream stream)
+      : mx::Primitive(stream), simulation_(simulation_mode()) {}
 
   // The Python name of the op, for messages and `trace()`.
   virtual const char* op() const = 0;
@@ -29,20 +31,43 @@ class FusedPrimitive : public mx::Primitive {
   // Derived classes give the shapes without evaluating: shapeless compilation needs them.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override = 0;
 
+  // The kernels: on a CPU stream natively, or in the simulator when the primitive was made inside
+  // `simulate()`.
+  virtual void eval_native(const Arrays& inputs, Arrays& outputs) = 0;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override = 0;
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) final;
+
+  // MLX's entry points; derivatives of a simulated primitive are simulated too.
   Arrays vjp(const Arrays& primals,
              const Arrays& cotangents,
              const std::vector<int>& argnums,
-             const Arrays& outputs) override;
-  Arrays jvp(const Arrays& primals,
-             const Arrays& tangents,
-             const std::vector<int>& argnums) override;
+             const Arrays& outputs) final;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) final;
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
-                                           const std::vector<int>& axes) override;
+                                           const std::vector<int>& axes) final;
 
-  // True when both are of the same class; a class with parameters compares them too.
+  // True when both are of the same class and run in the same way; a class with parameters compares
+  // them too.
   bool is_equivalent(const mx::Primitive& other) const override {
-    return typeid(*this) == typeid(other);
+    return typeid(*this) == typeid(other) &&
+           simulation_ == static_cast<const FusedPrimitive&>(other).simulation_;
   }
+
+ protected:
+  // By default the derivatives and the batching of `compose`; overridden where fused is better.
+  virtual Arrays gradient(const Arrays& primals,
+                          const Arrays& cotangents,
+                          const std::vector<int>& argnums,
+                          const Arrays& outputs);
+  virtual Arrays tangent(const Arrays& primals,
+                         const Arrays& tangents,
+                         const std::vector<int>& argnums);
+  virtual std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                                      const std::vector<int>& axes);
+
+ private:
+  const SimulationMode simulation_;
 };
 
 // For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that

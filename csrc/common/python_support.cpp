@@ -4,15 +4,18 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "common/errors.h"
 #include "common/isa.h"
 #include "common/launch.h"
 #include "common/parallel.h"
 #include "common/probe.h"
+#include "common/simulate.h"
 #include "common/trace.h"
 
 namespace nb = nanobind;
@@ -42,6 +45,40 @@ void set_isa(const std::string& name) {
 }
 
 using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void bind_simulate(nb::module_& m) {
+  // The mode is a tuple: (on, checked, seed).
+  using Mode = std::tuple<bool, bool, uint64_t>;
+  m.def(
+      "_set_simulation_mode",
+      [](const Mode& mode) {
+        const auto [on, checked, seed] = mode;
+        const SimulationMode before = set_simulation_mode({on, checked, seed});
+        return Mode(before.on, before.checked, before.seed);
+      },
+      "mode"_a);
+  m.def(
+      "_set_simulator_compiler",
+      [](nb::callable compile) {
+        // Kept for the life of the process: evaluation may need it after Python has begun to end.
+        PyObject* function = compile.release().ptr();
+        set_simulator_compiler([function](const std::string& op,
+                                          const std::vector<FunctionConstant>& constants,
+                                          bool checked) {
+          nb::gil_scoped_acquire lock;
+          nb::dict values;
+          for (const FunctionConstant& constant : constants) {
+            values[nb::int_(constant.index)] = nb::bool_(constant.value);
+          }
+          try {
+            return nb::cast<std::string>(nb::handle(function)(op, values, checked));
+          } catch (nb::python_error& error) {
+            throw_internal_error(op, std::string("the simulator cannot compile: ") + error.what());
+          }
+        });
+      },
+      "compile"_a);
+}
 
 void bind_trace(nb::module_& m) {
   nb::class_<TraceEvent>(m, "_TraceEvent")
@@ -123,6 +160,7 @@ void bind_probe(nb::module_& m) {
 
 void bind_support(nb::module_& m) {
   bind_trace(m);
+  bind_simulate(m);
   m.def("_supported_isas", &supported_isas);
   m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });
   m.def("_set_isa", &set_isa, "name"_a);

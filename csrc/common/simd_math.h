@@ -62,8 +62,8 @@ inline f32v exp(f32v x) {
 
 // e^x for x <= 0 and for NaN, which is what sigmoid and softmax need: cheaper, since nothing
 // overflows. Accurate as `exp` (kFloat), or to a relative 2^-18 (kHalf; 2^-17 without fused
-// multiply-add). Results that would be subnormal are 0, as on a GPU. NaN gives 0 too: callers keep
-// x itself as a factor.
+// multiply-add). Below -87.336 (results from 1.0006 * 2^-126 down) it is 0, as GPUs make of
+// subnormal numbers. NaN gives 0 too: callers keep x itself as a factor.
 template <Accuracy kAccuracy>
 inline f32v exp_nonpositive(f32v x) {
   constexpr float kSmallestNormal = -87.336f;  // the logarithm of 2^-126, rounded up

@@ -24,6 +24,7 @@ _compat.check(
 from mlx_anvil import nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import silu_gate  # noqa: E402
 from mlx_anvil._info import __version__, info  # noqa: E402
+from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "nn",
     "reference",
     "silu_gate",
+    "simulate",
     "strict",
     "trace",
 ]

@@ -2,6 +2,7 @@
 
 import platform
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TypedDict
 
 import mlx.core as mx
@@ -39,9 +40,15 @@ class Info(TypedDict):
 
 def _backends() -> dict[str, BackendInfo]:
     metal_built = _ext._has_metal()
+    simulator_usable = find_spec("ziglang") is not None
     cuda_here = mx.cuda.is_available()
     return {
         "cpu": {"built": True, "usable": True, "detail": f"{_ext._current_isa()}, {_ext._max_threads()} threads"},
+        "simulator": {
+            "built": True,
+            "usable": simulator_usable,
+            "detail": "inside simulate()" if simulator_usable else 'needs pip install "mlx-anvil[sim]"',
+        },
         "metal": {
             "built": metal_built,
             "usable": metal_built and mx.metal.is_available(),
@@ -75,5 +82,5 @@ def info() -> Info:
 
 
 def usable_backends() -> list[str]:
-    """Names of the backends on which ops run here."""
-    return [name for name, backend in _backends().items() if backend["usable"]]
+    """Names of the backends on which ops run here as a user calls them; the simulator is for tests."""
+    return [name for name, backend in _backends().items() if backend["usable"] and name != "simulator"]

@@ -1,0 +1,47 @@
+// Whether the ops that are being called run their Metal kernels in the simulator (`simulate()` in
+// Python). A state of the calling thread; a primitive remembers what it was when it was made.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/launch.h"
+
+namespace mlx_anvil {
+
+struct SimulationMode {
+  bool on = false;
+  bool checked = false;  // record races and accesses out of bounds; slower
+  uint64_t seed = 0;     // other than 0: shuffles the order in which threads run
+
+  bool operator==(const SimulationMode&) const = default;
+};
+
+SimulationMode simulation_mode();
+
+// Sets the calling thread's mode and gives the one before.
+SimulationMode set_simulation_mode(const SimulationMode& mode);
+
+class SimulationScope {
+ public:
+  explicit SimulationScope(const SimulationMode& mode) : before_(set_simulation_mode(mode)) {}
+  ~SimulationScope() { set_simulation_mode(before_); }
+  SimulationScope(const SimulationScope&) = delete;
+  SimulationScope& operator=(const SimulationScope&) = delete;
+
+ private:
+  SimulationMode before_;
+};
+
+// Compiles the kernels of `op` for this machine with the given function constants and returns the
+// path of the shared library. Supplied by Python, where the compiler lives (mlx_anvil.mslc); throws
+// what the compiler has to say.
+using SimulatorCompiler = std::function<std::string(
+    const std::string& op, const std::vector<FunctionConstant>& constants, bool checked)>;
+void set_simulator_compiler(SimulatorCompiler compiler);
+
+void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream);
+
+}  // namespace mlx_anvil
