@@ -61,7 +61,7 @@ def test_exp_over_its_whole_range(isa):
     assert probe("exp", np.zeros(1, np.float32))[0] == 1
 
 
-@pytest.mark.parametrize("name", ["exp_nonpositive", "exp_nonpositive_half"])
+@pytest.mark.parametrize("name", ["exp_nonpositive", "exp_nonpositive_float16", "exp_nonpositive_bfloat16"])
 def test_exp_nonpositive_over_its_whole_range(isa, name):
     x = every_256th_float()
     x = x[~(x > 0)]
@@ -69,7 +69,10 @@ def test_exp_nonpositive_over_its_whole_range(isa, name):
     inside = x > -87.336
     with np.errstate(invalid="ignore"):
         exact = np.exp(x[inside].astype(np.float64))
-    bound = 1.4 * 2.0**-23 if name == "exp_nonpositive" else 2.0**-17 if isa == "baseline" else 2.0**-18
+    half = 2.0**-17 if isa == "baseline" else 2.0**-18
+    bound = {"exp_nonpositive": 1.4 * 2.0**-23, "exp_nonpositive_float16": half, "exp_nonpositive_bfloat16": 2.0**-13}[
+        name
+    ]
     assert (np.abs(result[inside] - exact) / exact).max() <= bound
     assert (result[~inside] == 0).all()  # NaN among them
 
@@ -100,7 +103,8 @@ def test_every_build_is_accurate(isa, dtype):
     results = [mlx_anvil.silu_gate(gate, up), *vjp_of(mlx_anvil.silu_gate, 2)(gate, up, dy)]
     for result, want in zip(results, exact, strict=True):
         assert max_error(result, want) <= ulp
-        # Rounded once: relative to each element, not only to the largest.
+    # Rounded once: relative to each element, not only to the largest. (The gradient in gate has zeros of its own.)
+    for result, want in ((results[0], exact[0]), (results[2], exact[2])):
         error = np.abs(to_numpy(result) - to_numpy(want))
         assert (error <= 1.05 * ulp * np.abs(to_numpy(want)) + 1e-7).all()
 

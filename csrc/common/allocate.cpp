@@ -1,5 +1,7 @@
 #include "common/allocate.h"
 
+#include "mlx/backend/gpu/device_info.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #include <unistd.h>
@@ -29,7 +31,9 @@ void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t byt
 
 mx::allocator::Data allocate(size_t bytes, const mx::Device& device) {
   mx::allocator::Data data = mx::allocator::malloc(bytes);
-  if (device == mx::Device::cpu) {
+  // With a GPU backend the memory may be managed by its driver, whose pages are not ours to advise
+  // on.
+  if (device == mx::Device::cpu && !mx::gpu::is_available()) {
     prefer_huge_pages(data.buffer().raw_ptr(), bytes);
   }
   return data;

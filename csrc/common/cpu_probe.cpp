@@ -52,8 +52,9 @@ void round_trip(const float* x, float* out, int64_t count) {
 }  // namespace
 
 constinit const Probe probe_table = {map<Exp>,
-                                     map<ExpNonpositive<Accuracy::kFloat>>,
-                                     map<ExpNonpositive<Accuracy::kHalf>>,
+                                     map<ExpNonpositive<Accuracy::kFloat32>>,
+                                     map<ExpNonpositive<Accuracy::kFloat16>>,
+                                     map<ExpNonpositive<Accuracy::kBfloat16>>,
                                      round_trip<f16>,
                                      round_trip<bf16>,
                                      map<Identity, true>};

@@ -12,7 +12,8 @@ struct Probe {
   using Map = void (*)(const float* x, float* out, int64_t count);
   Map exp;
   Map exp_nonpositive;
-  Map exp_nonpositive_half;
+  Map exp_nonpositive_float16;
+  Map exp_nonpositive_bfloat16;
   Map through_float16;  // rounded to float16 and widened again
   Map through_bfloat16;
   Map stream_copy;  // past the cache

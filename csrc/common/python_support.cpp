@@ -73,7 +73,8 @@ void bind_simulate(nb::module_& m) {
           try {
             return nb::cast<std::string>(nb::handle(function)(op, values, checked));
           } catch (nb::python_error& error) {
-            throw_internal_error(op, std::string("the simulator cannot compile: ") + error.what());
+            const nb::str text(error.value());
+            throw_internal_error(op, std::string("the simulator cannot compile: ") + text.c_str());
           }
         });
       },
@@ -102,7 +103,8 @@ Probe::Map probe_named(const std::string& name) {
   const std::pair<const char*, Probe::Map> named[] = {
       {"exp", all.exp},
       {"exp_nonpositive", all.exp_nonpositive},
-      {"exp_nonpositive_half", all.exp_nonpositive_half},
+      {"exp_nonpositive_float16", all.exp_nonpositive_float16},
+      {"exp_nonpositive_bfloat16", all.exp_nonpositive_bfloat16},
       {"float16", all.through_float16},
       {"bfloat16", all.through_bfloat16},
   };

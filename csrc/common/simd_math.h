@@ -5,11 +5,15 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// How exact a function has to be: for a float32 result, or for one that is rounded to 16 bits next.
-enum class Accuracy { kFloat, kHalf };
+// How exact a function has to be: as the format that its result is rounded to next demands.
+enum class Accuracy { kFloat32, kFloat16, kBfloat16 };
 
 template <class T>
-inline constexpr Accuracy kAccuracyFor = sizeof(T) == 4 ? Accuracy::kFloat : Accuracy::kHalf;
+inline constexpr Accuracy kAccuracyOf = Accuracy::kFloat32;
+template <>
+inline constexpr Accuracy kAccuracyOf<f16> = Accuracy::kFloat16;
+template <>
+inline constexpr Accuracy kAccuracyOf<bf16> = Accuracy::kBfloat16;
 
 // e^x = 2^n e^r with whole n and |r| <= ln2 / 2.
 struct ExpParts {
@@ -18,9 +22,9 @@ struct ExpParts {
   f32v n;
 };
 
-// For kFloat, ln2 is split in two so that n times its upper part is exact, and e^r is a polynomial
-// of degree 6 (error 7e-8, rounding included). For kHalf, ln2 stays whole and degree 4 does (2.9e-6
-// in all). Both polynomials minimise the largest relative error among those that are 1 at 0.
+// Polynomials of degree 6, 4 and 3 with relative errors of 7e-8 (rounding included), 2.9e-6
+// and 1.1e-4; each minimises its largest relative error among those that are 1 at 0. For kFloat32,
+// ln2 is split in two so that n times its upper part is exact.
 template <Accuracy kAccuracy>
 inline ExpParts exp_parts(f32v x) {
   constexpr float kLog2E = 1.44269504088896341f;
@@ -28,19 +32,25 @@ inline ExpParts exp_parts(f32v x) {
   ExpParts parts;
   parts.shifted = x * kLog2E + kRound;
   parts.n = parts.shifted - kRound;
-  if constexpr (kAccuracy == Accuracy::kHalf) {
-    const f32v r = x - parts.n * 0.69314718055994531f;
-    f32v p = r * 4.151380807e-2f + 1.678749621e-1f;
-    p = p * r + 5.000301600e-1f;
-    p = p * r + 9.999668002e-1f;
-    parts.mantissa = p * r + 1.0f;
-  } else {
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
     const f32v r = (x - parts.n * 0.693359375f) - parts.n * -2.12194440e-4f;
     f32v p = r * 1.384774572e-3f + 8.374293335e-3f;
     p = p * r + 4.166793823e-2f;
     p = p * r + 1.666642874e-1f;
     p = p * r + 4.999999404e-1f;
     p = p * r + 1.0f;
+    parts.mantissa = p * r + 1.0f;
+  } else {
+    const f32v r = x - parts.n * 0.69314718055994531f;
+    f32v p;
+    if constexpr (kAccuracy == Accuracy::kFloat16) {
+      p = r * 4.151380807e-2f + 1.678749621e-1f;
+      p = p * r + 5.000301600e-1f;
+      p = p * r + 9.999668002e-1f;
+    } else {
+      p = r * 1.651794612e-01f + 5.041311979e-01f;
+      p = p * r + 1.000195861e+00f;
+    }
     parts.mantissa = p * r + 1.0f;
   }
   return parts;
@@ -51,7 +61,7 @@ inline ExpParts exp_parts(f32v x) {
 // underflows, NaN for NaN.
 inline f32v exp(f32v x) {
   x = at_least(at_most(x, 89.5f), -105.0f);  // beyond: inf and 0, which scaling then produces
-  const ExpParts parts = exp_parts<Accuracy::kFloat>(x);
+  const ExpParts parts = exp_parts<Accuracy::kFloat32>(x);
   // 2^n in two factors, since 2^n itself may lie outside the range of float.
   const i32v n = __builtin_convertvector(parts.n, i32v);
   const i32v half = n >> 1;
@@ -61,9 +71,9 @@ inline f32v exp(f32v x) {
 }
 
 // e^x for x <= 0 and for NaN, which is what sigmoid and softmax need: cheaper, since nothing
-// overflows. Accurate as `exp` (kFloat), or to a relative 2^-18 (kHalf; 2^-17 without fused
-// multiply-add). Below -87.336 (results from 1.0006 * 2^-126 down) it is 0, as GPUs make of
-// subnormal numbers. NaN gives 0 too: callers keep x itself as a factor.
+// overflows. Accurate as `exp` (kFloat32), or to a relative 2^-18 (kFloat16; 2^-17 without fused
+// multiply-add) or 2^-13 (kBfloat16). Below -87.336 (results from 1.0006 * 2^-126 down) it is 0, as
+// GPUs make of subnormal numbers. NaN gives 0 too: callers keep x itself as a factor.
 template <Accuracy kAccuracy>
 inline f32v exp_nonpositive(f32v x) {
   constexpr float kSmallestNormal = -87.336f;  // the logarithm of 2^-126, rounded up
@@ -72,27 +82,56 @@ inline f32v exp_nonpositive(f32v x) {
   return bits_as<f32v>(x > splat(kSmallestNormal) ? scaled : u32v{});
 }
 
-struct Sigmoid {
-  f32v value;       // s = 1 / (1 + e^-x)
-  f32v complement;  // 1 - s, without the cancellation of that subtraction
+struct Silu {
+  f32v value;       // x s with s = 1 / (1 + e^-x)
+  f32v derivative;  // s (1 + x (1 - s))
 };
 
-// From e^-|x|, which never overflows: both parts keep full relative accuracy at both ends. A NaN
-// does not pass through.
+#if defined(__AVX512F__)
+
+// e^-x for results of 16 bits. One instruction clamps both ends, one scales by any power of two,
+// infinity and zero included. NaN gives a number: callers keep x itself as a factor.
 template <Accuracy kAccuracy>
-inline Sigmoid sigmoid(f32v x) {
+inline f32v exp_of_negative(f32v x) {
+  constexpr int kSmallerMagnitude = 2;  // with the sign of the first operand
+  const __m512 clamped =
+      _mm512_range_ps(bits_as<__m512>(x), _mm512_set1_ps(104.0f), kSmallerMagnitude);
+  const ExpParts parts = exp_parts<kAccuracy>(-bits_as<f32v>(clamped));
+  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(parts.mantissa), bits_as<__m512>(parts.n)));
+}
+
+#endif
+
+// NaN for NaN and for -inf (where x s is -inf * 0); finite for finite x.
+template <Accuracy kAccuracy>
+inline f32v silu(f32v x) {
+#if defined(__AVX512F__)
+  if constexpr (kAccuracy != Accuracy::kFloat32) {
+    return x / (1.0f + exp_of_negative<kAccuracy>(x));
+  }
+#endif
+  // From e^-|x|, which never overflows: full relative accuracy at both ends.
+  const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
+  return (bits_as<i32v>(x) < 0 ? x * small : x) / (1.0f + small);
+}
+
+template <Accuracy kAccuracy>
+inline Silu silu_with_derivative(f32v x) {
+#if defined(__AVX512F__)
+  if constexpr (kAccuracy != Accuracy::kFloat32) {
+    const f32v sigmoid = 1.0f / (1.0f + exp_of_negative<kAccuracy>(x));
+    const f32v value = x * sigmoid;
+    return {value, value * (1.0f - sigmoid) + sigmoid};
+  }
+#endif
+  // The smaller of s and 1 - s is formed as such: 1 - s by subtraction would cancel.
   const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
   const f32v major = 1.0f / (1.0f + small);
   const f32v minor = small * major;
   const i32v negative = bits_as<i32v>(x) < 0;
-  return {negative ? minor : major, negative ? major : minor};
-}
-
-// x sigmoid(x), with one division for all of it; NaN for NaN and for -inf, as that product gives.
-template <Accuracy kAccuracy>
-inline f32v silu(f32v x) {
-  const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
-  return (bits_as<i32v>(x) < 0 ? x * small : x) / (1.0f + small);
+  const f32v sigmoid = negative ? minor : major;
+  const f32v complement = negative ? major : minor;
+  return {x * sigmoid, sigmoid * (1.0f + x * complement)};
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,4 +1,4 @@
-// silu_gate on the CPU. Formulas as in metal/silu_gate/silu_gate.metal.
+// silu_gate on the CPU. The formulas are those of metal/silu_gate/silu_gate.h.
 #include "common/elementwise_kernel.h"
 #include "common/simd_math.h"
 #include "silu_gate/kernels.h"
@@ -7,18 +7,13 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x)
-inline f32v silu_derivative(f32v x, Sigmoid s) {
-  return s.value * (1.0f + x * s.complement);
-}
-
 // gate, up -> silu(gate) up
 struct Forward {
   static constexpr int kInputs = 2;
   static constexpr int kOutputs = 1;
   template <class T>
   static void apply(const f32v* in, f32v* out) {
-    out[0] = silu<kAccuracyFor<T>>(in[0]) * in[1];
+    out[0] = silu<kAccuracyOf<T>>(in[0]) * in[1];
   }
 };
 
@@ -29,9 +24,9 @@ struct Backward {
   template <class T>
   static void apply(const f32v* in, f32v* out) {
     const f32v gate = in[0], up = in[1], dy = in[2];
-    const Sigmoid s = sigmoid<kAccuracyFor<T>>(gate);
-    out[0] = dy * (up * silu_derivative(gate, s));
-    out[1] = dy * (gate * s.value);
+    const Silu silu = silu_with_derivative<kAccuracyOf<T>>(gate);
+    out[0] = dy * (up * silu.derivative);
+    out[1] = dy * silu.value;
   }
 };
 
@@ -42,8 +37,8 @@ struct Jvp {
   template <class T>
   static void apply(const f32v* in, f32v* out) {
     const f32v gate = in[0], up = in[1], gate_tangent = in[2], up_tangent = in[3];
-    const Sigmoid s = sigmoid<kAccuracyFor<T>>(gate);
-    out[0] = gate_tangent * (up * silu_derivative(gate, s)) + up_tangent * (gate * s.value);
+    const Silu silu = silu_with_derivative<kAccuracyOf<T>>(gate);
+    out[0] = gate_tangent * (up * silu.derivative) + up_tangent * silu.value;
   }
 };
 

@@ -18,6 +18,9 @@ def _compile(op: str, constants: dict[int, bool], checked: bool) -> str:
 
 @cache
 def _register_compiler() -> None:
+    from mlx_anvil.mslc.toolchain import find_zig
+
+    find_zig()  # raises, with what to install, before anything is called
     _ext._set_simulator_compiler(_compile)
 
 
