@@ -72,8 +72,8 @@ def torch_contestant(arrays: list[mx.array], backward: bool) -> dict[str, Callab
 
 
 def copy_contestants(total_bytes: int) -> dict[str, Callable[[], None]]:
-    source = np.ones(total_bytes // 8, np.float32)
-    target = np.ones_like(source)
+    # From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
+    source, target = (np.asarray(mx.ones(total_bytes // 8)) for _ in range(2))
     return {
         "copy": lambda: _ext._copy(source, target, False),
         "copy past the cache": lambda: _ext._copy(source, target, True),

@@ -1,7 +1,7 @@
 """Timing that can be trusted on a shared machine, and the files that hold the results.
 
 Contestants run interleaved (A B C, then C B A, and so on) in one process, so that drift of the machine's speed hits
-all alike; figures are medians with the spread of the middle half. Ratios are formed round by round before the median
+all alike; before its timed calls each makes one that is not. Figures are medians with the spread of the middle half. Ratios are formed round by round before the median
 is taken.
 """
 
@@ -66,6 +66,9 @@ def measure(
     start = time.perf_counter()
     for index in range(rounds):
         for label in order if index % 2 == 0 else reversed(order):
+            # Threads of the contestant before may still be spinning, and caches still hold its data.
+            time.sleep(0.002)
+            contestants[label]()
             begin = time.perf_counter()
             for _ in range(calls[label]):
                 contestants[label]()

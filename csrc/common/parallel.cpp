@@ -12,6 +12,10 @@
 
 namespace mlx_anvil {
 
+namespace {
+constexpr int kRangesPerThread = 4;
+}
+
 #if defined(__APPLE__)
 
 namespace {
@@ -61,7 +65,9 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   if (count <= 0) {
     return;
   }
-  const int64_t ranges = std::min<int64_t>(max_threads(), count / std::max<int64_t>(1, grain));
+  const int threads = max_threads();
+  const int64_t grains = count / std::max<int64_t>(1, grain);
+  const int64_t ranges = threads == 1 ? 1 : std::min<int64_t>(threads * kRangesPerThread, grains);
   if (ranges <= 1) {
     body(0, count);
     return;
@@ -70,7 +76,8 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   Job job{&body, count, ranges};
   dispatch_apply_f(static_cast<size_t>(ranges), DISPATCH_APPLY_AUTO, &job, run_range);
 #else
-#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(ranges))
+  const int team = static_cast<int>(std::min<int64_t>(threads, ranges));
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
   for (int64_t i = 0; i < ranges; ++i) {
     body(count * i / ranges, count * (i + 1) / ranges);
   }
