@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -119,13 +119,16 @@ def write_results(name: str, rows: list[dict[str, Any]]) -> Path:
     """Writes ``bench/results/<name>.json``."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    path.write_text(f'{{\n"machine": {json.dumps(machine(), indent=1)},\n"rows": [\n{lines}\n]\n}}\n')
     return path
 
 
 def as_json(timing: Timing) -> dict[str, Any]:
-    """A timing as JSON, seconds rounded to what is known of them."""
-    return {
-        key: [float(f"{v:.4g}") for v in value] if isinstance(value, list) else float(f"{value:.4g}")
-        for key, value in asdict(timing).items()
-    }
+    """A timing as JSON: microseconds would be noise beyond four digits."""
+
+    def rounded(value: float) -> float:
+        return float(f"{value:.4g}")
+
+    quartiles = {"median": rounded(timing.median), "low": rounded(timing.low), "high": rounded(timing.high)}
+    return quartiles | {"rounds": [rounded(value) for value in timing.rounds]}

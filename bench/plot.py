@@ -48,14 +48,40 @@ def draw(results: dict, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def markdown(results: dict) -> str:
+    """The README's table: rows that reuse memory, as a training loop does."""
+    lines = [
+        "| shape | direction | dtype | ours | share of copy | over MLX | over MLX compiled | over PyTorch |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        if row.get("memory") == "fresh":
+            continue
+        ours = row["seconds"]["ours"]["median"] * 1e3
+        faster = [
+            f"{row['speedup'][label]:.1f}x" if label in row["speedup"] else ""
+            for label in ("MLX", "MLX compiled", "PyTorch")
+        ]
+        shape = " x ".join(map(str, row["shape"]))
+        cells = [
+            shape,
+            row["direction"],
+            row["dtype"],
+            f"{ours:.2f} ms, {row['gb_per_s']} GB/s",
+            f"{row['share_of_copy']:.2f}",
+            *faster,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 @click.command()
 @click.argument("name")
 def main(name: str) -> None:
-    """Draws bench/results/NAME.png from bench/results/NAME.json."""
+    """Draws bench/results/NAME.png from bench/results/NAME.json and prints the table for the README."""
     results = json.loads((RESULTS / f"{name}.json").read_text())
-    path = RESULTS / f"{name}.png"
-    draw(results, path)
-    print(path)
+    draw(results, RESULTS / f"{name}.png")
+    print(markdown(results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Options and fixtures of the whole suite.
 
-``--backend NAME`` runs the op tests on that backend (default: cpu); tests marked ``cpu_only`` are about the CPU kernels
+``--backend NAME [--checked]`` runs the op tests on that backend (default: cpu); tests marked ``cpu_only`` are about the CPU kernels
 or about no kernel at all and are left out elsewhere. ``MLX_ANVIL_TEST_SEED`` fixes the random inputs;
 without it every run draws a fresh seed and prints it.
 """
@@ -23,6 +23,7 @@ SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="cpu", choices=sorted(BACKENDS), help="backend that the op tests run on")
+    parser.addoption("--checked", action="store_true", help="with --backend simulator: find races and bad accesses")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--backend {backend} is not usable here: {usable['detail']}")
     mx.set_default_device(BACKENDS[backend])
     support.backend = backend
+    support.check_simulation = config.getoption("--checked")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

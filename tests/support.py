@@ -15,12 +15,13 @@ OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
 
 Arrays = list[mx.array]
 
-backend = "cpu"  # set by conftest.py
+backend, check_simulation = "cpu", False  # set by conftest.py
 
 
-def backend_scope() -> AbstractContextManager[None]:
+def backend_scope(*, checked: bool | None = None) -> AbstractContextManager[None]:
     """What makes a thread's ops run on the backend that is tested; every new thread needs its own."""
-    return mlx_anvil.simulate() if backend == "simulator" else nullcontext()
+    checked = check_simulation if checked is None else checked
+    return mlx_anvil.simulate(checked=checked) if backend == "simulator" else nullcontext()
 
 
 def kernel_names(trace: mlx_anvil.Trace) -> list[str]:

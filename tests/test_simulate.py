@@ -1,13 +1,15 @@
 """simulate(): when it applies, and that what runs is the Metal kernel."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
 
 import mlx.core as mx
-import mlx_anvil
 import pytest
+
+import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from support import assert_same_bits, max_error, vjp_of
 
@@ -129,3 +131,34 @@ def test_without_a_compiler():
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert run.returncode == 1
     assert 'pip install "mlx-anvil[sim]"' in run.stderr.splitlines()[-1]
+
+
+FAULTY_KERNEL = """
+import mlx.core as mx, mlx_anvil
+from mlx_anvil import _ext
+source = _ext._kernel_source("silu_gate")
+whole = source.replace("if (at < size) {", "if (at < size + 8) {").replace("metal::min(long(Pack<T>::kSize), size - at)", "1")
+assert whole != source
+_ext._kernel_source = lambda op: whole
+x = mx.ones((1024,))
+with mlx_anvil.simulate(checked=True):
+    try:
+        mx.eval(mlx_anvil.silu_gate(x, x))
+        print("nothing found")
+    except RuntimeError as error:
+        print(error)
+_ext._kernel_source = lambda op: source
+native = mlx_anvil.silu_gate(x, x)
+mx.eval(native)
+with mlx_anvil.simulate(checked=True):
+    print("after:", mx.allclose(mlx_anvil.silu_gate(x[1:], x[1:]), native[1:]).item())
+"""
+
+
+def test_a_finding_names_its_place_and_spoils_nothing():
+    run = subprocess.run([sys.executable, "-c", FAULTY_KERNEL], capture_output=True, text=True, check=True)
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("[silu_gate] simulation of silu_gate_forward_float32_flat:"), run.stdout
+    place = re.compile(r"metal/common/elementwise\.h:\d+:\d+: .*out of bounds.*buffer '(gate|up|out)'")
+    assert place.search(run.stdout), run.stdout
+    assert lines[-1] == "after: True"

@@ -24,13 +24,21 @@ constexpr unsigned long long kStepLimit = 200'000'000;
 
 thread_local SimulationMode current_mode;
 
-std::mutex compiler_mutex;
-SimulatorCompiler compile_library;
+std::mutex toolchain_mutex;
+SimulatorToolchain registered_toolchain;
+
+SimulatorToolchain toolchain(const std::string& op) {
+  std::lock_guard lock(toolchain_mutex);
+  if (!registered_toolchain.compile) {
+    throw_internal_error(op, "the simulator has no compiler: use mlx_anvil.simulate().");
+  }
+  return registered_toolchain;
+}
 
 // A library that mslc compiled, loaded for the life of the process.
 class SimulatorLibrary {
  public:
-  SimulatorLibrary(const std::string& op, const std::string& path) {
+  SimulatorLibrary(const std::string& op, const std::string& path) : path_(path) {
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle_) {
       throw_internal_error(op, std::string("the simulator cannot load ") + path + ": " + dlerror());
@@ -54,6 +62,8 @@ class SimulatorLibrary {
     return *found;
   }
 
+  const std::string& path() const { return path_; }
+
   int (*run)(const mslc_launch*, mslc_report*) = nullptr;
   void (*clear_report)(mslc_report*) = nullptr;
 
@@ -67,6 +77,7 @@ class SimulatorLibrary {
     return reinterpret_cast<Function>(address);
   }
 
+  std::string path_;
   void* handle_ = nullptr;
   const mslc_kernel* kernels_ = nullptr;
   unsigned int count_ = 0;
@@ -87,15 +98,8 @@ const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
     }
   }
   // Without the lock: the compiler takes Python's lock, whose holder may be waiting for ours.
-  SimulatorCompiler compile;
-  {
-    std::lock_guard lock(compiler_mutex);
-    compile = compile_library;
-  }
-  if (!compile) {
-    throw_internal_error(kernel.op(), "the simulator has no compiler: use mlx_anvil.simulate().");
-  }
-  SimulatorLibrary library(kernel.op(), compile(kernel.op(), kernel.constants(), checked));
+  SimulatorLibrary library(
+      kernel.op(), toolchain(kernel.op()).compile(kernel.op(), kernel.constants(), checked));
   std::lock_guard lock(mutex);
   return libraries.try_emplace(std::move(key), std::move(library)).first->second;
 }
@@ -142,6 +146,11 @@ class DeviceCopy {
     return {first_, static_cast<unsigned long long>(reach_.high)};
   }
 
+  bool reaches_back() const { return reach_.low < 0; }
+  mslc_buffer whole() const {
+    return {first_ + reach_.low, static_cast<unsigned long long>(reach_.high - reach_.low)};
+  }
+
   void download() const {
     std::memcpy(host_ + reach_.low, first_ + reach_.low, reach_.high - reach_.low);
   }
@@ -160,40 +169,17 @@ class DeviceCopy {
   char* first_ = nullptr;
 };
 
-std::string findings_text(const mslc_report& report) {
-  std::string text;
-  for (unsigned int i = 0; i < report.finding_count; ++i) {
-    const mslc_finding& f = report.findings[i];
-    text += "\n  ";
-    if (f.file) {
-      text += std::string(f.file) + ":" + std::to_string(f.line) + ":" + std::to_string(f.column) +
-              ": ";
-    }
-    text += f.message;
-    if (f.thread_index >= 0) {
-      text += " (thread " + std::to_string(f.thread_index) + ")";
-    }
-  }
-  return text;
-}
-
 mslc_size to_size(const Extent& extent) {
   return {extent.x, extent.y, extent.z};
 }
 
-// Everything that a launch needs once the arrays of the KernelLaunch are gone. MLX keeps their
-// memory alive until the task has run.
-struct Task {
+// One launch: its arrays, copied to where a GPU would have them, and back.
+struct Simulation {
   const SimulatorLibrary* library;
   const mslc_kernel* kernel;
-  std::string op;
+  const KernelLaunch* launch;
   std::vector<DeviceCopy> arrays;
   std::vector<size_t> bindings;  // index into arrays: an output may lie in an input's memory
-  std::vector<char> params;
-  std::vector<uint32_t> threadgroup_memory;
-  mslc_size grid;
-  mslc_size threadgroup;
-  SimulationMode mode;
 
   void bind(const mx::array& x, bool is_output) {
     const auto known = std::find_if(arrays.begin(), arrays.end(), [&](const DeviceCopy& copy) {
@@ -216,28 +202,38 @@ struct Task {
     for (size_t index : bindings) {
       bound.push_back(copies[index]);
     }
-    if (!params.empty()) {
-      bound.push_back({params.data(), params.size()});
+    if (launch->params_size > 0) {
+      bound.push_back({const_cast<void*>(launch->params), launch->params_size});
     }
+    // A view that runs backwards reaches below its first element. Overlapping buffers count as one
+    // to the checks, so its whole memory is bound once more, where no kernel looks.
+    for (const DeviceCopy& array : arrays) {
+      if (array.reaches_back()) {
+        bound.push_back(array.whole());
+      }
+    }
+    const SimulationMode mode = simulation_mode();
     mslc_launch request{};
     request.struct_size = sizeof(request);
     request.flags = mode.checked ? MSLC_CHECKED : 0;
     request.kernel = kernel;
     request.buffers = bound.data();
     request.buffer_count = static_cast<unsigned int>(bound.size());
-    request.threadgroup_lengths = threadgroup_memory.data();
-    request.threadgroup_buffer_count = static_cast<unsigned int>(threadgroup_memory.size());
-    request.grid = grid;
-    request.threadgroup_size = threadgroup;
+    request.threadgroup_lengths = launch->threadgroup_memory.data();
+    request.threadgroup_buffer_count = static_cast<unsigned int>(launch->threadgroup_memory.size());
+    request.grid = to_size(launch->grid);
+    request.threadgroup_size = to_size(launch->threadgroup);
     request.seed = mode.seed;
     request.step_limit = kStepLimit;
     mslc_report report{};
     report.struct_size = sizeof(report);
     const bool failed = library->run(&request, &report) != 0 || report.finding_count > 0;
-    const std::string text = findings_text(report);
+    const std::string text =
+        failed ? toolchain(launch->kernel->op()).describe(library->path(), &report) : "";
     library->clear_report(&report);
     if (failed) {
-      throw_internal_error(op, std::string("simulation of ") + kernel->name + ":" + text);
+      throw_internal_error(launch->kernel->op(),
+                           std::string("simulation of ") + kernel->name + ":\n" + text);
     }
     for (const DeviceCopy& array : arrays) {
       if (array.is_output()) {
@@ -259,34 +255,27 @@ SimulationMode set_simulation_mode(const SimulationMode& mode) {
   return before;
 }
 
-void set_simulator_compiler(SimulatorCompiler compiler) {
-  std::lock_guard lock(compiler_mutex);
-  compile_library = std::move(compiler);
+void set_simulator_toolchain(SimulatorToolchain toolchain) {
+  std::lock_guard lock(toolchain_mutex);
+  registered_toolchain = std::move(toolchain);
 }
 
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream) {
-  const SimulationMode mode = simulation_mode();
-  auto task = std::make_shared<Task>();
-  task->library = &library_for(*launch.kernel, mode.checked);
-  task->kernel = &task->library->find(*launch.kernel);
-  task->op = launch.kernel->op();
-  task->mode = mode;
-  task->grid = to_size(launch.grid);
-  task->threadgroup = to_size(launch.threadgroup);
-  task->threadgroup_memory = launch.threadgroup_memory;
-  const char* params = static_cast<const char*>(launch.params);
-  task->params.assign(params, params + launch.params_size);
-
-  auto& encoder = mx::cpu::get_command_encoder(stream);
+  const Kernel& kernel = *launch.kernel;
+  Simulation simulation;
+  simulation.library = &library_for(kernel, simulation_mode().checked);
+  simulation.kernel = &simulation.library->find(kernel);
+  simulation.launch = &launch;
   for (const mx::array* input : launch.inputs) {
-    encoder.set_input_array(*input);
-    task->bind(*input, false);
+    simulation.bind(*input, false);
   }
-  for (mx::array* output : launch.outputs) {
-    encoder.set_output_array(*output);
-    task->bind(*output, true);
+  for (const mx::array* output : launch.outputs) {
+    simulation.bind(*output, true);
   }
-  encoder.dispatch([task] { task->run(); });
+  // Here and now, not as a task of the stream: an error in a task stays with the stream, and MLX
+  // would raise it again in a later evaluation that has nothing to do with it.
+  mx::synchronize(stream);
+  simulation.run();
 }
 
 }  // namespace mlx_anvil

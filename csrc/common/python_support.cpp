@@ -46,6 +46,40 @@ void set_isa(const std::string& name) {
 
 using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// The text of a Python exception becomes that of the error that the evaluation ends with.
+template <class Call>
+std::string call_python(const std::string& op, Call call) {
+  nb::gil_scoped_acquire lock;
+  try {
+    return nb::cast<std::string>(call());
+  } catch (nb::python_error& error) {
+    const nb::str text(error.value());
+    throw_internal_error(op, std::string("the simulator's compiler: ") + text.c_str());
+  }
+}
+
+void set_toolchain(nb::callable compile, nb::callable describe) {
+  // Kept for the life of the process: evaluation may need them after Python has begun to end.
+  const nb::handle to_compile = compile.release();
+  const nb::handle to_describe = describe.release();
+  SimulatorToolchain toolchain;
+  toolchain.compile = [to_compile](const std::string& op,
+                                   const std::vector<FunctionConstant>& constants, bool checked) {
+    return call_python(op, [&] {
+      nb::dict values;
+      for (const FunctionConstant& constant : constants) {
+        values[nb::int_(constant.index)] = nb::bool_(constant.value);
+      }
+      return to_compile(op, values, checked);
+    });
+  };
+  toolchain.describe = [to_describe](const std::string& path, const void* report) {
+    return call_python("simulate",
+                       [&] { return to_describe(path, reinterpret_cast<uintptr_t>(report)); });
+  };
+  set_simulator_toolchain(std::move(toolchain));
+}
+
 void bind_simulate(nb::module_& m) {
   // The mode is a tuple: (on, checked, seed).
   using Mode = std::tuple<bool, bool, uint64_t>;
@@ -57,28 +91,7 @@ void bind_simulate(nb::module_& m) {
         return Mode(before.on, before.checked, before.seed);
       },
       "mode"_a);
-  m.def(
-      "_set_simulator_compiler",
-      [](nb::callable compile) {
-        // Kept for the life of the process: evaluation may need it after Python has begun to end.
-        PyObject* function = compile.release().ptr();
-        set_simulator_compiler([function](const std::string& op,
-                                          const std::vector<FunctionConstant>& constants,
-                                          bool checked) {
-          nb::gil_scoped_acquire lock;
-          nb::dict values;
-          for (const FunctionConstant& constant : constants) {
-            values[nb::int_(constant.index)] = nb::bool_(constant.value);
-          }
-          try {
-            return nb::cast<std::string>(nb::handle(function)(op, values, checked));
-          } catch (nb::python_error& error) {
-            const nb::str text(error.value());
-            throw_internal_error(op, std::string("the simulator cannot compile: ") + text.c_str());
-          }
-        });
-      },
-      "compile"_a);
+  m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a);
 }
 
 void bind_trace(nb::module_& m) {

@@ -35,12 +35,19 @@ class SimulationScope {
   SimulationMode before_;
 };
 
-// Compiles the kernels of `op` for this machine with the given function constants and returns the
-// path of the shared library. Supplied by Python, where the compiler lives (mlx_anvil.mslc); throws
-// what the compiler has to say.
-using SimulatorCompiler = std::function<std::string(
-    const std::string& op, const std::vector<FunctionConstant>& constants, bool checked)>;
-void set_simulator_compiler(SimulatorCompiler compiler);
+// What Python does for the simulator, since the compiler lives there (mlx_anvil.mslc).
+struct SimulatorToolchain {
+  // Compiles the kernels of `op` with the given function constants; gives the path of the library.
+  // Throws what the compiler has to say.
+  std::function<std::string(
+      const std::string& op, const std::vector<FunctionConstant>& constants, bool checked)>
+      compile;
+  // Text of the findings in a report (the address of an mslc_report) of a library that it compiled,
+  // with their places in the .metal files.
+  std::function<std::string(const std::string& path, const void* report)> describe;
+};
+
+void set_simulator_toolchain(SimulatorToolchain toolchain);
 
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream);
 

@@ -39,8 +39,11 @@ void store_pack(device T* to, int count, const thread float* x) {
     Pack<T>::store(to, x);
     return;
   }
-  for (int i = 0; i < count; ++i) {
-    to[i] = static_cast<T>(x[i]);
+  // A fixed number of steps: x then stays in registers.
+  for (int i = 0; i < Pack<T>::kSize; ++i) {
+    if (i < count) {
+      to[i] = static_cast<T>(x[i]);
+    }
   }
 }
 

@@ -3,25 +3,41 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
 from mlx_anvil import _ext
+
+if TYPE_CHECKING:
+    from mlx_anvil.mslc.simulator import Library
+
+# By path, so that findings can be traced back to the source they come from.
+_libraries: dict[str, "Library"] = {}
 
 
 def _compile(op: str, constants: dict[int, bool], checked: bool) -> str:
     """Compiles the kernels of an op for the simulator; returns the path of the library."""
-    from mlx_anvil.mslc.compiler import Options, compile_library
+    from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
     from mlx_anvil.mslc.preprocess import Source
+    from mlx_anvil.mslc.simulator import Library
 
     source = Source(text=_ext._kernel_source(op), name=f"metal/{op}")
-    return str(compile_library(source, constants, Options(checked=checked)).path)
+    library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
+    path = str(library.compiled.path)
+    _libraries[path] = library
+    return path
+
+
+def _describe(path: str, report: int) -> str:
+    """What the findings in a report at an address say, a line each."""
+    return "\n".join(str(finding) for finding in _libraries[path].findings_at(report))
 
 
 @cache
-def _register_compiler() -> None:
+def _register_toolchain() -> None:
     from mlx_anvil.mslc.toolchain import find_zig
 
     find_zig()  # raises, with what to install, before anything is called
-    _ext._set_simulator_compiler(_compile)
+    _ext._set_simulator_toolchain(_compile, _describe)
 
 
 @contextmanager
@@ -42,7 +58,7 @@ def simulate(*, checked: bool = False, seed: int = 0) -> Iterator[None]:
     """
     if seed < 0:
         raise ValueError(f"[simulate] seed is {seed}; allowed: 0 or more.")
-    _register_compiler()
+    _register_toolchain()
     before = _ext._set_simulation_mode((True, checked, seed))
     try:
         yield

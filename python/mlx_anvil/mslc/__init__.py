@@ -1,0 +1,28 @@
+"""mslc: the Metal Shading Language on any machine, compiled with upstream clang."""
+
+from .checks import verify
+from .compiler import CHECKED, PROFILED, UNCHECKED, Options
+from .diagnostics import CompileError, Diagnostic
+from .metal_kernel import metal_kernel
+from .preprocess import Source
+from .profile import LaunchProfile
+from .simulator import Finding, Library, Report, SimulationError
+from .toolchain import ToolchainError
+
+__all__ = [
+    "CHECKED",
+    "PROFILED",
+    "UNCHECKED",
+    "CompileError",
+    "Diagnostic",
+    "Finding",
+    "LaunchProfile",
+    "Library",
+    "Options",
+    "Report",
+    "SimulationError",
+    "Source",
+    "ToolchainError",
+    "metal_kernel",
+    "verify",
+]

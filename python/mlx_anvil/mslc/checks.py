@@ -1,0 +1,84 @@
+"""Checked runs: many schedules of one launch, which must find nothing wrong and agree bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .compiler import CHECKED, Constants
+from .preprocess import Source
+from .simulator import DEFAULT_STEP_LIMIT, Finding, Library, Report, SimulationError, as_array
+
+SCHEDULE = "schedule dependence"
+
+
+def verify(
+    source: str | Path | Source | Library,
+    kernel: str,
+    buffers: Mapping[int | str, object],
+    grid: Sequence[int],
+    threadgroup: Sequence[int],
+    threadgroup_memory: Mapping[int, int] | Sequence[int] = (),
+    dispatch: str = "threadgroups",
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    deterministic: bool = True,
+    step_limit: int = DEFAULT_STEP_LIMIT,
+    include_dirs: Sequence[str | Path] = (),
+    constants: Constants | None = None,
+    defines: Mapping[str, object] | None = None,
+) -> Report:
+    """Runs a launch once per seed, each in a schedule of its own, with all checks on.
+
+    `source` is what `Library` takes, or a library that was compiled with `options=CHECKED`. Every run starts from the
+    given contents of `buffers`; in the end they hold the results. Raises SimulationError with what the checks find in
+    any of the schedules. Unless `deterministic` is false (a float sum by atomics depends on the order), it also does
+    so where results differ between schedules in any bit.
+    """
+    library = source
+    if not isinstance(library, Library):
+        library = Library(library, include_dirs, constants, defines, CHECKED)
+    if not library.options.checked:
+        raise ValueError("verify needs a library with options=CHECKED")
+    if not seeds:
+        raise ValueError("verify needs at least one seed")
+    given = {key: as_array(value) for key, value in buffers.items()}
+    before = {key: array.copy() for key, array in given.items()}
+    first: dict[int | str, np.ndarray] = {}
+    for number, seed in enumerate(seeds):
+        for key, array in given.items():
+            _restore(array, before[key])
+        report = library.run(
+            kernel, given, grid, threadgroup, threadgroup_memory, dispatch, seed, step_limit=step_limit
+        )
+        if number == 0:
+            first = {key: array.copy() for key, array in given.items()}
+        elif deterministic:
+            differences = [
+                _difference(kernel, key, first[key], array, (seeds[0], seed))
+                for key, array in given.items()
+                if first[key].tobytes() != array.tobytes()
+            ]
+            if differences:
+                raise SimulationError(differences)
+    return report
+
+
+def _restore(array: np.ndarray, contents: np.ndarray) -> None:
+    if array.flags.writeable:
+        array[...] = contents
+
+
+def _difference(kernel: str, key: int | str, first: np.ndarray, now: np.ndarray, seeds: tuple[int, int]) -> Finding:
+    width = first.itemsize
+    bytes_differ = np.frombuffer(first.tobytes(), np.uint8) != np.frombuffer(now.tobytes(), np.uint8)
+    elements = bytes_differ.reshape(-1, width).any(1)
+    where = int(elements.argmax())
+    message = (
+        f"buffer {key!r} depends on the order in which threads run: element {where} is {first.reshape(-1)[where]} with "
+        f"seed {seeds[0]} and {now.reshape(-1)[where]} with seed {seeds[1]}; {int(elements.sum())} of "
+        f"{elements.size} elements differ"
+    )
+    return Finding(SCHEDULE, message, kernel, offset=where * width, size=width)

@@ -1,0 +1,233 @@
+"""Metal source to a shared library that the simulator's runtime can run; results are cached by content."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from . import diagnostics
+from .diagnostics import CompileError, Diagnostic, SourceMap
+from .entry import Module
+from .lexer import PositionMap, SourceError
+from .preprocess import PreprocessorError, Source, included_files, preprocess
+from .rewrite import CPU, Rewritten, Target, rewrite
+from .toolchain import (
+    SHIM,
+    ToolchainError,
+    build_runtime,
+    cache_directory,
+    digest,
+    fingerprint,
+    link_shared,
+    run_tool,
+    write_atomically,
+)
+
+Constants = Mapping[int | str, object]
+
+# The warnings that are off complain about Metal idioms or about what the rewriter writes.
+LANGUAGE_FLAGS = [
+    "-x",
+    "c++",
+    "-std=c++20",
+    "-nostdinc",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-fsigned-char",
+    "-ffp-contract=fast-honor-pragmas",  # plain "fast" fuses what a pragma excepts, too
+    "-ferror-limit=20",
+    "-Wall",
+    "-Wno-unused",
+    "-Wno-duplicate-decl-specifier",
+    "-Wno-unknown-attributes",
+    "-Wno-c++11-narrowing",
+    "-Wno-user-defined-literals",
+    "-Wno-reserved-user-defined-literal",
+    "-Wno-unknown-pragmas",
+    "-Wno-pass-failed",
+    "-Wno-missing-braces",
+    "-Wno-parentheses",
+    "-Wno-ignored-attributes",
+    "-Wno-deprecated",
+]
+# MSL rounds half and bfloat after every operation; clang would keep expressions in float.
+PRECISION_FLAGS = ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
+# Metal's rules for address spaces, minus what makes copying a struct impossible; see shim/address_space.h.
+RELAXED_SPACES = ["-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple", "-Xclang", "x86_64-unknown-linux-gnu"]
+STRICT_SPACES = ["-DMSLC_STRICT"]
+# The runtime recognises collectives by their return address, which a tail call would not leave, and which must not be
+# shared by two calls in the source: no call may be merged with another, or copied into branches.
+CPU_FLAGS = [
+    "-O2",
+    "-march=native",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-optimize-sibling-calls",
+    "-fconvergent-functions",
+]
+
+
+# Every access to memory becomes a call of the runtime (runtime/access.h). The passes that are turned off would hide
+# accesses: the instrumentation knows no vectors of 32 bytes, loops turned into memcpy escape the bounds checks, and code
+# that two branches share has no line of its own.
+INSTRUMENTATION = (
+    "-O1",
+    "-gline-tables-only",
+    "-gdwarf-4",
+    "-fdebug-compilation-dir=.",
+    "-fsanitize=thread,array-bounds,local-bounds",
+    "-fno-sanitize-recover=all",
+    "-fno-sanitize-trap=all",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    *(
+        argument
+        for option in (
+            "-tsan-instrument-func-entry-exit=0",
+            "-tsan-instrument-read-before-write",
+            "-disable-loop-idiom-all",
+        )
+        for argument in ("-mllvm", option)
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compiled into a library besides its source. `flags` are added to the compiler's.
+
+    `checked` looks for races and other mistakes, `profiled` counts accesses; both need INSTRUMENTATION.
+    """
+
+    checked: bool = False
+    profiled: bool = False
+    flags: tuple[str, ...] = ()
+
+
+UNCHECKED = Options()
+CHECKED = Options(checked=True, flags=INSTRUMENTATION)
+PROFILED = Options(profiled=True, flags=(*INSTRUMENTATION, "-DMSLC_PROFILED_BUILD"))
+
+
+@dataclass
+class Compiled:
+    """A library on disk, and what is known about it."""
+
+    path: Path
+    module: Module
+    source: Source
+    _positions: dict = field(repr=False)
+
+    @cached_property
+    def source_map(self) -> SourceMap:
+        preprocessed = self.path.with_suffix(".ii").read_text()
+        lines = {int(line): [tuple(s) for s in segments] for line, segments in self._positions.items()}
+        return SourceMap(preprocessed, PositionMap(lines), {self.source.name: self.source.text})
+
+
+def compile_library(source: Source, constants: Constants | None = None, options: Options = UNCHECKED) -> Compiled:
+    """Compiles, or finds in the cache. Raises CompileError with places in the author's files."""
+    constants = dict(constants or {})
+    settings = sorted((str(k), repr(v)) for k, v in constants.items()), options
+    request = digest(fingerprint(), source, *settings)
+    directory = cache_directory()
+    manifest = directory / f"{request}.manifest"
+    cached = _load(directory, manifest, source)
+    if cached is not None:
+        return cached
+
+    preprocessed = run_preprocessor(source)
+    key = digest(fingerprint(), preprocessed, *settings)
+    path = directory / f"{key}.so"
+    if not path.exists():
+        rewritten = run_rewriter(source, preprocessed, constants)
+        # The library comes last: where it exists, another process may rely on the rest.
+        write_atomically(path.with_suffix(".ii"), preprocessed.encode())
+        description = {"module": rewritten.module.to_json(), "positions": rewritten.positions.lines}
+        write_atomically(path.with_suffix(".json"), json.dumps(description).encode())
+        _compile_object(source, preprocessed, rewritten, options, path)
+    dependencies = {name: _file_digest(name) for name in included_files(preprocessed, source)}
+    write_atomically(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
+    compiled = _load(directory, manifest, source)
+    if compiled is None:
+        raise ToolchainError(f"the cache directory {directory} changes while it is used")
+    return compiled
+
+
+def run_preprocessor(source: Source) -> str:
+    try:
+        return preprocess(source)
+    except PreprocessorError as error:
+        source_map = SourceMap("", PositionMap(), {source.name: source.text})
+        found = diagnostics.parse(error.stderr, source_map)
+        if not found:
+            raise ToolchainError(f"the preprocessor failed:\n{error.stderr}") from None
+        raise CompileError(diagnostics.errors(found)) from None
+
+
+def run_rewriter(
+    source: Source, preprocessed: str, constants: Constants | None = None, target: Target = CPU
+) -> Rewritten:
+    try:
+        rewritten = rewrite(preprocessed, constants, target)
+    except SourceError as error:
+        source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
+        file, line, column = source_map.of_preprocessed(*error.position)
+        text = source_map.source_line(file, line)
+        raise CompileError([Diagnostic(file, line, column, "error", error.message, text)]) from None
+    source_map = SourceMap(preprocessed, PositionMap())
+    for kernel in rewritten.module.kernels:
+        kernel.file, kernel.file_line, _ = source_map.of_preprocessed(kernel.line, 1)
+    return rewritten
+
+
+def run_compiler(source: Source, preprocessed: str, rewritten: Rewritten, flags: Sequence[str]) -> list[Diagnostic]:
+    """Runs clang on rewritten text. Returns its warnings, raises CompileError for errors."""
+    arguments = ["clang", *LANGUAGE_FLAGS, "-include", str(SHIM / "mslc.h"), *flags, "-"]
+    result = run_tool(arguments, text=rewritten.text)
+    source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
+    found = diagnostics.parse(result.stderr, source_map)
+    if result.returncode:
+        failures = diagnostics.errors(found)
+        if not failures:
+            raise ToolchainError(f"the compiler failed:\n{result.stderr.strip()}")
+        raise CompileError(failures)
+    return found
+
+
+def _compile_object(source: Source, preprocessed: str, rewritten: Rewritten, options: Options, path: Path) -> None:
+    runtime = build_runtime()
+    with tempfile.TemporaryDirectory() as directory:
+        output = os.path.join(directory, "kernels.o")
+        flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, *options.flags, "-c", "-o", output]
+        run_compiler(source, preprocessed, rewritten, flags)
+        link_shared([output, str(runtime)], path)
+
+
+def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:
+    """The cached library of a request, unless it is missing or a file that it includes has changed."""
+    try:
+        recorded = json.loads(manifest.read_bytes())
+        path = directory / f"{recorded['key']}.so"
+        for name, recorded_digest in recorded["dependencies"].items():
+            if _file_digest(name) != recorded_digest:
+                return None
+        description = json.loads(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError, KeyError):
+        return None
+    if not path.exists():
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(manifest)  # when it was last used, for whoever cleans the cache
+    return Compiled(path, Module.from_json(description["module"]), source, description["positions"])
+
+
+def _file_digest(name: str) -> str:
+    return digest(Path(name).read_bytes())

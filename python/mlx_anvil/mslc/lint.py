@@ -1,0 +1,33 @@
+"""The strict check: Metal's rules for address spaces, which the compiler for running relaxes."""
+
+from __future__ import annotations
+
+from .compiler import PRECISION_FLAGS, STRICT_SPACES, Constants, run_compiler, run_preprocessor, run_rewriter
+from .diagnostics import CompileError, Diagnostic
+from .preprocess import Source
+
+
+def lint(source: Source, constants: Constants | None = None) -> list[Diagnostic]:
+    """Errors and warnings of one file, in the author's words and places."""
+    try:
+        preprocessed = run_preprocessor(source)
+        rewritten = run_rewriter(source, preprocessed, constants)
+        flags = [*PRECISION_FLAGS, *STRICT_SPACES, "-fsyntax-only", "-ferror-limit=0"]
+        found = run_compiler(source, preprocessed, rewritten, flags)
+    except CompileError as error:
+        found = error.diagnostics
+    return [d for d in found if not _is_struct_copy(d)]
+
+
+def _is_struct_copy(diagnostic: Diagnostic) -> bool:
+    """Whether a diagnostic only says that a struct was copied out of `device` or `constant` memory.
+
+    Metal has copy constructors for every address space; in strict mode clang has only the plain one.
+    """
+    if not diagnostic.message.startswith(
+        ("no matching constructor", "no viable constructor", "no viable overloaded '='")
+    ):
+        return False
+    candidates = [note.message for note in diagnostic.notes if note.message.startswith("candidate")]
+    mentions = [m for m in candidates if "implicit copy" in m or "implicit move" in m]
+    return bool(mentions) and any("address space" in m or "would lose" in m for m in mentions)

@@ -1,0 +1,46 @@
+"""Member functions qualified with an address space.
+
+Metal overloads members on the address space of the object; upstream C++ cannot. The plain (or `thread`) overload is kept
+and takes objects of every space, the others are dropped. Where there is no plain one, the first loses its qualifier.
+"""
+
+from __future__ import annotations
+
+from ..lexer import TokenStream
+from ..structure import Structure
+
+_SPACES = frozenset(("device", "constant", "threadgroup", "thread"))
+_AFTER = frozenset(("{", ";", ":", "noexcept", "->", "=", "override"))
+
+
+def rewrite_members(stream: TokenStream, structure: Structure) -> None:
+    variants: dict[tuple[int, str], list[tuple[str, int, int]]] = {}
+    for close in range(len(stream)):
+        if stream.text[close] != ")" or not structure.in_class(close):
+            continue
+        after = close + 1
+        while stream.at(after) in ("const", "volatile"):
+            after += 1
+        space = stream.at(after) if stream.at(after) in _SPACES else ""
+        following = after + 1 if space else after
+        if stream.at(following) not in _AFTER:
+            continue
+        first = stream.statement_start(close)
+        key = structure.enclosing[close], stream.joined(first, after - 1)
+        variants.setdefault(key, []).append((space, first, after))
+    for members in variants.values():
+        if all(space in ("", "thread") for space, _, _ in members):
+            continue
+        members.sort(key=lambda member: member[0] not in ("", "thread"))
+        space, _, qualifier = members[0]
+        if space not in ("", "thread"):
+            stream.erase(qualifier, qualifier)
+        for _, first, after in members[1:]:
+            stream.drop(first, _definition_end(stream, after))
+
+
+def _definition_end(stream: TokenStream, i: int) -> int:
+    """The last token of a member function whose parameter list ends before i."""
+    while stream.at(i) not in ("{", ";"):
+        i = stream.partner[i] + 1 if stream.at(i) in ("(", "[") else i + 1
+    return stream.partner[i] if stream.at(i) == "{" else i

@@ -1,0 +1,103 @@
+"""The preprocessor: resolves #include and macros, keeps line markers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .toolchain import STUBS, run_tool
+
+# What Apple's compiler defines for Metal 3.1. The stub headers are empty: the shim provides the library.
+DEFINES = {
+    "__METAL__": "1",
+    "__METAL_VERSION__": "310",
+    "__METAL_MACOS__": "1",
+    "__METAL_MAYBE_FAST_MATH__": "1",
+    "__METAL_FAST_MATH__": "1",
+    "__METAL_PRECISE_MATH__": "0",
+    "__HAVE_BFLOAT__": "1",
+    "METAL_FUNC": "METAL_FUNC",
+}
+_LINE_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\])*)"', re.MULTILINE)
+_ENTERED_FILE = re.compile(r'^# \d+ "((?:\\.|[^"\\])*)" 1(?: |$)', re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*)$", re.MULTILINE)
+_STANDARD = re.compile(r"<(metal_\w+|simd/simd\.h)>")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One translation unit. `name` is what messages call it."""
+
+    text: str
+    name: str = "kernel.metal"
+    include_dirs: tuple[str, ...] = ()
+    defines: tuple[tuple[str, str], ...] = field(default=())
+
+    @classmethod
+    def load(
+        cls, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, object] | None = None
+    ) -> Source:
+        """From a path, or from source text (any string with a line break)."""
+        directories = tuple(str(d) for d in include_dirs)
+        macros = tuple(sorted((name, str(value)) for name, value in (defines or {}).items()))
+        if isinstance(source, Path) or "\n" not in source:
+            path = Path(source)
+            return cls(path.read_text(), str(path), (str(path.parent), *directories), macros)
+        return cls(source, include_dirs=directories, defines=macros)
+
+    def is_self_contained(self) -> bool:
+        """Whether the text alone decides the result of preprocessing."""
+        return all(_STANDARD.fullmatch(name.strip()) for name in _INCLUDE.findall(self.text))
+
+
+class PreprocessorError(Exception):
+    """Carries the compiler's messages, whose places are already the author's."""
+
+    def __init__(self, stderr: str):
+        super().__init__(stderr)
+        self.stderr = stderr
+
+
+def preprocess(source: Source) -> str:
+    arguments = ["clang", "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-U__clang__", "-Wno-everything"]
+    arguments += [f"-D{name}={value}" for name, value in (*DEFINES.items(), *source.defines)]
+    arguments += ["-I", str(STUBS)]
+    for directory in source.include_dirs:
+        arguments += ["-I", directory]
+    escaped = source.name.replace("\\", "\\\\").replace('"', '\\"')
+    result = run_tool([*arguments, "-"], text=f'# 1 "{escaped}"\n{source.text}')
+    if result.returncode:
+        raise PreprocessorError(result.stderr)
+    return result.stdout
+
+
+def included_files(preprocessed: str, source: Source) -> list[str]:
+    """The files that the preprocessor read, besides the source itself and the stub headers.
+
+    Their markers carry the flag 1. Those that come of `#line` directives do not: a text whose includes were resolved
+    before names files that need not exist.
+    """
+    names = {unescape(name) for name in _ENTERED_FILE.findall(preprocessed)}
+    stubs = str(STUBS)
+    return sorted(n for n in names if not n.startswith(("<", stubs)) and n != source.name)
+
+
+def unescape(name: str) -> str:
+    return re.sub(r"\\(.)", r"\1", name)
+
+
+def line_origins(preprocessed: str) -> list[tuple[str, int]]:
+    """For every line of the preprocessed text (from index 1): its file and line."""
+    origins: list[tuple[str, int]] = [("", 0)]
+    file, line = "", 1
+    for text in preprocessed.split("\n"):
+        marker = _LINE_MARKER.match(text)
+        if marker:
+            origins.append(("", 0))
+            file, line = unescape(marker.group(2)), int(marker.group(1))
+        else:
+            origins.append((file, line))
+            line += 1
+    return origins

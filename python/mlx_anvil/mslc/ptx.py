@@ -1,0 +1,260 @@
+"""PTX for NVIDIA GPUs from Metal source, and a description of how a host launches each kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
+from .entry import BUFFER, BUILTIN, THREADGROUP, Kernel, Module, Parameter, entry_symbol
+from .preprocess import Source
+from .ptx_matrix import expand_products
+from .rewrite import Target
+from .toolchain import ToolchainError
+
+ARCHITECTURES = ("sm_80", "sm_90")
+POINTER, VALUE, THREADGROUP_OFFSET = "pointer", "value", "threadgroup_offset"
+
+# PTX 7.8 is the first with bfloat arithmetic and movmatrix; drivers of CUDA 11.8 and later take it.
+_FLAGS = ["--target=nvptx64-nvidia-cuda", "-nocudalib", "-O3", "-fconvergent-functions"]
+_FLAGS += ["--cuda-feature=+ptx78", "-S"]
+_MATRIX = re.compile(r"\bsimdgroup_(matrix|float8x8|half8x8|bfloat8x8)\b")
+_ENTRY = re.compile(
+    r"^\.visible \.entry mslc_entry_(?P<number>\d+)\((?P<signature>.*?)\)[^\n]*\n\{(?P<body>.*?)\n\}",
+    re.MULTILINE | re.DOTALL,
+)
+_PARAMETER = re.compile(
+    r"^\s*\.param (?:\.align \d+ )?\.([bsuf]\d+)(?P<pointer> \.ptr)?[^\n]*?_param_\d+(?:\[(\d+)\])?", re.MULTILINE
+)
+_SHARED = re.compile(r"^[^\n/]*\.shared \.align (\d+) \.[bsuf](\d+)\s+([\w$]+)(?:\[(\d+)\])?;", re.MULTILINE)
+# Metal's atomics reach the device at most; the compiler has no name for that and takes the whole system.
+_SYSTEM_SCOPE = re.compile(r"(?<=\.)(relaxed|acquire|release|acq_rel|sc)\.sys\b")
+_LIMIT = re.compile(r"^[^\n]*begin inline asm\n[^\n]*// mslc\.max_threads (\d+)\n[^\n]*end inline asm\n", re.MULTILINE)
+
+
+@dataclass
+class KernelParameter:
+    """One parameter of the entry point, in launch order."""
+
+    kind: str  # POINTER: a device address; VALUE: `size` bytes; THREADGROUP_OFFSET: see KernelDescription
+    name: str  # in the Metal source
+    index: int  # of [[buffer(index)]] or [[threadgroup(index)]]
+    size: int
+    function_constant: str = ""  # where this constant is false, the kernel does not read the parameter
+
+
+@dataclass
+class KernelDescription:
+    """What a host needs to launch a kernel.
+
+    Threadgroups are thread blocks of the same three sizes, the grid is counted in threadgroups. Parameters follow the
+    buffer indices. The buffers of dynamic threadgroup memory share one block, whose length is given at the launch;
+    the first starts at 0, every further one where its THREADGROUP_OFFSET parameter says (a multiple of 16).
+    """
+
+    name: str
+    entry: str
+    parameters: list[KernelParameter] = field(default_factory=list)
+    threadgroup_buffers: list[int] = field(default_factory=list)
+    static_threadgroup_memory: int = 0
+    max_threads: int | None = None
+    full_simdgroups: bool = False  # the number of threads in a threadgroup must be a multiple of 32
+
+
+@dataclass
+class PtxModule:
+    arch: str
+    text: str
+    kernels: list[KernelDescription]
+
+    def to_json(self) -> dict:
+        return {"arch": self.arch, "kernels": [asdict(kernel) for kernel in self.kernels]}
+
+
+def compile_ptx(
+    source: Source | str | Path, arch: str = "sm_90", constants: Mapping[int | str, object] | None = None
+) -> PtxModule:
+    """Compiles all kernels of a file. Raises CompileError with places in the author's files, and ValueError where a function
+    constant that a kernel reads has no value.
+    """
+    if not isinstance(source, Source):
+        source = Source.load(source)
+    if not re.fullmatch(r"sm_\d+a?", arch):
+        raise ValueError(f"'{arch}' is not an architecture such as sm_90")
+    preprocessed = run_preprocessor(source)
+    rewritten = run_rewriter(source, preprocessed, constants, PTX)
+    for kernel in rewritten.module.kernels:
+        if kernel.missing_constants:
+            missing = ", ".join(kernel.missing_constants)
+            raise ValueError(f"kernel '{kernel.name}' needs a value for function constant {missing}")
+    permuted = _MATRIX.search(preprocessed) is not None
+    flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *_FLAGS, f"-march={arch}"]
+    if permuted:
+        flags.append("-DMSLC_PERMUTED_LANES")
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory, "kernels.ptx")
+        run_compiler(source, preprocessed, rewritten, [*flags, "-o", str(output)])
+        text = output.read_text()
+    return _finish(text, arch, rewritten.module, permuted)
+
+
+def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
+    text = _SYSTEM_SCOPE.sub(r"\1.gpu", expand_products(text))
+    shared = _SHARED.findall(text)
+    kernels: list[KernelDescription] = []
+
+    def finish_entry(found: re.Match) -> str:
+        number, signature, body = int(found["number"]), found["signature"], found["body"]
+        kernel = module.kernels[number]
+        limit = _LIMIT.search(body)
+        description = KernelDescription(
+            name=kernel.name,
+            entry=_entry_name(kernel.name),
+            parameters=_describe(kernel, signature),
+            threadgroup_buffers=[p.index for p in _of_kind(kernel, THREADGROUP)],
+            static_threadgroup_memory=_shared_bytes(shared, body),
+            max_threads=int(limit[1]) if limit else None,
+            full_simdgroups=permuted,
+        )
+        kernels.append(description)
+        # Without a minimum of resident blocks, ptxas saves registers for more of them and spills.
+        directive = f".maxntid {description.max_threads}, 1, 1\n.minnctapersm 1\n" if limit else ""
+        entry = f".visible .entry {entry_symbol(number)}({signature})\n{directive}{{{_LIMIT.sub('', body)}\n}}"
+        return re.sub(rf"\b{entry_symbol(number)}(?=\b|_param_)", description.entry, entry)
+
+    text = _ENTRY.sub(finish_entry, text)
+    missing = {k.name for k in module.kernels} - {k.name for k in kernels}
+    if missing:
+        raise ToolchainError(f"the compiler made no entry point of {', '.join(sorted(missing))}")
+    return PtxModule(arch, text, kernels)
+
+
+def _shared_bytes(shared: list[tuple[str, str, str, str]], body: str) -> int:
+    """Of the threadgroup variables that an entry mentions."""
+    words, total = set(re.findall(r"[\w$]+", body)), 0
+    for alignment, bits, name, length in shared:
+        if name in words:
+            total = -(-total // int(alignment)) * int(alignment) + int(bits) // 8 * int(length or 1)
+    return total
+
+
+def _entry_name(name: str) -> str:
+    clean = re.sub(r"\W", "_", name)
+    return clean if not clean[0].isdigit() else f"_{clean}"
+
+
+def _describe(kernel: Kernel, signature: str) -> list[KernelParameter]:
+    """The sizes of the values come from the compiled signature."""
+    bound = [*_of_kind(kernel, BUFFER), *_of_kind(kernel, THREADGROUP)[1:]]
+    parameters = []
+    for parameter, (type_name, pointer, length) in zip(bound, _PARAMETER.findall(signature), strict=True):
+        kind = THREADGROUP_OFFSET if parameter.kind == THREADGROUP else POINTER if pointer else VALUE
+        size = int(type_name[1:]) // 8 * int(length or 1)
+        parameters.append(KernelParameter(kind, parameter.name, parameter.index, size, parameter.function_constant))
+    return parameters
+
+
+def _of_kind(kernel: Kernel, kind: str) -> list[Parameter]:
+    """In the order of their indices."""
+    return sorted((p for p in kernel.parameters if p.kind == kind), key=lambda p: p.index)
+
+
+# ---- what the rewriter writes
+
+
+def _entry_point(number: int, kernel: Kernel) -> str:
+    """One line, where the kernel is instantiated: an entry that finds the arguments and calls the kernel."""
+    function = kernel.function
+    buffers, threadgroup = _of_kind(kernel, BUFFER), _of_kind(kernel, THREADGROUP)
+    positions = {id(p): i for i, p in enumerate(kernel.parameters)}
+
+    def kernel_type(parameter: Parameter) -> str:
+        return f"::mslc::ParameterAt<decltype(&{function}), {positions[id(parameter)]}>::type"
+
+    def argument(parameter: Parameter) -> str:
+        if parameter.kind == BUILTIN:
+            return f"::mslc::as_parameter<{kernel_type(parameter)}>(::mslc::builtin::{parameter.builtin}())"
+        if parameter.kind == THREADGROUP:
+            offset = "0" if parameter is threadgroup[0] else f"offset_{positions[id(parameter)]}"
+            return f"::mslc::threadgroup_buffer<{kernel_type(parameter)}>({offset})"
+        return f"::mslc::Passed<{kernel_type(parameter)}>::get(buffer_{positions[id(parameter)]})"
+
+    declared = [f"::mslc::Passed<{kernel_type(p)}>::type buffer_{positions[id(p)]}" for p in buffers]
+    declared += [f"uint offset_{positions[id(p)]}" for p in threadgroup[1:]]
+    arguments = ", ".join(argument(p) for p in kernel.parameters)
+    # A comment in the assembly is the way out for a number that only the compiler knows.
+    limit = f'__asm__ volatile("// mslc.max_threads %0" :: "n"({kernel.max_threads})); ' if kernel.max_threads else ""
+    return (
+        f'extern "C" __attribute__((nvptx_kernel)) MSLC_EXPORT void {entry_symbol(number)}({", ".join(declared)}) '
+        f"{{ {limit}{function}({arguments}); }}"
+    )
+
+
+PTX = Target("ptx", _entry_point, lambda kernels: "")
+
+
+# ---- assembling
+
+
+@dataclass
+class Assembled:
+    """What ptxas says about a kernel."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def find_ptxas() -> str:
+    given = os.environ.get("MLX_ANVIL_PTXAS") or shutil.which("ptxas")
+    if given:
+        return given
+    for root in [sysconfig.get_path("purelib"), *filter(None, sys.path)]:
+        for found in sorted(Path(root).glob("nvidia/*/bin/ptxas")):
+            return str(found)
+    raise ToolchainError("ptxas, the assembler of CUDA, is not installed: pip install nvidia-cuda-nvcc")
+
+
+def assemble(module: PtxModule) -> dict[str, Assembled]:
+    """Runs ptxas. Returns what it reports for each entry, raises ToolchainError where it rejects the text."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "kernels.ptx")
+        path.write_text(module.text)
+        command = [
+            find_ptxas(),
+            "-v",
+            f"-arch={module.arch}",
+            str(path),
+            "-o",
+            os.path.join(directory, "kernels.cubin"),
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise ToolchainError(f"ptxas failed:\n{result.stderr.strip()}{result.stdout.strip()}")
+    return _parse_report(result.stderr + result.stdout)
+
+
+def _parse_report(report: str) -> dict[str, Assembled]:
+    results: dict[str, Assembled] = {}
+    for section in re.split(r"Compiling entry function '", report)[1:]:
+        name = section[: section.index("'")]
+
+        def number(pattern: str, section: str = section) -> int:
+            return sum(int(value) for value in re.findall(pattern, section))
+
+        results[name] = Assembled(
+            registers=number(r"Used (\d+) registers"),
+            spill_bytes=number(r"(\d+) bytes spill (?:stores|loads)"),
+            stack_bytes=number(r"(\d+) bytes stack frame"),
+            shared_bytes=number(r"(\d+) bytes smem"),
+        )
+    return results

@@ -1,0 +1,219 @@
+"""Matrix products in PTX text: pseudo-instructions of 8x8x8 become mma.sync instructions that fill the unit.
+
+`shim/ptx/matrix_ptx.h` writes `mslc.mma.<type> {d0, d1}, {a...}, {b...}, {c0, c1};` for each simdgroup multiplication. Alone,
+it is the upper half of an m16n8k8. Two that share `b` are vertically adjacent: they become one. Two full-height 16-bit ones
+of which the second adds to what the first made, and nothing else reads that, become one m16n8k16.
+
+The compiler leaves one assignment per register, apart from loop variables, and what is reordered here has no effects but
+its results. So within a block it is enough to look at which registers the statements in between read and write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+_PRODUCT = re.compile(r"^\s*mslc\.mma\.(\w+) \{(.*?)\}, \{(.*?)\}, \{(.*?)\}, \{(.*?)\};")
+_REGISTER = re.compile(r"%[a-z]+\d+")
+_STATEMENT = re.compile(r"^\s*([a-z][\w.:]*)\s+(.*);")
+_BLOCK_END = re.compile(r"^\s*(\$\w+:|(@!?%p\d+ )?bra\b|ret;|exit;|trap;|call|\{|\}|brx)")
+_WITHOUT_RESULT = ("st.", "red.", "bar.", "barrier.", "membar", "fence", "bra", "prefetch", "discard", "cp.")
+_PURE = re.compile(r"^\s*(mov|cvt|add|sub|mul|fma|mad|neg|abs|and|or|xor|not|shl|shr|prmt|selp|setp|movmatrix|shfl)\.")
+
+# Registers that a product without a lower half names.
+_ZERO, _UNUSED = "%mslc_zero", ("%mslc_unused_0", "%mslc_unused_1")
+_FILL_DECLARATIONS = f"\t.reg .b32 {_ZERO}, {', '.join(_UNUSED)};\n\tmov.b32 {_ZERO}, 0;"
+
+
+@dataclass
+class Product:
+    """One or two (upper, lower) 8x8 results; `a` and `b` have one entry for each 8 of the inner dimension."""
+
+    type: str
+    d: list[tuple[str, ...]]
+    a: list[list[tuple[str, ...]]]  # [inner][upper, lower]
+    b: list[tuple[str, ...]]  # [inner]
+    c: list[tuple[str, ...]]
+
+    @property
+    def text(self) -> str:
+        lower = len(self.d) == 2
+        d = [*self.d[0], *(self.d[1] if lower else _UNUSED)]
+        c = [*self.c[0], *(self.c[1] if lower else (_ZERO, _ZERO))]
+        a = []
+        for halves in self.a:
+            for i, upper in enumerate(halves[0]):
+                a += [upper, halves[1][i] if lower else _ZERO]
+        b = [register for inner in self.b for register in inner]
+        depth = 8 * len(self.b)
+        shape = f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{self.type}.{self.type}.f32"
+        groups = ", ".join("{" + ", ".join(group) + "}" for group in (d, a, b, c))
+        return f"\t{shape} {groups};"
+
+
+def _registers(*operands: list[tuple[str, ...]]) -> frozenset[str]:
+    return frozenset(register for groups in operands for group in groups for register in group)
+
+
+@dataclass
+class _Statement:
+    text: str
+    writes: frozenset[str]
+    reads: frozenset[str]
+    product: Product | None = None
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it may be executed earlier: it depends on registers alone and can do no harm."""
+        return _PURE.match(self.text) is not None
+
+    @classmethod
+    def parse(cls, line: str) -> _Statement:
+        found = _PRODUCT.match(line)
+        if found:
+            kind, d, a, b, c = (tuple(group.split(", ")) if i else group for i, group in enumerate(found.groups()))
+            return cls.of(Product(kind, [d], [[a]], [b], [c]))
+        code = line.split("//")[0]
+        everything = frozenset(_REGISTER.findall(code))
+        found = _STATEMENT.match(code)
+        if not found or not everything:
+            return cls(line, everything, everything)
+        opcode, operands = found.groups()
+        if opcode.startswith(_WITHOUT_RESULT):
+            return cls(line, frozenset(), everything)
+        end = operands.index("}") if operands.startswith("{") else operands.find(",")
+        writes = frozenset(_REGISTER.findall(operands[:end] if end >= 0 else operands))
+        reads = frozenset(_REGISTER.findall(operands[end:])) if end >= 0 else frozenset()
+        return cls(line, writes, reads)
+
+    @classmethod
+    def of(cls, product: Product) -> _Statement:
+        reads = _registers(*product.a, product.b, product.c)
+        return cls("", _registers(product.d), reads, product)
+
+
+def expand_products(text: str) -> str:
+    """PTX without pseudo-instructions. Text that has none is returned as it is."""
+    if "mslc.mma." not in text:
+        return text
+    output: list[str] = []
+    function: list[str] | None = None
+    for line in text.split("\n"):
+        if function is None:
+            output.append(line)
+            if line == "{":
+                function = []
+        elif line == "}":
+            output += [*_expand_function(function), line]
+            function = None
+        else:
+            function.append(line)
+    return "\n".join(output)
+
+
+def _expand_function(lines: list[str]) -> list[str]:
+    if not any("mslc.mma." in line for line in lines):
+        return lines
+    statements = [_Statement.parse(line) for line in lines]
+    readers = Counter(register for statement in statements for register in statement.reads)
+    output: list[str] = []
+    block: list[_Statement] = []
+    for statement in statements:
+        if _BLOCK_END.match(statement.text):
+            output += _expand_block(block, readers)
+            block = []
+            output.append(statement.text)
+        else:
+            block.append(statement)
+    output += _expand_block(block, readers)
+    if any(_ZERO in line for line in output):
+        output.insert(0, _FILL_DECLARATIONS)
+    return output
+
+
+def _expand_block(block: list[_Statement], readers: Counter[str]) -> list[str]:
+    if any(statement.product for statement in block):
+        _merge(block, _stacked)
+        _merge(block, lambda first, second: _chained(first, second, readers))
+    return [statement.product.text if statement.product else statement.text for statement in block]
+
+
+def _stacked(first: Product, second: Product) -> Product | None:
+    if first.type != second.type or first.b != second.b or len(first.d) == 2 or len(second.d) == 2:
+        return None
+    if _registers(first.d) & (_registers(*second.a, second.c) | _registers(second.d)):
+        return None  # the second adds to what the first makes: one after the other, not side by side
+    a = [[upper[0], lower[0]] for upper, lower in zip(first.a, second.a, strict=True)]
+    return Product(first.type, first.d + second.d, a, first.b, first.c + second.c)
+
+
+def _chained(first: Product, second: Product, readers: Counter[str]) -> Product | None:
+    if first.type not in ("f16", "bf16") or second.type != first.type or second.c != first.d:
+        return None
+    if len(first.b) + len(second.b) > 2 or any(readers[r] != 1 for d in first.d for r in d):
+        return None
+    return Product(first.type, second.d, first.a + second.a, first.b + second.b, first.c)
+
+
+def _merge(block: list[_Statement], combine) -> None:
+    """Replaces two products by one wherever `combine` gives one and the order of the block allows it."""
+    i = 0
+    while i < len(block):
+        if block[i].product:
+            for j in range(i + 1, len(block)):
+                product = block[j].product and combine(block[i].product, block[j].product)
+                if product and _place_together(block, i, j, product):
+                    i -= 1  # what was at i may have moved down; look at its place again
+                    break
+        i += 1
+
+
+def _place_together(block: list[_Statement], i: int, j: int, product: Product) -> bool:
+    """Moves statement i down and statement j up to one place between them, as high as possible."""
+    needed = block[j].reads - block[i].writes
+    place = max((k for k in range(i + 1, j) if block[k].writes & needed), default=i)
+    if not _can_move(block, i, place, j):
+        moved = _raise_operands(block, i, j)
+        if moved is None:
+            return False
+        i = place = moved
+    del block[j]
+    block.insert(place + 1, _Statement.of(product))
+    del block[i]
+    return True
+
+
+def _can_move(block: list[_Statement], i: int, place: int, j: int) -> bool:
+    first, second = block[i], block[j]
+    for statement in block[i + 1 : place + 1]:  # they now come before `first`
+        if statement.reads & first.writes or statement.writes & (first.reads | first.writes):
+            return False
+    # These now come after `second`.
+    return not any((s.reads | s.writes) & second.writes for s in block[place + 1 : j])
+
+
+def _raise_operands(block: list[_Statement], i: int, j: int) -> int | None:
+    """Moves what makes the operands of statement j above statement i. Returns where i is then; None if it cannot be."""
+    first, second = block[i], block[j]
+    needed = set(second.reads)
+    raised: list[int] = []
+    for k in range(j - 1, i, -1):
+        statement = block[k]
+        if statement.writes & needed:
+            if not statement.is_pure:
+                return None
+            needed |= statement.reads
+            raised.append(k)
+        elif (statement.reads | statement.writes) & second.writes:
+            return None
+    if needed & first.writes:
+        return None
+    # What is raised must not overtake a statement that reads or writes its result.
+    for k in raised:
+        for other in range(i, k):
+            if other not in raised and (block[other].reads | block[other].writes) & block[k].writes:
+                return None
+    rest = [block[k] for k in range(i, j) if k not in raised]
+    block[i:j] = [block[k] for k in sorted(raised)] + rest
+    return i + len(raised)

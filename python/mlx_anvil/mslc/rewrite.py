@@ -1,0 +1,61 @@
+"""From preprocessed Metal to C++ for upstream clang. The passes are independent; see lexer.TokenStream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .entry import Module, cpu_entry_point, cpu_kernel_table
+from .lexer import PositionMap, TokenStream
+from .passes.constant_uses import note_missing_constants
+from .passes.constants import rewrite_function_constants
+from .passes.declarations import (
+    rewrite_array_parameters,
+    rewrite_logging,
+    rewrite_threadgroup_variables,
+    strip_attributes,
+)
+from .passes.kernels import EntryPoint, rewrite_kernels
+from .passes.loops import rewrite_loops
+from .passes.members import rewrite_members
+from .passes.vectors import rewrite_vectors
+from .structure import Structure
+
+
+@dataclass
+class Target:
+    """What differs between machines when source is rewritten."""
+
+    name: str
+    entry_point: EntryPoint
+    kernel_table: object  # list[Kernel] -> text at the end of the file
+
+
+CPU = Target("cpu", cpu_entry_point, cpu_kernel_table)
+
+
+@dataclass
+class Rewritten:
+    text: str
+    module: Module
+    positions: PositionMap
+
+
+def rewrite(source: str, constants: Mapping[int | str, object] | None = None, target: Target = CPU) -> Rewritten:
+    """Rewrites the output of the preprocessor. Raises SourceError for what it does not understand."""
+    stream = TokenStream(source)
+    structure = Structure(stream)
+    module = Module()
+    rewrite_members(stream, structure)
+    module.constants = rewrite_function_constants(stream, constants or {})
+    module.kernels = rewrite_kernels(stream, target.entry_point)
+    note_missing_constants(stream, structure, module.kernels, module.constants, constants or ())
+    rewrite_threadgroup_variables(stream, structure, target.name)
+    rewrite_array_parameters(stream)
+    rewrite_vectors(stream, structure)
+    rewrite_loops(stream)
+    rewrite_logging(stream)
+    strip_attributes(stream)
+    text, positions = stream.render()
+    table = target.kernel_table(module.kernels)
+    return Rewritten(f'{text}\n#line 1 "<mslc kernel table>"\n{table}', module, positions)

@@ -1,0 +1,236 @@
+// The C interface of the Metal simulator, shared by three sides: the kernels that mslc compiles,
+// the runtime that schedules them, and whoever launches them (Python through ctypes, the C++
+// extension through dlopen). It includes nothing, because the kernels are compiled without headers.
+#ifndef MSLC_ABI_H_
+#define MSLC_ABI_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MSLC_ABI_VERSION 2
+#define MSLC_SIMD_WIDTH 32
+#define MSLC_MAX_BUFFERS 31
+#define MSLC_MAX_THREADGROUP_BUFFERS 31
+#define MSLC_MAX_THREADS_PER_THREADGROUP 1024
+#define MSLC_MAX_THREADGROUP_MEMORY 32768
+
+typedef struct mslc_size {
+  unsigned int x, y, z;
+} mslc_size;
+
+// ---- what a kernel sees ------------------------------------------------------------------------
+
+// Shared by the threads of one threadgroup.
+typedef struct mslc_threadgroup {
+  void* buffers[MSLC_MAX_BUFFERS];
+  void* threadgroup_buffers[MSLC_MAX_THREADGROUP_BUFFERS];
+  mslc_size position;       // threadgroup_position_in_grid
+  mslc_size size;           // threads_per_threadgroup (smaller in a ragged last threadgroup)
+  mslc_size dispatch_size;  // dispatch_threads_per_threadgroup
+  mslc_size grid;           // threadgroups_per_grid
+  mslc_size threads_per_grid;
+  unsigned int simdgroups;  // simdgroups_per_threadgroup
+} mslc_threadgroup;
+
+typedef struct mslc_thread {
+  const mslc_threadgroup* group;
+  mslc_size position;  // thread_position_in_threadgroup
+  unsigned int index;  // thread_index_in_threadgroup
+} mslc_thread;
+
+typedef void (*mslc_entry)(const mslc_thread* thread);
+
+// A place in the author's source. The layout is the one of std::source_location::__impl, which
+// clang fills in through __builtin_source_location().
+typedef struct mslc_site {
+  const char* file;
+  const char* function;
+  unsigned int line;
+  unsigned int column;
+} mslc_site;
+
+// ---- what a kernel calls -----------------------------------------------------------------------
+
+// The operands of one SIMD-group operation: one pointer a lane, null where the lane is not active.
+typedef struct mslc_lanes {
+  void* value[MSLC_SIMD_WIDTH];
+  unsigned int active;  // bit i: lane i takes part
+  const mslc_site* site;
+} mslc_lanes;
+
+// Runs once, when every active lane has arrived; reads and writes the operands of all of them.
+typedef void (*mslc_combine)(const mslc_lanes* lanes);
+
+enum { MSLC_SCOPE_SIMDGROUP = 0, MSLC_SCOPE_THREADGROUP = 1 };
+// The values of metal::mem_flags.
+enum { MSLC_FENCE_DEVICE = 1, MSLC_FENCE_THREADGROUP = 2 };
+
+// Identifies a threadgroup variable by its address: one object for every instantiation of the
+// function that declares the variable.
+typedef struct mslc_variable {
+  const char* name;
+} mslc_variable;
+
+// Convergent calls are not duplicated or moved into branches: a place in the compiled kernel is
+// then a place in the source, and the runtime groups waiting lanes by it.
+#ifdef __clang__
+#define MSLC_CONVERGENT __attribute__((convergent, nomerge))
+#else
+#define MSLC_CONVERGENT
+#endif
+#define MSLC_API __attribute__((visibility("default")))
+
+MSLC_API unsigned int mslc_lane(void) __attribute__((const));
+MSLC_API void mslc_collective(void* value,
+                              mslc_combine combine,
+                              const mslc_site* site) MSLC_CONVERGENT;
+// `fences` is a set of MSLC_FENCE_*: the memory whose accesses the barrier orders.
+MSLC_API void mslc_barrier(int scope, unsigned int fences, const mslc_site* site) MSLC_CONVERGENT;
+// Called by a combine function when `lane` depends on lanes that do not take part.
+MSLC_API void mslc_undefined_result(const mslc_lanes* lanes, unsigned int lane, const char* what);
+// Storage of a threadgroup variable: the same address for every thread of the threadgroup.
+MSLC_API void* mslc_threadgroup_variable(const mslc_variable* variable,
+                                         unsigned long long size,
+                                         unsigned int alignment);
+// What profiled kernels count themselves.
+enum { MSLC_COUNT_MATRIX_MULTIPLY = 0, MSLC_COUNT_TRANSCENDENTAL, MSLC_COUNT_KINDS };
+MSLC_API void mslc_count(int what, unsigned int amount);
+// Called by loops that have no bound of their own, so that the step limit can stop them.
+MSLC_API void mslc_step(void);
+
+// ---- the kernel table of a compiled library
+// ------------------------------------------------------
+
+enum { MSLC_PARAMETER_BUFFER = 0, MSLC_PARAMETER_THREADGROUP = 1, MSLC_PARAMETER_BUILTIN = 2 };
+
+typedef struct mslc_parameter {
+  const char* name;
+  const char* type;  // as written in the source
+  int kind;
+  int index;  // buffer or threadgroup index; unused for builtins
+} mslc_parameter;
+
+typedef struct mslc_kernel {
+  const char* name;  // the host name
+  mslc_entry entry;
+  const mslc_parameter* parameters;
+  unsigned int parameter_count;
+  unsigned int max_threads;  // max_total_threads_per_threadgroup, 0 where not given
+} mslc_kernel;
+
+// Exported by every compiled library.
+typedef const mslc_kernel* (*mslc_kernels_function)(unsigned int* count);
+
+// ---- launching
+// -----------------------------------------------------------------------------------
+
+enum {
+  MSLC_DISPATCH_THREADS = 1,  // grid counts threads, and the last threadgroups may be ragged
+  MSLC_CHECKED = 2,           // the library was compiled with instrumentation: check accesses
+  MSLC_PROFILED = 4,          // the library was compiled with instrumentation: count accesses
+};
+
+typedef struct mslc_buffer {
+  void* data;
+  unsigned long long size;  // bytes
+} mslc_buffer;
+
+// The accesses that one place of the compiled kernel made to one buffer. The active lanes of a SIMD
+// group that are there together make one access.
+typedef struct mslc_profile_site {
+  const void* pc;
+  int buffer;  // binding index, -1 for threadgroup memory
+  int kind;    // 0 read, 1 write, 2 atomic read, 3 atomic write or exchange
+  unsigned long long accesses;
+  unsigned long long lanes;
+  unsigned long long bytes;               // requested, all lanes
+  unsigned long long transactions;        // 128-byte lines touched, or cycles of 32 4-byte banks
+  unsigned long long ideal_transactions;  // the same, had the bytes been packed
+} mslc_profile_site;
+
+typedef struct mslc_profile {
+  mslc_profile_site* sites;  // owned by the profile, freed by mslc_profile_clear
+  unsigned int site_count;
+  unsigned int reserved;
+  unsigned long long bytes_read[MSLC_MAX_BUFFERS];  // different bytes, by binding index
+  unsigned long long bytes_written[MSLC_MAX_BUFFERS];
+  unsigned long long counts[MSLC_COUNT_KINDS];
+  unsigned long long collective_lanes;  // active lanes, over all SIMD-group operations
+} mslc_profile;
+
+typedef struct mslc_launch {
+  unsigned int struct_size;  // sizeof(mslc_launch), so that fields can be added at the end
+  unsigned int flags;
+  const mslc_kernel* kernel;
+  const mslc_buffer* buffers;  // by binding index; data is null where nothing is bound
+  unsigned int buffer_count;
+  unsigned int threadgroup_buffer_count;
+  const unsigned int* threadgroup_lengths;  // bytes, by threadgroup index
+  mslc_size grid;                           // threadgroups, or threads (MSLC_DISPATCH_THREADS)
+  mslc_size threadgroup_size;               // threads per threadgroup
+  unsigned long long seed;                  // 0: in order; otherwise shuffles every schedule
+  unsigned int threads;                     // host threads to use, 0: all cores
+  unsigned int reserved;
+  unsigned long long step_limit;  // synchronisation points, unbounded loop steps and (instrumented)
+                                  // memory accesses a threadgroup may make, 0: no limit
+  mslc_profile* profile;          // zeroed; filled when MSLC_PROFILED is set
+} mslc_launch;
+
+enum mslc_finding_kind {
+  MSLC_FINDING_NONE = 0,
+  MSLC_FINDING_BAD_LAUNCH,
+  MSLC_FINDING_BARRIER_DIVERGENCE,
+  MSLC_FINDING_STEP_LIMIT,
+  MSLC_FINDING_THREADGROUP_MEMORY,
+  MSLC_FINDING_STACK_OVERFLOW,
+  MSLC_FINDING_COLLECTIVE_DIVERGENCE,
+  MSLC_FINDING_THREADGROUP_RACE,
+  MSLC_FINDING_DEVICE_RACE,
+  MSLC_FINDING_DEVICE_BOUNDS,
+  MSLC_FINDING_THREADGROUP_BOUNDS,
+  MSLC_FINDING_ARRAY_BOUNDS,
+  MSLC_FINDING_UNINITIALISED,
+  MSLC_FINDING_MISALIGNED,
+  MSLC_FINDING_ARITHMETIC,
+};
+
+typedef struct mslc_finding {
+  int kind;
+  unsigned int count;  // how often this place was hit
+  const char* kernel;
+  const char* file;  // null where the source place is not known
+  unsigned int line, column;
+  const void* pc;  // null where file and line are known
+  mslc_size threadgroup_position;
+  int thread_index, other_thread;  // thread_index_in_threadgroup, -1 where there is none
+  int buffer;                      // binding index, -1 where none is concerned
+  long long offset;                // bytes into the buffer
+  unsigned int size;               // bytes of the access
+  char message[240];
+  const void* other_pc;  // of the other access in a race, or null
+} mslc_finding;
+
+typedef struct mslc_report {
+  unsigned int struct_size;  // set by the caller
+  unsigned int failed;       // the launch was stopped: outputs are incomplete
+  mslc_finding* findings;    // owned by the report, freed by mslc_report_clear
+  unsigned int finding_count;
+  unsigned int finding_capacity;
+  unsigned long long threadgroups;
+  unsigned long long barriers;               // threadgroup barriers passed
+  unsigned long long collectives;            // SIMD-group operations
+  unsigned long long divergent_collectives;  // of those, with some live lane missing
+  unsigned long long threadgroup_memory;     // most bytes used by one threadgroup
+} mslc_report;
+
+// Returns 0, or 1 when the launch failed (report->failed; the findings say why).
+MSLC_API int mslc_run(const mslc_launch* launch, mslc_report* report);
+MSLC_API void mslc_report_clear(mslc_report* report);
+MSLC_API void mslc_profile_clear(mslc_profile* profile);
+MSLC_API unsigned int mslc_abi_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif  // MSLC_ABI_H_

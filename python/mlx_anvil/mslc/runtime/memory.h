@@ -1,0 +1,86 @@
+// Memory that a worker owns: stacks for its fibers and the memory of its current threadgroup.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+#include "fiber.h"
+
+namespace mslc {
+
+// One fiber stack. A word at its low end is checked when the thread returns.
+struct Stack {
+  static constexpr size_t kSize = 256 * 1024;
+  char* base;
+  Stack* next;
+
+  bool overflowed() const;
+};
+
+// A list of stacks, last in first out so that the warm one is used next.
+class StackPool {
+ public:
+  Stack* acquire();
+  void release(Stack* stack) {
+    stack->next = free_;
+    free_ = stack;
+  }
+
+ private:
+  void grow();
+  Stack* free_ = nullptr;
+};
+
+// The 32 KB a threadgroup may use: buffers passed at launch first, then the variables that the
+// kernel declares, in the order in which they are first reached. What is handed out is poisoned
+// with 0xFF bytes (a NaN in every floating-point type).
+class ThreadgroupMemory {
+ public:
+  ThreadgroupMemory();
+  // `apart`: leave gaps, so that an index which leaves one object does not reach another.
+  void reset(bool apart) {
+    used_ = count_ = 0;
+    apart_ = apart;
+  }
+  void* allocate(size_t size, size_t alignment, const mslc_variable* key = nullptr);
+  void* variable(const mslc_variable* key, size_t size, size_t alignment);
+  size_t used() const { return used_; }
+  bool exhausted() const { return used_ > MSLC_MAX_THREADGROUP_MEMORY || count_ == kMaxObjects; }
+
+  struct Object {
+    const mslc_variable* key;  // null: a buffer passed at launch
+    char* address;
+    size_t offset;  // as if there were no gaps
+    size_t size;
+  };
+  struct Place {
+    int object;
+    int64_t offset;  // into the object; may lie outside
+  };
+
+  bool contains(uintptr_t address) const {
+    return address - reinterpret_cast<uintptr_t>(base_) < kCapacity;
+  }
+  // What an address belongs to, where objects lie apart.
+  Place place(uintptr_t address) const {
+    const size_t distance = address - reinterpret_cast<uintptr_t>(base_);
+    return {static_cast<int>(distance / kSlot),
+            static_cast<int64_t>(distance % kSlot) - int64_t{kLead}};
+  }
+  const Object* object(int index) const { return index < count_ ? &objects_[index] : nullptr; }
+
+ private:
+  static constexpr int kMaxObjects = 256;
+  static constexpr size_t kSlot = 64 * 1024;
+  static constexpr size_t kLead = 16 * 1024;
+  static constexpr size_t kCapacity = kMaxObjects * kSlot;
+
+  char* base_;
+  size_t used_ = 0;
+  bool apart_ = false;
+  int count_ = 0;
+  Object objects_[kMaxObjects];
+};
+
+}  // namespace mslc

@@ -1,0 +1,159 @@
+// bool2, bool3, bool4. clang's own bool vectors are bit sets, without swizzles and with another
+// size, so these are structs; they take the integer masks that vector comparisons yield.
+#pragma once
+
+namespace mslc {
+
+template <int N>
+struct BoolVector;
+
+// A swizzle of a bool vector, laid over its components.
+template <int Length, int... Index>
+struct BoolSwizzle {
+  bool component[Length];
+  constexpr operator BoolVector<sizeof...(Index)>() const {
+    return BoolVector<sizeof...(Index)>(component[Index]...);
+  }
+  constexpr BoolSwizzle& operator=(BoolVector<sizeof...(Index)> v) {
+    int i = 0;
+    ((component[Index] = v[i++]), ...);
+    return *this;
+  }
+};
+
+template <int N>
+struct BoolComponents;
+template <>
+struct BoolComponents<2> {
+  union {
+    bool component[2];
+    struct {
+      bool x, y;
+    };
+    struct {
+      bool r, g;
+    };
+    BoolSwizzle<2, 0, 1> xy;
+    BoolSwizzle<2, 1, 0> yx;
+  };
+};
+template <>
+struct BoolComponents<3> {
+  union {
+    bool component[4];
+    struct {
+      bool x, y, z;
+    };
+    struct {
+      bool r, g, b;
+    };
+    BoolSwizzle<4, 0, 1> xy;
+    BoolSwizzle<4, 1, 2> yz;
+    BoolSwizzle<4, 0, 2> xz;
+    BoolSwizzle<4, 0, 1, 2> xyz;
+  };
+};
+template <>
+struct BoolComponents<4> {
+  union {
+    bool component[4];
+    struct {
+      bool x, y, z, w;
+    };
+    struct {
+      bool r, g, b, a;
+    };
+    BoolSwizzle<4, 0, 1> xy, lo;
+    BoolSwizzle<4, 2, 3> zw, hi;
+    BoolSwizzle<4, 0, 2> xz, even;
+    BoolSwizzle<4, 1, 3> yw, odd;
+    BoolSwizzle<4, 0, 1, 2> xyz;
+    BoolSwizzle<4, 1, 2, 3> yzw;
+    BoolSwizzle<4, 0, 1, 2, 3> xyzw;
+  };
+};
+
+template <int N>
+struct alignas(N == 3 ? 4 : N) BoolVector : BoolComponents<N> {
+  using BoolComponents<N>::component;
+
+  BoolVector() = default;  // trivial, so that it can be a member of a union
+  constexpr BoolVector(bool all) : BoolComponents<N>{} {
+    for (int i = 0; i < N; ++i) component[i] = all;
+  }
+  template <class... B>
+    requires(sizeof...(B) == N && N > 1)
+  constexpr BoolVector(B... values) : BoolComponents<N>{} {
+    int i = 0;
+    ((component[i++] = bool(values)), ...);
+  }
+  // From a comparison's mask, or from numbers as bool4(int4) does.
+  template <class V>
+    requires(length_of<V> == N)
+  constexpr BoolVector(V mask) : BoolComponents<N>{} {
+    for (int i = 0; i < N; ++i) component[i] = mask[i] != 0;
+  }
+
+  constexpr bool& operator[](int i) { return component[i]; }
+  constexpr const bool& operator[](int i) const { return component[i]; }
+
+  constexpr BoolVector operator!() const {
+    BoolVector r(false);
+    for (int i = 0; i < N; ++i) r[i] = !component[i];
+    return r;
+  }
+  constexpr BoolVector operator~() const { return !*this; }
+
+  template <class Op>
+  static constexpr BoolVector zip(BoolVector a, BoolVector b, Op op) {
+    BoolVector r(false);
+    for (int i = 0; i < N; ++i) r[i] = op(a[i], b[i]);
+    return r;
+  }
+  friend constexpr BoolVector operator&&(BoolVector a, BoolVector b) { return a & b; }
+  friend constexpr BoolVector operator||(BoolVector a, BoolVector b) { return a | b; }
+  friend constexpr BoolVector operator&(BoolVector a, BoolVector b) {
+    return zip(a, b, [](bool p, bool q) { return p && q; });
+  }
+  friend constexpr BoolVector operator|(BoolVector a, BoolVector b) {
+    return zip(a, b, [](bool p, bool q) { return p || q; });
+  }
+  friend constexpr BoolVector operator^(BoolVector a, BoolVector b) {
+    return zip(a, b, [](bool p, bool q) { return p != q; });
+  }
+  friend constexpr BoolVector operator==(BoolVector a, BoolVector b) {
+    return zip(a, b, [](bool p, bool q) { return p == q; });
+  }
+  friend constexpr BoolVector operator!=(BoolVector a, BoolVector b) { return a ^ b; }
+};
+
+template <int N>
+struct VectorTraits<BoolVector<N>> : IsVector<bool, N> {};
+
+template <class V>
+constexpr bool is_bool_vector = false;
+template <int N>
+constexpr bool is_bool_vector<BoolVector<N>> = true;
+
+}  // namespace mslc
+
+namespace mslc {
+template <class T, int N>
+struct AnyVector {
+  using type = metal::vec<T, N>;
+};
+template <int N>
+struct AnyVector<bool, N> {
+  using type = BoolVector<N>;
+};
+}  // namespace mslc
+
+namespace metal {
+// vec<T, N>, where the rewriter knows that T and N are not to be deduced.
+template <class T, int N>
+using any_vec = typename mslc::AnyVector<T, N>::type;
+
+using bool2 = mslc::BoolVector<2>;
+using bool3 = mslc::BoolVector<3>;
+using bool4 = mslc::BoolVector<4>;
+}  // namespace metal

@@ -1,0 +1,15 @@
+// What profiled builds count: the runtime cannot see it from outside.
+#pragma once
+
+#include "../../runtime/abi.h"
+
+namespace mslc {
+
+template <int What>
+MSLC_INLINE void count() {
+#ifdef MSLC_PROFILED_BUILD
+  mslc_count(What, 1);
+#endif
+}
+
+}  // namespace mslc

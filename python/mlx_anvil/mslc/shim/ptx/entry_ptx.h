@@ -1,0 +1,185 @@
+// How a kernel's arguments are found on a GPU: what is bound by index are parameters of the entry.
+//
+// Pointers and `device` references are passed as addresses. A `constant` reference is passed by
+// value where it is small, so that the host hands over bytes as with Metal's setBytes and reads go
+// to the parameter bank. Dynamic threadgroup memory is one block: the host passes where in it the
+// second and further buffers start.
+#pragma once
+
+// No storage of its own: the launch says how long it is.
+extern "C" threadgroup uchar mslc_dynamic_threadgroup_memory[] __attribute__((aligned(16)));
+
+namespace mslc {
+
+template <class Function, int Index>
+struct ParameterAt;
+template <class First, class... Rest, int Index>
+struct ParameterAt<void (*)(First, Rest...), Index> : ParameterAt<void (*)(Rest...), Index - 1> {};
+template <class First, class... Rest>
+struct ParameterAt<void (*)(First, Rest...), 0> {
+  using type = First;
+};
+
+constexpr unsigned long largest_value_parameter = 1024;
+
+// How parameter P is passed: `type` is the entry's parameter, `get` makes the kernel's argument.
+template <class P>
+struct Passed;
+template <class T>
+struct Passed<T*> {
+  using type = device uchar*;
+  static MSLC_INLINE T* get(type& address) { return (T*)(uchar*)address; }
+};
+template <class T>
+struct Passed<T&> {
+  using type = device uchar*;
+  static MSLC_INLINE T& get(type& address) { return *(T*)(uchar*)address; }
+};
+template <class T>
+  requires(sizeof(T) <= largest_value_parameter && !__is_array(T) && __is_trivially_copyable(T))
+struct Passed<constant T&> {
+  using type = T;
+  static MSLC_INLINE constant T& get(type& value) { return *(constant T*)&value; }
+};
+
+template <class P>
+MSLC_INLINE P threadgroup_buffer(uint offset) {
+  threadgroup uchar* start = mslc_dynamic_threadgroup_memory + offset;
+  if constexpr (__is_pointer(P))
+    return (P)start;
+  else
+    return *(__remove_reference_t(P)*)start;
+}
+
+// ---- positions and sizes
+
+struct Size3 {
+  uint x, y, z;
+};
+
+MSLC_INLINE Size3 block_size() {
+  return {static_cast<uint>(__nvvm_read_ptx_sreg_ntid_x()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_ntid_y()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_ntid_z())};
+}
+MSLC_INLINE Size3 block_position() {
+  return {static_cast<uint>(__nvvm_read_ptx_sreg_ctaid_x()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_ctaid_y()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_ctaid_z())};
+}
+MSLC_INLINE Size3 grid_blocks() {
+  return {static_cast<uint>(__nvvm_read_ptx_sreg_nctaid_x()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_nctaid_y()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_nctaid_z())};
+}
+MSLC_INLINE Size3 hardware_position() {
+  return {static_cast<uint>(__nvvm_read_ptx_sreg_tid_x()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_tid_y()),
+          static_cast<uint>(__nvvm_read_ptx_sreg_tid_z())};
+}
+
+// Threads are numbered x first, and a SIMD group is 32 of them in a row, on both sides.
+MSLC_INLINE uint thread_index() {
+  const Size3 size = block_size(), position = hardware_position();
+  const uint linear = position.x + size.x * (position.y + size.y * position.z);
+  return (linear & ~31u) | lane_of_hardware(linear & 31);
+}
+
+MSLC_INLINE Size3 thread_position() {
+  const Size3 size = block_size(), position = hardware_position();
+  if constexpr (!lanes_are_permuted) return position;
+  // A SIMD group lies in one row: only x is renumbered.
+  if (size.x % 32 == 0) [[likely]]
+    return {(position.x & ~31u) | lane_of_hardware(position.x & 31), position.y, position.z};
+  const uint index = thread_index(), row = index / size.x;
+  return {index % size.x, row % size.y, row / size.y};
+}
+
+// A position or size, declared by the kernel as a scalar or a vector of any integer type.
+template <class P>
+MSLC_INLINE P as_parameter(Size3 value) {
+  using Plain = metal::remove_cv_t<P>;
+  if constexpr (!is_vector<Plain>)
+    return static_cast<P>(value.x);
+  else if constexpr (length_of<Plain> == 2)
+    return make<Plain>(value.x, value.y);
+  else
+    return make<Plain>(value.x, value.y, value.z);
+}
+
+// Named like the attributes.
+namespace builtin {
+MSLC_INLINE Size3 single(uint value) {
+  return {value, 0, 0};
+}
+MSLC_INLINE Size3 product(Size3 a, Size3 b) {
+  return {a.x * b.x, a.y * b.y, a.z * b.z};
+}
+MSLC_INLINE uint volume(Size3 size) {
+  return size.x * size.y * size.z;
+}
+MSLC_INLINE Size3 thread_position_in_grid() {
+  const Size3 base = product(block_position(), block_size()), position = thread_position();
+  return {base.x + position.x, base.y + position.y, base.z + position.z};
+}
+MSLC_INLINE Size3 threads_per_grid() {
+  return product(grid_blocks(), block_size());
+}
+MSLC_INLINE Size3 grid_size() {
+  return threads_per_grid();
+}
+MSLC_INLINE Size3 grid_origin() {
+  return {0, 0, 0};
+}
+MSLC_INLINE Size3 thread_position_in_threadgroup() {
+  return thread_position();
+}
+MSLC_INLINE Size3 threads_per_threadgroup() {
+  return block_size();
+}
+// All threadgroups of a launch are of one size.
+MSLC_INLINE Size3 dispatch_threads_per_threadgroup() {
+  return block_size();
+}
+MSLC_INLINE Size3 threadgroup_position_in_grid() {
+  return block_position();
+}
+MSLC_INLINE Size3 threadgroups_per_grid() {
+  return grid_blocks();
+}
+MSLC_INLINE Size3 thread_index_in_threadgroup() {
+  return single(thread_index());
+}
+MSLC_INLINE Size3 thread_index_in_simdgroup() {
+  return single(lane_id());
+}
+MSLC_INLINE Size3 simdgroup_index_in_threadgroup() {
+  return single(thread_index() / 32);
+}
+MSLC_INLINE Size3 thread_index_in_quadgroup() {
+  return single(lane_id() % 4);
+}
+MSLC_INLINE Size3 quadgroup_index_in_threadgroup() {
+  return single(thread_index() / 4);
+}
+MSLC_INLINE Size3 threads_per_simdgroup() {
+  return single(32);
+}
+MSLC_INLINE Size3 thread_execution_width() {
+  return single(32);
+}
+MSLC_INLINE Size3 simdgroups_per_threadgroup() {
+  return single((volume(block_size()) + 31) / 32);
+}
+MSLC_INLINE Size3 dispatch_simdgroups_per_threadgroup() {
+  return simdgroups_per_threadgroup();
+}
+MSLC_INLINE Size3 quadgroups_per_threadgroup() {
+  return single((volume(block_size()) + 3) / 4);
+}
+MSLC_INLINE Size3 dispatch_quadgroups_per_threadgroup() {
+  return quadgroups_per_threadgroup();
+}
+}  // namespace builtin
+
+}  // namespace mslc

@@ -1,0 +1,121 @@
+// 8x8x8 multiplication on mma.sync.
+//
+// One 8x8x8 fills the upper half of an m16n8k8. What is written here are not instructions of PTX
+// but pseudo-instructions, `mslc.mma.<type> {d}, {a}, {b}, {c};`, which ptx_matrix.py replaces: two
+// of them that share b become one m16n8k8, and two of those in a row one m16n8k16.
+//
+// The exchanges that bring b into shape are plain functions of their operands for the compiler (not
+// volatile, not convergent), so that a fragment that is used many times is transposed once. They
+// stay with the product that uses them, which is convergent.
+#pragma once
+
+namespace mslc {
+
+// Row and column of a lane's first element.
+MSLC_INLINE uint matrix_row(uint lane) {
+  const uint quad = lane / 4;
+  return (quad & 4) + lane / 2 % 4;
+}
+MSLC_INLINE uint matrix_column(uint lane) {
+  const uint quad = lane / 4;
+  return (quad & 2) * 2 + lane % 2 * 2;
+}
+
+using MatrixPair = metal::vec<float, 2>;
+
+// ---- 16-bit elements: exact products, added in float
+
+// The second operand of mma.sync has its columns where a Metal fragment has its rows.
+MSLC_INLINE uint transpose_16bit(uint pair) {
+  uint result;
+  [[clang::noconvergent]] __asm__(
+      "movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
+template <class T>
+MSLC_INLINE MatrixPair multiply_16bit(metal::vec<T, 2> a, metal::vec<T, 2> b, MatrixPair c) {
+  const uint rows = __builtin_bit_cast(uint, a);
+  const uint columns = transpose_16bit(__builtin_bit_cast(uint, b));
+  float d0, d1;
+  if constexpr (__is_same(T, half))
+    __asm__("mslc.mma.f16 {%0, %1}, {%2}, {%3}, {%4, %5};"
+            : "=f"(d0), "=f"(d1)
+            : "r"(rows), "r"(columns), "f"(c.x), "f"(c.y));
+  else
+    __asm__("mslc.mma.bf16 {%0, %1}, {%2}, {%3}, {%4, %5};"
+            : "=f"(d0), "=f"(d1)
+            : "r"(rows), "r"(columns), "f"(c.x), "f"(c.y));
+  return {d0, d1};
+}
+
+// ---- float elements: split in two tf32 parts each; the product of the low parts is below rounding
+
+MSLC_INLINE float to_tf32(float x) {
+  return __builtin_bit_cast(float, __nvvm_f2tf32_rna(x));
+}
+// What to_tf32(x) = high lost; nothing where x is infinite.
+MSLC_INLINE float tf32_rest(float x, float high) {
+  return __builtin_fabsf(high) < __builtin_inff() ? to_tf32(x - high) : 0.0f;
+}
+
+// k is renumbered (slot t is 2t, slot t + 4 is 2t + 1), so that a lane's pair is what the first
+// operand wants. The second comes from the lanes that hold rows 2t and 2t + 1 of column g.
+MSLC_INLINE float exchange_column(float x, float y, uint row) {
+  const uint h = hardware_lane(), group = h >> 2;
+  const uint source = row << 2 | group >> 1;
+  float first, second;
+  [[clang::noconvergent]] __asm__(
+      "shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(first) : "f"(x), "r"(source));
+  [[clang::noconvergent]] __asm__(
+      "shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(second) : "f"(y), "r"(source));
+  return group & 1 ? second : first;
+}
+
+MSLC_INLINE MatrixPair multiply_tf32(MatrixPair a, MatrixPair b, MatrixPair c) {
+  using Bits = metal::vec<uint, 2>;
+  const Bits rows = __builtin_bit_cast(Bits, a), columns = __builtin_bit_cast(Bits, b);
+  float d0, d1;
+  __asm__("mslc.mma.tf32 {%0, %1}, {%2, %3}, {%4, %5}, {%6, %7};"
+          : "=f"(d0), "=f"(d1)
+          : "r"(rows.x), "r"(rows.y), "r"(columns.x), "r"(columns.y), "f"(c.x), "f"(c.y));
+  return {d0, d1};
+}
+
+template <class A, class B>
+MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, MatrixPair c) {
+  const float x = static_cast<float>(b.x), y = static_cast<float>(b.y);
+  const uint row = hardware_lane() % 4 * 2;
+  const MatrixPair rows = {static_cast<float>(a.x), static_cast<float>(a.y)};
+  const MatrixPair columns = {exchange_column(x, y, row), exchange_column(x, y, row + 1)};
+  const MatrixPair rows_high = {to_tf32(rows.x), to_tf32(rows.y)};
+  const MatrixPair columns_high = {to_tf32(columns.x), to_tf32(columns.y)};
+  // half and bfloat fit tf32.
+  if constexpr (sizeof(A) == 4) {
+    const MatrixPair rest = {tf32_rest(rows.x, rows_high.x), tf32_rest(rows.y, rows_high.y)};
+    c = multiply_tf32(rest, columns_high, c);
+  }
+  if constexpr (sizeof(B) == 4) {
+    const MatrixPair rest = {tf32_rest(columns.x, columns_high.x),
+                             tf32_rest(columns.y, columns_high.y)};
+    c = multiply_tf32(rows_high, rest, c);
+  }
+  return multiply_tf32(rows_high, columns_high, c);
+}
+
+template <class D, class A, class B, class C>
+MSLC_INLINE metal::vec<D, 2> matrix_multiply_accumulate(metal::vec<A, 2> a,
+                                                        metal::vec<B, 2> b,
+                                                        metal::vec<C, 2> c,
+                                                        const Site*) {
+  static_assert(lanes_are_permuted || sizeof(A) == 0, "compiled as a file without matrices");
+  const MatrixPair start = {static_cast<float>(c.x), static_cast<float>(c.y)};
+  MatrixPair d;
+  if constexpr (__is_same(A, B) && sizeof(A) == 2)
+    d = multiply_16bit<A>(a, b, start);
+  else
+    d = multiply_float<A, B>(a, b, start);
+  return {static_cast<D>(d.x), static_cast<D>(d.y)};
+}
+
+}  // namespace mslc

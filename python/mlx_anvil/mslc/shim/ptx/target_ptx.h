@@ -1,0 +1,155 @@
+// The PTX target: a SIMD group is a warp, a threadgroup is a thread block.
+//
+// Functions that exchange data must be reached by all threads of the SIMD group that have not
+// returned from the kernel: they wait for each other (mask 0xffffffff). Threads that have returned,
+// or that a ragged threadgroup never had, take no part.
+#pragma once
+
+#include "lanes_ptx.h"
+
+enum { MSLC_SCOPE_SIMDGROUP, MSLC_SCOPE_THREADGROUP };
+
+namespace mslc {
+namespace approx {
+MSLC_INLINE float exp2(float x) {
+  return __nvvm_ex2_approx_f(x);
+}
+MSLC_INLINE float rsqrt(float x) {
+  return __nvvm_rsqrt_approx_f(x);
+}
+}  // namespace approx
+}  // namespace mslc
+
+#include "atomic_ptx.h"
+#include "matrix_ptx.h"
+#include "trigonometry_ptx.h"
+
+namespace mslc {
+
+constexpr uint all_lanes = 0xffffffffu;
+
+// A kernel that never ends is the simulator's business.
+MSLC_INLINE void step() {}
+
+MSLC_INLINE void barrier(int scope, metal::mem_flags, const Site*) {
+  if (scope == MSLC_SCOPE_THREADGROUP)
+    __asm__ volatile("bar.sync 0;" ::: "memory");
+  else
+    __asm__ volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+}
+
+// ---- shuffle
+
+// Any type as 32-bit words, which is what the machine exchanges.
+template <class T>
+struct Words {
+  static constexpr uint count = (sizeof(T) + 3) / 4;
+  uint word[count];
+};
+
+template <class T, class Exchange>
+MSLC_INLINE T exchange_words(const T& value, Exchange exchange) {
+  Words<T> words = {};
+  __builtin_memcpy(&words, &value, sizeof(T));
+  for (uint i = 0; i < Words<T>::count; ++i) words.word[i] = exchange(words.word[i]);
+  T result;
+  __builtin_memcpy(&result, &words, sizeof(T));
+  return result;
+}
+
+template <class T>
+MSLC_INLINE T shuffle(T value, uint source, const Site*) {
+  const int from = static_cast<int>(hardware_of_lane(source % simd_width));
+  return exchange_words(value, [=](uint word) {
+    return static_cast<uint>(__nvvm_shfl_sync_idx_i32(all_lanes, static_cast<int>(word), from, 31));
+  });
+}
+
+// Of the lane whose number differs in the bits of `mask`.
+template <uint Mask, class T>
+MSLC_INLINE T shuffle_across(T value) {
+  return exchange_words(value, [](uint word) {
+    return static_cast<uint>(
+        __nvvm_shfl_sync_bfly_i32(all_lanes, static_cast<int>(word), hardware_of_lane(Mask), 31));
+  });
+}
+
+// ---- votes
+
+MSLC_INLINE uint hardware_ballot(bool value) {
+  return static_cast<uint>(__nvvm_vote_ballot_sync(all_lanes, value));
+}
+
+MSLC_INLINE uint ballot(bool value, const Site* = nullptr) {
+  const uint votes = hardware_ballot(value);
+  if constexpr (!lanes_are_permuted) return votes;
+  uint result = 0;
+  for (uint lane = 0; lane < simd_width; ++lane)
+    result |= (votes >> hardware_of_lane(lane) & 1) << lane;
+  return result;
+}
+
+// ---- reductions
+
+// With lanes missing: one value after the other, in the order of lanes.
+template <class Op, uint Width, class T>
+MSLC_INLINE T reduce_some(T value, uint live, const Site* site) {
+  const uint base = lane_id() & ~(Width - 1);
+  T total = value;
+  bool first = true;
+#pragma clang loop unroll(disable)
+  for (uint i = 0; i < Width; ++i) {
+    const T other = shuffle(value, base + i, site);
+    if ((live >> hardware_of_lane(base + i) & 1) == 0) continue;
+    total = first ? other : T(Op::apply(total, other));
+    first = false;
+  }
+  return total;
+}
+
+template <class Op, uint Width, uint Mask, class T>
+MSLC_INLINE T reduce_across(T value) {
+  if constexpr (Mask == 0) {
+    return value;
+  } else {
+    return reduce_across<Op, Width, Mask / 2>(T(Op::apply(value, shuffle_across<Mask>(value))));
+  }
+}
+
+template <class Op, uint Width, class T>
+MSLC_INLINE T reduce(T value, const Site* site) {
+  const uint live = hardware_ballot(true);
+  if (live == all_lanes) [[likely]]
+    return reduce_across<Op, Width, Width / 2>(value);
+  return reduce_some<Op, Width>(value, live, site);
+}
+
+template <class Op, uint Width, bool Inclusive, class T>
+MSLC_INLINE T scan_some(T value, uint live, const Site* site) {
+  const uint lane = lane_id(), base = lane & ~(Width - 1);
+  T total = Op::template identity<T>();
+#pragma clang loop unroll(disable)
+  for (uint i = 0; i < Width; ++i) {
+    const T other = shuffle(value, base + i, site);
+    const bool taken = Inclusive ? base + i <= lane : base + i < lane;
+    if (taken && (live >> hardware_of_lane(base + i) & 1) != 0) total = T(Op::apply(total, other));
+  }
+  return total;
+}
+
+template <class Op, uint Width, bool Inclusive, class T>
+MSLC_INLINE T scan(T value, const Site* site) {
+  const uint live = hardware_ballot(true);
+  if (live != all_lanes) [[unlikely]]
+    return scan_some<Op, Width, Inclusive>(value, live, site);
+  const uint lane = lane_id(), position = lane & (Width - 1);
+  for (uint delta = 1; delta < Width; delta *= 2) {
+    const T other = shuffle(value, lane - delta, site);
+    if (position >= delta) value = T(Op::apply(other, value));
+  }
+  if constexpr (Inclusive) return value;
+  const T other = shuffle(value, lane - 1, site);
+  return position == 0 ? Op::template identity<T>() : other;
+}
+
+}  // namespace mslc

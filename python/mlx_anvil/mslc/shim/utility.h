@@ -1,0 +1,55 @@
+// <metal_array>, uniform, logging and the rest of metal_stdlib that kernels use.
+#pragma once
+
+#include "atomic.h"
+
+namespace metal {
+
+template <class T, size_t N>
+struct array {
+  T elements[N];
+
+  constexpr T& operator[](size_t i) { return elements[i]; }
+  constexpr const T& operator[](size_t i) const { return elements[i]; }
+  constexpr T* data() { return elements; }
+  constexpr const T* data() const { return elements; }
+  static constexpr size_t size() { return N; }
+};
+
+// A value that is the same in all threads: a promise to Metal's compiler, nothing to be done here.
+template <class T>
+using uniform = T;
+template <class T>
+MSLC_INLINE constexpr T make_uniform(T value) {
+  return value;
+}
+
+// Messages from kernels have no reader here.
+struct os_log {
+  constexpr os_log(const char*, const char*) {}
+  template <class... Args>
+  void log(const char*, Args...) const {}
+  template <class... Args>
+  void log_debug(const char*, Args...) const {}
+  template <class... Args>
+  void log_info(const char*, Args...) const {}
+  template <class... Args>
+  void log_error(const char*, Args...) const {}
+};
+
+template <class T>
+constexpr T&& forward(remove_reference_t<T>& value) {
+  return static_cast<T&&>(value);
+}
+template <class T>
+constexpr remove_reference_t<T>&& move(T&& value) {
+  return static_cast<remove_reference_t<T>&&>(value);
+}
+template <class T>
+MSLC_INLINE void swap(thread T& a, thread T& b) {
+  T kept = a;
+  a = b;
+  b = kept;
+}
+
+}  // namespace metal

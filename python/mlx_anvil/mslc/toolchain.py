@@ -1,0 +1,163 @@
+"""The compiler that mslc drives, and the cache of what it made."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+SHIM = PACKAGE / "shim"
+STUBS = PACKAGE / "stubs"
+RUNTIME = PACKAGE / "runtime"
+
+
+class ToolchainError(RuntimeError):
+    """The compiler is missing, or failed in a way that is not the author's fault."""
+
+
+@functools.cache
+def find_zig() -> str:
+    """The zig executable, which contains clang and lld."""
+    given = os.environ.get("MLX_ANVIL_ZIG")
+    if given:
+        return given
+    spec = importlib.util.find_spec("ziglang")
+    if spec is not None and spec.submodule_search_locations:
+        zig = Path(spec.submodule_search_locations[0]) / ("zig.exe" if os.name == "nt" else "zig")
+        if zig.exists():
+            return str(zig)
+    zig = shutil.which("zig")
+    if zig:
+        return zig
+    raise ToolchainError('the Metal compiler of mslc is not installed: pip install "mlx-anvil[sim]"')
+
+
+def run_tool(arguments: list[str], text: str | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([find_zig(), *arguments], input=text, capture_output=True, text=True, check=False)
+
+
+def require(result: subprocess.CompletedProcess, doing: str) -> None:
+    if result.returncode:
+        raise ToolchainError(f"{doing} failed:\n{result.stderr.strip()}")
+
+
+def cache_directory() -> Path:
+    """Where compiled libraries are kept. MLX_ANVIL_CACHE overrides the user's cache directory."""
+    given = os.environ.get("MLX_ANVIL_CACHE")
+    if given:
+        directory = Path(given)
+    elif sys.platform == "darwin":
+        directory = Path.home() / "Library" / "Caches" / "mlx-anvil"
+    else:
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-anvil"
+    directory /= "mslc"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def digest(*parts: object) -> str:
+    hasher = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        hasher.update(str(len(data)).encode() + b":" + data)
+    return hasher.hexdigest()[:32]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Changes with the compiler, this package and the processor that `-march=native` means."""
+    zig = os.stat(find_zig())
+    parts: list[object] = [zig.st_size, zig.st_mtime_ns, sys.platform, platform.machine(), _processor()]
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".h", ".cpp"):
+            parts += [path.relative_to(PACKAGE), path.read_bytes()]
+    return digest(*parts)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = file.read(8192).splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))})
+    )
+
+
+def build_runtime() -> Path:
+    """The shared library of the simulator's runtime, built once and kept."""
+    if sys.platform != "linux":
+        # It is linked as ELF. Linting and PTX need no linker and work everywhere.
+        raise ToolchainError(f"the simulator runs on Linux (x86-64 and arm64), not on {sys.platform}")
+    path = cache_directory() / f"libmslc_runtime-{fingerprint()}.so"
+    if path.exists():
+        return path
+    flags = [
+        "-x",
+        "c++",
+        "-std=c++20",
+        "-O2",
+        "-g1",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-sanitize=all",
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        objects = []
+        for source in sorted(RUNTIME.glob("*.cpp")):
+            objects.append(os.path.join(directory, source.stem + ".o"))
+            arguments = ["cc", *flags, "-march=native", "-c", str(source), "-o", objects[-1]]
+            require(run_tool(arguments), f"compiling {source.name}")
+        link_shared(objects, path, soname=path.name, needed=_c_libraries(directory))
+    return path
+
+
+def link_shared(objects: list[str], path: Path, *, soname: str = "", needed: list[str] | None = None) -> None:
+    """Links ELF objects. Goes through a temporary file, because others may be loading `path`."""
+    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}"
+    name = ["-soname", soname] if soname else []
+    arguments = ["ld.lld", "-shared", "--build-id=none", "-rpath", "$ORIGIN", *name, *objects, *(needed or [])]
+    require(run_tool([*arguments, "-o", temporary]), "linking")
+    os.replace(temporary, path)
+
+
+def _c_libraries(directory: str) -> list[str]:
+    """Empty stand-ins that make the linker record the C and maths libraries of this system as needed.
+
+    The real files may be anywhere (or linker scripts); the loader knows where, the linker need not.
+    """
+    import ctypes.util
+
+    empty = os.path.join(directory, "empty.o")
+    source = os.path.join(directory, "empty.c")
+    Path(source).write_text("")
+    require(run_tool(["clang", "-c", source, "-o", empty]), "compiling an empty file")
+    libraries = []
+    for short in ("m", "c"):
+        soname = ctypes.util.find_library(short)
+        if soname is None:
+            continue
+        libraries.append(os.path.join(directory, f"lib{short}.so"))
+        require(
+            run_tool(["ld.lld", "-shared", "-soname", os.path.basename(soname), empty, "-o", libraries[-1]]), "linking"
+        )
+    return libraries

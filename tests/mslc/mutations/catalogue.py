@@ -1,0 +1,291 @@
+"""The bugs: small edits of kernels, each with how it must show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SOFTMAX = "mlx/backend/metal/kernels/softmax.h"
+SDPA = "mlx/backend/metal/kernels/sdpa_vector.h"
+STEEL = "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"
+STEEL_LOADER = "mlx/backend/metal/kernels/steel/attn/loader.h"
+STEEL_MMA = "mlx/backend/metal/kernels/steel/attn/mma.h"
+ELEMENTWISE = "metal/common/elementwise.h"
+OURS = "kernels.metal"
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+WRONG = "wrong result"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    launch: str  # in launches.LAUNCHES
+    file: str
+    old: str  # its first occurrence after `after` is replaced by `new`
+    new: str
+    kind: str  # of the finding; or WRONG, where the run has no finding but the result differs from the reference
+    line: str = ""  # text of the line that the finding must name (either place of a race), in the changed file
+    after: str = ""
+    line_file: str = ""  # where that line is, if not in `file`
+
+
+MUTATIONS = [
+    # ---- threadgroup memory and its barriers
+    Mutation(
+        "barrier removed after the partial maxima",
+        "softmax",
+        SOFTMAX,
+        f"    local_max[simd_group_id] = maxval;\n  }}\n  {BARRIER}",
+        "    local_max[simd_group_id] = maxval;\n  }",
+        "threadgroup race",
+        "maxval = simd_max(local_max[simd_lane_id]);",
+    ),
+    Mutation(
+        "barrier orders device memory instead of threadgroup memory",
+        "softmax",
+        SOFTMAX,
+        BARRIER,
+        "threadgroup_barrier(mem_flags::mem_device);",
+        "threadgroup race",
+        "local_normalizer[simd_group_id] = normalizer;",
+        after="normalizer = simd_sum(normalizer);",
+    ),
+    Mutation(
+        "barrier removed at the end of a loop",
+        "sdpa_vector",
+        SDPA,
+        f"(o[i] / sum_exp_score);\n    {BARRIER}",
+        "(o[i] / sum_exp_score);",
+        "threadgroup race",
+        "outputs[simd_lid * BD + simd_gid] = o[i];",
+    ),
+    Mutation(
+        "keys used before all have been loaded",
+        "steel_attention",
+        STEEL,
+        f"    Stile.clear();\n\n    {BARRIER}",
+        "    Stile.clear();\n",
+        "threadgroup race",
+        "= T(0);",
+        line_file=STEEL_LOADER,
+    ),
+    Mutation(
+        "lanes of a SIMD group not ordered",
+        "product",
+        OURS,
+        "    simdgroup_barrier(mem_flags::mem_threadgroup);\n    simdgroup_float8x8 x, y;",
+        "    simdgroup_float8x8 x, y;",
+        "threadgroup race",
+        "simdgroup_load(x, left);",
+    ),
+    Mutation(
+        "initialisation forgotten",
+        "softmax",
+        SOFTMAX,
+        "local_max[simd_lane_id] = Limits<AccT>::min;",
+        "",
+        "uninitialised threadgroup memory",
+        "maxval = simd_max(local_max[simd_lane_id]);",
+    ),
+    Mutation(
+        "padding of a tile not zeroed",
+        "steel_attention",
+        STEEL_LOADER,
+        "dst[i * kDstStrRow + j * kDstStrCol] = T(0);",
+        "",
+        "uninitialised threadgroup memory",
+        after="struct BlockLoaderT",
+    ),
+    Mutation(
+        "indices of a tile swapped",
+        "transpose",
+        OURS,
+        "tile[16][17]",
+        "tile[8][32]",
+        "array out of bounds",
+        "tile[lid.y][lid.x] = ",
+    ),
+    Mutation(
+        "tile one column too narrow",
+        "transpose",
+        OURS,
+        "threadgroup half tile[16][17];",
+        "threadgroup half cells[15 * 16];\n  threadgroup half(*tile)[16] = (threadgroup half(*)[16])cells;",
+        "threadgroup out of bounds",
+        "tile[lid.y][lid.x] = ",
+    ),
+    Mutation(
+        "too much threadgroup memory",
+        "sdpa_vector",
+        SDPA,
+        "threadgroup U outputs[BN * BD];",
+        "threadgroup U outputs[9 * BN * BD];",
+        "threadgroup memory",
+        "threadgroup U outputs",
+    ),
+    # ---- control flow
+    Mutation(
+        "barrier that some threads do not reach",
+        "sdpa_vector",
+        SDPA,
+        BARRIER,
+        f"if (simd_gid < 31) {BARRIER}",
+        "barrier divergence",
+        "if (simd_gid < 31)",
+        after="sum_exp_scores[simd_gid] = sum_exp_score;",
+    ),
+    Mutation(
+        "return before a barrier",
+        "sdpa_vector",
+        SDPA,
+        "  // Each thread has a partial part",
+        "  if (int(simd_gid) >= N) return;\n  // Each thread has a partial part",
+        "barrier divergence",
+        BARRIER,
+    ),
+    Mutation(
+        "matrix product by half of a SIMD group",
+        "product",
+        OURS,
+        "simdgroup_multiply_accumulate(sum, x, y, sum);",
+        "if (lane < 16) simdgroup_multiply_accumulate(sum, x, y, sum);",
+        "collective divergence",
+        "simdgroup_multiply_accumulate",
+    ),
+    Mutation(
+        "shuffle from lanes that took the other branch",
+        "softmax",
+        SOFTMAX,
+        "  normalizer = simd_sum(normalizer);",
+        "  if (simd_lane_id < 16) normalizer += simd_shuffle_xor(normalizer, 16);\n  normalizer = simd_sum(normalizer);",
+        "collective divergence",
+        "simd_shuffle_xor",
+    ),
+    Mutation(
+        "loop that does not advance",
+        "histogram",
+        OURS,
+        "i += groups * 64",
+        "i += groups / 64",
+        "step limit",
+        "atomic_fetch_add_explicit(&local_counts[x[i]]",
+    ),
+    # ---- device memory
+    Mutation(
+        "bound off by one",
+        "softmax",
+        SOFTMAX,
+        "lid * N_READS + N_READS <= axis_size",
+        "lid * N_READS + N_READS <= axis_size + 1",
+        "device out of bounds",
+        "ld[i] = AccT(in[i]);",
+    ),
+    Mutation(
+        "guard of the tail removed",
+        "softmax",
+        SOFTMAX,
+        "if ((lid * N_READS + i) < axis_size) {",
+        "{",
+        "device race",
+        "out[i] = T(ld[i] * normalizer);",
+    ),
+    Mutation(
+        "full packs beyond the end",
+        "silu_gate_flat",
+        ELEMENTWISE,
+        "const int count = metal::min(long(Pack<T>::kSize), size - at);",
+        "const int count = Pack<T>::kSize;",
+        "device out of bounds",
+        "reinterpret_cast<const device uint4*>(from)",
+        line_file="metal/common/pack.h",
+    ),
+    Mutation(
+        "reads past the last key",
+        "steel_attention",
+        STEEL,
+        "      loader_k.load_safe(short2(BD, params->kL_rem));",
+        "      loader_k.load_unsafe();",
+        "device out of bounds",
+        "src[i * src_ld + j]",
+        line_file=STEEL_LOADER,
+    ),
+    Mutation(
+        "vector load of unaligned data",
+        "silu_gate_unaligned",
+        ELEMENTWISE,
+        "packs_are_aligned && count == Pack<T>::kSize",
+        "count == Pack<T>::kSize",
+        "misaligned access",
+        "reinterpret_cast<const device uint4*>(from)",
+        line_file="metal/common/pack.h",
+    ),
+    Mutation(
+        "sum over threadgroups without atomics",
+        "histogram",
+        OURS,
+        "atomic_fetch_add_explicit(&counts[lid], count, memory_order_relaxed);",
+        "((device uint*)counts)[lid] += count;",
+        "device race",
+        "((device uint*)counts)[lid] += count;",
+    ),
+    Mutation(
+        "strides of keys and values swapped",
+        "sdpa_vector",
+        SDPA,
+        "simd_gid * v_seq_stride",
+        "simd_gid * k_seq_stride",
+        WRONG,
+    ),
+    # ---- variables of a thread
+    Mutation(
+        "local array too short",
+        "silu_gate_flat",
+        ELEMENTWISE,
+        "float y[Op::kOutputs][Pack<T>::kSize];",
+        "float y[Op::kOutputs][Pack<T>::kSize - 1];",
+        "array out of bounds",
+        "y[k][i] = out[k];",
+    ),
+    # ---- arithmetic that only the result shows
+    Mutation(
+        "reduction over four lanes",
+        "softmax",
+        SOFTMAX,
+        "normalizer = simd_sum(normalizer);",
+        "normalizer = quad_sum(normalizer);",
+        WRONG,
+    ),
+    Mutation(
+        "tile read transposed",
+        "sdpa_vector",
+        SDPA,
+        "outputs[simd_gid * BD + simd_lid]",
+        "outputs[simd_lid * BD + simd_gid]",
+        WRONG,
+    ),
+    Mutation(
+        "wrong matrix layout over the lanes",
+        "steel_attention",
+        STEEL_MMA,
+        "const short fn = (qid & 2) * 2 + (simd_lane_id % 2) * 2;",
+        "const short fn = (qid & 1) * 4 + (simd_lane_id % 2) * 2;",
+        WRONG,
+    ),
+    Mutation(
+        "runs of threadgroups overlap",
+        "silu_gate_flat",
+        ELEMENTWISE,
+        "run * kPacksPerThread * threads",
+        "run * threads",
+        WRONG,
+    ),
+    Mutation(
+        "stride of the wrong axis",
+        "silu_gate_strided",
+        ELEMENTWISE,
+        "index * params.strides[k][axis]",
+        "index * params.strides[k][last]",
+        "device out of bounds",
+        "static_cast<float>(from[i * stride])",
+    ),
+]

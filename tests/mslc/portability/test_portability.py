@@ -1,0 +1,58 @@
+"""The runtime on other machines: a C program with the runtime and a kernel, for arm64 under qemu and for this machine
+with the portable context switch."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlx_anvil.mslc import Source, ToolchainError, compiler, toolchain
+
+HERE = Path(__file__).parent
+RUNTIME_FLAGS = ["-x", "c++", "-std=c++20", "-O2", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
+
+
+def build(directory: Path, target: list[str], defines: list[str]) -> Path:
+    """Compiles kernel.metal, the runtime and the driver for a target; returns the program."""
+    objects = [directory / "kernel.o"]
+    source = Source.load(HERE / "kernel.metal")
+    preprocessed = compiler.run_preprocessor(source)
+    rewritten = compiler.run_rewriter(source, preprocessed)
+    machine = [] if target else ["-march=native"]
+    flags = [f for f in compiler.CPU_FLAGS if f != "-march=native"]
+    flags = [*compiler.PRECISION_FLAGS, *compiler.RELAXED_SPACES, *flags, *machine]
+    clang_target = [f"--target={target[1]}"] if target else []
+    compiler.run_compiler(source, preprocessed, rewritten, [*flags, *clang_target, "-c", "-o", str(objects[0])])
+    for unit in [*sorted(toolchain.RUNTIME.glob("*.cpp")), HERE / "driver.c"]:
+        language = RUNTIME_FLAGS if unit.suffix == ".cpp" else ["-O1", "-fno-sanitize=all"]
+        objects.append(directory / f"{unit.stem}.o")
+        arguments = ["cc", *target, *language, *defines, "-I", str(toolchain.RUNTIME), "-c", str(unit)]
+        toolchain.require(toolchain.run_tool([*arguments, "-o", str(objects[-1])]), unit.name)
+    program = directory / "program"
+    static = ["-static"] if target else []
+    arguments = ["cc", *target, *static, *map(str, objects), "-lm", "-lpthread", "-o", str(program)]
+    toolchain.require(toolchain.run_tool(arguments), "linking")
+    return program
+
+
+def output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout.strip()
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="the simulator runs on Linux")
+def test_portable_context_switch(tmp_path):
+    assert output([str(build(tmp_path, [], ["-DMSLC_FIBER_UCONTEXT"]))]) == "ok"
+
+
+@pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="needs qemu-user")
+def test_arm64(tmp_path):
+    program = build(tmp_path, ["-target", "aarch64-linux-musl"], [])
+    assert output([shutil.which("qemu-aarch64"), str(program)]) == "ok"
+
+
+def test_other_systems_get_a_clear_error(monkeypatch):
+    monkeypatch.setattr(toolchain.sys, "platform", "darwin")
+    with pytest.raises(ToolchainError, match="the simulator runs on Linux"):
+        toolchain.build_runtime()

@@ -1,0 +1,411 @@
+"""mlx_anvil.mslc.metal_kernel against pure MLX, and its generated text against MLX's own."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_anvil.mslc import CompileError, SimulationError, metal_kernel
+
+EXP = "uint elem = thread_position_in_grid.x;\nT tmp = inp[elem];\nout[elem] = metal::exp(tmp);\n"
+EXP_STRIDED = """
+    uint elem = thread_position_in_grid.x;
+    uint loc = elem_to_loc(elem, inp_shape, inp_strides, inp_ndim);
+    T tmp = inp[loc];
+    out[elem] = metal::exp(tmp);
+"""
+DTYPES = [getattr(mx, f"{s}int{b}") for s in ("", "u") for b in (8, 16, 32, 64)]
+DTYPES += [mx.bool_, mx.float16, mx.bfloat16, mx.float32, mx.complex64]
+
+
+def normal(rng, shape, dtype=mx.float32):
+    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+
+
+def same(a, b):
+    assert a.dtype == b.dtype
+    assert a.shape == b.shape
+    assert mx.array_equal(a, b), (a, b)
+
+
+def close(a, b, tolerance):
+    assert a.shape == b.shape
+    error = mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()
+    assert error <= tolerance, error
+
+
+def run(kernel, inputs, outputs, grid, threadgroup=(32, 1, 1), **options):
+    """`outputs` are (shape, dtype) pairs."""
+    return kernel(
+        inputs=inputs,
+        output_shapes=[shape for shape, _ in outputs],
+        output_dtypes=[dtype for _, dtype in outputs],
+        grid=grid,
+        threadgroup=threadgroup,
+        **options,
+    )
+
+
+def elementwise(source, inputs, dtype=mx.float32, count=None, names=None, **options):
+    names = names or [f"in{i}" for i in range(len(inputs))]
+    kernel = metal_kernel("elementwise", names, ["out"], source, simulate=True)
+    count = count or inputs[0].size
+    return run(kernel, inputs, [((count,), dtype)], (count, 1, 1), **options)[0]
+
+
+# ---- the examples of MLX's documentation
+
+
+def test_exp(rng):
+    kernel = metal_kernel("myexp", ["inp"], ["out"], EXP, simulate=True)
+    a = normal(rng, (4, 16), mx.float16)
+    out = run(kernel, [a], [(a.shape, a.dtype)], (a.size, 1, 1), (256, 1, 1), template=[("T", mx.float32)])
+    close(out[0], mx.exp(a.astype(mx.float32)).astype(mx.float16), 1e-2)
+    assert out[0].dtype == mx.float16
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a[::2],
+        lambda a: a.T,
+        lambda a: a[1:, 3:9:2],
+        lambda a: mx.broadcast_to(a[:1], (5, 16)),
+        lambda a: a[::-1, ::-2],
+        lambda a: a.reshape(2, 2, 16).transpose(2, 0, 1),
+    ],
+    ids=["rows", "transposed", "slice", "broadcast", "reversed", "3d"],
+)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+def test_strided_input(rng, view, dtype):
+    kernel = metal_kernel("myexp_strided", ["inp"], ["out"], EXP_STRIDED, ensure_row_contiguous=False, simulate=True)
+    a = view(normal(rng, (4, 16), dtype))
+    out = run(kernel, [a], [(a.shape, dtype)], (a.size, 1, 1), (256, 1, 1), template=[("T", mx.float32)])
+    close(out[0], mx.exp(a.astype(mx.float32)).astype(dtype), 1e-6 if dtype == mx.float32 else 1e-1)
+
+
+def test_row_contiguous_is_the_default(rng):
+    a = normal(rng, (6, 5)).T
+    same(elementwise("out[thread_position_in_grid.x] = in0[thread_position_in_grid.x];", [a]), a.flatten())
+    strides = elementwise("uint i = thread_position_in_grid.x; out[i] = in0_strides[i];", [a], mx.int64, 2)
+    assert strides.tolist() == [6, 1]
+
+
+def test_strides_of_a_view(rng):
+    kernel = metal_kernel(
+        "strides",
+        ["x"],
+        ["out"],
+        "for (int i = 0; i < x_ndim; ++i) { out[i] = x_shape[i]; out[x_ndim + i] = x_strides[i]; }",
+        ensure_row_contiguous=False,
+        simulate=True,
+    )
+    a = normal(rng, (6, 10))[::2, 1::3].T
+    assert run(kernel, [a], [((4,), mx.int32)], (1, 1, 1))[0].tolist() == [3, 3, 3, 20]
+
+
+# ---- every feature
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(rng, dtype):
+    a = mx.array(rng.integers(0, 2 if dtype == mx.bool_ else 100, 37)).astype(dtype)
+    same(elementwise("out[thread_position_in_grid.x] = in0[thread_position_in_grid.x];", [a], dtype), a)
+
+
+def test_scalars_and_small_inputs(rng):
+    a = normal(rng, (40,))
+    source = "uint i = thread_position_in_grid.x; out[i] = in0[i] * in1 + in2[1] + (in3 ? float(in4) : 0.0f);"
+    out = elementwise(source, [a, 2.5, mx.array([1.0, 7.0]), True, mx.array(3)])
+    close(out, a * 2.5 + 7 + 3, 1e-6)
+
+
+def test_template_arguments():
+    source = "out[0] = sizeof(T); out[1] = N; out[2] = FLAG ? 1 : 0; out[3] = FLAG ? N / 2 : N;"
+    template = [("T", mx.bfloat16), ("N", 7), ("FLAG", True)]
+    assert elementwise(source, [mx.zeros(1)], mx.int32, 4, template=template).tolist() == [2, 7, 1, 3]
+    template = [("T", mx.complex64), ("N", 5), ("FLAG", False)]
+    assert elementwise(source, [mx.zeros(1)], mx.int32, 4, template=template).tolist() == [8, 5, 0, 5]
+
+
+def test_attributes():
+    """Each is declared because the body names it; 3-D grid with ragged last threadgroups."""
+    source = """
+        uint3 p = thread_position_in_grid;
+        uint i = (p.z * threads_per_grid.y + p.y) * threads_per_grid.x + p.x;
+        uint3 q = threadgroup_position_in_grid * dispatch_threads_per_threadgroup + thread_position_in_threadgroup;
+        bool right = all(p == q) && all(grid_size == threads_per_grid) && all(grid_origin == uint3(0));
+        right = right && thread_index_in_simdgroup == thread_index_in_threadgroup % 32;
+        right = right && simdgroup_index_in_threadgroup == thread_index_in_threadgroup / threads_per_simdgroup;
+        right = right && thread_index_in_quadgroup == thread_index_in_threadgroup % 4;
+        right = right && quadgroup_index_in_threadgroup == thread_index_in_threadgroup / 4;
+        right = right && thread_execution_width == 32 && all(threadgroups_per_grid == uint3(3, 2, 2));
+        right = right && dispatch_simdgroups_per_threadgroup == 1 && dispatch_quadgroups_per_threadgroup == 6;
+        right = right && simdgroups_per_threadgroup == 1 && quadgroups_per_threadgroup <= 6;
+        uint3 left = threads_per_grid - threadgroup_position_in_grid * dispatch_threads_per_threadgroup;
+        right = right && all(threads_per_threadgroup == min(left, dispatch_threads_per_threadgroup));
+        out[i] = right;
+    """
+    # The body's claim of 6 quadgroups is wrong: 2 x 3 x 2 threads are 3.
+    for claim, holds in ((source, False), (source.replace("threadgroup == 6", "threadgroup == 3"), True)):
+        kernel = metal_kernel("attributes", [], ["out"], claim, simulate=True)
+        out = run(kernel, [], [((60,), mx.bool_)], (5, 4, 3), (2, 3, 2), init_value=not holds)[0]
+        assert out.tolist() == [holds] * 60
+
+
+def test_threadgroup_is_clipped_to_the_grid():
+    source = "out[0] = threads_per_threadgroup.x; out[1] = dispatch_threads_per_threadgroup.y;"
+    kernel = metal_kernel("clipped", [], ["out"], source, simulate=True)
+    assert run(kernel, [], [((2,), mx.uint32)], (3, 1, 1), (64, 8, 1))[0].tolist() == [3, 1]
+
+
+def test_header_and_helpers(rng):
+    kernel = metal_kernel(
+        "helper",
+        ["a"],
+        ["out"],
+        "uint i = thread_position_in_grid.x;\nout[i] = squared(a[i]) + ceildiv(i, 4u);",
+        header="template <typename T>\nT squared(T x) { return x * x; }\n",
+        simulate=True,
+    )
+    a = normal(rng, (9,))
+    close(run(kernel, [a], [((9,), mx.float32)], (9, 1, 1))[0], a * a + mx.ceil(mx.arange(9) / 4), 1e-6)
+
+
+def test_atomic_outputs_and_init_value():
+    source = "atomic_fetch_add_explicit(&sums[thread_position_in_grid.x % 3], 1, memory_order_relaxed);"
+    kernel = metal_kernel("count", [], ["sums"], source, atomic_outputs=True, simulate=True)
+    assert run(kernel, [], [((4,), mx.int32)], (100, 1, 1), init_value=5)[0].tolist() == [39, 38, 38, 5]
+    assert run(kernel, [], [((4,), mx.float32)], (100, 1, 1), init_value=0.5)[0].tolist() == [34.5, 33.5, 33.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int8, mx.bool_], ids=str)
+def test_init_value_has_the_dtype_of_the_output(dtype):
+    kernel = metal_kernel("nothing", [], ["out"], "if (false) out[0] = 0;", simulate=True)
+    same(run(kernel, [], [((2, 3), dtype)], (1, 1, 1), init_value=1)[0], mx.ones((2, 3), dtype))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32, mx.complex64], ids=str)
+def test_unwritten_outputs_are_nan(dtype):
+    kernel = metal_kernel("half_of_it", [], ["out"], "out[thread_position_in_grid.x] = 1;", simulate=True)
+    out = run(kernel, [], [((8,), dtype)], (4, 1, 1))[0]
+    assert mx.isnan(out).tolist() == [False] * 4 + [True] * 4
+
+
+def test_several_outputs_and_two_dimensional_shapes(rng):
+    source = "uint i = thread_position_in_grid.x; twice[i] = 2 * in0[i]; whole[i] = int(in0[i]);"
+    kernel = metal_kernel("pair", ["in0"], ["twice", "whole"], source, simulate=True)
+    a = normal(rng, (3, 4)) * 10
+    twice, whole = run(kernel, [a], [((4, 3), mx.float32), ((12,), mx.int32)], (12, 1, 1))
+    same(twice, (2 * a).reshape(4, 3))
+    same(whole, a.flatten().astype(mx.int32))
+
+
+def test_inputs_are_evaluated_and_left_alone(rng):
+    a = normal(rng, (16,))
+    lazy = mx.exp(a) + 1
+    same(elementwise("uint i = thread_position_in_grid.x; out[i] = in0[i];", [lazy]), mx.exp(a) + 1)
+    same(lazy, mx.exp(a) + 1)
+
+
+def test_the_same_kernel_takes_other_dtypes_and_shapes(rng):
+    source = "uint i = thread_position_in_grid.x; out[i] = inp[i] + inp[i];"
+    kernel = metal_kernel("mixed", ["inp"], ["out"], source, simulate=True)
+    for dtype, count in ((mx.float16, 32), (mx.float32, 32), (mx.float32, 5)):
+        a = normal(rng, (count,), dtype)
+        same(run(kernel, [a], [((count,), dtype)], (count, 1, 1))[0], a + a)
+
+
+def test_math_mode_is_visible():
+    source = "#if defined(__FAST_MATH__) && __FAST_MATH__\nout[0] = 1;\n#else\nout[0] = 0;\n#endif"
+    for mode, expected in (("safe", 0), ("relaxed", 0), ("fast", 1)):
+        kernel = metal_kernel("mode", [], ["out"], source, compile_options={"math_mode": mode}, simulate=True)
+        assert run(kernel, [], [((1,), mx.int32)], (1, 1, 1))[0].item() == expected
+
+
+def test_empty_grid_and_empty_arrays():
+    kernel = metal_kernel("empty", ["x"], ["out"], "out[thread_position_in_grid.x] = x[0];", simulate=True)
+    out = run(kernel, [mx.zeros((0, 3))], [((0,), mx.float32)], (0, 1, 1))[0]
+    assert out.shape == (0,)
+
+
+def test_seed_shuffles_without_changing_results(rng):
+    source = "out[thread_position_in_grid.x] = simd_sum(in0[thread_position_in_grid.x]);"
+    a = normal(rng, (64,))
+    outputs = []
+    for seed in range(3):
+        kernel = metal_kernel("sum", ["in0"], ["out"], source, simulate=True, seed=seed)
+        outputs.append(run(kernel, [a], [((64,), mx.float32)], (64, 1, 1), (64, 1, 1))[0])
+    same(outputs[0], outputs[1])
+    same(outputs[0], outputs[2])
+    assert kernel.report.collectives == 2
+
+
+# ---- the text that MLX would compile
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "source", "options"),
+    [
+        ([(3, 5), (), (2,)], [mx.float32], "out0[0] = in0[0] + in1 + in2[0] * thread_position_in_grid.x;", {}),
+        (
+            [(3, 5), (4, 4)],
+            [mx.float32, mx.bfloat16],
+            "out0[0] = in0[in0_strides[0]]; out1[in1_shape[0] + in1_ndim] = thread_index_in_simdgroup;",
+            {"template": [("T", mx.float16), ("N", 3), ("B", False)]},
+        ),
+        ([(9,)], [mx.int64], "out0[0] = 1; // threads_per_grid threads_per_threadgroup simdgroups_per_threadgroup", {}),
+        ([(9,)], [mx.uint8], "out0[0] = in0[0];", {"header": "inline int f() { return 1; }\n"}),
+    ],
+)
+@pytest.mark.parametrize("atomic", [False, True])
+def test_generated_text_is_that_of_mlx(inputs, outputs, source, options, atomic, tmp_path, capfd):
+    """MLX writes the kernel that it exports without needing Metal, and prints it."""
+    header = options.get("header", "")
+    names = [f"in{i}" for i in range(len(inputs))], [f"out{i}" for i in range(len(outputs))]
+    arrays = [mx.ones(shape) for shape in inputs]
+    call = {
+        "output_shapes": [(4,)] * len(outputs),
+        "output_dtypes": outputs,
+        "grid": (1, 1, 1),
+        "threadgroup": (1, 1, 1),
+        "template": options.get("template"),
+        "verbose": True,
+    }
+    theirs = mx.fast.metal_kernel("k", *names, source, header=header, atomic_outputs=atomic)
+    mx.export_function(str(tmp_path / "k.mlxfn"), lambda *a: theirs(inputs=list(a), **call), *arrays)
+    expected = capfd.readouterr().out
+    ours = metal_kernel("k", *names, source, header=header, atomic_outputs=atomic, simulate=True)
+    try:
+        ours(inputs=arrays, **call)
+    except CompileError:
+        assert atomic, "only the body's plain assignments to atomics may not compile"
+    assert capfd.readouterr().out == expected
+    assert "custom_kernel_k" in expected
+
+
+# ---- errors
+
+
+def test_sizes_are_checked():
+    kernel = metal_kernel("sizes", ["a", "b"], ["out"], "out[0] = a[0];", simulate=True)
+    with pytest.raises(ValueError, match=r"\[metal_kernel\] Expected `inputs` to have size 2 but got size 1"):
+        run(kernel, [mx.zeros(8)], [((1,), mx.float32)], (1, 1, 1))
+    with pytest.raises(ValueError, match=r"\[metal_kernel\] Expected `output_shapes` to have size 1 but got size 2"):
+        run(kernel, [mx.zeros(8)] * 2, [((1,), mx.float32)] * 2, (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"grid": (4, 1)}, TypeError, "`grid` must be a tuple of three ints"),
+        ({"grid": (4.5, 1, 1)}, TypeError, "`grid` must be a tuple of three ints"),
+        ({"grid": (-1, 1, 1)}, ValueError, "must not be negative"),
+        ({"threadgroup": (1025, 1, 1)}, ValueError, r"Thread group size \(1025\) is greater than the maximum"),
+        ({"threadgroup": (0, 1, 1)}, ValueError, "`threadgroup` must not be empty"),
+        (
+            {"template": [("T", 1.5)]},
+            ValueError,
+            "Invalid template argument. Must be `mlx.core.Dtype`, `int` or `bool`",
+        ),
+        ({"template": [("T", 2**31)]}, ValueError, "does not fit an `int`"),
+        ({"template": [("N", -1)]}, ValueError, "is negative, which MLX cannot compile"),
+        ({"template": [("T", mx.float64)]}, ValueError, "float64 is not supported on the GPU"),
+        ({"output_dtypes": [mx.float64]}, ValueError, "float64 is not supported on the GPU"),
+    ],
+)
+def test_bad_calls(arguments, error, message):
+    kernel = metal_kernel("bad", [], ["out"], "out[0] = 0;", simulate=True)
+    call = {"output_shapes": [(1,)], "output_dtypes": [mx.float32], "grid": (2000, 1, 1), "threadgroup": (1, 1, 1)}
+    with pytest.raises(error, match=r"\[metal_kernel\] .*" + message):
+        kernel(inputs=[], **{**call, **arguments})
+
+
+@pytest.mark.parametrize("transform", [mx.compile, mx.vmap])
+def test_transformations_that_have_no_values(transform, rng):
+    a = normal(rng, (4, 4))
+    with pytest.raises(ValueError, match=r"\[metal_kernel\] The simulator needs values"):
+        transform(lambda x: elementwise("uint i = thread_position_in_grid.x; out[i] = in0[i];", [x]))(a)
+
+
+def test_bad_definitions_have_the_words_of_mlx():
+    for arguments in (
+        {"output_names": []},
+        {"compile_options": 3},
+        {"compile_options": {"x": 1}},
+        {"compile_options": {"math_mode": "precise"}},
+    ):
+        call = {"name": "k", "input_names": [], "output_names": ["out"], "source": "", **arguments}
+        with pytest.raises(ValueError, match=r"^\[metal_kernel\]") as theirs:
+            mx.fast.metal_kernel(**call)
+        with pytest.raises(ValueError, match=r"^\[metal_kernel\]") as ours:
+            metal_kernel(**call, simulate=True)
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_compile_errors_name_the_authors_string():
+    header = "inline float f(float x) {\n  return undefined_name;\n}\n"
+    kernel = metal_kernel("broken", ["x"], ["out"], "float a = 1;\nout[0] = f(mistyped);", header, simulate=True)
+    with pytest.raises(CompileError) as caught:
+        run(kernel, [mx.zeros(8)], [((1,), mx.float32)], (1, 1, 1))
+    places = [(d.file, d.line, d.column) for d in caught.value.diagnostics]
+    assert places == [("broken[header]", 2, 10), ("broken[source]", 2, 12)]
+    assert "out[0] = f(mistyped);" in str(caught.value)
+
+
+def test_a_failed_launch_names_the_line_of_the_body():
+    source = "if (thread_position_in_grid.x < 3)\n  threadgroup_barrier(mem_flags::mem_threadgroup);\nout[0] = 1;"
+    kernel = metal_kernel("divergent", [], ["out"], source, simulate=True)
+    with pytest.raises(SimulationError) as caught:
+        run(kernel, [], [((1,), mx.int32)], (64, 1, 1), (64, 1, 1))
+    (finding,) = caught.value.findings
+    assert (finding.kind, finding.file, finding.line) == ("barrier divergence", "divergent[source]", 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "line"),
+    [
+        ("uint i = thread_position_in_grid.x;\nout[i + 1] = x[i];", "device out of bounds", 2),
+        (
+            "threadgroup float t[64];\nuint i = thread_position_in_threadgroup.x;\nt[i] = x[i];\nout[i] = t[63 - i];",
+            "threadgroup race",
+            4,
+        ),
+    ],
+)
+def test_checked(source, kind, line):
+    kernel = metal_kernel("wrong", ["x"], ["out"], source, simulate=True, checked=True)
+    with pytest.raises(SimulationError) as caught:
+        run(kernel, [mx.arange(64).astype(mx.float32)], [((64,), mx.float32)], (64, 1, 1), (64, 1, 1))
+    assert (kind, "wrong[source]") in [(f.kind, f.file) for f in caught.value.findings]
+    assert line in [f.line for f in caught.value.findings]
+
+
+def test_checked_strided_inputs(rng):
+    kernel = metal_kernel(
+        "myexp", ["inp"], ["out"], EXP_STRIDED, ensure_row_contiguous=False, simulate=True, checked=True
+    )
+    a = normal(rng, (4, 16))
+    for view in (a[1:, 3:9:2], a.T, a[::-1, ::-2], mx.broadcast_to(a[:1], (5, 16))):
+        out = run(kernel, [view], [(view.shape, mx.float32)], (view.size, 1, 1), template=[("T", mx.float32)])
+        close(out[0], mx.exp(view), 1e-6)
+
+
+def test_profiled():
+    source = "uint i = thread_position_in_grid.x;\nout[i] = exp(x[8 * i]);"
+    kernel = metal_kernel("scattered", ["x"], ["out"], source, simulate=True, profiled=True)
+    run(kernel, [mx.zeros(256)], [((32,), mx.float32)], (32, 1, 1))
+    profile = kernel.report.profile
+    assert profile.metrics()["transcendentals"] == 32
+    assert [(s.file, s.line, s.kind, s.transactions) for s in profile.sites] == [
+        ("scattered[source]", 2, "read", 8),
+        ("scattered[source]", 2, "write", 1),
+    ]
+    with pytest.raises(ValueError, match=r"\[metal_kernel\] A kernel is either checked or profiled"):
+        metal_kernel("both", ["x"], ["out"], source, simulate=True, profiled=True, checked=True)
+
+
+def test_metal_is_used_where_it_is(monkeypatch):
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    kernel = metal_kernel("real", ["x"], ["out"], "out[0] = x[0];")
+    assert type(kernel) is type(mx.fast.metal_kernel("real", ["x"], ["out"], "out[0] = x[0];"))
+    assert type(metal_kernel("real", ["x"], ["out"], "out[0] = x[0];", simulate=True)) is not type(kernel)

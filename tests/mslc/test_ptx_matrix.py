@@ -1,0 +1,149 @@
+"""Pairing matrix products keeps what the text computes: both texts are evaluated with symbols for numbers and compared."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "gpu"))
+import make_bundle
+
+from mlx_anvil.mslc import Source, ptx
+from mlx_anvil.mslc.ptx_matrix import expand_products
+
+REGISTER = re.compile(r"%[a-z_]+\w*")
+GROUPS = re.compile(r"\{(.*?)\}")
+EFFECTS = ("st.", "red.", "atom.", "bar.", "bra", "ret", "@")
+
+
+class Meaning:
+    """What lines of PTX compute. `symbols` numbers each distinct value; equal numbers are equal values."""
+
+    def __init__(self, lines, symbols):
+        self.symbols, self.effects, self.blocks, self.registers, self.read = symbols, [], [], {}, set()
+        for line in lines:
+            code = line.split("//")[0].strip().rstrip(";")
+            if code and not code.startswith(".reg"):
+                self.execute(code)
+        self.blocks.append(self.registers)
+
+    def symbol(self, *value):
+        return self.symbols.setdefault(value, len(self.symbols))
+
+    def value(self, register):
+        self.read.add(register)
+        if register == "%mslc_zero":
+            return self.symbol("zero")
+        return self.registers.setdefault(register, self.symbol("at start of block", len(self.blocks), register))
+
+    def execute(self, code):
+        if code.startswith(("mslc.mma.", "mma.sync.")):
+            self.multiply(code)
+        elif code.endswith(":") or code.startswith(EFFECTS):
+            self.effects.append(self.symbol(REGISTER.sub("%", code), *map(self.value, REGISTER.findall(code))))
+            if not code.startswith("st."):
+                self.blocks.append(self.registers)
+                self.registers = {}
+        else:
+            opcode, operands = code.split(maxsplit=1)
+            written, _, rest = re.match(r"(\{.*?\}|[^,]*)(,?)(.*)", operands).groups()
+            reads = [self.value(register) for register in REGISTER.findall(rest)]
+            # A load gives what the stores before it have left.
+            memory = len(self.effects) if opcode.startswith("ld.") else None
+            for i, register in enumerate(REGISTER.findall(written)):
+                self.registers[register] = self.symbol(opcode, i, REGISTER.sub("%", rest), memory, *reads)
+
+    def multiply(self, code):
+        opcode, operands = code.split(maxsplit=1)
+        d, a, b, c = (REGISTER.findall(group) for group in GROUPS.findall(operands))
+        kind = opcode.split(".")[2] if opcode.startswith("mslc.") else opcode.split(".")[-2]
+        halves = len(d) // 2
+        each = 2 if kind == "tf32" else 1  # registers of an 8x8 operand
+        sums = [tuple(map(self.value, c[2 * h : 2 * h + 2])) for h in range(halves)]
+        for inner in range(len(b) // each):
+            right = tuple(map(self.value, b[each * inner : each * (inner + 1)]))
+            rows = [self.value(register) for register in a[each * halves * inner : each * halves * (inner + 1)]]
+            for h in range(halves):
+                product = (kind, tuple(rows[h::halves]), right, sums[h])
+                sums[h] = tuple(self.symbol("mma", i, *product) for i in range(2))
+        for register, value in zip(d, [value for pair in sums for value in pair], strict=True):
+            self.registers[register] = value
+
+
+def assert_same_meaning(before, after):
+    symbols = {}
+    before, after = Meaning(before, symbols), Meaning(after, symbols)
+    assert after.effects == before.effects
+    assert len(after.blocks) == len(before.blocks)
+    for first, second in zip(before.blocks, after.blocks, strict=True):
+        for register in first.keys() & second.keys():
+            assert first[register] == second[register], register
+        # What two products of a chain exchanged is gone, so nothing may read it.
+        assert not (first.keys() - second.keys()) & after.read
+
+
+def random_program(rng):
+    """Products over few operands, added to one another, with loads, stores and sums in between."""
+    numbers = iter(range(1000, 2000))
+    sums = [("%f1", "%f2"), ("%f3", "%f4")]
+    lines = []
+    for _ in range(rng.integers(2, 14)):
+        choice, (x, y) = rng.integers(8), sums[rng.integers(len(sums))]
+        if choice < 5:
+            kind = ("f16", "bf16", "tf32")[rng.integers(3)] if choice == 0 else "tf32" if rng.integers(2) else "f16"
+            width = 2 if kind == "tf32" else 1
+            a, b = (
+                ", ".join(f"%r{10 * n + i}" for i in range(width)) for n in (rng.integers(1, 4), rng.integers(5, 7))
+            )
+            d = f"%f{next(numbers)}", f"%f{next(numbers)}"
+            lines.append(f"mslc.mma.{kind} {{{', '.join(d)}}}, {{{a}}}, {{{b}}}, {{{x}, {y}}};")
+            sums.append(d)
+        elif choice == 5:
+            d = f"%f{next(numbers)}", y
+            lines.append(f"add.f32 {d[0]}, {x}, {y};")
+            sums.append(d)
+        elif choice == 6:
+            d = f"%f{next(numbers)}", f"%f{next(numbers)}"
+            lines.append(f"ld.global.v2.f32 {{{d[0]}, {d[1]}}}, [%rd1];")
+            sums.append(d)
+        else:
+            lines.append(f"st.global.f32 [%rd1], {x};")
+    return [*lines, *(f"st.global.v2.f32 [%rd2], {{{x}, {y}}};" for x, y in sums)]
+
+
+def test_random_programs_keep_their_meaning(rng):
+    paired = 0
+    for _ in range(1000):
+        lines = random_program(rng)
+        expanded = expand_products("\n".join(["{", *lines, "}"])).split("\n")[1:-1]
+        assert_same_meaning(lines, expanded)
+        paired += sum("mma.sync" in line for line in expanded) < sum("mslc.mma" in line for line in lines)
+    assert paired > 300
+
+
+def test_a_product_that_adds_to_another_is_not_put_beside_it():
+    lines = [
+        "mslc.mma.tf32 {%f1, %f2}, {%r1, %r2}, {%r5, %r6}, {%f8, %f9};",
+        "mslc.mma.tf32 {%f3, %f4}, {%r3, %r4}, {%r5, %r6}, {%f1, %f2};",
+        "st.global.v2.f32 [%rd1], {%f3, %f4};",
+    ]
+    expanded = expand_products("\n".join(["{", *lines, "}"])).split("\n")[1:-1]
+    assert sum("mma.sync" in line for line in expanded) == 2
+    assert_same_meaning(lines, expanded)
+
+
+@pytest.mark.parametrize("arch", ptx.ARCHITECTURES)
+def test_kernels_keep_their_meaning(monkeypatch, arch):
+    """All mixtures of element types; operands of a float with a 16-bit matrix are the parts of float that share b."""
+    text = Source.load(make_bundle.matrix_source())
+    paired = ptx.compile_ptx(text, arch).text
+    monkeypatch.setattr(ptx, "expand_products", lambda text: text)
+    plain = ptx.compile_ptx(text, arch).text
+    entries = [re.findall(r"\.entry (\w+)\(.*?^\{(.*?)^\}", t, re.MULTILINE | re.DOTALL) for t in (plain, paired)]
+    assert len(entries[0]) == len(make_bundle.MATRIX_TYPES) * len(make_bundle.MATRIX_SHAPES) + 1
+    for (name, before), (same_name, after) in zip(*entries, strict=True):
+        assert name == same_name
+        assert "mslc.mma" in before or name == "diagonal"
+        assert "mslc.mma" not in after
+        assert_same_meaning(before.split("\n"), after.split("\n"))
