@@ -91,7 +91,10 @@ void bind_simulate(nb::module_& m) {
         return Mode(before.on, before.checked, before.seed);
       },
       "mode"_a);
-  m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a);
+  m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a,
+        nb::sig("def _set_simulator_toolchain(compile: typing.Callable[[str, dict[int, bool], "
+                "bool], str], "
+                "describe: typing.Callable[[str, int], str]) -> None"));
 }
 
 void bind_trace(nb::module_& m) {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _libraries: dict[str, "Library"] = {}
 
 
-def _compile(op: str, constants: dict[int, bool], checked: bool) -> str:
+def _compile(op: str, constants: dict[int | str, object], checked: bool) -> str:
     """Compiles the kernels of an op for the simulator; returns the path of the library."""
     from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
     from mlx_anvil.mslc.preprocess import Source

@@ -18,7 +18,7 @@ class SwiGLU(nn.Module):
     """
 
     def __init__(self, dims: int, hidden_dims: int, bias: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.gate_proj = nn.Linear(dims, hidden_dims, bias=bias)
         self.up_proj = nn.Linear(dims, hidden_dims, bias=bias)
         self.down_proj = nn.Linear(hidden_dims, dims, bias=bias)

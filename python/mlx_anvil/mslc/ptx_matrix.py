@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _PRODUCT = re.compile(r"^\s*mslc\.mma\.(\w+) \{(.*?)\}, \{(.*?)\}, \{(.*?)\}, \{(.*?)\};")
@@ -72,7 +73,8 @@ class _Statement:
     def parse(cls, line: str) -> _Statement:
         found = _PRODUCT.match(line)
         if found:
-            kind, d, a, b, c = (tuple(group.split(", ")) if i else group for i, group in enumerate(found.groups()))
+            kind, *registers = found.groups()
+            d, a, b, c = (tuple(group.split(", ")) for group in registers)
             return cls.of(Product(kind, [d], [[a]], [b], [c]))
         code = line.split("//")[0]
         everything = frozenset(_REGISTER.findall(code))
@@ -156,13 +158,15 @@ def _chained(first: Product, second: Product, readers: Counter[str]) -> Product 
     return Product(first.type, second.d, first.a + second.a, first.b + second.b, first.c)
 
 
-def _merge(block: list[_Statement], combine) -> None:
+def _merge(block: list[_Statement], combine: Callable[[Product, Product], Product | None]) -> None:
     """Replaces two products by one wherever `combine` gives one and the order of the block allows it."""
     i = 0
     while i < len(block):
-        if block[i].product:
+        first = block[i].product
+        if first:
             for j in range(i + 1, len(block)):
-                product = block[j].product and combine(block[i].product, block[j].product)
+                second = block[j].product
+                product = combine(first, second) if second else None
                 if product and _place_together(block, i, j, product):
                     i -= 1  # what was at i may have moved down; look at its place again
                     break

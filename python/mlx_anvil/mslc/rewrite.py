@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from .entry import Module, cpu_entry_point, cpu_kernel_table
+from .entry import Kernel, Module, cpu_entry_point, cpu_kernel_table
 from .lexer import PositionMap, TokenStream
 from .passes.constant_uses import note_missing_constants
 from .passes.constants import rewrite_function_constants
@@ -28,7 +28,7 @@ class Target:
 
     name: str
     entry_point: EntryPoint
-    kernel_table: object  # list[Kernel] -> text at the end of the file
+    kernel_table: Callable[[list[Kernel]], str]  # text at the end of the file
 
 
 CPU = Target("cpu", cpu_entry_point, cpu_kernel_table)

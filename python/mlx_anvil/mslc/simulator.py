@@ -238,6 +238,7 @@ class Library:
     @cached_property
     def _load_address(self) -> int:
         loaded = ctypes.cast(self._library.mslc_kernels, ctypes.c_void_p).value
+        assert loaded is not None  # ctypes' type of an address allows null
         return loaded - self._line_table.symbols["mslc_kernels"]
 
 

@@ -35,9 +35,9 @@ def find_zig() -> str:
         zig = Path(spec.submodule_search_locations[0]) / ("zig.exe" if os.name == "nt" else "zig")
         if zig.exists():
             return str(zig)
-    zig = shutil.which("zig")
-    if zig:
-        return zig
+    on_path = shutil.which("zig")
+    if on_path:
+        return on_path
     raise ToolchainError('the Metal compiler of mslc is not installed: pip install "mlx-anvil[sim]"')
 
 

@@ -3,11 +3,13 @@
 #include <metal_stdlib>
 using namespace metal;
 
-kernel void mixed(
-    const device float* in [[buffer(0)]], device float* out [[buffer(1)]],
-    threadgroup float* shared [[threadgroup(0)]],
-    uint group [[threadgroup_position_in_grid]], uint size [[threads_per_threadgroup]],
-    uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+kernel void mixed(const device float* in [[buffer(0)]],
+                  device float* out [[buffer(1)]],
+                  threadgroup float* shared [[threadgroup(0)]],
+                  uint group [[threadgroup_position_in_grid]],
+                  uint size [[threads_per_threadgroup]],
+                  uint t [[thread_index_in_threadgroup]],
+                  uint lane [[thread_index_in_simdgroup]]) {
   const float x = in[group * size + t];
   shared[t] = x;
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..entry import FunctionConstant
 from ..lexer import SourceError, TokenStream
@@ -47,7 +48,7 @@ def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, o
     return found
 
 
-def _literal(type_name: str, value: object) -> str:
+def _literal(type_name: str, value: Any) -> str:
     if value is None:
         return f"{type_name}(0)"
     if type_name == "bool":

@@ -6,6 +6,8 @@ bound that it is compared with; a step that is only known at run time is checked
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..lexer import TokenStream
 
 _STEP = "::mslc::count_step(), "
@@ -38,7 +40,7 @@ def _rewrite_for(stream: TokenStream, opening: int) -> None:
         _count_condition(stream, first + 1, second)
 
 
-def _outer(stream: TokenStream, first: int, end: int):
+def _outer(stream: TokenStream, first: int, end: int) -> Iterator[int]:
     """The indices of the tokens first..end-1 that are not in brackets; those of the brackets are among them."""
     i = first
     while i < end:
@@ -56,7 +58,7 @@ def _count_condition(stream: TokenStream, first: int, end: int) -> None:
         and (stream.kind[assignment - 2] == "name" or stream.text[assignment - 2] in ("*", "&", ">"))
         and stream.kind[first] == "name"
     )
-    if declares:
+    if assignment is not None and declares:
         stream.insert_after(assignment, f" ({_STEP.rstrip()}")
         stream.insert_before(end, ")")
     else:
