@@ -92,9 +92,10 @@ void bind_simulate(nb::module_& m) {
       },
       "mode"_a);
   m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a,
-        nb::sig("def _set_simulator_toolchain(compile: typing.Callable[[str, dict[int, bool], "
-                "bool], str], "
-                "describe: typing.Callable[[str, int], str]) -> None"));
+        nb::sig(
+            "def _set_simulator_toolchain(compile: typing.Callable[[str, dict[int | str, object], "
+            "bool], str], "
+            "describe: typing.Callable[[str, int], str]) -> None"));
 }
 
 void bind_trace(nb::module_& m) {
