@@ -133,6 +133,20 @@ def test_a_product_that_adds_to_another_is_not_put_beside_it():
     assert_same_meaning(lines, expanded)
 
 
+def test_rows_of_a_mixed_product_are_paired_part_by_part():
+    # Of two rows, what tf32 loses of the float operand, then its main part.
+    products = ((10, 10, 70), (12, 12, 10), (20, 20, 80), (22, 22, 20))
+    lines = [
+        f"mslc.mma.tf32 {{%f{d}, %f{d + 1}}}, {{%r{a}, %r{a + 1}}}, {{%r90, %r91}}, {{%f{c}, %f{c + 1}}};"
+        for d, a, c in products
+    ]
+    lines += ["st.global.v2.f32 [%rd1], {%f12, %f13};", "st.global.v2.f32 [%rd1], {%f22, %f23};"]
+    expanded = expand_products("\n".join(["{", *lines, "}"])).split("\n")[1:-1]
+    assert sum("mma.sync" in line for line in expanded) == 2
+    assert not any("mslc_zero" in line for line in expanded)
+    assert_same_meaning(lines, expanded)
+
+
 @pytest.mark.parametrize("arch", ptx.ARCHITECTURES)
 def test_kernels_keep_their_meaning(monkeypatch, arch):
     """All mixtures of element types; operands of a float with a 16-bit matrix are the parts of float that share b."""

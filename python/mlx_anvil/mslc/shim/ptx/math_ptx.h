@@ -153,8 +153,8 @@ MSLC_INLINE float log1p(float x) {
 
 // ---- powers
 
-// Base-2 logarithm of a positive finite x as an unevaluated sum, to about 2^-31 of its value, for x
-// near 1, too: log(m) = 2 atanh((m - 1) / (m + 1)), whose argument is carried in two floats.
+// Base-2 logarithm of a positive finite x as an unevaluated sum, to about 2^-31 of its value, near
+// 1 as well: log(m) = 2 atanh((m - 1) / (m + 1)), whose argument is carried in two floats.
 struct TwoFloats {
   float high, low;
 };
