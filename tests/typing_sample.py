@@ -22,6 +22,11 @@ def traced(x: mx.array) -> tuple[Trace, list[Event]]:
     return trace, fallbacks + trace.events
 
 
+def simulated(x: mx.array) -> mx.array:
+    with mlx_anvil.simulate(checked=True, seed=3):
+        return mlx_anvil.silu_gate(x, x)
+
+
 def facts() -> str:
     info = mlx_anvil.info()
     usable: bool = info["backends"]["cpu"]["usable"]
@@ -40,5 +45,5 @@ def registry() -> list[str]:
 
 if __name__ == "__main__":
     ones = mx.ones((4, 8))
-    mx.eval(gated(ones, ones), module(ones))
+    mx.eval(gated(ones, ones), module(ones), simulated(ones))
     print(traced(ones)[0], facts(), registry())

@@ -28,9 +28,10 @@ def same(a, b):
 
 
 def close(a, b, tolerance):
+    """Equal up to a share of the largest magnitude."""
     assert a.shape == b.shape
     error = mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()
-    assert error <= tolerance, error
+    assert error <= tolerance * max(1.0, mx.abs(b.astype(mx.float32)).max().item()), error
 
 
 def run(kernel, inputs, outputs, grid, threadgroup=(32, 1, 1), **options):
@@ -80,7 +81,7 @@ def test_strided_input(rng, view, dtype):
     kernel = metal_kernel("myexp_strided", ["inp"], ["out"], EXP_STRIDED, ensure_row_contiguous=False, simulate=True)
     a = view(normal(rng, (4, 16), dtype))
     out = run(kernel, [a], [(a.shape, dtype)], (a.size, 1, 1), (256, 1, 1), template=[("T", mx.float32)])
-    close(out[0], mx.exp(a.astype(mx.float32)).astype(dtype), 1e-6 if dtype == mx.float32 else 1e-1)
+    close(out[0], mx.exp(a.astype(mx.float32)).astype(dtype), 1e-6 if dtype == mx.float32 else 1e-2)
 
 
 def test_row_contiguous_is_the_default(rng):
