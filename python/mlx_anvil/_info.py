@@ -40,7 +40,7 @@ class Info(TypedDict):
 
 def _backends() -> dict[str, BackendInfo]:
     metal_built = _ext._has_metal()
-    simulator_usable = find_spec("ziglang") is not None
+    simulator_usable = all(find_spec(name) for name in ("numpy", "ziglang"))
     cuda_here = mx.cuda.is_available()
     return {
         "cpu": {"built": True, "usable": True, "detail": f"{_ext._current_isa()}, {_ext._max_threads()} threads"},

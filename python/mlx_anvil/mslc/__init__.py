@@ -1,5 +1,10 @@
 """mslc: the Metal Shading Language on any machine, compiled with upstream clang."""
 
+from importlib.util import find_spec
+
+if find_spec("numpy") is None:
+    raise ImportError('mlx_anvil.mslc needs NumPy and a compiler: pip install "mlx-anvil[sim]"')
+
 from .checks import verify
 from .compiler import CHECKED, PROFILED, UNCHECKED, Options
 from .diagnostics import CompileError, Diagnostic
