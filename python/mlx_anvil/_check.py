@@ -17,7 +17,7 @@ from mlx_anvil.reference import DTYPES, OPS, OpSpec
 
 # The FlashAttention criterion: a low-precision result may be off by this many times what the plain definition in that
 # dtype is off by, plus a floor.
-_OUTPUT_FACTOR, _GRADIENT_FACTOR, _FLOOR = 2.0, 3.0, 1e-5
+OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
         return error, case.spec.float32_tolerance
     with mx.stream(mx.cpu):
         composed = largest_error(plain(*arrays), truth)
-    factor = _GRADIENT_FACTOR if case.gradient else _OUTPUT_FACTOR
-    return error, factor * composed + _FLOOR
+    factor = GRADIENT_FACTOR if case.gradient else OUTPUT_FACTOR
+    return error, factor * composed + FLOOR
 
 
 def _timer(run: Callable[[], None], budget: float) -> Callable[[], float]:
