@@ -3,8 +3,6 @@
 // and the route to a kernel are here.
 #pragma once
 
-#include <functional>
-
 #include "common/elementwise_layout.h"
 #include "common/launch.h"
 

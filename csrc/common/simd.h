@@ -60,8 +60,7 @@ inline f32v absolute(f32v x) {
   return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu);
 }
 
-// ---- conversion
-// ------------------------------------------------------------------------------------
+// ---- conversion --------------------------------------------------------------------------------
 
 // The upper half of each result is `x` in bfloat16: to nearest, ties to even; a NaN becomes quiet.
 inline u32v round_to_bf16(f32v x) {
@@ -128,8 +127,7 @@ inline u16v narrow(f16, f32v x) {
 
 #endif
 
-// ---- streaming stores
-// ------------------------------------------------------------------------------------
+// ---- streaming stores --------------------------------------------------------------------------
 
 template <class V>
 inline void stream_bits(void* to, V bits) {

@@ -11,8 +11,7 @@ namespace {
 
 constexpr const char* kOp = "silu_gate";
 
-// ---- definitions in MLX ops, in float32 whatever the inputs' dtype
-// ---------------------------------------
+// ---- definitions in MLX ops, in float32 whatever the inputs' dtype -----------------------------
 
 mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
@@ -51,8 +50,7 @@ Arrays compose_jvp(const Arrays& in, mx::Stream s) {
   return {mx::astype(mx::add(through_gate, through_up, s), in[0].dtype(), s)};
 }
 
-// ---- variants
-// ------------------------------------------------------------------------------------------
+// ---- variants ----------------------------------------------------------------------------------
 
 constinit const ElementwiseVariant kBackward{
     kOp, "backward", "SiluGateBackward", 2, silu_gate_backward_kernels, compose_backward};
