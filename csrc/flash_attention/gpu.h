@@ -1,0 +1,45 @@
+// Attention on a GPU, and in the simulator: the choice of kernels and their launches.
+#pragma once
+
+#include "common/primitive.h"
+#include "flash_attention/problem.h"
+
+namespace mlx_anvil {
+
+// Arrays of a call; those that it does not have are null. Outputs are allocated.
+struct AttentionArrays {
+  const mx::array* q;
+  const mx::array* k;
+  const mx::array* v;
+  const mx::array* mask = nullptr;   // [batch, q_heads, q_len, kv_len], broadcast through strides
+  const mx::array* sinks = nullptr;  // float32 [batch, q_heads], broadcast through strides
+};
+
+struct AttentionForwardArrays : AttentionArrays {
+  mx::array* out;
+  mx::array* lse = nullptr;
+};
+
+struct AttentionBackwardArrays : AttentionArrays {
+  const mx::array* out;
+  const mx::array* lse;
+  const mx::array* d_out;
+  const mx::array* d_lse = nullptr;
+  mx::array* d_q = nullptr;
+  mx::array* d_k = nullptr;
+  mx::array* d_v = nullptr;
+  mx::array* d_mask = nullptr;   // float32, dense
+  mx::array* d_sinks = nullptr;  // float32 [batch, q_heads], dense
+};
+
+void attention_forward_gpu(const AttentionConfig& config,
+                           const AttentionSizes& sizes,
+                           const AttentionForwardArrays& arrays,
+                           const mx::Stream& stream);
+
+void attention_backward_gpu(const AttentionConfig& config,
+                            const AttentionSizes& sizes,
+                            const AttentionBackwardArrays& arrays,
+                            const mx::Stream& stream);
+
+}  // namespace mlx_anvil
