@@ -3,6 +3,7 @@
 
 #include "common/python_args.h"
 #include "common/python_support.h"
+#include "flash_attention/arguments.h"
 #include "silu_gate/silu_gate.h"
 
 namespace nb = nanobind;
@@ -49,4 +50,23 @@ Raises:
 
 Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transformer").
 )");
+
+  const auto flash_attention_of_python = [](nb::object q, nb::object k, nb::object v,
+                                            nb::object scale, nb::object mask, nb::object sinks,
+                                            nb::object window_size, nb::object softcap,
+                                            bool return_lse, nb::object stream) -> nb::object {
+    constexpr const char* op = "flash_attention";
+    auto [out, lse] =
+        flash_attention(to_array(op, "q", q), to_array(op, "k", k), to_array(op, "v", v),
+                        to_attention_options(scale, mask, sinks, window_size, softcap, return_lse),
+                        to_stream_or_device(op, stream));
+    return lse ? nb::object(nb::make_tuple(out, *lse)) : nb::cast(out);
+  };
+  // Twice, so that type checkers know what return_lse brings; the first takes every call.
+  for (const char* signature : kFlashAttentionSignatures) {
+    m.def("flash_attention", flash_attention_of_python, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+          nb::kw_only(), "scale"_a = nb::none(), "mask"_a = nb::none(), "sinks"_a = nb::none(),
+          "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a = false,
+          "stream"_a = nb::none(), nb::sig(signature), kFlashAttentionDoc);
+  }
 }

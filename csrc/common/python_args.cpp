@@ -4,19 +4,12 @@
 
 namespace mlx_anvil {
 
-namespace {
-
-[[noreturn]] void throw_type_error(const char* op,
-                                   const char* argument,
-                                   nb::handle value,
-                                   const char* allowed) {
+void throw_type_error(const char* op, const char* argument, nb::handle value, const char* allowed) {
   const std::string given = nb::cast<std::string>(nb::type_name(value.type()));
   throw nb::type_error(
       op_message(op, std::string(argument) + " is a " + given + "; allowed: " + allowed + ".")
           .c_str());
 }
-
-}  // namespace
 
 mx::array to_array(const char* op, const char* argument, nb::handle value) {
   if (!nb::isinstance<mx::array>(value)) {

@@ -20,6 +20,12 @@ namespace nb = nanobind;
 #define MLX_ANVIL_STREAM_TYPE \
   "mlx.core.Stream | mlx.core.ThreadLocalStream | mlx.core.Device | mlx.core.DeviceType | None"
 
+// "[op] argument is a str; allowed: ...", as Python's TypeError.
+[[noreturn]] void throw_type_error(const char* op,
+                                   const char* argument,
+                                   nb::handle value,
+                                   const char* allowed);
+
 // `value` as an mlx array; a TypeError that names the argument otherwise.
 mx::array to_array(const char* op, const char* argument, nb::handle value);
 

@@ -15,6 +15,12 @@ namespace mlx_anvil {
 // More than any sequence is long, and far enough from overflow to be added to a position.
 inline constexpr int64_t kUnboundedWindow = int64_t{1} << 40;
 
+// Up to so many queries, the kernels are those for decoding.
+inline constexpr int kDecodeRows = 8;
+// Largest head dims that have kernels: for everything, and for the forward of a decode.
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxDecodeHeadDim = 512;
+
 enum class AttentionDtype : int32_t { kFloat32, kFloat16, kBfloat16 };
 enum class AttentionMask : int32_t { kNone, kBool, kAdditive };
 

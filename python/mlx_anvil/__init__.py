@@ -22,7 +22,7 @@ _compat.check(
 )
 
 from mlx_anvil import nn, reference  # noqa: E402  (the check comes first)
-from mlx_anvil._ext import silu_gate  # noqa: E402
+from mlx_anvil._ext import flash_attention, silu_gate  # noqa: E402
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
@@ -31,6 +31,7 @@ __all__ = [
     "Event",
     "Trace",
     "__version__",
+    "flash_attention",
     "info",
     "nn",
     "reference",

@@ -1,0 +1,189 @@
+#include "flash_attention/compose.h"
+
+#include <limits>
+
+namespace mlx_anvil {
+
+namespace {
+
+// Arrays have two axes for the query head: [batch, kv head, query head of the group, ...]. Keys and
+// values have length 1 along the second.
+class Composer {
+ public:
+  Composer(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s)
+      : config_(config),
+        in_(in),
+        s_(s),
+        q_(split_heads(in.q)),
+        k_(mx::expand_dims(wide(in.k), 2, s)),
+        v_(mx::expand_dims(wide(in.v), 2, s)),
+        capped_(capped_scores()) {}
+
+  Arrays forward() const {
+    const mx::array scores = masked_scores();
+    // The row's maximum, or 0 where nothing is visible: exp(-inf - 0) is 0, exp(-inf + inf) is not.
+    mx::array top = mx::max(scores, -1, true, s_);
+    if (in_.sinks) {
+      top = mx::maximum(top, sinks(), s_);
+    }
+    top = mx::stop_gradient(mx::where(equals(top, kMinusInfinity), number(0), top, s_), s_);
+    const mx::array weights = mx::exp(mx::subtract(scores, top, s_), s_);
+    mx::array total = mx::sum(weights, -1, true, s_);
+    if (in_.sinks) {
+      total = mx::add(total, mx::exp(mx::subtract(sinks(), top, s_), s_), s_);
+    }
+    const mx::array empty = equals(total, 0);
+    const mx::array safe_total = mx::where(empty, number(1), total, s_);
+    const mx::array out = mx::divide(mx::matmul(weights, v_, s_), safe_total, s_);
+    const mx::array lse =
+        mx::where(empty, number(kMinusInfinity), mx::add(top, mx::log(safe_total, s_), s_), s_);
+    return {mx::astype(join_heads(out), in_.q.dtype(), s_), mx::squeeze(join_heads(lse), -1, s_)};
+  }
+
+  Arrays backward(const mx::array& out,
+                  const mx::array& lse,
+                  const mx::array& d_out,
+                  const std::optional<mx::array>& d_lse,
+                  const AttentionGradients& wanted) const {
+    const mx::array row_lse = split_heads(mx::expand_dims(lse, -1, s_));
+    const mx::array safe_lse = mx::where(equals(row_lse, kMinusInfinity), number(0), row_lse, s_);
+    const mx::array p = mx::exp(mx::subtract(masked_scores(), safe_lse, s_), s_);
+    const mx::array grad = split_heads(d_out);
+    mx::array delta = mx::sum(mx::multiply(grad, split_heads(out), s_), -1, true, s_);
+    if (d_lse) {
+      delta = mx::subtract(delta, split_heads(mx::expand_dims(*d_lse, -1, s_)), s_);
+    }
+    const mx::array d_scores =
+        mx::multiply(p, mx::subtract(mx::matmul(grad, transposed(v_), s_), delta, s_), s_);
+
+    // Through the cap and the scale.
+    mx::array d_product = mx::multiply(d_scores, number(config_.scale), s_);
+    if (config_.softcap > 0) {
+      const mx::array slope = mx::subtract(
+          number(1), mx::square(mx::divide(capped_, number(config_.softcap), s_), s_), s_);
+      d_product = mx::multiply(d_product, slope, s_);
+    }
+
+    Arrays gradients;
+    if (wanted.q) {
+      gradients.push_back(mx::astype(join_heads(mx::matmul(d_product, k_, s_)), in_.q.dtype(), s_));
+    }
+    if (wanted.kv) {
+      gradients.push_back(over_group(mx::matmul(transposed(d_product), q_, s_), in_.k.dtype()));
+      gradients.push_back(over_group(mx::matmul(transposed(p), grad, s_), in_.v.dtype()));
+    }
+    if (wanted.mask) {
+      gradients.push_back(join_heads(d_scores));
+    }
+    if (wanted.sinks) {
+      const mx::array p_sink = mx::exp(mx::subtract(sinks(), safe_lse, s_), s_);
+      const mx::array per_head =
+          mx::negative(mx::sum(mx::multiply(p_sink, delta, s_), {3, 4}, false, s_), s_);
+      gradients.push_back(mx::flatten(per_head, 1, 2, s_));
+    }
+    return gradients;
+  }
+
+ private:
+  static constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+  static mx::array number(float x) { return mx::array(x); }
+  mx::array wide(const mx::array& x) const { return mx::astype(x, mx::float32, s_); }
+  mx::array equals(const mx::array& x, float value) const {
+    return mx::equal(x, number(value), s_);
+  }
+  mx::array transposed(const mx::array& x) const { return mx::swapaxes(x, -1, -2, s_); }
+
+  // [batch, q_heads, ...] <-> [batch, kv_heads, group, ...]
+  mx::array split_heads(const mx::array& x) const {
+    return mx::unflatten(wide(x), 1, {in_.k.shape(1), -1}, s_);
+  }
+  mx::array join_heads(const mx::array& x) const { return mx::flatten(x, 1, 2, s_); }
+  mx::array over_group(const mx::array& x, mx::Dtype dtype) const {
+    return mx::astype(mx::sum(x, 2, false, s_), dtype, s_);
+  }
+
+  mx::array sinks() const { return mx::expand_dims(split_heads(*in_.sinks), {-1, -2}, s_); }
+
+  // cap(scale q k^T)
+  mx::array capped_scores() const {
+    const mx::array scaled = mx::multiply(q_, number(config_.scale), s_);
+    const mx::array scores = mx::matmul(scaled, transposed(k_), s_);
+    if (config_.softcap <= 0) {
+      return scores;
+    }
+    const mx::array cap = number(config_.softcap);
+    return mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s_), s_), s_);
+  }
+
+  // With -inf where nothing is to be seen.
+  mx::array masked_scores() const {
+    mx::array scores = capped_;
+    if (std::optional<mx::array> visible = band()) {
+      scores = mx::where(*visible, scores, number(kMinusInfinity), s_);
+    }
+    if (!in_.mask) {
+      return scores;
+    }
+    const mx::array mask = mask_by_group();
+    return config_.mask == AttentionMask::kBool
+               ? mx::where(mask, scores, number(kMinusInfinity), s_)
+               : mx::add(scores, wide(mask), s_);
+  }
+
+  // The mask's head axis is 1 or q_heads.
+  mx::array mask_by_group() const {
+    return in_.mask->shape(1) == 1 ? mx::expand_dims(*in_.mask, 1, s_)
+                                   : mx::unflatten(*in_.mask, 1, {in_.k.shape(1), -1}, s_);
+  }
+
+  // [q_len, kv_len]: whether the window has the key; none when it has all.
+  std::optional<mx::array> band() const {
+    const int q_len = in_.q.shape(2), kv_len = in_.k.shape(2);
+    const bool left = config_.window_left < kUnboundedWindow;
+    const bool right = config_.window_right < kUnboundedWindow;
+    const mx::array position =
+        mx::expand_dims(mx::arange(kv_len - q_len, kv_len, mx::int32, s_), 1, s_);
+    const mx::array distance =  // of the key, to the right
+        mx::subtract(mx::arange(0, kv_len, mx::int32, s_), position, s_);
+    // A window longer than any sequence that int32 can index is as good as none.
+    const auto bound = [](int64_t x) {
+      return mx::array(
+          static_cast<int32_t>(std::min<int64_t>(x, std::numeric_limits<int32_t>::max())));
+    };
+    std::optional<mx::array> visible;
+    if (left) {
+      visible = mx::greater_equal(distance, mx::negative(bound(config_.window_left), s_), s_);
+    }
+    if (right) {
+      const mx::array before = mx::less_equal(distance, bound(config_.window_right), s_);
+      visible = visible ? mx::logical_and(*visible, before, s_) : before;
+    }
+    return visible;
+  }
+
+  const AttentionConfig& config_;
+  const AttentionInputs& in_;
+  const mx::Stream s_;
+  const mx::array q_, k_, v_;
+  const mx::array capped_;
+};
+
+}  // namespace
+
+Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
+  return Composer(config, in, s).forward();
+}
+
+Arrays compose_attention_backward(const AttentionConfig& config,
+                                  const AttentionInputs& in,
+                                  const mx::array& out,
+                                  const mx::array& lse,
+                                  const mx::array& d_out,
+                                  const std::optional<mx::array>& d_lse,
+                                  const AttentionGradients& wanted,
+                                  mx::Stream s) {
+  return Composer(config, in, s).backward(out, lse, d_out, d_lse, wanted);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,209 @@
+#include "flash_attention/flash_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/checks.h"
+#include "common/errors.h"
+#include "common/launch.h"
+#include "common/trace.h"
+#include "flash_attention/primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr const char* kOp = "flash_attention";
+
+// ---- checks
+// --------------------------------------------------------------------------------------
+
+std::string describe(const char* name, const mx::array& x) {
+  return std::string(name) + " has shape " + to_text(x.shape());
+}
+
+// `a` and `b` disagree about `what`.
+[[noreturn]] void throw_mismatch(const char* a_name,
+                                 const mx::array& a,
+                                 const char* b_name,
+                                 const mx::array& b,
+                                 const std::string& allowed) {
+  throw_value_error(
+      kOp, describe(a_name, a) + " and " + describe(b_name, b) + "; allowed: " + allowed + ".");
+}
+
+void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
+  for (const auto& [name, x] : {NamedArray{"q", q}, NamedArray{"k", k}, NamedArray{"v", v}}) {
+    if (x.ndim() != 4) {
+      throw_value_error(kOp,
+                        describe(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
+    }
+    if (x.shape(3) == 0) {
+      throw_value_error(kOp, describe(name, x) + "; allowed: a head_dim of at least 1.");
+    }
+  }
+  if (q.shape(0) != k.shape(0)) {
+    throw_mismatch("q", q, "k", k, "one batch size");
+  }
+  if (k.shape(0) != v.shape(0)) {
+    throw_mismatch("k", k, "v", v, "one batch size");
+  }
+  if (q.shape(3) != k.shape(3)) {
+    throw_mismatch("q", q, "k", k, "one head_dim (the last axis)");
+  }
+  if (k.shape(1) != v.shape(1)) {
+    throw_mismatch("k", k, "v", v, "the same number of heads");
+  }
+  if (k.shape(2) != v.shape(2)) {
+    throw_mismatch("k", k, "v", v, "the same length");
+  }
+  const bool no_heads = q.shape(1) == 0 && k.shape(1) == 0;
+  if (!no_heads && (k.shape(1) == 0 || q.shape(1) % k.shape(1) != 0)) {
+    throw_mismatch("q", q, "k", k, "heads of q a multiple of the heads of k");
+  }
+}
+
+// One more key on a side than the 2^31 that a shape can have is as good as all.
+int64_t window_side(const char* side, int64_t keys) {
+  if (keys < -1) {
+    throw_value_error(kOp, "window_size has " + std::to_string(keys) + " on the " + side +
+                               "; allowed: 0 or more, or -1 for all.");
+  }
+  return keys < 0 ? kUnboundedWindow : std::min(keys, kUnboundedWindow);
+}
+
+float checked_softcap(const std::optional<float>& softcap) {
+  if (softcap && !(*softcap >= 0 && std::isfinite(*softcap))) {
+    throw_value_error(kOp, "softcap is " + std::to_string(*softcap) +
+                               "; allowed: None, or a positive number (0 is None).");
+  }
+  return softcap.value_or(0.0f);
+}
+
+float checked_scale(const std::optional<float>& scale, int head_dim) {
+  if (scale && !std::isfinite(*scale)) {
+    throw_value_error(
+        kOp, "scale is " + std::to_string(*scale) + "; allowed: None, or a finite number.");
+  }
+  return scale.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
+}
+
+// `x` in `dtype`, if its own promotes to that.
+void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
+  if (mx::promote_types(x.dtype(), dtype) != dtype) {
+    throw_value_error(kOp, std::string(name) + " has dtype " + to_text(x.dtype()) +
+                               "; allowed: one that promotes to that of q, k and v, " +
+                               to_text(dtype) + ".");
+  }
+}
+
+// Of rank 4, each dimension 1 or that of the scores.
+mx::array checked_mask(const mx::array& mask,
+                       const mx::Shape& scores,
+                       mx::Dtype dtype,
+                       mx::Stream s) {
+  const bool fits = mask.ndim() <= 4 && [&] {
+    for (size_t i = 1; i <= mask.ndim(); ++i) {
+      const int extent = mask.shape(mask.ndim() - i);
+      if (extent != 1 && extent != scores[4 - i]) {
+        return false;
+      }
+    }
+    return true;
+  }();
+  if (!fits) {
+    throw_value_error(kOp, describe("mask", mask) + "; allowed: one that broadcasts with " +
+                               to_text(scores) + ", [batch, q heads, q length, k length].");
+  }
+  if (mask.dtype() != mx::bool_) {
+    check_promotes("mask", mask, dtype);
+  }
+  std::vector<int> leading(4 - mask.ndim());
+  for (size_t i = 0; i < leading.size(); ++i) {
+    leading[i] = static_cast<int>(i);
+  }
+  const mx::array typed = mask.dtype() == mx::bool_ ? mask : mx::astype(mask, dtype, s);
+  return leading.empty() ? typed : mx::expand_dims(typed, leading, s);
+}
+
+// float32 [1, q_heads]
+mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
+  if (sinks.ndim() != 1 || sinks.shape(0) != q.shape(1)) {
+    throw_value_error(kOp, describe("sinks", sinks) + " and " + describe("q", q) +
+                               "; allowed: sinks with one number for each head of q, (" +
+                               std::to_string(q.shape(1)) + ",).");
+  }
+  check_promotes("sinks", sinks, dtype);
+  return mx::expand_dims(mx::astype(sinks, mx::float32, s), 0, s);
+}
+
+// ---- the route
+// -----------------------------------------------------------------------------------
+
+// Why the call goes to a graph of MLX ops; empty when a kernel serves it.
+std::string why_composed(const AttentionInputs& in, mx::Stream s) {
+  if (const char* reason =
+          why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/false)) {
+    return reason;
+  }
+  std::string reason;
+  if (s.device == mx::Device::gpu && !can_launch(s.device, &reason)) {
+    return reason;
+  }
+  return "";
+}
+
+// Whether a gradient may be asked for later: then the forward saves what that needs.
+bool may_be_differentiated(const AttentionInputs& in) {
+  const auto is_tracer = [](const std::optional<mx::array>& x) { return x && x->is_tracer(); };
+  return in.q.is_tracer() || in.k.is_tracer() || in.v.is_tracer() || is_tracer(in.mask) ||
+         is_tracer(in.sinks);
+}
+
+}  // namespace
+
+std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& q,
+                                                               const mx::array& k,
+                                                               const mx::array& v,
+                                                               const AttentionOptions& options,
+                                                               mx::StreamOrDevice stream) {
+  const std::initializer_list<NamedArray> arrays = {{"q", q}, {"k", k}, {"v", v}};
+  require_kernel_dtypes(kOp, arrays);
+  check_shapes(q, k, v);
+  AttentionConfig config;
+  config.scale = checked_scale(options.scale, q.shape(3));
+  config.softcap = checked_softcap(options.softcap);
+  config.window_left = window_side("left", options.window.first);
+  config.window_right = window_side("right", options.window.second);
+  const mx::Stream s = require_stream(kOp, stream);
+
+  const mx::Dtype dtype = promoted_dtype(arrays);
+  AttentionInputs in{mx::astype(q, dtype, s), mx::astype(k, dtype, s), mx::astype(v, dtype, s),
+                     std::nullopt, std::nullopt};
+  if (const auto* name = std::get_if<std::string>(&options.mask)) {
+    if (*name != "causal") {
+      throw_value_error(kOp, "mask is '" + *name + "'; allowed: None, 'causal', or an array.");
+    }
+    config.window_right = 0;
+  }
+  if (const auto* mask = std::get_if<mx::array>(&options.mask)) {
+    config.mask = mask->dtype() == mx::bool_ ? AttentionMask::kBool : AttentionMask::kAdditive;
+    in.mask = checked_mask(*mask, {q.shape(0), q.shape(1), q.shape(2), k.shape(2)}, dtype, s);
+  }
+  if (options.sinks) {
+    config.has_sinks = true;
+    in.sinks = checked_sinks(*options.sinks, q, dtype, s);
+  }
+
+  Arrays outputs;
+  if (const std::string reason = why_composed(in, s); !reason.empty()) {
+    note_fallback(kOp, reason);
+    outputs = compose_attention(config, in, s);
+  } else {
+    const bool with_lse = options.return_lse || may_be_differentiated(in);
+    outputs = apply_attention(config, in, with_lse, s);
+  }
+  return {outputs[0], options.return_lse ? std::optional(outputs[1]) : std::nullopt};
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,33 @@
+// flash_attention: the op function.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "mlx/mlx.h"
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+
+struct AttentionOptions {
+  std::optional<float> scale;  // default: head_dim^-0.5
+  // "causal", or bool (true: visible) or added to the scores.
+  std::variant<std::monostate, std::string, mx::array> mask;
+  std::optional<mx::array> sinks;
+  // Keys to the left and right of the query's own position; -1: all.
+  std::pair<int64_t, int64_t> window = {-1, -1};
+  std::optional<float> softcap;
+  bool return_lse = false;
+};
+
+// out, and lse when asked for.
+std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& q,
+                                                               const mx::array& k,
+                                                               const mx::array& v,
+                                                               const AttentionOptions& options,
+                                                               mx::StreamOrDevice stream);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,83 @@
+#include "flash_attention/operands.h"
+
+#include <algorithm>
+
+#include "common/allocate.h"
+
+namespace mlx_anvil {
+
+AttentionSizes sizes_of(const AttentionInputs& in) {
+  AttentionSizes sizes;
+  sizes.batch = in.q.shape(0);
+  sizes.q_heads = in.q.shape(1);
+  sizes.kv_heads = in.k.shape(1);
+  sizes.q_len = in.q.shape(2);
+  sizes.kv_len = in.k.shape(2);
+  sizes.head_dim = in.q.shape(3);
+  sizes.v_head_dim = in.v.shape(3);
+  return sizes;
+}
+
+AttentionView view_of(const mx::array& x) {
+  AttentionView view;
+  view.data = x.data<void>();
+  std::copy(x.strides().begin(), x.strides().end(), view.strides);
+  return view;
+}
+
+AttentionOutput output_of(mx::array& x) {
+  AttentionOutput output;
+  output.data = x.data<void>();
+  std::copy(x.strides().begin(), x.strides().end(), output.strides);
+  return output;
+}
+
+mx::array stretched(const mx::array& x, const mx::Shape& shape) {
+  mx::array::Flags flags = x.flags();
+  mx::Strides strides = x.strides();
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if (x.shape(axis) != shape[axis]) {
+      strides[axis] = 0;
+      flags.contiguous = flags.row_contiguous = flags.col_contiguous = false;
+    }
+  }
+  mx::array view(shape, x.dtype(), nullptr, {});
+  view.copy_shared_buffer(x, strides, flags, x.data_size());
+  return view;
+}
+
+void allocate_like(mx::array& output, const mx::array& like, const mx::Device& device) {
+  const mx::Shape& shape = output.shape();
+  const bool heads_in_rows = shape[1] > 1 && shape[2] > 1 && like.strides()[1] < like.strides()[2];
+  if (!heads_in_rows) {
+    output.set_data(allocate(output.nbytes(), device));
+    return;
+  }
+  const int64_t dim = shape[3], row = shape[1] * dim;
+  mx::array::Flags flags{};
+  flags.contiguous = true;
+  output.set_data(allocate(output.nbytes(), device), output.size(), {row * shape[2], dim, row, 1},
+                  flags);
+}
+
+void fill_operands(AttentionOperands& operands,
+                   const AttentionConfig& config,
+                   const AttentionInputs& in) {
+  operands.dtype = in.q.dtype() == mx::float32   ? AttentionDtype::kFloat32
+                   : in.q.dtype() == mx::float16 ? AttentionDtype::kFloat16
+                                                 : AttentionDtype::kBfloat16;
+  operands.config = config;
+  operands.sizes = sizes_of(in);
+  operands.q = view_of(in.q);
+  operands.k = view_of(in.k);
+  operands.v = view_of(in.v);
+  if (in.mask) {
+    operands.mask = view_of(*in.mask);
+  }
+  if (in.sinks) {
+    operands.sinks = in.sinks->data<float>();
+    std::copy(in.sinks->strides().begin(), in.sinks->strides().end(), operands.sinks_strides);
+  }
+}
+
+}  // namespace mlx_anvil
