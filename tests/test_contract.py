@@ -198,7 +198,7 @@ def test_special_values(spec: OpSpec):
     """NaN and infinities come out where the formula in float32 has them, and nowhere else."""
     arrays = draw(spec)
     for index in range(len(arrays)):
-        for value in (float("nan"), float("inf"), float("-inf"), 1e4, -1e4, 0.0, -0.0):
+        for value in spec.special_values:
             changed = [mx.array(x) for x in arrays]
             changed[index] = mx.where(mx.random.bernoulli(0.2, arrays[index].shape), value, arrays[index])
             ours, plain = to_numpy(spec.function(*changed)), to_numpy(spec.reference(*changed))
@@ -212,7 +212,10 @@ def test_special_values(spec: OpSpec):
 def test_vmap(spec: OpSpec):
     batch = 3
     shape = spec.contract_shapes[-1]
-    for axes in itertools.product((None, 0, -1), repeat=len(spec.arguments)):
+    count = len(spec.arguments)
+    # Every subset of the arguments; every axis too where that is not too many.
+    choices = itertools.product((None, 0, -1) if count <= 3 else (None, -1), repeat=count)
+    for axes in choices:
         if all(axis is None for axis in axes):
             continue
         single = draw(spec, shape)
@@ -320,7 +323,7 @@ def test_threads(spec: OpSpec):
 @pytest.mark.parametrize("bad", [None, 1.0, [1.0, 2.0], np.ones(3, np.float32), "x"], ids=lambda b: type(b).__name__)
 def test_not_an_array(spec: OpSpec, bad: object):
     arrays = draw(spec)
-    for index, name in enumerate(spec.arguments):
+    for index, name in enumerate(spec.operands):
         given = [*arrays[:index], bad, *arrays[index + 1 :]]
         with pytest.raises(TypeError, match=rf"^\[{spec.name}\] {name} is .*allowed: mlx\.core\.array"):
             spec.function(*given)
@@ -330,7 +333,7 @@ def test_not_an_array(spec: OpSpec, bad: object):
 def test_unsupported_dtype(spec: OpSpec, dtype: mx.Dtype):
     with mx.stream(mx.cpu):
         arrays = draw(spec)
-        for index, name in enumerate(spec.arguments):
+        for index, name in enumerate(spec.operands):
             given = [*arrays[:index], arrays[index].astype(dtype), *arrays[index + 1 :]]
             kind = str(dtype).removeprefix("mlx.core.").rstrip("_")
             with pytest.raises(

@@ -22,7 +22,7 @@ class Composer {
   Arrays forward() const {
     const mx::array scores = masked_scores();
     // The row's maximum, or 0 where nothing is visible: exp(-inf - 0) is 0, exp(-inf + inf) is not.
-    mx::array top = mx::max(scores, -1, true, s_);
+    mx::array top = maximum_of_rows(mx::stop_gradient(scores, s_));
     if (in_.sinks) {
       top = mx::maximum(top, sinks(), s_);
     }
@@ -114,6 +114,15 @@ class Composer {
     }
     const mx::array cap = number(config_.softcap);
     return mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s_), s_), s_);
+  }
+
+  mx::array maximum_of_rows(const mx::array& scores) const {
+    if (scores.size() > 0) {
+      return mx::max(scores, -1, true, s_);
+    }
+    mx::Shape shape = scores.shape();
+    shape.back() = 1;
+    return mx::full(shape, kMinusInfinity, s_);
   }
 
   // With -inf where nothing is to be seen.

@@ -56,7 +56,7 @@ class Case:
     def label(self) -> str:
         """For the progress display."""
         what = "gradient" if self.gradient else "forward"
-        return f"{self.spec.name} {what} {dtype_name(self.dtype)} {self.shape} {self.backend}"
+        return f"{self.spec.id} {what} {dtype_name(self.dtype)} {self.shape} {self.backend}"
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
@@ -171,7 +171,7 @@ def run_case(case: Case) -> Row:
         ours, plain, speedup = time_both(case, arrays)
     what = "gradient" if case.gradient else "forward"
     return Row(
-        case.spec.name,
+        case.spec.id,
         what,
         dtype_name(case.dtype),
         case.shape,

@@ -4,8 +4,11 @@ A reference takes the op's arguments and nothing else. Called with float64 array
 errors are measured against; called in the dtype itself it is what a user would write without this package.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -19,44 +22,179 @@ def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
     return gate * mx.sigmoid(gate) * up
 
 
+def flash_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float | None = None,
+    mask: str | mx.array | None = None,
+    sinks: mx.array | None = None,
+    window_size: int | tuple[int, int] | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """Attention by its N x N matrix of scores, which a query that sees nothing leaves with 0."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    group = q.shape[1] // k.shape[1]
+    keys, values = (mx.repeat(x, group, axis=1) if group > 1 else x for x in (k, v))
+    scores = (q * scale) @ keys.swapaxes(-1, -2)
+    if softcap:
+        scores = softcap * mx.tanh(scores / softcap)
+    visible = _window(q.shape[2], k.shape[2], mask == "causal" if isinstance(mask, str) else False, window_size)
+    if isinstance(mask, mx.array):
+        if mask.dtype == mx.bool_:
+            visible = visible & mask
+        else:
+            scores = scores + mask
+    hidden = mx.array(-math.inf, scores.dtype)
+    scores = mx.where(visible, scores, hidden)
+    sink = None if sinks is None else sinks[:, None, None].astype(scores.dtype)
+    fixed = mx.stop_gradient(scores)
+    top = fixed.max(axis=-1, keepdims=True) if fixed.size else mx.full((*scores.shape[:3], 1), hidden)
+    if sink is not None:
+        top = mx.maximum(top, sink)
+    top = mx.stop_gradient(mx.where(top == hidden, 0, top)).astype(scores.dtype)
+    weights = mx.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + mx.exp(sink - top)
+    some = mx.where(total == 0, 1, total).astype(scores.dtype)
+    out = (weights / some) @ values
+    if not return_lse:
+        return out
+    lse = mx.where(total == 0, hidden, top + mx.log(some))
+    return out, lse.squeeze(-1)
+
+
+def _window(q_len: int, kv_len: int, causal: bool, window_size: int | tuple[int, int] | None) -> mx.array:
+    """``[q_len, kv_len]``: which keys each query may see; the last query is level with the last key."""
+    if window_size is None:
+        window_size = -1
+    if isinstance(window_size, int):
+        window_size = (window_size - 1,) * 2 if window_size > 0 else (-1, -1)
+    left, right = window_size
+    right = 0 if causal else right
+    distance = mx.arange(kv_len) - mx.arange(kv_len - q_len, kv_len)[:, None]
+    visible = mx.ones((q_len, kv_len), mx.bool_)
+    if left >= 0:
+        visible = visible & (distance >= -left)
+    if right >= 0:
+        visible = visible & (distance <= right)
+    return visible
+
+
 @dataclass(frozen=True)
 class OpSpec:
     """What the check, the contract tests and the benchmarks need to know of an op.
 
     Attributes:
         name: Python name, also the name of its folders and files.
+        variant: which way of calling it this is, where an op has several entries.
         function: the op.
         reference: its definition, with the same array arguments.
         make_inputs: ``(shape, dtype) -> arrays``, random from MLX's global generator.
         arguments: names of the array arguments, in order.
+        operands: the first of them, which have to be arrays of float32, float16 or bfloat16.
         contract_shapes: shapes of the contract tests: odd, prime, empty, one element; the last two with the same rank.
         check_shapes: shapes of ``python -m mlx_anvil``: one small and odd, one of a model's size.
         float32_tolerance: largest error allowed in float32, as a share of the result's largest magnitude.
+        special_values: what the contract tests put in place of elements; the result has to be that of the definition
+            in float32, to rounding.
     """
 
     name: str
+    variant: str
     function: Callable[..., mx.array]
     reference: Callable[..., mx.array]
     make_inputs: Callable[[tuple[int, ...], mx.Dtype], list[mx.array]]
     arguments: tuple[str, ...]
+    operands: tuple[str, ...]
     contract_shapes: tuple[tuple[int, ...], ...]
     check_shapes: tuple[tuple[int, ...], ...]
     float32_tolerance: float = 1e-5
+    special_values: tuple[float, ...] = (math.nan, math.inf, -math.inf, 1e4, -1e4, 0.0, -0.0)
+
+    @property
+    def id(self) -> str:
+        """``silu_gate``; with the variant where there are several."""
+        return f"{self.name}/{self.variant}" if self.variant else self.name
 
 
 def _normal_pair(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
     return [mx.random.normal(shape).astype(dtype) for _ in range(2)]
 
 
+# ---- flash_attention: a shape is (batch, q heads, kv heads, q length, kv length, head_dim) ---------------------------
+
+
+def _attention_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    batch, q_heads, kv_heads, q_len, kv_len, dim = shape
+    q = mx.random.normal((batch, q_heads, q_len, dim))
+    k, v = (mx.random.normal((batch, kv_heads, kv_len, dim)) for _ in range(2))
+    return [x.astype(dtype) for x in (q, k, v)]
+
+
+def _attention_inputs_with_bias(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    batch, q_heads, _, q_len, kv_len, _ = shape
+    mask = mx.random.normal((batch, 1, q_len, kv_len)).astype(dtype)
+    sinks = mx.random.normal((q_heads,)).astype(dtype)
+    return [*_attention_inputs(shape, dtype), mask, sinks]
+
+
+def _with_bias(attention: Callable[..., Any]) -> Callable[..., mx.array]:
+    """As a function of all its array arguments, with the other features on."""
+
+    def function(q: mx.array, k: mx.array, v: mx.array, mask: mx.array, sinks: mx.array, **options: Any) -> mx.array:
+        result = attention(q, k, v, mask=mask, sinks=sinks, window_size=(40, 9), softcap=3.0, **options)
+        return cast(mx.array, result)
+
+    return function
+
+
+def _attention_spec(variant: str, shapes: tuple[tuple[int, ...], ...], **options: Any) -> OpSpec:
+    return OpSpec(
+        name="flash_attention",
+        variant=variant,
+        function=partial(_ext.flash_attention, **options),
+        reference=partial(flash_attention, **options),
+        make_inputs=_attention_inputs,
+        arguments=("q", "k", "v"),
+        operands=("q", "k", "v"),
+        contract_shapes=(
+            (1, 1, 1, 1, 1, 1),
+            (0, 2, 1, 3, 5, 8),
+            (2, 2, 1, 0, 5, 8),
+            (1, 2, 2, 3, 0, 4),
+            (1, 4, 2, 37, 70, 72),
+            (1, 2, 1, 33, 129, 64),
+            (2, 2, 2, 9, 13, 5),
+            (1, 4, 2, 5, 31, 6),
+            (2, 4, 2, 11, 19, 6),
+        ),
+        check_shapes=shapes,
+        float32_tolerance=2e-5,
+        special_values=_MASKED_SPECIAL_VALUES if "mask" in options else _ATTENTION_SPECIAL_VALUES,
+    )
+
+
+# Without 1e4: scores of 1e8 have no digits behind the point. The tests of the op say what such scores should give.
+_ATTENTION_SPECIAL_VALUES = (math.nan, math.inf, -math.inf, 0.0, -0.0)
+# The definition above has NaN where a query may not see one, for it takes 0 times NaN.
+_MASKED_SPECIAL_VALUES = (0.0, -0.0, 30.0)
+
+
 OPS = {
-    spec.name: spec
+    spec.id: spec
     for spec in (
         OpSpec(
             name="silu_gate",
+            variant="",
             function=_ext.silu_gate,
             reference=silu_gate,
             make_inputs=_normal_pair,
             arguments=("gate", "up"),
+            operands=("gate", "up"),
             contract_shapes=(
                 (),
                 (0,),
@@ -71,6 +209,22 @@ OPS = {
                 (13, 31),
             ),
             check_shapes=((3, 1021), (512, 4096)),
+        ),
+        _attention_spec("full", shapes=((1, 6, 2, 113, 203, 72), (1, 8, 8, 512, 512, 64))),
+        _attention_spec("causal", shapes=((1, 8, 8, 512, 512, 64),), mask="causal"),
+        _attention_spec("decode", shapes=((1, 32, 8, 1, 2048, 128),)),
+        OpSpec(
+            name="flash_attention",
+            variant="bias",
+            function=_with_bias(_ext.flash_attention),
+            reference=_with_bias(flash_attention),
+            make_inputs=_attention_inputs_with_bias,
+            arguments=("q", "k", "v", "mask", "sinks"),
+            operands=("q", "k", "v"),
+            contract_shapes=((1, 4, 2, 37, 70, 72), (2, 2, 1, 33, 47, 16), (2, 4, 2, 5, 31, 6), (2, 4, 2, 11, 19, 6)),
+            check_shapes=((1, 8, 2, 256, 256, 64),),
+            float32_tolerance=2e-5,
+            special_values=_MASKED_SPECIAL_VALUES,
         ),
     )
 }
