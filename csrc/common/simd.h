@@ -35,6 +35,14 @@ typedef float f32v __attribute__((vector_size(4 * kLanes)));
 typedef int32_t i32v __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t u32v __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t u16v __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t u8v __attribute__((vector_size(kLanes)));
+
+// Vector registers: what a register-tiled loop may keep in them.
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int kRegisters = 32;
+#else
+inline constexpr int kRegisters = 16;
+#endif
 
 template <class To, class From>
 inline To bits_as(From from) {
@@ -127,6 +135,37 @@ inline u16v narrow(f16, f32v x) {
 
 #endif
 
+// ---- one vector, in memory order ----------------------------------------------------------------
+
+template <class V, class T>
+inline V load_bits(const T* from) {
+  V bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return bits;
+}
+
+inline f32v load_lanes(const float* from) {
+  return load_bits<f32v>(from);
+}
+inline f32v load_lanes(const f16* from) {
+  return widen(f16{}, load_bits<u16v>(from));
+}
+inline f32v load_lanes(const bf16* from) {
+  return bits_as<f32v>(__builtin_convertvector(load_bits<u16v>(from), u32v) << 16);
+}
+
+inline void store_lanes(float* to, f32v x) {
+  std::memcpy(to, &x, sizeof(x));
+}
+inline void store_lanes(f16* to, f32v x) {
+  const u16v bits = narrow(f16{}, x);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+inline void store_lanes(bf16* to, f32v x) {
+  const u16v bits = __builtin_convertvector(round_to_bf16(x) >> 16, u16v);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+
 // ---- streaming stores --------------------------------------------------------------------------
 
 template <class V>
@@ -171,13 +210,6 @@ struct Block {
   f32v first;
   f32v second;
 };
-
-template <class V, class T>
-inline V load_bits(const T* from) {
-  V bits;
-  std::memcpy(&bits, from, sizeof(bits));
-  return bits;
-}
 
 inline Block load_block(const float* from) {
   return {load_bits<f32v>(from), load_bits<f32v>(from + kLanes)};

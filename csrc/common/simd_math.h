@@ -15,44 +15,52 @@ inline constexpr Accuracy kAccuracyOf<f16> = Accuracy::kFloat16;
 template <>
 inline constexpr Accuracy kAccuracyOf<bf16> = Accuracy::kBfloat16;
 
-// e^x = 2^n e^r with whole n and |r| <= ln2 / 2.
-struct ExpParts {
-  f32v mantissa;  // e^r
-  f32v shifted;   // n + 1.5 * 2^23, so that the lowest bits of its representation are n
-  f32v n;
-};
-
-// Polynomials of degree 6, 4 and 3 with relative errors of 7e-8 (rounding included), 2.9e-6
-// and 1.1e-4; each minimises its largest relative error among those that are 1 at 0. For kFloat32,
-// ln2 is split in two so that n times its upper part is exact.
+// e^r for |r| <= ln2 / 2. Polynomials of degree 6, 4 and 3 with relative errors of 7e-8 (rounding
+// included), 2.9e-6 and 1.1e-4; each minimises its largest relative error among those that are 1
+// at 0.
 template <Accuracy kAccuracy>
-inline ExpParts exp_parts(f32v x) {
-  constexpr float kLog2E = 1.44269504088896341f;
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  ExpParts parts;
-  parts.shifted = x * kLog2E + kRound;
-  parts.n = parts.shifted - kRound;
+inline f32v exp_of_remainder(f32v r) {
+  f32v p;
   if constexpr (kAccuracy == Accuracy::kFloat32) {
-    const f32v r = (x - parts.n * 0.693359375f) - parts.n * -2.12194440e-4f;
-    f32v p = r * 1.384774572e-3f + 8.374293335e-3f;
+    p = r * 1.384774572e-3f + 8.374293335e-3f;
     p = p * r + 4.166793823e-2f;
     p = p * r + 1.666642874e-1f;
     p = p * r + 4.999999404e-1f;
     p = p * r + 1.0f;
-    parts.mantissa = p * r + 1.0f;
+  } else if constexpr (kAccuracy == Accuracy::kFloat16) {
+    p = r * 4.151380807e-2f + 1.678749621e-1f;
+    p = p * r + 5.000301600e-1f;
+    p = p * r + 9.999668002e-1f;
   } else {
-    const f32v r = x - parts.n * 0.69314718055994531f;
-    f32v p;
-    if constexpr (kAccuracy == Accuracy::kFloat16) {
-      p = r * 4.151380807e-2f + 1.678749621e-1f;
-      p = p * r + 5.000301600e-1f;
-      p = p * r + 9.999668002e-1f;
-    } else {
-      p = r * 1.651794612e-01f + 5.041311979e-01f;
-      p = p * r + 1.000195861e+00f;
-    }
-    parts.mantissa = p * r + 1.0f;
+    p = r * 1.651794612e-01f + 5.041311979e-01f;
+    p = p * r + 1.000195861e+00f;
   }
+  return p * r + 1.0f;
+}
+
+inline constexpr float kRoundToWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds
+
+// e^x = 2^n e^r with whole n and |r| <= ln2 / 2.
+struct ExpParts {
+  f32v mantissa;  // e^r
+  f32v shifted;   // n + kRoundToWhole, so that the lowest bits of its representation are n
+  f32v n;
+};
+
+// For kFloat32, ln2 is split in two so that n times its upper part is exact.
+template <Accuracy kAccuracy>
+inline ExpParts exp_parts(f32v x) {
+  constexpr float kLog2E = 1.44269504088896341f;
+  ExpParts parts;
+  parts.shifted = x * kLog2E + kRoundToWhole;
+  parts.n = parts.shifted - kRoundToWhole;
+  f32v r;
+  if constexpr (kAccuracy == Accuracy::kFloat32) {
+    r = (x - parts.n * 0.693359375f) - parts.n * -2.12194440e-4f;
+  } else {
+    r = x - parts.n * 0.69314718055994531f;
+  }
+  parts.mantissa = exp_of_remainder<kAccuracy>(r);
   return parts;
 }
 
@@ -80,6 +88,34 @@ inline f32v exp_nonpositive(f32v x) {
   const ExpParts parts = exp_parts<kAccuracy>(x);
   const u32v scaled = bits_as<u32v>(parts.mantissa) + (bits_as<u32v>(parts.shifted) << 23);
   return bits_as<f32v>(x > splat(kSmallestNormal) ? scaled : u32v{});
+}
+
+// 2^x for x below 127, -inf and NaN: what a softmax in the log2 domain needs. Relative error as that
+// of `exp_of_remainder` plus 4e-8; below 2^-126 it is 0, or correctly subnormal with AVX-512. NaN
+// stays NaN.
+template <Accuracy kAccuracy>
+inline f32v exp2_bounded(f32v x) {
+  constexpr float kLn2 = 0.69314718055994531f;
+#if defined(__AVX512F__)
+  x = at_least(x, -151.0f);
+  const f32v n = (x + kRoundToWhole) - kRoundToWhole;
+  const f32v mantissa = exp_of_remainder<kAccuracy>((x - n) * kLn2);
+  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(mantissa), bits_as<__m512>(n)));
+#else
+  const f32v shifted = at_least(x, -126.0f) + kRoundToWhole;
+  const f32v mantissa = exp_of_remainder<kAccuracy>((x - (shifted - kRoundToWhole)) * kLn2);
+  // A product, not a sum of exponents: NaN has to come through.
+  const f32v scaled = mantissa * bits_as<f32v>((bits_as<u32v>(shifted) + 127u) << 23);
+  return x < splat(-126.0f) ? f32v{} : scaled;
+#endif
+}
+
+// tanh(x) to an absolute 2e-7; +-1 at +-inf, NaN for NaN.
+inline f32v tanh(f32v x) {
+  constexpr float kTwoLog2E = 2.88539008177792681f;
+  const f32v small = exp2_bounded<Accuracy::kFloat32>(absolute(x) * -kTwoLog2E);
+  const f32v magnitude = (1.0f - small) / (1.0f + small);
+  return bits_as<f32v>(bits_as<u32v>(magnitude) | (bits_as<u32v>(x) & 0x80000000u));
 }
 
 struct Silu {

@@ -1,0 +1,60 @@
+// The CPU kernels of attention, as the driver (native.cpp) calls them. Plain data: kernel files
+// include this header (see common/isa.h for why they include no other kind).
+#pragma once
+
+#include "common/isa.h"
+#include "flash_attention/problem.h"
+
+namespace mlx_anvil {
+
+// Query rows that share keys and values: `queries` consecutive queries of each of `heads`
+// consecutive heads. Row r is query first_query + r % queries of head first_head + r / queries.
+struct AttentionRows {
+  int64_t batch;
+  int64_t kv_head;
+  int64_t first_head;
+  int64_t heads;
+  int64_t first_query;
+  int64_t queries;
+};
+
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// What the scratch memory of a kernel is laid out for.
+struct AttentionTile {
+  int64_t rows;  // most rows of a call
+  int64_t keys;  // keys packed at a time; every range of keys begins at a multiple of it
+};
+
+struct AttentionKernels {
+  int64_t (*forward_scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
+
+  // Rows of out and lse from the keys in `keys`. With `partial`, instead: for each row its weighted
+  // sum of values [v_head_dim], not yet normalised, the largest score (in the log2 domain) and the
+  // normaliser, for `combine`. The sinks count for the range that begins at 0.
+  void (*forward)(const AttentionForwardArgs& args,
+                  const AttentionRows& rows,
+                  KeyRange keys,
+                  AttentionTile tile,
+                  float* partial,
+                  void* scratch);
+
+  // Rows of out and lse from `splits` partial results, one after the other.
+  void (*combine)(const AttentionForwardArgs& args,
+                  const AttentionRows& rows,
+                  const float* partials,
+                  int64_t splits);
+};
+
+struct AttentionKernelTable {
+  AttentionKernels float32;
+  AttentionKernels float16;
+  AttentionKernels bfloat16;
+};
+
+MLX_ANVIL_DECLARE_KERNELS(AttentionKernelTable, attention_kernels)
+
+}  // namespace mlx_anvil
