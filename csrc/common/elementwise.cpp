@@ -4,16 +4,13 @@
 #include <map>
 #include <mutex>
 
+#include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/isa.h"
 #include "common/parallel.h"
 #include "common/trace.h"
 #include "metal/common/elementwise_params.h"
 #include "mlx/backend/cpu/encoder.h"
-
-#if defined(__linux__)
-#include <unistd.h>
-#endif
 
 namespace mlx_anvil {
 
@@ -102,17 +99,6 @@ ElementwiseParams make_params(const ElementwiseLayout& layout) {
 constexpr int64_t kRangeUnit = 64;
 // Elements that are worth waking a thread for: about 15 us of work.
 constexpr int64_t kGrain = 32768;
-
-int64_t last_level_cache_bytes() {
-  static const int64_t bytes = [] {
-    int64_t reported = 0;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-    reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-    return reported > 0 ? reported : int64_t{32} << 20;
-  }();
-  return bytes;
-}
 
 ElementwiseKernel cpu_kernel(const ElementwiseVariant& variant, mx::Dtype dtype) {
   const ElementwiseKernels& kernels = variant.cpu();

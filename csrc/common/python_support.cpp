@@ -17,6 +17,7 @@
 #include "common/probe.h"
 #include "common/simulate.h"
 #include "common/trace.h"
+#include "mlx/backend/cpu/encoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -134,22 +135,27 @@ Probe::Map probe_named(const std::string& name) {
 }
 
 // Copies on all threads. `stream` writes past the cache; otherwise the C library's memcpy does as
-// it likes.
+// it likes. Runs where the ops run, on the thread of MLX's CPU stream: a team of OpenMP threads of
+// its own would keep the ops' from waiting awake.
 void copy(FloatVector from, FloatVector to, bool stream) {
   constexpr int64_t kUnit = 4096;
   const int64_t count = static_cast<int64_t>(from.size());
   const float* source = from.data();
   float* target = to.data();
   nb::gil_scoped_release release;
-  parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kUnit;
-    const int64_t n = std::min(end * kUnit, count) - first;
-    if (stream) {
-      probe().stream_copy(source + first, target + first, n);
-    } else {
-      std::memcpy(target + first, source + first, n * sizeof(float));
-    }
+  const mx::Stream cpu = mx::default_stream(mx::Device::cpu);
+  mx::cpu::get_command_encoder(cpu).dispatch([=] {
+    parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kUnit;
+      const int64_t n = std::min(end * kUnit, count) - first;
+      if (stream) {
+        probe().stream_copy(source + first, target + first, n);
+      } else {
+        std::memcpy(target + first, source + first, n * sizeof(float));
+      }
+    });
   });
+  mx::synchronize(cpu);
 }
 
 void require_same_size(const FloatVector& x, const FloatVector& out) {

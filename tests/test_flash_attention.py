@@ -1,0 +1,482 @@
+"""flash_attention beyond the contract: every head dim, feature, head layout and dtype against NumPy in float64."""
+
+import itertools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+import support
+from attention_numpy import ROUNDING, Attention, attention
+from mlx_anvil.reference import DTYPES
+from support import GRADIENT_FACTOR, assert_same_bits, to_numpy
+
+flash_attention = mlx_anvil.flash_attention
+
+FLOAT32_TOLERANCE = 2e-5
+OUTPUT_FACTOR, FLOOR = support.OUTPUT_FACTOR, support.FLOOR
+HEAD_DIMS = (32, 40, 64, 72, 80, 96, 111, 128, 192, 256)
+HEADS = ((4, 4), (4, 2), (3, 1))  # multi-head, grouped-query, multi-query
+LENGTHS = (1, 2, 5, 33, 47, 97, 113, 128, 203, 777, 1031)
+SIMULATED_LENGTHS = LENGTHS[:6]
+FEATURES = ("none", "causal", "window", "window+causal", "softcap", "bool mask", "additive mask", "sinks")
+
+
+@dataclass
+class Case:
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    d_out: mx.array
+    options: dict[str, Any]
+
+    @property
+    def differentiable(self) -> dict[str, mx.array]:
+        """Every array that has a gradient."""
+        arrays = {"q": self.q, "k": self.k, "v": self.v}
+        for name in ("mask", "sinks"):
+            value = self.options.get(name)
+            if isinstance(value, mx.array) and value.dtype != mx.bool_:
+                arrays[name] = value
+        return arrays
+
+    def reference(self, **more: Any) -> Attention:
+        return attention(self.q, self.k, self.v, self.d_out, **self.options, **more)
+
+
+def draw(
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    dims: tuple[int, int],
+    dtype: mx.Dtype,
+    feature: str = "none",
+    batch: int = 1,
+) -> Case:
+    def normal(*shape: int) -> mx.array:
+        return mx.random.normal(shape).astype(dtype)
+
+    q_len, kv_len = lengths
+    q, k, v = (
+        normal(batch, n, length, dim)
+        for n, length, dim in ((heads[0], q_len, dims[0]), (heads[1], kv_len, dims[0]), (heads[1], kv_len, dims[1]))
+    )
+    options: dict[str, Any] = {}
+    if "causal" in feature:
+        options["mask"] = "causal"
+    if "window" in feature:
+        options["window_size"] = (kv_len // 3, kv_len // 5)
+    if feature == "softcap":
+        options["softcap"] = 1.5
+    if feature == "bool mask":
+        options["mask"] = mx.random.bernoulli(0.4, (heads[0], q_len, kv_len))
+    if feature == "additive mask":
+        options["mask"] = normal(batch, 1, q_len, kv_len)
+    if feature == "sinks":
+        options["sinks"] = normal(heads[0])
+    case = Case(q, k, v, normal(batch, heads[0], q_len, dims[1]), options)
+    mx.eval(case.q, case.k, case.v, case.d_out, list(case.differentiable.values()))
+    return case
+
+
+def gradients_of(
+    case: Case, function: Callable[..., mx.array] = flash_attention
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """The output, and the gradients by the name of the argument."""
+    arrays = case.differentiable
+
+    def of_arrays(*values: mx.array) -> mx.array:
+        given = {**case.options, **dict(zip(arrays, values, strict=True))}
+        return function(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+    outputs, gradients = mx.vjp(of_arrays, list(arrays.values()), [case.d_out])
+    return outputs[0], dict(zip(arrays, gradients, strict=True))
+
+
+def error_of(result: mx.array | np.ndarray, exact: np.ndarray) -> float:
+    """Largest deviation, absolute: the values are of the order of one."""
+    values = to_numpy(result) if isinstance(result, mx.array) else result.astype(np.float64)
+    assert values.shape == exact.shape
+    assert np.isfinite(values).all()
+    return float(np.abs(values - exact).max()) if exact.size else 0.0
+
+
+def assert_close(name: str, result: mx.array, exact: np.ndarray, composed: np.ndarray | None, factor: float) -> None:
+    """The correctness bar of float32, or the FlashAttention criterion where there is a composed result."""
+    if composed is None:
+        limit = FLOAT32_TOLERANCE * max(1.0, float(np.abs(exact).max(initial=0)))
+    else:
+        limit = factor * error_of(composed, exact) + FLOOR
+    assert error_of(result, exact) <= limit, name
+
+
+def check(case: Case) -> None:
+    exact = case.reference()
+    rounding = ROUNDING.get(case.q.dtype)
+    composed = case.reference(round_to=rounding) if rounding else None
+    plain = flash_attention(case.q, case.k, case.v, **case.options)
+    out, gradients = gradients_of(case)
+    assert_same_bits(plain, out)  # with and without the log-sum-exp that a gradient needs
+    assert_close("out", out, exact.out, composed and composed.out, OUTPUT_FACTOR)
+    for name, gradient in gradients.items():
+        assert gradient.dtype == case.differentiable[name].dtype
+        assert_close(
+            f"gradient of {name}",
+            gradient,
+            exact.gradients[name],
+            composed and composed.gradients[name],
+            GRADIENT_FACTOR,
+        )
+
+
+def pick(choices: tuple[Any, ...], *key: object) -> Any:
+    """One of ``choices``, always the same for a test, so that over all tests each has its turn."""
+    return choices[zlib.crc32(repr(key).encode()) % len(choices)]
+
+
+def lengths_for(*key: object) -> tuple[int, int]:
+    lengths = SIMULATED_LENGTHS if support.backend == "simulator" else LENGTHS
+    return pick(lengths, "q", *key), pick(lengths, "kv", *key)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+MATRIX = list(itertools.product(HEAD_DIMS, FEATURES, DTYPES))
+
+
+@pytest.mark.parametrize(("dim", "feature", "dtype"), MATRIX, ids=str)
+def test_matrix(dim: int, feature: str, dtype: mx.Dtype):
+    """Forward and all gradients; heads and lengths take turns."""
+    key = (dim, feature, str(dtype))
+    if support.backend == "simulator" and dim != 64 and feature != pick(FEATURES, dim, str(dtype)):
+        pytest.skip("the simulator has every feature at head_dim 64, and one feature at every other")
+    check(draw(pick(HEADS, *key), lengths_for(*key), (dim, dim), dtype, feature))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("lengths", itertools.product(LENGTHS, LENGTHS), ids=str)
+def test_lengths(lengths: tuple[int, int]):
+    """Every pair of lengths, each with some feature and dtype."""
+    feature, dtype, heads = pick(FEATURES, "f", lengths), pick(DTYPES, "d", lengths), pick(HEADS, "h", lengths)
+    check(draw(heads, lengths, (64, 64), dtype, feature))
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (128, 192), (64, 96), (1, 1), (3, 17), (255, 2)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_v_of_another_dim(dims: tuple[int, int], dtype: mx.Dtype):
+    check(draw((4, 2), (37, 70), dims, dtype, "causal", batch=2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [257, 400, 512])
+@pytest.mark.parametrize("q_len", [1, 8])
+def test_decode_of_large_heads(q_len: int, dim: int, dtype: mx.Dtype):
+    case = draw((4, 2), (q_len, 97), (dim, dim), dtype, "causal")
+    with mlx_anvil.strict():
+        out = flash_attention(case.q, case.k, case.v, mask="causal")
+        mx.eval(out)
+    rounding = ROUNDING.get(dtype)
+    composed = case.reference(round_to=rounding).out if rounding else None
+    assert_close("out", out, case.reference().out, composed, OUTPUT_FACTOR)
+
+
+@pytest.mark.parametrize("q_len", [1, 3, 8])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decode(q_len: int, heads: tuple[int, int], dtype: mx.Dtype):
+    """Few queries, many keys: the keys are split among threads and threadgroups."""
+    kv_len = 1500 if support.backend == "simulator" else 5003
+    for feature in ("causal", "window+causal", "sinks"):
+        check(draw(heads, (q_len, kv_len), (128, 128), dtype, feature))
+
+
+@pytest.mark.cpu_only
+def test_long_rows():
+    case = draw((1, 1), (1, 65536), (64, 64), mx.float32)
+    check(case)
+    check(draw((1, 1), (9, 65536), (64, 64), mx.float16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_scores(dtype: mx.Dtype):
+    """Scores up to 1e4, where exp without the row's maximum is infinite and the largest score takes all."""
+    case = draw((2, 2), (33, 97), (64, 64), dtype)
+    factor = float(np.sqrt(1e4 / np.abs(to_numpy(case.q) @ to_numpy(case.k).swapaxes(-1, -2) / 8).max()))
+    case.q, case.k = (case.q * factor).astype(dtype), (case.k * factor).astype(dtype)
+    exact = case.reference()
+    out, lse = flash_attention(case.q, case.k, case.v, return_lse=True)
+    # The product of two float32 rows near 1e4 is itself only right to about 1e-3, and exp makes that relative.
+    assert error_of(lse, exact.lse) <= 2e-3
+    assert error_of(out, exact.out) <= (5e-3 if dtype == mx.float32 else 2e-2)
+    for name, gradient in gradients_of(case)[1].items():
+        assert np.isfinite(to_numpy(gradient)).all(), name
+
+
+@pytest.mark.parametrize("feature", ["none", "causal", "softcap", "additive mask", "sinks"])
+def test_lse(feature: str):
+    case = draw((4, 2), (33, 97), (64, 64), mx.float32, feature)
+    d_lse = mx.random.normal((1, 4, 33))
+    out, lse = flash_attention(case.q, case.k, case.v, return_lse=True, **case.options)
+    exact = attention(case.q, case.k, case.v, case.d_out, d_lse, **case.options)
+    assert lse.dtype == mx.float32
+    assert_close("out", out, exact.out, None, 1)
+    assert_close("lse", lse, exact.lse, None, 1)
+
+    arrays = case.differentiable
+
+    def of_arrays(*values: mx.array) -> list[mx.array]:
+        given = {**case.options, **dict(zip(arrays, values, strict=True))}
+        return list(flash_attention(given.pop("q"), given.pop("k"), given.pop("v"), return_lse=True, **given))
+
+    _, gradients = mx.vjp(of_arrays, list(arrays.values()), [case.d_out, d_lse])
+    for name, gradient in zip(arrays, gradients, strict=True):
+        assert_close(f"gradient of {name}", gradient, exact.gradients[name], None, 1)
+
+
+def test_lse_of_16_bit_inputs_is_float32():
+    q = mx.random.normal((1, 1, 5, 8)).astype(mx.float16)
+    assert flash_attention(q, q, q, return_lse=True)[1].dtype == mx.float32
+
+
+@pytest.mark.parametrize("scale", [0.3, -0.5, 0.0])
+def test_scale(scale: float):
+    case = draw((2, 2), (13, 21), (16, 16), mx.float32)
+    out = flash_attention(case.q, case.k, case.v, scale=scale)
+    expected = mlx_anvil.reference.flash_attention(case.q, case.k, case.v, scale=scale)
+    assert support.max_error(out, expected) <= FLOAT32_TOLERANCE
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape", [(97,), (1, 97), (33, 1), (4, 1, 1), (2, 1, 1, 97), (1, 4, 33, 97), (2, 4, 33, 97), ()], ids=str
+)
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_masks_broadcast(shape: tuple[int, ...], kind: str):
+    case = draw((4, 2), (33, 97), (32, 32), mx.float32, batch=2)
+    case.options["mask"] = mx.random.bernoulli(0.5, shape) if kind == "bool" else mx.random.normal(shape)
+    check(case)
+
+
+def test_features_combine():
+    case = draw((4, 2), (33, 97), (32, 32), mx.float32, "additive mask", batch=2)
+    case.options |= {"window_size": (20, 7), "softcap": 2.0, "sinks": mx.random.normal((4,)), "scale": 0.4}
+    check(case)
+
+
+def test_window_sizes():
+    """An int counts the keys that a causal query sees, its own included, as mlx-lm's window_size does."""
+    q = mx.random.normal((1, 2, 33, 16))
+    k, v = mx.random.normal((1, 2, 40, 16)), mx.random.normal((1, 2, 40, 16))
+
+    def attend(**options: Any) -> mx.array:
+        return flash_attention(q, k, v, **options)
+
+    assert_same_bits(attend(window_size=5), attend(window_size=(4, 4)))
+    assert_same_bits(attend(window_size=5, mask="causal"), attend(window_size=(4, 0)))
+    assert_same_bits(attend(window_size=-1), attend())
+    assert_same_bits(attend(window_size=(-1, 0)), attend(mask="causal"))
+    assert_same_bits(attend(window_size=10**12), attend())
+    position = mx.arange(7, 40)[:, None]
+    mask = (mx.arange(40) <= position) & (mx.arange(40) > position - 5)
+    assert support.max_error(attend(window_size=5, mask="causal"), attend(mask=mask)) <= 1e-6
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "additive", "causal", "window", "no keys"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_see_nothing(kind: str, with_sinks: bool, dtype: mx.Dtype):
+    lengths = {"causal": (40, 21), "window": (40, 9), "no keys": (40, 0)}.get(kind, (40, 70))
+    case = draw((4, 2), lengths, (64, 64), dtype, "sinks" if with_sinks else "none")
+    visible = np.ones(lengths, bool)
+    if kind in ("bool", "additive"):
+        visible[3] = visible[17:35] = False
+        mask = mx.array(visible)
+        case.options["mask"] = mask if kind == "bool" else mx.where(mask, 0.0, -mx.inf).astype(dtype)
+    if kind == "causal":
+        case.options["mask"] = "causal"
+        visible[:19] = False
+    if kind == "window":
+        case.options["window_size"] = (2, 2)
+        visible[:29] = False
+    if kind == "no keys":
+        visible = np.zeros((40, 1), bool)
+    empty = ~visible.any(axis=1)
+    assert empty.any()
+    out, gradients = gradients_of(case)
+    _, lse = flash_attention(case.q, case.k, case.v, return_lse=True, **case.options)
+    assert (to_numpy(out)[:, :, empty] == 0).all()
+    assert (to_numpy(gradients["q"])[:, :, empty] == 0).all()
+    expected = to_numpy(case.options["sinks"])[:, None] if with_sinks else -np.inf
+    assert np.array_equal(to_numpy(lse)[0][:, empty], np.broadcast_to(expected, (4, empty.sum())))
+    check(case)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "additive"])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_drop_in_for_mlx(mask: str, with_sinks: bool):
+    case = draw((4, 2), (33, 97), (64, 64), mx.float32, "sinks" if with_sinks else "none", batch=2)
+    options = dict(case.options)
+    if mask == "causal":
+        options["mask"] = "causal"
+    if mask == "bool":
+        options["mask"] = mx.random.bernoulli(0.5, (33, 97))
+    if mask == "additive":
+        options["mask"] = mx.random.normal((4, 33, 97))
+    ours = flash_attention(case.q, case.k, case.v, scale=0.2, **options)
+    theirs = mx.fast.scaled_dot_product_attention(case.q, case.k, case.v, scale=0.2, **options)
+    assert support.max_error(ours, theirs) <= FLOAT32_TOLERANCE
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_views_of_a_model():
+    """Heads inside rows, as a projection leaves them: the result has that layout again, and so have the gradients."""
+    batch, length, dim = 2, 37, 64
+    states = [mx.random.normal((batch, length, heads, dim)) for heads in (4, 2, 2)]
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in states)
+    d_out = mx.random.normal((batch, 4, length, dim))
+    dense = [mx.contiguous(x) for x in (q, k, v)]
+    out, gradients = mx.vjp(flash_attention, [q, k, v], [d_out])
+    expected, expected_gradients = mx.vjp(flash_attention, dense, [d_out])
+    for ours, want in zip([*out, *gradients], [*expected, *expected_gradients], strict=True):
+        assert_same_bits(ours, want)
+    with mlx_anvil.trace():
+        mx.eval(out, gradients)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(flash_attention(q, k, v).transpose(0, 2, 1, 3).reshape(batch, length, -1))
+    # One output and no copy of it.
+    assert mx.get_peak_memory() - before < 1.5 * out[0].nbytes
+
+
+def test_slices_of_a_cache():
+    cache_k, cache_v = (mx.random.normal((2, 2, 256, 64)) for _ in range(2))
+    q = mx.random.normal((2, 4, 1, 64))
+    k, v = cache_k[:, :, 16:113], cache_v[:, :, 16:113]
+    assert_same_bits(flash_attention(q, k, v), flash_attention(q, mx.contiguous(k), mx.contiguous(v)))
+
+
+@pytest.mark.cpu_only
+def test_memory_grows_with_the_length_only():
+    """Beyond outputs and gradients: less than 8 bytes for each query of each head."""
+    heads, length, dim = 4, 2048, 64
+    q, k, v = (mx.random.normal((1, heads, length, dim)) for _ in range(3))
+    mask = mx.random.normal((length, length))
+    mx.eval(q, k, v, mask)
+    gradient = mx.grad(lambda *xs: flash_attention(*xs, mask=mask).sum(), argnums=(0, 1, 2))
+    mx.eval(gradient(q, k, v))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    results = gradient(q, k, v)
+    mx.eval(results)
+    beyond = mx.get_peak_memory() - before - sum(x.nbytes for x in results) - q.nbytes  # q.nbytes: the output
+    assert beyond < 8 * heads * length + 65536
+
+
+# ---- routes ----------------------------------------------------------------------------------------------------------
+
+
+def test_training_runs_each_kernel_once():
+    case = draw((4, 2), (33, 97), (64, 64), mx.float32, "causal")
+    with mlx_anvil.trace() as trace, mlx_anvil.strict():
+        out, gradients = gradients_of(case)
+        mx.eval(out, gradients)
+    kernels = support.kernel_names(trace)
+    assert len(kernels) == len(set(kernels))
+    assert sum("forward" in name for name in kernels) == 1
+    assert any("backward" in name for name in kernels)
+
+
+@pytest.mark.parametrize(("dim", "q_len"), [(257, 9), (300, 33), (513, 1)])
+def test_large_heads_fall_back_with_a_reason(dim: int, q_len: int):
+    case = draw((2, 1), (q_len, 21), (dim, dim), mx.float32, "causal")
+    with mlx_anvil.trace() as trace:
+        check(case)
+    assert "head dims up to 256" in str(trace)
+    with mlx_anvil.strict(), pytest.raises(RuntimeError, match="head dims up to 256"):
+        flash_attention(case.q, case.k, case.v)
+
+
+def test_mixed_dtypes_promote():
+    q, k, v = (mx.random.normal((1, 2, 9, 8)).astype(d) for d in (mx.float16, mx.float32, mx.bfloat16))
+    assert flash_attention(q, k, v).dtype == mx.float32
+    half = flash_attention(q, q, q, mask=mx.zeros((9, 9), mx.int32), sinks=mx.zeros((2,), mx.float16))
+    assert half.dtype == mx.float16
+
+
+def test_gradient_reaches_a_mask_through_a_threshold():
+    """A bool mask that depends on what is differentiated: nothing comes back through it."""
+    q, k, v = (mx.random.normal((1, 1, 9, 8)) for _ in range(3))
+    gradient = mx.grad(lambda t: flash_attention(q, k, v, mask=(mx.arange(9) < t)).sum())
+    assert gradient(mx.array(5.0)).item() == 0
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+Q, K = (2, 4, 5, 8), (2, 2, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((4, 5, 8), K, K), r"q has shape \(4, 5, 8\); allowed: rank 4"),
+        ((Q, (2, 7, 8), K), r"k has shape \(2, 7, 8\); allowed: rank 4"),
+        ((Q, K, (7,)), r"v has shape \(7,\); allowed: rank 4"),
+        (((2, 4, 5, 0), K, K), r"q has shape \(2, 4, 5, 0\); allowed: a head_dim of at least 1"),
+        (((3, 4, 5, 8), K, K), r"q has shape \(3, 4, 5, 8\) and k has shape \(2, 2, 7, 8\); allowed: one batch"),
+        (((2, 5, 5, 8), K, K), r"q has shape .* and k has shape .*heads of q a multiple of the heads of k"),
+        ((Q, (2, 0, 7, 8), (2, 0, 7, 8)), r"q has shape .* and k has shape .*heads of q a multiple"),
+        (((2, 4, 5, 9), K, K), r"q has shape .* and k has shape .*one head_dim"),
+        ((Q, K, (2, 2, 6, 8)), r"k has shape \(2, 2, 7, 8\) and v has shape \(2, 2, 6, 8\); allowed: the same length"),
+        ((Q, K, (2, 4, 7, 8)), r"k has shape .* and v has shape .*the same number of heads"),
+    ],
+)
+def test_bad_shapes(shapes: tuple[tuple[int, ...], ...], message: str):
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] " + message):
+        flash_attention(*(mx.zeros(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mask": mx.zeros((5, 8))}, ValueError, r"mask has shape \(5, 8\); allowed: .*\(2, 4, 5, 7\)"),
+        ({"mask": mx.zeros((3, 1, 5, 7))}, ValueError, r"mask has shape \(3, 1, 5, 7\); allowed: "),
+        ({"mask": mx.zeros((1, 2, 4, 5, 7))}, ValueError, r"mask has shape \(1, 2, 4, 5, 7\); allowed: "),
+        ({"mask": mx.zeros((5, 7), mx.complex64)}, ValueError, r"mask has dtype complex64; allowed: .*float32"),
+        ({"mask": "Causal"}, ValueError, r"mask is 'Causal'; allowed: None, 'causal', or an array"),
+        ({"mask": 3}, TypeError, r"mask is a int; allowed: None, 'causal', mlx.core.array"),
+        ({"sinks": mx.zeros((2,))}, ValueError, r"sinks has shape \(2,\) and q has shape .*allowed: .*\(4,\)"),
+        ({"sinks": mx.zeros((4, 1))}, ValueError, r"sinks has shape \(4, 1\)"),
+        ({"sinks": 1.0}, TypeError, r"sinks is a float; allowed: mlx.core.array"),
+        ({"softcap": -1.0}, ValueError, r"softcap is -1.*; allowed: None, or a positive number"),
+        ({"softcap": float("nan")}, ValueError, r"softcap is nan"),
+        ({"softcap": "x"}, TypeError, r"softcap is a str; allowed: None, or a number"),
+        ({"scale": float("inf")}, ValueError, r"scale is inf; allowed: None, or a finite number"),
+        ({"scale": True}, TypeError, r"scale is a bool"),
+        ({"window_size": 0}, ValueError, r"window_size is 0; allowed: at least 1"),
+        ({"window_size": -2}, ValueError, r"window_size is -2; allowed: "),
+        ({"window_size": (3, -2)}, ValueError, r"window_size has -2 on the right; allowed: 0 or more, or -1"),
+        ({"window_size": (1, 2, 3)}, ValueError, r"window_size has 3 entries; allowed: "),
+        ({"window_size": 2.5}, TypeError, r"window_size is a float; allowed: None, an int, or a pair"),
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str):
+    with pytest.raises(error, match=r"^\[flash_attention\] " + message):
+        flash_attention(mx.zeros(Q), mx.zeros(K), mx.zeros(K), **options)
+
+
+def test_mask_dtype_must_promote():
+    half = [mx.zeros(shape, mx.float16) for shape in (Q, K, K)]
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] mask has dtype float32; allowed: .*float16"):
+        flash_attention(*half, mask=mx.zeros((5, 7)))
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] sinks has dtype float32; allowed: .*float16"):
+        flash_attention(*half, sinks=mx.zeros((4,)))
