@@ -158,7 +158,7 @@ def test_matrix(dim: int, feature: str, dtype: mx.Dtype):
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("lengths", itertools.product(LENGTHS, LENGTHS), ids=str)
+@pytest.mark.parametrize("lengths", list(itertools.product(LENGTHS, LENGTHS)), ids=str)
 def test_lengths(lengths: tuple[int, int]):
     """Every pair of lengths, each with some feature and dtype."""
     feature, dtype, heads = pick(FEATURES, "f", lengths), pick(DTYPES, "d", lengths), pick(HEADS, "h", lengths)

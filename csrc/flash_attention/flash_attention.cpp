@@ -7,7 +7,7 @@
 #include "common/errors.h"
 #include "common/launch.h"
 #include "common/trace.h"
-#include "flash_attention/primitive.h"
+#include "flash_attention/forward.h"
 
 namespace mlx_anvil {
 
@@ -15,8 +15,7 @@ namespace {
 
 constexpr const char* kOp = "flash_attention";
 
-// ---- checks
-// --------------------------------------------------------------------------------------
+// ---- checks -------------------------------------------------------------------------------------
 
 std::string describe(const char* name, const mx::array& x) {
   return std::string(name) + " has shape " + to_text(x.shape());
@@ -137,8 +136,7 @@ mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dt
   return mx::expand_dims(mx::astype(sinks, mx::float32, s), 0, s);
 }
 
-// ---- the route
-// -----------------------------------------------------------------------------------
+// ---- the route ----------------------------------------------------------------------------------
 
 // Why the call goes to a graph of MLX ops; empty when a kernel serves it.
 std::string why_composed(const AttentionInputs& in, mx::Stream s) {

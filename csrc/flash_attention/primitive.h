@@ -1,19 +1,134 @@
-// The primitives of flash_attention: forward, and the gradients from what the forward saved.
+// What the primitives of flash_attention share.
 #pragma once
 
+#include "common/checks.h"
+#include "common/isa.h"
 #include "common/primitive.h"
-#include "flash_attention/compose.h"
+#include "common/trace.h"
+#include "flash_attention/gpu.h"
+#include "flash_attention/operands.h"
+#include "mlx/backend/cpu/encoder.h"
 
 namespace mlx_anvil {
 
-// out, and lse when `with_lse`. The route to a kernel has been decided (flash_attention.cpp).
-Arrays apply_attention(const AttentionConfig& config,
-                       const AttentionInputs& in,
-                       bool with_lse,
-                       mx::Stream stream);
+// vmap's axis becomes part of the batch: [n, batch, ...] -> [n * batch, ...].
+class BatchFold {
+ public:
+  BatchFold(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream)
+      : batch_(inputs[0].shape(axes[0] == 0 ? 1 : 0)), stream_(stream) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      count_ = axes[i] < 0 ? count_ : inputs[i].shape(axes[i]);
+    }
+  }
 
-// Why no kernel serves heads of this size, or null. `fused_gradient`: whether the backward kernels
-// are needed too.
-const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool fused_gradient);
+  // An input without vmap's axis is repeated, unless it may stay of length 1 (`stretches`).
+  mx::array fold(const mx::array& x, int axis, bool stretches) const {
+    if (axis < 0 && stretches && x.shape(0) == 1) {
+      return x;
+    }
+    const mx::array front =
+        axis < 0 ? mx::expand_dims(x, 0, stream_) : mx::moveaxis(x, axis, 0, stream_);
+    mx::Shape shape = front.shape();
+    shape[0] = count_;
+    shape[1] = batch_;
+    return mx::flatten(mx::broadcast_to(front, shape, stream_), 0, 1, stream_);
+  }
+
+  mx::array unfold(const mx::array& x) const {
+    return mx::unflatten(x, 0, {count_, batch_}, stream_);
+  }
+
+ private:
+  int count_ = 1;
+  int batch_;
+  mx::Stream stream_;
+};
+
+// The first inputs of each are q, k, v, the mask and the sinks, those that the call has.
+class AttentionPrimitive : public FusedPrimitive {
+ public:
+  AttentionPrimitive(mx::Stream stream, const AttentionConfig& config)
+      : FusedPrimitive(stream), config_(config) {}
+
+  const char* op() const override { return "flash_attention"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return FusedPrimitive::is_equivalent(other) &&
+           config_ == static_cast<const AttentionPrimitive&>(other).config_;
+  }
+
+ protected:
+  bool has_mask() const { return config_.mask != AttentionMask::kNone; }
+  size_t mask_at() const { return 3; }
+  size_t sinks_at() const { return 3 + has_mask(); }
+  size_t operand_count() const { return 3 + has_mask() + config_.has_sinks; }
+
+  AttentionInputs operands(const Arrays& inputs) const {
+    AttentionInputs in{inputs[0], inputs[1], inputs[2], std::nullopt, std::nullopt};
+    if (has_mask()) {
+      in.mask = inputs[mask_at()];
+    }
+    if (config_.has_sinks) {
+      in.sinks = inputs[sinks_at()];
+    }
+    return in;
+  }
+
+  // With the mask and the sinks as a kernel reads them; for use in an evaluation.
+  AttentionInputs stretched_operands(const Arrays& inputs) const {
+    AttentionInputs in = operands(inputs);
+    const mx::Shape &q = in.q.shape(), &k = in.k.shape();
+    if (in.mask) {
+      in.mask = stretched(*in.mask, {q[0], q[1], q[2], k[2]});
+    }
+    if (in.sinks) {
+      in.sinks = stretched(*in.sinks, {q[0], q[1]});
+    }
+    return in;
+  }
+
+  Arrays fold(const BatchFold& batch, const Arrays& inputs, const std::vector<int>& axes) const {
+    Arrays folded;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool stretches = i >= 3 && i < operand_count();
+      folded.push_back(batch.fold(inputs[i], axes[i], stretches));
+    }
+    return folded;
+  }
+
+  static void set_operands(AttentionArrays& arrays, const AttentionInputs& in) {
+    arrays.q = &in.q;
+    arrays.k = &in.k;
+    arrays.v = &in.v;
+    arrays.mask = in.mask ? &*in.mask : nullptr;
+    arrays.sinks = in.sinks ? &*in.sinks : nullptr;
+  }
+
+  // Runs `kernel(args)` on the stream, with all arrays registered.
+  template <class Args>
+  void dispatch_native(const char* variant,
+                       const Arrays& inputs,
+                       Arrays& outputs,
+                       const Args& args,
+                       void (*kernel)(const Args&)) {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (const mx::array& input : inputs) {
+      encoder.set_input_array(input);
+    }
+    for (mx::array& output : outputs) {
+      encoder.set_output_array(output);
+    }
+    encoder.dispatch([args, kernel] { kernel(args); });
+    if (tracing()) {
+      const std::string name = std::string(op()) + "_" + variant + "_" +
+                               to_text(inputs[0].dtype()) + "_d" +
+                               std::to_string(inputs[0].shape(3));
+      const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
+      record({TraceEvent::Kind::kKernel, op(), name, device, {}, {}, ""});
+    }
+  }
+
+  const AttentionConfig config_;
+};
 
 }  // namespace mlx_anvil

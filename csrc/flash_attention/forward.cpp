@@ -1,0 +1,182 @@
+#include "flash_attention/forward.h"
+
+#include <algorithm>
+
+#include "common/allocate.h"
+#include "flash_attention/backward.h"
+#include "flash_attention/native.h"
+#include "flash_attention/primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+class AttentionForward : public AttentionPrimitive {
+ public:
+  AttentionForward(mx::Stream stream, const AttentionConfig& config, bool with_lse)
+      : AttentionPrimitive(stream, config), with_lse_(with_lse) {}
+
+  const char* name() const override { return "FlashAttention"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return AttentionPrimitive::is_equivalent(other) &&
+           with_lse_ == static_cast<const AttentionForward&>(other).with_lse_;
+  }
+
+  Arrays compose(const Arrays& inputs) override {
+    Arrays outputs = compose_attention(config_, operands(inputs), stream());
+    if (!with_lse_) {
+      outputs.pop_back();
+    }
+    return outputs;
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    const mx::Shape& q = inputs[0].shape();
+    std::vector<mx::Shape> shapes = {{q[0], q[1], q[2], inputs[2].shape(3)}};
+    if (with_lse_) {
+      shapes.push_back({q[0], q[1], q[2]});
+    }
+    return shapes;
+  }
+
+  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+    const AttentionInputs in = stretched_operands(inputs);
+    allocate_outputs(in, outputs);
+    AttentionForwardArgs args{};
+    fill_operands(args, config_, in);
+    args.out = output_of(outputs[0]);
+    args.lse = with_lse_ ? outputs[1].data<float>() : nullptr;
+    dispatch_native(args.sizes.q_len <= kDecodeRows ? "decode" : "forward", inputs, outputs, args,
+                    attention_forward_native);
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    const AttentionInputs in = stretched_operands(inputs);
+    allocate_outputs(in, outputs);
+    AttentionForwardArrays arrays{};
+    set_operands(arrays, in);
+    arrays.out = &outputs[0];
+    arrays.lse = with_lse_ ? &outputs[1] : nullptr;
+    attention_forward_gpu(config_, sizes_of(in), arrays, stream());
+  }
+
+ protected:
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override;
+
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
+    const BatchFold batch(inputs, axes, stream());
+    Arrays outputs;
+    for (const mx::array& x :
+         apply_attention(config_, operands(fold(batch, inputs, axes)), with_lse_, stream())) {
+      outputs.push_back(batch.unfold(x));
+    }
+    return {outputs, std::vector<int>(outputs.size(), 0)};
+  }
+
+ private:
+  void allocate_outputs(const AttentionInputs& in, Arrays& outputs) {
+    allocate_like(outputs[0], in.q, device());
+    if (with_lse_) {
+      outputs[1].set_data(allocate(outputs[1].nbytes(), device()));
+    }
+  }
+
+  const bool with_lse_;
+};
+
+// Sums `gradient` over the axes along which `input` was stretched.
+mx::array sum_to(const mx::array& gradient, const mx::array& input, mx::Stream stream) {
+  std::vector<int> axes;
+  for (int axis = 0; axis < static_cast<int>(input.ndim()); ++axis) {
+    if (input.shape(axis) == 1 && gradient.shape(axis) != 1) {
+      axes.push_back(axis);
+    }
+  }
+  const mx::array sum = axes.empty() ? gradient : mx::sum(gradient, axes, true, stream);
+  return mx::astype(sum, input.dtype(), stream);
+}
+
+Arrays AttentionForward::gradient(const Arrays& primals,
+                                  const Arrays& cotangents,
+                                  const std::vector<int>& argnums,
+                                  const Arrays& outputs) {
+  const AttentionInputs in = operands(primals);
+  if (const char* why_not =
+          why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/true)) {
+    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+  }
+  // Nothing comes back through a bool mask.
+  const auto is_bool_mask = [&](size_t at) {
+    return config_.mask == AttentionMask::kBool && at == mask_at();
+  };
+  AttentionGradients wanted;
+  for (int i : argnums) {
+    const auto at = static_cast<size_t>(i);
+    bool& slot = at == 0            ? wanted.q
+                 : at < 3           ? wanted.kv
+                 : at == sinks_at() ? wanted.sinks
+                                    : wanted.mask;
+    slot = slot || !is_bool_mask(at);
+  }
+  // Differentiated although nothing at the call said so: only then is the forward run again.
+  const Arrays saved = with_lse_ ? outputs : apply_attention(config_, in, true, stream());
+
+  Arrays inputs = primals;
+  inputs.push_back(saved[0]);
+  inputs.push_back(mx::contiguous(saved[1], false, stream()));
+  inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+  const Arrays gradients = apply_attention_backward(config_, wanted, inputs, with_lse_, stream());
+
+  const size_t kv = wanted.q, mask = kv + 2 * wanted.kv, sinks = mask + wanted.mask;
+  Arrays selected;
+  for (int i : argnums) {
+    const auto at = static_cast<size_t>(i);
+    if (is_bool_mask(at)) {
+      selected.push_back(mx::zeros_like(primals[at], stream()));
+      continue;
+    }
+    const size_t from = at == 0 ? 0 : at < 3 ? kv + at - 1 : at == sinks_at() ? sinks : mask;
+    selected.push_back(at < 3 ? gradients[from] : sum_to(gradients[from], primals[at], stream()));
+  }
+  return selected;
+}
+
+}  // namespace
+
+const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient) {
+  const int larger = std::max(head_dim, v_head_dim);
+  if (larger <= kMaxHeadDim) {
+    return nullptr;
+  }
+  if (gradient) {
+    return "the gradient has kernels for head dims up to 256";
+  }
+  return larger <= kMaxDecodeHeadDim && q_len <= kDecodeRows
+             ? nullptr
+             : "there are kernels for head dims up to 256, and up to 512 for at most 8 queries";
+}
+
+Arrays apply_attention(const AttentionConfig& config,
+                       const AttentionInputs& in,
+                       bool with_lse,
+                       mx::Stream stream) {
+  Arrays inputs = {in.q, in.k, in.v};
+  if (in.mask) {
+    inputs.push_back(*in.mask);
+  }
+  if (in.sinks) {
+    inputs.push_back(*in.sinks);
+  }
+  auto primitive = std::make_shared<AttentionForward>(stream, config, with_lse);
+  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+  std::vector<mx::Dtype> dtypes = {in.q.dtype(), mx::float32};
+  dtypes.resize(shapes.size(), mx::float32);
+  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
+}
+
+}  // namespace mlx_anvil
