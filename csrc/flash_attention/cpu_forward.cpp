@@ -18,7 +18,7 @@ struct ForwardScratch {
   RowTable table;
 };
 
-ForwardScratch take_forward_scratch(Arena& arena, const AttentionSizes& sizes, AttentionTile tile) {
+ForwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, AttentionTile tile) {
   const int64_t rows = round_up(tile.rows, kTileRows);
   ForwardScratch scratch;
   scratch.q = arena.take_panels(rows, sizes.head_dim);
@@ -192,7 +192,7 @@ void forward(const AttentionForwardArgs& args,
              void* memory) {
   Arena arena{static_cast<char*>(memory)};
   const AttentionSizes& sizes = args.sizes;
-  const ForwardScratch scratch = take_forward_scratch(arena, sizes, tile_size);
+  const ForwardScratch scratch = take_scratch(arena, sizes, tile_size);
   const ScoreRules rules = score_rules(args);
   const int64_t count = row_count(rows);
 
@@ -228,10 +228,6 @@ void forward(const AttentionForwardArgs& args,
   }
 }
 
-inline float exp2_of(float x) {
-  return exp2_bounded<Accuracy::kFloat32>(splat(x))[0];
-}
-
 template <class T>
 void combine(const AttentionForwardArgs& args,
              const AttentionRows& rows,
@@ -264,20 +260,20 @@ void combine(const AttentionForwardArgs& args,
   }
 }
 
-int64_t forward_scratch_bytes(const AttentionSizes& sizes, AttentionTile tile) {
+int64_t scratch_bytes(const AttentionSizes& sizes, AttentionTile tile) {
   Arena arena{nullptr};
-  take_forward_scratch(arena, sizes, tile);
+  take_scratch(arena, sizes, tile);
   return arena.used;
 }
 
 template <class T>
-constexpr AttentionKernels kernels() {
-  return {forward_scratch_bytes, forward<T>, combine<T>};
+constexpr AttentionForwardKernels kernels() {
+  return {scratch_bytes, forward<T>, combine<T>};
 }
 
 }  // namespace
 
-constinit const AttentionKernelTable attention_kernels_table = {kernels<float>(), kernels<f16>(),
-                                                                kernels<bf16>()};
+constinit const ByAttentionDtype<AttentionForwardKernels> attention_forward_kernels_table = {
+    kernels<float>(), kernels<f16>(), kernels<bf16>()};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

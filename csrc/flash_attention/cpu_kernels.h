@@ -29,8 +29,8 @@ struct AttentionTile {
   int64_t keys;  // keys packed at a time; every range of keys begins at a multiple of it
 };
 
-struct AttentionKernels {
-  int64_t (*forward_scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
+struct AttentionForwardKernels {
+  int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
 
   // Rows of out and lse from the keys in `keys`. With `partial`, instead: for each row its weighted
   // sum of values [v_head_dim], not yet normalised, the largest score (in the log2 domain) and the
@@ -49,12 +49,41 @@ struct AttentionKernels {
                   int64_t splits);
 };
 
-struct AttentionKernelTable {
-  AttentionKernels float32;
-  AttentionKernels float16;
-  AttentionKernels bfloat16;
+struct AttentionBackwardKernels {
+  int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
+
+  // Memory for the sums that become d_k and d_v of so many keys.
+  int64_t (*key_gradient_bytes)(const AttentionSizes& sizes, int64_t keys);
+  void (*clear_key_gradients)(const AttentionSizes& sizes, KeyRange keys, void* key_gradients);
+
+  // What the scores of `rows` with `keys` contribute: to `key_gradients`, unless that is null, and,
+  // with `row_gradients` (`keys` are then all), rows of d_q and d_mask, as far as these are wanted.
+  void (*backward)(const AttentionBackwardArgs& args,
+                   const AttentionRows& rows,
+                   KeyRange keys,
+                   AttentionTile tile,
+                   bool row_gradients,
+                   void* key_gradients,
+                   void* scratch);
+
+  void (*store_key_gradients)(const AttentionBackwardArgs& args,
+                              int64_t batch,
+                              int64_t kv_head,
+                              KeyRange keys,
+                              void* key_gradients);
+
+  // d_sinks of one head.
+  void (*sink_gradient)(const AttentionBackwardArgs& args, int64_t batch, int64_t head);
 };
 
-MLX_ANVIL_DECLARE_KERNELS(AttentionKernelTable, attention_kernels)
+template <class Kernels>
+struct ByAttentionDtype {
+  Kernels float32;
+  Kernels float16;
+  Kernels bfloat16;
+};
+
+MLX_ANVIL_DECLARE_KERNELS(ByAttentionDtype<AttentionForwardKernels>, attention_forward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(ByAttentionDtype<AttentionBackwardKernels>, attention_backward_kernels)
 
 }  // namespace mlx_anvil

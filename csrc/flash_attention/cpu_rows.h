@@ -242,6 +242,10 @@ inline void finish_scores(
   }
 }
 
+inline float exp2_of(float x) {
+  return exp2_bounded<Accuracy::kFloat32>(splat(x))[0];
+}
+
 inline bool sees_all(KeyRange seen, int64_t key, int64_t count) {
   return seen.begin <= key && seen.end >= key + count;
 }

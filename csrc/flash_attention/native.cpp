@@ -30,7 +30,7 @@ Splits plan_splits(const AttentionSizes& sizes, int64_t items, int64_t tile_keys
   return {std::max<int64_t>(1, ceil_div(sizes.kv_len, keys)), keys};
 }
 
-void forward_split(const AttentionKernels& kernels,
+void forward_split(const AttentionForwardKernels& kernels,
                    const AttentionForwardArgs& args,
                    const RowBlocks& blocks,
                    const Splits& splits) {
@@ -38,28 +38,28 @@ void forward_split(const AttentionKernels& kernels,
   const int64_t item_size = splits.count * blocks.tile.rows * row_size;
   const std::unique_ptr<float[]> partials(new float[blocks.count() * item_size]);
   const auto partial = [&](int64_t item, int64_t split) {
-    const AttentionRows rows = blocks.at(item);
+    const AttentionRows rows = blocks.in_turn(item);
     return partials.get() + item * item_size + split * rows.heads * rows.queries * row_size;
   };
-  const int64_t scratch_bytes = kernels.forward_scratch_bytes(args.sizes, blocks.tile);
+  const int64_t scratch_bytes = kernels.scratch_bytes(args.sizes, blocks.tile);
   parallel_for(blocks.count() * splits.count, 1, [&](int64_t begin, int64_t end) {
     void* const scratch = thread_scratch(scratch_bytes);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t item = i / splits.count, split = i % splits.count;
       const KeyRange keys = {split * splits.keys,
                              std::min((split + 1) * splits.keys, args.sizes.kv_len)};
-      kernels.forward(args, blocks.at(item), keys, blocks.tile, partial(item, split), scratch);
+      kernels.forward(args, blocks.in_turn(item), keys, blocks.tile, partial(item, split), scratch);
     }
   });
   for (int64_t item = 0; item < blocks.count(); ++item) {
-    kernels.combine(args, blocks.at(item), partial(item, 0), splits.count);
+    kernels.combine(args, blocks.in_turn(item), partial(item, 0), splits.count);
   }
 }
 
 }  // namespace
 
 void attention_forward_native(const AttentionForwardArgs& args) {
-  const AttentionKernels& kernels = kernels_for(args.dtype);
+  const AttentionForwardKernels& kernels = kernels_for(args.dtype, attention_forward_kernels());
   const AttentionTile tile = forward_tile(args.sizes);
   const RowBlocks blocks(args.sizes, tile);
   if (blocks.count() == 0) {
@@ -70,15 +70,14 @@ void attention_forward_native(const AttentionForwardArgs& args) {
     forward_split(kernels, args, blocks, splits);
     return;
   }
-  const int64_t scratch_bytes = kernels.forward_scratch_bytes(args.sizes, blocks.tile);
+  const int64_t scratch_bytes = kernels.scratch_bytes(args.sizes, blocks.tile);
   parallel_for(blocks.count(), 1, [&](int64_t begin, int64_t end) {
     void* const scratch = thread_scratch(scratch_bytes);
     for (int64_t item = begin; item < end; ++item) {
-      kernels.forward(args, blocks.at(item), {0, args.sizes.kv_len}, blocks.tile, nullptr, scratch);
+      kernels.forward(args, blocks.in_turn(item), {0, args.sizes.kv_len}, blocks.tile, nullptr,
+                      scratch);
     }
   });
 }
-
-void attention_backward_native(const AttentionBackwardArgs&) {}
 
 }  // namespace mlx_anvil

@@ -29,8 +29,18 @@ int64_t power_of_two_below(int64_t x) {
 AttentionTile forward_tile(const AttentionSizes& sizes) {
   constexpr int64_t kRowElements = 32768;
   constexpr int64_t kKeyElements = 16384;
-  return {std::clamp<int64_t>(power_of_two_below(kRowElements / widest(sizes)), 64, 256),
-          std::clamp<int64_t>(power_of_two_below(kKeyElements / widest(sizes)), 64, 256)};
+  const int64_t rows_in_all = sizes.batch * sizes.q_heads * sizes.q_len;
+  const int64_t most_rows = std::max<int64_t>(32, rows_in_all / (4 * max_threads()));
+  const int64_t rows = power_of_two_below(kRowElements / widest(sizes));
+  const int64_t keys = power_of_two_below(kKeyElements / widest(sizes));
+  return {std::min(std::clamp<int64_t>(rows, 64, 256), most_rows),
+          std::clamp<int64_t>(keys, 64, 256)};
+}
+
+AttentionTile backward_tile(const AttentionSizes& sizes) {
+  constexpr int64_t kElements = 16384;
+  const int64_t size = power_of_two_below(kElements / widest(sizes));
+  return {std::clamp<int64_t>(size, 64, 128), std::clamp<int64_t>(size, 64, 128)};
 }
 
 RowBlocks::RowBlocks(const AttentionSizes& sizes, AttentionTile tile) : tile(tile), sizes_(sizes) {
@@ -38,41 +48,33 @@ RowBlocks::RowBlocks(const AttentionSizes& sizes, AttentionTile tile) : tile(til
     return;
   }
   const int64_t group = sizes.group();
-  // Fewer rows where there would not be work for every thread otherwise.
-  const int64_t total = sizes.batch * sizes.q_heads * sizes.q_len;
-  const int64_t most = std::clamp<int64_t>(total / (4 * max_threads()), 32, tile.rows);
-  head_blocks_ = ceil_div(group, most);
+  head_blocks_ = ceil_div(group, tile.rows);
   heads_ = ceil_div(group, head_blocks_);
-  query_blocks_ = ceil_div(sizes.q_len, std::max<int64_t>(1, most / heads_));
+  query_blocks_ = ceil_div(sizes.q_len, std::max<int64_t>(1, tile.rows / heads_));
   queries_ = ceil_div(sizes.q_len, query_blocks_);
   if (queries_ > kRowUnit) {
     queries_ = round_up(queries_, kRowUnit);
   }
   query_blocks_ = ceil_div(sizes.q_len, queries_);
-  count_ = sizes.batch * sizes.kv_heads * head_blocks_ * query_blocks_;
   this->tile.rows = heads_ * queries_;
 }
 
-AttentionRows RowBlocks::at(int64_t item) const {
-  const int64_t turn = item % query_blocks_;
-  const int64_t block = turn % 2 == 0 ? query_blocks_ - 1 - turn / 2 : turn / 2;
-  const int64_t head_block = item / query_blocks_ % head_blocks_;
-  const int64_t head_item = item / query_blocks_ / head_blocks_;
+AttentionRows RowBlocks::at(int64_t item, int64_t index) const {
+  const int64_t head_block = index / query_blocks_;
   AttentionRows rows;
-  rows.batch = head_item / sizes_.kv_heads;
-  rows.kv_head = head_item % sizes_.kv_heads;
+  rows.batch = item / sizes_.kv_heads;
+  rows.kv_head = item % sizes_.kv_heads;
   rows.first_head = rows.kv_head * sizes_.group() + head_block * heads_;
   rows.heads = std::min(heads_, sizes_.group() - head_block * heads_);
-  rows.first_query = block * queries_;
+  rows.first_query = index % query_blocks_ * queries_;
   rows.queries = std::min(queries_, sizes_.q_len - rows.first_query);
   return rows;
 }
 
-const AttentionKernels& kernels_for(AttentionDtype dtype) {
-  const AttentionKernelTable& table = attention_kernels();
-  return dtype == AttentionDtype::kFloat32   ? table.float32
-         : dtype == AttentionDtype::kFloat16 ? table.float16
-                                             : table.bfloat16;
+AttentionRows RowBlocks::in_turn(int64_t turn) const {
+  const int64_t step = turn % query_blocks_;
+  const int64_t query_block = step % 2 == 0 ? query_blocks_ - 1 - step / 2 : step / 2;
+  return at(turn / per_kv_head(), turn % per_kv_head() - step + query_block);
 }
 
 void* thread_scratch(int64_t bytes) {
