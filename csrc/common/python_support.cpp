@@ -158,6 +158,20 @@ void copy(FloatVector from, FloatVector to, bool stream) {
   mx::synchronize(cpu);
 }
 
+// Reads on all threads.
+void read(FloatVector from) {
+  constexpr int64_t kUnit = 4096;
+  const int64_t count = static_cast<int64_t>(from.size());
+  const float* source = from.data();
+  nb::gil_scoped_release release;
+  parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kUnit;
+    // Kept, so that the compiler cannot leave the reading out.
+    [[maybe_unused]] volatile const float kept =
+        probe().read(source + first, std::min(end * kUnit, count) - first);
+  });
+}
+
 void require_same_size(const FloatVector& x, const FloatVector& out) {
   if (x.size() != out.size()) {
     throw nb::value_error("[probe] both arrays must have the same size.");
@@ -179,6 +193,7 @@ void bind_probe(nb::module_& m) {
         copy(from, to, stream);
       },
       "from_"_a, "to"_a, "stream"_a);
+  m.def("_read", &read, "from_"_a);
 }
 
 }  // namespace
