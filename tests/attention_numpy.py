@@ -66,10 +66,10 @@ def attention(
 
     def heads(x: mx.array, kv_heads: int) -> np.ndarray:
         values = to_numpy(x).astype(width)
-        return values.reshape(x.shape[0], kv_heads, -1, *x.shape[2:])
+        return values.reshape(x.shape[0], kv_heads, x.shape[1] // kv_heads, *x.shape[2:])
 
     def joined(x: np.ndarray) -> np.ndarray:
-        return x.reshape(x.shape[0], -1, *x.shape[3:])
+        return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
 
     def swap(x: np.ndarray) -> np.ndarray:
         return x.swapaxes(-1, -2)
