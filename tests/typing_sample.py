@@ -13,6 +13,15 @@ def gated(x: mx.array, y: mx.array) -> mx.array:
     return on_cpu + on_stream + default
 
 
+def attended(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    out: mx.array = mlx_anvil.flash_attention(q, k, v, mask="causal", window_size=(16, 0), softcap=30.0)
+    lse: mx.array
+    masked, lse = mlx_anvil.flash_attention(
+        q, k, v, scale=0.1, mask=mx.ones((4, 4), mx.bool_), sinks=mx.zeros((2,)), window_size=3, return_lse=True
+    )
+    return out + masked * lse[..., None]
+
+
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mlx_anvil.silu_gate(x, x))
@@ -45,5 +54,7 @@ def registry() -> list[str]:
 
 if __name__ == "__main__":
     ones = mx.ones((4, 8))
+    heads = mx.ones((1, 2, 4, 8))
+    mx.eval(attended(heads, heads, heads))
     mx.eval(gated(ones, ones), module(ones), simulated(ones))
     print(traced(ones)[0], facts(), registry())

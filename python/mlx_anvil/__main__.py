@@ -14,6 +14,8 @@ import mlx_anvil
 from mlx_anvil import _check, _info
 from mlx_anvil.reference import OPS
 
+_NAMES = list(dict.fromkeys(spec.name for spec in OPS.values()))
+
 
 def _time(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
@@ -31,21 +33,21 @@ def _bytes(count: int) -> str:
 
 def _table(rows: list[_check.Row]) -> Table:
     table = Table(title="Errors are shares of the result's largest magnitude, against the definition in float64")
-    for name in ("op", "", "dtype", "shape", "backend"):
-        table.add_column(name)
+    for name in ("op", "", "", "dtype", "shape", "backend"):
+        table.add_column(name, no_wrap=True)
     for name in ("max error", "limit", "ours", "MLX", "speed-up", "memory"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     previous = None
     for row in rows:
-        group = (row.op, row.shape, row.backend)
+        group = (row.op, row.variant, row.shape, row.backend)
         if previous not in (None, group):
             table.add_section()
         previous = group
         color = "green" if row.passed else "bold red"
-        shape = " x ".join(map(str, row.shape))
+        shape = "x".join(map(str, row.shape))
         table.add_row(
-            row.op, row.what, row.dtype, shape, row.backend, f"[{color}]{row.error:.1e}[/{color}]", f"{row.limit:.1e}",
-            _time(row.ours), _time(row.mlx), f"{row.speedup:.1f} x", _bytes(row.peak_memory),
+            row.op, row.variant, row.what, row.dtype, shape, row.backend, f"[{color}]{row.error:.1e}[/{color}]", f"{row.limit:.1e}",
+            _time(row.ours), _time(row.mlx), f"{row.speedup:.1f}x", _bytes(row.peak_memory),
         )  # fmt: skip
     return table
 
@@ -60,7 +62,7 @@ def main(context: click.Context) -> None:
 
 
 @main.command()
-@click.option("--op", "ops", multiple=True, type=click.Choice(list(OPS)), help="Only this op; may be repeated.")
+@click.option("--op", "ops", multiple=True, type=click.Choice(_NAMES), help="Only this op; may be repeated.")
 @click.option("--backend", "backends", multiple=True, help="Only this backend; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 @click.option("--seed", type=int, default=None, help="Seed of the random inputs; a fresh one by default.")
@@ -77,7 +79,7 @@ def check(
             raise click.BadParameter(
                 f"{backend} is not usable here; usable: {', '.join(usable)}.", param_hint="--backend"
             )
-    chosen_ops, chosen_backends = list(ops or OPS), list(backends or usable)
+    chosen_ops, chosen_backends = list(ops or _NAMES), list(backends or usable)
     seed = secrets.randbelow(2**31) if seed is None else seed
     progress = Progress(
         TextColumn("{task.description}"),
@@ -100,7 +102,7 @@ def check(
         body = {"info": mlx_anvil.info(), "seed": seed, "rows": [asdict(row) | {"passed": row.passed} for row in rows]}
         print(json.dumps(body, indent=1))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 140)
+        console = Console(width=None if sys.stdout.isatty() else 150)
         console.print(_table(rows))
         verdict = (
             f"[bold red]{len(failed)} of {len(rows)} above their limit[/]"

@@ -25,6 +25,7 @@ class Row:
     """One line of the table. Times in seconds, memory in bytes; errors relative to the result's largest magnitude."""
 
     op: str
+    variant: str
     what: str
     dtype: str
     shape: tuple[int, ...]
@@ -67,9 +68,10 @@ def dtype_name(dtype: mx.Dtype) -> str:
 def cases(ops: list[str], backends: list[str]) -> list[Case]:
     """Everything that one run checks, in the order of the table."""
     return [
-        Case(OPS[op], gradient, dtype, shape, backend)
-        for op in ops
-        for shape in OPS[op].check_shapes
+        Case(spec, gradient, dtype, shape, backend)
+        for spec in OPS.values()
+        if spec.name in ops
+        for shape in spec.check_shapes
         for backend in backends
         for gradient in (False, True)
         for dtype in DTYPES
@@ -171,7 +173,8 @@ def run_case(case: Case) -> Row:
         ours, plain, speedup = time_both(case, arrays)
     what = "gradient" if case.gradient else "forward"
     return Row(
-        case.spec.id,
+        case.spec.name,
+        case.spec.variant,
         what,
         dtype_name(case.dtype),
         case.shape,
