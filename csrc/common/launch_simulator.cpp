@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 #include "common/errors.h"
 #include "common/simulate.h"
@@ -84,13 +84,9 @@ class SimulatorLibrary {
 };
 
 const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
-  using Key = std::tuple<std::string, std::vector<std::pair<uint32_t, bool>>, bool>;
   static std::mutex mutex;
-  static std::map<Key, SimulatorLibrary> libraries;
-  Key key{kernel.op(), {}, checked};
-  for (const FunctionConstant& constant : kernel.constants()) {
-    std::get<1>(key).emplace_back(constant.index, constant.value);
-  }
+  static std::map<std::pair<std::string, bool>, SimulatorLibrary> libraries;
+  std::pair<std::string, bool> key{kernel.pipeline_key(), checked};
   {
     std::lock_guard lock(mutex);
     if (auto known = libraries.find(key); known != libraries.end()) {
@@ -98,8 +94,7 @@ const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
     }
   }
   // Without the lock: the compiler takes Python's lock, whose holder may be waiting for ours.
-  SimulatorLibrary library(
-      kernel.op(), toolchain(kernel.op()).compile(kernel.op(), kernel.constants(), checked));
+  SimulatorLibrary library(kernel.op(), toolchain(kernel.op()).compile(kernel, checked));
   std::lock_guard lock(mutex);
   return libraries.try_emplace(std::move(key), std::move(library)).first->second;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..entry import BUFFER, BUILTIN, BUILTINS, THREADGROUP, Kernel, Parameter
@@ -24,8 +24,11 @@ class _Function:
     template_parameters: int  # 0 where the kernel is not a template
 
 
-def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint) -> list[Kernel]:
-    """Turns kernels into ordinary functions and writes an entry point where each is instantiated."""
+def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint, only: Collection[str] = ()) -> list[Kernel]:
+    """Turns kernels into ordinary functions and writes an entry point where each is instantiated.
+
+    With `only`, instantiations of kernel templates of other names are left out.
+    """
     functions: dict[str, list[_Function]] = {}
     kernels: list[Kernel] = []
 
@@ -39,7 +42,7 @@ def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint) -> list[Kernel
     i = 0
     while i < len(stream):
         if stream.text[i] == "template" and stream.at(i + 1) == "[":
-            i = _instantiation(stream, i, functions, add)
+            i = _instantiation(stream, i, functions, add, only)
         elif _is_kernel_marker(stream, i):
             i = _definition(stream, i, functions, add)
         i += 1
@@ -104,7 +107,9 @@ def _definition(stream: TokenStream, marker: int, functions: dict[str, list[_Fun
     return stream.partner[opening]
 
 
-def _instantiation(stream: TokenStream, start: int, functions: dict[str, list[_Function]], add: Callable) -> int:
+def _instantiation(
+    stream: TokenStream, start: int, functions: dict[str, list[_Function]], add: Callable, only: Collection[str]
+) -> int:
     """template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>; or the same with the signature written out."""
     end = stream.text.index(";", start)
     host_name = _host_name(stream, start, end)
@@ -133,7 +138,8 @@ def _instantiation(stream: TokenStream, start: int, functions: dict[str, list[_F
     function = min(functions[name], key=lambda f: (f.template_parameters < arguments, f.template_parameters))
     expression = stream.joined(first, last)
     stream.erase(start, end)
-    stream.insert_after(end, add(host_name or name, expression, function, first))
+    if not only or (host_name or name) in only:
+        stream.insert_after(end, add(host_name or name, expression, function, first))
     return end
 
 
