@@ -46,11 +46,4 @@ void attention_forward_gpu(const AttentionConfig& config,
   launch(request, stream);
 }
 
-void attention_backward_gpu(const AttentionConfig&,
-                            const AttentionSizes&,
-                            const AttentionBackwardArrays&,
-                            const mx::Stream&) {
-  throw std::runtime_error("[flash_attention] no backward kernels yet.");
-}
-
 }  // namespace mlx_anvil

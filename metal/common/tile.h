@@ -74,6 +74,37 @@ Fragment<T> load_fragment(DeviceMatrix<T> from, int row, int column, FragmentPla
   return fragment;
 }
 
+// Writes this lane's pair of the fragment at (row, column), where the matrix has it. With `pairs`,
+// pairs are aligned and whole.
+template <typename T>
+void store_fragment(device T* to,
+                    long row_stride,
+                    int rows,
+                    int columns,
+                    int row,
+                    int column,
+                    FragmentPlace place,
+                    float2 pair,
+                    bool pairs) {
+  row += place.row;
+  column += place.column;
+  if (row >= rows) {
+    return;
+  }
+  to += row * row_stride + column;
+  if (pairs) {
+    if (column < columns) {
+      *reinterpret_cast<device metal::vec<T, 2>*>(to) = metal::vec<T, 2>(pair);
+    }
+    return;
+  }
+  for (int e = 0; e < 2; ++e) {
+    if (column + e < columns) {
+      to[e] = static_cast<T>(pair[e]);
+    }
+  }
+}
+
 // Rows of a matrix in threadgroup memory. Sixteen bytes between rows keep the lanes that read one
 // column of eight rows in different banks.
 template <typename T, int kRows_, int kColumns_>

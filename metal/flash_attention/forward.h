@@ -161,31 +161,13 @@ struct AttentionForward {
       const int query = row + 8 * r + place.row;
       const float sum = row_sum(softmax[r].sum);
       const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-      if (query >= params.q_len) {
-        continue;
-      }
-      if (store_lse && place.column == 0) {
+      if (store_lse && place.column == 0 && query < params.q_len) {
         lse[query] = softmax[r].max * kLn2 + metal::precise::log(sum);
       }
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kVFragments; ++d) {
-        store_pair(to + query * params.out_strides[2], 8 * d + place.column,
-                   elements_of(out[r][d]) * factor);
-      }
-    }
-  }
-
- private:
-  void store_pair(device T* to, int column, float2 pair) {
-    if (vector_loads) {
-      if (column < params.v_head_dim) {
-        *reinterpret_cast<device metal::vec<T, 2>*>(to + column) = metal::vec<T, 2>(pair);
-      }
-      return;
-    }
-    for (int e = 0; e < 2; ++e) {
-      if (column + e < params.v_head_dim) {
-        to[column + e] = static_cast<T>(pair[e]);
+        store_fragment(to, params.out_strides[2], params.q_len, params.v_head_dim, row + 8 * r,
+                       8 * d, place, elements_of(out[r][d]) * factor, vector_loads);
       }
     }
   }

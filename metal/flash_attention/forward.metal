@@ -95,3 +95,6 @@ INSTANTIATE(float32, float, d128, 128, 128, 16, 2)
 INSTANTIATE(float32, float, d192_128, 192, 128, 16, 1)
 INSTANTIATE(float32, float, d192, 192, 192, 16, 1)
 INSTANTIATE(float32, float, d256, 256, 256, 8, 1)
+
+#undef INSTANTIATE
+#undef INSTANTIATE_16_BIT
