@@ -1,0 +1,174 @@
+// Tiles of matrices: in threadgroup memory, as 8x8 fragments in the registers of a SIMD group, and
+// the ways between.
+//
+// A fragment spreads an 8x8 matrix over the lanes of a SIMD group: each holds two neighbours of one
+// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace).
+#pragma once
+
+#include <metal_stdlib>
+
+#define MLX_ANVIL_UNROLL _Pragma("clang loop unroll(full)")
+
+template <typename T>
+using Fragment = metal::simdgroup_matrix<T, 8, 8>;
+
+template <typename T>
+using Pair = metal::vec<T, 2>;
+
+// Where the two elements of a lane stand in its fragment: (row, column) and (row, column + 1).
+struct FragmentPlace {
+  short row;
+  short column;
+};
+
+inline FragmentPlace fragment_place(uint lane) {
+  const short quad = lane / 4;
+  return {short((quad & 4) + (lane / 2) % 4), short((quad & 2) * 2 + (lane % 2) * 2)};
+}
+
+template <typename T>
+Pair<T> elements_of(Fragment<T> fragment) {
+  return Pair<T>(fragment.thread_elements()[0], fragment.thread_elements()[1]);
+}
+
+template <typename T>
+Fragment<T> fragment_of(T first, T second) {
+  Fragment<T> fragment;
+  fragment.thread_elements()[0] = first;
+  fragment.thread_elements()[1] = second;
+  return fragment;
+}
+
+template <typename T>
+Fragment<T> fragment_of(float2 elements) {
+  return fragment_of<T>(static_cast<T>(elements.x), static_cast<T>(elements.y));
+}
+
+// The lanes of one row of a fragment differ in bits 0 and 3 of their number.
+inline float row_max(float x) {
+  x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
+  return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));
+}
+
+inline float row_sum(float x) {
+  x += metal::simd_shuffle_xor(x, ushort(1));
+  return x + metal::simd_shuffle_xor(x, ushort(8));
+}
+
+// Those of one column differ in bits 1, 2 and 4.
+inline float column_sum(float x) {
+  x += metal::simd_shuffle_xor(x, ushort(2));
+  x += metal::simd_shuffle_xor(x, ushort(4));
+  return x + metal::simd_shuffle_xor(x, ushort(16));
+}
+
+// ---- threadgroup memory
+
+// Elements from one row of a tile to the next: rows are an odd number of 16-byte units, so that
+// neither the lanes of a fragment nor those of a transposed one meet in a bank.
+template <typename T, int kColumns>
+struct TileRow {
+  enum {
+    kUnit = 16 / sizeof(T),
+    kUnits = (kColumns + kUnit - 1) / kUnit,
+    kStride = (kUnits + 1 - kUnits % 2) * kUnit,
+  };
+};
+
+// `from` points to the lane's element (row, column); even columns of a tile are aligned for a pair.
+template <typename T>
+Fragment<T> load_fragment(const threadgroup T* from) {
+  const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);
+  return fragment_of<T>(pair.x, pair.y);
+}
+
+// The transpose of what lies there: `from` points to element (row = place.column, column =
+// place.row) of the tile.
+template <typename T>
+Fragment<T> load_transposed(const threadgroup T* from, int stride) {
+  return fragment_of<T>(from[0], from[stride]);
+}
+
+template <typename T>
+void store_fragment(threadgroup T* to, Fragment<T> fragment) {
+  *reinterpret_cast<threadgroup Pair<T>*>(to) = elements_of(fragment);
+}
+
+// ---- device memory
+
+// An operand's rows in device memory; strides in elements.
+template <typename T>
+struct Rows {
+  const device T* data;
+  long row_stride;
+  long column_stride;
+  int rows;     // of which this many exist; more read as zero
+  int columns;  // likewise
+};
+
+// Copies rows [0, kRows) to threadgroup memory, TileRow::kStride elements apart, by the kThreads
+// threads of a threadgroup. vectors: rows begin at, and their columns make, multiples of 16 bytes,
+// and column_stride is 1.
+template <typename T, int kRows, int kColumns, int kThreads>
+void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
+  enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
+  if (vectors) {
+    enum { kUnits = kColumns / kUnit };
+    static_assert(kColumns % kUnit == 0, "whole vectors");
+    for (int i = thread_index; i < kRows * kUnits; i += kThreads) {
+      const int row = i / kUnits, column = i % kUnits * kUnit;
+      uint4 raw = uint4(0);
+      if (row < from.rows && column < from.columns) {
+        raw = *reinterpret_cast<const device uint4*>(from.data + row * from.row_stride + column);
+      }
+      *reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) = raw;
+    }
+  } else {
+    for (int i = thread_index; i < kRows * kColumns; i += kThreads) {
+      const int row = i / kColumns, column = i % kColumns;
+      const bool exists = row < from.rows && column < from.columns;
+      to[row * kStride + column] =
+          exists ? from.data[row * from.row_stride + column * from.column_stride] : T(0);
+    }
+  }
+}
+
+// The pair at (row, column) of `from`, zero where there is none. vectors: as for copy_tile.
+template <typename T>
+Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
+  Pair<T> pair = Pair<T>(T(0));
+  if (row < from.rows) {
+    const device T* at = from.data + row * from.row_stride;
+    if (vectors) {
+      if (column < from.columns) {
+        pair = *reinterpret_cast<const device Pair<T>*>(at + column);
+      }
+    } else {
+      if (column < from.columns) {
+        pair.x = at[column * from.column_stride];
+      }
+      if (column + 1 < from.columns) {
+        pair.y = at[(column + 1) * from.column_stride];
+      }
+    }
+  }
+  return pair;
+}
+
+// Writes a lane's pair of a row that has `columns` columns. vectors: pairs are aligned, and whole.
+template <typename T>
+void store_pair(device T* row, int column, int columns, float2 pair, bool vectors) {
+  if (vectors) {
+    if (column < columns) {
+      *reinterpret_cast<device Pair<T>*>(row + column) =
+          Pair<T>(static_cast<T>(pair.x), static_cast<T>(pair.y));
+    }
+  } else {
+    if (column < columns) {
+      row[column] = static_cast<T>(pair.x);
+    }
+    if (column + 1 < columns) {
+      row[column + 1] = static_cast<T>(pair.y);
+    }
+  }
+}
