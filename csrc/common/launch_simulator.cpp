@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 #include "common/errors.h"
 #include "common/simulate.h"
@@ -84,13 +84,10 @@ class SimulatorLibrary {
 };
 
 const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
-  using Key = std::tuple<std::string, std::vector<std::pair<uint32_t, bool>>, bool>;
+  using Key = std::pair<std::string, bool>;
   static std::mutex mutex;
   static std::map<Key, SimulatorLibrary> libraries;
-  Key key{kernel.op(), {}, checked};
-  for (const FunctionConstant& constant : kernel.constants()) {
-    std::get<1>(key).emplace_back(constant.index, constant.value);
-  }
+  const Key key{kernel.pipeline_key(), checked};
   {
     std::lock_guard lock(mutex);
     if (auto known = libraries.find(key); known != libraries.end()) {
@@ -98,10 +95,9 @@ const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
     }
   }
   // Without the lock: the compiler takes Python's lock, whose holder may be waiting for ours.
-  SimulatorLibrary library(
-      kernel.op(), toolchain(kernel.op()).compile(kernel.op(), kernel.constants(), checked));
+  SimulatorLibrary library(kernel.op(), toolchain(kernel.op()).compile(kernel, checked));
   std::lock_guard lock(mutex);
-  return libraries.try_emplace(std::move(key), std::move(library)).first->second;
+  return libraries.try_emplace(key, std::move(library)).first->second;
 }
 
 // What a kernel may touch of an array: bytes relative to its first element. Views that run

@@ -64,14 +64,13 @@ void set_toolchain(nb::callable compile, nb::callable describe) {
   const nb::handle to_compile = compile.release();
   const nb::handle to_describe = describe.release();
   SimulatorToolchain toolchain;
-  toolchain.compile = [to_compile](const std::string& op,
-                                   const std::vector<FunctionConstant>& constants, bool checked) {
-    return call_python(op, [&] {
+  toolchain.compile = [to_compile](const Kernel& kernel, bool checked) {
+    return call_python(kernel.op(), [&] {
       nb::dict values;
-      for (const FunctionConstant& constant : constants) {
+      for (const FunctionConstant& constant : kernel.constants()) {
         values[nb::int_(constant.index)] = nb::bool_(constant.value);
       }
-      return to_compile(op, values, checked);
+      return to_compile(kernel.op(), kernel.name(), values, checked);
     });
   };
   toolchain.describe = [to_describe](const std::string& path, const void* report) {
@@ -93,10 +92,9 @@ void bind_simulate(nb::module_& m) {
       },
       "mode"_a);
   m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a,
-        nb::sig(
-            "def _set_simulator_toolchain(compile: typing.Callable[[str, dict[int | str, object], "
-            "bool], str], "
-            "describe: typing.Callable[[str, int], str]) -> None"));
+        nb::sig("def _set_simulator_toolchain(compile: typing.Callable[[str, str, dict[int | str, "
+                "object], bool], str], "
+                "describe: typing.Callable[[str, int], str]) -> None"));
 }
 
 void bind_trace(nb::module_& m) {

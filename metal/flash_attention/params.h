@@ -32,11 +32,12 @@ struct AttentionParams {
   int32_t band_low;
   int32_t band_high;
 
-  // The kernels work with powers of two: log2(e) is in these. Without softcap, a score is
-  // (q . k) * score_scale; with it, softcap * tanh((q . k) * score_scale).
+  // Scores are in units of log2, so these hold a factor of log2(e): a score is (q . k) *
+  // score_scale, or with softcap softcap * tanh((q . k) * score_scale), where the factor is in
+  // softcap instead.
   float score_scale;
   float softcap;
-  float natural_scale;  // the scale of the call, for gradients
+  float scale;  // that of the call
 };
 
 struct AttentionForwardParams {

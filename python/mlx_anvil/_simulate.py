@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,15 @@ if TYPE_CHECKING:
 _libraries: dict[str, "Library"] = {}
 
 
-def _compile(op: str, constants: dict[int | str, object], checked: bool) -> str:
-    """Compiles the kernels of an op for the simulator; returns the path of the library."""
+def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: bool) -> str:
+    """Compiles a kernel of an op for the simulator; returns the path of the library."""
     from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
     from mlx_anvil.mslc.preprocess import Source
     from mlx_anvil.mslc.simulator import Library
 
     source = Source(text=_ext._kernel_source(op), name=f"metal/{op}")
-    library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
+    options = replace(CHECKED if checked else UNCHECKED, kernels=(kernel,))
+    library = Library(source, constants=constants, options=options)
     path = str(library.compiled.path)
     _libraries[path] = library
     return path

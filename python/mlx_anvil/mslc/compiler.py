@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -103,12 +103,14 @@ INSTRUMENTATION = (
 class Options:
     """What is compiled into a library besides its source. `flags` are added to the compiler's.
 
-    `checked` looks for races and other mistakes, `profiled` counts accesses; both need INSTRUMENTATION.
+    `checked` looks for races and other mistakes, `profiled` counts accesses; both need INSTRUMENTATION. `kernels` names those
+    that are wanted, where not all are: compiling takes as long as there is code.
     """
 
     checked: bool = False
     profiled: bool = False
     flags: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 UNCHECKED = Options()
@@ -147,7 +149,7 @@ def compile_library(source: Source, constants: Constants | None = None, options:
     key = digest(fingerprint(), preprocessed, *settings)
     path = directory / f"{key}.so"
     if not path.exists():
-        rewritten = run_rewriter(source, preprocessed, constants)
+        rewritten = run_rewriter(source, preprocessed, constants, only=options.kernels)
         # The library comes last: where it exists, another process may rely on the rest.
         write_atomically(path.with_suffix(".ii"), preprocessed.encode())
         description = {"module": rewritten.module.to_json(), "positions": rewritten.positions.lines}
@@ -173,10 +175,14 @@ def run_preprocessor(source: Source) -> str:
 
 
 def run_rewriter(
-    source: Source, preprocessed: str, constants: Constants | None = None, target: Target = CPU
+    source: Source,
+    preprocessed: str,
+    constants: Constants | None = None,
+    target: Target = CPU,
+    only: Collection[str] = (),
 ) -> Rewritten:
     try:
-        rewritten = rewrite(preprocessed, constants, target)
+        rewritten = rewrite(preprocessed, constants, target, only)
     except SourceError as error:
         source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
         file, line, column = source_map.of_preprocessed(*error.position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from .entry import Kernel, Module, cpu_entry_point, cpu_kernel_table
@@ -41,14 +41,21 @@ class Rewritten:
     positions: PositionMap
 
 
-def rewrite(source: str, constants: Mapping[int | str, object] | None = None, target: Target = CPU) -> Rewritten:
-    """Rewrites the output of the preprocessor. Raises SourceError for what it does not understand."""
+def rewrite(
+    source: str,
+    constants: Mapping[int | str, object] | None = None,
+    target: Target = CPU,
+    only: Collection[str] = (),
+) -> Rewritten:
+    """Rewrites the output of the preprocessor: all kernels, or those named in `only`. Raises SourceError for what it does not
+    understand.
+    """
     stream = TokenStream(source)
     structure = Structure(stream)
     module = Module()
     rewrite_members(stream, structure)
     module.constants = rewrite_function_constants(stream, constants or {})
-    module.kernels = rewrite_kernels(stream, target.entry_point)
+    module.kernels = rewrite_kernels(stream, target.entry_point, only)
     note_missing_constants(stream, structure, module.kernels, module.constants, constants or ())
     rewrite_threadgroup_variables(stream, structure, target.name)
     rewrite_array_parameters(stream)

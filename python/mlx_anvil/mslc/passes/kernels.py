@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..entry import BUFFER, BUILTIN, BUILTINS, THREADGROUP, Kernel, Parameter
@@ -24,12 +24,14 @@ class _Function:
     template_parameters: int  # 0 where the kernel is not a template
 
 
-def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint) -> list[Kernel]:
-    """Turns kernels into ordinary functions and writes an entry point where each is instantiated."""
+def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint, only: Collection[str] = ()) -> list[Kernel]:
+    """Turns kernels into ordinary functions and writes an entry point where each is instantiated: each in `only`, if given."""
     functions: dict[str, list[_Function]] = {}
     kernels: list[Kernel] = []
 
     def add(name: str, expression: str, function: _Function, at: int) -> str:
+        if only and name not in only:
+            return ""
         limit = function.max_threads
         if limit and function.template_parameters:
             limit += expression[expression.index("<") :]

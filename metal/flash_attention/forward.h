@@ -1,0 +1,130 @@
+// The rows of attention that one SIMD group computes.
+#pragma once
+
+#include "metal/common/online_softmax.h"
+#include "metal/common/tile.h"
+#include "metal/flash_attention/scores.h"
+
+// kRowFragments * 8 query rows: their q, and their output so far.
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys>
+struct ForwardRows {
+  enum {
+    kKeyStride = TileRow<T, kHeadDim>::kStride,
+    kValueStride = TileRow<T, kValueDim>::kStride,
+    kKeyFragments = kKeys / 8,
+  };
+
+  FragmentPlace place;  // of this lane
+  int first;            // query of row 0
+  Fragment<T> q[kRowFragments][kHeadDim / 8];
+  Fragment<float> out[kRowFragments][kValueDim / 8];
+  OnlineSoftmax softmax[kRowFragments];
+
+  int query(int fragment) const thread { return first + 8 * fragment + place.row; }
+
+  // `from` are all queries of the head.
+  void begin(Rows<T> from) thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      softmax[i].clear();
+      MLX_ANVIL_UNROLL
+      for (int d = 0; d < kHeadDim / 8; ++d) {
+        const Pair<T> pair = load_pair(from, query(i), 8 * d + place.column, rows_are_vectors);
+        q[i][d] = fragment_of<T>(pair.x, pair.y);
+      }
+      MLX_ANVIL_UNROLL
+      for (int d = 0; d < kValueDim / 8; ++d) {
+        out[i][d] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
+  }
+
+  // Adds the keys from `begin` on, whose tiles these are.
+  void attend(const threadgroup T* keys,
+              const threadgroup T* values,
+              int begin,
+              HeadMask<T> mask,
+              constant AttentionParams& params) thread {
+    Fragment<float> scores[kRowFragments][kKeyFragments];
+    multiply_keys(keys, scores);
+    const int last = first + 8 * kRowFragments - 1;
+    const bool all = sees_all(params, first, last, begin, begin + kKeys);
+
+    Fragment<T> weights[kRowFragments][kKeyFragments];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      float highest = -INFINITY;
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeyFragments; ++n) {
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const int key = begin + 8 * n + place.column + j;
+          float score = scaled(params, scores[i][n].thread_elements()[j]);
+          if (!all && !sees(params, query(i), key)) {
+            score = -INFINITY;
+          } else if ((has_bool_mask || has_additive_mask) && query(i) < params.q_len) {
+            score = mask.apply(score, query(i), key);
+          }
+          scores[i][n].thread_elements()[j] = score;
+          highest = metal::max(highest, score);
+        }
+      }
+      const float factor = softmax[i].begin_piece(row_max(highest));
+      const float base = softmax[i].base();
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeyFragments; ++n) {
+        const float2 score = elements_of(scores[i][n]);
+        const float2 weight =
+            float2(metal::fast::exp2(score.x - base), metal::fast::exp2(score.y - base));
+        softmax[i].sum += weight.x + weight.y;
+        weights[i][n] = fragment_of<T>(weight);
+      }
+      MLX_ANVIL_UNROLL
+      for (int d = 0; d < kValueDim / 8; ++d) {
+        out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factor);
+      }
+    }
+    multiply_values(values, weights);
+  }
+
+  // scores = q k^T. Each fragment of k serves all rows.
+  void multiply_keys(const threadgroup T* keys,
+                     thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kKeyFragments; ++n) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        scores[i][n] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
+    const threadgroup T* at = keys + place.column * kKeyStride + place.row;
+    MLX_ANVIL_UNROLL
+    for (int d = 0; d < kHeadDim / 8; ++d) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeyFragments; ++n) {
+        const Fragment<T> k = load_transposed(at + 8 * (n * kKeyStride + d), kKeyStride);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(scores[i][n], q[i][d], k, scores[i][n]);
+        }
+      }
+    }
+  }
+
+  // out += weights v
+  void multiply_values(const threadgroup T* values,
+                       thread Fragment<T> (&weights)[kRowFragments][kKeyFragments]) thread {
+    const threadgroup T* at = values + place.row * kValueStride + place.column;
+    MLX_ANVIL_UNROLL
+    for (int d = 0; d < kValueDim / 8; ++d) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeyFragments; ++n) {
+        const Fragment<T> v = load_fragment(at + 8 * (n * kValueStride + d));
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(out[i][d], weights[i][n], v, out[i][d]);
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,115 @@
+// The forward of flash_attention for more than a few queries.
+//
+//   s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j],  cap(x) = softcap * tanh(x / softcap)
+//   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
+//   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
+//
+// Kernels: flash_attention_forward_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v, mask,
+// sinks, out, lse, params. Function constants: those of scores.h; 6: whether lse is stored.
+// Grid: blocks of queries x query heads x batch. Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
+// Assumes: columns of out are neighbours; nothing else, unless rows_are_vectors.
+//
+// A threadgroup stages a block of keys and of values, of which each of its SIMD groups computes
+// 8 or 16 rows of both products. Blocks that no query sees are not visited; those that only other
+// SIMD groups see are not computed.
+#include "metal/flash_attention/forward.h"
+#include "metal/flash_attention/tiles.h"
+
+constant bool stores_lse [[function_constant(6)]];
+
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_forward(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device uchar* mask [[buffer(3)]],
+    const device float* sinks [[buffer(4)]],
+    device T* out [[buffer(5)]],
+    device float* lse [[buffer(6)]],
+    constant AttentionForwardParams& params [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys>;
+  enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
+  enum { kRows = kSimdgroups * kGroupRows };
+  threadgroup T key_tile[kKeys * GroupRows::kKeyStride];
+  threadgroup T value_tile[kKeys * GroupRows::kValueStride];
+
+  constant AttentionParams& common = params.common;
+  const long batch = group.z, head = group.y, kv_head = head / common.group;
+  // Late blocks are the longest of a causal call: they start first.
+  const int first = (groups.x - 1 - group.x) * kRows;
+  const int last = metal::min(first + kRows, common.q_len) - 1;
+
+  const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                           common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
+  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
+  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
+  const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
+
+  GroupRows rows;
+  rows.place = fragment_place(lane);
+  rows.first = first + simdgroup * kGroupRows;
+  rows.begin(queries);
+  float sink = -INFINITY;
+  if (has_sinks) {
+    sink = M_LOG2E_F * sinks[batch * common.sinks_strides[0] + head * common.sinks_strides[1]];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      rows.softmax[i].highest = sink;
+    }
+  }
+
+  const KeyRange visible = visible_keys(common, first, last);
+  const KeyRange own =
+      visible_keys(common, rows.first, metal::min(rows.first + kGroupRows, common.q_len) - 1);
+  for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
+    const int count = metal::min(int(kKeys), common.kv_len - begin);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    const Rows<T> key_rows = {keys + begin * common.k_strides[2], common.k_strides[2],
+                              common.k_strides[3], count, common.head_dim};
+    const Rows<T> value_rows = {values + begin * common.v_strides[2], common.v_strides[2],
+                                common.v_strides[3], count, common.v_head_dim};
+    copy_tile<T, kKeys, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
+    copy_tile<T, kKeys, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
+                                             thread_index);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
+      rows.attend(key_tile, value_tile, begin, head_mask, common);
+    }
+  }
+
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    const int query = rows.query(i);
+    float total = row_sum(rows.softmax[i].sum);
+    if (has_sinks) {
+      total = rows.softmax[i].add_sink(sink, total);
+    }
+    if (query >= common.q_len) {
+      continue;
+    }
+    if (stores_lse && rows.place.column == 0) {
+      lse[(batch * common.q_heads + head) * common.q_len + query] =
+          rows.softmax[i].log_sum_exp(total);
+    }
+    const float inverse = inverse_of_total(total);
+    device T* row = out + batch * params.out_strides[0] + head * params.out_strides[1] +
+                    query * params.out_strides[2];
+    MLX_ANVIL_UNROLL
+    for (int d = 0; d < kValueDim / 8; ++d) {
+      store_pair(row, 8 * d + rows.place.column, common.v_head_dim,
+                 elements_of(rows.out[i][d]) * inverse, rows_are_vectors);
+    }
+  }
+}
+
+#define INSTANTIATE(dtype, type, d, dv, row_fragments, keys, simdgroups)                     \
+  template [[host_name("flash_attention_forward_" #dtype "_d" #d "v" #dv)]]                  \
+  [[kernel]] decltype(flash_attention_forward<type, d, dv, row_fragments, keys, simdgroups>) \
+      flash_attention_forward<type, d, dv, row_fragments, keys, simdgroups>;
+
+MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE)
