@@ -27,7 +27,7 @@ struct ForwardTile {
 };
 
 const ForwardTile& forward_tile(const char* dtype, const AttentionSizes& sizes) {
-#define TILE(dtype, type, d, dv, row_fragments, keys, simdgroups) \
+#define TILE(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups) \
   {#dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
   static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_FORWARD_TILES(TILE)};
 #undef TILE

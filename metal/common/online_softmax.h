@@ -7,16 +7,16 @@ struct OnlineSoftmax {
   float highest;  // so far
   float sum;      // of exp2(score - highest), as far as this lane has added it up
 
-  void clear() thread {
+  METAL_FUNC void clear() thread {
     highest = -INFINITY;
     sum = 0.0f;
   }
 
   // What exponents are taken relative to: where nothing was seen, a number all the same.
-  float base() const thread { return highest == -INFINITY ? 0.0f : highest; }
+  METAL_FUNC float base() const thread { return highest == -INFINITY ? 0.0f : highest; }
 
   // A piece whose highest score is `piece` begins. Returns by what earlier results shrink.
-  float begin_piece(float piece) thread {
+  METAL_FUNC float begin_piece(float piece) thread {
     const float before = highest;
     highest = metal::max(highest, piece);
     const float factor = metal::fast::exp2(before - base());
@@ -25,14 +25,16 @@ struct OnlineSoftmax {
   }
 
   // A score without value. It is the end of a row: with `total`, the sum over all lanes.
-  float add_sink(float sink, float total) const thread {
+  METAL_FUNC float add_sink(float sink, float total) const thread {
     return total + metal::fast::exp2(sink - base());
   }
 
-  float log_sum_exp(float total) const thread { return M_LN2_F * (highest + metal::log2(total)); }
+  METAL_FUNC float log_sum_exp(float total) const thread {
+    return M_LN2_F * (highest + metal::log2(total));
+  }
 };
 
 // 1 / total, and 0 for a row that saw nothing.
-inline float inverse_of_total(float total) {
+METAL_FUNC float inverse_of_total(float total) {
   return total == 0.0f ? 0.0f : 1.0f / total;
 }

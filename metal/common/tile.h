@@ -3,6 +3,9 @@
 //
 // A fragment spreads an 8x8 matrix over the lanes of a SIMD group: each holds two neighbours of one
 // row. Loads and stores take a pointer to the lane's first element (see FragmentPlace).
+//
+// Arrays of fragments stay in registers only where every index is known when code is generated: all
+// functions that take part are METAL_FUNC (always inlined), all loops over them MLX_ANVIL_UNROLL.
 #pragma once
 
 #include <metal_stdlib>
@@ -21,18 +24,18 @@ struct FragmentPlace {
   short column;
 };
 
-inline FragmentPlace fragment_place(uint lane) {
+METAL_FUNC FragmentPlace fragment_place(uint lane) {
   const short quad = lane / 4;
   return {short((quad & 4) + (lane / 2) % 4), short((quad & 2) * 2 + (lane % 2) * 2)};
 }
 
 template <typename T>
-Pair<T> elements_of(Fragment<T> fragment) {
+METAL_FUNC Pair<T> elements_of(Fragment<T> fragment) {
   return Pair<T>(fragment.thread_elements()[0], fragment.thread_elements()[1]);
 }
 
 template <typename T>
-Fragment<T> fragment_of(T first, T second) {
+METAL_FUNC Fragment<T> fragment_of(T first, T second) {
   Fragment<T> fragment;
   fragment.thread_elements()[0] = first;
   fragment.thread_elements()[1] = second;
@@ -40,23 +43,23 @@ Fragment<T> fragment_of(T first, T second) {
 }
 
 template <typename T>
-Fragment<T> fragment_of(float2 elements) {
+METAL_FUNC Fragment<T> fragment_of(float2 elements) {
   return fragment_of<T>(static_cast<T>(elements.x), static_cast<T>(elements.y));
 }
 
 // The lanes of one row of a fragment differ in bits 0 and 3 of their number.
-inline float row_max(float x) {
+METAL_FUNC float row_max(float x) {
   x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
   return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));
 }
 
-inline float row_sum(float x) {
+METAL_FUNC float row_sum(float x) {
   x += metal::simd_shuffle_xor(x, ushort(1));
   return x + metal::simd_shuffle_xor(x, ushort(8));
 }
 
 // Those of one column differ in bits 1, 2 and 4.
-inline float column_sum(float x) {
+METAL_FUNC float column_sum(float x) {
   x += metal::simd_shuffle_xor(x, ushort(2));
   x += metal::simd_shuffle_xor(x, ushort(4));
   return x + metal::simd_shuffle_xor(x, ushort(16));
@@ -77,7 +80,7 @@ struct TileRow {
 
 // `from` points to the lane's element (row, column); even columns of a tile are aligned for a pair.
 template <typename T>
-Fragment<T> load_fragment(const threadgroup T* from) {
+METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
   const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);
   return fragment_of<T>(pair.x, pair.y);
 }
@@ -85,12 +88,12 @@ Fragment<T> load_fragment(const threadgroup T* from) {
 // The transpose of what lies there: `from` points to element (row = place.column, column =
 // place.row) of the tile.
 template <typename T>
-Fragment<T> load_transposed(const threadgroup T* from, int stride) {
+METAL_FUNC Fragment<T> load_transposed(const threadgroup T* from, int stride) {
   return fragment_of<T>(from[0], from[stride]);
 }
 
 template <typename T>
-void store_fragment(threadgroup T* to, Fragment<T> fragment) {
+METAL_FUNC void store_fragment(threadgroup T* to, Fragment<T> fragment) {
   *reinterpret_cast<threadgroup Pair<T>*>(to) = elements_of(fragment);
 }
 
@@ -110,7 +113,7 @@ struct Rows {
 // threads of a threadgroup. vectors: rows begin at, and their columns make, multiples of 16 bytes,
 // and column_stride is 1.
 template <typename T, int kRows, int kColumns, int kThreads>
-void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
+METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
   enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
   if (vectors) {
     enum { kUnits = kColumns / kUnit };
@@ -135,7 +138,7 @@ void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index)
 
 // The pair at (row, column) of `from`, zero where there is none. vectors: as for copy_tile.
 template <typename T>
-Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
+METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
   Pair<T> pair = Pair<T>(T(0));
   if (row < from.rows) {
     const device T* at = from.data + row * from.row_stride;
@@ -157,7 +160,7 @@ Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
 
 // Writes a lane's pair of a row that has `columns` columns. vectors: pairs are aligned, and whole.
 template <typename T>
-void store_pair(device T* row, int column, int columns, float2 pair, bool vectors) {
+METAL_FUNC void store_pair(device T* row, int column, int columns, float2 pair, bool vectors) {
   if (vectors) {
     if (column < columns) {
       *reinterpret_cast<device Pair<T>*>(row + column) =

@@ -6,45 +6,53 @@
 #include "metal/flash_attention/scores.h"
 
 // kRowFragments * 8 query rows: their q, and their output so far.
-template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys>
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, bool kKeepsQ>
 struct ForwardRows {
   enum {
     kKeyStride = TileRow<T, kHeadDim>::kStride,
     kValueStride = TileRow<T, kValueDim>::kStride,
     kKeyFragments = kKeys / 8,
+    kHeadFragments = kHeadDim / 8,
+    kValueFragments = kValueDim / 8,
   };
 
   FragmentPlace place;  // of this lane
   int first;            // query of row 0
-  Fragment<T> q[kRowFragments][kHeadDim / 8];
-  Fragment<float> out[kRowFragments][kValueDim / 8];
+  Rows<T> queries;      // all of the head
+  Fragment<T> q[kRowFragments][kKeepsQ ? int(kHeadFragments) : 1];
+  Fragment<float> out[kRowFragments][kValueFragments];
   OnlineSoftmax softmax[kRowFragments];
 
-  int query(int fragment) const thread { return first + 8 * fragment + place.row; }
+  METAL_FUNC int query(int fragment) const thread { return first + 8 * fragment + place.row; }
 
-  // `from` are all queries of the head.
-  void begin(Rows<T> from) thread {
+  METAL_FUNC Fragment<T> load_query(int i, int d) const thread {
+    const Pair<T> pair = load_pair(queries, query(i), 8 * d + place.column, rows_are_vectors);
+    return fragment_of<T>(pair.x, pair.y);
+  }
+
+  METAL_FUNC void begin() thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
       softmax[i].clear();
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kHeadDim / 8; ++d) {
-        const Pair<T> pair = load_pair(from, query(i), 8 * d + place.column, rows_are_vectors);
-        q[i][d] = fragment_of<T>(pair.x, pair.y);
+      for (int d = 0; d < kHeadFragments; ++d) {
+        if (kKeepsQ) {
+          q[i][d] = load_query(i, d);
+        }
       }
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kValueDim / 8; ++d) {
+      for (int d = 0; d < kValueFragments; ++d) {
         out[i][d] = fragment_of<float>(0.0f, 0.0f);
       }
     }
   }
 
   // Adds the keys from `begin` on, whose tiles these are.
-  void attend(const threadgroup T* keys,
-              const threadgroup T* values,
-              int begin,
-              HeadMask<T> mask,
-              constant AttentionParams& params) thread {
+  METAL_FUNC void attend(const threadgroup T* keys,
+                         const threadgroup T* values,
+                         int begin,
+                         HeadMask<T> mask,
+                         constant AttentionParams& params) thread {
     Fragment<float> scores[kRowFragments][kKeyFragments];
     multiply_keys(keys, scores);
     const int last = first + 8 * kRowFragments - 1;
@@ -80,7 +88,7 @@ struct ForwardRows {
         weights[i][n] = fragment_of<T>(weight);
       }
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kValueDim / 8; ++d) {
+      for (int d = 0; d < kValueFragments; ++d) {
         out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factor);
       }
     }
@@ -88,8 +96,9 @@ struct ForwardRows {
   }
 
   // scores = q k^T. Each fragment of k serves all rows.
-  void multiply_keys(const threadgroup T* keys,
-                     thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
+  METAL_FUNC void multiply_keys(
+      const threadgroup T* keys,
+      thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kKeyFragments; ++n) {
       MLX_ANVIL_UNROLL
@@ -99,24 +108,32 @@ struct ForwardRows {
     }
     const threadgroup T* at = keys + place.column * kKeyStride + place.row;
     MLX_ANVIL_UNROLL
-    for (int d = 0; d < kHeadDim / 8; ++d) {
+    for (int d = 0; d < kHeadFragments; ++d) {
+      if (!kKeepsQ) {
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          q[i][0] = load_query(i, d);
+        }
+      }
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
         const Fragment<T> k = load_transposed(at + 8 * (n * kKeyStride + d), kKeyStride);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(scores[i][n], q[i][d], k, scores[i][n]);
+          metal::simdgroup_multiply_accumulate(scores[i][n], q[i][kKeepsQ ? d : 0], k,
+                                               scores[i][n]);
         }
       }
     }
   }
 
   // out += weights v
-  void multiply_values(const threadgroup T* values,
-                       thread Fragment<T> (&weights)[kRowFragments][kKeyFragments]) thread {
+  METAL_FUNC void multiply_values(
+      const threadgroup T* values,
+      thread Fragment<T> (&weights)[kRowFragments][kKeyFragments]) thread {
     const threadgroup T* at = values + place.row * kValueStride + place.column;
     MLX_ANVIL_UNROLL
-    for (int d = 0; d < kValueDim / 8; ++d) {
+    for (int d = 0; d < kValueFragments; ++d) {
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
         const Fragment<T> v = load_fragment(at + 8 * (n * kValueStride + d));

@@ -17,7 +17,13 @@
 
 constant bool stores_lse [[function_constant(6)]];
 
-template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, int kSimdgroups>
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kKeys,
+          bool kKeepsQ,
+          int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_forward(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
@@ -32,7 +38,7 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys>;
+  using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeepsQ>;
   enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
   enum { kRows = kSimdgroups * kGroupRows };
   threadgroup T key_tile[kKeys * GroupRows::kKeyStride];
@@ -53,7 +59,8 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys,
   GroupRows rows;
   rows.place = fragment_place(lane);
   rows.first = first + simdgroup * kGroupRows;
-  rows.begin(queries);
+  rows.queries = queries;
+  rows.begin();
   float sink = -INFINITY;
   if (has_sinks) {
     sink = M_LOG2E_F * sinks[batch * common.sinks_strides[0] + head * common.sinks_strides[1]];
@@ -107,9 +114,11 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys,
   }
 }
 
-#define INSTANTIATE(dtype, type, d, dv, row_fragments, keys, simdgroups)                     \
-  template [[host_name("flash_attention_forward_" #dtype "_d" #d "v" #dv)]]                  \
-  [[kernel]] decltype(flash_attention_forward<type, d, dv, row_fragments, keys, simdgroups>) \
-      flash_attention_forward<type, d, dv, row_fragments, keys, simdgroups>;
+#define INSTANTIATE(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups)              \
+  template [[host_name(                                                                        \
+      "flash_attention_forward_" #dtype "_d" #d                                                \
+      "v" #dv)]] [[kernel]] decltype(flash_attention_forward<type, d, dv, row_fragments, keys, \
+                                                             keeps_q, simdgroups>)             \
+      flash_attention_forward<type, d, dv, row_fragments, keys, keeps_q, simdgroups>;
 
 MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE)

@@ -22,7 +22,7 @@ struct KeyRange {
 };
 
 // The keys that some query of [first, last] sees; others need no visit.
-inline KeyRange visible_keys(constant AttentionParams& params, int first, int last) {
+METAL_FUNC KeyRange visible_keys(constant AttentionParams& params, int first, int last) {
   if (!has_band) {
     return {0, params.kv_len};
   }
@@ -31,17 +31,18 @@ inline KeyRange visible_keys(constant AttentionParams& params, int first, int la
 }
 
 // Whether each query of [first, last] sees each key of [begin, end).
-inline bool sees_all(constant AttentionParams& params, int first, int last, int begin, int end) {
+METAL_FUNC bool sees_all(
+    constant AttentionParams& params, int first, int last, int begin, int end) {
   return end <= params.kv_len &&
          (!has_band || (begin >= last + params.band_low && end - 1 <= first + params.band_high));
 }
 
-inline bool sees(constant AttentionParams& params, int query, int key) {
+METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
   return key < params.kv_len &&
          (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
 }
 
-inline float scaled(constant AttentionParams& params, float dot) {
+METAL_FUNC float scaled(constant AttentionParams& params, float dot) {
   const float score = dot * params.score_scale;
   return has_softcap ? params.softcap * metal::precise::tanh(score) : score;
 }
@@ -54,7 +55,7 @@ struct HeadMask {
   long column_stride;
 
   // The score of a pair that exists, with the mask applied.
-  float apply(float score, int query, int key) const {
+  METAL_FUNC float apply(float score, int query, int key) const {
     const long at = query * row_stride + key * column_stride;
     if (has_bool_mask) {
       return data[at] ? score : -INFINITY;
@@ -64,10 +65,10 @@ struct HeadMask {
 };
 
 template <typename T>
-HeadMask<T> mask_of(const device uchar* mask,
-                    constant AttentionParams& params,
-                    long batch,
-                    long head) {
+METAL_FUNC HeadMask<T> mask_of(const device uchar* mask,
+                               constant AttentionParams& params,
+                               long batch,
+                               long head) {
   const long element = has_bool_mask ? 1 : sizeof(T);
   const long first = batch * params.mask_strides[0] + head * params.mask_strides[1];
   return {mask + first * element, params.mask_strides[2], params.mask_strides[3]};
