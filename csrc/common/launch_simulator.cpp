@@ -84,9 +84,10 @@ class SimulatorLibrary {
 };
 
 const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
+  using Key = std::pair<std::string, bool>;
   static std::mutex mutex;
-  static std::map<std::pair<std::string, bool>, SimulatorLibrary> libraries;
-  std::pair<std::string, bool> key{kernel.pipeline_key(), checked};
+  static std::map<Key, SimulatorLibrary> libraries;
+  const Key key{kernel.pipeline_key(), checked};
   {
     std::lock_guard lock(mutex);
     if (auto known = libraries.find(key); known != libraries.end()) {
@@ -96,7 +97,7 @@ const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
   // Without the lock: the compiler takes Python's lock, whose holder may be waiting for ours.
   SimulatorLibrary library(kernel.op(), toolchain(kernel.op()).compile(kernel, checked));
   std::lock_guard lock(mutex);
-  return libraries.try_emplace(std::move(key), std::move(library)).first->second;
+  return libraries.try_emplace(key, std::move(library)).first->second;
 }
 
 // What a kernel may touch of an array: bytes relative to its first element. Views that run

@@ -37,8 +37,8 @@ class SimulationScope {
 
 // What Python does for the simulator, since the compiler lives there (mlx_anvil.mslc).
 struct SimulatorToolchain {
-  // Compiles a kernel with its function constants; gives the path of the library. Throws what the
-  // compiler has to say.
+  // Compiles a kernel with its function constants; gives the path of a library that holds it alone.
+  // Throws what the compiler has to say.
   std::function<std::string(const Kernel& kernel, bool checked)> compile;
   // Text of the findings in a report (the address of an mslc_report) of a library that it compiled,
   // with their places in the .metal files.

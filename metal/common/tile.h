@@ -1,156 +1,177 @@
-// Tiles of matrices: from device memory into threadgroup memory, and as 8x8 fragments in the
-// registers of a SIMD group.
+// Tiles of matrices: in threadgroup memory, as 8x8 fragments in the registers of a SIMD group, and
+// the ways between.
+//
+// A fragment spreads an 8x8 matrix over the lanes of a SIMD group: each holds two neighbours of one
+// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace).
+//
+// Arrays of fragments stay in registers only where every index is known when code is generated: all
+// functions that take part are METAL_FUNC (always inlined), all loops over them MLX_ANVIL_UNROLL.
 #pragma once
 
-#include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 
-// Arrays of fragments stay in registers only where every index is known to the compiler.
 #define MLX_ANVIL_UNROLL _Pragma("clang loop unroll(full)")
 
 template <typename T>
 using Fragment = metal::simdgroup_matrix<T, 8, 8>;
 
-// A lane holds the elements (row, column) and (row, column + 1) of a fragment. The four lanes of a
-// row differ in bits 0 and 3 of their index.
+template <typename T>
+using Pair = metal::vec<T, 2>;
+
+// Where the two elements of a lane stand in its fragment: (row, column) and (row, column + 1).
 struct FragmentPlace {
-  int row;
-  int column;
+  short row;
+  short column;
 };
 
-inline FragmentPlace fragment_place(uint lane) {
-  const uint quad = lane / 4;
-  return {int((quad & 4) + lane / 2 % 4), int((quad & 2) * 2 + lane % 2 * 2)};
+METAL_FUNC FragmentPlace fragment_place(uint lane) {
+  const short quad = lane / 4;
+  return {short((quad & 4) + (lane / 2) % 4), short((quad & 2) * 2 + (lane % 2) * 2)};
 }
 
 template <typename T>
-thread metal::vec<T, 2>& elements_of(thread Fragment<T>& fragment) {
-  return reinterpret_cast<thread metal::vec<T, 2>&>(fragment.thread_elements());
+METAL_FUNC Pair<T> elements_of(Fragment<T> fragment) {
+  return Pair<T>(fragment.thread_elements()[0], fragment.thread_elements()[1]);
 }
 
-inline float row_sum(float x) {
-  x += metal::simd_shuffle_xor(x, 1);
-  return x + metal::simd_shuffle_xor(x, 8);
-}
-
-inline float row_max(float x) {
-  x = metal::max(x, metal::simd_shuffle_xor(x, 1));
-  return metal::max(x, metal::simd_shuffle_xor(x, 8));
-}
-
-// The same elements in another format.
-template <typename To, typename From>
-Fragment<To> converted(thread Fragment<From>& from) {
-  Fragment<To> to;
-  elements_of(to) = metal::vec<To, 2>(elements_of(from));
-  return to;
-}
-
-// A matrix in device memory. Elements outside of it count as 0.
 template <typename T>
-struct DeviceMatrix {
-  const device T* data;
-  long row_stride;
-  long column_stride;
-  int rows;
-  int columns;
-};
-
-// The fragment at (row, column).
-template <typename T>
-Fragment<T> load_fragment(DeviceMatrix<T> from, int row, int column, FragmentPlace place) {
-  row += place.row;
-  column += place.column;
-  const device T* at = from.data + row * from.row_stride + column * from.column_stride;
-  metal::vec<T, 2> elements = metal::vec<T, 2>(T(0));
-  if (row < from.rows && column < from.columns) {
-    elements.x = at[0];
-  }
-  if (row < from.rows && column + 1 < from.columns) {
-    elements.y = at[from.column_stride];
-  }
+METAL_FUNC Fragment<T> fragment_of(T first, T second) {
   Fragment<T> fragment;
-  elements_of(fragment) = elements;
+  fragment.thread_elements()[0] = first;
+  fragment.thread_elements()[1] = second;
   return fragment;
 }
 
-// Writes this lane's pair of the fragment at (row, column), where the matrix has it. With `pairs`,
-// pairs are aligned and whole.
 template <typename T>
-void store_fragment(device T* to,
-                    long row_stride,
-                    int rows,
-                    int columns,
-                    int row,
-                    int column,
-                    FragmentPlace place,
-                    float2 pair,
-                    bool pairs) {
-  row += place.row;
-  column += place.column;
-  if (row >= rows) {
-    return;
-  }
-  to += row * row_stride + column;
-  if (pairs) {
-    if (column < columns) {
-      *reinterpret_cast<device metal::vec<T, 2>*>(to) = metal::vec<T, 2>(pair);
+METAL_FUNC Fragment<T> fragment_of(float2 elements) {
+  return fragment_of<T>(static_cast<T>(elements.x), static_cast<T>(elements.y));
+}
+
+// The lanes of one row of a fragment differ in bits 0 and 3 of their number.
+METAL_FUNC float row_max(float x) {
+  x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
+  return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));
+}
+
+METAL_FUNC float row_sum(float x) {
+  x += metal::simd_shuffle_xor(x, ushort(1));
+  return x + metal::simd_shuffle_xor(x, ushort(8));
+}
+
+// Those of one column differ in bits 1, 2 and 4.
+METAL_FUNC float column_sum(float x) {
+  x += metal::simd_shuffle_xor(x, ushort(2));
+  x += metal::simd_shuffle_xor(x, ushort(4));
+  return x + metal::simd_shuffle_xor(x, ushort(16));
+}
+
+// ---- threadgroup memory
+
+// Elements from one row of a tile to the next: rows are an odd number of 16-byte units, so that
+// neither the lanes of a fragment nor those of a transposed one meet in a bank.
+template <typename T, int kColumns>
+struct TileRow {
+  enum {
+    kUnit = 16 / sizeof(T),
+    kUnits = (kColumns + kUnit - 1) / kUnit,
+    kStride = (kUnits + 1 - kUnits % 2) * kUnit,
+  };
+};
+
+// `from` points to the lane's element (row, column); even columns of a tile are aligned for a pair.
+template <typename T>
+METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
+  const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);
+  return fragment_of<T>(pair.x, pair.y);
+}
+
+// The transpose of what lies there: `from` points to element (row = place.column, column =
+// place.row) of the tile.
+template <typename T>
+METAL_FUNC Fragment<T> load_transposed(const threadgroup T* from, int stride) {
+  return fragment_of<T>(from[0], from[stride]);
+}
+
+template <typename T>
+METAL_FUNC void store_fragment(threadgroup T* to, Fragment<T> fragment) {
+  *reinterpret_cast<threadgroup Pair<T>*>(to) = elements_of(fragment);
+}
+
+// ---- device memory
+
+// An operand's rows in device memory; strides in elements.
+template <typename T>
+struct Rows {
+  const device T* data;
+  long row_stride;
+  long column_stride;
+  int rows;     // of which this many exist; more read as zero
+  int columns;  // likewise
+};
+
+// Copies rows [0, kRows) to threadgroup memory, TileRow::kStride elements apart, by the kThreads
+// threads of a threadgroup. vectors: rows begin at, and their columns make, multiples of 16 bytes,
+// and column_stride is 1.
+template <typename T, int kRows, int kColumns, int kThreads>
+METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
+  enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
+  if (vectors) {
+    enum { kUnits = kColumns / kUnit };
+    static_assert(kColumns % kUnit == 0, "whole vectors");
+    for (int i = thread_index; i < kRows * kUnits; i += kThreads) {
+      const int row = i / kUnits, column = i % kUnits * kUnit;
+      uint4 raw = uint4(0);
+      if (row < from.rows && column < from.columns) {
+        raw = *reinterpret_cast<const device uint4*>(from.data + row * from.row_stride + column);
+      }
+      *reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) = raw;
     }
-    return;
-  }
-  for (int e = 0; e < 2; ++e) {
-    if (column + e < columns) {
-      to[e] = static_cast<T>(pair[e]);
+  } else {
+    for (int i = thread_index; i < kRows * kColumns; i += kThreads) {
+      const int row = i / kColumns, column = i % kColumns;
+      const bool exists = row < from.rows && column < from.columns;
+      to[row * kStride + column] =
+          exists ? from.data[row * from.row_stride + column * from.column_stride] : T(0);
     }
   }
 }
 
-// Rows of a matrix in threadgroup memory. Sixteen bytes between rows keep the lanes that read one
-// column of eight rows in different banks.
-template <typename T, int kRows_, int kColumns_>
-struct SharedTile {
-  enum {
-    kRows = kRows_,
-    kColumns = kColumns_,
-    kPack = 16 / sizeof(T),
-    kStride = kColumns_ + kPack,
-    kSize = kRows_ * kStride
-  };
-
-  // Rows [first, first + kRows), by all threads of the threadgroup together. With kVectors, rows
-  // begin at multiples of 16 bytes, are dense, and are a whole number of packs long.
-  template <int kThreads>
-  static void stage(
-      threadgroup T* tile, DeviceMatrix<T> from, int first, uint thread_index, bool vectors) {
-    constexpr int kPacks = kColumns / kPack;
-    for (int i = thread_index; i < kRows * kPacks; i += kThreads) {
-      const int row = i / kPacks;
-      const int column = i % kPacks * kPack;
-      const bool inside = first + row < from.rows;
-      const device T* source =
-          from.data + (first + row) * from.row_stride + column * from.column_stride;
-      threadgroup T* target = tile + row * kStride + column;
-      if (vectors) {
-        *reinterpret_cast<threadgroup uint4*>(target) =
-            inside && column < from.columns ? *reinterpret_cast<const device uint4*>(source)
-                                            : uint4(0);
-      } else {
-        for (int c = 0; c < kPack; ++c) {
-          target[c] = inside && column + c < from.columns ? source[c * from.column_stride] : T(0);
-        }
+// The pair at (row, column) of `from`, zero where there is none. vectors: as for copy_tile.
+template <typename T>
+METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
+  Pair<T> pair = Pair<T>(T(0));
+  if (row < from.rows) {
+    const device T* at = from.data + row * from.row_stride;
+    if (vectors) {
+      if (column < from.columns) {
+        pair = *reinterpret_cast<const device Pair<T>*>(at + column);
+      }
+    } else {
+      if (column < from.columns) {
+        pair.x = at[column * from.column_stride];
+      }
+      if (column + 1 < from.columns) {
+        pair.y = at[(column + 1) * from.column_stride];
       }
     }
   }
+  return pair;
+}
 
-  // The fragment whose first row and column are these, or its transpose.
-  static Fragment<T> fragment(const threadgroup T* tile, int row, int column) {
-    Fragment<T> result;
-    metal::simdgroup_load(result, tile + row * kStride + column, kStride);
-    return result;
+// Writes a lane's pair of a row that has `columns` columns. vectors: pairs are aligned, and whole.
+template <typename T>
+METAL_FUNC void store_pair(device T* row, int column, int columns, float2 pair, bool vectors) {
+  if (vectors) {
+    if (column < columns) {
+      *reinterpret_cast<device Pair<T>*>(row + column) =
+          Pair<T>(static_cast<T>(pair.x), static_cast<T>(pair.y));
+    }
+  } else {
+    if (column < columns) {
+      row[column] = static_cast<T>(pair.x);
+    }
+    if (column + 1 < columns) {
+      row[column + 1] = static_cast<T>(pair.y);
+    }
   }
-  static Fragment<T> transposed(const threadgroup T* tile, int row, int column) {
-    Fragment<T> result;
-    metal::simdgroup_load(result, tile + row * kStride + column, kStride, ulong2(0), true);
-    return result;
-  }
-};
+}

@@ -1,173 +1,146 @@
-// Attention forward for many queries: a threadgroup takes the rows of four SIMD groups, and the
-// keys that they see pass by, tile by tile.
-//
-//   for each tile of keys that some row sees:
-//     S = Q K^T                     masked only where the tile meets the edge of the window
-//     m' = max(m, rowmax S); P = 2^(S - m'); l = l 2^(m - m') + rowsum P
-//     O = O 2^(m - m') + P V
-//   out = O / l; lse = ln2 (m + log2 l)
+// The rows of attention that one SIMD group computes.
 #pragma once
 
+#include "metal/common/online_softmax.h"
+#include "metal/common/tile.h"
 #include "metal/flash_attention/scores.h"
 
-constant bool store_lse [[function_constant(5)]];
-
-// A row's largest score so far and its normaliser, the latter spread over the row's four lanes.
-struct OnlineSoftmax {
-  float max;
-  float sum;
-
-  // The sink counts as a key with a value of 0; one lane of the row adds it.
-  void start(float sink, bool first_lane) {
-    max = has_sinks ? sink * kLog2E : -INFINITY;
-    sum = has_sinks && first_lane && sink != -INFINITY ? 1.0f : 0.0f;
-  }
-
-  // Takes in scores of which `highest` is the row's largest; gives what to subtract from them, and
-  // what sums of earlier ones are worth now.
-  float2 update(float highest) {
-    const float next = metal::max(max, highest);
-    const float base = next == -INFINITY ? 0.0f : next;  // nothing seen yet: -inf + inf is NaN
-    const float rescale = metal::fast::exp2(max - base);
-    max = next;
-    sum *= rescale;
-    return float2(base, rescale);
-  }
-};
-
-template <typename T, int kHeadDim, int kVHeadDim, int kKeys, int kFragmentRows>
-struct AttentionForward {
-  using KTile = SharedTile<T, kKeys, kHeadDim>;
-  using VTile = SharedTile<T, kKeys, kVHeadDim>;
+// kRowFragments * 8 query rows: their q, and their output so far.
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, bool kKeepsQ>
+struct ForwardRows {
   enum {
-    kRows = 8 * kFragmentRows,  // of a SIMD group
-    kGroupRows = kSimdgroups * kRows,
+    kKeyStride = TileRow<T, kHeadDim>::kStride,
+    kValueStride = TileRow<T, kValueDim>::kStride,
+    kKeyFragments = kKeys / 8,
     kHeadFragments = kHeadDim / 8,
-    kVFragments = kVHeadDim / 8,
-    kKeyFragments = kKeys / 8
+    kValueFragments = kValueDim / 8,
   };
 
-  constant AttentionParams& params;
-  FragmentPlace place;
-  int row;  // the SIMD group's first
-  Fragment<T> q[kFragmentRows][kHeadFragments];
-  Fragment<float> s[kFragmentRows][kKeyFragments];
-  Fragment<float> out[kFragmentRows][kVFragments];
-  OnlineSoftmax softmax[kFragmentRows];
+  FragmentPlace place;  // of this lane
+  int first;            // query of row 0
+  Rows<T> queries;      // all of the head
+  Fragment<T> q[kRowFragments][kKeepsQ ? int(kHeadFragments) : 1];
+  Fragment<float> out[kRowFragments][kValueFragments];
+  OnlineSoftmax softmax[kRowFragments];
 
-  AttentionForward(constant AttentionParams& params, FragmentPlace place, int row)
-      : params(params), place(place), row(row) {}
+  METAL_FUNC int query(int fragment) const thread { return first + 8 * fragment + place.row; }
 
-  void start(DeviceMatrix<T> queries, float sink) {
+  METAL_FUNC Fragment<T> load_query(int i, int d) const thread {
+    const Pair<T> pair = load_pair(queries, query(i), 8 * d + place.column, rows_are_vectors);
+    return fragment_of<T>(pair.x, pair.y);
+  }
+
+  METAL_FUNC void begin() thread {
     MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
+    for (int i = 0; i < kRowFragments; ++i) {
+      softmax[i].clear();
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kHeadFragments; ++d) {
-        q[r][d] = load_fragment(queries, row + 8 * r, 8 * d, place);
-      }
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kVFragments; ++d) {
-        out[r][d] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      }
-      softmax[r].start(sink, place.column == 0);
-    }
-  }
-
-  void multiply_keys(const threadgroup T* k_tile) {
-    MLX_ANVIL_UNROLL
-    for (int n = 0; n < kKeyFragments; ++n) {
-      MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        s[r][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      }
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kHeadFragments; ++d) {
-        const Fragment<T> k = KTile::transposed(k_tile, 8 * n, 8 * d);
-        MLX_ANVIL_UNROLL
-        for (int r = 0; r < kFragmentRows; ++r) {
-          metal::simdgroup_multiply_accumulate(s[r][n], q[r][d], k, s[r][n]);
+        if (kKeepsQ) {
+          q[i][d] = load_query(i, d);
         }
       }
-    }
-  }
-
-  // Products become scores; `edge`: some of the tile's pairs lie outside the window.
-  void finish_scores(thread const MaskView<T>& mask, int key, bool edge) {
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
       MLX_ANVIL_UNROLL
-      for (int n = 0; n < kKeyFragments; ++n) {
-        MLX_ANVIL_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const float product = elements_of(s[r][n])[e];
-          float score =
-              unmasked_score(params, product, has_softcap ? capped(params, product) : 0.0f);
-          if (edge || has_mask()) {
-            score = masked_score(params, mask, row + 8 * r + place.row,
-                                 key + 8 * n + place.column + e, score);
-          }
-          elements_of(s[r][n])[e] = score;
-        }
+      for (int d = 0; d < kValueFragments; ++d) {
+        out[i][d] = fragment_of<float>(0.0f, 0.0f);
       }
     }
   }
 
-  void take_exponentials() {
+  // Adds the keys from `begin` on, whose tiles these are.
+  METAL_FUNC void attend(const threadgroup T* keys,
+                         const threadgroup T* values,
+                         int begin,
+                         HeadMask<T> mask,
+                         constant AttentionParams& params) thread {
+    Fragment<float> scores[kRowFragments][kKeyFragments];
+    multiply_keys(keys, scores);
+    const int last = first + 8 * kRowFragments - 1;
+    const bool all = sees_all(params, first, last, begin, begin + kKeys);
+
+    Fragment<T> weights[kRowFragments][kKeyFragments];
     MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
+    for (int i = 0; i < kRowFragments; ++i) {
       float highest = -INFINITY;
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
-        const float2 pair = elements_of(s[r][n]);
-        highest = metal::max(highest, metal::max(pair.x, pair.y));
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const int key = begin + 8 * n + place.column + j;
+          float score = scaled(params, scores[i][n].thread_elements()[j]);
+          if (!all && !sees(params, query(i), key)) {
+            score = -INFINITY;
+          } else if ((has_bool_mask || has_additive_mask) && query(i) < params.q_len) {
+            score = mask.apply(score, query(i), key);
+          }
+          scores[i][n].thread_elements()[j] = score;
+          highest = metal::max(highest, score);
+        }
       }
-      const float2 base_and_rescale = softmax[r].update(row_max(highest));
+      const float factor = softmax[i].begin_piece(row_max(highest));
+      const float base = softmax[i].base();
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
-        const float2 p = metal::fast::exp2(elements_of(s[r][n]) - base_and_rescale.x);
-        softmax[r].sum += p.x + p.y;
-        elements_of(s[r][n]) = p;
+        const float2 score = elements_of(scores[i][n]);
+        const float2 weight =
+            float2(metal::fast::exp2(score.x - base), metal::fast::exp2(score.y - base));
+        softmax[i].sum += weight.x + weight.y;
+        weights[i][n] = fragment_of<T>(weight);
       }
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kVFragments; ++d) {
-        elements_of(out[r][d]) *= base_and_rescale.y;
+      for (int d = 0; d < kValueFragments; ++d) {
+        out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factor);
       }
     }
+    multiply_values(values, weights);
   }
 
-  void add_values(const threadgroup T* v_tile) {
+  // scores = q k^T. Each fragment of k serves all rows.
+  METAL_FUNC void multiply_keys(
+      const threadgroup T* keys,
+      thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kKeyFragments; ++n) {
-      Fragment<T> p[kFragmentRows];
       MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        p[r] = converted<T>(s[r][n]);
+      for (int i = 0; i < kRowFragments; ++i) {
+        scores[i][n] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
+    const threadgroup T* at = keys + place.column * kKeyStride + place.row;
+    MLX_ANVIL_UNROLL
+    for (int d = 0; d < kHeadFragments; ++d) {
+      if (!kKeepsQ) {
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          q[i][0] = load_query(i, d);
+        }
       }
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kVFragments; ++d) {
-        const Fragment<T> v = VTile::fragment(v_tile, 8 * n, 8 * d);
+      for (int n = 0; n < kKeyFragments; ++n) {
+        const Fragment<T> k = load_transposed(at + 8 * (n * kKeyStride + d), kKeyStride);
         MLX_ANVIL_UNROLL
-        for (int r = 0; r < kFragmentRows; ++r) {
-          metal::simdgroup_multiply_accumulate(out[r][d], p[r], v, out[r][d]);
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(scores[i][n], q[i][kKeepsQ ? d : 0], k,
+                                               scores[i][n]);
         }
       }
     }
   }
 
-  // `to` and `lse` of this batch and head.
-  void store(device T* to, device float* lse) {
+  // out += weights v
+  METAL_FUNC void multiply_values(
+      const threadgroup T* values,
+      thread Fragment<T> (&weights)[kRowFragments][kKeyFragments]) thread {
+    const threadgroup T* at = values + place.row * kValueStride + place.column;
     MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
-      const int query = row + 8 * r + place.row;
-      const float sum = row_sum(softmax[r].sum);
-      const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-      if (store_lse && place.column == 0 && query < params.q_len) {
-        lse[query] = softmax[r].max * kLn2 + metal::precise::log(sum);
-      }
+    for (int d = 0; d < kValueFragments; ++d) {
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kVFragments; ++d) {
-        store_fragment(to, params.out_strides[2], params.q_len, params.v_head_dim, row + 8 * r,
-                       8 * d, place, elements_of(out[r][d]) * factor, vector_loads);
+      for (int n = 0; n < kKeyFragments; ++n) {
+        const Fragment<T> v = load_fragment(at + 8 * (n * kValueStride + d));
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(out[i][d], weights[i][n], v, out[i][d]);
+        }
       }
     }
   }

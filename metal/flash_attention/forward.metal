@@ -1,100 +1,124 @@
-// flash_attention, forward for more than eight queries. Formulas and tiling: forward.h.
+// The forward of flash_attention for more than a few queries.
 //
-// Kernels: flash_attention_forward_<dtype>_d<head_dim>[_<v_head_dim>]; smaller heads run in the
-// next larger one. Bindings: q, k, v, mask, sinks, out, lse, params; an absent one may be any
-// buffer. Grid: blocks of queries, query heads, batch. Threadgroup: 128 x 1 x 1. Function constants
-// 0 to 5; constant 0 says what is assumed of alignment (scores.h).
+//   s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j],  cap(x) = softcap * tanh(x / softcap)
+//   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
+//   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
+//
+// Kernels: flash_attention_forward_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v, mask,
+// sinks, out, lse, params. Function constants: those of scores.h; 6: whether lse is stored.
+// Grid: blocks of queries x query heads x batch. Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
+// Assumes: columns of out are neighbours; nothing else, unless rows_are_vectors.
+//
+// A threadgroup stages a block of keys and of values, of which each of its SIMD groups computes
+// 8 or 16 rows of both products. Blocks that no query sees are not visited; those that only other
+// SIMD groups see are not computed.
 #include "metal/flash_attention/forward.h"
+#include "metal/flash_attention/tiles.h"
 
-template <typename T, int kHeadDim, int kVHeadDim, int kKeys, int kFragmentRows>
-[[kernel, max_total_threads_per_threadgroup(kAttentionThreads)]] void flash_attention_forward(
+constant bool stores_lse [[function_constant(6)]];
+
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kKeys,
+          bool kKeepsQ,
+          int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_forward(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
-    const device void* mask [[buffer(3)]],
+    const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
     device T* out [[buffer(5)]],
     device float* lse [[buffer(6)]],
-    constant AttentionParams& params [[buffer(7)]],
+    constant AttentionForwardParams& params [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Forward = AttentionForward<T, kHeadDim, kVHeadDim, kKeys, kFragmentRows>;
-  using KTile = typename Forward::KTile;
-  using VTile = typename Forward::VTile;
-  threadgroup T k_tile[KTile::kSize];
-  threadgroup T v_tile[VTile::kSize];
+  using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeepsQ>;
+  enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
+  enum { kRows = kSimdgroups * kGroupRows };
+  threadgroup T key_tile[kKeys * GroupRows::kKeyStride];
+  threadgroup T value_tile[kKeys * GroupRows::kValueStride];
 
-  const int head = group.y, batch = group.z;
-  const int kv_head = head / (params.q_heads / params.kv_heads);
-  // The last rows of a causal call see the most keys: they start first.
-  const int first = (groups.x - 1 - group.x) * Forward::kGroupRows;
-  const int row = first + simdgroup * Forward::kRows;
-  const int last_of_group = metal::min(first + Forward::kGroupRows, params.q_len) - 1;
-  const int last = metal::min(row + Forward::kRows, params.q_len) - 1;
-  const DeviceMatrix<T> keys =
-      head_rows(k, params.k_strides, batch, kv_head, params.kv_len, params.head_dim);
-  const DeviceMatrix<T> values =
-      head_rows(v, params.v_strides, batch, kv_head, params.kv_len, params.v_head_dim);
-  const MaskView<T> mask_view(mask, params, batch, head);
+  constant AttentionParams& common = params.common;
+  const long batch = group.z, head = group.y, kv_head = head / common.group;
+  // Late blocks are the longest of a causal call: they start first.
+  const int first = (groups.x - 1 - group.x) * kRows;
+  const int last = metal::min(first + kRows, common.q_len) - 1;
 
-  Forward forward(params, fragment_place(lane), row);
-  forward.start(
-      head_rows(q, params.q_strides, batch, head, params.q_len, params.head_dim),
-      has_sinks ? sinks[batch * params.sinks_strides[0] + head * params.sinks_strides[1]] : 0.0f);
-  const Range visited = keys_of_any(params, first, last_of_group);
-  const Range seen = row <= last ? keys_of_any(params, row, last) : Range{0, 0};
-  const Range seen_by_all = keys_of_all(params, row, last);
-  for (int key = visited.begin / kKeys * kKeys; key < visited.end; key += kKeys) {
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the last tile has been used
-    KTile::template stage<kAttentionThreads>(k_tile, keys, key, thread_index, vector_loads);
-    VTile::template stage<kAttentionThreads>(v_tile, values, key, thread_index, vector_loads);
+  const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                           common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
+  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
+  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
+  const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
+
+  GroupRows rows;
+  rows.place = fragment_place(lane);
+  rows.first = first + simdgroup * kGroupRows;
+  rows.queries = queries;
+  rows.begin();
+  float sink = -INFINITY;
+  if (has_sinks) {
+    sink = M_LOG2E_F * sinks[batch * common.sinks_strides[0] + head * common.sinks_strides[1]];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      rows.softmax[i].highest = sink;
+    }
+  }
+
+  const KeyRange visible = visible_keys(common, first, last);
+  const KeyRange own =
+      visible_keys(common, rows.first, metal::min(rows.first + kGroupRows, common.q_len) - 1);
+  for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
+    const int count = metal::min(int(kKeys), common.kv_len - begin);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (!seen.meets(key, kKeys)) {
+    const Rows<T> key_rows = {keys + begin * common.k_strides[2], common.k_strides[2],
+                              common.k_strides[3], count, common.head_dim};
+    const Rows<T> value_rows = {values + begin * common.v_strides[2], common.v_strides[2],
+                                common.v_strides[3], count, common.v_head_dim};
+    copy_tile<T, kKeys, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
+    copy_tile<T, kKeys, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
+                                             thread_index);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
+      rows.attend(key_tile, value_tile, begin, head_mask, common);
+    }
+  }
+
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    const int query = rows.query(i);
+    float total = row_sum(rows.softmax[i].sum);
+    if (has_sinks) {
+      total = rows.softmax[i].add_sink(sink, total);
+    }
+    if (query >= common.q_len) {
       continue;
     }
-    forward.multiply_keys(k_tile);
-    forward.finish_scores(mask_view, key, !seen_by_all.contains(key, kKeys));
-    forward.take_exponentials();
-    forward.add_values(v_tile);
+    if (stores_lse && rows.place.column == 0) {
+      lse[(batch * common.q_heads + head) * common.q_len + query] =
+          rows.softmax[i].log_sum_exp(total);
+    }
+    const float inverse = inverse_of_total(total);
+    device T* row = out + batch * params.out_strides[0] + head * params.out_strides[1] +
+                    query * params.out_strides[2];
+    MLX_ANVIL_UNROLL
+    for (int d = 0; d < kValueDim / 8; ++d) {
+      store_pair(row, 8 * d + rows.place.column, common.v_head_dim,
+                 elements_of(rows.out[i][d]) * inverse, rows_are_vectors);
+    }
   }
-  forward.store(out + batch * params.out_strides[0] + head * params.out_strides[1],
-                lse + (static_cast<long>(batch) * params.q_heads + head) * params.q_len);
 }
 
-// Rows per SIMD group and keys per tile. Sixteen rows halve what every SIMD group reads from
-// threadgroup memory; they take head_dim / 2 registers of a thread for the result and half of that
-// (float: as many) for q, so heads from 192 up have eight. Both tiles fit the 32 KB of a
-// threadgroup.
-#define INSTANTIATE(dtype, T, tile, head_dim, v_head_dim, keys, fragment_rows)               \
-  template [[host_name("flash_attention_forward_" #dtype "_" #tile)]]                        \
-  [[kernel]] decltype(flash_attention_forward<T, head_dim, v_head_dim, keys, fragment_rows>) \
-      flash_attention_forward<T, head_dim, v_head_dim, keys, fragment_rows>;
+#define INSTANTIATE(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups)              \
+  template [[host_name(                                                                        \
+      "flash_attention_forward_" #dtype "_d" #d                                                \
+      "v" #dv)]] [[kernel]] decltype(flash_attention_forward<type, d, dv, row_fragments, keys, \
+                                                             keeps_q, simdgroups>)             \
+      flash_attention_forward<type, d, dv, row_fragments, keys, keeps_q, simdgroups>;
 
-#define INSTANTIATE_16_BIT(dtype, T)               \
-  INSTANTIATE(dtype, T, d32, 32, 32, 32, 2)        \
-  INSTANTIATE(dtype, T, d64, 64, 64, 32, 2)        \
-  INSTANTIATE(dtype, T, d72, 72, 72, 32, 2)        \
-  INSTANTIATE(dtype, T, d80, 80, 80, 32, 2)        \
-  INSTANTIATE(dtype, T, d96, 96, 96, 32, 2)        \
-  INSTANTIATE(dtype, T, d128, 128, 128, 32, 2)     \
-  INSTANTIATE(dtype, T, d192_128, 192, 128, 32, 1) \
-  INSTANTIATE(dtype, T, d192, 192, 192, 32, 1)     \
-  INSTANTIATE(dtype, T, d256, 256, 256, 16, 1)
-
-INSTANTIATE_16_BIT(float16, half)
-INSTANTIATE_16_BIT(bfloat16, bfloat)
-INSTANTIATE(float32, float, d32, 32, 32, 32, 2)
-INSTANTIATE(float32, float, d64, 64, 64, 32, 2)
-INSTANTIATE(float32, float, d72, 72, 72, 16, 2)
-INSTANTIATE(float32, float, d80, 80, 80, 16, 2)
-INSTANTIATE(float32, float, d96, 96, 96, 16, 2)
-INSTANTIATE(float32, float, d128, 128, 128, 16, 2)
-INSTANTIATE(float32, float, d192_128, 192, 128, 16, 1)
-INSTANTIATE(float32, float, d192, 192, 192, 16, 1)
-INSTANTIATE(float32, float, d256, 256, 256, 8, 1)
-
-#undef INSTANTIATE
-#undef INSTANTIATE_16_BIT
+MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE)

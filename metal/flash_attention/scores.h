@@ -1,116 +1,75 @@
-// What the kernels of flash_attention share: function constants, the keys that a query sees, and
-// the way from a product q . k to a score in the log2 domain.
+// From the product q . k to the score that softmax takes: scale, softcap, mask, and which keys a
+// query sees. Shared by all attention kernels. Scores are in units of log2: exp2 is what GPUs have.
 #pragma once
 
 #include <metal_stdlib>
 
-#include "metal/common/tile.h"
 #include "metal/flash_attention/params.h"
 
-// Rows of q, k, v (and out, d_out) are dense, start at multiples of 16 bytes and are whole numbers
-// of 16 bytes long; otherwise elements move one by one, with any strides.
-constant bool vector_loads [[function_constant(0)]];
-constant bool has_bool_mask [[function_constant(1)]];
-constant bool has_additive_mask [[function_constant(2)]];
-constant bool has_sinks [[function_constant(3)]];
-constant bool has_softcap [[function_constant(4)]];
+// The features of a call; kernels without one do not pay for it.
+constant bool has_band [[function_constant(0)]];  // causal or window
+constant bool has_softcap [[function_constant(1)]];
+constant bool has_bool_mask [[function_constant(2)]];
+constant bool has_additive_mask [[function_constant(3)]];
+constant bool has_sinks [[function_constant(4)]];
+// Whether each row of q, k, v and the outputs is one run of whole, aligned 16-byte vectors;
+// otherwise elements move one by one.
+constant bool rows_are_vectors [[function_constant(5)]];
 
-enum { kSimdgroups = 4, kAttentionThreads = 32 * kSimdgroups };
-
-constant constexpr float kLog2E = 1.44269504088896341f;
-constant constexpr float kLn2 = 0.69314718055994531f;
-
-struct Range {
+struct KeyRange {
   int begin;
   int end;
-  bool contains(int first, int count) const { return begin <= first && first + count <= end; }
-  bool meets(int first, int count) const { return begin < first + count && first < end; }
 };
 
-// Keys that some query of [first, last] sees.
-inline Range keys_of_any(constant AttentionParams& params, int first, int last) {
-  const int offset = params.kv_len - params.q_len;
-  return {metal::max(0, first + offset - params.window_left),
-          metal::min(params.kv_len, last + offset + params.window_right + 1)};
+// The keys that some query of [first, last] sees; others need no visit.
+METAL_FUNC KeyRange visible_keys(constant AttentionParams& params, int first, int last) {
+  if (!has_band) {
+    return {0, params.kv_len};
+  }
+  return {metal::max(0, first + params.band_low),
+          metal::min(params.kv_len, last + params.band_high + 1)};
 }
 
-// Keys that all of them see.
-inline Range keys_of_all(constant AttentionParams& params, int first, int last) {
-  const int offset = params.kv_len - params.q_len;
-  return {metal::max(0, last + offset - params.window_left),
-          metal::min(params.kv_len, first + offset + params.window_right + 1)};
+// Whether each query of [first, last] sees each key of [begin, end).
+METAL_FUNC bool sees_all(
+    constant AttentionParams& params, int first, int last, int begin, int end) {
+  return end <= params.kv_len &&
+         (!has_band || (begin >= last + params.band_low && end - 1 <= first + params.band_high));
 }
 
-// Queries that see some key of [first, last].
-inline Range queries_of_any(constant AttentionParams& params, int first, int last) {
-  const int offset = params.kv_len - params.q_len;
-  return {metal::max(0, first - offset - params.window_right),
-          metal::min(params.q_len, last - offset + params.window_left + 1)};
+METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
+  return key < params.kv_len &&
+         (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
 }
 
-// Queries that see all of them.
-inline Range queries_of_all(constant AttentionParams& params, int first, int last) {
-  const int offset = params.kv_len - params.q_len;
-  return {metal::max(0, last - offset - params.window_right),
-          metal::min(params.q_len, first - offset + params.window_left + 1)};
+METAL_FUNC float scaled(constant AttentionParams& params, float dot) {
+  const float score = dot * params.score_scale;
+  return has_softcap ? params.softcap * metal::precise::tanh(score) : score;
 }
 
-inline bool sees(constant AttentionParams& params, int query, int key) {
-  const int distance = key - (query + params.kv_len - params.q_len);
-  return key < params.kv_len && query < params.q_len && distance <= params.window_right &&
-         -distance <= params.window_left;
-}
-
-// The mask of one batch and head.
+// The mask of one head. Its elements are bool, or numbers of the operands' dtype.
 template <typename T>
-struct MaskView {
-  const device bool* visible;
-  const device T* bias;
-  long query_stride;
-  long key_stride;
+struct HeadMask {
+  const device uchar* data;
+  long row_stride;
+  long column_stride;
 
-  MaskView(const device void* mask, constant AttentionParams& params, int batch, int head) {
-    const long offset = batch * params.mask_strides[0] + head * params.mask_strides[1];
-    visible = static_cast<const device bool*>(mask) + offset;
-    bias = static_cast<const device T*>(mask) + offset;
-    query_stride = params.mask_strides[2];
-    key_stride = params.mask_strides[3];
+  // The score of a pair that exists, with the mask applied.
+  METAL_FUNC float apply(float score, int query, int key) const {
+    const long at = query * row_stride + key * column_stride;
+    if (has_bool_mask) {
+      return data[at] ? score : -INFINITY;
+    }
+    return score + M_LOG2E_F * static_cast<float>(reinterpret_cast<const device T*>(data)[at]);
   }
 };
 
-// tanh((scale / softcap) q . k), the score in units of the cap.
-inline float capped(constant AttentionParams& params, float product) {
-  return metal::precise::tanh(product * (params.scale / params.softcap));
-}
-
-// Score in the log2 domain, without the mask. `cap` is `capped` of the product, if there is a cap.
-inline float unmasked_score(constant AttentionParams& params, float product, float cap) {
-  return has_softcap ? cap * (params.softcap * kLog2E) : product * (params.scale * kLog2E);
-}
-
-// The score of a pair that may lie outside the window or the matrix.
 template <typename T>
-float masked_score(constant AttentionParams& params,
-                   thread const MaskView<T>& mask,
-                   int query,
-                   int key,
-                   float score) {
-  if (!sees(params, query, key)) {
-    return -INFINITY;
-  }
-  const long at = query * mask.query_stride + key * mask.key_stride;
-  if (has_bool_mask && !mask.visible[at]) {
-    return -INFINITY;
-  }
-  return has_additive_mask ? score + static_cast<float>(mask.bias[at]) * kLog2E : score;
-}
-
-inline bool has_mask() {
-  return has_bool_mask || has_additive_mask;
-}
-
-template <typename T>
-DeviceMatrix<T> head_rows(
-    const device T* data, constant int64_t* strides, int batch, int head, int rows, int columns) {
-  return {data + batch * strides[0] + head * strides[1], strides[2], strides[3], rows, columns};
+METAL_FUNC HeadMask<T> mask_of(const device uchar* mask,
+                               constant AttentionParams& params,
+                               long batch,
+                               long head) {
+  const long element = has_bool_mask ? 1 : sizeof(T);
+  const long first = batch * params.mask_strides[0] + head * params.mask_strides[1];
+  return {mask + first * element, params.mask_strides[2], params.mask_strides[3]};
 }

@@ -22,7 +22,8 @@ def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: 
     from mlx_anvil.mslc.simulator import Library
 
     source = Source(text=_ext._kernel_source(op), name=f"metal/{op}")
-    library = Library(source, constants=constants, options=replace(CHECKED if checked else UNCHECKED, kernels=(kernel,)))
+    options = replace(CHECKED if checked else UNCHECKED, kernels=(kernel,))
+    library = Library(source, constants=constants, options=options)
     path = str(library.compiled.path)
     _libraries[path] = library
     return path

@@ -103,8 +103,8 @@ INSTRUMENTATION = (
 class Options:
     """What is compiled into a library besides its source. `flags` are added to the compiler's.
 
-    `checked` looks for races and other mistakes, `profiled` counts accesses; both need INSTRUMENTATION. With `kernels`,
-    templates are instantiated under these names only, which saves the time that the others would take.
+    `checked` looks for races and other mistakes, `profiled` counts accesses; both need INSTRUMENTATION. `kernels` names those
+    that are wanted, where not all are: compiling takes as long as there is code.
     """
 
     checked: bool = False

@@ -47,9 +47,8 @@ def rewrite(
     target: Target = CPU,
     only: Collection[str] = (),
 ) -> Rewritten:
-    """Rewrites the output of the preprocessor. Raises SourceError for what it does not understand.
-
-    With `only`, kernel templates are instantiated under these names and no others.
+    """Rewrites the output of the preprocessor: all kernels, or those named in `only`. Raises SourceError for what it does not
+    understand.
     """
     stream = TokenStream(source)
     structure = Structure(stream)

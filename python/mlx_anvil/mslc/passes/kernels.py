@@ -25,14 +25,13 @@ class _Function:
 
 
 def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint, only: Collection[str] = ()) -> list[Kernel]:
-    """Turns kernels into ordinary functions and writes an entry point where each is instantiated.
-
-    With `only`, instantiations of kernel templates of other names are left out.
-    """
+    """Turns kernels into ordinary functions and writes an entry point where each is instantiated: each in `only`, if given."""
     functions: dict[str, list[_Function]] = {}
     kernels: list[Kernel] = []
 
     def add(name: str, expression: str, function: _Function, at: int) -> str:
+        if only and name not in only:
+            return ""
         limit = function.max_threads
         if limit and function.template_parameters:
             limit += expression[expression.index("<") :]

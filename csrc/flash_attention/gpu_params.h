@@ -1,0 +1,50 @@
+// What the dispatches of the forward and the backward share: parameters and function constants.
+#pragma once
+
+#include <algorithm>
+
+#include "common/launch.h"
+#include "flash_attention/gpu.h"
+#include "metal/flash_attention/params.h"
+
+namespace mlx_anvil {
+
+inline constexpr const char* kAttentionOp = "flash_attention";
+
+// As numbered in metal/flash_attention/scores.h.
+enum class AttentionConstant : uint32_t {
+  kBand,
+  kSoftcap,
+  kBoolMask,
+  kAdditiveMask,
+  kSinks,
+  kVectors,
+  kFirstOfKernel,  // each kernel's own follow
+};
+
+AttentionParams attention_params(const AttentionConfig& config,
+                                 const AttentionSizes& sizes,
+                                 const AttentionArrays& arrays);
+
+// Of all attention kernels. `vectors`: what rows_are_vectors says is so.
+std::vector<FunctionConstant> attention_constants(const AttentionConfig& config, bool vectors);
+
+// Whether every row of `x` is a run of whole 16-byte vectors.
+bool rows_are_vectors(const mx::array& x);
+
+// As in the names of kernels.
+const char* dtype_name(const mx::array& x);
+
+// Bindings 0 to 4 of every kernel: where there is no mask and no sinks, q stands in.
+std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays);
+
+// Copies the first strides, as many as there is room for.
+template <size_t kRank>
+void copy_strides(int64_t (&to)[kRank], const mx::array& x) {
+  std::copy_n(x.strides().begin(), kRank, to);
+}
+
+// The kernel of this name and these constants, made when it is first asked for and kept.
+const Kernel& attention_kernel(const std::string& name, std::vector<FunctionConstant> constants);
+
+}  // namespace mlx_anvil

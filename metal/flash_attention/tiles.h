@@ -1,0 +1,38 @@
+// The tiles of the attention kernels: the one list that the instantiations (MSL) and the dispatch
+// (C++) are made from. Smaller before larger: a call runs in the first tile that holds its head
+// dims, padded inside the kernel.
+//
+// What limits a tile is the registers of a thread; Apple's GPUs give it 128 of 32 bits without
+// spilling. The 32 lanes of a SIMD group hold 8 rows of q (d / 4 registers a thread, half of that
+// for 16-bit types), of the accumulated output (dv / 4) and of the scores (keys / 4), times
+// row_fragments. 16 rows use each fragment of k and v from threadgroup memory twice, which is why
+// they are taken wherever these stay below 112 or so, and fewer keys where that makes them fit.
+// Wide float32 heads leave no room for q: it is read again for each block of keys (keeps_q false).
+//
+// Threadgroup memory holds a block of keys and one of values: 5 to 17 KB for 16-bit types.
+#pragma once
+
+// X(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups)
+#define MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, dtype, type) \
+  X(dtype, type, 32, 32, 2, 32, true, 4)                     \
+  X(dtype, type, 64, 64, 2, 32, true, 4)                     \
+  X(dtype, type, 72, 72, 2, 32, true, 4)                     \
+  X(dtype, type, 80, 80, 2, 32, true, 4)                     \
+  X(dtype, type, 96, 96, 2, 32, true, 4)                     \
+  X(dtype, type, 128, 128, 2, 16, true, 4)                   \
+  X(dtype, type, 192, 128, 1, 16, true, 4)                   \
+  X(dtype, type, 192, 192, 1, 16, true, 4)                   \
+  X(dtype, type, 256, 256, 1, 16, true, 4)
+
+#define MLX_ANVIL_ATTENTION_FORWARD_TILES(X)             \
+  X(float32, float, 32, 32, 2, 32, true, 4)              \
+  X(float32, float, 64, 64, 2, 32, true, 4)              \
+  X(float32, float, 72, 72, 2, 32, true, 4)              \
+  X(float32, float, 80, 80, 2, 16, true, 4)              \
+  X(float32, float, 96, 96, 2, 16, true, 4)              \
+  X(float32, float, 128, 128, 1, 16, true, 4)            \
+  X(float32, float, 192, 128, 1, 16, false, 4)           \
+  X(float32, float, 192, 192, 1, 16, false, 4)           \
+  X(float32, float, 256, 256, 1, 8, false, 4)            \
+  MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half) \
+  MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
