@@ -81,6 +81,7 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
     encoder.set_threadgroup_memory_length(launch.threadgroup_memory[i], static_cast<int>(i));
   }
   encoder.dispatch_threadgroups(size_of_extent(launch.grid), size_of_extent(launch.threadgroup));
+  encoder.add_temporaries(launch.temporaries);
 }
 
 }  // namespace mlx_anvil

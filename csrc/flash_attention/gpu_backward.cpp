@@ -1,92 +1,156 @@
-// The launches of the gradients: delta, then dQ, dK and dV, and the sinks' share.
-#include "flash_attention/gpu_launch.h"
+// The launches of the gradients: delta, the sinks' share, then dQ, then dK and dV.
+#include <algorithm>
+#include <string_view>
+
+#include "common/allocate.h"
+#include "common/errors.h"
+#include "flash_attention/gpu_params.h"
+#include "metal/flash_attention/tiles.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-constexpr uint32_t kThreads = 128;  // four SIMD groups; metal/flash_attention/scores.h has the same
-constexpr uint32_t kRowThreads = 256;  // of the kernels in metal/flash_attention/rows.metal
+constexpr uint32_t kThreads = 128;  // of the passes: four SIMD groups
+constexpr uint32_t kRowThreads =
+    256;  // of the kernels in metal/flash_attention/backward_rows.metal
 constexpr int64_t kRowsPerGroup = 8;
 
-enum class Pass { kQueries, kKeys };
+constexpr uint32_t kHasDLse = static_cast<uint32_t>(AttentionConstant::kFirstOfKernel) + 1;
+constexpr uint32_t kStoresDMask = kHasDLse + 1;
 
-// Rows that a threadgroup keeps: sixteen for each SIMD group where two rows of fragments fit its
-// registers, else eight (metal/flash_attention/backward.metal has the same table).
-int64_t kept_rows(Pass pass, mx::Dtype dtype, const HeadTile& tile) {
-  const bool wide = dtype == mx::float32;
-  const int most = pass == Pass::kQueries ? (wide ? 64 : 96) : (wide ? 32 : 64);
-  return tile.head_dim <= most ? 64 : 32;
+constexpr uint32_t groups_of(int64_t items, int64_t size) {
+  return static_cast<uint32_t>((items + size - 1) / size);
 }
 
-mx::array launch_delta(AttentionParams& params,
-                       const AttentionSizes& sizes,
-                       const AttentionBackwardArrays& arrays,
-                       const mx::Stream& stream) {
-  mx::array delta = temporary(arrays.lse->shape(), mx::float32, stream.device);
-  KernelLaunch request;
-  request.kernel = &attention_kernel("flash_attention_delta_" + to_text(arrays.q->dtype()),
-                                     {{kVectorLoads, false}, {kHasDLse, arrays.d_lse != nullptr}});
-  request.inputs = {arrays.out, arrays.d_out, arrays.d_lse ? arrays.d_lse : arrays.lse};
-  request.outputs = {&delta};
-  request.params = &params;
-  request.params_size = sizeof(params);
-  request.grid = {groups_of(sizes.q_len, kRowsPerGroup), static_cast<uint32_t>(sizes.q_heads),
-                  static_cast<uint32_t>(sizes.batch)};
-  request.threadgroup = {kRowThreads, 1, 1};
-  request.temporaries = {delta};
-  launch(request, stream);
-  return delta;
-}
+struct BackwardTile {
+  std::string_view pass;
+  std::string_view dtype;
+  int head_dim;
+  int v_head_dim;
+  int rows;  // that a threadgroup keeps
 
-void launch_sinks(const AttentionParams& params,
-                  const AttentionSizes& sizes,
-                  const AttentionBackwardArrays& arrays,
-                  const mx::array& delta,
-                  const mx::Stream& stream) {
-  KernelLaunch request;
-  request.kernel = &attention_kernel("flash_attention_d_sinks", {});
-  request.inputs = {arrays.sinks, arrays.lse, &delta};
-  request.outputs = {arrays.d_sinks};
-  request.params = &params;
-  request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch), 1};
-  request.threadgroup = {kRowThreads, 1, 1};
-  launch(request, stream);
-}
-
-void launch_pass(Pass pass,
-                 const AttentionConfig& config,
-                 const AttentionParams& params,
-                 const AttentionSizes& sizes,
-                 const AttentionBackwardArrays& arrays,
-                 const mx::array& delta,
-                 bool vectors,
-                 const mx::Stream& stream) {
-  const bool queries = pass == Pass::kQueries;
-  const mx::Dtype dtype = arrays.q->dtype();
-  const HeadTile tile = head_tile(sizes);
-  std::vector<FunctionConstant> constants = score_constants(config, vectors);
-  constants.push_back({kStoreDMask, queries && arrays.d_mask != nullptr});
-
-  KernelLaunch request;
-  request.kernel = &attention_kernel(
-      kernel_name(queries ? "backward_dq" : "backward_dkv", dtype, tile.name()), constants);
-  request.inputs = {arrays.q,   arrays.k,     arrays.v, arrays.mask ? arrays.mask : arrays.q,
-                    arrays.lse, arrays.d_out, &delta};
-  if (queries) {
-    request.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
-  } else {
-    request.outputs = {arrays.d_k, arrays.d_v};
+  std::string kernel() const {
+    return "flash_attention_backward_" + std::string(pass) + "_" + std::string(dtype) + "_d" +
+           std::to_string(head_dim) + "v" + std::to_string(v_head_dim);
   }
-  request.params = &params;
-  request.params_size = sizeof(params);
-  const int64_t length = queries ? sizes.q_len : sizes.kv_len;
-  const int64_t heads = queries ? sizes.q_heads : sizes.kv_heads;
-  request.grid = {groups_of(length, kept_rows(pass, dtype, tile)), static_cast<uint32_t>(heads),
-                  static_cast<uint32_t>(sizes.batch)};
-  request.threadgroup = {kThreads, 1, 1};
-  launch(request, stream);
+};
+
+const BackwardTile& backward_tile(std::string_view pass,
+                                  std::string_view dtype,
+                                  const AttentionSizes& sizes) {
+#define TILE(pass, dtype, type, d, dv, row_fragments, rows, holds) \
+  {#pass, #dtype, d, dv, static_cast<int>(kThreads / 32) * 8 * (row_fragments)},
+  static constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
+#undef TILE
+  const auto* tile = std::find_if(std::begin(kTiles), std::end(kTiles), [&](const BackwardTile& t) {
+    return pass == t.pass && dtype == t.dtype && sizes.head_dim <= t.head_dim &&
+           sizes.v_head_dim <= t.v_head_dim;
+  });
+  if (tile == std::end(kTiles)) {
+    throw_internal_error(kAttentionOp, "no kernel for gradients of heads of this size.");
+  }
+  return *tile;
+}
+
+// An array that only this call uses.
+mx::array temporary(const mx::Shape& shape, mx::Dtype dtype, const mx::Device& device) {
+  mx::array x(shape, dtype, nullptr, {});
+  x.set_data(allocate(x.nbytes(), device));
+  return x;
+}
+
+// One call: what every launch of it needs.
+struct Backward {
+  const AttentionConfig& config;
+  const AttentionSizes& sizes;
+  AttentionBackwardArrays arrays;
+  AttentionBackwardParams params;
+  mx::array delta;
+  const mx::Stream& stream;
+
+  void launch_delta();
+  void launch_sinks();
+  void launch_queries();
+  void launch_keys();
+
+ private:
+  KernelLaunch request(const Kernel& kernel, Extent grid, uint32_t threads) {
+    KernelLaunch request{};
+    request.kernel = &kernel;
+    request.params = &params;
+    request.params_size = sizeof(params);
+    request.grid = grid;
+    request.threadgroup = {threads, 1, 1};
+    request.temporaries = {delta};
+    return request;
+  }
+
+  KernelLaunch pass(std::string_view name, int64_t length, int64_t heads, bool vectors) {
+    const BackwardTile& tile = backward_tile(name, dtype_name(*arrays.q), sizes);
+    std::vector<FunctionConstant> constants = attention_constants(config, vectors);
+    constants.push_back({kStoresDMask, name == "dq" && arrays.d_mask});
+    const Extent grid = {groups_of(length, tile.rows), static_cast<uint32_t>(heads),
+                         static_cast<uint32_t>(sizes.batch)};
+    KernelLaunch launch =
+        request(attention_kernel(tile.kernel(), std::move(constants)), grid, kThreads);
+    launch.inputs = attention_inputs(arrays);
+    launch.inputs.insert(launch.inputs.end(), {arrays.lse, arrays.d_out, &delta});
+    return launch;
+  }
+
+  bool operands_are_vectors() const {
+    return rows_are_vectors(*arrays.q) && rows_are_vectors(*arrays.k) &&
+           rows_are_vectors(*arrays.v) && rows_are_vectors(*arrays.d_out);
+  }
+};
+
+void Backward::launch_delta() {
+  const Kernel& kernel =
+      attention_kernel(std::string("flash_attention_delta_") + dtype_name(*arrays.q),
+                       {{kHasDLse, arrays.d_lse != nullptr}});
+  KernelLaunch launch =
+      request(kernel,
+              {groups_of(sizes.q_len, kRowsPerGroup), static_cast<uint32_t>(sizes.q_heads),
+               static_cast<uint32_t>(sizes.batch)},
+              kRowThreads);
+  launch.inputs = {arrays.out, arrays.d_out, arrays.d_lse ? arrays.d_lse : arrays.lse};
+  launch.outputs = {&delta};
+  mlx_anvil::launch(launch, stream);
+}
+
+void Backward::launch_sinks() {
+  KernelLaunch launch = request(
+      attention_kernel("flash_attention_d_sinks", {}),
+      {static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch), 1}, kRowThreads);
+  launch.inputs = {arrays.sinks, arrays.lse, &delta};
+  launch.outputs = {arrays.d_sinks};
+  mlx_anvil::launch(launch, stream);
+}
+
+void Backward::launch_queries() {
+  // The mask's gradient comes of this pass, whether or not that of q is wanted.
+  mx::array unwanted = *arrays.q;
+  if (!arrays.d_q) {
+    unwanted = temporary(arrays.q->shape(), arrays.q->dtype(), stream.device);
+    arrays.d_q = &unwanted;
+  }
+  copy_strides(params.d_q_strides, *arrays.d_q);
+  const bool vectors = operands_are_vectors() && rows_are_vectors(*arrays.d_q);
+  KernelLaunch launch = pass("dq", sizes.q_len, sizes.q_heads, vectors);
+  launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
+  launch.temporaries.push_back(unwanted);
+  mlx_anvil::launch(launch, stream);
+}
+
+void Backward::launch_keys() {
+  copy_strides(params.d_k_strides, *arrays.d_k);
+  copy_strides(params.d_v_strides, *arrays.d_v);
+  const bool vectors =
+      operands_are_vectors() && rows_are_vectors(*arrays.d_k) && rows_are_vectors(*arrays.d_v);
+  KernelLaunch launch = pass("dkv", sizes.kv_len, sizes.kv_heads, vectors);
+  launch.outputs = {arrays.d_k, arrays.d_v};
+  mlx_anvil::launch(launch, stream);
 }
 
 }  // namespace
@@ -98,35 +162,28 @@ void attention_backward_gpu(const AttentionConfig& config,
   if (sizes.batch * sizes.q_heads == 0) {
     return;
   }
-  AttentionParams params = attention_params(config, sizes, arrays);
-  set_strides(params.out_strides, arrays.out);
-  set_strides(params.d_out_strides, arrays.d_out);
-  set_strides(params.d_lse_strides, arrays.d_lse);
-  set_strides(params.d_q_strides, arrays.d_q);
-  set_strides(params.d_k_strides, arrays.d_k);
-  set_strides(params.d_v_strides, arrays.d_v);
-
+  Backward backward{
+      config, sizes, arrays, {}, temporary(arrays.lse->shape(), mx::float32, stream.device),
+      stream};
+  AttentionBackwardParams& params = backward.params;
+  params.common = attention_params(config, sizes, arrays);
+  copy_strides(params.out_strides, *arrays.out);
+  copy_strides(params.d_out_strides, *arrays.d_out);
+  if (arrays.d_lse) {
+    copy_strides(params.d_lse_strides, *arrays.d_lse);
+  }
   // Without queries there are no rows, and still gradients of zero to be written.
-  const mx::array delta = sizes.q_len > 0 ? launch_delta(params, sizes, arrays, stream)
-                                          : temporary({1}, mx::float32, stream.device);
+  if (sizes.q_len > 0) {
+    backward.launch_delta();
+  }
   if (arrays.d_sinks) {
-    launch_sinks(params, sizes, arrays, delta, stream);
+    backward.launch_sinks();
   }
-  // The mask's gradient comes from the pass over queries, whether or not that of q is wanted.
-  mx::array unwanted = *arrays.q;
-  AttentionBackwardArrays all = arrays;
-  if (arrays.d_mask && !arrays.d_q) {
-    unwanted = temporary(arrays.q->shape(), arrays.q->dtype(), stream.device);
-    all.d_q = &unwanted;
-    set_strides(params.d_q_strides, all.d_q);
+  if ((arrays.d_q || arrays.d_mask) && sizes.q_len > 0) {
+    backward.launch_queries();
   }
-  if (all.d_q && sizes.q_len > 0) {
-    const bool vectors = rows_are_vectors({all.q, all.k, all.v, all.d_out, all.d_q});
-    launch_pass(Pass::kQueries, config, params, sizes, all, delta, vectors, stream);
-  }
-  if (all.d_k && sizes.kv_len > 0) {
-    const bool vectors = rows_are_vectors({all.q, all.k, all.v, all.d_out, all.d_k, all.d_v});
-    launch_pass(Pass::kKeys, config, params, sizes, all, delta, vectors, stream);
+  if (arrays.d_k && sizes.kv_len > 0) {
+    backward.launch_keys();
   }
 }
 

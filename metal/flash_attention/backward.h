@@ -1,243 +1,214 @@
-// Attention backward, both halves by one loop. P is formed again from the saved log-sum-exp:
+// The rows of both halves of attention's backward that one SIMD group computes. P is formed again
+// from the saved log-sum-exp:
 //
 //   P = 2^(S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O) - dlse
 //   dQ = scale dS K,  dK = scale dS^T Q,  dV = P^T dO           (with dS times the cap's slope)
 //
-// A threadgroup keeps the rows of four SIMD groups, and tiles of the other side pass by. For dQ it
-// keeps queries (Q, dO) and keys pass (K, V). For dK and dV it keeps keys (K, V), queries pass
-// (Q, dO) from every head of the group, and all is transposed: S^T = K Q^T, dP^T = V dO^T. So the
-// products that are added up read P and dS as they lie in registers, and nothing goes through
-// memory but the tiles.
+// For dQ, queries are kept (Q, dO) and keys pass (K, V). For dK and dV, keys are kept (K, V),
+// queries pass (Q, dO), and all is transposed: S^T = K Q^T, dP^T = V dO^T. So the products that are
+// added up read P and dS as they lie in registers, and nothing goes through memory but the tiles.
 #pragma once
 
+#include "metal/common/tile.h"
 #include "metal/flash_attention/scores.h"
 
-constant bool has_d_lse [[function_constant(6)]];
-constant bool store_d_mask [[function_constant(7)]];
+constant bool has_d_lse [[function_constant(7)]];
+constant bool stores_d_mask [[function_constant(8)]];
 
-// What the probability of a row is formed with. A row that sees nothing, and one that does not
-// exist, has probabilities of 0.
+// What the probabilities of a query are formed with. A query that sees nothing, and one that does
+// not exist, has probabilities of 0.
 struct SavedRow {
-  float lse;  // in the log2 domain
+  float lse;  // in units of log2
   float delta;
 };
 
-inline SavedRow load_saved_row(
-    const device float* lse, const device float* delta, long head_row, int query, int q_len) {
+METAL_FUNC SavedRow load_saved_row(const device float* lse,
+                                   const device float* delta,
+                                   int query,
+                                   int q_len) {
   SavedRow row = {INFINITY, 0.0f};
   if (query < q_len) {
-    const float natural = lse[head_row + query];
-    row.lse = natural == -INFINITY ? INFINITY : natural * kLog2E;
-    row.delta = delta[head_row + query];
+    const float natural = lse[query];
+    row.lse = natural == -INFINITY ? INFINITY : natural * M_LOG2E_F;
+    row.delta = delta[query];
   }
   return row;
 }
 
-// kKeepsKeys: dK and dV; otherwise dQ. kHold: the kept rows stay in registers; otherwise (large
-// heads) their fragments are read from device memory for every tile.
-template <typename T,
-          bool kKeepsKeys,
-          int kHeadDim,
-          int kVHeadDim,
-          int kTileRows,
-          int kFragmentRows,
-          bool kHold>
-struct AttentionBackward {
-  using HeadTile = SharedTile<T, kTileRows, kHeadDim>;    // of k or q
-  using ValueTile = SharedTile<T, kTileRows, kVHeadDim>;  // of v or d_out
-  enum {
-    kRows = 8 * kFragmentRows,
-    kGroupRows = kSimdgroups * kRows,
-    kHeadFragments = kHeadDim / 8,
-    kVFragments = kVHeadDim / 8,
-    kTileFragments = kTileRows / 8,
-    kHeldHead = kHold ? kHeadFragments : 1,
-    kHeldValue = kHold ? kVFragments : 1,
-    kValueSums = kKeepsKeys ? kVFragments : 1
-  };
+// Sums of products with the rows of one operand: fragments of `kept` by those of a tile, along the
+// operand's columns. kHolds: `held` has the kept fragments; otherwise they are read from memory.
+template <typename T, int kColumns, int kRowFragments, int kTileRows, bool kHolds>
+struct KeptOperand {
+  enum { kFragments = kColumns / 8, kHeld = kHolds ? int(kFragments) : 1 };
+  enum { kStride = TileRow<T, kColumns>::kStride, kTileFragments = kTileRows / 8 };
 
-  constant AttentionParams& params;
-  FragmentPlace place;
-  int row;                // the SIMD group's first
-  DeviceMatrix<T> head;   // the kept rows of q or k
-  DeviceMatrix<T> value;  // of d_out or v
-  Fragment<T> held_head[kFragmentRows][kHeldHead];
-  Fragment<T> held_value[kFragmentRows][kHeldValue];
-  SavedRow saved[kFragmentRows];  // of the kept queries
-  Fragment<float> p[kFragmentRows][kTileFragments];
-  Fragment<float> d_scores[kFragmentRows][kTileFragments];
-  Fragment<float> head_sum[kFragmentRows][kHeadFragments];  // dQ or dK, not yet scaled
-  Fragment<float> value_sum[kFragmentRows][kValueSums];     // dV
+  Rows<T> rows;
+  Fragment<T> held[kRowFragments][kHeld];
 
-  AttentionBackward(constant AttentionParams& params,
-                    FragmentPlace place,
-                    int row,
-                    DeviceMatrix<T> head,
-                    DeviceMatrix<T> value)
-      : params(params), place(place), row(row), head(head), value(value) {
+  METAL_FUNC Fragment<T> load(int row, int d, FragmentPlace place) const thread {
+    const Pair<T> pair = load_pair(rows, row + place.row, 8 * d + place.column, rows_are_vectors);
+    return fragment_of<T>(pair.x, pair.y);
+  }
+
+  METAL_FUNC void begin(int first, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
+    for (int i = 0; i < kRowFragments; ++i) {
       MLX_ANVIL_UNROLL
-      for (int d = 0; d < kHeadFragments; ++d) {
-        head_sum[r][d] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      }
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kValueSums; ++d) {
-        value_sum[r][d] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      }
-      if (kHold) {
-        MLX_ANVIL_UNROLL
-        for (int d = 0; d < kHeldHead; ++d) {
-          held_head[r][d] = load_fragment(head, row + 8 * r, 8 * d, place);
-        }
-        MLX_ANVIL_UNROLL
-        for (int d = 0; d < kHeldValue; ++d) {
-          held_value[r][d] = load_fragment(value, row + 8 * r, 8 * d, place);
+      for (int d = 0; d < kHeld; ++d) {
+        if (kHolds) {
+          held[i][d] = load(first + 8 * i, d, place);
         }
       }
     }
   }
 
-  // Products of the kept rows with those of a tile: P gets those of q and k, dS those of d_out and
-  // v.
-  void multiply(const threadgroup T* head_tile, const threadgroup T* value_tile) {
+  METAL_FUNC void multiply(const threadgroup T* tile,
+                           int first,
+                           FragmentPlace place,
+                           thread Fragment<float> (&sums)[kRowFragments][kTileFragments]) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kTileFragments; ++n) {
       MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        p[r][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-        d_scores[r][n] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (int i = 0; i < kRowFragments; ++i) {
+        sums[i][n] = fragment_of<float>(0.0f, 0.0f);
       }
     }
+    const threadgroup T* at = tile + place.column * kStride + place.row;
     MLX_ANVIL_UNROLL
-    for (int d = 0; d < kHeadFragments; ++d) {
-      Fragment<T> kept[kFragmentRows];
-      MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        kept[r] =
-            kHold ? held_head[r][kHold ? d : 0] : load_fragment(head, row + 8 * r, 8 * d, place);
+    for (int d = 0; d < kFragments; ++d) {
+      if (!kHolds) {
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          held[i][0] = load(first + 8 * i, d, place);
+        }
       }
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kTileFragments; ++n) {
-        const Fragment<T> other = HeadTile::transposed(head_tile, 8 * n, 8 * d);
+        const Fragment<T> other = load_transposed(at + 8 * (n * kStride + d), kStride);
         MLX_ANVIL_UNROLL
-        for (int r = 0; r < kFragmentRows; ++r) {
-          metal::simdgroup_multiply_accumulate(p[r][n], kept[r], other, p[r][n]);
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(sums[i][n], held[i][kHolds ? d : 0], other,
+                                               sums[i][n]);
         }
       }
     }
+  }
+};
+
+// A gradient of the kept rows: sums of weights by the rows of a tile.
+template <typename T, int kColumns, int kRowFragments, int kTileRows>
+struct GradientSum {
+  enum { kFragments = kColumns / 8, kStride = TileRow<T, kColumns>::kStride };
+  enum { kTileFragments = kTileRows / 8 };
+
+  Fragment<float> sum[kRowFragments][kFragments];
+
+  METAL_FUNC void begin() thread {
     MLX_ANVIL_UNROLL
-    for (int d = 0; d < kVFragments; ++d) {
-      Fragment<T> kept[kFragmentRows];
+    for (int i = 0; i < kRowFragments; ++i) {
       MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        kept[r] =
-            kHold ? held_value[r][kHold ? d : 0] : load_fragment(value, row + 8 * r, 8 * d, place);
+      for (int d = 0; d < kFragments; ++d) {
+        sum[i][d] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
+  }
+
+  METAL_FUNC void add(thread Fragment<float> (&weights)[kRowFragments][kTileFragments],
+                      const threadgroup T* tile,
+                      FragmentPlace place) thread {
+    const threadgroup T* at = tile + place.row * kStride + place.column;
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kTileFragments; ++n) {
+      Fragment<T> narrow[kRowFragments];
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        narrow[i] = fragment_of<T>(elements_of(weights[i][n]));
       }
       MLX_ANVIL_UNROLL
-      for (int n = 0; n < kTileFragments; ++n) {
-        const Fragment<T> other = ValueTile::transposed(value_tile, 8 * n, 8 * d);
+      for (int d = 0; d < kFragments; ++d) {
+        const Fragment<T> other = load_fragment(at + 8 * (n * kStride + d));
         MLX_ANVIL_UNROLL
-        for (int r = 0; r < kFragmentRows; ++r) {
-          metal::simdgroup_multiply_accumulate(d_scores[r][n], kept[r], other, d_scores[r][n]);
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(sum[i][d], narrow[i], other, sum[i][d]);
         }
       }
     }
   }
 
-  // From products to P and dS. `tile`: the first row of the tile; `tile_rows`: what was saved for
-  // it, where queries pass by. `edge`: some pairs lie outside the window. `d_mask`: of this batch
-  // and head.
-  void finish(thread const MaskView<T>& mask,
-              const threadgroup SavedRow* tile_rows,
-              int tile,
-              bool edge,
-              device float* d_mask) {
+  // `to`: row 0 of the head. Rows beyond `rows` are not written.
+  METAL_FUNC void store(device T* to,
+                        long row_stride,
+                        int first,
+                        int rows,
+                        int columns,
+                        FragmentPlace place,
+                        float factor) thread {
     MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
+    for (int i = 0; i < kRowFragments; ++i) {
+      const int row = first + 8 * i + place.row;
+      MLX_ANVIL_UNROLL
+      for (int d = 0; d < kFragments; ++d) {
+        if (row < rows) {
+          store_pair(to + row * row_stride, 8 * d + place.column, columns,
+                     elements_of(sum[i][d]) * factor, rows_are_vectors);
+        }
+      }
+    }
+  }
+};
+
+// From the products of a tile, in place: `p` from q . k to P, `d_scores` from d_out . v to dS.
+// kKeepsKeys: rows are keys and the tile's are queries; otherwise the reverse.
+template <typename T, bool kKeepsKeys, int kRowFragments, int kTileRows>
+struct ScoreGradients {
+  enum { kTileFragments = kTileRows / 8 };
+
+  Fragment<float> p[kRowFragments][kTileFragments];
+  Fragment<float> d_scores[kRowFragments][kTileFragments];
+
+  // `saved`: of the kept queries; `saved_of_tile`: of those that pass. `d_mask`: of this batch and
+  // head.
+  METAL_FUNC void finish(int first,
+                         int tile,
+                         FragmentPlace place,
+                         bool all,
+                         thread SavedRow (&saved)[kRowFragments],
+                         const threadgroup SavedRow* saved_of_tile,
+                         HeadMask<T> mask,
+                         device float* d_mask,
+                         constant AttentionParams& params) thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kTileFragments; ++n) {
         MLX_ANVIL_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int kept = row + 8 * r + place.row;
-          const int column = 8 * n + place.column + e;
+        for (int j = 0; j < 2; ++j) {
+          const int kept = first + 8 * i + place.row;
+          const int column = 8 * n + place.column + j;
           const int query = kKeepsKeys ? tile + column : kept;
           const int key = kKeepsKeys ? kept : tile + column;
-          SavedRow of_query = saved[r];
+          SavedRow row = saved[i];
           if (kKeepsKeys) {
-            of_query = tile_rows[column];
+            row = saved_of_tile[column];
           }
-          const float product = elements_of(p[r][n])[e];
-          const float cap = has_softcap ? capped(params, product) : 0.0f;
-          float score = unmasked_score(params, product, cap);
-          if (edge || has_mask()) {
-            score = masked_score(params, mask, query, key, score);
+          float score = scaled(params, p[i][n].thread_elements()[j]);
+          // 1 - (capped / softcap)^2; softcap is in the same units of log2
+          const float capped = score / params.softcap;
+          const float slope = has_softcap ? 1.0f - capped * capped : 1.0f;
+          const bool exists = query < params.q_len && key < params.kv_len;
+          if (!all && !sees(params, query, key)) {
+            score = -INFINITY;
+          } else if ((has_bool_mask || has_additive_mask) && exists) {
+            score = mask.apply(score, query, key);
           }
-          const float probability = metal::fast::exp2(score - of_query.lse);
-          const float d_score = probability * (elements_of(d_scores[r][n])[e] - of_query.delta);
-          if (store_d_mask && !kKeepsKeys && query < params.q_len && key < params.kv_len) {
-            d_mask[static_cast<long>(query) * params.kv_len + key] = d_score;
+          const float weight = metal::fast::exp2(score - row.lse);
+          const float gradient = weight * (d_scores[i][n].thread_elements()[j] - row.delta);
+          if (stores_d_mask && !kKeepsKeys && exists) {
+            d_mask[static_cast<long>(query) * params.kv_len + key] = gradient;
           }
-          elements_of(p[r][n])[e] = probability;
-          elements_of(d_scores[r][n])[e] = has_softcap ? d_score * (1.0f - cap * cap) : d_score;
+          p[i][n].thread_elements()[j] = weight;
+          d_scores[i][n].thread_elements()[j] = gradient * slope;
         }
-      }
-    }
-  }
-
-  // Adds what the tile contributes to the gradients of the kept rows.
-  void accumulate(const threadgroup T* head_tile, const threadgroup T* value_tile) {
-    MLX_ANVIL_UNROLL
-    for (int n = 0; n < kTileFragments; ++n) {
-      Fragment<T> weights[kFragmentRows];
-      MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        weights[r] = converted<T>(d_scores[r][n]);
-      }
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kHeadFragments; ++d) {
-        const Fragment<T> other = HeadTile::fragment(head_tile, 8 * n, 8 * d);
-        MLX_ANVIL_UNROLL
-        for (int r = 0; r < kFragmentRows; ++r) {
-          metal::simdgroup_multiply_accumulate(head_sum[r][d], weights[r], other, head_sum[r][d]);
-        }
-      }
-      if (!kKeepsKeys) {
-        continue;
-      }
-      MLX_ANVIL_UNROLL
-      for (int r = 0; r < kFragmentRows; ++r) {
-        weights[r] = converted<T>(p[r][n]);
-      }
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kValueSums; ++d) {
-        const Fragment<T> other = ValueTile::fragment(value_tile, 8 * n, 8 * d);
-        MLX_ANVIL_UNROLL
-        for (int r = 0; r < kFragmentRows; ++r) {
-          metal::simdgroup_multiply_accumulate(value_sum[r][d], weights[r], other, value_sum[r][d]);
-        }
-      }
-    }
-  }
-
-  void store_head(device T* to, long row_stride) {
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kHeadFragments; ++d) {
-        store_fragment(to, row_stride, head.rows, head.columns, row + 8 * r, 8 * d, place,
-                       elements_of(head_sum[r][d]) * params.scale, vector_loads);
-      }
-    }
-  }
-
-  void store_value(device T* to, long row_stride) {
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kFragmentRows; ++r) {
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kValueSums; ++d) {
-        store_fragment(to, row_stride, value.rows, value.columns, row + 8 * r, 8 * d, place,
-                       elements_of(value_sum[r][d]), vector_loads);
       }
     }
   }

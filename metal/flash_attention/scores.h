@@ -30,6 +30,20 @@ METAL_FUNC KeyRange visible_keys(constant AttentionParams& params, int first, in
           metal::min(params.kv_len, last + params.band_high + 1)};
 }
 
+struct QueryRange {
+  int begin;
+  int end;
+};
+
+// The queries that see some key of [first, last].
+METAL_FUNC QueryRange seeing_queries(constant AttentionParams& params, int first, int last) {
+  if (!has_band) {
+    return {0, params.q_len};
+  }
+  return {metal::max(0, first - params.band_high),
+          metal::min(params.q_len, last - params.band_low + 1)};
+}
+
 // Whether each query of [first, last] sees each key of [begin, end).
 METAL_FUNC bool sees_all(
     constant AttentionParams& params, int first, int last, int begin, int end) {

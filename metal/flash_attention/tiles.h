@@ -36,3 +36,52 @@
   X(float32, float, 256, 256, 1, 8, false, 4)            \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
+
+// Of the backward: rows that a threadgroup keeps (of queries for dq, of keys for dkv), and rows of
+// the other side that pass by, tile by tile. A row fragment takes of every thread d / 4 registers
+// for each of the two kept operands (half of that for 16-bit types), d / 4 for each gradient that
+// is added up (one in dq, two in dkv) and tile rows / 2 for the scores and their gradient. Where
+// that does not fit, the kept operands are read again for each tile (holds false).
+//
+// X(pass, dtype, type, d, dv, row_fragments, tile rows, holds)
+#define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type) \
+  X(dq, dtype, type, 32, 32, 2, 32, true)                     \
+  X(dq, dtype, type, 64, 64, 2, 32, true)                     \
+  X(dq, dtype, type, 72, 72, 2, 16, true)                     \
+  X(dq, dtype, type, 80, 80, 2, 16, true)                     \
+  X(dq, dtype, type, 96, 96, 1, 32, true)                     \
+  X(dq, dtype, type, 128, 128, 1, 32, true)                   \
+  X(dq, dtype, type, 192, 128, 1, 16, true)                   \
+  X(dq, dtype, type, 192, 192, 1, 16, true)                   \
+  X(dq, dtype, type, 256, 256, 1, 16, false)                  \
+  X(dkv, dtype, type, 32, 32, 2, 32, true)                    \
+  X(dkv, dtype, type, 64, 64, 2, 16, true)                    \
+  X(dkv, dtype, type, 72, 72, 1, 32, true)                    \
+  X(dkv, dtype, type, 80, 80, 1, 32, true)                    \
+  X(dkv, dtype, type, 96, 96, 1, 32, true)                    \
+  X(dkv, dtype, type, 128, 128, 1, 16, true)                  \
+  X(dkv, dtype, type, 192, 128, 1, 16, false)                 \
+  X(dkv, dtype, type, 192, 192, 1, 16, false)                 \
+  X(dkv, dtype, type, 256, 256, 1, 8, false)
+
+#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)             \
+  X(dq, float32, float, 32, 32, 2, 32, true)              \
+  X(dq, float32, float, 64, 64, 1, 32, true)              \
+  X(dq, float32, float, 72, 72, 1, 16, true)              \
+  X(dq, float32, float, 80, 80, 1, 16, true)              \
+  X(dq, float32, float, 96, 96, 1, 16, true)              \
+  X(dq, float32, float, 128, 128, 1, 16, true)            \
+  X(dq, float32, float, 192, 128, 1, 16, false)           \
+  X(dq, float32, float, 192, 192, 1, 16, false)           \
+  X(dq, float32, float, 256, 256, 1, 8, false)            \
+  X(dkv, float32, float, 32, 32, 2, 16, true)             \
+  X(dkv, float32, float, 64, 64, 1, 16, true)             \
+  X(dkv, float32, float, 72, 72, 1, 16, true)             \
+  X(dkv, float32, float, 80, 80, 1, 16, true)             \
+  X(dkv, float32, float, 96, 96, 1, 16, true)             \
+  X(dkv, float32, float, 128, 128, 1, 16, false)          \
+  X(dkv, float32, float, 192, 128, 1, 8, false)           \
+  X(dkv, float32, float, 192, 192, 1, 8, false)           \
+  X(dkv, float32, float, 256, 256, 1, 8, false)           \
+  MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half) \
+  MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)

@@ -41,7 +41,7 @@ def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint, only: Collecti
     i = 0
     while i < len(stream):
         if stream.text[i] == "template" and stream.at(i + 1) == "[":
-            i = _instantiation(stream, i, functions, add, only)
+            i = _instantiation(stream, i, functions, add)
         elif _is_kernel_marker(stream, i):
             i = _definition(stream, i, functions, add)
         i += 1
@@ -106,9 +106,7 @@ def _definition(stream: TokenStream, marker: int, functions: dict[str, list[_Fun
     return stream.partner[opening]
 
 
-def _instantiation(
-    stream: TokenStream, start: int, functions: dict[str, list[_Function]], add: Callable, only: Collection[str]
-) -> int:
+def _instantiation(stream: TokenStream, start: int, functions: dict[str, list[_Function]], add: Callable) -> int:
     """template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>; or the same with the signature written out."""
     end = stream.text.index(";", start)
     host_name = _host_name(stream, start, end)
@@ -137,8 +135,7 @@ def _instantiation(
     function = min(functions[name], key=lambda f: (f.template_parameters < arguments, f.template_parameters))
     expression = stream.joined(first, last)
     stream.erase(start, end)
-    if not only or (host_name or name) in only:
-        stream.insert_after(end, add(host_name or name, expression, function, first))
+    stream.insert_after(end, add(host_name or name, expression, function, first))
     return end
 
 

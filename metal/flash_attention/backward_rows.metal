@@ -1,10 +1,10 @@
 // flash_attention, what the gradients need of every row of d_out before the tiles pass:
 //   delta = rowsum(d_out out) - d_lse, and with it d_sink = -sum over rows 2^(sink - lse) delta.
 //
-// flash_attention_delta_<dtype>: bindings out, d_out, d_lse, delta, params; grid: blocks of eight
-// queries, query heads, batch; threadgroup 256; function constants 0 and 6.
-// flash_attention_d_sinks: bindings sinks, lse, delta, d_sinks, params; grid: query heads, batch;
-// threadgroup 256. Nothing is assumed of alignment.
+// Kernels: flash_attention_delta_<dtype>: bindings out, d_out, d_lse, delta, params; grid: blocks
+// of eight queries, query heads, batch; threadgroup 256; function constant 7: whether d_lse is
+// read. flash_attention_d_sinks: bindings sinks, lse, delta, d_sinks, params; grid: query heads,
+// batch; threadgroup 256. Nothing is assumed of alignment.
 #include "metal/flash_attention/backward.h"
 
 enum { kRowsPerGroup = 8 };
@@ -15,12 +15,12 @@ template <typename T>
     const device T* d_out [[buffer(1)]],
     const device float* d_lse [[buffer(2)]],
     device float* delta [[buffer(3)]],
-    constant AttentionParams& params [[buffer(4)]],
+    constant AttentionBackwardParams& params [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   const int query = group.x * kRowsPerGroup + simdgroup, head = group.y, batch = group.z;
-  if (query >= params.q_len) {
+  if (query >= params.common.q_len) {
     return;
   }
   out +=
@@ -28,7 +28,7 @@ template <typename T>
   d_out += batch * params.d_out_strides[0] + head * params.d_out_strides[1] +
            query * params.d_out_strides[2];
   float sum = 0.0f;
-  for (int column = lane; column < params.v_head_dim; column += 32) {
+  for (int column = lane; column < params.common.v_head_dim; column += 32) {
     sum += static_cast<float>(out[column * params.out_strides[3]]) *
            static_cast<float>(d_out[column * params.d_out_strides[3]]);
   }
@@ -38,7 +38,8 @@ template <typename T>
         has_d_lse ? d_lse[batch * params.d_lse_strides[0] + head * params.d_lse_strides[1] +
                           query * params.d_lse_strides[2]]
                   : 0.0f;
-    delta[(static_cast<long>(batch) * params.q_heads + head) * params.q_len + query] = sum - of_lse;
+    delta[(static_cast<long>(batch) * params.common.q_heads + head) * params.common.q_len + query] =
+        sum - of_lse;
   }
 }
 
@@ -47,17 +48,19 @@ template <typename T>
     const device float* lse [[buffer(1)]],
     const device float* delta [[buffer(2)]],
     device float* d_sinks [[buffer(3)]],
-    constant AttentionParams& params [[buffer(4)]],
+    constant AttentionBackwardParams& params [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float partial[kRowsPerGroup];
   const int head = group.x, batch = group.y;
-  const float sink = sinks[batch * params.sinks_strides[0] + head * params.sinks_strides[1]];
-  const long first = (static_cast<long>(batch) * params.q_heads + head) * params.q_len;
+  const float sink =
+      sinks[batch * params.common.sinks_strides[0] + head * params.common.sinks_strides[1]];
+  const long first =
+      (static_cast<long>(batch) * params.common.q_heads + head) * params.common.q_len;
   float sum = 0.0f;
-  for (int query = thread_index; query < params.q_len; query += 32 * kRowsPerGroup) {
+  for (int query = thread_index; query < params.common.q_len; query += 32 * kRowsPerGroup) {
     const float row_lse = lse[first + query];
     // A row that saw nothing and has no sink either.
     const float p = row_lse == -INFINITY ? 0.0f : metal::precise::exp(sink - row_lse);
@@ -73,7 +76,7 @@ template <typename T>
     for (int i = 0; i < kRowsPerGroup; ++i) {
       total += partial[i];
     }
-    d_sinks[batch * params.q_heads + head] = total;
+    d_sinks[batch * params.common.q_heads + head] = total;
   }
 }
 

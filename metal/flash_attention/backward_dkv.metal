@@ -1,0 +1,119 @@
+// flash_attention, gradients of the keys and values. Formulas: backward.h.
+//
+// Kernels: flash_attention_backward_dkv_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v,
+// mask, sinks (not read), lse, d_out, delta, d_k, d_v, params. Function constants: those of
+// scores.h. Grid: blocks of keys x kv heads x batch. Threadgroup: 128 x 1 x 1. Assumes: columns of
+// d_k and d_v are neighbours.
+//
+// Four products for a tile of queries: k q^T, v d_out^T, P^T d_out and dS^T q. The heads of a group
+// follow one another, so that their sum never leaves the registers. Tiles outside the band are not
+// visited.
+#include "metal/flash_attention/backward.h"
+#include "metal/flash_attention/tiles.h"
+
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileRows, bool kHolds>
+[[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dkv(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device uchar* mask [[buffer(3)]],
+    const device float* lse [[buffer(5)]],
+    const device T* d_out [[buffer(6)]],
+    const device float* delta [[buffer(7)]],
+    device T* d_k [[buffer(8)]],
+    device T* d_v [[buffer(9)]],
+    constant AttentionBackwardParams& params [[buffer(10)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using Keys = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kHolds>;
+  using Values = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kHolds>;
+  enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
+  enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  threadgroup T query_tile[kTileRows * Keys::kStride];
+  threadgroup T d_out_tile[kTileRows * Values::kStride];
+  threadgroup SavedRow saved_of_tile[kTileRows];
+
+  constant AttentionParams& common = params.common;
+  const long batch = group.z, kv_head = group.y;
+  const int block = group.x * kRows;
+  const int first = block + simdgroup * kGroupRows;
+  const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
+
+  const FragmentPlace place = fragment_place(lane);
+  Keys keys;
+  keys.rows = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1], common.k_strides[2],
+               common.k_strides[3], common.kv_len, common.head_dim};
+  Values values;
+  values.rows = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                 common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
+  keys.begin(first, place);
+  values.begin(first, place);
+  GradientSum<T, kHeadDim, kRowFragments, kTileRows> key_gradient;
+  GradientSum<T, kValueDim, kRowFragments, kTileRows> value_gradient;
+  key_gradient.begin();
+  value_gradient.begin();
+  ScoreGradients<T, true, kRowFragments, kTileRows> scores;
+  SavedRow unused[kRowFragments];
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    unused[i] = {0.0f, 0.0f};
+  }
+
+  const QueryRange seeing =
+      seeing_queries(common, block, metal::min(block + kRows, common.kv_len) - 1);
+  const QueryRange own = seeing_queries(common, first, last);
+  for (long head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
+    const long head_row = (batch * common.q_heads + head) * common.q_len;
+    const device T* head_q = q + batch * common.q_strides[0] + head * common.q_strides[1];
+    const device T* head_d_out =
+        d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1];
+    const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
+    for (int begin = seeing.begin; begin < seeing.end; begin += kTileRows) {
+      const int count = metal::min(int(kTileRows), common.q_len - begin);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      const Rows<T> query_rows = {head_q + begin * common.q_strides[2], common.q_strides[2],
+                                  common.q_strides[3], count, common.head_dim};
+      const Rows<T> d_out_rows = {head_d_out + begin * params.d_out_strides[2],
+                                  params.d_out_strides[2], params.d_out_strides[3], count,
+                                  common.v_head_dim};
+      copy_tile<T, kTileRows, kHeadDim, kThreads>(query_tile, query_rows, rows_are_vectors,
+                                                  thread_index);
+      copy_tile<T, kTileRows, kValueDim, kThreads>(d_out_tile, d_out_rows, rows_are_vectors,
+                                                   thread_index);
+      if (thread_index < kTileRows) {
+        saved_of_tile[thread_index] =
+            load_saved_row(lse + head_row, delta + head_row, begin + thread_index, common.q_len);
+      }
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
+        keys.multiply(query_tile, first, place, scores.p);
+        values.multiply(d_out_tile, first, place, scores.d_scores);
+        // Keys and queries that do not exist are seen to by the saved rows and by what is stored.
+        const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
+        scores.finish(first, begin, place, all, unused, saved_of_tile, head_mask, nullptr, common);
+        value_gradient.add(scores.p, d_out_tile, place);
+        key_gradient.add(scores.d_scores, query_tile, place);
+      }
+    }
+  }
+  key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1],
+                     params.d_k_strides[2], first, common.kv_len, common.head_dim, place,
+                     common.scale);
+  value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1],
+                       params.d_v_strides[2], first, common.kv_len, common.v_head_dim, place, 1.0f);
+}
+
+#define INSTANTIATE_dkv(dtype, type, d, dv, row_fragments, rows, holds)                     \
+  template [[host_name("flash_attention_backward_dkv_" #dtype "_d" #d "v" #dv)]] [[kernel]] \
+  decltype(flash_attention_backward_dkv<type, d, dv, row_fragments, rows, holds>)           \
+      flash_attention_backward_dkv<type, d, dv, row_fragments, rows, holds>;
+#define INSTANTIATE_dq(...)
+#define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass(__VA_ARGS__)
+
+MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
+
+#undef INSTANTIATE_dkv
+#undef INSTANTIATE_dq
+#undef INSTANTIATE_BACKWARD

@@ -1,0 +1,109 @@
+// flash_attention, gradient of the queries (and of an additive mask). Formulas: backward.h.
+//
+// Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v,
+// mask, sinks (not read), lse, d_out, delta, d_q, d_mask, params; where the last two are not
+// wanted, any buffer. Function constants: those of scores.h; 8: whether d_mask is stored. Grid:
+// blocks of queries x query heads x batch. Threadgroup: 128 x 1 x 1. Assumes: columns of d_q are
+// neighbours.
+//
+// Three products for a tile of keys: q k^T, d_out v^T, and dS k. Tiles outside the band are not
+// visited, but where d_mask is stored: it has every pair.
+#include "metal/flash_attention/backward.h"
+#include "metal/flash_attention/tiles.h"
+
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileRows, bool kHolds>
+[[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dq(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device uchar* mask [[buffer(3)]],
+    const device float* lse [[buffer(5)]],
+    const device T* d_out [[buffer(6)]],
+    const device float* delta [[buffer(7)]],
+    device T* d_q [[buffer(8)]],
+    device float* d_mask [[buffer(9)]],
+    constant AttentionBackwardParams& params [[buffer(10)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using Queries = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kHolds>;
+  using Cotangents = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kHolds>;
+  enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
+  enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  threadgroup T key_tile[kTileRows * Queries::kStride];
+  threadgroup T value_tile[kTileRows * Cotangents::kStride];
+
+  constant AttentionParams& common = params.common;
+  const long batch = group.z, head = group.y, kv_head = head / common.group;
+  // Late blocks are the longest of a causal call: they start first.
+  const int block = (groups.x - 1 - group.x) * kRows;
+  const int first = block + simdgroup * kGroupRows;
+  const int last = metal::min(first + kGroupRows, common.q_len) - 1;
+  const long head_row = (batch * common.q_heads + head) * common.q_len;
+  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
+  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
+  const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
+  device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
+
+  const FragmentPlace place = fragment_place(lane);
+  Queries queries;
+  queries.rows = {q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
+                  common.q_strides[3], common.q_len, common.head_dim};
+  Cotangents cotangents;
+  cotangents.rows = {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+                     params.d_out_strides[2], params.d_out_strides[3], common.q_len,
+                     common.v_head_dim};
+  queries.begin(first, place);
+  cotangents.begin(first, place);
+  GradientSum<T, kHeadDim, kRowFragments, kTileRows> gradient;
+  gradient.begin();
+  ScoreGradients<T, false, kRowFragments, kTileRows> scores;
+  SavedRow saved[kRowFragments];
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    saved[i] =
+        load_saved_row(lse + head_row, delta + head_row, first + 8 * i + place.row, common.q_len);
+  }
+
+  KeyRange visible = visible_keys(common, block, metal::min(block + kRows, common.q_len) - 1);
+  KeyRange own = visible_keys(common, first, last);
+  if (stores_d_mask) {
+    visible = own = {0, common.kv_len};
+  }
+  for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
+    const int count = metal::min(int(kTileRows), common.kv_len - begin);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    const Rows<T> key_rows = {keys + begin * common.k_strides[2], common.k_strides[2],
+                              common.k_strides[3], count, common.head_dim};
+    const Rows<T> value_rows = {values + begin * common.v_strides[2], common.v_strides[2],
+                                common.v_strides[3], count, common.v_head_dim};
+    copy_tile<T, kTileRows, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
+    copy_tile<T, kTileRows, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
+                                                 thread_index);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {
+      queries.multiply(key_tile, first, place, scores.p);
+      cotangents.multiply(value_tile, first, place, scores.d_scores);
+      const bool all = sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows);
+      scores.finish(first, begin, place, all, saved, nullptr, head_mask, head_d_mask, common);
+      gradient.add(scores.d_scores, key_tile, place);
+    }
+  }
+  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1],
+                 params.d_q_strides[2], first, common.q_len, common.head_dim, place, common.scale);
+}
+
+#define INSTANTIATE_dq(dtype, type, d, dv, row_fragments, rows, holds)                     \
+  template [[host_name("flash_attention_backward_dq_" #dtype "_d" #d "v" #dv)]] [[kernel]] \
+  decltype(flash_attention_backward_dq<type, d, dv, row_fragments, rows, holds>)           \
+      flash_attention_backward_dq<type, d, dv, row_fragments, rows, holds>;
+#define INSTANTIATE_dkv(...)
+#define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass(__VA_ARGS__)
+
+MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
+
+#undef INSTANTIATE_dq
+#undef INSTANTIATE_dkv
+#undef INSTANTIATE_BACKWARD
