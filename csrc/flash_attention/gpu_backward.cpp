@@ -3,7 +3,6 @@
 #include <string_view>
 
 #include "common/allocate.h"
-#include "common/errors.h"
 #include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -36,21 +35,28 @@ struct BackwardTile {
   }
 };
 
-const BackwardTile& backward_tile(std::string_view pass,
+// Null where heads of this size have other passes.
+const BackwardTile* backward_tile(std::string_view pass,
                                   std::string_view dtype,
                                   const AttentionSizes& sizes) {
 #define TILE(pass, dtype, type, d, dv, row_fragments, rows, holds) \
   {#pass, #dtype, d, dv, static_cast<int>(kThreads / 32) * 8 * (row_fragments)},
   static constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
 #undef TILE
-  const auto* tile = std::find_if(std::begin(kTiles), std::end(kTiles), [&](const BackwardTile& t) {
-    return pass == t.pass && dtype == t.dtype && sizes.head_dim <= t.head_dim &&
-           sizes.v_head_dim <= t.v_head_dim;
+  const auto holds = [&](const BackwardTile& tile) {
+    return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
+           sizes.v_head_dim <= tile.v_head_dim;
+  };
+  // The first size that holds the heads decides which passes there are for it.
+  const auto* first = std::find_if(std::begin(kTiles), std::end(kTiles), [&](const auto& tile) {
+    return holds(tile) && (tile.pass == "dq") == (pass == "dq");
   });
-  if (tile == std::end(kTiles)) {
-    throw_internal_error(kAttentionOp, "no kernel for gradients of heads of this size.");
-  }
-  return *tile;
+  const auto* found = std::find_if(
+      first, std::end(kTiles), [&](const auto& tile) { return holds(tile) && tile.pass == pass; });
+  const bool same_size = first != std::end(kTiles) && found != std::end(kTiles) &&
+                         first->head_dim == found->head_dim &&
+                         first->v_head_dim == found->v_head_dim;
+  return same_size ? found : nullptr;
 }
 
 // An array that only this call uses.
@@ -86,10 +92,9 @@ struct Backward {
     return request;
   }
 
-  KernelLaunch pass(std::string_view name, int64_t length, int64_t heads, bool vectors) {
-    const BackwardTile& tile = backward_tile(name, dtype_name(*arrays.q), sizes);
+  KernelLaunch pass(const BackwardTile& tile, int64_t length, int64_t heads, bool vectors) {
     std::vector<FunctionConstant> constants = attention_constants(config, vectors);
-    constants.push_back({kStoresDMask, name == "dq" && arrays.d_mask});
+    constants.push_back({kStoresDMask, tile.pass == "dq" && arrays.d_mask});
     const Extent grid = {groups_of(length, tile.rows), static_cast<uint32_t>(heads),
                          static_cast<uint32_t>(sizes.batch)};
     KernelLaunch launch =
@@ -137,7 +142,8 @@ void Backward::launch_queries() {
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
   const bool vectors = operands_are_vectors() && rows_are_vectors(*arrays.d_q);
-  KernelLaunch launch = pass("dq", sizes.q_len, sizes.q_heads, vectors);
+  const BackwardTile* tile = backward_tile("dq", dtype_name(*arrays.q), sizes);
+  KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
   launch.temporaries.push_back(unwanted);
   mlx_anvil::launch(launch, stream);
@@ -148,9 +154,13 @@ void Backward::launch_keys() {
   copy_strides(params.d_v_strides, *arrays.d_v);
   const bool vectors =
       operands_are_vectors() && rows_are_vectors(*arrays.d_k) && rows_are_vectors(*arrays.d_v);
-  KernelLaunch launch = pass("dkv", sizes.kv_len, sizes.kv_heads, vectors);
-  launch.outputs = {arrays.d_k, arrays.d_v};
-  mlx_anvil::launch(launch, stream);
+  for (const char* name : {"dkv", "dk", "dv"}) {
+    if (const BackwardTile* tile = backward_tile(name, dtype_name(*arrays.q), sizes)) {
+      KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
+      launch.outputs = {arrays.d_k, arrays.d_v};
+      mlx_anvil::launch(launch, stream);
+    }
+  }
 }
 
 }  // namespace

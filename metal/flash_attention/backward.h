@@ -74,21 +74,33 @@ struct KeptOperand {
       }
     }
     const threadgroup T* at = tile + place.column * kStride + place.row;
-    MLX_ANVIL_UNROLL
-    for (int d = 0; d < kFragments; ++d) {
-      if (!kHolds) {
+    if (kHolds) {
+      MLX_ANVIL_UNROLL
+      for (int d = 0; d < kHeld; ++d) {
         MLX_ANVIL_UNROLL
-        for (int i = 0; i < kRowFragments; ++i) {
-          held[i][0] = load(first + 8 * i, d, place);
+        for (int n = 0; n < kTileFragments; ++n) {
+          const Fragment<T> other = load_transposed(at + 8 * (n * kStride + d), kStride);
+          MLX_ANVIL_UNROLL
+          for (int i = 0; i < kRowFragments; ++i) {
+            metal::simdgroup_multiply_accumulate(sums[i][n], held[i][d], other, sums[i][n]);
+          }
         }
+      }
+      return;
+    }
+    // A loop in earnest: unrolled, it would hold as many registers as it means to save.
+    MLX_ANVIL_NO_UNROLL
+    for (int d = 0; d < kFragments; ++d) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        held[i][0] = load(first + 8 * i, d, place);
       }
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kTileFragments; ++n) {
         const Fragment<T> other = load_transposed(at + 8 * (n * kStride + d), kStride);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(sums[i][n], held[i][kHolds ? d : 0], other,
-                                               sums[i][n]);
+          metal::simdgroup_multiply_accumulate(sums[i][n], held[i][0], other, sums[i][n]);
         }
       }
     }
@@ -165,6 +177,17 @@ struct ScoreGradients {
 
   Fragment<float> p[kRowFragments][kTileFragments];
   Fragment<float> d_scores[kRowFragments][kTileFragments];
+
+  // Where only P is wanted.
+  METAL_FUNC void clear_d_scores() thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kTileFragments; ++n) {
+        d_scores[i][n] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
+  }
 
   // `saved`: of the kept queries; `saved_of_tile`: of those that pass. `d_mask`: of this batch and
   // head.

@@ -1,6 +1,7 @@
 // flash_attention, gradients of the keys and values. Formulas: backward.h.
 //
-// Kernels: flash_attention_backward_dkv_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v,
+// Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>; dk and dv
+// make one gradient each, for heads that are too wide for the registers of both. Bindings: q, k, v,
 // mask, sinks (not read), lse, d_out, delta, d_k, d_v, params. Function constants: those of
 // scores.h. Grid: blocks of keys x kv heads x batch. Threadgroup: 128 x 1 x 1. Assumes: columns of
 // d_k and d_v are neighbours.
@@ -11,7 +12,14 @@
 #include "metal/flash_attention/backward.h"
 #include "metal/flash_attention/tiles.h"
 
-template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileRows, bool kHolds>
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kTileRows,
+          bool kHolds,
+          bool kMakesKeys,
+          bool kMakesValues>
 [[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dkv(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
@@ -52,8 +60,12 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
   values.begin(first, place);
   GradientSum<T, kHeadDim, kRowFragments, kTileRows> key_gradient;
   GradientSum<T, kValueDim, kRowFragments, kTileRows> value_gradient;
-  key_gradient.begin();
-  value_gradient.begin();
+  if (kMakesKeys) {
+    key_gradient.begin();
+  }
+  if (kMakesValues) {
+    value_gradient.begin();
+  }
   ScoreGradients<T, true, kRowFragments, kTileRows> scores;
   SavedRow unused[kRowFragments];
   MLX_ANVIL_UNROLL
@@ -89,31 +101,50 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
         keys.multiply(query_tile, first, place, scores.p);
-        values.multiply(d_out_tile, first, place, scores.d_scores);
+        if (kMakesKeys) {
+          values.multiply(d_out_tile, first, place, scores.d_scores);
+        } else {
+          scores.clear_d_scores();
+        }
         // Keys and queries that do not exist are seen to by the saved rows and by what is stored.
         const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
         scores.finish(first, begin, place, all, unused, saved_of_tile, head_mask, nullptr, common);
-        value_gradient.add(scores.p, d_out_tile, place);
-        key_gradient.add(scores.d_scores, query_tile, place);
+        if (kMakesValues) {
+          value_gradient.add(scores.p, d_out_tile, place);
+        }
+        if (kMakesKeys) {
+          key_gradient.add(scores.d_scores, query_tile, place);
+        }
       }
     }
   }
-  key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1],
-                     params.d_k_strides[2], first, common.kv_len, common.head_dim, place,
-                     common.scale);
-  value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1],
-                       params.d_v_strides[2], first, common.kv_len, common.v_head_dim, place, 1.0f);
+  if (kMakesKeys) {
+    key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1],
+                       params.d_k_strides[2], first, common.kv_len, common.head_dim, place,
+                       common.scale);
+  }
+  if (kMakesValues) {
+    value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1],
+                         params.d_v_strides[2], first, common.kv_len, common.v_head_dim, place,
+                         1.0f);
+  }
 }
 
-#define INSTANTIATE_dkv(dtype, type, d, dv, row_fragments, rows, holds)                     \
-  template [[host_name("flash_attention_backward_dkv_" #dtype "_d" #d "v" #dv)]] [[kernel]] \
-  decltype(flash_attention_backward_dkv<type, d, dv, row_fragments, rows, holds>)           \
-      flash_attention_backward_dkv<type, d, dv, row_fragments, rows, holds>;
+#define INSTANTIATE_PASS(pass, makes_keys, makes_values, dtype, type, d, dv, ...)                 \
+  template [[host_name("flash_attention_backward_" #pass "_" #dtype "_d" #d "v" #dv)]] [[kernel]] \
+  decltype(flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>)      \
+      flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>;
+#define INSTANTIATE_dkv(...) INSTANTIATE_PASS(dkv, true, true, __VA_ARGS__)
+#define INSTANTIATE_dk(...) INSTANTIATE_PASS(dk, true, false, __VA_ARGS__)
+#define INSTANTIATE_dv(...) INSTANTIATE_PASS(dv, false, true, __VA_ARGS__)
 #define INSTANTIATE_dq(...)
 #define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass(__VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
 
+#undef INSTANTIATE_PASS
 #undef INSTANTIATE_dkv
+#undef INSTANTIATE_dk
+#undef INSTANTIATE_dv
 #undef INSTANTIATE_dq
 #undef INSTANTIATE_BACKWARD

@@ -100,10 +100,14 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
   decltype(flash_attention_backward_dq<type, d, dv, row_fragments, rows, holds>)           \
       flash_attention_backward_dq<type, d, dv, row_fragments, rows, holds>;
 #define INSTANTIATE_dkv(...)
+#define INSTANTIATE_dk(...)
+#define INSTANTIATE_dv(...)
 #define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass(__VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
 
 #undef INSTANTIATE_dq
 #undef INSTANTIATE_dkv
+#undef INSTANTIATE_dk
+#undef INSTANTIATE_dv
 #undef INSTANTIATE_BACKWARD

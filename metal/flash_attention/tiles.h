@@ -41,7 +41,9 @@
 // the other side that pass by, tile by tile. A row fragment takes of every thread d / 4 registers
 // for each of the two kept operands (half of that for 16-bit types), d / 4 for each gradient that
 // is added up (one in dq, two in dkv) and tile rows / 2 for the scores and their gradient. Where
-// that does not fit, the kept operands are read again for each tile (holds false).
+// that does not fit, the kept operands are read again for each tile (holds false). The two
+// gradients of wide heads do not fit together: dk and dv are passes of their own, an eighth product
+// more.
 //
 // X(pass, dtype, type, d, dv, row_fragments, tile rows, holds)
 #define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type) \
@@ -59,29 +61,33 @@
   X(dkv, dtype, type, 72, 72, 1, 32, true)                    \
   X(dkv, dtype, type, 80, 80, 1, 32, true)                    \
   X(dkv, dtype, type, 96, 96, 1, 32, true)                    \
-  X(dkv, dtype, type, 128, 128, 1, 16, true)                  \
+  X(dkv, dtype, type, 128, 128, 1, 16, false)                 \
   X(dkv, dtype, type, 192, 128, 1, 16, false)                 \
-  X(dkv, dtype, type, 192, 192, 1, 16, false)                 \
-  X(dkv, dtype, type, 256, 256, 1, 8, false)
+  X(dk, dtype, type, 192, 192, 1, 16, false)                  \
+  X(dv, dtype, type, 192, 192, 1, 16, false)                  \
+  X(dk, dtype, type, 256, 256, 1, 16, false)                  \
+  X(dv, dtype, type, 256, 256, 1, 16, false)
 
 #define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)             \
-  X(dq, float32, float, 32, 32, 2, 32, true)              \
-  X(dq, float32, float, 64, 64, 1, 32, true)              \
-  X(dq, float32, float, 72, 72, 1, 16, true)              \
-  X(dq, float32, float, 80, 80, 1, 16, true)              \
-  X(dq, float32, float, 96, 96, 1, 16, true)              \
-  X(dq, float32, float, 128, 128, 1, 16, true)            \
+  X(dq, float32, float, 32, 32, 1, 16, true)              \
+  X(dq, float32, float, 64, 64, 1, 32, false)             \
+  X(dq, float32, float, 72, 72, 1, 16, false)             \
+  X(dq, float32, float, 80, 80, 1, 16, false)             \
+  X(dq, float32, float, 96, 96, 1, 16, false)             \
+  X(dq, float32, float, 128, 128, 1, 16, false)           \
   X(dq, float32, float, 192, 128, 1, 16, false)           \
-  X(dq, float32, float, 192, 192, 1, 16, false)           \
+  X(dq, float32, float, 192, 192, 1, 8, false)            \
   X(dq, float32, float, 256, 256, 1, 8, false)            \
-  X(dkv, float32, float, 32, 32, 2, 16, true)             \
-  X(dkv, float32, float, 64, 64, 1, 16, true)             \
-  X(dkv, float32, float, 72, 72, 1, 16, true)             \
-  X(dkv, float32, float, 80, 80, 1, 16, true)             \
-  X(dkv, float32, float, 96, 96, 1, 16, true)             \
+  X(dkv, float32, float, 32, 32, 2, 16, false)            \
+  X(dkv, float32, float, 64, 64, 1, 32, false)            \
+  X(dkv, float32, float, 72, 72, 1, 16, false)            \
+  X(dkv, float32, float, 80, 80, 1, 16, false)            \
+  X(dkv, float32, float, 96, 96, 1, 16, false)            \
   X(dkv, float32, float, 128, 128, 1, 16, false)          \
   X(dkv, float32, float, 192, 128, 1, 8, false)           \
-  X(dkv, float32, float, 192, 192, 1, 8, false)           \
-  X(dkv, float32, float, 256, 256, 1, 8, false)           \
+  X(dk, float32, float, 192, 192, 1, 8, false)            \
+  X(dv, float32, float, 192, 192, 1, 8, false)            \
+  X(dk, float32, float, 256, 256, 1, 8, false)            \
+  X(dv, float32, float, 256, 256, 1, 8, false)            \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)
