@@ -30,9 +30,9 @@
   X(float32, float, 72, 72, 2, 32, true, 4)              \
   X(float32, float, 80, 80, 2, 16, true, 4)              \
   X(float32, float, 96, 96, 2, 16, true, 4)              \
-  X(float32, float, 128, 128, 1, 16, true, 4)            \
-  X(float32, float, 192, 128, 1, 16, false, 4)           \
-  X(float32, float, 192, 192, 1, 16, false, 4)           \
+  X(float32, float, 128, 128, 1, 8, true, 4)             \
+  X(float32, float, 192, 128, 2, 16, false, 4)           \
+  X(float32, float, 192, 192, 2, 16, false, 4)           \
   X(float32, float, 256, 256, 1, 8, false, 4)            \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
