@@ -80,6 +80,7 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
   for (size_t i = 0; i < launch.threadgroup_memory.size(); ++i) {
     encoder.set_threadgroup_memory_length(launch.threadgroup_memory[i], static_cast<int>(i));
   }
+  encoder.add_temporaries(launch.temporaries);
   encoder.dispatch_threadgroups(size_of_extent(launch.grid), size_of_extent(launch.threadgroup));
 }
 

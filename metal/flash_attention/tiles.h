@@ -36,3 +36,18 @@
   X(float32, float, 256, 256, 1, 8, false, 4)            \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
+
+// Of a decode. A lane holds at least 4 columns (d / 32) of each row, in q and in out: 64 registers
+// in the widest.
+// X(dtype, type, d, rows)
+#define MLX_ANVIL_ATTENTION_DECODE_TILES(X, dtype, type) \
+  X(dtype, type, 64, 1)                                  \
+  X(dtype, type, 64, 4)                                  \
+  X(dtype, type, 64, 8)                                  \
+  X(dtype, type, 128, 1)                                 \
+  X(dtype, type, 128, 4)                                 \
+  X(dtype, type, 128, 8)                                 \
+  X(dtype, type, 256, 1)                                 \
+  X(dtype, type, 256, 4)                                 \
+  X(dtype, type, 512, 1)                                 \
+  X(dtype, type, 512, 2)
