@@ -59,8 +59,7 @@ struct KernelLaunch {
   Extent grid;                               // threadgroups
   Extent threadgroup;                        // threads
   std::vector<uint32_t> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
-  // Arrays that nobody else holds, to be kept until the kernel has run.
-  std::vector<mx::array> temporaries;
+  std::vector<mx::array> temporaries;        // kept until the kernel has run
 };
 
 // Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "common/errors.h"
 #include "flash_attention/gpu_params.h"
@@ -11,7 +12,21 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr uint32_t kStoresLse = static_cast<uint32_t>(AttentionConstant::kFirstOfKernel);
+// metal/flash_attention/decode.metal
+constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
+constexpr int kDecodeThreads = 128;
+constexpr int kMostParts = 32;  // the lanes of a SIMD group
+
+// Keys of a decode are split until there are so many threadgroups, for the larger GPUs, but not
+// into parts that would do little more than start.
+constexpr int64_t kEnoughThreadgroups = 256;
+constexpr int64_t kLeastKeysOfPart = 256;
+
+bool are_vectors(const AttentionForwardArrays& arrays) {
+  return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.out});
+}
+
+// ---- forward -----------------------------------------------------------------------------------
 
 struct ForwardTile {
   const char* dtype;
@@ -50,13 +65,9 @@ void launch_forward(const AttentionConfig& config,
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
 
-  const bool vectors = rows_are_vectors(*arrays.q) && rows_are_vectors(*arrays.k) &&
-                       rows_are_vectors(*arrays.v) && rows_are_vectors(*arrays.out);
-  std::vector<FunctionConstant> constants = attention_constants(config, vectors);
-  constants.push_back({kStoresLse, arrays.lse != nullptr});
-
   KernelLaunch request{};
-  request.kernel = &attention_kernel(tile.kernel(), std::move(constants));
+  request.kernel = &attention_kernel(tile.kernel(),
+                                     attention_constants(config, are_vectors(arrays), arrays.lse));
   request.inputs = attention_inputs(arrays);
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
@@ -65,6 +76,113 @@ void launch_forward(const AttentionConfig& config,
                   static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch)};
   request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
   launch(request, stream);
+}
+
+// ---- decode ------------------------------------------------------------------------------------
+
+struct DecodeTile {
+  int head_dim;
+  int rows;
+};
+
+// The narrowest tile, and in it the one that takes all rows at once, or the most.
+DecodeTile decode_tile(const AttentionSizes& sizes) {
+#define TILE(dtype, type, d, rows) {d, rows},
+  static constexpr DecodeTile kTiles[] = {MLX_ANVIL_ATTENTION_DECODE_TILES(TILE, , )};
+#undef TILE
+  const int64_t dim = std::max(sizes.head_dim, sizes.v_head_dim);
+  const int64_t rows = sizes.group() * sizes.q_len;
+  const DecodeTile* best = nullptr;
+  for (const DecodeTile& tile : kTiles) {
+    const bool fits = dim <= tile.head_dim && (!best || tile.head_dim == best->head_dim);
+    if (fits && (!best || best->rows < rows)) {
+      best = &tile;
+    }
+  }
+  if (!best) {
+    throw_internal_error(kAttentionOp, "no decode kernel for heads of this size.");
+  }
+  return *best;
+}
+
+// Keys that some query sees.
+int64_t visible_keys(const AttentionParams& params) {
+  const int64_t end =
+      std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
+  return std::max<int64_t>(end - std::max(0, params.band_low), 0);
+}
+
+void launch_combine(const AttentionConfig& config,
+                    const AttentionSizes& sizes,
+                    const AttentionForwardArrays& arrays,
+                    const AttentionForwardParams& params,
+                    const mx::array& partial_out,
+                    const mx::array& partial_sums,
+                    const mx::Stream& stream) {
+  KernelLaunch request{};
+  request.kernel = &attention_kernel(
+      std::string("flash_attention_decode_combine_") + dtype_name(*arrays.q),
+      {{static_cast<uint32_t>(AttentionConstant::kSinks), config.has_sinks},
+       {static_cast<uint32_t>(AttentionConstant::kStoresLse), arrays.lse != nullptr}});
+  request.inputs = {&partial_out, &partial_sums, arrays.sinks ? arrays.sinks : &partial_sums};
+  request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = {static_cast<uint32_t>(sizes.q_heads * sizes.q_len),
+                  static_cast<uint32_t>(sizes.batch), 1};
+  request.threadgroup = {kDecodeThreads, 1, 1};
+  request.temporaries = {partial_out, partial_sums};
+  launch(request, stream);
+}
+
+void launch_decode(const AttentionConfig& config,
+                   const AttentionSizes& sizes,
+                   const AttentionForwardArrays& arrays,
+                   const mx::Stream& stream) {
+  const DecodeTile tile = decode_tile(sizes);
+  AttentionForwardParams params{};
+  params.common = attention_params(config, sizes, arrays);
+  copy_strides(params.out_strides, *arrays.out);
+
+  const int64_t rows = sizes.group() * sizes.q_len;
+  const int64_t row_blocks = (rows + tile.rows - 1) / tile.rows;
+  const int64_t threadgroups = sizes.batch * sizes.kv_heads * row_blocks;
+  const int64_t keys = visible_keys(params.common);
+  const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
+  const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
+  const int64_t parts = std::clamp<int64_t>(std::min(wanted, possible), 1, kMostParts);
+  params.parts = static_cast<int32_t>(parts);
+  params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
+
+  const bool in_parts = parts > 1;
+  std::vector<FunctionConstant> constants =
+      attention_constants(config, are_vectors(arrays), !in_parts && arrays.lse);
+  constants.push_back({kKeysAreInParts, in_parts});
+  const std::string name = std::string("flash_attention_decode_") + dtype_name(*arrays.q) + "_d" +
+                           std::to_string(tile.head_dim) + "r" + std::to_string(tile.rows);
+
+  KernelLaunch request{};
+  request.kernel = &attention_kernel(name, std::move(constants));
+  request.inputs = attention_inputs(arrays);
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = {static_cast<uint32_t>(parts), static_cast<uint32_t>(sizes.kv_heads * row_blocks),
+                  static_cast<uint32_t>(sizes.batch)};
+  request.threadgroup = {kDecodeThreads, 1, 1};
+  if (!in_parts) {
+    request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
+    launch(request, stream);
+    return;
+  }
+  const int all_rows = static_cast<int>(sizes.batch * sizes.q_heads * sizes.q_len);
+  mx::array partial_out =
+      scratch({all_rows, static_cast<int>(parts), static_cast<int>(sizes.v_head_dim)}, mx::float32,
+              stream.device);
+  mx::array partial_sums =
+      scratch({all_rows, static_cast<int>(parts), 2}, mx::float32, stream.device);
+  request.outputs = {&partial_out, &partial_sums};
+  launch(request, stream);
+  launch_combine(config, sizes, arrays, params, partial_out, partial_sums, stream);
 }
 
 }  // namespace
@@ -76,7 +194,11 @@ void attention_forward_gpu(const AttentionConfig& config,
   if (arrays.out->size() == 0) {
     return;
   }
-  launch_forward(config, sizes, arrays, stream);
+  if (sizes.q_len <= kDecodeRows) {
+    launch_decode(config, sizes, arrays, stream);
+  } else {
+    launch_forward(config, sizes, arrays, stream);
+  }
 }
 
 }  // namespace mlx_anvil

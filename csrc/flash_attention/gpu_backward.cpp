@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "common/allocate.h"
 #include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -15,8 +14,8 @@ constexpr uint32_t kRowThreads =
     256;  // of the kernels in metal/flash_attention/backward_rows.metal
 constexpr int64_t kRowsPerGroup = 8;
 
-constexpr uint32_t kHasDLse = static_cast<uint32_t>(AttentionConstant::kFirstOfKernel) + 1;
-constexpr uint32_t kStoresDMask = kHasDLse + 1;
+constexpr uint32_t kHasDLse = static_cast<uint32_t>(AttentionConstant::kHasDLse);
+constexpr uint32_t kStoresDMask = static_cast<uint32_t>(AttentionConstant::kStoresDMask);
 
 constexpr uint32_t groups_of(int64_t items, int64_t size) {
   return static_cast<uint32_t>((items + size - 1) / size);
@@ -59,13 +58,6 @@ const BackwardTile* backward_tile(std::string_view pass,
   return same_size ? found : nullptr;
 }
 
-// An array that only this call uses.
-mx::array temporary(const mx::Shape& shape, mx::Dtype dtype, const mx::Device& device) {
-  mx::array x(shape, dtype, nullptr, {});
-  x.set_data(allocate(x.nbytes(), device));
-  return x;
-}
-
 // One call: what every launch of it needs.
 struct Backward {
   const AttentionConfig& config;
@@ -93,7 +85,7 @@ struct Backward {
   }
 
   KernelLaunch pass(const BackwardTile& tile, int64_t length, int64_t heads, bool vectors) {
-    std::vector<FunctionConstant> constants = attention_constants(config, vectors);
+    std::vector<FunctionConstant> constants = attention_constants(config, vectors, false);
     constants.push_back({kStoresDMask, tile.pass == "dq" && arrays.d_mask});
     const Extent grid = {groups_of(length, tile.rows), static_cast<uint32_t>(heads),
                          static_cast<uint32_t>(sizes.batch)};
@@ -137,7 +129,7 @@ void Backward::launch_queries() {
   // The mask's gradient comes of this pass, whether or not that of q is wanted.
   mx::array unwanted = *arrays.q;
   if (!arrays.d_q) {
-    unwanted = temporary(arrays.q->shape(), arrays.q->dtype(), stream.device);
+    unwanted = scratch(arrays.q->shape(), arrays.q->dtype(), stream.device);
     arrays.d_q = &unwanted;
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
@@ -173,8 +165,7 @@ void attention_backward_gpu(const AttentionConfig& config,
     return;
   }
   Backward backward{
-      config, sizes, arrays, {}, temporary(arrays.lse->shape(), mx::float32, stream.device),
-      stream};
+      config, sizes, arrays, {}, scratch(arrays.lse->shape(), mx::float32, stream.device), stream};
   AttentionBackwardParams& params = backward.params;
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);

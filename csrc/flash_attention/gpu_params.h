@@ -19,24 +19,34 @@ enum class AttentionConstant : uint32_t {
   kAdditiveMask,
   kSinks,
   kVectors,
-  kFirstOfKernel,  // each kernel's own follow
+  kStoresLse,
+  kHasDLse,      // of the backward
+  kStoresDMask,  // likewise
 };
+
+// Each kernel's own begin here.
+inline constexpr uint32_t kFirstOwnConstant = 16;
 
 AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
                                  const AttentionArrays& arrays);
 
 // Of all attention kernels. `vectors`: what rows_are_vectors says is so.
-std::vector<FunctionConstant> attention_constants(const AttentionConfig& config, bool vectors);
+std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
+                                                  bool vectors,
+                                                  bool stores_lse = false);
 
-// Whether every row of `x` is a run of whole 16-byte vectors.
-bool rows_are_vectors(const mx::array& x);
+// Whether every row of each is a run of whole, aligned 16-byte vectors.
+bool rows_are_vectors(std::initializer_list<const mx::array*> arrays);
 
 // As in the names of kernels.
 const char* dtype_name(const mx::array& x);
 
 // Bindings 0 to 4 of every kernel: where there is no mask and no sinks, q stands in.
 std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays);
+
+// An array that only one call uses; its launches keep it (KernelLaunch::temporaries).
+mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Device& device);
 
 // Copies the first strides, as many as there is room for.
 template <size_t kRank>

@@ -95,6 +95,13 @@ struct ForwardRows {
     multiply_values(values, weights);
   }
 
+  // Wide heads have no registers to spare for loads that a compiler would like to make early.
+  METAL_FUNC void keep_order() const thread {
+    if (kHeadDim >= 128) {
+      metal::simdgroup_barrier(metal::mem_flags::mem_none);
+    }
+  }
+
   // scores = q k^T. Each fragment of k serves all rows.
   METAL_FUNC void multiply_keys(
       const threadgroup T* keys,
@@ -107,22 +114,36 @@ struct ForwardRows {
       }
     }
     const threadgroup T* at = keys + place.column * kKeyStride + place.row;
-    MLX_ANVIL_UNROLL
-    for (int d = 0; d < kHeadFragments; ++d) {
-      if (!kKeepsQ) {
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kRowFragments; ++i) {
-          q[i][0] = load_query(i, d);
-        }
-      }
+    if (kKeepsQ) {
       MLX_ANVIL_UNROLL
-      for (int n = 0; n < kKeyFragments; ++n) {
-        const Fragment<T> k = load_transposed(at + 8 * (n * kKeyStride + d), kKeyStride);
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(scores[i][n], q[i][kKeepsQ ? d : 0], k,
-                                               scores[i][n]);
-        }
+      for (int d = 0; d < kHeadFragments; ++d) {
+        keep_order();
+        multiply_key_fragments(at + 8 * d, d, scores);
+      }
+      return;
+    }
+    // A loop indeed: unrolled, all loads of q would come first and take the registers again.
+#pragma clang loop unroll(disable)
+    for (int d = 0; d < kHeadFragments; ++d) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        q[i][0] = load_query(i, d);
+      }
+      multiply_key_fragments(at + 8 * d, 0, scores);
+    }
+  }
+
+  // Those of eight columns; `at` is the lane's element in the first of them.
+  METAL_FUNC void multiply_key_fragments(
+      const threadgroup T* at,
+      int d,
+      thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kKeyFragments; ++n) {
+      const Fragment<T> k = load_transposed(at + 8 * n * kKeyStride, kKeyStride);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        metal::simdgroup_multiply_accumulate(scores[i][n], q[i][d], k, scores[i][n]);
       }
     }
   }
@@ -134,6 +155,7 @@ struct ForwardRows {
     const threadgroup T* at = values + place.row * kValueStride + place.column;
     MLX_ANVIL_UNROLL
     for (int d = 0; d < kValueFragments; ++d) {
+      keep_order();
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
         const Fragment<T> v = load_fragment(at + 8 * (n * kValueStride + d));

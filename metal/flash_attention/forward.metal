@@ -5,7 +5,7 @@
 //   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
 //
 // Kernels: flash_attention_forward_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v, mask,
-// sinks, out, lse, params. Function constants: those of scores.h; 6: whether lse is stored.
+// sinks, out, lse, params. Function constants: those of scores.h, stores_lse among them.
 // Grid: blocks of queries x query heads x batch. Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
 // Assumes: columns of out are neighbours; nothing else, unless rows_are_vectors.
 //
@@ -14,8 +14,6 @@
 // SIMD groups see are not computed.
 #include "metal/flash_attention/forward.h"
 #include "metal/flash_attention/tiles.h"
-
-constant bool stores_lse [[function_constant(6)]];
 
 template <typename T,
           int kHeadDim,
@@ -114,11 +112,11 @@ template <typename T,
   }
 }
 
-#define INSTANTIATE(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups)              \
+#define INSTANTIATE_FORWARD(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups)      \
   template [[host_name(                                                                        \
       "flash_attention_forward_" #dtype "_d" #d                                                \
       "v" #dv)]] [[kernel]] decltype(flash_attention_forward<type, d, dv, row_fragments, keys, \
                                                              keeps_q, simdgroups>)             \
       flash_attention_forward<type, d, dv, row_fragments, keys, keeps_q, simdgroups>;
 
-MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE)
+MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE_FORWARD)

@@ -15,6 +15,8 @@ constant bool has_sinks [[function_constant(4)]];
 // Whether each row of q, k, v and the outputs is one run of whole, aligned 16-byte vectors;
 // otherwise elements move one by one.
 constant bool rows_are_vectors [[function_constant(5)]];
+// Of the kernels that can.
+constant bool stores_lse [[function_constant(6)]];
 
 struct KeyRange {
   int begin;

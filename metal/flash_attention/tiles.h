@@ -30,20 +30,35 @@
   X(float32, float, 72, 72, 2, 32, true, 4)              \
   X(float32, float, 80, 80, 2, 16, true, 4)              \
   X(float32, float, 96, 96, 2, 16, true, 4)              \
-  X(float32, float, 128, 128, 1, 16, true, 4)            \
-  X(float32, float, 192, 128, 1, 16, false, 4)           \
-  X(float32, float, 192, 192, 1, 16, false, 4)           \
+  X(float32, float, 128, 128, 1, 8, true, 4)             \
+  X(float32, float, 192, 128, 2, 16, false, 4)           \
+  X(float32, float, 192, 192, 2, 16, false, 4)           \
   X(float32, float, 256, 256, 1, 8, false, 4)            \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
+
+// Of a decode. A lane holds at least 4 columns (d / 32) of each row, in q and in out: 64 registers
+// in the widest.
+// X(dtype, type, d, rows)
+#define MLX_ANVIL_ATTENTION_DECODE_TILES(X, dtype, type) \
+  X(dtype, type, 64, 1)                                  \
+  X(dtype, type, 64, 4)                                  \
+  X(dtype, type, 64, 8)                                  \
+  X(dtype, type, 128, 1)                                 \
+  X(dtype, type, 128, 4)                                 \
+  X(dtype, type, 128, 8)                                 \
+  X(dtype, type, 256, 1)                                 \
+  X(dtype, type, 256, 4)                                 \
+  X(dtype, type, 512, 1)                                 \
+  X(dtype, type, 512, 2)
 
 // Of the backward: rows that a threadgroup keeps (of queries for dq, of keys for dkv), and rows of
 // the other side that pass by, tile by tile. A row fragment takes of every thread d / 4 registers
 // for each of the two kept operands (half of that for 16-bit types), d / 4 for each gradient that
 // is added up (one in dq, two in dkv) and tile rows / 2 for the scores and their gradient. Where
 // that does not fit, the kept operands are read again for each tile (holds false). The two
-// gradients of wide heads do not fit together: dk and dv are passes of their own, an eighth product
-// more.
+// gradients of wide heads do not fit together: dk and dv are passes of their own, and S is formed
+// once more.
 //
 // X(pass, dtype, type, d, dv, row_fragments, tile rows, holds)
 #define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type) \

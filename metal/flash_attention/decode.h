@@ -1,0 +1,142 @@
+// The part of a decode that one SIMD group computes: all its query rows, some of the keys.
+#pragma once
+
+#include "metal/common/online_softmax.h"
+#include "metal/common/pack.h"
+#include "metal/common/tile.h"
+#include "metal/flash_attention/scores.h"
+
+// N neighbouring elements of a row of `columns`, widened; zeros beyond its end.
+template <typename T, int N>
+METAL_FUNC void load_columns(
+    const device T* row, long column_stride, int column, int columns, thread float* x) {
+  enum { kPack = Pack<T>::kSize };
+  if (rows_are_vectors && N % kPack == 0) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < N; i += kPack) {
+      if (column + i < columns) {
+        Pack<T>::load(row + column + i, x + i);
+      } else {
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < kPack; ++j) {
+          x[i + j] = 0.0f;
+        }
+      }
+    }
+  } else if (rows_are_vectors) {
+    // Half a pack: rows are whole packs, so it is there or not.
+    metal::vec<T, 4> four = metal::vec<T, 4>(T(0));
+    if (column < columns) {
+      four = *reinterpret_cast<const device metal::vec<T, 4>*>(row + column);
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < N; ++i) {
+      x[i] = static_cast<float>(four[i]);
+    }
+  } else {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const bool exists = column + i < columns;
+      x[i] = exists ? static_cast<float>(row[(column + i) * column_stride]) : 0.0f;
+    }
+  }
+}
+
+// A slot is the lanes that share a key, each with kElements of its columns. Each slot goes its own
+// way through its keys, so that slots meet once, at the end.
+template <typename T, int kDim, int kRows>
+struct DecodeRows {
+  enum {
+    kPack = 16 / sizeof(T),
+    kLeast = kRows == 8 ? 4 : kPack,  // registers for 8 rows of q and out leave room for 4
+    kElements = kDim / 32 > kLeast ? kDim / 32 : kLeast,
+    kLanes = kDim / kElements,
+    kSlots = 32 / kLanes,
+    // Keys of a slot whose loads are under way together.
+    kSteps = kElements * kRows <= 8 ? 4
+    : kElements <= 8                ? 2
+                                    : 1,
+    kKeys = kSlots * kSteps,  // of the SIMD group, at a time
+  };
+
+  int slot;
+  int column;  // the lane's first
+  float q[kRows][kElements];
+  float out[kRows][kElements];
+  OnlineSoftmax softmax[kRows];
+
+  METAL_FUNC void begin(uint lane) thread {
+    slot = lane / kLanes;
+    column = lane % kLanes * kElements;
+    MLX_ANVIL_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      softmax[r].clear();
+      MLX_ANVIL_UNROLL
+      for (int e = 0; e < kElements; ++e) {
+        q[r][e] = out[r][e] = 0.0f;
+      }
+    }
+  }
+
+  // q . k for every row, in all lanes of the slot.
+  METAL_FUNC void multiply_key(const thread float* k, thread float* dots) const thread {
+    MLX_ANVIL_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float dot = 0.0f;
+      MLX_ANVIL_UNROLL
+      for (int e = 0; e < kElements; ++e) {
+        dot += q[r][e] * k[e];
+      }
+      MLX_ANVIL_UNROLL
+      for (int distance = 1; distance < kLanes; distance *= 2) {
+        dot += metal::simd_shuffle_xor(dot, ushort(distance));
+      }
+      dots[r] = dot;
+    }
+  }
+
+  // Adds kSteps keys to a row. A score of -inf is that of a key that the row does not see.
+  METAL_FUNC void add(int r,
+                      const thread float (&scores)[kSteps],
+                      const thread float (&v)[kSteps][kElements]) thread {
+    float highest = -INFINITY;
+    MLX_ANVIL_UNROLL
+    for (int t = 0; t < kSteps; ++t) {
+      highest = metal::max(highest, scores[t]);
+    }
+    const float factor = softmax[r].begin_piece(highest);
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < kElements; ++e) {
+      out[r][e] *= factor;
+    }
+    MLX_ANVIL_UNROLL
+    for (int t = 0; t < kSteps; ++t) {
+      const float weight = metal::fast::exp2(scores[t] - softmax[r].base());
+      softmax[r].sum += weight;
+      MLX_ANVIL_UNROLL
+      for (int e = 0; e < kElements; ++e) {
+        out[r][e] += weight * v[t][e];
+      }
+    }
+  }
+
+  // Brings all slots together; every slot then has the whole.
+  METAL_FUNC void join_slots() thread {
+    MLX_ANVIL_UNROLL
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+      MLX_ANVIL_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const float other = metal::simd_shuffle_xor(softmax[r].highest, ushort(distance));
+        const float other_sum = metal::simd_shuffle_xor(softmax[r].sum, ushort(distance));
+        const float own_factor = softmax[r].begin_piece(other);
+        const float other_factor = metal::fast::exp2(other - softmax[r].base());
+        softmax[r].sum += other_sum * other_factor;
+        MLX_ANVIL_UNROLL
+        for (int e = 0; e < kElements; ++e) {
+          const float other_out = metal::simd_shuffle_xor(out[r][e], ushort(distance));
+          out[r][e] = out[r][e] * own_factor + other_out * other_factor;
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,258 @@
+// flash_attention of at most 8 queries, for which reading the keys and values is all the work.
+//
+//   s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j],  cap(x) = softcap * tanh(x / softcap)
+//   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
+//   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
+//
+// The rows of a kv head are the queries of all its query heads: row r is query r % q_len of the
+// group's head r / q_len. One read of a key and a value serves up to `rows` of them.
+//
+// flash_attention_decode_<dtype>_d<head dim>r<rows>. Bindings: q, k, v, mask, sinks, out, lse,
+// params. Function constants: those of scores.h; 16: whether the keys are in parts. Then out and
+// lse are float32 scratch memory: for each row and part (the last axis but one), its weighted sum
+// of values, and its highest score and sum of weights. Grid: parts x (kv heads * blocks of rows) x
+// batch. Threadgroup: 128 x 1 x 1, whose four SIMD groups take turns with the keys. Assumes:
+// columns of out are neighbours; nothing else, unless rows_are_vectors.
+//
+// flash_attention_decode_combine_<dtype> makes out and lse of the parts. Bindings: partial out,
+// partial sums, sinks, out, lse, params. Grid: query heads * q_len x batch x 1. Threadgroup: 128.
+#include "metal/flash_attention/decode.h"
+#include "metal/flash_attention/tiles.h"
+
+constant bool keys_are_in_parts [[function_constant(16)]];
+
+enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
+
+// A row of the results.
+struct DecodeRow {
+  long batch;
+  long head;
+  long query;
+
+  METAL_FUNC long index(constant AttentionParams& params) const thread {
+    return (batch * params.q_heads + head) * params.q_len + query;
+  }
+  METAL_FUNC long out_offset(constant AttentionForwardParams& params) const thread {
+    return batch * params.out_strides[0] + head * params.out_strides[1] +
+           query * params.out_strides[2];
+  }
+  METAL_FUNC float sink(const device float* sinks, constant AttentionParams& params) const thread {
+    return M_LOG2E_F * sinks[batch * params.sinks_strides[0] + head * params.sinks_strides[1]];
+  }
+};
+
+METAL_FUNC DecodeRow decode_row(constant AttentionParams& params,
+                                long batch,
+                                long kv_head,
+                                int row) {
+  // Rows beyond the last repeat it, and are not stored.
+  row = metal::min(row, params.group * params.q_len - 1);
+  return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};
+}
+
+template <typename T, int kDim, int kRows>
+[[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void flash_attention_decode(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device uchar* mask [[buffer(3)]],
+    const device float* sinks [[buffer(4)]],
+    device T* out [[buffer(5)]],
+    device float* lse [[buffer(6)]],
+    constant AttentionForwardParams& params [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using GroupRows = DecodeRows<T, kDim, kRows>;
+  threadgroup float joined_out[kDecodeSimdgroups][kRows][kDim];
+  threadgroup OnlineSoftmax joined[kDecodeSimdgroups][kRows];
+
+  constant AttentionParams& common = params.common;
+  const int row_count = common.group * common.q_len;
+  const int blocks = (row_count + kRows - 1) / kRows;
+  const long batch = group.z, kv_head = group.y / blocks;
+  const int first_row = group.y % blocks * kRows;
+
+  GroupRows rows;
+  rows.begin(lane);
+  DecodeRow at[kRows];
+  MLX_ANVIL_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    at[r] = decode_row(common, batch, kv_head, first_row + r);
+    const device T* from = q + batch * common.q_strides[0] + at[r].head * common.q_strides[1] +
+                           at[r].query * common.q_strides[2];
+    load_columns<T, GroupRows::kElements>(from, common.q_strides[3], rows.column, common.head_dim,
+                                          rows.q[r]);
+  }
+
+  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
+  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
+  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
+  const int part_begin = visible.begin + group.x * params.keys_per_part;
+  const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
+  for (int begin = part_begin + simdgroup * GroupRows::kKeys; begin < part_end;
+       begin += kDecodeSimdgroups * GroupRows::kKeys) {
+    float key[GroupRows::kSteps][GroupRows::kElements];
+    float value[GroupRows::kSteps][GroupRows::kElements];
+    MLX_ANVIL_UNROLL
+    for (int t = 0; t < GroupRows::kSteps; ++t) {
+      const int j = begin + t * GroupRows::kSlots + rows.slot;
+      const bool exists = j < part_end;
+      load_columns<T, GroupRows::kElements>(keys + j * common.k_strides[2], common.k_strides[3],
+                                            rows.column, exists ? common.head_dim : 0, key[t]);
+      load_columns<T, GroupRows::kElements>(values + j * common.v_strides[2], common.v_strides[3],
+                                            rows.column, exists ? common.v_head_dim : 0, value[t]);
+    }
+    float scores[kRows][GroupRows::kSteps];
+    MLX_ANVIL_UNROLL
+    for (int t = 0; t < GroupRows::kSteps; ++t) {
+      const int j = begin + t * GroupRows::kSlots + rows.slot;
+      float dots[kRows];
+      rows.multiply_key(key[t], dots);
+      MLX_ANVIL_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        float score = scaled(common, dots[r]);
+        if (j >= part_end || !sees(common, at[r].query, j)) {
+          score = -INFINITY;
+        } else if (has_bool_mask || has_additive_mask) {
+          score = mask_of<T>(mask, common, batch, at[r].head).apply(score, at[r].query, j);
+        }
+        scores[r][t] = score;
+      }
+    }
+    MLX_ANVIL_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      rows.add(r, scores[r], value);
+    }
+  }
+
+  rows.join_slots();
+  if (rows.slot == 0) {
+    MLX_ANVIL_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      MLX_ANVIL_UNROLL
+      for (int e = 0; e < GroupRows::kElements; e += 4) {
+        *reinterpret_cast<threadgroup float4*>(&joined_out[simdgroup][r][rows.column + e]) =
+            float4(rows.out[r][e], rows.out[r][e + 1], rows.out[r][e + 2], rows.out[r][e + 3]);
+      }
+      if (lane == 0) {
+        joined[simdgroup][r] = rows.softmax[r];
+      }
+    }
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+  const int stored = metal::min(int(kRows), row_count - first_row);
+  for (int r = 0; r < stored; ++r) {
+    const DecodeRow row = decode_row(common, batch, kv_head, first_row + r);
+    OnlineSoftmax all;
+    all.clear();
+    MLX_ANVIL_UNROLL
+    for (int s = 0; s < kDecodeSimdgroups; ++s) {
+      all.highest = metal::max(all.highest, joined[s][r].highest);
+    }
+    float sink = -INFINITY;
+    if (has_sinks && !keys_are_in_parts) {
+      sink = row.sink(sinks, common);
+      all.highest = metal::max(all.highest, sink);
+    }
+    float factors[kDecodeSimdgroups];
+    MLX_ANVIL_UNROLL
+    for (int s = 0; s < kDecodeSimdgroups; ++s) {
+      factors[s] = metal::fast::exp2(joined[s][r].highest - all.base());
+      all.sum += joined[s][r].sum * factors[s];
+    }
+    const float total = has_sinks ? all.add_sink(sink, all.sum) : all.sum;
+    const float inverse = keys_are_in_parts ? 1.0f : inverse_of_total(total);
+    const long part = row.index(common) * params.parts + group.x;
+    for (int column = thread_index; column < common.v_head_dim; column += kDecodeThreads) {
+      float sum = 0.0f;
+      MLX_ANVIL_UNROLL
+      for (int s = 0; s < kDecodeSimdgroups; ++s) {
+        sum += joined_out[s][r][column] * factors[s];
+      }
+      if (keys_are_in_parts) {
+        reinterpret_cast<device float*>(out)[part * common.v_head_dim + column] = sum;
+      } else {
+        out[row.out_offset(params) + column] = static_cast<T>(sum * inverse);
+      }
+    }
+    if (thread_index == 0) {
+      if (keys_are_in_parts) {
+        lse[2 * part] = all.highest;
+        lse[2 * part + 1] = all.sum;
+      } else if (stores_lse) {
+        lse[row.index(common)] = all.log_sum_exp(total);
+      }
+    }
+  }
+}
+
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void flash_attention_decode_combine(
+    const device float* partial_out [[buffer(0)]],
+    const device float* partial_sums [[buffer(1)]],
+    const device float* sinks [[buffer(2)]],
+    device T* out [[buffer(3)]],
+    device float* lse [[buffer(4)]],
+    constant AttentionForwardParams& params [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constant AttentionParams& common = params.common;
+  const DecodeRow row = {group.y, group.x / common.q_len, group.x % common.q_len};
+  const long first_part = row.index(common) * params.parts;
+
+  // A lane for each part: the host makes 32 at most.
+  const bool has_part = int(lane) < params.parts;
+  const device float* sums = partial_sums + 2 * (first_part + (has_part ? lane : 0));
+  const float highest = sums[0];
+  OnlineSoftmax all;
+  all.clear();
+  all.highest = metal::simd_max(highest);
+  float sink = -INFINITY;
+  if (has_sinks) {
+    sink = row.sink(sinks, common);
+    all.highest = metal::max(all.highest, sink);
+  }
+  const float factor = has_part ? metal::fast::exp2(highest - all.base()) : 0.0f;
+  float total = metal::simd_sum(factor * sums[1]);
+  if (has_sinks) {
+    total = all.add_sink(sink, total);
+  }
+  const float inverse = inverse_of_total(total);
+
+  const device float* parts = partial_out + first_part * common.v_head_dim;
+  const int columns = (common.v_head_dim + kDecodeThreads - 1) / kDecodeThreads * kDecodeThreads;
+  for (int column = thread_index; column < columns; column += kDecodeThreads) {
+    const bool exists = column < common.v_head_dim;
+    float sum = 0.0f;
+    for (int part = 0; part < params.parts; ++part) {
+      const float x = exists ? parts[part * common.v_head_dim + column] : 0.0f;
+      sum += metal::simd_shuffle(factor, ushort(part)) * x;
+    }
+    if (exists) {
+      out[row.out_offset(params) + column] = static_cast<T>(sum * inverse);
+    }
+  }
+  if (stores_lse && thread_index == 0) {
+    lse[row.index(common)] = all.log_sum_exp(total);
+  }
+}
+
+#define INSTANTIATE_DECODE(dtype, type, d, rows)                                               \
+  template [[host_name("flash_attention_decode_" #dtype "_d" #d                                \
+                       "r" #rows)]] [[kernel]] decltype(flash_attention_decode<type, d, rows>) \
+      flash_attention_decode<type, d, rows>;
+
+#define INSTANTIATE_COMBINE(dtype, type)                                      \
+  template [[host_name("flash_attention_decode_combine_" #dtype)]] [[kernel]] \
+  decltype(flash_attention_decode_combine<type>) flash_attention_decode_combine<type>;
+
+MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, float32, float)
+MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, float16, half)
+MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, bfloat16, bfloat)
+INSTANTIATE_COMBINE(float32, float)
+INSTANTIATE_COMBINE(float16, half)
+INSTANTIATE_COMBINE(bfloat16, bfloat)
