@@ -97,8 +97,7 @@ struct Backward {
   }
 
   bool operands_are_vectors() const {
-    return rows_are_vectors(*arrays.q) && rows_are_vectors(*arrays.k) &&
-           rows_are_vectors(*arrays.v) && rows_are_vectors(*arrays.d_out);
+    return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.d_out});
   }
 };
 
@@ -133,7 +132,7 @@ void Backward::launch_queries() {
     arrays.d_q = &unwanted;
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
-  const bool vectors = operands_are_vectors() && rows_are_vectors(*arrays.d_q);
+  const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_q});
   const BackwardTile* tile = backward_tile("dq", dtype_name(*arrays.q), sizes);
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
@@ -144,8 +143,7 @@ void Backward::launch_queries() {
 void Backward::launch_keys() {
   copy_strides(params.d_k_strides, *arrays.d_k);
   copy_strides(params.d_v_strides, *arrays.d_v);
-  const bool vectors =
-      operands_are_vectors() && rows_are_vectors(*arrays.d_k) && rows_are_vectors(*arrays.d_v);
+  const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
     if (const BackwardTile* tile = backward_tile(name, dtype_name(*arrays.q), sizes)) {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
