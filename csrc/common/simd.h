@@ -52,8 +52,9 @@ inline To bits_as(From from) {
   return to;
 }
 
+// By its bits: adding x to a vector of zeros would be an addition, for the sake of -0.
 inline f32v splat(float x) {
-  return f32v{} + x;
+  return bits_as<f32v>(u32v{} + bits_as<uint32_t>(x));
 }
 
 // Comparisons with NaN are false, so a NaN in `x` passes through both.

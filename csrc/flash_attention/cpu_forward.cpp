@@ -1,20 +1,19 @@
 // Attention forward on the CPU: blocks of query rows against tiles of packed keys and values, with
 // the online softmax. Formulas: problem.h. Everything is float32 inside, scores in the log2 domain.
-#include "flash_attention/cpu_rows.h"
+#include "flash_attention/cpu_softmax.h"
+#include "flash_attention/cpu_stream.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
 struct ForwardScratch {
-  Panels q;        // scaled
-  Panels k;        // transposed tile: rows are the head's dimensions
-  Panels v;        // tile
-  Panels s;        // scores of a band of rows, then their exponentials
-  Panels out;      // not yet normalised
-  float* max;      // largest score of each row so far
-  float* sum;      // [rows][kLanes], normaliser of each row so far
-  float* rescale;  // what earlier tiles' sums are worth under the new largest score
+  Panels q;    // scaled
+  Panels k;    // transposed tile: rows are the head's dimensions
+  Panels v;    // tile
+  Panels s;    // scores of a band of rows, then their exponentials
+  Panels out;  // not yet normalised
+  SoftmaxState state;
   RowTable table;
 };
 
@@ -26,9 +25,7 @@ ForwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, Attention
   scratch.v = arena.take_panels(tile.keys, sizes.v_head_dim);
   scratch.s = arena.take_panels(smaller(rows, kBandRows), tile.keys);
   scratch.out = arena.take_panels(rows, sizes.v_head_dim);
-  scratch.max = arena.take<float>(rows);
-  scratch.sum = arena.take<float>(rows * kLanes);
-  scratch.rescale = arena.take<float>(round_up(kBandRows, kLanes));
+  scratch.state = take_softmax_state(arena, rows);
   scratch.table = take_row_table(arena, rows);
   return scratch;
 }
@@ -47,41 +44,70 @@ void start_rows(const AttentionForwardArgs& args,
       const int64_t head = rows.first_head + r / rows.queries;
       sink = args.sinks[rows.batch * args.sinks_strides[0] + head * args.sinks_strides[1]] * kLog2E;
     }
-    scratch.max[r] = sink;
-    store_lanes(scratch.sum + r * kLanes, f32v{});
-    scratch.sum[r * kLanes] = sink == -kInfinity ? 0.0f : 1.0f;
+    start_row(scratch.state, r, sink);
     for (int64_t p = 0; p < panel_count(args.sizes.v_head_dim); ++p) {
       std::memset(scratch.out.at(r, p), 0, kPanel * sizeof(float));
     }
   }
 }
 
-// A band of rows against one packed tile.
+// A band of rows against one tile of keys.
 template <class T>
 struct Band {
   const ForwardScratch& scratch;
   const ScoreRules& rules;
-  int64_t head_dim;
-  int64_t v_head_dim;
+  const AttentionSizes& sizes;
   KeyRange tile;
   int64_t first;  // row
   int64_t count;
 
+  // With packed keys and values.
   void process() const {
     PanelRange panels[kBandRows / kTileRows];
     for (int64_t r = 0; r < count; r += kTileRows) {
       panels[r / kTileRows] = visible_panels(scratch.table, first + r, rows_at(r), tile);
     }
     scores(panels);
-    new_maxima(panels);
-    for (int64_t r = 0; r < count; ++r) {
-      exponentials(r, panels[r / kTileRows]);
-    }
+    softmax().advance(panels);
     add_values(panels);
+  }
+
+  // With keys and values as they lie in memory. At most kStreamRows rows.
+  void process(const Stream<T>& keys, const Stream<T>& values) const {
+    const PanelRange seen = visible_panels(scratch.table, first, count, tile);
+    if (seen.begin == seen.end) {
+      return;
+    }
+    if (count > 4) {
+      stream<8>(keys, values, seen);
+    } else if (count > 2) {
+      stream<4>(keys, values, seen);
+    } else if (count > 1) {
+      stream<2>(keys, values, seen);
+    } else {
+      stream<1>(keys, values, seen);
+    }
   }
 
  private:
   int64_t rows_at(int64_t r) const { return smaller(kTileRows, count - r); }
+
+  OnlineSoftmax<T> softmax() const {
+    return {scratch.s, scratch.state, scratch.table, rules, tile, first, count};
+  }
+
+  template <int kRows>
+  void stream(const Stream<T>& keys, const Stream<T>& values, PanelRange seen) const {
+    PanelRange panels[kStreamRows / kTileRows];
+    for (PanelRange& range : panels) {
+      range = seen;
+    }
+    const int64_t begin = seen.begin * kPanel;
+    const int64_t end = smaller(seen.end * kPanel, tile.end - tile.begin);
+    stream_scores<T, kRows>(keys, begin, end, scratch.q, scratch.s);
+    softmax().advance(panels);
+    stream_values<T, kRows>(values, begin, end, scratch.s, scratch.state.rescale, scratch.out);
+  }
 
   // Panel by panel, so that one of k stays in the first cache while all rows meet it.
   void scores(const PanelRange* panels) const {
@@ -89,74 +115,22 @@ struct Band {
       for (int64_t r = 0; r < count; r += kTileRows) {
         if (panels[r / kTileRows].begin <= p && p < panels[r / kTileRows].end) {
           multiply<Old::kNone>(left_rows(scratch.q, first + r, 0), scratch.k.at(0, p), rows_at(r),
-                               kPanel, head_dim, scratch.s.at(r, p));
+                               kPanel, sizes.head_dim, scratch.s.at(r, p));
         }
       }
     }
   }
 
-  void new_maxima(const PanelRange* panels) const {
-    float before[kBandRows];
-    float after[kBandRows];
-    for (int64_t r = 0; r < count; ++r) {
-      before[r] = scratch.max[first + r];
-      after[r] = row_maximum(r, panels[r / kTileRows]);
-      scratch.max[first + r] = after[r];
-    }
-    for (int64_t r = 0; r < count; r += kLanes) {
-      const f32v was = load_lanes(before + r), is = load_lanes(after + r);
-      // Nothing seen yet: -inf - (-inf) would be NaN.
-      const f32v base = is == splat(-kInfinity) ? f32v{} : is;
-      store_lanes(scratch.rescale + r, exp2_bounded<Accuracy::kFloat32>(was - base));
-    }
-  }
-
-  float row_maximum(int64_t r, PanelRange panels) const {
-    const KeyRange seen = scratch.table.seen[first + r];
-    for (int64_t p = panels.begin; p < panels.end; ++p) {
-      const int64_t key = tile.begin + p * kPanel;
-      if (!scores_are_products(rules) || !sees_all(seen, key, kPanel)) {
-        finish_scores<T>(rules, seen, scratch.table.mask[first + r], key, scratch.s.at(r, p),
-                         nullptr);
-      }
-    }
-    f32v a = splat(scratch.max[first + r]);
-    f32v b = a;
-    for (int64_t p = panels.begin; p < panels.end; ++p) {
-      const f32v x = load_lanes(scratch.s.at(r, p)), y = load_lanes(scratch.s.at(r, p) + kLanes);
-      a = x > a ? x : a;  // a NaN in x is passed over: its exponential brings it back
-      b = y > b ? y : b;
-    }
-    return lane_max(a > b ? a : b);
-  }
-
-  void exponentials(int64_t r, PanelRange panels) const {
-    const float max = scratch.max[first + r];
-    const float base = max == -kInfinity ? 0.0f : max;
-    f32v a = load_lanes(scratch.sum + (first + r) * kLanes) * scratch.rescale[r];
-    f32v b = {};
-    for (int64_t p = panels.begin; p < panels.end; ++p) {
-      float* s = scratch.s.at(r, p);
-      const f32v x = exp2_bounded<kExpAccuracy<T>>(load_lanes(s) - base);
-      const f32v y = exp2_bounded<kExpAccuracy<T>>(load_lanes(s + kLanes) - base);
-      a += x;
-      b += y;
-      store_lanes(s, x);
-      store_lanes(s + kLanes, y);
-    }
-    store_lanes(scratch.sum + (first + r) * kLanes, a + b);
-  }
-
   void add_values(const PanelRange* panels) const {
-    for (int64_t p = 0; p < panel_count(v_head_dim); ++p) {
+    for (int64_t p = 0; p < panel_count(sizes.v_head_dim); ++p) {
       for (int64_t r = 0; r < count; r += kTileRows) {
         const PanelRange range = panels[r / kTileRows];
         const int64_t key = range.begin * kPanel;
         const int64_t depth = smaller(range.end * kPanel, tile.end - tile.begin) - key;
         if (depth > 0) {
           multiply<Old::kScale>(left_rows(scratch.s, r, range.begin), scratch.v.at(key, p),
-                                rows_at(r), v_head_dim - p * kPanel, depth,
-                                scratch.out.at(first + r, p), scratch.rescale + r);
+                                rows_at(r), sizes.v_head_dim - p * kPanel, depth,
+                                scratch.out.at(first + r, p), scratch.state.rescale + r);
         }
       }
     }
@@ -183,6 +157,11 @@ void finish_row(const AttentionForwardArgs& args,
   }
 }
 
+// Whether reading keys and values where they lie is the faster way.
+bool streams(const AttentionForwardArgs& args, const AttentionRows& rows) {
+  return row_count(rows) <= kStreamRows && args.k.strides[3] == 1 && args.v.strides[3] == 1;
+}
+
 template <class T>
 void forward(const AttentionForwardArgs& args,
              const AttentionRows& rows,
@@ -195,6 +174,7 @@ void forward(const AttentionForwardArgs& args,
   const ForwardScratch scratch = take_scratch(arena, sizes, tile_size);
   const ScoreRules rules = score_rules(args);
   const int64_t count = row_count(rows);
+  const bool streamed = streams(args, rows);
 
   const KeyRange all = set_row_table<T>(args, rows, keys, scratch.table);
   pack_block<T>(args.q, rows, sizes.head_dim, rules.q_factor, scratch.q);
@@ -203,27 +183,29 @@ void forward(const AttentionForwardArgs& args,
   for (int64_t key = all.begin / tile_size.keys * tile_size.keys; key < all.end;
        key += tile_size.keys) {
     const KeyRange tile = {key, smaller(key + tile_size.keys, all.end)};
-    const int64_t size = tile.end - tile.begin;
-    pack_transposed(rows_of<T>(args.k, rows.batch, rows.kv_head, key), size, sizes.head_dim,
-                    scratch.k);
-    pack(rows_of<T>(args.v, rows.batch, rows.kv_head, key), size, sizes.v_head_dim, 1.0f, scratch.v,
-         0);
+    const Source<T> k = rows_of<T>(args.k, rows.batch, rows.kv_head, key);
+    const Source<T> v = rows_of<T>(args.v, rows.batch, rows.kv_head, key);
+    if (streamed) {
+      Band<T>{scratch, rules, sizes, tile, 0, count}.process(Stream<T>{k, sizes.head_dim},
+                                                             Stream<T>{v, sizes.v_head_dim});
+      continue;
+    }
+    pack_transposed(k, tile.end - tile.begin, sizes.head_dim, scratch.k);
+    pack(v, tile.end - tile.begin, sizes.v_head_dim, 1.0f, scratch.v, 0);
     for (int64_t r = 0; r < count; r += kBandRows) {
-      Band<T>{
-          scratch, rules, sizes.head_dim, sizes.v_head_dim, tile, r, smaller(kBandRows, count - r)}
-          .process();
+      Band<T>{scratch, rules, sizes, tile, r, smaller(kBandRows, count - r)}.process();
     }
   }
 
   for (int64_t r = 0; r < count; ++r) {
-    const float sum = lane_sum(load_lanes(scratch.sum + r * kLanes));
+    const float sum = normaliser(scratch.state, r);
     if (partial) {
       float* to = partial + r * (sizes.v_head_dim + 2);
       unpack_row(scratch.out, r, sizes.v_head_dim, 1.0f, to);
-      to[sizes.v_head_dim] = scratch.max[r];
+      to[sizes.v_head_dim] = scratch.state.max[r];
       to[sizes.v_head_dim + 1] = sum;
     } else {
-      finish_row<T>(args, rows, r, scratch.max[r], sum, scratch.out, r);
+      finish_row<T>(args, rows, r, scratch.state.max[r], sum, scratch.out, r);
     }
   }
 }
