@@ -248,21 +248,24 @@ inline void store_block(f16* to, Block x) {
   store_bits<kStream>(to + kLanes, narrow(f16{}, x.second));
 }
 
-template <bool kStream>
-inline void store_block(bf16* to, Block x) {
+// Words of two bfloat16: lane l holds low[l] in its lower half and high[l] in its upper.
+inline u32v bf16_pairs(f32v low, f32v high) {
 #if defined(__AVX512BF16__)
   // The instruction takes subnormal numbers for zero, which the other builds keep.
   const __m512i halves =
-      bits_as<__m512i>(_mm512_cvtne2ps_pbh(bits_as<__m512>(x.second), bits_as<__m512>(x.first)));
-  // Rows of first and second halves become pairs.
+      bits_as<__m512i>(_mm512_cvtne2ps_pbh(bits_as<__m512>(high), bits_as<__m512>(low)));
+  // Rows of lower and upper halves become pairs.
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  store_bits<kStream>(to, _mm512_permutexvar_epi16(order, halves));
+  return bits_as<u32v>(_mm512_permutexvar_epi16(order, halves));
 #else
-  const u32v even = round_to_bf16(x.first) >> 16;
-  const u32v odd = round_to_bf16(x.second) & 0xffff0000u;
-  store_bits<kStream>(to, even | odd);
+  return (round_to_bf16(low) >> 16) | (round_to_bf16(high) & 0xffff0000u);
 #endif
+}
+
+template <bool kStream>
+inline void store_block(bf16* to, Block x) {
+  store_bits<kStream>(to, bf16_pairs(x.first, x.second));
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -22,31 +22,53 @@ KeyGradients take_key_gradients(Arena& arena, const AttentionSizes& sizes, int64
   return {arena.take_panels(keys, sizes.head_dim), arena.take_panels(keys, sizes.v_head_dim)};
 }
 
+// Operands that the two sides of products need in different words have two copies where words are
+// pairs, else one under two names.
 struct BackwardScratch {
-  Panels q;  // scaled
-  Panels d_out;
+  Panels q_left;
+  Panels q_right;
+  Panels d_out_left;
+  Panels d_out_right;
   Panels d_q;
   Panels k_transposed;
   Panels v_transposed;
   Panels k;
-  Panels p;    // of a band of rows: scores, then probabilities
-  Panels ds;   // of a band of rows: d_out v^T, then ds'
-  float* lse;  // in the log2 domain
+  Panels p;          // of a band of rows: scores, then probabilities
+  Panels ds;         // of a band of rows: d_out v^T, then ds'
+  Panels p_by_rows;  // with words along the rows: for sums over rows
+  Panels ds_by_rows;
+  Panels ds_by_keys;  // with words along the keys: for sums over keys
+  float* lse;         // in the log2 domain
   float* delta;
   RowTable table;
 };
 
+template <Words kWords>
 BackwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, AttentionTile tile) {
   const int64_t rows = round_up(tile.rows, kTileRows);
+  const int64_t band = smaller(rows, kBandRows);
   BackwardScratch scratch;
-  scratch.q = arena.take_panels(rows, sizes.head_dim);
-  scratch.d_out = arena.take_panels(rows, sizes.v_head_dim);
+  scratch.q_left = arena.take_panels(rows, word_count<kWords>(sizes.head_dim));
+  scratch.d_out_left = arena.take_panels(rows, word_count<kWords>(sizes.v_head_dim));
   scratch.d_q = arena.take_panels(rows, sizes.head_dim);
   scratch.k_transposed = arena.take_panels(round_up(sizes.head_dim, kLanes), tile.keys);
   scratch.v_transposed = arena.take_panels(round_up(sizes.v_head_dim, kLanes), tile.keys);
-  scratch.k = arena.take_panels(tile.keys, sizes.head_dim);
-  scratch.p = arena.take_panels(smaller(rows, kBandRows), tile.keys);
-  scratch.ds = arena.take_panels(smaller(rows, kBandRows), tile.keys);
+  scratch.k = arena.take_panels(word_count<kWords>(tile.keys), sizes.head_dim);
+  scratch.p = arena.take_panels(band, tile.keys);
+  scratch.ds = arena.take_panels(band, tile.keys);
+  if (kWords == Words::kBf16Pairs) {
+    scratch.q_right = arena.take_panels(word_count<kWords>(rows), sizes.head_dim);
+    scratch.d_out_right = arena.take_panels(word_count<kWords>(rows), sizes.v_head_dim);
+    scratch.p_by_rows = arena.take_panels(word_count<kWords>(band), tile.keys);
+    scratch.ds_by_rows = arena.take_panels(word_count<kWords>(band), tile.keys);
+    scratch.ds_by_keys = arena.take_panels(band, word_count<kWords>(tile.keys));
+  } else {
+    scratch.q_right = scratch.q_left;
+    scratch.d_out_right = scratch.d_out_left;
+    scratch.p_by_rows = scratch.p;
+    scratch.ds_by_rows = scratch.ds;
+    scratch.ds_by_keys = scratch.ds;
+  }
   scratch.lse = arena.take<float>(rows);
   scratch.delta = arena.take<float>(rows);
   scratch.table = take_row_table(arena, rows);
@@ -66,8 +88,8 @@ struct Task {
 
 inline float* d_mask_row(const Task& task, int64_t r) {
   const AttentionSizes& sizes = task.args.sizes;
-  const int64_t head = task.rows.first_head + r / task.rows.queries;
-  const int64_t query = task.rows.first_query + r % task.rows.queries;
+  const int64_t head = head_of(task.rows, r);
+  const int64_t query = query_of(task.rows, r);
   return task.args.d_mask +
          ((task.rows.batch * sizes.q_heads + head) * sizes.q_len + query) * sizes.kv_len;
 }
@@ -76,6 +98,8 @@ inline float* d_mask_row(const Task& task, int64_t r) {
 
 template <class T>
 struct Band {
+  static constexpr Words kWords = kWordsOf<T>;
+
   const Task& task;
   const ScoreRules& rules;
   KeyRange tile;
@@ -99,8 +123,9 @@ struct Band {
     }
     if (task.key_gradients) {
       const AttentionSizes& sizes = task.args.sizes;
-      add_to_keys(panels, task.scratch.ds, task.scratch.q, sizes.head_dim, task.key_gradients->d_k);
-      add_to_keys(panels, task.scratch.p, task.scratch.d_out, sizes.v_head_dim,
+      add_to_keys(panels, task.scratch.ds_by_rows, task.scratch.q_right, sizes.head_dim,
+                  task.key_gradients->d_k);
+      add_to_keys(panels, task.scratch.p_by_rows, task.scratch.d_out_right, sizes.v_head_dim,
                   task.key_gradients->d_v);
     }
   }
@@ -116,10 +141,13 @@ struct Band {
   void score_gradients(int64_t r, int64_t panel) const {
     const BackwardScratch& scratch = task.scratch;
     const AttentionSizes& sizes = task.args.sizes;
-    multiply<Old::kNone>(left_rows(scratch.q, first + r, 0), scratch.k_transposed.at(0, panel),
-                         rows_at(r), kPanel, sizes.head_dim, scratch.p.at(r, panel));
-    multiply<Old::kNone>(left_rows(scratch.d_out, first + r, 0), scratch.v_transposed.at(0, panel),
-                         rows_at(r), kPanel, sizes.v_head_dim, scratch.ds.at(r, panel));
+    constexpr float kOne = 1.0f;
+    multiply<kWords, Old::kNone>(
+        left_rows(scratch.q_left, first + r, 0), scratch.k_transposed.at(0, panel), rows_at(r),
+        kPanel, word_count<kWords>(sizes.head_dim), scratch.p.at(r, panel), &rules.factor);
+    multiply<kWords, Old::kNone>(
+        left_rows(scratch.d_out_left, first + r, 0), scratch.v_transposed.at(0, panel), rows_at(r),
+        kPanel, word_count<kWords>(sizes.v_head_dim), scratch.ds.at(r, panel), &kOne);
     const int64_t key = tile.begin + panel * kPanel;
     for (int64_t i = r; i < r + rows_at(r); ++i) {
       const int64_t row = first + i;
@@ -143,6 +171,33 @@ struct Band {
         store_lanes(ds + v, gradient);
       }
     }
+    if constexpr (kWords == Words::kBf16Pairs) {
+      store_pairs(r, panel);
+    }
+  }
+
+  // p and ds' of kTileRows rows and one panel, as words. Rows that fill up the last pair are 0.
+  void store_pairs(int64_t r, int64_t panel) const {
+    const BackwardScratch& scratch = task.scratch;
+    for (int64_t i = r; task.write_d_q && i < r + rows_at(r); ++i) {
+      const float* ds = scratch.ds.at(i, panel);
+      store_column_pairs(scratch.ds_by_keys, i, panel, load_lanes(ds), load_lanes(ds + kLanes));
+    }
+    if (!task.key_gradients) {
+      return;
+    }
+    for (int64_t i = r; i < r + rows_at(r); i += 2) {
+      for (int v = 0; v < kPanel; v += kLanes) {
+        const bool odd = i + 1 < r + rows_at(r);
+        const auto pairs = [&](Panels m) {
+          const float* row = m.at(i, panel) + v;
+          return bits_as<f32v>(
+              bf16_pairs(load_lanes(row), odd ? load_lanes(row + kPanel) : f32v{}));
+        };
+        store_lanes(scratch.p_by_rows.at(i / 2, panel) + v, pairs(scratch.p));
+        store_lanes(scratch.ds_by_rows.at(i / 2, panel) + v, pairs(scratch.ds));
+      }
+    }
   }
 
   void add_to_d_q(const PanelRange* panels) const {
@@ -154,9 +209,10 @@ struct Band {
         const int64_t key = range.begin * kPanel;
         const int64_t depth = smaller(range.end * kPanel, tile.end - tile.begin) - key;
         if (depth > 0) {
-          multiply<Old::kAdd>(left_rows(scratch.ds, r, range.begin), scratch.k.at(key, p),
-                              rows_at(r), head_dim - p * kPanel, depth,
-                              scratch.d_q.at(first + r, p));
+          const int64_t word = word_count<kWords>(key);
+          multiply<kWords, Old::kAdd>(left_rows(scratch.ds_by_keys, r, word), scratch.k.at(word, p),
+                                      rows_at(r), head_dim - p * kPanel, word_count<kWords>(depth),
+                                      scratch.d_q.at(first + r, p));
         }
       }
     }
@@ -192,9 +248,10 @@ struct Band {
     const int64_t offset = tile.begin - task.first_key;
     for (int64_t c = 0; c < panel_count(columns); ++c) {
       for (int64_t key = first_key; key < last_key; key += kTileRows) {
-        multiply<Old::kAdd, true>(left_columns(scores, key, begin), values.at(first + begin, c),
-                                  smaller(kTileRows, last_key - key), columns - c * kPanel,
-                                  end - begin, sums.at(offset + key, c));
+        multiply<kWords, Old::kAdd, true>(
+            left_columns(scores, key, word_count<kWords>(begin)),
+            values.at(word_count<kWords>(first + begin), c), smaller(kTileRows, last_key - key),
+            columns - c * kPanel, word_count<kWords>(end - begin), sums.at(offset + key, c));
       }
     }
   }
@@ -230,8 +287,8 @@ void start_rows(const Task& task) {
   const AttentionRows& rows = task.rows;
   const BackwardScratch& scratch = task.scratch;
   for (int64_t r = 0; r < row_count(rows); ++r) {
-    const int64_t head = rows.first_head + r / rows.queries;
-    const int64_t query = rows.first_query + r % rows.queries;
+    const int64_t head = head_of(rows, r);
+    const int64_t query = query_of(rows, r);
     const float lse = row_lse(task.args, rows.batch, head, query);
     // All scores of such a row are -inf, and -inf - (-inf) would be NaN.
     scratch.lse[r] = lse == -kInfinity ? 0.0f : lse * kLog2E;
@@ -252,10 +309,10 @@ void pack_tile(const Task& task, KeyRange tile) {
   const int64_t size = tile.end - tile.begin;
   const Source<T> k = rows_of<T>(args.k, task.rows.batch, task.rows.kv_head, tile.begin);
   const Source<T> v = rows_of<T>(args.v, task.rows.batch, task.rows.kv_head, tile.begin);
-  pack_transposed(k, size, args.sizes.head_dim, scratch.k_transposed);
-  pack_transposed(v, size, args.sizes.v_head_dim, scratch.v_transposed);
+  pack_right_transposed<kWordsOf<T>>(k, size, args.sizes.head_dim, scratch.k_transposed);
+  pack_right_transposed<kWordsOf<T>>(v, size, args.sizes.v_head_dim, scratch.v_transposed);
   if (task.write_d_q) {
-    pack(k, size, args.sizes.head_dim, 1.0f, scratch.k, 0);
+    pack_right<kWordsOf<T>>(k, size, args.sizes.head_dim, scratch.k);
   }
 }
 
@@ -264,8 +321,8 @@ void store_d_q(const Task& task) {
   const AttentionRows& rows = task.rows;
   const AttentionOutput& d_q = task.args.d_q;
   for (int64_t r = 0; r < row_count(rows); ++r) {
-    T* to = row_address(static_cast<T*>(d_q.data), d_q.strides, rows.batch,
-                        rows.first_head + r / rows.queries, rows.first_query + r % rows.queries);
+    T* to = row_address(static_cast<T*>(d_q.data), d_q.strides, rows.batch, head_of(rows, r),
+                        query_of(rows, r));
     unpack_row(task.scratch.d_q, r, task.args.sizes.head_dim, task.args.config.scale, to);
   }
 }
@@ -278,10 +335,11 @@ void backward(const AttentionBackwardArgs& args,
               bool row_gradients,
               void* key_memory,
               void* memory) {
+  constexpr Words kWords = kWordsOf<T>;
   Arena arena{static_cast<char*>(memory)};
   Arena key_arena{static_cast<char*>(key_memory)};
   const AttentionSizes& sizes = args.sizes;
-  const BackwardScratch scratch = take_scratch(arena, sizes, tile_size);
+  const BackwardScratch scratch = take_scratch<kWordsOf<T>>(arena, sizes, tile_size);
   const KeyGradients key_gradients = take_key_gradients(key_arena, sizes, keys.end - keys.begin);
   const Task task = {args,
                      rows,
@@ -304,8 +362,14 @@ void backward(const AttentionBackwardArgs& args,
   }
   if (all.begin < all.end) {
     start_rows<T>(task);
-    pack_block<T>(args.q, rows, sizes.head_dim, rules.q_factor, scratch.q);
-    pack_block<T>(args.d_out, rows, sizes.v_head_dim, 1.0f, scratch.d_out);
+    pack_left_block<kWords, T>(args.q, rows, sizes.head_dim, scratch.q_left);
+    pack_left_block<kWords, T>(args.d_out, rows, sizes.v_head_dim, scratch.d_out_left);
+    if constexpr (kWords == Words::kBf16Pairs) {
+      if (task.key_gradients) {
+        pack_pairs_block<T>(args.q, rows, sizes.head_dim, scratch.q_right);
+        pack_pairs_block<T>(args.d_out, rows, sizes.v_head_dim, scratch.d_out_right);
+      }
+    }
   }
   for (int64_t key = all.begin / tile_size.keys * tile_size.keys; key < all.end;
        key += tile_size.keys) {
@@ -350,9 +414,7 @@ void store_key_gradients(const AttentionBackwardArgs& args,
                          void* memory) {
   Arena arena{static_cast<char*>(memory)};
   const KeyGradients sums = take_key_gradients(arena, args.sizes, keys.end - keys.begin);
-  // q was packed with its factor: what is left of `scale`.
-  const float factor = args.config.softcap != 0 ? args.config.softcap : kLn2;
-  store_rows<T>(sums.d_k, args.d_k, batch, kv_head, keys, args.sizes.head_dim, factor);
+  store_rows<T>(sums.d_k, args.d_k, batch, kv_head, keys, args.sizes.head_dim, args.config.scale);
   store_rows<T>(sums.d_v, args.d_v, batch, kv_head, keys, args.sizes.v_head_dim, 1.0f);
 }
 
@@ -368,9 +430,10 @@ void sink_gradient(const AttentionBackwardArgs& args, int64_t batch, int64_t hea
       sink == -kInfinity ? 0.0f : static_cast<float>(sum);
 }
 
+template <class T>
 int64_t scratch_bytes(const AttentionSizes& sizes, AttentionTile tile) {
   Arena arena{nullptr};
-  take_scratch(arena, sizes, tile);
+  take_scratch<kWordsOf<T>>(arena, sizes, tile);
   return arena.used;
 }
 
@@ -382,8 +445,8 @@ int64_t key_gradient_bytes(const AttentionSizes& sizes, int64_t keys) {
 
 template <class T>
 constexpr AttentionBackwardKernels kernels() {
-  return {scratch_bytes, key_gradient_bytes,     clear_key_gradients,
-          backward<T>,   store_key_gradients<T>, sink_gradient<T>};
+  return {scratch_bytes<T>, key_gradient_bytes,     clear_key_gradients,
+          backward<T>,      store_key_gradients<T>, sink_gradient<T>};
 }
 
 }  // namespace

@@ -8,15 +8,17 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 namespace {
 
 struct ForwardScratch {
-  Panels q;    // scaled
+  Panels q;
   Panels k;    // transposed tile: rows are the head's dimensions
   Panels v;    // tile
-  Panels s;    // scores of a band of rows, then their exponentials
+  Panels s;    // scores of a band of rows
+  Panels p;    // their exponentials; where these are float32, in place of the scores
   Panels out;  // not yet normalised
   SoftmaxState state;
   RowTable table;
 };
 
+template <Words kWords>
 ForwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, AttentionTile tile) {
   const int64_t rows = round_up(tile.rows, kTileRows);
   ForwardScratch scratch;
@@ -24,6 +26,10 @@ ForwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, Attention
   scratch.k = arena.take_panels(round_up(sizes.head_dim, kLanes), tile.keys);
   scratch.v = arena.take_panels(tile.keys, sizes.v_head_dim);
   scratch.s = arena.take_panels(smaller(rows, kBandRows), tile.keys);
+  scratch.p = scratch.s;
+  if (kWords == Words::kBf16Pairs) {
+    scratch.p = arena.take_panels(scratch.s.rows, word_count<kWords>(tile.keys));
+  }
   scratch.out = arena.take_panels(rows, sizes.v_head_dim);
   scratch.state = take_softmax_state(arena, rows);
   scratch.table = take_row_table(arena, rows);
@@ -41,7 +47,7 @@ void start_rows(const AttentionForwardArgs& args,
     const bool has_sink = with_sinks && r < count;
     float sink = -kInfinity;
     if (has_sink) {
-      const int64_t head = rows.first_head + r / rows.queries;
+      const int64_t head = head_of(rows, r);
       sink = args.sinks[rows.batch * args.sinks_strides[0] + head * args.sinks_strides[1]] * kLog2E;
     }
     start_row(scratch.state, r, sink);
@@ -54,6 +60,8 @@ void start_rows(const AttentionForwardArgs& args,
 // A band of rows against one tile of keys.
 template <class T>
 struct Band {
+  static constexpr Words kWords = kWordsOf<T>;
+
   const ForwardScratch& scratch;
   const ScoreRules& rules;
   const AttentionSizes& sizes;
@@ -68,7 +76,7 @@ struct Band {
       panels[r / kTileRows] = visible_panels(scratch.table, first + r, rows_at(r), tile);
     }
     scores(panels);
-    softmax().advance(panels);
+    softmax<kWords>().advance(panels);
     add_values(panels);
   }
 
@@ -92,8 +100,9 @@ struct Band {
  private:
   int64_t rows_at(int64_t r) const { return smaller(kTileRows, count - r); }
 
-  OnlineSoftmax<T> softmax() const {
-    return {scratch.s, scratch.state, scratch.table, rules, tile, first, count};
+  template <Words kExponentials>
+  OnlineSoftmax<T, kExponentials> softmax() const {
+    return {scratch.s, scratch.p, scratch.state, scratch.table, rules, tile, first, count};
   }
 
   template <int kRows>
@@ -104,8 +113,8 @@ struct Band {
     }
     const int64_t begin = seen.begin * kPanel;
     const int64_t end = smaller(seen.end * kPanel, tile.end - tile.begin);
-    stream_scores<T, kRows>(keys, begin, end, scratch.q, scratch.s);
-    softmax().advance(panels);
+    stream_scores<T, kRows>(keys, begin, end, rules.factor, scratch.q, scratch.s);
+    softmax<Words::kFloat32>().advance(panels);
     stream_values<T, kRows>(values, begin, end, scratch.s, scratch.state.rescale, scratch.out);
   }
 
@@ -114,8 +123,9 @@ struct Band {
     for (int64_t p = 0; p < panel_count(tile.end - tile.begin); ++p) {
       for (int64_t r = 0; r < count; r += kTileRows) {
         if (panels[r / kTileRows].begin <= p && p < panels[r / kTileRows].end) {
-          multiply<Old::kNone>(left_rows(scratch.q, first + r, 0), scratch.k.at(0, p), rows_at(r),
-                               kPanel, sizes.head_dim, scratch.s.at(r, p));
+          multiply<kWords, Old::kNone>(left_rows(scratch.q, first + r, 0), scratch.k.at(0, p),
+                                       rows_at(r), kPanel, word_count<kWords>(sizes.head_dim),
+                                       scratch.s.at(r, p), &rules.factor);
         }
       }
     }
@@ -128,9 +138,11 @@ struct Band {
         const int64_t key = range.begin * kPanel;
         const int64_t depth = smaller(range.end * kPanel, tile.end - tile.begin) - key;
         if (depth > 0) {
-          multiply<Old::kScale>(left_rows(scratch.s, r, range.begin), scratch.v.at(key, p),
-                                rows_at(r), sizes.v_head_dim - p * kPanel, depth,
-                                scratch.out.at(first + r, p), scratch.state.rescale + r);
+          const int64_t word = word_count<kWords>(key);
+          multiply<kWords, Old::kScale>(left_rows(scratch.p, r, word), scratch.v.at(word, p),
+                                        rows_at(r), sizes.v_head_dim - p * kPanel,
+                                        word_count<kWords>(depth), scratch.out.at(first + r, p),
+                                        scratch.state.rescale + r);
         }
       }
     }
@@ -146,8 +158,8 @@ void finish_row(const AttentionForwardArgs& args,
                 float sum,
                 Panels out,
                 int64_t out_row) {
-  const int64_t head = rows.first_head + r / rows.queries;
-  const int64_t query = rows.first_query + r % rows.queries;
+  const int64_t head = head_of(rows, r);
+  const int64_t query = query_of(rows, r);
   const AttentionSizes& sizes = args.sizes;
   T* to = row_address(static_cast<T*>(args.out.data), args.out.strides, rows.batch, head, query);
   unpack_row(out, out_row, sizes.v_head_dim, sum == 0 ? 0.0f : 1.0f / sum, to);
@@ -171,13 +183,17 @@ void forward(const AttentionForwardArgs& args,
              void* memory) {
   Arena arena{static_cast<char*>(memory)};
   const AttentionSizes& sizes = args.sizes;
-  const ForwardScratch scratch = take_scratch(arena, sizes, tile_size);
+  const ForwardScratch scratch = take_scratch<kWordsOf<T>>(arena, sizes, tile_size);
   const ScoreRules rules = score_rules(args);
   const int64_t count = row_count(rows);
   const bool streamed = streams(args, rows);
 
   const KeyRange all = set_row_table<T>(args, rows, keys, scratch.table);
-  pack_block<T>(args.q, rows, sizes.head_dim, rules.q_factor, scratch.q);
+  if (streamed) {
+    pack_left_block<Words::kFloat32, T>(args.q, rows, sizes.head_dim, scratch.q);
+  } else {
+    pack_left_block<kWordsOf<T>, T>(args.q, rows, sizes.head_dim, scratch.q);
+  }
   start_rows(args, rows, args.config.has_sinks && keys.begin == 0, scratch);
 
   for (int64_t key = all.begin / tile_size.keys * tile_size.keys; key < all.end;
@@ -190,8 +206,8 @@ void forward(const AttentionForwardArgs& args,
                                                              Stream<T>{v, sizes.v_head_dim});
       continue;
     }
-    pack_transposed(k, tile.end - tile.begin, sizes.head_dim, scratch.k);
-    pack(v, tile.end - tile.begin, sizes.v_head_dim, 1.0f, scratch.v, 0);
+    pack_right_transposed<kWordsOf<T>>(k, tile.end - tile.begin, sizes.head_dim, scratch.k);
+    pack_right<kWordsOf<T>>(v, tile.end - tile.begin, sizes.v_head_dim, scratch.v);
     for (int64_t r = 0; r < count; r += kBandRows) {
       Band<T>{scratch, rules, sizes, tile, r, smaller(kBandRows, count - r)}.process();
     }
@@ -242,15 +258,16 @@ void combine(const AttentionForwardArgs& args,
   }
 }
 
+template <class T>
 int64_t scratch_bytes(const AttentionSizes& sizes, AttentionTile tile) {
   Arena arena{nullptr};
-  take_scratch(arena, sizes, tile);
+  take_scratch<kWordsOf<T>>(arena, sizes, tile);
   return arena.used;
 }
 
 template <class T>
 constexpr AttentionForwardKernels kernels() {
-  return {scratch_bytes, forward<T>, combine<T>};
+  return {scratch_bytes<T>, forward<T>, combine<T>};
 }
 
 }  // namespace

@@ -61,22 +61,45 @@ inline Source<T> rows_of(const AttentionView& view, int64_t batch, int64_t head,
   return {row_address(data, view.strides, batch, head, row), view.strides[2], view.strides[3]};
 }
 
-// Packs a view's rows of all heads of a block.
-template <class T>
-inline void pack_block(const AttentionView& view,
-                       const AttentionRows& rows,
-                       int64_t columns,
-                       float factor,
-                       Panels to) {
+inline int64_t head_of(const AttentionRows& rows, int64_t r) {
+  return rows.first_head + r / rows.queries;
+}
+inline int64_t query_of(const AttentionRows& rows, int64_t r) {
+  return rows.first_query + r % rows.queries;
+}
+
+// Packs a view's rows of all heads of a block as a left operand, and rows of 0 that fill up the
+// last product tile.
+template <Words kWords, class T>
+void pack_left_block(const AttentionView& view,
+                     const AttentionRows& rows,
+                     int64_t columns,
+                     Panels to) {
   for (int64_t h = 0; h < rows.heads; ++h) {
-    pack(rows_of<T>(view, rows.batch, rows.first_head + h, rows.first_query), rows.queries, columns,
-         factor, to, h * rows.queries);
+    pack_left<kWords>(rows_of<T>(view, rows.batch, rows.first_head + h, rows.first_query),
+                      rows.queries, columns, to, h * rows.queries);
   }
   const int64_t count = row_count(rows);
   for (int64_t r = count; r < round_up(count, kTileRows); ++r) {
-    for (int64_t p = 0; p < panel_count(columns); ++p) {
+    for (int64_t p = 0; p < panel_count(word_count<kWords>(columns)); ++p) {
       std::memset(to.at(r, p), 0, kPanel * sizeof(float));
     }
+  }
+}
+
+// Likewise as a right operand of bfloat16 pairs; a pair may be of two heads.
+template <class T>
+void pack_pairs_block(const AttentionView& view,
+                      const AttentionRows& rows,
+                      int64_t columns,
+                      Panels to) {
+  const auto row = [&](int64_t r) {
+    return rows_of<T>(view, rows.batch, head_of(rows, r), query_of(rows, r)).data;
+  };
+  const int64_t count = row_count(rows);
+  for (int64_t r = 0; r < count; r += 2) {
+    pack_right_row<Words::kBf16Pairs>(row(r), r + 1 < count ? row(r + 1) : nullptr, view.strides[3],
+                                      columns, to, r / 2);
   }
 }
 
@@ -164,11 +187,10 @@ inline PanelRange visible_panels(const RowTable& table, int64_t row, int64_t cou
 
 // ---- from products to scores -------------------------------------------------------------------
 
-// Factors that turn q . k into scores in the log2 domain. With a softcap the product is brought to
-// units of the cap, and the cap to log2.
+// How q . k becomes a score in the log2 domain.
 struct ScoreRules {
-  float q_factor;
-  float cap;  // 0: none
+  float factor;  // of the product; with a softcap, that in units of the cap
+  float cap;     // in the log2 domain; 0: none
   AttentionMask mask;
   int64_t mask_stride;
 };

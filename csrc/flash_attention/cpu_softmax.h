@@ -28,9 +28,10 @@ inline float normaliser(const SoftmaxState& state, int64_t row) {
   return lane_sum(load_lanes(state.sum + row * kLanes));
 }
 
-template <class T>
+template <class T, Words kWords>
 struct OnlineSoftmax {
-  Panels s;
+  Panels s;  // products; exponentials if these are float32
+  Panels p;  // exponentials, as a left operand of kWords
   const SoftmaxState& state;
   const RowTable& table;
   const ScoreRules& rules;
@@ -87,14 +88,18 @@ struct OnlineSoftmax {
     const float base = max == -kInfinity ? 0.0f : max;
     f32v a = load_lanes(state.sum + (first + r) * kLanes) * state.rescale[r];
     f32v b = {};
-    for (int64_t p = panels.begin; p < panels.end; ++p) {
-      float* row = s.at(r, p);
+    for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+      float* row = s.at(r, panel);
       const f32v x = exp2_bounded<kExpAccuracy<T>>(load_lanes(row) - base);
       const f32v y = exp2_bounded<kExpAccuracy<T>>(load_lanes(row + kLanes) - base);
       a += x;
       b += y;
-      store_lanes(row, x);
-      store_lanes(row + kLanes, y);
+      if constexpr (kWords == Words::kBf16Pairs) {
+        store_column_pairs(p, r, panel, x, y);
+      } else {
+        store_lanes(row, x);
+        store_lanes(row + kLanes, y);
+      }
     }
     store_lanes(state.sum + (first + r) * kLanes, a + b);
   }

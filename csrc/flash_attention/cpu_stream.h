@@ -83,10 +83,11 @@ inline void dot_tile(
   }
 }
 
-// Scores of rows with the keys [begin, end), `begin` at the start of a panel of s. Those up to the
-// end of the last panel become those of the last key.
+// factor * products of rows with the keys [begin, end), `begin` at the start of a panel of s. Those
+// up to the end of the last panel become those of the last key.
 template <class T, int kRows>
-void stream_scores(const Stream<T>& keys, int64_t begin, int64_t end, Panels q, Panels s) {
+void stream_scores(
+    const Stream<T>& keys, int64_t begin, int64_t end, float factor, Panels q, Panels s) {
   constexpr int kKeys = kRegisters / 2 / kRows < kLanes ? kRegisters / 2 / kRows : kLanes;
   for (int64_t first = begin; first < round_up(end, kPanel); first += kLanes) {
     f32v sums[kRows][kLanes];
@@ -99,7 +100,7 @@ void stream_scores(const Stream<T>& keys, int64_t begin, int64_t end, Panels q, 
       dot_tile<T, kRows, kKeys>(keys, key, q, sums, at);
     }
     for (int r = 0; r < kRows; ++r) {
-      store_lanes(s.at(r, first / kPanel) + first % kPanel, lane_sums(sums[r]));
+      store_lanes(s.at(r, first / kPanel) + first % kPanel, lane_sums(sums[r]) * factor);
     }
   }
 }
