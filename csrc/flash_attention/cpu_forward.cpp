@@ -169,11 +169,6 @@ void finish_row(const AttentionForwardArgs& args,
   }
 }
 
-// Whether reading keys and values where they lie is the faster way.
-bool streams(const AttentionForwardArgs& args, const AttentionRows& rows) {
-  return row_count(rows) <= kStreamRows && args.k.strides[3] == 1 && args.v.strides[3] == 1;
-}
-
 template <class T>
 void forward(const AttentionForwardArgs& args,
              const AttentionRows& rows,
@@ -186,7 +181,7 @@ void forward(const AttentionForwardArgs& args,
   const ForwardScratch scratch = take_scratch<kWordsOf<T>>(arena, sizes, tile_size);
   const ScoreRules rules = score_rules(args);
   const int64_t count = row_count(rows);
-  const bool streamed = streams(args, rows);
+  const bool streamed = count <= kStreamRows;
 
   const KeyRange all = set_row_table<T>(args, rows, keys, scratch.table);
   if (streamed) {

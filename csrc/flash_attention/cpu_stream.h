@@ -11,7 +11,7 @@ inline constexpr int kStreamRows = 8;  // at most
 
 template <class T>
 struct Stream {
-  Source<T> source;  // columns at a stride of 1
+  Source<T> source;
   int64_t columns;
 
   // Rows that far ahead are asked for while one is read: several loops read a tile's rows, in an
@@ -55,15 +55,17 @@ inline void dot_tile(
     const Stream<T>& keys, const T* const* key, Panels q, f32v (*sums)[kLanes], int at) {
   f32v sum[kRows][kKeys] = {};
   const int64_t ahead = keys.ahead();
+  const int64_t stride = keys.source.column_stride;
   for (int64_t c = 0; c < keys.columns; c += kPanel) {
-    const bool whole = c + kPanel <= keys.columns;
+    const bool whole = stride == 1 && c + kPanel <= keys.columns;
     for (int v = 0; v < kPanel; v += kLanes) {
-      if (!whole && c + v >= keys.columns) {
+      if (c + v >= keys.columns) {
         break;
       }
       f32v x[kKeys];
       for (int k = 0; k < kKeys; ++k) {
-        x[k] = whole ? load_lanes(key[k] + c + v) : load_columns(key[k], 1, c + v, keys.columns);
+        x[k] =
+            whole ? load_lanes(key[k] + c + v) : load_columns(key[k], stride, c + v, keys.columns);
       }
       for (int r = 0; r < kRows; ++r) {
         const f32v y = load_lanes(q.at(r, 0) + c * q.rows + v);
@@ -133,7 +135,8 @@ inline void value_tile(const Stream<T>& values,
     f32v x[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       x[v] = kWhole ? load_lanes(row + column + v * kLanes)
-                    : load_columns(row, 1, column + v * kLanes, values.columns);
+                    : load_columns(row, values.source.column_stride, column + v * kLanes,
+                                   values.columns);
     }
     prefetch(row + ahead + column, kVectors * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -160,8 +163,9 @@ void stream_values(const Stream<T>& values,
   // Several columns of few rows: as many independent sums as there are registers for.
   constexpr int kMost = kRegisters / 2 / kRows;
   constexpr int kWide = kMost > 4 ? 4 : kMost > 2 ? kMost : 2;
+  const bool dense = values.source.column_stride == 1;
   int64_t c = 0;
-  for (; c + kWide * kLanes <= values.columns; c += kWide * kLanes) {
+  for (; dense && c + kWide * kLanes <= values.columns; c += kWide * kLanes) {
     value_tile<T, kRows, kWide, true>(values, begin, end, c, p, factors, out);
   }
   for (; c + kLanes < values.columns; c += kPanel) {
