@@ -54,29 +54,33 @@ template <class T, int kRows, int kKeys>
 inline void dot_tile(
     const Stream<T>& keys, const T* const* key, Panels q, f32v (*sums)[kLanes], int at) {
   f32v sum[kRows][kKeys] = {};
-  const int64_t ahead = keys.ahead();
-  const int64_t stride = keys.source.column_stride;
-  for (int64_t c = 0; c < keys.columns; c += kPanel) {
-    const bool whole = stride == 1 && c + kPanel <= keys.columns;
-    for (int v = 0; v < kPanel; v += kLanes) {
-      if (c + v >= keys.columns) {
-        break;
-      }
-      f32v x[kKeys];
+  const auto add = [&](int64_t column, auto load) {
+    f32v x[kKeys];
+    for (int k = 0; k < kKeys; ++k) {
+      x[k] = load(key[k], column);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const f32v y = load_lanes(q.at(r, column / kPanel) + column % kPanel);
       for (int k = 0; k < kKeys; ++k) {
-        x[k] =
-            whole ? load_lanes(key[k] + c + v) : load_columns(key[k], stride, c + v, keys.columns);
-      }
-      for (int r = 0; r < kRows; ++r) {
-        const f32v y = load_lanes(q.at(r, 0) + c * q.rows + v);
-        for (int k = 0; k < kKeys; ++k) {
-          sum[r][k] += x[k] * y;
-        }
+        sum[r][k] += x[k] * y;
       }
     }
+  };
+  const int64_t ahead = keys.ahead();
+  const int64_t stride = keys.source.column_stride;
+  int64_t c = 0;
+  for (; stride == 1 && c + kPanel <= keys.columns; c += kPanel) {
     for (int k = 0; k < kKeys; ++k) {
       prefetch(key[k] + ahead + c, kPanel);
     }
+    for (int v = 0; v < kPanel; v += kLanes) {
+      add(c + v, [](const T* row, int64_t column) { return load_lanes(row + column); });
+    }
+  }
+  for (; c < keys.columns; c += kLanes) {
+    add(c, [&](const T* row, int64_t column) {
+      return load_columns(row, stride, column, keys.columns);
+    });
   }
   for (int r = 0; r < kRows; ++r) {
     for (int k = 0; k < kKeys; ++k) {
