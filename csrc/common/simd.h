@@ -145,6 +145,22 @@ inline V load_bits(const T* from) {
   return bits;
 }
 
+// What __builtin_convertvector does, for which GCC 12 splits vectors of 512 bits in two.
+inline u32v zero_extend(u16v x) {
+#if defined(__AVX512F__)
+  return bits_as<u32v>(_mm512_cvtepu16_epi32(bits_as<__m256i>(x)));
+#else
+  return __builtin_convertvector(x, u32v);
+#endif
+}
+inline u16v truncate(u32v x) {
+#if defined(__AVX512F__)
+  return bits_as<u16v>(_mm512_cvtepi32_epi16(bits_as<__m512i>(x)));
+#else
+  return __builtin_convertvector(x, u16v);
+#endif
+}
+
 inline f32v load_lanes(const float* from) {
   return load_bits<f32v>(from);
 }
@@ -152,7 +168,7 @@ inline f32v load_lanes(const f16* from) {
   return widen(f16{}, load_bits<u16v>(from));
 }
 inline f32v load_lanes(const bf16* from) {
-  return bits_as<f32v>(__builtin_convertvector(load_bits<u16v>(from), u32v) << 16);
+  return bits_as<f32v>(zero_extend(load_bits<u16v>(from)) << 16);
 }
 
 inline void store_lanes(float* to, f32v x) {
@@ -163,7 +179,7 @@ inline void store_lanes(f16* to, f32v x) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 inline void store_lanes(bf16* to, f32v x) {
-  const u16v bits = __builtin_convertvector(round_to_bf16(x) >> 16, u16v);
+  const u16v bits = truncate(round_to_bf16(x) >> 16);
   std::memcpy(to, &bits, sizeof(bits));
 }
 

@@ -135,7 +135,8 @@ inline void value_tile(const Stream<T>& values,
   const int64_t ahead = values.ahead();
   for (int64_t key = begin; key < end; ++key) {
     const T* row = values.source.at(key);
-    const float* weight = p.at(0, key / kPanel) + key % kPanel;
+    const float* weight =
+        p.at(0, static_cast<uint64_t>(key) / kPanel) + static_cast<uint64_t>(key) % kPanel;
     f32v x[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       x[v] = kWhole ? load_lanes(row + column + v * kLanes)
