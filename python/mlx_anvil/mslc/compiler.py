@@ -39,6 +39,7 @@ LANGUAGE_FLAGS = [
     "-nostdinc",
     "-fno-exceptions",
     "-fno-rtti",
+    "-fdeclspec",  # swizzles of structs are properties; see shim/swizzle.h
     "-fno-math-errno",
     "-fsigned-char",
     "-ffp-contract=fast-honor-pragmas",  # plain "fast" fuses what a pragma excepts, too
