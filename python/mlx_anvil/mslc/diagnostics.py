@@ -20,7 +20,8 @@ _VECTOR = re.compile(
     r"(?:vec<([\w ]+), (\d)>|([\w ]+?) __attribute__\(\(ext_vector_type\((\d)\)\)\))"
 )
 _SPACE_MISMATCH = re.compile(
-    r"object is in address space|reference in address space|object parameter of type '(?:const )?mslc::"
+    r"object is in address space|reference in address space|object parameter of type '(?:const )?mslc::|"
+    r"does not match adjusted type '(?:const )?(?:device|constant|threadgroup) "
 )
 _SPELLINGS = (
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
