@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from msl import evaluate, from_bfloat, to_bfloat
+from msl import METAL_TYPES, evaluate, from_bfloat, to_bfloat
 
 UNARY = {
     "acos": (np.arccos, -1, 1),
@@ -164,6 +164,10 @@ def test_modf_and_nextafter(rng):
     np.testing.assert_array_equal(
         evaluate("parts(a)", x, out="float32:float2:2", prelude=prelude), np.stack(np.modf(x), -1)
     )
+    special = np.array([np.inf, -np.inf, -0.0, 3.0, np.nan], np.float32)
+    parts = evaluate("parts(a)", special, out="float32:float2:2", prelude=prelude)
+    np.testing.assert_array_equal(parts, np.stack(np.modf(special), -1))
+    np.testing.assert_array_equal(np.signbit(parts[:4]), np.signbit(special[:4, None]).repeat(2, 1))
     for dtype in ("float32", "float16"):
         a, b = (rng.uniform(-1, 1, 32).astype(dtype) for _ in range(2))
         a[0] = 0
@@ -247,6 +251,15 @@ def test_half_and_bfloat_round_after_every_operation(rng):
     np.testing.assert_array_equal(from_bfloat(product), rounded(rounded(a * b) + c))
     total = evaluate("as_type<ushort>(bfloat(a + b + c))", u, v, w, out="uint16", types=bf)
     np.testing.assert_array_equal(from_bfloat(total), rounded(rounded(a + b) + c))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_nan_as_an_integer_is_zero(dtype):
+    x = np.array([np.nan, 3.75, 1.0], np.float32)
+    np.testing.assert_array_equal(evaluate(f"{METAL_TYPES[dtype]}(a)", x, out=dtype), [0, 3, 1])
+    vector = f"{METAL_TYPES[dtype]}2"
+    pairs = evaluate(f"{vector}(a)", np.stack([x, x], -1), out=f"{dtype}:{vector}:2", types=("float2",))
+    np.testing.assert_array_equal(pairs, [[0, 0], [3, 3], [1, 1]])
 
 
 def test_conversions_between_half_and_bfloat(rng):

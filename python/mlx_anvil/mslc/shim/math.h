@@ -35,6 +35,11 @@ MSLC_INLINE float fdim(float a, float b) {
 MSLC_INLINE float divide(float a, float b) {
   return a / b;
 }
+// What is left of x without its whole part: nothing of an infinity.
+MSLC_INLINE float fraction(float x) {
+  const float whole = __builtin_truncf(x);
+  return __builtin_copysignf(x == whole ? 0.0f : x - whole, x);
+}
 MSLC_INLINE float copysign(float a, float b) {
   return __builtin_copysignf(a, b);
 }
@@ -202,7 +207,7 @@ MSLC_INLINE float fraction_of(float x) {
     requires ::mslc::Reals<T>                                                                \
   MSLC_INLINE T modf(T x, thread T& whole) {                                                 \
     whole = trunc(x);                                                                        \
-    return copysign(T(x - whole), x);                                                        \
+    return ::mslc::each<T>(::mslc::reference::fraction, x);                                  \
   }                                                                                          \
   template <class T>                                                                         \
     requires ::mslc::Reals<T>                                                                \
