@@ -148,10 +148,10 @@ struct Group {
 
 }  // namespace mslc
 
-#define MSLC_GROUP_OF_VALUE(name, ...)               \
-  template <class T>                                 \
-  MSLC_INLINE T name(T value, MSLC_SITE) {           \
-    return ::mslc::Group < __VA_ARGS__(value, site); \
+#define MSLC_GROUP_OF_VALUE(name, ...)     \
+  template <class T>                       \
+  MSLC_INLINE T name(T value, MSLC_SITE) { \
+    return __VA_ARGS__(value, site);       \
   }
 #define MSLC_GROUP_OF_LANE(prefix, width, function)                    \
   template <class T>                                                   \
@@ -169,47 +169,49 @@ struct Group {
   }
 
 // All functions of a kind of group: simd_sum, quad_sum and so on.
-#define MSLC_GROUP_FUNCTIONS(prefix, width)                                                       \
-  using prefix##_vote = ::mslc::Vote<width>;                                                      \
-  MSLC_GROUP_OF_LANE(prefix, width, shuffle)                                                      \
-  MSLC_GROUP_OF_LANE(prefix, width, broadcast)                                                    \
-  MSLC_GROUP_OF_LANE(prefix, width, shuffle_xor)                                                  \
-  MSLC_GROUP_OF_LANE(prefix, width, shuffle_down)                                                 \
-  MSLC_GROUP_OF_LANE(prefix, width, shuffle_up)                                                   \
-  MSLC_GROUP_OF_LANE(prefix, width, shuffle_rotate_down)                                          \
-  MSLC_GROUP_OF_LANE(prefix, width, shuffle_rotate_up)                                            \
-  MSLC_GROUP_OF_FILL(prefix, width, shuffle_and_fill_down)                                        \
-  MSLC_GROUP_OF_FILL(prefix, width, shuffle_and_fill_up)                                          \
-  MSLC_GROUP_OF_VALUE(prefix##_broadcast_first, width > ::broadcast_first)                        \
-  MSLC_GROUP_OF_VALUE(prefix##_sum, width > ::template reduce<::mslc::Add>)                       \
-  MSLC_GROUP_OF_VALUE(prefix##_product, width > ::template reduce<::mslc::Multiply>)              \
-  MSLC_GROUP_OF_VALUE(prefix##_max, width > ::template reduce<::mslc::VectorMax>)                 \
-  MSLC_GROUP_OF_VALUE(prefix##_min, width > ::template reduce<::mslc::VectorMin>)                 \
-  MSLC_GROUP_OF_VALUE(prefix##_and, width > ::template reduce_bits<::mslc::And>)                  \
-  MSLC_GROUP_OF_VALUE(prefix##_or, width > ::template reduce_bits<::mslc::Or>)                    \
-  MSLC_GROUP_OF_VALUE(prefix##_xor, width > ::template reduce_bits<::mslc::Xor>)                  \
-  MSLC_GROUP_OF_VALUE(prefix##_prefix_inclusive_sum, width > ::template scan<::mslc::Add, true>)  \
-  MSLC_GROUP_OF_VALUE(prefix##_prefix_exclusive_sum, width > ::template scan<::mslc::Add, false>) \
-  MSLC_GROUP_OF_VALUE(prefix##_prefix_inclusive_product,                                          \
-                      width > ::template scan<::mslc::Multiply, true>)                            \
-  MSLC_GROUP_OF_VALUE(prefix##_prefix_exclusive_product,                                          \
-                      width > ::template scan<::mslc::Multiply, false>)                           \
-  MSLC_INLINE prefix##_vote prefix##_active_threads_mask(MSLC_SITE) {                             \
-    return prefix##_vote(::mslc::Group<width>::ballot(true, site));                               \
-  }                                                                                               \
-  MSLC_INLINE prefix##_vote prefix##_ballot(bool value, MSLC_SITE) {                              \
-    return prefix##_vote(::mslc::Group<width>::ballot(value, site));                              \
-  }                                                                                               \
-  MSLC_INLINE bool prefix##_any(bool value, MSLC_SITE) {                                          \
-    return ::mslc::Group<width>::ballot(value, site) != 0;                                        \
-  }                                                                                               \
-  MSLC_INLINE bool prefix##_all(bool value, MSLC_SITE) {                                          \
-    return ::mslc::Group<width>::ballot(!value, site) == 0;                                       \
-  }                                                                                               \
-  MSLC_INLINE bool prefix##_is_first(MSLC_SITE) {                                                 \
-    return ::mslc::Group<width>::first_active(site) == ::mslc::lane_id();                         \
-  }                                                                                               \
-  /* Helper threads exist in fragment functions only. */                                          \
-  MSLC_INLINE bool prefix##_is_helper_thread() {                                                  \
-    return false;                                                                                 \
+#define MSLC_GROUP_FUNCTIONS(prefix, width)                                             \
+  using prefix##_vote = ::mslc::Vote<width>;                                            \
+  MSLC_GROUP_OF_LANE(prefix, width, shuffle)                                            \
+  MSLC_GROUP_OF_LANE(prefix, width, broadcast)                                          \
+  MSLC_GROUP_OF_LANE(prefix, width, shuffle_xor)                                        \
+  MSLC_GROUP_OF_LANE(prefix, width, shuffle_down)                                       \
+  MSLC_GROUP_OF_LANE(prefix, width, shuffle_up)                                         \
+  MSLC_GROUP_OF_LANE(prefix, width, shuffle_rotate_down)                                \
+  MSLC_GROUP_OF_LANE(prefix, width, shuffle_rotate_up)                                  \
+  MSLC_GROUP_OF_FILL(prefix, width, shuffle_and_fill_down)                              \
+  MSLC_GROUP_OF_FILL(prefix, width, shuffle_and_fill_up)                                \
+  MSLC_GROUP_OF_VALUE(prefix##_broadcast_first, ::mslc::Group<width>::broadcast_first)  \
+  MSLC_GROUP_OF_VALUE(prefix##_sum, ::mslc::Group<width>::reduce<::mslc::Add>)          \
+  MSLC_GROUP_OF_VALUE(prefix##_product, ::mslc::Group<width>::reduce<::mslc::Multiply>) \
+  MSLC_GROUP_OF_VALUE(prefix##_max, ::mslc::Group<width>::reduce<::mslc::VectorMax>)    \
+  MSLC_GROUP_OF_VALUE(prefix##_min, ::mslc::Group<width>::reduce<::mslc::VectorMin>)    \
+  MSLC_GROUP_OF_VALUE(prefix##_and, ::mslc::Group<width>::reduce_bits<::mslc::And>)     \
+  MSLC_GROUP_OF_VALUE(prefix##_or, ::mslc::Group<width>::reduce_bits<::mslc::Or>)       \
+  MSLC_GROUP_OF_VALUE(prefix##_xor, ::mslc::Group<width>::reduce_bits<::mslc::Xor>)     \
+  MSLC_GROUP_OF_VALUE(prefix##_prefix_inclusive_sum,                                    \
+                      ::mslc::Group<width>::scan<::mslc::Add, true>)                    \
+  MSLC_GROUP_OF_VALUE(prefix##_prefix_exclusive_sum,                                    \
+                      ::mslc::Group<width>::scan<::mslc::Add, false>)                   \
+  MSLC_GROUP_OF_VALUE(prefix##_prefix_inclusive_product,                                \
+                      ::mslc::Group<width>::scan<::mslc::Multiply, true>)               \
+  MSLC_GROUP_OF_VALUE(prefix##_prefix_exclusive_product,                                \
+                      ::mslc::Group<width>::scan<::mslc::Multiply, false>)              \
+  MSLC_INLINE prefix##_vote prefix##_active_threads_mask(MSLC_SITE) {                   \
+    return prefix##_vote(::mslc::Group<width>::ballot(true, site));                     \
+  }                                                                                     \
+  MSLC_INLINE prefix##_vote prefix##_ballot(bool value, MSLC_SITE) {                    \
+    return prefix##_vote(::mslc::Group<width>::ballot(value, site));                    \
+  }                                                                                     \
+  MSLC_INLINE bool prefix##_any(bool value, MSLC_SITE) {                                \
+    return ::mslc::Group<width>::ballot(value, site) != 0;                              \
+  }                                                                                     \
+  MSLC_INLINE bool prefix##_all(bool value, MSLC_SITE) {                                \
+    return ::mslc::Group<width>::ballot(!value, site) == 0;                             \
+  }                                                                                     \
+  MSLC_INLINE bool prefix##_is_first(MSLC_SITE) {                                       \
+    return ::mslc::Group<width>::first_active(site) == ::mslc::lane_id();               \
+  }                                                                                     \
+  /* Helper threads exist in fragment functions only. */                                \
+  MSLC_INLINE bool prefix##_is_helper_thread() {                                        \
+    return false;                                                                       \
   }
