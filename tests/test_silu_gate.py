@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mlx_anvil
+import support
 from mlx_anvil.reference import DTYPES
 from mlx_anvil.reference import silu_gate as reference
-from support import GRADIENT_FACTOR, assert_accurate, assert_same_bits, backend_scope, kernel_names, max_error, vjp_of
+from support import GRADIENT_FACTOR, assert_accurate, assert_same_bits, kernel_names, max_error, vjp_of
 
 silu_gate = mlx_anvil.silu_gate
 
@@ -126,8 +127,9 @@ def test_more_than_two_to_the_31_elements():
     rows, columns = 2**16 + 1, 2**15
     gate = mx.random.normal((rows, 1)).astype(mx.float16)
     up = mx.random.normal((1, columns)).astype(mx.float16)
-    with backend_scope(checked=False):  # checks stop at buffers of 4 GB
-        result = silu_gate(gate, up)
+    if support.check_simulation:
+        pytest.skip("checks record 24 bytes for every byte that a kernel writes: 100 GB for this result")
+    result = silu_gate(gate, up)
     mx.eval(result)
     assert result.size > 2**31
     for row in (0, 1, rows // 2, rows - 2, rows - 1):

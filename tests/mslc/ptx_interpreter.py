@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
+from fractions import Fraction
 
 import numpy as np
 
@@ -20,6 +21,17 @@ def as_float(bits: int) -> np.float32:
 
 def as_bits(value) -> int:
     return int(F32(value).view(np.uint32))
+
+
+def as_double(bits: int) -> np.float64:
+    return np.uint64(bits).view(np.float64)
+
+
+def fma_double(x, y, z) -> np.float64:
+    """Rounded once."""
+    if not np.isfinite([x, y, z]).all():
+        return x * y + z
+    return np.float64(float(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))))
 
 
 def signed(bits: int) -> int:
@@ -51,6 +63,8 @@ FLOAT = {
     "ex2.approx": lambda x: F32(np.exp2(np.float64(x)) * (1 + 2.0**-23 * (x != np.rint(x)))),
     "rsqrt.approx": lambda x: F32(1 / np.sqrt(np.float64(x)) * (1 + 2.0**-23)),
 }
+# A product without .rn can be fused with a sum only, and there is none in double.
+DOUBLE = {"mul": operator.mul, "mul.rn": operator.mul, "neg": operator.neg, "fma.rn": fma_double}
 INTEGER = {
     "add.s32": operator.add,
     "sub.s32": operator.sub,
@@ -85,7 +99,7 @@ class Kernel:
         return as_float(self.memory[len(arguments)])
 
     def value(self, operand: str) -> int:
-        if operand.startswith("0f"):
+        if operand.startswith(("0f", "0d")):
             return int(operand[2:], 16)
         if operand in ("%ctaid.x", "%ntid.x", "%tid.x"):
             return 0
@@ -119,6 +133,12 @@ class Kernel:
             return BITWISE[name](*values)
         if kind == "f32" and name in FLOAT:
             return as_bits(FLOAT[name](*map(as_float, values)))
+        if kind == "f64" and name in DOUBLE:
+            return int(np.float64(DOUBLE[name](*map(as_double, values))).view(np.uint64))
+        if opcode == "cvt.f64.f32":
+            return int(np.float64(as_float(values[0])).view(np.uint64))
+        if opcode == "cvt.rn.f32.f64":
+            return as_bits(F32(as_double(values[0])))
         if opcode == "cvt.rn.f32.s32":
             return as_bits(F32(signed(values[0])))
         if opcode == "cvt.rzi.s32.f32":

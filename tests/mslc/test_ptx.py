@@ -17,7 +17,6 @@ import run_ptx
 from mlx_anvil.mslc import Library, Source, ToolchainError
 from mlx_anvil.mslc.commands.ptx import command
 from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx, find_ptxas
-from mlx_anvil.mslc.ptx_matrix import expand_products
 
 METAL = next((p for p in Path(__file__).resolve().parents if (p / "metal" / "silu_gate").is_dir()), None)
 
@@ -323,47 +322,6 @@ def test_steel_gemm_wastes_no_half():
     # 4 x 4 x 2 products of fragments of a SIMD group, two at a time, each in three parts, in three kernels.
     assert len(products) == 4 * 4 * 2 // 2 * 3 * 3
     assert "mslc_zero" not in module.text
-
-
-def expand(*lines):
-    text = expand_products("\n".join(["{", *lines, "}"]))
-    return [line.strip() for line in text.split("\n")[1:-1] if "mma" in line]
-
-
-FIRST = "mslc.mma.f16 {%f1, %f2}, {%r1}, {%r9}, {%f3, %f4};"
-SECOND = "mslc.mma.f16 {%f5, %f6}, {%r2}, {%r9}, {%f7, %f8};"
-
-
-def test_products_that_share_b_are_stacked():
-    assert expand(FIRST, "add.f32 %f20, %f21, %f22;", SECOND) == [
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f1, %f2, %f5, %f6}, {%r1, %r2}, {%r9}, {%f3, %f4, %f7, %f8};"
-    ]
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        "st.global.f32 [%rd2], %f1;\nld.shared.b32 %r2, [%rd1];",  # needs memory after the first is read
-        "add.f32 %f7, %f1, %f2;",  # the second depends on the first
-        "mov.b32 %r1, %r7;\nld.shared.b32 %r2, [%rd1];",  # an operand changes, and the second cannot come earlier
-        "$L__BB0_2:",  # another block
-    ],
-)
-def test_products_that_cannot_meet_stay_apart(between):
-    found = expand(FIRST, *between.split("\n"), SECOND)
-    assert len(found) == 2
-    assert all("%mslc_zero" in line for line in found)
-
-
-def test_operands_are_made_earlier_where_that_lets_products_meet():
-    found = expand(FIRST, "add.f32 %f30, %f1, %f31;", "mov.b32 %r2, {%rs1, %rs2};", SECOND)
-    assert len(found) == 1
-
-
-def test_chain_with_another_reader_is_not_merged():
-    chained = "mslc.mma.f16 {%f5, %f6}, {%r2}, {%r8}, {%f1, %f2};"
-    assert ["k16" in line for line in expand(FIRST, chained)] == [True]
-    assert ["k16" in line for line in expand(FIRST, chained, "add.f32 %f30, %f1, %f31;")] == [False, False]
 
 
 # ---- the command, and the checks that run on a GPU

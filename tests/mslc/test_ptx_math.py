@@ -96,6 +96,13 @@ def test_accuracy_of_binary_functions(host_functions, rng, name):
     assert_accurate(host_functions, name, allowed, reference, arguments)
 
 
+def test_rsqrt_is_correctly_rounded(host_functions):
+    """For every mantissa and both parities of the exponent, which decide everything."""
+    x = (np.arange(2**24, dtype=np.uint32) + np.uint32(0x3F800000)).view(np.float32)
+    exact = (1 / np.sqrt(x.astype(np.longdouble))).astype(np.float32)
+    np.testing.assert_array_equal(host_functions("rsqrt", x), exact)
+
+
 @pytest.fixture(scope="module")
 def compiled_kernels():
     text = compile_ptx(Source.load(make_bundle.math_source())).text

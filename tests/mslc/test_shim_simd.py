@@ -120,6 +120,21 @@ def test_votes(rng):
         np.testing.assert_array_equal(evaluate("quad_is_first()", x, out="bool"), LANE % 4 == 0)
 
 
+def test_vote_types_and_helper_threads(rng):
+    for x in (rng.random(32) < 0.5, np.ones(32, bool), np.zeros(32, bool)):
+        np.testing.assert_array_equal(evaluate("simd_ballot(a).any()", x, out="bool"), x.any())
+        np.testing.assert_array_equal(evaluate("simd_ballot(a).all()", x, out="bool"), x.all())
+        quads = x.reshape(8, 4)
+        np.testing.assert_array_equal(evaluate("quad_ballot(a).any()", x, out="bool"), quads.any(1).repeat(4))
+        np.testing.assert_array_equal(evaluate("quad_ballot(a).all()", x, out="bool"), quads.all(1).repeat(4))
+        # Votes of lanes that a group does not have are dropped.
+        votes = "ulong(simd_vote(~0ul)) == 0xffffffffu && ulong(quad_vote(quad_vote::vote_t(0xf5))) == 5"
+        assert evaluate(f"{votes} && !simd_is_helper_thread() && !quad_is_helper_thread()", x, out="bool").all()
+    # all() of a vote asks for every lane that exists; simd_all only for the active ones.
+    part = evaluate("simd_all(true) && !simd_ballot(true).all()", np.ones(20, bool), out="bool")
+    assert part.all()
+
+
 def test_part_of_a_simdgroup_reduces_over_the_lanes_that_exist(rng):
     x = rng.integers(0, 9, 41).astype(np.int32)
     expected = np.append(np.full(32, x[:32].sum()), np.full(9, x[32:].sum()))
@@ -197,6 +212,47 @@ def test_matrix_layout_is_apples():
     np.testing.assert_array_equal(out[0], expected)
     np.testing.assert_array_equal(out[1], 3)
     np.testing.assert_array_equal(out[2], 2 * np.eye(8))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float", "float32"), ("half", "float16")])
+def test_matrix_constructors_and_products_without_accumulator(rng, kind, dtype):
+    source = f"""kernel void k(const device {kind}* x [[buffer(0)]], device {kind}* o [[buffer(1)]]) {{
+  simdgroup_matrix<{kind}, 8, 8> a, product, diagonal = make_diagonal_simdgroup_matrix<{kind}, 8, 8>({kind}(3));
+  simdgroup_load(a, x);
+  simdgroup_multiply(product, a, diagonal);
+  simdgroup_store(product, o);
+  simdgroup_store(diagonal * a, o + 64);
+  simdgroup_store(make_filled_simdgroup_matrix<{kind}, 8>({kind}(5)), o + 128);
+}}"""
+    x = rng.integers(-9, 9, (8, 8)).astype(dtype)
+    out = np.zeros((3, 8, 8), dtype)
+    library(source).run("k", {0: x, 1: out}, (1,), (32,))
+    np.testing.assert_array_equal(out, [3 * x, 3 * x, np.full_like(x, 5)])
+
+
+def test_atomics_of_other_types(rng):
+    """64-bit minimum and maximum, booleans, and a fence."""
+    source = """kernel void k(const device ulong* x [[buffer(0)]], device atomic_ulong* o [[buffer(1)]],
+    device atomic_bool* flags [[buffer(2)]], device uint* seen [[buffer(3)]], uint i [[thread_position_in_grid]]) {
+  atomic_max_explicit(o, x[i], memory_order_relaxed);
+  atomic_min_explicit(o + 1, x[i], memory_order_relaxed);
+  atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+  if (x[i] % 64 == 5) atomic_store_explicit(flags, true, memory_order_relaxed);
+  bool expected = false;
+  seen[i] = atomic_compare_exchange_weak_explicit(flags + 1, &expected, true, memory_order_relaxed, memory_order_relaxed);
+  seen[i] += 2 * atomic_exchange_explicit(flags + 2, true, memory_order_relaxed);
+  seen[i] += 4 * atomic_load_explicit(flags + 3, memory_order_relaxed);
+}"""
+    x = rng.integers(0, 2**63, 256).astype(np.uint64) * 2
+    x[7] = 69
+    limits, flags = np.array([0, 2**64 - 1], np.uint64), np.array([0, 0, 0, 1], np.uint32)
+    seen = np.zeros(256, np.uint32)
+    library(source).run("k", {0: x, 1: limits, 2: flags, 3: seen}, (256,), (64,), dispatch="threads", threads=2)
+    np.testing.assert_array_equal(limits, [x.max(), x.min()])
+    np.testing.assert_array_equal(flags, 1)
+    assert np.count_nonzero(seen & 1) == 1  # one thread found it unset
+    assert np.count_nonzero(seen & 2) == 255
+    assert (seen & 4).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -5,9 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from msl import HEAD, library
+from msl import HEAD, METAL_TYPES, library
 
 from mlx_anvil.mslc import Library, SimulationError, Source, ToolchainError, toolchain
+from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
 from mlx_anvil.mslc.static_memory import static_threadgroup_memory
 
 POSITIONS = """
@@ -315,3 +316,25 @@ def test_command_line(tmp_path):
     assert checked.returncode == 1
     assert "bad.metal:4:22: error: cannot initialize" in checked.stderr
     assert "k.metal: 0 errors" in checked.stderr
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_integer_division_by_zero_is_survived(rng, dtype):
+    """Its result is unspecified in Metal; other lanes, and what comes after, are not touched."""
+    kind = METAL_TYPES[dtype]
+    source = f"""kernel void k(const device {kind}* x [[buffer(0)]], const device {kind}* y [[buffer(1)]],
+    device {kind}* quotient [[buffer(2)]], device {kind}* rest [[buffer(3)]], uint i [[thread_position_in_grid]]) {{
+  quotient[i] = x[i] / y[i];
+  rest[i] = x[i] % y[i];
+}}"""
+    x = rng.integers(1, 100, 64).astype(dtype)
+    y = rng.integers(1, 9, 64).astype(dtype)
+    zero = rng.random(64) < 0.5
+    y[zero] = 0
+    if dtype.startswith("i"):
+        x[5], y[5], zero[5] = np.iinfo(dtype).min, -1, True  # no quotient either
+    for options in (UNCHECKED, CHECKED):
+        quotient, rest = (np.zeros(64, dtype) for _ in range(2))
+        Library(HEAD + source, options=options).run("k", {0: x, 1: y, 2: quotient, 3: rest}, (2,), (32,), threads=2)
+        np.testing.assert_array_equal(quotient[~zero], x[~zero] // y[~zero])
+        np.testing.assert_array_equal(rest[~zero], x[~zero] % y[~zero])

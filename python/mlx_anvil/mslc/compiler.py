@@ -39,8 +39,10 @@ LANGUAGE_FLAGS = [
     "-nostdinc",
     "-fno-exceptions",
     "-fno-rtti",
+    "-fdeclspec",  # swizzles of structs are properties; see shim/swizzle.h
     "-fno-math-errno",
     "-fsigned-char",
+    "-fno-strict-float-cast-overflow",  # as integers, NaN is 0 and what is too large the limit
     "-ffp-contract=fast-honor-pragmas",  # plain "fast" fuses what a pragma excepts, too
     "-ferror-limit=20",
     "-Wall",

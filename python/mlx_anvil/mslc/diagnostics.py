@@ -19,6 +19,10 @@ _VECTOR = re.compile(
     r"'?__attribute__\(\(__vector_size__\((\d) \* sizeof\((\w+)\)\)\)\) \w+'?|"
     r"(?:vec<([\w ]+), (\d)>|([\w ]+?) __attribute__\(\(ext_vector_type\((\d)\)\)\))"
 )
+_SPACE_MISMATCH = re.compile(
+    r"object is in address space|reference in address space|object parameter of type '(?:const )?mslc::|"
+    r"does not match adjusted type '(?:const )?(?:device|constant|threadgroup) "
+)
 _SPELLINGS = (
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
     (re.compile(r"(?:::)?mslc::make<([^<>]*(?:<[^<>]*>)?)>"), r"\1"),
@@ -45,6 +49,7 @@ class Diagnostic:
     message: str
     source_line: str = ""
     notes: list[Diagnostic] = field(default_factory=list)
+    shim_lacks_space: bool = False  # a member of the shim was not found because its object is in an address space
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}:{self.column}: {self.severity}: {self.message}"
@@ -164,6 +169,8 @@ def parse(stderr: str, source_map: SourceMap | None) -> list[Diagnostic]:
             if note is not None:
                 diagnostic.file, diagnostic.line, diagnostic.column = note.file, note.line, note.column
                 diagnostic.source_line = note.source_line
+        shim_notes = [note.message for note in diagnostic.notes if _in_shim(note.file)]
+        diagnostic.shim_lacks_space = any(_SPACE_MISMATCH.search(text) for text in (diagnostic.message, *shim_notes))
         diagnostic.notes = [note for note in diagnostic.notes if not _in_shim(note.file)]
     return found
 

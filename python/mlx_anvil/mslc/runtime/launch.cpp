@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "check_races.h"
+#include "division.h"
 #include "pool.h"
 #include "profile.h"
 #include "report.h"
@@ -166,6 +167,7 @@ extern "C" int mslc_run(const mslc_launch* request, mslc_report* report) {
     launch.order_step = 1 + request->seed * 0xD1B54A32D192ED03 % (count - 1);
     while (greatest_common_divisor(launch.order_step, count) != 1) ++launch.order_step;
   }
+  survive_division();
   Counters counters = {};
   if (launch.threadgroup_count) counters = run(launch);
   report->threadgroups = counters.threadgroups;

@@ -2,23 +2,15 @@
 // size, so these are structs; they take the integer masks that vector comparisons yield.
 #pragma once
 
+#include "swizzle.h"
+
 namespace mslc {
 
 template <int N>
 struct BoolVector;
-
-// A swizzle of a bool vector, laid over its components.
-template <int Length, int... Index>
-struct BoolSwizzle {
-  bool component[Length];
-  constexpr operator BoolVector<sizeof...(Index)>() const {
-    return BoolVector<sizeof...(Index)>(component[Index]...);
-  }
-  constexpr BoolSwizzle& operator=(BoolVector<sizeof...(Index)> v) {
-    int i = 0;
-    ((component[Index] = v[i++]), ...);
-    return *this;
-  }
+template <int N>
+struct AnyVector<bool, N> {
+  using type = BoolVector<N>;
 };
 
 template <int N>
@@ -33,8 +25,6 @@ struct BoolComponents<2> {
     struct {
       bool r, g;
     };
-    BoolSwizzle<2, 0, 1> xy;
-    BoolSwizzle<2, 1, 0> yx;
   };
 };
 template <>
@@ -47,10 +37,6 @@ struct BoolComponents<3> {
     struct {
       bool r, g, b;
     };
-    BoolSwizzle<4, 0, 1> xy;
-    BoolSwizzle<4, 1, 2> yz;
-    BoolSwizzle<4, 0, 2> xz;
-    BoolSwizzle<4, 0, 1, 2> xyz;
   };
 };
 template <>
@@ -63,18 +49,11 @@ struct BoolComponents<4> {
     struct {
       bool r, g, b, a;
     };
-    BoolSwizzle<4, 0, 1> xy, lo;
-    BoolSwizzle<4, 2, 3> zw, hi;
-    BoolSwizzle<4, 0, 2> xz, even;
-    BoolSwizzle<4, 1, 3> yw, odd;
-    BoolSwizzle<4, 0, 1, 2> xyz;
-    BoolSwizzle<4, 1, 2, 3> yzw;
-    BoolSwizzle<4, 0, 1, 2, 3> xyzw;
   };
 };
 
 template <int N>
-struct alignas(N == 3 ? 4 : N) BoolVector : BoolComponents<N> {
+struct alignas(N == 3 ? 4 : N) BoolVector : BoolComponents<N>, Swizzles<BoolVector<N>, bool, N> {
   using BoolComponents<N>::component;
 
   BoolVector() = default;  // trivial, so that it can be a member of a union
@@ -135,17 +114,6 @@ constexpr bool is_bool_vector = false;
 template <int N>
 constexpr bool is_bool_vector<BoolVector<N>> = true;
 
-}  // namespace mslc
-
-namespace mslc {
-template <class T, int N>
-struct AnyVector {
-  using type = metal::vec<T, N>;
-};
-template <int N>
-struct AnyVector<bool, N> {
-  using type = BoolVector<N>;
-};
 }  // namespace mslc
 
 namespace metal {

@@ -11,7 +11,7 @@ concept RealVector = is_vector<T> && is_real<T>;
 namespace metal {
 
 template <class T, int N>
-MSLC_INLINE T dot(vec<T, N> a, vec<T, N> b) {
+MSLC_INLINE constexpr T dot(vec<T, N> a, vec<T, N> b) {
   T sum = a[0] * b[0];
   for (int i = 1; i < N; ++i) sum += a[i] * b[i];
   return sum;
@@ -46,7 +46,8 @@ MSLC_INLINE V faceforward(V n, V i, V reference) {
 }
 template <mslc::RealVector V>
 MSLC_INLINE V reflect(V i, V n) {
-  return i - 2 * dot(n, i) * n;
+  const V normal = normalize(n);
+  return i - 2 * dot(normal, i) * normal;
 }
 template <mslc::RealVector V>
 MSLC_INLINE V refract(V i, V n, mslc::ElementOf<V> eta) {
@@ -55,5 +56,16 @@ MSLC_INLINE V refract(V i, V n, mslc::ElementOf<V> eta) {
   const E k = E(1) - eta * eta * (E(1) - cosine * cosine);
   return k < E(0) ? V(E(0)) : eta * i - (eta * cosine + sqrt(k)) * n;
 }
+
+namespace fast {
+using metal::distance;
+using metal::length;
+using metal::normalize;
+}  // namespace fast
+namespace precise {
+using metal::distance;
+using metal::length;
+using metal::normalize;
+}  // namespace precise
 
 }  // namespace metal

@@ -7,9 +7,12 @@
 namespace mslc::reference {
 
 // Functions that need nothing from the target.
-MSLC_INLINE float fract(float x) {
-  float f = x - __builtin_floorf(x);
-  return f < 1.0f ? f : 0x1.fffffep-1f;
+// What rounds to 1 is the largest number below it.
+template <class T>
+MSLC_INLINE T fract(T x) {
+  constexpr T below_one = static_cast<T>(__is_same(T, half) ? 0x1.ffcp-1f : 0x1.fffffep-1f);
+  const T f = static_cast<T>(static_cast<float>(x) - __builtin_floorf(static_cast<float>(x)));
+  return f >= T(1) ? below_one : f;
 }
 MSLC_INLINE float fmax(float a, float b) {
   return __builtin_fmaxf(a, b);
@@ -27,13 +30,15 @@ MSLC_INLINE float fmedian3(float a, float b, float c) {
   return fmax(fmin(a, b), fmin(fmax(a, b), c));
 }
 MSLC_INLINE float fdim(float a, float b) {
-  return a > b ? a - b : 0.0f;
+  return a <= b ? 0.0f : a - b;
 }
 MSLC_INLINE float divide(float a, float b) {
   return a / b;
 }
-MSLC_INLINE float fma(float a, float b, float c) {
-  return __builtin_fmaf(a, b, c);
+// What is left of x without its whole part: nothing of an infinity.
+MSLC_INLINE float fraction(float x) {
+  const float whole = __builtin_truncf(x);
+  return __builtin_copysignf(x == whole ? 0.0f : x - whole, x);
 }
 MSLC_INLINE float copysign(float a, float b) {
   return __builtin_copysignf(a, b);
@@ -57,7 +62,8 @@ MSLC_INLINE float round(float x) {
   float whole = __builtin_truncf(x);
   return __builtin_fabsf(x - whole) >= 0.5f ? whole + __builtin_copysignf(1.0f, x) : whole;
 }
-// Powers of two are multiplied in two steps, so that subnormal results are reached.
+// Powers of two are multiplied in steps, so that subnormal results are reached. The steps down keep
+// 24 bits in reserve: what they leave is rounded once.
 MSLC_INLINE float ldexp(float x, int exponent) {
   exponent = exponent > 300 ? 300 : exponent < -300 ? -300 : exponent;
   auto power = [](int e) { return __builtin_bit_cast(float, static_cast<uint>(e + 127) << 23); };
@@ -66,8 +72,8 @@ MSLC_INLINE float ldexp(float x, int exponent) {
     exponent -= 127;
   }
   while (exponent < -126) {
-    x *= power(-126);
-    exponent += 126;
+    x *= power(-102);
+    exponent += 102;
   }
   return x * power(exponent);
 }
@@ -128,6 +134,14 @@ MSLC_INLINE float fraction_of(float x) {
   MSLC_INLINE auto name(T... x) {                                                        \
     return ::mslc::map_float([](auto... v) { return ::mslc::space::name(v...); }, x...); \
   }
+// For functions that would round twice if half went through float.
+#define MSLC_MATH_IN_OWN_TYPE(space, name)                                            \
+  template <class... T>                                                               \
+    requires ::mslc::Reals<T...>                                                      \
+  MSLC_INLINE auto name(T... x) {                                                     \
+    using E = ::mslc::RealElement<T...>;                                              \
+    return ::mslc::map<E>([](auto... v) { return ::mslc::space::name(v...); }, x...); \
+  }
 
 #define MSLC_ALL_MATH                                                                        \
   MSLC_MATH(target, acos)                                                                    \
@@ -162,13 +176,13 @@ MSLC_INLINE float fraction_of(float x) {
   MSLC_MATH(reference, fabs)                                                                 \
   MSLC_MATH(reference, fdim)                                                                 \
   MSLC_MATH(reference, floor)                                                                \
-  MSLC_MATH(reference, fma)                                                                  \
+  MSLC_MATH_IN_OWN_TYPE(target, fma)                                                         \
   MSLC_MATH(reference, fmax)                                                                 \
   MSLC_MATH(reference, fmax3)                                                                \
   MSLC_MATH(reference, fmedian3)                                                             \
   MSLC_MATH(reference, fmin)                                                                 \
   MSLC_MATH(reference, fmin3)                                                                \
-  MSLC_MATH(reference, fract)                                                                \
+  MSLC_MATH_IN_OWN_TYPE(reference, fract)                                                    \
   MSLC_MATH(reference, rint)                                                                 \
   MSLC_MATH(reference, round)                                                                \
   MSLC_MATH(reference, trunc)                                                                \
@@ -193,7 +207,7 @@ MSLC_INLINE float fraction_of(float x) {
     requires ::mslc::Reals<T>                                                                \
   MSLC_INLINE T modf(T x, thread T& whole) {                                                 \
     whole = trunc(x);                                                                        \
-    return copysign(T(x - whole), x);                                                        \
+    return ::mslc::each<T>(::mslc::reference::fraction, x);                                  \
   }                                                                                          \
   template <class T>                                                                         \
     requires ::mslc::Reals<T>                                                                \
@@ -242,6 +256,7 @@ MSLC_INLINE T nextafter(T x, T y) {
 }
 
 #undef MSLC_ALL_MATH
+#undef MSLC_MATH_IN_OWN_TYPE
 #undef MSLC_MATH
 
 // The compiler's own names of these functions, which MLX's bfloat overloads are built on. The last

@@ -12,6 +12,8 @@
 #include "geometric.h"
 #include "integer.h"
 #include "math.h"
+#include "matrix.h"
+#include "pack.h"
 #include "quadgroup.h"
 #include "relational.h"
 #include "simdgroup.h"

@@ -43,7 +43,7 @@ struct PackedComponents<T, 4> {
 };
 
 template <class T, int N>
-struct PackedVector : PackedComponents<T, N> {
+struct PackedVector : PackedComponents<T, N>, Swizzles<PackedVector<T, N>, T, N> {
   using Vector = metal::vec<T, N>;
   using PackedComponents<T, N>::component;
 
@@ -63,26 +63,52 @@ struct PackedVector : PackedComponents<T, N> {
   constexpr T& operator[](int i) { return component[i]; }
   constexpr const T& operator[](int i) const { return component[i]; }
 
-  constexpr PackedVector& operator+=(Vector v) { return *this = Vector(*this) + v; }
-  constexpr PackedVector& operator-=(Vector v) { return *this = Vector(*this) - v; }
-  constexpr PackedVector& operator*=(Vector v) { return *this = Vector(*this) * v; }
-  constexpr PackedVector& operator/=(Vector v) { return *this = Vector(*this) / v; }
-  friend constexpr Vector operator-(PackedVector a) { return -Vector(a); }
-  friend constexpr Vector operator+(PackedVector a, PackedVector b) {
-    return Vector(a) + Vector(b);
+  friend constexpr auto operator-(PackedVector a) { return -Vector(a); }
+  friend constexpr auto operator~(PackedVector a) { return ~Vector(a); }
+  friend constexpr auto operator!(PackedVector a) { return !Vector(a); }
+
+// The operators of vectors, on what packed vectors convert to; scalars are repeated.
+#define MSLC_PACKED_OPERATOR(op)                                      \
+  friend constexpr auto operator op(PackedVector a, PackedVector b) { \
+    return Vector(a) op Vector(b);                                    \
+  }                                                                   \
+  friend constexpr auto operator op(PackedVector a, Vector b) {       \
+    return Vector(a) op b;                                            \
+  }                                                                   \
+  friend constexpr auto operator op(Vector a, PackedVector b) {       \
+    return a op Vector(b);                                            \
+  }                                                                   \
+  friend constexpr auto operator op(PackedVector a, T b) {            \
+    return Vector(a) op b;                                            \
+  }                                                                   \
+  friend constexpr auto operator op(T a, PackedVector b) {            \
+    return a op Vector(b);                                            \
   }
-  friend constexpr Vector operator-(PackedVector a, PackedVector b) {
-    return Vector(a) - Vector(b);
+#define MSLC_PACKED_ASSIGNMENT(op)                     \
+  MSLC_PACKED_OPERATOR(op)                             \
+  constexpr PackedVector& operator op## = (Vector v) { \
+    return *this = Vector(*this) op v;                 \
   }
-  friend constexpr Vector operator*(PackedVector a, PackedVector b) {
-    return Vector(a) * Vector(b);
-  }
-  friend constexpr Vector operator/(PackedVector a, PackedVector b) {
-    return Vector(a) / Vector(b);
-  }
-  friend constexpr Vector operator*(PackedVector a, T b) { return Vector(a) * b; }
-  friend constexpr Vector operator*(T a, PackedVector b) { return a * Vector(b); }
-  friend constexpr Vector operator/(PackedVector a, T b) { return Vector(a) / b; }
+  MSLC_PACKED_ASSIGNMENT(+)
+  MSLC_PACKED_ASSIGNMENT(-)
+  MSLC_PACKED_ASSIGNMENT(*)
+  MSLC_PACKED_ASSIGNMENT(/)
+  MSLC_PACKED_ASSIGNMENT(%)
+  MSLC_PACKED_ASSIGNMENT(&)
+  MSLC_PACKED_ASSIGNMENT(|)
+  MSLC_PACKED_ASSIGNMENT(^)
+  MSLC_PACKED_ASSIGNMENT(<<)
+  MSLC_PACKED_ASSIGNMENT(>>)
+  MSLC_PACKED_OPERATOR(==)
+  MSLC_PACKED_OPERATOR(!=)
+  MSLC_PACKED_OPERATOR(<)
+  MSLC_PACKED_OPERATOR(>)
+  MSLC_PACKED_OPERATOR(<=)
+  MSLC_PACKED_OPERATOR(>=)
+  MSLC_PACKED_OPERATOR(&&)
+  MSLC_PACKED_OPERATOR(||)
+#undef MSLC_PACKED_ASSIGNMENT
+#undef MSLC_PACKED_OPERATOR
 };
 
 template <class T, int N>

@@ -29,18 +29,6 @@ struct ThreadgroupBuffer {
   }
 };
 
-// A position or size, declared by the kernel as a scalar or a vector of any integer type.
-template <class P>
-MSLC_INLINE P as_parameter(mslc_size value) {
-  using Plain = metal::remove_cv_t<P>;
-  if constexpr (!is_vector<Plain>)
-    return static_cast<P>(value.x);
-  else if constexpr (length_of<Plain> == 2)
-    return make<Plain>(value.x, value.y);
-  else
-    return make<Plain>(value.x, value.y, value.z);
-}
-
 template <class Value>
 struct Builtin {
   template <class P>

@@ -47,6 +47,13 @@ MSLC_INLINE float atan2(float y, float x) {
   count<MSLC_COUNT_TRANSCENDENTAL>();
   return __builtin_atan2f(y, x);
 }
+MSLC_INLINE float fma(float x, float y, float z) {
+  return __builtin_fmaf(x, y, z);
+}
+// A double holds the sum of a half and a product of halves without rounding.
+MSLC_INLINE half fma(half x, half y, half z) {
+  return static_cast<half>(__builtin_fma(x, y, z));
+}
 MSLC_INLINE float fmod(float x, float y) {
   return __builtin_fmodf(x, y);
 }

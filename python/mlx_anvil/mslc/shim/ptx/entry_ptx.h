@@ -95,18 +95,6 @@ MSLC_INLINE Size3 thread_position() {
   return {index % size.x, row % size.y, row / size.y};
 }
 
-// A position or size, declared by the kernel as a scalar or a vector of any integer type.
-template <class P>
-MSLC_INLINE P as_parameter(Size3 value) {
-  using Plain = metal::remove_cv_t<P>;
-  if constexpr (!is_vector<Plain>)
-    return static_cast<P>(value.x);
-  else if constexpr (length_of<Plain> == 2)
-    return make<Plain>(value.x, value.y);
-  else
-    return make<Plain>(value.x, value.y, value.z);
-}
-
 // Named like the attributes.
 namespace builtin {
 MSLC_INLINE Size3 single(uint value) {

@@ -1,0 +1,94 @@
+#include "division.h"
+
+#if defined(__x86_64__)
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <ucontext.h>
+
+#include "worker.h"
+
+namespace mslc {
+namespace {
+
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+struct sigaction previous;
+
+struct Division {
+  unsigned length;  // of the instruction in bytes; 0: it is no division
+  unsigned bits;    // of its operands
+};
+
+Division decode(const uint8_t* code) {
+  const uint8_t* at = code;
+  const bool is_short = *at == 0x66;
+  if (is_short) ++at;
+  const bool has_rex = (*at & 0xF0) == 0x40, is_long = has_rex && *at & 8;
+  if (has_rex) ++at;
+  if (*at != 0xF6 && *at != 0xF7) return {};
+  const unsigned bits = *at == 0xF6 ? 8 : is_long ? 64 : is_short ? 16 : 32;
+  const uint8_t modrm = *++at;
+  const unsigned mode = modrm >> 6, operation = modrm >> 3 & 7, base = modrm & 7;
+  if (operation < 6) return {};  // 6: div, 7: idiv
+  ++at;
+  bool no_base = base == 5;
+  if (mode != 3 && base == 4) no_base = (*at++ & 7) == 5;  // an address with an index
+  if (mode == 1) at += 1;
+  if (mode == 2 || (mode == 0 && no_base)) at += 4;
+  return {static_cast<unsigned>(at - code), bits};
+}
+
+// All ones in what a division of so many bits writes: al and ah, or two registers.
+void write_result(greg_t* registers, unsigned bits) {
+  const uint64_t written = bits == 8    ? 0xFFFF
+                           : bits == 64 ? ~uint64_t{0}
+                                        : (uint64_t{1} << bits) - 1;
+  auto write = [&](greg_t& target) {
+    const auto kept = bits == 32 ? 0 : static_cast<uint64_t>(target) & ~written;
+    target = static_cast<greg_t>(kept | written);
+  };
+  write(registers[REG_RAX]);
+  if (bits != 8) write(registers[REG_RDX]);
+}
+
+void handle(int signal, siginfo_t* info, void* context) {
+  auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  const auto* code = reinterpret_cast<const uint8_t*>(registers[REG_RIP]);
+  if (const Division division = Worker::current() ? decode(code) : Division{}; division.length) {
+    write_result(registers, division.bits);
+    registers[REG_RIP] += division.length;
+  } else if (previous.sa_flags & SA_SIGINFO) {
+    previous.sa_sigaction(signal, info, context);
+  } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
+    ::signal(signal, SIG_DFL);  // the instruction is executed again, and ends the process
+  } else {
+    previous.sa_handler(signal);
+  }
+}
+
+}  // namespace
+
+void survive_division() {
+  pthread_mutex_lock(&mutex);
+  struct sigaction now = {};
+  sigaction(SIGFPE, nullptr, &now);
+  if (now.sa_sigaction != handle) {
+    previous = now;
+    struct sigaction ours = {};
+    ours.sa_sigaction = handle;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(SIGFPE, &ours, nullptr);
+  }
+  pthread_mutex_unlock(&mutex);
+}
+
+}  // namespace mslc
+
+#else
+
+namespace mslc {
+void survive_division() {}  // arm64 gives 0
+}  // namespace mslc
+
+#endif
