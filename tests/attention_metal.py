@@ -212,9 +212,7 @@ def profile_sdpa_vector_2pass(call: Call, blocks: int = 32) -> Counts:
     """MLX's kernels for few queries and many keys; 32 blocks of keys are the fewest that its dispatch takes."""
     shape = call.shape
     constants = vector_constants(do_causal=call.causal, blocks=blocks)
-    instances = tuple(
-        (f"pass_{i}", f"sdpa_vector_2pass_{i}", METAL_TYPES[call.dtype], shape.head_dim) for i in (1, 2)
-    )
+    instances = tuple((f"pass_{i}", f"sdpa_vector_2pass_{i}", METAL_TYPES[call.dtype], shape.head_dim) for i in (1, 2))
     kernels = mlx_library("sdpa_vector.h", instances, tuple(constants.items()))
     strides = [np.array(n, np.uint64) for n in (shape.kv_len * shape.head_dim, shape.head_dim)]
     partials = np.zeros((shape.q_heads, shape.q_len, blocks, shape.head_dim), call.dtype)

@@ -25,12 +25,12 @@ enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
 
 // A row of the results.
 struct DecodeRow {
-  long batch;
-  long head;
-  long query;
+  int batch;
+  int head;
+  int query;
 
   METAL_FUNC long index(constant AttentionParams& params) const thread {
-    return (batch * params.q_heads + head) * params.q_len + query;
+    return (long(batch) * params.q_heads + head) * params.q_len + query;
   }
   METAL_FUNC long out_offset(constant AttentionForwardParams& params) const thread {
     return batch * params.out_strides[0] + head * params.out_strides[1] +
@@ -41,11 +41,8 @@ struct DecodeRow {
   }
 };
 
-METAL_FUNC DecodeRow decode_row(constant AttentionParams& params,
-                                long batch,
-                                long kv_head,
-                                int row) {
-  // Rows beyond the last repeat it, and are not stored.
+// Rows beyond the last repeat it, and are not stored.
+METAL_FUNC DecodeRow decode_row(constant AttentionParams& params, int batch, int kv_head, int row) {
   row = metal::min(row, params.group * params.q_len - 1);
   return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};
 }
@@ -61,7 +58,6 @@ template <typename T, int kDim, int kRows>
     device float* lse [[buffer(6)]],
     constant AttentionForwardParams& params [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = DecodeRows<T, kDim, kRows>;
@@ -71,7 +67,7 @@ template <typename T, int kDim, int kRows>
   constant AttentionParams& common = params.common;
   const int row_count = common.group * common.q_len;
   const int blocks = (row_count + kRows - 1) / kRows;
-  const long batch = group.z, kv_head = group.y / blocks;
+  const int batch = group.z, kv_head = group.y / blocks;
   const int first_row = group.y % blocks * kRows;
 
   GroupRows rows;
@@ -201,7 +197,7 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constant AttentionParams& common = params.common;
-  const DecodeRow row = {group.y, group.x / common.q_len, group.x % common.q_len};
+  const DecodeRow row = {int(group.y), int(group.x) / common.q_len, int(group.x) % common.q_len};
   const long first_part = row.index(common) * params.parts;
 
   // A lane for each part: the host makes 32 at most.
