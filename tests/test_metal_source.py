@@ -21,7 +21,7 @@ def test_includes_are_resolved(op):
     assert "#pragma once" not in source
     for_metal = re.sub(r"#ifndef __METAL__.*?#endif", "", source, flags=re.DOTALL)
     assert set(re.findall(r"#include <(.*)>", for_metal)) == {"metal_stdlib"}
-    assert f'#line 1 "metal/{op}/{op}.metal"' in source
+    assert re.search(rf'^#line 1 "metal/{op}/\w+\.metal"$', source, re.MULTILINE)
 
 
 def test_no_such_op():

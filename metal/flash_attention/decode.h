@@ -105,10 +105,7 @@ struct DecodeRows {
       highest = metal::max(highest, scores[t]);
     }
     const float factor = softmax[r].begin_piece(highest);
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < kElements; ++e) {
-      out[r][e] *= factor;
-    }
+    scale(r, factor);
     MLX_ANVIL_UNROLL
     for (int t = 0; t < kSteps; ++t) {
       const float weight = metal::fast::exp2(scores[t] - softmax[r].base());
@@ -136,6 +133,43 @@ struct DecodeRows {
           const float other_out = metal::simd_shuffle_xor(out[r][e], ushort(distance));
           out[r][e] = out[r][e] * own_factor + other_out * other_factor;
         }
+      }
+    }
+  }
+
+  METAL_FUNC void scale(int r, float factor) thread {
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < kElements; ++e) {
+      out[r][e] *= factor;
+    }
+  }
+
+  // The lane's columns of a row of floats; those of the slot make a whole row.
+  METAL_FUNC void store(int r, threadgroup float* row) const thread {
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < kElements; e += 4) {
+      *reinterpret_cast<threadgroup float4*>(row + column + e) =
+          float4(out[r][e], out[r][e + 1], out[r][e + 2], out[r][e + 3]);
+    }
+  }
+
+  METAL_FUNC void add_share(int r, const threadgroup float* row, float weight) thread {
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < kElements; e += 4) {
+      const float4 four = *reinterpret_cast<const threadgroup float4*>(row + column + e);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        out[r][e + i] += four[i] * weight;
+      }
+    }
+  }
+
+  template <typename U>
+  METAL_FUNC void store(int r, device U* row, int columns) const thread {
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < kElements; ++e) {
+      if (column + e < columns) {
+        row[column + e] = static_cast<U>(out[r][e]);
       }
     }
   }

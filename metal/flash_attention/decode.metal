@@ -25,12 +25,12 @@ enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
 
 // A row of the results.
 struct DecodeRow {
-  long batch;
-  long head;
-  long query;
+  int batch;
+  int head;
+  int query;
 
   METAL_FUNC long index(constant AttentionParams& params) const thread {
-    return (batch * params.q_heads + head) * params.q_len + query;
+    return (long(batch) * params.q_heads + head) * params.q_len + query;
   }
   METAL_FUNC long out_offset(constant AttentionForwardParams& params) const thread {
     return batch * params.out_strides[0] + head * params.out_strides[1] +
@@ -41,11 +41,8 @@ struct DecodeRow {
   }
 };
 
-METAL_FUNC DecodeRow decode_row(constant AttentionParams& params,
-                                long batch,
-                                long kv_head,
-                                int row) {
-  // Rows beyond the last repeat it, and are not stored.
+// Rows beyond the last repeat it, and are not stored.
+METAL_FUNC DecodeRow decode_row(constant AttentionParams& params, int batch, int kv_head, int row) {
   row = metal::min(row, params.group * params.q_len - 1);
   return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};
 }
@@ -61,17 +58,16 @@ template <typename T, int kDim, int kRows>
     device float* lse [[buffer(6)]],
     constant AttentionForwardParams& params [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = DecodeRows<T, kDim, kRows>;
-  threadgroup float joined_out[kDecodeSimdgroups][kRows][kDim];
-  threadgroup OnlineSoftmax joined[kDecodeSimdgroups][kRows];
+  threadgroup float shares_out[kDecodeSimdgroups][kRows][kDim];
+  threadgroup OnlineSoftmax shares[kDecodeSimdgroups][kRows];
 
   constant AttentionParams& common = params.common;
   const int row_count = common.group * common.q_len;
   const int blocks = (row_count + kRows - 1) / kRows;
-  const long batch = group.z, kv_head = group.y / blocks;
+  const int batch = group.z, kv_head = group.y / blocks;
   const int first_row = group.y % blocks * kRows;
 
   GroupRows rows;
@@ -127,64 +123,64 @@ template <typename T, int kDim, int kRows>
     }
   }
 
+  // Each row has a SIMD group that finishes it; the others hand over what they have of it.
   rows.join_slots();
-  if (rows.slot == 0) {
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      MLX_ANVIL_UNROLL
-      for (int e = 0; e < GroupRows::kElements; e += 4) {
-        *reinterpret_cast<threadgroup float4*>(&joined_out[simdgroup][r][rows.column + e]) =
-            float4(rows.out[r][e], rows.out[r][e + 1], rows.out[r][e + 2], rows.out[r][e + 3]);
-      }
-      if (lane == 0) {
-        joined[simdgroup][r] = rows.softmax[r];
-      }
+  MLX_ANVIL_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    if (lane == 0) {
+      shares[simdgroup][r] = rows.softmax[r];
+    }
+    if (rows.slot == 0 && simdgroup != r % kDecodeSimdgroups) {
+      rows.store(r, shares_out[simdgroup][r]);
     }
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-  const int stored = metal::min(int(kRows), row_count - first_row);
-  for (int r = 0; r < stored; ++r) {
-    const DecodeRow row = decode_row(common, batch, kv_head, first_row + r);
+  MLX_ANVIL_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    if (first_row + r >= row_count || simdgroup != r % kDecodeSimdgroups) {
+      continue;
+    }
+    OnlineSoftmax share;  // of the SIMD group that has this lane's number
+    share.clear();
+    if (lane < kDecodeSimdgroups) {
+      share = shares[lane][r];
+    }
     OnlineSoftmax all;
     all.clear();
-    MLX_ANVIL_UNROLL
-    for (int s = 0; s < kDecodeSimdgroups; ++s) {
-      all.highest = metal::max(all.highest, joined[s][r].highest);
-    }
+    all.highest = metal::simd_max(share.highest);
     float sink = -INFINITY;
     if (has_sinks && !keys_are_in_parts) {
-      sink = row.sink(sinks, common);
+      sink = at[r].sink(sinks, common);
       all.highest = metal::max(all.highest, sink);
     }
-    float factors[kDecodeSimdgroups];
+    const float factor = metal::fast::exp2(share.highest - all.base());
+    all.sum = metal::simd_sum(share.sum * factor);
+    const float total = has_sinks ? all.add_sink(sink, all.sum) : all.sum;
+    const float weight = keys_are_in_parts ? factor : factor * inverse_of_total(total);
+    rows.scale(r, metal::simd_shuffle(weight, ushort(r % kDecodeSimdgroups)));
     MLX_ANVIL_UNROLL
     for (int s = 0; s < kDecodeSimdgroups; ++s) {
-      factors[s] = metal::fast::exp2(joined[s][r].highest - all.base());
-      all.sum += joined[s][r].sum * factors[s];
-    }
-    const float total = has_sinks ? all.add_sink(sink, all.sum) : all.sum;
-    const float inverse = keys_are_in_parts ? 1.0f : inverse_of_total(total);
-    const long part = row.index(common) * params.parts + group.x;
-    for (int column = thread_index; column < common.v_head_dim; column += kDecodeThreads) {
-      float sum = 0.0f;
-      MLX_ANVIL_UNROLL
-      for (int s = 0; s < kDecodeSimdgroups; ++s) {
-        sum += joined_out[s][r][column] * factors[s];
+      const float share_weight = metal::simd_shuffle(weight, ushort(s));
+      if (s != r % kDecodeSimdgroups && rows.slot == 0) {
+        rows.add_share(r, shares_out[s][r], share_weight);
       }
+    }
+
+    const long part = at[r].index(common) * params.parts + group.x;
+    if (rows.slot == 0) {
       if (keys_are_in_parts) {
-        reinterpret_cast<device float*>(out)[part * common.v_head_dim + column] = sum;
+        device float* row = reinterpret_cast<device float*>(out) + part * common.v_head_dim;
+        rows.store(r, row, common.v_head_dim);
       } else {
-        out[row.out_offset(params) + column] = static_cast<T>(sum * inverse);
+        rows.store(r, out + at[r].out_offset(params), common.v_head_dim);
       }
     }
-    if (thread_index == 0) {
-      if (keys_are_in_parts) {
-        lse[2 * part] = all.highest;
-        lse[2 * part + 1] = all.sum;
-      } else if (stores_lse) {
-        lse[row.index(common)] = all.log_sum_exp(total);
-      }
+    if (lane == 0 && keys_are_in_parts) {
+      lse[2 * part] = all.highest;
+      lse[2 * part + 1] = all.sum;
+    } else if (lane == 0 && stores_lse) {
+      lse[at[r].index(common)] = all.log_sum_exp(total);
     }
   }
 }
@@ -201,7 +197,7 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   constant AttentionParams& common = params.common;
-  const DecodeRow row = {group.y, group.x / common.q_len, group.x % common.q_len};
+  const DecodeRow row = {int(group.y), int(group.x) / common.q_len, int(group.x) % common.q_len};
   const long first_part = row.index(common) * params.parts;
 
   // A lane for each part: the host makes 32 at most.

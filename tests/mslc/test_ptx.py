@@ -109,7 +109,7 @@ def test_mlx_kernels_assemble(name, arch):
 def test_project_kernels_assemble(arch, aligned):
     for path in sorted((METAL / "metal").rglob("*.metal")):
         text = Source.load(path, [METAL])
-        constants = {0: aligned}
+        constants = dict.fromkeys(function_constants(text), aligned)
         names = Library(text, constants=constants).kernels
         assert_assembles(compile_ptx(text, arch, constants), names)
 
