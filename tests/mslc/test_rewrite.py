@@ -92,7 +92,7 @@ kernel void plain(device float* x) {}
 """
     kernels = rewrite(source).module.kernels
     assert [k.name for k in kernels] == ["add_half", "add_int", "plain"]
-    assert kernels[0].function == "add < half , 4 >"
+    assert kernels[0].function == ":: add < half , 4 >"
     assert [(p.name, p.kind, p.index) for p in kernels[0].parameters] == [
         ("a", "buffer", 0),
         ("b", "buffer", 2),

@@ -338,3 +338,14 @@ def test_integer_division_by_zero_is_survived(rng, dtype):
         Library(HEAD + source, options=options).run("k", {0: x, 1: y, 2: quotient, 3: rest}, (2,), (32,), threads=2)
         np.testing.assert_array_equal(quotient[~zero], x[~zero] // y[~zero])
         np.testing.assert_array_equal(rest[~zero], x[~zero] % y[~zero])
+
+
+def test_kernels_may_have_names_of_the_library(rng):
+    source = """kernel void transpose(device int* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] += 1; }
+template <typename T> kernel void dot(device T* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] += 2; }
+template [[host_name("dot_int")]] [[kernel]] decltype(dot<int>) dot<int>;
+namespace mine { kernel void length(device int* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] += 4; } }"""
+    x = np.zeros(32, np.int32)
+    for name in ("transpose", "dot_int", "length"):
+        library(source).run(name, {0: x}, (1,), (32,))
+    assert (x == 7).all()

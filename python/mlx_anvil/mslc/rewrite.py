@@ -55,7 +55,7 @@ def rewrite(
     module = Module()
     rewrite_members(stream, structure)
     module.constants = rewrite_function_constants(stream, constants or {})
-    module.kernels = rewrite_kernels(stream, target.entry_point, only)
+    module.kernels = rewrite_kernels(stream, structure, target.entry_point, only)
     note_missing_constants(stream, structure, module.kernels, module.constants, constants or ())
     rewrite_threadgroup_variables(stream, structure, target.name)
     rewrite_array_parameters(stream)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..entry import BUFFER, BUILTIN, BUILTINS, THREADGROUP, Kernel, Parameter
 from ..lexer import SourceError, TokenStream
+from ..structure import Structure
 
 EntryPoint = Callable[[int, Kernel], str]
 _QUALIFIERS = frozenset(("static", "inline", "constexpr"))
@@ -24,7 +25,9 @@ class _Function:
     template_parameters: int  # 0 where the kernel is not a template
 
 
-def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint, only: Collection[str] = ()) -> list[Kernel]:
+def rewrite_kernels(
+    stream: TokenStream, structure: Structure, entry_point: EntryPoint, only: Collection[str] = ()
+) -> list[Kernel]:
     """Turns kernels into ordinary functions and writes an entry point where each is instantiated: each in `only`, if given."""
     functions: dict[str, list[_Function]] = {}
     kernels: list[Kernel] = []
@@ -35,6 +38,8 @@ def rewrite_kernels(stream: TokenStream, entry_point: EntryPoint, only: Collecti
         limit = function.max_threads
         if limit and function.template_parameters:
             limit += expression[expression.index("<") :]
+        if structure.enclosing[at] < 0 and not expression.startswith("::"):
+            expression = f":: {expression}"  # a function of the library may have the same name
         kernels.append(Kernel(name, expression, function.parameters, limit, stream.position(at)[0]))
         return " " + entry_point(len(kernels) - 1, kernels[-1])
 
