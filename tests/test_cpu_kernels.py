@@ -77,6 +77,29 @@ def test_exp_nonpositive_over_its_whole_range(isa, name):
     assert (result[~inside] == 0).all()  # NaN among them
 
 
+@pytest.mark.parametrize("name", ["exp2_bounded", "exp2_bounded_float16"])
+def test_exp2_bounded_over_its_whole_range(isa, name):
+    x = every_256th_float()
+    x = x[~(x >= 126)]
+    result = probe(name, x).astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(x))
+    inside = x >= -125.5
+    exact = np.exp2(x[inside].astype(np.float64))
+    bound = {"exp2_bounded": 1.5 * 2.0**-23, "exp2_bounded_float16": 2.0**-18}[name]
+    assert (np.abs(result[inside] - exact) / exact).max() <= bound
+    assert (np.abs(result[x < -125.5]) <= 2.0**-125).all()
+    assert probe(name, np.array([-np.inf], np.float32))[0] == 0
+    assert probe(name, np.zeros(1, np.float32))[0] == 1
+
+
+def test_tanh_over_its_whole_range(isa):
+    x = every_256th_float()
+    result = probe("tanh", x)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(x))
+    number = ~np.isnan(x)
+    assert np.abs(result[number] - np.tanh(x[number].astype(np.float64))).max() <= 2e-7
+
+
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_conversions_round_to_nearest_even(isa, dtype):
     """Against MLX's own conversion, for 16 million floats and for every value halfway between two 16-bit ones."""
@@ -133,6 +156,29 @@ mx.random.seed(1)
 gate, up = mx.random.normal((999, 777)), mx.random.normal((999, 777))
 print(mlx_anvil.info()["threads"], hashlib.sha256(bytes(memoryview(mlx_anvil.silu_gate(gate, up)))).hexdigest())
 """
+    assert_same_on_one_thread(code)
+
+
+def test_attention_does_not_depend_on_the_thread_count():
+    """Nor on the schedule of the backward, which depends on it."""
+    code = """
+import hashlib, mlx.core as mx, mlx_anvil
+mx.random.seed(1)
+digest = hashlib.sha256()
+for heads, q_len, kv_len, head_dim in ((3, 333, 400, 64), (1, 129, 203, 40), (4, 3, 5000, 128), (2, 1, 2000, 64)):
+    for dtype in (mx.float32, mx.bfloat16):
+        q, d_out = (mx.random.normal((1, 2 * heads, q_len, head_dim)).astype(dtype) for _ in range(2))
+        k, v = (mx.random.normal((1, heads, kv_len, head_dim)).astype(dtype) for _ in range(2))
+        results = mx.vjp(lambda *x: mlx_anvil.flash_attention(*x, mask="causal"), [q, k, v], [d_out])
+        for x in (*results[0], *results[1]):
+            digest.update(bytes(memoryview(x.astype(mx.float32))))
+print(mlx_anvil.info()["threads"], digest.hexdigest())
+"""
+    assert_same_on_one_thread(code)
+
+
+def assert_same_on_one_thread(code: str) -> None:
+    """`code` prints the number of threads and a digest of results."""
     one, digest_of_one = run_python(code, OMP_NUM_THREADS="1").split()
     two, digest_of_two = run_python(code, OMP_NUM_THREADS="2").split()
     assert one == "1"

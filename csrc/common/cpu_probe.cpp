@@ -31,6 +31,13 @@ template <Accuracy kAccuracy>
 struct ExpNonpositive {
   static f32v of(f32v x) { return exp_nonpositive<kAccuracy>(x); }
 };
+template <Accuracy kAccuracy>
+struct Exp2Bounded {
+  static f32v of(f32v x) { return exp2_bounded<kAccuracy>(x); }
+};
+struct Tanh {
+  static f32v of(f32v x) { return tanh(x); }
+};
 struct Identity {
   static f32v of(f32v x) { return x; }
 };
@@ -72,6 +79,9 @@ constinit const Probe probe_table = {map<Exp>,
                                      map<ExpNonpositive<Accuracy::kFloat32>>,
                                      map<ExpNonpositive<Accuracy::kFloat16>>,
                                      map<ExpNonpositive<Accuracy::kBfloat16>>,
+                                     map<Exp2Bounded<Accuracy::kFloat32>>,
+                                     map<Exp2Bounded<Accuracy::kFloat16>>,
+                                     map<Tanh>,
                                      round_trip<f16>,
                                      round_trip<bf16>,
                                      map<Identity, true>,

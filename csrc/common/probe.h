@@ -14,6 +14,9 @@ struct Probe {
   Map exp_nonpositive;
   Map exp_nonpositive_float16;
   Map exp_nonpositive_bfloat16;
+  Map exp2_bounded;
+  Map exp2_bounded_float16;
+  Map tanh;
   Map through_float16;  // rounded to float16 and widened again
   Map through_bfloat16;
   Map stream_copy;  // past the cache

@@ -121,6 +121,9 @@ Probe::Map probe_named(const std::string& name) {
       {"exp_nonpositive", all.exp_nonpositive},
       {"exp_nonpositive_float16", all.exp_nonpositive_float16},
       {"exp_nonpositive_bfloat16", all.exp_nonpositive_bfloat16},
+      {"exp2_bounded", all.exp2_bounded},
+      {"exp2_bounded_float16", all.exp2_bounded_float16},
+      {"tanh", all.tanh},
       {"float16", all.through_float16},
       {"bfloat16", all.through_bfloat16},
   };

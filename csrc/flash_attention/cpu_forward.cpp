@@ -23,8 +23,9 @@ ForwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, Attention
   const int64_t rows = round_up(tile.rows, kTileRows);
   ForwardScratch scratch;
   scratch.q = arena.take_panels(rows, sizes.head_dim);
-  scratch.k = arena.take_panels(round_up(sizes.head_dim, kLanes), tile.keys);
-  scratch.v = arena.take_panels(tile.keys, sizes.v_head_dim);
+  const int64_t packed_keys = tile.streamed ? 0 : tile.keys;
+  scratch.k = arena.take_panels(round_up(sizes.head_dim, kLanes), packed_keys);
+  scratch.v = arena.take_panels(packed_keys, sizes.v_head_dim);
   scratch.s = arena.take_panels(smaller(rows, kBandRows), tile.keys);
   scratch.p = scratch.s;
   if (kWords == Words::kBf16Pairs) {
@@ -80,7 +81,7 @@ struct Band {
     add_values(panels);
   }
 
-  // With keys and values as they lie in memory. At most kStreamRows rows.
+  // With keys and values as they lie in memory. At most kStreamedRows rows.
   void process(const Stream<T>& keys, const Stream<T>& values) const {
     const PanelRange seen = visible_panels(scratch.table, first, count, tile);
     if (seen.begin == seen.end) {
@@ -107,7 +108,7 @@ struct Band {
 
   template <int kRows>
   void stream(const Stream<T>& keys, const Stream<T>& values, PanelRange seen) const {
-    PanelRange panels[kStreamRows / kTileRows];
+    PanelRange panels[kStreamedRows / kTileRows];
     for (PanelRange& range : panels) {
       range = seen;
     }
@@ -181,10 +182,9 @@ void forward(const AttentionForwardArgs& args,
   const ForwardScratch scratch = take_scratch<kWordsOf<T>>(arena, sizes, tile_size);
   const ScoreRules rules = score_rules(args);
   const int64_t count = row_count(rows);
-  const bool streamed = count <= kStreamRows;
 
   const KeyRange all = set_row_table<T>(args, rows, keys, scratch.table);
-  if (streamed) {
+  if (tile_size.streamed) {
     pack_left_block<Words::kFloat32, T>(args.q, rows, sizes.head_dim, scratch.q);
   } else {
     pack_left_block<kWordsOf<T>, T>(args.q, rows, sizes.head_dim, scratch.q);
@@ -196,7 +196,7 @@ void forward(const AttentionForwardArgs& args,
     const KeyRange tile = {key, smaller(key + tile_size.keys, all.end)};
     const Source<T> k = rows_of<T>(args.k, rows.batch, rows.kv_head, key);
     const Source<T> v = rows_of<T>(args.v, rows.batch, rows.kv_head, key);
-    if (streamed) {
+    if (tile_size.streamed) {
       Band<T>{scratch, rules, sizes, tile, 0, count}.process(Stream<T>{k, sizes.head_dim},
                                                              Stream<T>{v, sizes.v_head_dim});
       continue;

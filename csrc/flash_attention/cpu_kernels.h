@@ -26,8 +26,13 @@ struct KeyRange {
 // What the scratch memory of a kernel is laid out for.
 struct AttentionTile {
   int64_t rows;  // most rows of a call
-  int64_t keys;  // keys packed at a time; every range of keys begins at a multiple of it
+  int64_t keys;  // keys worked on at a time; every range of keys begins at a multiple of it
+  // Forward only: keys and values are read where they lie instead of packed. At most kStreamedRows
+  // rows. The order of additions differs, so it is one for all rows of a call.
+  bool streamed = false;
 };
+
+inline constexpr int64_t kStreamedRows = 8;
 
 struct AttentionForwardKernels {
   int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);

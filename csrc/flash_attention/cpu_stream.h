@@ -7,8 +7,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-inline constexpr int kStreamRows = 8;  // at most
-
 template <class T>
 struct Stream {
   Source<T> source;

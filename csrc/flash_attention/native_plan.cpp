@@ -28,15 +28,17 @@ int64_t power_of_two_below(int64_t x) {
 
 AttentionTile forward_tile(const AttentionSizes& sizes) {
   constexpr int64_t kRowElements = 32768;
-  // Few rows read keys and values where they lie: then only the scores of a tile take memory.
-  const bool few_rows = sizes.kv_heads > 0 && sizes.group() * sizes.q_len <= kRowUnit;
-  const int64_t key_elements = few_rows ? 65536 : 16384;
+  constexpr int64_t kKeyElements = 16384;
+  if (sizes.kv_heads > 0 && sizes.group() * sizes.q_len <= kStreamedRows) {
+    constexpr int64_t kStreamedKeys = 512;
+    return {kStreamedRows, kStreamedKeys, /*streamed=*/true};
+  }
   const int64_t rows_in_all = sizes.batch * sizes.q_heads * sizes.q_len;
   const int64_t most_rows = std::max<int64_t>(32, rows_in_all / (4 * max_threads()));
   const int64_t rows = power_of_two_below(kRowElements / widest(sizes));
-  const int64_t keys = power_of_two_below(key_elements / widest(sizes));
+  const int64_t keys = power_of_two_below(kKeyElements / widest(sizes));
   return {std::min(std::clamp<int64_t>(rows, 64, 256), most_rows),
-          std::clamp<int64_t>(keys, 64, few_rows ? 512 : 256)};
+          std::clamp<int64_t>(keys, 64, 256)};
 }
 
 AttentionTile backward_tile(const AttentionSizes& sizes) {
