@@ -97,7 +97,7 @@ struct ForwardRows {
 
   // Wide heads have no registers to spare for loads that a compiler would like to make early.
   METAL_FUNC void keep_order() const thread {
-    if (kHeadDim >= 128) {
+    if (kHeadDim > 128) {
       metal::simdgroup_barrier(metal::mem_flags::mem_none);
     }
   }

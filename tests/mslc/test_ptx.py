@@ -16,6 +16,7 @@ import run_ptx
 
 from mlx_anvil.mslc import Library, Source, ToolchainError
 from mlx_anvil.mslc.commands.ptx import command
+from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
 from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx, find_ptxas
 
 METAL = next((p for p in Path(__file__).resolve().parents if (p / "metal" / "silu_gate").is_dir()), None)
@@ -105,13 +106,14 @@ def test_mlx_kernels_assemble(name, arch):
 @needs_ptxas
 @pytest.mark.skipif(METAL is None, reason="the project's kernels are not beside these tests")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("aligned", [True, False])
-def test_project_kernels_assemble(arch, aligned):
+@pytest.mark.parametrize("features", [True, False])
+def test_project_kernels_assemble(arch, features):
+    """With all function constants on, and with all off."""
     for path in sorted((METAL / "metal").rglob("*.metal")):
         text = Source.load(path, [METAL])
-        constants = dict.fromkeys(function_constants(text), aligned)
-        names = Library(text, constants=constants).kernels
-        assert_assembles(compile_ptx(text, arch, constants), names)
+        module = run_rewriter(text, run_preprocessor(text)).module
+        constants = {constant.index: features for constant in module.constants}
+        assert_assembles(compile_ptx(text, arch, constants), [kernel.name for kernel in module.kernels])
 
 
 # ---- launching
