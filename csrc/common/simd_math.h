@@ -90,9 +90,9 @@ inline f32v exp_nonpositive(f32v x) {
   return bits_as<f32v>(x > splat(kSmallestNormal) ? scaled : u32v{});
 }
 
-// 2^x for x below 127, -inf and NaN: what a softmax in the log2 domain needs. Relative error as that
-// of `exp_of_remainder` plus 4e-8; below 2^-126 it is 0, or correctly subnormal with AVX-512. NaN
-// stays NaN.
+// 2^x for x below 127, -inf and NaN: what a softmax in the log2 domain needs. Relative error as
+// that of `exp_of_remainder` plus 4e-8; below 2^-126 it is 0, or correctly subnormal with AVX-512.
+// NaN stays NaN.
 template <Accuracy kAccuracy>
 inline f32v exp2_bounded(f32v x) {
   constexpr float kLn2 = 0.69314718055994531f;
