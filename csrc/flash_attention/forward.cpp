@@ -108,6 +108,7 @@ Arrays AttentionForward::gradient(const Arrays& primals,
   const AttentionInputs in = operands(primals);
   if (const char* why_not =
           why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/true)) {
+    note_fallback(op(), why_not);
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
   // Nothing comes back through a bool mask.

@@ -106,7 +106,8 @@ bool DeviceArena::copy_in(unsigned index) {
   Slot& slot = slots_[index];
   if (slot.size >= kSlotSize / 2 - kPage) {
     failure_ =
-        "checks are limited to buffers of less than 4 GB (they record 24 bytes for each one written)";
+        "checks are limited to buffers of less than 4 GB (they record 24 bytes for each one "
+        "written)";
     return false;
   }
   char* copy = reinterpret_cast<char*>(base_ + index * kSlotSize + slot.start);

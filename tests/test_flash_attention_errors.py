@@ -1,0 +1,70 @@
+"""What flash_attention says about arguments that do not fit: at the call, with what was given and what is allowed."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_anvil import flash_attention
+
+pytestmark = pytest.mark.cpu_only
+
+Q, K = (2, 4, 5, 8), (2, 2, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((4, 5, 8), K, K), r"q has shape \(4, 5, 8\); allowed: rank 4"),
+        ((Q, (2, 7, 8), K), r"k has shape \(2, 7, 8\); allowed: rank 4"),
+        ((Q, K, (7,)), r"v has shape \(7,\); allowed: rank 4"),
+        (((2, 4, 5, 0), K, K), r"q has shape \(2, 4, 5, 0\); allowed: a head_dim of at least 1"),
+        (((3, 4, 5, 8), K, K), r"q has shape \(3, 4, 5, 8\) and k has shape \(2, 2, 7, 8\); allowed: one batch"),
+        (((2, 5, 5, 8), K, K), r"q has shape .* and k has shape .*heads of q a multiple of the heads of k"),
+        ((Q, (2, 0, 7, 8), (2, 0, 7, 8)), r"q has shape .* and k has shape .*heads of q a multiple"),
+        (((2, 4, 5, 9), K, K), r"q has shape .* and k has shape .*one head_dim"),
+        ((Q, K, (2, 2, 6, 8)), r"k has shape \(2, 2, 7, 8\) and v has shape \(2, 2, 6, 8\); allowed: the same length"),
+        ((Q, K, (2, 4, 7, 8)), r"k has shape .* and v has shape .*the same number of heads"),
+    ],
+)
+def test_bad_shapes(shapes: tuple[tuple[int, ...], ...], message: str):
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] " + message):
+        flash_attention(*(mx.zeros(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"mask": mx.zeros((5, 8))}, ValueError, r"mask has shape \(5, 8\); allowed: .*\(2, 4, 5, 7\)"),
+        ({"mask": mx.zeros((3, 1, 5, 7))}, ValueError, r"mask has shape \(3, 1, 5, 7\); allowed: "),
+        ({"mask": mx.zeros((1, 2, 4, 5, 7))}, ValueError, r"mask has shape \(1, 2, 4, 5, 7\); allowed: "),
+        ({"mask": mx.zeros((5, 7), mx.complex64)}, ValueError, r"mask has dtype complex64; allowed: .*float32"),
+        ({"mask": "Causal"}, ValueError, r"mask is 'Causal'; allowed: None, 'causal', or an array"),
+        ({"mask": 3}, TypeError, r"mask is a int; allowed: None, 'causal', mlx.core.array"),
+        ({"sinks": mx.zeros((2,))}, ValueError, r"sinks has shape \(2,\) and q has shape .*allowed: .*\(4,\)"),
+        ({"sinks": mx.zeros((4, 1))}, ValueError, r"sinks has shape \(4, 1\)"),
+        ({"sinks": 1.0}, TypeError, r"sinks is a float; allowed: mlx.core.array"),
+        ({"softcap": -1.0}, ValueError, r"softcap is -1.*; allowed: None, or a positive number"),
+        ({"softcap": float("nan")}, ValueError, r"softcap is nan"),
+        ({"softcap": "x"}, TypeError, r"softcap is a str; allowed: None, or a number"),
+        ({"scale": float("inf")}, ValueError, r"scale is inf; allowed: None, or a finite number"),
+        ({"scale": True}, TypeError, r"scale is a bool"),
+        ({"window_size": 0}, ValueError, r"window_size is 0; allowed: at least 1"),
+        ({"window_size": -2}, ValueError, r"window_size is -2; allowed: "),
+        ({"window_size": (3, -2)}, ValueError, r"window_size has -2 on the right; allowed: 0 or more, or -1"),
+        ({"window_size": (1, 2, 3)}, ValueError, r"window_size has 3 entries; allowed: "),
+        ({"window_size": 2.5}, TypeError, r"window_size is a float; allowed: None, an int, or a pair"),
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str):
+    with pytest.raises(error, match=r"^\[flash_attention\] " + message):
+        flash_attention(mx.zeros(Q), mx.zeros(K), mx.zeros(K), **options)
+
+
+def test_mask_dtype_must_promote():
+    half = [mx.zeros(shape, mx.float16) for shape in (Q, K, K)]
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] mask has dtype float32; allowed: .*float16"):
+        flash_attention(*half, mask=mx.zeros((5, 7)))
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] sinks has dtype float32; allowed: .*float16"):
+        flash_attention(*half, sinks=mx.zeros((4,)))
