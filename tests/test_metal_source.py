@@ -14,7 +14,7 @@ from mlx_anvil.reference import DTYPES, OPS
 from support import kernel_names
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", sorted({spec.name for spec in OPS.values()}))
 def test_includes_are_resolved(op):
     source = _ext._kernel_source(op)
     assert re.findall(r'#include "', source) == []
