@@ -5,13 +5,14 @@
 writes bench/results/flash_attention_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
 says), with memory reused from call to call (``mx.set_cache_limit``), as in a loop that trains or generates.
 
-Products are counted as the algorithm needs them, over the pairs of query and key that see one another: two forward, five
-backward; we compute seven where one pass over a head cannot keep all threads busy. The limit beside them is PyTorch's
-float32 matrix product in the same run; bfloat16 may pass it where the machine multiplies bfloat16. A decode is measured against reading as
-many bytes as the keys and values have, on all threads.
+Products are counted as the algorithm needs them, over the pairs of query and key that see one another: two forward,
+five backward; we compute seven where one pass over a head cannot keep all threads busy. The limit beside them is
+PyTorch's float32 matrix product in the same run; bfloat16 may pass it where the machine multiplies bfloat16. A decode
+is measured against reading as many bytes as the keys and values have, on all threads.
 
-MLX has no fused kernel on the CPU; it is left out at the large shape, where a call takes a minute. Contestants that need
-more than two seconds are timed by a single call. Memory is the highest resident size of a process of its own, less that before the call and less the results.
+MLX has no fused kernel on the CPU; it is left out at the large shape, where a call takes a minute. Contestants that
+need more than two seconds are timed by a single call. Memory is the highest resident size of a process of its own, less
+that before the call and less the results.
 """
 
 import json

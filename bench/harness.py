@@ -1,8 +1,8 @@
 """Timing that can be trusted on a shared machine, and the files that hold the results.
 
 Contestants run interleaved (A B C, then C B A, and so on) in one process, so that drift of the machine's speed hits
-all alike; before its timed calls each makes one that is not. Figures are medians with the spread of the middle half. Ratios are formed round by round before the median
-is taken.
+all alike; before its timed calls each makes one that is not. Figures are medians with the spread of the middle half. Ratios
+are formed round by round before the median is taken.
 """
 
 import json
