@@ -195,13 +195,19 @@ void quantized_swiglu_native(const QuantizedSwigluArgs& args) {
   }
   const QuantizedMatrixView gate = matrix_of_batch(args.format, args.dtype, sizes, args.gate, 0);
   const QuantizedMatrixView up = matrix_of_batch(args.format, args.dtype, sizes, args.up, 0);
-  const GemvOperand operand(gate, args.x, sizes.rows);
-  gemv_in_parallel(gate, sizes.rows, args.out, [&](int64_t first, int64_t count) {
-    Floats gates = gemv_range(gate, operand, first, count);
-    const Floats ups = gemv_range(up, operand, first, count);
-    quantized_cpu_kernels().silu_gate(gates.get(), ups.get(), operand.rows * count);
-    return gates;
-  });
+  const int64_t size = element_size(args.dtype);
+  // More rows than the op sends here come from a compiled graph that is used for other shapes.
+  for (int64_t first_row = 0; first_row < sizes.rows; first_row += kQuantizedGemvRows) {
+    const int64_t rows = std::min<int64_t>(kQuantizedGemvRows, sizes.rows - first_row);
+    const GemvOperand operand(gate, at(args.x, first_row * sizes.columns * size), rows);
+    void* const out = at(args.out, first_row * sizes.outputs * size);
+    gemv_in_parallel(gate, rows, out, [&](int64_t first, int64_t count) {
+      Floats gates = gemv_range(gate, operand, first, count);
+      const Floats ups = gemv_range(up, operand, first, count);
+      quantized_cpu_kernels().silu_gate(gates.get(), ups.get(), operand.rows * count);
+      return gates;
+    });
+  }
 }
 
 }  // namespace mlx_anvil

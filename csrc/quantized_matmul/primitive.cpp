@@ -1,6 +1,8 @@
 #include "quantized_matmul/primitive.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "common/allocate.h"
 #include "common/checks.h"
@@ -235,9 +237,8 @@ class QuantizedMatmul : public QuantizedPrimitive {
     }
     mx::Shape shape = front[0].shape();
     if (w_rank == 2) {
-      const int64_t rows = quantized_sizes(format_, inputs[0], inputs[1]).rows /
-                           (axes[0] < 0 ? 1 : std::max(1, count));
-      front[0] = mx::reshape(front[0], {count, static_cast<int>(rows), shape.back()}, s);
+      const int rows = std::accumulate(shape.begin() + 1, shape.end() - 1, 1, std::multiplies<>());
+      front[0] = mx::reshape(front[0], {count, rows, shape.back()}, s);
     }
     const mx::array out =
         apply_quantized_matmul(op_, format_, product_, front[0], matrix(front), s);

@@ -66,7 +66,8 @@ struct QuantizedMatmulArgs {
   void* out;
 };
 
-// At most kQuantizedGemvRows rows; product kTransposed.
+// Product kTransposed, w of rank 2. The op sends up to kQuantizedGemvRows rows here; only a graph
+// that was compiled shapeless and is used for other shapes brings more.
 struct QuantizedSwigluArgs {
   QuantizedDtype dtype;
   QuantizedFormat format;
