@@ -4,6 +4,7 @@
 #include "common/python_args.h"
 #include "common/python_support.h"
 #include "flash_attention/arguments.h"
+#include "quantized_matmul/arguments.h"
 #include "silu_gate/silu_gate.h"
 
 namespace nb = nanobind;
@@ -69,4 +70,6 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
           "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a = false,
           "stream"_a = nb::none(), nb::sig(signature), kFlashAttentionDoc);
   }
+
+  bind_quantized_matmul(m);
 }

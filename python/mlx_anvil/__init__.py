@@ -22,7 +22,13 @@ _compat.check(
 )
 
 from mlx_anvil import nn, reference  # noqa: E402  (the check comes first)
-from mlx_anvil._ext import flash_attention, silu_gate  # noqa: E402
+from mlx_anvil._ext import (  # noqa: E402
+    flash_attention,
+    quantized_gemv,
+    quantized_matmul,
+    quantized_swiglu,
+    silu_gate,
+)
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
@@ -34,6 +40,9 @@ __all__ = [
     "flash_attention",
     "info",
     "nn",
+    "quantized_gemv",
+    "quantized_matmul",
+    "quantized_swiglu",
     "reference",
     "silu_gate",
     "simulate",

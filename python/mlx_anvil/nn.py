@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_anvil._ext import silu_gate
+from mlx_anvil._ext import quantized_matmul, quantized_swiglu, silu_gate
 
 
 class SwiGLU(nn.Module):
@@ -25,3 +25,79 @@ class SwiGLU(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(silu_gate(self.gate_proj(x), self.up_proj(x)))
+
+
+class QuantizedLinear(nn.QuantizedLinear):
+    """``mlx.nn.QuantizedLinear`` through :func:`mlx_anvil.quantized_matmul`.
+
+    Arguments, parameters and their names are those of MLX's, so weights load and save unchanged; ``from_linear`` is
+    inherited.
+    """
+
+    @classmethod
+    def from_mlx(cls, layer: nn.QuantizedLinear) -> "QuantizedLinear":
+        """With the parameters of MLX's layer, which are shared, not copied."""
+        outputs, packed = layer.weight.shape
+        inputs = packed * 32 // layer.bits
+        ours = cls(inputs, outputs, "bias" in layer, layer.group_size, layer.bits, layer.mode)
+        ours.update(layer.parameters())
+        return ours
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = quantized_matmul(
+            x,
+            self["weight"],
+            self["scales"],
+            self.get("biases"),
+            group_size=self.group_size,
+            bits=self.bits,
+            mode=self.mode,
+        )
+        return y + self["bias"] if "bias" in self else y
+
+
+class QuantizedSwiGLU(nn.Module):
+    """The Llama MLP with quantized projections: gate and up in one kernel for up to 8 rows.
+
+    Args:
+        dims: size of the last axis of input and output.
+        hidden_dims: size of the hidden axis.
+        group_size: as for ``mlx.nn.QuantizedLinear``.
+        bits: likewise.
+        mode: likewise.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        hidden_dims: int,
+        group_size: int | None = None,
+        bits: int | None = None,
+        mode: str = "affine",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gate_proj = QuantizedLinear(dims, hidden_dims, False, group_size, bits, mode)
+        self.up_proj = QuantizedLinear(dims, hidden_dims, False, group_size, bits, mode)
+        self.down_proj = QuantizedLinear(hidden_dims, dims, False, group_size, bits, mode)
+
+    @classmethod
+    def from_swiglu(
+        cls, module: SwiGLU, group_size: int | None = None, bits: int | None = None, mode: str = "affine"
+    ) -> "QuantizedSwiGLU":
+        """Quantizes the projections of ``module``, which have to be without a bias."""
+        projections = {name: module[name] for name in ("gate_proj", "up_proj", "down_proj")}
+        if any("bias" in projection for projection in projections.values()):
+            raise ValueError("[QuantizedSwiGLU] module has biases; allowed: SwiGLU(..., bias=False).")
+        hidden_dims, dims = module.gate_proj.weight.shape
+        ours = cls(dims, hidden_dims, group_size, bits, mode)
+        for name, projection in projections.items():
+            ours[name] = QuantizedLinear.from_linear(projection, group_size, bits, mode)
+        return ours
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = (
+            tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)
+            for layer in (self.gate_proj, self.up_proj)
+        )
+        options = {key: getattr(self.gate_proj, key) for key in ("group_size", "bits", "mode")}
+        return self.down_proj(quantized_swiglu(x, gate, up, **options))

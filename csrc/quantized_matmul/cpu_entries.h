@@ -1,0 +1,24 @@
+// Entries of the table (cpu_kernels.h) that are not in its own file.
+#pragma once
+
+#include "quantized_matmul/cpu_kernels.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+void quantized_gemv_kernel(const QuantizedGemvArgs& args);
+int64_t quantized_gemv_scratch(const QuantizedMatrixView& matrix);
+
+void quantized_store_row(QuantizedDtype dtype,
+                         const float* from,
+                         int64_t pair_step,
+                         int32_t values,
+                         int64_t columns,
+                         void* to);
+
+void quantized_gemm_kernel(const QuantizedGemmArgs& args);
+int64_t quantized_gemm_scratch(const QuantizedMatrixView& matrix,
+                               QuantizedProduct product,
+                               int64_t count,
+                               int64_t x_rows);
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,88 @@
+// The CPU kernels of quantized matrices, and how they see the columns of a matrix.
+//
+// Lane order. A unit is the fewest 32-bit words that hold a whole number of codes: one word of 2-,
+// 4- and 8-bit codes, three of 3 and 6 bits, five of 5 bits. A block is one unit for each lane of a
+// vector. Vector i of a block has code i of each unit: unpacking is then shifts within lanes, and x
+// comes in the same order, so that nothing is ever put back in order but the columns of a result.
+//
+//   column (block * lanes + lane) * values + i   <->   vector block * values + i, lane `lane`
+//
+// With one value per unit this is the natural order. Columns beyond the last are zero.
+#pragma once
+
+#include "common/isa.h"
+#include "quantized_matmul/problem.h"
+
+namespace mlx_anvil {
+
+// Codes in a unit.
+constexpr int unit_values(int bits) {
+  return bits == 4 ? 8 : bits == 8 ? 4 : bits == 3 || bits == 5 ? 32 : 16;
+}
+
+// One matrix of a batch.
+struct QuantizedMatrixView {
+  QuantizedFormat format;
+  QuantizedDtype dtype;  // of the scales and biases of affine
+  int64_t columns;
+  int64_t outputs;
+  QuantizedWeights weights;
+};
+
+// Rows of float32 vectors. Vectors 2 p and 2 p + 1 of a row are at p * pair_step: next to each
+// other in a plain row, apart in panels (common/panels.h).
+struct LaneRows {
+  float* data;
+  int64_t row_step;
+  int64_t pair_step;
+};
+
+struct QuantizedGemvArgs {
+  QuantizedMatrixView matrix;
+  int64_t first, count;  // rows of the matrix
+  int64_t x_rows;        // 1, 2, 4 or 8: a power of two, so that few kernels serve
+  const float* x;        // x_rows plain rows in lane order
+  const float* sums;     // x_rows rows of one vector per block: the sum of the block's vectors
+  float* out;            // [x_rows][count]
+  float* scratch;        // gemv_scratch() numbers
+};
+
+// A tile of a result, of up to gemm_rows rows: columns [first, first + count) of W's rows
+// (kTransposed), or of its blocks (kPlain).
+struct QuantizedGemmArgs {
+  QuantizedMatrixView matrix;
+  QuantizedProduct product;
+  int64_t first, count;
+  int64_t x_rows;
+  LaneRows x;      // panels; in lane order for kTransposed
+  void* out;       // row-contiguous, of matrix.dtype's size; x_rows rows
+  float* scratch;  // gemm_scratch() numbers
+};
+
+struct QuantizedCpuKernels {
+  int32_t lanes;
+  int32_t panel;      // columns
+  int32_t tile_rows;  // of the register tile: panels of x have a multiple of these
+  // A row of x to lane order; `vectors` is even and covers the columns.
+  void (*load_row)(QuantizedDtype dtype,
+                   const void* from,
+                   int64_t columns,
+                   int32_t values,
+                   int64_t vectors,
+                   float* to,
+                   int64_t pair_step);
+  void (*store_dense)(QuantizedDtype dtype, const float* from, int64_t count, void* to);
+  void (*block_sums)(const float* row, int32_t values, int64_t blocks, float* sums);
+  void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place
+  void (*gemv)(const QuantizedGemvArgs&);
+  int64_t (*gemv_scratch)(const QuantizedMatrixView&);
+  void (*gemm)(const QuantizedGemmArgs&);
+  int64_t (*gemm_scratch)(const QuantizedMatrixView&,
+                          QuantizedProduct,
+                          int64_t count,
+                          int64_t x_rows);
+};
+
+MLX_ANVIL_DECLARE_KERNELS(QuantizedCpuKernels, quantized_cpu_kernels)
+
+}  // namespace mlx_anvil

@@ -1,0 +1,260 @@
+// Codes of every format to vectors of float32, in lane order (cpu_kernels.h). Kernel files only.
+#pragma once
+
+#include <utility>
+
+#include "common/simd.h"
+#include "quantized_matmul/cpu_kernels.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+// body(std::integral_constant<int, 0>), ... up to kCount
+template <class Body, int... kIndex>
+inline void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
+  (body(std::integral_constant<int, kIndex>()), ...);
+}
+template <int kCount, class Body>
+inline void unroll(Body body) {
+  unroll_over(body, std::make_integer_sequence<int, kCount>());
+}
+
+// table[index]; of AVX-512, indices are taken modulo 16, else modulo kLanes.
+inline f32v lookup(f32v table, u32v index) {
+#if defined(__AVX512F__)
+  return bits_as<f32v>(_mm512_permutexvar_ps(bits_as<__m512i>(index), bits_as<__m512>(table)));
+#elif defined(__AVX2__)
+  return bits_as<f32v>(_mm256_permutevar8x32_ps(bits_as<__m256>(table), bits_as<__m256i>(index)));
+#else
+  f32v values;
+  for (int i = 0; i < kLanes; ++i) {
+    values[i] = table[index[i] % kLanes];
+  }
+  return values;
+#endif
+}
+
+// ---- the units of a block ----------------------------------------------------------------------
+
+template <int kBits>
+struct Units {
+  static constexpr int kValues = unit_values(kBits);
+  static constexpr int kWords = kValues * kBits / 32;
+
+  u32v words[kWords];  // word q of every unit
+
+  // `count` units, of which there may be fewer than lanes; zeros in the others.
+  void load(const uint32_t* from, int64_t count) {
+    if (count < kLanes) {
+      uint32_t padded[kWords * kLanes] = {};
+      std::memcpy(padded, from, count * kWords * sizeof(uint32_t));
+      load_whole(padded);
+    } else {
+      load_whole(from);
+    }
+  }
+
+  // Code `kIndex` of every unit, with other bits above it.
+  template <int kIndex>
+  u32v shifted() const {
+    constexpr int kBit = kIndex * kBits, kWord = kBit / 32, kShift = kBit % 32;
+    const u32v low = kShift == 0 ? words[kWord] : words[kWord] >> kShift;
+    if constexpr (kShift + kBits > 32) {
+      return low | (words[kWord + 1] << (32 - kShift));
+    } else {
+      return low;
+    }
+  }
+
+ private:
+  template <int kWord, int kSource, int... kLane>
+  static u32v pick(u32v to, u32v from, std::integer_sequence<int, kLane...>) {
+    return __builtin_shufflevector(
+        to, from,
+        ((kLane * kWords + kWord) / kLanes == kSource ? kLanes + (kLane * kWords + kWord) % kLanes
+                                                      : kLane)...);
+  }
+
+  void load_whole(const uint32_t* from) {
+    if constexpr (kWords == 1) {
+      words[0] = load_bits<u32v>(from);
+    } else {
+      unroll<kWords>([&](auto word) {
+        u32v all{};
+        unroll<kWords>([&](auto source) {
+          all = pick<word.value, source.value>(all, load_bits<u32v>(from + source.value * kLanes),
+                                               std::make_integer_sequence<int, kLanes>());
+        });
+        words[word.value] = all;
+      });
+    }
+  }
+};
+
+// ---- formats -----------------------------------------------------------------------------------
+
+inline f32v e4m3_value(u32v code) {
+  // In place in a float32 the exponent is short by 120, for subnormal numbers too.
+  const u32v magnitude = code & 0x7fu;
+  const f32v value = bits_as<f32v>(magnitude << 20) * 0x1p120f;
+  const u32v nan = u32v{} + 0x7fc00000u;
+  const u32v bits = magnitude == 0x7fu ? nan : bits_as<u32v>(value);
+  return bits_as<f32v>(bits | ((code & 0x80u) << 24));
+}
+
+inline f32v e8m0_value(u32v code) {
+  const u32v smallest = u32v{} + 0x00400000u;  // 2^-127 is subnormal
+  return bits_as<f32v>((code & 0xffu) == 0u ? smallest : (code & 0xffu) << 23);
+}
+
+// A format gives `value` of a code that has other bits above it, and kHasBiases.
+template <int kBits_>
+struct Affine {
+  static constexpr int kBits = kBits_;
+  static constexpr bool kHasBiases = true;
+
+  static f32v value(u32v code) {
+#if defined(__AVX512F__)
+    if constexpr (kBits <= 4) {  // one permutation instead of a mask and a conversion
+      f32v table;
+      for (int i = 0; i < kLanes; ++i) {
+        table[i] = static_cast<float>(i % (1 << kBits));
+      }
+      return lookup(table, code);
+    }
+#endif
+    return __builtin_convertvector(bits_as<i32v>(code & ((1u << kBits) - 1u)), f32v);
+  }
+};
+
+struct E2m1 {
+  static constexpr int kBits = 4;
+  static constexpr bool kHasBiases = false;
+
+  static f32v value(u32v code) {
+#if defined(__AVX512F__)
+    const f32v table = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return lookup(table, code);
+#else
+    const f32v magnitude = bits_as<f32v>((code & 7u) << 22) * 0x1p126f;
+    return bits_as<f32v>(bits_as<u32v>(magnitude) | ((code & 8u) << 28));
+#endif
+  }
+};
+
+struct E4m3 {
+  static constexpr int kBits = 8;
+  static constexpr bool kHasBiases = false;
+
+  static f32v value(u32v code) { return e4m3_value(code); }
+};
+
+// action(format) with the format of a call.
+template <class Action>
+inline void with_format(const QuantizedFormat& format, Action action) {
+  if (!format.has_biases()) {
+    return format.bits == 8 ? action(E4m3()) : action(E2m1());
+  }
+  switch (format.bits) {
+    case 2:
+      return action(Affine<2>());
+    case 3:
+      return action(Affine<3>());
+    case 4:
+      return action(Affine<4>());
+    case 5:
+      return action(Affine<5>());
+    case 6:
+      return action(Affine<6>());
+    default:
+      return action(Affine<8>());
+  }
+}
+
+// ---- scales ------------------------------------------------------------------------------------
+
+template <class Widen, class T>
+inline void widen_all(const T* from, int64_t count, float* to, Widen widen) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store_lanes(to + i, widen(from + i));
+  }
+  T rest[kLanes] = {};
+  std::memcpy(rest, from + i, (count - i) * sizeof(T));
+  store_lanes(to + i, widen(rest));
+}
+
+template <class T>
+inline void widen_floats(const void* from, int64_t first, int64_t count, float* to) {
+  widen_all(static_cast<const T*>(from) + first, count, to,
+            [](const T* x) { return load_lanes(x); });
+}
+
+inline void widen_dtype(
+    QuantizedDtype dtype, const void* from, int64_t first, int64_t count, float* to) {
+  dtype == QuantizedDtype::kFloat32   ? widen_floats<float>(from, first, count, to)
+  : dtype == QuantizedDtype::kFloat16 ? widen_floats<f16>(from, first, count, to)
+                                      : widen_floats<bf16>(from, first, count, to);
+}
+
+template <f32v (*kValue)(u32v)>
+inline void widen_codes(const void* from, int64_t first, int64_t count, float* to) {
+  widen_all(static_cast<const uint8_t*>(from) + first, count, to, [](const uint8_t* x) {
+    return kValue(__builtin_convertvector(load_bits<u8v>(x), u32v));
+  });
+}
+
+// Scales and biases of one row of the matrix, in float32, as vectors for each block of lanes.
+class RowScales {
+ public:
+  static int64_t scratch(const QuantizedMatrixView& matrix) {
+    return 2 * stride(matrix.columns / matrix.format.group);
+  }
+
+  RowScales(const QuantizedMatrixView& matrix, int values, float* scratch)
+      : matrix_(matrix),
+        groups_(matrix.columns / matrix.format.group),
+        units_per_group_(matrix.format.group / values),
+        scales_(scratch),
+        biases_(scratch + stride(groups_)) {
+    for (int i = 0; i < kLanes; ++i) {
+      group_of_lane_[i] = static_cast<uint32_t>(i / units_per_group_);
+    }
+  }
+
+  void read(int64_t row) {
+    const void* const scales = matrix_.weights.scales;
+    const int64_t first = row * groups_;
+    switch (matrix_.format.kind) {
+      case QuantizedKind::kAffine:
+        widen_dtype(matrix_.dtype, scales, first, groups_, scales_);
+        widen_dtype(matrix_.dtype, matrix_.weights.biases, first, groups_, biases_);
+        break;
+      case QuantizedKind::kNvfp4:
+        widen_codes<e4m3_value>(scales, first, groups_, scales_);
+        break;
+      default:
+        widen_codes<e8m0_value>(scales, first, groups_, scales_);
+    }
+  }
+
+  f32v scale(int64_t block) const { return of_block(scales_, block); }
+  f32v bias(int64_t block) const { return of_block(biases_, block); }
+
+ private:
+  // A block reads a whole vector from its first group on.
+  static int64_t stride(int64_t groups) { return groups + 2 * kLanes; }
+
+  f32v of_block(const float* numbers, int64_t block) const {
+    return lookup(load_lanes(numbers + block * kLanes / units_per_group_), group_of_lane_);
+  }
+
+  const QuantizedMatrixView& matrix_;
+  const int64_t groups_;
+  const int64_t units_per_group_;
+  float* const scales_;
+  float* const biases_;
+  u32v group_of_lane_;
+};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,42 @@
+// Quantized products on a GPU, and in the simulator: the choice of kernels and their launches.
+#pragma once
+
+#include "common/primitive.h"
+#include "quantized_matmul/problem.h"
+
+namespace mlx_anvil {
+
+// Row-contiguous arrays of one matrix; `biases` is null for all but affine.
+struct QuantizedWeightArrays {
+  const mx::array* w;
+  const mx::array* scales;
+  const mx::array* biases = nullptr;
+};
+
+// Why no kernel serves such a call, or null: then the op takes a graph of MLX ops instead.
+const char* why_no_quantized_matmul_gpu(const QuantizedFormat& format,
+                                        const QuantizedSizes& sizes,
+                                        QuantizedProduct product,
+                                        mx::Dtype dtype);
+const char* why_no_quantized_swiglu_gpu(const QuantizedFormat& format,
+                                        const QuantizedSizes& sizes,
+                                        mx::Dtype dtype);
+
+// `out` is allocated, not empty, and so is the sum.
+void quantized_matmul_gpu(const QuantizedFormat& format,
+                          const QuantizedSizes& sizes,
+                          QuantizedProduct product,
+                          const mx::array& x,
+                          const QuantizedWeightArrays& weights,
+                          mx::array& out,
+                          const mx::Stream& stream);
+
+void quantized_swiglu_gpu(const QuantizedFormat& format,
+                          const QuantizedSizes& sizes,
+                          const mx::array& x,
+                          const QuantizedWeightArrays& gate,
+                          const QuantizedWeightArrays& up,
+                          mx::array& out,
+                          const mx::Stream& stream);
+
+}  // namespace mlx_anvil

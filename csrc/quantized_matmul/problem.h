@@ -1,0 +1,80 @@
+// What the kernels of quantized matrices are given, in plain numbers and pointers: read by the CPU
+// kernels (which include no library code, see common/isa.h), by the dispatch to a GPU and by the
+// primitives.
+//
+//   W[n, k] = scales[n, k / group] * value(code[n, k]) (+ biases[n, k / group], affine only)
+//
+//   product kTransposed:  out[m, n] = sum over k of x[m, k] W[n, k]     x [rows, K], out [rows, N]
+//   product kPlain:       out[m, k] = sum over n of x[m, n] W[n, k]     x [rows, N], out [rows, K]
+//   swiglu:               out = silu(x Wg^T) * (x Wu^T)
+//
+// Packing: row n of w is one little-endian stream of bits, without padding: code k takes bits
+// [k * bits, (k + 1) * bits), counted from the lowest bit of the row's first 32-bit word. Codes of
+// 3, 5 and 6 bits straddle words; 32 codes always take `bits` words. K is a multiple of the group.
+//
+//   format  bits           group       value(code)                scales
+//   affine  2 3 4 5 6 8    32 64 128   the unsigned integer       of x's dtype; biases likewise
+//   mxfp4   4              32          e2m1: 0 .5 1 1.5 2 3 4 6   uint8 e8m0: 2^(s - 127)
+//   mxfp8   8              32          e4m3 (0x7f, 0xff: NaN)     uint8 e8m0
+//   nvfp4   4              16          e2m1                       uint8 e4m3
+//
+// The top bit of e2m1 and e4m3 is the sign.
+#pragma once
+
+#include <cstdint>
+
+namespace mlx_anvil {
+
+// Up to so many rows of x, the kernels are those that read w once for all rows; row i of the result
+// is the same, bit for bit, for every number of rows up to this and every position.
+inline constexpr int kQuantizedGemvRows = 8;
+
+enum class QuantizedKind : int32_t { kAffine, kMxfp4, kMxfp8, kNvfp4 };
+enum class QuantizedProduct : int32_t { kTransposed, kPlain };
+enum class QuantizedDtype : int32_t { kFloat32, kFloat16, kBfloat16 };
+
+struct QuantizedFormat {
+  QuantizedKind kind = QuantizedKind::kAffine;
+  int32_t bits = 4;
+  int32_t group = 64;
+
+  bool has_biases() const { return kind == QuantizedKind::kAffine; }
+  bool operator==(const QuantizedFormat&) const = default;
+};
+
+// All arrays are dense and row-contiguous. With batch > 1 every matrix has its own w.
+struct QuantizedSizes {
+  int64_t batch = 1;
+  int64_t rows = 0;     // of x and out, in each matrix of the batch
+  int64_t columns = 0;  // K: codes in a row of w
+  int64_t outputs = 0;  // N: rows of w
+};
+
+struct QuantizedWeights {
+  const uint32_t* w = nullptr;   // [batch, N, K * bits / 32]
+  const void* scales = nullptr;  // [batch, N, K / group]
+  const void* biases = nullptr;  // likewise; null for all but affine
+};
+
+struct QuantizedMatmulArgs {
+  QuantizedDtype dtype;  // of x, out, and of the scales and biases of affine
+  QuantizedFormat format;
+  QuantizedProduct product;
+  QuantizedSizes sizes;
+  QuantizedWeights weights;
+  const void* x;
+  void* out;
+};
+
+// Product kTransposed, w of rank 2. The op sends up to kQuantizedGemvRows rows here; only a graph
+// that was compiled shapeless and is used for other shapes brings more.
+struct QuantizedSwigluArgs {
+  QuantizedDtype dtype;
+  QuantizedFormat format;
+  QuantizedSizes sizes;
+  QuantizedWeights gate, up;
+  const void* x;
+  void* out;
+};
+
+}  // namespace mlx_anvil

@@ -1,0 +1,264 @@
+#include "quantized_matmul/quantized_matmul.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/checks.h"
+#include "common/errors.h"
+#include "quantized_matmul/primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// ---- the format ---------------------------------------------------------------------------------
+
+struct Mode {
+  QuantizedKind kind;
+  std::vector<int> bits;  // the first is the default, here and below
+  std::vector<int> groups;
+};
+
+const Mode kModes[] = {
+    {QuantizedKind::kAffine, {4, 2, 3, 5, 6, 8}, {64, 32, 128}},
+    {QuantizedKind::kMxfp4, {4}, {32}},
+    {QuantizedKind::kMxfp8, {8}, {32}},
+    {QuantizedKind::kNvfp4, {4}, {16}},
+};
+
+std::string to_list(std::vector<int> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  std::string text;
+  for (int n : numbers) {
+    text += (text.empty() ? "" : ", ") + std::to_string(n);
+  }
+  return text;
+}
+
+int choose(const char* op,
+           const char* argument,
+           const std::optional<int>& given,
+           const std::vector<int>& allowed,
+           const std::string& mode) {
+  const int value = given.value_or(allowed[0]);
+  if (std::find(allowed.begin(), allowed.end(), value) == allowed.end()) {
+    throw_value_error(op, std::string(argument) + " is " + std::to_string(value) +
+                              "; allowed in mode '" + mode + "': " + to_list(allowed) + ".");
+  }
+  return value;
+}
+
+QuantizedFormat checked_format(const char* op, const QuantizedOptions& options) {
+  for (const Mode& mode : kModes) {
+    if (options.mode == mode_name(mode.kind)) {
+      return {mode.kind, choose(op, "bits", options.bits, mode.bits, options.mode),
+              choose(op, "group_size", options.group_size, mode.groups, options.mode)};
+    }
+  }
+  throw_value_error(
+      op, "mode is '" + options.mode + "'; allowed: 'affine', 'mxfp4', 'mxfp8', 'nvfp4'.");
+}
+
+// ---- arrays -------------------------------------------------------------------------------------
+
+std::string describe(const std::string& name, const mx::array& x) {
+  return name + " has shape " + to_text(x.shape());
+}
+
+// Everything but the last axis as `a` has it.
+bool same_leading(const mx::array& a, const mx::array& b) {
+  return a.ndim() == b.ndim() &&
+         std::equal(a.shape().begin(), a.shape().end() - 1, b.shape().begin());
+}
+
+void require_dtype(const char* op, const std::string& name, const mx::array& x, mx::Dtype dtype) {
+  if (x.dtype() != dtype) {
+    throw_value_error(
+        op, name + " has dtype " + to_text(x.dtype()) + "; allowed: " + to_text(dtype) + ".");
+  }
+}
+
+// `prefix` comes before the names of the arrays: "gate " for those of a pair.
+void check_matrix(const char* op,
+                  const std::string& prefix,
+                  const QuantizedFormat& format,
+                  const QuantizedMatrix& matrix) {
+  const std::string w_name = prefix + "w", scales_name = prefix + "scales",
+                    biases_name = prefix + "biases", mode = mode_name(format.kind);
+  require_dtype(op, w_name, matrix.w, mx::uint32);
+  if (format.has_biases() && !matrix.biases) {
+    throw_value_error(op, biases_name + " is None; mode '" + mode + "' needs an array.");
+  }
+  if (!format.has_biases() && matrix.biases) {
+    throw_value_error(op, biases_name + " is an array; mode '" + mode + "' allows None only.");
+  }
+  if (format.has_biases()) {
+    require_kernel_dtypes(
+        op, {{scales_name.c_str(), matrix.scales}, {biases_name.c_str(), *matrix.biases}});
+  } else {
+    require_dtype(op, scales_name, matrix.scales, mx::uint8);
+  }
+  if (matrix.w.ndim() < 2) {
+    throw_value_error(
+        op, describe(w_name, matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
+  }
+  const int64_t packed_bits = int64_t{32} * matrix.w.shape(-1);
+  const bool scales_fit =
+      same_leading(matrix.w, matrix.scales) &&
+      packed_bits == int64_t{matrix.scales.shape(-1)} * format.group * format.bits;
+  if (!scales_fit) {
+    throw_value_error(op, describe(w_name, matrix.w) + " and " +
+                              describe(scales_name, matrix.scales) + "; allowed with bits " +
+                              std::to_string(format.bits) + " and group_size " +
+                              std::to_string(format.group) +
+                              ": scales [..., N, G] with w [..., N, G * group_size * bits / 32].");
+  }
+  if (matrix.biases && matrix.biases->shape() != matrix.scales.shape()) {
+    throw_value_error(op, describe(biases_name, *matrix.biases) + " and " +
+                              describe(scales_name, matrix.scales) + "; allowed: equal shapes.");
+  }
+}
+
+int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+  return int64_t{matrix.scales.shape(-1)} * format.group;
+}
+
+void check_x(const char* op,
+             const mx::array& x,
+             const std::string& w_name,
+             const QuantizedMatrix& matrix,
+             int64_t wanted) {
+  if (x.ndim() == 0 || x.shape(-1) != wanted) {
+    throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
+                              "; allowed: a last axis of x of " + std::to_string(wanted) +
+                              " elements.");
+  }
+}
+
+// ---- one dtype, and batches that fit -----------------------------------------------------------
+
+mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices) {
+  mx::Dtype dtype = x.dtype();
+  for (const QuantizedMatrix* matrix : matrices) {
+    if (matrix->biases) {
+      dtype = mx::promote_types(dtype,
+                                mx::promote_types(matrix->scales.dtype(), matrix->biases->dtype()));
+    }
+  }
+  return dtype;
+}
+
+QuantizedMatrix in_dtype(const QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
+  if (!matrix.biases) {
+    return matrix;
+  }
+  return {matrix.w, mx::astype(matrix.scales, dtype, s), mx::astype(*matrix.biases, dtype, s)};
+}
+
+mx::Shape leading(const mx::array& x) {
+  return {x.shape().begin(), x.shape().end() - 2};
+}
+
+mx::array with_leading(const mx::array& x, mx::Shape shape, mx::Stream s) {
+  shape.push_back(x.shape(-2));
+  shape.push_back(x.shape(-1));
+  return mx::broadcast_to(x, shape, s);
+}
+
+QuantizedMatrix with_leading(const QuantizedMatrix& matrix, const mx::Shape& shape, mx::Stream s) {
+  const auto spread = [&](const mx::array& x) { return with_leading(x, shape, s); };
+  return {spread(matrix.w), spread(matrix.scales),
+          matrix.biases ? std::optional(spread(*matrix.biases)) : std::nullopt};
+}
+
+// A vector is a matrix of one row while the product is taken.
+template <class Product>
+mx::array with_rows(const mx::array& x, mx::Stream s, Product product) {
+  if (x.ndim() > 1) {
+    return product(x);
+  }
+  return mx::squeeze(product(mx::expand_dims(x, 0, s)), -2, s);
+}
+
+mx::array multiply(const char* op,
+                   const mx::array& x,
+                   const QuantizedMatrix& matrix,
+                   bool transpose,
+                   const QuantizedFormat& format,
+                   mx::Stream s) {
+  const auto product = transpose ? QuantizedProduct::kTransposed : QuantizedProduct::kPlain;
+  const mx::Dtype dtype = result_dtype(x, {&matrix});
+  const QuantizedMatrix typed = in_dtype(matrix, dtype, s);
+  return with_rows(mx::astype(x, dtype, s), s, [&](const mx::array& rows) {
+    if (matrix.w.ndim() == 2) {
+      return apply_quantized_matmul(op, format, product, rows, typed, s);
+    }
+    mx::Shape batch;
+    try {
+      batch = mx::broadcast_shapes(leading(rows), leading(matrix.w));
+    } catch (const std::invalid_argument&) {
+      throw_value_error(op, describe("x", x) + " and " + describe("w", matrix.w) +
+                                "; allowed: leading dimensions that broadcast.");
+    }
+    return apply_quantized_matmul(op, format, product, with_leading(rows, batch, s),
+                                  with_leading(typed, batch, s), s);
+  });
+}
+
+}  // namespace
+
+mx::array quantized_matmul(const mx::array& x,
+                           const QuantizedMatrix& matrix,
+                           bool transpose,
+                           const QuantizedOptions& options,
+                           mx::StreamOrDevice stream) {
+  constexpr const char* op = "quantized_matmul";
+  require_kernel_dtypes(op, {{"x", x}});
+  const QuantizedFormat format = checked_format(op, options);
+  check_matrix(op, "", format, matrix);
+  check_x(op, x, "w", matrix, transpose ? columns_of(format, matrix) : matrix.w.shape(-2));
+  return multiply(op, x, matrix, transpose, format, require_stream(op, stream));
+}
+
+mx::array quantized_gemv(const mx::array& x,
+                         const QuantizedMatrix& matrix,
+                         const QuantizedOptions& options,
+                         mx::StreamOrDevice stream) {
+  constexpr const char* op = "quantized_gemv";
+  require_kernel_dtypes(op, {{"x", x}});
+  const QuantizedFormat format = checked_format(op, options);
+  check_matrix(op, "", format, matrix);
+  check_x(op, x, "w", matrix, columns_of(format, matrix));
+  const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
+  if (sizes.rows > kQuantizedGemvRows) {
+    throw_value_error(op, describe("x", x) + ", " + std::to_string(sizes.rows) +
+                              " rows for one w; allowed: at most " +
+                              std::to_string(kQuantizedGemvRows) + ".");
+  }
+  return multiply(op, x, matrix, /*transpose=*/true, format, require_stream(op, stream));
+}
+
+mx::array quantized_swiglu(const mx::array& x,
+                           const QuantizedMatrix& gate,
+                           const QuantizedMatrix& up,
+                           const QuantizedOptions& options,
+                           mx::StreamOrDevice stream) {
+  constexpr const char* op = "quantized_swiglu";
+  require_kernel_dtypes(op, {{"x", x}});
+  const QuantizedFormat format = checked_format(op, options);
+  check_matrix(op, "gate ", format, gate);
+  check_matrix(op, "up ", format, up);
+  if (gate.w.ndim() != 2 || gate.w.shape() != up.w.shape()) {
+    throw_value_error(op, describe("gate w", gate.w) + " and " + describe("up w", up.w) +
+                              "; allowed: equal shapes of rank 2.");
+  }
+  check_x(op, x, "gate w", gate, columns_of(format, gate));
+  const mx::Stream s = require_stream(op, stream);
+  const mx::Dtype dtype = result_dtype(x, {&gate, &up});
+  return with_rows(mx::astype(x, dtype, s), s, [&](const mx::array& rows) {
+    return apply_quantized_swiglu(format, rows, in_dtype(gate, dtype, s), in_dtype(up, dtype, s),
+                                  s);
+  });
+}
+
+}  // namespace mlx_anvil

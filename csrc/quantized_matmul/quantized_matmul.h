@@ -1,0 +1,35 @@
+// The ops on quantized matrices: quantized_matmul, quantized_gemv, quantized_swiglu.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "mlx/mlx.h"
+#include "quantized_matmul/compose.h"
+
+namespace mlx_anvil {
+
+struct QuantizedOptions {
+  std::optional<int> group_size;  // default: that of the mode
+  std::optional<int> bits;        // likewise
+  std::string mode = "affine";
+};
+
+mx::array quantized_matmul(const mx::array& x,
+                           const QuantizedMatrix& matrix,
+                           bool transpose,
+                           const QuantizedOptions& options,
+                           mx::StreamOrDevice stream);
+
+mx::array quantized_gemv(const mx::array& x,
+                         const QuantizedMatrix& matrix,
+                         const QuantizedOptions& options,
+                         mx::StreamOrDevice stream);
+
+mx::array quantized_swiglu(const mx::array& x,
+                           const QuantizedMatrix& gate,
+                           const QuantizedMatrix& up,
+                           const QuantizedOptions& options,
+                           mx::StreamOrDevice stream);
+
+}  // namespace mlx_anvil
