@@ -1,6 +1,7 @@
 """Uses the whole public interface; tests/test_typing.py has a type checker read it, and runs it."""
 
 import mlx.core as mx
+import mlx.nn
 
 import mlx_anvil
 from mlx_anvil import Event, Trace, nn, reference
@@ -20,6 +21,17 @@ def attended(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         q, k, v, scale=0.1, mask=mx.ones((4, 4), mx.bool_), sinks=mx.zeros((2,)), window_size=3, return_lse=True
     )
     return out + masked * lse[..., None]
+
+
+def quantized(x: mx.array, w: mx.array) -> mx.array:
+    codes, scales, biases = mx.quantize(w, group_size=32, bits=4)
+    y: mx.array = mlx_anvil.quantized_matmul(x, codes, scales, biases, group_size=32, bits=4, mode="affine")
+    back: mx.array = mlx_anvil.quantized_matmul(y, codes, scales, biases, transpose=False, group_size=32, stream=mx.cpu)
+    one: mx.array = mlx_anvil.quantized_gemv(x[:1], codes, scales, biases, group_size=32)
+    matrix = (codes, scales, biases)
+    gated: mx.array = mlx_anvil.quantized_swiglu(x, matrix, matrix, group_size=32)
+    coded = mx.quantize(w, mode="mxfp4")
+    return one + gated + back.sum() + mlx_anvil.quantized_gemv(x[0], *coded, group_size=32, bits=4, mode="mxfp4")
 
 
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:
@@ -47,6 +59,13 @@ def module(x: mx.array) -> mx.array:
     return mlp(x)
 
 
+def quantized_modules(x: mx.array) -> mx.array:
+    linear = nn.QuantizedLinear.from_linear(mlx.nn.Linear(64, 64), group_size=32, bits=4)
+    same = nn.QuantizedLinear.from_mlx(linear)
+    mlp = nn.QuantizedSwiGLU.from_swiglu(nn.SwiGLU(64, 96), group_size=32)
+    return mlp(same(x)) + nn.QuantizedSwiGLU.from_mlx(mlp)(x)
+
+
 def registry() -> list[str]:
     spec: reference.OpSpec = reference.OPS["silu_gate"]
     return [spec.name, *spec.arguments]
@@ -56,5 +75,7 @@ if __name__ == "__main__":
     ones = mx.ones((4, 8))
     heads = mx.ones((1, 2, 4, 8))
     mx.eval(attended(heads, heads, heads))
+    wide = mx.ones((4, 64))
+    mx.eval(quantized(wide, mx.ones((64, 64))), quantized_modules(wide))
     mx.eval(gated(ones, ones), module(ones), simulated(ones))
     print(traced(ones)[0], facts(), registry())

@@ -1,6 +1,8 @@
 #include "common/launch.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "common/errors.h"
@@ -30,6 +32,16 @@ Kernel::Kernel(std::string op, std::string name, std::vector<FunctionConstant> c
       name_(std::move(name)),
       constants_(std::move(constants)),
       pipeline_key_(make_pipeline_key(name_, constants_)) {}
+
+const Kernel& kernel_named(const std::string& op,
+                           const std::string& name,
+                           std::vector<FunctionConstant> constants) {
+  static std::mutex mutex;
+  static std::map<std::string, Kernel> kernels;
+  Kernel kernel(op, name, std::move(constants));
+  std::lock_guard lock(mutex);
+  return kernels.try_emplace(op + "/" + kernel.pipeline_key(), std::move(kernel)).first->second;
+}
 
 Extent linear_grid(int64_t items, int64_t per_threadgroup) {
   const int64_t groups = (items + per_threadgroup - 1) / per_threadgroup;

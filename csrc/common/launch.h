@@ -42,6 +42,11 @@ class Kernel {
   std::string pipeline_key_;
 };
 
+// The kernel of this name and these constants, made when it is first asked for and kept.
+const Kernel& kernel_named(const std::string& op,
+                           const std::string& name,
+                           std::vector<FunctionConstant> constants);
+
 struct Extent {
   uint32_t x = 1;
   uint32_t y = 1;

@@ -1,11 +1,8 @@
 #include "flash_attention/gpu_params.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <numbers>
 
-#include "common/allocate.h"
 #include "common/errors.h"
 
 namespace mlx_anvil {
@@ -16,25 +13,6 @@ constexpr float kLog2e = std::numbers::log2e_v<float>;
 
 // Lengths below this leave room in 32 bits for sums of positions and band limits.
 constexpr int64_t kLongest = int64_t{1} << 28;
-
-bool rows_are_vectors(const mx::array& x) {
-  if (x.size() == 0) {
-    return true;
-  }
-  const auto whole = [&](int64_t elements) {
-    return elements * static_cast<int64_t>(x.itemsize()) % 16 == 0;
-  };
-  // Where an array begins in its buffer decides, and buffers begin at page boundaries.
-  if (x.strides(-1) != 1 || !whole(x.shape(-1)) || x.offset() % 16 != 0) {
-    return false;
-  }
-  for (int axis = 0; axis < static_cast<int>(x.ndim()) - 1; ++axis) {
-    if (x.shape(axis) > 1 && !whole(x.strides(axis))) {
-      return false;
-    }
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -93,32 +71,13 @@ std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
   };
 }
 
-bool rows_are_vectors(std::initializer_list<const mx::array*> arrays) {
-  return std::all_of(arrays.begin(), arrays.end(),
-                     [](const mx::array* x) { return rows_are_vectors(*x); });
-}
-
-const char* dtype_name(const mx::array& x) {
-  return x.dtype() == mx::float32 ? "float32" : x.dtype() == mx::float16 ? "float16" : "bfloat16";
-}
-
 std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays) {
   return {arrays.q, arrays.k, arrays.v, arrays.mask ? arrays.mask : arrays.q,
           arrays.sinks ? arrays.sinks : arrays.q};
 }
 
-mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Device& device) {
-  mx::array x(std::move(shape), dtype, nullptr, {});
-  x.set_data(allocate(x.nbytes(), device));
-  return x;
-}
-
 const Kernel& attention_kernel(const std::string& name, std::vector<FunctionConstant> constants) {
-  static std::mutex mutex;
-  static std::map<std::string, Kernel> kernels;
-  Kernel kernel(kAttentionOp, name, std::move(constants));
-  std::lock_guard lock(mutex);
-  return kernels.try_emplace(kernel.pipeline_key(), std::move(kernel)).first->second;
+  return kernel_named(kAttentionOp, name, std::move(constants));
 }
 
 }  // namespace mlx_anvil

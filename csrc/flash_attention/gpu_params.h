@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/launch.h"
+#include "common/launch_arrays.h"
 #include "flash_attention/gpu.h"
 #include "metal/flash_attention/params.h"
 
@@ -36,17 +37,8 @@ std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
                                                   bool vectors,
                                                   bool stores_lse = false);
 
-// Whether every row of each is a run of whole, aligned 16-byte vectors.
-bool rows_are_vectors(std::initializer_list<const mx::array*> arrays);
-
-// As in the names of kernels.
-const char* dtype_name(const mx::array& x);
-
 // Bindings 0 to 4 of every kernel: where there is no mask and no sinks, q stands in.
 std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays);
-
-// An array that only one call uses; its launches keep it (KernelLaunch::temporaries).
-mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Device& device);
 
 // Copies the first strides, as many as there is room for.
 template <size_t kRank>

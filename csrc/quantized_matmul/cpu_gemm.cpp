@@ -47,13 +47,15 @@ void multiply_rows_of_x(const QuantizedGemmArgs& args,
                         int64_t panel) {
   for (int64_t m = 0; m < args.x_rows; m += kTileRows) {
     const LeftOperand left = {
-        args.x.data + m * args.x.row_step + column / kPanel * args.x.pair_step, args.x.pair_step};
+        args.x.data + m * args.x.row_step + column / kPanel * args.x.pair_step, args.x.pair_step,
+        kPanel};
     const int64_t rows = args.x_rows - m < kTileRows ? args.x_rows - m : kTileRows;
     float* const out = result.at(m, panel);
     if (column == 0) {
-      multiply<Old::kNone>(left, right, rows, kPanel, depth, out);
+      const float one = 1.0f;
+      multiply<Words::kFloat32, Old::kNone>(left, right, rows, kPanel, depth, out, &one);
     } else {
-      multiply<Old::kAdd>(left, right, rows, kPanel, depth, out);
+      multiply<Words::kFloat32, Old::kAdd>(left, right, rows, kPanel, depth, out);
     }
   }
 }
@@ -134,7 +136,7 @@ void gemm_transposed(const QuantizedGemmArgs& args, const GemmScratch& scratch) 
         dequantize<Format>(args.matrix.weights.w + row * units * BlockUnits::kWords, units, scales,
                            block, count, {scratch.rows + r * count * kBlock, 0, kPanel});
       }
-      pack_transposed(Source<float>{scratch.rows, count * kBlock, 1}, rows, count * kBlock,
+      pack_right_transposed<Words::kFloat32>(Source<float>{scratch.rows, count * kBlock, 1}, rows, count * kBlock,
                       scratch.right);
       multiply_rows_of_x(args, block * kBlock, count * kBlock, scratch.right.data, scratch.result,
                          panel);

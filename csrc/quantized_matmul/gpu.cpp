@@ -1,42 +1,222 @@
 #include "quantized_matmul/gpu.h"
 
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <string>
+
 #include "common/errors.h"
+#include "common/launch.h"
+#include "common/launch_arrays.h"
+#include "metal/quantized_matmul/params.h"
+#include "quantized_matmul/compose.h"
 
 namespace mlx_anvil {
 
 namespace {
-constexpr const char* kNone = "quantized matrices have CPU kernels only so far";
+
+constexpr const char* kFolder = "quantized_matmul";
+
+// As numbered in dequant.h, gemv.h, plain.metal and matmul.metal.
+enum Constant : uint32_t { kRowsAreVectors, kColumnsAreShared, kPartsAreStored, kTilesAreVectors };
+
+// gemv.metal
+constexpr int kGemvStreams = 4;
+constexpr int kSimdgroups = 4;
+constexpr int kThreads = 32 * kSimdgroups;
+// SIMD groups with rows of w of their own that keep a large GPU busy; with fewer, they share
+// columns.
+constexpr int64_t kEnoughSimdgroups = 1024;
+
+// plain.metal
+constexpr int64_t kPlainRows = 2;
+constexpr int64_t kPlainColumns = 1024;
+constexpr int64_t kEnoughThreadgroups = 256;
+constexpr int64_t kLeastRowsOfPart = 64;
+
+// matmul.metal
+constexpr int64_t kTileRows = 32;
+constexpr int64_t kTileColumns = 64;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
 }
 
-const char* why_no_quantized_matmul_gpu(const QuantizedFormat&,
-                                        const QuantizedSizes&,
-                                        QuantizedProduct,
-                                        mx::Dtype) {
-  return kNone;
+// As in the names of kernels: "affine4", "mxfp8".
+std::string format_name(const QuantizedFormat& format) {
+  return mode_name(format.kind) + (format.has_biases() ? std::to_string(format.bits) : "");
 }
 
-const char* why_no_quantized_swiglu_gpu(const QuantizedFormat&, const QuantizedSizes&, mx::Dtype) {
-  return kNone;
+// The widest loads of w that dequant.h makes.
+int word_vector_bytes(const QuantizedFormat& format) {
+  return format.bits % 4 == 0 && format.group >= 32 ? 16 : format.bits % 2 == 0 ? 8 : 4;
 }
 
-void quantized_matmul_gpu(const QuantizedFormat&,
-                          const QuantizedSizes&,
-                          QuantizedProduct,
-                          const mx::array&,
-                          const QuantizedWeightArrays&,
-                          mx::array&,
-                          const mx::Stream&) {
-  throw_internal_error("quantized_matmul", kNone);
+QuantizedParams params_of(const QuantizedFormat& format, const QuantizedSizes& sizes) {
+  QuantizedParams params{};
+  params.rows = static_cast<int32_t>(sizes.rows);
+  params.columns = static_cast<int32_t>(sizes.columns);
+  params.outputs = static_cast<int32_t>(sizes.outputs);
+  params.group_shift = std::countr_zero(static_cast<uint32_t>(format.group));
+  return params;
 }
 
-void quantized_swiglu_gpu(const QuantizedFormat&,
-                          const QuantizedSizes&,
-                          const mx::array&,
-                          const QuantizedWeightArrays&,
-                          const QuantizedWeightArrays&,
-                          mx::array&,
-                          const mx::Stream&) {
-  throw_internal_error("quantized_swiglu", kNone);
+// What all launches of this file have in common.
+struct Request {
+  const mx::array& x;
+  std::vector<QuantizedWeightArrays> matrices;
+  mx::array& out;
+  const mx::Stream& stream;
+
+  bool words_are_vectors(const QuantizedFormat& format) const {
+    return std::all_of(matrices.begin(), matrices.end(), [&](const QuantizedWeightArrays& m) {
+      return rows_are_vectors({m.w}, word_vector_bytes(format));
+    });
+  }
+
+  void launch_kernel(const std::string& name,
+                     std::vector<FunctionConstant> constants,
+                     const QuantizedParams& params,
+                     Extent grid) const {
+    KernelLaunch request{};
+    request.kernel = &kernel_named(kFolder, name, std::move(constants));
+    request.inputs = {&x};
+    for (const QuantizedWeightArrays& m : matrices) {
+      request.inputs.insert(request.inputs.end(), {m.w, m.scales, m.biases ? m.biases : &x});
+    }
+    request.outputs = {&out};
+    request.params = &params;
+    request.params_size = sizeof(params);
+    request.grid = grid;
+    request.threadgroup = {kThreads, 1, 1};
+    launch(request, stream);
+  }
+};
+
+// outputs: rows of w, or pairs of them, that a SIMD group takes.
+void launch_gemv(const char* kernel,
+                 const QuantizedFormat& format,
+                 const QuantizedSizes& sizes,
+                 int outputs,
+                 const Request& request) {
+  const int64_t simdgroups = ceil_div(sizes.outputs, outputs);
+  const bool shared = simdgroups * sizes.batch < kEnoughSimdgroups;
+  // A swiglu compiled shapeless may be given more rows than the op sends here.
+  const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
+  const uint64_t kernel_rows = std::bit_ceil(static_cast<uint64_t>(rows));
+  const std::string name = std::string("quantized_") + kernel + "_" + dtype_name(request.x) + "_" +
+                           format_name(format) + "_r" + std::to_string(kernel_rows);
+  const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
+  request.launch_kernel(
+      name, {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
+      {static_cast<uint32_t>(shared ? simdgroups : ceil_div(simdgroups, kSimdgroups)),
+       static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows)),
+       static_cast<uint32_t>(sizes.batch)});
+}
+
+void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Stream& stream) {
+  QuantizedSumParams params{};
+  params.size = static_cast<int64_t>(out.size());
+  params.parts = count;
+  KernelLaunch request{};
+  request.kernel = &kernel_named(kFolder, std::string("quantized_sum_parts_") + dtype_name(out),
+                                 {{kRowsAreVectors, false}});
+  request.inputs = {&parts};
+  request.outputs = {&out};
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = linear_grid(params.size, kThreads);
+  request.threadgroup = {kThreads, 1, 1};
+  request.temporaries = {parts};
+  launch(request, stream);
+}
+
+void launch_plain(const QuantizedFormat& format,
+                  const QuantizedSizes& sizes,
+                  const Request& request) {
+  const int64_t blocks = ceil_div(sizes.columns, kPlainColumns);
+  const int64_t wanted = ceil_div(kEnoughThreadgroups, blocks * sizes.batch);
+  const int64_t possible = ceil_div(sizes.outputs, kLeastRowsOfPart);
+  QuantizedParams params = params_of(format, sizes);
+  params.rows_per_part =
+      static_cast<int32_t>(ceil_div(sizes.outputs, std::clamp<int64_t>(wanted, 1, possible)));
+  const int64_t parts = ceil_div(sizes.outputs, params.rows_per_part);
+  const std::string name = std::string("quantized_plain_") + dtype_name(request.x) + "_" +
+                           format_name(format) + "_r" + std::to_string(sizes.rows);
+  const std::vector<FunctionConstant> constants = {
+      {kRowsAreVectors, request.words_are_vectors(format)}, {kPartsAreStored, parts > 1}};
+  const Extent grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(parts),
+                       static_cast<uint32_t>(sizes.batch)};
+  if (parts == 1) {
+    request.launch_kernel(name, constants, params, grid);
+    return;
+  }
+  mx::Shape shape = request.out.shape();
+  shape.insert(shape.begin(), static_cast<int>(parts));
+  mx::array partial = scratch(shape, mx::float32, request.stream.device);
+  Request{request.x, request.matrices, partial, request.stream}.launch_kernel(name, constants,
+                                                                              params, grid);
+  launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
+}
+
+void launch_tiled(const QuantizedFormat& format,
+                  const QuantizedSizes& sizes,
+                  QuantizedProduct product,
+                  const Request& request) {
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const int64_t columns = transposed ? sizes.outputs : sizes.columns;
+  const std::string name = std::string("quantized_matmul_") +
+                           (transposed ? "transposed_" : "plain_") + dtype_name(request.x) + "_" +
+                           format_name(format);
+  request.launch_kernel(name,
+                        {{kRowsAreVectors, request.words_are_vectors(format)},
+                         {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})}},
+                        params_of(format, sizes),
+                        {static_cast<uint32_t>(ceil_div(columns, kTileColumns)),
+                         static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)),
+                         static_cast<uint32_t>(sizes.batch)});
+}
+
+}  // namespace
+
+bool can_launch_quantized(const QuantizedSizes& sizes,
+                          const mx::Stream& stream,
+                          std::string* why_not) {
+  constexpr int64_t kLongest = std::numeric_limits<int32_t>::max() / 32;
+  constexpr int64_t kMostBatches = 65535;
+  if (std::max({sizes.rows, sizes.columns, sizes.outputs}) > kLongest ||
+      sizes.batch > kMostBatches) {
+    *why_not = "the kernels take at most 2^26 rows and columns, and 65535 matrices";
+    return false;
+  }
+  return can_launch(stream.device, why_not);
+}
+
+void quantized_matmul_gpu(const QuantizedFormat& format,
+                          const QuantizedSizes& sizes,
+                          QuantizedProduct product,
+                          const mx::array& x,
+                          const QuantizedWeightArrays& weights,
+                          mx::array& out,
+                          const mx::Stream& stream) {
+  const Request request{x, {weights}, out, stream};
+  if (product == QuantizedProduct::kTransposed && sizes.rows <= kQuantizedGemvRows) {
+    launch_gemv("gemv", format, sizes, kGemvStreams, request);
+  } else if (product == QuantizedProduct::kPlain && sizes.rows <= kPlainRows) {
+    launch_plain(format, sizes, request);
+  } else {
+    launch_tiled(format, sizes, product, request);
+  }
+}
+
+void quantized_swiglu_gpu(const QuantizedFormat& format,
+                          const QuantizedSizes& sizes,
+                          const mx::array& x,
+                          const QuantizedWeightArrays& gate,
+                          const QuantizedWeightArrays& up,
+                          mx::array& out,
+                          const mx::Stream& stream) {
+  launch_gemv("swiglu", format, sizes, kGemvStreams / 2, Request{x, {gate, up}, out, stream});
 }
 
 }  // namespace mlx_anvil

@@ -1,6 +1,8 @@
 // Quantized products on a GPU, and in the simulator: the choice of kernels and their launches.
 #pragma once
 
+#include <string>
+
 #include "common/primitive.h"
 #include "quantized_matmul/problem.h"
 
@@ -13,14 +15,8 @@ struct QuantizedWeightArrays {
   const mx::array* biases = nullptr;
 };
 
-// Why no kernel serves such a call, or null: then the op takes a graph of MLX ops instead.
-const char* why_no_quantized_matmul_gpu(const QuantizedFormat& format,
-                                        const QuantizedSizes& sizes,
-                                        QuantizedProduct product,
-                                        mx::Dtype dtype);
-const char* why_no_quantized_swiglu_gpu(const QuantizedFormat& format,
-                                        const QuantizedSizes& sizes,
-                                        mx::Dtype dtype);
+// Whether kernels serve such a call on `stream`, and if not, why: then MLX's own op takes it.
+bool can_launch_quantized(const QuantizedSizes& sizes, const mx::Stream& stream, std::string* why_not);
 
 // `out` is allocated, not empty, and so is the sum.
 void quantized_matmul_gpu(const QuantizedFormat& format,

@@ -1,5 +1,7 @@
 """Modules that use the ops: drop-in parts for models built with ``mlx.nn``."""
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -40,7 +42,7 @@ class QuantizedLinear(nn.QuantizedLinear):
         outputs, packed = layer.weight.shape
         inputs = packed * 32 // layer.bits
         ours = cls(inputs, outputs, "bias" in layer, layer.group_size, layer.bits, layer.mode)
-        ours.update(layer.parameters())
+        ours.update(layer.parameters())  # type: ignore[no-untyped-call]
         return ours
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -76,9 +78,10 @@ class QuantizedSwiGLU(nn.Module):
         mode: str = "affine",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.gate_proj = QuantizedLinear(dims, hidden_dims, False, group_size, bits, mode)
-        self.up_proj = QuantizedLinear(dims, hidden_dims, False, group_size, bits, mode)
-        self.down_proj = QuantizedLinear(hidden_dims, dims, False, group_size, bits, mode)
+        options: dict[str, Any] = {"bias": False, "group_size": group_size, "bits": bits, "mode": mode}
+        self.gate_proj = QuantizedLinear(dims, hidden_dims, **options)
+        self.up_proj = QuantizedLinear(dims, hidden_dims, **options)
+        self.down_proj = QuantizedLinear(hidden_dims, dims, **options)
 
     @classmethod
     def from_swiglu(
@@ -89,9 +92,35 @@ class QuantizedSwiGLU(nn.Module):
         if any("bias" in projection for projection in projections.values()):
             raise ValueError("[QuantizedSwiGLU] module has biases; allowed: SwiGLU(..., bias=False).")
         hidden_dims, dims = module.gate_proj.weight.shape
-        ours = cls(dims, hidden_dims, group_size, bits, mode)
+        options: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+        ours = cls(dims, hidden_dims, **options)
         for name, projection in projections.items():
-            ours[name] = QuantizedLinear.from_linear(projection, group_size, bits, mode)
+            ours[name] = QuantizedLinear.from_linear(projection, **options)
+        return ours
+
+    @classmethod
+    def from_mlx(cls, mlp: nn.Module) -> "QuantizedSwiGLU":
+        """From an MLP after ``mlx.nn.quantize``: its ``gate_proj``, ``up_proj`` and ``down_proj`` are MLX's
+        ``QuantizedLinear`` without a bias, gate and up in one format. Parameters are shared, not copied."""
+        names = ("gate_proj", "up_proj", "down_proj")
+        layers = []
+        for name in names:
+            layer = getattr(mlp, name, None)
+            if not isinstance(layer, nn.QuantizedLinear) or "bias" in layer:
+                raise ValueError(
+                    f"[QuantizedSwiGLU] {name} is {layer!r}; allowed: mlx.nn.QuantizedLinear without a bias."
+                )
+            layers.append(QuantizedLinear.from_mlx(layer))
+        gate, up, down = layers
+        formats = [(layer.mode, layer.bits, layer.group_size) for layer in (gate, up)]
+        if formats[0] != formats[1]:
+            raise ValueError(
+                f"[QuantizedSwiGLU] gate_proj has (mode, bits, group_size) {formats[0]} and up_proj {formats[1]};"
+                " allowed: equal formats."
+            )
+        hidden_dims, dims = down.weight.shape[1] * 32 // down.bits, down.weight.shape[0]
+        ours = cls(dims, hidden_dims, gate.group_size, gate.bits, gate.mode)
+        ours.gate_proj, ours.up_proj, ours.down_proj = gate, up, down
         return ours
 
     def __call__(self, x: mx.array) -> mx.array:

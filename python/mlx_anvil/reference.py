@@ -97,8 +97,8 @@ def quantized_matmul(
 ) -> mx.array:
     """The product with the matrix that ``w`` stands for, in full."""
     with mx.stream(mx.cpu):
-        codes_of = (scales, None) if biases is None else (mx.ones(scales.shape), mx.zeros(scales.shape))
-        codes = mx.dequantize(w, *codes_of, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)
+        ones, zeros = (scales, None) if biases is None else (mx.ones(scales.shape), mx.zeros(scales.shape))
+        codes = mx.dequantize(w, ones, zeros, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)
     matrix = codes.astype(x.dtype)
     if biases is not None:
         dtype = mx.result_type(x, scales, biases)
@@ -250,7 +250,8 @@ def _swiglu_with_codes(function: Callable[..., mx.array]) -> Callable[..., mx.ar
 
 def quantized_swiglu(x: mx.array, gate: tuple[mx.array, ...], up: tuple[mx.array, ...], **options: Any) -> mx.array:
     """``silu(x Wg^T) * (x Wu^T)`` with both matrices in full."""
-    return silu_gate(quantized_matmul(x, *gate, **options), quantized_matmul(x, *up, **options))
+    product: Callable[..., mx.array] = quantized_matmul
+    return silu_gate(product(x, *gate, **options), product(x, *up, **options))
 
 
 def _quantized_spec(variant: str, bits: int, transpose: bool, check_shapes: tuple[tuple[int, ...], ...]) -> OpSpec:

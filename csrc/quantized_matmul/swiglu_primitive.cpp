@@ -1,0 +1,143 @@
+#include <functional>
+
+#include "common/allocate.h"
+#include "quantized_matmul/native.h"
+#include "quantized_matmul/quantized_primitive.h"
+#include "silu_gate/silu_gate.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+class QuantizedSwiglu : public QuantizedPrimitive {
+ public:
+  QuantizedSwiglu(mx::Stream stream, const QuantizedFormat& format)
+      : QuantizedPrimitive(stream, "quantized_swiglu", format) {}
+
+  const char* name() const override { return "AnvilQuantizedSwiglu"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return FusedPrimitive::is_equivalent(other) &&
+           format_ == static_cast<const QuantizedSwiglu&>(other).format_;
+  }
+
+  Arrays compose(const Arrays& inputs) override {
+    const mx::Stream s = stream();
+    const mx::array x = mx::astype(inputs[0], mx::float32, s);
+    const auto product = [&](const QuantizedMatrix& matrix) {
+      return compose_quantized_matmul(format_, QuantizedProduct::kTransposed, x, matrix, s);
+    };
+    return {mx::astype(compose_swiglu(product(gate(inputs)), product(up(inputs)), s),
+                       inputs[0].dtype(), s)};
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    mx::Shape shape = inputs[0].shape();
+    shape.back() = inputs[1].shape(-2);
+    return {shape};
+  }
+
+  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+    outputs[0].set_data(allocate(outputs[0].nbytes(), device()));
+    QuantizedSwigluArgs args{};
+    args.dtype = dtype_of(inputs[0]);
+    args.format = format_;
+    args.sizes = sizes(inputs);
+    args.gate = weights_of(gate(inputs));
+    args.up = weights_of(up(inputs));
+    args.x = inputs[0].data<void>();
+    args.out = outputs[0].data<void>();
+    dispatch_native("quantized_swiglu", inputs, outputs[0], args, quantized_swiglu_native);
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    outputs[0].set_data(allocate(outputs[0].nbytes(), device()));
+    if (outputs[0].size() > 0) {
+      const QuantizedMatrix gate_matrix = gate(inputs), up_matrix = up(inputs);
+      quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], arrays_of(gate_matrix),
+                           arrays_of(up_matrix), outputs[0], stream());
+    }
+  }
+
+ protected:
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays&) override {
+    return mx::vjp(of_selected(primals, argnums), select(primals, argnums), cotangents).second;
+  }
+
+  Arrays tangent(const Arrays& primals,
+                 const Arrays& tangents,
+                 const std::vector<int>& argnums) override {
+    return mx::jvp(of_selected(primals, argnums), select(primals, argnums), tangents).second;
+  }
+
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
+    return {mx::vmap([this](const Arrays& in) { return in_steps(in); }, axes)(inputs), {0}};
+  }
+
+ private:
+  QuantizedMatrix gate(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
+  QuantizedMatrix up(const Arrays& inputs) const {
+    return matrix_at(format_, inputs, 1 + arrays_per_matrix());
+  }
+  QuantizedSizes sizes(const Arrays& inputs) const {
+    return quantized_sizes(format_, inputs[0], inputs[1]);
+  }
+
+  // By ops that have fused derivatives of their own.
+  Arrays in_steps(const Arrays& inputs) {
+    const auto product = [&](const QuantizedMatrix& matrix) {
+      return apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, inputs[0], matrix,
+                                    stream());
+    };
+    return {silu_gate(product(gate(inputs)), product(up(inputs)), stream())};
+  }
+
+  static Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
+    Arrays selected;
+    for (int i : argnums) {
+      selected.push_back(primals[i]);
+    }
+    return selected;
+  }
+
+  std::function<Arrays(const Arrays&)> of_selected(const Arrays& primals,
+                                                   const std::vector<int>& argnums) {
+    return [this, primals, argnums](const Arrays& values) {
+      Arrays all = primals;
+      for (size_t i = 0; i < argnums.size(); ++i) {
+        all[argnums[i]] = values[i];
+      }
+      return in_steps(all);
+    };
+  }
+};
+
+}  // namespace
+
+mx::array apply_quantized_swiglu(const QuantizedFormat& format,
+                                 const mx::array& x,
+                                 const QuantizedMatrix& gate,
+                                 const QuantizedMatrix& up,
+                                 mx::Stream s) {
+  constexpr const char* op = "quantized_swiglu";
+  const QuantizedSizes sizes = quantized_sizes(format, x, gate.w);
+  std::string why_not;
+  const bool served = !for_gpu(s) || can_launch_quantized(sizes, s, &why_not);
+  if (!served || sizes.rows > kQuantizedGemvRows) {
+    const auto product = [&](const QuantizedMatrix& matrix) {
+      return apply_quantized_matmul(op, format, QuantizedProduct::kTransposed, x, matrix, s);
+    };
+    return silu_gate(product(gate), product(up), s);
+  }
+  Arrays inputs = {mx::contiguous(x, false, s)};
+  append(inputs, gate, s);
+  append(inputs, up, s);
+  auto primitive = std::make_shared<QuantizedSwiglu>(s, format);
+  return mx::array(primitive->output_shapes(inputs)[0], x.dtype(), primitive, inputs);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,152 @@
+// Products of up to kRows rows of x with rows of w, for which reading w is all the work.
+//
+// A lane takes chunks of 32 columns: it unpacks the codes of four rows of w, and multiplies each
+// with all rows of x. Every row of x goes through the same steps in the same order, however many
+// there are, so that the bits of a result do not depend on their number.
+#pragma once
+
+#include "metal/quantized_matmul/dequant.h"
+#include "metal/quantized_matmul/params.h"
+
+// Whether the SIMD groups of a threadgroup share the columns of four rows of w between them;
+// otherwise each has four rows of its own.
+constant bool columns_are_shared [[function_constant(1)]];
+
+enum { kGemvSimdgroups = 4, kGemvThreads = 32 * kGemvSimdgroups, kGemvStreams = 4 };
+
+// Where a SIMD group begins, among rows of x, rows of w and columns.
+struct GemvPlace {
+  int first_row;
+  int first_output;
+  int first_chunk;
+  int chunk_step;
+};
+
+// outputs: rows of w that a SIMD group takes.
+METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows, int outputs) {
+  const int row = int(group.y) * rows;
+  if (columns_are_shared) {
+    return {row, int(group.x) * outputs, int(32 * simdgroup + lane), 32 * kGemvSimdgroups};
+  }
+  return {row, int(group.x * kGemvSimdgroups + simdgroup) * outputs, int(lane), 32};
+}
+
+template <typename T, typename Format, int kRows>
+struct GemvSums {
+  enum { kWords = Format::kPart * Format::kBits / 32 };
+  float totals[kRows][kGemvStreams];
+
+  METAL_FUNC void clear() thread {
+    MLX_ANVIL_UNROLL
+    for (int m = 0; m < kRows; ++m) {
+      MLX_ANVIL_UNROLL
+      for (int s = 0; s < kGemvStreams; ++s) {
+        totals[m][s] = 0.0f;
+      }
+    }
+  }
+
+  // Adds this lane's columns. Rows of x beyond the last repeat it.
+  METAL_FUNC void add(const thread WeightRow<T, Format>* streams,
+                      const device T* x,
+                      constant QuantizedParams& params,
+                      GemvPlace place) thread {
+    for (int chunk = place.first_chunk; 32 * chunk < params.columns; chunk += place.chunk_step) {
+      MLX_ANVIL_UNROLL
+      for (int column = 0; column < 32; column += Format::kPart) {
+        if (column == 0 || 32 * chunk + column < params.columns) {
+          add_part(streams, x, params, place.first_row, 32 * chunk + column);
+        }
+      }
+    }
+  }
+
+  // Of total i = kGemvStreams * row + stream over all lanes, in lane i.
+  METAL_FUNC float sum_of_lanes(uint lane) const thread {
+    float mine = 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRows * kGemvStreams; ++i) {
+      const float sum = metal::simd_sum(totals[i / kGemvStreams][i % kGemvStreams]);
+      mine = int(lane) == i ? sum : mine;
+    }
+    return mine;
+  }
+
+ private:
+  METAL_FUNC void add_part(const thread WeightRow<T, Format>* streams,
+                           const device T* x,
+                           constant QuantizedParams& params,
+                           int first_row,
+                           int column) thread {
+    uint words[kGemvStreams][kWords];
+    MLX_ANVIL_UNROLL
+    for (int s = 0; s < kGemvStreams; ++s) {
+      load_words<kWords>(streams[s].words + column / 16 * Format::kBits / 2, words[s]);
+    }
+    float dots[kRows][kGemvStreams] = {};
+    float sums[kRows] = {};  // of x
+    MLX_ANVIL_UNROLL
+    for (int piece = 0; piece < Format::kPart / 8; ++piece) {
+      float v[kGemvStreams][8];
+      MLX_ANVIL_UNROLL
+      for (int s = 0; s < kGemvStreams; ++s) {
+        Format::values(words[s], piece, v[s]);
+      }
+      MLX_ANVIL_UNROLL
+      for (int m = 0; m < kRows; ++m) {
+        float elements[8];
+        const long row = metal::min(first_row + m, params.rows - 1);
+        load_eight(x + row * params.columns + column + 8 * piece, elements);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          MLX_ANVIL_UNROLL
+          for (int s = 0; s < kGemvStreams; ++s) {
+            dots[m][s] = metal::fma(v[s][i], elements[i], dots[m][s]);
+          }
+          sums[m] += elements[i];
+        }
+      }
+    }
+    MLX_ANVIL_UNROLL
+    for (int s = 0; s < kGemvStreams; ++s) {
+      const float2 factors = scale_and_bias(streams[s], column >> params.group_shift, words[s]);
+      MLX_ANVIL_UNROLL
+      for (int m = 0; m < kRows; ++m) {
+        totals[m][s] = metal::fma(factors.x, Format::factor() * dots[m][s], totals[m][s]);
+        if (Format::kHasBiases) {
+          totals[m][s] = metal::fma(factors.y, sums[m], totals[m][s]);
+        }
+      }
+    }
+  }
+};
+
+// All columns' total i in lane i of the first SIMD group, or of each where they have rows of their
+// own.
+template <typename T, typename Format, int kRows>
+METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
+                             const device T* x,
+                             constant QuantizedParams& params,
+                             GemvPlace place,
+                             uint simdgroup,
+                             uint lane,
+                             threadgroup float (*shares)[32]) {
+  GemvSums<T, Format, kRows> sums;
+  sums.clear();
+  sums.add(streams, x, params, place);
+  float total = sums.sum_of_lanes(lane);
+  if (columns_are_shared) {
+    shares[simdgroup][lane] = total;
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    total = 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kGemvSimdgroups; ++i) {
+      total += shares[i][lane];
+    }
+  }
+  return total;
+}
+
+METAL_FUNC bool stores_results(uint simdgroup) {
+  return !columns_are_shared || simdgroup == 0;
+}

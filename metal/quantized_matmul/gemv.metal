@@ -1,0 +1,103 @@
+// Quantized products of up to 8 rows of x: each word of w is read once for all of them.
+//
+//   quantized_gemv    out[m, n] = sum over k of x[m, k] W[n, k]
+//   quantized_swiglu  out[m, n] = silu(g) * u,  g and u: such products with gate and up
+//
+// Kernels: quantized_<gemv|swiglu>_<dtype>_<format>_r<rows>, for at most so many rows. Bindings:
+// arrays (no biases: x in their place), out, params. Function constants: 0: of dequant.h, 1: of
+// gemv.h. Grid: blocks of rows of w x blocks of
+// rows of x x batch; a SIMD group takes four rows of w (swiglu: two of
+// each matrix). Threadgroup: 128 x 1 x 1. Arrays are dense; nothing else is assumed.
+#include "metal/quantized_matmul/gemv.h"
+#include "metal/common/activation.h"
+#include "metal/quantized_matmul/formats.h"
+
+template <typename T, typename Format, int kRows>
+[[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_gemv(
+    const device T* x [[buffer(0)]],
+    const device uint* w [[buffer(1)]],
+    const device typename Format::template Scale<T>* scales [[buffer(2)]],
+    const device T* biases [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant QuantizedParams& params [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float shares[kGemvSimdgroups][32];
+  const long batch = group.z;
+  const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kGemvStreams);
+  WeightRow<T, Format> streams[kGemvStreams];
+  MLX_ANVIL_UNROLL
+  for (int s = 0; s < kGemvStreams; ++s) {
+    const int output = metal::min(place.first_output + s, params.outputs - 1);
+    streams[s] = weight_row<T, Format>({w, scales, biases}, batch * params.outputs + output,
+                                       params.columns, params.group_shift);
+  }
+  const device T* rows = x + batch * params.rows * params.columns;
+  const float total =
+      gemv_totals<T, Format, kRows>(streams, rows, params, place, simdgroup, lane, shares);
+  const int m = place.first_row + lane / kGemvStreams;
+  const int n = place.first_output + lane % kGemvStreams;
+  if (stores_results(simdgroup) && lane < kRows * kGemvStreams && m < params.rows &&
+      n < params.outputs) {
+    out[(batch * params.rows + m) * params.outputs + n] = static_cast<T>(total);
+  }
+}
+
+template <typename T, typename Format, int kRows>
+[[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_swiglu(
+    const device T* x [[buffer(0)]],
+    const device uint* gate_w [[buffer(1)]],
+    const device typename Format::template Scale<T>* gate_scales [[buffer(2)]],
+    const device T* gate_biases [[buffer(3)]],
+    const device uint* up_w [[buffer(4)]],
+    const device typename Format::template Scale<T>* up_scales [[buffer(5)]],
+    const device T* up_biases [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    constant QuantizedParams& params [[buffer(8)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  enum { kPairs = kGemvStreams / 2 };
+  threadgroup float shares[kGemvSimdgroups][32];
+  const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kPairs);
+  WeightRow<T, Format> streams[kGemvStreams];
+  MLX_ANVIL_UNROLL
+  for (int s = 0; s < kPairs; ++s) {
+    const int output = metal::min(place.first_output + s, params.outputs - 1);
+    streams[s] = weight_row<T, Format>({gate_w, gate_scales, gate_biases}, output, params.columns,
+                                       params.group_shift);
+    streams[s + kPairs] = weight_row<T, Format>({up_w, up_scales, up_biases}, output,
+                                                params.columns, params.group_shift);
+  }
+  const float gate =
+      gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
+  const float up = metal::simd_shuffle_down(gate, ushort(kPairs));
+  const int m = place.first_row + lane / kGemvStreams;
+  const int pair = lane % kGemvStreams, n = place.first_output + pair;
+  if (stores_results(simdgroup) && lane < kRows * kGemvStreams && m < params.rows &&
+      pair < kPairs && n < params.outputs) {
+    out[long(m) * params.outputs + n] = static_cast<T>(gate * sigmoid(gate).value * up);
+  }
+}
+
+#define INSTANTIATE_GEMV(name, format, kernel_name, dtype, type, rows)                    \
+  template [[host_name(#kernel_name "_" #dtype "_" #name                             \
+                                    "_r" #rows)]] [[kernel]] decltype(kernel_name<   \
+                                                                      type, format,  \
+                                                                      rows>)         \
+      kernel_name<type, format, rows>;
+
+#define INSTANTIATE_GEMV_DTYPES(kernel_name, rows)                                   \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float32, float, rows)   \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float16, half, rows)    \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, bfloat16, bfloat, rows)
+
+INSTANTIATE_GEMV_DTYPES(quantized_gemv, 1)
+INSTANTIATE_GEMV_DTYPES(quantized_gemv, 2)
+INSTANTIATE_GEMV_DTYPES(quantized_gemv, 4)
+INSTANTIATE_GEMV_DTYPES(quantized_gemv, 8)
+INSTANTIATE_GEMV_DTYPES(quantized_swiglu, 1)
+INSTANTIATE_GEMV_DTYPES(quantized_swiglu, 2)
+INSTANTIATE_GEMV_DTYPES(quantized_swiglu, 4)
+INSTANTIATE_GEMV_DTYPES(quantized_swiglu, 8)

@@ -1,0 +1,159 @@
+// Quantized products of many rows of x: tiles of w are unpacked into threadgroup memory and
+// multiplied by tiles of x. Weights are float32 there: rounded to 16 bits they would add an error
+// as large as that of rounding the result.
+//
+//   quantized_matmul_transposed  out[m, n] = sum over k of x[m, k] W[n, k]
+//   quantized_matmul_plain       out[m, k] = sum over n of x[m, n] W[n, k]
+//
+// Kernels: quantized_matmul_<transposed|plain>_<dtype>_<format>. Bindings: x, w, scales, biases
+// (none: x in their place), out, params. Function constants: 0: of dequant.h; 3: whether rows of x
+// and of out are runs of whole, aligned 16-byte vectors. Grid: blocks of 64 columns of out x blocks
+// of 32 rows x batch. Threadgroup: 128 x 1 x 1. Arrays are dense; nothing else is assumed.
+#include "metal/quantized_matmul/dequant.h"
+#include "metal/quantized_matmul/formats.h"
+#include "metal/quantized_matmul/params.h"
+
+constant bool x_and_out_are_vectors [[function_constant(3)]];
+
+// SIMD groups are two by two; each has 16 rows and 32 columns of a threadgroup's 32 by 64.
+enum { kTileRows = 32, kTileColumns = 64, kTileDepth = 64, kTileThreads = 128 };
+enum { kRowFragments = 2, kColumnFragments = 4 };
+
+// Unpacks columns [column, column + 64) of rows [row, row + 64) of w; zeros beyond `end` and beyond
+// the last column. A thread has a chunk.
+template <typename T, typename Format>
+METAL_FUNC void unpack_tile(threadgroup float* to,
+                            WeightRow<T, Format> first,
+                            long first_row,
+                            int row,
+                            int column,
+                            constant QuantizedParams& params,
+                            uint thread_index) {
+  enum { kStride = TileRow<float, kTileDepth>::kStride };
+  enum { kWords = Format::kPart * Format::kBits / 32 };
+  const int r = thread_index / 2, c = 32 * (thread_index % 2);
+  threadgroup float* at = to + r * kStride + c;
+  const bool has_row = row + r < params.outputs;
+  const WeightRow<T, Format> from = weight_row<T, Format>(
+      first, first_row + (has_row ? row + r : 0), params.columns, params.group_shift);
+  MLX_ANVIL_UNROLL
+  for (int part = 0; part < 32; part += Format::kPart) {
+    const int begin = column + c + part;
+    const bool exists = has_row && begin < params.columns;
+    uint words[kWords] = {};
+    float2 factors = float2(0.0f);
+    if (exists) {
+      load_words<kWords>(from.words + begin / 16 * Format::kBits / 2, words);
+      factors = scale_and_bias(from, begin >> params.group_shift, words);
+    }
+    MLX_ANVIL_UNROLL
+    for (int piece = 0; piece < Format::kPart / 8; ++piece) {
+      float v[8];
+      Format::values(words, piece, v);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        at[part + 8 * piece + i] = metal::fma(Format::factor() * v[i], factors.x, factors.y);
+      }
+    }
+  }
+}
+
+template <typename T, typename Format, bool kTransposed>
+[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void quantized_matmul(
+    const device T* x [[buffer(0)]],
+    const device uint* w [[buffer(1)]],
+    const device typename Format::template Scale<T>* scales [[buffer(2)]],
+    const device T* biases [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant QuantizedParams& params [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  enum { kXStride = TileRow<T, kTileDepth>::kStride };
+  enum { kStride = TileRow<float, kTileDepth>::kStride };
+  threadgroup T x_tile[kTileRows * kXStride];
+  threadgroup float w_tile[kTileColumns * kStride];
+
+  const int depth = kTransposed ? params.columns : params.outputs;
+  const int columns = kTransposed ? params.outputs : params.columns;
+  const long batch = group.z;
+  const int first_row = group.y * kTileRows, first_column = group.x * kTileColumns;
+  const int rows = metal::min(int(kTileRows), params.rows - first_row);
+  const device T* x_rows = x + (batch * params.rows + first_row) * depth;
+  const WeightRow<T, Format> matrix = {w, scales, biases};
+  const FragmentPlace place = fragment_place(lane);
+  const int own_row = 8 * kRowFragments * (simdgroup / 2);
+  const int own_column = 8 * kColumnFragments * (simdgroup % 2);
+
+  Fragment<float> totals[kRowFragments][kColumnFragments];
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < kColumnFragments; ++j) {
+      totals[i][j] = fragment_of<float>(0.0f, 0.0f);
+    }
+  }
+
+  for (int begin = 0; begin < depth; begin += kTileDepth) {
+    const Rows<T> from = {x_rows + begin, depth, 1, rows, depth - begin};
+    copy_tile<T, kTileRows, kTileDepth, kTileThreads>(x_tile, from, x_and_out_are_vectors,
+                                                      thread_index);
+    unpack_tile<T, Format>(w_tile, matrix, batch * params.outputs,
+                           kTransposed ? first_column : begin, kTransposed ? begin : first_column,
+                           params, thread_index);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    MLX_ANVIL_NO_UNROLL
+    for (int d = 0; d < kTileDepth; d += 8) {
+      Fragment<float> left[kRowFragments];
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        const threadgroup T* from = x_tile + (own_row + 8 * i + place.row) * kXStride + d;
+        const Pair<T> pair = elements_of(load_fragment(from + place.column));
+        left[i] = fragment_of<float>(float2(pair));
+      }
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < kColumnFragments; ++j) {
+        const int column = own_column + 8 * j;
+        const Fragment<float> right =
+            kTransposed
+                ? load_transposed(w_tile + (column + place.column) * kStride + d + place.row,
+                                  kStride)
+                : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          metal::simdgroup_multiply_accumulate(totals[i][j], left[i], right, totals[i][j]);
+        }
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    const int row = own_row + 8 * i + place.row;
+    if (row >= rows) {
+      continue;
+    }
+    device T* to = out + (batch * params.rows + first_row + row) * columns;
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < kColumnFragments; ++j) {
+      store_pair(to, first_column + own_column + 8 * j + place.column, columns,
+                 elements_of(totals[i][j]), x_and_out_are_vectors);
+    }
+  }
+}
+
+#define INSTANTIATE_TILED(name, format, product, transposed, dtype, type)                   \
+  template [[host_name("quantized_matmul_" #product "_" #dtype                        \
+                       "_" #name)]] [[kernel]] decltype(quantized_matmul<type, format, \
+                                                                         transposed>) \
+      quantized_matmul<type, format, transposed>;
+
+#define INSTANTIATE_TILED_DTYPES(product, transposed)                                          \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float32, float)          \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float16, half)           \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, bfloat16, bfloat)
+
+INSTANTIATE_TILED_DTYPES(transposed, true)
+INSTANTIATE_TILED_DTYPES(plain, false)

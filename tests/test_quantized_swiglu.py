@@ -1,0 +1,117 @@
+"""quantized_swiglu beyond the contract: every format, row count and dtype against NumPy in float64."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES
+from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw
+from support import GRADIENT_FACTOR, assert_same_bits, max_error, poison_memory, to_numpy
+
+quantized_swiglu = mlx_anvil.quantized_swiglu
+
+some_formats = pytest.mark.parametrize(
+    "format", [Format("affine", 64, 4), Format("affine", 32, 6), *FLOAT_FORMATS], ids=str
+)
+
+
+def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> mx.array:
+    x = mx.random.normal(shape).astype(dtype)
+    mx.eval(x)
+    return x
+
+
+def gated(x: mx.array, gate: Matrix, up: Matrix) -> mx.array:
+    return quantized_swiglu(x, gate.arrays, up.arrays, **gate.format.options)
+
+
+def exact_gated(x: mx.array, gate: Matrix, up: Matrix) -> np.ndarray:
+    g, u = (to_numpy(x) @ m.weights.swapaxes(-1, -2) for m in (gate, up))
+    return g / (1 + np.exp(-g)) * u
+
+
+def exact_gradient(x: mx.array, gate: Matrix, up: Matrix, dy: np.ndarray) -> np.ndarray:
+    g, u = (to_numpy(x) @ m.weights.T for m in (gate, up))
+    sigmoid = 1 / (1 + np.exp(-g))
+    d_g = dy * u * sigmoid * (1 + g * (1 - sigmoid))
+    return d_g @ gate.weights + (dy * g * sigmoid) @ up.weights
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_forward(format, dtype, rng):
+    for rows, outputs, groups in ((1, 37, 3), (3, 1, 1), (8, 64, 5)):
+        gate, up = (draw(format, (outputs, groups * format.group_size), rng, dtype) for _ in range(2))
+        x = (normal((rows, groups * format.group_size)) * 0.1).astype(dtype)
+        poison_memory(2 * rows * outputs)
+        with mlx_anvil.trace() as trace, mlx_anvil.strict():
+            result = gated(x, gate, up)
+            mx.eval(result)
+        assert len(trace.kernels) == 1
+        assert_rounded(result, exact_gated(x, gate, up), dtype)
+
+
+@some_formats
+def test_more_rows(format, rng):
+    gate, up = (draw(format, (21, 2 * format.group_size), rng) for _ in range(2))
+    for shape in ((9,), (3, 11), (0,), (2, 4), ()):
+        x = normal((*shape, 2 * format.group_size)) * 0.1
+        assert_rounded(gated(x, gate, up), exact_gated(x, gate, up), mx.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@some_formats
+def test_rows_do_not_depend_on_their_number(format, dtype, rng):
+    gate, up = (draw(format, (37, 7 * format.group_size), rng, dtype) for _ in range(2))
+    x = (normal((8, 7 * format.group_size)) * 0.1).astype(dtype)
+    single = mx.concatenate([gated(x[i : i + 1], gate, up) for i in range(8)])
+    for count in range(2, 9):
+        for first in {0, 8 - count}:
+            assert_same_bits(gated(x[first : first + count], gate, up), single[first : first + count])
+
+
+@some_formats
+def test_gradient_in_x(format, rng):
+    gate, up = (draw(format, (21, 2 * format.group_size), rng) for _ in range(2))
+    for rows in (2, 12):
+        x, dy = normal((rows, 2 * format.group_size)) * 0.1, normal((rows, 21))
+        (gradient,) = mx.vjp(lambda x: gated(x, gate, up), [x], [dy])[1]
+        assert_rounded(gradient, exact_gradient(x, gate, up, to_numpy(dy)), mx.float32, factor=GRADIENT_FACTOR)
+
+
+def test_gradients_in_scales_and_biases(rng):
+    """Against the same SwiGLU in steps, whose gradients have tests of their own."""
+    format = Format("affine", 64, 4)
+    gate, up = (draw(format, (9, 128), rng) for _ in range(2))
+    x, dy = normal((3, 128)) * 0.1, normal((3, 9))
+
+    def fused(x, *params):
+        return quantized_swiglu(x, (gate.w, *params[:2]), (up.w, *params[2:]))
+
+    def in_steps(x, *params):
+        g = mlx_anvil.quantized_matmul(x, gate.w, *params[:2])
+        return mlx_anvil.silu_gate(g, mlx_anvil.quantized_matmul(x, up.w, *params[2:]))
+
+    primals = [x, *gate.arrays[1:], *up.arrays[1:]]
+    tangents = [normal(p.shape) for p in primals]
+    for ours, expected in zip(mx.vjp(fused, primals, [dy])[1], mx.vjp(in_steps, primals, [dy])[1], strict=True):
+        assert max_error(ours, expected) <= 1e-5
+    assert max_error(mx.jvp(fused, primals, tangents)[1][0], mx.jvp(in_steps, primals, tangents)[1][0]) <= 1e-5
+
+
+def test_finite_gates_never_give_nan(rng):
+    """Products far beyond the range of exp."""
+    format = Format("affine", 64, 4)
+    gate, up = (draw(format, (33, 64), rng) for _ in range(2))
+    for rows in (1, 8, 20):
+        result = gated(normal((rows, 64)) * 1e4, gate, up)
+        assert np.isfinite(to_numpy(result)).all()
+
+
+def test_vmap(rng):
+    format = Format("affine", 64, 4)
+    gate, up = (draw(format, (9, 128), rng) for _ in range(2))
+    x = normal((3, 2, 128)) * 0.1
+    mapped = mx.vmap(lambda x: gated(x, gate, up))(x)
+    assert max_error(mapped, mx.stack([gated(x[i], gate, up) for i in range(3)])) <= 1e-6
