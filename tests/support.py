@@ -69,6 +69,15 @@ def max_error(result: mx.array, truth: mx.array) -> float:
     return float(error.max() / (np.abs(exact).max() or 1.0))
 
 
+def luck_of_few(result: mx.array) -> float:
+    """What to add to a limit that composed numbers of a 16-bit format set, as a share of the largest number: among few
+    numbers the largest may be right by luck, and ours still be off by a unit, or half of one, in the last place."""
+    if result.size > 128:
+        return 0.0
+    unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10}[result.dtype]
+    return unit if result.size <= 8 else unit / 2
+
+
 def assert_accurate(
     function: Callable[..., mx.array | Arrays],
     reference: Callable[..., mx.array | Arrays],
@@ -88,7 +97,7 @@ def assert_accurate(
         assert result.dtype == plain.dtype
         limit = float32_tolerance
         if result.dtype != mx.float32:
-            limit = factor * max_error(plain, exact) + FLOOR
+            limit = factor * max_error(plain, exact) + FLOOR + luck_of_few(result)
         assert max_error(result, exact) <= limit
 
 
