@@ -1,4 +1,9 @@
-"""Draws the bar chart of a result file: ``python bench/plot.py silu_gate_cpu`` makes bench/results/silu_gate_cpu.png."""
+"""Draws the bar chart of a result file and prints its table for the README:
+
+    python bench/plot.py silu_gate_cpu
+
+makes bench/results/silu_gate_cpu.png; ``flash_attention_cpu`` has a table only.
+"""
 
 import json
 from pathlib import Path
@@ -48,7 +53,30 @@ def draw(results: dict, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def markdown(results: dict) -> str:
+def attention_markdown(results: dict) -> str:
+    """The README's table of flash_attention: forward, gradients and decoding."""
+    lines = [
+        "| heads, lengths | | mask | dtype | ours | rate | over PyTorch | over MLX |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        if "rate" not in row or row["direction"] == "decode, cached":
+            continue
+        speedup = row["speedup"]
+        over_torch = min((speedup[x] for x in ("PyTorch", "PyTorch repeated") if x in speedup), default=None)
+        rate = row["rate"]
+        if row["direction"] == "decode":
+            rate += f", {row['share_of_limit']:.2f} of reading"
+        cells = [row["problem"], row["direction"], row["mask"], row["dtype"]]
+        ms = row["seconds"]["ours"]["median"] * 1e3
+        cells += [f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms", rate]
+        cells.append("" if over_torch is None else f"{over_torch:.2f}x")
+        cells.append(f"{speedup['MLX']:.0f}x" if "MLX" in speedup else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def silu_gate_markdown(results: dict) -> str:
     """The README's table: rows that reuse memory, as a training loop does."""
     lines = [
         "| shape | direction | dtype | ours | share of copy | over MLX | over MLX compiled | over PyTorch |",
@@ -78,10 +106,13 @@ def markdown(results: dict) -> str:
 @click.command()
 @click.argument("name")
 def main(name: str) -> None:
-    """Draws bench/results/NAME.png from bench/results/NAME.json and prints the table for the README."""
+    """Prints the README's table of bench/results/NAME.json, and draws NAME.png."""
     results = json.loads((RESULTS / f"{name}.json").read_text())
-    draw(results, RESULTS / f"{name}.png")
-    print(markdown(results))
+    if name == "flash_attention_cpu":
+        print(attention_markdown(results))
+    else:
+        draw(results, RESULTS / f"{name}.png")
+        print(silu_gate_markdown(results))
 
 
 if __name__ == "__main__":
