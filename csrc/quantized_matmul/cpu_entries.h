@@ -8,6 +8,10 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 void quantized_gemv_kernel(const QuantizedGemvArgs& args);
 int64_t quantized_gemv_scratch(const QuantizedMatrixView& matrix);
 
+int64_t quantized_int_row_bytes(const QuantizedMatrixView& matrix);
+bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void* to);
+void quantized_int_gemv(const QuantizedGemvArgs& args);
+
 void quantized_store_row(QuantizedDtype dtype,
                          const float* from,
                          int64_t pair_step,

@@ -41,10 +41,10 @@ struct QuantizedGemvArgs {
   QuantizedMatrixView matrix;
   int64_t first, count;  // rows of the matrix
   int64_t x_rows;        // 1, 2, 4 or 8: a power of two, so that few kernels serve
-  const float* x;        // x_rows plain rows in lane order
+  const float* x;        // x_rows plain rows in lane order; for int_gemv, int_pack's rows
   const float* sums;     // x_rows rows of one vector per block: the sum of the block's vectors
   float* out;            // [x_rows][count]
-  float* scratch;        // gemv_scratch() numbers
+  float* scratch;        // gemv_scratch() numbers, twice as many for int_gemv
 };
 
 // A tile of a result, of up to gemm_rows rows: columns [first, first + count) of W's rows
@@ -76,6 +76,14 @@ struct QuantizedCpuKernels {
   void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place
   void (*gemv)(const QuantizedGemvArgs&);
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
+
+  // The same product in integers (cpu_int_gemv.cpp). Bytes of a packed row of x; 0: not for this
+  // format on this machine. int_pack takes blocks of float32 in their natural order, zeros in the
+  // last one's columns beyond the row's; false: an element is not finite, and gemv has to do it.
+  int64_t (*int_row_bytes)(const QuantizedMatrixView&);
+  bool (*int_pack)(const QuantizedMatrixView&, const float* x, void* to);
+  void (*int_gemv)(const QuantizedGemvArgs&);
+
   void (*gemm)(const QuantizedGemmArgs&);
   int64_t (*gemm_scratch)(const QuantizedMatrixView&,
                           QuantizedProduct,

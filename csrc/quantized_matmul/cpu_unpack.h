@@ -238,6 +238,9 @@ class RowScales {
     }
   }
 
+  // Of the groups from `group` on; zeros beyond the last.
+  f32v biases_from(int64_t group) const { return load_lanes(biases_ + group); }
+
   f32v scale(int64_t block) const { return of_block(scales_, block); }
   f32v bias(int64_t block) const { return of_block(biases_, block); }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "common/parallel.h"
 #include "quantized_matmul/cpu_kernels.h"
@@ -61,43 +63,94 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
 
 // ---- up to 8 rows -------------------------------------------------------------------------------
 
-// Rows of x as the kernel reads them, filled up to a power of two with zeros.
-struct GemvOperand {
-  int64_t rows = 1;
-  Floats x, sums;
+// Rows of x as a kernel reads them, filled up to a power of two with zeros.
+class GemvOperand {
+ public:
+  GemvOperand(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows)
+      : GemvOperand(matrix, from, given_rows, kernels().int_row_bytes(matrix) > 0) {}
 
-  GemvOperand(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
-    const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-    const int values = unit_values(matrix.format.bits);
-    const int64_t blocks = ceil_div(matrix.columns, int64_t{values} * kernels.lanes);
-    const int64_t step = blocks * values * kernels.lanes, sums_step = blocks * kernels.lanes;
-    while (rows < given_rows) {
-      rows *= 2;
+  int64_t rows() const { return rows_; }
+
+  // [rows()][count] for rows [first, first + count) of the matrix, which may be another one of the
+  // same format.
+  Floats multiply(const QuantizedMatrixView& matrix, int64_t first, int64_t count) const {
+    Floats out = floats(rows_ * count);
+    const Floats scratch = floats(2 * kernels().gemv_scratch(matrix));
+    const QuantizedGemvArgs args = {matrix,     first,     count,         rows_, x_.get(),
+                                    sums_.get(), out.get(), scratch.get()};
+    integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
+    for (const auto& [row, operand] : not_finite_) {
+      const Floats one = operand->multiply(matrix, first, count);
+      std::copy_n(one.get(), count, out.get() + row * count);
     }
-    x = floats(rows * step);
-    sums = floats(rows * sums_step);
-    std::fill(x.get() + given_rows * step, x.get() + rows * step, 0.0f);
-    std::fill(sums.get() + given_rows * sums_step, sums.get() + rows * sums_step, 0.0f);
+    return out;
+  }
+
+ private:
+  GemvOperand(const QuantizedMatrixView& matrix,
+              const void* from,
+              int64_t given_rows,
+              bool integers)
+      : integers_(integers) {
+    while (rows_ < given_rows) {
+      rows_ *= 2;
+    }
+    integers ? pack_integers(matrix, from, given_rows) : pack_floats(matrix, from, given_rows);
+  }
+
+  static const QuantizedCpuKernels& kernels() { return quantized_cpu_kernels(); }
+
+  static int64_t vectors_of(const QuantizedMatrixView& matrix) {
+    const int values = unit_values(matrix.format.bits);
+    return ceil_div(matrix.columns, int64_t{values} * kernels().lanes) * values;
+  }
+
+  static const void* row_of(const QuantizedMatrixView& matrix, const void* from, int64_t m) {
+    return at(from, m * matrix.columns * element_size(matrix.dtype));
+  }
+
+  void pack_floats(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
+    const int values = unit_values(matrix.format.bits);
+    const int64_t vectors = vectors_of(matrix), step = vectors * kernels().lanes;
+    const int64_t sums_step = step / values;
+    x_ = floats(rows_ * step);
+    sums_ = floats(rows_ * sums_step);
+    std::fill(x_.get() + given_rows * step, x_.get() + rows_ * step, 0.0f);
+    std::fill(sums_.get() + given_rows * sums_step, sums_.get() + rows_ * sums_step, 0.0f);
     for (int64_t m = 0; m < given_rows; ++m) {
-      float* const row = x.get() + m * step;
-      kernels.load_row(matrix.dtype, at(from, m * matrix.columns * element_size(matrix.dtype)),
-                       matrix.columns, values, blocks * values, row, 2 * kernels.lanes);
-      kernels.block_sums(row, values, blocks, sums.get() + m * sums_step);
+      float* const row = x_.get() + m * step;
+      kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, values, vectors,
+                         row, 2 * kernels().lanes);
+      kernels().block_sums(row, values, vectors / values, sums_.get() + m * sums_step);
     }
   }
-};
 
-Floats gemv_range(const QuantizedMatrixView& matrix,
-                  const GemvOperand& operand,
-                  int64_t first,
-                  int64_t count) {
-  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  Floats out = floats(operand.rows * count);
-  const Floats scratch = floats(kernels.gemv_scratch(matrix));
-  kernels.gemv({matrix, first, count, operand.rows, operand.x.get(), operand.sums.get(), out.get(),
-                scratch.get()});
-  return out;
-}
+  void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
+    const int64_t row_floats = kernels().int_row_bytes(matrix) / sizeof(float);
+    const int64_t vectors = vectors_of(matrix);
+    const Floats row = floats(vectors * kernels().lanes);
+    x_ = floats(rows_ * row_floats);
+    for (int64_t m = 0; m < rows_; ++m) {
+      if (m < given_rows) {
+        kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, 1, vectors,
+                           row.get(), 2 * kernels().lanes);
+      }
+      float* const to = x_.get() + m * row_floats;
+      if (m >= given_rows || !kernels().int_pack(matrix, row.get(), to)) {
+        std::memset(to, 0, row_floats * sizeof(float));
+        if (m < given_rows) {
+          not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
+                                          matrix, row_of(matrix, from, m), 1, false)));
+        }
+      }
+    }
+  }
+
+  bool integers_;
+  int64_t rows_ = 1;
+  Floats x_, sums_;
+  std::vector<std::pair<int64_t, std::unique_ptr<GemvOperand>>> not_finite_;
+};
 
 // result(first, count) gives [rows][count] for rows [first, first + count) of the matrix.
 template <class Result>
@@ -183,7 +236,7 @@ void quantized_matmul_native(const QuantizedMatmulArgs& args) {
     }
     const GemvOperand operand(matrix, x, sizes.rows);
     gemv_in_parallel(matrix, sizes.rows, out, [&](int64_t first, int64_t count) {
-      return gemv_range(matrix, operand, first, count);
+      return operand.multiply(matrix, first, count);
     });
   }
 }
@@ -202,9 +255,9 @@ void quantized_swiglu_native(const QuantizedSwigluArgs& args) {
     const GemvOperand operand(gate, at(args.x, first_row * sizes.columns * size), rows);
     void* const out = at(args.out, first_row * sizes.outputs * size);
     gemv_in_parallel(gate, rows, out, [&](int64_t first, int64_t count) {
-      Floats gates = gemv_range(gate, operand, first, count);
-      const Floats ups = gemv_range(up, operand, first, count);
-      quantized_cpu_kernels().silu_gate(gates.get(), ups.get(), operand.rows * count);
+      Floats gates = operand.multiply(gate, first, count);
+      const Floats ups = operand.multiply(up, first, count);
+      quantized_cpu_kernels().silu_gate(gates.get(), ups.get(), operand.rows() * count);
       return gates;
     });
   }
