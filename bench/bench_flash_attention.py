@@ -17,7 +17,6 @@ of its own, less that before the call and less the results. Ours has a part that
 MiB a thread for sums over all keys of a head, while they fit in that.
 """
 
-import itertools
 import json
 import os
 import subprocess
@@ -33,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, measure, ratio, write_results
+from harness import as_json, in_turn, measure, ratio, write_results
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -200,12 +199,6 @@ def run_products(problem: Problem, dtype: mx.Dtype, causal: bool, backward: bool
         row["limit"] = f"sgemm {limit / 1e9:.0f} GFLOP/s"
         row["share_of_limit"] = round(rate / limit, 3)
     return row
-
-
-def in_turn(calls: list[Call]) -> Call:
-    """A contestant that makes another of the calls each time."""
-    turns = itertools.cycle(calls)
-    return lambda: next(turns)()
 
 
 def run_decode(dtype: mx.Dtype, cached: bool, rounds: int) -> dict[str, Any]:

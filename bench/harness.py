@@ -5,12 +5,13 @@ all alike; before its timed calls each makes one that is not. Figures are median
 are formed round by round before the median is taken.
 """
 
+import itertools
 import json
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,6 +42,12 @@ def _calls_per_round(run: Callable[[], Any], least_seconds: float) -> int:
     run()
     once = time.perf_counter() - start
     return max(1, min(1000, int(least_seconds / max(once, 1e-7))))
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """A contestant that makes another of the calls each time: on more data than caches hold, none finds its own there."""
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
 
 
 def measure(

@@ -136,8 +136,8 @@ void gemm_transposed(const QuantizedGemmArgs& args, const GemmScratch& scratch) 
         dequantize<Format>(args.matrix.weights.w + row * units * BlockUnits::kWords, units, scales,
                            block, count, {scratch.rows + r * count * kBlock, 0, kPanel});
       }
-      pack_right_transposed<Words::kFloat32>(Source<float>{scratch.rows, count * kBlock, 1}, rows, count * kBlock,
-                      scratch.right);
+      pack_right_transposed<Words::kFloat32>(Source<float>{scratch.rows, count * kBlock, 1}, rows,
+                                             count * kBlock, scratch.right);
       multiply_rows_of_x(args, block * kBlock, count * kBlock, scratch.right.data, scratch.result,
                          panel);
     }

@@ -4,8 +4,9 @@
 //   sum of code * x ~= step * (sum of code * X), which is exact
 //
 // Two bytes for bfloat16, else three: against the largest number of a block an element is off by at
-// most 2^-15 or 2^-23, a hundredth of what rounding the result to bfloat16 or float16 is. Sums over 4 codes take one instruction, so that unpacking and
-// multiplying keep up with memory. As in cpu_gemv.cpp every number of rows takes the same steps.
+// most 2^-15 or 2^-23, a hundredth of what rounding the result to bfloat16 or float16 is. Sums over
+// 4 codes take one instruction, so that unpacking and multiplying keep up with memory. As in
+// cpu_gemv.cpp every number of rows takes the same steps.
 #include "quantized_matmul/cpu_entries.h"
 #include "quantized_matmul/cpu_unpack.h"
 
@@ -100,7 +101,7 @@ inline void with_int_format(const QuantizedFormat& format, Action action) {
   }
 }
 
-// ---- x -----------------------------------------------------------------------------------------
+// ---- x ------------------------------------------------------------------------------------------
 
 // A row of x: for each block and vector the bytes of each piece, lowest first; then one step for
 // each block; then the sum of every group of x (affine), or of the X of every lane of a block (the
@@ -182,28 +183,36 @@ bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
         }
       }
     }
-    int8_t* out = reinterpret_cast<int8_t*>(to + first * layout.pieces);
-    for (int v = 0; v < Codes::kVectors; ++v) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        for (int b = 0; b < 4; ++b) {
-          int32_t number = numbers[lane * Codes::kValues + Codes::code(v, b)];
-          for (int p = 0; p < layout.pieces; ++p) {
-            const int8_t low = static_cast<int8_t>(number);
-            out[(v * layout.pieces + p) * 64 + lane * 4 + b] = low;
-            number = (number - low) >> 8;
-          }
-        }
+    int8_t pieces[3][32 * kLanes];
+    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
+      i32v left = load_bits<i32v>(numbers + i);
+      for (int p = 0; p < layout.pieces; ++p) {
+        const i32v low = (left << 24) >> 24;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces[p] + i),
+                         _mm512_cvtepi32_epi8(bits_as<__m512i>(low)));
+        left = (left - low) >> 8;
       }
+    }
+    int8_t* const out = reinterpret_cast<int8_t*>(to + first * layout.pieces);
+    for (int p = 0; p < layout.pieces; ++p) {
+      unroll<Codes::kVectors>([&](auto v) {
+        int8_t* const vector = out + (v.value * layout.pieces + p) * 64;
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const int8_t* const unit = pieces[p] + lane * Codes::kValues;
+          unroll<4>(
+              [&](auto b) { vector[lane * 4 + b.value] = unit[Codes::code(v.value, b.value)]; });
+        }
+      });
     }
   }
   return true;
 }
 
-// ---- the product -------------------------------------------------------------------------------
+// ---- the product --------------------------------------------------------------------------------
 
 inline i32v multiply_bytes(i32v sum, u32v codes, const int8_t* x) {
-  return bits_as<i32v>(_mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(codes),
-                                           _mm512_loadu_si512(x)));
+  return bits_as<i32v>(
+      _mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(codes), _mm512_loadu_si512(x)));
 }
 
 // Sums of codes times X of each lane's unit, in float32.
@@ -213,8 +222,8 @@ inline f32v block_product(const u32v (&codes)[Bytes<Format>::kVectors],
                           const int32_t* lane_sums) {
   constexpr int kVectors = Bytes<Format>::kVectors;
   // Whether all pieces together stay within 32 bits.
-  constexpr bool kFits =
-      4 * kVectors * int64_t{Format::kLargest} << (8 * kPieces - 1) <= int64_t{1} << 31;
+  constexpr bool kFits = 4 * kVectors * int64_t{Format::kLargest} << (8 * kPieces - 1) <= int64_t{1}
+                                                                                              << 31;
   i32v sum{};
   for (int p = kPieces - 1; p >= (kFits ? 0 : 1); --p) {
     sum <<= 8;
@@ -236,6 +245,9 @@ inline f32v block_product(const u32v (&codes)[Bytes<Format>::kVectors],
   }
   return product;
 }
+
+// Rows of w follow one another in memory: this much is asked for in advance.
+constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
 
 template <class Format, int kPieces, int kRows, int kOutputs>
 void multiply_outputs(const QuantizedGemvArgs& args,
@@ -259,10 +271,13 @@ void multiply_outputs(const QuantizedGemvArgs& args,
     f32v scale[kOutputs];
     for (int o = 0; o < kOutputs; ++o) {
       BlockUnits packed;
-      packed.load(w[o] + block * kLanes * kWords, units - block * kLanes);
-      unroll<kVectors>([&](auto v) {
-        codes[o][v.value] = Bytes<Format>::template vector<v.value>(packed);
-      });
+      const uint32_t* const from = w[o] + block * kLanes * kWords;
+      packed.load(from, units - block * kLanes);
+      for (int line = 0; line < kWords; ++line) {
+        __builtin_prefetch(from + kAheadWords + line * kLanes, 0, 2);
+      }
+      unroll<kVectors>(
+          [&](auto v) { codes[o][v.value] = Bytes<Format>::template vector<v.value>(packed); });
       scale[o] = scales[o].scale(block);
     }
     for (int m = 0; m < kRows; ++m) {
@@ -281,8 +296,7 @@ void multiply_outputs(const QuantizedGemvArgs& args,
     }
   }
   for (int m = 0; m < kRows; ++m) {
-    const float* const sums =
-        reinterpret_cast<const float*>(x + m * row_bytes + layout.sums_at());
+    const float* const sums = reinterpret_cast<const float*>(x + m * row_bytes + layout.sums_at());
     for (int o = 0; o < kOutputs && n + o < args.count; ++o) {
       float result = sum_of_lanes(total[o][m]) * Format::kFactor;
       if constexpr (Format::kOffset == 0) {

@@ -33,7 +33,7 @@ inline f32v lookup(f32v table, u32v index) {
 #endif
 }
 
-// ---- the units of a block ----------------------------------------------------------------------
+// ---- the units of a block -----------------------------------------------------------------------
 
 template <int kBits>
 struct Units {
@@ -90,7 +90,7 @@ struct Units {
   }
 };
 
-// ---- formats -----------------------------------------------------------------------------------
+// ---- formats ------------------------------------------------------------------------------------
 
 inline f32v e4m3_value(u32v code) {
   // In place in a float32 the exponent is short by 120, for subnormal numbers too.
@@ -171,7 +171,7 @@ inline void with_format(const QuantizedFormat& format, Action action) {
   }
 }
 
-// ---- scales ------------------------------------------------------------------------------------
+// ---- scales -------------------------------------------------------------------------------------
 
 template <class Widen, class T>
 inline void widen_all(const T* from, int64_t count, float* to, Widen widen) {

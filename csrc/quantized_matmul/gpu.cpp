@@ -21,12 +21,11 @@ constexpr const char* kFolder = "quantized_matmul";
 enum Constant : uint32_t { kRowsAreVectors, kColumnsAreShared, kPartsAreStored, kTilesAreVectors };
 
 // gemv.metal
-constexpr int kGemvStreams = 4;
 constexpr int kSimdgroups = 4;
 constexpr int kThreads = 32 * kSimdgroups;
-// SIMD groups with rows of w of their own that keep a large GPU busy; with fewer, they share
-// columns.
-constexpr int64_t kEnoughSimdgroups = 1024;
+// So many rows of w keep a large GPU busy, four to a SIMD group; with fewer, SIMD groups share
+// columns. Not a matter of the rows of x, which must not change the order of a sum.
+constexpr int64_t kEnoughOutputs = 4096;
 
 // plain.metal
 constexpr int64_t kPlainRows = 2;
@@ -93,14 +92,14 @@ struct Request {
   }
 };
 
-// outputs: rows of w, or pairs of them, that a SIMD group takes.
 void launch_gemv(const char* kernel,
                  const QuantizedFormat& format,
                  const QuantizedSizes& sizes,
-                 int outputs,
                  const Request& request) {
-  const int64_t simdgroups = ceil_div(sizes.outputs, outputs);
-  const bool shared = simdgroups * sizes.batch < kEnoughSimdgroups;
+  const auto matrices = static_cast<int64_t>(request.matrices.size());
+  const int64_t streams = sizes.rows > 4 ? 2 : 4;  // as GemvStreams
+  const int64_t simdgroups = ceil_div(sizes.outputs, streams / matrices);
+  const bool shared = sizes.outputs * matrices * sizes.batch < kEnoughOutputs;
   // A swiglu compiled shapeless may be given more rows than the op sends here.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const uint64_t kernel_rows = std::bit_ceil(static_cast<uint64_t>(rows));
@@ -168,13 +167,13 @@ void launch_tiled(const QuantizedFormat& format,
   const std::string name = std::string("quantized_matmul_") +
                            (transposed ? "transposed_" : "plain_") + dtype_name(request.x) + "_" +
                            format_name(format);
-  request.launch_kernel(name,
-                        {{kRowsAreVectors, request.words_are_vectors(format)},
-                         {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})}},
-                        params_of(format, sizes),
-                        {static_cast<uint32_t>(ceil_div(columns, kTileColumns)),
-                         static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)),
-                         static_cast<uint32_t>(sizes.batch)});
+  request.launch_kernel(
+      name,
+      {{kRowsAreVectors, request.words_are_vectors(format)},
+       {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})}},
+      params_of(format, sizes),
+      {static_cast<uint32_t>(ceil_div(columns, kTileColumns)),
+       static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)), static_cast<uint32_t>(sizes.batch)});
 }
 
 }  // namespace
@@ -201,7 +200,7 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           const mx::Stream& stream) {
   const Request request{x, {weights}, out, stream};
   if (product == QuantizedProduct::kTransposed && sizes.rows <= kQuantizedGemvRows) {
-    launch_gemv("gemv", format, sizes, kGemvStreams, request);
+    launch_gemv("gemv", format, sizes, request);
   } else if (product == QuantizedProduct::kPlain && sizes.rows <= kPlainRows) {
     launch_plain(format, sizes, request);
   } else {
@@ -216,7 +215,7 @@ void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const QuantizedWeightArrays& up,
                           mx::array& out,
                           const mx::Stream& stream) {
-  launch_gemv("swiglu", format, sizes, kGemvStreams / 2, Request{x, {gate, up}, out, stream});
+  launch_gemv("swiglu", format, sizes, Request{x, {gate, up}, out, stream});
 }
 
 }  // namespace mlx_anvil

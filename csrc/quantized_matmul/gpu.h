@@ -16,7 +16,9 @@ struct QuantizedWeightArrays {
 };
 
 // Whether kernels serve such a call on `stream`, and if not, why: then MLX's own op takes it.
-bool can_launch_quantized(const QuantizedSizes& sizes, const mx::Stream& stream, std::string* why_not);
+bool can_launch_quantized(const QuantizedSizes& sizes,
+                          const mx::Stream& stream,
+                          std::string* why_not);
 
 // `out` is allocated, not empty, and so is the sum.
 void quantized_matmul_gpu(const QuantizedFormat& format,

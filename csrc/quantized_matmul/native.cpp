@@ -76,8 +76,8 @@ class GemvOperand {
   Floats multiply(const QuantizedMatrixView& matrix, int64_t first, int64_t count) const {
     Floats out = floats(rows_ * count);
     const Floats scratch = floats(2 * kernels().gemv_scratch(matrix));
-    const QuantizedGemvArgs args = {matrix,     first,     count,         rows_, x_.get(),
-                                    sums_.get(), out.get(), scratch.get()};
+    const QuantizedGemvArgs args = {matrix,   first,       count,     rows_,
+                                    x_.get(), sums_.get(), out.get(), scratch.get()};
     integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
     for (const auto& [row, operand] : not_finite_) {
       const Floats one = operand->multiply(matrix, first, count);

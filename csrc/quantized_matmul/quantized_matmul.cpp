@@ -135,7 +135,7 @@ void check_x(const char* op,
   }
 }
 
-// ---- one dtype, and batches that fit -----------------------------------------------------------
+// ---- one dtype, and batches that fit ------------------------------------------------------------
 
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices) {
   mx::Dtype dtype = x.dtype();

@@ -129,8 +129,8 @@ struct Mxfp8Format {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 4; ++i) {
       const uint codes = words[2 * piece + i / 2] >> (8 * (i % 2));
-      store_halves((codes & 0x007f007fu) << 7 | (codes & 0x00800080u) << 8,
-                   v[i / 2 * 4 + i % 2], v[i / 2 * 4 + i % 2 + 2]);
+      store_halves((codes & 0x007f007fu) << 7 | (codes & 0x00800080u) << 8, v[i / 2 * 4 + i % 2],
+                   v[i / 2 * 4 + i % 2 + 2]);
     }
   }
   METAL_FUNC static float factor() { return 0x1p8f; }
@@ -157,7 +157,9 @@ struct WeightRow {
 
 // Row `row` of a matrix whose rows all batches count through.
 template <typename T, typename Format>
-METAL_FUNC WeightRow<T, Format> weight_row(WeightRow<T, Format> first, long row, int columns,
+METAL_FUNC WeightRow<T, Format> weight_row(WeightRow<T, Format> first,
+                                           long row,
+                                           int columns,
                                            int group_shift) {
   const long groups = row * (columns >> group_shift);
   return {first.words + row * (columns / 16 * Format::kBits / 2), first.scales + groups,

@@ -1,6 +1,6 @@
 // Products of up to kRows rows of x with rows of w, for which reading w is all the work.
 //
-// A lane takes chunks of 32 columns: it unpacks the codes of four rows of w, and multiplies each
+// A lane takes chunks of 32 columns: it unpacks the codes of a few rows of w, and multiplies each
 // with all rows of x. Every row of x goes through the same steps in the same order, however many
 // there are, so that the bits of a result do not depend on their number.
 #pragma once
@@ -8,11 +8,17 @@
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/params.h"
 
-// Whether the SIMD groups of a threadgroup share the columns of four rows of w between them;
-// otherwise each has four rows of its own.
+// Whether the SIMD groups of a threadgroup share the columns of their rows of w; otherwise each
+// has rows of its own.
 constant bool columns_are_shared [[function_constant(1)]];
 
-enum { kGemvSimdgroups = 4, kGemvThreads = 32 * kGemvSimdgroups, kGemvStreams = 4 };
+enum { kGemvSimdgroups = 4, kGemvThreads = 32 * kGemvSimdgroups };
+
+// Rows of w that a SIMD group takes at a time: as many as registers allow.
+template <int kRows>
+struct GemvStreams {
+  enum { kCount = kRows > 4 ? 2 : 4 };
+};
 
 // Where a SIMD group begins, among rows of x, rows of w and columns.
 struct GemvPlace {
@@ -33,14 +39,14 @@ METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows
 
 template <typename T, typename Format, int kRows>
 struct GemvSums {
-  enum { kWords = Format::kPart * Format::kBits / 32 };
-  float totals[kRows][kGemvStreams];
+  enum { kWords = Format::kPart * Format::kBits / 32, kStreams = GemvStreams<kRows>::kCount };
+  float totals[kRows][kStreams];
 
   METAL_FUNC void clear() thread {
     MLX_ANVIL_UNROLL
     for (int m = 0; m < kRows; ++m) {
       MLX_ANVIL_UNROLL
-      for (int s = 0; s < kGemvStreams; ++s) {
+      for (int s = 0; s < kStreams; ++s) {
         totals[m][s] = 0.0f;
       }
     }
@@ -61,12 +67,12 @@ struct GemvSums {
     }
   }
 
-  // Of total i = kGemvStreams * row + stream over all lanes, in lane i.
+  // Of total i = kStreams * row + stream over all lanes, in lane i.
   METAL_FUNC float sum_of_lanes(uint lane) const thread {
     float mine = 0.0f;
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRows * kGemvStreams; ++i) {
-      const float sum = metal::simd_sum(totals[i / kGemvStreams][i % kGemvStreams]);
+    for (int i = 0; i < kRows * kStreams; ++i) {
+      const float sum = metal::simd_sum(totals[i / kStreams][i % kStreams]);
       mine = int(lane) == i ? sum : mine;
     }
     return mine;
@@ -78,18 +84,18 @@ struct GemvSums {
                            constant QuantizedParams& params,
                            int first_row,
                            int column) thread {
-    uint words[kGemvStreams][kWords];
+    uint words[kStreams][kWords];
     MLX_ANVIL_UNROLL
-    for (int s = 0; s < kGemvStreams; ++s) {
+    for (int s = 0; s < kStreams; ++s) {
       load_words<kWords>(streams[s].words + column / 16 * Format::kBits / 2, words[s]);
     }
-    float dots[kRows][kGemvStreams] = {};
+    float dots[kRows][kStreams] = {};
     float sums[kRows] = {};  // of x
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < Format::kPart / 8; ++piece) {
-      float v[kGemvStreams][8];
+      float v[kStreams][8];
       MLX_ANVIL_UNROLL
-      for (int s = 0; s < kGemvStreams; ++s) {
+      for (int s = 0; s < kStreams; ++s) {
         Format::values(words[s], piece, v[s]);
       }
       MLX_ANVIL_UNROLL
@@ -100,7 +106,7 @@ struct GemvSums {
         MLX_ANVIL_UNROLL
         for (int i = 0; i < 8; ++i) {
           MLX_ANVIL_UNROLL
-          for (int s = 0; s < kGemvStreams; ++s) {
+          for (int s = 0; s < kStreams; ++s) {
             dots[m][s] = metal::fma(v[s][i], elements[i], dots[m][s]);
           }
           sums[m] += elements[i];
@@ -108,7 +114,7 @@ struct GemvSums {
       }
     }
     MLX_ANVIL_UNROLL
-    for (int s = 0; s < kGemvStreams; ++s) {
+    for (int s = 0; s < kStreams; ++s) {
       const float2 factors = scale_and_bias(streams[s], column >> params.group_shift, words[s]);
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {

@@ -6,11 +6,12 @@
 // Kernels: quantized_<gemv|swiglu>_<dtype>_<format>_r<rows>, for at most so many rows. Bindings:
 // arrays (no biases: x in their place), out, params. Function constants: 0: of dequant.h, 1: of
 // gemv.h. Grid: blocks of rows of w x blocks of
-// rows of x x batch; a SIMD group takes four rows of w (swiglu: two of
-// each matrix). Threadgroup: 128 x 1 x 1. Arrays are dense; nothing else is assumed.
-#include "metal/quantized_matmul/gemv.h"
+// rows of x x batch; a SIMD group takes four rows of w, two for eight rows
+// of x (swiglu: half as many of each matrix). Threadgroup: 128 x 1 x 1. Arrays are dense; nothing
+// else is assumed.
 #include "metal/common/activation.h"
 #include "metal/quantized_matmul/formats.h"
+#include "metal/quantized_matmul/gemv.h"
 
 template <typename T, typename Format, int kRows>
 [[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_gemv(
@@ -23,12 +24,13 @@ template <typename T, typename Format, int kRows>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  enum { kStreams = GemvStreams<kRows>::kCount };
   threadgroup float shares[kGemvSimdgroups][32];
   const long batch = group.z;
-  const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kGemvStreams);
-  WeightRow<T, Format> streams[kGemvStreams];
+  const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kStreams);
+  WeightRow<T, Format> streams[kStreams];
   MLX_ANVIL_UNROLL
-  for (int s = 0; s < kGemvStreams; ++s) {
+  for (int s = 0; s < kStreams; ++s) {
     const int output = metal::min(place.first_output + s, params.outputs - 1);
     streams[s] = weight_row<T, Format>({w, scales, biases}, batch * params.outputs + output,
                                        params.columns, params.group_shift);
@@ -36,9 +38,9 @@ template <typename T, typename Format, int kRows>
   const device T* rows = x + batch * params.rows * params.columns;
   const float total =
       gemv_totals<T, Format, kRows>(streams, rows, params, place, simdgroup, lane, shares);
-  const int m = place.first_row + lane / kGemvStreams;
-  const int n = place.first_output + lane % kGemvStreams;
-  if (stores_results(simdgroup) && lane < kRows * kGemvStreams && m < params.rows &&
+  const int m = place.first_row + lane / kStreams;
+  const int n = place.first_output + lane % kStreams;
+  if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows &&
       n < params.outputs) {
     out[(batch * params.rows + m) * params.outputs + n] = static_cast<T>(total);
   }
@@ -58,10 +60,10 @@ template <typename T, typename Format, int kRows>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kPairs = kGemvStreams / 2 };
+  enum { kStreams = GemvStreams<kRows>::kCount, kPairs = kStreams / 2 };
   threadgroup float shares[kGemvSimdgroups][32];
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kPairs);
-  WeightRow<T, Format> streams[kGemvStreams];
+  WeightRow<T, Format> streams[kStreams];
   MLX_ANVIL_UNROLL
   for (int s = 0; s < kPairs; ++s) {
     const int output = metal::min(place.first_output + s, params.outputs - 1);
@@ -73,24 +75,21 @@ template <typename T, typename Format, int kRows>
   const float gate =
       gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
   const float up = metal::simd_shuffle_down(gate, ushort(kPairs));
-  const int m = place.first_row + lane / kGemvStreams;
-  const int pair = lane % kGemvStreams, n = place.first_output + pair;
-  if (stores_results(simdgroup) && lane < kRows * kGemvStreams && m < params.rows &&
-      pair < kPairs && n < params.outputs) {
+  const int m = place.first_row + lane / kStreams;
+  const int pair = lane % kStreams, n = place.first_output + pair;
+  if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows && pair < kPairs &&
+      n < params.outputs) {
     out[long(m) * params.outputs + n] = static_cast<T>(gate * sigmoid(gate).value * up);
   }
 }
 
-#define INSTANTIATE_GEMV(name, format, kernel_name, dtype, type, rows)                    \
-  template [[host_name(#kernel_name "_" #dtype "_" #name                             \
-                                    "_r" #rows)]] [[kernel]] decltype(kernel_name<   \
-                                                                      type, format,  \
-                                                                      rows>)         \
-      kernel_name<type, format, rows>;
+#define INSTANTIATE_GEMV(name, format, kernel_name, dtype, type, rows) \
+  template [[host_name(#kernel_name "_" #dtype "_" #name "_r" #rows)]] \
+  [[kernel]] decltype(kernel_name<type, format, rows>) kernel_name<type, format, rows>;
 
-#define INSTANTIATE_GEMV_DTYPES(kernel_name, rows)                                   \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float32, float, rows)   \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float16, half, rows)    \
+#define INSTANTIATE_GEMV_DTYPES(kernel_name, rows)                                 \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float32, float, rows) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float16, half, rows)  \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, bfloat16, bfloat, rows)
 
 INSTANTIATE_GEMV_DTYPES(quantized_gemv, 1)

@@ -116,10 +116,9 @@ template <typename T, typename Format, bool kTransposed>
       for (int j = 0; j < kColumnFragments; ++j) {
         const int column = own_column + 8 * j;
         const Fragment<float> right =
-            kTransposed
-                ? load_transposed(w_tile + (column + place.column) * kStride + d + place.row,
-                                  kStride)
-                : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
+            kTransposed ? load_transposed(
+                              w_tile + (column + place.column) * kStride + d + place.row, kStride)
+                        : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
           metal::simdgroup_multiply_accumulate(totals[i][j], left[i], right, totals[i][j]);
@@ -144,15 +143,15 @@ template <typename T, typename Format, bool kTransposed>
   }
 }
 
-#define INSTANTIATE_TILED(name, format, product, transposed, dtype, type)                   \
-  template [[host_name("quantized_matmul_" #product "_" #dtype                        \
-                       "_" #name)]] [[kernel]] decltype(quantized_matmul<type, format, \
-                                                                         transposed>) \
-      quantized_matmul<type, format, transposed>;
+#define INSTANTIATE_TILED(name, format, product, transposed, dtype, type)                      \
+  template                                                                                     \
+      [[host_name("quantized_matmul_" #product "_" #dtype                                      \
+                  "_" #name)]] [[kernel]] decltype(quantized_matmul<type, format, transposed>) \
+          quantized_matmul<type, format, transposed>;
 
-#define INSTANTIATE_TILED_DTYPES(product, transposed)                                          \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float32, float)          \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float16, half)           \
+#define INSTANTIATE_TILED_DTYPES(product, transposed)                                 \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float32, float) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float16, half)  \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, bfloat16, bfloat)
 
 INSTANTIATE_TILED_DTYPES(transposed, true)

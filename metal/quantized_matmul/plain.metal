@@ -150,17 +150,15 @@ template <typename T>
   out[i] = static_cast<T>(sum);
 }
 
-#define INSTANTIATE_PLAIN(name, format, dtype, type, rows)                                    \
-  template                                                                              \
-      [[host_name("quantized_plain_" #dtype "_" #name                                   \
-                  "_r" #rows)]] [[kernel]] decltype(quantized_plain<type, format, rows>) \
-          quantized_plain<type, format, rows>;
+#define INSTANTIATE_PLAIN(name, format, dtype, type, rows)               \
+  template [[host_name("quantized_plain_" #dtype "_" #name "_r" #rows)]] \
+  [[kernel]] decltype(quantized_plain<type, format, rows>) quantized_plain<type, format, rows>;
 
-#define INSTANTIATE_PLAIN_DTYPE(dtype, type)                                       \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 1)                   \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 2)                   \
-  template [[host_name("quantized_sum_parts_" #dtype)]] [[kernel]] decltype( \
-      quantized_sum_parts<type>) quantized_sum_parts<type>;
+#define INSTANTIATE_PLAIN_DTYPE(dtype, type)                     \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 1) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 2) \
+  template [[host_name("quantized_sum_parts_" #dtype)]]          \
+  [[kernel]] decltype(quantized_sum_parts<type>) quantized_sum_parts<type>;
 
 INSTANTIATE_PLAIN_DTYPE(float32, float)
 INSTANTIATE_PLAIN_DTYPE(float16, half)
