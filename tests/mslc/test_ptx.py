@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import make_bundle
 import run_ptx
 
-from mlx_anvil.mslc import Library, Source, ToolchainError
+from mlx_anvil.mslc import UNCHECKED, Library, Source, ToolchainError
 from mlx_anvil.mslc.commands.ptx import command
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
 from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx, find_ptxas
@@ -353,15 +355,24 @@ class Simulated:
     """What run_ptx.py calls a module, in the simulator: shows that the checks themselves are right."""
 
     def __init__(self, text, constants):
-        self.library = Library(text, constants=constants)
-        self.kernels = self.library.kernels
+        self.text, self.constants = text, constants
+
+    @cached_property
+    def kernels(self):
+        return Library(self.text, constants=self.constants).kernels
+
+    @cache  # noqa: B019
+    def library(self, kernel):
+        return Library(self.text, constants=self.constants, options=replace(UNCHECKED, kernels=(kernel,)))
 
     def run(self, kernel, buffers, grid, block, threadgroup=None):
-        self.library.run(kernel, buffers, grid, block, threadgroup_memory=threadgroup or {})
+        self.library(kernel).run(kernel, buffers, grid, block, threadgroup_memory=threadgroup or {})
 
 
 # sdpa_vector and attention have tests of their own in control/.
 CHECKED = ("atomics", "dynamic_memory", "gemm", "groups", "matrix", "positions", "ragged_groups", "rounding", "values")
+if METAL is not None:
+    CHECKED += ("flash_attention", "flash_attention_decode", "quantized")
 
 
 @pytest.mark.parametrize("name", CHECKED)

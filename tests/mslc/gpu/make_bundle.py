@@ -18,7 +18,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "control")]
 
 import functions  # noqa: E402
 from mlx_kernels import ENCODE, include_dir, source  # noqa: E402
+from project_checks import ATTENTION_CONSTANTS, QUANTIZED_CONSTANTS  # noqa: E402
 
+from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter  # noqa: E402
 from mlx_anvil.mslc.preprocess import Source  # noqa: E402
 from mlx_anvil.mslc.ptx import compile_ptx  # noqa: E402
 
@@ -227,6 +229,16 @@ def sources(metal: Path | None) -> dict[str, tuple[Source, dict]]:
     if metal is not None:
         silu = Source.load(metal / "metal" / "silu_gate" / "silu_gate.metal", [metal])
         project = {"silu_aligned": (silu, {0: True}), "silu_unaligned": (silu, {0: False})}
+        for name, file, constants in (
+            ("flash_forward", "flash_attention/forward", ATTENTION_CONSTANTS),
+            ("flash_decode", "flash_attention/decode", ATTENTION_CONSTANTS),
+            ("quantized_gemv", "quantized_matmul/gemv", QUANTIZED_CONSTANTS),
+            ("quantized_plain", "quantized_matmul/plain", QUANTIZED_CONSTANTS),
+            ("quantized_matmul", "quantized_matmul/matmul", QUANTIZED_CONSTANTS),
+        ):
+            text = Source.load(metal / "metal" / f"{file}.metal", [metal])
+            used = {constant.index for constant in run_rewriter(text, run_preprocessor(text)).module.constants}
+            project[name] = (text, {index: value for index, value in constants.items() if index in used})
     return {
         **project,
         "math": (Source.load(math_source()), {}),
@@ -259,7 +271,7 @@ def main() -> None:
         path.write_text(module.text)
         path.with_suffix(".json").write_text(json.dumps(module.to_json(), indent=1))
         print(f"{path}: {len(module.kernels)} kernels")
-    for script in ("run_ptx.py", "cuda_driver.py", "functions.py"):
+    for script in ("run_ptx.py", "cuda_driver.py", "functions.py", "dtypes.py", "project_checks.py"):
         shutil.copy(HERE / script, options.folder)
 
 

@@ -14,37 +14,13 @@ from pathlib import Path
 import functions
 import numpy as np
 from cuda_driver import Driver, Module
+from dtypes import DECODE, ENCODE, EPSILON, PROJECT_NAME, attention, close, equal, from_bfloat, to_bfloat
+from project_checks import ProjectChecks
 
 FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent
 
 
-def to_bfloat(values: np.ndarray) -> np.ndarray:
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def from_bfloat(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-ENCODE = {"float": np.float32, "half": np.float16, "bfloat": to_bfloat}
-DECODE = {"float": np.float64, "half": np.float64, "bfloat": lambda x: from_bfloat(x).astype(np.float64)}
-EPSILON = {"float": 2.0**-24, "half": 2.0**-11, "bfloat": 2.0**-8}
 MLX_NAME = {"float": "float", "half": "half", "bfloat": "bfloat16_t"}
-SILU_NAME = {"float": "float32", "half": "float16", "bfloat": "bfloat16"}
-
-
-def close(actual: np.ndarray, exact: np.ndarray, allowed: float) -> str:
-    """The error against the largest value, and FAILED where it is above `allowed`."""
-    error = float(np.abs(actual - exact).max() / np.abs(exact).max())
-    return f"{'' if error <= allowed else 'FAILED '}error {error:.2e}, allowed {allowed:.1e}"
-
-
-def equal(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
-    if not np.array_equal(actual, expected):
-        place = tuple(np.argwhere(actual != expected)[0])
-        count = int((actual != expected).sum())
-        raise AssertionError(f"{what}: {count} differ, first at {place}: {actual[place]} for {expected[place]}")
 
 
 def open_gpu(name: str) -> Module:
@@ -56,7 +32,7 @@ def gpu() -> Driver:
     return Driver()
 
 
-class Checks:
+class Checks(ProjectChecks):
     """`open_module` gives what runs the kernels of a file: on a GPU, or in the simulator."""
 
     def __init__(self, open_module, samples: int = 1 << 17):
@@ -264,16 +240,6 @@ class Checks:
 
     # ---- attention
 
-    def attention(self, q, k, v, scale, causal):
-        repeat = q.shape[0] // k.shape[0]
-        k, v = k.repeat(repeat, 0), v.repeat(repeat, 0)
-        scores = np.einsum("hqd,hkd->hqk", q, k) * scale
-        if causal:
-            row, column = np.indices(scores.shape[1:])
-            scores = np.where(column <= row + scores.shape[2] - scores.shape[1], scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.einsum("hqk,hkd->hqd", weights / weights.sum(-1, keepdims=True), v)
-
     def operands(self, dtype, heads, kv_heads, queries, keys, dim):
         shapes = ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, dim))
         return [ENCODE[dtype](self.rng.standard_normal(shape)) for shape in shapes]
@@ -291,7 +257,7 @@ class Checks:
                 buffers |= {i: np.int32(0) for i in (13, 14, 15, 17)}
                 name = f"sdpa_{MLX_NAME[dtype]}_{dim}"
                 self.module("sdpa_vector").run(name, buffers, (heads, 1, 1), (1024, 1, 1))
-                exact = self.attention(*(DECODE[dtype](x) for x in (q, k, v)), scale, False)
+                exact = attention(*(DECODE[dtype](x) for x in (q, k, v)), scale, False)
                 yield f"{name}: " + close(DECODE[dtype](out), exact, 2 * EPSILON[dtype] + 3e-6)
 
     def check_steel_attention(self):
@@ -314,7 +280,7 @@ class Checks:
                     self.module(module).run(
                         name, {0: q, 1: k, 2: v, 3: out, 4: params}, (tiles[0], heads, 1), (32, 4, 1)
                     )
-                    exact = self.attention(*(DECODE[dtype](x) for x in (q, k, v)), scale, causal)
+                    exact = attention(*(DECODE[dtype](x) for x in (q, k, v)), scale, causal)
                     allowed = 2 * EPSILON[dtype] + 3e-6
                     yield f"{module} {name}: " + close(DECODE[dtype](out), exact, allowed)
 
@@ -346,7 +312,7 @@ class Checks:
         outputs = [ENCODE[dtype](np.zeros(shape)) for _ in range(1 if direction == "forward" else 2)]
         threads = 256
         work = -(-size // (threads * 2 * pack)) if flat else -(-(shape[0] * shape[1] * -(-shape[2] // pack)) // threads)
-        kernel = f"silu_gate_{direction}_{SILU_NAME[dtype]}_{'flat' if flat else 'strided'}"
+        kernel = f"silu_gate_{direction}_{PROJECT_NAME[dtype]}_{'flat' if flat else 'strided'}"
         buffers = dict(enumerate([*encoded, *outputs, params]))
         self.module("silu_aligned" if aligned else "silu_unaligned").run(kernel, buffers, (work,), (threads,))
         gate, up, *rest = (DECODE[dtype](view) for view in views)
