@@ -12,6 +12,7 @@ from mlx_anvil.reference import DTYPES, OPS, OpSpec
 from support import (
     FLOAT32_TOLERANCE,
     GRADIENT_FACTOR,
+    OTHER_KERNEL,
     Arrays,
     assert_accurate,
     assert_same_bits,
@@ -90,7 +91,7 @@ def test_each_argument_alone(spec: OpSpec, dtype: mx.Dtype):
     arrays = draw(spec, dtype=dtype)
     cotangent = like(spec.function(*arrays))
     zeros = [mx.zeros_like(x) for x in arrays]
-    tolerance = 1e-6 if dtype == mx.float32 else 1e-2
+    tolerance = OTHER_KERNEL if dtype == mx.float32 else 1e-2
     for index, array in enumerate(arrays):
         before, after = arrays[:index], arrays[index + 1 :]
 
@@ -120,11 +121,12 @@ def test_gradient_is_the_slope(spec: OpSpec):
             return float((to_numpy(spec.function(*moved)) * to_numpy(weights)).sum())
 
         slope = (value(step) - value(-step)) / (2 * step)
+        noise = 2.0**-26 * np.linalg.norm(to_numpy(spec.function(*arrays)) * to_numpy(weights)) / step
         expected = float((to_numpy(gradient) * to_numpy(direction)).sum())
         scale = float(
             np.linalg.norm(to_numpy(gradient)) * np.linalg.norm(to_numpy(direction)) / np.sqrt(direction.size)
         )
-        assert abs(slope - expected) <= 1e-3 * max(scale, abs(expected))
+        assert abs(slope - expected) <= 1e-3 * max(scale, abs(expected)) + noise
 
 
 def test_second_derivatives(spec: OpSpec):
@@ -232,14 +234,14 @@ def test_vmap(spec: OpSpec):
         expected = [spec.function(*element(i)) for i in range(batch)]
         for out_axis in (0, -1):
             mapped = mx.vmap(spec.function, in_axes=axes, out_axes=out_axis)(*batched)
-            assert max_error(mapped, mx.stack(expected, axis=out_axis)) <= 1e-6
+            assert max_error(mapped, mx.stack(expected, axis=out_axis)) <= OTHER_KERNEL
 
         weights = like(expected[0])
         gradient = mx.grad(scalar_of(spec.function, weights), argnums=list(range(len(single))))
         mapped = mx.vmap(gradient, in_axes=axes)(*batched)
         for index, result in enumerate(mapped):
             by_loop = mx.stack([gradient(*element(i))[index] for i in range(batch)])
-            assert max_error(result, by_loop) <= 1e-6
+            assert max_error(result, by_loop) <= OTHER_KERNEL
 
 
 @pytest.mark.parametrize("shapeless", [False, True])

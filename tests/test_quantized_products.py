@@ -67,7 +67,7 @@ def test_forward(format, dtype, rng):
             with mlx_anvil.strict():
                 result = multiply(x, matrix, transpose)
                 mx.eval(result)
-            assert_rounded(result, exact, dtype)
+            assert_rounded(result, exact, dtype, terms=inner)
 
 
 @each_dtype
@@ -198,7 +198,8 @@ def test_affine_scales(format, scale, rng):
             matrix = Matrix.of_codes(format, codes, scale=scale, bias=bias)
             exact = exact_product(x, matrix)
             error = np.abs(to_numpy(multiply(x, matrix)) - exact)
-            assert (error <= 1e-5 * np.abs(exact).max() + 1e-42).all()
+            terms = np.abs(to_numpy(x)) @ np.abs(matrix.weights).T
+            assert (error <= 1e-6 * terms + 1e-42).all()
 
 
 @each_dtype
@@ -317,7 +318,7 @@ def test_vmap_over_every_subset(format, rng):
         given = [x if axis == 0 else x[0] for x, axis in zip(batched, axes, strict=True)]
         expected = [product(*(x if a is None else x[i] for x, a in zip(given, axes, strict=True))) for i in range(3)]
         mapped = mx.vmap(product, in_axes=axes)(*given)
-        assert support.max_error(mapped, mx.stack(expected)) <= 1e-6
+        assert support.max_error(mapped, mx.stack(expected)) <= support.OTHER_KERNEL
 
 
 def test_one_kernel_forward_and_one_for_the_gradient_in_x(rng):
