@@ -41,8 +41,10 @@ def test_broadcast(gate_shape, up_shape, dtype):
     assert_accurate(silu_gate, reference, [gate, up])
     cotangent = mx.random.normal(silu_gate(gate, up).shape).astype(dtype)
     # A gradient that is summed over broadcast axes is summed by MLX, in the dtype: that is not our error.
+    # One that is summed to a single number may cancel to a small one, of which it is a larger share.
     if dtype == mx.float32:
-        assert_accurate(vjp_of(silu_gate, 2), vjp_of(reference, 2), [gate, up, cotangent], factor=GRADIENT_FACTOR)
+        gradients = vjp_of(silu_gate, 2), vjp_of(reference, 2)
+        assert_accurate(*gradients, [gate, up, cotangent], float32_tolerance=1e-4)
     assert [g.shape for g in vjp_of(silu_gate, 2)(gate, up, cotangent)] == [gate_shape, up_shape]
 
 
