@@ -11,6 +11,9 @@ int64_t quantized_gemv_scratch(const QuantizedMatrixView& matrix);
 int64_t quantized_int_row_bytes(const QuantizedMatrixView& matrix);
 bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void* to);
 void quantized_int_gemv(const QuantizedGemvArgs& args);
+int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix);
+
+void quantized_plain_gemv(const QuantizedPlainGemvArgs& args);
 
 void quantized_store_row(QuantizedDtype dtype,
                          const float* from,

@@ -1,4 +1,4 @@
-// Products with many rows of x, and the product x W for any number: tiles of W are dequantised into
+// Products with many rows of x: tiles of W are dequantised into
 // panels (common/panels.h) that the cache holds, and multiplied by all rows of x.
 #include "common/panels.h"
 #include "quantized_matmul/cpu_entries.h"

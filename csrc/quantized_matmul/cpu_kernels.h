@@ -20,6 +20,9 @@ constexpr int unit_values(int bits) {
   return bits == 4 ? 8 : bits == 8 ? 4 : bits == 3 || bits == 5 ? 32 : 16;
 }
 
+// A block of cpu_int_gemv.cpp has as many vectors, or a part of them.
+inline constexpr int64_t kQuantizedIntVectors = 32;
+
 // One matrix of a batch.
 struct QuantizedMatrixView {
   QuantizedFormat format;
@@ -44,7 +47,17 @@ struct QuantizedGemvArgs {
   const float* x;        // x_rows plain rows in lane order; for int_gemv, int_pack's rows
   const float* sums;     // x_rows rows of one vector per block: the sum of the block's vectors
   float* out;            // [x_rows][count]
-  float* scratch;        // gemv_scratch() numbers, twice as many for int_gemv
+  float* scratch;        // gemv_scratch() numbers, or int_gemv_scratch()
+};
+
+// Sums over some rows of the matrix for some of its columns, of the product kPlain.
+struct QuantizedPlainGemvArgs {
+  QuantizedMatrixView matrix;
+  int64_t first_block, blocks;  // of columns; no more than `lanes` groups
+  int64_t first, count;         // rows of the matrix
+  int64_t x_rows;               // 1, 2, 4 or 8
+  const float* x;               // [count][x_rows]
+  float* out;                   // [x_rows][blocks], each block in lane order
 };
 
 // A tile of a result, of up to gemm_rows rows: columns [first, first + count) of W's rows
@@ -71,6 +84,14 @@ struct QuantizedCpuKernels {
                    int64_t vectors,
                    float* to,
                    int64_t pair_step);
+  // The first `columns` of a row in lane order, of `values` vectors a block, to its dtype.
+  void (*store_row)(QuantizedDtype dtype,
+                    const float* from,
+                    int64_t pair_step,
+                    int32_t values,
+                    int64_t columns,
+                    void* to);
+  void (*add)(float* to, const float* from, int64_t count);  // whole vectors
   void (*store_dense)(QuantizedDtype dtype, const float* from, int64_t count, void* to);
   void (*block_sums)(const float* row, int32_t values, int64_t blocks, float* sums);
   void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place
@@ -78,11 +99,15 @@ struct QuantizedCpuKernels {
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
 
   // The same product in integers (cpu_int_gemv.cpp). Bytes of a packed row of x; 0: not for this
-  // format on this machine. int_pack takes blocks of float32 in their natural order, zeros in the
-  // last one's columns beyond the row's; false: an element is not finite, and gemv has to do it.
+  // format on this machine. int_pack takes a multiple of kQuantizedIntVectors vectors of float32 in
+  // their natural order, zeros beyond the row's columns; false: an element is not finite, and gemv
+  // has to do it.
   int64_t (*int_row_bytes)(const QuantizedMatrixView&);
   bool (*int_pack)(const QuantizedMatrixView&, const float* x, void* to);
   void (*int_gemv)(const QuantizedGemvArgs&);
+  int64_t (*int_gemv_scratch)(const QuantizedMatrixView&);
+
+  void (*plain_gemv)(const QuantizedPlainGemvArgs&);
 
   void (*gemm)(const QuantizedGemmArgs&);
   int64_t (*gemm_scratch)(const QuantizedMatrixView&,

@@ -68,6 +68,12 @@ void silu_gate_rows(float* gate, const float* up, int64_t count) {
   }
 }
 
+void add(float* to, const float* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    store_lanes(to + i, load_lanes(to + i) + load_lanes(from + i));
+  }
+}
+
 void store_dense(QuantizedDtype dtype, const float* from, int64_t count, void* to) {
   with_dtype(dtype, [&](auto element) {
     auto* const out = static_cast<decltype(element)*>(to);
@@ -109,6 +115,8 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     kPanel,
     kTileRows,
     load_row,
+    quantized_store_row,
+    add,
     store_dense,
     block_sums,
     silu_gate_rows,
@@ -117,6 +125,8 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     quantized_int_row_bytes,
     quantized_int_pack,
     quantized_int_gemv,
+    quantized_int_gemv_scratch,
+    quantized_plain_gemv,
     quantized_gemm_kernel,
     quantized_gemm_scratch,
 };

@@ -35,9 +35,9 @@ inline f32v lookup(f32v table, u32v index) {
 
 // ---- the units of a block -----------------------------------------------------------------------
 
-template <int kBits>
+template <int kBits, int kValues_ = unit_values(kBits)>
 struct Units {
-  static constexpr int kValues = unit_values(kBits);
+  static constexpr int kValues = kValues_;
   static constexpr int kWords = kValues * kBits / 32;
 
   u32v words[kWords];  // word q of every unit
@@ -66,6 +66,12 @@ struct Units {
   }
 
  private:
+  // Every second word, of two vectors.
+  template <int kFirst, int... kLane>
+  static u32v every_second(u32v a, u32v b, std::integer_sequence<int, kLane...>) {
+    return __builtin_shufflevector(a, b, 2 * kLane + kFirst...);
+  }
+
   template <int kWord, int kSource, int... kLane>
   static u32v pick(u32v to, u32v from, std::integer_sequence<int, kLane...>) {
     return __builtin_shufflevector(
@@ -77,6 +83,11 @@ struct Units {
   void load_whole(const uint32_t* from) {
     if constexpr (kWords == 1) {
       words[0] = load_bits<u32v>(from);
+    } else if constexpr (kWords == 2) {
+      const u32v low = load_bits<u32v>(from), high = load_bits<u32v>(from + kLanes);
+      constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+      words[0] = every_second<0>(low, high, kAll);
+      words[1] = every_second<1>(low, high, kAll);
     } else {
       unroll<kWords>([&](auto word) {
         u32v all{};
@@ -173,38 +184,52 @@ inline void with_format(const QuantizedFormat& format, Action action) {
 
 // ---- scales -------------------------------------------------------------------------------------
 
-template <class Widen, class T>
-inline void widen_all(const T* from, int64_t count, float* to, Widen widen) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    store_lanes(to + i, widen(from + i));
+// `count` numbers of which there may be fewer than lanes, zeros in the others.
+template <class T, class Widen>
+inline f32v widen_some(const T* from, int64_t count, Widen widen) {
+  if (count >= kLanes) {
+    return widen(from);
   }
-  T rest[kLanes] = {};
-  std::memcpy(rest, from + i, (count - i) * sizeof(T));
-  store_lanes(to + i, widen(rest));
+  T some[kLanes] = {};
+  std::memcpy(some, from, (count > 0 ? count : 0) * sizeof(T));
+  return widen(some);
 }
 
-template <class T>
-inline void widen_floats(const void* from, int64_t first, int64_t count, float* to) {
-  widen_all(static_cast<const T*>(from) + first, count, to,
-            [](const T* x) { return load_lanes(x); });
+// action(numbers, widen) with the scales or biases of a matrix as numbers of their type, and what
+// takes a vector of them to float32.
+template <class Action>
+inline auto with_scales(const QuantizedMatrixView& matrix, const void* numbers, Action action) {
+  const auto widen_floats = [](const auto* x) { return load_lanes(x); };
+  switch (matrix.format.kind) {
+    case QuantizedKind::kAffine:
+      return matrix.dtype == QuantizedDtype::kFloat32
+                 ? action(static_cast<const float*>(numbers), widen_floats)
+             : matrix.dtype == QuantizedDtype::kFloat16
+                 ? action(static_cast<const f16*>(numbers), widen_floats)
+                 : action(static_cast<const bf16*>(numbers), widen_floats);
+    case QuantizedKind::kNvfp4:
+      return action(static_cast<const uint8_t*>(numbers), [](const uint8_t* x) {
+        return e4m3_value(__builtin_convertvector(load_bits<u8v>(x), u32v));
+      });
+    default:
+      return action(static_cast<const uint8_t*>(numbers), [](const uint8_t* x) {
+        return e8m0_value(__builtin_convertvector(load_bits<u8v>(x), u32v));
+      });
+  }
 }
 
-inline void widen_dtype(
-    QuantizedDtype dtype, const void* from, int64_t first, int64_t count, float* to) {
-  dtype == QuantizedDtype::kFloat32   ? widen_floats<float>(from, first, count, to)
-  : dtype == QuantizedDtype::kFloat16 ? widen_floats<f16>(from, first, count, to)
-                                      : widen_floats<bf16>(from, first, count, to);
-}
-
-template <f32v (*kValue)(u32v)>
-inline void widen_codes(const void* from, int64_t first, int64_t count, float* to) {
-  widen_all(static_cast<const uint8_t*>(from) + first, count, to, [](const uint8_t* x) {
-    return kValue(__builtin_convertvector(load_bits<u8v>(x), u32v));
+// One vector of the scales (or biases) of all rows, from number `first` of `total` on.
+inline f32v load_scales(const QuantizedMatrixView& matrix,
+                        const void* numbers,
+                        int64_t first,
+                        int64_t total) {
+  return with_scales(matrix, numbers, [&](const auto* from, auto widen) {
+    return widen_some(from + first, total - first, widen);
   });
 }
 
-// Scales and biases of one row of the matrix, in float32, as vectors for each block of lanes.
+// Scales and biases of rows of the matrix, in float32, as vectors for each block of lanes. One row,
+// or several in slots of their own (scratch() numbers each).
 class RowScales {
  public:
   static int64_t scratch(const QuantizedMatrixView& matrix) {
@@ -215,48 +240,55 @@ class RowScales {
       : matrix_(matrix),
         groups_(matrix.columns / matrix.format.group),
         units_per_group_(matrix.format.group / values),
-        scales_(scratch),
-        biases_(scratch + stride(groups_)) {
+        group_shift_(__builtin_ctz(static_cast<unsigned>(units_per_group_))),
+        scratch_(scratch) {
     for (int i = 0; i < kLanes; ++i) {
       group_of_lane_[i] = static_cast<uint32_t>(i / units_per_group_);
     }
   }
 
-  void read(int64_t row) {
-    const void* const scales = matrix_.weights.scales;
-    const int64_t first = row * groups_;
-    switch (matrix_.format.kind) {
-      case QuantizedKind::kAffine:
-        widen_dtype(matrix_.dtype, scales, first, groups_, scales_);
-        widen_dtype(matrix_.dtype, matrix_.weights.biases, first, groups_, biases_);
-        break;
-      case QuantizedKind::kNvfp4:
-        widen_codes<e4m3_value>(scales, first, groups_, scales_);
-        break;
-      default:
-        widen_codes<e8m0_value>(scales, first, groups_, scales_);
+  void read(int64_t row, int64_t slot = 0) {
+    read_all(matrix_.weights.scales, row, scales(slot));
+    if (matrix_.weights.biases) {
+      read_all(matrix_.weights.biases, row, biases(slot));
     }
   }
 
   // Of the groups from `group` on; zeros beyond the last.
-  f32v biases_from(int64_t group) const { return load_lanes(biases_ + group); }
+  f32v biases_from(int64_t group, int64_t slot = 0) const {
+    return load_lanes(biases(slot) + group);
+  }
 
-  f32v scale(int64_t block) const { return of_block(scales_, block); }
-  f32v bias(int64_t block) const { return of_block(biases_, block); }
+  f32v scale(int64_t block, int64_t slot = 0) const { return of_block(scales(slot), block); }
+  f32v bias(int64_t block, int64_t slot = 0) const { return of_block(biases(slot), block); }
 
  private:
   // A block reads a whole vector from its first group on.
   static int64_t stride(int64_t groups) { return groups + 2 * kLanes; }
 
+  int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
+
+  // With at least one number beyond the last, which is zero.
+  void read_all(const void* numbers, int64_t row, float* to) {
+    with_scales(matrix_, numbers, [&](const auto* from, auto widen) {
+      for (int64_t group = 0; group <= groups_; group += kLanes) {
+        store_lanes(to + group, widen_some(from + row * groups_ + group, groups_ - group, widen));
+      }
+    });
+  }
+
+  float* scales(int64_t slot) const { return scratch_ + slot * 2 * stride(groups_); }
+  float* biases(int64_t slot) const { return scales(slot) + stride(groups_); }
+
   f32v of_block(const float* numbers, int64_t block) const {
-    return lookup(load_lanes(numbers + block * kLanes / units_per_group_), group_of_lane_);
+    return lookup(load_lanes(numbers + group_of_block(block)), group_of_lane_);
   }
 
   const QuantizedMatrixView& matrix_;
   const int64_t groups_;
-  const int64_t units_per_group_;
-  float* const scales_;
-  float* const biases_;
+  const int64_t units_per_group_;  // a power of two
+  const int group_shift_;
+  float* const scratch_;
   u32v group_of_lane_;
 };
 

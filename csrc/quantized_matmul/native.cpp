@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -27,10 +28,26 @@ constexpr int64_t round_up(int64_t a, int64_t multiple) {
   return ceil_div(a, multiple) * multiple;
 }
 
-using Floats = std::unique_ptr<float[]>;
+// At the start of a cache line: a vector load across two lines takes twice as long.
+constexpr std::align_val_t kLine{64};
+
+struct FreeFloats {
+  void operator()(float* data) const { ::operator delete[](data, kLine); }
+};
+
+// Kernels are there for so many rows of x; the rest are zeros.
+int64_t power_of_two_rows(int64_t rows) {
+  int64_t power = 1;
+  while (power < rows) {
+    power *= 2;
+  }
+  return power;
+}
+
+using Floats = std::unique_ptr<float[], FreeFloats>;
 
 Floats floats(int64_t count) {
-  return Floats(new float[static_cast<size_t>(std::max<int64_t>(1, count))]);
+  return Floats(new (kLine) float[static_cast<size_t>(std::max<int64_t>(1, count))]);
 }
 
 int64_t element_size(QuantizedDtype dtype) {
@@ -75,7 +92,8 @@ class GemvOperand {
   // same format.
   Floats multiply(const QuantizedMatrixView& matrix, int64_t first, int64_t count) const {
     Floats out = floats(rows_ * count);
-    const Floats scratch = floats(2 * kernels().gemv_scratch(matrix));
+    const Floats scratch = floats(integers_ ? kernels().int_gemv_scratch(matrix)
+                                            : kernels().gemv_scratch(matrix));
     const QuantizedGemvArgs args = {matrix,   first,       count,     rows_,
                                     x_.get(), sums_.get(), out.get(), scratch.get()};
     integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
@@ -91,10 +109,7 @@ class GemvOperand {
               const void* from,
               int64_t given_rows,
               bool integers)
-      : integers_(integers) {
-    while (rows_ < given_rows) {
-      rows_ *= 2;
-    }
+      : integers_(integers), rows_(power_of_two_rows(given_rows)) {
     integers ? pack_integers(matrix, from, given_rows) : pack_floats(matrix, from, given_rows);
   }
 
@@ -127,7 +142,8 @@ class GemvOperand {
 
   void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
     const int64_t row_floats = kernels().int_row_bytes(matrix) / sizeof(float);
-    const int64_t vectors = vectors_of(matrix);
+    const int64_t vectors =
+        round_up(ceil_div(matrix.columns, kernels().lanes), kQuantizedIntVectors);
     const Floats row = floats(vectors * kernels().lanes);
     x_ = floats(rows_ * row_floats);
     for (int64_t m = 0; m < rows_; ++m) {
@@ -147,7 +163,7 @@ class GemvOperand {
   }
 
   bool integers_;
-  int64_t rows_ = 1;
+  int64_t rows_;
   Floats x_, sums_;
   std::vector<std::pair<int64_t, std::unique_ptr<GemvOperand>>> not_finite_;
 };
@@ -167,7 +183,66 @@ void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out
   });
 }
 
-// ---- many rows, and the plain product -----------------------------------------------------------
+// ---- up to 8 rows, the plain product -------------------------------------------------------------
+
+// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of w
+// to be worth going to memory for.
+constexpr int64_t kStripColumns = 512;
+// Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
+// the shape only: the result does not depend on how many threads there are.
+constexpr int64_t kPartRows = 1024;
+
+void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_rows, void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const int values = unit_values(matrix.format.bits);
+  const int64_t block = int64_t{values} * kernels.lanes, outputs = matrix.outputs;
+  const int64_t blocks = ceil_div(matrix.columns, block);
+  const int64_t strip =
+      std::max<int64_t>(1, std::min<int64_t>(kStripColumns, kernels.lanes * matrix.format.group) / block);
+  const int64_t strips = ceil_div(blocks, strip), parts = ceil_div(outputs, kPartRows);
+  const int64_t size = element_size(matrix.dtype);
+  const int64_t rows = power_of_two_rows(given_rows);
+
+  // x by columns, in float32.
+  const int64_t padded = round_up(outputs, 2 * kernels.lanes);
+  const Floats row = floats(padded), columns = floats(outputs * rows);
+  std::fill_n(columns.get(), outputs * rows, 0.0f);
+  for (int64_t m = 0; m < given_rows; ++m) {
+    kernels.load_row(matrix.dtype, at(x, m * outputs * size), outputs, 1, padded / kernels.lanes,
+                     row.get(), 2 * kernels.lanes);
+    for (int64_t n = 0; n < outputs; ++n) {
+      columns[n * rows + m] = row[n];
+    }
+  }
+
+  const int64_t sums_step = rows * strip * block;
+  const Floats sums = floats(strips * parts * sums_step);
+  parallel_for(strips * parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t first_block = item / parts * strip, first = item % parts * kPartRows;
+      kernels.plain_gemv({matrix, first_block, std::min(strip, blocks - first_block), first,
+                          std::min(kPartRows, outputs - first), rows, columns.get() + first * rows,
+                          sums.get() + item * sums_step});
+    }
+  });
+  parallel_for(strips, std::max<int64_t>(1, 64 / parts), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t first = s * strip * block;
+      const int64_t count = std::min(strip, blocks - s * strip) * block;
+      float* const total = sums.get() + s * parts * sums_step;
+      for (int64_t part = 1; part < parts; ++part) {
+        kernels.add(total, total + part * sums_step, rows * count);
+      }
+      for (int64_t m = 0; m < given_rows; ++m) {
+        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, values,
+                          std::min(count, matrix.columns - first),
+                          at(out, (m * matrix.columns + first) * size));
+      }
+    }
+  });
+}
+
+// ---- many rows, both products -----------------------------------------------------------
 
 void gemm(const QuantizedMatrixView& matrix,
           QuantizedProduct product,
@@ -230,8 +305,12 @@ void quantized_matmul_native(const QuantizedMatmulArgs& args) {
         matrix_of_batch(args.format, args.dtype, sizes, args.weights, batch);
     const void* const x = at(args.x, batch * sizes.rows * x_columns * size);
     void* const out = at(args.out, batch * sizes.rows * out_columns * size);
-    if (!transposed || sizes.rows > kQuantizedGemvRows) {
+    if (sizes.rows > kQuantizedGemvRows) {
       gemm(matrix, args.product, x, sizes.rows, out);
+      continue;
+    }
+    if (!transposed) {
+      plain_gemv(matrix, x, sizes.rows, out);
       continue;
     }
     const GemvOperand operand(matrix, x, sizes.rows);
