@@ -4,10 +4,11 @@ import dataclasses
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import check
 import compiler
 import macho
-import pytest
 import sdk
 import system
 
