@@ -38,7 +38,11 @@ def unpack(requirements: list[str], folder: Path) -> Path:
         subprocess.run([*pip, *target, "--dest", downloads, *requirements], check=True)
         for wheel in downloads.glob("*.whl"):
             zipfile.ZipFile(wheel).extractall(unpacked)
-        unpacked.rename(folder)
+        try:
+            unpacked.rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was faster
+                raise
     return folder
 
 
@@ -52,6 +56,14 @@ def mlx() -> Path:
 
 def witnesses() -> Path:
     return unpack(list(WITNESSES), cache_folder() / "witnesses")
+
+
+def write(path: Path, text: str) -> None:
+    """At once, since another process may be reading the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
 
 
 def binaries(folder: Path) -> list[Path]:

@@ -12,12 +12,10 @@ HERE = Path(__file__).resolve().parent
 
 def make() -> Path:
     sdk = released.cache_folder() / "sdk"
-    for name in ("bin", "include", "lib"):
-        (sdk / name).mkdir(parents=True, exist_ok=True)
     for tool in ("c++", "ar", "ranlib"):
         script = sdk / "bin" / tool
         call = shlex.join([sys.executable, str(HERE / "compiler.py"), str(sdk), tool])
-        script.write_text(f'#!/bin/sh\nexec {call} "$@"\n')
+        released.write(script, f'#!/bin/sh\nexec {call} "$@"\n')
         script.chmod(0o755)
     system.write_headers(sdk / "include")
     system.write_linker_stubs(sdk / "lib")

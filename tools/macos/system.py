@@ -51,7 +51,7 @@ def write_linker_stubs(folder: Path) -> None:
     exports = exported_by_system()
     for name in (LIBCXX, LIBOBJC, LIBSYSTEM):
         listed = ", ".join(f"'{symbol}'" for symbol in sorted(exports[name]))
-        (folder / Path(name).name).with_suffix(".tbd").write_text(
+        text = (
             "--- !tapi-tbd\n"
             "tbd-version:     4\n"
             "targets:         [ arm64-macos ]\n"
@@ -60,10 +60,9 @@ def write_linker_stubs(folder: Path) -> None:
             f"  - targets:     [ arm64-macos ]\n    symbols:     [ {listed} ]\n"
             "...\n"
         )
+        released.write((folder / Path(name).name).with_suffix(".tbd"), text)
 
 
 def write_headers(folder: Path) -> None:
     for name, text in HEADERS.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#pragma once\n{text}")
+        released.write(folder / name, f"#pragma once\n{text}")
