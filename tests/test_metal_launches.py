@@ -101,6 +101,13 @@ def test_wrong_layout_of_params():
     assert "params: the host gives ElementwiseParams 332 bytes" in found[0]
 
 
+def test_too_many_threads():
+    found = found_with(replace(forward(), threads=512))
+    assert len(found) == 1
+    expected = "silu_gate_forward_float16_flat: the host launches 512 threads per threadgroup, more than it allows"
+    assert expected in found[0]
+
+
 @pytest.mark.parametrize(
     ("constants", "complaint"),
     [

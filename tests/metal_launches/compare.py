@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -63,20 +62,24 @@ def _function(kernel: Kernel) -> tuple[str, list[str]]:
 def misfits(interface: Interface, launches: Collection[Launch]) -> list[str]:
     """Everything in which the launches of an op and its kernels differ; empty if nothing does."""
     found: dict[str, None] = {}  # each once, in order
-    sizes: defaultdict[str, set[int]] = defaultdict(set)
+    asserts: dict[str, str] = {}  # conditions that only the compiler can tell, with what is wrong where they are false
     for launch in sorted(launches, key=repr):
         kernel = interface.kernels.get(launch.kernel)
         if kernel is None:
             found[f"{launch.op}: the host asks for {launch.kernel}, which the Metal source does not have"] = None
             continue
-        for problem in (*_bindings(interface, kernel, launch, sizes), *_constants(interface, kernel, launch)):
+        for problem in (*_bindings(interface, kernel, launch, asserts), *_constants(interface, kernel, launch)):
             found[f"{kernel.name}: {problem}"] = None
+        if kernel.max_threads:
+            asserts[f"{launch.threads} <= {kernel.max_threads}"] = (
+                f"{kernel.name}: the host launches {launch.threads} threads per threadgroup, more than it allows"
+            )
     for name in sorted(interface.kernels.keys() - {launch.kernel for launch in launches}):
         found[f"{name}: no call of the host asks for it"] = None
-    return [*found, *_sizes(interface, sizes)]
+    return [*found, *_false(interface, asserts)]
 
 
-def _bindings(interface: Interface, kernel: Kernel, launch: Launch, sizes: dict[str, set[int]]) -> Iterator[str]:
+def _bindings(interface: Interface, kernel: Kernel, launch: Launch, asserts: dict[str, str]) -> Iterator[str]:
     declared = {p.index: p for p in kernel.parameters if p.kind == BUFFER}
     bound = [binding for binding in launch.bindings if not binding.startswith("threadgroup")]
     if max(declared) != len(bound) - 1:
@@ -94,7 +97,8 @@ def _bindings(interface: Interface, kernel: Kernel, launch: Launch, sizes: dict[
         if kind == "params":
             if not {"constant", "&"} <= words:
                 yield place
-            sizes[interface.element_type(kernel, parameter)].add(int(direction))
+            struct = interface.element_type(kernel, parameter)
+            asserts[f"sizeof({struct}) == {direction}"] = f"params: the host gives {struct} {direction} bytes"
         elif "*" not in words or (direction == "out") != ("device" in words and "const" not in words):
             yield place
         else:
@@ -122,12 +126,8 @@ def _constants(interface: Interface, kernel: Kernel, launch: Launch) -> Iterator
             yield f"needs function constant {interface.constant_names[name]} ({name}), which the host does not give"
 
 
-def _sizes(interface: Interface, sizes: dict[str, set[int]]) -> list[str]:
-    """The bytes of params that the host gives beside those of the struct in Metal."""
-    asserts = "".join(
-        f'static_assert(sizeof({struct}) == {size}, "params: the host gives {struct} {size} bytes");\n'
-        for struct, given in sorted(sizes.items())
-        for size in sorted(given)
-    )
-    source = Source(text=f"{interface.source.text}\n{asserts}", name=interface.source.name)
+def _false(interface: Interface, asserts: dict[str, str]) -> list[str]:
+    """What is said of those conditions that are false behind the Metal source."""
+    text = "".join(f'static_assert({condition}, "{message}");\n' for condition, message in sorted(asserts.items()))
+    source = Source(text=f"{interface.source.text}\n{text}", name=interface.source.name)
     return [d.message for d in lint(source) if d.severity == "error"]

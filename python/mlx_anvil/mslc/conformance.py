@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
-from .diagnostics import CompileError, Diagnostic, SourceMap
+from .diagnostics import Diagnostic, SourceMap
 from .entry import BUFFER, Kernel, Module
 from .intermediate import IntermediateCode
 from .language_rules import violations
@@ -31,7 +31,7 @@ def conformance(source: Source) -> list[Diagnostic]:
     """Everything that is doubtful in one file, in the author's places; empty for Metal that should compile anywhere."""
     found = lint(source)
     if any(d.severity == "error" for d in found):
-        return found
+        return found  # the rest compiles the file again
     preprocessed = run_preprocessor(source)
     module = run_rewriter(source, preprocessed).module
     return [
@@ -59,11 +59,8 @@ def _words(source: Source, preprocessed: str) -> Iterator[Diagnostic]:
 def _newer_language(source: Source, preprocessed: str) -> list[Diagnostic]:
     """What clang says is not in C++14, in the author's text."""
     flags = [*PRECISION_FLAGS, *RELAXED_SPACES, "-fsyntax-only", "-Wpre-c++17-compat", "-Wpre-c++20-compat"]
-    try:
-        found = run_compiler(source, preprocessed, run_rewriter(source, preprocessed), flags)
-    except CompileError as error:
-        found = error.diagnostics
-    newer = [d for d in found if "is incompatible with C++ standards before" in d.message or "-compat]" in d.message]
+    found = run_compiler(source, preprocessed, run_rewriter(source, preprocessed), flags)
+    newer = [d for d in found if "incompatible with C++ standards before" in d.message]
     return [d for d in newer if not d.message.startswith(_TAKEN) and not d.file.startswith(str(SHIM))]
 
 

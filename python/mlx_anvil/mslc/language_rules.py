@@ -20,8 +20,9 @@ NOT_IN_METAL = {
 }
 # Words of Metal that the shim leaves to the author, so that upstream clang would take them as names.
 RESERVED = frozenset(("vertex", "fragment", "ray_data", "object_data", "threadgroup_imageblock"))
+# What declarations begin with that are of no variable.
 _NOT_VARIABLES = frozenset(
-    (
+    [
         "using",
         "typedef",
         "template",
@@ -33,7 +34,7 @@ _NOT_VARIABLES = frozenset(
         "static_assert",
         "friend",
         "extern",
-    )
+    ]
 )
 
 
@@ -57,7 +58,7 @@ def violations(stream: TokenStream) -> Iterator[Violation]:
 
 
 def _is_member(stream: TokenStream, i: int) -> bool:
-    return stream.at(i - 1) in (".", "->", "::")
+    return stream.at(i - 1) in (".", "->")
 
 
 def _in_attribute(stream: TokenStream, i: int) -> bool:
