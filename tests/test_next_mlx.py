@@ -17,7 +17,7 @@ _SPEC.loader.exec_module(next_mlx)
     ("log", "line"),
     [
         (
-            "[3/9] Building CXX\ncsrc/common/launch.cpp:3:10: fatal error: mlx/gone.h: No such file\ncompilation ended.\n",
+            "error: subprocess-exited-with-error\n[3/9] Building CXX\ncsrc/common/launch.cpp:3:10: fatal error: mlx/gone.h: No such file\ncompilation ended.\n",
             "csrc/common/launch.cpp:3:10: fatal error: mlx/gone.h: No such file",
         ),
         (

@@ -20,9 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PINNED = re.search(r'"mlx==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 REQUIREMENTS = re.findall(r'^  "((?:scikit-build-core|nanobind)[^"]*)",$', (ROOT / "pyproject.toml").read_text(), re.M)
 TOOLS = ["cmake", "ninja", "wheel", "lief", "ziglang>=0.17,<0.18"]
-# What a log says first about the cause, in the order in which causes hide one another.
-CAUSES = (r"nanobind ABI .*|ABI tag .*", r"undefined symbol.*", r"\S+: (?:.* does not export it|not known to be .*)")
-ERRORS = (*CAUSES, r".*?(?:fatal )?error: .*", r"\w*Error: .*", r"FAILED .*")
+# What a log says about the cause, in the order in which causes hide one another.
+CAUSES = (
+    r"nanobind ABI .*|ABI tag .*",
+    r"undefined symbol.*",
+    r"\S+: (?:.* does not export it|not known to be .*)",
+    r"\S+:\d+:\d+: (?:fatal )?error: .*",
+    r"CMake Error.*\n.*",
+    r"\w*Error: .*",
+    r"FAILED .*",
+)
 
 
 @dataclass(frozen=True)
@@ -39,17 +46,25 @@ def newest() -> str:
 
 def cause(log: str) -> str:
     """The line of a log that names what went wrong."""
-    found = (re.search(pattern, log, re.M) for pattern in ERRORS)
+    found = (re.search(pattern, log, re.M) for pattern in CAUSES)
     return next((match[0].strip() for match in found if match), log.strip().rpartition("\n")[2])
 
 
 def steps(python: str, version: str, folder: Path) -> list[Step]:
     pip = [python, "-m", "pip"]
     packages = [f"mlx[cpu]=={version}", *REQUIREMENTS, *TOOLS, "click", "rich", "numpy", "pytest", "hypothesis"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    wheel = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        f"-Cbuild-dir={folder}/build",
+        "--wheel-dir",
+        str(folder),
+    ]
     return [
         Step("install", [*pip, "install", "--quiet", *packages]),
-        Step("headers", build),
+        Step("headers", [*wheel, str(ROOT)]),
         Step("exports, ABI", [*pip, "install", "--quiet", "--no-deps", "--no-index", "-f", str(folder), "mlx-anvil"]),
         Step("exports, ABI", [python, "-c", "import mlx_anvil"]),
         Step(
