@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "common/checks.h"
 #include "common/errors.h"
 #include "common/simulate.h"
 #include "common/trace.h"
@@ -23,6 +24,35 @@ std::string make_pipeline_key(const std::string& name,
     key += "_c" + std::to_string(index) + (value ? "t" : "f");
   }
   return key;
+}
+
+// What is bound, in order: the dtype and direction of each array ("=0": that of binding 0 once
+// more, in place of one that the call does not have), bytes of the params, bytes of threadgroup
+// memory.
+std::vector<std::string> describe_bindings(const KernelLaunch& launch) {
+  std::vector<std::string> described;
+  std::vector<const mx::array*> bound;
+  const auto describe = [&](const mx::array* x, const char* direction) {
+    const auto same = std::find_if(bound.begin(), bound.end(), [&](const mx::array* other) {
+      return other->data<char>() == x->data<char>();
+    });
+    described.push_back(to_text(x->dtype()) + direction +
+                        (same == bound.end() ? "" : " =" + std::to_string(same - bound.begin())));
+    bound.push_back(x);
+  };
+  for (const mx::array* x : launch.inputs) {
+    describe(x, " in");
+  }
+  for (const mx::array* x : launch.outputs) {
+    describe(x, " out");
+  }
+  if (launch.params_size > 0) {
+    described.push_back("params " + std::to_string(launch.params_size));
+  }
+  for (uint32_t bytes : launch.threadgroup_memory) {
+    described.push_back("threadgroup " + std::to_string(bytes));
+  }
+  return described;
 }
 
 }  // namespace
@@ -87,7 +117,8 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
             device,
             {grid.x, grid.y, grid.z},
             {threads.x, threads.y, threads.z},
-            ""});
+            "",
+            describe_bindings(request)});
   }
 }
 

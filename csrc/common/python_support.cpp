@@ -106,7 +106,8 @@ void bind_trace(nb::module_& m) {
       .def_ro("device", &TraceEvent::device)
       .def_ro("grid", &TraceEvent::grid)
       .def_ro("threadgroup", &TraceEvent::threadgroup)
-      .def_ro("reason", &TraceEvent::reason);
+      .def_ro("reason", &TraceEvent::reason)
+      .def_ro("bindings", &TraceEvent::bindings);
   nb::class_<TraceLog>(m, "_TraceLog").def("events", &TraceLog::events);
   m.def("_begin_trace", &begin_trace);
   m.def("_end_trace", &end_trace, "log"_a);

@@ -19,8 +19,9 @@ struct TraceEvent {
   std::string kernel;              // empty for a fallback
   std::string device;              // "cpu (avx512)", "metal", "simulator"; empty for a fallback
   std::array<uint32_t, 3> grid{};  // threadgroups; zero on the CPU
-  std::array<uint32_t, 3> threadgroup{};  // threads; zero on the CPU
-  std::string reason;                     // why this route was taken; may be empty for a kernel
+  std::array<uint32_t, 3> threadgroup{};   // threads; zero on the CPU
+  std::string reason;                      // why this route was taken; may be empty for a kernel
+  std::vector<std::string> bindings = {};  // of a GPU's kernel, in order; see mlx_anvil.trace
 };
 
 // Events of one `with trace():` block. Readable from any thread while it grows.

@@ -31,16 +31,16 @@ METAL_FUNC FragmentPlace fragment_place(uint lane) {
 }
 
 template <typename T>
-METAL_FUNC Pair<T> elements_of(Fragment<T> fragment) {
-  return Pair<T>(fragment.thread_elements()[0], fragment.thread_elements()[1]);
+METAL_FUNC Pair<T> elements_of(Fragment<T> frag) {
+  return Pair<T>(frag.thread_elements()[0], frag.thread_elements()[1]);
 }
 
 template <typename T>
 METAL_FUNC Fragment<T> fragment_of(T first, T second) {
-  Fragment<T> fragment;
-  fragment.thread_elements()[0] = first;
-  fragment.thread_elements()[1] = second;
-  return fragment;
+  Fragment<T> frag;
+  frag.thread_elements()[0] = first;
+  frag.thread_elements()[1] = second;
+  return frag;
 }
 
 template <typename T>
@@ -94,8 +94,8 @@ METAL_FUNC Fragment<T> load_transposed(const threadgroup T* from, int stride) {
 }
 
 template <typename T>
-METAL_FUNC void store_fragment(threadgroup T* to, Fragment<T> fragment) {
-  *reinterpret_cast<threadgroup Pair<T>*>(to) = elements_of(fragment);
+METAL_FUNC void store_fragment(threadgroup T* to, Fragment<T> frag) {
+  *reinterpret_cast<threadgroup Pair<T>*>(to) = elements_of(frag);
 }
 
 // ---- device memory

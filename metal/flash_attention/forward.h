@@ -23,7 +23,9 @@ struct ForwardRows {
   Fragment<float> out[kRowFragments][kValueFragments];
   OnlineSoftmax softmax[kRowFragments];
 
-  METAL_FUNC int query(int fragment) const thread { return first + 8 * fragment + place.row; }
+  METAL_FUNC int query(int row_fragment) const thread {
+    return first + 8 * row_fragment + place.row;
+  }
 
   METAL_FUNC Fragment<T> load_query(int i, int d) const thread {
     const Pair<T> pair = load_pair(queries, query(i), 8 * d + place.column, rows_are_vectors);

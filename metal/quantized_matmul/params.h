@@ -24,6 +24,9 @@ struct QuantizedSumParams {
   int32_t unused;
 };
 
+static_assert(sizeof(QuantizedParams) == 4 * 5, "same layout in C++ and MSL");
+static_assert(sizeof(QuantizedSumParams) == 8 + 4 * 2, "same layout in C++ and MSL");
+
 #ifndef __METAL__
 }  // namespace mlx_anvil
 #endif

@@ -22,6 +22,8 @@ class Event:
         threadgroup: threads per threadgroup; zeros on the CPU.
         is_fallback: whether MLX ops ran in place of a kernel.
         reason: why this route was taken.
+        bindings: what a GPU's kernel was given, in the order of its bindings: ``"float16 in"``, ``"float32 out"``,
+            ``"params 40"`` (bytes); ``"float16 in =0"`` is the array of binding 0 again, where the call has none.
     """
 
     op: str
@@ -31,6 +33,7 @@ class Event:
     threadgroup: tuple[int, int, int]
     is_fallback: bool
     reason: str
+    bindings: tuple[str, ...] = ()
 
 
 def _extent(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -51,7 +54,16 @@ class Trace:
     def events(self) -> list[Event]:
         """All events so far."""
         return [
-            Event(e.op, e.kernel, e.device, _extent(e.grid), _extent(e.threadgroup), e.is_fallback, e.reason)
+            Event(
+                op=e.op,
+                kernel=e.kernel,
+                device=e.device,
+                grid=_extent(e.grid),
+                threadgroup=_extent(e.threadgroup),
+                is_fallback=e.is_fallback,
+                reason=e.reason,
+                bindings=tuple(e.bindings),
+            )
             for e in self._log.events()
         ]
 

@@ -1,0 +1,62 @@
+"""The compiler's intermediate code (LLVM IR) of a file, function by function."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from .compiler import (
+    CPU_FLAGS,
+    PRECISION_FLAGS,
+    RELAXED_SPACES,
+    Constants,
+    run_compiler,
+    run_preprocessor,
+    run_rewriter,
+)
+from .entry import Kernel, entry_symbol
+from .preprocess import Source
+
+_FUNCTION = re.compile(r"^define [^@]*@([\w.$]+|\"[^\"]*\")\(.*?^\}", re.MULTILINE | re.DOTALL)
+_SYMBOL = re.compile(r"@([\w.$]+|\"[^\"]*\")")
+
+
+@dataclass
+class IntermediateCode:
+    """`functions` holds the text of each; `entries` the function that runs each kernel, by the kernel's name."""
+
+    functions: dict[str, str]
+    entries: dict[str, str]
+
+    @classmethod
+    def of(cls, source: Source, constants: Constants | None = None, *, optimised: bool = True) -> IntermediateCode:
+        preprocessed = run_preprocessor(source)
+        rewritten = run_rewriter(source, preprocessed, constants)
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory) / "kernels.ll"
+            flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, "-S", "-emit-llvm", "-o", str(output)]
+            if not optimised:
+                flags += ["-Xclang", "-disable-llvm-passes"]
+            run_compiler(source, preprocessed, rewritten, flags)
+            code = output.read_text()
+        functions = {match.group(1): match.group() for match in _FUNCTION.finditer(code)}
+        kernels: list[Kernel] = rewritten.module.kernels
+        return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(kernels)})
+
+    @cached_property
+    def calls(self) -> dict[str, set[str]]:
+        """The functions of this file that each function mentions."""
+        bodies = {name: text.partition("\n")[2] for name, text in self.functions.items()}
+        return {name: self.functions.keys() & set(_SYMBOL.findall(body)) for name, body in bodies.items()}
+
+    def reached_from(self, entry: str) -> set[str]:
+        """A function and all that it may call, however far down."""
+        seen, pending = {entry}, [entry]
+        while pending:
+            called = self.calls[pending.pop()] - seen
+            seen |= called
+            pending += called
+        return seen

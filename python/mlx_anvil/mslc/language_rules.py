@@ -1,0 +1,106 @@
+"""C++ that Metal 3.1 does not have, as far as words show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .lexer import TokenStream
+from .structure import NAMESPACE, Structure
+
+Violation = tuple[tuple[int, int], str]  # (line, column) in the preprocessed text, message
+
+NOT_IN_METAL = {
+    **dict.fromkeys(("virtual", "dynamic_cast", "typeid"), "Metal has no run-time types"),
+    **dict.fromkeys(("throw", "try", "catch"), "Metal has no exceptions"),
+    **dict.fromkeys(("new", "delete"), "Metal has no heap"),
+    **dict.fromkeys(("thread_local", "goto", "asm", "register"), "Metal does not have it"),
+    **dict.fromkeys(("double", "wchar_t", "char8_t", "char16_t", "char32_t"), "Metal does not have this type"),
+    **dict.fromkeys(("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"), "is C++20"),
+    "std": "Metal's standard library is the namespace metal",
+}
+# Words of Metal that the shim leaves to the author, so that upstream clang would take them as names.
+RESERVED = frozenset(("vertex", "fragment", "ray_data", "object_data", "threadgroup_imageblock"))
+# What declarations begin with that are of no variable.
+_NOT_VARIABLES = frozenset(
+    [
+        "using",
+        "typedef",
+        "template",
+        "struct",
+        "class",
+        "union",
+        "enum",
+        "namespace",
+        "static_assert",
+        "friend",
+        "extern",
+    ]
+)
+
+
+def violations(stream: TokenStream) -> Iterator[Violation]:
+    structure = Structure(stream)
+    for i, text in enumerate(stream.text):
+        outside = structure.kind[structure.enclosing[i]] == NAMESPACE
+        if stream.kind[i] == "name":
+            if (reason := NOT_IN_METAL.get(text)) and not _is_member(stream, i):
+                yield stream.position(i), f"'{text}': {reason}"
+            elif text in RESERVED and not _in_attribute(stream, i):
+                yield stream.position(i), f"'{text}' is a word of Metal, not a name"
+            elif text == "static" and not outside and _lacks_address_space(stream, i):
+                yield stream.position(i), "a static variable has to be 'constant'"
+        elif text == "[" and _opens_lambda(stream, i):
+            yield stream.position(i), "Metal has lambdas since 3.2 only"
+        elif text in (";", "{") and outside:
+            first = stream.statement_start(i)
+            if i > first and _lacks_address_space(stream, first):
+                yield stream.position(first), "a variable outside functions has to be 'constant'"
+
+
+def _is_member(stream: TokenStream, i: int) -> bool:
+    return stream.at(i - 1) in (".", "->")
+
+
+def _in_attribute(stream: TokenStream, i: int) -> bool:
+    """Whether a token lies in [[...]]."""
+    while i > 0 and stream.at(i) not in (";", "{", "}"):
+        if stream.at(i) == "[" and stream.at(i - 1) == "[":
+            return True
+        i -= 1
+    return False
+
+
+def _opens_lambda(stream: TokenStream, i: int) -> bool:
+    """A bracket that neither indexes what is before it nor belongs to an attribute."""
+    before, after = stream.at(i - 1), stream.at(i + 1)
+    if "[" in (before, after) or before in (")", "]"):
+        return False
+    indexes = i > 0 and stream.kind[i - 1] in ("name", "string") and before not in ("return", "case", "else")
+    return not indexes and stream.at(stream.partner[i] + 1) in ("(", "{")
+
+
+def _declaration(stream: TokenStream, first: int) -> list[str]:
+    """The words of a declaration up to its initialiser, without template arguments, parameters and attributes."""
+    words: list[str] = []
+    i = first
+    while i < len(stream) and stream.text[i] not in ("=", ";", "{"):
+        text = stream.text[i]
+        if text == "[":
+            i = stream.partner[i]
+        elif text == "(":
+            words.append("(")
+            i = stream.partner[i]
+        elif text == "<":
+            i = stream.close_angle(i) or i
+        else:
+            words.append(text)
+        i += 1
+    return words
+
+
+def _lacks_address_space(stream: TokenStream, first: int) -> bool:
+    """Whether a declaration is of a variable that is not `constant`. Functions have parameters; types and instantiations
+    begin with a word of their own."""
+    words = _declaration(stream, first)
+    declares_variable = len([w for w in words if w.isidentifier()]) >= 2 and "(" not in words
+    return declares_variable and not {"constant", *_NOT_VARIABLES} & set(words)

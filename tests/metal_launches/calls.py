@@ -1,0 +1,100 @@
+"""Calls of every op that between them ask for every kernel: all dtypes, tiles, formats and layouts that dispatches tell
+apart. What they compute does not matter, only what they launch."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import mlx.core as mx
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES
+
+Call = Callable[[], object]
+
+
+def silu_gate() -> Iterator[Call]:
+    for dtype in DTYPES:
+        whole = [mx.zeros((6, 10), dtype) for _ in range(4)]
+        for a, b, c, d in (whole, [x[:, ::2] for x in whole]):
+            yield lambda a=a, b=b, c=c: mx.vjp(mlx_anvil.silu_gate, [a, b], [c])
+            yield lambda a=a, b=b, c=c, d=d: mx.jvp(mlx_anvil.silu_gate, [a, b], [c, d])
+
+
+# ---- flash_attention -------------------------------------------------------------------------------------------------
+
+# Tiles are for head dims up to these or any between: each is tried, and one more.
+HEAD_DIMS = tuple(sorted({d + e for d in (32, 64, 72, 80, 96, 128, 192, 256, 512) for e in (0, 1)}))
+QUERIES, KEYS = 40, 300  # enough for every tile, and in a decode for keys in parts
+
+
+def _attention(dtype: mx.Dtype, dim: int, value_dim: int, queries: int, heads: int = 2, **options: object) -> Call:
+    q = mx.zeros((1, heads, queries, dim), dtype)
+    k, v = (mx.zeros((1, 1, KEYS, d), dtype) for d in (dim, value_dim))
+
+    def call() -> object:
+        return mlx_anvil.flash_attention(q, k, v, **options)
+
+    return call
+
+
+def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, **options: object) -> Call:
+    q = mx.zeros((1, 2, QUERIES, dim), dtype)
+    k, v = (mx.zeros((1, 1, QUERIES, d), dtype) for d in (dim, value_dim))
+    extra = {name: x for name, x in options.items() if isinstance(x, mx.array) and x.dtype != mx.bool_}
+    fixed = {name: x for name, x in options.items() if name not in extra}
+
+    def loss(q: mx.array, k: mx.array, v: mx.array, *arrays: mx.array) -> mx.array:
+        out, lse = mlx_anvil.flash_attention(q, k, v, return_lse=True, **fixed, **dict(zip(extra, arrays, strict=True)))
+        return out.sum() + lse.sum()
+
+    return lambda: mx.grad(loss, argnums=tuple(range(3 + len(extra))))(q, k, v, *extra.values())
+
+
+def _attention_options(dtype: mx.Dtype, queries: int, keys: int) -> Iterator[dict[str, object]]:
+    sinks = mx.zeros((2,), dtype)
+    masks = None, "causal", mx.ones((queries, keys), mx.bool_), mx.zeros((1, 1, queries, keys), dtype)
+    for mask, with_sinks, softcap in product(masks, (False, True), (None, 5.0)):
+        yield {"mask": mask, "softcap": softcap, **({"sinks": sinks} if with_sinks else {})}
+
+
+def flash_attention() -> Iterator[Call]:
+    for dtype in DTYPES:
+        for dim, value_dim, (queries, heads) in product(
+            HEAD_DIMS, HEAD_DIMS, ((1, 1), (1, 2), (2, 2), (4, 2), (QUERIES, 2))
+        ):
+            yield _attention(dtype, dim, value_dim, queries, heads)
+        for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
+            yield _attention_gradients(dtype, dim, value_dim)
+        for queries, return_lse in product((1, QUERIES), (False, True)):
+            for options in _attention_options(dtype, queries, KEYS):
+                yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
+        for options in _attention_options(dtype, QUERIES, QUERIES):
+            yield _attention_gradients(dtype, 64, 64, **options)
+
+
+# ---- quantized matrices ----------------------------------------------------------------------------------------------
+
+MODES = {
+    "affine": tuple(product((32, 64, 128), (2, 3, 4, 5, 6, 8))),
+    "mxfp4": ((32, 4),),
+    "mxfp8": ((32, 8),),
+    "nvfp4": ((16, 4),),
+}
+
+
+def quantized_matmul() -> Iterator[Call]:
+    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
+        for group_size, bits in formats:
+            options = {"group_size": group_size, "bits": bits, "mode": mode}
+            for outputs in (128, 256):  # a plain product sums so many rows of w in one part, or in two
+                gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
+                for rows in (*range(1, 9), 9, 40):
+                    x = mx.zeros((rows, 128), dtype)
+                    y = mx.zeros((rows, outputs), dtype)
+                    yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
+                    yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
+                    yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+
+
+# By the folder under metal/ that has the kernels.
+CALLS = {"silu_gate": silu_gate, "flash_attention": flash_attention, "quantized_matmul": quantized_matmul}

@@ -1,0 +1,72 @@
+"""What the host code launches, recorded without running a kernel: python -m metal_launches.record OP... prints JSON.
+
+To be run as a process of its own: the host keeps the libraries that it has loaded for kernels, and here they are none.
+"""
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+import mlx_anvil
+from metal_launches.calls import CALLS
+from mlx_anvil import _ext
+from mlx_anvil.mslc.toolchain import PACKAGE, find_zig
+
+_SPECIALISED = re.compile(r"(.*?)((?:_c\d+[tf])*)")
+_CONSTANT = re.compile(r"_c(\d+)([tf])")
+
+
+@dataclass
+class Launch:
+    op: str
+    kernel: str
+    constants: dict[int, bool]
+    bindings: tuple[str, ...]  # as in mlx_anvil.trace
+    threads: int
+
+
+def build_recorder(folder: Path) -> ctypes.CDLL:
+    library, source = folder / "recorder.so", Path(__file__).with_name("recorder.c")
+    flags = ["-shared", "-fPIC", "-O1", "-I", str(PACKAGE.parents[1]), "-o", str(library)]
+    subprocess.run([find_zig(), "cc", *flags, str(source)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def record(op: str) -> list[Launch]:
+    """All launches that differ, of the calls of an op; not those of other ops that it is put together from."""
+    found = {}
+    for call in CALLS[op]():
+        with mlx_anvil.trace() as trace:
+            mx.eval(call())
+        for event in trace.events:
+            if event.op == op and not event.is_fallback:
+                name, constants = _SPECIALISED.fullmatch(event.kernel).groups()
+                values = {int(index): value == "t" for index, value in _CONSTANT.findall(constants)}
+                x, y, z = event.threadgroup
+                found[event.kernel, event.bindings] = Launch(op, name, values, event.bindings, x * y * z)
+    return list(found.values())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = build_recorder(Path(folder))
+
+        def pretend_to_compile(op: str, kernel: str, constants: dict[int | str, object], checked: bool) -> str:
+            assert recorder.recorder_add(kernel.encode()), "recorder.c holds too few kernels"
+            return recorder._name
+
+        with mlx_anvil.simulate():
+            _ext._set_simulator_toolchain(pretend_to_compile, lambda path, report: "")
+            launches = [launch for op in sys.argv[1:] for launch in record(op)]
+    json.dump([asdict(launch) for launch in launches], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

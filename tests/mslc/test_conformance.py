@@ -1,0 +1,128 @@
+"""The conformance check: our kernels pass, what Apple's compiler would refuse does not, and MLX's kernels are the control."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_anvil import _ext
+from mlx_anvil.mslc import Source
+from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
+from mlx_anvil.mslc.conformance import conformance, repeated_names
+from mlx_anvil.mslc.language_rules import violations
+from mlx_anvil.mslc.lexer import TokenStream
+
+METAL = Path(__file__).resolve().parents[2] / "metal"
+OPS = sorted(path.name for path in METAL.iterdir() if path.name != "common")
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+KERNEL = "kernel void k(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) {{ {body} }}\n"
+
+
+def embedded(op: str) -> Source:
+    return Source(text=_ext._kernel_source(op), name=f"metal/{op}")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernels_conform(op):
+    assert [str(problem) for problem in conformance(embedded(op))] == []
+
+
+def test_host_names_are_unique_over_all_ops():
+    sources = [embedded(op) for op in OPS]
+    kernels = [k.name for s in sources for k in run_rewriter(s, run_preprocessor(s)).module.kernels]
+    assert len(kernels) > 400
+    assert repeated_names(kernels) == []
+
+
+def findings(declarations: str, body: str = "x[i] = 0;") -> list[str]:
+    return [d.message for d in conformance(Source(HEAD + declarations + KERNEL.format(body=body)))]
+
+
+def test_plain_kernel_conforms():
+    declarations = "constant float c = 2;\nstruct S { static constant constexpr const int n = 3; };\n"
+    assert findings(declarations, "int a[S::n] = {1, 2, 3}; x[i] = a[i % 3] * c;") == []
+
+
+@pytest.mark.parametrize(
+    ("declarations", "body", "message"),
+    [
+        ("", "auto f = [&](int y) { return y; }; x[i] = f(1);", "Metal has lambdas since 3.2 only"),
+        ("", "double d = 1; x[i] = d;", "'double': Metal does not have this type"),
+        ("", "goto end; end: x[i] = 0;", "'goto': Metal does not have it"),
+        ("", "static int n = 0; x[i] = n;", "a static variable has to be 'constant'"),
+        ("", "float fragment = 1; x[i] = fragment;", "'fragment' is a word of Metal, not a name"),
+        ("float g = 1;\n", "x[i] = g;", "a variable outside functions has to be 'constant'"),
+        ("struct S { virtual void f() {} };\n", "x[i] = 0;", "'virtual': Metal has no run-time types"),
+        (
+            "struct P { int a; int b; };\n",
+            "auto [a, b] = P{1, 2}; x[i] = a + b;",
+            "structured binding declarations are",
+        ),
+        (
+            "template <typename... T> int sum(T... t) { return (t + ...); }\n",
+            "x[i] = sum(1, 2);",
+            "pack fold expression is",
+        ),
+        (
+            "template <typename T> T f(T n) { return n > 0 ? n * f(n - 1) : 1; }\n",
+            "x[i] = f(int(i));",
+            "recursive function",
+        ),
+        (
+            "int g(int n);\nint f(int n) { return n > 0 ? g(n - 1) + 1 : 1; }\nint g(int n) { return f(n / 2) * 3; }\n",
+            "x[i] = f(int(i));",
+            "recursive function",
+        ),
+        ("constant int mode [[function_constant(0)]];\n", "x[i] = mode;", "function constant 'mode' is int, not bool"),
+        (
+            "constant bool a [[function_constant(3)]];\nconstant bool b [[function_constant(3)]];\n",
+            "x[i] = a + b;",
+            "function constant 3 is declared twice",
+        ),
+        ("", "threadgroup float t[8193]; t[i % 8193] = x[i]; x[i] = t[i];", "32784 bytes of threadgroup memory"),
+        ("", "threadgroup float* p = x; *p = 0;", "cannot initialize a variable of type 'threadgroup float *'"),
+    ],
+)
+def test_what_metal_lacks_is_named(declarations, body, message):
+    assert any(message in found for found in findings(declarations, body)), findings(declarations, body)
+
+
+def test_bindings_out_of_range():
+    text = (
+        HEAD
+        + "kernel void k(device float* x [[buffer(31)]], device float* y [[buffer(1)]], device float* z [[buffer(1)]]) {}"
+    )
+    messages = [d.message for d in conformance(Source(text))]
+    assert "kernel 'k' has buffer(31); the last is 30" in messages
+    assert "kernel 'k' has buffer(1) twice" in messages
+
+
+def test_repeated_host_name():
+    template = "template <typename T> [[kernel]] void k(device T* x [[buffer(0)]]) { x[0] = 1; }\n"
+    instance = 'template [[host_name("k_{0}")]] [[kernel]] decltype(k<{1}>) k<{1}>;\n'
+    source = Source(HEAD + template + instance.format("f", "float") + instance.format("f", "half"))
+    assert "two kernels are named 'k_f'" in [d.message for d in conformance(source)]
+
+
+def test_place_of_a_finding():
+    (found,) = conformance(Source(HEAD + KERNEL.format(body="\n  int vertex = 1;"), name="mine.metal"))
+    assert (found.file, found.line, found.column) == ("mine.metal", 4, 7)
+
+
+def test_control_mlx_kernels_break_no_rule():
+    """The rules that words show would be too strict if MLX's own kernels, which Apple's compiler takes, broke one."""
+    import mlx
+
+    include = Path(next(iter(mlx.__path__))) / "include"
+    names = (
+        "quantized.h",
+        "fp_quantized.h",
+        "sdpa_vector.h",
+        "softmax.h",
+        "sort.h",
+        "steel/attn/kernels/steel_attention.h",
+    )
+    headers = ["utils.h", "steel/gemm/gemm.h", "quantized_utils.h", *names]
+    text = "".join(f'#include "mlx/backend/metal/kernels/{name}"\n' for name in headers)
+    preprocessed = run_preprocessor(Source.load(text, [include], {"MLX_METAL_JIT": 1}))
+    assert preprocessed.count("\n") > 5000
+    assert list(violations(TokenStream(preprocessed))) == []
