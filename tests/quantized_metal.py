@@ -159,7 +159,8 @@ def profile_ours(call: Call) -> Counts:
                 partial = np.zeros(parts * out.size, np.float32)
             params = np.zeros(1, PARAMS)
             shift = call.format.group_size.bit_length() - 1
-            params[0] = call.rows, call.columns, call.outputs, shift, -(-call.outputs // parts)
+            rows_per_part = 128 * -(-call.outputs // (128 * parts))  # whole turns of a threadgroup
+            params[0] = call.rows, call.columns, call.outputs, shift, rows_per_part
             weights = [a for m in call.matrices for a in (np.array(m.w), np.array(m.scales), biases_or(m, call.x))]
             bound = [call.x, *weights, partial if parts > 1 else out, params]
         counts.add(library.run(found[1], dict(enumerate(bound)), event.grid, event.threadgroup))

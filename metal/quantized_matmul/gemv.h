@@ -1,7 +1,7 @@
 // Products of up to kRows rows of x with rows of w, for which reading w is all the work.
 //
-// A lane takes chunks of 32 columns: it unpacks the codes of a few rows of w, and multiplies each
-// with all rows of x. Every row of x goes through the same steps in the same order, however many
+// A lane takes chunks of columns: it unpacks the codes of a few rows of w, and multiplies each with
+// all rows of x. Every row of x goes through the same steps in the same order, however many
 // there are, so that the bits of a result do not depend on their number.
 #pragma once
 
@@ -39,7 +39,8 @@ METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows
 
 template <typename T, typename Format, int kRows>
 struct GemvSums {
-  enum { kWords = Format::kPart * Format::kBits / 32, kStreams = GemvStreams<kRows>::kCount };
+  enum { kChunk = Format::kChunk, kPart = Format::kPart, kFactors = Format::kFactors };
+  enum { kChunkWords = kChunk * Format::kBits / 32, kStreams = GemvStreams<kRows>::kCount };
   float totals[kRows][kStreams];
 
   METAL_FUNC void clear() thread {
@@ -57,11 +58,18 @@ struct GemvSums {
                       const device T* x,
                       constant QuantizedParams& params,
                       GemvPlace place) thread {
-    for (int chunk = place.first_chunk; 32 * chunk < params.columns; chunk += place.chunk_step) {
+    for (int chunk = place.first_chunk; kChunk * chunk < params.columns;
+         chunk += place.chunk_step) {
+      const int begin = kChunk * chunk;
+      uint words[kStreams][kChunkWords];
       MLX_ANVIL_UNROLL
-      for (int column = 0; column < 32; column += Format::kPart) {
-        if (column == 0 || 32 * chunk + column < params.columns) {
-          add_part(streams, x, params, place.first_row, 32 * chunk + column);
+      for (int s = 0; s < kStreams; ++s) {
+        load_codes<Format, kChunk>(streams[s].words, begin, params.columns, words[s]);
+      }
+      MLX_ANVIL_UNROLL
+      for (int part = 0; part < kChunk; part += kPart) {
+        if (part == 0 || begin + part < params.columns) {
+          add_part(streams, words, part, x, params, place.first_row, begin + part);
         }
       }
     }
@@ -79,24 +87,23 @@ struct GemvSums {
   }
 
  private:
+  // `column` is that of the part, which begins with code `part` of the words.
   METAL_FUNC void add_part(const thread WeightRow<T, Format>* streams,
+                           const thread uint (*chunks)[kChunkWords],
+                           int part,
                            const device T* x,
                            constant QuantizedParams& params,
                            int first_row,
                            int column) thread {
-    uint words[kStreams][kWords];
-    MLX_ANVIL_UNROLL
-    for (int s = 0; s < kStreams; ++s) {
-      load_words<kWords>(streams[s].words + column / 16 * Format::kBits / 2, words[s]);
-    }
-    float dots[kRows][kStreams] = {};
+    const int first_word = part * Format::kBits / 32;
+    float dots[kRows][kStreams][kFactors] = {};
     float sums[kRows] = {};  // of x
     MLX_ANVIL_UNROLL
-    for (int piece = 0; piece < Format::kPart / 8; ++piece) {
+    for (int piece = 0; piece < kPart / 8; ++piece) {
       float v[kStreams][8];
       MLX_ANVIL_UNROLL
       for (int s = 0; s < kStreams; ++s) {
-        Format::values(words[s], piece, v[s]);
+        Format::values(chunks[s] + first_word, piece, v[s]);
       }
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
@@ -107,7 +114,8 @@ struct GemvSums {
         for (int i = 0; i < 8; ++i) {
           MLX_ANVIL_UNROLL
           for (int s = 0; s < kStreams; ++s) {
-            dots[m][s] = metal::fma(v[s][i], elements[i], dots[m][s]);
+            thread float& dot = dots[m][s][i % kFactors];
+            dot = metal::fma(v[s][i], elements[i], dot);
           }
           sums[m] += elements[i];
         }
@@ -115,10 +123,16 @@ struct GemvSums {
     }
     MLX_ANVIL_UNROLL
     for (int s = 0; s < kStreams; ++s) {
-      const float2 factors = scale_and_bias(streams[s], column >> params.group_shift, words[s]);
+      const float2 factors =
+          scale_and_bias<kPart>(streams[s], column >> params.group_shift, chunks[s] + first_word);
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
-        totals[m][s] = metal::fma(factors.x, Format::factor() * dots[m][s], totals[m][s]);
+        float dot = Format::factor(0) * dots[m][s][0];
+        MLX_ANVIL_UNROLL
+        for (int i = 1; i < kFactors; ++i) {
+          dot = metal::fma(Format::factor(i), dots[m][s][i], dot);
+        }
+        totals[m][s] = metal::fma(factors.x, dot, totals[m][s]);
         if (Format::kHasBiases) {
           totals[m][s] = metal::fma(factors.y, sums[m], totals[m][s]);
         }
