@@ -40,6 +40,7 @@ def class_of(instruction: str) -> str | None:
     if not text or text.startswith(_FREE):
         return None
     opcode = text.split()[0].rstrip(";")
+    assert ".local" not in opcode, "registers are kept in memory: a loop is not unrolled"
     if opcode.startswith(("ld.", "st.")):
         return "loads"
     if opcode.startswith("cvt."):

@@ -1,4 +1,4 @@
-"""Profiles of the Metal kernels of quantized matrices, and of MLX's kernels on the same arrays.
+"""Profiles of the Metal kernels of quantized matrices, and of MLX's kernels on the same arrays; and their instructions.
 
 Ours are launched as the op's own dispatch launches them: kernel, function constants, grid and threadgroup come from its
 trace. Arrays are dense, and both sides are given the same ones.
@@ -20,7 +20,9 @@ import mlx_anvil
 from mlx_anvil import _ext
 from mlx_anvil.mslc import PROFILED, Library
 from mlx_anvil.mslc.preprocess import Source
+from mlx_anvil.mslc.ptx import PtxModule, compile_ptx
 from mlx_anvil.mslc.simulator import Report
+from ptx_loops import Loop, hot_loop
 from quantized_numpy import Format, Matrix, draw
 
 sys.path.insert(0, str(Path(__file__).parent / "mslc" / "control"))
@@ -239,3 +241,46 @@ LAUNCH: dict[str, Callable[..., Report]] = {
     "qvm": launch_qvm,
     "qvm_split_k": launch_qvm_split_k,
 }
+
+
+# ---- instructions ----------------------------------------------------------------------------------------------------
+
+# MLX's loops over a few rows leave it to the compiler to unroll them, as Apple's does: without, sums are in memory.
+UNROLLED = ("-mllvm", "-unroll-threshold=5000")
+METAL = Path(__file__).resolve().parents[1]
+
+
+@cache
+def our_ptx(file: str) -> PtxModule:
+    """All alignments as dispatched for large matrices of any even size."""
+    text = Source.load(METAL / "metal" / "quantized_matmul" / f"{file}.metal", [METAL])
+    constants = {"gemv": {0: True, 1: False}, "plain": {0: True, 2: True}}[file]
+    return compile_ptx(text, "sm_90", constants)
+
+
+def our_instructions(product: str, format: Format, dtype: str, rows: int) -> dict[str, float]:
+    """Of the inner loop, for each weight (and all rows)."""
+    name = f"{format.mode}{format.bits if format.affine else ''}"
+    chunk = 16 if format.bits == 8 else 32
+    weights = min(chunk, 64 // rows) if product == PLAIN else chunk * (2 if rows > 4 else 4)
+    module = our_ptx("plain" if product == PLAIN else "gemv")
+    loop = hot_loop(module.text, f"quantized_{product}_{dtype}_{name}_r{rows}")
+    return checked_shares(loop, weights, rows)
+
+
+def mlx_instructions(function: str, format: Format, dtype: str, *arguments: object) -> dict[str, float]:
+    """Likewise, for one row; of qmv_wide, for as many as its first argument says."""
+    kernel = f"{'affine' if format.affine else 'fp'}_{function}"
+    options = METAL_TYPES[dtype], format.group_size, format.bits, *arguments
+    text = source(AFFINE if format.affine else FLOATING, [("kernel", kernel, *options)])
+    module = compile_ptx(Source.load(text, [include_dir()], {"MLX_METAL_JIT": 1}), "sm_90", {}, UNROLLED)
+    values = 8 if format.bits in (6, 8) else 16  # of a lane, in each of four rows of w
+    outer = 32 if format.affine else format.group_size
+    weights = {"qmv_fast": 4 * values, "qmv_wide": format.group_size}.get(function, outer)
+    return checked_shares(hot_loop(module.text, "kernel"), weights, int(str(arguments[0])) if "wide" in function else 1)
+
+
+def checked_shares(loop: Loop, weights: int, rows: int) -> dict[str, float]:
+    """The loop is the one that was meant: it multiplies every weight by every row, and little else."""
+    assert rows * weights <= loop.multiplications <= (2 * rows + 2) * weights
+    return loop.per(weights)

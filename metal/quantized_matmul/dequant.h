@@ -6,9 +6,8 @@
 // scale. Eight codes make a piece. A format has
 //
 //   kBits, kChunk, kPart, kHasBiases, Scale<T>   T: dtype of x
-//   values(words, piece, v)                      of eight codes of a part, each over its factor
-//   kFactors, factor(i)                          of value i of a piece: depends on i % kFactors
-//   scale(stored)                                apart from the factors, with which it might
+//   values(words, piece, v)                      of eight codes of a part, over factor()
+//   scale(stored)                                apart from factor(), with which it might
 //   overflow has_nan<kWords>(words)                       whether a code is no number
 #pragma once
 
@@ -69,33 +68,32 @@ METAL_FUNC void store_halves(uint bits, thread float& low, thread float& high) {
 
 template <int kBits>
 struct AffineCodes {
-  enum { kChunk = 32, kFactors = 1 };
+  enum { kChunk = 32 };
   METAL_FUNC static void values(const thread uint* words, int piece, thread float* v) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {
       v[i] = static_cast<float>(code_at<kBits>(words, 8 * piece + i));
     }
   }
-  METAL_FUNC static float factor(int) { return 1.0f; }
+  METAL_FUNC static float factor() { return 1.0f; }
 };
 
-// A subnormal half is an integer times 2^-24. Every other code stays where it is, times 16, which
-// saves its shift.
+// A subnormal half is an integer times 2^-24.
 template <>
 struct AffineCodes<4> {
-  enum { kChunk = 32, kFactors = 2 };
+  enum { kChunk = 32 };
   METAL_FUNC static void values(const thread uint* words, int piece, thread float* v) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 4; ++i) {
-      store_halves(words[piece] >> (i / 2 * 8) & (0x000f000fu << (i % 2 * 4)), v[i], v[i + 4]);
+      store_halves(words[piece] >> (4 * i) & 0x000f000fu, v[i], v[i + 4]);
     }
   }
-  METAL_FUNC static float factor(int i) { return i % 2 == 0 ? 0x1p24f : 0x1p20f; }
+  METAL_FUNC static float factor() { return 0x1p24f; }
 };
 
 template <>
 struct AffineCodes<8> {
-  enum { kChunk = 16, kFactors = 1 };
+  enum { kChunk = 16 };
   METAL_FUNC static void values(const thread uint* words, int piece, thread float* v) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -103,7 +101,7 @@ struct AffineCodes<8> {
       store_halves(codes, v[i / 2 * 4 + i % 2], v[i / 2 * 4 + i % 2 + 2]);
     }
   }
-  METAL_FUNC static float factor(int) { return 0x1p24f; }
+  METAL_FUNC static float factor() { return 0x1p24f; }
 };
 
 template <int kBits_>
@@ -124,7 +122,7 @@ struct AffineFormat : AffineCodes<kBits_> {
 
 template <int kPart_>
 struct E2m1Format {
-  enum { kBits = 4, kChunk = 32, kPart = kPart_, kHasBiases = 0, kFactors = 1 };
+  enum { kBits = 4, kChunk = 32, kPart = kPart_, kHasBiases = 0 };
   template <typename T>
   using Scale = uchar;
 
@@ -135,7 +133,7 @@ struct E2m1Format {
       store_halves((codes & 0x00070007u) << 9 | (codes & 0x00080008u) << 12, v[i], v[i + 4]);
     }
   }
-  METAL_FUNC static float factor(int) { return 0x1p14f; }
+  METAL_FUNC static float factor() { return 0x1p14f; }
   template <int kWords>
   METAL_FUNC static bool has_nan(const thread uint*) {
     return false;
@@ -162,7 +160,7 @@ struct Nvfp4Format : E2m1Format<16> {
 };
 
 struct Mxfp8Format {
-  enum { kBits = 8, kChunk = 16, kPart = 16, kHasBiases = 0, kFactors = 1 };
+  enum { kBits = 8, kChunk = 16, kPart = 16, kHasBiases = 0 };
   template <typename T>
   using Scale = uchar;
 
@@ -174,7 +172,7 @@ struct Mxfp8Format {
                    v[i / 2 * 4 + i % 2 + 2]);
     }
   }
-  METAL_FUNC static float factor(int) { return 0x1p8f; }
+  METAL_FUNC static float factor() { return 0x1p8f; }
   METAL_FUNC static float scale(uchar stored) { return e8m0(stored); }
 
   // 0x7f, with either sign: adding 1 to each byte's lower bits carries into its top bit.

@@ -39,7 +39,7 @@ METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows
 
 template <typename T, typename Format, int kRows>
 struct GemvSums {
-  enum { kChunk = Format::kChunk, kPart = Format::kPart, kFactors = Format::kFactors };
+  enum { kChunk = Format::kChunk, kPart = Format::kPart };
   enum { kChunkWords = kChunk * Format::kBits / 32, kStreams = GemvStreams<kRows>::kCount };
   float totals[kRows][kStreams];
 
@@ -58,6 +58,8 @@ struct GemvSums {
                       const device T* x,
                       constant QuantizedParams& params,
                       GemvPlace place) thread {
+    const device T* own_x = x + long(place.first_row) * params.columns;
+    const int last_row = params.rows - 1 - place.first_row;
     for (int chunk = place.first_chunk; kChunk * chunk < params.columns;
          chunk += place.chunk_step) {
       const int begin = kChunk * chunk;
@@ -69,7 +71,7 @@ struct GemvSums {
       MLX_ANVIL_UNROLL
       for (int part = 0; part < kChunk; part += kPart) {
         if (part == 0 || begin + part < params.columns) {
-          add_part(streams, words, part, x, params, place.first_row, begin + part);
+          add_part(streams, words, part, own_x, last_row, params, begin + part);
         }
       }
     }
@@ -92,11 +94,11 @@ struct GemvSums {
                            const thread uint (*chunks)[kChunkWords],
                            int part,
                            const device T* x,
+                           int last_row,
                            constant QuantizedParams& params,
-                           int first_row,
                            int column) thread {
     const int first_word = part * Format::kBits / 32;
-    float dots[kRows][kStreams][kFactors] = {};
+    float dots[kRows][kStreams] = {};
     float sums[kRows] = {};  // of x
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < kPart / 8; ++piece) {
@@ -108,14 +110,13 @@ struct GemvSums {
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
         float elements[8];
-        const long row = metal::min(first_row + m, params.rows - 1);
-        load_eight(x + row * params.columns + column + 8 * piece, elements);
+        // Eight rows of 2^26 columns are within an int.
+        load_eight(x + metal::min(m, last_row) * params.columns + column + 8 * piece, elements);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < 8; ++i) {
           MLX_ANVIL_UNROLL
           for (int s = 0; s < kStreams; ++s) {
-            thread float& dot = dots[m][s][i % kFactors];
-            dot = metal::fma(v[s][i], elements[i], dot);
+            dots[m][s] = metal::fma(v[s][i], elements[i], dots[m][s]);
           }
           sums[m] += elements[i];
         }
@@ -127,12 +128,7 @@ struct GemvSums {
           scale_and_bias<kPart>(streams[s], column >> params.group_shift, chunks[s] + first_word);
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
-        float dot = Format::factor(0) * dots[m][s][0];
-        MLX_ANVIL_UNROLL
-        for (int i = 1; i < kFactors; ++i) {
-          dot = metal::fma(Format::factor(i), dots[m][s][i], dot);
-        }
-        totals[m][s] = metal::fma(factors.x, dot, totals[m][s]);
+        totals[m][s] = metal::fma(factors.x, Format::factor() * dots[m][s], totals[m][s]);
         if (Format::kHasBiases) {
           totals[m][s] = metal::fma(factors.y, sums[m], totals[m][s]);
         }

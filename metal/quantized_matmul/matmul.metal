@@ -52,7 +52,7 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
       Format::values(words, piece, v);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < 8; ++i) {
-        at[part + 8 * piece + i] = metal::fma(Format::factor(i) * v[i], factors.x, factors.y);
+        at[part + 8 * piece + i] = metal::fma(Format::factor() * v[i], factors.x, factors.y);
       }
     }
   }

@@ -25,7 +25,7 @@ struct PlainColumns {
 
 template <typename T, typename Format, int kRows>
 struct PlainSums {
-  enum { kColumns = PlainColumns<Format, kRows>::kCount, kFactors = Format::kFactors };
+  enum { kColumns = PlainColumns<Format, kRows>::kCount };
   enum { kPart = kColumns < Format::kPart ? kColumns : Format::kPart, kParts = kColumns / kPart };
   enum { kWords = (kColumns * Format::kBits + 31) / 32 };
   float products[kRows][kColumns];  // sums of x times scale times code
@@ -60,13 +60,10 @@ struct PlainSums {
       }
       const thread uint* own = words + part * kPart * Format::kBits / 32;
       const float2 factors = scale_and_bias<kPart>(row, begin >> params.group_shift, own);
-      float scaled[kRows][kFactors];
+      float scaled[kRows];
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kFactors; ++i) {
-          scaled[m][i] = factors.x * (Format::factor(i) * x[m]);
-        }
+        scaled[m] = factors.x * (Format::factor() * x[m]);
         if (Format::kHasBiases) {
           shifts[m][part] = metal::fma(factors.y, x[m], shifts[m][part]);
         }
@@ -80,7 +77,7 @@ struct PlainSums {
           MLX_ANVIL_UNROLL
           for (int i = 0; i < 8; ++i) {
             thread float& product = products[m][part * kPart + 8 * piece + i];
-            product = metal::fma(v[i], scaled[m][i % kFactors], product);
+            product = metal::fma(v[i], scaled[m], product);
           }
         }
       }
