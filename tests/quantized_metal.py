@@ -53,7 +53,8 @@ class Call:
     ) -> Call:
         count = 2 if product == SWIGLU else 1
         matrices = [draw(format, (outputs, columns), rng, getattr(mx, dtype)) for _ in range(count)]
-        x = rng.standard_normal((rows, outputs if product == PLAIN else columns)).astype(dtype)
+        terms = outputs if product == PLAIN else columns
+        x = (rng.standard_normal((rows, terms)) * terms**-0.5).astype(dtype)
         return cls(product, format, dtype, x, matrices)
 
     @property
@@ -161,7 +162,7 @@ def profile_ours(call: Call) -> Counts:
                 partial = np.zeros(parts * out.size, np.float32)
             params = np.zeros(1, PARAMS)
             shift = call.format.group_size.bit_length() - 1
-            rows_per_part = 128 * -(-call.outputs // (128 * parts))  # whole turns of a threadgroup
+            rows_per_part = 256 * -(-call.outputs // (256 * parts))  # whole turns of a threadgroup
             params[0] = call.rows, call.columns, call.outputs, shift, rows_per_part
             weights = [a for m in call.matrices for a in (np.array(m.w), np.array(m.scales), biases_or(m, call.x))]
             bound = [call.x, *weights, partial if parts > 1 else out, params]
@@ -226,7 +227,9 @@ def launch_qvm_split_k(library: Library, call: Call, arrays: list[np.ndarray], *
     def strides(step: int) -> np.ndarray:
         return np.array([step, 0, 0], np.int64)
 
-    buffers = dict(enumerate([w, scales, biases, x, partial, length, call.columns, 1, shape, strides(length), 1, shape]))
+    buffers = dict(
+        enumerate([w, scales, biases, x, partial, length, call.columns, 1, shape, strides(length), 1, shape])
+    )
     buffers |= {12: strides(length * w.shape[1]), 13: strides(length * scales.shape[1])}
     buffers |= {14: strides(length * scales.shape[1]), 15: length}
     report = library.run("kernel", buffers, (call.rows, call.columns // 64, parts), (32, 2, 1))

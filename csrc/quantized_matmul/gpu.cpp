@@ -28,8 +28,9 @@ constexpr int kThreads = 32 * kSimdgroups;
 constexpr int64_t kEnoughOutputs = 4096;
 
 // plain.metal
-constexpr int64_t kEnoughThreadgroups = 256;
-constexpr int64_t kRowsOfTurn = 32 * kSimdgroups;  // of w, that a threadgroup takes at a time
+constexpr int kPlainThreads = 256;
+constexpr int64_t kEnoughThreadgroups = 128;
+constexpr int64_t kRowsOfTurn = kPlainThreads;  // of w, which each SIMD group takes 32 at a time
 
 // matmul.metal
 constexpr int64_t kTileRows = 32;
@@ -85,7 +86,8 @@ struct Request {
   void launch_kernel(const std::string& name,
                      std::vector<FunctionConstant> constants,
                      const QuantizedParams& params,
-                     Extent grid) const {
+                     Extent grid,
+                     uint32_t threads = kThreads) const {
     KernelLaunch request{};
     request.kernel = &kernel_named(kFolder, name, std::move(constants));
     request.inputs = {&x};
@@ -96,7 +98,7 @@ struct Request {
     request.params = &params;
     request.params_size = sizeof(params);
     request.grid = grid;
-    request.threadgroup = {kThreads, 1, 1};
+    request.threadgroup = {threads, 1, 1};
     launch(request, stream);
   }
 };
@@ -132,8 +134,8 @@ void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Str
   request.outputs = {&out};
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = linear_grid(params.size, kThreads);
-  request.threadgroup = {kThreads, 1, 1};
+  request.grid = linear_grid(params.size, kPlainThreads);
+  request.threadgroup = {kPlainThreads, 1, 1};
   request.temporaries = {parts};
   launch(request, stream);
 }
@@ -155,14 +157,14 @@ void launch_plain(const QuantizedFormat& format,
   const Extent grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(parts),
                        static_cast<uint32_t>(sizes.batch)};
   if (parts == 1) {
-    request.launch_kernel(name, constants, params, grid);
+    request.launch_kernel(name, constants, params, grid, kPlainThreads);
     return;
   }
   mx::Shape shape = request.out.shape();
   shape.insert(shape.begin(), static_cast<int>(parts));
   mx::array partial = scratch(shape, mx::float32, request.stream.device);
-  Request{request.x, request.matrices, partial, request.stream}.launch_kernel(name, constants,
-                                                                              params, grid);
+  Request{request.x, request.matrices, partial, request.stream}.launch_kernel(
+      name, constants, params, grid, kPlainThreads);
   launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
 }
 

@@ -8,14 +8,14 @@
 // whose SIMD groups take turns with the rows of w. Arrays are dense; nothing else is assumed.
 //
 // quantized_sum_parts_<dtype> adds the parts up, in their order. Bindings: parts, out, params.
-// Function constant 0: false. Grid: blocks of 128 elements of out. Threadgroup: 128.
+// Function constant 0: false. Grid: blocks of 256 elements of out. Threadgroup: 256.
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/params.h"
 
 constant bool outputs_are_in_parts [[function_constant(2)]];
 
-enum { kPlainSimdgroups = 4, kPlainThreads = 32 * kPlainSimdgroups };
+enum { kPlainSimdgroups = 8, kPlainThreads = 32 * kPlainSimdgroups };
 
 // Columns of a lane: a chunk, or as many as have room for their sums of all rows in 64 registers.
 template <typename Format, int kRows>
@@ -87,6 +87,26 @@ struct PlainSums {
   METAL_FUNC float total(int m, int i) const thread {
     return products[m][i] + shifts[m][i / kPart];
   }
+
+  // Adds up what the SIMD groups have: total(m, i) of lane l at [kColumns * m + i][l]. In each turn
+  // they are at different shares, so that all have work; a share's order is its own, but fixed.
+  METAL_FUNC void reduce(threadgroup float (*shares)[33], uint simdgroup, uint lane) const thread {
+    enum { kShare = kRows * kColumns / kPlainSimdgroups };
+    MLX_ANVIL_NO_UNROLL
+    for (uint turn = 0; turn < kPlainSimdgroups; ++turn) {
+      MLX_ANVIL_UNROLL
+      for (uint share = 0; share < kPlainSimdgroups; ++share) {
+        if ((simdgroup + turn) % kPlainSimdgroups == share) {
+          MLX_ANVIL_UNROLL
+          for (int i = share * kShare; i < int(share + 1) * kShare; ++i) {
+            const float before = turn == 0 ? 0.0f : shares[i][lane];
+            shares[i][lane] = before + total(i / kColumns, i % kColumns);
+          }
+        }
+      }
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
+  }
 };
 
 template <typename T, typename Format, int kRows>
@@ -103,9 +123,9 @@ template <typename T, typename Format, int kRows>
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   enum { kColumns = PlainColumns<Format, kRows>::kCount, kBlock = 32 * kColumns };
-  // Column kColumns * l + i of a block is at [i][l]: lanes side by side, and a column more so that
-  // neighbouring columns are not in one bank either.
-  threadgroup float shares[kRows][kColumns][33];
+  // A lane's sums of a column are side by side with the other lanes'; one more, so that
+  // neighbouring columns of a lane are not in one bank either.
+  threadgroup float shares[kRows * kColumns][33];
   const long batch = group.z;
   const int first_column = group.x * kBlock, lane_column = first_column + kColumns * lane;
   const int begin = group.y * params.rows_per_part;
@@ -138,24 +158,12 @@ template <typename T, typename Format, int kRows>
     }
   }
 
-  for (uint turn = 0; turn < kPlainSimdgroups; ++turn) {
-    if (simdgroup == turn) {
-      MLX_ANVIL_UNROLL
-      for (int m = 0; m < kRows; ++m) {
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kColumns; ++i) {
-          const float before = turn == 0 ? 0.0f : shares[m][i][lane];
-          shares[m][i][lane] = before + sums.total(m, i);
-        }
-      }
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
+  sums.reduce(shares, simdgroup, lane);
 
   const int columns = metal::min(int(kBlock), params.columns - first_column);
   for (int m = 0; m < metal::min(kRows, params.rows); ++m) {
     for (int i = thread_index; i < columns; i += kPlainThreads) {
-      const float total = shares[m][i % kColumns][i / kColumns];
+      const float total = shares[m * kColumns + i % kColumns][i / kColumns];
       const long at = (batch * params.rows + m) * params.columns + first_column + i;
       if (outputs_are_in_parts) {
         const long size = long(groups.z) * params.rows * params.columns;

@@ -127,7 +127,7 @@ class ProjectChecks:
         suffix = "" if kernel.startswith("matmul") else f"_r{rows}"
         full = f"quantized_{kernel}_{PROJECT_NAME[dtype]}_{name}{suffix}"
         file = {"plain": "quantized_plain", "gemv": "quantized_gemv", "swiglu": "quantized_gemv"}
-        self.module(file.get(kernel, "quantized_matmul")).run(full, buffers, grid, (128,))
+        self.module(file.get(kernel, "quantized_matmul")).run(full, buffers, grid, (256 if kernel == "plain" else 128,))
         factors = [DECODE[dtype](x) @ (weights if plain else weights.T) for _, weights in matrices]
         exact = factors[0] if len(factors) == 1 else factors[0] / (1 + np.exp(-factors[0])) * factors[1]
         return f"{full}: " + close(DECODE[dtype](out), exact, EPSILON[dtype] + 3e-6)
