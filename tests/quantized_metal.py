@@ -20,7 +20,7 @@ import mlx_anvil
 from mlx_anvil import _ext
 from mlx_anvil.mslc import PROFILED, Library
 from mlx_anvil.mslc.preprocess import Source
-from mlx_anvil.mslc.ptx import PtxModule, compile_ptx
+from mlx_anvil.mslc.ptx import compile_ptx
 from mlx_anvil.mslc.simulator import Report
 from ptx_loops import Loop, hot_loop
 from quantized_numpy import Format, Matrix, draw
@@ -82,11 +82,17 @@ class Call:
         assert np.abs(out - exact).max() <= (1e-5 if self.dtype == "float32" else 2e-3) * np.abs(exact).max()
 
 
+def is_words(buffer: str) -> bool:
+    return buffer in ("w", "gate_w", "up_w")
+
+
 @dataclass
 class Counts:
     """Sums over the launches of a call. Of the matrices: w, scales and biases; `unique` bytes are counted once however
     often they are read. Lines are of 128 bytes."""
 
+    word_bytes: int = 0  # of w alone
+    word_unique: int = 0
     matrix_bytes: int = 0
     matrix_unique: int = 0
     matrix_lines: int = 0
@@ -112,11 +118,13 @@ class Counts:
                 self.x_bytes += site.bytes
                 self.x_lines += site.transactions
             else:
+                self.word_bytes += site.bytes * is_words(site.buffer)
                 self.matrix_bytes += site.bytes
                 self.matrix_lines += site.transactions
                 self.matrix_fewest_lines += site.ideal_transactions
-        is_matrix = re.compile(r"((gate|up)_)?(w|scales|biases)").fullmatch
-        self.matrix_unique += sum(buffer.bytes_read for buffer in profile.buffers if is_matrix(buffer.name))
+        for buffer in profile.buffers:
+            self.word_unique += buffer.bytes_read * is_words(buffer.name)
+            self.matrix_unique += buffer.bytes_read * bool(re.fullmatch(r"((gate|up)_)?(w|scales|biases)", buffer.name))
         self.barriers += profile.barriers
         self.threadgroup_memory = max(self.threadgroup_memory, profile.threadgroup_memory)
 
@@ -130,13 +138,15 @@ def our_library(kernel: str, constants: tuple[tuple[int, bool], ...]) -> Library
     return Library(text, constants=dict(constants), options=replace(PROFILED, kernels=(kernel,)))
 
 
-def evaluate(call: Call) -> None:
+def evaluate(call: Call) -> mx.array:
     arrays = [m.arrays for m in call.matrices]
     x, options = mx.array(call.x), call.format.options
     if call.product == SWIGLU:
-        mx.eval(mlx_anvil.quantized_swiglu(x, *arrays, **options))
+        out = mlx_anvil.quantized_swiglu(x, *arrays, **options)
     else:
-        mx.eval(mlx_anvil.quantized_matmul(x, *arrays[0], transpose=call.product == GEMV, **options))
+        out = mlx_anvil.quantized_matmul(x, *arrays[0], transpose=call.product == GEMV, **options)
+    mx.eval(out)
+    return out
 
 
 def biases_or(matrix: Matrix, instead: np.ndarray) -> np.ndarray:
@@ -253,22 +263,19 @@ UNROLLED = ("-mllvm", "-unroll-threshold=5000")
 METAL = Path(__file__).resolve().parents[1]
 
 
-@cache
-def our_ptx(file: str) -> PtxModule:
-    """All alignments as dispatched for large matrices of any even size."""
-    text = Source.load(METAL / "metal" / "quantized_matmul" / f"{file}.metal", [METAL])
-    constants = {"gemv": {0: True, 1: False}, "plain": {0: True, 2: True}}[file]
-    return compile_ptx(text, "sm_90", constants)
-
-
 def our_instructions(product: str, format: Format, dtype: str, rows: int) -> dict[str, float]:
     """Of the inner loop, for each weight (and all rows)."""
-    name = f"{format.mode}{format.bits if format.affine else ''}"
+    file = "plain" if product == PLAIN else "gemv"
+    template = f"AffineFormat<{format.bits}>" if format.affine else f"{format.mode.capitalize()}Format"
+    instance = f"quantized_{product}<{METAL_TYPES[dtype]}, {template}, {rows}>"
+    definitions = (METAL / "metal" / "quantized_matmul" / f"{file}.metal").read_text().split("#define INSTANTIATE")[0]
+    text = definitions + f'template [[host_name("kernel")]] [[kernel]] decltype({instance}) {instance};\n'
+    # Whole vectors, and as large matrices are dispatched.
+    constants = {0: True, 2: True} if product == PLAIN else {0: True, 1: False}
+    module = compile_ptx(Source.load(text, [METAL]), "sm_90", constants)
     chunk = 16 if format.bits == 8 else 32
     weights = min(chunk, 64 // rows) if product == PLAIN else chunk * (2 if rows > 4 else 4)
-    module = our_ptx("plain" if product == PLAIN else "gemv")
-    loop = hot_loop(module.text, f"quantized_{product}_{dtype}_{name}_r{rows}")
-    return checked_shares(loop, weights, rows)
+    return checked_shares(hot_loop(module.text, "kernel"), weights, rows)
 
 
 def mlx_instructions(function: str, format: Format, dtype: str, *arguments: object) -> dict[str, float]:
