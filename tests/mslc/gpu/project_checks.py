@@ -100,6 +100,7 @@ class ProjectChecks:
                     ("gemv", 8, 37, 320),
                     ("swiglu", 4, 21, 1088),
                     ("plain", 2, 67, 1344),
+                    ("plain", 8, 301, 320),
                     ("matmul_transposed", 40, 72, 192),
                     ("matmul_plain", 40, 72, 192),
                 ):
@@ -120,7 +121,7 @@ class ProjectChecks:
         buffers = dict(enumerate([x, *arrays, out, params]))
         streams = (2 if rows > 4 else 4) // len(matrices)
         grid = {
-            "plain": (-(-columns // 1024), 1, 1),
+            "plain": (-(-columns // (32 * min(32, 64 // rows))), 1, 1),
             "matmul_transposed": (-(-outputs // 64), -(-rows // 32), 1),
             "matmul_plain": (-(-columns // 64), -(-rows // 32), 1),
         }.get(kernel, (-(-outputs // (4 * streams)), 1, 1))
