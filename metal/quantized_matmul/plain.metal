@@ -4,8 +4,9 @@
 // Kernels: quantized_plain_<dtype>_<format>_r<rows>, for at most so many rows. Bindings: x, w,
 // scales, biases (none: x in their place), out, params. Function constants: 0: of dequant.h; 2:
 // whether the rows of w are in parts; out is then scratch memory of float32, [parts, batch, rows,
-// K]. Grid: blocks of columns, 32 times PlainColumns, x parts x batch. Threadgroup: 128 x 1 x 1,
-// whose SIMD groups take turns with the rows of w. Arrays are dense; nothing else is assumed.
+// K]. Grid: blocks of columns, 32 times PlainColumns, x parts x batch. Threadgroup: 256 x 1 x 1,
+// whose SIMD groups take turns with the rows of w, 32 at a time. Arrays are dense; nothing else is
+// assumed.
 //
 // quantized_sum_parts_<dtype> adds the parts up, in their order. Bindings: parts, out, params.
 // Function constant 0: false. Grid: blocks of 256 elements of out. Threadgroup: 256.
