@@ -58,8 +58,8 @@ METAL_FUNC uint code_at(const thread uint* words, int index) {
 }
 
 // Bits moved into the fields of a half with more of them give their value over a power of two, that
-// of subnormal numbers too; as operands, halves cost no conversion on Apple's GPUs, integers do.
-// Two codes share a word.
+// of subnormal numbers too, with fewer instructions than integers of their own. Two codes share a
+// word.
 METAL_FUNC void store_halves(uint bits, thread float& low, thread float& high) {
   const half2 pair = metal::as_type<half2>(bits);
   low = static_cast<float>(pair.x);
