@@ -28,10 +28,9 @@ constexpr int kThreads = 32 * kSimdgroups;
 constexpr int64_t kEnoughOutputs = 4096;
 
 // plain.metal
-constexpr int64_t kPlainRows = 2;
-constexpr int64_t kPlainColumns = 1024;
-constexpr int64_t kEnoughThreadgroups = 256;
-constexpr int64_t kLeastRowsOfPart = 64;
+constexpr int kPlainThreads = 256;
+constexpr int64_t kEnoughThreadgroups = 128;
+constexpr int64_t kRowsOfTurn = kPlainThreads;  // of w, which each SIMD group takes 32 at a time
 
 // matmul.metal
 constexpr int64_t kTileRows = 32;
@@ -48,7 +47,18 @@ std::string format_name(const QuantizedFormat& format) {
 
 // The widest loads of w that dequant.h makes.
 int word_vector_bytes(const QuantizedFormat& format) {
-  return format.bits % 4 == 0 && format.group >= 32 ? 16 : format.bits % 2 == 0 ? 8 : 4;
+  return format.bits % 4 == 0 ? 16 : format.bits % 2 == 0 ? 8 : 4;
+}
+
+// Rows of x that a kernel is made for.
+int64_t kernel_rows(int64_t rows) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+}
+
+// Columns of a threadgroup's block: those of its lanes, as PlainColumns.
+int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
+  const int64_t chunk = format.bits == 8 ? 16 : 32;
+  return 32 * std::min(chunk, 64 / kernel_rows);
 }
 
 QuantizedParams params_of(const QuantizedFormat& format, const QuantizedSizes& sizes) {
@@ -76,7 +86,8 @@ struct Request {
   void launch_kernel(const std::string& name,
                      std::vector<FunctionConstant> constants,
                      const QuantizedParams& params,
-                     Extent grid) const {
+                     Extent grid,
+                     uint32_t threads = kThreads) const {
     KernelLaunch request{};
     request.kernel = &kernel_named(kFolder, name, std::move(constants));
     request.inputs = {&x};
@@ -87,7 +98,7 @@ struct Request {
     request.params = &params;
     request.params_size = sizeof(params);
     request.grid = grid;
-    request.threadgroup = {kThreads, 1, 1};
+    request.threadgroup = {threads, 1, 1};
     launch(request, stream);
   }
 };
@@ -102,9 +113,8 @@ void launch_gemv(const char* kernel,
   const bool shared = sizes.outputs * matrices * sizes.batch < kEnoughOutputs;
   // A swiglu compiled shapeless may be given more rows than the op sends here.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
-  const uint64_t kernel_rows = std::bit_ceil(static_cast<uint64_t>(rows));
   const std::string name = std::string("quantized_") + kernel + "_" + dtype_name(request.x) + "_" +
-                           format_name(format) + "_r" + std::to_string(kernel_rows);
+                           format_name(format) + "_r" + std::to_string(kernel_rows(rows));
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
   request.launch_kernel(
       name, {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
@@ -124,8 +134,8 @@ void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Str
   request.outputs = {&out};
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = linear_grid(params.size, kThreads);
-  request.threadgroup = {kThreads, 1, 1};
+  request.grid = linear_grid(params.size, kPlainThreads);
+  request.threadgroup = {kPlainThreads, 1, 1};
   request.temporaries = {parts};
   launch(request, stream);
 }
@@ -133,28 +143,28 @@ void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Str
 void launch_plain(const QuantizedFormat& format,
                   const QuantizedSizes& sizes,
                   const Request& request) {
-  const int64_t blocks = ceil_div(sizes.columns, kPlainColumns);
+  const int64_t rows = kernel_rows(sizes.rows);
+  const int64_t blocks = ceil_div(sizes.columns, plain_block(format, rows));
   const int64_t wanted = ceil_div(kEnoughThreadgroups, blocks * sizes.batch);
-  const int64_t possible = ceil_div(sizes.outputs, kLeastRowsOfPart);
+  const int64_t turns = ceil_div(sizes.outputs, kRowsOfTurn);
   QuantizedParams params = params_of(format, sizes);
-  params.rows_per_part =
-      static_cast<int32_t>(ceil_div(sizes.outputs, std::clamp<int64_t>(wanted, 1, possible)));
+  params.rows_per_part = static_cast<int32_t>(kRowsOfTurn * ceil_div(turns, wanted));
   const int64_t parts = ceil_div(sizes.outputs, params.rows_per_part);
   const std::string name = std::string("quantized_plain_") + dtype_name(request.x) + "_" +
-                           format_name(format) + "_r" + std::to_string(sizes.rows);
+                           format_name(format) + "_r" + std::to_string(rows);
   const std::vector<FunctionConstant> constants = {
       {kRowsAreVectors, request.words_are_vectors(format)}, {kPartsAreStored, parts > 1}};
   const Extent grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(parts),
                        static_cast<uint32_t>(sizes.batch)};
   if (parts == 1) {
-    request.launch_kernel(name, constants, params, grid);
+    request.launch_kernel(name, constants, params, grid, kPlainThreads);
     return;
   }
   mx::Shape shape = request.out.shape();
   shape.insert(shape.begin(), static_cast<int>(parts));
   mx::array partial = scratch(shape, mx::float32, request.stream.device);
-  Request{request.x, request.matrices, partial, request.stream}.launch_kernel(name, constants,
-                                                                              params, grid);
+  Request{request.x, request.matrices, partial, request.stream}.launch_kernel(
+      name, constants, params, grid, kPlainThreads);
   launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
 }
 
@@ -199,12 +209,12 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           mx::array& out,
                           const mx::Stream& stream) {
   const Request request{x, {weights}, out, stream};
-  if (product == QuantizedProduct::kTransposed && sizes.rows <= kQuantizedGemvRows) {
-    launch_gemv("gemv", format, sizes, request);
-  } else if (product == QuantizedProduct::kPlain && sizes.rows <= kPlainRows) {
-    launch_plain(format, sizes, request);
-  } else {
+  if (sizes.rows > kQuantizedGemvRows) {
     launch_tiled(format, sizes, product, request);
+  } else if (product == QuantizedProduct::kTransposed) {
+    launch_gemv("gemv", format, sizes, request);
+  } else {
+    launch_plain(format, sizes, request);
   }
 }
 

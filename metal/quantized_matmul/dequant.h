@@ -1,13 +1,14 @@
 // The formats of quantized matrices: from packed codes to float32. csrc/quantized_matmul/problem.h
 // describes the packing.
 //
-// A chunk is 32 codes of one row of w, kBits words. A part is the codes of a chunk that are sure to
-// share a scale: all, or half for a group of 16. Eight codes make a piece. A format has
+// A chunk is what a lane loads of a row of w at once, 16 bytes where codes fill them: neighbouring
+// lanes then read neighbouring vectors. A part is the codes of a chunk that are sure to share a
+// scale. Eight codes make a piece. A format has
 //
-//   kBits, kPart, kHasBiases, Scale<T>    T: dtype of x
-//   values(words, piece, v)               of eight codes of a part, over factor()
-//   scale(stored)                         apart from factor(), with which it might overflow
-//   has_nan(words)                        whether a code of a part is no number
+//   kBits, kChunk, kPart, kHasBiases, Scale<T>   T: dtype of x
+//   values(words, piece, v)                      of eight codes of a part, over factor()
+//   scale(stored)                                apart from factor(), with which it might
+//   overflow has_nan<kWords>(words)                       whether a code is no number
 #pragma once
 
 #include <metal_stdlib>
@@ -15,8 +16,8 @@
 #include "metal/common/pack.h"
 #include "metal/common/tile.h"
 
-// Whether rows of w and of x are runs of whole, aligned 16-byte vectors (8-byte ones, of a group of
-// 16). Otherwise words and elements are read one by one.
+// Whether rows of w and of x are runs of whole, aligned vectors: of 16 bytes, or of w of what
+// load_words takes at once. Otherwise words and elements are read one by one.
 constant bool rows_are_vectors [[function_constant(0)]];
 
 template <int kWords>
@@ -56,12 +57,18 @@ METAL_FUNC uint code_at(const thread uint* words, int index) {
   return both & ((1u << kBits) - 1u);
 }
 
-template <int kBits_>
-struct AffineFormat {
-  enum { kBits = kBits_, kPart = 32, kHasBiases = 1 };
-  template <typename T>
-  using Scale = T;
+// Bits moved into the fields of a half with more of them give their value over a power of two, that
+// of subnormal numbers too, with fewer instructions than integers of their own. Two codes share a
+// word.
+METAL_FUNC void store_halves(uint bits, thread float& low, thread float& high) {
+  const half2 pair = metal::as_type<half2>(bits);
+  low = static_cast<float>(pair.x);
+  high = static_cast<float>(pair.y);
+}
 
+template <int kBits>
+struct AffineCodes {
+  enum { kChunk = 32 };
   METAL_FUNC static void values(const thread uint* words, int piece, thread float* v) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -69,24 +76,53 @@ struct AffineFormat {
     }
   }
   METAL_FUNC static float factor() { return 1.0f; }
+};
+
+// A subnormal half is an integer times 2^-24. The price: products with x below 2^-102 may be lost.
+template <>
+struct AffineCodes<4> {
+  enum { kChunk = 32 };
+  METAL_FUNC static void values(const thread uint* words, int piece, thread float* v) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      store_halves(words[piece] >> (4 * i) & 0x000f000fu, v[i], v[i + 4]);
+    }
+  }
+  METAL_FUNC static float factor() { return 0x1p24f; }
+};
+
+template <>
+struct AffineCodes<8> {
+  enum { kChunk = 16 };
+  METAL_FUNC static void values(const thread uint* words, int piece, thread float* v) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint codes = words[2 * piece + i / 2] >> (i % 2 * 8) & 0x00ff00ffu;
+      store_halves(codes, v[i / 2 * 4 + i % 2], v[i / 2 * 4 + i % 2 + 2]);
+    }
+  }
+  METAL_FUNC static float factor() { return 0x1p24f; }
+};
+
+template <int kBits_>
+struct AffineFormat : AffineCodes<kBits_> {
+  enum { kBits = kBits_, kPart = AffineCodes<kBits_>::kChunk, kHasBiases = 1 };
+  template <typename T>
+  using Scale = T;
+
   template <typename T>
   METAL_FUNC static float scale(T stored) {
     return static_cast<float>(stored);
   }
-  METAL_FUNC static bool has_nan(const thread uint*) { return false; }
+  template <int kWords>
+  METAL_FUNC static bool has_nan(const thread uint*) {
+    return false;
+  }
 };
-
-// Bit fields of e2m1 and e4m3 are those of a half with fewer bits, so that moving them there gives
-// the value over a power of two, of subnormal numbers too. Two codes share a word.
-METAL_FUNC void store_halves(uint bits, thread float& low, thread float& high) {
-  const half2 pair = metal::as_type<half2>(bits);
-  low = static_cast<float>(pair.x);
-  high = static_cast<float>(pair.y);
-}
 
 template <int kPart_>
 struct E2m1Format {
-  enum { kBits = 4, kPart = kPart_, kHasBiases = 0 };
+  enum { kBits = 4, kChunk = 32, kPart = kPart_, kHasBiases = 0 };
   template <typename T>
   using Scale = uchar;
 
@@ -98,7 +134,10 @@ struct E2m1Format {
     }
   }
   METAL_FUNC static float factor() { return 0x1p14f; }
-  METAL_FUNC static bool has_nan(const thread uint*) { return false; }
+  template <int kWords>
+  METAL_FUNC static bool has_nan(const thread uint*) {
+    return false;
+  }
 };
 
 // 2^(stored - 127)
@@ -121,7 +160,7 @@ struct Nvfp4Format : E2m1Format<16> {
 };
 
 struct Mxfp8Format {
-  enum { kBits = 8, kPart = 32, kHasBiases = 0 };
+  enum { kBits = 8, kChunk = 16, kPart = 16, kHasBiases = 0 };
   template <typename T>
   using Scale = uchar;
 
@@ -137,10 +176,11 @@ struct Mxfp8Format {
   METAL_FUNC static float scale(uchar stored) { return e8m0(stored); }
 
   // 0x7f, with either sign: adding 1 to each byte's lower bits carries into its top bit.
+  template <int kWords>
   METAL_FUNC static bool has_nan(const thread uint* words) {
     uint carries = 0;
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kWords; ++i) {
       carries |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
     }
     return (carries & 0x80808080u) != 0;
@@ -166,12 +206,44 @@ METAL_FUNC WeightRow<T, Format> weight_row(WeightRow<T, Format> first,
           first.biases + groups};
 }
 
-// A part's scale and bias. A code that is no number makes its whole sum none.
-template <typename T, typename Format>
+// The words of the `kCodes` codes from `column` on, the first one in the lowest bits; kCodes is 8,
+// 16 or 32, of which a row may end in half a chunk.
+template <typename Format, int kCodes>
+METAL_FUNC void load_codes(const device uint* row, int column, int columns, thread uint* words) {
+  enum { kTotal = kCodes * Format::kBits };
+  if (kTotal % 32 == 0) {
+    const device uint* from = row + column / kCodes * (kTotal / 32);
+    if (kCodes <= Format::kPart || rows_are_vectors || column + kCodes <= columns) {
+      load_words<kTotal / 32>(from, words);
+    } else {
+      load_words<Format::kPart * Format::kBits / 32>(from, words);
+    }
+    return;
+  }
+  // Codes that begin within a word; of those that they can touch, the last may be past the row.
+  enum { kWords = (kTotal + 31) / 32, kAlignment = kTotal & -kTotal };
+  enum { kTouched = (kTotal + 32 - kAlignment + 31) / 32 };
+  const int bit = column % 32 * Format::kBits, last = Format::kBits - 1;
+  const device uint* chunk = row + column / 32 * Format::kBits;
+  uint touched[kTouched];
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kTouched; ++i) {
+    touched[i] = chunk[metal::min(bit / 32 + i, last)];
+  }
+  const uint shift = bit % 32;
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kWords; ++i) {
+    const uint above = i + 1 < kTouched ? touched[i + 1] << 1 << (31 - shift) : 0;
+    words[i] = touched[i] >> shift | above;
+  }
+}
+
+// The scale and bias of codes that share them. A code that is no number makes their sum none.
+template <int kCodes, typename T, typename Format>
 METAL_FUNC float2 scale_and_bias(WeightRow<T, Format> row, int group, const thread uint* words) {
   const float scale = Format::scale(row.scales[group]);
   const float bias = Format::kHasBiases ? static_cast<float>(row.biases[group]) : 0.0f;
-  return float2(Format::has_nan(words) ? NAN : scale, bias);
+  return float2(Format::template has_nan<kCodes * Format::kBits / 32>(words) ? NAN : scale, bias);
 }
 
 // Eight elements of x.

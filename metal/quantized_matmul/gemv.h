@@ -1,7 +1,7 @@
 // Products of up to kRows rows of x with rows of w, for which reading w is all the work.
 //
-// A lane takes chunks of 32 columns: it unpacks the codes of a few rows of w, and multiplies each
-// with all rows of x. Every row of x goes through the same steps in the same order, however many
+// A lane takes chunks of columns: it unpacks the codes of a few rows of w, and multiplies each with
+// all rows of x. Every row of x goes through the same steps in the same order, however many
 // there are, so that the bits of a result do not depend on their number.
 #pragma once
 
@@ -39,7 +39,8 @@ METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows
 
 template <typename T, typename Format, int kRows>
 struct GemvSums {
-  enum { kWords = Format::kPart * Format::kBits / 32, kStreams = GemvStreams<kRows>::kCount };
+  enum { kChunk = Format::kChunk, kPart = Format::kPart };
+  enum { kChunkWords = kChunk * Format::kBits / 32, kStreams = GemvStreams<kRows>::kCount };
   float totals[kRows][kStreams];
 
   METAL_FUNC void clear() thread {
@@ -57,11 +58,20 @@ struct GemvSums {
                       const device T* x,
                       constant QuantizedParams& params,
                       GemvPlace place) thread {
-    for (int chunk = place.first_chunk; 32 * chunk < params.columns; chunk += place.chunk_step) {
+    const device T* own_x = x + long(place.first_row) * params.columns;
+    const int last_row = params.rows - 1 - place.first_row;
+    for (int chunk = place.first_chunk; kChunk * chunk < params.columns;
+         chunk += place.chunk_step) {
+      const int begin = kChunk * chunk;
+      uint words[kStreams][kChunkWords];
       MLX_ANVIL_UNROLL
-      for (int column = 0; column < 32; column += Format::kPart) {
-        if (column == 0 || 32 * chunk + column < params.columns) {
-          add_part(streams, x, params, place.first_row, 32 * chunk + column);
+      for (int s = 0; s < kStreams; ++s) {
+        load_codes<Format, kChunk>(streams[s].words, begin, params.columns, words[s]);
+      }
+      MLX_ANVIL_UNROLL
+      for (int part = 0; part < kChunk; part += kPart) {
+        if (part == 0 || begin + part < params.columns) {
+          add_part(streams, words, part, own_x, last_row, params, begin + part);
         }
       }
     }
@@ -79,30 +89,29 @@ struct GemvSums {
   }
 
  private:
+  // `column` is that of the part, which begins with code `part` of the words.
   METAL_FUNC void add_part(const thread WeightRow<T, Format>* streams,
+                           const thread uint (*chunks)[kChunkWords],
+                           int part,
                            const device T* x,
+                           int last_row,
                            constant QuantizedParams& params,
-                           int first_row,
                            int column) thread {
-    uint words[kStreams][kWords];
-    MLX_ANVIL_UNROLL
-    for (int s = 0; s < kStreams; ++s) {
-      load_words<kWords>(streams[s].words + column / 16 * Format::kBits / 2, words[s]);
-    }
+    const int first_word = part * Format::kBits / 32;
     float dots[kRows][kStreams] = {};
     float sums[kRows] = {};  // of x
     MLX_ANVIL_UNROLL
-    for (int piece = 0; piece < Format::kPart / 8; ++piece) {
+    for (int piece = 0; piece < kPart / 8; ++piece) {
       float v[kStreams][8];
       MLX_ANVIL_UNROLL
       for (int s = 0; s < kStreams; ++s) {
-        Format::values(words[s], piece, v[s]);
+        Format::values(chunks[s] + first_word, piece, v[s]);
       }
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
         float elements[8];
-        const long row = metal::min(first_row + m, params.rows - 1);
-        load_eight(x + row * params.columns + column + 8 * piece, elements);
+        // Eight rows of 2^26 columns are within an int.
+        load_eight(x + metal::min(m, last_row) * params.columns + column + 8 * piece, elements);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < 8; ++i) {
           MLX_ANVIL_UNROLL
@@ -115,7 +124,8 @@ struct GemvSums {
     }
     MLX_ANVIL_UNROLL
     for (int s = 0; s < kStreams; ++s) {
-      const float2 factors = scale_and_bias(streams[s], column >> params.group_shift, words[s]);
+      const float2 factors =
+          scale_and_bias<kPart>(streams[s], column >> params.group_shift, chunks[s] + first_word);
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
         totals[m][s] = metal::fma(factors.x, Format::factor() * dots[m][s], totals[m][s]);

@@ -5,10 +5,9 @@
 //
 // Kernels: quantized_<gemv|swiglu>_<dtype>_<format>_r<rows>, for at most so many rows. Bindings:
 // arrays (no biases: x in their place), out, params. Function constants: 0: of dequant.h, 1: of
-// gemv.h. Grid: blocks of rows of w x blocks of
-// rows of x x batch; a SIMD group takes four rows of w, two for eight rows
-// of x (swiglu: half as many of each matrix). Threadgroup: 128 x 1 x 1. Arrays are dense; nothing
-// else is assumed.
+// gemv.h. Grid: blocks of rows of w x blocks of rows of x x batch; a SIMD group takes four rows of
+// w, two for eight rows of x (swiglu: half as many of each matrix). Threadgroup: 128 x 1 x 1.
+// Arrays are dense; nothing else is assumed.
 #include "metal/common/activation.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/gemv.h"

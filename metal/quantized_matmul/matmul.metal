@@ -43,8 +43,8 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     uint words[kWords] = {};
     float2 factors = float2(0.0f);
     if (exists) {
-      load_words<kWords>(from.words + begin / 16 * Format::kBits / 2, words);
-      factors = scale_and_bias(from, begin >> params.group_shift, words);
+      load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
+      factors = scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
     }
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < Format::kPart / 8; ++piece) {

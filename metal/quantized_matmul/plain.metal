@@ -1,33 +1,47 @@
-// out[m, k] = sum over n of x[m, n] W[n, k] for one or two rows of x: the gradient of a decoding
-// step. Each word of w is read once for both.
+// out[m, k] = sum over n of x[m, n] W[n, k] for up to 8 rows of x: the gradient of a decoding step.
+// Each word of w is read once for all of them.
 //
-// Kernels: quantized_plain_<dtype>_<format>_r<rows>. Bindings: x, w, scales, biases (none: x in
-// their place), out, params. Function constants: 0: of dequant.h; 2: whether the rows of w are in
-// parts; out is then scratch memory of float32, [parts, batch, rows, K]. Grid: blocks of 1024
-// columns x parts x batch. Threadgroup: 128 x 1 x 1, whose SIMD groups take turns with the rows of
-// w. Arrays are dense; nothing else is assumed.
+// Kernels: quantized_plain_<dtype>_<format>_r<rows>, for at most so many rows. Bindings: x, w,
+// scales, biases (none: x in their place), out, params. Function constants: 0: of dequant.h; 2:
+// whether the rows of w are in parts; out is then scratch memory of float32, [parts, batch, rows,
+// K]. Grid: blocks of columns, 32 times PlainColumns, x parts x batch. Threadgroup: 256 x 1 x 1,
+// whose SIMD groups take turns with the rows of w, 32 at a time. Arrays are dense; nothing else is
+// assumed.
 //
 // quantized_sum_parts_<dtype> adds the parts up, in their order. Bindings: parts, out, params.
-// Function constant 0: false. Grid: blocks of 128 elements of out. Threadgroup: 128.
+// Function constant 0: false. Grid: blocks of 256 elements of out. Threadgroup: 256.
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/params.h"
 
 constant bool outputs_are_in_parts [[function_constant(2)]];
 
-enum { kPlainSimdgroups = 4, kPlainThreads = 32 * kPlainSimdgroups, kPlainColumns = 32 * 32 };
+enum { kPlainSimdgroups = 8, kPlainThreads = 32 * kPlainSimdgroups };
+
+// Columns of a lane: a chunk, or as many as have room for their sums of all rows in 64 registers.
+template <typename Format, int kRows>
+struct PlainColumns {
+  enum { kMost = 64 / kRows, kChunk = Format::kChunk, kCount = kMost < kChunk ? kMost : kChunk };
+};
 
 template <typename T, typename Format, int kRows>
 struct PlainSums {
-  enum { kWords = Format::kPart * Format::kBits / 32 };
-  float totals[kRows][32];  // of the lane's chunk
+  enum { kColumns = PlainColumns<Format, kRows>::kCount };
+  enum { kPart = kColumns < Format::kPart ? kColumns : Format::kPart, kParts = kColumns / kPart };
+  enum { kWords = (kColumns * Format::kBits + 31) / 32 };
+  float products[kRows][kColumns];  // sums of x times scale times code
+  float shifts[kRows][kParts];      // of x times bias, which all columns of a part have in common
 
   METAL_FUNC void clear() thread {
     MLX_ANVIL_UNROLL
     for (int m = 0; m < kRows; ++m) {
       MLX_ANVIL_UNROLL
-      for (int i = 0; i < 32; ++i) {
-        totals[m][i] = 0.0f;
+      for (int i = 0; i < kColumns; ++i) {
+        products[m][i] = 0.0f;
+      }
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kParts; ++i) {
+        shifts[m][i] = 0.0f;
       }
     }
   }
@@ -37,31 +51,61 @@ struct PlainSums {
                       const thread float* x,
                       constant QuantizedParams& params,
                       int column) thread {
+    uint words[kWords];
+    load_codes<Format, kColumns>(row.words, column, params.columns, words);
     MLX_ANVIL_UNROLL
-    for (int part = 0; part < 32; part += Format::kPart) {
-      if (column + part >= params.columns) {
+    for (int part = 0; part < kParts; ++part) {
+      const int begin = column + part * kPart;
+      if (begin >= params.columns) {
         return;
       }
-      uint words[kWords];
-      load_words<kWords>(row.words + (column + part) / 16 * Format::kBits / 2, words);
-      const float2 factors = scale_and_bias(row, (column + part) >> params.group_shift, words);
+      const thread uint* own = words + part * kPart * Format::kBits / 32;
+      const float2 factors = scale_and_bias<kPart>(row, begin >> params.group_shift, own);
+      float scaled[kRows];
       MLX_ANVIL_UNROLL
-      for (int piece = 0; piece < Format::kPart / 8; ++piece) {
+      for (int m = 0; m < kRows; ++m) {
+        scaled[m] = factors.x * (Format::factor() * x[m]);
+        if (Format::kHasBiases) {
+          shifts[m][part] = metal::fma(factors.y, x[m], shifts[m][part]);
+        }
+      }
+      MLX_ANVIL_UNROLL
+      for (int piece = 0; piece < kPart / 8; ++piece) {
         float v[8];
-        Format::values(words, piece, v);
+        Format::values(own, piece, v);
         MLX_ANVIL_UNROLL
         for (int m = 0; m < kRows; ++m) {
-          const float scaled = factors.x * (Format::factor() * x[m]), shifted = factors.y * x[m];
           MLX_ANVIL_UNROLL
           for (int i = 0; i < 8; ++i) {
-            thread float& total = totals[m][part + 8 * piece + i];
-            total = metal::fma(v[i], scaled, total);
-            if (Format::kHasBiases) {
-              total += shifted;
-            }
+            thread float& product = products[m][part * kPart + 8 * piece + i];
+            product = metal::fma(v[i], scaled[m], product);
           }
         }
       }
+    }
+  }
+
+  METAL_FUNC float total(int m, int i) const thread {
+    return products[m][i] + shifts[m][i / kPart];
+  }
+
+  // Adds up what the SIMD groups have: total(m, i) of lane l at [kColumns * m + i][l]. In each turn
+  // they are at different shares, so that all have work; a share's order is its own, but fixed.
+  METAL_FUNC void reduce(threadgroup float (*shares)[33], uint simdgroup, uint lane) const thread {
+    enum { kShare = kRows * kColumns / kPlainSimdgroups };
+    MLX_ANVIL_NO_UNROLL
+    for (uint turn = 0; turn < kPlainSimdgroups; ++turn) {
+      MLX_ANVIL_UNROLL
+      for (uint share = 0; share < kPlainSimdgroups; ++share) {
+        if ((simdgroup + turn) % kPlainSimdgroups == share) {
+          MLX_ANVIL_UNROLL
+          for (int i = share * kShare; i < int(share + 1) * kShare; ++i) {
+            const float before = turn == 0 ? 0.0f : shares[i][lane];
+            shares[i][lane] = before + total(i / kColumns, i % kColumns);
+          }
+        }
+      }
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
   }
 };
@@ -79,47 +123,48 @@ template <typename T, typename Format, int kRows>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  // Column 32 * l + i of a block is at [i][l]: lanes side by side, and a column more so that
-  // neighbouring columns are not in one bank either.
-  threadgroup float shares[kRows][32][33];
+  enum { kColumns = PlainColumns<Format, kRows>::kCount, kBlock = 32 * kColumns };
+  // A lane's sums of a column are side by side with the other lanes'; one more, so that
+  // neighbouring columns of a lane are not in one bank either.
+  threadgroup float shares[kRows * kColumns][33];
   const long batch = group.z;
-  const int first_column = group.x * kPlainColumns;
+  const int first_column = group.x * kBlock, lane_column = first_column + kColumns * lane;
   const int begin = group.y * params.rows_per_part;
   const int end = metal::min(begin + params.rows_per_part, params.outputs);
   const WeightRow<T, Format> first = {w, scales, biases};
 
   PlainSums<T, Format, kRows> sums;
   sums.clear();
-  for (int n = begin + simdgroup; n < end; n += kPlainSimdgroups) {
-    float elements[kRows];
+  const device T* first_x = x + batch * params.rows * params.outputs;
+  for (int n = begin + 32 * simdgroup; n < end; n += 32 * kPlainSimdgroups) {
+    const int count = metal::min(32, end - n);
+    float elements[kRows];  // of row n + lane
     MLX_ANVIL_UNROLL
     for (int m = 0; m < kRows; ++m) {
-      const long row = batch * params.rows + metal::min(m, params.rows - 1);
-      elements[m] = static_cast<float>(x[row * params.outputs + n]);
+      const long row = metal::min(m, params.rows - 1);
+      elements[m] =
+          static_cast<float>(first_x[row * params.outputs + n + metal::min(int(lane), count - 1)]);
     }
-    sums.add(weight_row<T, Format>(first, batch * params.outputs + n, params.columns,
-                                   params.group_shift),
-             elements, params, first_column + 32 * lane);
-  }
-
-  for (uint turn = 0; turn < kPlainSimdgroups; ++turn) {
-    if (simdgroup == turn) {
+    for (int i = 0; i < count; ++i) {
+      float own[kRows];
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < 32; ++i) {
-          const float before = turn == 0 ? 0.0f : shares[m][i][lane];
-          shares[m][i][lane] = before + sums.totals[m][i];
-        }
+        own[m] = metal::simd_broadcast(elements[m], ushort(i));
+      }
+      if (lane_column < params.columns) {
+        sums.add(weight_row<T, Format>(first, batch * params.outputs + n + i, params.columns,
+                                       params.group_shift),
+                 own, params, lane_column);
       }
     }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
 
-  const int columns = metal::min(int(kPlainColumns), params.columns - first_column);
+  sums.reduce(shares, simdgroup, lane);
+
+  const int columns = metal::min(int(kBlock), params.columns - first_column);
   for (int m = 0; m < metal::min(kRows, params.rows); ++m) {
     for (int i = thread_index; i < columns; i += kPlainThreads) {
-      const float total = shares[m][i % 32][i / 32];
+      const float total = shares[m * kColumns + i % kColumns][i / kColumns];
       const long at = (batch * params.rows + m) * params.columns + first_column + i;
       if (outputs_are_in_parts) {
         const long size = long(groups.z) * params.rows * params.columns;
@@ -157,6 +202,8 @@ template <typename T>
 #define INSTANTIATE_PLAIN_DTYPE(dtype, type)                     \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 1) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 2) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 4) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 8) \
   template [[host_name("quantized_sum_parts_" #dtype)]]          \
   [[kernel]] decltype(quantized_sum_parts<type>) quantized_sum_parts<type>;
 

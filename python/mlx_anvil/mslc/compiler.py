@@ -78,7 +78,7 @@ CPU_FLAGS = [
 
 # Every access to memory becomes a call of the runtime (runtime/access.h). The passes that are turned off would hide
 # accesses: the instrumentation knows no vectors of 32 bytes, loops turned into memcpy escape the bounds checks, and code
-# that two branches share has no line of its own.
+# that two branches share has no line of its own. A vector whose elements are used one by one would be loaded so.
 INSTRUMENTATION = (
     "-O1",
     "-gline-tables-only",
@@ -95,6 +95,7 @@ INSTRUMENTATION = (
             "-tsan-instrument-func-entry-exit=0",
             "-tsan-instrument-read-before-write",
             "-disable-loop-idiom-all",
+            "-disable-vector-combine",
         )
         for argument in ("-mllvm", option)
     ),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -80,7 +80,10 @@ class PtxModule:
 
 
 def compile_ptx(
-    source: Source | str | Path, arch: str = "sm_90", constants: Mapping[int | str, object] | None = None
+    source: Source | str | Path,
+    arch: str = "sm_90",
+    constants: Mapping[int | str, object] | None = None,
+    compiler_flags: Sequence[str] = (),
 ) -> PtxModule:
     """Compiles all kernels of a file. Raises CompileError with places in the author's files, and ValueError where a function
     constant that a kernel reads has no value.
@@ -96,7 +99,7 @@ def compile_ptx(
             missing = ", ".join(kernel.missing_constants)
             raise ValueError(f"kernel '{kernel.name}' needs a value for function constant {missing}")
     permuted = _MATRIX.search(preprocessed) is not None
-    flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *_FLAGS, f"-march={arch}"]
+    flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *_FLAGS, f"-march={arch}", *compiler_flags]
     if permuted:
         flags.append("-DMSLC_PERMUTED_LANES")
     with tempfile.TemporaryDirectory() as directory:

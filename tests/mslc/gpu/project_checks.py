@@ -100,6 +100,7 @@ class ProjectChecks:
                     ("gemv", 8, 37, 320),
                     ("swiglu", 4, 21, 1088),
                     ("plain", 2, 67, 1344),
+                    ("plain", 8, 301, 320),
                     ("matmul_transposed", 40, 72, 192),
                     ("matmul_plain", 40, 72, 192),
                 ):
@@ -120,14 +121,14 @@ class ProjectChecks:
         buffers = dict(enumerate([x, *arrays, out, params]))
         streams = (2 if rows > 4 else 4) // len(matrices)
         grid = {
-            "plain": (-(-columns // 1024), 1, 1),
+            "plain": (-(-columns // (32 * min(32, 64 // rows))), 1, 1),
             "matmul_transposed": (-(-outputs // 64), -(-rows // 32), 1),
             "matmul_plain": (-(-columns // 64), -(-rows // 32), 1),
         }.get(kernel, (-(-outputs // (4 * streams)), 1, 1))
         suffix = "" if kernel.startswith("matmul") else f"_r{rows}"
         full = f"quantized_{kernel}_{PROJECT_NAME[dtype]}_{name}{suffix}"
         file = {"plain": "quantized_plain", "gemv": "quantized_gemv", "swiglu": "quantized_gemv"}
-        self.module(file.get(kernel, "quantized_matmul")).run(full, buffers, grid, (128,))
+        self.module(file.get(kernel, "quantized_matmul")).run(full, buffers, grid, (256 if kernel == "plain" else 128,))
         factors = [DECODE[dtype](x) @ (weights if plain else weights.T) for _, weights in matrices]
         exact = factors[0] if len(factors) == 1 else factors[0] / (1 + np.exp(-factors[0])) * factors[1]
         return f"{full}: " + close(DECODE[dtype](out), exact, EPSILON[dtype] + 3e-6)
