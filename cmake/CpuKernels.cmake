@@ -30,6 +30,6 @@ function(mlx_anvil_add_cpu_kernels target)
     # Vectors of 512 bits are what these kernels are written in; compilers would keep to 256.
     set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
     mlx_anvil_add_isa(${target} avx512 SOURCES ${ARGN} FLAGS ${avx512})
-    mlx_anvil_add_isa(${target} avx512_bf16 SOURCES ${ARGN} FLAGS ${avx512} -mavx512bf16 -mavx512vnni)
+    mlx_anvil_add_isa(${target} avx512_bf16 SOURCES ${ARGN} FLAGS ${avx512} -mavx512bf16 -mavx512vnni -mavx512vbmi)
   endif()
 endfunction()

@@ -47,7 +47,7 @@ bool isa_supported(Isa isa) {
              __builtin_cpu_supports("avx512vl");
     case Isa::kAvx512Bf16:
       return isa_supported(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
-             __builtin_cpu_supports("avx512vnni");
+             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   }
   return false;
 #else

@@ -38,6 +38,15 @@ struct Bytes {
     return kBits == 4 ? v / 2 * 8 + 2 * b + v % 2 : kBits == 2 ? 4 * b + v : 4 * v + b;
   }
 
+  // The lowest four codes of each lane to its bytes, with other bits above them: a byte of the result
+  // is any 8 bits in a row of its pair of lanes.
+  static u32v spread(u32v codes) {
+    constexpr int64_t kLane = kBits << 8 | 2 * kBits << 16 | int64_t{3 * kBits} << 24;
+    constexpr int64_t kNextLane = kLane + 0x20202020;
+    const __m512i places = _mm512_set1_epi64(kNextLane << 32 | kLane);
+    return bits_as<u32v>(_mm512_multishift_epi64_epi8(places, bits_as<__m512i>(codes)));
+  }
+
   template <int kVector>
   static u32v vector(const BlockUnits& units) {
     if constexpr (kBits == 8) {
@@ -48,11 +57,8 @@ struct Bytes {
       return Format::bytes(
           (units.words[kVector / kPerWord] >> (kBits * (kVector % kPerWord))) & kMask);
     } else {
-      constexpr uint32_t kMask = (1u << kBits) - 1;
-      return (units.template shifted<4 * kVector>() & kMask) |
-             ((units.template shifted<4 * kVector + 1>() & kMask) << 8) |
-             ((units.template shifted<4 * kVector + 2>() & kMask) << 16) |
-             ((units.template shifted<4 * kVector + 3>() & kMask) << 24);
+      constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
+      return spread(units.template shifted<4 * kVector, 4>()) & kMask;
     }
   }
 };

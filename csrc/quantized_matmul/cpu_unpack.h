@@ -53,12 +53,12 @@ struct Units {
     }
   }
 
-  // Code `kIndex` of every unit, with other bits above it.
-  template <int kIndex>
+  // Codes `kIndex` to kIndex + kCount of every unit in the lowest bits, with other bits above them.
+  template <int kIndex, int kCount = 1>
   u32v shifted() const {
     constexpr int kBit = kIndex * kBits, kWord = kBit / 32, kShift = kBit % 32;
     const u32v low = kShift == 0 ? words[kWord] : words[kWord] >> kShift;
-    if constexpr (kShift + kBits > 32) {
+    if constexpr (kShift + kCount * kBits > 32) {
       return low | (words[kWord + 1] << (32 - kShift));
     } else {
       return low;
@@ -103,13 +103,16 @@ struct Units {
 
 // ---- formats ------------------------------------------------------------------------------------
 
+// Of e4m3 but its NaN. In place in a float32 the exponent is short by 120, for subnormal numbers
+// too.
+inline f32v finite_e4m3_value(u32v code) {
+  const u32v in_place = bits_as<u32v>(bits_as<i32v>(code << 24) >> 4);
+  return bits_as<f32v>(in_place & 0x87f00000u) * 0x1p120f;
+}
+
 inline f32v e4m3_value(u32v code) {
-  // In place in a float32 the exponent is short by 120, for subnormal numbers too.
-  const u32v magnitude = code & 0x7fu;
-  const f32v value = bits_as<f32v>(magnitude << 20) * 0x1p120f;
   const u32v nan = u32v{} + 0x7fc00000u;
-  const u32v bits = magnitude == 0x7fu ? nan : bits_as<u32v>(value);
-  return bits_as<f32v>(bits | ((code & 0x80u) << 24));
+  return (code & 0x7fu) == 0x7fu ? bits_as<f32v>(nan) : finite_e4m3_value(code);
 }
 
 inline f32v e8m0_value(u32v code) {
@@ -159,6 +162,25 @@ struct E4m3 {
 
   static f32v value(u32v code) { return e4m3_value(code); }
 };
+
+// E4m3 without its NaN, in half as many instructions; and what finds that.
+struct FiniteE4m3 {
+  static constexpr int kBits = 8;
+  static constexpr bool kHasBiases = false;
+
+  static f32v value(u32v code) { return finite_e4m3_value(code); }
+
+  // Sets the top bit of every byte that is NaN; the other bits are anything.
+  static u32v nan_bytes(u32v word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+};
+
+inline bool any_top_bit_of_bytes(u32v words) {
+  uint32_t all = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    all |= words[lane];
+  }
+  return (all & 0x80808080u) != 0;
+}
 
 // action(format) with the format of a call.
 template <class Action>
