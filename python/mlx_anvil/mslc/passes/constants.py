@@ -46,7 +46,9 @@ def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, o
             given.add(name)
         if value is DEFERRED:
             if type_name != "bool":
-                raise SourceError(f"a deferred function constant must be a bool, not a {type_name}", stream.position(start))
+                raise SourceError(
+                    f"a deferred function constant must be a bool, not a {type_name}", stream.position(start)
+                )
             stream.erase(start, last)
             stream.insert_before(start, f"MSLC_DEFERRED_CONSTANT({name}, {index})")
             continue

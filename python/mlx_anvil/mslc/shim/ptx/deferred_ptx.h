@@ -6,8 +6,8 @@
 // folds it and drops what is not reached, as Metal does when it specialises a pipeline.
 #pragma once
 
-#define MSLC_DEFERRED_CONSTANT(name, index)                                                   \
-  extern "C" const __attribute__((address_space(4))) uint mslc_function_constant_##index;     \
-  static constexpr struct {                                                                   \
-    MSLC_INLINE operator bool() const { return mslc_function_constant_##index != 0; }         \
+#define MSLC_DEFERRED_CONSTANT(name, index)                                               \
+  extern "C" const __attribute__((address_space(4))) uint mslc_function_constant_##index; \
+  static constexpr struct {                                                               \
+    MSLC_INLINE operator bool() const { return mslc_function_constant_##index != 0; }     \
   } name = {}
