@@ -10,8 +10,7 @@
 
 #include <metal_stdlib>
 
-#define MLX_ANVIL_UNROLL _Pragma("clang loop unroll(full)")
-#define MLX_ANVIL_NO_UNROLL _Pragma("clang loop unroll(disable)")
+#include "metal/common/unroll.h"
 
 template <typename T>
 using Fragment = metal::simdgroup_matrix<T, 8, 8>;
