@@ -3,9 +3,12 @@
 #include <memory>
 #include <utility>
 
-#include "common/cuda_backend.h"
 #include "mlx/backend/gpu/device_info.h"
 #include "mlx/primitives.h"
+
+#ifdef MLX_ANVIL_CUDA
+#include "common/cuda_backend.h"
+#endif
 
 #if defined(__linux__)
 #include <sys/mman.h>
