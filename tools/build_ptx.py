@@ -2,8 +2,9 @@
 
     python tools/build_ptx.py --root . --output build/ptx [--op silu_gate]
 
-A file is a sequence of PTX modules, each with one kernel, all it needs and a first line `//! <kernel>`. Function
-constants are deferred: see mslc's compile_ptx. A module alone loads in a fraction of the time that all would take.
+A file is a sequence of PTX modules, each with one kernel and all it needs, after a line `//! <kernel>` and one that
+tells which bindings its parameters are: `// bindings 0 1 2 4`, since a kernel need not use every index. Function constants
+are deferred: see mslc's compile_ptx. A module alone loads in a fraction of the time that all would take.
 """
 
 import argparse
@@ -44,7 +45,8 @@ def compile_file(root: Path, path: Path) -> dict[str, str]:
 
     module = compile_ptx(Source.load(path, [root]), ARCHITECTURE, defers_constants=True)
     text = re.sub(r"^[ \t]*//.*\n|[ \t]+//.*$", "", module.text, flags=re.MULTILINE)
-    return single_kernels(text)
+    bindings = {kernel.entry: " ".join(str(p.index) for p in kernel.parameters) for kernel in module.kernels}
+    return {name: f"// bindings {bindings[name]}\n{kernel}" for name, kernel in single_kernels(text).items()}
 
 
 def main() -> None:

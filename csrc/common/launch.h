@@ -90,8 +90,8 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
 void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
 
-// Gives the PTX of one kernel, its function constants by name (mslc's compile_ptx with
-// defers_constants). Registered by Python, which unpacks the files of the package.
+// Gives the PTX module of one kernel as tools/build_ptx.py writes it. Registered by Python, which
+// unpacks the files of the package.
 using PtxSource = std::function<std::string(const Kernel& kernel)>;
 void set_ptx_source(PtxSource source);
 #endif

@@ -1,8 +1,10 @@
 // launch() on MLX's CUDA backend: the same kernels as PTX, which mslc made of them.
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -68,8 +70,25 @@ std::string specialised(const Kernel& kernel, const std::string& text) {
   return result.append(text, done, std::string::npos);
 }
 
+// A kernel as the driver has it. Its parameters are the bindings that it uses, by their index.
+struct LoadedKernel {
+  CUfunction function = nullptr;
+  std::vector<uint8_t> bindings;
+};
+
+std::vector<uint8_t> bindings_in(const std::string& text) {
+  std::istringstream line(text.substr(0, text.find('\n')));
+  std::string word;
+  line >> word >> word;  // "// bindings"
+  std::vector<uint8_t> bindings;
+  for (unsigned index = 0; line >> index;) {
+    bindings.push_back(static_cast<uint8_t>(index));
+  }
+  return bindings;
+}
+
 // Assembled for the GPU by the driver, which keeps what it made in a cache of its own on disk.
-CUfunction load(const Kernel& kernel) {
+LoadedKernel load(const Kernel& kernel) {
   const CudaDriver& driver = *cuda_driver();
   const std::string text = specialised(kernel, ptx_source()(kernel));
   std::array<char, 4096> log{};
@@ -79,55 +98,75 @@ CUfunction load(const Kernel& kernel) {
   if (const int result = driver.module_load(&module, text.c_str(), 2, options, values)) {
     throw_driver_error(kernel, (std::string("loading (") + log.data() + ")").c_str(), result);
   }
-  CUfunction function = nullptr;
-  if (const int result = driver.module_function(&function, module, kernel.name().c_str())) {
+  LoadedKernel loaded;
+  loaded.bindings = bindings_in(text);
+  if (const int result = driver.module_function(&loaded.function, module, kernel.name().c_str())) {
     throw_driver_error(kernel, "finding", result);
   }
-  return function;
+  return loaded;
 }
 
 // Loaded once per device, where the calling thread's CUDA context is (MLX sets it), and kept.
-CUfunction function_of(const Kernel& kernel, int device) {
+const LoadedKernel& loaded_kernel(const Kernel& kernel, int device) {
   using Key = std::pair<const Kernel*, int>;
   static std::mutex mutex;
-  static std::map<Key, CUfunction> functions;
+  static std::map<Key, LoadedKernel> all;
   const Key key{&kernel, device};
   {
     std::lock_guard lock(mutex);
-    if (auto known = functions.find(key); known != functions.end()) {
+    if (auto known = all.find(key); known != all.end()) {
       return known->second;
     }
   }
   // Without the lock: the source takes Python's lock, whose holder may be waiting for ours.
-  CUfunction function = load(kernel);
+  LoadedKernel loaded = load(kernel);
   std::lock_guard lock(mutex);
-  return functions.try_emplace(key, function).first->second;
+  return all.try_emplace(key, std::move(loaded)).first->second;
 }
 
-// The addresses of a kernel's arguments, in the order of its parameters.
+// A kernel's arguments: the driver wants their addresses, in the order of the parameters.
 class Arguments {
  public:
-  explicit Arguments(const KernelLaunch& launch) {
-    const size_t buffers = launch.threadgroup_memory.size();
+  Arguments(const KernelLaunch& launch, const LoadedKernel& kernel) {
     const size_t arrays = launch.inputs.size() + launch.outputs.size();
-    if (arrays + buffers + 1 > kMostArguments || launch.params_size > kLargestParams) {
+    const size_t offsets = std::max<size_t>(launch.threadgroup_memory.size(), 1) - 1;
+    if (arrays + 1 > kMostArguments || offsets > kMostArguments ||
+        launch.params_size > kLargestParams) {
       throw_internal_error(launch.kernel->op(),
                            launch.kernel->name() + " takes too many arguments.");
     }
+    std::array<void*, kMostArguments> bound{};
+    size_t count = 0;
+    const auto bind_array = [&](const mx::array& x) {
+      pointers_[count] = device_address(x);
+      bound[count] = &pointers_[count];
+      ++count;
+    };
     for (const mx::array* input : launch.inputs) {
-      add_address(device_address(*input));
+      bind_array(*input);
     }
     for (const mx::array* output : launch.outputs) {
-      add_address(device_address(*output));
+      bind_array(*output);
     }
     if (launch.params_size > 0) {
-      addresses_[count_++] = const_cast<void*>(launch.params);
+      bound[count++] = const_cast<void*>(launch.params);
     }
-    // All threadgroup buffers lie in one block; the kernel is told where those after the first do.
-    for (size_t i = 0; i < buffers; ++i) {
+    if (kernel.bindings.size() < offsets) {
+      throw_internal_error(launch.kernel->op(), launch.kernel->name() + " takes fewer buffers.");
+    }
+    const size_t bindings = kernel.bindings.size() - offsets;
+    for (size_t i = 0; i < bindings; ++i) {
+      if (kernel.bindings[i] >= count) {
+        throw_internal_error(launch.kernel->op(), launch.kernel->name() + " is given no binding " +
+                                                      std::to_string(kernel.bindings[i]) + ".");
+      }
+      addresses_[i] = bound[kernel.bindings[i]];
+    }
+    // Threadgroup buffers lie in one block; the kernel is told where those after the first do.
+    for (size_t i = 0; i < launch.threadgroup_memory.size(); ++i) {
       if (i > 0) {
-        offsets_[i] = shared_bytes_;
-        addresses_[count_++] = &offsets_[i];
+        offsets_[i - 1] = shared_bytes_;
+        addresses_[bindings + i - 1] = &offsets_[i - 1];
       }
       const size_t bytes = launch.threadgroup_memory[i] + kSharedAlignment - 1;
       shared_bytes_ += static_cast<uint32_t>(bytes / kSharedAlignment * kSharedAlignment);
@@ -140,16 +179,9 @@ class Arguments {
   uint32_t shared_bytes() const { return shared_bytes_; }
 
  private:
-  void add_address(void* address) {
-    pointers_[count_] = address;
-    addresses_[count_] = &pointers_[count_];
-    ++count_;
-  }
-
-  std::array<void*, kMostArguments> addresses_{};
+  std::array<void*, 2 * kMostArguments> addresses_{};
   std::array<void*, kMostArguments> pointers_{};
   std::array<uint32_t, kMostArguments> offsets_{};
-  size_t count_ = 0;
   uint32_t shared_bytes_ = 0;
 };
 
@@ -198,12 +230,12 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
     throw_internal_error(kernel.op(),
                          kernel.name() + " needs a grid of more than 65535 in y or z.");
   }
-  CUfunction function = function_of(kernel, stream.device.index);
-  Arguments arguments(launch);
+  const LoadedKernel& loaded = loaded_kernel(kernel, stream.device.index);
+  Arguments arguments(launch, loaded);
   if (arguments.shared_bytes() > kSharedWithoutAsking) {
     const int bytes = static_cast<int>(arguments.shared_bytes());
     if (const int result =
-            cuda_driver()->function_attribute(function, kMaxDynamicSharedBytes, bytes)) {
+            cuda_driver()->function_attribute(loaded.function, kMaxDynamicSharedBytes, bytes)) {
       throw_driver_error(kernel, "threadgroup memory of", result);
     }
   }
@@ -214,7 +246,7 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
   for (const mx::array* output : launch.outputs) {
     encoder.set_output_array(*output);
   }
-  encoder.add_kernel_node_raw(function, to_dim3(launch.grid), to_dim3(launch.threadgroup),
+  encoder.add_kernel_node_raw(loaded.function, to_dim3(launch.grid), to_dim3(launch.threadgroup),
                               {0, 0, 0}, arguments.shared_bytes(), arguments.get());
   if (!launch.temporaries.empty()) {
     encoder.add_completed_handler([kept = launch.temporaries] {});
