@@ -55,12 +55,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="a folder")
     parser.add_argument("--op", action="append", help="leave out the others")
     args = parser.parse_args()
-    root = args.root.resolve()
+    root, output = args.root.resolve(), args.output.resolve()
+    os.chdir(root)  # the compiler reads from standard input, and looks for quoted headers in the current folder first
     # By this path mslc does not import the package around it, whose extension is not built yet.
     sys.path.insert(0, str(root / "python" / "mlx_anvil"))
 
     ops = args.op or sorted(path.name for path in (root / "metal").iterdir() if any(path.glob("*.metal")))
-    args.output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         for op in ops:
             files = sorted((root / "metal" / op).glob("*.metal"))
@@ -69,7 +70,7 @@ def main() -> None:
                 kernels |= modules
             text = "".join(f"//! {name}\n{module}" for name, module in sorted(kernels.items()))
             data = lzma.compress(text.encode(), preset=9)
-            (args.output / f"{op}.ptx.xz").write_bytes(data)
+            (output / f"{op}.ptx.xz").write_bytes(data)
             print(f"{op}: {len(kernels)} kernels, {len(text) / 1e6:.1f} MB of PTX, {len(data) / 1e6:.2f} MB packed")
 
 
