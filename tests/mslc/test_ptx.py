@@ -417,6 +417,31 @@ def test_adjacent_products_fill_the_unit(type_name, m, k, expected):
     assert shapes(type_name, m, k) == expected
 
 
+@pytest.mark.parametrize(("transpose", "expected"), [("false", 2), ("true", 0)])
+def test_transposed_operand_is_not_transposed_back(transpose, expected):
+    """The unit wants the second operand's columns, which are the rows of a transpose: its neighbours are one load."""
+    module = ptx(
+        f"""
+        kernel void k(const device half* a [[buffer(0)]], device float* out [[buffer(1)]],
+            uint t [[thread_index_in_threadgroup]]) {{
+          threadgroup half tile[16 * 8];
+          for (uint i = t; i < 128; i += 32) tile[i] = a[128 + i];
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          simdgroup_float8x8 sum = simdgroup_float8x8(0.0f);
+          for (int i = 0; i < 2; ++i) {{
+            simdgroup_half8x8 left, right;
+            simdgroup_load(left, a + 8 * i, 16);
+            simdgroup_load(right, tile + 64 * i, 8, ulong2(0), {transpose});
+            simdgroup_multiply_accumulate(sum, left, right, sum);
+          }}
+          simdgroup_store(sum, out, 8);
+        }}"""
+    )
+    (body,) = entries(module).values()
+    assert body.count("movmatrix") == expected
+    assert len(re.findall(r"ld\.shared", body)) == 2  # of four bytes
+
+
 def test_steel_gemm_wastes_no_half():
     headers, instances, constants = MLX_KERNELS["steel_gemm"]
     module = compile_ptx(mlx_source(headers, instances), "sm_80", constants)
