@@ -2,8 +2,8 @@
 // the ways between.
 //
 // A fragment spreads an 8x8 matrix over the lanes of a SIMD group: each holds two neighbours of one
-// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace), if they do not
-// say otherwise.
+// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace), if they do
+// not say otherwise.
 //
 // Arrays of fragments stay in registers only where every index is known when code is generated: all
 // functions that take part are METAL_FUNC (always inlined), all loops over them MLX_ANVIL_UNROLL.
