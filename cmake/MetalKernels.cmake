@@ -1,6 +1,6 @@
 # Metal kernels travel twice: as a metallib, compiled where MLX has Metal and Apple's compiler is at hand, and
 # as source inside the extension, which MLX compiles at run time when the metallib is missing. The source also
-# serves the simulator and the tests on machines without Metal.
+# serves the simulator and the tests on machines without Metal. For MLX's CUDA backend they are compiled to PTX.
 file(GLOB MLX_ANVIL_METAL_HEADERS CONFIGURE_DEPENDS metal/*/*.h)
 file(GLOB MLX_ANVIL_METAL_SOURCES CONFIGURE_DEPENDS metal/*/*.metal)
 
@@ -28,4 +28,23 @@ function(mlx_anvil_add_metallib target)
     COMPILE_OPTIONS -std=metal3.1)
   add_dependencies(${target} mlx_anvil_metallib)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mlx_anvil.metallib DESTINATION mlx_anvil)
+endfunction()
+
+# Needs the compiler of mslc (pip install ziglang), and makes the package 2 MB larger: for the wheels that serve CUDA.
+option(MLX_ANVIL_PTX "Compile the kernels to PTX for MLX's CUDA backend" OFF)
+
+function(mlx_anvil_add_ptx target)
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/ptx)
+  set(script ${CMAKE_CURRENT_SOURCE_DIR}/tools/build_ptx.py)
+  file(GLOB_RECURSE compiler CONFIGURE_DEPENDS python/mlx_anvil/mslc/*.py python/mlx_anvil/mslc/shim/*.h)
+  add_custom_command(
+    OUTPUT ${output}/built
+    COMMAND ${Python_EXECUTABLE} ${script} --root ${CMAKE_CURRENT_SOURCE_DIR} --output ${output}
+    COMMAND ${CMAKE_COMMAND} -E touch ${output}/built
+    DEPENDS ${script} ${compiler} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
+    COMMENT "Compiling Metal kernels to PTX"
+    VERBATIM)
+  add_custom_target(mlx_anvil_ptx DEPENDS ${output}/built)
+  add_dependencies(${target} mlx_anvil_ptx)
+  install(DIRECTORY ${output} DESTINATION mlx_anvil FILES_MATCHING PATTERN "*.ptx.xz")
 endfunction()

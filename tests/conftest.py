@@ -17,7 +17,7 @@ import pytest
 import mlx_anvil
 import support
 
-BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu}
+BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu, "cuda": mx.gpu}
 SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
 
 
@@ -31,9 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
     backend = config.getoption("--backend")
     usable = mlx_anvil.info()["backends"][backend]
-    if not usable["usable"]:
+    if usable["usable"]:
+        mx.set_default_device(BACKENDS[backend])
+    elif backend != "cuda":
         raise pytest.UsageError(f"--backend {backend} is not usable here: {usable['detail']}")
-    mx.set_default_device(BACKENDS[backend])
     support.backend = backend
     support.check_simulation = config.getoption("--checked")
 
@@ -44,6 +45,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("cpu_only")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+    cuda = mlx_anvil.info()["backends"]["cuda"]
+    if config.getoption("--backend") == "cuda" and not cuda["usable"]:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA: {cuda['detail']}"))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -174,4 +174,4 @@ def assert_rounded(
         limit = factor * np.abs(rounded - exact).max() + floor * scale
     error = np.abs(to_numpy(result) - exact)
     assert np.isfinite(error).all()
-    assert error.max() <= limit
+    assert error.max() <= limit, f"{error.max():.2e} is more than {limit:.2e}"

@@ -100,7 +100,8 @@ def assert_accurate(
         limit = float32_tolerance
         if result.dtype != mx.float32:
             limit = factor * max_error(plain, exact) + FLOOR + luck_of_few(result)
-        assert max_error(result, exact) <= limit
+        error = max_error(result, exact)
+        assert error <= limit, f"{error:.2e} is more than {limit:.2e}"
 
 
 def assert_same_bits(a: mx.array, b: mx.array) -> None:

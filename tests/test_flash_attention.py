@@ -114,7 +114,8 @@ def assert_close(
     else:
         limit = factor * error_of(composed, exact) + floor
         limit += support.luck_of_few(result) * float(np.abs(exact).max(initial=0))
-    assert error_of(result, exact) <= limit, name
+    error = error_of(result, exact)
+    assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
 
 
 def check(case: Case) -> None:

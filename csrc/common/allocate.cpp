@@ -1,6 +1,14 @@
 #include "common/allocate.h"
 
+#include <memory>
+#include <utility>
+
 #include "mlx/backend/gpu/device_info.h"
+#include "mlx/primitives.h"
+
+#ifdef MLX_ANVIL_CUDA
+#include "common/cuda_backend.h"
+#endif
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -27,13 +35,37 @@ void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t byt
 #endif
 }
 
+#ifdef MLX_ANVIL_CUDA
+// MLX's allocation in stream order is not exported; allocator::malloc() would give managed memory,
+// which faults on its way to the GPU, and would turn device memory out of MLX's cache into such.
+// But any unary op allocates its output so: as much as its operand says that it holds. One without
+// elements launches nothing.
+mx::allocator::Data allocate_on_cuda(size_t bytes, const mx::Stream& stream) {
+  mx::array operand({0}, mx::float16, nullptr, {});  // of another size than uint8: no donation
+  mx::array::Flags flags{};
+  flags.contiguous = flags.row_contiguous = flags.col_contiguous = true;
+  operand.set_data(
+      mx::allocator::Data(mx::allocator::Buffer(nullptr), [](mx::allocator::Buffer) {}), bytes, {1},
+      flags);
+  const auto primitive = std::make_shared<mx::Exp>(stream);
+  mx::array out({0}, mx::uint8, primitive, {operand});
+  primitive->eval_gpu({operand}, out);
+  return std::move(*out.data_shared_ptr());
+}
+#endif
+
 }  // namespace
 
-mx::allocator::Data allocate(size_t bytes, const mx::Device& device) {
+mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
+#ifdef MLX_ANVIL_CUDA
+  if (stream.device == mx::Device::gpu && mlx_has_cuda()) {
+    return allocate_on_cuda(bytes, stream);
+  }
+#endif
   mx::allocator::Data data = mx::allocator::malloc(bytes);
   // With a GPU backend the memory may be managed by its driver, whose pages are not ours to advise
   // on.
-  if (device == mx::Device::cpu && !mx::gpu::is_available()) {
+  if (stream.device == mx::Device::cpu && !mx::gpu::is_available()) {
     prefer_huge_pages(data.buffer().raw_ptr(), bytes);
   }
   return data;

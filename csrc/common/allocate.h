@@ -8,6 +8,7 @@ namespace mx = mlx::core;
 
 // Memory for an output, from MLX's allocator. Large CPU blocks ask the kernel for huge pages: the
 // first touch of fresh memory costs more than most of our kernels when it is taken 4 KiB at a time.
-mx::allocator::Data allocate(size_t bytes, const mx::Device& device);
+// On CUDA it is the device's own memory, in the order of the stream's work.
+mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream);
 
 }  // namespace mlx_anvil

@@ -19,7 +19,7 @@ namespace {
 static_assert(kElementwiseMaxRank == MLX_ANVIL_ELEMENTWISE_MAX_RANK);
 static_assert(kElementwiseMaxInputs == MLX_ANVIL_ELEMENTWISE_MAX_INPUTS);
 
-// ---- kernels on the GPU ------------------------------------------------------------------------
+// ---- kernels on the GPU -------------------------------------------------------------------------
 
 constexpr uint32_t kThreads = 256;
 constexpr int64_t kPackBytes = 16;      // one vector load; metal/common/elementwise.h has the same
@@ -92,7 +92,7 @@ ElementwiseParams make_params(const ElementwiseLayout& layout) {
   return params;
 }
 
-// ---- kernels on the CPU ------------------------------------------------------------------------
+// ---- kernels on the CPU -------------------------------------------------------------------------
 
 // Ranges start at multiples of this many elements, so that every thread's vectors are aligned
 // alike.
@@ -107,7 +107,7 @@ ElementwiseKernel cpu_kernel(const ElementwiseVariant& variant, mx::Dtype dtype)
                                 : kernels.bfloat16;
 }
 
-// ---- the primitive -----------------------------------------------------------------------------
+// ---- the primitive ------------------------------------------------------------------------------
 
 class ElementwisePrimitive : public FusedPrimitive {
  public:
@@ -157,7 +157,7 @@ class ElementwisePrimitive : public FusedPrimitive {
 };
 
 void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
-  const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, device());
+  const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, stream());
   if (layout.size == 0) {
     return;
   }
@@ -199,7 +199,7 @@ void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
 }
 
 void ElementwisePrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
-  const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, device());
+  const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, stream());
   if (layout.size == 0) {
     return;
   }

@@ -72,7 +72,7 @@ ElementwiseLayout strided_layout(const Arrays& inputs) {
 
 ElementwiseLayout prepare_elementwise(const Arrays& inputs,
                                       Arrays& outputs,
-                                      const mx::Device& device) {
+                                      const mx::Stream& stream) {
   const bool shared_order = share_dense_order(inputs);
   ElementwiseLayout layout =
       shared_order || inputs[0].size() == 0 ? dense_layout(inputs) : strided_layout(inputs);
@@ -87,10 +87,10 @@ ElementwiseLayout prepare_elementwise(const Arrays& inputs,
       taken[donor] = layout.in_place = true;
       out.copy_shared_buffer(inputs[donor]);
     } else if (shared_order) {
-      out.set_data(allocate(out.nbytes(), device), out.size(), inputs[0].strides(),
+      out.set_data(allocate(out.nbytes(), stream), out.size(), inputs[0].strides(),
                    inputs[0].flags());
     } else {
-      out.set_data(allocate(out.nbytes(), device));
+      out.set_data(allocate(out.nbytes(), stream));
     }
   }
   return layout;

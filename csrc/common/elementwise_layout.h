@@ -22,6 +22,6 @@ struct ElementwiseLayout {
 // needs it (each element is read before it is written), else fresh.
 ElementwiseLayout prepare_elementwise(const Arrays& inputs,
                                       Arrays& outputs,
-                                      const mx::Device& device);
+                                      const mx::Stream& stream);
 
 }  // namespace mlx_anvil

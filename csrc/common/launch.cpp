@@ -84,9 +84,11 @@ bool can_launch(const mx::Device& device, std::string* why_not) {
     *why_not = "kernels run on a CPU stream inside simulate() only";
     return simulation_mode().on;
   }
-#ifdef MLX_ANVIL_METAL
+#if defined(MLX_ANVIL_METAL)
   *why_not = "MLX has no Metal device here";
   return mx::gpu::is_available();
+#elif defined(MLX_ANVIL_CUDA)
+  return can_launch_cuda(device, why_not);
 #else
   *why_not = "this build of mlx-anvil has no kernels for MLX's GPU backend";
   return false;
@@ -103,9 +105,12 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
   if (stream.device == mx::Device::cpu) {
     launch_simulator(request, stream);
   } else {
-#ifdef MLX_ANVIL_METAL
+#if defined(MLX_ANVIL_METAL)
     device = "metal";
     launch_metal(request, stream);
+#elif defined(MLX_ANVIL_CUDA)
+    device = "cuda";
+    launch_cuda(request, stream);
 #endif
   }
   if (tracing()) {

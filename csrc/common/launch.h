@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -83,6 +84,16 @@ std::string kernel_source(const std::string& op);
 
 #ifdef MLX_ANVIL_METAL
 void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
+#endif
+
+#ifdef MLX_ANVIL_CUDA
+void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
+bool can_launch_cuda(const mx::Device& device, std::string* why_not);
+
+// Gives the PTX module of one kernel as tools/build_ptx.py writes it. Registered by Python, which
+// unpacks the files of the package.
+using PtxSource = std::function<std::string(const Kernel& kernel)>;
+void set_ptx_source(PtxSource source);
 #endif
 
 }  // namespace mlx_anvil

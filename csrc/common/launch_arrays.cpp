@@ -38,9 +38,9 @@ bool rows_are_vectors(std::initializer_list<const mx::array*> arrays, int vector
                      [=](const mx::array* x) { return is_of_vectors(*x, vector_bytes); });
 }
 
-mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Device& device) {
+mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) {
   mx::array x(std::move(shape), dtype, nullptr, {});
-  x.set_data(allocate(x.nbytes(), device));
+  x.set_data(allocate(x.nbytes(), stream));
   return x;
 }
 

@@ -49,13 +49,13 @@ using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cp
 
 // The text of a Python exception becomes that of the error that the evaluation ends with.
 template <class Call>
-std::string call_python(const std::string& op, Call call) {
+std::string call_python(const std::string& op, const char* callee, Call call) {
   nb::gil_scoped_acquire lock;
   try {
     return nb::cast<std::string>(call());
   } catch (nb::python_error& error) {
     const nb::str text(error.value());
-    throw_internal_error(op, std::string("the simulator's compiler: ") + text.c_str());
+    throw_internal_error(op, std::string(callee) + ": " + text.c_str());
   }
 }
 
@@ -65,7 +65,7 @@ void set_toolchain(nb::callable compile, nb::callable describe) {
   const nb::handle to_describe = describe.release();
   SimulatorToolchain toolchain;
   toolchain.compile = [to_compile](const Kernel& kernel, bool checked) {
-    return call_python(kernel.op(), [&] {
+    return call_python(kernel.op(), "the simulator's compiler", [&] {
       nb::dict values;
       for (const FunctionConstant& constant : kernel.constants()) {
         values[nb::int_(constant.index)] = nb::bool_(constant.value);
@@ -74,10 +74,43 @@ void set_toolchain(nb::callable compile, nb::callable describe) {
     });
   };
   toolchain.describe = [to_describe](const std::string& path, const void* report) {
-    return call_python("simulate",
+    return call_python("simulate", "the simulator's compiler",
                        [&] { return to_describe(path, reinterpret_cast<uintptr_t>(report)); });
   };
   set_simulator_toolchain(std::move(toolchain));
+}
+
+void bind_gpu(nb::module_& m) {
+  m.def("_has_metal", [] {
+#ifdef MLX_ANVIL_METAL
+    return true;
+#else
+    return false;
+#endif
+  });
+  m.def("_has_cuda", [] {
+#ifdef MLX_ANVIL_CUDA
+    return true;
+#else
+    return false;
+#endif
+  });
+  m.def("_why_no_gpu", [] {  // empty where kernels can be launched
+    std::string why_not;
+    return can_launch(mx::Device::gpu, &why_not) ? std::string() : why_not;
+  });
+  m.def(
+      "_set_ptx_source",
+      []([[maybe_unused]] nb::callable source) {
+#ifdef MLX_ANVIL_CUDA
+        const nb::handle kept = source.release();  // as those of set_toolchain
+        set_ptx_source([kept](const Kernel& kernel) {
+          return call_python(kernel.op(), "the kernels' PTX",
+                             [&] { return kept(kernel.op(), kernel.name()); });
+        });
+#endif
+      },
+      "source"_a, nb::sig("def _set_ptx_source(source: typing.Callable[[str, str], str]) -> None"));
 }
 
 void bind_simulate(nb::module_& m) {
@@ -208,13 +241,7 @@ void bind_support(nb::module_& m) {
   m.def("_set_isa", &set_isa, "name"_a);
   m.def("_max_threads", &max_threads);
   m.def("_kernel_source", &kernel_source, "op"_a);
-  m.def("_has_metal", [] {
-#ifdef MLX_ANVIL_METAL
-    return true;
-#else
-    return false;
-#endif
-  });
+  bind_gpu(m);
   bind_probe(m);
 }
 

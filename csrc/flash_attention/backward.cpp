@@ -116,21 +116,21 @@ class AttentionBackward : public AttentionPrimitive {
     size_t next = 0;
     if (wanted_.q) {
       to.q = &outputs[next++];
-      allocate_like(*to.q, in.q, device());
+      allocate_like(*to.q, in.q, stream());
     }
     if (wanted_.kv) {
       to.k = &outputs[next++];
       to.v = &outputs[next++];
-      allocate_like(*to.k, in.k, device());
-      allocate_like(*to.v, in.v, device());
+      allocate_like(*to.k, in.k, stream());
+      allocate_like(*to.v, in.v, stream());
     }
     if (wanted_.mask) {
       to.mask = &outputs[next++];
-      to.mask->set_data(allocate(to.mask->nbytes(), device()));
+      to.mask->set_data(allocate(to.mask->nbytes(), stream()));
     }
     if (wanted_.sinks) {
       to.sinks = &outputs[next++];
-      to.sinks->set_data(allocate(to.sinks->nbytes(), device()));
+      to.sinks->set_data(allocate(to.sinks->nbytes(), stream()));
     }
     return to;
   }

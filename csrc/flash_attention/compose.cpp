@@ -22,7 +22,7 @@ class Composer {
   Arrays forward() const {
     const mx::array scores = masked_scores();
     // The row's maximum, or 0 where nothing is visible: exp(-inf - 0) is 0, exp(-inf + inf) is not.
-    mx::array top = maximum_of_rows(mx::stop_gradient(scores, s_));
+    mx::array top = mx::max(mx::stop_gradient(scores, s_), -1, true, s_);
     if (in_.sinks) {
       top = mx::maximum(top, sinks(), s_);
     }
@@ -116,15 +116,6 @@ class Composer {
     return mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s_), s_), s_);
   }
 
-  mx::array maximum_of_rows(const mx::array& scores) const {
-    if (scores.size() > 0) {
-      return mx::max(scores, -1, true, s_);
-    }
-    mx::Shape shape = scores.shape();
-    shape.back() = 1;
-    return mx::full(shape, kMinusInfinity, s_);
-  }
-
   // With -inf where nothing is to be seen.
   mx::array masked_scores() const {
     mx::array scores = capped_;
@@ -178,10 +169,57 @@ class Composer {
   const mx::array capped_;
 };
 
+// ---- no query and key to meet -------------------------------------------------------------------
+//
+// Answered without arrays that have no elements: several of MLX's ops on CUDA (0.32.4) divide by
+// their sizes, which ends the process.
+
+bool has_pairs(const AttentionInputs& in) {
+  return in.q.size() > 0 && in.k.size() > 0;
+}
+
+// [batch, q_heads, q_len, last]
+mx::Shape rows_shape(const AttentionInputs& in, int last) {
+  return {in.q.shape(0), in.q.shape(1), in.q.shape(2), last};
+}
+
+Arrays forward_without_pairs(const AttentionInputs& in, mx::Stream s) {
+  mx::Shape rows = rows_shape(in, 1);
+  rows.pop_back();
+  const mx::array lse =
+      in.sinks
+          ? mx::broadcast_to(mx::expand_dims(mx::astype(*in.sinks, mx::float32, s), -1, s), rows, s)
+          : mx::full(rows, mx::array(-std::numeric_limits<float>::infinity()), s);
+  return {mx::zeros(rows_shape(in, in.v.shape(3)), in.q.dtype(), s), lse};
+}
+
+Arrays backward_without_pairs(const AttentionInputs& in,
+                              const std::optional<mx::array>& d_lse,
+                              const AttentionGradients& wanted,
+                              mx::Stream s) {
+  Arrays gradients;
+  if (wanted.q) {
+    gradients.push_back(mx::zeros(in.q.shape(), in.q.dtype(), s));
+  }
+  if (wanted.kv) {
+    gradients.push_back(mx::zeros(in.k.shape(), in.k.dtype(), s));
+    gradients.push_back(mx::zeros(in.v.shape(), in.v.dtype(), s));
+  }
+  if (wanted.mask) {
+    gradients.push_back(mx::zeros(rows_shape(in, in.k.shape(2)), mx::float32, s));
+  }
+  if (wanted.sinks) {  // all that a row's lse then consists of
+    const bool flows = d_lse && d_lse->size() > 0;
+    gradients.push_back(flows ? mx::sum(*d_lse, 2, false, s)
+                              : mx::zeros({in.q.shape(0), in.q.shape(1)}, mx::float32, s));
+  }
+  return gradients;
+}
+
 }  // namespace
 
 Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
-  return Composer(config, in, s).forward();
+  return has_pairs(in) ? Composer(config, in, s).forward() : forward_without_pairs(in, s);
 }
 
 Arrays compose_attention_backward(const AttentionConfig& config,
@@ -192,7 +230,8 @@ Arrays compose_attention_backward(const AttentionConfig& config,
                                   const std::optional<mx::array>& d_lse,
                                   const AttentionGradients& wanted,
                                   mx::Stream s) {
-  return Composer(config, in, s).backward(out, lse, d_out, d_lse, wanted);
+  return has_pairs(in) ? Composer(config, in, s).backward(out, lse, d_out, d_lse, wanted)
+                       : backward_without_pairs(in, d_lse, wanted, s);
 }
 
 }  // namespace mlx_anvil

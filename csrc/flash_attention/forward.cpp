@@ -80,9 +80,9 @@ class AttentionForward : public AttentionPrimitive {
 
  private:
   void allocate_outputs(const AttentionInputs& in, Arrays& outputs) {
-    allocate_like(outputs[0], in.q, device());
+    allocate_like(outputs[0], in.q, stream());
     if (with_lse_) {
-      outputs[1].set_data(allocate(outputs[1].nbytes(), device()));
+      outputs[1].set_data(allocate(outputs[1].nbytes(), stream()));
     }
   }
 

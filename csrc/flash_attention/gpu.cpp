@@ -26,7 +26,7 @@ bool are_vectors(const AttentionForwardArrays& arrays) {
   return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.out});
 }
 
-// ---- forward -----------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 struct ForwardTile {
   const char* dtype;
@@ -78,7 +78,7 @@ void launch_forward(const AttentionConfig& config,
   launch(request, stream);
 }
 
-// ---- decode ------------------------------------------------------------------------------------
+// ---- decode -------------------------------------------------------------------------------------
 
 struct DecodeTile {
   int head_dim;
@@ -175,11 +175,9 @@ void launch_decode(const AttentionConfig& config,
     return;
   }
   const int all_rows = static_cast<int>(sizes.batch * sizes.q_heads * sizes.q_len);
-  mx::array partial_out =
-      scratch({all_rows, static_cast<int>(parts), static_cast<int>(sizes.v_head_dim)}, mx::float32,
-              stream.device);
-  mx::array partial_sums =
-      scratch({all_rows, static_cast<int>(parts), 2}, mx::float32, stream.device);
+  mx::array partial_out = scratch(
+      {all_rows, static_cast<int>(parts), static_cast<int>(sizes.v_head_dim)}, mx::float32, stream);
+  mx::array partial_sums = scratch({all_rows, static_cast<int>(parts), 2}, mx::float32, stream);
   request.outputs = {&partial_out, &partial_sums};
   launch(request, stream);
   launch_combine(config, sizes, arrays, params, partial_out, partial_sums, stream);

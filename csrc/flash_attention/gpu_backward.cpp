@@ -128,7 +128,7 @@ void Backward::launch_queries() {
   // The mask's gradient comes of this pass, whether or not that of q is wanted.
   mx::array unwanted = *arrays.q;
   if (!arrays.d_q) {
-    unwanted = scratch(arrays.q->shape(), arrays.q->dtype(), stream.device);
+    unwanted = scratch(arrays.q->shape(), arrays.q->dtype(), stream);
     arrays.d_q = &unwanted;
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
@@ -162,8 +162,8 @@ void attention_backward_gpu(const AttentionConfig& config,
   if (sizes.batch * sizes.q_heads == 0) {
     return;
   }
-  Backward backward{
-      config, sizes, arrays, {}, scratch(arrays.lse->shape(), mx::float32, stream.device), stream};
+  Backward backward{config, sizes, arrays, {}, scratch(arrays.lse->shape(), mx::float32, stream),
+                    stream};
   AttentionBackwardParams& params = backward.params;
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);

@@ -46,17 +46,17 @@ mx::array stretched(const mx::array& x, const mx::Shape& shape) {
   return view;
 }
 
-void allocate_like(mx::array& output, const mx::array& like, const mx::Device& device) {
+void allocate_like(mx::array& output, const mx::array& like, const mx::Stream& stream) {
   const mx::Shape& shape = output.shape();
   const bool heads_in_rows = shape[1] > 1 && shape[2] > 1 && like.strides()[1] < like.strides()[2];
   if (!heads_in_rows) {
-    output.set_data(allocate(output.nbytes(), device));
+    output.set_data(allocate(output.nbytes(), stream));
     return;
   }
   const int64_t dim = shape[3], row = shape[1] * dim;
   mx::array::Flags flags{};
   flags.contiguous = true;
-  output.set_data(allocate(output.nbytes(), device), output.size(), {row * shape[2], dim, row, 1},
+  output.set_data(allocate(output.nbytes(), stream), output.size(), {row * shape[2], dim, row, 1},
                   flags);
 }
 

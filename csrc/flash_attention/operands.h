@@ -18,7 +18,7 @@ mx::array stretched(const mx::array& x, const mx::Shape& shape);
 // Memory for an output of rank 4. Where `like` is a view that has its heads inside its rows
 // ([batch, length, head, dim] seen as [batch, head, length, dim]), so has the output: the model
 // that made such a view will undo it.
-void allocate_like(mx::array& output, const mx::array& like, const mx::Device& device);
+void allocate_like(mx::array& output, const mx::array& like, const mx::Stream& stream);
 
 // All but the pointers that a pass adds. `mask` and `sinks` are stretched already.
 void fill_operands(AttentionOperands& operands,

@@ -162,7 +162,7 @@ void launch_plain(const QuantizedFormat& format,
   }
   mx::Shape shape = request.out.shape();
   shape.insert(shape.begin(), static_cast<int>(parts));
-  mx::array partial = scratch(shape, mx::float32, request.stream.device);
+  mx::array partial = scratch(shape, mx::float32, request.stream);
   Request{request.x, request.matrices, partial, request.stream}.launch_kernel(
       name, constants, params, grid, kPlainThreads);
   launch_sum(partial, static_cast<int>(parts), request.out, request.stream);

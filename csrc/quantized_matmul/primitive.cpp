@@ -47,7 +47,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
-    outputs[0].set_data(allocate(outputs[0].nbytes(), device()));
+    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     QuantizedMatmulArgs args{};
     args.dtype = dtype_of(inputs[0]);
     args.format = format_;
@@ -65,7 +65,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
-    outputs[0].set_data(allocate(outputs[0].nbytes(), device()));
+    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       const QuantizedMatrix weights = matrix(inputs);
       quantized_matmul_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), product_,

@@ -38,7 +38,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
-    outputs[0].set_data(allocate(outputs[0].nbytes(), device()));
+    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     QuantizedSwigluArgs args{};
     args.dtype = dtype_of(inputs[0]);
     args.format = format_;
@@ -51,7 +51,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
-    outputs[0].set_data(allocate(outputs[0].nbytes(), device()));
+    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       const QuantizedMatrix gate_matrix = gate(inputs), up_matrix = up(inputs);
       quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], arrays_of(gate_matrix),

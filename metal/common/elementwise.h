@@ -2,12 +2,16 @@
 // `elementwise_strided` for any strides. An Op is a struct with an enum of kInputs and kOutputs and
 // `static void apply(const thread float* in, thread float* out)`; it sees float32 whatever the
 // dtype.
+//
+// Everything is inlined and every loop over a pack unrolled: only then are packs registers, and not
+// memory of the thread's own.
 #pragma once
 
 #include <metal_stdlib>
 
 #include "metal/common/elementwise_params.h"
 #include "metal/common/pack.h"
+#include "metal/common/unroll.h"
 
 // Whether every full pack lies at a multiple of 16 bytes; otherwise elements move one by one.
 constant bool packs_are_aligned [[function_constant(0)]];
@@ -23,23 +27,25 @@ struct Operands {
 
 // `count` elements, `stride` apart, widened; a full pack of neighbours in one load where it can be.
 template <typename T>
-void load_pack(const device T* from, long stride, int count, thread float* x) {
+METAL_FUNC void load_pack(const device T* from, long stride, int count, thread float* x) {
   if (packs_are_aligned && count == Pack<T>::kSize) {
     Pack<T>::load(from, x);
     return;
   }
+  MLX_ANVIL_UNROLL
   for (int i = 0; i < Pack<T>::kSize; ++i) {
     x[i] = i < count ? static_cast<float>(from[i * stride]) : 0.0f;
   }
 }
 
 template <typename T>
-void store_pack(device T* to, int count, const thread float* x) {
+METAL_FUNC void store_pack(device T* to, int count, const thread float* x) {
   if (packs_are_aligned && count == Pack<T>::kSize) {
     Pack<T>::store(to, x);
     return;
   }
   // A fixed number of steps: x then stays in registers.
+  MLX_ANVIL_UNROLL
   for (int i = 0; i < Pack<T>::kSize; ++i) {
     if (i < count) {
       to[i] = static_cast<T>(x[i]);
@@ -52,19 +58,23 @@ template <typename T, typename Op>
 struct PackOfAll {
   float x[Op::kInputs][Pack<T>::kSize];
 
-  void apply_and_store(const thread Operands<T, Op>& operands, long at, int count) {
+  METAL_FUNC void apply_and_store(const thread Operands<T, Op>& operands, long at, int count) {
     float y[Op::kOutputs][Pack<T>::kSize];
+    MLX_ANVIL_UNROLL
     for (int i = 0; i < Pack<T>::kSize; ++i) {
       float in[Op::kInputs];
       float out[Op::kOutputs];
+      MLX_ANVIL_UNROLL
       for (int k = 0; k < Op::kInputs; ++k) {
         in[k] = x[k][i];
       }
       Op::apply(in, out);
+      MLX_ANVIL_UNROLL
       for (int k = 0; k < Op::kOutputs; ++k) {
         y[k][i] = out[k];
       }
     }
+    MLX_ANVIL_UNROLL
     for (int k = 0; k < Op::kOutputs; ++k) {
       store_pack<T>(operands.out[k] + at, count, y[k]);
     }
@@ -75,26 +85,29 @@ struct PackOfAll {
 // elements; neighbouring threads take neighbouring packs, so that a SIMD group's load is one block
 // of memory.
 template <typename T, typename Op>
-void elementwise_flat(const thread Operands<T, Op>& operands,
-                      constant ElementwiseParams& params,
-                      uint3 group,
-                      uint3 groups,
-                      uint thread_index,
-                      uint threads) {
+METAL_FUNC void elementwise_flat(const thread Operands<T, Op>& operands,
+                                 constant ElementwiseParams& params,
+                                 uint3 group,
+                                 uint3 groups,
+                                 uint thread_index,
+                                 uint threads) {
   const long size = params.size;
   const long run = long(group.y) * groups.x + group.x;
   const long first_pack = run * kPacksPerThread * threads + thread_index;
   PackOfAll<T, Op> packs[kPacksPerThread];
   // All loads before the first use: they overlap.
+  MLX_ANVIL_UNROLL
   for (int j = 0; j < kPacksPerThread; ++j) {
     const long at = (first_pack + j * threads) * Pack<T>::kSize;
     if (at < size) {
       const int count = metal::min(long(Pack<T>::kSize), size - at);
+      MLX_ANVIL_UNROLL
       for (int k = 0; k < Op::kInputs; ++k) {
         load_pack<T>(operands.in[k] + at, 1, count, packs[j].x[k]);
       }
     }
   }
+  MLX_ANVIL_UNROLL
   for (int j = 0; j < kPacksPerThread; ++j) {
     const long at = (first_pack + j * threads) * Pack<T>::kSize;
     if (at < size) {
@@ -106,12 +119,12 @@ void elementwise_flat(const thread Operands<T, Op>& operands,
 // Grid: linear_grid(rows * packs per row, threads); a thread takes one pack of one row, a row being
 // a run along the last axis. The outputs are dense.
 template <typename T, typename Op>
-void elementwise_strided(const thread Operands<T, Op>& operands,
-                         constant ElementwiseParams& params,
-                         uint3 group,
-                         uint3 groups,
-                         uint thread_index,
-                         uint threads) {
+METAL_FUNC void elementwise_strided(const thread Operands<T, Op>& operands,
+                                    constant ElementwiseParams& params,
+                                    uint3 group,
+                                    uint3 groups,
+                                    uint thread_index,
+                                    uint threads) {
   const int last = params.rank - 1;
   const long width = params.shape[last];
   const long packs_per_row = (width + Pack<T>::kSize - 1) / Pack<T>::kSize;
@@ -123,12 +136,14 @@ void elementwise_strided(const thread Operands<T, Op>& operands,
     return;
   }
   long offset[Op::kInputs];
+  MLX_ANVIL_UNROLL
   for (int k = 0; k < Op::kInputs; ++k) {
     offset[k] = column * params.strides[k][last];
   }
   for (int axis = last - 1; axis >= 0; --axis) {
     const long rest = row / params.shape[axis];
     const long index = row - rest * params.shape[axis];
+    MLX_ANVIL_UNROLL
     for (int k = 0; k < Op::kInputs; ++k) {
       offset[k] += index * params.strides[k][axis];
     }
@@ -136,6 +151,7 @@ void elementwise_strided(const thread Operands<T, Op>& operands,
   }
   const int count = metal::min(long(Pack<T>::kSize), width - column);
   PackOfAll<T, Op> packs;
+  MLX_ANVIL_UNROLL
   for (int k = 0; k < Op::kInputs; ++k) {
     load_pack<T>(operands.in[k] + offset[k], params.strides[k][last], count, packs.x[k]);
   }
@@ -143,12 +159,12 @@ void elementwise_strided(const thread Operands<T, Op>& operands,
 }
 
 template <bool kFlat, typename T, typename Op>
-void elementwise(const thread Operands<T, Op>& operands,
-                 constant ElementwiseParams& params,
-                 uint3 group,
-                 uint3 groups,
-                 uint thread_index,
-                 uint threads) {
+METAL_FUNC void elementwise(const thread Operands<T, Op>& operands,
+                            constant ElementwiseParams& params,
+                            uint3 group,
+                            uint3 groups,
+                            uint thread_index,
+                            uint threads) {
   if (kFlat) {
     elementwise_flat(operands, params, group, groups, thread_index, threads);
   } else {

@@ -2,7 +2,8 @@
 // the ways between.
 //
 // A fragment spreads an 8x8 matrix over the lanes of a SIMD group: each holds two neighbours of one
-// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace).
+// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace), if they do
+// not say otherwise.
 //
 // Arrays of fragments stay in registers only where every index is known when code is generated: all
 // functions that take part are METAL_FUNC (always inlined), all loops over them MLX_ANVIL_UNROLL.
@@ -10,8 +11,7 @@
 
 #include <metal_stdlib>
 
-#define MLX_ANVIL_UNROLL _Pragma("clang loop unroll(full)")
-#define MLX_ANVIL_NO_UNROLL _Pragma("clang loop unroll(disable)")
+#include "metal/common/unroll.h"
 
 template <typename T>
 using Fragment = metal::simdgroup_matrix<T, 8, 8>;
@@ -86,11 +86,12 @@ METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
   return fragment_of<T>(pair.x, pair.y);
 }
 
-// The transpose of what lies there: `from` points to element (row = place.column, column =
-// place.row) of the tile.
+// The transpose of the 8x8 block that begins there.
 template <typename T>
-METAL_FUNC Fragment<T> load_transposed(const threadgroup T* from, int stride) {
-  return fragment_of<T>(from[0], from[stride]);
+METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block, int stride) {
+  Fragment<T> fragment;
+  metal::simdgroup_load(fragment, block, stride, ulong2(0), /*transpose=*/true);
+  return fragment;
 }
 
 template <typename T>

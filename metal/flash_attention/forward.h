@@ -115,12 +115,11 @@ struct ForwardRows {
         scores[i][n] = fragment_of<float>(0.0f, 0.0f);
       }
     }
-    const threadgroup T* at = keys + place.column * kKeyStride + place.row;
     if (kKeepsQ) {
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kHeadFragments; ++d) {
         keep_order();
-        multiply_key_fragments(at + 8 * d, d, scores);
+        multiply_key_fragments(keys + 8 * d, d, scores);
       }
       return;
     }
@@ -131,18 +130,18 @@ struct ForwardRows {
       for (int i = 0; i < kRowFragments; ++i) {
         q[i][0] = load_query(i, d);
       }
-      multiply_key_fragments(at + 8 * d, 0, scores);
+      multiply_key_fragments(keys + 8 * d, 0, scores);
     }
   }
 
-  // Those of eight columns; `at` is the lane's element in the first of them.
+  // Those of eight columns, which begin at `keys`.
   METAL_FUNC void multiply_key_fragments(
-      const threadgroup T* at,
+      const threadgroup T* keys,
       int d,
       thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kKeyFragments; ++n) {
-      const Fragment<T> k = load_transposed(at + 8 * n * kKeyStride, kKeyStride);
+      const Fragment<T> k = load_transposed(keys + 8 * n * kKeyStride, kKeyStride);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
         metal::simdgroup_multiply_accumulate(scores[i][n], q[i][d], k, scores[i][n]);

@@ -21,7 +21,7 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _cuda, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
     quantized_gemv,
@@ -49,3 +49,5 @@ __all__ = [
     "strict",
     "trace",
 ]
+
+_cuda.register()

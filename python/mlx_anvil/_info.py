@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import mlx.core as mx
 
-from mlx_anvil import _build_info, _ext
+from mlx_anvil import _build_info, _cuda, _ext
 
 __version__ = version("mlx-anvil")
 
@@ -41,7 +41,8 @@ class Info(TypedDict):
 def _backends() -> dict[str, BackendInfo]:
     metal_built = _ext._has_metal()
     simulator_usable = all(find_spec(name) for name in ("numpy", "ziglang"))
-    cuda_here = mx.cuda.is_available()
+    cuda_built = _ext._has_cuda() and _cuda.FOLDER.is_dir()
+    why_no_cuda = _ext._why_no_gpu() if cuda_built else "this build has no PTX (docs/backends.md)"
     return {
         "cpu": {"built": True, "usable": True, "detail": f"{_ext._current_isa()}, {_ext._max_threads()} threads"},
         "simulator": {
@@ -55,9 +56,9 @@ def _backends() -> dict[str, BackendInfo]:
             "detail": "" if metal_built else "this build has no Metal host code (MLX here has no Metal)",
         },
         "cuda": {
-            "built": False,
-            "usable": False,
-            "detail": "MLX has CUDA here; our kernels do not run on it yet" if cuda_here else "not built yet",
+            "built": cuda_built,
+            "usable": not why_no_cuda,
+            "detail": why_no_cuda,
         },
     }
 

@@ -58,6 +58,8 @@ FLOAT = {
     "copysign": lambda sign, x: np.copysign(x, sign),
     "cvt.rni.f32": np.rint,
     "cvt.rzi.f32": np.trunc,
+    "min": np.fmin,
+    "max": np.fmax,
     "sqrt.rn": np.sqrt,
     # As far off as PTX allows: 2^-22.5 and 2^-22.9.
     "ex2.approx": lambda x: F32(np.exp2(np.float64(x)) * (1 + 2.0**-23 * (x != np.rint(x)))),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
 from .entry import BUFFER, BUILTIN, THREADGROUP, Kernel, Module, Parameter, entry_symbol
+from .passes.constants import DEFERRED
 from .preprocess import Source
 from .ptx_matrix import expand_products
 from .rewrite import Target
@@ -37,6 +38,9 @@ _PARAMETER = re.compile(
 _SHARED = re.compile(r"^[^\n/]*\.shared \.align (\d+) \.[bsuf](\d+)\s+([\w$]+)(?:\[(\d+)\])?;", re.MULTILINE)
 # Metal's atomics reach the device at most; the compiler has no name for that and takes the whole system.
 _SYSTEM_SCOPE = re.compile(r"(?<=\.)(relaxed|acquire|release|acq_rel|sc)\.sys\b")
+_CONSTANT_INDEX = re.compile(r"\bfunction_constant\s*\(\s*(\d+)\s*\)")
+_DEFERRED_DECLARATION = re.compile(r"^\.extern \.const [^\n]*\bmslc_function_constant_\d+;\n", re.MULTILINE)
+_DEFERRED_LOAD = re.compile(r"\bld\.const\.[bu]32(\s+%r\d+, )\[(mslc_function_constant_\d+)\];")
 _LIMIT = re.compile(r"^[^\n]*begin inline asm\n[^\n]*// mslc\.max_threads (\d+)\n[^\n]*end inline asm\n", re.MULTILINE)
 
 
@@ -83,16 +87,23 @@ def compile_ptx(
     source: Source | str | Path,
     arch: str = "sm_90",
     constants: Mapping[int | str, object] | None = None,
+    *,
     compiler_flags: Sequence[str] = (),
+    defers_constants: bool = False,
 ) -> PtxModule:
     """Compiles all kernels of a file. Raises CompileError with places in the author's files, and ValueError where a function
     constant that a kernel reads has no value.
+
+    With `defers_constants`, function constants get their values, 0 or 1, from whoever loads the text, in place of the words
+    mslc_function_constant_<index>; with none left out, the result is what compiling with these values gives.
     """
     if not isinstance(source, Source):
         source = Source.load(source)
     if not re.fullmatch(r"sm_\d+a?", arch):
         raise ValueError(f"'{arch}' is not an architecture such as sm_90")
     preprocessed = run_preprocessor(source)
+    if defers_constants:
+        constants = {int(index): DEFERRED for index in _CONSTANT_INDEX.findall(preprocessed)}
     rewritten = run_rewriter(source, preprocessed, constants, PTX)
     for kernel in rewritten.module.kernels:
         if kernel.missing_constants:
@@ -102,6 +113,8 @@ def compile_ptx(
     flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *_FLAGS, f"-march={arch}", *compiler_flags]
     if permuted:
         flags.append("-DMSLC_PERMUTED_LANES")
+    if defers_constants:  # a copy of a loop for every set of values is what deferring them is to avoid
+        flags += ["-mllvm", "-enable-nontrivial-unswitch=false"]
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory, "kernels.ptx")
         run_compiler(source, preprocessed, rewritten, [*flags, "-o", str(output)])
@@ -111,6 +124,9 @@ def compile_ptx(
 
 def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
     text = _SYSTEM_SCOPE.sub(r"\1.gpu", expand_products(text))
+    text = _DEFERRED_LOAD.sub(r"mov.b32\1\2;", _DEFERRED_DECLARATION.sub("", text))
+    if re.search(r"\[mslc_function_constant_", text):
+        raise ToolchainError("the compiler reads a deferred function constant in an unknown way")
     shared = _SHARED.findall(text)
     kernels: list[KernelDescription] = []
 

@@ -2,7 +2,8 @@
 
 `shim/ptx/matrix_ptx.h` writes `mslc.mma.<type> {d0, d1}, {a...}, {b...}, {c0, c1};` for each simdgroup multiplication. Alone,
 it is the upper half of an m16n8k8. Two that share `b` are vertically adjacent: they become one. Two full-height 16-bit ones
-of which the second adds to what the first made, and nothing else reads that, become one m16n8k16.
+of which the second adds to what the first made, and nothing else reads that, become one m16n8k16. The transpose of a
+transpose is what there was before.
 
 The compiler leaves one assignment per register, apart from loop variables, and what is reordered here has no effects but
 its results. So within a block it is enough to look at which registers the statements in between read and write.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _PRODUCT = re.compile(r"^\s*mslc\.mma\.(\w+) \{(.*?)\}, \{(.*?)\}, \{(.*?)\}, \{(.*?)\};")
+_TRANSPOSE = re.compile(r"^\s*movmatrix\.\S+ (%r\d+), (%r\d+);")
 _REGISTER = re.compile(r"%[a-z]+\d+")
 _STATEMENT = re.compile(r"^\s*([a-z][\w.:]*)\s+(.*);")
 _BLOCK_END = re.compile(r"^\s*(\$\w+:|(@!?%p\d+ )?bra\b|ret;|exit;|trap;|call|\{|\}|brx)")
@@ -117,7 +119,7 @@ def expand_products(text: str) -> str:
 def _expand_function(lines: list[str]) -> list[str]:
     if not any("mslc.mma." in line for line in lines):
         return lines
-    statements = [_Statement.parse(line) for line in lines]
+    statements = [_Statement.parse(line) for line in _without_double_transposes(lines)]
     readers = Counter(register for statement in statements for register in statement.reads)
     output: list[str] = []
     block: list[_Statement] = []
@@ -132,6 +134,25 @@ def _expand_function(lines: list[str]) -> list[str]:
     if any(_ZERO in line for line in output):
         output.insert(0, _FILL_DECLARATIONS)
     return output
+
+
+def _without_double_transposes(lines: list[str]) -> list[str]:
+    assigned = Counter(register for line in lines for register in _Statement.parse(line).writes)
+    made_of = {found[1]: found[2] for line in lines if (found := _TRANSPOSE.match(line))}
+    original = {
+        result: made_of[operand]
+        for result, operand in made_of.items()
+        if operand in made_of and all(assigned[r] == 1 for r in (result, operand, made_of[operand]))
+    }
+    if not original:
+        return lines
+    renamed = [
+        _REGISTER.sub(lambda register: original.get(register[0], register[0]), line)
+        for line in lines
+        if not (found := _TRANSPOSE.match(line)) or found[1] not in original
+    ]
+    read = Counter(register for line in renamed for register in _Statement.parse(line).reads)
+    return [line for line in renamed if not (found := _TRANSPOSE.match(line)) or read[found[1]]]
 
 
 def _expand_block(block: list[_Statement], readers: Counter[str]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Function constants: declarations with [[function_constant(n)]] become constexpr with the value given."""
+"""Function constants: declarations with [[function_constant(n)]] become constexpr with the value given.
+
+A value may be DEFERRED to whoever loads the compiled kernel; only the PTX target can (shim/ptx/deferred_ptx.h).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ _QUALIFIERS = frozenset(("static", "constant", "constexpr", "const", "inline", "
 _SCALARS = frozenset(
     ["bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]
 )
+
+DEFERRED = object()
 
 
 def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, object]) -> list[FunctionConstant]:
@@ -39,6 +44,14 @@ def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, o
         value = values.get(index, values.get(name))
         if value is not None:
             given.add(name)
+        if value is DEFERRED:
+            if type_name != "bool":
+                raise SourceError(
+                    f"a deferred function constant must be a bool, not a {type_name}", stream.position(start)
+                )
+            stream.erase(start, last)
+            stream.insert_before(start, f"MSLC_DEFERRED_CONSTANT({name}, {index})")
+            continue
         stream.erase(first, last)
         stream.insert_after(first - 1, f" = {_literal(type_name, value)}")
         words = stream.text[start : first - 1]

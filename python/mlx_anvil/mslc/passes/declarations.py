@@ -26,8 +26,8 @@ def rewrite_threadgroup_variables(stream: TokenStream, structure: Structure, tar
         if not declarators:
             continue
         if target != "cpu":
-            if "static" not in stream.text[start:i]:
-                stream.insert_before(start, "static ")
+            static = "" if "static" in stream.text[start:i] else "static "
+            stream.insert_before(start, f"alignas(16) {static}")  # as Metal has them, whatever their type
             continue
         type_end = declarators[0][0]
         type_text = stream.joined(i + 1, type_end - 1)

@@ -48,12 +48,18 @@ MSLC_INLINE simdgroup_matrix<T, Rows, Columns> make_diagonal_simdgroup_matrix(T 
 
 namespace mslc {
 
-// Offset of this lane's element i from the first element of the matrix in memory.
-MSLC_INLINE long matrix_offset(uint i, long stride, metal::ulong2 origin, bool transpose) {
-  const long row = matrix_row(lane_id()), column = matrix_column(lane_id()) + i;
+// Where a lane's elements lie in memory, from the first element of the matrix.
+struct MatrixOffsets {
+  long first;
+  long step;  // to the second
+};
+
+MSLC_INLINE MatrixOffsets matrix_offsets(ulong stride, metal::ulong2 origin, bool transpose) {
+  const long row = matrix_row(lane_id()), column = matrix_column(lane_id());
   const long x = static_cast<long>(origin.x) + (transpose ? row : column);
   const long y = static_cast<long>(origin.y) + (transpose ? column : row);
-  return y * stride + x;
+  const long across = static_cast<long>(stride);
+  return {y * across + x, transpose ? across : 1};
 }
 
 template <class T, class P>
@@ -62,8 +68,13 @@ MSLC_INLINE void load_matrix(metal::simdgroup_matrix<T, 8, 8>& matrix,
                              ulong stride,
                              metal::ulong2 origin,
                              bool transpose) {
-  for (uint i = 0; i < 2; ++i)
-    matrix.elements[i] = source[matrix_offset(i, static_cast<long>(stride), origin, transpose)];
+  // Neighbours in memory can be one load: better to transpose in registers where that is cheap.
+  constexpr bool in_registers = transposes_in_registers<T>;
+  const MatrixOffsets at = matrix_offsets(stride, origin, transpose && !in_registers);
+  for (uint i = 0; i < 2; ++i) matrix.elements[i] = source[at.first + i * at.step];
+  if constexpr (in_registers) {
+    if (transpose) matrix.elements = transposed(matrix.elements);
+  }
 }
 template <class T, class P>
 MSLC_INLINE void store_matrix(const metal::simdgroup_matrix<T, 8, 8>& matrix,
@@ -71,9 +82,8 @@ MSLC_INLINE void store_matrix(const metal::simdgroup_matrix<T, 8, 8>& matrix,
                               ulong stride,
                               metal::ulong2 origin,
                               bool transpose) {
-  for (uint i = 0; i < 2; ++i)
-    destination[matrix_offset(i, static_cast<long>(stride), origin, transpose)] =
-        matrix.elements[i];
+  const MatrixOffsets at = matrix_offsets(stride, origin, transpose);
+  for (uint i = 0; i < 2; ++i) destination[at.first + i * at.step] = matrix.elements[i];
 }
 
 }  // namespace mslc

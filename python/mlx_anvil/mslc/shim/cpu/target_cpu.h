@@ -148,6 +148,9 @@ MSLC_INLINE constexpr uint matrix_column(uint lane) {
   return (lane / 4 & 2) * 2 + lane % 2 * 2;
 }
 
+template <class T>
+constexpr bool transposes_in_registers = false;
+
 template <class D, class A, class B, class C>
 struct MatrixOperand {
   metal::vec<A, 2> a;

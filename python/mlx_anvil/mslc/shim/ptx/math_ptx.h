@@ -74,7 +74,8 @@ MSLC_INLINE float rsqrt(float x) {
 
 // 2^whole 2^fraction, |fraction| <= 1/2, in two factors so that neither leaves the range of float.
 MSLC_INLINE float scaled_exp2(float whole, float fraction) {
-  const int exponent = static_cast<int>(whole);
+  // Where whole numbers are the last place of a float, its bits count them: no conversion needed.
+  const int exponent = static_cast<int>(bits_of(whole + 0x1.8p23f) - bits_of(0x1.8p23f));
   const int half_of_it = exponent >> 1;
   const float first = from_bits(static_cast<uint>(half_of_it + 127) << 23);
   const float second = from_bits(static_cast<uint>(exponent - half_of_it + 127) << 23);
@@ -83,7 +84,7 @@ MSLC_INLINE float scaled_exp2(float whole, float fraction) {
 
 // base^x 2^shift, with (high, low) the binary logarithm of the base.
 MSLC_INLINE float scaled_power(float x, float high, float low, float limit, int shift) {
-  const float bounded = x > limit ? limit : x < -limit ? -limit : x;
+  const float bounded = __builtin_fmaxf(-limit, __builtin_fminf(x, limit));
   const float whole = __builtin_rintf(bounded * high);
   const float fraction = multiply_add(bounded, low, multiply_add(bounded, high, -whole));
   const float result = scaled_exp2(whole + static_cast<float>(shift), fraction);

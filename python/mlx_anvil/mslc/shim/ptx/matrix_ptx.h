@@ -6,7 +6,8 @@
 //
 // The exchanges that bring b into shape are plain functions of their operands for the compiler (not
 // volatile, not convergent), so that a fragment that is used many times is transposed once. They
-// stay with the product that uses them, which is convergent.
+// stay with the product that uses them, which is convergent. A second operand that was loaded
+// transposed needs none: ptx_matrix.py removes pairs of them.
 #pragma once
 
 namespace mslc {
@@ -31,6 +32,13 @@ MSLC_INLINE uint transpose_16bit(uint pair) {
   [[clang::noconvergent]] __asm__(
       "movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
   return result;
+}
+
+template <class T>
+constexpr bool transposes_in_registers = sizeof(T) == 2;
+template <class T>
+MSLC_INLINE metal::vec<T, 2> transposed(metal::vec<T, 2> pair) {
+  return __builtin_bit_cast(metal::vec<T, 2>, transpose_16bit(__builtin_bit_cast(uint, pair)));
 }
 
 template <class T>

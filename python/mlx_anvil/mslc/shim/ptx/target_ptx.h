@@ -5,6 +5,7 @@
 // or that a ragged threadgroup never had, take no part.
 #pragma once
 
+#include "deferred_ptx.h"
 #include "lanes_ptx.h"
 
 enum { MSLC_SCOPE_SIMDGROUP, MSLC_SCOPE_THREADGROUP };

@@ -1,0 +1,337 @@
+"""All ops on an NVIDIA GPU, inside MLX's CUDA backend, against what MLX has there and against copying memory.
+
+    python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
+
+writes bench/results/<name>.json. A contestant queues as many calls as fill some milliseconds and waits for the last;
+contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
+PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and keys that a call only
+reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other layers come between.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import click
+import mlx.core as mx
+import mlx.nn as nn
+from rich.console import Console
+
+from harness import in_turn, measure, ratio, write_results
+from mlx_anvil import flash_attention, quantized_matmul, quantized_swiglu, silu_gate
+from mlx_anvil._check import dtype_name
+from mlx_anvil.reference import DTYPES
+
+Call = Callable[[], Any]
+Row = dict[str, Any]
+
+HALF_DTYPES = (mx.float16, mx.bfloat16)
+MORE_THAN_CACHE = 200 << 20
+SECONDS_A_BATCH = 0.004
+GROUP_SIZE, BITS = 64, 4
+
+
+def queued(call: Call) -> tuple[Callable[[], None], int]:
+    """A function that makes several calls and waits for the last, and how many."""
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            mx.async_eval(call())
+        mx.synchronize()
+
+    for _ in range(3):
+        run(1)
+    start = time.perf_counter()
+    run(3)
+    once = (time.perf_counter() - start) / 3
+    count = max(1, min(200, int(SECONDS_A_BATCH / once)))
+    return lambda: run(count), count
+
+
+def copy_seconds(total_bytes: int) -> float | None:
+    """A device copy that reads and writes so much in all; the fastest of several. None without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    source = torch.empty(total_bytes // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(7):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(10):
+            target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / 10e3)
+    del source, target
+    torch.cuda.empty_cache()
+    return best
+
+
+def copy_rate() -> float | None:
+    """Bytes a second, read and written, of a copy far larger than the cache."""
+    total = 4 << 30
+    seconds = copy_seconds(total)
+    return total / seconds if seconds else None
+
+
+def compare(what: str, contestants: dict[str, Call], *, work: dict[str, float], copy: float | None = None) -> Row:
+    """One row; `ours` is what the others are set against. `work`: bytes and flops of a call."""
+    runs = {label: queued(call) for label, call in contestants.items()}
+    timings = measure({label: run for label, (run, _) in runs.items()}, rounds=9, least_seconds=0, budget_seconds=6)
+    row: Row = {"what": what}
+    for label, (_, count) in runs.items():
+        row[f"{label}_us"] = round(timings[label].median / count * 1e6, 2)
+        row[f"{label}_spread"] = round(timings[label].spread, 3)
+    seconds = row["ours_us"] / 1e6
+    for label, (_, count) in runs.items():
+        if label != "ours":
+            scale = runs["ours"][1] / count
+            row[f"times_{label}"] = round(ratio(timings[label], timings["ours"]) * scale, 3)
+    if "flops" in work:
+        row["tflops"] = round(work["flops"] / seconds / 1e12, 2)
+    if "bytes" in work:
+        row["bytes_per_second"] = round(work["bytes"] / seconds)
+        if copy:
+            row["share_of_copy"] = round(work["bytes"] / seconds / copy, 3)
+    return row
+
+
+def normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    x = mx.random.normal(shape).astype(dtype)
+    mx.eval(x)
+    return x
+
+
+# ---- silu_gate -------------------------------------------------------------------------------------------------------
+
+
+def elementwise_rows(copy: float | None) -> Iterator[Row]:
+    def plain(gate: mx.array, up: mx.array) -> mx.array:
+        return nn.silu(gate) * up
+
+    def backward_of(function: Callable[..., mx.array]) -> Callable[..., list[mx.array]]:
+        return lambda gate, up, dy: mx.vjp(function, [gate, up], [dy])[1]
+
+    forward = {"ours": silu_gate, "compiled": mx.compile(plain)}
+    backward = {"ours": backward_of(silu_gate), "compiled": mx.compile(backward_of(plain))}
+    for shape, dtype in itertools.product(((16384, 16384), (64, 64)), DTYPES):
+        arrays = [normal(shape, dtype) for _ in range(3)]
+        name = f"{dtype_name(dtype)} {shape[0]}x{shape[1]}"
+        for what, functions, operands, moved in (("forward", forward, 2, 3), ("backward", backward, 3, 5)):
+            contestants: dict[str, Call] = {
+                label: partial(function, *arrays[:operands]) for label, function in functions.items()
+            }
+            work = {"bytes": moved * arrays[0].nbytes}
+            yield compare(f"silu_gate {what} {name}", contestants, work=work, copy=copy)
+
+
+# ---- quantized products ----------------------------------------------------------------------------------------------
+
+
+def draw_quantized(outputs: int, columns: int, dtype: mx.Dtype) -> list[mx.array]:
+    """Random codes: what they stand for does not matter for the time."""
+    words = mx.random.randint(0, 2**31 - 1, (outputs, columns * BITS // 32)).astype(mx.uint32)
+    scales = mx.random.normal((outputs, columns // GROUP_SIZE)).astype(dtype) * 0.01
+    parts = [words, scales, -8 * scales]
+    mx.eval(parts)
+    return parts
+
+
+def quantized_rows(copy: float | None) -> Iterator[Row]:
+    options = {"group_size": GROUP_SIZE, "bits": BITS}
+    shapes = ((4096, 4096), (4096, 14336), (8192, 8192), (4096, 128256))
+    for (columns, outputs), dtype in itertools.product(shapes, HALF_DTYPES):
+        one = sum(part.nbytes for part in draw_quantized(outputs, columns, dtype))
+        matrices = [draw_quantized(outputs, columns, dtype) for _ in range(1 + MORE_THAN_CACHE // one)]
+        for rows in (1, 8):
+            x = normal((rows, columns), dtype)
+            contestants = {
+                "ours": in_turn([partial(quantized_matmul, x, *m, **options) for m in matrices]),
+                "mlx": in_turn([partial(mx.quantized_matmul, x, *m, **options) for m in matrices]),
+            }
+            what = f"quantized_matmul 4-bit {dtype_name(dtype)} {columns}->{outputs}, {rows} rows"
+            yield compare(what, contestants, work={"bytes": one}, copy=copy)
+    columns, outputs, rows = 4096, 14336, 512
+    for dtype in HALF_DTYPES:
+        matrix, x = draw_quantized(outputs, columns, dtype), normal((rows, columns), dtype)
+        contestants = {
+            "ours": partial(quantized_matmul, x, *matrix, **options),
+            "mlx": partial(mx.quantized_matmul, x, *matrix, **options),
+        }
+        what = f"quantized_matmul 4-bit {dtype_name(dtype)} {columns}->{outputs}, {rows} rows"
+        yield compare(what, contestants, work={"flops": 2.0 * columns * outputs * rows})
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def composed_attention(
+    q: mx.array, k: mx.array, v: mx.array, *, window_size: int | None = None, softcap: float | None = None
+) -> mx.array:
+    """Causal attention in MLX ops."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)
+    if softcap:
+        scores = softcap * mx.tanh(scores / softcap)
+    positions = mx.arange(q.shape[2])
+    distance = positions[:, None] - positions[None]
+    visible = (distance >= 0) & (distance < window_size) if window_size else distance >= 0
+    scores = mx.where(visible, scores, mx.array(-float("inf"), scores.dtype))
+    return mx.softmax(scores, axis=-1, precise=True) @ v
+
+
+def draw_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: mx.Dtype) -> Any:
+    return (
+        normal((batch, heads, queries, dim), dtype),
+        normal((batch, kv_heads, keys, dim), dtype),
+        normal((batch, kv_heads, keys, dim), dtype),
+    )
+
+
+def attention_rows(copy: float | None) -> Iterator[Row]:
+    attend = mx.fast.scaled_dot_product_attention
+    for batch, heads, kv_heads, length, dim in ((1, 32, 8, 4096, 128), (4, 16, 16, 2048, 64)):
+        for dtype, mask in itertools.product(HALF_DTYPES, (None, "causal")):
+            qkv = draw_attention(batch, heads, kv_heads, length, length, dim, dtype)
+            contestants = {
+                "ours": partial(flash_attention, *qkv, mask=mask),
+                "mlx": partial(attend, *qkv, scale=dim**-0.5, mask=mask),
+            }
+            flops = 4.0 * batch * heads * length * length * dim * (0.5 if mask else 1)
+            shape = f"({batch}, {heads}/{kv_heads}, {length}, {dim})"
+            yield compare(f"attention {dtype_name(dtype)} {shape} {mask or 'full'}", contestants, work={"flops": flops})
+    for dtype in HALF_DTYPES:
+        keys, dim = 32768, 128
+        sets = [draw_attention(1, 32, 8, 1, keys, dim, dtype) for _ in range(3)]
+        contestants = {
+            "ours": in_turn([partial(flash_attention, *qkv) for qkv in sets]),
+            "mlx": in_turn([partial(attend, *qkv, scale=dim**-0.5) for qkv in sets]),
+        }
+        work = {"bytes": sets[0][1].nbytes * 2}
+        yield compare(f"decode {dtype_name(dtype)} 32/8 heads of {dim}, {keys} keys", contestants, work=work, copy=copy)
+
+
+def peak_bytes(call: Call) -> int:
+    """Beyond what is there before."""
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(call())
+    return mx.get_peak_memory() - before
+
+
+def training_rows(copy: float | None) -> Iterator[Row]:
+    features: tuple[tuple[int, dict[str, Any]], ...] = ((8192, {"window_size": 1024}), (4096, {"softcap": 30.0}))
+    for (length, options), dtype in itertools.product(features, HALF_DTYPES):
+        qkv = list(draw_attention(1, 8, 8, length, length, 128, dtype))
+        d_out = normal(qkv[0].shape, dtype)
+        composed = partial(composed_attention, **options)
+        functions = {"ours": partial(flash_attention, mask="causal", **options), "composed": composed}
+        functions["compiled"] = mx.compile(composed)
+        contestants: dict[str, Call] = {
+            label: partial(mx.vjp, function, qkv, [d_out]) for label, function in functions.items()
+        }
+        what = f"attention forward and backward {dtype_name(dtype)} (1, 8, {length}, 128) causal {options}"
+        row = compare(what, contestants, work={})
+        peaks = {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}
+        yield row | peaks | {"times_peak": round(peaks["composed_peak_bytes"] / peaks["ours_peak_bytes"], 2)}
+
+
+# ---- a decoder of an 8B model's shape --------------------------------------------------------------------------------
+
+LAYERS, WIDTH, HIDDEN, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 4096, 14336, 128256, 32, 8, 128, 1024
+
+
+class Layer:
+    """One layer for one token: with ours or with MLX's products and attention; all else is MLX's."""
+
+    def __init__(self, dtype: mx.Dtype):
+        shapes = {"q": (WIDTH, WIDTH), "k": (KV_HEADS * HEAD_DIM, WIDTH), "v": (KV_HEADS * HEAD_DIM, WIDTH)}
+        shapes |= {"o": (WIDTH, WIDTH), "gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
+        self.weights = {name: draw_quantized(*shape, dtype) for name, shape in shapes.items()}
+        self.norms = [mx.ones(WIDTH, dtype), mx.ones(WIDTH, dtype)]
+        self.keys, self.values = (normal((1, KV_HEADS, CONTEXT, HEAD_DIM), dtype) for _ in range(2))
+
+    def __call__(self, x: mx.array, ours: bool) -> mx.array:
+        options = {"group_size": GROUP_SIZE, "bits": BITS}
+        product = quantized_matmul if ours else mx.quantized_matmul
+
+        def project(name: str, x: mx.array) -> mx.array:
+            return product(x, *self.weights[name], transpose=True, **options)
+
+        def heads(name: str, x: mx.array, count: int) -> mx.array:
+            return project(name, x).reshape(1, 1, count, HEAD_DIM).transpose(0, 2, 1, 3)
+
+        def rotated(x: mx.array) -> mx.array:
+            return mx.fast.rope(x, HEAD_DIM, traditional=False, base=500000.0, scale=1.0, offset=CONTEXT - 1)
+
+        h = mx.fast.rms_norm(x, self.norms[0], 1e-5)
+        q, k, v = rotated(heads("q", h, HEADS)), rotated(heads("k", h, KV_HEADS)), heads("v", h, KV_HEADS)
+        keys, values = mx.slice_update(self.keys, k, mx.array([CONTEXT - 1]), [2]), self.values
+        values = mx.slice_update(self.values, v, mx.array([CONTEXT - 1]), [2])
+        if ours:
+            attended = flash_attention(q, keys, values)
+        else:
+            attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=HEAD_DIM**-0.5)
+        x = x + project("o", attended.transpose(0, 2, 1, 3).reshape(1, WIDTH))
+        h = mx.fast.rms_norm(x, self.norms[1], 1e-5)
+        if ours:
+            hidden = quantized_swiglu(h, self.weights["gate"], self.weights["up"], **options)
+        else:
+            hidden = nn.silu(project("gate", h)) * project("up", h)
+        return x + project("down", hidden)
+
+
+def decoder_rows(copy: float | None) -> Iterator[Row]:
+    for dtype in HALF_DTYPES:
+        layers, head = [Layer(dtype) for _ in range(LAYERS)], draw_quantized(VOCABULARY, WIDTH, dtype)
+        x = normal((1, WIDTH), dtype)
+
+        def token(ours: bool, layers: Any = layers, head: Any = head, x: mx.array = x) -> mx.array:
+            for layer in layers:
+                x = layer(x, ours)
+            product = quantized_matmul if ours else mx.quantized_matmul
+            return mx.argmax(product(x, *head, transpose=True, group_size=GROUP_SIZE, bits=BITS))
+
+        contestants: dict[str, Call] = {"ours": partial(token, True), "mlx": partial(token, False)}
+        row = compare(
+            f"decoder, 8B shape, 4-bit, one token, {dtype_name(dtype)}, context {CONTEXT}", contestants, work={}
+        )
+        rates = {f"{label}_tokens_per_second": round(1e6 / row[f"{label}_us"], 1) for label in contestants}
+        peaks = {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}
+        yield row | rates | peaks
+
+
+GROUPS = {
+    "silu_gate": elementwise_rows,
+    "quantized": quantized_rows,
+    "attention": attention_rows,
+    "training": training_rows,
+    "decoder": decoder_rows,
+}
+
+
+@click.command()
+@click.option("--only", type=click.Choice(list(GROUPS)), multiple=True, help="some groups of rows")
+@click.option("--name", default="cuda_h200", show_default=True, help="of the file in bench/results")
+def main(only: tuple[str, ...], name: str) -> None:
+    console = Console(soft_wrap=True)
+    mx.set_default_device(mx.gpu)
+    copy = copy_rate()
+    rows: list[Row] = [
+        {"what": "copy", "bytes_per_second": copy, "gpu": str(mx.device_info(mx.gpu).get("device_name"))}
+    ]
+    for group in only or GROUPS:
+        for row in GROUPS[group](copy):
+            console.print(row)
+            rows.append(row)
+            write_results(name, rows)  # after each: a run that is cut short has what it measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+// What we use of MLX's CUDA backend and of the CUDA driver, declared without a CUDA header: one
+// extension is built against MLX's CPU wheel and runs beside either. The declarations follow
+// mlx/backend/cuda of the release that pyproject.toml pins.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "mlx/mlx.h"
+
+struct CUfunc_st;
+struct CUmod_st;
+using CUfunction = CUfunc_st*;
+using CUmodule = CUmod_st*;
+
+struct dim3 {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+};
+
+// Weak: beside MLX's CPU build these are null and the extension loads all the same.
+#define MLX_ANVIL_WEAK __attribute__((weak, visibility("default")))
+
+namespace mlx::core::cu {
+
+class CommandEncoder {
+ public:
+  MLX_ANVIL_WEAK void set_input_array(const array& input);
+  MLX_ANVIL_WEAK void set_output_array(const array& output);
+  MLX_ANVIL_WEAK void add_kernel_node_raw(CUfunction kernel,
+                                          dim3 grid,
+                                          dim3 block,
+                                          dim3 cluster,
+                                          uint32_t shared_bytes,
+                                          void** arguments);
+  MLX_ANVIL_WEAK void add_completed_handler(std::function<void()> task);
+};
+
+MLX_ANVIL_WEAK CommandEncoder& get_command_encoder(Stream stream);
+
+}  // namespace mlx::core::cu
+
+#undef MLX_ANVIL_WEAK
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+
+// Whether the MLX in this process is a build for CUDA, with or without a GPU to use.
+inline bool mlx_has_cuda() {
+  return mx::cu::get_command_encoder != nullptr;
+}
+
+// Where an array's first element lies for kernels. Not array.data(), which moves the array to
+// memory that the host can read.
+inline void* device_address(const mx::array& x) {
+  struct CudaBuffer {
+    char* data;
+  };
+  const void* buffer = x.buffer().ptr();
+  return buffer ? static_cast<const CudaBuffer*>(buffer)->data + x.offset() : nullptr;
+}
+
+// The driver's functions, from the library that MLX has loaded. Results are CUresult: 0 is success.
+struct CudaDriver {
+  int (*module_load)(CUmodule*, const void* text, unsigned count, int* options, void** values);
+  int (*module_function)(CUfunction*, CUmodule, const char* name);
+  int (*function_attribute)(CUfunction, int attribute, int value);
+  int (*device_attribute)(int* value, int attribute, int device);
+  int (*error_text)(int result, const char** text);
+};
+
+// Null where there is no driver.
+const CudaDriver* cuda_driver();
+
+}  // namespace mlx_anvil

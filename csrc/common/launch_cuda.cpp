@@ -1,0 +1,256 @@
+// launch() on MLX's CUDA backend: the same kernels as PTX, which mslc made of them.
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "common/cuda_backend.h"
+#include "common/errors.h"
+#include "common/launch.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr size_t kMostArguments = 32;
+constexpr size_t kLargestParams = 1024;              // by value; shim/ptx/entry_ptx.h has the same
+constexpr uint32_t kMostBlocksInYz = 65535;          // of a grid
+constexpr uint32_t kSharedWithoutAsking = 48 << 10;  // bytes of a block
+constexpr size_t kSharedAlignment = 16;
+constexpr int kLeastCapability = 8;  // the architecture that the PTX is made for
+
+// Values of the driver's enumerations.
+constexpr int kComputeCapabilityMajor = 75;
+constexpr int kMaxDynamicSharedBytes = 8;
+constexpr int kJitErrorLog = 5;
+constexpr int kJitErrorLogSize = 6;
+
+std::mutex source_mutex;
+PtxSource registered_source;
+
+PtxSource ptx_source() {
+  std::lock_guard lock(source_mutex);
+  return registered_source;
+}
+
+[[noreturn]] void throw_driver_error(const Kernel& kernel, const char* doing, int result) {
+  const char* text = nullptr;
+  cuda_driver()->error_text(result, &text);
+  throw_internal_error(kernel.op(), std::string(doing) + " " + kernel.pipeline_key() + ": " +
+                                        (text ? text : "unknown CUDA error") + ".");
+}
+
+// The kernel's text with a value in place of every function constant, for the assembler to fold.
+std::string specialised(const Kernel& kernel, const std::string& text) {
+  constexpr std::string_view kName = "mslc_function_constant_";
+  std::string result;
+  result.reserve(text.size());
+  size_t done = 0;
+  for (size_t at = text.find(kName); at != std::string::npos; at = text.find(kName, done)) {
+    result.append(text, done, at - done);
+    uint32_t index = 0;
+    for (done = at + kName.size(); done < text.size() && std::isdigit(text[done]); ++done) {
+      index = index * 10 + static_cast<uint32_t>(text[done] - '0');
+    }
+    const FunctionConstant* given = nullptr;
+    for (const FunctionConstant& constant : kernel.constants()) {
+      given = constant.index == index ? &constant : given;
+    }
+    if (!given) {
+      throw_internal_error(kernel.op(), kernel.pipeline_key() +
+                                            " has no value for function constant " +
+                                            std::to_string(index) + ".");
+    }
+    result += given->value ? '1' : '0';
+  }
+  return result.append(text, done, std::string::npos);
+}
+
+// A kernel as the driver has it. Its parameters are the bindings that it uses, by their index.
+struct LoadedKernel {
+  CUfunction function = nullptr;
+  std::vector<uint8_t> bindings;
+};
+
+std::vector<uint8_t> bindings_in(const std::string& text) {
+  std::istringstream line(text.substr(0, text.find('\n')));
+  std::string word;
+  line >> word >> word;  // "// bindings"
+  std::vector<uint8_t> bindings;
+  for (unsigned index = 0; line >> index;) {
+    bindings.push_back(static_cast<uint8_t>(index));
+  }
+  return bindings;
+}
+
+// Assembled for the GPU by the driver, which keeps what it made in a cache of its own on disk.
+LoadedKernel load(const Kernel& kernel) {
+  const CudaDriver& driver = *cuda_driver();
+  const std::string text = specialised(kernel, ptx_source()(kernel));
+  std::array<char, 4096> log{};
+  int options[] = {kJitErrorLog, kJitErrorLogSize};
+  void* values[] = {log.data(), reinterpret_cast<void*>(log.size())};
+  CUmodule module = nullptr;
+  if (const int result = driver.module_load(&module, text.c_str(), 2, options, values)) {
+    throw_driver_error(kernel, (std::string("loading (") + log.data() + ")").c_str(), result);
+  }
+  LoadedKernel loaded;
+  loaded.bindings = bindings_in(text);
+  if (const int result = driver.module_function(&loaded.function, module, kernel.name().c_str())) {
+    throw_driver_error(kernel, "finding", result);
+  }
+  return loaded;
+}
+
+// Loaded once per device, where the calling thread's CUDA context is (MLX sets it), and kept.
+const LoadedKernel& loaded_kernel(const Kernel& kernel, int device) {
+  using Key = std::pair<const Kernel*, int>;
+  static std::mutex mutex;
+  static std::map<Key, LoadedKernel> all;
+  const Key key{&kernel, device};
+  {
+    std::lock_guard lock(mutex);
+    if (auto known = all.find(key); known != all.end()) {
+      return known->second;
+    }
+  }
+  // Without the lock: the source takes Python's lock, whose holder may be waiting for ours.
+  LoadedKernel loaded = load(kernel);
+  std::lock_guard lock(mutex);
+  return all.try_emplace(key, std::move(loaded)).first->second;
+}
+
+// A kernel's arguments: the driver wants their addresses, in the order of the parameters.
+class Arguments {
+ public:
+  Arguments(const KernelLaunch& launch, const LoadedKernel& kernel) {
+    const size_t arrays = launch.inputs.size() + launch.outputs.size();
+    const size_t offsets = std::max<size_t>(launch.threadgroup_memory.size(), 1) - 1;
+    if (arrays + 1 > kMostArguments || offsets > kMostArguments ||
+        launch.params_size > kLargestParams) {
+      throw_internal_error(launch.kernel->op(),
+                           launch.kernel->name() + " takes too many arguments.");
+    }
+    std::array<void*, kMostArguments> bound{};
+    size_t count = 0;
+    const auto bind_array = [&](const mx::array& x) {
+      pointers_[count] = device_address(x);
+      bound[count] = &pointers_[count];
+      ++count;
+    };
+    for (const mx::array* input : launch.inputs) {
+      bind_array(*input);
+    }
+    for (const mx::array* output : launch.outputs) {
+      bind_array(*output);
+    }
+    if (launch.params_size > 0) {
+      bound[count++] = const_cast<void*>(launch.params);
+    }
+    if (kernel.bindings.size() < offsets) {
+      throw_internal_error(launch.kernel->op(), launch.kernel->name() + " takes fewer buffers.");
+    }
+    const size_t bindings = kernel.bindings.size() - offsets;
+    for (size_t i = 0; i < bindings; ++i) {
+      if (kernel.bindings[i] >= count) {
+        throw_internal_error(launch.kernel->op(), launch.kernel->name() + " is given no binding " +
+                                                      std::to_string(kernel.bindings[i]) + ".");
+      }
+      addresses_[i] = bound[kernel.bindings[i]];
+    }
+    // Threadgroup buffers lie in one block; the kernel is told where those after the first do.
+    for (size_t i = 0; i < launch.threadgroup_memory.size(); ++i) {
+      if (i > 0) {
+        offsets_[i - 1] = shared_bytes_;
+        addresses_[bindings + i - 1] = &offsets_[i - 1];
+      }
+      const size_t bytes = launch.threadgroup_memory[i] + kSharedAlignment - 1;
+      shared_bytes_ += static_cast<uint32_t>(bytes / kSharedAlignment * kSharedAlignment);
+    }
+  }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  void** get() { return addresses_.data(); }
+  uint32_t shared_bytes() const { return shared_bytes_; }
+
+ private:
+  std::array<void*, 2 * kMostArguments> addresses_{};
+  std::array<void*, kMostArguments> pointers_{};
+  std::array<uint32_t, kMostArguments> offsets_{};
+  uint32_t shared_bytes_ = 0;
+};
+
+dim3 to_dim3(const Extent& extent) {
+  return {extent.x, extent.y, extent.z};
+}
+
+// Of a device whose MLX stream is in use; asked once for each.
+int compute_capability(int device) {
+  static std::mutex mutex;
+  static std::map<int, int> known;
+  std::lock_guard lock(mutex);
+  const auto [found, fresh] = known.try_emplace(device, 0);
+  if (fresh) {
+    cuda_driver()->device_attribute(&found->second, kComputeCapabilityMajor, device);
+  }
+  return found->second;
+}
+
+}  // namespace
+
+void set_ptx_source(PtxSource source) {
+  std::lock_guard lock(source_mutex);
+  registered_source = std::move(source);
+}
+
+bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
+  if (!mlx_has_cuda() || !mx::is_available(device) || !cuda_driver()) {
+    *why_not = "MLX has no CUDA device here";
+    return false;
+  }
+  if (!ptx_source()) {
+    *why_not = "this build of mlx-anvil has no PTX (docs/backends.md)";
+    return false;
+  }
+  if (compute_capability(device.index) < kLeastCapability) {
+    *why_not = "the kernels need compute capability 8.0 (Ampere) or newer";
+    return false;
+  }
+  return true;
+}
+
+void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
+  const Kernel& kernel = *launch.kernel;
+  if (launch.grid.y > kMostBlocksInYz || launch.grid.z > kMostBlocksInYz) {
+    throw_internal_error(kernel.op(),
+                         kernel.name() + " needs a grid of more than 65535 in y or z.");
+  }
+  const LoadedKernel& loaded = loaded_kernel(kernel, stream.device.index);
+  Arguments arguments(launch, loaded);
+  if (arguments.shared_bytes() > kSharedWithoutAsking) {
+    const int bytes = static_cast<int>(arguments.shared_bytes());
+    if (const int result =
+            cuda_driver()->function_attribute(loaded.function, kMaxDynamicSharedBytes, bytes)) {
+      throw_driver_error(kernel, "threadgroup memory of", result);
+    }
+  }
+  auto& encoder = mx::cu::get_command_encoder(stream);
+  for (const mx::array* input : launch.inputs) {
+    encoder.set_input_array(*input);
+  }
+  for (const mx::array* output : launch.outputs) {
+    encoder.set_output_array(*output);
+  }
+  encoder.add_kernel_node_raw(loaded.function, to_dim3(launch.grid), to_dim3(launch.threadgroup),
+                              {0, 0, 0}, arguments.shared_bytes(), arguments.get());
+  if (!launch.temporaries.empty()) {
+    encoder.add_completed_handler([kept = launch.temporaries] {});
+  }
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,78 @@
+"""Compiles the Metal kernels to PTX: one xz file per op, for the loader in csrc/common/launch_cuda.cpp.
+
+    python tools/build_ptx.py --root . --output build/ptx [--op silu_gate]
+
+A file is a sequence of PTX modules, each with one kernel and all it needs, after a line `//! <kernel>` and one that
+tells which bindings its parameters are: `// bindings 0 1 2 4`, since a kernel need not use every index. Function constants
+are deferred: see mslc's compile_ptx. A module alone loads in a fraction of the time that all would take.
+"""
+
+import argparse
+import lzma
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# The oldest that has the bfloat16 arithmetic and matrix products that mslc emits; drivers compile it for newer ones.
+ARCHITECTURE = "sm_80"
+ENTRY = re.compile(r"^\.visible \.entry (\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
+# What stands outside of functions and spans lines in no output of the compiler.
+VARIABLE = re.compile(
+    r"^(?:\.visible |\.extern |\.weak )?\.(?:shared|const|global) [^\n]*?([\w$]+)(?:\[\d*\])?(?: = [^\n]*)?;\n"
+)
+
+
+def single_kernels(text: str) -> dict[str, str]:
+    """A PTX module of many kernels as modules of one kernel each, without the variables that it does not use."""
+    shared_text = ENTRY.sub("", text).splitlines(keepends=True)
+    modules = {}
+    for entry in ENTRY.finditer(text):
+        words = set(re.findall(r"[\w$]+", entry[0]))
+        kept = []
+        for line in shared_text:
+            variable = VARIABLE.match(line)
+            if not line.isspace() and not line.startswith("//") and (not variable or variable[1] in words):
+                kept.append(line)
+        modules[entry[1]] = "".join(kept) + entry[0]
+    return modules
+
+
+def compile_file(root: Path, path: Path) -> dict[str, str]:
+    from mslc.preprocess import Source
+    from mslc.ptx import compile_ptx
+
+    module = compile_ptx(Source.load(path, [root]), ARCHITECTURE, defers_constants=True)
+    text = re.sub(r"^[ \t]*//.*\n|[ \t]+//.*$", "", module.text, flags=re.MULTILINE)
+    bindings = {kernel.entry: " ".join(str(p.index) for p in kernel.parameters) for kernel in module.kernels}
+    return {name: f"// bindings {bindings[name]}\n{kernel}" for name, kernel in single_kernels(text).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, required=True, help="the folder that holds metal/ and python/")
+    parser.add_argument("--output", type=Path, required=True, help="a folder")
+    parser.add_argument("--op", action="append", help="leave out the others")
+    args = parser.parse_args()
+    root, output = args.root.resolve(), args.output.resolve()
+    os.chdir(root)  # the compiler reads from standard input, and looks for quoted headers in the current folder first
+    # By this path mslc does not import the package around it, whose extension is not built yet.
+    sys.path.insert(0, str(root / "python" / "mlx_anvil"))
+
+    ops = args.op or sorted(path.name for path in (root / "metal").iterdir() if any(path.glob("*.metal")))
+    output.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+        for op in ops:
+            files = sorted((root / "metal" / op).glob("*.metal"))
+            kernels: dict[str, str] = {}
+            for modules in pool.map(lambda path: compile_file(root, path), files):
+                kernels |= modules
+            text = "".join(f"//! {name}\n{module}" for name, module in sorted(kernels.items()))
+            data = lzma.compress(text.encode(), preset=9)
+            (output / f"{op}.ptx.xz").write_bytes(data)
+            print(f"{op}: {len(kernels)} kernels, {len(text) / 1e6:.1f} MB of PTX, {len(data) / 1e6:.2f} MB packed")
+
+
+if __name__ == "__main__":
+    main()
