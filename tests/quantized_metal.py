@@ -283,7 +283,7 @@ def mlx_instructions(function: str, format: Format, dtype: str, *arguments: obje
     kernel = f"{'affine' if format.affine else 'fp'}_{function}"
     options = METAL_TYPES[dtype], format.group_size, format.bits, *arguments
     text = source(AFFINE if format.affine else FLOATING, [("kernel", kernel, *options)])
-    module = compile_ptx(Source.load(text, [include_dir()], {"MLX_METAL_JIT": 1}), "sm_90", {}, UNROLLED)
+    module = compile_ptx(Source.load(text, [include_dir()], {"MLX_METAL_JIT": 1}), "sm_90", {}, compiler_flags=UNROLLED)
     values = 8 if format.bits in (6, 8) else 16  # of a lane, in each of four rows of w
     outer = 32 if format.affine else format.group_size
     weights = {"qmv_fast": 4 * values, "qmv_wide": format.group_size}.get(function, outer)
