@@ -40,8 +40,8 @@ inline void block_products(const u32v (&codes)[kOutputs][Bytes<Format>::kVectors
       __m512i bytes = _mm512_loadu_si512(x + (v * kPieces + piece) * 64);
       asm("" : "+v"(bytes));  // in a register: else each use loads it again
       for (int o = 0; o < kOutputs; ++o) {
-        sums[piece][o] = bits_as<i32v>(_mm512_dpbusd_epi32(
-            bits_as<__m512i>(sums[piece][o]), bits_as<__m512i>(codes[o][v]), bytes));
+        sums[piece][o] = bits_as<i32v>(_mm512_dpbusd_epi32(bits_as<__m512i>(sums[piece][o]),
+                                                           bits_as<__m512i>(codes[o][v]), bytes));
       }
     }
   }

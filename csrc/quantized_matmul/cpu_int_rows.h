@@ -38,8 +38,8 @@ struct Bytes {
     return kBits == 4 ? v / 2 * 8 + 2 * b + v % 2 : kBits == 2 ? 4 * b + v : 4 * v + b;
   }
 
-  // The lowest four codes of each lane to its bytes, with other bits above them: a byte of the result
-  // is any 8 bits in a row of its pair of lanes.
+  // The lowest four codes of each lane to its bytes, with other bits above them: a byte of the
+  // result is any 8 bits in a row of its pair of lanes.
   static u32v spread(u32v codes) {
     constexpr int64_t kLane = kBits << 8 | 2 * kBits << 16 | int64_t{3 * kBits} << 24;
     constexpr int64_t kNextLane = kLane + 0x20202020;
@@ -54,8 +54,8 @@ struct Bytes {
     } else if constexpr (kBits == 2 || kBits == 4) {
       constexpr uint32_t kMask = kBits == 4 ? 0x0f0f0f0fu : 0x03030303u;
       constexpr int kPerWord = 8 / kBits;
-      return Format::bytes(
-          (units.words[kVector / kPerWord] >> (kBits * (kVector % kPerWord))) & kMask);
+      return Format::bytes((units.words[kVector / kPerWord] >> (kBits * (kVector % kPerWord))) &
+                           kMask);
     } else {
       constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
       return spread(units.template shifted<4 * kVector, 4>()) & kMask;

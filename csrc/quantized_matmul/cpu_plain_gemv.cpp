@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kTaken = 4;  // rows of w at a time
 
-// Rows of w are far apart in memory, and of each only a strip is read: the hardware does not foresee
-// where the next one is.
+// Rows of w are far apart in memory, and of each only a strip is read: the hardware does not
+// foresee where the next one is.
 constexpr int64_t kAheadRows = 16;
 
 template <class Format, int kRows>
@@ -46,7 +46,7 @@ class PlainGemv {
   static constexpr int64_t kBlockWords = BlockUnits::kWords * kLanes;
 
   void prefetch_scales(const void* numbers, int64_t first) const {
-    const int64_t size = !Format::kHasBiases                                ? 1
+    const int64_t size = !Format::kHasBiases                              ? 1
                          : args_.matrix.dtype == QuantizedDtype::kFloat32 ? 4
                                                                           : 2;
     __builtin_prefetch(static_cast<const char*>(numbers) + first * size, 0, 2);

@@ -92,8 +92,8 @@ class GemvOperand {
   // same format.
   Floats multiply(const QuantizedMatrixView& matrix, int64_t first, int64_t count) const {
     Floats out = floats(rows_ * count);
-    const Floats scratch = floats(integers_ ? kernels().int_gemv_scratch(matrix)
-                                            : kernels().gemv_scratch(matrix));
+    const Floats scratch =
+        floats(integers_ ? kernels().int_gemv_scratch(matrix) : kernels().gemv_scratch(matrix));
     const QuantizedGemvArgs args = {matrix,   first,       count,     rows_,
                                     x_.get(), sums_.get(), out.get(), scratch.get()};
     integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
@@ -183,10 +183,10 @@ void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out
   });
 }
 
-// ---- up to 8 rows, the plain product -------------------------------------------------------------
+// ---- up to 8 rows, the plain product ------------------------------------------------------------
 
-// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of w
-// to be worth going to memory for.
+// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of
+// w to be worth going to memory for.
 constexpr int64_t kStripColumns = 512;
 // Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
 // the shape only: the result does not depend on how many threads there are.
@@ -197,8 +197,8 @@ void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_
   const int values = unit_values(matrix.format.bits);
   const int64_t block = int64_t{values} * kernels.lanes, outputs = matrix.outputs;
   const int64_t blocks = ceil_div(matrix.columns, block);
-  const int64_t strip =
-      std::max<int64_t>(1, std::min<int64_t>(kStripColumns, kernels.lanes * matrix.format.group) / block);
+  const int64_t strip = std::max<int64_t>(
+      1, std::min<int64_t>(kStripColumns, kernels.lanes * matrix.format.group) / block);
   const int64_t strips = ceil_div(blocks, strip), parts = ceil_div(outputs, kPartRows);
   const int64_t size = element_size(matrix.dtype);
   const int64_t rows = power_of_two_rows(given_rows);
@@ -242,7 +242,7 @@ void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_
   });
 }
 
-// ---- many rows, both products -----------------------------------------------------------
+// ---- many rows, both products -------------------------------------------------------------------
 
 void gemm(const QuantizedMatrixView& matrix,
           QuantizedProduct product,
