@@ -73,12 +73,12 @@ def test_forward(format, dtype, rng):
 @each_dtype
 @some_formats
 def test_matrices_larger_than_a_block(format, dtype, rng):
-    """Sizes at which work is split between threads and blocks, a little off every round number."""
+    """Sizes at which work is split between threads, blocks and parts of w's rows, a little off every round number."""
     if support.backend == "simulator":
         pytest.skip("minutes in the simulator; its tests have sizes of their own")
-    matrix = draw(format, (515, 17 * 128), rng, dtype)
+    matrix = draw(format, (1155, 17 * 128), rng, dtype)
     for rows, transpose in itertools.product((1, 4, 8, 50, 133), (True, False)):
-        x = normal((rows, 17 * 128 if transpose else 515), dtype)
+        x = normal((rows, 17 * 128 if transpose else 1155), dtype)
         assert_rounded(multiply(x, matrix, transpose), exact_product(x, matrix, transpose), dtype)
 
 
