@@ -89,9 +89,9 @@ METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
 // The transpose of the 8x8 block that begins there.
 template <typename T>
 METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block, int stride) {
-  Fragment<T> fragment;
-  metal::simdgroup_load(fragment, block, stride, ulong2(0), /*transpose=*/true);
-  return fragment;
+  Fragment<T> frag;
+  metal::simdgroup_load(frag, block, stride, ulong2(0), /*transpose=*/true);
+  return frag;
 }
 
 template <typename T>

@@ -86,7 +86,7 @@ def quantized_matmul() -> Iterator[Call]:
     for dtype, (mode, formats) in product(DTYPES, MODES.items()):
         for group_size, bits in formats:
             options = {"group_size": group_size, "bits": bits, "mode": mode}
-            for outputs in (128, 256):  # a plain product sums so many rows of w in one part, or in two
+            for outputs in (128, 512):  # a plain product sums so many rows of w in one part, or in several
                 gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
                 for rows in (*range(1, 9), 9, 40):
                     x = mx.zeros((rows, 128), dtype)

@@ -1,0 +1,108 @@
+"""Function constants of PTX that get their values when it is loaded, and the package's files of such kernels."""
+
+import lzma
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msl import HEAD
+from ptx_support import METAL, needs_metal, needs_ptxas, ptx
+
+from mlx_anvil.mslc import CompileError, Source
+from mlx_anvil.mslc.ptx import PtxModule, assemble, compile_ptx, find_ptxas
+
+DEFERRED_SOURCE = """
+constant bool doubles [[function_constant(2)]];
+constant bool adds [[function_constant(13)]];
+kernel void k(const device float* in [[buffer(0)]], device float* out [[buffer(1)]],
+    uint i [[thread_position_in_grid]]) {
+  float x[4];
+  for (int j = 0; j < 4; ++j) x[j] = in[4 * i + j];
+  for (int j = 0; j < 4; ++j) {
+    if (doubles) x[j] = x[j] * 2.5f;
+    if (adds && !doubles) x[j] = x[j] + metal::exp(x[j]);
+  }
+  for (int j = 0; j < 4; ++j) out[4 * i + j] = x[j];
+}"""
+
+
+def deferred_ptx(text):
+    return compile_ptx(Source.load(HEAD + text), defers_constants=True)
+
+
+def with_constants(module, values):
+    """What the loader does."""
+    return replace(
+        module, text=re.sub(r"mslc_function_constant_(\d+)", lambda found: str(int(values[int(found[1])])), module.text)
+    )
+
+
+def test_deferred_constants_are_words_that_the_loader_replaces():
+    text = deferred_ptx(DEFERRED_SOURCE).text
+    assert set(re.findall(r"mslc_function_constant_(\d+)", text)) == {"2", "13"}
+    assert not re.search(r"\.extern|ld\.const", text)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("doubles", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_deferred_constants_assemble_as_known_ones(doubles, adds):
+    values = {2: doubles, 13: adds}
+    deferred = with_constants(deferred_ptx(DEFERRED_SOURCE), values)
+    known = ptx(DEFERRED_SOURCE, constants=values)
+    assert 0.9 < code_size(deferred) / code_size(known) < 1.1
+    if not doubles and not adds:  # so much would a branch show that was not dropped
+        everything = ptx(DEFERRED_SOURCE, constants={2: False, 13: True})
+        assert code_size(everything) > 1.5 * code_size(deferred)
+
+
+def code_size(module):
+    """Bytes of the assembled kernel."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "k.ptx")
+        path.write_text(module.text)
+        cubin = path.with_suffix(".cubin")
+        subprocess.run([find_ptxas(), f"-arch={module.arch}", path, "-o", cubin], check=True)
+        return elf_section_size(cubin.read_bytes(), b".text.k")
+
+
+def elf_section_size(elf, name):
+    offset, (entry_size, count, names) = struct.unpack_from("<Q", elf, 40)[0], struct.unpack_from("<3H", elf, 58)
+    headers = [struct.unpack_from("<2I4Q", elf, offset + i * entry_size) for i in range(count)]
+    text = elf[headers[names][4] :]
+    return next(size for at, _, _, _, _, size in headers if text[at:].startswith(name + b"\0"))
+
+
+def test_deferred_constant_must_be_a_bool():
+    text = "constant int n [[function_constant(3)]]; kernel void k(device int* o [[buffer(0)]]) { o[0] = n; }"
+    with pytest.raises(CompileError, match="must be a bool, not a int"):
+        deferred_ptx(text)
+
+
+@needs_ptxas
+@needs_metal
+def test_packed_kernels_load_one_by_one(tmp_path):
+    """What the package ships: every kernel of an op as a module of its own."""
+    script = METAL / "tools" / "build_ptx.py"
+    command = [sys.executable, script, "--root", METAL, "--output", tmp_path, "--op", "flash_attention"]
+    subprocess.run(command, check=True, capture_output=True)
+    (packed,) = tmp_path.iterdir()
+    modules = lzma.decompress(packed.read_bytes()).decode().split("//! ")[1:]
+    kernels = {text.partition("\n")[0]: text.partition("\n")[2] for text in modules}
+    assert "flash_attention_decode_combine_float16" in kernels
+    assert len(kernels) == len(modules) > 100
+    # Its sinks, binding 4, are not read.
+    assert kernels["flash_attention_backward_dq_float16_d64v64"].startswith("// bindings 0 1 2 3 5 6 7 8 9 10\n")
+    shared = 0
+    for name in [name for name in kernels if "float16_d64" in name]:
+        module = with_constants(PtxModule("sm_90", kernels[name], []), dict.fromkeys(range(32), True))
+        (report,) = assemble(module).values()
+        assert report.spill_bytes == 0
+        shared += report.shared_bytes > 0
+        assert module.text.count(".entry") == 1
+    assert shared
