@@ -78,7 +78,7 @@ struct KeptOperand {
       for (int d = 0; d < kHeld; ++d) {
         MLX_ANVIL_UNROLL
         for (int n = 0; n < kTileFragments; ++n) {
-          const Fragment<T> other = load_transposed(tile + 8 * (n * kStride + d), kStride);
+          const Fragment<T> other = load_transposed(tile + 8 * (n * kStride + d), kStride, place);
           MLX_ANVIL_UNROLL
           for (int i = 0; i < kRowFragments; ++i) {
             metal::simdgroup_multiply_accumulate(sums[i][n], held[i][d], other, sums[i][n]);
@@ -96,7 +96,7 @@ struct KeptOperand {
       }
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kTileFragments; ++n) {
-        const Fragment<T> other = load_transposed(tile + 8 * (n * kStride + d), kStride);
+        const Fragment<T> other = load_transposed(tile + 8 * (n * kStride + d), kStride, place);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
           metal::simdgroup_multiply_accumulate(sums[i][n], held[i][0], other, sums[i][n]);

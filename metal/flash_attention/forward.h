@@ -14,6 +14,7 @@ struct ForwardRows {
     kKeyFragments = kKeys / 8,
     kHeadFragments = kHeadDim / 8,
     kValueFragments = kValueDim / 8,
+    kLoadsOneByOne = sizeof(T) == 4 || kHeadDim > 192,  // where registers are short
   };
 
   FragmentPlace place;  // of this lane
@@ -141,7 +142,8 @@ struct ForwardRows {
       thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kKeyFragments; ++n) {
-      const Fragment<T> k = load_transposed(keys + 8 * n * kKeyStride, kKeyStride);
+      const Fragment<T> k =
+          load_transposed<T, bool(kLoadsOneByOne)>(keys + 8 * n * kKeyStride, kKeyStride, place);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
         metal::simdgroup_multiply_accumulate(scores[i][n], q[i][d], k, scores[i][n]);

@@ -116,7 +116,7 @@ template <typename T, typename Format, bool kTransposed>
       for (int j = 0; j < kColumnFragments; ++j) {
         const int column = own_column + 8 * j;
         const Fragment<float> right =
-            kTransposed ? load_transposed(w_tile + column * kStride + d, kStride)
+            kTransposed ? load_transposed(w_tile + column * kStride + d, kStride, place)
                         : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
