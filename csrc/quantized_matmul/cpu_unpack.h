@@ -10,11 +10,11 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 // body(std::integral_constant<int, 0>), ... up to kCount
 template <class Body, int... kIndex>
-inline void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
+[[gnu::always_inline]] inline void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
   (body(std::integral_constant<int, kIndex>()), ...);
 }
 template <int kCount, class Body>
-inline void unroll(Body body) {
+[[gnu::always_inline]] inline void unroll(Body body) {
   unroll_over(body, std::make_integer_sequence<int, kCount>());
 }
 
