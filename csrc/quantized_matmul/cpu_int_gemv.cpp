@@ -13,8 +13,6 @@
 // Sums in integers are exact, and those in float32 take the same steps for every number of rows.
 #include "quantized_matmul/cpu_entries.h"
 #if defined(__AVX512VNNI__)
-#include <array>
-
 #include "quantized_matmul/cpu_int_rows.h"
 #endif
 
@@ -71,33 +69,34 @@ class BandScales {
   float *const scales_, *const biases_;
 };
 
-// words[i]: word i of 16 rows of 16, which begin `step` bytes apart.
-[[gnu::always_inline]] inline void load_transposed(const char* rows,
-                                                   int64_t step,
-                                                   u32v (&words)[kLanes]) {
-  unroll<4>([&](auto q) __attribute__((always_inline)) {
+// Blocks of 16 rows of w in memory, `step` bytes apart.
+struct BlockRows {
+  const char* first;
+  int64_t step;
+
+  // to[i]: word 4 q + i of every row.
+  [[gnu::always_inline]] void load_quarter(int q, u32v* to) const {
     // Every fourth row, four words of each; then squares of 4 x 4 words are transposed.
-    __m512i some[4];
-    unroll<4>([&](auto s) __attribute__((always_inline)) {
-      const auto load = [&](int i) {
-        const char* const from = rows + (4 * i + s.value) * step + 16 * q.value;
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-      };
-      __m512i quarters = _mm512_broadcast_i32x4(load(0));
-      quarters = _mm512_mask_broadcast_i32x4(quarters, 0x00f0, load(1));
-      quarters = _mm512_mask_broadcast_i32x4(quarters, 0x0f00, load(2));
-      some[s.value] = _mm512_mask_broadcast_i32x4(quarters, 0xf000, load(3));
+    const auto load = [&](int row) __attribute__((always_inline)) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(first + row * step + 16 * q));
+    };
+    __m512i rows[4];
+    unroll<4>([&](auto i) __attribute__((always_inline)) {
+      __m512i quarters = _mm512_broadcast_i32x4(load(i.value));
+      quarters = _mm512_mask_broadcast_i32x4(quarters, 0x00f0, load(4 + i.value));
+      quarters = _mm512_mask_broadcast_i32x4(quarters, 0x0f00, load(8 + i.value));
+      rows[i.value] = _mm512_mask_broadcast_i32x4(quarters, 0xf000, load(12 + i.value));
     });
-    const __m512i low02 = _mm512_unpacklo_epi32(some[0], some[2]);
-    const __m512i high02 = _mm512_unpackhi_epi32(some[0], some[2]);
-    const __m512i low13 = _mm512_unpacklo_epi32(some[1], some[3]);
-    const __m512i high13 = _mm512_unpackhi_epi32(some[1], some[3]);
-    words[4 * q.value] = bits_as<u32v>(_mm512_unpacklo_epi32(low02, low13));
-    words[4 * q.value + 1] = bits_as<u32v>(_mm512_unpackhi_epi32(low02, low13));
-    words[4 * q.value + 2] = bits_as<u32v>(_mm512_unpacklo_epi32(high02, high13));
-    words[4 * q.value + 3] = bits_as<u32v>(_mm512_unpackhi_epi32(high02, high13));
-  });
-}
+    const __m512i low02 = _mm512_unpacklo_epi32(rows[0], rows[2]);
+    const __m512i high02 = _mm512_unpackhi_epi32(rows[0], rows[2]);
+    const __m512i low13 = _mm512_unpacklo_epi32(rows[1], rows[3]);
+    const __m512i high13 = _mm512_unpackhi_epi32(rows[1], rows[3]);
+    to[0] = bits_as<u32v>(_mm512_unpacklo_epi32(low02, low13));
+    to[1] = bits_as<u32v>(_mm512_unpackhi_epi32(low02, low13));
+    to[2] = bits_as<u32v>(_mm512_unpacklo_epi32(high02, high13));
+    to[3] = bits_as<u32v>(_mm512_unpackhi_epi32(high02, high13));
+  }
+};
 
 template <class Format, int kPieces, int kRows>
 class IntGemv {
@@ -125,48 +124,65 @@ class IntGemv {
 
   void band(int64_t n) {
     const int64_t rows = args_.count - n < kLanes ? args_.count - n : kLanes;
-    const int64_t first = args_.first + n;
-    scales_.read(first, rows);
-    const int64_t row_bytes = layout_.columns * Format::kBits / 8;
-    const char* w = reinterpret_cast<const char*>(args_.matrix.weights.w) + first * row_bytes;
+    scales_.read(args_.first + n, rows);
     f32v totals[kRows] = {};
-    for (int64_t block = 0; block < layout_.blocks; ++block, w += Codes::kBlockBytes) {
-      const int64_t bytes = row_bytes - block * Codes::kBlockBytes;
-      for (int64_t i = kLanes; i < 2 * kLanes; ++i) {
-        __builtin_prefetch(w + i * row_bytes, 0, 2);  // of the next band
-      }
-      u32v words[kLanes];
-      if (Codes::kWhole && bytes >= Codes::kBlockBytes && rows == kLanes) {
-        load_transposed(w, row_bytes, words);
-      } else {
-        alignas(64) u32v unpacked[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          unpacked[i] = Codes::words(w + i * row_bytes, i < rows ? bytes : 0);
-        }
-        load_transposed(reinterpret_cast<const char*>(unpacked), sizeof(u32v), words);
-      }
-      unroll<kRows / kAtOnce>(
-          [&](auto m) { add_block(block, words, m.value * kAtOnce, totals + m.value * kAtOnce); });
+    u32v words[2][kLanes];  // of a block and of the next one
+    BlockRows next = find_block(n, rows, 0);
+    for (int q = 0; q < 4; ++q) {
+      next.load_quarter(q, words[0] + 4 * q);
+    }
+    for (int64_t block = 0; block < layout_.blocks; ++block) {
+      const u32v* const now = words[block % 2];
+      u32v* const then = words[(block + 1) % 2];
+      next = find_block(n, rows, block + 1 < layout_.blocks ? block + 1 : block);
+      add_block<0>(block, now, totals, [&](int q) __attribute__((always_inline)) {
+        next.load_quarter(q, then + 4 * q);
+      });
+      unroll<kRows / kAtOnce - 1>(
+          [&](auto i) { add_block<(1 + i.value) * kAtOnce>(block, now, totals, [](int) {}); });
     }
     finish(n, rows, totals);
   }
 
-  // One block of 16 rows of w, times kAtOnce rows of x from row m on.
-  void add_block(int64_t block, const u32v (&words)[kLanes], int64_t m, f32v* totals) const {
+  // Where it can be read in words: in place, or unpacked.
+  BlockRows find_block(int64_t n, int64_t rows, int64_t block) {
+    const int64_t row_bytes = layout_.columns * Format::kBits / 8;
+    const int64_t bytes = row_bytes - block * Codes::kBlockBytes;
+    const char* const w = reinterpret_cast<const char*>(args_.matrix.weights.w) +
+                          (args_.first + n) * row_bytes + block * Codes::kBlockBytes;
+    for (int64_t i = kLanes; i < 2 * kLanes; ++i) {
+      __builtin_prefetch(w + i * row_bytes, 0, 2);  // of the next band
+    }
+    if (Codes::kWhole && bytes >= Codes::kBlockBytes && rows == kLanes) {
+      return {w, row_bytes};
+    }
+    for (int i = 0; i < kLanes; ++i) {
+      unpacked_[i] = Codes::words(w + i * row_bytes, i < rows ? bytes : 0);
+    }
+    return {reinterpret_cast<const char*>(unpacked_), sizeof(u32v)};
+  }
+
+  // One block of 16 rows of w, times kAtOnce rows of x from kRow on. load(q) loads a quarter of the
+  // next block: here and there between products, which take longer.
+  template <int kRow, class Load>
+  void add_block(int64_t block, const u32v* words, f32v (&totals)[kRows], Load load) const {
     const int64_t first = block * Codes::kColumns;
     const int64_t columns =
         layout_.columns - first < Codes::kColumns ? layout_.columns - first : Codes::kColumns;
     const int64_t part = layout_.group < Codes::kColumns ? layout_.group : Codes::kColumns;
-    const int32_t* x = x_ + block * layout_.block_words() + m * kPieces;
+    const int32_t* x = x_ + block * layout_.block_words() + kRow * kPieces;
     const float* const steps =
-        reinterpret_cast<const float*>(x_ + layout_.steps_at()) + block * kRows + m;
-    const u32v* word = words;
+        reinterpret_cast<const float*>(x_ + layout_.steps_at()) + block * kRows + kRow;
+    int word = 0;
     for (int64_t column = 0; column < columns; column += part) {
       i32v sums[kSums][kAtOnce * kPieces] = {};
       for (int64_t i = 0; i < part; i += 4 * Codes::kPerWord * kWordsAtOnce) {
+        if (word % 4 == 0) {
+          load(word / 4);
+        }
         unroll<kWordsAtOnce * Codes::kPerWord>([&](auto v) {
-          const u32v codes =
-              Codes::template bytes<v.value % Codes::kPerWord>(word[v.value / Codes::kPerWord]);
+          const u32v codes = Codes::template bytes<v.value % Codes::kPerWord>(
+              words[word + v.value / Codes::kPerWord]);
           unroll<kAtOnce * kPieces>([&](auto s) {
             i32v& sum = sums[v.value % kSums][s.value];
             sum = with_products(sum, codes, x[v.value * kRows * kPieces + s.value]);
@@ -177,7 +193,7 @@ class IntGemv {
       }
       const int64_t group = (first + column) >> layout_.group_shift;
       const f32v scale = scales_.scale(group);
-      const int32_t* const sums_of_x = x_ + layout_.sums_at() + group * kRows + m;
+      const int32_t* const sums_of_x = x_ + layout_.sums_at() + group * kRows + kRow;
       unroll<kAtOnce>([&](auto r) {
         i32v pieces[kPieces];
         unroll<kPieces>([&](auto p) {
@@ -187,7 +203,7 @@ class IntGemv {
         });
         // In this order: a scale may be so small that its product with the step is not a number of
         // full precision.
-        totals[r.value] +=
+        totals[kRow + r.value] +=
             in_floats<Format, Format::kLargestGroup>(pieces, kOffset, sums_of_x[r.value]) *
             steps[r.value] * scale;
       });
@@ -216,6 +232,7 @@ class IntGemv {
   const IntRowsLayout layout_;
   BandScales scales_;
   const int32_t* const x_;
+  alignas(64) u32v unpacked_[kLanes];
 };
 
 template <class Format, int kPieces>

@@ -2,6 +2,8 @@
 // only where the machine has byte products.
 #pragma once
 
+#include <array>
+
 #include "quantized_matmul/cpu_unpack.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
