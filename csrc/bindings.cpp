@@ -5,6 +5,7 @@
 #include "common/python_support.h"
 #include "flash_attention/arguments.h"
 #include "quantized_matmul/arguments.h"
+#include "rope/arguments.h"
 #include "silu_gate/silu_gate.h"
 
 namespace nb = nanobind;
@@ -72,4 +73,5 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
   }
 
   bind_quantized_matmul(m);
+  bind_rope(m);
 }

@@ -27,6 +27,8 @@ from mlx_anvil._ext import (  # noqa: E402
     quantized_gemv,
     quantized_matmul,
     quantized_swiglu,
+    rope,
+    rope_qk,
     silu_gate,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
@@ -44,6 +46,8 @@ __all__ = [
     "quantized_matmul",
     "quantized_swiglu",
     "reference",
+    "rope",
+    "rope_qk",
     "silu_gate",
     "simulate",
     "strict",
