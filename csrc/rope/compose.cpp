@@ -1,4 +1,4 @@
-#include <cmath>
+#include <numbers>
 
 #include "rope/primitive.h"
 
@@ -6,26 +6,29 @@ namespace mlx_anvil {
 
 namespace {
 
-// [batch or 1, 1, length, pairs], in the widest format that the device has: at far positions
-// float32 leaves an angle few digits.
+// [batch or 1, 1, length, pairs], in the widest format that the device has and without whole turns:
+// at far positions float32, in which MLX computes sines and cosines of float64 too, leaves an angle
+// few digits.
 mx::array angles(const RopeConfig& config,
                  const RopePositions& positions,
                  int length,
                  mx::Stream s) {
   const mx::Dtype dtype = s.device == mx::Device::cpu ? mx::float64 : mx::float32;
   const auto number = [&](double x) { return mx::array(x, dtype); };
-  mx::array frequencies = number(config.frequencies.scale);
+  mx::array frequencies = number(rope_turns_over_freqs(config.frequencies));
   if (positions.freqs) {
     frequencies = mx::divide(frequencies, mx::astype(*positions.freqs, dtype, s), s);
   } else {
     const mx::array exponents =
-        mx::multiply(mx::arange(0.0, config.pairs, 1.0, dtype, s),
-                     number(-std::log(config.frequencies.base) / config.pairs), s);
-    frequencies = mx::multiply(frequencies, mx::exp(exponents, s), s);
+        mx::divide(mx::arange(0.0, config.pairs, 1.0, dtype, s), number(-config.pairs), s);
+    const mx::array powers = mx::power(number(config.frequencies.base), exponents, s);
+    frequencies = mx::multiply(frequencies, powers, s);
   }
   const mx::array offset = mx::reshape(mx::astype(positions.offset, dtype, s), {-1, 1, 1, 1}, s);
   const mx::array steps = mx::reshape(mx::arange(0.0, length, 1.0, dtype, s), {-1, 1}, s);
-  return mx::multiply(mx::add(offset, steps, s), frequencies, s);
+  const mx::array turns = mx::multiply(mx::add(offset, steps, s), frequencies, s);
+  const mx::array fraction = mx::subtract(turns, mx::round(turns, 0, s), s);
+  return mx::multiply(fraction, number(2.0 * std::numbers::pi), s);
 }
 
 mx::array rotate(const RopeConfig& config,
