@@ -119,8 +119,9 @@ void bind_rope(nb::module_& m) {
                     to_options(op, dims, traditional, base, scale, offset, freqs),
                     to_stream_or_device(op, stream));
       },
-      "x"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a = false, "base"_a = 10000.0,
-      "scale"_a = 1.0, "offset"_a = 0, "freqs"_a = nb::none(), "stream"_a = nb::none(),
+      "x"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
+      "base"_a.none() = 10000.0, "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
       nb::sig("def rope(x: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS ") -> mlx.core.array"),
       kRopeDoc);
 
@@ -134,9 +135,9 @@ void bind_rope(nb::module_& m) {
                                       to_stream_or_device(op, stream));
         return nb::make_tuple(q_out, k_out);
       },
-      "q"_a.none(), "k"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a = false,
-      "base"_a = 10000.0, "scale"_a = 1.0, "offset"_a = 0, "freqs"_a = nb::none(),
-      "stream"_a = nb::none(),
+      "q"_a.none(), "k"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
+      "base"_a.none() = 10000.0, "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
       nb::sig("def rope_qk(q: mlx.core.array, k: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS
               ") -> tuple[mlx.core.array, mlx.core.array]"),
       kRopeQkDoc);
