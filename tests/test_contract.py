@@ -262,6 +262,8 @@ def test_compile(spec: OpSpec, shapeless: bool):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_compile_of_gradient(spec: OpSpec, shapeless: bool):
+    if shapeless and not spec.shapeless_gradient:
+        pytest.skip("an op of MLX in the gradient does not infer shapes")
     gradient = gradients_of(lambda *xs: (spec.function(*xs) ** 2).sum(), len(spec.arguments))
     compiled = mx.compile(gradient, shapeless=shapeless)
     for shape in spec.contract_shapes[-2:]:

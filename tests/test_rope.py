@@ -50,7 +50,9 @@ def test_every_size_near_and_far(traditional, dims, head_dim):
         options = {"traditional": traditional, "base": 500.0, "scale": scale, "offset": offset, "freqs": given}
         # Float32 positions would be off by 1e-2 at 10^6. Frequencies that are float32 have 48 bits once divided.
         far = offset == 2**31 - 3 if isinstance(offset, int) else False
-        assert error(rope(x, dims, **options), in_numpy(x, dims, **options)) <= (1e-4 if far and given is not None else 1e-6)
+        assert error(rope(x, dims, **options), in_numpy(x, dims, **options)) <= (
+            1e-4 if far and given is not None else 1e-6
+        )
 
 
 @pytest.mark.parametrize("traditional", [False, True])

@@ -24,6 +24,7 @@ _compat.check(
 from mlx_anvil import _cuda, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
+    quantized_embedding,
     quantized_gemv,
     quantized_matmul,
     quantized_swiglu,
@@ -42,6 +43,7 @@ __all__ = [
     "flash_attention",
     "info",
     "nn",
+    "quantized_embedding",
     "quantized_gemv",
     "quantized_matmul",
     "quantized_swiglu",
