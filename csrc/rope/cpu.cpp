@@ -59,60 +59,93 @@ inline Pair rotate(Pair x, f32v cos, f32v sin) {
   return {x.a * cos - x.b * sin, x.a * sin + x.b * cos};
 }
 
-template <bool kStream, class T>
-inline void store_some(T* to, int64_t column, int64_t columns, f32v x) {
-  if constexpr (kStream) {
-    store_lanes<true>(to + column, x);
+// Elements a and b of a block of pairs that are apart.
+template <class T, bool kStream>
+inline void rotate_apart(
+    const T* a, const T* b, T* out_a, T* out_b, const float* cos, const float* sin) {
+  const Block x = load_block(a), y = load_block(b);
+  const Pair first = rotate({x.first, y.first}, load_lanes(cos), load_lanes(sin));
+  const Pair second =
+      rotate({x.second, y.second}, load_lanes(cos + kLanes), load_lanes(sin + kLanes));
+  store_block<kStream>(out_a, Block{first.a, second.a});
+  store_block<kStream>(out_b, Block{first.b, second.b});
+}
+
+// Neighbours of a block as two vectors, and back; a block of bfloat16 is these already.
+template <class T, int... kLane>
+inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
+  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+    return {x.first, x.second};
   } else {
-    store_columns(to, column, columns, x);
+    return {__builtin_shufflevector(x.first, x.second, 2 * kLane...),
+            __builtin_shufflevector(x.first, x.second, 2 * kLane + 1 ...)};
+  }
+}
+template <class T, int... kLane>
+inline Block join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
+  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+    return {x.a, x.b};
+  } else {
+    return {__builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes)...),
+            __builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes + kLanes / 2)...)};
   }
 }
 
-// Pairs of elements that are `pairs` apart.
-template <bool kStream, class T>
-inline void rotate_halves(const RopeRows& rows, const T* in, T* out, const float* cos) {
-  const float* const sin = cos + rows.padded;
-  const T* const in_b = in + rows.pairs * rows.column_step;
-  for (int64_t j = 0; j < rows.pairs; j += kLanes) {
-    const Pair x = {load_columns(in, rows.column_step, j, rows.pairs),
-                    load_columns(in_b, rows.column_step, j, rows.pairs)};
-    const Pair y = rotate(x, load_lanes(cos + j), load_lanes(sin + j));
-    store_some<kStream>(out, j, rows.pairs, y.a);
-    store_some<kStream>(out + rows.pairs, j, rows.pairs, y.b);
-  }
-}
-
-// Lanes of two vectors as the elements of two vectors of pairs, and back.
-template <int... kLane>
-inline Pair split_pairs(f32v low, f32v high, std::integer_sequence<int, kLane...>) {
-  return {__builtin_shufflevector(low, high, 2 * kLane...),
-          __builtin_shufflevector(low, high, 2 * kLane + 1 ...)};
-}
-template <int... kLane>
-inline Pair join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
-  return {__builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes)...),
-          __builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes + kLanes / 2)...)};
-}
-
-// Pairs of neighbours.
-template <bool kStream, class T>
-inline void rotate_neighbours(const RopeRows& rows, const T* in, T* out, const float* cos) {
+// A block of pairs of neighbours: kLanes pairs.
+template <class T, bool kStream>
+inline void rotate_neighbours(const T* in, T* out, const float* cos, const float* sin) {
   constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
-  const float* const sin = cos + rows.padded;
-  const int64_t columns = 2 * rows.pairs;
-  for (int64_t j = 0; j < rows.pairs; j += kLanes) {
-    Pair x;
-    if (rows.column_step == 1 && j + kLanes <= rows.pairs) {
-      x = split_pairs(load_lanes(in + 2 * j), load_lanes(in + 2 * j + kLanes), kAll);
-    } else {
-      x = {load_columns(in, 2 * rows.column_step, j, rows.pairs),
-           load_columns(in + rows.column_step, 2 * rows.column_step, j, rows.pairs)};
+  const Pair x = split_pairs<T>(load_block(in), kAll);
+  store_block<kStream>(out, join_pairs<T>(rotate(x, load_lanes(cos), load_lanes(sin)), kAll));
+}
+
+// Up to a block of elements, some apart from each other, as a dense block.
+template <class T>
+struct DenseBlock {
+  T elements[kBlock] = {};
+
+  DenseBlock() = default;
+  DenseBlock(const T* from, int64_t step, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      elements[i] = from[i * step];
     }
-    const Pair y = join_pairs(rotate(x, load_lanes(cos + j), load_lanes(sin + j)), kAll);
-    store_some<kStream>(out, 2 * j, columns, y.a);
-    if (2 * j + kLanes < columns) {
-      store_some<kStream>(out, 2 * j + kLanes, columns, y.b);
+  }
+  void store(T* to, int64_t count) const { std::memcpy(to, elements, count * sizeof(T)); }
+};
+
+template <class T, bool kStream>
+inline void rotate_row_apart(
+    const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
+  for (int64_t j = 0; j < pairs; j += kBlock) {
+    const int64_t count = pairs - j < kBlock ? pairs - j : kBlock;
+    const T* const a = in + j * step;
+    const T* const b = a + pairs * step;
+    if (step == 1 && count == kBlock) {
+      rotate_apart<T, kStream>(a, b, out + j, out + pairs + j, cos + j, sin + j);
+      continue;
     }
+    const DenseBlock<T> dense_a(a, step, count), dense_b(b, step, count);
+    DenseBlock<T> out_a, out_b;
+    rotate_apart<T, false>(dense_a.elements, dense_b.elements, out_a.elements, out_b.elements,
+                           cos + j, sin + j);
+    out_a.store(out + j, count);
+    out_b.store(out + pairs + j, count);
+  }
+}
+
+template <class T, bool kStream>
+inline void rotate_row_of_neighbours(
+    const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
+  for (int64_t j = 0; j < pairs; j += kLanes) {
+    const int64_t count = 2 * (pairs - j < kLanes ? pairs - j : kLanes);
+    if (step == 1 && count == kBlock) {
+      rotate_neighbours<T, kStream>(in + 2 * j, out + 2 * j, cos + j, sin + j);
+      continue;
+    }
+    const DenseBlock<T> dense(in + 2 * j * step, step, count);
+    DenseBlock<T> rotated;
+    rotate_neighbours<T, false>(dense.elements, rotated.elements, cos + j, sin + j);
+    rotated.store(out + 2 * j, count);
   }
 }
 
@@ -137,10 +170,11 @@ void rotate_rows(const RopeRows& rows) {
   T* out = static_cast<T*>(rows.out);
   for (int64_t l = 0; l < rows.count; ++l, in += rows.row_step, out += rows.head_dim) {
     const float* const cos = rows.angles + 2 * l * rows.padded;
+    const float* const sin = cos + rows.padded;
     if constexpr (kTraditional) {
-      rotate_neighbours<kStream>(rows, in, out, cos);
+      rotate_row_of_neighbours<T, kStream>(in, out, rows.column_step, rows.pairs, cos, sin);
     } else {
-      rotate_halves<kStream>(rows, in, out, cos);
+      rotate_row_apart<T, kStream>(in, out, rows.column_step, rows.pairs, cos, sin);
     }
     copy_rest(rows, in, out);
   }
@@ -148,9 +182,9 @@ void rotate_rows(const RopeRows& rows) {
 
 template <class T>
 void rotate_rows_of(const RopeRows& rows) {
-  // Whole, aligned vectors everywhere.
-  const bool stream = rows.stream && rows.pairs % kLanes == 0 && rows.head_dim % kLanes == 0 &&
-                      reinterpret_cast<uintptr_t>(rows.out) % (kLanes * sizeof(T)) == 0;
+  // Whole, aligned blocks everywhere.
+  const bool stream = rows.stream && rows.pairs % kBlock == 0 && rows.head_dim % kBlock == 0 &&
+                      reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0;
   if (stream) {
     rows.traditional ? rotate_rows<T, true, true>(rows) : rotate_rows<T, false, true>(rows);
     finish_streaming();
@@ -162,7 +196,7 @@ void rotate_rows_of(const RopeRows& rows) {
 }  // namespace
 
 constinit const RopeKernels rope_kernels_table = {
-    kLanes, fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
+    kBlock, fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

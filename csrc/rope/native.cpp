@@ -12,8 +12,9 @@ namespace mlx_anvil {
 
 namespace {
 
-// Numbers in a table of cosines and sines, which stays in the nearest cache beside the rows.
-constexpr int64_t kTableFloats = 4096;
+// Numbers in a table of cosines and sines, which stays in the second cache: longer runs of rows are
+// worth more than the first.
+constexpr int64_t kTableFloats = 16384;
 // Elements that are worth waking a thread for.
 constexpr int64_t kGrain = 32768;
 
@@ -21,7 +22,18 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Frequencies, filled up to whole vectors.
+// In each block the even numbers, then the odd ones.
+template <class T>
+void put_even_first(std::vector<T>& numbers, int64_t block) {
+  const std::vector<T> in_order = numbers;
+  const int64_t half = block / 2;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto j = static_cast<int64_t>(i);
+    numbers[i] = in_order[j / block * block + j % half * 2 + j % block / half];
+  }
+}
+
+// Frequencies, filled up to whole blocks, in the order that kernels take them in.
 struct PaddedFrequencies {
   std::vector<uint64_t> turns;
   std::vector<float> defects;
@@ -38,6 +50,10 @@ struct PaddedFrequencies {
       }
     }
     turns.resize(padded, 0);
+    if (args.dtype == mx::bfloat16 && !args.traditional) {
+      put_even_first(turns, rope_kernels().block);
+      put_even_first(defects, rope_kernels().block);
+    }
   }
 };
 
@@ -51,7 +67,7 @@ class Rope {
  public:
   explicit Rope(const RopeArgs& args)
       : args_(args),
-        padded_(ceil_div(args.pairs, kernels().lanes) * kernels().lanes),
+        padded_(ceil_div(args.pairs, kernels().block) * kernels().block),
         frequencies_(args, padded_),
         positions_(std::max<int64_t>(1, std::min(kTableFloats / (2 * padded_), args.length))) {
     for (int i = 0; i < args.count; ++i) {

@@ -16,11 +16,13 @@
 
 namespace mlx_anvil {
 
-// Cosines and sines of a few neighbouring positions: [count][2][padded pairs].
+// Cosines and sines of a few neighbouring positions: [count][2][padded pairs]. Frequencies, and so
+// these, are in the order of the elements that a block has them for: pairs of bfloat16 that are
+// apart come as the even and then the odd ones of each block (load_block of simd.h).
 struct RopeAngles {
   const uint64_t* turns;  // [padded]: turns per position times 2^64, modulo 2^64
   const float* defects;   // [padded]: NaN for frequencies that are none, else 0
-  int64_t padded;         // pairs, rounded up to whole vectors
+  int64_t padded;         // pairs, rounded up to whole blocks
   int64_t position;       // the first
   int64_t count;
   bool inverse;
@@ -40,7 +42,7 @@ struct RopeRows {
 };
 
 struct RopeKernels {
-  int32_t lanes;
+  int32_t block;  // elements
   void (*angles)(const RopeAngles& angles, float* to);
   void (*rotate_float32)(const RopeRows& rows);
   void (*rotate_float16)(const RopeRows& rows);
