@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "common/half_types.h"
 
@@ -69,7 +70,7 @@ inline f32v absolute(f32v x) {
   return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu);
 }
 
-// ---- conversion --------------------------------------------------------------------------------
+// ---- conversion ---------------------------------------------------------------------------------
 
 // The upper half of each result is `x` in bfloat16: to nearest, ties to even; a NaN becomes quiet.
 inline u32v round_to_bf16(f32v x) {
@@ -136,49 +137,6 @@ inline u16v narrow(f16, f32v x) {
 
 #endif
 
-// ---- streaming stores --------------------------------------------------------------------------
-
-template <class V>
-inline void stream_bits(void* to, V bits) {
-#if defined(__SSE2__)
-  if constexpr (sizeof(V) == 16) {
-    _mm_stream_si128(static_cast<__m128i*>(to), bits_as<__m128i>(bits));
-    return;
-  }
-#endif
-#if defined(__AVX2__)
-  if constexpr (sizeof(V) == 32) {
-    _mm256_stream_si256(static_cast<__m256i*>(to), bits_as<__m256i>(bits));
-    return;
-  }
-#endif
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) {
-    _mm512_stream_si512(static_cast<__m512i*>(to), bits_as<__m512i>(bits));
-    return;
-  }
-#endif
-  std::memcpy(to, &bits, sizeof(bits));  // no such instruction for this size: an ordinary store
-}
-
-// Orders streaming stores before whatever tells another thread that they are done.
-inline void finish_streaming() {
-#if defined(__x86_64__) || defined(_M_X64)
-  _mm_sfence();
-#endif
-}
-
-// kStream: past the cache. Without that, writing an output that no cache can hold first reads it.
-// The address must then be aligned to what is stored.
-template <bool kStream, class V>
-inline void store_bits(void* to, V bits) {
-  if constexpr (kStream) {
-    stream_bits(to, bits);
-  } else {
-    std::memcpy(to, &bits, sizeof(bits));
-  }
-}
-
 // ---- one vector, in memory order ----------------------------------------------------------------
 
 template <class V, class T>
@@ -214,22 +172,78 @@ inline f32v load_lanes(const bf16* from) {
   return bits_as<f32v>(zero_extend(load_bits<u16v>(from)) << 16);
 }
 
-template <bool kStream = false>
 inline void store_lanes(float* to, f32v x) {
-  store_bits<kStream>(to, x);
+  std::memcpy(to, &x, sizeof(x));
 }
-template <bool kStream = false>
 inline void store_lanes(f16* to, f32v x) {
-  store_bits<kStream>(to, narrow(f16{}, x));
+  const u16v bits = narrow(f16{}, x);
+  std::memcpy(to, &bits, sizeof(bits));
 }
-template <bool kStream = false>
 inline void store_lanes(bf16* to, f32v x) {
-  store_bits<kStream>(to, truncate(round_to_bf16(x) >> 16));
+  const u16v bits = truncate(round_to_bf16(x) >> 16);
+  std::memcpy(to, &bits, sizeof(bits));
 }
 
-// ---- blocks
-// -------------------------------------------------------------------------------------------- Two
-// vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
+// ---- streaming stores ---------------------------------------------------------------------------
+
+template <class V>
+inline void stream_bits(void* to, V bits) {
+#if defined(__SSE2__)
+  if constexpr (sizeof(V) == 16) {
+    _mm_stream_si128(static_cast<__m128i*>(to), bits_as<__m128i>(bits));
+    return;
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    _mm256_stream_si256(static_cast<__m256i*>(to), bits_as<__m256i>(bits));
+    return;
+  }
+#endif
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), bits_as<__m512i>(bits));
+    return;
+  }
+#endif
+  std::memcpy(to, &bits, sizeof(bits));  // no such instruction for this size: an ordinary store
+}
+
+// Orders streaming stores before whatever tells another thread that they are done.
+inline void finish_streaming() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_sfence();
+#endif
+}
+
+// ---- as many vectors as lanes -------------------------------------------------------------------
+
+// Lane l of result: a[l] where bit kBit of l is clear, else b[l - kBit]; and the other halves.
+template <int kBit, class V, int... kLane>
+inline void exchange(V& a, V& b, std::integer_sequence<int, kLane...>) {
+  const V low =
+      __builtin_shufflevector(a, b, ((kLane & kBit) == 0 ? kLane : kLanes + kLane - kBit)...);
+  const V high =
+      __builtin_shufflevector(a, b, ((kLane & kBit) == 0 ? kLane + kBit : kLanes + kLane)...);
+  a = low;
+  b = high;
+}
+
+template <int kBit = kLanes / 2, class V>
+inline void transpose(V (&x)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & kBit) == 0) {
+      exchange<kBit>(x[i], x[i + kBit], std::make_integer_sequence<int, kLanes>());
+    }
+  }
+  if constexpr (kBit > 1) {
+    transpose<kBit / 2>(x);
+  }
+}
+
+// ---- blocks -------------------------------------------------------------------------------------
+
+// Two vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
 // operand of one dtype has the same order. bfloat16 comes as even and odd elements: the two halves
 // of each 32-bit word, which a shift and a mask tell apart.
 
@@ -251,6 +265,17 @@ inline Block load_block(const f16* from) {
 inline Block load_block(const bf16* from) {
   const u32v pairs = load_bits<u32v>(from);
   return {bits_as<f32v>(pairs << 16), bits_as<f32v>(pairs & 0xffff0000u)};
+}
+
+// kStream: past the cache. Without that, writing an output that no cache can hold first reads it.
+// The address must then be aligned to the block.
+template <bool kStream, class V>
+inline void store_bits(void* to, V bits) {
+  if constexpr (kStream) {
+    stream_bits(to, bits);
+  } else {
+    std::memcpy(to, &bits, sizeof(bits));
+  }
 }
 
 template <bool kStream>
