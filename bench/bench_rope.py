@@ -51,9 +51,9 @@ def run_row(shape: tuple[int, ...], dtype: mx.Dtype, traditional: bool, rounds: 
     runs = contestants(q, k, traditional)
     total_bytes = 2 * (q.nbytes + k.nbytes)
     # Ours and the copies by themselves first: beside calls many times as long they would get few rounds.
-    alone = measure(copies(total_bytes) | {"rope_qk": runs["rope_qk"]}, rounds=2 * rounds + 1, budget_seconds=3)
+    alone = measure(copies(total_bytes) | {"rope_qk": runs["rope_qk"]}, rounds=2 * rounds + 1, budget_seconds=0.5)
     copy = min((alone["copy"], alone["copy past the cache"]), key=lambda t: t.median)
-    beside = measure(runs, rounds=rounds, budget_seconds=3)
+    beside = measure(runs, rounds=rounds, budget_seconds=0.5)
     return {
         "op": "rope",
         "order": "traditional" if traditional else "halves",
