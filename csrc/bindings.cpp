@@ -4,7 +4,9 @@
 #include "common/python_args.h"
 #include "common/python_support.h"
 #include "flash_attention/arguments.h"
+#include "quantized_embedding/arguments.h"
 #include "quantized_matmul/arguments.h"
+#include "rope/arguments.h"
 #include "silu_gate/silu_gate.h"
 
 namespace nb = nanobind;
@@ -71,5 +73,7 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
           "stream"_a = nb::none(), nb::sig(signature), kFlashAttentionDoc);
   }
 
+  bind_quantized_embedding(m);
   bind_quantized_matmul(m);
+  bind_rope(m);
 }

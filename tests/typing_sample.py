@@ -23,15 +23,28 @@ def attended(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
     return out + masked * lse[..., None]
 
 
+def positions(q: mx.array, k: mx.array) -> mx.array:
+    turned_q, turned_k = mlx_anvil.rope_qk(q, k, 4, traditional=True, offset=3)
+    back: mx.array = mlx_anvil.rope(turned_q, 4, base=None, freqs=mx.ones((2,)), offset=mx.array([1]))
+    return back + turned_k
+
+
 def quantized(x: mx.array, w: mx.array) -> mx.array:
     codes, scales, biases = mx.quantize(w, group_size=32, bits=4)
     y: mx.array = mlx_anvil.quantized_matmul(x, codes, scales, biases, group_size=32, bits=4, mode="affine")
     back: mx.array = mlx_anvil.quantized_matmul(y, codes, scales, biases, transpose=False, group_size=32, stream=mx.cpu)
+    rows: mx.array = mlx_anvil.quantized_embedding(mx.array([1]), *mx.quantize(w), dtype=mx.float32)
     one: mx.array = mlx_anvil.quantized_gemv(x[:1], codes, scales, biases, group_size=32)
     matrix = (codes, scales, biases)
     gated: mx.array = mlx_anvil.quantized_swiglu(x, matrix, matrix, group_size=32)
     coded = mx.quantize(w, mode="mxfp4")
-    return one + gated + back.sum() + mlx_anvil.quantized_gemv(x[0], *coded, group_size=32, bits=4, mode="mxfp4")
+    return (
+        one
+        + gated
+        + back.sum()
+        + rows.sum()
+        + mlx_anvil.quantized_gemv(x[0], *coded, group_size=32, bits=4, mode="mxfp4")
+    )
 
 
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:
@@ -76,6 +89,7 @@ if __name__ == "__main__":
     heads = mx.ones((1, 2, 4, 8))
     mx.eval(attended(heads, heads, heads))
     wide = mx.ones((4, 64))
+    mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_modules(wide))
     mx.eval(gated(ones, ones), module(ones), simulated(ones))
     print(traced(ones)[0], facts(), registry())

@@ -4,6 +4,7 @@
 
 #include "common/errors.h"
 #include "common/python_args.h"
+#include "quantized_matmul/python_matrix.h"
 #include "quantized_matmul/quantized_matmul.h"
 
 namespace mlx_anvil {
@@ -11,40 +12,6 @@ namespace mlx_anvil {
 using namespace nb::literals;
 
 namespace {
-
-std::optional<int> to_optional_int(const char* op, const char* argument, nb::handle value) {
-  int number = 0;
-  if (value.is_none()) {
-    return std::nullopt;
-  }
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw_type_error(op, argument, value, "None, or an int");
-  }
-  return number;
-}
-
-QuantizedOptions to_options(const char* op,
-                            nb::handle group_size,
-                            nb::handle bits,
-                            nb::handle mode) {
-  if (!nb::isinstance<nb::str>(mode)) {
-    throw_type_error(op, "mode", mode, "'affine', 'mxfp4', 'mxfp8', 'nvfp4'");
-  }
-  return {to_optional_int(op, "group_size", group_size), to_optional_int(op, "bits", bits),
-          nb::cast<std::string>(mode)};
-}
-
-QuantizedMatrix to_matrix(
-    const char* op, const std::string& prefix, nb::handle w, nb::handle scales, nb::handle biases) {
-  const std::string w_name = prefix + "w", scales_name = prefix + "scales",
-                    biases_name = prefix + "biases";
-  std::optional<mx::array> optional_biases;
-  if (!biases.is_none()) {
-    optional_biases = to_array(op, biases_name.c_str(), biases);
-  }
-  return {to_array(op, w_name.c_str(), w), to_array(op, scales_name.c_str(), scales),
-          optional_biases};
-}
 
 // (w, scales) or (w, scales, biases)
 QuantizedMatrix to_matrix(const char* op, const char* argument, nb::handle parts) {
@@ -58,7 +25,7 @@ QuantizedMatrix to_matrix(const char* op, const char* argument, nb::handle parts
                               " entries; allowed: (w, scales) or (w, scales, biases).");
   }
   const nb::object biases = count == 3 ? nb::object(parts[2]) : nb::none();
-  return to_matrix(op, std::string(argument) + " ", parts[0], parts[1], biases);
+  return to_quantized_matrix(op, std::string(argument) + " ", parts[0], parts[1], biases);
 }
 
 constexpr const char* kMatmulDoc =
@@ -132,9 +99,6 @@ Raises:
     TypeError, ValueError: as for ``quantized_matmul``; matrices of different shapes.
 )";
 
-#define MLX_ANVIL_QUANTIZED_FORMAT                           \
-  "group_size: int | None = None, bits: int | None = None, " \
-  "mode: str = 'affine', "
 #define MLX_ANVIL_QUANTIZED_END "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"
 
 }  // namespace
@@ -146,12 +110,12 @@ void bind_quantized_matmul(nb::module_& m) {
          nb::object group_size, nb::object bits, nb::object mode, nb::object stream) {
         constexpr const char* op = "quantized_matmul";
         const mx::array x_array = to_array(op, "x", x);
-        const QuantizedMatrix matrix = to_matrix(op, "", w, scales, biases);
+        const QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
         if (!nb::isinstance<nb::bool_>(transpose)) {
           throw_type_error(op, "transpose", transpose, "a bool");
         }
         return quantized_matmul(x_array, matrix, nb::cast<bool>(transpose),
-                                to_options(op, group_size, bits, mode),
+                                to_quantized_options(op, group_size, bits, mode),
                                 to_stream_or_device(op, stream));
       },
       "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), "transpose"_a = true,
@@ -168,8 +132,8 @@ void bind_quantized_matmul(nb::module_& m) {
          nb::object bits, nb::object mode, nb::object stream) {
         constexpr const char* op = "quantized_gemv";
         const mx::array x_array = to_array(op, "x", x);
-        const QuantizedMatrix matrix = to_matrix(op, "", w, scales, biases);
-        return quantized_gemv(x_array, matrix, to_options(op, group_size, bits, mode),
+        const QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+        return quantized_gemv(x_array, matrix, to_quantized_options(op, group_size, bits, mode),
                               to_stream_or_device(op, stream));
       },
       "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), nb::kw_only(),
@@ -189,7 +153,7 @@ void bind_quantized_matmul(nb::module_& m) {
         const QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);
         const QuantizedMatrix up_matrix = to_matrix(op, "up", up);
         return quantized_swiglu(x_array, gate_matrix, up_matrix,
-                                to_options(op, group_size, bits, mode),
+                                to_quantized_options(op, group_size, bits, mode),
                                 to_stream_or_device(op, stream));
       },
       "x"_a.none(), "gate"_a.none(), "up"_a.none(), nb::kw_only(), "group_size"_a = nb::none(),

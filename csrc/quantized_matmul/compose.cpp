@@ -8,7 +8,24 @@ mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
 }
 
-mx::array dequantize(const QuantizedFormat& format, const QuantizedMatrix& matrix, mx::Stream s) {
+}  // namespace
+
+const char* mode_name(QuantizedKind kind) {
+  switch (kind) {
+    case QuantizedKind::kMxfp4:
+      return "mxfp4";
+    case QuantizedKind::kMxfp8:
+      return "mxfp8";
+    case QuantizedKind::kNvfp4:
+      return "nvfp4";
+    default:
+      return "affine";
+  }
+}
+
+mx::array compose_dequantized(const QuantizedFormat& format,
+                              const QuantizedMatrix& matrix,
+                              mx::Stream s) {
   const std::string mode = mode_name(format.kind);
   if (!format.has_biases()) {
     return mx::dequantize(matrix.w, matrix.scales, std::nullopt, format.group, format.bits, mode,
@@ -25,27 +42,12 @@ mx::array dequantize(const QuantizedFormat& format, const QuantizedMatrix& matri
   return mx::add(mx::multiply(codes, over_group(matrix.scales), s), over_group(*matrix.biases), s);
 }
 
-}  // namespace
-
-const char* mode_name(QuantizedKind kind) {
-  switch (kind) {
-    case QuantizedKind::kMxfp4:
-      return "mxfp4";
-    case QuantizedKind::kMxfp8:
-      return "mxfp8";
-    case QuantizedKind::kNvfp4:
-      return "nvfp4";
-    default:
-      return "affine";
-  }
-}
-
 mx::array compose_quantized_matmul(const QuantizedFormat& format,
                                    QuantizedProduct product,
                                    const mx::array& x,
                                    const QuantizedMatrix& matrix,
                                    mx::Stream s) {
-  const mx::array weights = dequantize(format, matrix, s);
+  const mx::array weights = compose_dequantized(format, matrix, s);
   const mx::array right =
       product == QuantizedProduct::kTransposed ? mx::swapaxes(weights, -1, -2, s) : weights;
   return mx::astype(mx::matmul(wide(x, s), right, s), x.dtype(), s);

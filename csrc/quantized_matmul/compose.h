@@ -16,6 +16,11 @@ struct QuantizedMatrix {
   std::optional<mx::array> biases;
 };
 
+// The matrix in full, in float32. Differentiable in scales and biases, to any order.
+mx::array compose_dequantized(const QuantizedFormat& format,
+                              const QuantizedMatrix& matrix,
+                              mx::Stream s);
+
 // x [..., rows, *] against w [N, *] or [..., N, *] with the batch of x. Differentiable in x, scales
 // and biases, to any order.
 mx::array compose_quantized_matmul(const QuantizedFormat& format,

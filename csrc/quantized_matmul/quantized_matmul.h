@@ -1,19 +1,9 @@
 // The ops on quantized matrices: quantized_matmul, quantized_gemv, quantized_swiglu.
 #pragma once
 
-#include <optional>
-#include <string>
-
-#include "mlx/mlx.h"
-#include "quantized_matmul/compose.h"
+#include "quantized_matmul/checks.h"
 
 namespace mlx_anvil {
-
-struct QuantizedOptions {
-  std::optional<int> group_size;  // default: that of the mode
-  std::optional<int> bits;        // likewise
-  std::string mode = "affine";
-};
 
 mx::array quantized_matmul(const mx::array& x,
                            const QuantizedMatrix& matrix,

@@ -24,9 +24,12 @@ _compat.check(
 from mlx_anvil import _cuda, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
+    quantized_embedding,
     quantized_gemv,
     quantized_matmul,
     quantized_swiglu,
+    rope,
+    rope_qk,
     silu_gate,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
@@ -40,10 +43,13 @@ __all__ = [
     "flash_attention",
     "info",
     "nn",
+    "quantized_embedding",
     "quantized_gemv",
     "quantized_matmul",
     "quantized_swiglu",
     "reference",
+    "rope",
+    "rope_qk",
     "silu_gate",
     "simulate",
     "strict",

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_anvil._ext import quantized_matmul, quantized_swiglu, silu_gate
+from mlx_anvil._ext import quantized_embedding, quantized_matmul, quantized_swiglu, rope, silu_gate
 
 
 class SwiGLU(nn.Module):
@@ -56,6 +56,40 @@ class QuantizedLinear(nn.QuantizedLinear):
             mode=self.mode,
         )
         return y + self["bias"] if "bias" in self else y
+
+
+class QuantizedEmbedding(nn.QuantizedEmbedding):
+    """``mlx.nn.QuantizedEmbedding`` through :func:`mlx_anvil.quantized_embedding`; ``as_linear``, for models that share
+    the table with their last layer, through :func:`mlx_anvil.quantized_matmul`.
+
+    Arguments, parameters and their names are those of MLX's, so weights load and save unchanged; ``from_embedding`` is
+    inherited.
+    """
+
+    @classmethod
+    def from_mlx(cls, layer: nn.QuantizedEmbedding) -> "QuantizedEmbedding":
+        """With the parameters of MLX's layer, which are shared, not copied."""
+        ours = cls(1, layer.dims, layer.group_size, layer.bits, layer.mode)
+        ours.update(layer.parameters())  # type: ignore[no-untyped-call]
+        ours.num_embeddings = layer.num_embeddings
+        return ours
+
+    def _matrix(self) -> dict[str, Any]:
+        arrays = {"w": self["weight"], "scales": self["scales"], "biases": self.get("biases")}
+        return arrays | {key: getattr(self, key) for key in ("group_size", "bits", "mode")}
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return quantized_embedding(x, **self._matrix())
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return quantized_matmul(x, **self._matrix())
+
+
+class RoPE(nn.RoPE):
+    """``mlx.nn.RoPE`` through :func:`mlx_anvil.rope`; it has no parameters."""
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        return rope(x, self.dims, traditional=self.traditional, base=self.base, scale=self.scale, offset=offset)
 
 
 class QuantizedSwiGLU(nn.Module):

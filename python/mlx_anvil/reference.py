@@ -7,15 +7,16 @@ errors are measured against; called in the dtype itself it is what a user would 
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
 
 import mlx.core as mx
 
 from mlx_anvil import _ext
-
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+from mlx_anvil._op_spec import DTYPES as DTYPES
+from mlx_anvil._op_spec import OpSpec as OpSpec
+from mlx_anvil._reference_rope import ROPE_SPECS
+from mlx_anvil._reference_rope import rope as rope
 
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
@@ -96,52 +97,36 @@ def quantized_matmul(
     mode: str = "affine",
 ) -> mx.array:
     """The product with the matrix that ``w`` stands for, in full."""
+    matrix = _dequantized(w, scales, biases, group_size, bits, mode)
+    dtype = x.dtype if biases is None else mx.result_type(x, matrix)
+    matrix = matrix.astype(dtype)
+    return x.astype(dtype) @ (matrix.swapaxes(-1, -2) if transpose else matrix)
+
+
+def quantized_embedding(
+    ids: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array | None = None,
+    group_size: int = 64,
+    bits: int = 4,
+    mode: str = "affine",
+) -> mx.array:
+    """Rows of the matrix that ``w`` stands for, of which only these are made."""
+    rows = (w[ids], scales[ids], None if biases is None else biases[ids])
+    return _dequantized(*rows, group_size, bits, mode)
+
+
+def _dequantized(
+    w: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str
+) -> mx.array:
     with mx.stream(mx.cpu):
         ones, zeros = (scales, None) if biases is None else (mx.ones(scales.shape), mx.zeros(scales.shape))
         codes = mx.dequantize(w, ones, zeros, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)
-    matrix = codes.astype(x.dtype)
-    if biases is not None:
-        dtype = mx.result_type(x, scales, biases)
-        x, codes = x.astype(dtype), codes.astype(dtype)
-        matrix = codes * mx.repeat(scales, group_size, axis=-1) + mx.repeat(biases, group_size, axis=-1)
-    return x @ (matrix.swapaxes(-1, -2) if transpose else matrix)
-
-
-@dataclass(frozen=True)
-class OpSpec:
-    """What the check, the contract tests and the benchmarks need to know of an op.
-
-    Attributes:
-        name: Python name, also the name of its folders and files.
-        variant: which way of calling it this is, where an op has several entries.
-        function: the op.
-        reference: its definition, with the same array arguments.
-        make_inputs: ``(shape, dtype) -> arrays``, random from MLX's global generator.
-        arguments: names of the array arguments, in order.
-        operands: the first of them, which have to be arrays of float32, float16 or bfloat16.
-        contract_shapes: shapes of the contract tests: odd, prime, empty, one element; the last two with the same rank.
-        check_shapes: shapes of ``python -m mlx_anvil``: one small and odd, one of a model's size.
-        float32_tolerance: largest error allowed in float32, as a share of the result's largest magnitude.
-        special_values: what the contract tests put in place of elements; the result has to be that of the definition
-            in float32, to rounding.
-    """
-
-    name: str
-    variant: str
-    function: Callable[..., mx.array]
-    reference: Callable[..., mx.array]
-    make_inputs: Callable[[tuple[int, ...], mx.Dtype], list[mx.array]]
-    arguments: tuple[str, ...]
-    operands: tuple[str, ...]
-    contract_shapes: tuple[tuple[int, ...], ...]
-    check_shapes: tuple[tuple[int, ...], ...]
-    float32_tolerance: float = 1e-5
-    special_values: tuple[float, ...] = (math.nan, math.inf, -math.inf, 1e4, -1e4, 0.0, -0.0)
-
-    @property
-    def id(self) -> str:
-        """``silu_gate``; with the variant where there are several."""
-        return f"{self.name}/{self.variant}" if self.variant else self.name
+    if biases is None:
+        return codes
+    codes = codes.astype(mx.result_type(scales, biases))
+    return codes * mx.repeat(scales, group_size, axis=-1) + mx.repeat(biases, group_size, axis=-1)
 
 
 def _normal_pair(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
@@ -234,6 +219,27 @@ def _with_codes(function: Callable[..., mx.array], bits: int, **options: Any) ->
     return of_floats
 
 
+@cache
+def _ids(rows: int) -> mx.array:
+    """Twice as many as there are rows, so that some come several times; some count from the end."""
+    draw = random.Random(rows)
+    return mx.array([[draw.randrange(-rows, rows) for _ in range(rows)] for _ in range(2)], mx.int32)
+
+
+def _embedding_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    return _quantized_inputs((1, *shape), dtype)[1:]
+
+
+def _embedding_with_codes(function: Callable[..., mx.array], bits: int) -> Callable[..., mx.array]:
+    """As a function of its floating-point arguments."""
+
+    def of_floats(scales: mx.array, biases: mx.array, **more: Any) -> mx.array:
+        rows, groups = biases.shape
+        return function(_ids(rows), _quantized_codes(rows, groups, bits), scales, biases, bits=bits, **more)
+
+    return of_floats
+
+
 def _swiglu_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
     """With a small ``x``: tests take differences along random directions, over which silu should hardly bend."""
     x, scales, biases = _quantized_inputs(shape, mx.float32)
@@ -267,6 +273,24 @@ def _quantized_spec(variant: str, bits: int, transpose: bool, check_shapes: tupl
         check_shapes=check_shapes,
         float32_tolerance=5e-5,
         special_values=_QUANTIZED_SPECIAL_VALUES,
+    )
+
+
+def _embedding_spec(variant: str, bits: int, check_shapes: tuple[tuple[int, ...], ...]) -> OpSpec:
+    """A shape is (rows of the matrix, groups of 64)."""
+    return OpSpec(
+        name="quantized_embedding",
+        variant=variant,
+        function=_embedding_with_codes(_ext.quantized_embedding, bits),
+        reference=_embedding_with_codes(quantized_embedding, bits),
+        make_inputs=_embedding_inputs,
+        arguments=("scales", "biases"),
+        operands=("scales",),
+        # The last twice: codes and ids are constants of a compiled graph.
+        contract_shapes=((1, 1), (7, 1), (5, 3), (37, 2), (11, 2), (11, 2)),
+        check_shapes=check_shapes,
+        special_values=_QUANTIZED_SPECIAL_VALUES,
+        shapeless_gradient=False,  # rows that come several times are added up by MLX's scatter
     )
 
 
@@ -332,5 +356,8 @@ OPS = {
             float32_tolerance=5e-5,
             special_values=_QUANTIZED_SPECIAL_VALUES,
         ),
+        _embedding_spec("4 bits", 4, check_shapes=((257, 16),)),
+        _embedding_spec("5 bits", 5, check_shapes=((257, 16),)),
+        *ROPE_SPECS,
     )
 }

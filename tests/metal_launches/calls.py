@@ -96,5 +96,32 @@ def quantized_matmul() -> Iterator[Call]:
                     yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
 
 
+def quantized_embedding() -> Iterator[Call]:
+    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
+        for group_size, bits in formats:
+            options = {"group_size": group_size, "bits": bits, "mode": mode}
+            matrix = mx.quantize(mx.zeros((5, 128), dtype), **options)
+            for ids in (mx.zeros((3,), mx.int32), mx.zeros((3,), mx.uint64)):
+                yield lambda i=ids, m=matrix, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
+
+
+# ---- rope ------------------------------------------------------------------------------------------------------------
+
+
+def rope() -> Iterator[Call]:
+    for dtype, dim, traditional, given in product(DTYPES, (32, 13), (False, True), (False, True)):
+        q, k = mx.zeros((2, 4, 3, dim), dtype), mx.zeros((2, 1, 3, dim), dtype)
+        freqs = mx.ones((4,)) if given else None
+        options = {"dims": 8, "traditional": traditional, "freqs": freqs, "offset": mx.array([1, 2])}
+        yield lambda q=q, o=options: mx.vjp(lambda q: mlx_anvil.rope(q, **o), [q], [q])
+        yield lambda q=q, k=k, o=options: mlx_anvil.rope_qk(q, k, **o)
+
+
 # By the folder under metal/ that has the kernels.
-CALLS = {"silu_gate": silu_gate, "flash_attention": flash_attention, "quantized_matmul": quantized_matmul}
+CALLS = {
+    "silu_gate": silu_gate,
+    "flash_attention": flash_attention,
+    "quantized_matmul": quantized_matmul,
+    "quantized_embedding": quantized_embedding,
+    "rope": rope,
+}

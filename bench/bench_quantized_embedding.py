@@ -1,0 +1,76 @@
+"""quantized_embedding on the CPU against MLX's gathers and dequantisation.
+
+    python bench/bench_quantized_embedding.py
+
+writes bench/results/quantized_embedding_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
+says); the matrix is that of a vocabulary of 32000 and a hidden size of 2048, ids are drawn at random.
+"""
+
+from typing import Any
+
+import click
+import mlx.core as mx
+from rich.console import Console
+from rich.table import Table
+
+from harness import as_json, measure, ratio, write_results
+from mlx_anvil import quantized_embedding
+from mlx_anvil._check import dtype_name
+
+VOCABULARY, HIDDEN = 32000, 2048
+IDS = (1, 8, 64, 512)
+FORMATS: tuple[dict[str, Any], ...] = (
+    {"bits": 4, "group_size": 64, "mode": "affine"},
+    {"bits": 8, "group_size": 64, "mode": "affine"},
+    {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+)
+
+
+def run_row(matrix: tuple[mx.array, ...], count: int, options: dict[str, Any], rounds: int) -> dict[str, Any]:
+    ids = mx.random.randint(0, VOCABULARY, (count,))
+    mx.eval(ids)
+
+    def theirs() -> None:
+        mx.eval(mx.dequantize(*(x[ids] for x in matrix), **options))
+
+    runs = {"ours": lambda: mx.eval(quantized_embedding(ids, *matrix, **options)), "MLX": theirs}
+    timings = measure(runs, rounds=rounds, budget_seconds=0.5)
+    return {
+        "op": "quantized_embedding",
+        "format": options,
+        "dtype": dtype_name(quantized_embedding(ids, *matrix, **options).dtype),
+        "ids": count,
+        "speedup": round(ratio(timings["MLX"], timings["ours"]), 2),
+        "spread": round(timings["ours"].spread, 3),
+        "seconds": {label: as_json(t) for label, t in timings.items()},
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    result = Table(title="quantized_embedding, CPU: medians in us")
+    for name in ("mode", "bits", "dtype", "ids", "ours", "MLX", "x", "spread"):
+        result.add_column(name, justify="right")
+    for row in rows:
+        us = [f"{row['seconds'][label]['median'] * 1e6:.0f}" for label in ("ours", "MLX")]
+        cells = [row["format"]["mode"], str(row["format"]["bits"]), row["dtype"], str(row["ids"])]
+        result.add_row(*cells, *us, f"{row['speedup']:.1f}", f"{row['spread']:.0%}")
+    return result
+
+
+@click.command()
+@click.option("--rounds", default=7, help="Rounds per row, after a warm-up.")
+def main(rounds: int) -> None:
+    """Runs the benchmark, prints its table, writes its results."""
+    rows = []
+    for options in FORMATS:
+        weights = mx.random.normal((VOCABULARY, HIDDEN)).astype(mx.bfloat16)
+        matrix = tuple(mx.quantize(weights, **options))
+        mx.eval(matrix)
+        rows += [run_row(matrix, count, options, rounds) for count in IDS]
+    console = Console(width=130)
+    console.print(table(rows))
+    console.print(f"written: {write_results('quantized_embedding_cpu', rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+#include "quantized_embedding/gpu.h"
+
+#include <bit>
+#include <string>
+
+#include "common/launch.h"
+#include "common/launch_arrays.h"
+#include "metal/quantized_embedding/params.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr uint32_t kRowsAreVectors = 0;  // function constant, of dequant.h
+constexpr int64_t kThreads = 256;
+constexpr int64_t kPiece = 8;  // columns of a thread
+
+}  // namespace
+
+void quantized_embedding_gpu(const QuantizedFormat& format,
+                             const mx::array& ids,
+                             const QuantizedMatrix& matrix,
+                             mx::array& out,
+                             const mx::Stream& stream) {
+  const std::string format_name =
+      mode_name(format.kind) + (format.has_biases() ? std::to_string(format.bits) : "");
+  QuantizedEmbeddingParams params{};
+  params.ids = static_cast<int64_t>(ids.size());
+  params.rows = matrix.w.shape(0);
+  params.columns = out.shape(-1);
+  params.group_shift = std::countr_zero(static_cast<uint32_t>(format.group));
+  params.words_per_id = static_cast<int32_t>(ids.itemsize() / sizeof(uint32_t));
+  params.ids_are_signed = mx::issubdtype(ids.dtype(), mx::signedinteger);
+  KernelLaunch request{};
+  request.kernel =
+      &kernel_named("quantized_embedding",
+                    std::string("quantized_embedding_") + dtype_name(out) + "_" + format_name,
+                    {{kRowsAreVectors, rows_are_vectors({&matrix.w, &out})}});
+  request.inputs = {&ids, &matrix.w, &matrix.scales,
+                    matrix.biases ? &*matrix.biases : &matrix.scales};
+  request.outputs = {&out};
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = linear_grid(static_cast<int64_t>(out.size()) / kPiece, kThreads);
+  request.threadgroup = {kThreads, 1, 1};
+  launch(request, stream);
+}
+
+}  // namespace mlx_anvil

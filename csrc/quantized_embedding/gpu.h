@@ -1,0 +1,14 @@
+#pragma once
+
+#include "quantized_matmul/compose.h"
+
+namespace mlx_anvil {
+
+// `out` has its memory.
+void quantized_embedding_gpu(const QuantizedFormat& format,
+                             const mx::array& ids,
+                             const QuantizedMatrix& matrix,
+                             mx::array& out,
+                             const mx::Stream& stream);
+
+}  // namespace mlx_anvil

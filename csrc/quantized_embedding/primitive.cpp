@@ -1,0 +1,151 @@
+#include "quantized_embedding/primitive.h"
+
+#include <string>
+
+#include "common/allocate.h"
+#include "common/errors.h"
+#include "quantized_embedding/gpu.h"
+#include "quantized_embedding/native.h"
+#include "quantized_matmul/quantized_primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr const char* kOp = "quantized_embedding";
+
+// Of each array of a matrix, the rows asked for.
+QuantizedMatrix rows_of(const QuantizedMatrix& matrix, const mx::array& ids, mx::Stream s) {
+  const auto take = [&](const mx::array& x) { return mx::take(x, ids, 0, s); };
+  return {take(matrix.w), take(matrix.scales),
+          matrix.biases ? std::optional(take(*matrix.biases)) : std::nullopt};
+}
+
+// Inputs: ids, w, scales, biases where the format has them.
+class QuantizedEmbedding : public QuantizedPrimitive {
+ public:
+  QuantizedEmbedding(mx::Stream stream, const QuantizedFormat& format, mx::Dtype dtype)
+      : QuantizedPrimitive(stream, kOp, format), dtype_(dtype) {}
+
+  const char* name() const override { return "AnvilQuantizedEmbedding"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    if (!FusedPrimitive::is_equivalent(other)) {
+      return false;
+    }
+    const auto& o = static_cast<const QuantizedEmbedding&>(other);
+    return format_ == o.format_ && dtype_ == o.dtype_;
+  }
+
+  // Scales and biases in float32 before rows are taken: their gradients add up what equal ids
+  // bring.
+  Arrays compose(const Arrays& inputs) override {
+    QuantizedMatrix wide = matrix(inputs);
+    if (wide.biases) {
+      wide.scales = mx::astype(wide.scales, mx::float32, stream());
+      wide.biases = mx::astype(*wide.biases, mx::float32, stream());
+    }
+    const QuantizedMatrix rows = rows_of(wide, inputs[0], stream());
+    return {mx::astype(compose_dequantized(format_, rows, stream()), dtype_, stream())};
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    mx::Shape shape = inputs[0].shape();
+    shape.push_back(inputs[2].shape(-1) * format_.group);
+    return {shape};
+  }
+
+  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+    mx::array& out = outputs[0];
+    out.set_data(allocate(out.nbytes(), stream()));
+    const mx::array& ids = inputs[0];
+    QuantizedEmbeddingArgs args{};
+    args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
+                mx::issubdtype(ids.dtype(), mx::signedinteger)};
+    args.matrix = {format_, dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
+                   weights_of(matrix(inputs))};
+    args.dtype = dtype_of(out);
+    args.out = out.data<void>();
+    dispatch_native(kOp, inputs, out, args, quantized_embedding_native);
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
+    if (outputs[0].size() > 0) {
+      quantized_embedding_gpu(format_, inputs[0], matrix(inputs), outputs[0], stream());
+    }
+  }
+
+ protected:
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override {
+    require_floats(argnums);
+    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+  }
+
+  // The rows are linear in scales and biases: those of the tangents, where one that is not given is
+  // zero.
+  Arrays tangent(const Arrays& primals,
+                 const Arrays& tangents,
+                 const std::vector<int>& argnums) override {
+    require_floats(argnums);
+    QuantizedMatrix moved = matrix(primals);
+    moved.scales = mx::zeros_like(moved.scales, stream());
+    moved.biases = mx::zeros_like(*moved.biases, stream());
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      (argnums[i] == 2 ? moved.scales : *moved.biases) = tangents[i];
+    }
+    return {apply_quantized_embedding(format_, primals[0], moved, dtype_, stream())};
+  }
+
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
+    for (size_t i = 1; i < inputs.size(); ++i) {
+      if (axes[i] >= 0) {
+        return FusedPrimitive::batched(inputs, axes);
+      }
+    }
+    return {{apply_quantized_embedding(format_, inputs[0], matrix(inputs), dtype_, stream())},
+            {axes[0]}};
+  }
+
+ private:
+  QuantizedMatrix matrix(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
+
+  void require_floats(const std::vector<int>& argnums) const {
+    for (int i : argnums) {
+      if (i < 2 || !format_.has_biases()) {
+        const char* const names[] = {"ids", "w", "scales", "biases"};
+        throw_value_error(kOp, std::string("no gradient in ") + names[i] +
+                                   ", which holds integers; allowed: scales and biases of mode "
+                                   "'affine'.");
+      }
+    }
+  }
+
+  const mx::Dtype dtype_;
+};
+
+}  // namespace
+
+mx::array apply_quantized_embedding(const QuantizedFormat& format,
+                                    const mx::array& ids,
+                                    const QuantizedMatrix& matrix,
+                                    mx::Dtype dtype,
+                                    mx::Stream s) {
+  std::string why_not;
+  if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
+    note_fallback(kOp, why_not);
+    const QuantizedMatrix rows = rows_of(matrix, ids, s);
+    return mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
+                          mode_name(format.kind), std::nullopt, dtype, s);
+  }
+  Arrays inputs = {mx::contiguous(ids, false, s)};
+  append(inputs, matrix, s);
+  auto primitive = std::make_shared<QuantizedEmbedding>(s, format, dtype);
+  return mx::array(primitive->output_shapes(inputs)[0], dtype, primitive, inputs);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,91 @@
+#include "quantized_embedding/quantized_embedding.h"
+
+#include <algorithm>
+#include <string>
+
+#include "common/checks.h"
+#include "common/errors.h"
+#include "quantized_embedding/primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr const char* kOp = "quantized_embedding";
+
+template <class T>
+void check_each(const mx::array& ids, int64_t rows) {
+  const T* const all = ids.data<T>();
+  for (size_t i = 0; i < ids.data_size(); ++i) {
+    const bool inside = all[i] < 0 ? static_cast<int64_t>(all[i]) >= -rows
+                                   : static_cast<uint64_t>(all[i]) < static_cast<uint64_t>(rows);
+    if (!inside) {
+      throw_value_error(kOp, "ids has " + std::to_string(all[i]) + " and w " +
+                                 std::to_string(rows) + " rows; allowed: " + std::to_string(-rows) +
+                                 " to " + std::to_string(rows - 1) + ".");
+    }
+  }
+}
+
+// Ids that the host can read at once. Those of a lazy graph, and all on CUDA, whose memory the host
+// does not share, are left to the kernels.
+void check_ids(const mx::array& ids, int64_t rows, mx::Stream s) {
+  const bool readable = s.device == mx::Device::cpu && ids.is_available() && !ids.is_tracer() &&
+                        ids.flags().contiguous;
+  if (!readable) {
+    return;
+  }
+  switch (ids.dtype()) {
+    case mx::int8:
+      return check_each<int8_t>(ids, rows);
+    case mx::int16:
+      return check_each<int16_t>(ids, rows);
+    case mx::int32:
+      return check_each<int32_t>(ids, rows);
+    case mx::int64:
+      return check_each<int64_t>(ids, rows);
+    case mx::uint8:
+      return check_each<uint8_t>(ids, rows);
+    case mx::uint16:
+      return check_each<uint16_t>(ids, rows);
+    case mx::uint32:
+      return check_each<uint32_t>(ids, rows);
+    default:
+      return check_each<uint64_t>(ids, rows);
+  }
+}
+
+}  // namespace
+
+mx::array quantized_embedding(const mx::array& ids,
+                              const QuantizedMatrix& matrix,
+                              const QuantizedOptions& options,
+                              const std::optional<mx::Dtype>& dtype,
+                              mx::StreamOrDevice stream) {
+  const QuantizedFormat format = checked_format(kOp, options);
+  check_matrix(kOp, "", format, matrix);
+  if (matrix.w.ndim() != 2) {
+    throw_value_error(kOp, describe("w", matrix.w) + "; allowed: rank 2, [rows, packed columns].");
+  }
+  if (matrix.w.shape(0) == 0 && ids.size() > 0) {
+    throw_value_error(kOp, describe("w", matrix.w) + " and " + describe("ids", ids) +
+                               "; allowed: at least one row.");
+  }
+  if (dtype && *dtype != mx::float32 && *dtype != mx::float16 && *dtype != mx::bfloat16) {
+    throw_value_error(
+        kOp, "dtype is " + to_text(*dtype) + "; allowed: None, float32, float16, bfloat16.");
+  }
+  const mx::Stream s = require_stream(kOp, stream);
+  check_ids(ids, matrix.w.shape(0), s);
+  // Kernels read ids of 32 and 64 bits.
+  const mx::array wide = ids.itemsize() < 4 ? mx::astype(ids, mx::int32, s) : ids;
+  if (!format.has_biases()) {
+    return apply_quantized_embedding(format, wide, matrix, dtype.value_or(mx::bfloat16), s);
+  }
+  const mx::Dtype own = mx::promote_types(matrix.scales.dtype(), matrix.biases->dtype());
+  const QuantizedMatrix typed = {matrix.w, mx::astype(matrix.scales, own, s),
+                                 mx::astype(*matrix.biases, own, s)};
+  return mx::astype(apply_quantized_embedding(format, wide, typed, own, s), dtype.value_or(own), s);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,202 @@
+// rope on the CPU: tables of cosines and sines, and the rotation by them. metal/rope/rope.h has the
+// same formulas.
+#include "common/panels.h"
+#include "rope/kernels.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+namespace {
+
+// ---- angles -------------------------------------------------------------------------------------
+
+struct SinCos {
+  f32v sin, cos;
+};
+
+// Of a fraction of a turn, times 2^32. What is left beside the nearest quarter turn is at most an
+// eighth, for which a few terms are exact to float32.
+inline SinCos sin_cos_of_turn(u32v turn) {
+  const u32v quarter = (turn + 0x20000000u) >> 30;
+  const i32v rest = bits_as<i32v>(turn - (quarter << 30));
+  const f32v x = __builtin_convertvector(rest, f32v) * 0x1.921fb6p-30f;  // 2 pi / 2^32
+  const f32v z = x * x;
+  const f32v sin = x + x * (z * (-0.166666552f + z * (0.008332178f + z * -0.000195172339f)));
+  const f32v cos =
+      1.0f - 0.5f * z + z * z * (0.0416666456f + z * (-0.00138873665f + z * 2.44383791e-05f));
+  // Each quarter turn takes (sin, cos) to (cos, -sin).
+  const auto odd = (quarter & 1u) != 0u;
+  const u32v minus_sin = (quarter & 2u) << 30, minus_cos = ((quarter + 1u) & 2u) << 30;
+  return {bits_as<f32v>(bits_as<u32v>(odd ? cos : sin) ^ minus_sin),
+          bits_as<f32v>(bits_as<u32v>(odd ? sin : cos) ^ minus_cos)};
+}
+
+void fill_angles(const RopeAngles& angles, float* to) {
+  const float direction = angles.inverse ? -1.0f : 1.0f;
+  for (int64_t l = 0; l < angles.count; ++l) {
+    const auto position = static_cast<uint64_t>(angles.position + l);
+    float* const cos = to + 2 * l * angles.padded;
+    float* const sin = cos + angles.padded;
+    for (int64_t j = 0; j < angles.padded; j += kLanes) {
+      u32v turn;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        turn[lane] = static_cast<uint32_t>((angles.turns[j + lane] * position) >> 32);
+      }
+      const SinCos of_turn = sin_cos_of_turn(turn);
+      const f32v defect = load_lanes(angles.defects + j);
+      store_lanes(cos + j, of_turn.cos + defect);
+      store_lanes(sin + j, of_turn.sin * direction + defect);
+    }
+  }
+}
+
+// ---- rotation -----------------------------------------------------------------------------------
+
+struct Pair {
+  f32v a, b;
+};
+
+inline Pair rotate(Pair x, f32v cos, f32v sin) {
+  return {x.a * cos - x.b * sin, x.a * sin + x.b * cos};
+}
+
+// Elements a and b of a block of pairs that are apart.
+template <class T, bool kStream>
+inline void rotate_apart(
+    const T* a, const T* b, T* out_a, T* out_b, const float* cos, const float* sin) {
+  const Block x = load_block(a), y = load_block(b);
+  const Pair first = rotate({x.first, y.first}, load_lanes(cos), load_lanes(sin));
+  const Pair second =
+      rotate({x.second, y.second}, load_lanes(cos + kLanes), load_lanes(sin + kLanes));
+  store_block<kStream>(out_a, Block{first.a, second.a});
+  store_block<kStream>(out_b, Block{first.b, second.b});
+}
+
+// Neighbours of a block as two vectors, and back; a block of bfloat16 is these already.
+template <class T, int... kLane>
+inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
+  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+    return {x.first, x.second};
+  } else {
+    return {__builtin_shufflevector(x.first, x.second, 2 * kLane...),
+            __builtin_shufflevector(x.first, x.second, 2 * kLane + 1 ...)};
+  }
+}
+template <class T, int... kLane>
+inline Block join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
+  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+    return {x.a, x.b};
+  } else {
+    return {__builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes)...),
+            __builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes + kLanes / 2)...)};
+  }
+}
+
+// A block of pairs of neighbours: kLanes pairs.
+template <class T, bool kStream>
+inline void rotate_neighbours(const T* in, T* out, const float* cos, const float* sin) {
+  constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+  const Pair x = split_pairs<T>(load_block(in), kAll);
+  store_block<kStream>(out, join_pairs<T>(rotate(x, load_lanes(cos), load_lanes(sin)), kAll));
+}
+
+// Up to a block of elements, some apart from each other, as a dense block.
+template <class T>
+struct DenseBlock {
+  T elements[kBlock] = {};
+
+  DenseBlock() = default;
+  DenseBlock(const T* from, int64_t step, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      elements[i] = from[i * step];
+    }
+  }
+  void store(T* to, int64_t count) const { std::memcpy(to, elements, count * sizeof(T)); }
+};
+
+template <class T, bool kStream>
+inline void rotate_row_apart(
+    const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
+  for (int64_t j = 0; j < pairs; j += kBlock) {
+    const int64_t count = pairs - j < kBlock ? pairs - j : kBlock;
+    const T* const a = in + j * step;
+    const T* const b = a + pairs * step;
+    if (step == 1 && count == kBlock) {
+      rotate_apart<T, kStream>(a, b, out + j, out + pairs + j, cos + j, sin + j);
+      continue;
+    }
+    const DenseBlock<T> dense_a(a, step, count), dense_b(b, step, count);
+    DenseBlock<T> out_a, out_b;
+    rotate_apart<T, false>(dense_a.elements, dense_b.elements, out_a.elements, out_b.elements,
+                           cos + j, sin + j);
+    out_a.store(out + j, count);
+    out_b.store(out + pairs + j, count);
+  }
+}
+
+template <class T, bool kStream>
+inline void rotate_row_of_neighbours(
+    const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
+  for (int64_t j = 0; j < pairs; j += kLanes) {
+    const int64_t count = 2 * (pairs - j < kLanes ? pairs - j : kLanes);
+    if (step == 1 && count == kBlock) {
+      rotate_neighbours<T, kStream>(in + 2 * j, out + 2 * j, cos + j, sin + j);
+      continue;
+    }
+    const DenseBlock<T> dense(in + 2 * j * step, step, count);
+    DenseBlock<T> rotated;
+    rotate_neighbours<T, false>(dense.elements, rotated.elements, cos + j, sin + j);
+    rotated.store(out + 2 * j, count);
+  }
+}
+
+template <class T>
+inline void copy_rest(const RopeRows& rows, const T* in, T* out) {
+  const int64_t first = 2 * rows.pairs;
+  if (first == rows.head_dim || in == out) {
+    return;
+  }
+  if (rows.column_step == 1) {
+    std::memcpy(out + first, in + first, (rows.head_dim - first) * sizeof(T));
+    return;
+  }
+  for (int64_t i = first; i < rows.head_dim; ++i) {
+    out[i] = in[i * rows.column_step];
+  }
+}
+
+template <class T, bool kTraditional, bool kStream>
+void rotate_rows(const RopeRows& rows) {
+  const T* in = static_cast<const T*>(rows.in);
+  T* out = static_cast<T*>(rows.out);
+  for (int64_t l = 0; l < rows.count; ++l, in += rows.row_step, out += rows.head_dim) {
+    const float* const cos = rows.angles + 2 * l * rows.padded;
+    const float* const sin = cos + rows.padded;
+    if constexpr (kTraditional) {
+      rotate_row_of_neighbours<T, kStream>(in, out, rows.column_step, rows.pairs, cos, sin);
+    } else {
+      rotate_row_apart<T, kStream>(in, out, rows.column_step, rows.pairs, cos, sin);
+    }
+    copy_rest(rows, in, out);
+  }
+}
+
+template <class T>
+void rotate_rows_of(const RopeRows& rows) {
+  // Whole, aligned blocks everywhere.
+  const bool stream = rows.stream && rows.pairs % kBlock == 0 && rows.head_dim % kBlock == 0 &&
+                      reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0;
+  if (stream) {
+    rows.traditional ? rotate_rows<T, true, true>(rows) : rotate_rows<T, false, true>(rows);
+    finish_streaming();
+  } else {
+    rows.traditional ? rotate_rows<T, true, false>(rows) : rotate_rows<T, false, false>(rows);
+  }
+}
+
+}  // namespace
+
+constinit const RopeKernels rope_kernels_table = {
+    kBlock, fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
+};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,104 @@
+#include "rope/gpu.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "common/launch.h"
+#include "common/launch_arrays.h"
+#include "metal/rope/params.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// As numbered in strided_pack.h and rope.h.
+enum Constant : uint32_t { kPacksAreAligned, kPairsAreNeighbours, kFrequenciesAreGiven };
+
+constexpr int64_t kThreads = 256;
+constexpr int64_t kPackBytes = 16;
+// Heads that share a thread's angles, where there is work for so many threads without.
+constexpr int64_t kMostHeads = 8;
+constexpr int64_t kEnoughThreads = 1 << 15;
+constexpr int64_t kMostBatches = 65535;  // of a grid's z
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+bool packs_are_aligned(const RopeConfig& config, const Arrays& tensors, const Arrays& outputs) {
+  const auto aligned = [](const mx::array& x) { return rows_are_vectors({&x}, kPackBytes); };
+  return config.pairs * static_cast<int64_t>(tensors[0].itemsize()) % kPackBytes == 0 &&
+         std::all_of(tensors.begin(), tensors.end(), aligned) &&
+         std::all_of(outputs.begin(), outputs.end(), aligned);
+}
+
+RopeParams params_of(const RopeConfig& config,
+                     const Arrays& tensors,
+                     const RopePositions& positions) {
+  RopeParams params{};
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::copy_n(tensors[i].strides().begin(), 4, params.strides[i]);
+    params.heads[i] = tensors[i].shape(1);
+  }
+  params.batch = tensors[0].shape(0);
+  params.length = tensors[0].shape(2);
+  params.head_dim = tensors[0].shape(3);
+  params.pairs = config.pairs;
+  params.offset_step = positions.offset.size() > 1;
+  const double over_freqs = rope_turns_over_freqs(config.frequencies);
+  params.turns_high = static_cast<float>(over_freqs);
+  params.turns_low = static_cast<float>(over_freqs - params.turns_high);
+  params.direction = config.inverse ? -1.0f : 1.0f;
+  return params;
+}
+
+mx::array turns_array(const RopeConfig& config) {
+  const std::vector<uint64_t> turns = rope_turns(config.frequencies, config.pairs);
+  return mx::array(turns.begin(), {config.pairs}, mx::uint64);
+}
+
+}  // namespace
+
+void rope_gpu(const RopeConfig& config,
+              const Arrays& tensors,
+              const RopePositions& positions,
+              Arrays& outputs,
+              const mx::Stream& stream) {
+  RopeParams params = params_of(config, tensors, positions);
+  const int64_t pack = kPackBytes / static_cast<int64_t>(tensors[0].itemsize());
+  const int64_t columns =
+      ceil_div(params.pairs, pack) + ceil_div(params.head_dim - 2 * params.pairs, pack);
+  const int64_t heads = params.heads[0] + params.heads[1];
+  const int64_t threads = columns * params.length * heads * params.batch;
+  if (threads == 0) {
+    return;
+  }
+  params.chunk = static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, kMostHeads));
+  params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
+  const mx::array frequencies = positions.freqs ? *positions.freqs : turns_array(config);
+
+  KernelLaunch request{};
+  request.kernel = &kernel_named(
+      "rope", std::string(tensors.size() == 1 ? "rope_one_" : "rope_qk_") + dtype_name(tensors[0]),
+      {{kPacksAreAligned, packs_are_aligned(config, tensors, outputs)},
+       {kPairsAreNeighbours, config.traditional},
+       {kFrequenciesAreGiven, positions.freqs.has_value()}});
+  for (const mx::array& x : tensors) {
+    request.inputs.push_back(&x);
+  }
+  request.inputs.insert(request.inputs.end(), {&positions.offset, &frequencies});
+  for (mx::array& out : outputs) {
+    request.outputs.push_back(&out);
+  }
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = {
+      static_cast<uint32_t>(ceil_div(columns * params.length * params.chunks, kThreads)), 1,
+      static_cast<uint32_t>(std::min<int64_t>(params.batch, kMostBatches))};
+  request.threadgroup = {kThreads, 1, 1};
+  request.temporaries = {frequencies};
+  launch(request, stream);
+}
+
+}  // namespace mlx_anvil

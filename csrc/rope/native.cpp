@@ -1,0 +1,145 @@
+#include "rope/native.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "common/parallel.h"
+#include "rope/kernels.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Numbers in a table of cosines and sines, which stays in the second cache: longer runs of rows are
+// worth more than the first.
+constexpr int64_t kTableFloats = 16384;
+// Elements that are worth waking a thread for.
+constexpr int64_t kGrain = 32768;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// In each block the even numbers, then the odd ones.
+template <class T>
+void put_even_first(std::vector<T>& numbers, int64_t block) {
+  const std::vector<T> in_order = numbers;
+  const int64_t half = block / 2;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto j = static_cast<int64_t>(i);
+    numbers[i] = in_order[j / block * block + j % half * 2 + j % block / half];
+  }
+}
+
+// Frequencies, filled up to whole blocks, in the order that kernels take them in.
+struct PaddedFrequencies {
+  std::vector<uint64_t> turns;
+  std::vector<float> defects;
+
+  PaddedFrequencies(const RopeArgs& args, int64_t padded) : defects(padded, 0.0f) {
+    if (args.freqs == nullptr) {
+      turns = rope_turns(args.frequencies, args.pairs);
+    } else {
+      const double over_freqs = rope_turns_over_freqs(args.frequencies);
+      for (int64_t j = 0; j < args.pairs; ++j) {
+        const double of_one = over_freqs / args.freqs[j];
+        turns.push_back(rope_fixed_point(of_one));
+        defects[j] = std::isfinite(of_one) ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    turns.resize(padded, 0);
+    if (args.dtype == mx::bfloat16 && !args.traditional) {
+      put_even_first(turns, rope_kernels().block);
+      put_even_first(defects, rope_kernels().block);
+    }
+  }
+};
+
+// A run of positions of one head of one tensor, in the order in which tables are shared: all heads
+// and, where they have one offset, all batch rows follow each other.
+struct Item {
+  int64_t first, batch, head;
+};
+
+class Rope {
+ public:
+  explicit Rope(const RopeArgs& args)
+      : args_(args),
+        padded_(ceil_div(args.pairs, kernels().block) * kernels().block),
+        frequencies_(args, padded_),
+        positions_(std::max<int64_t>(1, std::min(kTableFloats / (2 * padded_), args.length))) {
+    for (int i = 0; i < args.count; ++i) {
+      heads_ += args.tensors[i].heads;
+    }
+  }
+
+  void run() const {
+    const int64_t items = ceil_div(args_.length, positions_) * args_.batch * heads_;
+    const int64_t grain = ceil_div(kGrain, positions_ * args_.head_dim);
+    parallel_for(items, grain, [&](int64_t begin, int64_t end) {
+      std::vector<float> table(positions_ * 2 * padded_);
+      Item known = {-1, -1, -1};
+      for (int64_t i = begin; i < end; ++i) {
+        const Item item = {i / heads_ / args_.batch * positions_, i / heads_ % args_.batch,
+                           i % heads_};
+        if (item.first != known.first || offset(item.batch) != offset(known.batch)) {
+          kernels().angles({frequencies_.turns.data(), frequencies_.defects.data(), padded_,
+                            offset(item.batch) + item.first, count(item), args_.inverse},
+                           table.data());
+          known = item;
+        }
+        rotate(item, table.data());
+      }
+    });
+  }
+
+ private:
+  static const RopeKernels& kernels() { return rope_kernels(); }
+
+  int64_t offset(int64_t batch) const {
+    return args_.offset[args_.offset_per_batch ? std::max<int64_t>(0, batch) : 0];
+  }
+
+  int64_t count(const Item& item) const { return std::min(positions_, args_.length - item.first); }
+
+  void rotate(const Item& item, const float* table) const {
+    const bool of_first = item.head < args_.tensors[0].heads;
+    const RopeTensor& tensor = args_.tensors[of_first ? 0 : 1];
+    const int64_t head = of_first ? item.head : item.head - args_.tensors[0].heads;
+    const auto size = static_cast<int64_t>(mx::size_of(args_.dtype));
+    const int64_t in =
+        item.batch * tensor.strides[0] + head * tensor.strides[1] + item.first * tensor.strides[2];
+    const int64_t out =
+        ((item.batch * tensor.heads + head) * args_.length + item.first) * args_.head_dim;
+    const RopeRows rows = {static_cast<const char*>(tensor.in) + in * size,
+                           static_cast<char*>(tensor.out) + out * size,
+                           count(item),
+                           tensor.strides[2],
+                           tensor.strides[3],
+                           args_.head_dim,
+                           args_.pairs,
+                           args_.traditional,
+                           args_.stream,
+                           table,
+                           padded_};
+    args_.dtype == mx::float32   ? kernels().rotate_float32(rows)
+    : args_.dtype == mx::float16 ? kernels().rotate_float16(rows)
+                                 : kernels().rotate_bfloat16(rows);
+  }
+
+  const RopeArgs& args_;
+  const int64_t padded_;
+  const PaddedFrequencies frequencies_;
+  const int64_t positions_;  // of an item
+  int64_t heads_ = 0;        // of all tensors
+};
+
+}  // namespace
+
+void rope_native(const RopeArgs& args) {
+  Rope(args).run();
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,267 @@
+#include "rope/primitive.h"
+
+#include <algorithm>
+#include <string>
+
+#include "common/allocate.h"
+#include "common/cache_size.h"
+#include "common/checks.h"
+#include "common/errors.h"
+#include "common/isa.h"
+#include "common/trace.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "rope/gpu.h"
+#include "rope/native.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Inputs: one or two tensors, offset, freqs if there are any.
+class Rope : public FusedPrimitive {
+ public:
+  Rope(mx::Stream stream, const RopeConfig& config, size_t tensors)
+      : FusedPrimitive(stream), config_(config), tensors_(tensors) {}
+
+  const char* op() const override { return tensors_ == 1 ? "rope" : "rope_qk"; }
+  const char* name() const override { return tensors_ == 1 ? "AnvilRope" : "AnvilRopeQK"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return FusedPrimitive::is_equivalent(other) &&
+           config_ == static_cast<const Rope&>(other).config_;
+  }
+
+  Arrays compose(const Arrays& inputs) override {
+    return compose_rope(config_, tensors_of(inputs), positions_of(inputs), stream());
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    std::vector<mx::Shape> shapes;
+    for (const mx::array& x : tensors_of(inputs)) {
+      // Checked by the op too, but a graph compiled shapeless is used for other shapes.
+      if (2 * config_.pairs > x.shape(3)) {
+        throw_value_error(op(), "dims is " + std::to_string(2 * config_.pairs) +
+                                    " and the last axis " + std::to_string(x.shape(3)) +
+                                    "; allowed: dims up to the last axis.");
+      }
+      shapes.push_back(x.shape());
+    }
+    return shapes;
+  }
+
+  void eval_native(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+
+ protected:
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override;
+  Arrays tangent(const Arrays& primals,
+                 const Arrays& tangents,
+                 const std::vector<int>& argnums) override;
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override;
+
+ private:
+  Arrays tensors_of(const Arrays& inputs) const {
+    return {inputs.begin(), inputs.begin() + static_cast<int64_t>(tensors_)};
+  }
+
+  RopePositions positions_of(const Arrays& inputs) const {
+    return {inputs[tensors_],
+            inputs.size() > tensors_ + 1 ? std::optional(inputs[tensors_ + 1]) : std::nullopt};
+  }
+
+  bool is_tensor(int argument) const { return argument < static_cast<int>(tensors_); }
+
+  void require_differentiable(const std::vector<int>& argnums) const {
+    if (std::count(argnums.begin(), argnums.end(), static_cast<int>(tensors_)) > 0) {
+      throw_value_error(op(), "no gradient in offset, which counts positions.");
+    }
+  }
+
+  // `values` of the tensors at these places, rotated in one kernel.
+  Arrays rotate(const RopeConfig& config, const Arrays& values, const Arrays& inputs) {
+    return apply_rope(config, values, positions_of(inputs), stream());
+  }
+
+  // An input's own memory where nobody else needs it: each pair is read before it is written.
+  // Whether an output is in such memory.
+  bool allocate_outputs(const Arrays& inputs, Arrays& outputs);
+
+  const RopeConfig config_;
+  const size_t tensors_;
+};
+
+bool Rope::allocate_outputs(const Arrays& inputs, Arrays& outputs) {
+  bool in_place = false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const mx::array& x = inputs[i];
+    if (x.flags().row_contiguous && x.is_donatable()) {
+      outputs[i].copy_shared_buffer(x);
+      in_place = true;
+    } else {
+      outputs[i].set_data(allocate(outputs[i].nbytes(), stream()));
+    }
+  }
+  return in_place;
+}
+
+void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
+  const bool in_place = allocate_outputs(inputs, outputs);
+  const RopePositions positions = positions_of(inputs);
+  RopeArgs args{};
+  args.dtype = outputs[0].dtype();
+  args.count = static_cast<int>(tensors_);
+  args.batch = outputs[0].shape(0);
+  args.length = outputs[0].shape(2);
+  args.head_dim = outputs[0].shape(3);
+  args.pairs = config_.pairs;
+  args.offset = positions.offset.data<int32_t>();
+  args.offset_per_batch = positions.offset.size() > 1;
+  args.freqs = positions.freqs ? positions.freqs->data<float>() : nullptr;
+  args.frequencies = config_.frequencies;
+  args.traditional = config_.traditional;
+  args.inverse = config_.inverse;
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  for (const mx::array& input : inputs) {
+    encoder.set_input_array(input);
+  }
+  int64_t bytes = 0;
+  for (size_t i = 0; i < tensors_; ++i) {
+    encoder.set_output_array(outputs[i]);
+    RopeTensor& tensor = args.tensors[i];
+    tensor = {inputs[i].data<void>(), outputs[i].data<void>(), outputs[i].shape(1), {}};
+    std::copy_n(inputs[i].strides().begin(), 4, tensor.strides);
+    bytes += 2 * static_cast<int64_t>(outputs[i].nbytes());
+  }
+  args.stream = !in_place && bytes > last_level_cache_bytes();
+  encoder.dispatch([args] { rope_native(args); });
+  if (tracing()) {
+    const std::string kernel = std::string(op()) + "_" + to_text(args.dtype);
+    const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
+    record({TraceEvent::Kind::kKernel, op(), kernel, device, {}, {}, ""});
+  }
+}
+
+void Rope::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+  allocate_outputs(inputs, outputs);
+  rope_gpu(config_, tensors_of(inputs), positions_of(inputs), outputs, stream());
+}
+
+// In the tensors by the inverse rotation, of those that are asked for only; in freqs by the graph
+// of MLX ops.
+Arrays Rope::gradient(const Arrays& primals,
+                      const Arrays& cotangents,
+                      const std::vector<int>& argnums,
+                      const Arrays& outputs) {
+  require_differentiable(argnums);
+  Arrays wanted;
+  for (int i : argnums) {
+    if (is_tensor(i)) {
+      wanted.push_back(cotangents[i]);
+    }
+  }
+  RopeConfig inverse = config_;
+  inverse.inverse = !config_.inverse;
+  const Arrays rotated = wanted.empty() ? Arrays{} : rotate(inverse, wanted, primals);
+  Arrays gradients;
+  size_t next = 0;
+  for (int i : argnums) {
+    gradients.push_back(is_tensor(i)
+                            ? rotated[next++]
+                            : FusedPrimitive::gradient(primals, cotangents, {i}, outputs)[0]);
+  }
+  return gradients;
+}
+
+Arrays Rope::tangent(const Arrays& primals,
+                     const Arrays& tangents,
+                     const std::vector<int>& argnums) {
+  require_differentiable(argnums);
+  const mx::Stream s = stream();
+  Arrays moved, outputs;
+  for (size_t i = 0; i < tensors_; ++i) {
+    outputs.push_back(mx::zeros_like(primals[i], s));
+  }
+  std::vector<int> places;
+  for (size_t n = 0; n < argnums.size(); ++n) {
+    if (is_tensor(argnums[n])) {
+      moved.push_back(tangents[n]);
+      places.push_back(argnums[n]);
+    }
+  }
+  const Arrays rotated = moved.empty() ? Arrays{} : rotate(config_, moved, primals);
+  for (size_t n = 0; n < places.size(); ++n) {
+    outputs[places[n]] = rotated[n];
+  }
+  for (size_t n = 0; n < argnums.size(); ++n) {
+    if (!is_tensor(argnums[n])) {
+      const Arrays through_freqs = FusedPrimitive::tangent(primals, {tangents[n]}, {argnums[n]});
+      for (size_t i = 0; i < tensors_; ++i) {
+        outputs[i] = mx::add(outputs[i], through_freqs[i], s);
+      }
+    }
+  }
+  return outputs;
+}
+
+// vmap's axis becomes part of the batch where every element has offsets of its own, else more
+// heads.
+std::pair<Arrays, std::vector<int>> Rope::batched(const Arrays& inputs,
+                                                  const std::vector<int>& axes) {
+  const mx::Stream s = stream();
+  if (inputs.size() > tensors_ + 1 && axes[tensors_ + 1] >= 0) {
+    return FusedPrimitive::batched(inputs, axes);
+  }
+  int count = 1;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
+  }
+  RopePositions positions = positions_of(inputs);
+  const bool own_offsets = axes[tensors_] >= 0;
+  const int to = own_offsets ? 0 : 1;  // the axis that vmap's is merged with
+  Arrays merged;
+  for (size_t i = 0; i < tensors_; ++i) {
+    const mx::array x =
+        axes[i] < 0 ? mx::expand_dims(inputs[i], to, s) : mx::moveaxis(inputs[i], axes[i], to, s);
+    mx::Shape shape = x.shape();
+    shape[to] = count;
+    merged.push_back(mx::flatten(mx::broadcast_to(x, shape, s), to, to + 1, s));
+  }
+  if (own_offsets) {
+    const mx::array offset = mx::moveaxis(positions.offset, axes[tensors_], 0, s);
+    const mx::array columns = mx::reshape(offset, {count, -1}, s);
+    const int batch = merged[0].shape(0) / count;
+    positions.offset = mx::flatten(mx::broadcast_to(columns, {count, batch}, s), s);
+  }
+  Arrays outputs = apply_rope(config_, merged, positions, s);
+  for (mx::array& out : outputs) {
+    out = mx::unflatten(out, to, {count, out.shape(to) / count}, s);
+  }
+  return {outputs, std::vector<int>(tensors_, to)};
+}
+
+}  // namespace
+
+Arrays apply_rope(const RopeConfig& config,
+                  const Arrays& tensors,
+                  const RopePositions& positions,
+                  mx::Stream s) {
+  std::string why_not;
+  if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
+    note_fallback(tensors.size() == 1 ? "rope" : "rope_qk", why_not);
+    return compose_rope(config, tensors, positions, s);
+  }
+  Arrays inputs = tensors;
+  inputs.push_back(mx::contiguous(positions.offset, false, s));
+  if (positions.freqs) {
+    inputs.push_back(mx::contiguous(*positions.freqs, false, s));
+  }
+  auto primitive = std::make_shared<Rope>(s, config, tensors.size());
+  std::vector<mx::Dtype> dtypes(tensors.size(), tensors[0].dtype());
+  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <optional>
+
+#include "common/primitive.h"
+#include "rope/frequencies.h"
+
+namespace mlx_anvil {
+
+struct RopeConfig {
+  int pairs;
+  bool traditional;
+  bool inverse;  // by the negative angle
+  RopeFrequencies frequencies;
+
+  bool operator==(const RopeConfig&) const = default;
+};
+
+struct RopePositions {
+  mx::array offset;                // int32, of shape (), (1,) or (batch,)
+  std::optional<mx::array> freqs;  // float32 (pairs,)
+};
+
+// Rotates one or two arrays [batch, heads, length, head_dim], which differ in their heads only, in
+// one kernel.
+Arrays apply_rope(const RopeConfig& config,
+                  const Arrays& tensors,
+                  const RopePositions& positions,
+                  mx::Stream s);
+
+// The same as a graph of MLX ops, differentiable in the arrays and in freqs.
+Arrays compose_rope(const RopeConfig& config,
+                    const Arrays& tensors,
+                    const RopePositions& positions,
+                    mx::Stream s);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,30 @@
+// Rotary position embedding: rope of one array, rope_qk of queries and keys in one kernel.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "mlx/mlx.h"
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+
+struct RopeOptions {
+  int64_t dims = 0;
+  bool traditional = false;
+  std::optional<double> base;
+  double scale = 1.0;
+  std::variant<int64_t, mx::array> offset = int64_t{0};
+  std::optional<mx::array> freqs;  // instead of base
+};
+
+mx::array rope(const mx::array& x, const RopeOptions& options, mx::StreamOrDevice stream = {});
+
+std::pair<mx::array, mx::array> rope_qk(const mx::array& q,
+                                        const mx::array& k,
+                                        const RopeOptions& options,
+                                        mx::StreamOrDevice stream = {});
+
+}  // namespace mlx_anvil

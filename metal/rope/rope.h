@@ -1,0 +1,185 @@
+// The rotation of pairs of elements by angles that grow with the position: csrc/rope/problem.h has
+// the formulas, csrc/rope/cpu.cpp the same sine and cosine.
+#pragma once
+
+#include <metal_stdlib>
+
+#include "metal/common/strided_pack.h"
+#include "metal/rope/params.h"
+
+constant bool pairs_are_neighbours [[function_constant(1)]];   // else half the rotated part apart
+constant bool frequencies_are_given [[function_constant(2)]];  // as freqs, else as turns
+
+// ---- angles -------------------------------------------------------------------------------------
+
+// Turns per position times 2^64, modulo 2^64: times a position, whole turns are what overflows.
+struct Frequency {
+  ulong turns;
+  float defect;  // NaN for a frequency that is none, else 0
+};
+
+METAL_FUNC ulong fixed_point(float turns) {
+  return static_cast<ulong>(static_cast<long>((turns - metal::rint(turns)) * 0x1p62f)) << 2;
+}
+
+// (turns_high + turns_low) / freq as a sum of two numbers too, since one of float32 leaves far
+// positions few digits. Both the division and the product give what they round away.
+METAL_FUNC Frequency frequency_of(float freq, constant RopeParams& params) {
+  const float over = 1.0f / freq;
+  const float high = params.turns_high * over;
+  if (!(metal::abs(high) < INFINITY)) {
+    return {0, NAN};
+  }
+  const float over_rest = over == 0.0f ? 0.0f : over * metal::fma(-over, freq, 1.0f);
+  const float product_rest = metal::fma(params.turns_high, over, -high);
+  const float low =
+      product_rest + metal::fma(params.turns_high, over_rest, params.turns_low * over);
+  return {fixed_point(high) + fixed_point(low), 0.0f};
+}
+
+struct SinCos {
+  float sin, cos;
+};
+
+// Of a fraction of a turn, times 2^32. What is left beside the nearest quarter turn is at most an
+// eighth, for which a few terms are exact to float32.
+METAL_FUNC SinCos sin_cos_of_turn(uint turn) {
+  const uint quarter = (turn + 0x20000000u) >> 30;
+  const int rest = static_cast<int>(turn - (quarter << 30));
+  const float x = static_cast<float>(rest) * 0x1.921fb6p-30f;  // 2 pi / 2^32
+  const float z = x * x;
+  const float sin = x + x * (z * (-0.166666552f + z * (0.008332178f + z * -0.000195172339f)));
+  const float cos =
+      1.0f - 0.5f * z + z * z * (0.0416666456f + z * (-0.00138873665f + z * 2.44383791e-05f));
+  // Each quarter turn takes (sin, cos) to (cos, -sin).
+  const bool odd = (quarter & 1u) != 0;
+  const float first = odd ? cos : sin, second = odd ? sin : cos;
+  return {(quarter & 2u) != 0 ? -first : first, ((quarter + 1u) & 2u) != 0 ? -second : second};
+}
+
+// ---- rotation -----------------------------------------------------------------------------------
+
+// One tensor, and how its input lies in memory. The output is dense.
+template <typename T>
+struct RopeTensor {
+  const device T* in;
+  device T* out;
+  constant int64_t* strides;
+  int heads;
+};
+
+template <typename T>
+struct RopeOperands {
+  RopeTensor<T> tensors[2];
+  const device int* offset;
+  const device float* freqs;  // one of these two
+  const device ulong* turns;
+};
+
+// As many pairs as a pack has elements: two packs of each head.
+template <typename T>
+struct PairsOfThread {
+  enum { kSize = Pack<T>::kSize };
+  float sin[kSize], cos[kSize];
+  int count;             // up to kSize
+  int first[2], own[2];  // column and elements of each pack
+
+  METAL_FUNC void place(int pair, constant RopeParams& params) thread {
+    count = metal::min(int(kSize), params.pairs - pair);
+    first[0] = pairs_are_neighbours ? 2 * pair : pair;
+    first[1] = pairs_are_neighbours ? 2 * pair + kSize : params.pairs + pair;
+    own[0] = pairs_are_neighbours ? metal::min(int(kSize), 2 * count) : count;
+    own[1] = pairs_are_neighbours ? 2 * count - own[0] : count;
+  }
+
+  METAL_FUNC void turn(const thread RopeOperands<T>& operands,
+                       int pair,
+                       long position,
+                       constant RopeParams& params) thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSize; ++i) {
+      const int j = metal::min(pair + i, params.pairs - 1);
+      Frequency frequency = {0, 0.0f};
+      if (frequencies_are_given) {
+        frequency = frequency_of(operands.freqs[j], params);
+      } else {
+        frequency.turns = operands.turns[j];
+      }
+      const ulong turns = frequency.turns * static_cast<ulong>(position);
+      const SinCos angle = sin_cos_of_turn(static_cast<uint>(turns >> 32));
+      sin[i] = params.direction * angle.sin + frequency.defect;
+      cos[i] = angle.cos + frequency.defect;
+    }
+  }
+
+  METAL_FUNC void rotate(const device T* in, long stride, device T* out) const thread {
+    float x[2 * kSize], y[2 * kSize];
+    load_pack<T>(in + first[0] * stride, stride, own[0], x);
+    load_pack<T>(in + first[1] * stride, stride, own[1], x + kSize);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSize; ++i) {
+      const int a = pairs_are_neighbours ? 2 * i : i, b = pairs_are_neighbours ? a + 1 : a + kSize;
+      y[a] = x[a] * cos[i] - x[b] * sin[i];
+      y[b] = x[a] * sin[i] + x[b] * cos[i];
+    }
+    store_pack<T>(out + first[0], own[0], y);
+    store_pack<T>(out + first[1], own[1], y + kSize);
+  }
+};
+
+// One pack of elements that stay as they are.
+template <typename T>
+METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int column, int columns) {
+  float x[Pack<T>::kSize];
+  const int count = metal::min(int(Pack<T>::kSize), columns - column);
+  load_pack<T>(in + column * stride, stride, count, x);
+  store_pack<T>(out + column, count, x);
+}
+
+// A thread takes a few columns of one position, for a chunk of heads, which have its angles in
+// common.
+template <typename T>
+METAL_FUNC void rope(const thread RopeOperands<T>& operands,
+                     constant RopeParams& params,
+                     uint3 group,
+                     uint3 groups,
+                     uint thread_in_group,
+                     uint threads) {
+  enum { kSize = Pack<T>::kSize };
+  const int rotated = 2 * params.pairs, packs = (params.pairs + kSize - 1) / kSize;
+  const uint columns = packs + (params.head_dim - rotated + kSize - 1) / kSize;
+  const uint item = group.x * threads + thread_in_group, row = item / columns;
+  const int column = item - row * columns, chunk = row / params.length;
+  const int position = row - chunk * params.length;
+  if (chunk >= params.chunks) {
+    return;
+  }
+  const int heads = params.heads[0] + params.heads[1];
+  const int end = metal::min(heads, (chunk + 1) * params.chunk);
+  const bool rotates = column < packs;
+  PairsOfThread<T> pairs;
+  if (rotates) {
+    pairs.place(column * kSize, params);
+  }
+  for (long batch = group.z; batch < params.batch; batch += groups.z) {
+    if (rotates) {
+      const long first = operands.offset[batch * params.offset_step];
+      pairs.turn(operands, column * kSize, first + position, params);
+    }
+    for (int head = chunk * params.chunk; head < end; ++head) {
+      const bool second = head >= params.heads[0];
+      const RopeTensor<T> tensor = second ? operands.tensors[1] : operands.tensors[0];
+      const long own_head = second ? head - params.heads[0] : head;
+      const constant int64_t* strides = tensor.strides;
+      const device T* in =
+          tensor.in + batch * strides[0] + own_head * strides[1] + position * strides[2];
+      device T* out = tensor.out + ((batch * tensor.heads + own_head) * params.length + position) *
+                                       params.head_dim;
+      if (rotates) {
+        pairs.rotate(in, strides[3], out);
+      } else {
+        copy_pack(in, strides[3], out, rotated + (column - packs) * kSize, params.head_dim);
+      }
+    }
+  }
+}

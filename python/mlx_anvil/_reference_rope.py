@@ -1,0 +1,126 @@
+"""The definition of the rotary embedding in plain MLX, and its entries in the registry of ops."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_anvil import _ext
+from mlx_anvil._op_spec import OpSpec
+
+
+def rope(
+    x: mx.array,
+    dims: int,
+    *,
+    traditional: bool = False,
+    base: float = 10000.0,
+    scale: float = 1.0,
+    offset: int | mx.array = 0,
+    freqs: mx.array | None = None,
+) -> mx.array:
+    """Pairs of elements as complex numbers that turn with the position, ``[batch, heads, length, head_dim]``.
+
+    Angles are in float64, on the CPU, without whole turns: those of far positions have no digits left in float32, in
+    which MLX computes sines, cosines and exponentials of float64 too.
+    """
+    pairs = dims // 2
+
+    def number(value: float) -> mx.array:
+        return mx.array(value, mx.float64)
+
+    with mx.stream(mx.cpu):
+        steps = mx.arange(x.shape[-2]).astype(mx.float64)
+        offsets = mx.array(offset).astype(mx.float64).reshape(-1, 1, 1)
+        exponents = mx.arange(pairs).astype(mx.float64) / number(-pairs)
+        frequencies = mx.power(number(base), exponents) if freqs is None else 1 / freqs.astype(mx.float64)
+        turns = (offsets + steps[:, None]) * (frequencies * number(scale / (2 * math.pi)))
+        angles = mx.expand_dims(turns - mx.round(turns), 1) * number(2 * math.pi)
+        cos, sin = (f(angles).astype(x.dtype) for f in (mx.cos, mx.sin))
+        rotated, rest = x[..., :dims], x[..., dims:]
+        a, b = (rotated[..., 0::2], rotated[..., 1::2]) if traditional else mx.split(rotated, 2, axis=-1)
+        both = [a * cos - b * sin, a * sin + b * cos]
+        turned = mx.stack(both, axis=-1).flatten(-2) if traditional else mx.concatenate(both, axis=-1)
+        return mx.concatenate([turned, rest], axis=-1)
+
+
+# ---- a shape is (batch, heads, length, head_dim) ---------------------------------------------------------------------
+
+
+def _inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    return [mx.random.normal(shape).astype(dtype)]
+
+
+def _pair_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    return [*_inputs(shape, dtype), *_inputs(shape, dtype)]
+
+
+def _of_share(function: Callable[..., mx.array], share: float, **options: Any) -> Callable[..., mx.array]:
+    """Rotates a share of the elements."""
+
+    def of_arrays(x: mx.array, **more: Any) -> mx.array:
+        return function(x, _dims(x, share), **options, **more)
+
+    return of_arrays
+
+
+def _dims(x: mx.array, share: float) -> int:
+    return max(2, 2 * int(x.shape[-1] * share / 2)) if isinstance(x, mx.array) else 2
+
+
+def _sum_of_both(q: mx.array, k: mx.array, **options: Any) -> mx.array:
+    a, b = _ext.rope_qk(q, k, min(_dims(q, 1.0), _dims(k, 1.0)), **options)
+    return a + b
+
+
+def _sum_of_both_by_definition(q: mx.array, k: mx.array) -> mx.array:
+    return rope(q, _dims(q, 1.0)) + rope(k, _dims(k, 1.0))
+
+
+def _spec(variant: str, share: float, **options: Any) -> OpSpec:
+    return OpSpec(
+        name="rope",
+        variant=variant,
+        function=_of_share(_ext.rope, share, **options),
+        reference=_of_share(rope, share, **options),
+        make_inputs=_inputs,
+        arguments=("x",),
+        operands=("x",),
+        contract_shapes=_SHAPES,
+        check_shapes=((2, 3, 37, 80), (1, 32, 512, 128)),
+        special_values=_SPECIAL_VALUES,
+    )
+
+
+# Without infinities: in the definition a pair with one has infinity minus infinity or not, by the last bit of a cosine.
+_SPECIAL_VALUES = (math.nan, 1e4, -1e4, 0.0, -0.0)
+_SHAPES = (
+    (1, 1, 1, 2),
+    (0, 2, 3, 8),
+    (2, 2, 0, 8),
+    (1, 3, 1, 64),
+    (2, 3, 5, 7),
+    (1, 2, 33, 72),
+    (2, 5, 3, 67),
+    (1, 2, 3, 66),
+    (3, 2, 7, 26),
+    (2, 3, 11, 26),
+)
+
+ROPE_SPECS = (
+    _spec("halves", 1.0, offset=10**6),
+    _spec("traditional", 0.75, traditional=True, base=500.0, scale=0.25, offset=3),
+    OpSpec(
+        name="rope_qk",
+        variant="",
+        function=_sum_of_both,
+        reference=_sum_of_both_by_definition,
+        make_inputs=_pair_inputs,
+        arguments=("q", "k"),
+        operands=("q", "k"),
+        contract_shapes=_SHAPES,
+        check_shapes=((1, 32, 1, 128), (1, 32, 512, 128)),
+        special_values=_SPECIAL_VALUES,
+    ),
+)

@@ -1,0 +1,220 @@
+"""quantized_embedding beyond the contract: formats, ids of every kind, the result's dtype, memory, errors."""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES
+from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw
+from support import assert_same_bits, kernel_names, max_error, to_numpy
+
+quantized_embedding = mlx_anvil.quantized_embedding
+
+FOUR_BITS = Format("affine", 64, 4)
+INTEGERS = (mx.int8, mx.int16, mx.int32, mx.int64, mx.uint8, mx.uint16, mx.uint32, mx.uint64)
+
+
+def ready(*numbers: int, dtype: mx.Dtype = mx.int32) -> mx.array:
+    """An array whose values the host can read."""
+    ids = mx.array(numbers, dtype)
+    mx.eval(ids)
+    return ids
+
+
+def lazy(*numbers: int, dtype: mx.Dtype = mx.int32) -> mx.array:
+    """An array that has not been evaluated."""
+    return mx.array(numbers, dtype) + mx.array(0, dtype)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_format(format, dtype, rng):
+    for columns in (128, 384, 1152):
+        matrix = draw(format, (9, columns), rng, dtype)
+        ids = mx.array([[8, 0, 3], [3, -1, -9]])
+        result = quantized_embedding(ids, *matrix.arrays, **format.options, dtype=None if format.affine else dtype)
+        assert_rounded(result, matrix.weights[np.array(ids)], dtype)
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f.bits == 8 and not f.affine], ids=str)
+def test_codes_that_are_no_number(format):
+    """Each stays by itself."""
+    codes = np.arange(256)[None]
+    matrix = Matrix.of_codes(format, codes)
+    result = to_numpy(quantized_embedding(mx.array([0]), *matrix.arrays, **format.options))
+    np.testing.assert_array_equal(result, matrix.weights)
+    assert np.isnan(result[0, [127, 255]]).all()
+
+
+def test_scales_at_the_ends_of_their_range():
+    format = Format("mxfp4", 32, 4)
+    matrix = Matrix.of_codes(format, np.tile(np.arange(16), (1, 8)), raw_scales=np.array([[0, 254, 1, 127]]))
+    result = quantized_embedding(mx.array([0]), *matrix.arrays, **format.options, dtype=mx.float32)
+    exact = matrix.weights
+    np.testing.assert_array_equal(
+        to_numpy(result), np.where(np.abs(exact) >= 2.0**128, np.copysign(np.inf, exact), exact)
+    )
+
+
+def test_matches_mlx():
+    w, scales, biases = mx.quantize(mx.random.normal((7, 128)))
+    ids = mx.array([[6, 2], [2, -1]])
+    with mx.stream(mx.cpu):
+        theirs = mx.dequantize(w[ids], scales[ids], biases[ids])
+    assert max_error(quantized_embedding(ids, w, scales, biases), theirs) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_ids_of_every_dtype(dtype, rng):
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    signed = mx.issubdtype(dtype, mx.signedinteger)
+    ids = mx.array([1, 8, 0] + [-1, -9] * signed).astype(dtype)
+    result = quantized_embedding(ids, *matrix.arrays)
+    assert_rounded(result, matrix.weights[[1, 8, 0] + [-1, -9] * signed], mx.float32)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3), (2, 1, 2, 2, 2)], ids=str)
+def test_ids_of_every_shape(shape, rng):
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    ids = mx.random.randint(-9, 9, shape)
+    for view in (ids, mx.stack([ids, ids], axis=-1)[..., 0]):
+        assert_rounded(quantized_embedding(view, *matrix.arrays), matrix.weights[np.array(ids)], mx.float32)
+
+
+def test_dtype_of_the_result(rng):
+    ids = mx.array([1, 2])
+    for given, dtype in itertools.product((None, *DTYPES), DTYPES):
+        affine = draw(FOUR_BITS, (3, 64), rng, dtype)
+        result = quantized_embedding(ids, *affine.arrays, dtype=given)
+        assert result.dtype == (given or dtype)
+        assert_same_bits(result, quantized_embedding(ids, *affine.arrays).astype(result.dtype))
+        with mx.stream(mx.cpu):
+            assert result.dtype == mx.dequantize(*affine.arrays, dtype=given).dtype
+    for format in FLOAT_FORMATS:
+        assert quantized_embedding(ids, *draw(format, (3, 64), rng).arrays, **format.options).dtype == mx.bfloat16
+    mixed = draw(FOUR_BITS, (3, 64), rng, mx.float16)
+    assert quantized_embedding(ids, mixed.w, mixed.scales, mixed.biases.astype(mx.float32)).dtype == mx.float32
+
+
+# ---- ids outside the matrix ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_known_ids_outside(dtype, rng):
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    outside = (9, 100) + ((-10,) if mx.issubdtype(dtype, mx.signedinteger) else ())
+    for bad in outside:
+        with pytest.raises(
+            ValueError, match=rf"^\[quantized_embedding\] ids has {bad} and w 9 rows; allowed: -9 to 8\."
+        ):
+            quantized_embedding(ready(0, bad, 1, dtype=dtype), *matrix.arrays)
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32, mx.uint64], ids=str)
+def test_unknown_ids_outside(dtype, rng):
+    """The nearest row; and the op does not evaluate a graph to find out."""
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    numbers, rows = [9, 2**31 - 1], [8, 8]
+    if mx.issubdtype(dtype, mx.signedinteger):
+        numbers, rows = [*numbers, -10, -(2**31)], [*rows, 0, 0]
+    if dtype in (mx.uint32, mx.uint64):
+        numbers, rows = [*numbers, 2**32 - 1], [*rows, 8]
+    if dtype in (mx.int64, mx.uint64):
+        numbers, rows = [*numbers, 2**32 + 3, 2**62], [*rows, 8, 8]
+    result = quantized_embedding(lazy(*numbers, dtype=dtype), *matrix.arrays)
+    assert_rounded(result, matrix.weights[rows], mx.float32)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_reads_no_more_than_the_rows(rng):
+    """Nothing of the matrix's size is made: MLX's two gathers and its dequantised rows are not there either."""
+    matrix = draw(FOUR_BITS, (4096, 512), rng)
+    ids = mx.array([5, 4095, 7])
+    mx.eval(ids, *matrix.arrays)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    with mlx_anvil.trace() as trace, mlx_anvil.strict():
+        result = quantized_embedding(ids, *matrix.arrays)
+        mx.eval(result)
+    assert mx.get_peak_memory() - before <= result.nbytes + 65536
+    assert len(trace.kernels) == 1
+    assert kernel_names(trace)[0].startswith("quantized_embedding_float32_affine4")
+
+
+def test_matrix_inside_a_larger_one(rng):
+    matrix = draw(FOUR_BITS, (9, 128), rng)
+    ids = mx.array([3, 8, 3])
+    expected = quantized_embedding(ids, *matrix.arrays)
+    for view in (lambda a: mx.concatenate([a, a])[9:], lambda a: mx.concatenate([a, a], axis=1)[:, : a.shape[1]]):
+        assert_same_bits(quantized_embedding(ids, *map(view, matrix.arrays)), expected)
+
+
+# ---- transformations -------------------------------------------------------------------------------------------------
+
+
+def test_equal_ids_add_up(rng):
+    matrix = draw(FOUR_BITS, (3, 128), rng)
+    ids = mx.array([1, 1, 2, 1])
+    gradient = mx.grad(lambda b: quantized_embedding(ids, matrix.w, matrix.scales, b).sum())(matrix.biases)
+    np.testing.assert_array_equal(to_numpy(gradient), [[0, 0], [192, 192], [64, 64]])
+
+
+def test_vmap_over_ids(rng):
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    ids = mx.random.randint(0, 9, (2, 3, 4))
+    for axis in (0, 1, 2):
+        mapped = mx.vmap(lambda i: quantized_embedding(i, *matrix.arrays), in_axes=axis)(ids)
+        assert_same_bits(mapped, quantized_embedding(mx.moveaxis(ids, axis, 0), *matrix.arrays))
+
+
+def test_no_gradient_in_integers(rng):
+    for format, index, name in ((FOUR_BITS, 0, "w"), (FLOAT_FORMATS[0], 1, "scales")):
+        arrays = draw(format, (3, 64), rng).arrays
+
+        def of_one(x, index=index, arrays=arrays, format=format):
+            return quantized_embedding(mx.array([1]), *arrays[:index], x, *arrays[index + 1 :], **format.options)
+
+        with pytest.raises(ValueError, match=rf"^\[quantized_embedding\] no gradient in {name}, which holds integers"):
+            mx.eval(mx.vjp(of_one, [arrays[index]], [mx.zeros((1, 64), of_one(arrays[index]).dtype)]))
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bool_, mx.complex64], ids=str)
+def test_ids_that_are_no_integers(dtype, rng):
+    arrays = draw(FOUR_BITS, (3, 64), rng).arrays
+    with pytest.raises(TypeError, match=r"^\[quantized_embedding\] ids has dtype .*; allowed: an integer dtype\."):
+        quantized_embedding(mx.zeros((2,), dtype), *arrays)
+    with pytest.raises(TypeError, match=r"^\[quantized_embedding\] ids is a list; allowed: mlx\.core\.array"):
+        quantized_embedding([1], *arrays)
+
+
+def test_matrix_and_options(rng):
+    matrix = draw(FOUR_BITS, (3, 64), rng)
+    ids = mx.array([1])
+    wrong = {
+        r"bits is 7; allowed in mode 'affine': 2, 3, 4, 5, 6, 8\.": {"bits": 7},
+        r"w has shape .* and scales has shape .*; allowed with bits 8": {"bits": 8},
+        r"dtype is int32; allowed: None, float32, float16, bfloat16\.": {"dtype": mx.int32},
+    }
+    for text, options in wrong.items():
+        with pytest.raises(ValueError, match=rf"^\[quantized_embedding\] {text}"):
+            quantized_embedding(ids, *matrix.arrays, **options)
+    with pytest.raises(ValueError, match=r"w has shape \(1, 3, 8\); allowed: rank 2, \[rows, packed columns\]\."):
+        quantized_embedding(ids, *(a[None] for a in matrix.arrays))
+    with pytest.raises(ValueError, match=r"w has shape \(0, 8\) and ids has shape \(1,\); allowed: at least one row\."):
+        quantized_embedding(ids, *(a[:0] for a in matrix.arrays))
+    with pytest.raises(TypeError, match=r"^\[quantized_embedding\] dtype is a str; allowed: None, or mlx\.core\.Dtype"):
+        quantized_embedding(ids, *matrix.arrays, dtype="float32")
+    assert quantized_embedding(mx.zeros((0,), mx.int32), *(a[:0] for a in matrix.arrays)).shape == (0, 64)
