@@ -24,9 +24,11 @@ _compat.check(
 from mlx_anvil import _cuda, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
+    layer_norm,
     quantized_gemv,
     quantized_matmul,
     quantized_swiglu,
+    rms_norm,
     silu_gate,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
@@ -39,11 +41,13 @@ __all__ = [
     "__version__",
     "flash_attention",
     "info",
+    "layer_norm",
     "nn",
     "quantized_gemv",
     "quantized_matmul",
     "quantized_swiglu",
     "reference",
+    "rms_norm",
     "silu_gate",
     "simulate",
     "strict",
