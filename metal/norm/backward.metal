@@ -39,12 +39,13 @@ struct BackwardRow {
   }
 };
 
-// Adds what a row gives to the sums of its part: in registers, or for a long row in memory.
+// Adds a row's products to the sums of its part: in registers, or for a long row in memory.
 template <typename T>
 METAL_FUNC void add_to_part(device float* part,
                             bool first_row,
                             Columns<T> at,
-                            const thread Held<T>& row,
+                            const thread Held<T>& a,
+                            const thread Held<T>& b,
                             thread Held<T>& sums) {
   if (row_is_long && !first_row) {
     MLX_ANVIL_UNROLL
@@ -58,7 +59,7 @@ METAL_FUNC void add_to_part(device float* part,
   MLX_ANVIL_UNROLL
   for (int k = 0; k < kHeldElements; ++k) {
     const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-    sums.x[j][i] = first_row ? row.x[j][i] : sums.x[j][i] + row.x[j][i];
+    sums.x[j][i] = metal::fma(a.x[j][i], b.x[j][i], first_row ? 0.0f : sums.x[j][i]);
   }
 }
 
@@ -141,11 +142,11 @@ template <typename T, typename W, bool kCentred>
       MLX_ANVIL_UNROLL
       for (int k = 0; k < kHeldElements; ++k) {
         const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-        const float d_n = in.d_z(j, i) * w.x[j][i];
-        moments[0] += c.x[j][i] * c.x[j][i];
-        moments[1] += d_n * c.x[j][i];
+        const float d_z = in.d_z(j, i);
+        moments[0] = metal::fma(c.x[j][i], c.x[j][i], moments[0]);
+        moments[1] = metal::fma(d_z * w.x[j][i], c.x[j][i], moments[1]);
         if (kCentred) {
-          moments[kCentred ? 2 : 0] += d_n;
+          moments[kCentred ? 2 : 0] = metal::fma(d_z, w.x[j][i], moments[kCentred ? 2 : 0]);
         }
       }
     }
@@ -164,15 +165,17 @@ template <typename T, typename W, bool kCentred>
       if (has_d_h) {
         load_held<T>(d_h + norm_row_offset(&params.d_h, row), params.d_h.column_stride, at, extra);
       }
-      Held<T> out, out_gate, of_weight, of_bias;
+      Held<T> out, out_gate, all_d_z, all_n, ones;
       MLX_ANVIL_UNROLL
       for (int k = 0; k < kHeldElements; ++k) {
         const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
         const float n = (in.held_h.x[j][i] - mean) * rstd, d_z = in.d_z(j, i);
-        const float d_c = rstd * (d_z * w.x[j][i] - mean_of_d_n - n * mean_of_products);
-        out.x[j][i] = has_d_h ? d_c + extra.x[j][i] : d_c;
-        of_weight.x[j][i] = d_z * n;
-        of_bias.x[j][i] = d_z;
+        const float d_c =
+            metal::fma(-n, mean_of_products, metal::fma(d_z, w.x[j][i], -mean_of_d_n));
+        out.x[j][i] = has_d_h ? metal::fma(rstd, d_c, extra.x[j][i]) : rstd * d_c;
+        all_d_z.x[j][i] = d_z;
+        all_n.x[j][i] = n;
+        ones.x[j][i] = 1.0f;
         if (has_gate) {
           const float g = in.held_gate.x[j][i];
           out_gate.x[j][i] =
@@ -184,13 +187,13 @@ template <typename T, typename W, bool kCentred>
       }
       store_held<T>(d_x + to, at, out);
       if (wants_weight) {
-        add_to_part<T>(weight_part, row == first, at, of_weight, weight_sums);
+        add_to_part<T>(weight_part, row == first, at, all_d_z, all_n, weight_sums);
         if (row_is_long || row + 1 == last) {
           store_part<T>(weight_part, at, weight_sums);
         }
       }
       if (wants_bias) {
-        add_to_part<T>(bias_part, row == first, at, of_bias, bias_sums);
+        add_to_part<T>(bias_part, row == first, at, all_d_z, ones, bias_sums);
         if (row_is_long || row + 1 == last) {
           store_part<T>(bias_part, at, bias_sums);
         }

@@ -82,7 +82,7 @@ template <typename T, typename W, bool kCentred>
     MLX_ANVIL_UNROLL
     for (int k = 0; k < kHeldElements; ++k) {
       const float value = c.x[k / Held<T>::kSize][k % Held<T>::kSize];
-      squares[0] += value * value;
+      squares[0] = metal::fma(value, value, squares[0]);
     }
   }
   sums.sum(team, squares);
@@ -105,8 +105,8 @@ template <typename T, typename W, bool kCentred>
     MLX_ANVIL_UNROLL
     for (int k = 0; k < kHeldElements; ++k) {
       const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-      float z = (h.x[j][i] - mean) * rstd * w.x[j][i];
-      z = has_bias ? z + b.x[j][i] : z;
+      const float c = h.x[j][i] - mean, factor = has_weight ? rstd * w.x[j][i] : rstd;
+      const float z = has_bias ? metal::fma(c, factor, b.x[j][i]) : c * factor;
       out.x[j][i] = has_gate ? z * (g.x[j][i] * sigmoid(g.x[j][i]).value) : z;
     }
     const long to = static_cast<long>(row) * columns;

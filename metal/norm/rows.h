@@ -3,6 +3,9 @@
 // A team of threads takes a row: a SIMD group, of which a threadgroup has several, or a whole
 // threadgroup. A thread's packs are kPacks at a time in registers, which is all of a row that is
 // not long; a long row is read again for every pass over it.
+//
+// Sums of products are written as fma: a compiler that fuses some of them, and others in another
+// specialisation, would let the bits of a result depend on where its operands lie.
 #pragma once
 
 #include "metal/common/strided_pack.h"
@@ -26,10 +29,10 @@ struct Held {
   float x[kPacks][kSize];
 };
 
-// A thread's place: in which team, and where in it.
+// Of a thread: its team, and which of its members it is.
 struct Team {
   uint index;
-  uint thread;
+  uint member;
   uint threads;
   uint simdgroup;
   uint lane;
@@ -42,7 +45,7 @@ METAL_FUNC Team team_of(uint3 group, uint3 groups, uint threads, uint simdgroup,
   team.simdgroup = simdgroup;
   team.lane = lane;
   team.index = row_is_shared ? threadgroup_index : threadgroup_index * simdgroups + simdgroup;
-  team.thread = row_is_shared ? simdgroup * kSimdgroupThreads + lane : lane;
+  team.member = row_is_shared ? simdgroup * kSimdgroupThreads + lane : lane;
   team.threads = row_is_shared ? threads : kSimdgroupThreads;
   return team;
 }
@@ -89,7 +92,7 @@ struct Columns {
   int first;
 
   METAL_FUNC int of(int pack) const thread {
-    return first + (pack * team.threads + team.thread) * Held<T>::kSize;
+    return first + (pack * team.threads + team.member) * Held<T>::kSize;
   }
   // Elements of a pack that the row has; none or less beyond its end.
   METAL_FUNC int count(int pack) const thread {
