@@ -37,9 +37,10 @@ nb::object to_python(const NormResult& result) {
   ", gate: mlx.core.array | None = None, weight_offset: float = 0.0, "                            \
   "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
-#define MLX_ANVIL_LAYER_NORM_SIGNATURE(residual, result)                                   \
-  "def layer_norm(x: mlx.core.array, weight: mlx.core.array | None = None, "               \
-  "bias: mlx.core.array | None = None, eps: float = 1e-05, *, residual: " residual ", "    \
+#define MLX_ANVIL_LAYER_NORM_SIGNATURE(residual, result)                           \
+  "def layer_norm(x: mlx.core.array, weight: mlx.core.array | None = None, "       \
+  "bias: mlx.core.array | None = None, eps: float = 1e-05, *, residual: " residual \
+  ", "                                                                             \
   "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
 #define MLX_ANVIL_PAIR "tuple[mlx.core.array, mlx.core.array]"
@@ -125,9 +126,8 @@ void bind_norm(nb::module_& m) {
     return to_python(rms_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
                               options, to_stream_or_device(op, stream)));
   };
-  for (const char* signature :
-       {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
-        MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
+  for (const char* signature : {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
+                                MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
     m.def("rms_norm", rms_norm_of_python, "x"_a.none(), "weight"_a = nb::none(), "eps"_a = 1e-5,
           nb::kw_only(), "residual"_a = nb::none(), "gate"_a = nb::none(), "weight_offset"_a = 0.0,
           "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
@@ -143,9 +143,8 @@ void bind_norm(nb::module_& m) {
     return to_python(layer_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
                                 options, to_stream_or_device(op, stream)));
   };
-  for (const char* signature :
-       {MLX_ANVIL_LAYER_NORM_SIGNATURE("None = None", "mlx.core.array"),
-        MLX_ANVIL_LAYER_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
+  for (const char* signature : {MLX_ANVIL_LAYER_NORM_SIGNATURE("None = None", "mlx.core.array"),
+                                MLX_ANVIL_LAYER_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
     m.def("layer_norm", layer_norm_of_python, "x"_a.none(), "weight"_a = nb::none(),
           "bias"_a = nb::none(), "eps"_a = 1e-5, nb::kw_only(), "residual"_a = nb::none(),
           "stream"_a = nb::none(), nb::sig(signature), kLayerNormDoc);

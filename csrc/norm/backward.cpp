@@ -165,8 +165,8 @@ Arrays apply_norm_backward(const NormConfig& config,
                            const NormGradients& wanted,
                            const Arrays& inputs,
                            mx::Stream stream) {
-  const auto primitive = std::make_shared<NormBackward>(stream, without_residual(config), wanted,
-                                                        config.has_residual);
+  const auto primitive =
+      std::make_shared<NormBackward>(stream, without_residual(config), wanted, config.has_residual);
   std::string why_not;
   if (!can_launch_norm(inputs[0], stream, &why_not)) {
     note_fallback(config.op(), why_not);

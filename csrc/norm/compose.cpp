@@ -106,8 +106,8 @@ Arrays compose_norm_backward(const NormConfig& config,
   }
 
   const mx::array d_normed = in.weight ? f.times(d_z, f.weight_along(d_z, *in.weight)) : d_z;
-  mx::array d_centred = mx::subtract(
-      d_normed, f.times(normed, f.mean(f.times(d_normed, normed))), stream);
+  mx::array d_centred =
+      mx::subtract(d_normed, f.times(normed, f.mean(f.times(d_normed, normed))), stream);
   d_centred = f.times(scale, f.centred(d_centred));
   if (d_h) {
     d_centred = f.add(d_centred, f.wide(*d_h));

@@ -99,11 +99,8 @@ void backward_row(const BackwardRows<T>& rows,
 }
 
 template <class T, bool kCentred>
-void backward(const NormBackwardArgs& args,
-              int64_t begin,
-              int64_t end,
-              const NormSums& sums,
-              void* scratch) {
+void backward(
+    const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch) {
   BackwardRows<T> rows(args, RowMemory<T>(scratch, args.columns));
   for (int64_t row = begin; row < end; ++row) {
     rows.move_to(row);

@@ -9,7 +9,7 @@ namespace mlx_anvil {
 // An input of rows; no data where the call has none.
 struct NormOperand {
   const void* data = nullptr;
-  NormRows rows = {};
+  NormRowParams rows = {};
 };
 
 inline constexpr int kNormScratchRows = 6;  // rows that a kernel may need memory for
@@ -51,11 +51,8 @@ using NormForwardKernel = void (*)(const NormForwardArgs& args,
                                    int64_t begin,
                                    int64_t end,
                                    void* scratch);
-using NormBackwardKernel = void (*)(const NormBackwardArgs& args,
-                                    int64_t begin,
-                                    int64_t end,
-                                    const NormSums& sums,
-                                    void* scratch);
+using NormBackwardKernel = void (*)(
+    const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch);
 
 // Weights, biases and their gradients between memory and the kernels' order of elements.
 struct NormVectorKernels {

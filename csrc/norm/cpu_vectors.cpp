@@ -100,8 +100,9 @@ void sum_parts(const float* parts,
 
 }  // namespace
 
-constinit const NormVectorTable norm_vector_kernels_table = {
-    {{widen<float>, sum_parts<float>}, {widen<f16>, sum_parts<f16>}, {widen<bf16>, sum_parts<bf16>}},
-    kBlock};
+constinit const NormVectorTable norm_vector_kernels_table = {{{widen<float>, sum_parts<float>},
+                                                              {widen<f16>, sum_parts<f16>},
+                                                              {widen<bf16>, sum_parts<bf16>}},
+                                                             kBlock};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -52,16 +52,14 @@ struct Team {
   bool long_row;  // longer than what its threads hold
 
   explicit Team(int64_t columns)
-      : simdgroups(std::clamp<int64_t>(ceil_div(columns, kSimdgroupThreads * kElementsPerThread),
-                                       1,
-                                       kMostSimdgroups)),
+      : simdgroups(std::clamp<int64_t>(
+            ceil_div(columns, kSimdgroupThreads * kElementsPerThread), 1, kMostSimdgroups)),
         long_row(columns > simdgroups * kSimdgroupThreads * kHeldElements) {}
 
   bool shared() const { return simdgroups > 1; }
   int64_t teams_per_threadgroup() const { return shared() ? 1 : kRowsPerThreadgroup; }
   uint32_t threads() const {
-    return static_cast<uint32_t>(kSimdgroupThreads *
-                                 (shared() ? simdgroups : kRowsPerThreadgroup));
+    return static_cast<uint32_t>(kSimdgroupThreads * (shared() ? simdgroups : kRowsPerThreadgroup));
   }
 };
 
@@ -78,7 +76,7 @@ struct Request {
 
   NormParams params() const {
     const auto rows_of = [](const std::optional<mx::array>& x) {
-      return x ? norm_rows_of(*x) : NormRows{};
+      return x ? norm_rows_of(*x) : NormRowParams{};
     };
     NormParams params{};
     params.x = norm_rows_of(in.x);
@@ -120,8 +118,8 @@ struct Request {
                                        {kHasGate, config.has_gate},
                                        {kHasWeight, config.has_weight}});
     KernelLaunch request{};
-    request.kernel =
-        &kernel_named(kFolder, std::string(config.op()) + "_" + variant + "_" + dtypes(), constants);
+    request.kernel = &kernel_named(
+        kFolder, std::string(config.op()) + "_" + variant + "_" + dtypes(), constants);
     request.inputs = std::move(inputs);
     request.outputs = std::move(outputs);
     request.params = &params;
@@ -182,7 +180,7 @@ void norm_backward_gpu(const NormConfig& config,
   const Request request{config, in, stream};
   NormParams params = request.params();
   params.d_y = norm_rows_of(*arrays.d_y);
-  params.d_h = arrays.d_h ? norm_rows_of(*arrays.d_h) : NormRows{};
+  params.d_h = arrays.d_h ? norm_rows_of(*arrays.d_h) : NormRowParams{};
   const int64_t groups = request.groups();
   const bool sums = arrays.d_weight || arrays.d_bias;
   params.rows_per_part = 1;
@@ -196,8 +194,8 @@ void norm_backward_gpu(const NormConfig& config,
   const int64_t parts = groups * params.parts_per_group;
 
   const auto parts_of = [&](const mx::array* gradient) {
-    return gradient ? std::optional(scratch({static_cast<int>(parts), in.x.shape(-1)}, mx::float32,
-                                            stream))
+    return gradient ? std::optional(
+                          scratch({static_cast<int>(parts), in.x.shape(-1)}, mx::float32, stream))
                     : std::nullopt;
   };
   std::optional<mx::array> d_weight = parts_of(arrays.d_weight), d_bias = parts_of(arrays.d_bias);
@@ -208,16 +206,15 @@ void norm_backward_gpu(const NormConfig& config,
         temporaries.push_back(**x);
       }
     }
-    request.launch_kernel(
-        "backward",
-        {{kHasDh, arrays.d_h != nullptr},
-         {kWantsWeight, arrays.d_weight != nullptr},
-         {kWantsBias, arrays.d_bias != nullptr}},
-        {&in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
-         arrays.d_h ? arrays.d_h : &in.x},
-        {arrays.d_x, arrays.d_gate ? arrays.d_gate : arrays.d_x, d_weight ? &*d_weight : arrays.d_x,
-         d_bias ? &*d_bias : arrays.d_x},
-        params, parts, std::move(temporaries));
+    request.launch_kernel("backward",
+                          {{kHasDh, arrays.d_h != nullptr},
+                           {kWantsWeight, arrays.d_weight != nullptr},
+                           {kWantsBias, arrays.d_bias != nullptr}},
+                          {&in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
+                           arrays.d_h ? arrays.d_h : &in.x},
+                          {arrays.d_x, arrays.d_gate ? arrays.d_gate : arrays.d_x,
+                           d_weight ? &*d_weight : arrays.d_x, d_bias ? &*d_bias : arrays.d_x},
+                          params, parts, std::move(temporaries));
   }
   if (d_weight) {
     launch_sum(*d_weight, groups, *arrays.d_weight, stream);

@@ -36,7 +36,7 @@ int64_t element_size(int dtype) {
 // At the start of a cache line: a vector load across two lines takes twice as long.
 class Floats {
  public:
-  explicit Floats(int64_t count) : data_(new(kLine) float[static_cast<size_t>(count)]) {}
+  explicit Floats(int64_t count) : data_(new (kLine) float[static_cast<size_t>(count)]) {}
   float* get() const { return data_.get(); }
 
  private:
@@ -103,10 +103,9 @@ class WideVectors {
 int64_t scratch_bytes(std::initializer_list<const NormOperand*> operands,
                       bool stream_outputs,
                       int64_t row_bytes) {
-  const bool gathers =
-      std::any_of(operands.begin(), operands.end(), [](const NormOperand* operand) {
-        return operand->data && operand->rows.column_stride != 1;
-      });
+  const bool gathers = std::any_of(
+      operands.begin(), operands.end(),
+      [](const NormOperand* operand) { return operand->data && operand->rows.column_stride != 1; });
   return gathers || stream_outputs ? kNormScratchRows * row_bytes : 0;
 }
 

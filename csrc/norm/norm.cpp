@@ -54,15 +54,16 @@ NormResult norm(bool centred,
   require_floats(op, "residual", options.residual);
   require_floats(op, "gate", options.gate);
   if (x.ndim() == 0) {
-    throw_value_error(op, "x has shape (); allowed: one axis or more, of which the last is normed.");
+    throw_value_error(op,
+                      "x has shape (); allowed: one axis or more, of which the last is normed.");
   }
   require_length(op, "weight", weight, x.shape(-1));
   require_length(op, "bias", options.bias, x.shape(-1));
   require_shape_of_x(op, "residual", options.residual, x.shape());
   require_shape_of_x(op, "gate", options.gate, x.shape());
   if (!(options.eps >= 0) || !std::isfinite(options.eps)) {
-    throw_value_error(op, "eps is " + std::to_string(options.eps) +
-                              "; allowed: finite numbers from 0 up.");
+    throw_value_error(
+        op, "eps is " + std::to_string(options.eps) + "; allowed: finite numbers from 0 up.");
   }
   const mx::Stream s = require_stream(op, stream);
 

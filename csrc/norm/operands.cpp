@@ -13,8 +13,8 @@ Arrays walkable(const Arrays& arrays, mx::Stream stream) {
   return all;
 }
 
-NormRows norm_rows_of(const mx::array& x) {
-  NormRows rows{};
+NormRowParams norm_rows_of(const mx::array& x) {
+  NormRowParams rows{};
   rows.column_stride = x.strides(-1);
   // With one axis too few to say where rows lie, there is one row.
   rows.axes = 1;

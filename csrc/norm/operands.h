@@ -11,7 +11,7 @@ namespace mlx_anvil {
 // Arrays with more axes than a kernel walks are made dense: then they have one axis of rows.
 Arrays walkable(const Arrays& arrays, mx::Stream stream);
 
-NormRows norm_rows_of(const mx::array& x);
+NormRowParams norm_rows_of(const mx::array& x);
 
 // Gives a dense output its memory: that of the first of `donors` that nobody else holds, or new.
 // Kernels read an element of every operand before they write it, and no other thread reads it.

@@ -10,9 +10,7 @@ int batch_size(const Arrays& inputs, const std::vector<int>& axes) {
   return size;
 }
 
-Arrays NormPrimitive::fold(const Arrays& inputs,
-                           const std::vector<int>& axes,
-                           bool may_share) {
+Arrays NormPrimitive::fold(const Arrays& inputs, const std::vector<int>& axes, bool may_share) {
   const int batch = batch_size(inputs, axes);
   bool share = may_share;
   for (size_t i = 0; i < inputs.size(); ++i) {

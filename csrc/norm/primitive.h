@@ -48,9 +48,7 @@ class NormPrimitive : public FusedPrimitive {
   }
 
   // Whether input `i` has a row for each row of x, and not one for each group of them.
-  bool is_of_rows(size_t i) const {
-    return i < weight_at() || i >= operand_count();
-  }
+  bool is_of_rows(size_t i) const { return i < weight_at() || i >= operand_count(); }
 
   // Without rows there may still be the gradient of a weight, of zeros.
   static bool are_empty(const Arrays& outputs) {

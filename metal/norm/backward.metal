@@ -17,8 +17,18 @@ constant bool has_d_h [[function_constant(7)]];
 constant bool wants_weight [[function_constant(8)]];
 constant bool wants_bias [[function_constant(9)]];
 
+// Only rms_norm has a gate, and only layer_norm a bias.
+template <bool kCentred>
+METAL_FUNC bool is_gated() {
+  return !kCentred && has_gate;
+}
+template <bool kCentred>
+METAL_FUNC bool sums_bias() {
+  return kCentred && wants_bias;
+}
+
 // One row's operands in registers: d_z is d_y silu(gate).
-template <typename T>
+template <typename T, bool kCentred>
 struct BackwardRow {
   const device T* h;
   const device T* gate;
@@ -28,50 +38,42 @@ struct BackwardRow {
   METAL_FUNC void load(constant NormParams& params, Columns<T> at) thread {
     load_held<T>(h, params.x.column_stride, at, held_h);
     load_held<T>(d_y, params.d_y.column_stride, at, held_d_y);
-    if (has_gate) {
+    if (is_gated<kCentred>()) {
       load_held<T>(gate, params.gate.column_stride, at, held_gate);
     }
   }
 
   METAL_FUNC float d_z(int pack, int i) const thread {
-    const float d_y_here = held_d_y.x[pack][i], gate_here = has_gate ? held_gate.x[pack][i] : 0.0f;
-    return has_gate ? d_y_here * (gate_here * sigmoid(gate_here).value) : d_y_here;
+    if (!is_gated<kCentred>()) {
+      return held_d_y.x[pack][i];
+    }
+    const float g = held_gate.x[pack][i];
+    return held_d_y.x[pack][i] * (g * sigmoid(g).value);
   }
 };
 
-// Adds a row's products to the sums of its part: in registers, or for a long row in memory.
+// Adds one pack of a row's products to the sums of its part, which are in registers until its last
+// row, or for a long row in memory. float32, whatever the dtype of the rows.
 template <typename T>
 METAL_FUNC void add_to_part(device float* part,
                             bool first_row,
-                            Columns<T> at,
-                            const thread Held<T>& a,
-                            const thread Held<T>& b,
-                            thread Held<T>& sums) {
-  if (row_is_long && !first_row) {
-    MLX_ANVIL_UNROLL
-    for (int j = 0; j < Held<T>::kPacks; ++j) {
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < Held<T>::kSize; ++i) {
-        sums.x[j][i] = i < at.count(j) ? part[at.of(j) + i] : 0.0f;
-      }
+                            bool last_row,
+                            int count,
+                            const thread float* a,
+                            const thread float* b,
+                            thread float* sums) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < Held<T>::kSize; i += Pack<float>::kSize) {
+    const int of_pack = metal::min(int(Pack<float>::kSize), count - i);
+    if (row_is_long && !first_row) {
+      load_pack<float>(part + i, 1, of_pack, sums + i);
     }
-  }
-  MLX_ANVIL_UNROLL
-  for (int k = 0; k < kHeldElements; ++k) {
-    const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-    sums.x[j][i] = metal::fma(a.x[j][i], b.x[j][i], first_row ? 0.0f : sums.x[j][i]);
-  }
-}
-
-// float32 in packs of float32, whatever the dtype of the rows.
-template <typename T>
-METAL_FUNC void store_part(device float* part, Columns<T> at, const thread Held<T>& sums) {
-  MLX_ANVIL_UNROLL
-  for (int j = 0; j < Held<T>::kPacks; ++j) {
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < Held<T>::kSize; i += Pack<float>::kSize) {
-      store_pack<float>(part + at.of(j) + i, metal::min(int(Pack<float>::kSize), at.count(j) - i),
-                        sums.x[j] + i);
+    for (int k = i; k < i + Pack<float>::kSize; ++k) {
+      sums[k] = metal::fma(a[k], b[k], first_row ? 0.0f : sums[k]);
+    }
+    if (row_is_long || last_row) {
+      store_pack<float>(part + i, of_pack, sums + i);
     }
   }
 }
@@ -97,8 +99,7 @@ template <typename T, typename W, bool kCentred>
   TeamSums<3> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);
   const uint first_of_group = team.index / params.parts_per_group * params.rows_per_group;
-  const uint first =
-      first_of_group + team.index % params.parts_per_group * params.rows_per_part;
+  const uint first = first_of_group + team.index % params.parts_per_group * params.rows_per_part;
   if (first >= params.rows) {
     return;
   }
@@ -110,10 +111,10 @@ template <typename T, typename W, bool kCentred>
   Held<T> weight_sums, bias_sums;
 
   for (uint row = first; row < last; ++row) {
-    BackwardRow<T> in;
+    BackwardRow<T, kCentred> in;
     in.h = h + norm_row_offset(&params.x, row);
     in.d_y = d_y + norm_row_offset(&params.d_y, row);
-    in.gate = has_gate ? gate + norm_row_offset(&params.gate, row) : gate;
+    in.gate = is_gated<kCentred>() ? gate + norm_row_offset(&params.gate, row) : gate;
     in.load(params, columns_of<T>(team, columns));
 
     float mean = 0.0f;
@@ -134,19 +135,22 @@ template <typename T, typename W, bool kCentred>
       if (row_is_long) {
         in.load(params, at);
       }
-      Held<T> c = in.held_h, w;
+      Held<T> c = in.held_h;
       if (kCentred) {
         subtract_mean<T>(mean, at, c);
       }
-      load_weight<T, W>(weight, params, row, at, w);
       MLX_ANVIL_UNROLL
-      for (int k = 0; k < kHeldElements; ++k) {
-        const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-        const float d_z = in.d_z(j, i);
-        moments[0] = metal::fma(c.x[j][i], c.x[j][i], moments[0]);
-        moments[1] = metal::fma(d_z * w.x[j][i], c.x[j][i], moments[1]);
-        if (kCentred) {
-          moments[kCentred ? 2 : 0] = metal::fma(d_z, w.x[j][i], moments[kCentred ? 2 : 0]);
+      for (int j = 0; j < Held<T>::kPacks; ++j) {
+        float w[Held<T>::kSize];
+        load_weight<T, W>(weight, params, row, at, j, w);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < Held<T>::kSize; ++i) {
+          const float d_z = in.d_z(j, i);
+          moments[0] = metal::fma(c.x[j][i], c.x[j][i], moments[0]);
+          moments[1] = metal::fma(d_z * w[i], c.x[j][i], moments[1]);
+          if (kCentred) {
+            moments[kCentred ? 2 : 0] = metal::fma(d_z, w[i], moments[kCentred ? 2 : 0]);
+          }
         }
       }
     }
@@ -156,46 +160,48 @@ template <typename T, typename W, bool kCentred>
     const float mean_of_d_n = kCentred ? moments[kCentred ? 2 : 0] / columns : 0.0f;
 
     const long to = static_cast<long>(row) * columns;
+    const device T* const d_h_row = has_d_h ? d_h + norm_row_offset(&params.d_h, row) : d_h;
     for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
       if (row_is_long) {
         in.load(params, at);
       }
-      Held<T> w, extra;
-      load_weight<T, W>(weight, params, row, at, w);
-      if (has_d_h) {
-        load_held<T>(d_h + norm_row_offset(&params.d_h, row), params.d_h.column_stride, at, extra);
-      }
-      Held<T> out, out_gate, all_d_z, all_n, ones;
       MLX_ANVIL_UNROLL
-      for (int k = 0; k < kHeldElements; ++k) {
-        const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-        const float n = (in.held_h.x[j][i] - mean) * rstd, d_z = in.d_z(j, i);
-        const float d_c =
-            metal::fma(-n, mean_of_products, metal::fma(d_z, w.x[j][i], -mean_of_d_n));
-        out.x[j][i] = has_d_h ? metal::fma(rstd, d_c, extra.x[j][i]) : rstd * d_c;
-        all_d_z.x[j][i] = d_z;
-        all_n.x[j][i] = n;
-        ones.x[j][i] = 1.0f;
-        if (has_gate) {
-          const float g = in.held_gate.x[j][i];
-          out_gate.x[j][i] =
-              in.held_d_y.x[j][i] * (n * w.x[j][i]) * silu_derivative(g, sigmoid(g));
+      for (int j = 0; j < Held<T>::kPacks; ++j) {
+        const int column = at.of(j), count = at.count(j);
+        float w[Held<T>::kSize], n[Held<T>::kSize], d_z[Held<T>::kSize], out[Held<T>::kSize];
+        load_weight<T, W>(weight, params, row, at, j, w);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < Held<T>::kSize; ++i) {
+          n[i] = (in.held_h.x[j][i] - mean) * rstd;
+          d_z[i] = in.d_z(j, i);
         }
-      }
-      if (has_gate) {
-        store_held<T>(d_gate + to, at, out_gate);
-      }
-      store_held<T>(d_x + to, at, out);
-      if (wants_weight) {
-        add_to_part<T>(weight_part, row == first, at, all_d_z, all_n, weight_sums);
-        if (row_is_long || row + 1 == last) {
-          store_part<T>(weight_part, at, weight_sums);
+        if (is_gated<kCentred>()) {
+          MLX_ANVIL_UNROLL
+          for (int i = 0; i < Held<T>::kSize; ++i) {
+            const float g = in.held_gate.x[j][i];
+            out[i] = in.held_d_y.x[j][i] * (n[i] * w[i]) * silu_derivative(g, sigmoid(g));
+          }
+          store_pack<T>(d_gate + to + column, count, out);
         }
-      }
-      if (wants_bias) {
-        add_to_part<T>(bias_part, row == first, at, all_d_z, ones, bias_sums);
-        if (row_is_long || row + 1 == last) {
-          store_part<T>(bias_part, at, bias_sums);
+        if (has_d_h) {
+          load_pack<T>(d_h_row + column * params.d_h.column_stride, params.d_h.column_stride, count,
+                       out);
+        }
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < Held<T>::kSize; ++i) {
+          const float d_c =
+              metal::fma(-n[i], mean_of_products, metal::fma(d_z[i], w[i], -mean_of_d_n));
+          out[i] = has_d_h ? metal::fma(rstd, d_c, out[i]) : rstd * d_c;
+        }
+        store_pack<T>(d_x + to + column, count, out);
+        if (wants_weight) {
+          add_to_part<T>(weight_part + column, row == first, row + 1 == last, count, d_z, n,
+                         weight_sums.x[j]);
+        }
+        if (sums_bias<kCentred>()) {
+          const float ones[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+          add_to_part<T>(bias_part + column, row == first, row + 1 == last, count, d_z, ones,
+                         bias_sums.x[j]);
         }
       }
     }
@@ -234,8 +240,8 @@ template <typename W>
   sum[long(group.y) * params.columns + column] = static_cast<W>(total);
 }
 
-#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)                                \
-  template [[host_name(#op "_backward_" #dtype "_" #weight_dtype)]]                        \
+#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)         \
+  template [[host_name(#op "_backward_" #dtype "_" #weight_dtype)]] \
   [[kernel]] decltype(norm_backward<T, W, centred>) norm_backward<T, W, centred>;
 
 #define INSTANTIATE_DTYPES(op, centred)                      \
@@ -248,9 +254,9 @@ template <typename W>
 INSTANTIATE_DTYPES(rms_norm, false)
 INSTANTIATE_DTYPES(layer_norm, true)
 
-#define INSTANTIATE_SUM(dtype, W)                     \
-  template [[host_name("norm_sum_parts_" #dtype)]]    \
-  [[kernel]] decltype(norm_sum_parts<W>) norm_sum_parts<W>;
+#define INSTANTIATE_SUM(dtype, W) \
+  template [[host_name(           \
+      "norm_sum_parts_" #dtype)]] [[kernel]] decltype(norm_sum_parts<W>) norm_sum_parts<W>;
 
 INSTANTIATE_SUM(float32, float)
 INSTANTIATE_SUM(float16, half)

@@ -54,6 +54,7 @@ template <typename T, typename W, bool kCentred>
   ForwardRow<T> rows;
   rows.x = x + norm_row_offset(&params.x, row);
   rows.residual = has_residual ? residual + norm_row_offset(&params.residual, row) : residual;
+  const device T* const gate_row = has_gate ? gate + norm_row_offset(&params.gate, row) : gate;
   Held<T> h;
   rows.load_h(params, columns_of<T>(team, columns), h);
 
@@ -92,40 +93,42 @@ template <typename T, typename W, bool kCentred>
     if (row_is_long) {
       rows.load_h(params, at, h);
     }
-    Held<T> w, b, g;
-    load_weight<T, W>(weight, params, row, at, w);
-    if (has_bias) {
-      const long from = norm_row_offset(&params.bias, row / params.rows_per_group);
-      load_vector<T, W>(bias + from, params.bias.column_stride, at, b);
-    }
-    if (has_gate) {
-      load_held<T>(gate + norm_row_offset(&params.gate, row), params.gate.column_stride, at, g);
-    }
-    Held<T> out;
-    MLX_ANVIL_UNROLL
-    for (int k = 0; k < kHeldElements; ++k) {
-      const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-      const float c = h.x[j][i] - mean, factor = has_weight ? rstd * w.x[j][i] : rstd;
-      const float z = has_bias ? metal::fma(c, factor, b.x[j][i]) : c * factor;
-      out.x[j][i] = has_gate ? z * (g.x[j][i] * sigmoid(g.x[j][i]).value) : z;
-    }
     const long to = static_cast<long>(row) * columns;
-    if (has_residual) {
-      store_held<T>(h_out + to, at, h);
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < Held<T>::kPacks; ++j) {
+      const int column = at.of(j), count = at.count(j);
+      float w[Held<T>::kSize], b[Held<T>::kSize], g[Held<T>::kSize], out[Held<T>::kSize];
+      load_weight<T, W>(weight, params, row, at, j, w);
+      if (has_bias) {
+        load_vector<T, W>(bias, params.bias, row / params.rows_per_group, at, j, b);
+      }
+      if (has_gate) {
+        load_pack<T>(gate_row + column * params.gate.column_stride, params.gate.column_stride,
+                     count, g);
+      }
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < Held<T>::kSize; ++i) {
+        const float c = h.x[j][i] - mean, factor = has_weight ? rstd * w[i] : rstd;
+        const float z = has_bias ? metal::fma(c, factor, b[i]) : c * factor;
+        out[i] = has_gate ? z * (g[i] * sigmoid(g[i]).value) : z;
+      }
+      if (has_residual) {
+        store_pack<T>(h_out + to + column, count, h.x[j]);
+      }
+      store_pack<T>(y + to + column, count, out);
     }
-    store_held<T>(y + to, at, out);
   }
 }
 
-#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)                              \
-  template [[host_name(#op "_forward_" #dtype "_" #weight_dtype)]]                       \
+#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)        \
+  template [[host_name(#op "_forward_" #dtype "_" #weight_dtype)]] \
   [[kernel]] decltype(norm_forward<T, W, centred>) norm_forward<T, W, centred>;
 
-#define INSTANTIATE_DTYPES(op, centred)                            \
-  INSTANTIATE(op, centred, float32, float, float32, float)         \
-  INSTANTIATE(op, centred, float16, half, float32, float)          \
-  INSTANTIATE(op, centred, float16, half, float16, half)           \
-  INSTANTIATE(op, centred, bfloat16, bfloat, float32, float)       \
+#define INSTANTIATE_DTYPES(op, centred)                      \
+  INSTANTIATE(op, centred, float32, float, float32, float)   \
+  INSTANTIATE(op, centred, float16, half, float32, float)    \
+  INSTANTIATE(op, centred, float16, half, float16, half)     \
+  INSTANTIATE(op, centred, bfloat16, bfloat, float32, float) \
   INSTANTIATE(op, centred, bfloat16, bfloat, bfloat16, bfloat)
 
 INSTANTIATE_DTYPES(rms_norm, false)

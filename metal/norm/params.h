@@ -17,7 +17,7 @@ namespace mlx_anvil {
 
 // Where the rows of an array lie: all of its axes but the last, those merged that memory allows.
 // Row-major order; strides are in elements.
-struct NormRows {
+struct NormRowParams {
   int64_t strides[MLX_ANVIL_NORM_ROW_AXES];
   int64_t column_stride;
   uint32_t extents[MLX_ANVIL_NORM_ROW_AXES];
@@ -25,8 +25,8 @@ struct NormRows {
   uint32_t unused;
 };
 
-// `Rows` is a pointer to NormRows in whatever address space. Static: every build of the CPU kernels
-// has to have a copy of its own (csrc/common/isa.h).
+// `Rows` is a pointer to NormRowParams in whatever address space. Static: every build of the CPU
+// kernels has to have a copy of its own (csrc/common/isa.h).
 template <typename Rows>
 static inline int64_t norm_row_offset(Rows rows, uint32_t row) {
   int64_t offset = 0;
@@ -39,13 +39,13 @@ static inline int64_t norm_row_offset(Rows rows, uint32_t row) {
 }
 
 struct NormParams {
-  NormRows x;  // of a backward: h
-  NormRows residual;
-  NormRows gate;
-  NormRows weight;  // a row for each group
-  NormRows bias;
-  NormRows d_y;
-  NormRows d_h;
+  NormRowParams x;  // of a backward: h
+  NormRowParams residual;
+  NormRowParams gate;
+  NormRowParams weight;  // a row for each group
+  NormRowParams bias;
+  NormRowParams d_y;
+  NormRowParams d_h;
   uint32_t rows;
   uint32_t rows_per_group;  // of neighbouring rows, which share a row of the weight and of the bias
   uint32_t parts_per_group;  // of a backward: what its rows are shared out in
@@ -61,8 +61,9 @@ struct NormSumParams {
   uint32_t parts;  // that each sum is of
 };
 
-static_assert(sizeof(NormRows) == 8 * 5 + 4 * 6, "same layout in C++ and MSL");
-static_assert(sizeof(NormParams) == 7 * sizeof(NormRows) + 4 * 8, "same layout in C++ and MSL");
+static_assert(sizeof(NormRowParams) == 8 * 5 + 4 * 6, "same layout in C++ and MSL");
+static_assert(sizeof(NormParams) == 7 * sizeof(NormRowParams) + 4 * 8,
+              "same layout in C++ and MSL");
 static_assert(sizeof(NormSumParams) == 4 * 2, "same layout in C++ and MSL");
 
 #ifndef __METAL__

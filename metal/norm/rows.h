@@ -67,7 +67,7 @@ struct TeamSums {
     if (!row_is_shared) {
       return;
     }
-    threadgroup float(&shares)[kMostSums][kMostSimdgroups] = memory[turn];
+    threadgroup float (&shares)[kMostSums][kMostSimdgroups] = memory[turn];
     turn ^= 1;
     if (team.lane == 0) {
       MLX_ANVIL_UNROLL
@@ -120,24 +120,20 @@ METAL_FUNC void load_held(const device T* row, long stride, Columns<T> at, threa
   }
 }
 
-template <typename T>
-METAL_FUNC void store_held(device T* row, Columns<T> at, const thread Held<T>& held) {
-  MLX_ANVIL_UNROLL
-  for (int j = 0; j < Held<T>::kPacks; ++j) {
-    store_pack<T>(row + at.of(j), at.count(j), held.x[j]);
-  }
-}
-
-// A weight or a bias of type W, for rows of T.
+// One pack of a weight or a bias of type W, for rows of T.
 template <typename T, typename W>
-METAL_FUNC void load_vector(const device W* row, long stride, Columns<T> at, thread Held<T>& held) {
+METAL_FUNC void load_vector(const device W* vector,
+                            constant NormRowParams& rows,
+                            uint group,
+                            Columns<T> at,
+                            int pack,
+                            thread float* x) {
+  const device W* const from =
+      vector + norm_row_offset(&rows, group) + at.of(pack) * rows.column_stride;
   MLX_ANVIL_UNROLL
-  for (int j = 0; j < Held<T>::kPacks; ++j) {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < Held<T>::kSize; i += Pack<W>::kSize) {
-      load_pack<W>(row + (at.of(j) + i) * stride, stride,
-                   metal::min(int(Pack<W>::kSize), at.count(j) - i), held.x[j] + i);
-    }
+  for (int i = 0; i < Held<T>::kSize; i += Pack<W>::kSize) {
+    load_pack<W>(from + i * rows.column_stride, rows.column_stride,
+                 metal::min(int(Pack<W>::kSize), at.count(pack) - i), x + i);
   }
 }
 
@@ -147,16 +143,14 @@ METAL_FUNC void load_weight(const device W* weight,
                             constant NormParams& params,
                             uint row,
                             Columns<T> at,
-                            thread Held<T>& held) {
-  const float offset = has_weight ? params.weight_offset : 1.0f;
+                            int pack,
+                            thread float* x) {
   if (has_weight) {
-    const long from = norm_row_offset(&params.weight, row / params.rows_per_group);
-    load_vector<T, W>(weight + from, params.weight.column_stride, at, held);
+    load_vector<T, W>(weight, params.weight, row / params.rows_per_group, at, pack, x);
   }
   MLX_ANVIL_UNROLL
-  for (int k = 0; k < kHeldElements; ++k) {
-    const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-    held.x[j][i] = has_weight ? offset + held.x[j][i] : 1.0f;
+  for (int i = 0; i < Held<T>::kSize; ++i) {
+    x[i] = has_weight ? params.weight_offset + x[i] : 1.0f;
   }
 }
 
