@@ -38,7 +38,7 @@ inline void add_to(float* sums, Block x) {
   store_block<false>(sums, load_block(sums) + x);
 }
 
-template <class T, bool kCentred>
+template <class T, bool kCentred, bool kGate, bool kHasDh>
 void backward_row(const BackwardRows<T>& rows,
                   const NormBackwardArgs& args,
                   const float* weight,
@@ -59,7 +59,7 @@ void backward_row(const BackwardRows<T>& rows,
     const Block h = rows.h.template load<rest()>(column);
     const Block c = deviation<T, kCentred, rest()>(h, mean, columns - column);
     Block d_n = rows.d_y.template load<rest()>(column) * load_block(weight + column);
-    if (rows.gate.exists()) {
+    if constexpr (kGate) {
       d_n = d_n * silu<T>(rows.gate.template load<rest()>(column));
     }
     squares = squares + c * c;
@@ -75,7 +75,7 @@ void backward_row(const BackwardRows<T>& rows,
     const Block n = (kCentred ? h - mean : h) * rstd;
     const Block w = load_block(weight + column);
     Block d_z = rows.d_y.template load<rest()>(column);
-    if (rows.gate.exists()) {
+    if constexpr (kGate) {
       const Block gate = rows.gate.template load<rest()>(column);
       const Silu first = silu_with_derivative<kAccuracyOf<T>>(gate.first);
       const Silu second = silu_with_derivative<kAccuracyOf<T>>(gate.second);
@@ -90,28 +90,47 @@ void backward_row(const BackwardRows<T>& rows,
       add_to(sums.bias + column, d_z);
     }
     Block d_c = d_z * w - n * mean_of_products;
-    d_c = (kCentred ? d_c - mean_of_d_n : d_c) * rstd;
-    if (rows.d_h.exists()) {
+    if constexpr (kCentred) {
+      d_c = d_c - mean_of_d_n;
+    }
+    d_c = d_c * rstd;
+    if constexpr (kHasDh) {
       d_c = d_c + rows.d_h.template load<rest()>(column);
     }
     rows.d_x.template store<rest()>(column, d_c);
   });
 }
 
-template <class T, bool kCentred>
-void backward(
-    const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch) {
+template <class T, bool kCentred, bool kGate, bool kHasDh>
+void backward_rows(const NormBackwardArgs& args,
+                   int64_t begin,
+                   int64_t end,
+                   const NormSums& sums,
+                   void* scratch) {
   BackwardRows<T> rows(args, RowMemory<T>(scratch, args.columns));
   for (int64_t row = begin; row < end; ++row) {
+    const float* const weight = args.weight + row / args.rows_per_group * args.padded_columns;
     rows.move_to(row);
-    const int64_t group = row / args.rows_per_group;
-    backward_row<T, kCentred>(rows, args, args.weight + group * args.padded_columns, sums);
+    backward_row<T, kCentred, kGate, kHasDh>(rows, args, weight, sums);
     rows.d_x.finish_row();
     rows.d_gate.finish_row();
   }
   if (args.stream_outputs) {
     finish_streaming();
   }
+}
+
+template <class T, bool kCentred>
+void backward(const NormBackwardArgs& args,
+              int64_t begin,
+              int64_t end,
+              const NormSums& sums,
+              void* scratch) {
+  with_constant(!kCentred && args.gate.data, [&](auto gate) {
+    with_constant(args.d_h.data, [&](auto d_h) {
+      backward_rows<T, kCentred, gate() && !kCentred, d_h()>(args, begin, end, sums, scratch);
+    });
+  });
 }
 
 }  // namespace

@@ -28,29 +28,37 @@ struct ForwardRows {
     h.move_to(row);
   }
 
-  template <bool kRest>
+  template <bool kResidual, bool kRest>
   Block load_h(int64_t column) const {
     const Block own = x.template load<kRest>(column);
-    return residual.exists() ? rounded<T>(own + residual.template load<kRest>(column)) : own;
+    if constexpr (kResidual) {
+      return rounded<T>(own + residual.template load<kRest>(column));
+    } else {
+      return own;
+    }
   }
 };
 
-template <class T, bool kCentred>
-void forward_row(const ForwardRows<T>& rows, const NormForwardArgs& args, int64_t group) {
+// The vectors of the group that a row belongs to.
+struct GroupVectors {
+  const float* weight;
+  const float* bias;
+};
+
+template <class T, bool kCentred, bool kResidual, bool kGate>
+void forward_row(const ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors vectors) {
   const int64_t columns = args.columns;
-  const float* const weight = args.weight + group * args.padded_columns;
-  const float* const bias = args.bias ? args.bias + group * args.padded_columns : nullptr;
   float mean = 0;
   if constexpr (kCentred) {
     Block sum = {};
     for_each_block(columns, [&](int64_t column, auto rest) {
-      sum = sum + rows.template load_h<rest()>(column);
+      sum = sum + rows.template load_h<kResidual, rest()>(column);
     });
     mean = sum_of(sum) / static_cast<float>(columns);
   }
   Block squares = {};
   for_each_block(columns, [&](int64_t column, auto rest) {
-    const Block h = rows.template load_h<rest()>(column);
+    const Block h = rows.template load_h<kResidual, rest()>(column);
     const Block c = deviation<T, kCentred, rest()>(h, mean, columns - column);
     squares = squares + c * c;
   });
@@ -58,34 +66,45 @@ void forward_row(const ForwardRows<T>& rows, const NormForwardArgs& args, int64_
       1.0f / __builtin_sqrtf(sum_of(squares) / static_cast<float>(columns) + args.eps);
 
   for_each_block(columns, [&](int64_t column, auto rest) {
-    const Block h = rows.template load_h<rest()>(column);
-    const Block c = kCentred ? h - mean : h;
-    Block y = (c * rstd) * load_block(weight + column);
-    if (bias) {
-      y = y + load_block(bias + column);
+    const Block h = rows.template load_h<kResidual, rest()>(column);
+    Block y = (kCentred ? h - mean : h) * rstd * load_block(vectors.weight + column);
+    if constexpr (kCentred) {
+      y = y + load_block(vectors.bias + column);
     }
-    if (rows.gate.exists()) {
+    if constexpr (kGate) {
       y = y * silu<T>(rows.gate.template load<rest()>(column));
     }
-    if (rows.residual.exists()) {
+    if constexpr (kResidual) {
       rows.h.template store<rest()>(column, h);
     }
     rows.y.template store<rest()>(column, y);
   });
 }
 
-template <class T, bool kCentred>
-void forward(const NormForwardArgs& args, int64_t begin, int64_t end, void* scratch) {
+template <class T, bool kCentred, bool kResidual, bool kGate>
+void forward_rows(const NormForwardArgs& args, int64_t begin, int64_t end, void* scratch) {
   ForwardRows<T> rows(args, RowMemory<T>(scratch, args.columns));
   for (int64_t row = begin; row < end; ++row) {
+    const int64_t vector = row / args.rows_per_group * args.padded_columns;
     rows.move_to(row);
-    forward_row<T, kCentred>(rows, args, row / args.rows_per_group);
+    forward_row<T, kCentred, kResidual, kGate>(
+        rows, args, {args.weight + vector, kCentred ? args.bias + vector : nullptr});
     rows.y.finish_row();
     rows.h.finish_row();
   }
   if (args.stream_outputs) {
     finish_streaming();
   }
+}
+
+// Only rms_norm has a gate.
+template <class T, bool kCentred>
+void forward(const NormForwardArgs& args, int64_t begin, int64_t end, void* scratch) {
+  with_constant(args.residual.data, [&](auto residual) {
+    with_constant(!kCentred && args.gate.data, [&](auto gate) {
+      forward_rows<T, kCentred, residual(), gate() && !kCentred>(args, begin, end, scratch);
+    });
+  });
 }
 
 }  // namespace

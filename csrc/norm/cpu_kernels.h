@@ -19,7 +19,7 @@ inline constexpr int kNormScratchRows = 6;  // rows that a kernel may need memor
 struct NormForwardArgs {
   NormOperand x, residual, gate;
   const float* weight;
-  const float* bias;  // null: none
+  const float* bias;  // of layer_norm
   void* y;
   void* h;  // x + residual
   int64_t rows_per_group;

@@ -24,6 +24,17 @@ inline void for_each_block(int64_t columns, Body body) {
   }
 }
 
+// body(kValue) with `value` as a constant: a loop that asks for it at every block, and has blocks
+// that depend on the answer, keeps them in memory.
+template <class Body>
+inline void with_constant(bool value, Body body) {
+  if (value) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
 // The last columns of a row, then zeros.
 template <class T>
 inline Block load_rest(const T* from, int64_t count) {
@@ -65,8 +76,6 @@ class RowSource {
       gathered_ = memory.take();
     }
   }
-
-  bool exists() const { return operand_.data; }
 
   void move_to(int64_t row) {
     if (!operand_.data) {

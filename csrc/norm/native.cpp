@@ -47,29 +47,31 @@ class Floats {
   std::unique_ptr<float[], Free> data_;
 };
 
-// The weight (ones where there is none) and the bias of every group, as the kernels read them.
+// The weight and layer_norm's bias of every group, as the kernels read them: ones and zeros where
+// there is none.
 class WideVectors {
  public:
   WideVectors(const NormProblem& problem, int64_t columns)
       : kernels_(norm_vector_kernels().of[problem.dtype]),
         padded_(ceil_div(columns, norm_vector_kernels().block) * norm_vector_kernels().block),
         bias_at_(problem.groups * padded_),
-        floats_(bias_at_ * (problem.vectors.bias.data ? 2 : 1)) {
+        floats_(bias_at_ * (problem.centred ? 2 : 1)) {
     const NormVectors& vectors = problem.vectors;
     if (vectors.weight.data) {
       widen(vectors.weight, problem, vectors.weight_offset, columns, floats_.get());
     } else {
       std::fill_n(floats_.get(), bias_at_, 1.0f);
     }
-    if (vectors.bias.data) {
+    if (problem.centred && vectors.bias.data) {
       widen(vectors.bias, problem, 0, columns, floats_.get() + bias_at_);
-      bias_ = floats_.get() + bias_at_;
+    } else if (problem.centred) {
+      std::fill_n(floats_.get() + bias_at_, bias_at_, 0.0f);
     }
   }
 
   int64_t padded_columns() const { return padded_; }
   const float* weight() const { return floats_.get(); }
-  const float* bias() const { return bias_; }
+  const float* bias() const { return floats_.get() + bias_at_; }  // of layer_norm
 
  private:
   void widen(const NormOperand& from,
@@ -96,7 +98,6 @@ class WideVectors {
   const NormVectorKernels& kernels_;
   const int64_t padded_, bias_at_;
   const Floats floats_;
-  const float* bias_ = nullptr;
 };
 
 // Bytes of a kernel's scratch memory.
