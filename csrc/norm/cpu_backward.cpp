@@ -39,7 +39,7 @@ inline void add_to(float* sums, Block x) {
 }
 
 template <class T, bool kCentred, bool kGate, bool kHasDh>
-void backward_row(const BackwardRows<T>& rows,
+void backward_row(BackwardRows<T>& rows,
                   const NormBackwardArgs& args,
                   const float* weight,
                   const NormSums& sums) {
@@ -48,14 +48,14 @@ void backward_row(const BackwardRows<T>& rows,
   float mean = 0;
   if constexpr (kCentred) {
     Block sum = {};
-    for_each_block(columns, [&](int64_t column, auto rest) {
+    for_each_block(0, columns, [&](int64_t column, auto rest) {
       sum = sum + rows.h.template load<rest()>(column);
     });
     mean = sum_of(sum) / static_cast<float>(columns);
   }
 
   Block squares = {}, products = {}, plain = {};  // sums of c^2, d_n c and d_n
-  for_each_block(columns, [&](int64_t column, auto rest) {
+  for_each_block(0, columns, [&](int64_t column, auto rest) {
     const Block h = rows.h.template load<rest()>(column);
     const Block c = deviation<T, kCentred, rest()>(h, mean, columns - column);
     Block d_n = rows.d_y.template load<rest()>(column) * load_block(weight + column);
@@ -70,50 +70,49 @@ void backward_row(const BackwardRows<T>& rows,
   const float mean_of_products = sum_of(products) * rstd * share;
   const float mean_of_d_n = kCentred ? sum_of(plain) * share : 0.0f;
 
-  for_each_block(columns, [&](int64_t column, auto rest) {
-    const Block h = rows.h.template load<rest()>(column);
-    const Block n = (kCentred ? h - mean : h) * rstd;
-    const Block w = load_block(weight + column);
-    Block d_z = rows.d_y.template load<rest()>(column);
-    if constexpr (kGate) {
-      const Block gate = rows.gate.template load<rest()>(column);
-      const Silu first = silu_with_derivative<kAccuracyOf<T>>(gate.first);
-      const Silu second = silu_with_derivative<kAccuracyOf<T>>(gate.second);
-      rows.d_gate.template store<rest()>(
-          column, d_z * (n * w) * Block{first.derivative, second.derivative});
-      d_z = d_z * Block{first.value, second.value};
-    }
-    if (sums.weight) {
-      add_to(sums.weight + column, d_z * n);
-    }
-    if (sums.bias) {
-      add_to(sums.bias + column, d_z);
-    }
-    Block d_c = d_z * w - n * mean_of_products;
-    if constexpr (kCentred) {
-      d_c = d_c - mean_of_d_n;
-    }
-    d_c = d_c * rstd;
-    if constexpr (kHasDh) {
-      d_c = d_c + rows.d_h.template load<rest()>(column);
-    }
-    rows.d_x.template store<rest()>(column, d_c);
+  for_each_part(columns, [&](int64_t begin, int64_t end) {
+    for_each_block(begin, end, [&](int64_t column, auto rest) {
+      const Block h = rows.h.template load<rest()>(column);
+      const Block n = (kCentred ? h - mean : h) * rstd;
+      const Block w = load_block(weight + column);
+      Block d_z = rows.d_y.template load<rest()>(column);
+      if constexpr (kGate) {
+        const Block gate = rows.gate.template load<rest()>(column);
+        const Silu first = silu_with_derivative<kAccuracyOf<T>>(gate.first);
+        const Silu second = silu_with_derivative<kAccuracyOf<T>>(gate.second);
+        rows.d_gate.template store<rest()>(
+            column, d_z * (n * w) * Block{first.derivative, second.derivative});
+        d_z = d_z * Block{first.value, second.value};
+      }
+      if (sums.weight) {
+        add_to(sums.weight + column, d_z * n);
+      }
+      if (sums.bias) {
+        add_to(sums.bias + column, d_z);
+      }
+      Block d_c = d_z * w - n * mean_of_products;
+      if constexpr (kCentred) {
+        d_c = d_c - mean_of_d_n;
+      }
+      d_c = d_c * rstd;
+      if constexpr (kHasDh) {
+        d_c = d_c + rows.d_h.template load<rest()>(column);
+      }
+      rows.d_x.template store<rest()>(column, d_c);
+    });
+    rows.d_x.finish_part(begin, end);
+    rows.d_gate.finish_part(begin, end);
   });
 }
 
 template <class T, bool kCentred, bool kGate, bool kHasDh>
-void backward_rows(const NormBackwardArgs& args,
-                   int64_t begin,
-                   int64_t end,
-                   const NormSums& sums,
-                   void* scratch) {
+void backward_rows(
+    const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch) {
   BackwardRows<T> rows(args, RowMemory<T>(scratch, args.columns));
   for (int64_t row = begin; row < end; ++row) {
     const float* const weight = args.weight + row / args.rows_per_group * args.padded_columns;
     rows.move_to(row);
     backward_row<T, kCentred, kGate, kHasDh>(rows, args, weight, sums);
-    rows.d_x.finish_row();
-    rows.d_gate.finish_row();
   }
   if (args.stream_outputs) {
     finish_streaming();
@@ -121,11 +120,8 @@ void backward_rows(const NormBackwardArgs& args,
 }
 
 template <class T, bool kCentred>
-void backward(const NormBackwardArgs& args,
-              int64_t begin,
-              int64_t end,
-              const NormSums& sums,
-              void* scratch) {
+void backward(
+    const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch) {
   with_constant(!kCentred && args.gate.data, [&](auto gate) {
     with_constant(args.d_h.data, [&](auto d_h) {
       backward_rows<T, kCentred, gate() && !kCentred, d_h()>(args, begin, end, sums, scratch);

@@ -46,18 +46,18 @@ struct GroupVectors {
 };
 
 template <class T, bool kCentred, bool kResidual, bool kGate>
-void forward_row(const ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors vectors) {
+void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors vectors) {
   const int64_t columns = args.columns;
   float mean = 0;
   if constexpr (kCentred) {
     Block sum = {};
-    for_each_block(columns, [&](int64_t column, auto rest) {
+    for_each_block(0, columns, [&](int64_t column, auto rest) {
       sum = sum + rows.template load_h<kResidual, rest()>(column);
     });
     mean = sum_of(sum) / static_cast<float>(columns);
   }
   Block squares = {};
-  for_each_block(columns, [&](int64_t column, auto rest) {
+  for_each_block(0, columns, [&](int64_t column, auto rest) {
     const Block h = rows.template load_h<kResidual, rest()>(column);
     const Block c = deviation<T, kCentred, rest()>(h, mean, columns - column);
     squares = squares + c * c;
@@ -65,19 +65,23 @@ void forward_row(const ForwardRows<T>& rows, const NormForwardArgs& args, GroupV
   const float rstd =
       1.0f / __builtin_sqrtf(sum_of(squares) / static_cast<float>(columns) + args.eps);
 
-  for_each_block(columns, [&](int64_t column, auto rest) {
-    const Block h = rows.template load_h<kResidual, rest()>(column);
-    Block y = (kCentred ? h - mean : h) * rstd * load_block(vectors.weight + column);
-    if constexpr (kCentred) {
-      y = y + load_block(vectors.bias + column);
-    }
-    if constexpr (kGate) {
-      y = y * silu<T>(rows.gate.template load<rest()>(column));
-    }
-    if constexpr (kResidual) {
-      rows.h.template store<rest()>(column, h);
-    }
-    rows.y.template store<rest()>(column, y);
+  for_each_part(columns, [&](int64_t begin, int64_t end) {
+    for_each_block(begin, end, [&](int64_t column, auto rest) {
+      const Block h = rows.template load_h<kResidual, rest()>(column);
+      Block y = (kCentred ? h - mean : h) * rstd * load_block(vectors.weight + column);
+      if constexpr (kCentred) {
+        y = y + load_block(vectors.bias + column);
+      }
+      if constexpr (kGate) {
+        y = y * silu<T>(rows.gate.template load<rest()>(column));
+      }
+      if constexpr (kResidual) {
+        rows.h.template store<rest()>(column, h);
+      }
+      rows.y.template store<rest()>(column, y);
+    });
+    rows.y.finish_part(begin, end);
+    rows.h.finish_part(begin, end);
   });
 }
 
@@ -89,8 +93,6 @@ void forward_rows(const NormForwardArgs& args, int64_t begin, int64_t end, void*
     rows.move_to(row);
     forward_row<T, kCentred, kResidual, kGate>(
         rows, args, {args.weight + vector, kCentred ? args.bias + vector : nullptr});
-    rows.y.finish_row();
-    rows.h.finish_row();
   }
   if (args.stream_outputs) {
     finish_streaming();

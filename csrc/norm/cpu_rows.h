@@ -12,15 +12,27 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// body(first column, whether the block is cut short) for every block of a row.
+// body(first column, whether the block is cut short) for every block of [begin, end).
 template <class Body>
-inline void for_each_block(int64_t columns, Body body) {
-  int64_t column = 0;
-  for (; column + kBlock <= columns; column += kBlock) {
+inline void for_each_block(int64_t begin, int64_t end, Body body) {
+  int64_t column = begin;
+  for (; column + kBlock <= end; column += kBlock) {
     body(column, std::false_type{});
   }
-  if (column < columns) {
+  if (column < end) {
     body(column, std::true_type{});
+  }
+}
+
+// Columns that are written past the cache together: few enough to stay in the first level until
+// then.
+inline constexpr int64_t kStreamColumns = 1024;
+
+// body(begin, end) for every part of a row.
+template <class Body>
+inline void for_each_part(int64_t columns, Body body) {
+  for (int64_t begin = 0; begin < columns; begin += kStreamColumns) {
+    body(begin, begin + kStreamColumns < columns ? begin + kStreamColumns : columns);
   }
 }
 
@@ -121,8 +133,8 @@ inline void stream_row(T* to, const T* from, int64_t count) {
   std::memcpy(to + i, from + i, (count - i) * sizeof(T));
 }
 
-// One row after another of a dense output. Rows begin anywhere, so what goes past the cache is
-// gathered first, and then has whole vectors.
+// One row after another of a dense output, part by part. Rows begin anywhere, so what goes past the
+// cache is gathered first, and then has whole vectors.
 template <class T>
 class RowSink {
  public:
@@ -147,9 +159,11 @@ class RowSink {
     }
   }
 
-  void finish_row() const {
+  // After the columns of a part; the next one is gathered in the same place.
+  void finish_part(int64_t begin, int64_t end) {
     if (gathered_) {
-      stream_row(row_, gathered_, columns_);
+      stream_row(row_ + begin, gathered_, end - begin);
+      to_ = gathered_ - end;
     }
   }
 

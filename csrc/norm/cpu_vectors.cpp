@@ -46,7 +46,7 @@ inline Block to_memory_order(Block x) {
 
 template <class From, class T>
 void widen_from(const From* from, float offset, int64_t columns, float* to) {
-  for_each_block(columns, [&](int64_t column, auto rest) {
+  for_each_block(0, columns, [&](int64_t column, auto rest) {
     Block x = rest() ? load_rest(from + column, columns - column) : load_block(from + column);
     if constexpr (!std::is_same_v<From, T>) {
       x = from_memory_order<T>(x);
@@ -67,7 +67,7 @@ void widen(const void* from, bool is_float32, float offset, int64_t columns, flo
 template <class To, class T>
 void sum_parts_to(
     const float* parts, int64_t count, int64_t stride, int64_t begin, int64_t end, To* to) {
-  for_each_block(end - begin, [&](int64_t column, auto rest) {
+  for_each_block(0, end - begin, [&](int64_t column, auto rest) {
     Block sum = {};
     for (int64_t part = 0; part < count; ++part) {
       sum = sum + load_block(parts + part * stride + begin + column);
