@@ -44,9 +44,7 @@ def test_both_results_and_their_gradients(name, dtype):
 
     assert_accurate(of(ours), of(definition), arrays)
     cotangents = [normal(5, 129, dtype=dtype) for _ in range(2)]
-    assert_accurate(
-        vjp_of(of(ours), 2), vjp_of(of(definition), 2), [*arrays, *cotangents], factor=GRADIENT_FACTOR
-    )
+    assert_accurate(vjp_of(of(ours), 2), vjp_of(of(definition), 2), [*arrays, *cotangents], factor=GRADIENT_FACTOR)
 
 
 @each_dtype

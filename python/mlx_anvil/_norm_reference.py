@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -58,9 +58,9 @@ def _inputs(roles: tuple[str, ...], shape: tuple[int, ...], dtype: mx.Dtype) -> 
     """Of rows (x, residual, gate) or of columns (weight, bias)."""
     of_columns = {"weight": 1.0, "bias": 0.0}
     return [
-        (of_columns[role] + 0.3 * mx.random.normal(shape[-1:]) if role in of_columns else mx.random.normal(shape)).astype(
-            dtype
-        )
+        (
+            of_columns[role] + 0.3 * mx.random.normal(shape[-1:]) if role in of_columns else mx.random.normal(shape)
+        ).astype(dtype)
         for role in roles
     ]
 
@@ -70,7 +70,7 @@ def _of_arrays(norm: Callable[..., Any], roles: tuple[str, ...], **options: Any)
 
     def function(*arrays: mx.array, **more: Any) -> mx.array:
         result = norm(**dict(zip(roles, arrays, strict=True)), **options, **more)
-        return result[0] + result[1] if isinstance(result, tuple) else result
+        return cast(mx.array, result[0] + result[1] if isinstance(result, tuple) else result)
 
     return function
 
@@ -78,7 +78,8 @@ def _of_arrays(norm: Callable[..., Any], roles: tuple[str, ...], **options: Any)
 def _spec(
     name: str, variant: str, roles: tuple[str, ...], check_shapes: tuple[tuple[int, ...], ...], **options: Any
 ) -> OpSpec:
-    ours, definition = getattr(_ext, name), {"rms_norm": rms_norm, "layer_norm": layer_norm}[name]
+    definitions: dict[str, Callable[..., Any]] = {"rms_norm": rms_norm, "layer_norm": layer_norm}
+    ours, definition = getattr(_ext, name), definitions[name]
     return OpSpec(
         name=name,
         variant=variant,

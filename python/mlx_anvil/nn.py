@@ -142,16 +142,14 @@ class RMSNorm(nn.RMSNorm):
     """
 
     def __init__(self, dims: int, eps: float = 1e-5, weight_offset: float = 0.0) -> None:
-        super().__init__(dims, eps)  # type: ignore[no-untyped-call]
+        super().__init__(dims, eps)
         self.weight = self.weight - weight_offset
         self.weight_offset = weight_offset
 
     @overload
     def __call__(self, x: mx.array, residual: None = None, gate: mx.array | None = None) -> mx.array: ...
     @overload
-    def __call__(
-        self, x: mx.array, residual: mx.array, gate: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]: ...
+    def __call__(self, x: mx.array, residual: mx.array, gate: mx.array | None = None) -> tuple[mx.array, mx.array]: ...
     def __call__(
         self, x: mx.array, residual: mx.array | None = None, gate: mx.array | None = None
     ) -> mx.array | tuple[mx.array, mx.array]:
