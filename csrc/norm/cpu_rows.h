@@ -147,15 +147,16 @@ class RowSink {
 
   void move_to(int64_t row) {
     row_ = data_ + row * columns_;
-    to_ = gathered_ ? gathered_ : row_;
+    first_ = 0;
   }
 
   template <bool kRest>
   void store(int64_t column, Block x) const {
+    T* const to = gathered_ ? gathered_ + (column - first_) : row_ + column;
     if constexpr (kRest) {
-      store_rest(to_ + column, columns_ - column, x);
+      store_rest(to, columns_ - column, x);
     } else {
-      store_block<false>(to_ + column, x);
+      store_block<false>(to, x);
     }
   }
 
@@ -163,7 +164,7 @@ class RowSink {
   void finish_part(int64_t begin, int64_t end) {
     if (gathered_) {
       stream_row(row_ + begin, gathered_, end - begin);
-      to_ = gathered_ - end;
+      first_ = end;
     }
   }
 
@@ -172,7 +173,7 @@ class RowSink {
   const int64_t columns_;
   T* gathered_ = nullptr;
   T* row_ = nullptr;
-  T* to_ = nullptr;
+  int64_t first_ = 0;  // column of the part that is gathered
 };
 
 // ---- arithmetic on blocks -----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "quantized_matmul/native.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -84,7 +85,7 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
 class GemvOperand {
  public:
   GemvOperand(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows)
-      : GemvOperand(matrix, from, given_rows, kernels().int_row_bytes(matrix) > 0) {}
+      : GemvOperand(matrix, from, given_rows, kernels().int_words(matrix, 1) > 0) {}
 
   int64_t rows() const { return rows_; }
 
@@ -141,24 +142,25 @@ class GemvOperand {
   }
 
   void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
-    const int64_t row_floats = kernels().int_row_bytes(matrix) / sizeof(float);
     const int64_t vectors =
         round_up(ceil_div(matrix.columns, kernels().lanes), kQuantizedIntVectors);
     const Floats row = floats(vectors * kernels().lanes);
-    x_ = floats(rows_ * row_floats);
+    x_ = floats(kernels().int_words(matrix, rows_));
+    const auto pack = [&](int64_t m) {
+      return kernels().int_pack(matrix, row.get(), m, rows_, x_.get());
+    };
     for (int64_t m = 0; m < rows_; ++m) {
       if (m < given_rows) {
         kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, 1, vectors,
                            row.get(), 2 * kernels().lanes);
-      }
-      float* const to = x_.get() + m * row_floats;
-      if (m >= given_rows || !kernels().int_pack(matrix, row.get(), to)) {
-        std::memset(to, 0, row_floats * sizeof(float));
-        if (m < given_rows) {
-          not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
-                                          matrix, row_of(matrix, from, m), 1, false)));
+        if (pack(m)) {
+          continue;
         }
+        not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
+                                        matrix, row_of(matrix, from, m), 1, false)));
       }
+      std::fill_n(row.get(), vectors * kernels().lanes, 0.0f);
+      pack(m);
     }
   }
 
@@ -185,61 +187,110 @@ void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out
 
 // ---- up to 8 rows, the plain product ------------------------------------------------------------
 
-// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of
-// w to be worth going to memory for.
-constexpr int64_t kStripColumns = 512;
+// Columns of a strip, about: with 8 rows its sums take 16 or 32 KiB, and one reads enough of each
+// row of w to be worth going to memory for. In integers scales are quantized for each strip anew.
+constexpr int64_t kStripColumns = 512, kIntStripColumns = 1024;
 // Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
 // the shape only: the result does not depend on how many threads there are.
 constexpr int64_t kPartRows = 1024;
 
-void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_rows, void* out) {
-  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const int values = unit_values(matrix.format.bits);
-  const int64_t block = int64_t{values} * kernels.lanes, outputs = matrix.outputs;
-  const int64_t blocks = ceil_div(matrix.columns, block);
-  const int64_t strip = std::max<int64_t>(
-      1, std::min<int64_t>(kStripColumns, kernels.lanes * matrix.format.group) / block);
-  const int64_t strips = ceil_div(blocks, strip), parts = ceil_div(outputs, kPartRows);
-  const int64_t size = element_size(matrix.dtype);
-  const int64_t rows = power_of_two_rows(given_rows);
+// How the columns of a matrix are gone through.
+struct PlainPlan {
+  bool integers;
+  int values;            // of the order in which columns come (store_row)
+  int64_t block, strip;  // columns of a block, blocks of a strip
 
-  // x by columns, in float32.
-  const int64_t padded = round_up(outputs, 2 * kernels.lanes);
-  const Floats row = floats(padded), columns = floats(outputs * rows);
+  PlainPlan(const QuantizedMatrixView& matrix, bool in_integers)
+      : integers(in_integers), values(integers ? 1 : unit_values(matrix.format.bits)) {
+    const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+    block = integers ? kernels.int_plain_columns(matrix) : int64_t{values} * kernels.lanes;
+    const int64_t most = integers ? kIntStripColumns : kStripColumns;
+    strip =
+        std::max<int64_t>(1, std::min<int64_t>(most, kernels.lanes * matrix.format.group) / block);
+  }
+};
+
+// x by columns, in float32: [outputs][rows].
+Floats columns_of(const QuantizedMatrixView& matrix,
+                  const void* x,
+                  int64_t given_rows,
+                  int64_t rows) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const int64_t outputs = matrix.outputs, padded = round_up(outputs, 2 * kernels.lanes);
+  const Floats row = floats(padded);
+  Floats columns = floats(outputs * rows);
   std::fill_n(columns.get(), outputs * rows, 0.0f);
   for (int64_t m = 0; m < given_rows; ++m) {
-    kernels.load_row(matrix.dtype, at(x, m * outputs * size), outputs, 1, padded / kernels.lanes,
-                     row.get(), 2 * kernels.lanes);
+    kernels.load_row(matrix.dtype, at(x, m * outputs * element_size(matrix.dtype)), outputs, 1,
+                     padded / kernels.lanes, row.get(), 2 * kernels.lanes);
     for (int64_t n = 0; n < outputs; ++n) {
       columns[n * rows + m] = row[n];
     }
   }
+  return columns;
+}
 
-  const int64_t sums_step = rows * strip * block;
+// False: integers will not do, and nothing was written.
+bool plain_gemv(const QuantizedMatrixView& matrix,
+                const float* columns,
+                int64_t given_rows,
+                int64_t rows,
+                bool integers,
+                void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const PlainPlan plan(matrix, integers);
+  const int64_t blocks = ceil_div(matrix.columns, plan.block);
+  const int64_t strips = ceil_div(blocks, plan.strip), parts = ceil_div(matrix.outputs, kPartRows);
+  const int64_t sums_step = rows * plan.strip * plan.block;
   const Floats sums = floats(strips * parts * sums_step);
+  std::atomic<bool> done = true;
   parallel_for(strips * parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t first_block = item / parts * strip, first = item % parts * kPartRows;
-      kernels.plain_gemv({matrix, first_block, std::min(strip, blocks - first_block), first,
-                          std::min(kPartRows, outputs - first), rows, columns.get() + first * rows,
-                          sums.get() + item * sums_step});
+      const int64_t first_block = item / parts * plan.strip, first = item % parts * kPartRows;
+      const QuantizedPlainGemvArgs args = {matrix,
+                                           first_block,
+                                           std::min(plan.strip, blocks - first_block),
+                                           first,
+                                           std::min(kPartRows, matrix.outputs - first),
+                                           rows,
+                                           columns + first * rows,
+                                           sums.get() + item * sums_step};
+      if (!integers) {
+        kernels.plain_gemv(args);
+      } else if (!kernels.int_plain_gemv(args)) {
+        done = false;
+      }
     }
   });
+  if (!done) {
+    return false;
+  }
+  const int64_t size = element_size(matrix.dtype);
   parallel_for(strips, std::max<int64_t>(1, 64 / parts), [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      const int64_t first = s * strip * block;
-      const int64_t count = std::min(strip, blocks - s * strip) * block;
+      const int64_t first = s * plan.strip * plan.block;
+      const int64_t count = std::min(plan.strip, blocks - s * plan.strip) * plan.block;
       float* const total = sums.get() + s * parts * sums_step;
       for (int64_t part = 1; part < parts; ++part) {
         kernels.add(total, total + part * sums_step, rows * count);
       }
       for (int64_t m = 0; m < given_rows; ++m) {
-        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, values,
+        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, plan.values,
                           std::min(count, matrix.columns - first),
                           at(out, (m * matrix.columns + first) * size));
       }
     }
   });
+  return true;
+}
+
+void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_rows, void* out) {
+  const int64_t rows = power_of_two_rows(given_rows);
+  const Floats columns = columns_of(matrix, x, given_rows, rows);
+  const bool integers = quantized_cpu_kernels().int_plain_columns(matrix) > 0;
+  if (!integers || !plain_gemv(matrix, columns.get(), given_rows, rows, true, out)) {
+    plain_gemv(matrix, columns.get(), given_rows, rows, false, out);
+  }
 }
 
 // ---- many rows, both products -------------------------------------------------------------------
