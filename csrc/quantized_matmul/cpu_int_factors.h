@@ -41,27 +41,27 @@ template <int kPieces, int kRows>
 class BandFactors {
  public:
   // Codes are taken less `offset`.
-  BandFactors(const QuantizedPlainGemvArgs& args, int64_t first_group, int offset)
+  BandFactors(const QuantizedPlainGemvArgs& args, int offset)
       : args_(args),
         offset_(static_cast<float>(offset)),
-        groups_(args.matrix.columns / args.matrix.format.group),
-        first_group_(first_group) {}
+        groups_(args.matrix.columns / args.matrix.format.group) {}
 
-  // Of rows [n, n + rows). Both factors are brought below 1, each with a power of two of its own,
-  // so that the product is exact enough however small the scales are. False: a number is not
-  // finite.
-  bool read(int64_t n, int64_t rows) {
+  // Of rows [n, n + rows) and groups from `group` on. Both factors are brought below 1, each with a
+  // power of two of its own, so that the product is exact enough however small the scales are.
+  // False: a number is not finite.
+  bool read(int64_t n, int64_t rows, int64_t group) {
     f32v scales[kBandRows] = {};
     Largest scale, x_of_lane;
-    for_each_row(args_.matrix.weights.scales, n, rows, [&](int r, f32v of_groups) {
+    for_each_row(args_.matrix.weights.scales, n, rows, group, [&](int r, f32v of_groups) {
       scales[r] = of_groups;
       scale.add(of_groups);
     });
+    f32v shifts[kRows] = {};
     if (args_.matrix.weights.biases) {
-      for_each_row(args_.matrix.weights.biases, n, rows, [&](int r, f32v of_groups) {
+      for_each_row(args_.matrix.weights.biases, n, rows, group, [&](int r, f32v of_groups) {
         const f32v shift = of_groups + scales[r] * offset_;
         for (int m = 0; m < kRows; ++m) {
-          shifts_[m] += shift * args_.x[(n + r) * kRows + m];
+          shifts[m] += shift * args_.x[(n + r) * kRows + m];
         }
       });
     }
@@ -93,6 +93,7 @@ class BandFactors {
     }
     for (int m = 0; m < kRows; ++m) {
       store_lanes(exponents_[m], scale_exponent + x_exponent[m]);
+      store_lanes(shifts_[m], shifts[m]);
     }
     quantize(x, scales);
     return true;
@@ -105,7 +106,7 @@ class BandFactors {
   // x times scale ~= X * 2^exponent / kScale.
   float exponent(int m, int64_t group) const { return exponents_[m][group]; }
   int32_t sum(int m, int64_t group) const { return sums_[m][group]; }
-  // Sums of x times biases and what the offset of codes leaves, over all bands.
+  // The sum of x times biases and what the offset of codes leaves.
   float shift(int m, int64_t group) const { return shifts_[m][group]; }
 
   // X is no larger, so that its highest byte does not overflow when lower ones are negative.
@@ -114,10 +115,10 @@ class BandFactors {
  private:
   // action(row r of the band, its scales or biases)
   template <class Action>
-  void for_each_row(const void* numbers, int64_t n, int64_t rows, Action action) {
+  void for_each_row(const void* numbers, int64_t n, int64_t rows, int64_t group, Action action) {
     const int64_t total = args_.matrix.outputs * groups_;
     with_scales(args_.matrix, numbers, [&](const auto* from, auto widen) {
-      int64_t at = (args_.first + n) * groups_ + first_group_;
+      int64_t at = (args_.first + n) * groups_ + group;
       for (int r = 0; r < rows; ++r, at += groups_) {
         __builtin_prefetch(from + at + kBandRows * groups_, 0, 2);
         action(r, widen_some(from + at, total - at, widen));
@@ -179,11 +180,10 @@ class BandFactors {
 
   const QuantizedPlainGemvArgs& args_;
   const float offset_;
-  const int64_t groups_, first_group_;
-  f32v shifts_[kRows] = {};
+  const int64_t groups_;
   // A cache line longer than needed, so that rows do not all begin in the same place of the cache.
   alignas(64) int32_t words_[kLanes][kQuads * kRows * kPieces + kLanes];
-  alignas(64) float exponents_[kRows][kLanes];
+  alignas(64) float exponents_[kRows][kLanes], shifts_[kRows][kLanes];
   alignas(64) int32_t sums_[kRows][kLanes];
 };
 

@@ -150,8 +150,10 @@ class IntGemv {
     const int64_t bytes = row_bytes - block * Codes::kBlockBytes;
     const char* const w = reinterpret_cast<const char*>(args_.matrix.weights.w) +
                           (args_.first + n) * row_bytes + block * Codes::kBlockBytes;
-    for (int64_t i = kLanes; i < 2 * kLanes; ++i) {
-      __builtin_prefetch(w + i * row_bytes, 0, 2);  // of the next band
+    // The next band, which follows in memory: as much of it as this block is of this one.
+    const char* const ahead = w + (kLanes * row_bytes + (kLanes - 1) * block * Codes::kBlockBytes);
+    for (int64_t line = 0; line < kLanes * Codes::kBlockBytes; line += 64) {
+      __builtin_prefetch(ahead + line, 0, 2);
     }
     if (Codes::kWhole && bytes >= Codes::kBlockBytes && rows == kLanes) {
       return {w, row_bytes};

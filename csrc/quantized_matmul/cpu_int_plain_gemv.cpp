@@ -22,8 +22,7 @@ class IntPlainGemv {
       : args_(args),
         row_bytes_(args.matrix.columns * Format::kBits / 8),
         group_shift_(__builtin_ctz(static_cast<unsigned>(args.matrix.format.group))),
-        first_group_(args.first_block * Codes::kColumns >> group_shift_),
-        factors_(args, first_group_, Format::kOffset) {}
+        factors_(args, Format::kOffset) {}
 
   // False: a number is not finite.
   bool run() {
@@ -32,10 +31,15 @@ class IntPlainGemv {
     }
     for (int64_t n = 0; n < args_.count; n += kBandRows) {
       const int64_t rows = args_.count - n < kBandRows ? args_.count - n : kBandRows;
-      if (!factors_.read(n, rows)) {
-        return false;
-      }
+      ahead_ = at(n + kBandRows, args_.first_block);
+      ahead_bytes_ = 0;
       for (int64_t block = 0; block < args_.blocks; ++block) {
+        if (block % blocks_at_once() == 0) {
+          first_group_ = (args_.first_block + block) * Codes::kColumns >> group_shift_;
+          if (!factors_.read(n, rows, first_group_)) {
+            return false;
+          }
+        }
         unpack(n, rows, args_.first_block + block);
         for (int vector = 0; vector < kVectors; vector += kAtOnce) {
           multiply(block, vector, (rows + 3) / 4);
@@ -55,18 +59,38 @@ class IntPlainGemv {
 
   int64_t row_step() const { return args_.blocks * Codes::kColumns; }
 
+  // Blocks whose groups are a vector's lanes.
+  int64_t blocks_at_once() const { return (int64_t{kLanes} << group_shift_) / Codes::kColumns; }
+
+  const char* at(int64_t n, int64_t block) const {
+    return reinterpret_cast<const char*>(args_.matrix.weights.w) + (args_.first + n) * row_bytes_ +
+           block * Codes::kBlockBytes;
+  }
+
+  // Asks for some of the next band, as many bytes as a quad of a block has: row after row of the
+  // strip, since memory gives soonest what is next to what it gave.
+  void prefetch_some() {
+    for (int64_t end = ahead_bytes_ + 4 * Codes::kBlockBytes; ahead_bytes_ < end;
+         ahead_bytes_ += 64) {
+      __builtin_prefetch(ahead_ + ahead_bytes_, 0, 2);
+    }
+    if (ahead_bytes_ >= args_.blocks * Codes::kBlockBytes) {
+      ahead_ += row_bytes_;
+      ahead_bytes_ = 0;
+    }
+  }
+
   void unpack(int64_t n, int64_t rows, int64_t block) {
     const int64_t bytes = row_bytes_ - block * Codes::kBlockBytes;
-    const char* w = reinterpret_cast<const char*>(args_.matrix.weights.w) +
-                    (args_.first + n) * row_bytes_ + block * Codes::kBlockBytes;
+    const char* w = at(n, block);
     // Words in an order for which interleaving bytes within the quarters of vectors leaves those of
     // a quarter in one vector.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int quad = 0; quad < kQuads && 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
+      prefetch_some();
       u32v words[4];
       for (int r = 0; r < 4; ++r) {
         const char* const from = w + r * row_bytes_;
-        __builtin_prefetch(from + kBandRows * row_bytes_, 0, 2);
         words[r] = bits_as<u32v>(_mm512_permutexvar_epi32(
             order, bits_as<__m512i>(Codes::words(from, 4 * quad + r < rows ? bytes : 0))));
       }
@@ -94,7 +118,7 @@ class IntPlainGemv {
     return vector / Codes::kPerWord * kLanes * Codes::kPerWord + vector % Codes::kPerWord;
   }
 
-  // In the strip. Beyond a row's last column any will do.
+  // The lane of its group. Beyond a row's last column any will do.
   int64_t group_of(int64_t block, int vector) const {
     const int64_t first_column = (args_.first_block + block) * Codes::kColumns + column(vector);
     const int64_t group = (first_column >> group_shift_) - first_group_;
@@ -130,25 +154,21 @@ class IntPlainGemv {
         const f32v sum =
             in_floats<Format, kBandRows>(pieces, Format::kOffset, factors_.sum(m.value, group));
         float* const total = totals + m.value * row_step();
-        store_lanes(total,
-                    load_lanes(total) + times_power(sum, splat(factors_.exponent(m.value, group))));
+        const f32v product = times_power(sum, splat(factors_.exponent(m.value, group)));
+        store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) +
+                                                factors_.shift(m.value, group)));
       });
     });
   }
 
-  // Vectors of a block to the order of columns, and what biases add.
+  // Vectors of a block to the order of columns.
   void finish() {
-    for (int m = 0; m < kRows; ++m) {
-      for (int64_t block = 0; block < args_.blocks; ++block) {
-        float* const out = args_.out + m * row_step() + block * Codes::kColumns;
-        float vectors[Codes::kColumns];
-        std::memcpy(vectors, out, sizeof(vectors));
-        for (int vector = 0; vector < kVectors; ++vector) {
-          const float shift = factors_.shift(m, group_of(block, vector));
-          for (int lane = 0; lane < kLanes; ++lane) {
-            out[column(vector) + lane * Codes::kPerWord] =
-                vectors[vector * kLanes + lane] * (Format::kFactor / Factors::kScale) + shift;
-          }
+    for (int64_t i = 0; i < kRows * row_step(); i += Codes::kColumns) {
+      float vectors[Codes::kColumns];
+      std::memcpy(vectors, args_.out + i, sizeof(vectors));
+      for (int vector = 0; vector < kVectors; ++vector) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+          args_.out[i + column(vector) + lane * Codes::kPerWord] = vectors[vector * kLanes + lane];
         }
       }
     }
@@ -157,8 +177,10 @@ class IntPlainGemv {
   const QuantizedPlainGemvArgs& args_;
   const int64_t row_bytes_;
   const int group_shift_;
-  const int64_t first_group_;
+  int64_t first_group_ = 0;  // of the factors
   Factors factors_;
+  const char* ahead_ = nullptr;  // a row of the next band
+  int64_t ahead_bytes_ = 0;
   alignas(64) u32v codes_[kQuads][kVectors];
 };
 

@@ -53,10 +53,12 @@ struct QuantizedGemvArgs {
 // Sums over some rows of the matrix for some of its columns, of the product kPlain.
 struct QuantizedPlainGemvArgs {
   QuantizedMatrixView matrix;
-  int64_t first_block, blocks;  // of columns, from the first of a group on; at most `lanes` groups
-  int64_t first, count;         // rows of the matrix
-  int64_t x_rows;               // 1, 2, 4 or 8
-  const float* x;               // [count][x_rows]
+  // Of columns, from the first of a group on; at most `lanes` groups, but for int_plain_gemv, for
+  // which `first_block` is a multiple of so many.
+  int64_t first_block, blocks;
+  int64_t first, count;  // rows of the matrix
+  int64_t x_rows;        // 1, 2, 4 or 8
+  const float* x;        // [count][x_rows]
   // [x_rows][blocks], each block in lane order, or in that of columns (int_plain_gemv).
   float* out;
 };

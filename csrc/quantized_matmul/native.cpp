@@ -1,15 +1,13 @@
 #include "quantized_matmul/native.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
 #include "common/parallel.h"
-#include "quantized_matmul/cpu_kernels.h"
+#include "quantized_matmul/native_support.h"
 
 namespace mlx_anvil {
 
@@ -21,46 +19,6 @@ constexpr int64_t kGemmRows = 512;
 constexpr int64_t kTileColumns = 128;
 // Codes that are worth waking a thread for.
 constexpr int64_t kGrainCodes = 1 << 16;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr int64_t round_up(int64_t a, int64_t multiple) {
-  return ceil_div(a, multiple) * multiple;
-}
-
-// At the start of a cache line: a vector load across two lines takes twice as long.
-constexpr std::align_val_t kLine{64};
-
-struct FreeFloats {
-  void operator()(float* data) const { ::operator delete[](data, kLine); }
-};
-
-// Kernels are there for so many rows of x; the rest are zeros.
-int64_t power_of_two_rows(int64_t rows) {
-  int64_t power = 1;
-  while (power < rows) {
-    power *= 2;
-  }
-  return power;
-}
-
-using Floats = std::unique_ptr<float[], FreeFloats>;
-
-Floats floats(int64_t count) {
-  return Floats(new (kLine) float[static_cast<size_t>(std::max<int64_t>(1, count))]);
-}
-
-int64_t element_size(QuantizedDtype dtype) {
-  return dtype == QuantizedDtype::kFloat32 ? 4 : 2;
-}
-
-const void* at(const void* data, int64_t bytes) {
-  return static_cast<const char*>(data) + bytes;
-}
-void* at(void* data, int64_t bytes) {
-  return static_cast<char*>(data) + bytes;
-}
 
 QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
                                     QuantizedDtype dtype,
@@ -185,114 +143,6 @@ void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out
   });
 }
 
-// ---- up to 8 rows, the plain product ------------------------------------------------------------
-
-// Columns of a strip, about: with 8 rows its sums take 16 or 32 KiB, and one reads enough of each
-// row of w to be worth going to memory for. In integers scales are quantized for each strip anew.
-constexpr int64_t kStripColumns = 512, kIntStripColumns = 1024;
-// Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
-// the shape only: the result does not depend on how many threads there are.
-constexpr int64_t kPartRows = 1024;
-
-// How the columns of a matrix are gone through.
-struct PlainPlan {
-  bool integers;
-  int values;            // of the order in which columns come (store_row)
-  int64_t block, strip;  // columns of a block, blocks of a strip
-
-  PlainPlan(const QuantizedMatrixView& matrix, bool in_integers)
-      : integers(in_integers), values(integers ? 1 : unit_values(matrix.format.bits)) {
-    const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-    block = integers ? kernels.int_plain_columns(matrix) : int64_t{values} * kernels.lanes;
-    const int64_t most = integers ? kIntStripColumns : kStripColumns;
-    strip =
-        std::max<int64_t>(1, std::min<int64_t>(most, kernels.lanes * matrix.format.group) / block);
-  }
-};
-
-// x by columns, in float32: [outputs][rows].
-Floats columns_of(const QuantizedMatrixView& matrix,
-                  const void* x,
-                  int64_t given_rows,
-                  int64_t rows) {
-  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const int64_t outputs = matrix.outputs, padded = round_up(outputs, 2 * kernels.lanes);
-  const Floats row = floats(padded);
-  Floats columns = floats(outputs * rows);
-  std::fill_n(columns.get(), outputs * rows, 0.0f);
-  for (int64_t m = 0; m < given_rows; ++m) {
-    kernels.load_row(matrix.dtype, at(x, m * outputs * element_size(matrix.dtype)), outputs, 1,
-                     padded / kernels.lanes, row.get(), 2 * kernels.lanes);
-    for (int64_t n = 0; n < outputs; ++n) {
-      columns[n * rows + m] = row[n];
-    }
-  }
-  return columns;
-}
-
-// False: integers will not do, and nothing was written.
-bool plain_gemv(const QuantizedMatrixView& matrix,
-                const float* columns,
-                int64_t given_rows,
-                int64_t rows,
-                bool integers,
-                void* out) {
-  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const PlainPlan plan(matrix, integers);
-  const int64_t blocks = ceil_div(matrix.columns, plan.block);
-  const int64_t strips = ceil_div(blocks, plan.strip), parts = ceil_div(matrix.outputs, kPartRows);
-  const int64_t sums_step = rows * plan.strip * plan.block;
-  const Floats sums = floats(strips * parts * sums_step);
-  std::atomic<bool> done = true;
-  parallel_for(strips * parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t first_block = item / parts * plan.strip, first = item % parts * kPartRows;
-      const QuantizedPlainGemvArgs args = {matrix,
-                                           first_block,
-                                           std::min(plan.strip, blocks - first_block),
-                                           first,
-                                           std::min(kPartRows, matrix.outputs - first),
-                                           rows,
-                                           columns + first * rows,
-                                           sums.get() + item * sums_step};
-      if (!integers) {
-        kernels.plain_gemv(args);
-      } else if (!kernels.int_plain_gemv(args)) {
-        done = false;
-      }
-    }
-  });
-  if (!done) {
-    return false;
-  }
-  const int64_t size = element_size(matrix.dtype);
-  parallel_for(strips, std::max<int64_t>(1, 64 / parts), [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      const int64_t first = s * plan.strip * plan.block;
-      const int64_t count = std::min(plan.strip, blocks - s * plan.strip) * plan.block;
-      float* const total = sums.get() + s * parts * sums_step;
-      for (int64_t part = 1; part < parts; ++part) {
-        kernels.add(total, total + part * sums_step, rows * count);
-      }
-      for (int64_t m = 0; m < given_rows; ++m) {
-        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, plan.values,
-                          std::min(count, matrix.columns - first),
-                          at(out, (m * matrix.columns + first) * size));
-      }
-    }
-  });
-  return true;
-}
-
-void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_rows, void* out) {
-  const int64_t rows = power_of_two_rows(given_rows);
-  const Floats columns = columns_of(matrix, x, given_rows, rows);
-  const bool integers = quantized_cpu_kernels().int_plain_columns(matrix) > 0;
-  if (!integers || !plain_gemv(matrix, columns.get(), given_rows, rows, true, out)) {
-    plain_gemv(matrix, columns.get(), given_rows, rows, false, out);
-  }
-}
-
 // ---- many rows, both products -------------------------------------------------------------------
 
 void gemm(const QuantizedMatrixView& matrix,
@@ -361,7 +211,7 @@ void quantized_matmul_native(const QuantizedMatmulArgs& args) {
       continue;
     }
     if (!transposed) {
-      plain_gemv(matrix, x, sizes.rows, out);
+      quantized_plain_gemv_native(matrix, x, sizes.rows, out);
       continue;
     }
     const GemvOperand operand(matrix, x, sizes.rows);
