@@ -4,6 +4,7 @@
 #include "common/python_args.h"
 #include "common/python_support.h"
 #include "flash_attention/arguments.h"
+#include "norm/arguments.h"
 #include "quantized_embedding/arguments.h"
 #include "quantized_matmul/arguments.h"
 #include "rope/arguments.h"
@@ -73,6 +74,7 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
           "stream"_a = nb::none(), nb::sig(signature), kFlashAttentionDoc);
   }
 
+  bind_norm(m);
   bind_quantized_embedding(m);
   bind_quantized_matmul(m);
   bind_rope(m);

@@ -47,6 +47,13 @@ def quantized(x: mx.array, w: mx.array) -> mx.array:
     )
 
 
+def normed(x: mx.array, weight: mx.array) -> mx.array:
+    y: mx.array = mlx_anvil.rms_norm(x, weight, 1e-6, gate=x, weight_offset=1.0)
+    z, h = mlx_anvil.layer_norm(x, weight, weight, residual=y)
+    w, _ = nn.RMSNorm(8)(z, residual=h)
+    return nn.LayerNorm(8, bias=False)(w)
+
+
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mlx_anvil.silu_gate(x, x))
@@ -91,5 +98,5 @@ if __name__ == "__main__":
     wide = mx.ones((4, 64))
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_modules(wide))
-    mx.eval(gated(ones, ones), module(ones), simulated(ones))
+    mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]))
     print(traced(ones)[0], facts(), registry())

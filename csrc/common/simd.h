@@ -70,6 +70,18 @@ inline f32v absolute(f32v x) {
   return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu);
 }
 
+// In pairs; the order depends on nothing but the number of lanes.
+inline float lane_sum(f32v x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof(x));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      lanes[i] += lanes[i + width];
+    }
+  }
+  return lanes[0];
+}
+
 // ---- conversion ---------------------------------------------------------------------------------
 
 // The upper half of each result is `x` in bfloat16: to nearest, ties to even; a NaN becomes quiet.

@@ -282,15 +282,4 @@ inline float lane_max(f32v x) {
   return max;
 }
 
-inline float lane_sum(f32v x) {
-  float lanes[kLanes];
-  store_lanes(lanes, x);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) {
-      lanes[i] += lanes[i + width];
-    }
-  }
-  return lanes[0];
-}
-
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

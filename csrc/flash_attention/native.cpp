@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "common/parallel.h"
+#include "common/thread_scratch.h"
 #include "flash_attention/cpu_kernels.h"
 #include "flash_attention/native_plan.h"
 

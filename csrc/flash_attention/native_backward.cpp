@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/parallel.h"
+#include "common/thread_scratch.h"
 #include "flash_attention/cpu_kernels.h"
 #include "flash_attention/native.h"
 #include "flash_attention/native_plan.h"

@@ -1,8 +1,6 @@
 #include "flash_attention/native_plan.h"
 
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "common/parallel.h"
 
@@ -79,21 +77,6 @@ AttentionRows RowBlocks::in_turn(int64_t turn) const {
   const int64_t step = turn % query_blocks_;
   const int64_t query_block = step % 2 == 0 ? query_blocks_ - 1 - step / 2 : step / 2;
   return at(turn / per_kv_head(), turn % per_kv_head() - step + query_block);
-}
-
-void* thread_scratch(int64_t bytes) {
-  constexpr std::align_val_t kAlignment{4096};
-  struct Free {
-    void operator()(char* memory) const { ::operator delete[](memory, kAlignment); }
-  };
-  thread_local std::unique_ptr<char[], Free> memory;
-  thread_local int64_t capacity = 0;
-  if (bytes > capacity) {
-    memory.reset();
-    memory.reset(static_cast<char*>(::operator new[](bytes, kAlignment)));
-    capacity = bytes;
-  }
-  return memory.get();
 }
 
 }  // namespace mlx_anvil

@@ -50,7 +50,4 @@ const Kernels& kernels_for(AttentionDtype dtype, const ByAttentionDtype<Kernels>
                                              : table.bfloat16;
 }
 
-// Memory of this thread, kept for its next call; contents undefined.
-void* thread_scratch(int64_t bytes);
-
 }  // namespace mlx_anvil

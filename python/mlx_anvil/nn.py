@@ -1,11 +1,19 @@
 """Modules that use the ops: drop-in parts for models built with ``mlx.nn``."""
 
-from typing import Any
+from typing import Any, cast, overload
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_anvil._ext import quantized_embedding, quantized_matmul, quantized_swiglu, rope, silu_gate
+from mlx_anvil._ext import (
+    layer_norm,
+    quantized_embedding,
+    quantized_matmul,
+    quantized_swiglu,
+    rms_norm,
+    rope,
+    silu_gate,
+)
 
 
 class SwiGLU(nn.Module):
@@ -164,3 +172,42 @@ class QuantizedSwiGLU(nn.Module):
         )
         options = {key: getattr(self.gate_proj, key) for key in ("group_size", "bits", "mode")}
         return self.down_proj(quantized_swiglu(x, gate, up, **options))
+
+
+class RMSNorm(nn.RMSNorm):
+    """``mlx.nn.RMSNorm`` through :func:`mlx_anvil.rms_norm`; its parameter is that of MLX's.
+
+    Args:
+        dims: size of the last axis.
+        eps: added to the mean of squares. Default: ``1e-5``.
+        weight_offset: added to the weight; 1 for Gemma's weights. The weight starts at what makes 1 with it. Default: 0.
+    """
+
+    def __init__(self, dims: int, eps: float = 1e-5, weight_offset: float = 0.0) -> None:
+        super().__init__(dims, eps)
+        self.weight = self.weight - weight_offset
+        self.weight_offset = weight_offset
+
+    @overload
+    def __call__(self, x: mx.array, residual: None = None, gate: mx.array | None = None) -> mx.array: ...
+    @overload
+    def __call__(self, x: mx.array, residual: mx.array, gate: mx.array | None = None) -> tuple[mx.array, mx.array]: ...
+    def __call__(
+        self, x: mx.array, residual: mx.array | None = None, gate: mx.array | None = None
+    ) -> mx.array | tuple[mx.array, mx.array]:
+        """With a residual: the norm of ``x + residual``, and that sum."""
+        options: dict[str, Any] = {"residual": residual, "gate": gate, "weight_offset": self.weight_offset}
+        return cast(mx.array, rms_norm(x, self["weight"], self.eps, **options))
+
+
+class LayerNorm(nn.LayerNorm):
+    """``mlx.nn.LayerNorm`` through :func:`mlx_anvil.layer_norm`; arguments and parameters are those of MLX's."""
+
+    @overload
+    def __call__(self, x: mx.array, residual: None = None) -> mx.array: ...
+    @overload
+    def __call__(self, x: mx.array, residual: mx.array) -> tuple[mx.array, mx.array]: ...
+    def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array | tuple[mx.array, mx.array]:
+        """With a residual: the norm of ``x + residual``, and that sum."""
+        options: dict[str, Any] = {"residual": residual}
+        return cast(mx.array, layer_norm(x, self.get("weight"), self.get("bias"), self.eps, **options))

@@ -15,6 +15,9 @@ import mlx.core as mx
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import DTYPES as DTYPES
 from mlx_anvil._op_spec import OpSpec as OpSpec
+from mlx_anvil._reference_norm import NORM_SPECS
+from mlx_anvil._reference_norm import layer_norm as layer_norm
+from mlx_anvil._reference_norm import rms_norm as rms_norm
 from mlx_anvil._reference_rope import ROPE_SPECS
 from mlx_anvil._reference_rope import rope as rope
 
@@ -359,5 +362,6 @@ OPS = {
         _embedding_spec("4 bits", 4, check_shapes=((257, 16),)),
         _embedding_spec("5 bits", 5, check_shapes=((257, 16),)),
         *ROPE_SPECS,
+        *NORM_SPECS,
     )
 }

@@ -117,6 +117,33 @@ def rope() -> Iterator[Call]:
         yield lambda q=q, k=k, o=options: mlx_anvil.rope_qk(q, k, **o)
 
 
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+def _norm_gradients(function: Callable[..., object], arrays: dict[str, mx.array]) -> Call:
+    def loss(*given: mx.array) -> mx.array:
+        result = function(**dict(zip(arrays, given, strict=True)))
+        return sum((y.sum() for y in result), mx.zeros(())) if isinstance(result, tuple) else result.sum()
+
+    return lambda: mx.grad(loss, argnums=tuple(range(len(arrays))))(*arrays.values())
+
+
+def norm() -> Iterator[Call]:
+    functions = (mlx_anvil.rms_norm, ("residual", "gate")), (mlx_anvil.layer_norm, ("residual", "bias"))
+    for dtype, columns, (function, extras) in product(DTYPES, (64, 67, 4096, 8200), functions):
+        for weight_dtype, with_weight, *with_extra in product({dtype, mx.float32}, *((False, True),) * 3):
+            arrays = {"x": mx.zeros((2, columns), dtype)}
+            if with_weight:
+                arrays["weight"] = mx.zeros((columns,), weight_dtype)
+            for name, wanted in zip(extras, with_extra, strict=True):
+                if wanted:
+                    of_columns = name == "bias"
+                    shape = (columns,) if of_columns else (2, columns)
+                    arrays[name] = mx.zeros(shape, weight_dtype if of_columns else dtype)
+            yield lambda f=function, a=arrays: f(**a)
+            yield _norm_gradients(function, arrays)
+
+
 # By the folder under metal/ that has the kernels.
 CALLS = {
     "silu_gate": silu_gate,
@@ -124,4 +151,5 @@ CALLS = {
     "quantized_matmul": quantized_matmul,
     "quantized_embedding": quantized_embedding,
     "rope": rope,
+    "norm": norm,
 }

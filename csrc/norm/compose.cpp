@@ -1,0 +1,127 @@
+#include "norm/compose.h"
+
+#include <algorithm>
+
+namespace mlx_anvil {
+
+namespace {
+
+// The formulas, in float32 whatever the inputs' dtype.
+class Formulas {
+ public:
+  Formulas(const NormConfig& config, mx::Stream stream) : config_(config), s_(stream) {}
+
+  mx::array wide(const mx::array& x) const { return mx::astype(x, mx::float32, s_); }
+  mx::array add(const mx::array& a, const mx::array& b) const { return mx::add(a, b, s_); }
+  mx::array times(const mx::array& a, const mx::array& b) const { return mx::multiply(a, b, s_); }
+  mx::array mean(const mx::array& x) const { return mx::mean(x, -1, true, s_); }
+
+  // h less its mean, where that is taken off.
+  mx::array centred(const mx::array& h) const {
+    return config_.centred ? mx::subtract(h, mean(h), s_) : h;
+  }
+
+  // 1 / sqrt(mean of squares + eps)
+  mx::array scale_of(const mx::array& c) const {
+    return mx::rsqrt(add(mean(mx::square(c, s_)), mx::array(config_.eps)), s_);
+  }
+
+  // A weight or a bias so that it broadcasts with `rows`: a group of rows has one of its own.
+  mx::array along(const mx::array& rows, const mx::array& vector) const {
+    if (vector.ndim() == 1) {
+      return wide(vector);
+    }
+    const int groups = vector.shape(0), columns = vector.shape(1);
+    const int repeats =
+        static_cast<int>(rows.size() / std::max<size_t>(1, size_t(groups) * size_t(columns)));
+    const mx::array repeated = mx::repeat(wide(vector), repeats, 0, s_);
+    return mx::reshape(repeated, rows.shape(), s_);
+  }
+
+  mx::array weight_along(const mx::array& rows, const mx::array& weight) const {
+    const mx::array factors = along(rows, weight);
+    return config_.weight_offset == 0 ? factors : add(factors, mx::array(config_.weight_offset));
+  }
+
+  // The normalised rows times the weight, plus the bias.
+  mx::array scaled(const mx::array& normed, const NormInputs& in) const {
+    mx::array z = in.weight ? times(normed, weight_along(normed, *in.weight)) : normed;
+    return in.bias ? add(z, along(normed, *in.bias)) : z;
+  }
+
+  // Sums rows to the shape of a weight or a bias.
+  mx::array sum_to(const mx::array& rows, const mx::array& vector) const {
+    const int columns = vector.shape(-1);
+    const int groups = vector.ndim() == 1 ? 1 : vector.shape(0);
+    const int repeats =
+        static_cast<int>(rows.size() / std::max<size_t>(1, size_t(groups) * size_t(columns)));
+    const mx::array sum = mx::sum(mx::reshape(rows, {groups, repeats, columns}, s_), 1, false, s_);
+    return mx::astype(mx::reshape(sum, vector.shape(), s_), vector.dtype(), s_);
+  }
+
+ private:
+  const NormConfig& config_;
+  const mx::Stream s_;
+};
+
+}  // namespace
+
+Arrays compose_norm(const NormConfig& config, const NormInputs& in, mx::Stream stream) {
+  const Formulas f(config, stream);
+  const mx::array h = in.residual ? f.add(in.x, *in.residual) : in.x;
+  const mx::array centred = f.centred(f.wide(h));
+  mx::array y = f.scaled(f.times(centred, f.scale_of(centred)), in);
+  if (in.gate) {
+    const mx::array gate = f.wide(*in.gate);
+    y = f.times(y, f.times(gate, mx::sigmoid(gate, stream)));
+  }
+  Arrays outputs = {mx::astype(y, in.x.dtype(), stream)};
+  if (in.residual) {
+    outputs.push_back(h);
+  }
+  return outputs;
+}
+
+Arrays compose_norm_backward(const NormConfig& config,
+                             const NormGradients& wanted,
+                             const NormInputs& in,
+                             const mx::array& d_y,
+                             const std::optional<mx::array>& d_h,
+                             mx::Stream stream) {
+  const Formulas f(config, stream);
+  const mx::Dtype dtype = in.x.dtype();
+  const mx::array centred = f.centred(f.wide(in.x));
+  const mx::array scale = f.scale_of(centred);
+  const mx::array normed = f.times(centred, scale);
+
+  mx::array d_z = f.wide(d_y);
+  Arrays d_gate;
+  if (in.gate) {
+    const mx::array gate = f.wide(*in.gate), sigmoid = mx::sigmoid(gate, stream);
+    const mx::array complement = mx::sigmoid(mx::negative(gate, stream), stream);
+    const mx::array derivative =
+        f.times(sigmoid, f.add(mx::array(1.0f), f.times(gate, complement)));
+    d_gate = {mx::astype(f.times(f.times(d_z, f.scaled(normed, in)), derivative), dtype, stream)};
+    d_z = f.times(d_z, f.times(gate, sigmoid));
+  }
+
+  const mx::array d_normed = in.weight ? f.times(d_z, f.weight_along(d_z, *in.weight)) : d_z;
+  mx::array d_centred =
+      mx::subtract(d_normed, f.times(normed, f.mean(f.times(d_normed, normed))), stream);
+  d_centred = f.times(scale, f.centred(d_centred));
+  if (d_h) {
+    d_centred = f.add(d_centred, f.wide(*d_h));
+  }
+
+  Arrays gradients = {mx::astype(d_centred, dtype, stream)};
+  gradients.insert(gradients.end(), d_gate.begin(), d_gate.end());
+  if (wanted.weight) {
+    gradients.push_back(f.sum_to(f.times(d_z, normed), *in.weight));
+  }
+  if (wanted.bias) {
+    gradients.push_back(f.sum_to(d_z, *in.bias));
+  }
+  return gradients;
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,227 @@
+#include "norm/gpu.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "common/launch.h"
+#include "common/launch_arrays.h"
+#include "norm/operands.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr const char* kFolder = "norm";
+
+// As numbered in rows.h.
+enum Constant : uint32_t {
+  kPacksAreAligned,
+  kRowIsShared,
+  kRowIsLong,
+  kHasResidual,
+  kHasGate,
+  kHasWeight,
+  kHasBias,
+  kHasDh,
+  kWantsWeight,
+  kWantsBias,
+};
+
+// As in rows.h.
+constexpr int64_t kSimdgroupThreads = 32;
+constexpr int64_t kMostSimdgroups = 16;
+constexpr int64_t kHeldElements = 16;  // of a row, in each thread
+// A row gets SIMD groups until each thread has so few elements.
+constexpr int64_t kElementsPerThread = 8;
+constexpr int64_t kRowsPerThreadgroup = 8;  // of rows that have one SIMD group each
+
+constexpr int64_t kMostParts = 512;  // of a weight's gradient
+constexpr int64_t kLeastRows = 4;    // of a part
+constexpr int64_t kSumColumns = 32;  // of a threadgroup of norm_sum_parts
+constexpr uint32_t kSumThreads = 256;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// How threads share a row; a matter of its length only, so that the bits of a row do not depend on
+// how many others there are.
+struct Team {
+  int64_t simdgroups;
+  bool long_row;  // longer than what its threads hold
+
+  explicit Team(int64_t columns)
+      : simdgroups(std::clamp<int64_t>(
+            ceil_div(columns, kSimdgroupThreads * kElementsPerThread), 1, kMostSimdgroups)),
+        long_row(columns > simdgroups * kSimdgroupThreads * kHeldElements) {}
+
+  bool shared() const { return simdgroups > 1; }
+  int64_t teams_per_threadgroup() const { return shared() ? 1 : kRowsPerThreadgroup; }
+  uint32_t threads() const {
+    return static_cast<uint32_t>(kSimdgroupThreads * (shared() ? simdgroups : kRowsPerThreadgroup));
+  }
+};
+
+struct Request {
+  const NormConfig& config;
+  const NormInputs& in;
+  const mx::Stream& stream;
+
+  const std::optional<mx::array>& vector() const { return in.weight ? in.weight : in.bias; }
+
+  int64_t groups() const {
+    return vector() && vector()->ndim() == 2 ? std::max(1, vector()->shape(0)) : 1;
+  }
+
+  NormParams params() const {
+    const auto rows_of = [](const std::optional<mx::array>& x) {
+      return x ? norm_rows_of(*x) : NormRowParams{};
+    };
+    NormParams params{};
+    params.x = norm_rows_of(in.x);
+    params.residual = rows_of(in.residual);
+    params.gate = rows_of(in.gate);
+    params.weight = rows_of(in.weight);
+    params.bias = rows_of(in.bias);
+    const int64_t columns = in.x.shape(-1), rows = static_cast<int64_t>(in.x.size()) / columns;
+    params.rows = static_cast<uint32_t>(rows);
+    params.columns = static_cast<uint32_t>(columns);
+    params.rows_per_group = static_cast<uint32_t>(rows / groups());
+    params.eps = config.eps;
+    params.weight_offset = config.weight_offset;
+    return params;
+  }
+
+  // Of x and of the weight, as in the names of kernels.
+  std::string dtypes() const {
+    return std::string(dtype_name(in.x)) + "_" + dtype_name(vector() ? *vector() : in.x);
+  }
+
+  // Bound in place of an array that the call does not have.
+  const mx::array* or_x(const std::optional<mx::array>& x) const { return x ? &*x : &in.x; }
+
+  void launch_kernel(const char* variant,
+                     std::vector<FunctionConstant> constants,
+                     std::vector<const mx::array*> inputs,
+                     std::vector<mx::array*> outputs,
+                     const NormParams& params,
+                     int64_t teams,
+                     std::vector<mx::array> temporaries = {}) const {
+    const Team team(params.columns);
+    const auto is_aligned = [](const mx::array* x) { return rows_are_vectors({x}); };
+    const bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
+                         std::all_of(outputs.begin(), outputs.end(), is_aligned);
+    constants.insert(constants.end(), {{kPacksAreAligned, aligned},
+                                       {kRowIsShared, team.shared()},
+                                       {kRowIsLong, team.long_row},
+                                       {kHasGate, config.has_gate},
+                                       {kHasWeight, config.has_weight}});
+    KernelLaunch request{};
+    request.kernel = &kernel_named(
+        kFolder, std::string(config.op()) + "_" + variant + "_" + dtypes(), constants);
+    request.inputs = std::move(inputs);
+    request.outputs = std::move(outputs);
+    request.params = &params;
+    request.params_size = sizeof(params);
+    request.grid = linear_grid(teams, team.teams_per_threadgroup());
+    request.threadgroup = {team.threads(), 1, 1};
+    request.temporaries = std::move(temporaries);
+    launch(request, stream);
+  }
+};
+
+void launch_sum(const mx::array& parts, int64_t groups, mx::array& sum, const mx::Stream& stream) {
+  NormSumParams params{};
+  params.columns = static_cast<uint32_t>(sum.shape(-1));
+  params.parts = static_cast<uint32_t>(parts.shape(0) / groups);
+  KernelLaunch request{};
+  request.kernel = &kernel_named(kFolder, std::string("norm_sum_parts_") + dtype_name(sum), {});
+  request.inputs = {&parts};
+  request.outputs = {&sum};
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = {static_cast<uint32_t>(ceil_div(params.columns, kSumColumns)),
+                  static_cast<uint32_t>(groups), 1};
+  request.threadgroup = {kSumThreads, 1, 1};
+  request.temporaries = {parts};
+  launch(request, stream);
+}
+
+}  // namespace
+
+bool can_launch_norm(const mx::array& x, const mx::Stream& stream, std::string* why_not) {
+  constexpr size_t kMost = std::numeric_limits<int32_t>::max();
+  const size_t columns = x.shape(-1);
+  if (columns > 0 && (columns > kMost / 2 || x.size() / columns > kMost)) {
+    *why_not = "the kernels take at most 2^30 columns and 2^31 - 1 rows";
+    return false;
+  }
+  return stream.device == mx::Device::cpu || can_launch(stream.device, why_not);
+}
+
+void norm_forward_gpu(const NormConfig& config,
+                      const NormInputs& in,
+                      Arrays& outputs,
+                      const mx::Stream& stream) {
+  const Request request{config, in, stream};
+  const NormParams params = request.params();
+  request.launch_kernel(
+      "forward", {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
+      {&in.x, request.or_x(in.residual), request.or_x(in.gate), request.or_x(in.weight),
+       request.or_x(in.bias)},
+      {&outputs[0], config.has_residual ? &outputs[1] : &outputs[0]}, params, params.rows);
+}
+
+void norm_backward_gpu(const NormConfig& config,
+                       const NormInputs& in,
+                       const NormBackwardArrays& arrays,
+                       const mx::Stream& stream) {
+  const Request request{config, in, stream};
+  NormParams params = request.params();
+  params.d_y = norm_rows_of(*arrays.d_y);
+  params.d_h = arrays.d_h ? norm_rows_of(*arrays.d_h) : NormRowParams{};
+  const int64_t groups = request.groups();
+  const bool sums = arrays.d_weight || arrays.d_bias;
+  params.rows_per_part = 1;
+  if (sums) {
+    const int64_t enough = std::max(kLeastRows, ceil_div(params.rows, kMostParts));
+    params.rows_per_part = static_cast<uint32_t>(std::min<int64_t>(enough, params.rows_per_group));
+  }
+  params.rows_per_part = std::max<uint32_t>(1, params.rows_per_part);
+  params.parts_per_group =
+      static_cast<uint32_t>(ceil_div(params.rows_per_group, params.rows_per_part));
+  const int64_t parts = groups * params.parts_per_group;
+
+  const auto parts_of = [&](const mx::array* gradient) {
+    return gradient ? std::optional(
+                          scratch({static_cast<int>(parts), in.x.shape(-1)}, mx::float32, stream))
+                    : std::nullopt;
+  };
+  std::optional<mx::array> d_weight = parts_of(arrays.d_weight), d_bias = parts_of(arrays.d_bias);
+  if (parts > 0) {
+    std::vector<mx::array> temporaries;
+    for (const std::optional<mx::array>* x : {&d_weight, &d_bias}) {
+      if (*x) {
+        temporaries.push_back(**x);
+      }
+    }
+    request.launch_kernel("backward",
+                          {{kHasDh, arrays.d_h != nullptr},
+                           {kWantsWeight, arrays.d_weight != nullptr},
+                           {kWantsBias, arrays.d_bias != nullptr}},
+                          {&in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
+                           arrays.d_h ? arrays.d_h : &in.x},
+                          {arrays.d_x, arrays.d_gate ? arrays.d_gate : arrays.d_x,
+                           d_weight ? &*d_weight : arrays.d_x, d_bias ? &*d_bias : arrays.d_x},
+                          params, parts, std::move(temporaries));
+  }
+  if (d_weight) {
+    launch_sum(*d_weight, groups, *arrays.d_weight, stream);
+  }
+  if (d_bias) {
+    launch_sum(*d_bias, groups, *arrays.d_bias, stream);
+  }
+}
+
+}  // namespace mlx_anvil

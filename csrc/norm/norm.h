@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "mlx/mlx.h"
+
+namespace mlx_anvil {
+
+namespace mx = mlx::core;
+
+// What both norms may take beside x and the weight. Formulas and rules: arguments.cpp.
+struct NormOptions {
+  float eps = 1e-5f;
+  float weight_offset = 0;
+  std::optional<mx::array> bias = {};
+  std::optional<mx::array> residual = {};
+  std::optional<mx::array> gate = {};
+};
+
+// The result, and x + residual where there is a residual.
+using NormResult = std::pair<mx::array, std::optional<mx::array>>;
+
+NormResult rms_norm(const mx::array& x,
+                    const std::optional<mx::array>& weight,
+                    const NormOptions& options,
+                    mx::StreamOrDevice stream = {});
+
+NormResult layer_norm(const mx::array& x,
+                      const std::optional<mx::array>& weight,
+                      const NormOptions& options,
+                      mx::StreamOrDevice stream = {});
+
+}  // namespace mlx_anvil

@@ -1,0 +1,60 @@
+#include "norm/operands.h"
+
+#include "common/allocate.h"
+
+namespace mlx_anvil {
+
+Arrays walkable(const Arrays& arrays, mx::Stream stream) {
+  constexpr size_t kMaxRank = MLX_ANVIL_NORM_ROW_AXES + 1;
+  Arrays all;
+  for (const mx::array& x : arrays) {
+    all.push_back(x.ndim() > kMaxRank ? mx::contiguous(x, false, stream) : x);
+  }
+  return all;
+}
+
+NormRowParams norm_rows_of(const mx::array& x) {
+  NormRowParams rows{};
+  rows.column_stride = x.strides(-1);
+  // With one axis too few to say where rows lie, there is one row.
+  rows.axes = 1;
+  rows.extents[0] = 1;
+  bool first = true;
+  for (int axis = 0; axis < static_cast<int>(x.ndim()) - 1; ++axis) {
+    const auto extent = static_cast<uint32_t>(x.shape(axis));
+    const int64_t stride = x.strides(axis);
+    if (extent == 1) {
+      continue;
+    }
+    uint32_t& last_extent = rows.extents[rows.axes - 1];
+    int64_t& last_stride = rows.strides[rows.axes - 1];
+    if (first) {
+      last_extent = extent;
+      last_stride = stride;
+      first = false;
+    } else if (last_stride == stride * extent) {
+      last_extent *= extent;
+      last_stride = stride;
+    } else {
+      rows.extents[rows.axes] = extent;
+      rows.strides[rows.axes++] = stride;
+    }
+  }
+  return rows;
+}
+
+bool allocate_rows(mx::array& out,
+                   std::initializer_list<const mx::array*> donors,
+                   const mx::Stream& stream) {
+  for (const mx::array* donor : donors) {
+    if (donor && donor->is_donatable() && donor->flags().row_contiguous &&
+        donor->itemsize() == out.itemsize() && donor->size() == out.size()) {
+      out.copy_shared_buffer(*donor);
+      return false;
+    }
+  }
+  out.set_data(allocate(out.nbytes(), stream));
+  return true;
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,110 @@
+// What the primitives of the norms share.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "common/checks.h"
+#include "common/isa.h"
+#include "common/launch_arrays.h"
+#include "common/trace.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "norm/compose.h"
+#include "norm/native.h"
+#include "norm/operands.h"
+
+namespace mlx_anvil {
+
+// The first inputs of each: x (or h), residual, gate, weight, bias, those that the call has.
+class NormPrimitive : public FusedPrimitive {
+ public:
+  NormPrimitive(mx::Stream stream, const NormConfig& config)
+      : FusedPrimitive(stream), config_(config) {}
+
+  const char* op() const override { return config_.op(); }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return FusedPrimitive::is_equivalent(other) &&
+           config_ == static_cast<const NormPrimitive&>(other).config_;
+  }
+
+ protected:
+  size_t gate_at() const { return 1 + config_.has_residual; }
+  size_t weight_at() const { return gate_at() + config_.has_gate; }
+  size_t bias_at() const { return weight_at() + config_.has_weight; }
+  size_t operand_count() const { return bias_at() + config_.has_bias; }
+
+  NormInputs operands(const Arrays& inputs) const {
+    size_t next = 1;
+    const auto take = [&](bool exists) {
+      return exists ? std::optional(inputs[next++]) : std::nullopt;
+    };
+    NormInputs in{inputs[0], {}, {}, {}, {}};
+    in.residual = take(config_.has_residual);
+    in.gate = take(config_.has_gate);
+    in.weight = take(config_.has_weight);
+    in.bias = take(config_.has_bias);
+    return in;
+  }
+
+  // Whether input `i` has a row for each row of x, and not one for each group of them.
+  bool is_of_rows(size_t i) const { return i < weight_at() || i >= operand_count(); }
+
+  // Without rows there may still be the gradient of a weight, of zeros.
+  static bool are_empty(const Arrays& outputs) {
+    return std::all_of(outputs.begin(), outputs.end(),
+                       [](const mx::array& x) { return x.size() == 0; });
+  }
+
+  static NormOperand operand_of(const std::optional<mx::array>& x) {
+    return x ? NormOperand{x->data<void>(), norm_rows_of(*x)} : NormOperand{};
+  }
+
+  NormProblem problem_of(const NormInputs& in) const {
+    const mx::Dtype dtype = in.x.dtype();
+    const std::optional<mx::array>& vector = in.weight ? in.weight : in.bias;
+    NormProblem problem;
+    problem.dtype = dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
+    problem.centred = config_.centred;
+    problem.rows = static_cast<int64_t>(in.x.size()) / in.x.shape(-1);
+    problem.groups = vector && vector->ndim() == 2 ? std::max(1, vector->shape(0)) : 1;
+    problem.vectors.weight = operand_of(in.weight);
+    problem.vectors.bias = operand_of(in.bias);
+    problem.vectors.are_float32 = vector && vector->dtype() == mx::float32;
+    problem.vectors.weight_offset = config_.weight_offset;
+    return problem;
+  }
+
+  // Runs `work` on the stream, with all arrays registered.
+  template <class Work>
+  void dispatch_native(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (const mx::array& input : inputs) {
+      encoder.set_input_array(input);
+    }
+    for (mx::array& output : outputs) {
+      encoder.set_output_array(output);
+    }
+    encoder.dispatch(std::move(work));
+    if (tracing()) {
+      record({TraceEvent::Kind::kKernel,
+              op(),
+              std::string(op()) + "_" + variant + "_" + dtype_name(inputs[0]),
+              std::string("cpu (") + isa_name(current_isa()) + ")",
+              {},
+              {},
+              ""});
+    }
+  }
+
+  // Inputs with vmap's axis in front of the rows. A weight or a bias gets a row for each group and
+  // element of the batch, or stays one for all of them where it is such and `may_share`.
+  Arrays fold(const Arrays& inputs, const std::vector<int>& axes, bool may_share);
+
+  const NormConfig config_;
+};
+
+// The number of elements of vmap's axis.
+int batch_size(const Arrays& inputs, const std::vector<int>& axes);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,263 @@
+// Gradients of rms_norm and layer_norm. With c = h - mean (or h), n = c rstd and
+// d_n = d_y silu(gate) weight:
+//   d_x = rstd (d_n - mean(d_n) - n mean(d_n n)) + d_h, without the first mean for rms_norm;
+//   d_gate = d_y n weight silu'(gate);
+//   d_weight = sum over rows of d_y silu(gate) n; d_bias = sum over rows of d_y.
+// A team takes the rows of a part one after the other and stores its sums of the last two, which
+// norm_sum_parts adds up, in one order whatever else runs. There is no bias where there is a gate.
+//
+// Kernels: <rms_norm|layer_norm>_backward_<dtype of rows>_<dtype of weight and bias>; bindings:
+// params.h. Threadgroup: as forward. Grid: linear_grid of parts. Function constants: 0 to 5 as
+// forward, 7 to 9 below.
+// norm_sum_parts_<dtype of the sum>: threadgroup 256, grid: blocks of 32 columns, groups of rows.
+#include "metal/common/activation.h"
+#include "metal/norm/rows.h"
+
+constant bool has_d_h [[function_constant(7)]];
+constant bool wants_weight [[function_constant(8)]];
+constant bool wants_bias [[function_constant(9)]];
+
+// Only rms_norm has a gate, and only layer_norm a bias.
+template <bool kCentred>
+METAL_FUNC bool is_gated() {
+  return !kCentred && has_gate;
+}
+template <bool kCentred>
+METAL_FUNC bool sums_bias() {
+  return kCentred && wants_bias;
+}
+
+// One row's operands in registers: d_z is d_y silu(gate).
+template <typename T, bool kCentred>
+struct BackwardRow {
+  const device T* h;
+  const device T* gate;
+  const device T* d_y;
+  Held<T> held_h, held_gate, held_d_y;
+
+  METAL_FUNC void load(constant NormParams& params, Columns<T> at) thread {
+    load_held<T>(h, params.x.column_stride, at, held_h);
+    load_held<T>(d_y, params.d_y.column_stride, at, held_d_y);
+    if (is_gated<kCentred>()) {
+      load_held<T>(gate, params.gate.column_stride, at, held_gate);
+    }
+  }
+
+  METAL_FUNC float d_z(int pack, int i) const thread {
+    if (!is_gated<kCentred>()) {
+      return held_d_y.x[pack][i];
+    }
+    const float g = held_gate.x[pack][i];
+    return held_d_y.x[pack][i] * (g * sigmoid(g).value);
+  }
+};
+
+// Adds one pack of a row's products to the sums of its part, which are in registers until its last
+// row, or for a long row in memory. float32, whatever the dtype of the rows.
+template <typename T>
+METAL_FUNC void add_to_part(device float* part,
+                            bool first_row,
+                            bool last_row,
+                            int count,
+                            const thread float* a,
+                            const thread float* b,
+                            thread float* sums) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < Held<T>::kSize; i += Pack<float>::kSize) {
+    const int of_pack = metal::min(int(Pack<float>::kSize), count - i);
+    if (row_is_long && !first_row) {
+      load_pack<float>(part + i, 1, of_pack, sums + i);
+    }
+    MLX_ANVIL_UNROLL
+    for (int k = i; k < i + Pack<float>::kSize; ++k) {
+      sums[k] = metal::fma(a[k], b[k], first_row ? 0.0f : sums[k]);
+    }
+    if (row_is_long || last_row) {
+      store_pack<float>(part + i, of_pack, sums + i);
+    }
+  }
+}
+
+template <typename T, typename W, bool kCentred>
+[[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void norm_backward(
+    const device T* h [[buffer(0)]],
+    const device T* gate [[buffer(1)]],
+    const device W* weight [[buffer(2)]],
+    const device T* d_y [[buffer(3)]],
+    const device T* d_h [[buffer(4)]],
+    device T* d_x [[buffer(5)]],
+    device T* d_gate [[buffer(6)]],
+    device float* d_weight_parts [[buffer(7)]],
+    device float* d_bias_parts [[buffer(8)]],
+    constant NormParams& params [[buffer(9)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint3 threads [[threads_per_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float memory[2][3][kMostSimdgroups];
+  TeamSums<3> sums = {memory, 0};
+  const Team team = team_of(group, groups, threads.x, simdgroup, lane);
+  const uint first_of_group = team.index / params.parts_per_group * params.rows_per_group;
+  const uint first = first_of_group + team.index % params.parts_per_group * params.rows_per_part;
+  if (first >= params.rows) {
+    return;
+  }
+  const uint last =
+      metal::min(first + params.rows_per_part, first_of_group + params.rows_per_group);
+  const int columns = params.columns;
+  device float* const weight_part = d_weight_parts + long(team.index) * columns;
+  device float* const bias_part = d_bias_parts + long(team.index) * columns;
+  Held<T> weight_sums, bias_sums;
+
+  for (uint row = first; row < last; ++row) {
+    BackwardRow<T, kCentred> in;
+    in.h = h + norm_row_offset(&params.x, row);
+    in.d_y = d_y + norm_row_offset(&params.d_y, row);
+    in.gate = is_gated<kCentred>() ? gate + norm_row_offset(&params.gate, row) : gate;
+    in.load(params, columns_of<T>(team, columns));
+
+    float mean = 0.0f;
+    if (kCentred) {
+      float sum[1] = {0.0f};
+      for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+        if (row_is_long) {
+          load_held<T>(in.h, params.x.column_stride, at, in.held_h);
+        }
+        sum[0] += sum_of<T>(in.held_h);
+      }
+      sums.sum(team, sum);
+      mean = sum[0] / columns;
+    }
+
+    float moments[kCentred ? 3 : 2] = {};  // sums of c^2, d_n c, d_n
+    for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+      if (row_is_long) {
+        in.load(params, at);
+      }
+      Held<T> c = in.held_h;
+      if (kCentred) {
+        subtract_mean<T>(mean, at, c);
+      }
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < Held<T>::kPacks; ++j) {
+        float w[Held<T>::kSize];
+        load_weight<T, W>(weight, params, row, at, j, w);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < Held<T>::kSize; ++i) {
+          const float d_z = in.d_z(j, i);
+          moments[0] = metal::fma(c.x[j][i], c.x[j][i], moments[0]);
+          moments[1] = metal::fma(d_z * w[i], c.x[j][i], moments[1]);
+          if (kCentred) {
+            moments[kCentred ? 2 : 0] = metal::fma(d_z, w[i], moments[kCentred ? 2 : 0]);
+          }
+        }
+      }
+    }
+    sums.sum(team, moments);
+    const float rstd = metal::precise::rsqrt(moments[0] / columns + params.eps);
+    const float mean_of_products = moments[1] * rstd / columns;
+    const float mean_of_d_n = kCentred ? moments[kCentred ? 2 : 0] / columns : 0.0f;
+
+    const long to = static_cast<long>(row) * columns;
+    const device T* const d_h_row = has_d_h ? d_h + norm_row_offset(&params.d_h, row) : d_h;
+    for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+      if (row_is_long) {
+        in.load(params, at);
+      }
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < Held<T>::kPacks; ++j) {
+        const int column = at.of(j), count = at.count(j);
+        float w[Held<T>::kSize], n[Held<T>::kSize], d_z[Held<T>::kSize], out[Held<T>::kSize];
+        load_weight<T, W>(weight, params, row, at, j, w);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < Held<T>::kSize; ++i) {
+          n[i] = (in.held_h.x[j][i] - mean) * rstd;
+          d_z[i] = in.d_z(j, i);
+        }
+        if (is_gated<kCentred>()) {
+          MLX_ANVIL_UNROLL
+          for (int i = 0; i < Held<T>::kSize; ++i) {
+            const float g = in.held_gate.x[j][i];
+            out[i] = in.held_d_y.x[j][i] * (n[i] * w[i]) * silu_derivative(g, sigmoid(g));
+          }
+          store_pack<T>(d_gate + to + column, count, out);
+        }
+        if (has_d_h) {
+          load_pack<T>(d_h_row + column * params.d_h.column_stride, params.d_h.column_stride, count,
+                       out);
+        }
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < Held<T>::kSize; ++i) {
+          const float d_c =
+              metal::fma(-n[i], mean_of_products, metal::fma(d_z[i], w[i], -mean_of_d_n));
+          out[i] = has_d_h ? metal::fma(rstd, d_c, out[i]) : rstd * d_c;
+        }
+        store_pack<T>(d_x + to + column, count, out);
+        if (wants_weight) {
+          add_to_part<T>(weight_part + column, row == first, row + 1 == last, count, d_z, n,
+                         weight_sums.x[j]);
+        }
+        if (sums_bias<kCentred>()) {
+          const float ones[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+          add_to_part<T>(bias_part + column, row == first, row + 1 == last, count, d_z, ones,
+                         bias_sums.x[j]);
+        }
+      }
+    }
+  }
+}
+
+enum { kSumThreads = 256, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
+
+// A lane has a column, and each SIMD group every eighth part.
+template <typename W>
+[[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void norm_sum_parts(
+    const device float* parts [[buffer(0)]],
+    device W* sum [[buffer(1)]],
+    constant NormSumParams& params [[buffer(2)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float shares[kSumSimdgroups][kSumColumns];
+  const uint column = group.x * kSumColumns + lane;
+  const bool exists = column < params.columns;
+  const device float* const own = parts + long(group.y) * params.parts * params.columns + column;
+  float total = 0.0f;
+  for (uint part = simdgroup; exists && part < params.parts; part += kSumSimdgroups) {
+    total += own[long(part) * params.columns];
+  }
+  shares[simdgroup][lane] = total;
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (simdgroup != 0 || !exists) {
+    return;
+  }
+  total = 0.0f;
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kSumSimdgroups; ++i) {
+    total += shares[i][lane];
+  }
+  sum[long(group.y) * params.columns + column] = static_cast<W>(total);
+}
+
+#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)         \
+  template [[host_name(#op "_backward_" #dtype "_" #weight_dtype)]] \
+  [[kernel]] decltype(norm_backward<T, W, centred>) norm_backward<T, W, centred>;
+
+#define INSTANTIATE_DTYPES(op, centred)                      \
+  INSTANTIATE(op, centred, float32, float, float32, float)   \
+  INSTANTIATE(op, centred, float16, half, float32, float)    \
+  INSTANTIATE(op, centred, float16, half, float16, half)     \
+  INSTANTIATE(op, centred, bfloat16, bfloat, float32, float) \
+  INSTANTIATE(op, centred, bfloat16, bfloat, bfloat16, bfloat)
+
+INSTANTIATE_DTYPES(rms_norm, false)
+INSTANTIATE_DTYPES(layer_norm, true)
+
+#define INSTANTIATE_SUM(dtype, W) \
+  template [[host_name(           \
+      "norm_sum_parts_" #dtype)]] [[kernel]] decltype(norm_sum_parts<W>) norm_sum_parts<W>;
+
+INSTANTIATE_SUM(float32, float)
+INSTANTIATE_SUM(float16, half)
+INSTANTIATE_SUM(bfloat16, bfloat)

@@ -1,0 +1,135 @@
+// rms_norm and layer_norm: h = x + residual (rounded, where there is a residual);
+//   y = (h - mean) rsqrt(mean of squares + eps) weight + bias, times silu(gate),
+// without mean and bias for rms_norm. Statistics in float32, the mean of squares of h - mean.
+//
+// Kernels: <rms_norm|layer_norm>_forward_<dtype of rows>_<dtype of weight and bias>; bindings:
+// params.h. Threadgroup: up to 256 columns, eight rows of 32 threads; longer rows have one of 32
+// threads for every 256 columns, 512 at most. Grid: linear_grid of rows. Function constants: 0
+// whether all packs of 16 bytes are aligned (nothing else is assumed), 1 to 6 rows.h.
+#include "metal/common/activation.h"
+#include "metal/norm/rows.h"
+
+template <typename T>
+struct ForwardRow {
+  const device T* x;
+  const device T* residual;
+
+  METAL_FUNC void load_h(constant NormParams& params, Columns<T> at, thread Held<T>& h) thread {
+    load_held<T>(x, params.x.column_stride, at, h);
+    if (has_residual) {
+      Held<T> other;
+      load_held<T>(residual, params.residual.column_stride, at, other);
+      MLX_ANVIL_UNROLL
+      for (int k = 0; k < kHeldElements; ++k) {
+        const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
+        h.x[j][i] = static_cast<float>(static_cast<T>(h.x[j][i] + other.x[j][i]));
+      }
+    }
+  }
+};
+
+template <typename T, typename W, bool kCentred>
+[[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void norm_forward(
+    const device T* x [[buffer(0)]],
+    const device T* residual [[buffer(1)]],
+    const device T* gate [[buffer(2)]],
+    const device W* weight [[buffer(3)]],
+    const device W* bias [[buffer(4)]],
+    device T* y [[buffer(5)]],
+    device T* h_out [[buffer(6)]],
+    constant NormParams& params [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint3 threads [[threads_per_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float memory[2][1][kMostSimdgroups];
+  TeamSums<1> sums = {memory, 0};
+  const Team team = team_of(group, groups, threads.x, simdgroup, lane);
+  const uint row = team.index;
+  if (row >= params.rows) {
+    return;
+  }
+  const int columns = params.columns;
+  ForwardRow<T> rows;
+  rows.x = x + norm_row_offset(&params.x, row);
+  rows.residual = has_residual ? residual + norm_row_offset(&params.residual, row) : residual;
+  const device T* const gate_row = has_gate ? gate + norm_row_offset(&params.gate, row) : gate;
+  Held<T> h;
+  rows.load_h(params, columns_of<T>(team, columns), h);
+
+  float mean = 0.0f;
+  if (kCentred) {
+    float sum[1] = {0.0f};
+    for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+      if (row_is_long) {
+        rows.load_h(params, at, h);
+      }
+      sum[0] += sum_of<T>(h);
+    }
+    sums.sum(team, sum);
+    mean = sum[0] / columns;
+  }
+
+  float squares[1] = {0.0f};
+  for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+    if (row_is_long) {
+      rows.load_h(params, at, h);
+    }
+    Held<T> c = h;
+    if (kCentred) {
+      subtract_mean<T>(mean, at, c);
+    }
+    MLX_ANVIL_UNROLL
+    for (int k = 0; k < kHeldElements; ++k) {
+      const float value = c.x[k / Held<T>::kSize][k % Held<T>::kSize];
+      squares[0] = metal::fma(value, value, squares[0]);
+    }
+  }
+  sums.sum(team, squares);
+  const float rstd = metal::precise::rsqrt(squares[0] / columns + params.eps);
+
+  for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+    if (row_is_long) {
+      rows.load_h(params, at, h);
+    }
+    const long to = static_cast<long>(row) * columns;
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < Held<T>::kPacks; ++j) {
+      const int column = at.of(j), count = at.count(j);
+      float w[Held<T>::kSize], b[Held<T>::kSize], g[Held<T>::kSize], out[Held<T>::kSize];
+      load_weight<T, W>(weight, params, row, at, j, w);
+      if (has_bias) {
+        load_vector<T, W>(bias, params.bias, row / params.rows_per_group, at, j, b);
+      }
+      if (has_gate) {
+        load_pack<T>(gate_row + column * params.gate.column_stride, params.gate.column_stride,
+                     count, g);
+      }
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < Held<T>::kSize; ++i) {
+        const float c = h.x[j][i] - mean, factor = has_weight ? rstd * w[i] : rstd;
+        const float z = has_bias ? metal::fma(c, factor, b[i]) : c * factor;
+        out[i] = has_gate ? z * (g[i] * sigmoid(g[i]).value) : z;
+      }
+      if (has_residual) {
+        store_pack<T>(h_out + to + column, count, h.x[j]);
+      }
+      store_pack<T>(y + to + column, count, out);
+    }
+  }
+}
+
+#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)        \
+  template [[host_name(#op "_forward_" #dtype "_" #weight_dtype)]] \
+  [[kernel]] decltype(norm_forward<T, W, centred>) norm_forward<T, W, centred>;
+
+#define INSTANTIATE_DTYPES(op, centred)                      \
+  INSTANTIATE(op, centred, float32, float, float32, float)   \
+  INSTANTIATE(op, centred, float16, half, float32, float)    \
+  INSTANTIATE(op, centred, float16, half, float16, half)     \
+  INSTANTIATE(op, centred, bfloat16, bfloat, float32, float) \
+  INSTANTIATE(op, centred, bfloat16, bfloat, bfloat16, bfloat)
+
+INSTANTIATE_DTYPES(rms_norm, false)
+INSTANTIATE_DTYPES(layer_norm, true)

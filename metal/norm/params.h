@@ -1,0 +1,71 @@
+// Parameters of the norm kernels, shared by the host (C++, its CPU kernels too) and the kernels
+// (MSL): plain 32- and 64-bit fields in an order that needs no padding, so that both compilers lay
+// it out alike.
+//
+// Bindings. Forward:   x residual gate weight bias | y h | params
+//           backward:  h gate weight d_y d_h | d_x d_gate d_weight_parts d_bias_parts | params
+//           sum_parts: parts | sum | params
+// Where a call lacks an array, the host binds another in its place.
+#pragma once
+
+#define MLX_ANVIL_NORM_ROW_AXES 4
+
+#ifndef __METAL__
+#include <cstdint>
+namespace mlx_anvil {
+#endif
+
+// Where the rows of an array lie: all of its axes but the last, those merged that memory allows.
+// Row-major order; strides are in elements.
+struct NormRowParams {
+  int64_t strides[MLX_ANVIL_NORM_ROW_AXES];
+  int64_t column_stride;
+  uint32_t extents[MLX_ANVIL_NORM_ROW_AXES];
+  uint32_t axes;  // at least 1
+  uint32_t unused;
+};
+
+// `Rows` is a pointer to NormRowParams in whatever address space. Static: every build of the CPU
+// kernels has to have a copy of its own (csrc/common/isa.h).
+template <typename Rows>
+static inline int64_t norm_row_offset(Rows rows, uint32_t row) {
+  int64_t offset = 0;
+  for (uint32_t axis = rows->axes - 1; axis > 0; --axis) {
+    const uint32_t rest = row / rows->extents[axis];
+    offset += (row - rest * rows->extents[axis]) * rows->strides[axis];
+    row = rest;
+  }
+  return offset + row * rows->strides[0];
+}
+
+struct NormParams {
+  NormRowParams x;  // of a backward: h
+  NormRowParams residual;
+  NormRowParams gate;
+  NormRowParams weight;  // a row for each group
+  NormRowParams bias;
+  NormRowParams d_y;
+  NormRowParams d_h;
+  uint32_t rows;
+  uint32_t rows_per_group;  // of neighbouring rows, which share a row of the weight and of the bias
+  uint32_t parts_per_group;  // of a backward: what its rows are shared out in
+  uint32_t rows_per_part;
+  uint32_t columns;
+  float eps;
+  float weight_offset;
+  uint32_t unused;
+};
+
+struct NormSumParams {
+  uint32_t columns;
+  uint32_t parts;  // that each sum is of
+};
+
+static_assert(sizeof(NormRowParams) == 8 * 5 + 4 * 6, "same layout in C++ and MSL");
+static_assert(sizeof(NormParams) == 7 * sizeof(NormRowParams) + 4 * 8,
+              "same layout in C++ and MSL");
+static_assert(sizeof(NormSumParams) == 4 * 2, "same layout in C++ and MSL");
+
+#ifndef __METAL__
+}  // namespace mlx_anvil
+#endif
