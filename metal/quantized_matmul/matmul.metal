@@ -19,6 +19,13 @@ constant bool x_and_out_are_vectors [[function_constant(3)]];
 enum { kTileRows = 32, kTileColumns = 64, kTileDepth = 64, kTileThreads = 128 };
 enum { kRowFragments = 2, kColumnFragments = 4 };
 
+// Weights are larger by this factor in a tile, and sums until they are stored: matrix units may
+// take subnormal numbers, such as weights of a subnormal scale, as zero. e8m0 needs its whole range.
+template <typename Format>
+METAL_FUNC float lift() {
+  return Format::kHasBiases ? 0x1p32f : 1.0f;
+}
+
 // Unpacks columns [column, column + 64) of rows [row, row + 64) of w; zeros beyond `end` and beyond
 // the last column. A thread has a chunk.
 template <typename T, typename Format>
@@ -44,7 +51,8 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     float2 factors = float2(0.0f);
     if (exists) {
       load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
-      factors = scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
+      factors = lift<Format>() *
+                scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
     }
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < Format::kPart / 8; ++piece) {
@@ -86,16 +94,18 @@ template <typename T, typename Format, bool kTransposed>
   const int own_row = 8 * kRowFragments * (simdgroup / 2);
   const int own_column = 8 * kColumnFragments * (simdgroup % 2);
 
-  Fragment<float> totals[kRowFragments][kColumnFragments];
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kRowFragments; ++i) {
-    MLX_ANVIL_UNROLL
-    for (int j = 0; j < kColumnFragments; ++j) {
-      totals[i][j] = fragment_of<float>(0.0f, 0.0f);
-    }
-  }
+  float2 totals[kRowFragments][kColumnFragments] = {};  // a lane's elements of each fragment
 
   for (int begin = 0; begin < depth; begin += kTileDepth) {
+    // Matrix units may cut off what float arithmetic rounds: only the sums of a tile are theirs.
+    Fragment<float> sums[kRowFragments][kColumnFragments];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < kColumnFragments; ++j) {
+        sums[i][j] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
     const Rows<T> from = {x_rows + begin, depth, 1, rows, depth - begin};
     copy_tile<T, kTileRows, kTileDepth, kTileThreads>(x_tile, from, x_and_out_are_vectors,
                                                       thread_index);
@@ -120,8 +130,15 @@ template <typename T, typename Format, bool kTransposed>
                         : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(totals[i][j], left[i], right, totals[i][j]);
+          metal::simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);
         }
+      }
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < kColumnFragments; ++j) {
+        totals[i][j] += elements_of(sums[i][j]);
       }
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -137,7 +154,7 @@ template <typename T, typename Format, bool kTransposed>
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
       store_pair(to, first_column + own_column + 8 * j + place.column, columns,
-                 elements_of(totals[i][j]), x_and_out_are_vectors);
+                 totals[i][j] * (1.0f / lift<Format>()), x_and_out_are_vectors);
     }
   }
 }

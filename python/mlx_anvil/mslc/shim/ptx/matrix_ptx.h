@@ -90,6 +90,12 @@ MSLC_INLINE MatrixPair multiply_tf32(MatrixPair a, MatrixPair b, MatrixPair c) {
   return {d0, d1};
 }
 
+// The products with low parts, added to `before`. Where a factor is infinite they are infinite or,
+// as 0 * infinity is, no numbers, whatever the product of the factors themselves: left out there.
+MSLC_INLINE float unless_spoilt(float sum, float before) {
+  return __builtin_fabsf(sum) < __builtin_inff() ? sum : before;
+}
+
 template <class A, class B>
 MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, MatrixPair c) {
   const float x = static_cast<float>(b.x), y = static_cast<float>(b.y);
@@ -99,16 +105,19 @@ MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, Ma
   const MatrixPair rows_high = {to_tf32(rows.x), to_tf32(rows.y)};
   const MatrixPair columns_high = {to_tf32(columns.x), to_tf32(columns.y)};
   // half and bfloat fit tf32.
+  MatrixPair sum = c;
   if constexpr (sizeof(A) == 4) {
     const MatrixPair rest = {tf32_rest(rows.x, rows_high.x), tf32_rest(rows.y, rows_high.y)};
-    c = multiply_tf32(rest, columns_high, c);
+    sum = multiply_tf32(rest, columns_high, sum);
   }
   if constexpr (sizeof(B) == 4) {
     const MatrixPair rest = {tf32_rest(columns.x, columns_high.x),
                              tf32_rest(columns.y, columns_high.y)};
-    c = multiply_tf32(rows_high, rest, c);
+    sum = multiply_tf32(rows_high, rest, sum);
   }
-  return multiply_tf32(rows_high, columns_high, c);
+  if constexpr (sizeof(A) == 4 || sizeof(B) == 4)
+    sum = {unless_spoilt(sum.x, c.x), unless_spoilt(sum.y, c.y)};
+  return multiply_tf32(rows_high, columns_high, sum);
 }
 
 template <class D, class A, class B, class C>
