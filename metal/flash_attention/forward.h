@@ -100,7 +100,7 @@ struct ForwardRows {
 
   // Wide heads have no registers to spare for loads that a compiler would like to make early.
   METAL_FUNC void keep_order() const thread {
-    if (kHeadDim > 128) {
+    if (kHeadDim * sizeof(T) > 256) {
       metal::simdgroup_barrier(metal::mem_flags::mem_none);
     }
   }
@@ -155,13 +155,12 @@ struct ForwardRows {
   METAL_FUNC void multiply_values(
       const threadgroup T* values,
       thread Fragment<T> (&weights)[kRowFragments][kKeyFragments]) thread {
-    const threadgroup T* at = values + place.row * kValueStride + place.column;
     MLX_ANVIL_UNROLL
     for (int d = 0; d < kValueFragments; ++d) {
       keep_order();
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
-        const Fragment<T> v = load_fragment(at + 8 * (n * kValueStride + d));
+        const Fragment<T> v = load_block(values + 8 * (n * kValueStride + d), kValueStride, place);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
           metal::simdgroup_multiply_accumulate(out[i][d], weights[i][n], v, out[i][d]);

@@ -19,13 +19,6 @@ constant bool x_and_out_are_vectors [[function_constant(3)]];
 enum { kTileRows = 32, kTileColumns = 64, kTileDepth = 64, kTileThreads = 128 };
 enum { kRowFragments = 2, kColumnFragments = 4 };
 
-// Weights are larger by this factor in a tile, and sums until they are stored: matrix units may
-// take subnormal numbers, such as weights of a subnormal scale, as zero. e8m0 needs its whole range.
-template <typename Format>
-METAL_FUNC float lift() {
-  return Format::kHasBiases ? 0x1p32f : 1.0f;
-}
-
 // Unpacks columns [column, column + 64) of rows [row, row + 64) of w; zeros beyond `end` and beyond
 // the last column. A thread has a chunk.
 template <typename T, typename Format>
@@ -51,8 +44,7 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     float2 factors = float2(0.0f);
     if (exists) {
       load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
-      factors = lift<Format>() *
-                scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
+      factors = scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
     }
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < Format::kPart / 8; ++piece) {
@@ -154,7 +146,7 @@ template <typename T, typename Format, bool kTransposed>
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
       store_pair(to, first_column + own_column + 8 * j + place.column, columns,
-                 totals[i][j] * (1.0f / lift<Format>()), x_and_out_are_vectors);
+                 totals[i][j], x_and_out_are_vectors);
     }
   }
 }

@@ -150,6 +150,10 @@ MSLC_INLINE constexpr uint matrix_column(uint lane) {
 
 template <class T>
 constexpr bool transposes_in_registers = false;
+template <class T>
+MSLC_INLINE bool load_rows(metal::vec<T, 2>&, const threadgroup T*, ulong, bool) {
+  return false;
+}
 
 template <class D, class A, class B, class C>
 struct MatrixOperand {

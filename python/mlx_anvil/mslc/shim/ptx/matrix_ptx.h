@@ -41,6 +41,36 @@ MSLC_INLINE metal::vec<T, 2> transposed(metal::vec<T, 2> pair) {
   return __builtin_bit_cast(metal::vec<T, 2>, transpose_16bit(__builtin_bit_cast(uint, pair)));
 }
 
+// A matrix of 16-bit elements whose rows, as the compiler can tell, are multiples of 16 bytes in
+// threadgroup memory: eight lanes name a row each, the unit hands out the elements. False, and no
+// code, where it cannot tell. ptx_ldmatrix.py makes one load of four.
+template <class T>
+MSLC_INLINE bool load_rows(metal::vec<T, 2>& elements,
+                           const threadgroup T* first,
+                           ulong stride,
+                           bool transpose) {
+  if constexpr (sizeof(T) != 2) {
+    return false;
+  } else {
+    const threadgroup T* row = first + hardware_lane() % 8 * stride;
+    const bool aligned = reinterpret_cast<ulong>(row) % 16 == 0;
+    if (!__builtin_constant_p(aligned) || !aligned) return false;
+    uint pair;
+    if (transpose)
+      __asm__ volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                       : "=r"(pair)
+                       : "l"(row)
+                       : "memory");
+    else
+      __asm__ volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                       : "=r"(pair)
+                       : "l"(row)
+                       : "memory");
+    elements = __builtin_bit_cast(metal::vec<T, 2>, pair);
+    return true;
+  }
+}
+
 template <class T>
 MSLC_INLINE MatrixPair multiply_16bit(metal::vec<T, 2> a, metal::vec<T, 2> b, MatrixPair c) {
   const uint rows = __builtin_bit_cast(uint, a);
