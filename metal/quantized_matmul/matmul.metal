@@ -44,12 +44,12 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     float2 factors = float2(0.0f);
     if (exists) {
       load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
-      factors = scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
+      factors = scale_and_bias(from, begin >> params.group_shift);
     }
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < Format::kPart / 8; ++piece) {
       float v[8];
-      Format::values(words, piece, v);
+      values_or_nan<Format>(words, piece, v);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < 8; ++i) {
         at[part + 8 * piece + i] = metal::fma(Format::factor() * v[i], factors.x, factors.y);

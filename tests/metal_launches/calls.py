@@ -82,6 +82,11 @@ MODES = {
 }
 
 
+def _with_matrix_units(op: Callable[..., mx.array], dtype: mx.Dtype, *arrays: object, **options: object) -> mx.array:
+    with mlx_anvil.simulate(matrix_units=True):
+        return op(mx.zeros((3, 128), dtype), *arrays, **options)
+
+
 def quantized_matmul() -> Iterator[Call]:
     for dtype, (mode, formats) in product(DTYPES, MODES.items()):
         for group_size, bits in formats:
@@ -94,6 +99,13 @@ def quantized_matmul() -> Iterator[Call]:
                     yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                     yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
                     yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+            # Enough rows of w for SIMD groups with columns of their own, and too few.
+            for outputs in (128, 16384) if mode == "affine" and bits == 4 else ():
+                gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
+                yield lambda d=dtype, w=gate, o=options: _with_matrix_units(mlx_anvil.quantized_matmul, d, *w, **o)
+                yield lambda d=dtype, g=gate, u=up, o=options: _with_matrix_units(
+                    mlx_anvil.quantized_swiglu, d, g, u, **o
+                )
 
 
 # By the folder under metal/ that has the kernels.
