@@ -110,7 +110,8 @@ DecodeTile decode_tile(const AttentionSizes& sizes) {
   return *best;
 }
 
-// Matrix products take 8 rows at a time; with fewer than half of them, they do too much for nothing.
+// Matrix products take 8 rows at a time; with fewer than half of them, they do too much for
+// nothing.
 constexpr int kMatrixRows = 8;
 
 DecodeKernel decode_kernel(const AttentionSizes& sizes, const AttentionForwardArrays& arrays) {
@@ -123,9 +124,9 @@ DecodeKernel decode_kernel(const AttentionSizes& sizes, const AttentionForwardAr
                                         [&](int tile) { return dim <= tile; });
   if (arrays.q->itemsize() == 2 && matrix_dim != std::end(kMatrixDims) &&
       2 * sizes.group() * sizes.q_len >= kMatrixRows && are_vectors(arrays)) {
-    return {std::string("flash_attention_decode_matrix_") + dtype + "_d" +
-                std::to_string(*matrix_dim),
-            kMatrixRows};
+    return {
+        std::string("flash_attention_decode_matrix_") + dtype + "_d" + std::to_string(*matrix_dim),
+        kMatrixRows};
   }
   const DecodeTile tile = decode_tile(sizes);
   return {std::string("flash_attention_decode_") + dtype + "_d" + std::to_string(tile.head_dim) +

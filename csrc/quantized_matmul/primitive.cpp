@@ -195,8 +195,8 @@ bool is_for_tensor_cores(const QuantizedFormat& format,
                          mx::Stream s) {
   constexpr int64_t kOutputTile = 128;
   const int64_t depth_tile = std::max(64, format.group);
-  const bool traced = x.is_tracer() || matrix.scales.is_tracer() ||
-                      (matrix.biases && matrix.biases->is_tracer());
+  const bool traced =
+      x.is_tracer() || matrix.scales.is_tracer() || (matrix.biases && matrix.biases->is_tracer());
   return !traced && x.dtype() != mx::float32 && (format.bits == 4 || format.bits == 8) &&
          product == QuantizedProduct::kTransposed && sizes.rows > kQuantizedGemvRows &&
          sizes.outputs > 0 && sizes.columns > 0 && sizes.outputs % kOutputTile == 0 &&

@@ -7,14 +7,14 @@
 #include "metal/common/tile.h"
 #include "metal/flash_attention/decode_row.h"
 
-// Column 32 j + 8 c + 2 p + e of a row is element 2 c + e of its fragment 4 j + p: a lane's pairs of
-// four fragments then are one vector in memory. Any order will do, as long as all take the same.
+// Column 32 j + 8 c + 2 p + e of a row is element 2 c + e of its fragment 4 j + p: a lane's pairs
+// of four fragments then are one vector in memory. Any order will do, as long as all take the same.
 METAL_FUNC int place_of_column(int column) {
   return column / 32 * 32 + column / 2 % 4 * 8 + column / 8 % 4 * 2 + column % 2;
 }
 
-METAL_FUNC int column_of_pair(int fragment, FragmentPlace place) {
-  return fragment / 4 * 32 + place.column * 4 + fragment % 4 * 2;
+METAL_FUNC int column_of_pair(int index, FragmentPlace place) {
+  return index / 4 * 32 + place.column * 4 + index % 4 * 2;
 }
 
 // The fragments of 8 rows, of which this is the lane's; zeros from `columns` on. Rows are vectors.
@@ -134,8 +134,7 @@ struct DecodeMatrixRows {
     const float factor = softmax[e].begin_piece(column_max(highest));
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kKeyFragments; ++i) {
-      const float weight =
-          metal::fast::exp2(scores[i].thread_elements()[e] - softmax[e].base());
+      const float weight = metal::fast::exp2(scores[i].thread_elements()[e] - softmax[e].base());
       scores[i].thread_elements()[e] = weight;
       softmax[e].sum += weight;
     }

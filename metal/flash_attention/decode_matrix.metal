@@ -39,8 +39,7 @@ template <typename T, int kDim>
     const DecodeRow row = decode_row(common, batch, kv_head, first_row + r);
     const device T* from = q + batch * common.q_strides[0] + row.head * common.q_strides[1] +
                            row.query * common.q_strides[2];
-    q_tile[r * kStride + place_of_column(column)] =
-        column < common.head_dim ? from[column] : T(0);
+    q_tile[r * kStride + place_of_column(column)] = column < common.head_dim ? from[column] : T(0);
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
@@ -120,8 +119,8 @@ template <typename T, int kDim>
   }
 }
 
-#define INSTANTIATE_DECODE_MATRIX(dtype, type, d)                                       \
-  template [[host_name("flash_attention_decode_matrix_" #dtype "_d" #d)]] [[kernel]]    \
+#define INSTANTIATE_DECODE_MATRIX(dtype, type, d)                                    \
+  template [[host_name("flash_attention_decode_matrix_" #dtype "_d" #d)]] [[kernel]] \
   decltype(flash_attention_decode_matrix<type, d>) flash_attention_decode_matrix<type, d>;
 
 MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(INSTANTIATE_DECODE_MATRIX, float16, half)

@@ -1,5 +1,5 @@
-// Products of up to 8 rows of x with rows of w of 4-bit codes, by matrix products of 16-bit numbers:
-// for GPUs that have units for these, on which eight rows of x cost no more than one.
+// Products of up to 8 rows of x with rows of w of 4-bit codes, by matrix products of 16-bit
+// numbers: for GPUs that have units for these, on which eight rows of x cost no more than one.
 //
 // Two fragments, of 8 rows of w each, meet the same columns of x. The columns of a fragment are
 // dealt so that a lane's two elements are codes i and i + 4 of one word, which one mask gives, and
@@ -31,7 +31,7 @@ struct SmallCode<bfloat> {
 
 template <typename T, int kGroup>
 struct GemvMatrixSums {
-  enum { kMatrices = 2, kRows = 8, kColumns = 256 };  // of a step of a SIMD group
+  enum { kMatrices = 2, kRows = 8, kColumns = 256 };           // of a step of a SIMD group
   enum { kGroups = kColumns / kGroup, kWords = kGroup / 32 };  // words: a lane's of a group
   enum { kStride = TileRow<T, kColumns>::kStride, kTileVectors = kRows * kStride / 8 };
   using Row = WeightRow<T, AffineFormat<4>>;
@@ -154,8 +154,8 @@ struct GemvMatrixSums {
     for (int r = 0; r < kMatrices; ++r) {
       const float2 of_codes =
           SmallCode<T>::factor() * elements_of(sums[r]) - float(SmallCode<T>::kOffset) * of_x;
-      totals[r] += static_cast<float>(scales[r][g]) * of_codes +
-                   static_cast<float>(biases[r][g]) * of_x;
+      totals[r] +=
+          static_cast<float>(scales[r][g]) * of_codes + static_cast<float>(biases[r][g]) * of_x;
     }
   }
 };

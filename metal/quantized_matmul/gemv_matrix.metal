@@ -34,8 +34,7 @@ template <typename T, int kGroup>
     rows[r] = weight_row<T, AffineFormat<4>>({w, scales, biases}, batch * params.outputs + output,
                                              params.columns, params.group_shift);
   }
-  sums.add(rows, x + batch * params.rows * params.columns, tiles[simdgroup], params, at,
-           lane);
+  sums.add(rows, x + batch * params.rows * params.columns, tiles[simdgroup], params, at, lane);
   add_shares(sums, shares, simdgroup, lane);
   if (!stores_results(simdgroup)) {
     return;
@@ -93,8 +92,8 @@ template <typename T, int kGroup>
   }
 }
 
-#define INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, group)     \
-  template [[host_name(#kernel_name "_" #dtype "_g" #group)]]        \
+#define INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, group) \
+  template [[host_name(#kernel_name "_" #dtype "_g" #group)]]    \
   [[kernel]] decltype(kernel_name<type, group>) kernel_name<type, group>;
 
 #define INSTANTIATE_GEMV_MATRIX_GROUPS(kernel_name, dtype, type) \

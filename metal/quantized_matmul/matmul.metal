@@ -145,8 +145,8 @@ template <typename T, typename Format, bool kTransposed>
     device T* to = out + (batch * params.rows + first_row + row) * columns;
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
-      store_pair(to, first_column + own_column + 8 * j + place.column, columns,
-                 totals[i][j], x_and_out_are_vectors);
+      store_pair(to, first_column + own_column + 8 * j + place.column, columns, totals[i][j],
+                 x_and_out_are_vectors);
     }
   }
 }

@@ -18,7 +18,9 @@ _ADD = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
 _REGISTER = re.compile(r"%[a-z]+\d+")
 _ASSIGNED = re.compile(r"^\s*(?:@!?%p\d+ )?[a-z][\w.:]*\s+(\{[^}]*\}|%[a-z]+\d+(?:\|%[a-z]+\d+)?)")
 # What a load of threadgroup memory may not pass: labels, jumps, barriers and whatever may write there.
-_FENCE = re.compile(r"^\s*(\$\w+:|(@!?%p\d+ )?(bra|ret|exit|trap|call|brx|bar|barrier|st|atom|red|cp|fence|membar)\b|\{|\})")
+_FENCE = re.compile(
+    r"^\s*(\$\w+:|(@!?%p\d+ )?(bra|ret|exit|trap|call|brx|bar|barrier|st|atom|red|cp|fence|membar)\b|\{|\})"
+)
 
 # More loads in a row leave ptxas, which makes them early, without registers for as many whole fours.
 _LONGEST_IN_FOURS = 40
@@ -120,11 +122,10 @@ def _merge(lines: list[str]) -> list[str]:
             by_base.setdefault(base, []).append(f"\tmad.lo.s64 {address}, {bit}, {step}, {start};")
             start = address
     result = [f"\t.reg .b64 {', '.join(addresses.values())};", _PROLOGUE]
-    for line in output:
-        if line is not None:
-            result.append(line)
-            if (found := _ASSIGNED.match(line)) and found[1] in by_base:
-                result += by_base[found[1]]
+    for line in filter(None, output):
+        result.append(line)
+        if (found := _ASSIGNED.match(line)) and found[1] in by_base:
+            result += by_base[found[1]]
     return result
 
 
