@@ -110,11 +110,12 @@ DecodeTile decode_tile(const AttentionSizes& sizes) {
   return *best;
 }
 
-// Matrix products take 8 rows at a time; with fewer than half of them, they do too much for
-// nothing.
+// With fewer than half of the rows of a matrix product, it does too much for nothing.
 constexpr int kMatrixRows = 8;
 
-DecodeKernel decode_kernel(const AttentionSizes& sizes, const AttentionForwardArrays& arrays) {
+DecodeKernel decode_kernel(const AttentionSizes& sizes,
+                           const AttentionForwardArrays& arrays,
+                           const mx::Device& device) {
 #define TILE(dtype, type, d) d,
   static constexpr int kMatrixDims[] = {MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(TILE, , )};
 #undef TILE
@@ -123,7 +124,8 @@ DecodeKernel decode_kernel(const AttentionSizes& sizes, const AttentionForwardAr
   const auto* matrix_dim = std::find_if(std::begin(kMatrixDims), std::end(kMatrixDims),
                                         [&](int tile) { return dim <= tile; });
   if (arrays.q->itemsize() == 2 && matrix_dim != std::end(kMatrixDims) &&
-      2 * sizes.group() * sizes.q_len >= kMatrixRows && are_vectors(arrays)) {
+      2 * sizes.group() * sizes.q_len >= kMatrixRows && are_vectors(arrays) &&
+      has_matrix_units(device)) {
     return {
         std::string("flash_attention_decode_matrix_") + dtype + "_d" + std::to_string(*matrix_dim),
         kMatrixRows};
@@ -168,7 +170,7 @@ void launch_decode(const AttentionConfig& config,
                    const AttentionSizes& sizes,
                    const AttentionForwardArrays& arrays,
                    const mx::Stream& stream) {
-  const DecodeKernel kernel = decode_kernel(sizes, arrays);
+  const DecodeKernel kernel = decode_kernel(sizes, arrays, stream.device);
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);

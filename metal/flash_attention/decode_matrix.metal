@@ -1,5 +1,5 @@
-// flash_attention of at most 8 queries, as in decode.metal, for several rows to a kv head: each key
-// and value is multiplied with 8 rows at once, by matrix products.
+// flash_attention of at most 8 queries, as in decode.metal, for several rows to a kv head on GPUs
+// with units for matrix products: each key and value is multiplied with 8 rows at once.
 //
 // flash_attention_decode_matrix_<dtype>_d<head dim>. Bindings, function constants, grid and
 // threadgroup: those of flash_attention_decode with 8 rows; the parts of the keys are added up by

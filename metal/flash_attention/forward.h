@@ -62,6 +62,7 @@ struct ForwardRows {
     const bool all = sees_all(params, first, last, begin, begin + kKeys);
 
     Fragment<T> weights[kRowFragments][kKeyFragments];
+    float factors[kRowFragments];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
       float highest = -INFINITY;
@@ -80,7 +81,7 @@ struct ForwardRows {
           highest = metal::max(highest, score);
         }
       }
-      const float factor = softmax[i].begin_piece(row_max(highest));
+      factors[i] = softmax[i].begin_piece(row_max(highest));
       const float base = softmax[i].base();
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
@@ -90,12 +91,28 @@ struct ForwardRows {
         softmax[i].sum += weight.x + weight.y;
         weights[i][n] = fragment_of<T>(weight);
       }
+    }
+    shrink_out(factors);
+    multiply_values(values, weights);
+  }
+
+  // Most blocks of keys have no new highest score for any row.
+  METAL_FUNC void shrink_out(const thread float (&factors)[kRowFragments]) thread {
+    bool shrinks = false;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      shrinks = shrinks || factors[i] != 1.0f;
+    }
+    if (!metal::simd_any(shrinks)) {
+      return;
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kValueFragments; ++d) {
-        out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factor);
+        out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factors[i]);
       }
     }
-    multiply_values(values, weights);
   }
 
   // Wide heads have no registers to spare for loads that a compiler would like to make early.

@@ -20,6 +20,14 @@ def silu_gate() -> Iterator[Call]:
             yield lambda a=a, b=b, c=c, d=d: mx.jvp(mlx_anvil.silu_gate, [a, b], [c, d])
 
 
+def _for_matrix_units(call: Call) -> Call:
+    def simulated() -> object:
+        with mlx_anvil.simulate(matrix_units=True):
+            return call()
+
+    return simulated
+
+
 # ---- flash_attention -------------------------------------------------------------------------------------------------
 
 # Tiles are for head dims up to these or any between: each is tried, and one more.
@@ -65,6 +73,8 @@ def flash_attention() -> Iterator[Call]:
             yield _attention(dtype, dim, value_dim, queries, heads)
         for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
             yield _attention_gradients(dtype, dim, value_dim)
+        for dim, queries in product((64, 128), (1, 4)):
+            yield _for_matrix_units(_attention(dtype, dim, dim, queries, 8))
         for queries, return_lse in product((1, QUERIES), (False, True)):
             for options in _attention_options(dtype, queries, KEYS):
                 yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
@@ -82,11 +92,6 @@ MODES = {
 }
 
 
-def _with_matrix_units(op: Callable[..., mx.array], dtype: mx.Dtype, *arrays: object, **options: object) -> mx.array:
-    with mlx_anvil.simulate(matrix_units=True):
-        return op(mx.zeros((3, 128), dtype), *arrays, **options)
-
-
 def quantized_matmul() -> Iterator[Call]:
     for dtype, (mode, formats) in product(DTYPES, MODES.items()):
         for group_size, bits in formats:
@@ -102,10 +107,9 @@ def quantized_matmul() -> Iterator[Call]:
             # Enough rows of w for SIMD groups with columns of their own, and too few.
             for outputs in (128, 16384) if mode == "affine" and bits == 4 else ():
                 gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
-                yield lambda d=dtype, w=gate, o=options: _with_matrix_units(mlx_anvil.quantized_matmul, d, *w, **o)
-                yield lambda d=dtype, g=gate, u=up, o=options: _with_matrix_units(
-                    mlx_anvil.quantized_swiglu, d, g, u, **o
-                )
+                x = mx.zeros((3, 128), dtype)
+                yield _for_matrix_units(lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o))
+                yield _for_matrix_units(lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o))
 
 
 # By the folder under metal/ that has the kernels.
