@@ -53,7 +53,7 @@ struct Panels {
   float* at(int64_t row, int64_t panel) const { return data + (panel * rows + row) * kPanel; }
 };
 
-// ---- packing -----------------------------------------------------------------------------------
+// ---- packing ------------------------------------------------------------------------------------
 
 template <class T>
 struct Source {
@@ -159,29 +159,6 @@ void pack_right(Source<T> source, int64_t rows, int64_t columns, Panels to) {
   }
 }
 
-// Lane l of result: a[l] where bit kBit of l is clear, else b[l - kBit]; and the other halves.
-template <int kBit, int... kLane>
-inline void exchange(f32v& a, f32v& b, std::integer_sequence<int, kLane...>) {
-  const f32v low =
-      __builtin_shufflevector(a, b, ((kLane & kBit) == 0 ? kLane : kLanes + kLane - kBit)...);
-  const f32v high =
-      __builtin_shufflevector(a, b, ((kLane & kBit) == 0 ? kLane + kBit : kLanes + kLane)...);
-  a = low;
-  b = high;
-}
-
-template <int kBit = kLanes / 2>
-inline void transpose(f32v (&x)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i) {
-    if ((i & kBit) == 0) {
-      exchange<kBit>(x[i], x[i + kBit], std::make_integer_sequence<int, kLanes>());
-    }
-  }
-  if constexpr (kBit > 1) {
-    transpose<kBit / 2>(x);
-  }
-}
-
 // source^T as a right operand: its rows become columns, from column 0 on. `to` has memory for rows
 // of words rounded up to whole vectors; the columns that fill up the last panel are 0.
 template <Words kWords, class T>
@@ -224,7 +201,7 @@ inline void unpack_row(Panels from, int64_t row, int64_t columns, float factor, 
   }
 }
 
-// ---- product -----------------------------------------------------------------------------------
+// ---- product ------------------------------------------------------------------------------------
 
 // What becomes of the values that the result had: set aside, added to, or multiplied by a factor
 // for each row and then added to.

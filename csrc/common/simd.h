@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "common/half_types.h"
 
@@ -69,7 +70,7 @@ inline f32v absolute(f32v x) {
   return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu);
 }
 
-// ---- conversion --------------------------------------------------------------------------------
+// ---- conversion ---------------------------------------------------------------------------------
 
 // The upper half of each result is `x` in bfloat16: to nearest, ties to even; a NaN becomes quiet.
 inline u32v round_to_bf16(f32v x) {
@@ -183,7 +184,7 @@ inline void store_lanes(bf16* to, f32v x) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 
-// ---- streaming stores --------------------------------------------------------------------------
+// ---- streaming stores ---------------------------------------------------------------------------
 
 template <class V>
 inline void stream_bits(void* to, V bits) {
@@ -215,9 +216,34 @@ inline void finish_streaming() {
 #endif
 }
 
-// ---- blocks
-// -------------------------------------------------------------------------------------------- Two
-// vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
+// ---- as many vectors as lanes -------------------------------------------------------------------
+
+// Lane l of result: a[l] where bit kBit of l is clear, else b[l - kBit]; and the other halves.
+template <int kBit, class V, int... kLane>
+inline void exchange(V& a, V& b, std::integer_sequence<int, kLane...>) {
+  const V low =
+      __builtin_shufflevector(a, b, ((kLane & kBit) == 0 ? kLane : kLanes + kLane - kBit)...);
+  const V high =
+      __builtin_shufflevector(a, b, ((kLane & kBit) == 0 ? kLane + kBit : kLanes + kLane)...);
+  a = low;
+  b = high;
+}
+
+template <int kBit = kLanes / 2, class V>
+inline void transpose(V (&x)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & kBit) == 0) {
+      exchange<kBit>(x[i], x[i + kBit], std::make_integer_sequence<int, kLanes>());
+    }
+  }
+  if constexpr (kBit > 1) {
+    transpose<kBit / 2>(x);
+  }
+}
+
+// ---- blocks -------------------------------------------------------------------------------------
+
+// Two vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
 // operand of one dtype has the same order. bfloat16 comes as even and odd elements: the two halves
 // of each 32-bit word, which a shift and a mask tell apart.
 

@@ -20,8 +20,8 @@ constexpr int unit_values(int bits) {
   return bits == 4 ? 8 : bits == 8 ? 4 : bits == 3 || bits == 5 ? 32 : 16;
 }
 
-// A block of cpu_int_gemv.cpp has as many vectors, or a part of them.
-inline constexpr int64_t kQuantizedIntVectors = 32;
+// A block of cpu_int_gemv.cpp has as many vectors of x, or a part of them.
+inline constexpr int64_t kQuantizedIntVectors = 16;
 
 // One matrix of a batch.
 struct QuantizedMatrixView {
@@ -44,7 +44,7 @@ struct QuantizedGemvArgs {
   QuantizedMatrixView matrix;
   int64_t first, count;  // rows of the matrix
   int64_t x_rows;        // 1, 2, 4 or 8: a power of two, so that few kernels serve
-  const float* x;        // x_rows plain rows in lane order; for int_gemv, int_pack's rows
+  const float* x;        // x_rows plain rows in lane order; for int_gemv, what int_pack made
   const float* sums;     // x_rows rows of one vector per block: the sum of the block's vectors
   float* out;            // [x_rows][count]
   float* scratch;        // gemv_scratch() numbers, or int_gemv_scratch()
@@ -53,11 +53,14 @@ struct QuantizedGemvArgs {
 // Sums over some rows of the matrix for some of its columns, of the product kPlain.
 struct QuantizedPlainGemvArgs {
   QuantizedMatrixView matrix;
-  int64_t first_block, blocks;  // of columns; no more than `lanes` groups
-  int64_t first, count;         // rows of the matrix
-  int64_t x_rows;               // 1, 2, 4 or 8
-  const float* x;               // [count][x_rows]
-  float* out;                   // [x_rows][blocks], each block in lane order
+  // Of columns, from the first of a group on; at most `lanes` groups, but for int_plain_gemv, for
+  // which `first_block` is a multiple of so many.
+  int64_t first_block, blocks;
+  int64_t first, count;  // rows of the matrix
+  int64_t x_rows;        // 1, 2, 4 or 8
+  const float* x;        // [count][x_rows]
+  // [x_rows][blocks], each block in lane order, or in that of columns (int_plain_gemv).
+  float* out;
 };
 
 // A tile of a result, of up to gemm_rows rows: columns [first, first + count) of W's rows
@@ -98,16 +101,20 @@ struct QuantizedCpuKernels {
   void (*gemv)(const QuantizedGemvArgs&);
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
 
-  // The same product in integers (cpu_int_gemv.cpp). Bytes of a packed row of x; 0: not for this
-  // format on this machine. int_pack takes a multiple of kQuantizedIntVectors vectors of float32 in
-  // their natural order, zeros beyond the row's columns; false: an element is not finite, and gemv
-  // has to do it.
-  int64_t (*int_row_bytes)(const QuantizedMatrixView&);
-  bool (*int_pack)(const QuantizedMatrixView&, const float* x, void* to);
+  // The same product in integers (cpu_int_gemv.cpp). Words of so many packed rows of x; 0: not for
+  // this format on this machine. int_pack takes row m of them, a multiple of kQuantizedIntVectors
+  // vectors of float32 in their natural order with zeros beyond the row's columns; false: an
+  // element is not finite, and gemv has to do it.
+  int64_t (*int_words)(const QuantizedMatrixView&, int64_t rows);
+  bool (*int_pack)(const QuantizedMatrixView&, const float* x, int64_t m, int64_t rows, void* to);
   void (*int_gemv)(const QuantizedGemvArgs&);
   int64_t (*int_gemv_scratch)(const QuantizedMatrixView&);
 
   void (*plain_gemv)(const QuantizedPlainGemvArgs&);
+  // The same in integers: columns of a block, 0: not for this format on this machine. False: a
+  // number is not finite, and plain_gemv has to do it.
+  int64_t (*int_plain_columns)(const QuantizedMatrixView&);
+  bool (*int_plain_gemv)(const QuantizedPlainGemvArgs&);
 
   void (*gemm)(const QuantizedGemmArgs&);
   int64_t (*gemm_scratch)(const QuantizedMatrixView&,

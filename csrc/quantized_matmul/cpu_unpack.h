@@ -10,11 +10,11 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 // body(std::integral_constant<int, 0>), ... up to kCount
 template <class Body, int... kIndex>
-inline void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
+[[gnu::always_inline]] inline void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
   (body(std::integral_constant<int, kIndex>()), ...);
 }
 template <int kCount, class Body>
-inline void unroll(Body body) {
+[[gnu::always_inline]] inline void unroll(Body body) {
   unroll_over(body, std::make_integer_sequence<int, kCount>());
 }
 
@@ -250,8 +250,7 @@ inline f32v load_scales(const QuantizedMatrixView& matrix,
   });
 }
 
-// Scales and biases of rows of the matrix, in float32, as vectors for each block of lanes. One row,
-// or several in slots of their own (scratch() numbers each).
+// Scales and biases of one row of the matrix, in float32, as vectors for each block of lanes.
 class RowScales {
  public:
   static int64_t scratch(const QuantizedMatrixView& matrix) {
@@ -269,20 +268,15 @@ class RowScales {
     }
   }
 
-  void read(int64_t row, int64_t slot = 0) {
-    read_all(matrix_.weights.scales, row, scales(slot));
+  void read(int64_t row) {
+    read_all(matrix_.weights.scales, row, scales());
     if (matrix_.weights.biases) {
-      read_all(matrix_.weights.biases, row, biases(slot));
+      read_all(matrix_.weights.biases, row, biases());
     }
   }
 
-  // Of the groups from `group` on; zeros beyond the last.
-  f32v biases_from(int64_t group, int64_t slot = 0) const {
-    return load_lanes(biases(slot) + group);
-  }
-
-  f32v scale(int64_t block, int64_t slot = 0) const { return of_block(scales(slot), block); }
-  f32v bias(int64_t block, int64_t slot = 0) const { return of_block(biases(slot), block); }
+  f32v scale(int64_t block) const { return of_block(scales(), block); }
+  f32v bias(int64_t block) const { return of_block(biases(), block); }
 
  private:
   // A block reads a whole vector from its first group on.
@@ -299,8 +293,8 @@ class RowScales {
     });
   }
 
-  float* scales(int64_t slot) const { return scratch_ + slot * 2 * stride(groups_); }
-  float* biases(int64_t slot) const { return scales(slot) + stride(groups_); }
+  float* scales() const { return scratch_; }
+  float* biases() const { return scratch_ + stride(groups_); }
 
   f32v of_block(const float* numbers, int64_t block) const {
     return lookup(load_lanes(numbers + group_of_block(block)), group_of_lane_);

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
 #include "common/parallel.h"
-#include "quantized_matmul/cpu_kernels.h"
+#include "quantized_matmul/native_support.h"
 
 namespace mlx_anvil {
 
@@ -20,46 +19,6 @@ constexpr int64_t kGemmRows = 512;
 constexpr int64_t kTileColumns = 128;
 // Codes that are worth waking a thread for.
 constexpr int64_t kGrainCodes = 1 << 16;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr int64_t round_up(int64_t a, int64_t multiple) {
-  return ceil_div(a, multiple) * multiple;
-}
-
-// At the start of a cache line: a vector load across two lines takes twice as long.
-constexpr std::align_val_t kLine{64};
-
-struct FreeFloats {
-  void operator()(float* data) const { ::operator delete[](data, kLine); }
-};
-
-// Kernels are there for so many rows of x; the rest are zeros.
-int64_t power_of_two_rows(int64_t rows) {
-  int64_t power = 1;
-  while (power < rows) {
-    power *= 2;
-  }
-  return power;
-}
-
-using Floats = std::unique_ptr<float[], FreeFloats>;
-
-Floats floats(int64_t count) {
-  return Floats(new (kLine) float[static_cast<size_t>(std::max<int64_t>(1, count))]);
-}
-
-int64_t element_size(QuantizedDtype dtype) {
-  return dtype == QuantizedDtype::kFloat32 ? 4 : 2;
-}
-
-const void* at(const void* data, int64_t bytes) {
-  return static_cast<const char*>(data) + bytes;
-}
-void* at(void* data, int64_t bytes) {
-  return static_cast<char*>(data) + bytes;
-}
 
 QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
                                     QuantizedDtype dtype,
@@ -84,7 +43,7 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
 class GemvOperand {
  public:
   GemvOperand(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows)
-      : GemvOperand(matrix, from, given_rows, kernels().int_row_bytes(matrix) > 0) {}
+      : GemvOperand(matrix, from, given_rows, kernels().int_words(matrix, 1) > 0) {}
 
   int64_t rows() const { return rows_; }
 
@@ -141,24 +100,25 @@ class GemvOperand {
   }
 
   void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
-    const int64_t row_floats = kernels().int_row_bytes(matrix) / sizeof(float);
     const int64_t vectors =
         round_up(ceil_div(matrix.columns, kernels().lanes), kQuantizedIntVectors);
     const Floats row = floats(vectors * kernels().lanes);
-    x_ = floats(rows_ * row_floats);
+    x_ = floats(kernels().int_words(matrix, rows_));
+    const auto pack = [&](int64_t m) {
+      return kernels().int_pack(matrix, row.get(), m, rows_, x_.get());
+    };
     for (int64_t m = 0; m < rows_; ++m) {
       if (m < given_rows) {
         kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, 1, vectors,
                            row.get(), 2 * kernels().lanes);
-      }
-      float* const to = x_.get() + m * row_floats;
-      if (m >= given_rows || !kernels().int_pack(matrix, row.get(), to)) {
-        std::memset(to, 0, row_floats * sizeof(float));
-        if (m < given_rows) {
-          not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
-                                          matrix, row_of(matrix, from, m), 1, false)));
+        if (pack(m)) {
+          continue;
         }
+        not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
+                                        matrix, row_of(matrix, from, m), 1, false)));
       }
+      std::fill_n(row.get(), vectors * kernels().lanes, 0.0f);
+      pack(m);
     }
   }
 
@@ -179,65 +139,6 @@ void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out
     for (int64_t m = 0; m < rows; ++m) {
       kernels.store_dense(matrix.dtype, results.get() + m * (end - begin), end - begin,
                           at(out, (m * matrix.outputs + begin) * size));
-    }
-  });
-}
-
-// ---- up to 8 rows, the plain product ------------------------------------------------------------
-
-// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of
-// w to be worth going to memory for.
-constexpr int64_t kStripColumns = 512;
-// Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
-// the shape only: the result does not depend on how many threads there are.
-constexpr int64_t kPartRows = 1024;
-
-void plain_gemv(const QuantizedMatrixView& matrix, const void* x, int64_t given_rows, void* out) {
-  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const int values = unit_values(matrix.format.bits);
-  const int64_t block = int64_t{values} * kernels.lanes, outputs = matrix.outputs;
-  const int64_t blocks = ceil_div(matrix.columns, block);
-  const int64_t strip = std::max<int64_t>(
-      1, std::min<int64_t>(kStripColumns, kernels.lanes * matrix.format.group) / block);
-  const int64_t strips = ceil_div(blocks, strip), parts = ceil_div(outputs, kPartRows);
-  const int64_t size = element_size(matrix.dtype);
-  const int64_t rows = power_of_two_rows(given_rows);
-
-  // x by columns, in float32.
-  const int64_t padded = round_up(outputs, 2 * kernels.lanes);
-  const Floats row = floats(padded), columns = floats(outputs * rows);
-  std::fill_n(columns.get(), outputs * rows, 0.0f);
-  for (int64_t m = 0; m < given_rows; ++m) {
-    kernels.load_row(matrix.dtype, at(x, m * outputs * size), outputs, 1, padded / kernels.lanes,
-                     row.get(), 2 * kernels.lanes);
-    for (int64_t n = 0; n < outputs; ++n) {
-      columns[n * rows + m] = row[n];
-    }
-  }
-
-  const int64_t sums_step = rows * strip * block;
-  const Floats sums = floats(strips * parts * sums_step);
-  parallel_for(strips * parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t first_block = item / parts * strip, first = item % parts * kPartRows;
-      kernels.plain_gemv({matrix, first_block, std::min(strip, blocks - first_block), first,
-                          std::min(kPartRows, outputs - first), rows, columns.get() + first * rows,
-                          sums.get() + item * sums_step});
-    }
-  });
-  parallel_for(strips, std::max<int64_t>(1, 64 / parts), [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      const int64_t first = s * strip * block;
-      const int64_t count = std::min(strip, blocks - s * strip) * block;
-      float* const total = sums.get() + s * parts * sums_step;
-      for (int64_t part = 1; part < parts; ++part) {
-        kernels.add(total, total + part * sums_step, rows * count);
-      }
-      for (int64_t m = 0; m < given_rows; ++m) {
-        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, values,
-                          std::min(count, matrix.columns - first),
-                          at(out, (m * matrix.columns + first) * size));
-      }
     }
   });
 }
@@ -310,7 +211,7 @@ void quantized_matmul_native(const QuantizedMatmulArgs& args) {
       continue;
     }
     if (!transposed) {
-      plain_gemv(matrix, x, sizes.rows, out);
+      quantized_plain_gemv_native(matrix, x, sizes.rows, out);
       continue;
     }
     const GemvOperand operand(matrix, x, sizes.rows);

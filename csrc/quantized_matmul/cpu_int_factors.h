@@ -1,0 +1,190 @@
+// What cpu_int_plain_gemv.cpp multiplies codes by: rows of x times scales, in integers. Kernel
+// files only, and only where the machine has byte products.
+#pragma once
+
+#include <numeric>
+
+#include "quantized_matmul/cpu_int_rows.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+constexpr int kBandRows = 128, kQuads = kBandRows / 4;
+
+// e of the least 2^e above x.
+inline f32v exponent_above(f32v x) {
+  const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
+  return at_least(exponent, -200.0f);  // of 0, which has none
+}
+
+// x * 2^e, also where 2^e is no float32.
+inline f32v times_power(f32v x, f32v e) {
+  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
+}
+
+// The largest magnitudes, as their bits: so infinity and NaN are larger than any number.
+class Largest {
+ public:
+  void add(f32v x) {
+    const u32v size = bits_as<u32v>(absolute(x));
+    bits_ = size > bits_ ? size : bits_;
+  }
+  f32v value() const { return bits_as<f32v>(bits_); }
+  bool finite() const { return _mm512_reduce_max_epu32(bits_as<__m512i>(bits_)) < 0x7f800000u; }
+
+ private:
+  u32v bits_{};
+};
+
+// What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
+// lane, of the groups from the first on; in lanes beyond the strip's may be anything.
+template <int kPieces, int kRows>
+class BandFactors {
+ public:
+  // Codes are taken less `offset`.
+  BandFactors(const QuantizedPlainGemvArgs& args, int offset)
+      : args_(args),
+        offset_(static_cast<float>(offset)),
+        groups_(args.matrix.columns / args.matrix.format.group) {}
+
+  // Of rows [n, n + rows) and groups from `group` on. Both factors are brought below 1, each with a
+  // power of two of its own, so that the product is exact enough however small the scales are.
+  // False: a number is not finite.
+  bool read(int64_t n, int64_t rows, int64_t group) {
+    f32v scales[kBandRows] = {};
+    Largest scale, x_of_lane;
+    for_each_row(args_.matrix.weights.scales, n, rows, group, [&](int r, f32v of_groups) {
+      scales[r] = of_groups;
+      scale.add(of_groups);
+    });
+    f32v shifts[kRows] = {};
+    if (args_.matrix.weights.biases) {
+      for_each_row(args_.matrix.weights.biases, n, rows, group, [&](int r, f32v of_groups) {
+        const f32v shift = of_groups + scales[r] * offset_;
+        for (int m = 0; m < kRows; ++m) {
+          shifts[m] += shift * args_.x[(n + r) * kRows + m];
+        }
+      });
+    }
+
+    alignas(64) float x[kBandRows * kRows] = {};  // lane l of a vector has row l % kRows
+    std::memcpy(x, args_.x + n * kRows, rows * kRows * sizeof(float));
+    for (int i = 0; i < kBandRows * kRows; i += kLanes) {
+      x_of_lane.add(load_lanes(x + i));
+    }
+    if (!scale.finite() || !x_of_lane.finite()) {
+      return false;
+    }
+    float largest[kRows] = {};
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float& most = largest[lane % kRows];
+      most = x_of_lane.value()[lane] > most ? x_of_lane.value()[lane] : most;
+    }
+    f32v x_exponent;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      x_exponent[lane] = largest[lane % kRows];
+    }
+    x_exponent = exponent_above(x_exponent);
+    for (int i = 0; i < kBandRows * kRows; i += kLanes) {
+      store_lanes(x + i, times_power(load_lanes(x + i), -x_exponent) * kScale);
+    }
+    const f32v scale_exponent = exponent_above(scale.value());
+    for (f32v& of_groups : scales) {
+      of_groups = times_power(of_groups, -scale_exponent);
+    }
+    for (int m = 0; m < kRows; ++m) {
+      store_lanes(exponents_[m], scale_exponent + x_exponent[m]);
+      store_lanes(shifts_[m], shifts[m]);
+    }
+    quantize(x, scales);
+    return true;
+  }
+
+  // Bytes of X of four rows.
+  const int32_t& word(int64_t group, int64_t quad, int m, int piece) const {
+    return words_[group][quad * kRows * kPieces + m * kPieces + piece];
+  }
+  // x times scale ~= X * 2^exponent / kScale.
+  float exponent(int m, int64_t group) const { return exponents_[m][group]; }
+  int32_t sum(int m, int64_t group) const { return sums_[m][group]; }
+  // The sum of x times biases and what the offset of codes leaves.
+  float shift(int m, int64_t group) const { return shifts_[m][group]; }
+
+  // X is no larger, so that its highest byte does not overflow when lower ones are negative.
+  static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
+
+ private:
+  // action(row r of the band, its scales or biases)
+  template <class Action>
+  void for_each_row(const void* numbers, int64_t n, int64_t rows, int64_t group, Action action) {
+    const int64_t total = args_.matrix.outputs * groups_;
+    with_scales(args_.matrix, numbers, [&](const auto* from, auto widen) {
+      int64_t at = (args_.first + n) * groups_ + group;
+      for (int r = 0; r < rows; ++r, at += groups_) {
+        __builtin_prefetch(from + at + kBandRows * groups_, 0, 2);
+        action(r, widen_some(from + at, total - at, widen));
+      }
+    });
+  }
+
+  // X to words, from a vector for each to a row for each group, as many quads at a time as make
+  // whole squares of words.
+  void quantize(const float* x, const f32v (&scales)[kBandRows]) {
+    constexpr int kOfQuad = kRows * kPieces;
+    constexpr int kAtOnce = kLanes / std::gcd(kLanes, kOfQuad);
+    i32v sums[kRows] = {};
+    for (int quad = 0; quad < kQuads; quad += kAtOnce) {
+      u32v words[kAtOnce * kOfQuad];
+      for (int q = 0; q < kAtOnce; ++q) {
+        for (int m = 0; m < kRows; ++m) {
+          const int row = 4 * (quad + q);
+          sums[m] +=
+              quantize_quad(x + row * kRows + m, scales + row, words + (q * kRows + m) * kPieces);
+        }
+      }
+      for (int first = 0; first < kAtOnce * kOfQuad; first += kLanes) {
+        u32v square[kLanes];
+        std::memcpy(square, words + first, sizeof(square));
+        transpose(square);
+        for (int group = 0; group < kLanes; ++group) {
+          std::memcpy(words_[group] + quad * kOfQuad + first, &square[group], sizeof(u32v));
+        }
+      }
+    }
+    std::memcpy(sums_, sums, sizeof(sums));
+  }
+
+  // Four rows of X in bytes: a word for each piece. Gives the sum of X.
+  static i32v quantize_quad(const float* x, const f32v* scales, u32v* pieces) {
+    i32v sum{};
+    u32v numbers[4];
+    for (int r = 0; r < 4; ++r) {
+      const i32v number = rounded(scales[r] * x[r * kRows]);
+      sum += number;
+      // With this added, each byte but the highest is its piece with the top bit changed.
+      numbers[r] = bits_as<u32v>(number) + (kPieces == 2 ? 0x80u : 0x8080u);
+    }
+    const u32v low02 = (numbers[0] & 0xffffu) | (numbers[2] << 16);
+    const u32v low13 = (numbers[1] & 0xffffu) | (numbers[3] << 16);
+    pieces[0] = even_bytes(low02, low13) ^ 0x80808080u;
+    pieces[1] = odd_bytes(low02, low13);
+    if constexpr (kPieces == 3) {
+      const u32v high02 = (numbers[0] >> 16) | (numbers[2] & 0xffff0000u);
+      const u32v high13 = (numbers[1] >> 16) | (numbers[3] & 0xffff0000u);
+      pieces[1] ^= 0x80808080u;
+      pieces[2] = even_bytes(high02, high13);
+    }
+    return sum;
+  }
+  static u32v even_bytes(u32v a, u32v b) { return (a & 0x00ff00ffu) | ((b << 8) & 0xff00ff00u); }
+  static u32v odd_bytes(u32v a, u32v b) { return ((a >> 8) & 0x00ff00ffu) | (b & 0xff00ff00u); }
+
+  const QuantizedPlainGemvArgs& args_;
+  const float offset_;
+  const int64_t groups_;
+  // A cache line longer than needed, so that rows do not all begin in the same place of the cache.
+  alignas(64) int32_t words_[kLanes][kQuads * kRows * kPieces + kLanes];
+  alignas(64) float exponents_[kRows][kLanes], shifts_[kRows][kLanes];
+  alignas(64) int32_t sums_[kRows][kLanes];
+};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,237 @@
+// The products of cpu_plain_gemv.cpp in integers, where the machine has byte products:
+//
+//   sum over n of x[n] scale[n, g] code[n, k] ~= step[g] * (sum over n of X[n, g] code[n, k])
+//
+// for a band of rows n at a time, X as in cpu_int_gemv.cpp. A lane is a column and has the codes of
+// four rows, whose bytes are interleaved. A band is unpacked once for all rows of x.
+#include "quantized_matmul/cpu_entries.h"
+#if defined(__AVX512VNNI__)
+#include "quantized_matmul/cpu_int_factors.h"
+#endif
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+#if defined(__AVX512VNNI__)
+
+namespace {
+
+template <class Format, int kPieces, int kRows>
+class IntPlainGemv {
+ public:
+  explicit IntPlainGemv(const QuantizedPlainGemvArgs& args)
+      : args_(args),
+        row_bytes_(args.matrix.columns * Format::kBits / 8),
+        group_shift_(__builtin_ctz(static_cast<unsigned>(args.matrix.format.group))),
+        factors_(args, Format::kOffset) {}
+
+  // False: a number is not finite.
+  bool run() {
+    for (int64_t i = 0; i < kRows * row_step(); i += kLanes) {
+      store_lanes(args_.out + i, f32v{});
+    }
+    for (int64_t n = 0; n < args_.count; n += kBandRows) {
+      const int64_t rows = args_.count - n < kBandRows ? args_.count - n : kBandRows;
+      ahead_ = at(n + kBandRows, args_.first_block);
+      ahead_bytes_ = 0;
+      for (int64_t block = 0; block < args_.blocks; ++block) {
+        if (block % blocks_at_once() == 0) {
+          first_group_ = (args_.first_block + block) * Codes::kColumns >> group_shift_;
+          if (!factors_.read(n, rows, first_group_)) {
+            return false;
+          }
+        }
+        unpack(n, rows, args_.first_block + block);
+        for (int vector = 0; vector < kVectors; vector += kAtOnce) {
+          multiply(block, vector, (rows + 3) / 4);
+        }
+      }
+    }
+    finish();
+    return true;
+  }
+
+ private:
+  using Codes = Bytes<Format>;
+  using Factors = BandFactors<kPieces, kRows>;
+  static constexpr int kVectors = 4 * Codes::kPerWord;  // of a block's columns
+  // Vectors of columns whose sums registers hold at once.
+  static constexpr int kAtOnce = kRows * kPieces <= 4 ? 4 : kRows * kPieces <= 8 ? 2 : 1;
+
+  int64_t row_step() const { return args_.blocks * Codes::kColumns; }
+
+  // Blocks whose groups are a vector's lanes.
+  int64_t blocks_at_once() const { return (int64_t{kLanes} << group_shift_) / Codes::kColumns; }
+
+  const char* at(int64_t n, int64_t block) const {
+    return reinterpret_cast<const char*>(args_.matrix.weights.w) + (args_.first + n) * row_bytes_ +
+           block * Codes::kBlockBytes;
+  }
+
+  // Asks for some of the next band, as many bytes as a quad of a block has: row after row of the
+  // strip, since memory gives soonest what is next to what it gave.
+  void prefetch_some() {
+    for (int64_t end = ahead_bytes_ + 4 * Codes::kBlockBytes; ahead_bytes_ < end;
+         ahead_bytes_ += 64) {
+      __builtin_prefetch(ahead_ + ahead_bytes_, 0, 2);
+    }
+    if (ahead_bytes_ >= args_.blocks * Codes::kBlockBytes) {
+      ahead_ += row_bytes_;
+      ahead_bytes_ = 0;
+    }
+  }
+
+  void unpack(int64_t n, int64_t rows, int64_t block) {
+    const int64_t bytes = row_bytes_ - block * Codes::kBlockBytes;
+    const char* w = at(n, block);
+    // Words in an order for which interleaving bytes within the quarters of vectors leaves those of
+    // a quarter in one vector.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (int quad = 0; quad < kQuads && 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
+      prefetch_some();
+      u32v words[4];
+      for (int r = 0; r < 4; ++r) {
+        const char* const from = w + r * row_bytes_;
+        words[r] = bits_as<u32v>(_mm512_permutexvar_epi32(
+            order, bits_as<__m512i>(Codes::words(from, 4 * quad + r < rows ? bytes : 0))));
+      }
+      unroll<Codes::kPerWord>([&](auto i) {
+        __m512i rows_of[4];
+        for (int r = 0; r < 4; ++r) {
+          rows_of[r] = bits_as<__m512i>(Codes::template bytes<i.value>(words[r]));
+        }
+        const __m512i low01 = _mm512_unpacklo_epi8(rows_of[0], rows_of[1]);
+        const __m512i high01 = _mm512_unpackhi_epi8(rows_of[0], rows_of[1]);
+        const __m512i low23 = _mm512_unpacklo_epi8(rows_of[2], rows_of[3]);
+        const __m512i high23 = _mm512_unpackhi_epi8(rows_of[2], rows_of[3]);
+        u32v(&to)[kVectors] = codes_[quad];
+        constexpr int kStep = Codes::kPerWord;
+        to[i.value] = bits_as<u32v>(_mm512_unpacklo_epi16(low01, low23));
+        to[i.value + kStep] = bits_as<u32v>(_mm512_unpackhi_epi16(low01, low23));
+        to[i.value + 2 * kStep] = bits_as<u32v>(_mm512_unpacklo_epi16(high01, high23));
+        to[i.value + 3 * kStep] = bits_as<u32v>(_mm512_unpackhi_epi16(high01, high23));
+      });
+    }
+  }
+
+  // The first column of a vector in its block; the following ones are kPerWord apart.
+  static constexpr int column(int vector) {
+    return vector / Codes::kPerWord * kLanes * Codes::kPerWord + vector % Codes::kPerWord;
+  }
+
+  // The lane of its group. Beyond a row's last column any will do.
+  int64_t group_of(int64_t block, int vector) const {
+    const int64_t first_column = (args_.first_block + block) * Codes::kColumns + column(vector);
+    const int64_t group = (first_column >> group_shift_) - first_group_;
+    return group < kLanes ? group : kLanes - 1;
+  }
+
+  // Vectors of columns from `first` on, kAtOnce of them.
+  void multiply(int64_t block, int first, int64_t quads) {
+    int64_t groups[kAtOnce];
+    for (int v = 0; v < kAtOnce; ++v) {
+      groups[v] = group_of(block, first + v);
+    }
+    i32v sums[kAtOnce][kRows * kPieces] = {};
+    for (int64_t quad = 0; quad < quads; ++quad) {
+      unroll<kAtOnce>([&](auto v) __attribute__((always_inline)) {
+        const u32v codes = codes_[quad][first + v.value];
+        unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
+          i32v& sum = sums[v.value][s.value];
+          sum = with_products(
+              sum, codes,
+              factors_.word(groups[v.value], quad, s.value / kPieces, s.value % kPieces));
+        });
+      });
+    }
+    unroll<kAtOnce>([&](auto v) __attribute__((always_inline)) {
+      float* const totals = args_.out + block * Codes::kColumns + (first + v.value) * kLanes;
+      unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+        i32v pieces[kPieces];
+        for (int p = 0; p < kPieces; ++p) {
+          pieces[p] = sums[v.value][m.value * kPieces + p];
+        }
+        const int64_t group = groups[v.value];
+        const f32v sum =
+            in_floats<Format, kBandRows>(pieces, Format::kOffset, factors_.sum(m.value, group));
+        float* const total = totals + m.value * row_step();
+        const f32v product = times_power(sum, splat(factors_.exponent(m.value, group)));
+        store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) +
+                                                factors_.shift(m.value, group)));
+      });
+    });
+  }
+
+  // Vectors of a block to the order of columns.
+  void finish() {
+    for (int64_t i = 0; i < kRows * row_step(); i += Codes::kColumns) {
+      float vectors[Codes::kColumns];
+      std::memcpy(vectors, args_.out + i, sizeof(vectors));
+      for (int vector = 0; vector < kVectors; ++vector) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+          args_.out[i + column(vector) + lane * Codes::kPerWord] = vectors[vector * kLanes + lane];
+        }
+      }
+    }
+  }
+
+  const QuantizedPlainGemvArgs& args_;
+  const int64_t row_bytes_;
+  const int group_shift_;
+  int64_t first_group_ = 0;  // of the factors
+  Factors factors_;
+  const char* ahead_ = nullptr;  // a row of the next band
+  int64_t ahead_bytes_ = 0;
+  alignas(64) u32v codes_[kQuads][kVectors];
+};
+
+template <class Format, int kPieces>
+bool multiply_rows(const QuantizedPlainGemvArgs& args) {
+  switch (args.x_rows) {
+    case 1:
+      return IntPlainGemv<Format, kPieces, 1>(args).run();
+    case 2:
+      return IntPlainGemv<Format, kPieces, 2>(args).run();
+    case 4:
+      return IntPlainGemv<Format, kPieces, 4>(args).run();
+    default:
+      return IntPlainGemv<Format, kPieces, 8>(args).run();
+  }
+}
+
+}  // namespace
+
+int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix) {
+  int64_t columns = 0;
+  if (matrix.format.kind != QuantizedKind::kMxfp8) {
+    with_int_format(matrix.format, [&](auto format) {
+      using Codes = Bytes<decltype(format)>;
+      // The columns of a vector have to be of one group.
+      const bool one_group = matrix.format.group >= kLanes * Codes::kPerWord;
+      columns = one_group ? Codes::kColumns : 0;
+    });
+  }
+  return columns;
+}
+
+bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args) {
+  bool finite = false;
+  with_int_format(args.matrix.format, [&](auto format) {
+    using Format = decltype(format);
+    finite = pieces_of(args.matrix.dtype) == 3 ? multiply_rows<Format, 3>(args)
+                                               : multiply_rows<Format, 2>(args);
+  });
+  return finite;
+}
+
+#else
+
+int64_t quantized_int_plain_columns(const QuantizedMatrixView&) {
+  return 0;
+}
+bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs&) {
+  return false;
+}
+
+#endif
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,132 @@
+// The plain product of up to 8 rows, which is the gradient: columns in strips, rows of w in parts
+// that are added up in order.
+#include <atomic>
+
+#include "common/parallel.h"
+#include "quantized_matmul/native_support.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of
+// w to be worth going to memory for.
+constexpr int64_t kStripColumns = 512;
+// Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
+// the shape only: the result does not depend on how many threads there are.
+constexpr int64_t kPartRows = 1024;
+// In integers strips are as wide as leaves so many items.
+constexpr int64_t kIntItems = 8;
+
+// How the columns of a matrix are gone through.
+struct PlainPlan {
+  bool integers;
+  int values;            // of the order in which columns come (store_row)
+  int64_t block, strip;  // columns of a block, blocks of a strip
+  int64_t blocks, strips, parts;
+
+  PlainPlan(const QuantizedMatrixView& matrix, bool in_integers)
+      : integers(in_integers), values(integers ? 1 : unit_values(matrix.format.bits)) {
+    const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+    const int64_t vector_of_groups = int64_t{kernels.lanes} * matrix.format.group;
+    parts = ceil_div(matrix.outputs, kPartRows);
+    block = integers ? kernels.int_plain_columns(matrix) : int64_t{values} * kernels.lanes;
+    blocks = ceil_div(matrix.columns, block);
+    if (integers) {
+      const int64_t columns = ceil_div(matrix.columns, std::max<int64_t>(1, kIntItems / parts));
+      strip = round_up(columns, vector_of_groups) / block;
+    } else {
+      strip = std::max<int64_t>(1, std::min(kStripColumns, vector_of_groups) / block);
+    }
+    strips = ceil_div(blocks, strip);
+  }
+};
+
+// x by columns, in float32: [outputs][rows].
+Floats columns_of(const QuantizedMatrixView& matrix,
+                  const void* x,
+                  int64_t given_rows,
+                  int64_t rows) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const int64_t outputs = matrix.outputs, padded = round_up(outputs, 2 * kernels.lanes);
+  const Floats row = floats(padded);
+  Floats columns = floats(outputs * rows);
+  std::fill_n(columns.get(), outputs * rows, 0.0f);
+  for (int64_t m = 0; m < given_rows; ++m) {
+    kernels.load_row(matrix.dtype, at(x, m * outputs * element_size(matrix.dtype)), outputs, 1,
+                     padded / kernels.lanes, row.get(), 2 * kernels.lanes);
+    for (int64_t n = 0; n < outputs; ++n) {
+      columns[n * rows + m] = row[n];
+    }
+  }
+  return columns;
+}
+
+// False: integers will not do, and nothing was written.
+bool plain_gemv(const QuantizedMatrixView& matrix,
+                const float* columns,
+                int64_t given_rows,
+                int64_t rows,
+                bool integers,
+                void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const PlainPlan plan(matrix, integers);
+  const int64_t sums_step = rows * plan.strip * plan.block;
+  const Floats sums = floats(plan.strips * plan.parts * sums_step);
+  std::atomic<bool> done = true;
+  parallel_for(plan.strips * plan.parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t first_block = item / plan.parts * plan.strip,
+                    first = item % plan.parts * kPartRows;
+      const QuantizedPlainGemvArgs args = {matrix,
+                                           first_block,
+                                           std::min(plan.strip, plan.blocks - first_block),
+                                           first,
+                                           std::min(kPartRows, matrix.outputs - first),
+                                           rows,
+                                           columns + first * rows,
+                                           sums.get() + item * sums_step};
+      if (!integers) {
+        kernels.plain_gemv(args);
+      } else if (!kernels.int_plain_gemv(args)) {
+        done = false;
+      }
+    }
+  });
+  if (!done) {
+    return false;
+  }
+  const int64_t size = element_size(matrix.dtype);
+  parallel_for(plan.strips, std::max<int64_t>(1, 64 / plan.parts), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t first = s * plan.strip * plan.block;
+      const int64_t count = std::min(plan.strip, plan.blocks - s * plan.strip) * plan.block;
+      float* const total = sums.get() + s * plan.parts * sums_step;
+      for (int64_t part = 1; part < plan.parts; ++part) {
+        kernels.add(total, total + part * sums_step, rows * count);
+      }
+      for (int64_t m = 0; m < given_rows; ++m) {
+        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, plan.values,
+                          std::min(count, matrix.columns - first),
+                          at(out, (m * matrix.columns + first) * size));
+      }
+    }
+  });
+  return true;
+}
+
+}  // namespace
+
+void quantized_plain_gemv_native(const QuantizedMatrixView& matrix,
+                                 const void* x,
+                                 int64_t given_rows,
+                                 void* out) {
+  const int64_t rows = power_of_two_rows(given_rows);
+  const Floats columns = columns_of(matrix, x, given_rows, rows);
+  const bool integers = quantized_cpu_kernels().int_plain_columns(matrix) > 0;
+  if (!integers || !plain_gemv(matrix, columns.get(), given_rows, rows, true, out)) {
+    plain_gemv(matrix, columns.get(), given_rows, rows, false, out);
+  }
+}
+
+}  // namespace mlx_anvil
