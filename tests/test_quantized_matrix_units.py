@@ -1,7 +1,6 @@
 """Quantized products of few rows on GPUs with matrix units, whose kernels the simulator runs if told so."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 import mlx_anvil
@@ -62,17 +61,6 @@ def test_batches(dtype, rng):
     x = draw_x((3, 4, 192), dtype)
     result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
     assert_rounded(result, to_numpy(x) @ matrix.weights.swapaxes(-1, -2), dtype, terms=192)
-
-
-@each_dtype
-@each_format
-def test_swiglu(format, dtype, rng):
-    for rows, outputs, columns in ((1, 21, 256), (8, 8, 640)):
-        gate, up = (draw(format, (outputs, columns), rng, dtype) for _ in range(2))
-        x = (draw_x((rows, columns), dtype) * 0.1).astype(dtype)
-        g, u = (to_numpy(x) @ m.weights.T for m in (gate, up))
-        result = traced(mlx_anvil.quantized_swiglu, x, gate.arrays, up.arrays, **format.options)
-        assert_rounded(result, g / (1 + np.exp(-g)) * u, dtype)
 
 
 @each_dtype

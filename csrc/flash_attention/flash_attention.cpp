@@ -8,7 +8,6 @@
 #include "common/launch.h"
 #include "common/trace.h"
 #include "flash_attention/forward.h"
-#include "mlx/fast.h"
 
 namespace mlx_anvil {
 
@@ -159,22 +158,6 @@ bool may_be_differentiated(const AttentionInputs& in) {
          is_tracer(in.sinks);
 }
 
-// Whether MLX hands the call to cuDNN, which is several times as fast as kernels without the
-// instructions of one GPU generation. It serves neither log-sum-exps nor our gradients.
-bool is_for_cudnn(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
-  constexpr int kLargestHeadDim = 128;
-  const auto fits = [](const mx::array& x) {
-    return x.size() > 0 && x.shape(3) % 8 == 0 && x.shape(3) <= kLargestHeadDim;
-  };
-  const bool causal = config.window_right == 0;
-  const bool plain = config.window_left >= kUnboundedWindow &&
-                     (causal || config.window_right >= kUnboundedWindow) && config.softcap == 0 &&
-                     config.mask == AttentionMask::kNone && !config.has_sinks;
-  return plain && in.q.dtype() != mx::float32 && fits(in.q) && fits(in.k) && fits(in.v) &&
-         in.q.shape(2) > kDecodeRows && (!causal || in.q.shape(2) <= in.k.shape(2)) &&
-         launches_on_cuda(s.device);
-}
-
 }  // namespace
 
 std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& q,
@@ -210,21 +193,12 @@ std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& 
     in.sinks = checked_sinks(*options.sinks, q, dtype, s);
   }
 
-  const bool with_lse = options.return_lse || may_be_differentiated(in);
-  if (!with_lse && is_for_cudnn(config, in, s)) {
-    note_mlx_kernel(kOp, "mx.fast.scaled_dot_product_attention",
-                    "cuDNN is faster for plain or causal attention without gradients");
-    const char* mode = config.window_right == 0 ? "causal" : "";
-    return {mx::fast::scaled_dot_product_attention(in.q, in.k, in.v, config.scale, mode,
-                                                   std::nullopt, std::nullopt,
-                                                   /*force_fused=*/false, s),
-            std::nullopt};
-  }
   Arrays outputs;
   if (const std::string reason = why_composed(in, s); !reason.empty()) {
     note_fallback(kOp, reason);
     outputs = compose_attention(config, in, s);
   } else {
+    const bool with_lse = options.return_lse || may_be_differentiated(in);
     outputs = apply_attention(config, in, with_lse, s);
   }
   return {outputs[0], options.return_lse ? std::optional(outputs[1]) : std::nullopt};

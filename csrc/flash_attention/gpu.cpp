@@ -85,11 +85,6 @@ struct DecodeTile {
   int rows;
 };
 
-struct DecodeKernel {
-  std::string name;
-  int rows;  // that a threadgroup takes
-};
-
 // The narrowest tile, and in it the one that takes all rows at once, or the most.
 DecodeTile decode_tile(const AttentionSizes& sizes) {
 #define TILE(dtype, type, d, rows) {d, rows},
@@ -108,32 +103,6 @@ DecodeTile decode_tile(const AttentionSizes& sizes) {
     throw_internal_error(kAttentionOp, "no decode kernel for heads of this size.");
   }
   return *best;
-}
-
-// With fewer than half of the rows of a matrix product, it does too much for nothing.
-constexpr int kMatrixRows = 8;
-
-DecodeKernel decode_kernel(const AttentionSizes& sizes,
-                           const AttentionForwardArrays& arrays,
-                           const mx::Device& device) {
-#define TILE(dtype, type, d) d,
-  static constexpr int kMatrixDims[] = {MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(TILE, , )};
-#undef TILE
-  const char* dtype = dtype_name(*arrays.q);
-  const int64_t dim = std::max(sizes.head_dim, sizes.v_head_dim);
-  const auto* matrix_dim = std::find_if(std::begin(kMatrixDims), std::end(kMatrixDims),
-                                        [&](int tile) { return dim <= tile; });
-  if (arrays.q->itemsize() == 2 && matrix_dim != std::end(kMatrixDims) &&
-      2 * sizes.group() * sizes.q_len >= kMatrixRows && are_vectors(arrays) &&
-      has_matrix_units(device)) {
-    return {
-        std::string("flash_attention_decode_matrix_") + dtype + "_d" + std::to_string(*matrix_dim),
-        kMatrixRows};
-  }
-  const DecodeTile tile = decode_tile(sizes);
-  return {std::string("flash_attention_decode_") + dtype + "_d" + std::to_string(tile.head_dim) +
-              "r" + std::to_string(tile.rows),
-          tile.rows};
 }
 
 // Keys that some query sees.
@@ -170,13 +139,13 @@ void launch_decode(const AttentionConfig& config,
                    const AttentionSizes& sizes,
                    const AttentionForwardArrays& arrays,
                    const mx::Stream& stream) {
-  const DecodeKernel kernel = decode_kernel(sizes, arrays, stream.device);
+  const DecodeTile tile = decode_tile(sizes);
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
 
   const int64_t rows = sizes.group() * sizes.q_len;
-  const int64_t row_blocks = (rows + kernel.rows - 1) / kernel.rows;
+  const int64_t row_blocks = (rows + tile.rows - 1) / tile.rows;
   const int64_t threadgroups = sizes.batch * sizes.kv_heads * row_blocks;
   const int64_t keys = visible_keys(params.common);
   const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
@@ -190,8 +159,11 @@ void launch_decode(const AttentionConfig& config,
       attention_constants(config, are_vectors(arrays), !in_parts && arrays.lse);
   constants.push_back({kKeysAreInParts, in_parts});
 
+  const std::string name = std::string("flash_attention_decode_") + dtype_name(*arrays.q) + "_d" +
+                           std::to_string(tile.head_dim) + "r" + std::to_string(tile.rows);
+
   KernelLaunch request{};
-  request.kernel = &attention_kernel(kernel.name, std::move(constants));
+  request.kernel = &attention_kernel(name, std::move(constants));
   request.inputs = attention_inputs(arrays);
   request.params = &params;
   request.params_size = sizeof(params);

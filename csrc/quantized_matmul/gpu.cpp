@@ -123,7 +123,7 @@ GemvKernel gemv_kernel(const char* kernel,
                        const Request& request) {
   const std::string start = std::string("quantized_") + kernel;
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
-  if (vectors && format.has_biases() && format.bits == 4 && request.x.itemsize() == 2 &&
+  if (vectors && request.matrices.size() == 1 && format.has_biases() && format.bits == 4 && request.x.itemsize() == 2 &&
       has_matrix_units(request.stream.device)) {
     return {start + "_matrix_" + dtype_name(request.x) + "_g" + std::to_string(format.group),
             kMatrixStreams, kEnoughMatrixOutputs, vectors};

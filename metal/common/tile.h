@@ -30,11 +30,6 @@ METAL_FUNC FragmentPlace fragment_place(uint lane) {
   return {short((quad & 4) + (lane / 2) % 4), short((quad & 2) * 2 + (lane % 2) * 2)};
 }
 
-// The lane that holds (row, column), an even column.
-METAL_FUNC ushort lane_of(FragmentPlace place) {
-  return 16 * (place.row / 4) + 8 * (place.column / 4) + 2 * (place.row % 4) + place.column / 2 % 2;
-}
-
 template <typename T>
 METAL_FUNC Pair<T> elements_of(Fragment<T> frag) {
   return Pair<T>(frag.thread_elements()[0], frag.thread_elements()[1]);
@@ -65,28 +60,10 @@ METAL_FUNC float row_sum(float x) {
 }
 
 // Those of one column differ in bits 1, 2 and 4.
-METAL_FUNC float column_max(float x) {
-  x = metal::max(x, metal::simd_shuffle_xor(x, ushort(2)));
-  x = metal::max(x, metal::simd_shuffle_xor(x, ushort(4)));
-  return metal::max(x, metal::simd_shuffle_xor(x, ushort(16)));
-}
-
 METAL_FUNC float column_sum(float x) {
   x += metal::simd_shuffle_xor(x, ushort(2));
   x += metal::simd_shuffle_xor(x, ushort(4));
   return x + metal::simd_shuffle_xor(x, ushort(16));
-}
-
-// The transpose of a fragment of 16-bit elements.
-template <typename T>
-METAL_FUNC Fragment<T> transposed(Fragment<T> frag, FragmentPlace place) {
-  const uint own = metal::as_type<uint>(elements_of(frag));
-  const short even_row = place.row / 2 * 2;
-  const ushort first = lane_of({place.column, even_row});
-  const ushort second = lane_of({short(place.column + 1), even_row});
-  const Pair<T> a = metal::as_type<Pair<T>>(metal::simd_shuffle(own, first));
-  const Pair<T> b = metal::as_type<Pair<T>>(metal::simd_shuffle(own, second));
-  return place.row % 2 == 0 ? fragment_of<T>(a.x, b.x) : fragment_of<T>(a.y, b.y);
 }
 
 // ---- threadgroup memory

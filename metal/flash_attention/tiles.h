@@ -52,12 +52,6 @@
   X(dtype, type, 512, 1)                                 \
   X(dtype, type, 512, 2)
 
-// Of a decode by matrix products, of 8 rows.
-// X(dtype, type, d)
-#define MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(X, dtype, type) \
-  X(dtype, type, 64)                                            \
-  X(dtype, type, 128)
-
 // Of the backward: rows that a threadgroup keeps (of queries for dq, of keys for dkv), and rows of
 // the other side that pass by, tile by tile. A row fragment takes of every thread d / 4 registers
 // for each of the two kept operands (half of that for 16-bit types), d / 4 for each gradient that

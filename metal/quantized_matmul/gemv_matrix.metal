@@ -1,11 +1,10 @@
 // Quantized products of up to 8 rows of x by matrix products: what gemv.metal computes, for affine
 // codes of 4 bits and 16-bit x.
 //
-// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>. Bindings: those of
+// Kernels: quantized_gemv_matrix_<dtype>_g<codes of a group>. Bindings: those of
 // gemv.metal. Function constant 0: true (see below); 1: of gemv.h. Grid: blocks of rows of w x
-// blocks of 8 rows of x x batch; a SIMD group takes 16 rows of w (swiglu: 8 of each matrix).
+// blocks of 8 rows of x x batch; a SIMD group takes 16 rows of w.
 // Threadgroup: 128 x 1 x 1. Arrays are dense, and rows of x and w runs of whole, aligned vectors.
-#include "metal/common/activation.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 
 template <typename T, int kGroup>
@@ -52,46 +51,6 @@ template <typename T, int kGroup>
   }
 }
 
-template <typename T, int kGroup>
-[[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_swiglu_matrix(
-    const device T* x [[buffer(0)]],
-    const device uint* gate_w [[buffer(1)]],
-    const device T* gate_scales [[buffer(2)]],
-    const device T* gate_biases [[buffer(3)]],
-    const device uint* up_w [[buffer(4)]],
-    const device T* up_scales [[buffer(5)]],
-    const device T* up_biases [[buffer(6)]],
-    device T* out [[buffer(7)]],
-    constant QuantizedParams& params [[buffer(8)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
-  using Sums = GemvMatrixSums<T, kGroup>;
-  threadgroup uint4 tiles[kGemvSimdgroups][Sums::kTileVectors];
-  threadgroup float2 shares[kGemvSimdgroups][2][32];
-  const GemvPlace at = gemv_place(group, simdgroup, lane, Sums::kRows, 8);
-  Sums sums;
-  sums.place = fragment_place(lane);
-  sums.clear();
-  const int n = at.first_output + sums.place.row;
-  const int output = metal::min(n, params.outputs - 1);
-  const typename Sums::Row rows[2] = {
-      weight_row<T, AffineFormat<4>>({gate_w, gate_scales, gate_biases}, output, params.columns,
-                                     params.group_shift),
-      weight_row<T, AffineFormat<4>>({up_w, up_scales, up_biases}, output, params.columns,
-                                     params.group_shift)};
-  sums.add(rows, x, tiles[simdgroup], params, at, lane);
-  add_shares(sums, shares, simdgroup, lane);
-  MLX_ANVIL_UNROLL
-  for (int e = 0; e < 2; ++e) {
-    const int m = at.first_row + sums.place.column + e;
-    const float gate = sums.totals[0][e], up = sums.totals[1][e];
-    if (stores_results(simdgroup) && m < params.rows && n < params.outputs) {
-      out[long(m) * params.outputs + n] = static_cast<T>(gate * sigmoid(gate).value * up);
-    }
-  }
-}
-
 #define INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, group) \
   template [[host_name(#kernel_name "_" #dtype "_g" #group)]]    \
   [[kernel]] decltype(kernel_name<type, group>) kernel_name<type, group>;
@@ -103,5 +62,3 @@ template <typename T, int kGroup>
 
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, bfloat16, bfloat)
-INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, float16, half)
-INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, bfloat16, bfloat)

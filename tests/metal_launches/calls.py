@@ -73,8 +73,6 @@ def flash_attention() -> Iterator[Call]:
             yield _attention(dtype, dim, value_dim, queries, heads)
         for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
             yield _attention_gradients(dtype, dim, value_dim)
-        for dim, queries in product((64, 128), (1, 4)):
-            yield _for_matrix_units(_attention(dtype, dim, dim, queries, 8))
         for queries, return_lse in product((1, QUERIES), (False, True)):
             for options in _attention_options(dtype, queries, KEYS):
                 yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
@@ -109,7 +107,6 @@ def quantized_matmul() -> Iterator[Call]:
                 gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
                 x = mx.zeros((3, 128), dtype)
                 yield _for_matrix_units(lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o))
-                yield _for_matrix_units(lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o))
 
 
 # By the folder under metal/ that has the kernels.

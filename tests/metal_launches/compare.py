@@ -17,7 +17,6 @@ DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "
 # Outputs that hold partial sums in float32 instead where this function constant is true, by kernel and binding.
 PARTIAL_SUMS = {
     ("flash_attention_decode", 5): "keys_are_in_parts",
-    ("flash_attention_decode_matrix", 5): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",
 }
 _TEMPLATE = r"template\s*<([^<>]*)>\s*\[\[kernel.*?\]\]\s*void\s+{name}\s*\("
