@@ -215,6 +215,17 @@ def test_subnormal_scales_of_16_bits(dtype, rng):
     assert (error <= np.abs(exact).max() * ulp).all()
 
 
+@pytest.mark.parametrize("rows", [1, 8, 12])
+def test_nan_codes_spoil_their_own_column_alone(rows, rng):
+    codes = rng.integers(0, 0x7F, (40, 96))
+    codes[[3, 17, 39], [0, 45, 95]] = 0x7F, 0xFF, 0x7F
+    matrix = Matrix.of_codes(Format("mxfp8", 32, 8), codes)
+    result = to_numpy(multiply(normal((rows, 40)), matrix, transpose=False))
+    spoilt = np.isnan(result).all(axis=0)
+    assert np.flatnonzero(spoilt).tolist() == [0, 45, 95]
+    assert np.isfinite(result[:, ~spoilt]).all()
+
+
 @pytest.mark.parametrize("format", FLOAT_FORMATS, ids=str)
 def test_every_scale(format):
     """One row of weights for each of the 256 scales."""

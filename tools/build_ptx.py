@@ -56,7 +56,6 @@ def main() -> None:
     parser.add_argument("--op", action="append", help="leave out the others")
     args = parser.parse_args()
     root, output = args.root.resolve(), args.output.resolve()
-    os.chdir(root)  # the compiler reads from standard input, and looks for quoted headers in the current folder first
     # By this path mslc does not import the package around it, whose extension is not built yet.
     sys.path.insert(0, str(root / "python" / "mlx_anvil"))
 

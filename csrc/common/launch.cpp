@@ -95,6 +95,19 @@ bool can_launch(const mx::Device& device, std::string* why_not) {
 #endif
 }
 
+bool launches_on_cuda(const mx::Device& device) {
+#if defined(MLX_ANVIL_CUDA)
+  std::string why_not;
+  return device == mx::Device::gpu && can_launch_cuda(device, &why_not);
+#else
+  return false;
+#endif
+}
+
+bool has_matrix_units(const mx::Device& device) {
+  return device == mx::Device::cpu ? simulation_mode().matrix_units : launches_on_cuda(device);
+}
+
 void launch(const KernelLaunch& request, const mx::Stream& stream) {
   std::string why_not;
   if (!can_launch(stream.device, &why_not)) {

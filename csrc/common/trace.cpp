@@ -56,4 +56,10 @@ void note_fallback(const std::string& op, const std::string& reason) {
   }
 }
 
+void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason) {
+  if (tracing()) {
+    record({TraceEvent::Kind::kKernel, op, kernel, "cuda", {}, {}, reason});
+  }
+}
+
 }  // namespace mlx_anvil

@@ -50,4 +50,8 @@ void end_strict();
 // inside `strict()` it throws instead.
 void note_fallback(const std::string& op, const std::string& reason);
 
+// To be called where an op is MLX's own fused kernel, `kernel`, because that is faster. Not a
+// fallback: `strict()` allows it.
+void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason);
+
 }  // namespace mlx_anvil

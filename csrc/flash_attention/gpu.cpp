@@ -12,7 +12,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// metal/flash_attention/decode.metal
+// metal/flash_attention/decode_row.h
 constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
 constexpr int kDecodeThreads = 128;
 constexpr int kMostParts = 32;  // the lanes of a SIMD group
@@ -158,6 +158,7 @@ void launch_decode(const AttentionConfig& config,
   std::vector<FunctionConstant> constants =
       attention_constants(config, are_vectors(arrays), !in_parts && arrays.lse);
   constants.push_back({kKeysAreInParts, in_parts});
+
   const std::string name = std::string("flash_attention_decode_") + dtype_name(*arrays.q) + "_d" +
                            std::to_string(tile.head_dim) + "r" + std::to_string(tile.rows);
 

@@ -50,6 +50,36 @@ struct PackOfAll {
   }
 };
 
+// The packs of one thread, `threads` apart. kWhole: all of them are full. Known when code is
+// generated, that leaves no branch between the loads, which then overlap.
+template <bool kWhole, typename T, typename Op>
+METAL_FUNC void elementwise_packs(const thread Operands<T, Op>& operands,
+                                  long size,
+                                  long first_pack,
+                                  uint threads) {
+  enum { kSize = Pack<T>::kSize };
+  PackOfAll<T, Op> packs[kPacksPerThread];
+  MLX_ANVIL_UNROLL
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const long at = (first_pack + j * threads) * kSize;
+    if (kWhole || at < size) {
+      const int count = kWhole ? int(kSize) : int(metal::min(long(kSize), size - at));
+      MLX_ANVIL_UNROLL
+      for (int k = 0; k < Op::kInputs; ++k) {
+        load_pack<T>(operands.in[k] + at, 1, count, packs[j].x[k]);
+      }
+    }
+  }
+  MLX_ANVIL_UNROLL
+  for (int j = 0; j < kPacksPerThread; ++j) {
+    const long at = (first_pack + j * threads) * kSize;
+    if (kWhole || at < size) {
+      packs[j].apply_and_store(operands, at,
+                               kWhole ? int(kSize) : int(metal::min(long(kSize), size - at)));
+    }
+  }
+}
+
 // Grid: linear_grid(size, threads * kPacksPerThread * pack). A threadgroup covers one run of
 // elements; neighbouring threads take neighbouring packs, so that a SIMD group's load is one block
 // of memory.
@@ -62,26 +92,12 @@ METAL_FUNC void elementwise_flat(const thread Operands<T, Op>& operands,
                                  uint threads) {
   const long size = params.size;
   const long run = long(group.y) * groups.x + group.x;
-  const long first_pack = run * kPacksPerThread * threads + thread_index;
-  PackOfAll<T, Op> packs[kPacksPerThread];
-  // All loads before the first use: they overlap.
-  MLX_ANVIL_UNROLL
-  for (int j = 0; j < kPacksPerThread; ++j) {
-    const long at = (first_pack + j * threads) * Pack<T>::kSize;
-    if (at < size) {
-      const int count = metal::min(long(Pack<T>::kSize), size - at);
-      MLX_ANVIL_UNROLL
-      for (int k = 0; k < Op::kInputs; ++k) {
-        load_pack<T>(operands.in[k] + at, 1, count, packs[j].x[k]);
-      }
-    }
-  }
-  MLX_ANVIL_UNROLL
-  for (int j = 0; j < kPacksPerThread; ++j) {
-    const long at = (first_pack + j * threads) * Pack<T>::kSize;
-    if (at < size) {
-      packs[j].apply_and_store(operands, at, metal::min(long(Pack<T>::kSize), size - at));
-    }
+  const long packs_per_run = long(kPacksPerThread) * threads;
+  const long first_pack = run * packs_per_run + thread_index;
+  if ((run + 1) * packs_per_run * Pack<T>::kSize <= size) {
+    elementwise_packs<true>(operands, size, first_pack, threads);
+  } else {
+    elementwise_packs<false>(operands, size, first_pack, threads);
   }
 }
 

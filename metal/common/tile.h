@@ -101,6 +101,17 @@ METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block,
   return frag;
 }
 
+// The 8x8 block that begins there.
+template <typename T>
+METAL_FUNC Fragment<T> load_block(const threadgroup T* block, int stride, FragmentPlace place) {
+  if (sizeof(T) == 4) {
+    return load_fragment(block + place.row * stride + place.column);
+  }
+  Fragment<T> frag;
+  metal::simdgroup_load(frag, block, stride);
+  return frag;
+}
+
 template <typename T>
 METAL_FUNC void store_fragment(threadgroup T* to, Fragment<T> frag) {
   *reinterpret_cast<threadgroup Pair<T>*>(to) = elements_of(frag);
@@ -118,9 +129,43 @@ struct Rows {
   int columns;  // likewise
 };
 
-// Copies rows [0, kRows) to threadgroup memory, TileRow::kStride elements apart, by the kThreads
-// threads of a threadgroup. vectors: rows begin at, and their columns make, multiples of 16 bytes,
-// and column_stride is 1.
+// A thread's share of a tile of rows [0, kRows), on its way to threadgroup memory, where rows are
+// TileRow::kStride elements apart. Loads are all under way before the first is waited for.
+template <typename T, int kRows, int kColumns, int kThreads>
+struct TileShare {
+  enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
+  enum { kUnits = kColumns / kUnit, kAll = kRows * kUnits };
+  enum { kCount = (kAll + kThreads - 1) / kThreads };
+  static_assert(kColumns % kUnit == 0, "whole vectors");
+  uint4 vectors[kCount];
+
+  METAL_FUNC void load(Rows<T> from, uint thread_index) thread {
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      const int i = thread_index + j * kThreads;
+      const int row = i / kUnits, column = i % kUnits * kUnit;
+      vectors[j] = uint4(0);
+      if (row < from.rows && column < from.columns) {
+        vectors[j] =
+            *reinterpret_cast<const device uint4*>(from.data + row * from.row_stride + column);
+      }
+    }
+  }
+
+  METAL_FUNC void store(threadgroup T* to, uint thread_index) const thread {
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      const int i = thread_index + j * kThreads;
+      if (kAll % kThreads == 0 || i < kAll) {
+        *reinterpret_cast<threadgroup uint4*>(to + i / kUnits * kStride + i % kUnits * kUnit) =
+            vectors[j];
+      }
+    }
+  }
+};
+
+// Copies rows [0, kRows) to threadgroup memory, by the kThreads threads of a threadgroup. vectors:
+// rows begin at, and their columns make, multiples of 16 bytes, and column_stride is 1.
 template <typename T, int kRows, int kColumns, int kThreads>
 METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
   enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };

@@ -17,35 +17,8 @@
 // flash_attention_decode_combine_<dtype> makes out and lse of the parts. Bindings: partial out,
 // partial sums, sinks, out, lse, params. Grid: query heads * q_len x batch x 1. Threadgroup: 128.
 #include "metal/flash_attention/decode.h"
+#include "metal/flash_attention/decode_row.h"
 #include "metal/flash_attention/tiles.h"
-
-constant bool keys_are_in_parts [[function_constant(16)]];
-
-enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
-
-// A row of the results.
-struct DecodeRow {
-  int batch;
-  int head;
-  int query;
-
-  METAL_FUNC long index(constant AttentionParams& params) const thread {
-    return (long(batch) * params.q_heads + head) * params.q_len + query;
-  }
-  METAL_FUNC long out_offset(constant AttentionForwardParams& params) const thread {
-    return batch * params.out_strides[0] + head * params.out_strides[1] +
-           query * params.out_strides[2];
-  }
-  METAL_FUNC float sink(const device float* sinks, constant AttentionParams& params) const thread {
-    return M_LOG2E_F * sinks[batch * params.sinks_strides[0] + head * params.sinks_strides[1]];
-  }
-};
-
-// Rows beyond the last repeat it, and are not stored.
-METAL_FUNC DecodeRow decode_row(constant AttentionParams& params, int batch, int kv_head, int row) {
-  row = metal::min(row, params.group * params.q_len - 1);
-  return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};
-}
 
 template <typename T, int kDim, int kRows>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void flash_attention_decode(

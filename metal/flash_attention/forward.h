@@ -62,6 +62,7 @@ struct ForwardRows {
     const bool all = sees_all(params, first, last, begin, begin + kKeys);
 
     Fragment<T> weights[kRowFragments][kKeyFragments];
+    float factors[kRowFragments];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
       float highest = -INFINITY;
@@ -80,7 +81,7 @@ struct ForwardRows {
           highest = metal::max(highest, score);
         }
       }
-      const float factor = softmax[i].begin_piece(row_max(highest));
+      factors[i] = softmax[i].begin_piece(row_max(highest));
       const float base = softmax[i].base();
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
@@ -90,17 +91,33 @@ struct ForwardRows {
         softmax[i].sum += weight.x + weight.y;
         weights[i][n] = fragment_of<T>(weight);
       }
+    }
+    shrink_out(factors);
+    multiply_values(values, weights);
+  }
+
+  // Most blocks of keys have no new highest score for any row.
+  METAL_FUNC void shrink_out(const thread float (&factors)[kRowFragments]) thread {
+    bool shrinks = false;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      shrinks = shrinks || factors[i] != 1.0f;
+    }
+    if (!metal::simd_any(shrinks)) {
+      return;
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kValueFragments; ++d) {
-        out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factor);
+        out[i][d] = fragment_of<float>(elements_of(out[i][d]) * factors[i]);
       }
     }
-    multiply_values(values, weights);
   }
 
   // Wide heads have no registers to spare for loads that a compiler would like to make early.
   METAL_FUNC void keep_order() const thread {
-    if (kHeadDim > 128) {
+    if (kHeadDim * sizeof(T) > 256) {
       metal::simdgroup_barrier(metal::mem_flags::mem_none);
     }
   }
@@ -155,13 +172,12 @@ struct ForwardRows {
   METAL_FUNC void multiply_values(
       const threadgroup T* values,
       thread Fragment<T> (&weights)[kRowFragments][kKeyFragments]) thread {
-    const threadgroup T* at = values + place.row * kValueStride + place.column;
     MLX_ANVIL_UNROLL
     for (int d = 0; d < kValueFragments; ++d) {
       keep_order();
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
-        const Fragment<T> v = load_fragment(at + 8 * (n * kValueStride + d));
+        const Fragment<T> v = load_block(values + 8 * (n * kValueStride + d), kValueStride, place);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
           metal::simdgroup_multiply_accumulate(out[i][d], weights[i][n], v, out[i][d]);

@@ -39,6 +39,8 @@ template <typename T,
   using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeepsQ>;
   enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
   enum { kRows = kSimdgroups * kGroupRows };
+  // Wide heads leave no registers for loads under way.
+  constexpr bool kOverlapsLoads = kHeadDim <= (sizeof(T) == 4 ? 96 : 192);
   threadgroup T key_tile[kKeys * GroupRows::kKeyStride];
   threadgroup T value_tile[kKeys * GroupRows::kValueStride];
 
@@ -78,9 +80,18 @@ template <typename T,
                               common.k_strides[3], count, common.head_dim};
     const Rows<T> value_rows = {values + begin * common.v_strides[2], common.v_strides[2],
                                 common.v_strides[3], count, common.v_head_dim};
-    copy_tile<T, kKeys, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
-    copy_tile<T, kKeys, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
-                                             thread_index);
+    if (kOverlapsLoads && rows_are_vectors) {
+      TileShare<T, kKeys, kHeadDim, kThreads> key_share;
+      TileShare<T, kKeys, kValueDim, kThreads> value_share;
+      key_share.load(key_rows, thread_index);
+      value_share.load(value_rows, thread_index);
+      key_share.store(key_tile, thread_index);
+      value_share.store(value_tile, thread_index);
+    } else {
+      copy_tile<T, kKeys, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
+      copy_tile<T, kKeys, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
+                                               thread_index);
+    }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
       rows.attend(key_tile, value_tile, begin, head_mask, common);

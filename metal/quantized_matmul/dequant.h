@@ -6,7 +6,8 @@
 // scale. Eight codes make a piece. A format has
 //
 //   kBits, kChunk, kPart, kHasBiases, Scale<T>   T: dtype of x
-//   values(words, piece, v)                      of eight codes of a part, over factor()
+//   values(words, piece, v)                      of eight codes of a part, over factor(); of codes
+//                                                that are no numbers any
 //   scale(stored)                                apart from factor(), with which it might
 //   overflow has_nan<kWords>(words)                       whether a code is no number
 #pragma once
@@ -238,12 +239,33 @@ METAL_FUNC void load_codes(const device uint* row, int column, int columns, thre
   }
 }
 
-// The scale and bias of codes that share them. A code that is no number makes their sum none.
+template <typename T, typename Format>
+METAL_FUNC float2 scale_and_bias(WeightRow<T, Format> row, int group) {
+  return float2(Format::scale(row.scales[group]),
+                Format::kHasBiases ? static_cast<float>(row.biases[group]) : 0.0f);
+}
+
+// Of codes whose sum alone is wanted: one that is no number makes it none.
 template <int kCodes, typename T, typename Format>
-METAL_FUNC float2 scale_and_bias(WeightRow<T, Format> row, int group, const thread uint* words) {
-  const float scale = Format::scale(row.scales[group]);
-  const float bias = Format::kHasBiases ? static_cast<float>(row.biases[group]) : 0.0f;
-  return float2(Format::template has_nan<kCodes * Format::kBits / 32>(words) ? NAN : scale, bias);
+METAL_FUNC float2 scale_and_bias_of_sum(WeightRow<T, Format> row,
+                                        int group,
+                                        const thread uint* words) {
+  const float2 factors = scale_and_bias(row, group);
+  return float2(Format::template has_nan<kCodes * Format::kBits / 32>(words) ? NAN : factors.x,
+                factors.y);
+}
+
+// Format::values, and NaN where a code is no number.
+template <typename Format>
+METAL_FUNC void values_or_nan(const thread uint* words, int piece, thread float* v) {
+  Format::values(words, piece, v);
+  const thread uint* own = words + piece * Format::kBits / 4;
+  if (Format::kBits == 8 && Format::template has_nan<2>(own)) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      v[i] = (own[i / 4] >> (8 * (i % 4)) & 0x7f) == 0x7f ? NAN : v[i];
+    }
+  }
 }
 
 // Eight elements of x.

@@ -124,8 +124,8 @@ struct GemvSums {
     }
     MLX_ANVIL_UNROLL
     for (int s = 0; s < kStreams; ++s) {
-      const float2 factors =
-          scale_and_bias<kPart>(streams[s], column >> params.group_shift, chunks[s] + first_word);
+      const float2 factors = scale_and_bias_of_sum<kPart>(streams[s], column >> params.group_shift,
+                                                          chunks[s] + first_word);
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
         totals[m][s] = metal::fma(factors.x, Format::factor() * dots[m][s], totals[m][s]);

@@ -44,12 +44,12 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     float2 factors = float2(0.0f);
     if (exists) {
       load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
-      factors = scale_and_bias<Format::kPart>(from, begin >> params.group_shift, words);
+      factors = scale_and_bias(from, begin >> params.group_shift);
     }
     MLX_ANVIL_UNROLL
     for (int piece = 0; piece < Format::kPart / 8; ++piece) {
       float v[8];
-      Format::values(words, piece, v);
+      values_or_nan<Format>(words, piece, v);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < 8; ++i) {
         at[part + 8 * piece + i] = metal::fma(Format::factor() * v[i], factors.x, factors.y);
@@ -86,16 +86,18 @@ template <typename T, typename Format, bool kTransposed>
   const int own_row = 8 * kRowFragments * (simdgroup / 2);
   const int own_column = 8 * kColumnFragments * (simdgroup % 2);
 
-  Fragment<float> totals[kRowFragments][kColumnFragments];
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kRowFragments; ++i) {
-    MLX_ANVIL_UNROLL
-    for (int j = 0; j < kColumnFragments; ++j) {
-      totals[i][j] = fragment_of<float>(0.0f, 0.0f);
-    }
-  }
+  float2 totals[kRowFragments][kColumnFragments] = {};  // a lane's elements of each fragment
 
   for (int begin = 0; begin < depth; begin += kTileDepth) {
+    // Matrix units may cut off what float arithmetic rounds: only the sums of a tile are theirs.
+    Fragment<float> sums[kRowFragments][kColumnFragments];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < kColumnFragments; ++j) {
+        sums[i][j] = fragment_of<float>(0.0f, 0.0f);
+      }
+    }
     const Rows<T> from = {x_rows + begin, depth, 1, rows, depth - begin};
     copy_tile<T, kTileRows, kTileDepth, kTileThreads>(x_tile, from, x_and_out_are_vectors,
                                                       thread_index);
@@ -120,8 +122,15 @@ template <typename T, typename Format, bool kTransposed>
                         : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(totals[i][j], left[i], right, totals[i][j]);
+          metal::simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);
         }
+      }
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < kColumnFragments; ++j) {
+        totals[i][j] += elements_of(sums[i][j]);
       }
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -136,8 +145,8 @@ template <typename T, typename Format, bool kTransposed>
     device T* to = out + (batch * params.rows + first_row + row) * columns;
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
-      store_pair(to, first_column + own_column + 8 * j + place.column, columns,
-                 elements_of(totals[i][j]), x_and_out_are_vectors);
+      store_pair(to, first_column + own_column + 8 * j + place.column, columns, totals[i][j],
+                 x_and_out_are_vectors);
     }
   }
 }

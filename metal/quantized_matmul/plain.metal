@@ -60,7 +60,7 @@ struct PlainSums {
         return;
       }
       const thread uint* own = words + part * kPart * Format::kBits / 32;
-      const float2 factors = scale_and_bias<kPart>(row, begin >> params.group_shift, own);
+      const float2 factors = scale_and_bias(row, begin >> params.group_shift);
       float scaled[kRows];
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
@@ -72,7 +72,7 @@ struct PlainSums {
       MLX_ANVIL_UNROLL
       for (int piece = 0; piece < kPart / 8; ++piece) {
         float v[8];
-        Format::values(own, piece, v);
+        values_or_nan<Format>(own, piece, v);
         MLX_ANVIL_UNROLL
         for (int m = 0; m < kRows; ++m) {
           MLX_ANVIL_UNROLL

@@ -3,6 +3,7 @@ import pytest
 from mlx_anvil.mslc import CompileError, Library, Source
 from mlx_anvil.mslc.diagnostics import author_words
 from mlx_anvil.mslc.lint import lint
+from mlx_anvil.mslc.preprocess import preprocess
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
@@ -48,6 +49,16 @@ def test_missing_include_is_an_error():
     ((line, _, message),) = errors('#include "not_there.h"\n')
     assert line == 3
     assert "not_there.h" in message
+
+
+def test_headers_are_looked_for_beside_the_source(tmp_path, monkeypatch):
+    for folder, kind in (("source", "float"), ("elsewhere", "int")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "kind.h").write_text(f"using Kind = {kind};\n")
+    main = tmp_path / "source" / "main.metal"
+    main.write_text(HEAD + '#include "kind.h"\nkernel void k(device Kind* x [[buffer(0)]]) { *x = 0.5; }\n')
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "using Kind = float;" in preprocess(Source.load(main))
 
 
 def test_included_files_are_named(tmp_path):

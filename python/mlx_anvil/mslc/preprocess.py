@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,10 +68,15 @@ def preprocess(source: Source) -> str:
     for directory in source.include_dirs:
         arguments += ["-I", directory]
     escaped = source.name.replace("\\", "\\\\").replace('"', '\\"')
-    result = run_tool([*arguments, "-"], text=f'# 1 "{escaped}"\n{source.text}')
+    # From a folder of its own: beside the text, or in the current folder if it came by standard input, the compiler would
+    # look for quoted headers before it does in `include_dirs`.
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "source.metal")
+        path.write_text(f'# 1 "{escaped}"\n{source.text}')
+        result = run_tool([*arguments, str(path)])
     if result.returncode:
         raise PreprocessorError(result.stderr)
-    return result.stdout
+    return result.stdout.replace(str(path), "<stdin>")  # the same for the same source: results are cached by it
 
 
 def included_files(preprocessed: str, source: Source) -> list[str]:

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .ptx_ldmatrix import merge_loads
+
 _PRODUCT = re.compile(r"^\s*mslc\.mma\.(\w+) \{(.*?)\}, \{(.*?)\}, \{(.*?)\}, \{(.*?)\};")
 _TRANSPOSE = re.compile(r"^\s*movmatrix\.\S+ (%r\d+), (%r\d+);")
 _REGISTER = re.compile(r"%[a-z]+\d+")
@@ -99,7 +101,7 @@ class _Statement:
 
 def expand_products(text: str) -> str:
     """PTX without pseudo-instructions. Text that has none is returned as it is."""
-    if "mslc.mma." not in text:
+    if "mslc.mma." not in text and "ldmatrix" not in text:
         return text
     output: list[str] = []
     function: list[str] | None = None
@@ -109,7 +111,7 @@ def expand_products(text: str) -> str:
             if line == "{":
                 function = []
         elif line == "}":
-            output += [*_expand_function(function), line]
+            output += [*_expand_function(merge_loads(function)), line]
             function = None
         else:
             function.append(line)

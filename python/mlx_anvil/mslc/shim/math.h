@@ -125,6 +125,15 @@ MSLC_INLINE float fraction_of(float x) {
   return reference::frexp(x, exponent);
 }
 
+// What PTX has in a fast form too.
+namespace accurate {
+using reference::divide;
+using target::exp2;
+}  // namespace accurate
+#if !defined(__NVPTX__)
+namespace fast = accurate;
+#endif
+
 }  // namespace mslc
 
 // Defines metal::name for reals, and __metal_name, the form with a precision mode that MLX calls.
@@ -143,7 +152,8 @@ MSLC_INLINE float fraction_of(float x) {
     return ::mslc::map<E>([](auto... v) { return ::mslc::space::name(v...); }, x...); \
   }
 
-#define MSLC_ALL_MATH                                                                        \
+// Where the target has fast forms, they are in the namespace `quick`; elsewhere in `accurate`.
+#define MSLC_ALL_MATH(quick)                                                                 \
   MSLC_MATH(target, acos)                                                                    \
   MSLC_MATH(target, acosh)                                                                   \
   MSLC_MATH(target, asin)                                                                    \
@@ -156,7 +166,7 @@ MSLC_INLINE float fraction_of(float x) {
   MSLC_MATH(target, cospi)                                                                   \
   MSLC_MATH(target, exp)                                                                     \
   MSLC_MATH(target, exp10)                                                                   \
-  MSLC_MATH(target, exp2)                                                                    \
+  MSLC_MATH(quick, exp2)                                                                     \
   MSLC_MATH(target, fmod)                                                                    \
   MSLC_MATH(target, log)                                                                     \
   MSLC_MATH(target, log10)                                                                   \
@@ -172,7 +182,7 @@ MSLC_INLINE float fraction_of(float x) {
   MSLC_MATH(target, tanpi)                                                                   \
   MSLC_MATH(reference, ceil)                                                                 \
   MSLC_MATH(reference, copysign)                                                             \
-  MSLC_MATH(reference, divide)                                                               \
+  MSLC_MATH(quick, divide)                                                                   \
   MSLC_MATH(reference, fabs)                                                                 \
   MSLC_MATH(reference, fdim)                                                                 \
   MSLC_MATH(reference, floor)                                                                \
@@ -218,14 +228,14 @@ MSLC_INLINE float fraction_of(float x) {
 
 namespace metal {
 
-MSLC_ALL_MATH
+MSLC_ALL_MATH(accurate)
 
 // On real hardware these differ in accuracy; both bounds hold for what the targets provide.
 namespace fast {
-MSLC_ALL_MATH
+MSLC_ALL_MATH(fast)
 }
 namespace precise {
-MSLC_ALL_MATH
+MSLC_ALL_MATH(accurate)
 }
 
 template <class T>

@@ -104,6 +104,8 @@ MSLC_INLINE void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& matrix,
                                 ulong elements_per_row = 8,
                                 ulong2 origin = 0,
                                 bool transpose = false) {
+  const threadgroup T* first = source + origin.y * elements_per_row + origin.x;
+  if (mslc::load_rows(matrix.elements, first, elements_per_row, transpose)) return;
   mslc::load_matrix(matrix, source, elements_per_row, origin, transpose);
 }
 template <class T>

@@ -6,6 +6,8 @@
 //   T scan<Op, Width, inclusive>(T value, site)
 //   uint ballot(bool value, site)                    bit i: lane i is active and its value is true
 //   bool transposes_in_registers<T>, vec<T, 2> transposed(vec<T, 2>) where true: of a matrix
+//   bool load_rows(vec<T, 2>&, threadgroup T* first, ulong stride, bool transpose)
+//                                                    a matrix of whole rows; false where it cannot
 //   void barrier(scope, mem_flags, site)
 //   vec<D, 2> matrix_multiply_accumulate<D>(a, b, c, site)   8x8x8, two elements a lane
 //   threadgroup_variable<T>(variable), step()

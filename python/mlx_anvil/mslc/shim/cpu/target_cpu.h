@@ -49,8 +49,7 @@ MSLC_INLINE Operand& operand(const mslc_lanes* lanes, uint lane) {
   return *static_cast<Operand*>(lanes->value[lane]);
 }
 
-// ---- shuffle
-// -------------------------------------------------------------------------------------
+// ---- shuffle ------------------------------------------------------------------------------------
 
 template <class T>
 struct ShuffleOperand {
@@ -77,8 +76,7 @@ MSLC_INLINE T shuffle(T value, uint source, const Site* site) {
   return self.result;
 }
 
-// ---- reductions
-// ----------------------------------------------------------------------------------
+// ---- reductions ---------------------------------------------------------------------------------
 
 // Lane order: the result does not depend on the order in which lanes arrive.
 template <class Op, uint Width, class T>
@@ -137,8 +135,7 @@ MSLC_INLINE uint ballot(bool value, const Site* site) {
   return votes;
 }
 
-// ---- 8x8 matrices
-// --------------------------------------------------------------------------------
+// ---- 8x8 matrices -------------------------------------------------------------------------------
 
 // Apple's layout: a lane holds two neighbouring elements of one row.
 MSLC_INLINE constexpr uint matrix_row(uint lane) {
@@ -150,6 +147,10 @@ MSLC_INLINE constexpr uint matrix_column(uint lane) {
 
 template <class T>
 constexpr bool transposes_in_registers = false;
+template <class T>
+MSLC_INLINE bool load_rows(metal::vec<T, 2>&, const threadgroup T*, ulong, bool) {
+  return false;
+}
 
 template <class D, class A, class B, class C>
 struct MatrixOperand {

@@ -41,6 +41,36 @@ MSLC_INLINE metal::vec<T, 2> transposed(metal::vec<T, 2> pair) {
   return __builtin_bit_cast(metal::vec<T, 2>, transpose_16bit(__builtin_bit_cast(uint, pair)));
 }
 
+// A matrix of 16-bit elements whose rows, as the compiler can tell, are multiples of 16 bytes in
+// threadgroup memory: eight lanes name a row each, the unit hands out the elements. False, and no
+// code, where it cannot tell. ptx_ldmatrix.py makes one load of four.
+template <class T>
+MSLC_INLINE bool load_rows(metal::vec<T, 2>& elements,
+                           const threadgroup T* first,
+                           ulong stride,
+                           bool transpose) {
+  if constexpr (sizeof(T) != 2) {
+    return false;
+  } else {
+    const threadgroup T* row = first + hardware_lane() % 8 * stride;
+    const bool aligned = reinterpret_cast<ulong>(row) % 16 == 0;
+    if (!__builtin_constant_p(aligned) || !aligned) return false;
+    uint pair;
+    if (transpose)
+      __asm__ volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                       : "=r"(pair)
+                       : "l"(row)
+                       : "memory");
+    else
+      __asm__ volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                       : "=r"(pair)
+                       : "l"(row)
+                       : "memory");
+    elements = __builtin_bit_cast(metal::vec<T, 2>, pair);
+    return true;
+  }
+}
+
 template <class T>
 MSLC_INLINE MatrixPair multiply_16bit(metal::vec<T, 2> a, metal::vec<T, 2> b, MatrixPair c) {
   const uint rows = __builtin_bit_cast(uint, a);
@@ -90,6 +120,13 @@ MSLC_INLINE MatrixPair multiply_tf32(MatrixPair a, MatrixPair b, MatrixPair c) {
   return {d0, d1};
 }
 
+// The products with low parts, added to `before`. Where a factor is infinite they are infinite or,
+// as 0 * infinity is, no numbers, whatever the product of the factors themselves: left out there.
+MSLC_INLINE MatrixPair unless_spoilt(MatrixPair sum, MatrixPair before) {
+  const bool finite = __builtin_fabsf(sum.x) + __builtin_fabsf(sum.y) < __builtin_inff();
+  return finite ? sum : before;
+}
+
 template <class A, class B>
 MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, MatrixPair c) {
   const float x = static_cast<float>(b.x), y = static_cast<float>(b.y);
@@ -99,16 +136,18 @@ MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, Ma
   const MatrixPair rows_high = {to_tf32(rows.x), to_tf32(rows.y)};
   const MatrixPair columns_high = {to_tf32(columns.x), to_tf32(columns.y)};
   // half and bfloat fit tf32.
+  MatrixPair sum = c;
   if constexpr (sizeof(A) == 4) {
     const MatrixPair rest = {tf32_rest(rows.x, rows_high.x), tf32_rest(rows.y, rows_high.y)};
-    c = multiply_tf32(rest, columns_high, c);
+    sum = multiply_tf32(rest, columns_high, sum);
   }
   if constexpr (sizeof(B) == 4) {
     const MatrixPair rest = {tf32_rest(columns.x, columns_high.x),
                              tf32_rest(columns.y, columns_high.y)};
-    c = multiply_tf32(rows_high, rest, c);
+    sum = multiply_tf32(rows_high, rest, sum);
   }
-  return multiply_tf32(rows_high, columns_high, c);
+  if constexpr (sizeof(A) == 4 || sizeof(B) == 4) sum = unless_spoilt(sum, c);
+  return multiply_tf32(rows_high, columns_high, sum);
 }
 
 template <class D, class A, class B, class C>

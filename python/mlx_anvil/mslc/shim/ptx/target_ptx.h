@@ -19,6 +19,16 @@ MSLC_INLINE float rsqrt(float x) {
   return __nvvm_rsqrt_approx_f(x);
 }
 }  // namespace approx
+
+// Of Metal's fast:: functions: one or two instructions, whose subnormal results are zero.
+namespace fast {
+MSLC_INLINE float exp2(float x) {
+  return __nvvm_ex2_approx_ftz_f(x);
+}
+MSLC_INLINE float divide(float x, float y) {
+  return __nvvm_div_approx_ftz_f(x, y);
+}
+}  // namespace fast
 }  // namespace mslc
 
 #include "atomic_ptx.h"

@@ -1,0 +1,33 @@
+// The rows of a decode: those of a kv head are the queries of all its query heads. Row r is query
+// r % q_len of the group's head r / q_len.
+#pragma once
+
+#include "metal/flash_attention/scores.h"
+
+constant bool keys_are_in_parts [[function_constant(16)]];
+
+enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
+
+// A row of the results.
+struct DecodeRow {
+  int batch;
+  int head;
+  int query;
+
+  METAL_FUNC long index(constant AttentionParams& params) const thread {
+    return (long(batch) * params.q_heads + head) * params.q_len + query;
+  }
+  METAL_FUNC long out_offset(constant AttentionForwardParams& params) const thread {
+    return batch * params.out_strides[0] + head * params.out_strides[1] +
+           query * params.out_strides[2];
+  }
+  METAL_FUNC float sink(const device float* sinks, constant AttentionParams& params) const thread {
+    return M_LOG2E_F * sinks[batch * params.sinks_strides[0] + head * params.sinks_strides[1]];
+  }
+};
+
+// Rows beyond the last repeat it, and are not stored.
+METAL_FUNC DecodeRow decode_row(constant AttentionParams& params, int batch, int kv_head, int row) {
+  row = metal::min(row, params.group * params.q_len - 1);
+  return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};
+}
