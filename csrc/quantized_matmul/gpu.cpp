@@ -27,10 +27,6 @@ constexpr int kThreads = 32 * kSimdgroups;
 // columns. Not a matter of the rows of x, which must not change the order of a sum.
 constexpr int64_t kEnoughOutputs = 4096;
 
-// gemv_matrix.metal; there a SIMD group takes 16 rows of w.
-constexpr int kMatrixStreams = 16;
-constexpr int64_t kEnoughMatrixOutputs = 16384;
-
 // plain.metal
 constexpr int kPlainThreads = 256;
 constexpr int64_t kEnoughThreadgroups = 128;
@@ -107,46 +103,21 @@ struct Request {
   }
 };
 
-// How a SIMD group goes about a product of few rows.
-struct GemvKernel {
-  std::string name;
-  int64_t streams;  // rows of w that it takes, of all matrices together
-  int64_t enough_outputs;
-  bool vectors;
-};
-
-// One kernel for every number of rows from 1 to 8, or results would depend on it: so matrix
-// products only on GPUs whose units for these leave nothing to gain with one row either.
-GemvKernel gemv_kernel(const char* kernel,
-                       const QuantizedFormat& format,
-                       const QuantizedSizes& sizes,
-                       const Request& request) {
-  const std::string start = std::string("quantized_") + kernel;
-  const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
-  if (vectors && request.matrices.size() == 1 && format.has_biases() && format.bits == 4 &&
-      request.x.itemsize() == 2 && has_matrix_units(request.stream.device)) {
-    return {start + "_matrix_" + dtype_name(request.x) + "_g" + std::to_string(format.group),
-            kMatrixStreams, kEnoughMatrixOutputs, vectors};
-  }
-  // A swiglu compiled shapeless may be given more rows than the op sends here.
-  const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
-  return {start + "_" + dtype_name(request.x) + "_" + format_name(format) + "_r" +
-              std::to_string(kernel_rows(rows)),
-          sizes.rows > 4 ? 2 : 4,  // as GemvStreams
-          kEnoughOutputs, vectors};
-}
-
 void launch_gemv(const char* kernel,
                  const QuantizedFormat& format,
                  const QuantizedSizes& sizes,
                  const Request& request) {
-  const GemvKernel chosen = gemv_kernel(kernel, format, sizes, request);
   const auto matrices = static_cast<int64_t>(request.matrices.size());
-  const int64_t simdgroups = ceil_div(sizes.outputs, chosen.streams / matrices);
-  const bool shared = sizes.outputs * matrices * sizes.batch < chosen.enough_outputs;
+  const int64_t streams = sizes.rows > 4 ? 2 : 4;  // as GemvStreams
+  const int64_t simdgroups = ceil_div(sizes.outputs, streams / matrices);
+  const bool shared = sizes.outputs * matrices * sizes.batch < kEnoughOutputs;
+  // A swiglu compiled shapeless may be given more rows than the op sends here.
+  const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
+  const std::string name = std::string("quantized_") + kernel + "_" + dtype_name(request.x) + "_" +
+                           format_name(format) + "_r" + std::to_string(kernel_rows(rows));
+  const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
   request.launch_kernel(
-      chosen.name, {{kRowsAreVectors, chosen.vectors}, {kColumnsAreShared, shared}},
-      params_of(format, sizes),
+      name, {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
       {static_cast<uint32_t>(shared ? simdgroups : ceil_div(simdgroups, kSimdgroups)),
        static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows)),
        static_cast<uint32_t>(sizes.batch)});
