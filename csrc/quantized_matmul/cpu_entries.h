@@ -8,9 +8,8 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 void quantized_gemv_kernel(const QuantizedGemvArgs& args);
 int64_t quantized_gemv_scratch(const QuantizedMatrixView& matrix);
 
-int64_t quantized_int_words(const QuantizedMatrixView& matrix, int64_t rows);
-bool quantized_int_pack(
-    const QuantizedMatrixView& matrix, const float* x, int64_t m, int64_t rows, void* to);
+int64_t quantized_int_row_bytes(const QuantizedMatrixView& matrix);
+bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void* to);
 void quantized_int_gemv(const QuantizedGemvArgs& args);
 int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix);
 

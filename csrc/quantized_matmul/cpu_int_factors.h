@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "quantized_matmul/cpu_int_rows.h"
+#include "quantized_matmul/cpu_int_codes.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 

@@ -6,6 +6,8 @@
 // four rows, whose bytes are interleaved. A band is unpacked once for all rows of x.
 #include "quantized_matmul/cpu_entries.h"
 #if defined(__AVX512VNNI__)
+#include <array>
+
 #include "quantized_matmul/cpu_int_factors.h"
 #endif
 
@@ -14,6 +16,88 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 #if defined(__AVX512VNNI__)
 
 namespace {
+
+// A block of a row of w is what a vector holds: a cache line of codes of 2, 4 or 8 bits as they
+// are, or 64 codes in bytes. Its words are taken apart into vectors of bytes after they have met
+// those of other rows in a vector.
+template <class Format>
+struct RowBytes {
+  static constexpr int kBits = Format::kBits;
+  static constexpr bool kWhole = kBits == 2 || kBits == 4 || kBits == 8;
+  static constexpr int kPerWord = kWhole ? 8 / kBits : 1;  // vectors of bytes of one of words
+  static constexpr int64_t kColumns = 64 * kPerWord;
+  static constexpr int64_t kBlockBytes = kColumns * kBits / 8;
+
+  // The column of byte b of word w, of its vector of bytes i.
+  static constexpr int column(int w, int i, int b) { return (4 * w + b) * kPerWord + i; }
+
+  // A block of which `bytes` are in the row; zeros in place of the others.
+  static u32v words(const char* from, int64_t bytes) {
+    const __mmask64 there =
+        bytes >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << bytes) - 1;
+    const __m512i packed = _mm512_maskz_loadu_epi8(there, from);
+    if constexpr (kWhole) {
+      return bits_as<u32v>(packed);
+    } else {
+      // Eight codes are kBits bytes: those to each 64 bits, and of these any 8 bits in a row.
+      alignas(64) static constexpr auto kBytes = [] {
+        std::array<uint8_t, 64> bytes{};
+        for (int i = 0; i < 64; ++i) {
+          bytes[i] = static_cast<uint8_t>(i / 8 * kBits + i % 8);
+        }
+        return bytes;
+      }();
+      constexpr uint64_t kPlaces = [] {
+        uint64_t places = 0;
+        for (int i = 0; i < 8; ++i) {
+          places |= static_cast<uint64_t>(i * kBits) << (8 * i);
+        }
+        return places;
+      }();
+      const __m512i eights = _mm512_permutexvar_epi8(_mm512_load_si512(kBytes.data()), packed);
+      const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(kPlaces), eights);
+      return bits_as<u32v>(codes) & ((1u << kBits) - 1) * 0x01010101u;
+    }
+  }
+
+  template <int kIndex>
+  static u32v bytes(u32v words) {
+    if constexpr (kPerWord == 1) {
+      return words;
+    } else {
+      return Format::bytes((words >> (kBits * kIndex)) & ((1u << kBits) - 1) * 0x01010101u);
+    }
+  }
+};
+
+// Adds to each lane of `sum` its four codes times the four signed bytes of x. In one instruction,
+// which compilers make two of: they would load many words of x at once, for want of registers into
+// memory again.
+inline i32v with_products(i32v sum, u32v codes, const int32_t& x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(x));
+  return sum;
+}
+
+// The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
+template <class Format, int kCount, int kPieces>
+inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, int32_t sum_of_x) {
+  constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);
+  if constexpr (kMost <= int64_t{1} << 31) {
+    i32v sum = sums[kPieces - 1];
+    for (int p = kPieces - 2; p >= 0; --p) {
+      sum = (sum << 8) + sums[p];
+    }
+    return __builtin_convertvector(sum - offset * sum_of_x, f32v);
+  } else {
+    i32v high = sums[kPieces - 1];
+    for (int p = kPieces - 2; p > 0; --p) {
+      high = (high << 8) + sums[p];
+    }
+    high -= offset * (sum_of_x >> 8);
+    const i32v low = sums[0] - offset * (sum_of_x & 0xff);
+    return __builtin_convertvector(high, f32v) * 256.0f + __builtin_convertvector(low, f32v);
+  }
+}
 
 template <class Format, int kPieces, int kRows>
 class IntPlainGemv {
@@ -51,7 +135,7 @@ class IntPlainGemv {
   }
 
  private:
-  using Codes = Bytes<Format>;
+  using Codes = RowBytes<Format>;
   using Factors = BandFactors<kPieces, kRows>;
   static constexpr int kVectors = 4 * Codes::kPerWord;  // of a block's columns
   // Vectors of columns whose sums registers hold at once.
@@ -204,7 +288,7 @@ int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix) {
   int64_t columns = 0;
   if (matrix.format.kind != QuantizedKind::kMxfp8) {
     with_int_format(matrix.format, [&](auto format) {
-      using Codes = Bytes<decltype(format)>;
+      using Codes = RowBytes<decltype(format)>;
       // The columns of a vector have to be of one group.
       const bool one_group = matrix.format.group >= kLanes * Codes::kPerWord;
       columns = one_group ? Codes::kColumns : 0;
@@ -217,8 +301,9 @@ bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args) {
   bool finite = false;
   with_int_format(args.matrix.format, [&](auto format) {
     using Format = decltype(format);
-    finite = pieces_of(args.matrix.dtype) == 3 ? multiply_rows<Format, 3>(args)
-                                               : multiply_rows<Format, 2>(args);
+    // Three bytes of each product for float32, two for the 16-bit dtypes.
+    finite = args.matrix.dtype == QuantizedDtype::kFloat32 ? multiply_rows<Format, 3>(args)
+                                                           : multiply_rows<Format, 2>(args);
   });
   return finite;
 }

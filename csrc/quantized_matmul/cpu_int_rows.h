@@ -2,16 +2,14 @@
 // only where the machine has byte products.
 #pragma once
 
-#include <array>
-
-#include "quantized_matmul/cpu_unpack.h"
+#include "quantized_matmul/cpu_int_codes.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Bytes that an element of x is taken apart into. Of the 16-bit dtypes an element is exact unless
-// it is less than 2^-5 (float16) or 2^-8 (bfloat16) of the largest of its block.
+// Bytes that an element of x is taken apart into. A block is long enough for 16 bits to be felt in
+// float16.
 constexpr int pieces_of(QuantizedDtype dtype) {
-  return dtype == QuantizedDtype::kFloat32 ? 3 : 2;
+  return dtype == QuantizedDtype::kBfloat16 ? 2 : 3;
 }
 
 constexpr int64_t padded(int64_t count) {
@@ -22,159 +20,73 @@ inline float sum_of_lanes(f32v x) {
   return _mm512_reduce_add_ps(bits_as<__m512>(x));
 }
 
-// ---- codes --------------------------------------------------------------------------------------
+// Codes in a unit. Of 4 bits 16, two words: what is done once for each block is a good part of the
+// work.
+constexpr int int_unit_values(int bits) {
+  return bits == 4 ? 16 : unit_values(bits);
+}
 
-// A block of a row of w is what a vector holds: a cache line of codes of 2, 4 or 8 bits as they
-// are, or 64 codes in bytes. Its words are taken apart into vectors of bytes after they have met
-// those of other rows in a vector.
+// The codes of a block in bytes: vector v has four codes of each unit, in the unit's lane.
 template <class Format>
 struct Bytes {
   static constexpr int kBits = Format::kBits;
-  static constexpr bool kWhole = kBits == 2 || kBits == 4 || kBits == 8;
-  static constexpr int kPerWord = kWhole ? 8 / kBits : 1;  // vectors of bytes of one of words
-  static constexpr int64_t kColumns = 64 * kPerWord;
-  static constexpr int64_t kBlockBytes = kColumns * kBits / 8;
+  static constexpr int kValues = int_unit_values(kBits);
+  static constexpr int kVectors = kValues / 4;
+  using BlockUnits = Units<kBits, kValues>;
 
-  // The column of byte b of word w, of its vector of bytes i.
-  static constexpr int column(int w, int i, int b) { return (4 * w + b) * kPerWord + i; }
+  // The code of byte b of vector v. Codes of 2 and 4 bits stay where shifting whole words puts
+  // them.
+  static constexpr int code(int v, int b) {
+    return kBits == 4 ? v / 2 * 8 + 2 * b + v % 2 : kBits == 2 ? 4 * b + v : 4 * v + b;
+  }
 
-  // A block of which `bytes` are in the row; zeros in place of the others.
-  static u32v words(const char* from, int64_t bytes) {
-    const __mmask64 there =
-        bytes >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << bytes) - 1;
-    const __m512i packed = _mm512_maskz_loadu_epi8(there, from);
-    if constexpr (kWhole) {
-      return bits_as<u32v>(packed);
+  // The lowest four codes of each lane to its bytes, with other bits above them: a byte of the
+  // result is any 8 bits in a row of its pair of lanes.
+  static u32v spread(u32v codes) {
+    constexpr int64_t kLane = kBits << 8 | 2 * kBits << 16 | int64_t{3 * kBits} << 24;
+    constexpr int64_t kNextLane = kLane + 0x20202020;
+    const __m512i places = _mm512_set1_epi64(kNextLane << 32 | kLane);
+    return bits_as<u32v>(_mm512_multishift_epi64_epi8(places, bits_as<__m512i>(codes)));
+  }
+
+  template <int kVector>
+  static u32v vector(const BlockUnits& units) {
+    if constexpr (kBits == 8) {
+      return units.words[kVector];
+    } else if constexpr (kBits == 2 || kBits == 4) {
+      constexpr uint32_t kMask = kBits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+      constexpr int kPerWord = 8 / kBits;
+      return Format::bytes((units.words[kVector / kPerWord] >> (kBits * (kVector % kPerWord))) &
+                           kMask);
     } else {
-      // Eight codes are kBits bytes: those to each 64 bits, and of these any 8 bits in a row.
-      alignas(64) static constexpr auto kBytes = [] {
-        std::array<uint8_t, 64> bytes{};
-        for (int i = 0; i < 64; ++i) {
-          bytes[i] = static_cast<uint8_t>(i / 8 * kBits + i % 8);
-        }
-        return bytes;
-      }();
-      constexpr uint64_t kPlaces = [] {
-        uint64_t places = 0;
-        for (int i = 0; i < 8; ++i) {
-          places |= static_cast<uint64_t>(i * kBits) << (8 * i);
-        }
-        return places;
-      }();
-      const __m512i eights = _mm512_permutexvar_epi8(_mm512_load_si512(kBytes.data()), packed);
-      const __m512i codes = _mm512_multishift_epi64_epi8(_mm512_set1_epi64(kPlaces), eights);
-      return bits_as<u32v>(codes) & ((1u << kBits) - 1) * 0x01010101u;
-    }
-  }
-
-  template <int kIndex>
-  static u32v bytes(u32v words) {
-    if constexpr (kPerWord == 1) {
-      return words;
-    } else {
-      return Format::bytes((words >> (kBits * kIndex)) & ((1u << kBits) - 1) * 0x01010101u);
+      constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
+      return spread(units.template shifted<4 * kVector, 4>()) & kMask;
     }
   }
 };
-
-// How bytes stand for values: value = (byte - kOffset) * kFactor + (affine) kOffset. Bytes are at
-// most kLargest, groups at most kLargestGroup.
-template <int kBits_>
-struct IntAffine {
-  static constexpr int kBits = kBits_, kLargest = (1 << kBits) - 1, kLargestGroup = 128;
-  static constexpr bool kHasBiases = true;
-  static constexpr int32_t kOffset = 1 << (kBits - 1);
-  static constexpr float kFactor = 1.0f;
-  static u32v bytes(u32v codes) { return codes; }
-};
-
-struct IntE2m1 {
-  static constexpr int kBits = 4, kLargest = 24, kLargestGroup = 32;
-  static constexpr bool kHasBiases = false;
-  static constexpr int32_t kOffset = 12;
-  static constexpr float kFactor = 0.5f;
-  static u32v bytes(u32v codes) {
-    const __m512i table = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    return bits_as<u32v>(_mm512_shuffle_epi8(table, bits_as<__m512i>(codes)));
-  }
-};
-
-template <class Action>
-inline void with_int_format(const QuantizedFormat& format, Action action) {
-  if (!format.has_biases()) {
-    return action(IntE2m1());
-  }
-  switch (format.bits) {
-    case 2:
-      return action(IntAffine<2>());
-    case 3:
-      return action(IntAffine<3>());
-    case 4:
-      return action(IntAffine<4>());
-    case 5:
-      return action(IntAffine<5>());
-    case 6:
-      return action(IntAffine<6>());
-    default:
-      return action(IntAffine<8>());
-  }
-}
-
-// ---- sums ---------------------------------------------------------------------------------------
-
-// Adds to each lane of `sum` its four codes times the four signed bytes of x. In one instruction,
-// which compilers make two of: they would load many words of x at once, for want of registers into
-// memory again.
-inline i32v with_products(i32v sum, u32v codes, const int32_t& x) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(x));
-  return sum;
-}
-
-// The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
-template <class Format, int kCount, int kPieces>
-inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, int32_t sum_of_x) {
-  constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);
-  if constexpr (kMost <= int64_t{1} << 31) {
-    i32v sum = sums[kPieces - 1];
-    for (int p = kPieces - 2; p >= 0; --p) {
-      sum = (sum << 8) + sums[p];
-    }
-    return __builtin_convertvector(sum - offset * sum_of_x, f32v);
-  } else {
-    i32v high = sums[kPieces - 1];
-    for (int p = kPieces - 2; p > 0; --p) {
-      high = (high << 8) + sums[p];
-    }
-    high -= offset * (sum_of_x >> 8);
-    const i32v low = sums[0] - offset * (sum_of_x & 0xff);
-    return __builtin_convertvector(high, f32v) * 256.0f + __builtin_convertvector(low, f32v);
-  }
-}
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// All rows of x together: for each vector of bytes the four bytes that meet each lane's, for every
-// row and piece, lowest piece first. Then one step for each block and row. Then for every group and
-// row the sum of X, as float32 times the step (affine), or as an integer (the others).
-struct IntRowsLayout {
-  int64_t columns, blocks, vectors, group, groups, rows;
-  int pieces, group_shift;
+// A row of x: for each block and vector the bytes of each piece, lowest first; then one step for
+// each block; then the sum of X of every group, times its step (affine), or of every lane of a
+// block (the others).
+struct IntRowLayout {
+  int64_t columns, blocks, block_columns, groups, group;
+  int pieces;
 
-  IntRowsLayout(const QuantizedMatrixView& matrix, int64_t block_columns, int64_t rows_)
+  explicit IntRowLayout(const QuantizedMatrixView& matrix)
       : columns(matrix.columns),
-        blocks((columns + block_columns - 1) / block_columns),
-        vectors(block_columns / 4),
+        block_columns(int64_t{int_unit_values(matrix.format.bits)} * kLanes),
         group(matrix.format.group),
-        groups(columns / group),
-        rows(rows_),
-        pieces(pieces_of(matrix.dtype)),
-        group_shift(__builtin_ctz(static_cast<unsigned>(group))) {}
+        pieces(pieces_of(matrix.dtype)) {
+    blocks = (columns + block_columns - 1) / block_columns;
+    groups = columns / group;
+  }
 
-  int64_t block_words() const { return vectors * rows * pieces; }
-  int64_t steps_at() const { return padded(blocks * block_words()); }
-  int64_t sums_at() const { return steps_at() + padded(blocks * rows); }
-  int64_t words() const { return sums_at() + padded(groups * rows); }
+  int64_t steps_at() const { return blocks * block_columns * pieces; }
+  int64_t sums_at() const { return steps_at() + padded(blocks) * 4; }
+  // Of whole cache lines, in which the vectors of all rows lie.
+  int64_t bytes() const { return sums_at() + (padded(groups) + blocks * kLanes) * 4; }
 };
 
 // 2^e for e that a float32's exponent has.
@@ -182,85 +94,85 @@ inline float power_of_two(int e) {
   return bits_as<float>(static_cast<uint32_t>(e + 127) << 23);
 }
 
-// The power of two that takes `largest` to `bits` bits, its sign among them.
-inline int exponent_for(float largest, int bits) {
+// The power of two that takes `largest` to pieces * 8 - 1 bits, the sign included.
+inline int exponent_for(float largest, int pieces) {
   constexpr int kLeast = -90;  // so that the power and its inverse are ordinary numbers
+  const uint32_t bits = bits_as<uint32_t>(largest);
   // Rounded up a little: the highest byte has 127 where the lower ones would carry into it.
-  const int exponent = static_cast<int>((bits_as<uint32_t>(largest) + (1u << 17)) >> 23) - 127;
-  return bits - 2 - (exponent < kLeast ? kLeast : exponent);
+  const int exponent = static_cast<int>((bits + (1u << 17)) >> 23) - 127;
+  return 8 * pieces - 2 - (exponent < kLeast ? kLeast : exponent);
 }
 
-inline i32v rounded(f32v x) {
-  return bits_as<i32v>(_mm512_cvtps_epi32(bits_as<__m512>(x)));
-}
-
-// The largest magnitude; infinity or NaN if any is.
-inline float largest_of(const float* x, int64_t count) {
-  u32v largest{};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const u32v size = bits_as<u32v>(absolute(load_lanes(x + i)));  // as integers they compare alike
-    largest = size > largest ? size : largest;
-  }
-  return bits_as<float>(_mm512_reduce_max_epu32(bits_as<__m512i>(largest)));
-}
-
-// Row m of x, of float32 with zeros beyond its columns. False: it has a number that is not finite,
-// and nothing of use was written.
 template <class Format>
-bool pack_row(const QuantizedMatrixView& matrix,
-              const float* x,
-              int64_t m,
-              IntRowsLayout layout,
-              int32_t* to) {
+bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
   using Codes = Bytes<Format>;
-  constexpr int64_t kColumns = Codes::kColumns;
-  float* const steps = reinterpret_cast<float*>(to + layout.steps_at()) + m;
-  int32_t* const sums = to + layout.sums_at() + m;
+  const IntRowLayout layout(matrix);
+  float* const steps = reinterpret_cast<float*>(to + layout.steps_at());
+  float* const sums = reinterpret_cast<float*>(to + layout.sums_at());
   for (int64_t block = 0; block < layout.blocks; ++block) {
-    const float* const from = x + block * kColumns;
-    const float largest = largest_of(from, kColumns);
-    if (!(largest < __builtin_inff())) {
+    const int64_t first = block * layout.block_columns;
+    const float* const from = x + first;
+    f32v largest{};
+    i32v finite = i32v{} - 1;
+    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
+      const f32v size = absolute(load_lanes(from + i));
+      largest = size > largest ? size : largest;
+      finite &= size < splat(__builtin_inff());
+    }
+    if (_mm512_reduce_and_epi32(bits_as<__m512i>(finite)) == 0) {
       return false;
     }
-    const int exponent = exponent_for(largest, 8 * layout.pieces);
+    const float most = _mm512_reduce_max_ps(bits_as<__m512>(largest));
+    const int exponent = exponent_for(most, layout.pieces);
     const float factor = power_of_two(exponent);
-    steps[block * layout.rows] = power_of_two(-exponent);
-    for (int64_t i = 0; i < kColumns; i += kLanes) {
-      i32v left = rounded(load_lanes(from + i) * factor);
-      // 16 columns are the words of four vectors.
-      int32_t* const words =
-          to + block * layout.block_words() + (i / 4 * layout.rows + m) * layout.pieces;
-      for (int p = 0; p < layout.pieces; ++p) {
-        const i32v low = (left << 24) >> 24;
-        left = (left - low) >> 8;
-        alignas(16) int8_t natural[kLanes], ordered[kLanes];
-        _mm_store_si128(reinterpret_cast<__m128i*>(natural),
-                        _mm512_cvtepi32_epi8(bits_as<__m512i>(low)));
-        unroll<kLanes>([&](auto lane) {
-          constexpr int kVector = lane.value / 4, kByte = lane.value % 4;
-          ordered[lane.value] =
-              natural[Codes::column(kVector / Codes::kPerWord, kVector % Codes::kPerWord, kByte)];
-        });
-        for (int v = 0; v < 4; ++v) {
-          std::memcpy(words + v * layout.rows * layout.pieces + p, ordered + 4 * v, 4);
+    steps[block] = power_of_two(-exponent);
+    int32_t numbers[kQuantizedIntVectors * kLanes];
+    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
+      const __m512 scaled = bits_as<__m512>(load_lanes(from + i) * factor);
+      const i32v rounded = bits_as<i32v>(_mm512_cvtps_epi32(scaled));
+      std::memcpy(numbers + i, &rounded, sizeof(rounded));
+    }
+    if constexpr (!Format::kHasBiases) {
+      int32_t* const lane_sums = reinterpret_cast<int32_t*>(sums) + block * kLanes;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        lane_sums[lane] = 0;
+        for (int i = 0; i < Codes::kValues; ++i) {
+          lane_sums[lane] += numbers[lane * Codes::kValues + i];
         }
       }
+    }
+    int8_t pieces[3][kQuantizedIntVectors * kLanes];
+    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
+      i32v left = load_bits<i32v>(numbers + i);
+      for (int p = 0; p < layout.pieces; ++p) {
+        const i32v low = (left << 24) >> 24;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces[p] + i),
+                         _mm512_cvtepi32_epi8(bits_as<__m512i>(low)));
+        left = (left - low) >> 8;
+      }
+    }
+    int8_t* const out = reinterpret_cast<int8_t*>(to + first * layout.pieces);
+    for (int p = 0; p < layout.pieces; ++p) {
+      unroll<Codes::kVectors>([&](auto v) {
+        int8_t* const vector = out + (v.value * layout.pieces + p) * 64;
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const int8_t* const unit = pieces[p] + lane * Codes::kValues;
+          unroll<4>(
+              [&](auto b) { vector[lane * 4 + b.value] = unit[Codes::code(v.value, b.value)]; });
+        }
+      });
     }
   }
   // Biases multiply the same numbers as codes do, so that what rounding x changes is multiplied by
   // w, not by the codes, which are much larger without their bias.
-  for (int64_t group = 0; group < layout.groups; ++group) {
+  for (int64_t group = 0; Format::kHasBiases && group < padded(layout.groups); ++group) {
     f32v sum{};
-    i32v sum_of_x{};
-    for (int64_t i = group * layout.group; i < (group + 1) * layout.group; i += kLanes) {
-      const float step = steps[i / kColumns * layout.rows];
-      const i32v numbers = rounded(load_lanes(x + i) * (1.0f / step));
-      sum += __builtin_convertvector(numbers, f32v) * step;
-      sum_of_x += numbers;
+    for (int64_t i = 0; group < layout.groups && i < layout.group; i += kLanes) {
+      const int64_t column = group * layout.group + i;
+      const float step = steps[column / layout.block_columns];
+      sum += __builtin_convertvector(rounded(load_lanes(x + column) * (1.0f / step)), f32v) * step;
     }
-    sums[group * layout.rows] = Format::kHasBiases
-                                    ? bits_as<int32_t>(sum_of_lanes(sum))
-                                    : _mm512_reduce_add_epi32(bits_as<__m512i>(sum_of_x));
+    sums[group] = sum_of_lanes(sum);
   }
   return true;
 }

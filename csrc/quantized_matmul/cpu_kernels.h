@@ -20,8 +20,8 @@ constexpr int unit_values(int bits) {
   return bits == 4 ? 8 : bits == 8 ? 4 : bits == 3 || bits == 5 ? 32 : 16;
 }
 
-// A block of cpu_int_gemv.cpp has as many vectors of x, or a part of them.
-inline constexpr int64_t kQuantizedIntVectors = 16;
+// A block of cpu_int_gemv.cpp has as many vectors, or a part of them.
+inline constexpr int64_t kQuantizedIntVectors = 32;
 
 // One matrix of a batch.
 struct QuantizedMatrixView {
@@ -44,7 +44,7 @@ struct QuantizedGemvArgs {
   QuantizedMatrixView matrix;
   int64_t first, count;  // rows of the matrix
   int64_t x_rows;        // 1, 2, 4 or 8: a power of two, so that few kernels serve
-  const float* x;        // x_rows plain rows in lane order; for int_gemv, what int_pack made
+  const float* x;        // x_rows plain rows in lane order; for int_gemv, int_pack's rows
   const float* sums;     // x_rows rows of one vector per block: the sum of the block's vectors
   float* out;            // [x_rows][count]
   float* scratch;        // gemv_scratch() numbers, or int_gemv_scratch()
@@ -101,12 +101,12 @@ struct QuantizedCpuKernels {
   void (*gemv)(const QuantizedGemvArgs&);
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
 
-  // The same product in integers (cpu_int_gemv.cpp). Words of so many packed rows of x; 0: not for
-  // this format on this machine. int_pack takes row m of them, a multiple of kQuantizedIntVectors
-  // vectors of float32 in their natural order with zeros beyond the row's columns; false: an
-  // element is not finite, and gemv has to do it.
-  int64_t (*int_words)(const QuantizedMatrixView&, int64_t rows);
-  bool (*int_pack)(const QuantizedMatrixView&, const float* x, int64_t m, int64_t rows, void* to);
+  // The same product in integers (cpu_int_gemv.cpp). Bytes of a packed row of x; 0: not for this
+  // format on this machine. int_pack takes a multiple of kQuantizedIntVectors vectors of float32 in
+  // their natural order, zeros beyond the row's columns; false: an element is not finite, and gemv
+  // has to do it.
+  int64_t (*int_row_bytes)(const QuantizedMatrixView&);
+  bool (*int_pack)(const QuantizedMatrixView&, const float* x, void* to);
   void (*int_gemv)(const QuantizedGemvArgs&);
   int64_t (*int_gemv_scratch)(const QuantizedMatrixView&);
 

@@ -122,7 +122,7 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     silu_gate_rows,
     quantized_gemv_kernel,
     quantized_gemv_scratch,
-    quantized_int_words,
+    quantized_int_row_bytes,
     quantized_int_pack,
     quantized_int_gemv,
     quantized_int_gemv_scratch,

@@ -250,7 +250,8 @@ inline f32v load_scales(const QuantizedMatrixView& matrix,
   });
 }
 
-// Scales and biases of one row of the matrix, in float32, as vectors for each block of lanes.
+// Scales and biases of rows of the matrix, in float32, as vectors for each block of lanes. One row,
+// or several in slots of their own (scratch() numbers each).
 class RowScales {
  public:
   static int64_t scratch(const QuantizedMatrixView& matrix) {
@@ -268,15 +269,20 @@ class RowScales {
     }
   }
 
-  void read(int64_t row) {
-    read_all(matrix_.weights.scales, row, scales());
+  void read(int64_t row, int64_t slot = 0) {
+    read_all(matrix_.weights.scales, row, scales(slot));
     if (matrix_.weights.biases) {
-      read_all(matrix_.weights.biases, row, biases());
+      read_all(matrix_.weights.biases, row, biases(slot));
     }
   }
 
-  f32v scale(int64_t block) const { return of_block(scales(), block); }
-  f32v bias(int64_t block) const { return of_block(biases(), block); }
+  // Of the groups from `group` on; zeros beyond the last.
+  f32v biases_from(int64_t group, int64_t slot = 0) const {
+    return load_lanes(biases(slot) + group);
+  }
+
+  f32v scale(int64_t block, int64_t slot = 0) const { return of_block(scales(slot), block); }
+  f32v bias(int64_t block, int64_t slot = 0) const { return of_block(biases(slot), block); }
 
  private:
   // A block reads a whole vector from its first group on.
@@ -293,8 +299,8 @@ class RowScales {
     });
   }
 
-  float* scales() const { return scratch_; }
-  float* biases() const { return scratch_ + stride(groups_); }
+  float* scales(int64_t slot) const { return scratch_ + slot * 2 * stride(groups_); }
+  float* biases(int64_t slot) const { return scales(slot) + stride(groups_); }
 
   f32v of_block(const float* numbers, int64_t block) const {
     return lookup(load_lanes(numbers + group_of_block(block)), group_of_lane_);

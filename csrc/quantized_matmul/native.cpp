@@ -43,7 +43,7 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
 class GemvOperand {
  public:
   GemvOperand(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows)
-      : GemvOperand(matrix, from, given_rows, kernels().int_words(matrix, 1) > 0) {}
+      : GemvOperand(matrix, from, given_rows, kernels().int_row_bytes(matrix) > 0) {}
 
   int64_t rows() const { return rows_; }
 
@@ -100,25 +100,24 @@ class GemvOperand {
   }
 
   void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
+    const int64_t row_floats = kernels().int_row_bytes(matrix) / sizeof(float);
     const int64_t vectors =
         round_up(ceil_div(matrix.columns, kernels().lanes), kQuantizedIntVectors);
     const Floats row = floats(vectors * kernels().lanes);
-    x_ = floats(kernels().int_words(matrix, rows_));
-    const auto pack = [&](int64_t m) {
-      return kernels().int_pack(matrix, row.get(), m, rows_, x_.get());
-    };
+    x_ = floats(rows_ * row_floats);
     for (int64_t m = 0; m < rows_; ++m) {
       if (m < given_rows) {
         kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, 1, vectors,
                            row.get(), 2 * kernels().lanes);
-        if (pack(m)) {
-          continue;
-        }
-        not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
-                                        matrix, row_of(matrix, from, m), 1, false)));
       }
-      std::fill_n(row.get(), vectors * kernels().lanes, 0.0f);
-      pack(m);
+      float* const to = x_.get() + m * row_floats;
+      if (m >= given_rows || !kernels().int_pack(matrix, row.get(), to)) {
+        std::memset(to, 0, row_floats * sizeof(float));
+        if (m < given_rows) {
+          not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
+                                          matrix, row_of(matrix, from, m), 1, false)));
+        }
+      }
     }
   }
 

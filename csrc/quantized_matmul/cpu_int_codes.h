@@ -1,0 +1,59 @@
+// What the products in integers share (cpu_int_gemv.cpp, cpu_int_plain_gemv.cpp). Kernel files
+// only, and only where the machine has byte products.
+#pragma once
+
+#include "quantized_matmul/cpu_unpack.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+inline i32v rounded(f32v x) {
+  return bits_as<i32v>(_mm512_cvtps_epi32(bits_as<__m512>(x)));
+}
+
+// ---- codes --------------------------------------------------------------------------------------
+
+// How bytes stand for values: value = (byte - kOffset) * kFactor + (affine) kOffset. Bytes are at
+// most kLargest, groups at most kLargestGroup.
+template <int kBits_>
+struct IntAffine {
+  static constexpr int kBits = kBits_, kLargest = (1 << kBits) - 1, kLargestGroup = 128;
+  static constexpr bool kHasBiases = true;
+  static constexpr int32_t kOffset = 1 << (kBits - 1);
+  static constexpr float kFactor = 1.0f;
+  static u32v bytes(u32v codes) { return codes; }
+};
+
+struct IntE2m1 {
+  static constexpr int kBits = 4, kLargest = 24, kLargestGroup = 32;
+  static constexpr bool kHasBiases = false;
+  static constexpr int32_t kOffset = 12;
+  static constexpr float kFactor = 0.5f;
+  static u32v bytes(u32v codes) {
+    const __m512i table = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    return bits_as<u32v>(_mm512_shuffle_epi8(table, bits_as<__m512i>(codes)));
+  }
+};
+
+template <class Action>
+inline void with_int_format(const QuantizedFormat& format, Action action) {
+  if (!format.has_biases()) {
+    return action(IntE2m1());
+  }
+  switch (format.bits) {
+    case 2:
+      return action(IntAffine<2>());
+    case 3:
+      return action(IntAffine<3>());
+    case 4:
+      return action(IntAffine<4>());
+    case 5:
+      return action(IntAffine<5>());
+    case 6:
+      return action(IntAffine<6>());
+    default:
+      return action(IntAffine<8>());
+  }
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
