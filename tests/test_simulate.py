@@ -137,7 +137,7 @@ FAULTY_KERNEL = """
 import mlx.core as mx, mlx_anvil
 from mlx_anvil import _ext
 source = _ext._kernel_source("silu_gate")
-whole = source.replace("if (at < size) {", "if (at < size + 8) {").replace("metal::min(long(Pack<T>::kSize), size - at)", "1")
+whole = source.replace("at < size)", "at < size + 8)").replace("metal::min(long(kSize), size - at)", "1")
 assert whole != source
 _ext._kernel_source = lambda op: whole
 x = mx.ones((1024,))
@@ -159,6 +159,6 @@ def test_a_finding_names_its_place_and_spoils_nothing():
     run = subprocess.run([sys.executable, "-c", FAULTY_KERNEL], capture_output=True, text=True, check=True)
     lines = run.stdout.splitlines()
     assert "[silu_gate] simulation of silu_gate_forward_float32_flat:" in lines
-    place = re.compile(r"metal/common/elementwise\.h:\d+:\d+: .*out of bounds.*buffer '(gate|up|out)'")
+    place = re.compile(r"metal/common/strided_pack\.h:\d+:\d+: .*out of bounds.*buffer '(gate|up|out)'")
     assert place.search(run.stdout), run.stdout
     assert lines[-1] == "after: True"

@@ -10,6 +10,7 @@ STEEL = "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"
 STEEL_LOADER = "mlx/backend/metal/kernels/steel/attn/loader.h"
 STEEL_MMA = "mlx/backend/metal/kernels/steel/attn/mma.h"
 ELEMENTWISE = "metal/common/elementwise.h"
+STRIDED_PACK = "metal/common/strided_pack.h"
 OURS = "kernels.metal"
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -193,8 +194,8 @@ MUTATIONS = [
         "full packs beyond the end",
         "silu_gate_flat",
         ELEMENTWISE,
-        "const int count = metal::min(long(Pack<T>::kSize), size - at);",
-        "const int count = Pack<T>::kSize;",
+        "const int count = kWhole ? int(kSize) : int(metal::min(long(kSize), size - at));",
+        "const int count = kSize;",
         "device out of bounds",
         "reinterpret_cast<const device uint4*>(from)",
         line_file="metal/common/pack.h",
@@ -212,7 +213,7 @@ MUTATIONS = [
     Mutation(
         "vector load of unaligned data",
         "silu_gate_unaligned",
-        ELEMENTWISE,
+        STRIDED_PACK,
         "packs_are_aligned && count == Pack<T>::kSize",
         "count == Pack<T>::kSize",
         "misaligned access",
@@ -275,8 +276,8 @@ MUTATIONS = [
         "runs of threadgroups overlap",
         "silu_gate_flat",
         ELEMENTWISE,
-        "run * kPacksPerThread * threads",
-        "run * threads",
+        "run * packs_per_run + thread_index",
+        "run * threads + thread_index",
         WRONG,
     ),
     Mutation(
@@ -287,5 +288,6 @@ MUTATIONS = [
         "index * params.strides[k][last]",
         "device out of bounds",
         "static_cast<float>(from[i * stride])",
+        line_file=STRIDED_PACK,
     ),
 ]
