@@ -12,17 +12,6 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-inline float sum_of_lanes(f32v x) {
-  float lanes[kLanes];
-  store_lanes(lanes, x);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] += lanes[i + half];
-    }
-  }
-  return lanes[0];
-}
-
 // Rows of w follow one another in memory: this much is asked for in advance.
 constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
 
@@ -88,7 +77,7 @@ void gemv(const QuantizedGemvArgs& args) {
       multiply_row<Format>(args, w, scales, total);
     }
     for (int m = 0; m < kRows; ++m) {
-      args.out[m * args.count + n] = sum_of_lanes(total[m]);
+      args.out[m * args.count + n] = lane_sum(total[m]);
     }
   }
 }

@@ -12,11 +12,11 @@ inline i32v rounded(f32v x) {
 
 // ---- codes --------------------------------------------------------------------------------------
 
-// How bytes stand for values: value = (byte - kOffset) * kFactor + (affine) kOffset. Bytes are at
-// most kLargest, groups at most kLargestGroup.
+// How bytes, of which none is above kLargest, stand for values: value = (byte - kOffset) * kFactor,
+// for affine + kOffset.
 template <int kBits_>
 struct IntAffine {
-  static constexpr int kBits = kBits_, kLargest = (1 << kBits) - 1, kLargestGroup = 128;
+  static constexpr int kBits = kBits_, kLargest = (1 << kBits) - 1;
   static constexpr bool kHasBiases = true;
   static constexpr int32_t kOffset = 1 << (kBits - 1);
   static constexpr float kFactor = 1.0f;
@@ -24,7 +24,7 @@ struct IntAffine {
 };
 
 struct IntE2m1 {
-  static constexpr int kBits = 4, kLargest = 24, kLargestGroup = 32;
+  static constexpr int kBits = 4, kLargest = 24;
   static constexpr bool kHasBiases = false;
   static constexpr int32_t kOffset = 12;
   static constexpr float kFactor = 0.5f;

@@ -4,8 +4,8 @@
 //   sum of code * x ~= step * (sum of code * X), which is exact
 //
 // Two bytes for bfloat16, else three: against the largest number of a block an element is off by at
-// most 2^-15 or 2^-23. Sums over 4 codes take one instruction, so that unpacking and multiplying keep
-// up with memory. As in cpu_gemv.cpp every number of rows takes the same steps.
+// most 2^-15 or 2^-23. Sums over 4 codes take one instruction, so that unpacking and multiplying
+// keep up with memory. As in cpu_gemv.cpp every number of rows takes the same steps.
 #include "quantized_matmul/cpu_entries.h"
 #if defined(__AVX512VNNI__)
 #include "quantized_matmul/cpu_int_rows.h"

@@ -18,8 +18,7 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 namespace {
 
 // A block of a row of w is what a vector holds: a cache line of codes of 2, 4 or 8 bits as they
-// are, or 64 codes in bytes. Its words are taken apart into vectors of bytes after they have met
-// those of other rows in a vector.
+// are, whose words are taken apart into vectors of bytes, or 64 codes in bytes.
 template <class Format>
 struct RowBytes {
   static constexpr int kBits = Format::kBits;
@@ -27,9 +26,6 @@ struct RowBytes {
   static constexpr int kPerWord = kWhole ? 8 / kBits : 1;  // vectors of bytes of one of words
   static constexpr int64_t kColumns = 64 * kPerWord;
   static constexpr int64_t kBlockBytes = kColumns * kBits / 8;
-
-  // The column of byte b of word w, of its vector of bytes i.
-  static constexpr int column(int w, int i, int b) { return (4 * w + b) * kPerWord + i; }
 
   // A block of which `bytes` are in the row; zeros in place of the others.
   static u32v words(const char* from, int64_t bytes) {
