@@ -85,7 +85,7 @@ template <typename T, int kHeld>
       to[mine[slot]] = static_cast<T>(scores[slot] / sum * slope * (cotangents[slot] - dot));
     }
   }
-  for (uint begin = 0; begin < params.experts; begin += HeldKeys<T, kHeld>::kElements) {
+  for (uint begin = 0; begin < params.experts; begin += kLanes * kHeld) {
     if (whole_row) {
       held.move_to(from, begin, params.experts, lane);
     }

@@ -26,7 +26,7 @@ METAL_FUNC Choice next_choice(const device T* row,
                               Choice last,
                               thread HeldKeys<T, kHeld>& held) {
   Choice best = {kNoKey, 0x7fffffff};  // of this lane
-  for (uint begin = 0; begin < params.experts; begin += HeldKeys<T, kHeld>::kElements) {
+  for (uint begin = 0; begin < params.experts; begin += kLanes * kHeld) {
     held.move_to(row, begin, params.experts, lane);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kHeld; ++i) {

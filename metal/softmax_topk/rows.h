@@ -45,7 +45,6 @@ METAL_FUNC uint row_of(uint3 group, uint3 groups, uint simdgroup) {
 // The part of a row that a SIMD group has in registers.
 template <typename T, int kHeld>
 struct HeldKeys {
-  enum { kElements = kLanes * kHeld };
   int keys[kHeld];
   uint first;  // element of the row
 
@@ -77,7 +76,7 @@ METAL_FUNC float exponential_sum(const device T* row,
                                  float highest,
                                  thread HeldKeys<T, kHeld>& held) {
   float sum = 0.0f;
-  for (uint begin = 0; begin < params.experts; begin += HeldKeys<T, kHeld>::kElements) {
+  for (uint begin = 0; begin < params.experts; begin += kLanes * kHeld) {
     held.move_to(row, begin, params.experts, lane);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kHeld; ++i) {
