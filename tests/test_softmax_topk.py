@@ -103,9 +103,7 @@ def test_of_normal_logits(way, dtype):
     """Weights of all sizes, where the contract's logits are far apart."""
     for experts, k in ((8, 2), (130, 6), (600, 40)):
         logits, cotangent = normal(9, experts, dtype=dtype), normal(9, k, dtype=dtype)
-        ours, definition = (
-            lambda x, f=f, k=k: f(x, k, **way)[0] for f in (softmax_topk, reference.softmax_topk)
-        )
+        ours, definition = (lambda x, f=f, k=k: f(x, k, **way)[0] for f in (softmax_topk, reference.softmax_topk))
         assert_accurate(ours, definition, [logits])
         gradients = [vjp_of(f, 1) for f in (ours, definition)]
         assert_accurate(*gradients, [logits, cotangent], factor=GRADIENT_FACTOR)
@@ -213,9 +211,7 @@ def test_more_than_kernels_take(experts, k, way):
     assert "at most 64 of at most 4096" in trace.fallbacks[0].reason
     np.testing.assert_array_equal(np.array(indices), best_of(logits, k))
     assert max_error(weights, reference.softmax_topk(logits, k, **way)[0]) <= OTHER_KERNEL
-    ours, definition = (
-        vjp_of(lambda x, f=f: f(x, k, **way)[0], 1) for f in (softmax_topk, reference.softmax_topk)
-    )
+    ours, definition = (vjp_of(lambda x, f=f: f(x, k, **way)[0], 1) for f in (softmax_topk, reference.softmax_topk))
     assert_accurate(ours, definition, [logits, normal(3, k)])
 
 

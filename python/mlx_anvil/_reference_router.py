@@ -1,7 +1,6 @@
 """The definition of softmax_topk in plain MLX, and its entries in the registry of ops."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ def softmax_topk(
     *,
     norm: bool = True,
     scoring: str = "softmax",
-    sorted: bool = True,  # noqa: A002  (the name of torch.topk)
+    sorted: bool = True,
 ) -> tuple[mx.array, mx.array]:
     """The k largest of ``softmax(logits)`` or ``sigmoid(logits)`` in every row, over their sum with ``norm``."""
     # MLX sorts NaN last and keeps the order of equal numbers: of a row read backwards, the last are the largest, and of
