@@ -15,10 +15,7 @@ from support import max_error, to_numpy
 VOCABULARY, HIDDEN, MLP = 96, 64, 96
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 STEPS = 20
-# Each step adds the rounding of its gradients to the parameters, which the next one starts from.
-AFTER_TRAINING = 1e-4
-ONE_PASS = 2e-5
-QUANTIZED_PASS = 1e-4
+LIMIT = 2e-5  # of float32 with attention, also after some steps of training
 
 Cache = tuple[mx.array, mx.array]
 
@@ -123,7 +120,7 @@ def train(model: Llama, batches: mx.array) -> list[float]:
         return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
 
     step = nn.value_and_grad(model, loss)
-    optimizer = optim.SGD(learning_rate=0.2, momentum=0.9)
+    optimizer = optim.SGD(learning_rate=0.05, momentum=0.9)
     losses = []
     for tokens in batches:
         value, gradients = step(model, tokens)
@@ -141,14 +138,13 @@ def test_training():
         our_losses = train(ours, batches)
     their_losses = train(theirs, batches)
     assert their_losses[-1] < 0.8 * their_losses[0]
-    np.testing.assert_allclose(our_losses, their_losses, rtol=AFTER_TRAINING)
+    np.testing.assert_allclose(our_losses, their_losses, rtol=LIMIT)
     for (name, mine), (other, want) in zip(
         tree_flatten(ours.parameters()), tree_flatten(theirs.parameters()), strict=True
     ):
         assert name == other
-        assert max_error(mine, want) <= AFTER_TRAINING, name
-    ran = {event.op for event in trace.events}
-    assert ran == {"rms_norm", "rope_qk", "flash_attention", "silu_gate"}
+        assert max_error(mine, want) <= LIMIT, name
+    assert_ran(trace, "rms_norm", "rope_qk", "flash_attention", "silu_gate")
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float32", "4 bits"])
@@ -157,26 +153,28 @@ def test_decoding(quantized):
     if quantized:
         nn.quantize(theirs, group_size=32, bits=4)
     ours = OurLlama.from_mlx(theirs)
-    limit = QUANTIZED_PASS if quantized else ONE_PASS
     tokens, our_cache, their_cache = random_tokens(2, 7), None, None
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
         for _ in range(10):
             our_logits, our_cache = ours(tokens, our_cache)
             their_logits, their_cache = theirs(tokens, their_cache)
-            assert max_error(our_logits, their_logits) <= limit
+            assert max_error(our_logits, their_logits) <= LIMIT
             tokens = mx.argmax(their_logits[:, -1:], axis=-1)
-            assert_same_choice(our_logits[:, -1:], their_logits[:, -1:], limit)
+            assert_same_choice(our_logits[:, -1:], their_logits[:, -1:])
     assert our_cache[0].shape == (2, KV_HEADS, 7 + 9, HEAD_DIM)
-    assert max_error(our_cache[1], their_cache[1]) <= limit
-    expected = {"rms_norm", "rope_qk", "flash_attention"}
-    expected |= {"quantized_embedding", "quantized_matmul", "quantized_swiglu"} if quantized else {"silu_gate"}
-    assert {event.op for event in trace.events} >= expected
+    assert max_error(our_cache[1], their_cache[1]) <= LIMIT
+    assert_ran(trace, "rms_norm", "rope_qk", "flash_attention", "quantized_" if quantized else "silu_gate")
 
 
-def assert_same_choice(ours: mx.array, theirs: mx.array, limit: float) -> None:
+def assert_ran(trace: mlx_anvil.Trace, *ops: str) -> None:
+    """Kernels of all these ops; that nothing fell back is for ``strict`` to say."""
+    assert [op for op in ops if not any(name.startswith(op) for name in trace.kernels)] == []
+
+
+def assert_same_choice(ours: mx.array, theirs: mx.array) -> None:
     """Of the largest logit, unless the next is as near as the two may differ."""
     exact = np.sort(to_numpy(theirs), axis=-1)
-    distinct = exact[..., -1] - exact[..., -2] > 2 * limit * np.abs(exact).max()
+    distinct = exact[..., -1] - exact[..., -2] > 2 * LIMIT * np.abs(exact).max()
     chosen = [np.array(mx.argmax(x, axis=-1)) for x in (ours, theirs)]
     np.testing.assert_array_equal(chosen[0][distinct], chosen[1][distinct])
 
@@ -190,7 +188,7 @@ def test_cache_gives_what_the_whole_prompt_gives():
     for i in range(4, 9):
         logits, cache = ours(tokens[:, i : i + 1], cache)
         steps.append(logits)
-    assert max_error(mx.concatenate(steps, axis=1), whole) <= ONE_PASS
+    assert max_error(mx.concatenate(steps, axis=1), whole) <= LIMIT
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
