@@ -1,5 +1,9 @@
 // The gradient of softmax_topk on the CPU. The formulas are those of
 // metal/softmax_topk/backward.metal.
+//
+// What was chosen is taken for several rows side by side. All of a row is read only where its
+// softmax is not normalised.
+#include "softmax_topk/cpu_columns.h"
 #include "softmax_topk/cpu_scores.h"
 #include "softmax_topk/kernels.h"
 
@@ -7,126 +11,137 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Memory of a row: its exponentials, and of what was chosen, filled up with zeros.
+// Memory of a block of rows: a vector for each choice.
 struct GradientMemory {
-  float* exponentials;  // e^(logit - highest) of all experts
   float* logits;
   float* cotangents;
   float* scores;
 
-  GradientMemory(void* scratch, int64_t experts, int64_t chosen)
-      : exponentials(static_cast<float*>(scratch)),
-        logits(exponentials + padded(experts)),
-        cotangents(logits + padded(chosen)),
-        scores(cotangents + padded(chosen)) {}
+  GradientMemory(void* scratch, int64_t chosen)
+      : logits(static_cast<float*>(scratch)),
+        cotangents(logits + chosen * kLanes),
+        scores(cotangents + chosen * kLanes) {}
 
-  static int64_t bytes(int64_t experts, int64_t chosen) {
-    return 4 * (padded(experts) + 3 * padded(chosen));
-  }
+  static int64_t bytes(int64_t, int64_t chosen) { return 4 * 3 * chosen * kLanes; }
 };
 
 template <class T>
-class RowGradient {
+class BlockGradient {
  public:
-  RowGradient(const RouterBackwardArgs& args, void* scratch)
-      : args_(args), memory_(scratch, args.experts, args.chosen) {}
+  BlockGradient(const RouterBackwardArgs& args, void* scratch, RowBlock block, int64_t first_row)
+      : args_(args),
+        memory_(scratch, args.chosen),
+        block_(block),
+        logits_(static_cast<const T*>(args.logits) + first_row * args.experts),
+        indices_(args.indices + first_row * args.chosen),
+        d_weights_(static_cast<const T*>(args.d_weights) + first_row * args.chosen),
+        d_logits_(static_cast<T*>(args.d_logits) + first_row * args.experts) {}
 
-  void write(int64_t row) {
-    const T* const logits = static_cast<const T*>(args_.logits) + row * args_.experts;
-    const uint32_t* const indices = args_.indices + row * args_.chosen;
-    T* const to = static_cast<T*>(args_.d_logits) + row * args_.experts;
-    const float highest =
-        gather(logits, indices, static_cast<const T*>(args_.d_weights) + row * args_.chosen);
+  void run() {
     const bool whole_row = !args_.is_sigmoid && !args_.is_normalised;
-    const float of_chosen = score(reference_of(args_, highest));
-    const float sum = whole_row             ? exponentiate(logits, highest)
-                      : args_.is_normalised ? of_chosen
-                                            : 1.0f;
-    const float dot = whole_row || args_.is_normalised ? dot_of_cotangents(sum) : 0.0f;
-    const float factor = whole_row ? -dot / sum : 0.0f;
-    for_each_vector(args_.experts, [&](int64_t i, int64_t count) {
-      store_some(to + i, count, whole_row ? load_lanes(memory_.exponentials + i) * factor : f32v{});
-    });
-    scatter(indices, sum, dot, to);
+    const f32v highest = gather();
+    f32v sum = score(reference_of(args_, highest));
+    if (whole_row) {
+      sum = exponential_sums(highest);
+    } else if (!args_.is_normalised) {
+      sum = splat(1.0f);
+    }
+    const f32v dot = whole_row || args_.is_normalised ? dot_of_cotangents(sum) : f32v{};
+    if (whole_row) {
+      write_rows(highest, -dot / sum);
+    } else {
+      std::memset(d_logits_, 0, block_.rows() * args_.experts * sizeof(T));
+    }
+    scatter(sum, dot);
   }
 
  private:
+  auto expert_of(int64_t choice) const {
+    return [this, choice](int64_t row) {
+      return static_cast<int64_t>(indices_[row * args_.chosen + choice]);
+    };
+  }
+
   // Gives the highest of the logits that were chosen, NaN above all, which is that of the row.
-  float gather(const T* logits, const uint32_t* indices, const T* d_weights) {
-    for_each_vector(args_.chosen, [&](int64_t i, int64_t count) {
-      T some[kLanes] = {};
-      for (int64_t lane = 0; lane < count; ++lane) {
-        some[lane] = logits[indices[i + lane]];
-      }
-      store_lanes(memory_.logits + i, load_lanes(some));
-      store_lanes(memory_.cotangents + i, load_some(d_weights + i, count, 0.0f));
-    });
-    float highest = memory_.logits[0];
-    for (int64_t i = 1; i < args_.chosen; ++i) {
-      const float logit = memory_.logits[i];
-      highest = logit > highest || logit != logit ? logit : highest;
+  f32v gather() {
+    f32v highest = {};
+    for (int64_t i = 0; i < args_.chosen; ++i) {
+      const f32v logit = block_.load(logits_, args_.experts, expert_of(i));
+      store_lanes(memory_.logits + i * kLanes, logit);
+      store_lanes(memory_.cotangents + i * kLanes,
+                  block_.load(d_weights_, args_.chosen, [&](int64_t) { return i; }));
+      const i32v higher = (logit > highest) | (logit != logit);
+      highest = i == 0 ? logit : higher ? logit : highest;
     }
     return highest;
   }
 
   // Gives the sum of the scores.
-  float score(float reference) {
+  f32v score(f32v reference) {
     f32v sum = {};
-    for_each_vector(args_.chosen, [&](int64_t i, int64_t count) {
-      const f32v all = relative_score(args_.is_sigmoid, load_lanes(memory_.logits + i), reference);
-      const f32v some = first_lanes(all, count);
-      store_lanes(memory_.scores + i, some);
-      sum += some;
-    });
-    return lane_sum(sum);
-  }
-
-  // Gives the sum of the exponentials.
-  float exponentiate(const T* logits, float highest) {
-    f32v sum = {};
-    for_each_vector(args_.experts, [&](int64_t i, int64_t count) {
-      const f32v all = exp(load_some(logits + i, count, 0.0f) - highest);
-      const f32v some = first_lanes(all, count);
-      store_lanes(memory_.exponentials + i, some);
-      sum += some;
-    });
-    return lane_sum(sum);
-  }
-
-  float dot_of_cotangents(float sum) {
-    f32v dot = {};
-    for (int64_t i = 0; i < args_.chosen; i += kLanes) {
-      dot += load_lanes(memory_.cotangents + i) * (load_lanes(memory_.scores + i) / splat(sum));
+    for (int64_t i = 0; i < args_.chosen; ++i) {
+      const f32v logit = load_lanes(memory_.logits + i * kLanes);
+      const f32v score = relative_score(args_.is_sigmoid, logit, reference);
+      store_lanes(memory_.scores + i * kLanes, score);
+      sum += score;
     }
-    return lane_sum(dot);
+    return sum;
   }
 
-  void scatter(const uint32_t* indices, float sum, float dot, T* to) {
-    for_each_vector(args_.chosen, [&](int64_t i, int64_t count) {
-      f32v d =
-          load_lanes(memory_.scores + i) / splat(sum) * (load_lanes(memory_.cotangents + i) - dot);
+  f32v exponential_sums(f32v highest) const {
+    f32v sums = splat(1.0f);
+    for (int64_t row = 0; row < block_.rows(); ++row) {
+      sums[row] = exponential_sum(logits_ + row * args_.experts, args_.experts, highest[row]);
+    }
+    return sums;
+  }
+
+  f32v dot_of_cotangents(f32v sum) const {
+    f32v dot = {};
+    for (int64_t i = 0; i < args_.chosen; ++i) {
+      const f32v weight = load_lanes(memory_.scores + i * kLanes) / sum;
+      dot += load_lanes(memory_.cotangents + i * kLanes) * weight;
+    }
+    return dot;
+  }
+
+  // e^(logit - highest) * factor of all experts.
+  void write_rows(f32v highest, f32v factor) {
+    for (int64_t row = 0; row < block_.rows(); ++row) {
+      const int64_t at = row * args_.experts;
+      for_each_vector(args_.experts, [&](int64_t i, int64_t count) {
+        const f32v logit = load_some(logits_ + at + i, count);
+        store_some(d_logits_ + at + i, count, exp(logit - highest[row]) * factor[row]);
+      });
+    }
+  }
+
+  void scatter(f32v sum, f32v dot) {
+    for (int64_t i = 0; i < args_.chosen; ++i) {
+      const f32v weight = load_lanes(memory_.scores + i * kLanes) / sum;
+      f32v d = weight * (load_lanes(memory_.cotangents + i * kLanes) - dot);
       if (args_.is_sigmoid) {
         // 1 - s as sigmoid(-logit), which does not cancel.
-        d = d * relative_score(true, -load_lanes(memory_.logits + i), 0.0f);
+        d = d * relative_score(true, -load_lanes(memory_.logits + i * kLanes), f32v{});
       }
-      T some[kLanes];
-      store_lanes(some, d);
-      for (int64_t lane = 0; lane < count; ++lane) {
-        to[indices[i + lane]] = some[lane];
-      }
-    });
+      block_.store(d_logits_, args_.experts, expert_of(i), d);
+    }
   }
 
   const RouterBackwardArgs& args_;
   const GradientMemory memory_;
+  const RowBlock block_;
+  const T* const logits_;
+  const uint32_t* const indices_;
+  const T* const d_weights_;
+  T* const d_logits_;
 };
 
 template <class T>
 void backward(const RouterBackwardArgs& args, int64_t begin, int64_t end, void* scratch) {
-  RowGradient<T> gradient(args, scratch);
-  for (int64_t row = begin; row < end; ++row) {
-    gradient.write(row);
-  }
+  for_each_block_of_rows(begin, end, [&](RowBlock block, int64_t first) {
+    BlockGradient<T>(args, scratch, block, first).run();
+  });
 }
 
 }  // namespace

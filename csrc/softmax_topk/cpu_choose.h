@@ -1,42 +1,17 @@
-// The choice of the largest keys of a row on the CPU. Kernel files only (see simd.h).
-//
-// A key is a logit's bits as an integer of the same order: NaN above infinity, the two zeros equal.
-// So comparisons are of integers, and a key gives its logit back.
+// The choice of the largest keys of a long row on the CPU. Kernel files only (see simd.h).
 //
 // The maxima of as many groups as there are to choose, or more, give a bound that all of those
 // reach: the k-th largest of the maxima. The few elements that reach it too are candidates. The
 // rank of each, by comparison with all of them, is its place in the result.
 #pragma once
 
+#include "softmax_topk/cpu_keys.h"
 #include "softmax_topk/cpu_scores.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-inline constexpr int32_t kNoKey = INT32_MIN;  // below that of any logit
-inline constexpr int32_t kKeyOfNan = INT32_MAX;
-
-// As many experts are candidates without more ado.
-inline constexpr int64_t kFewExperts = 2 * kLanes;
 // Groups for each one to choose: more of them cost time, and make the bound sharper.
 inline constexpr int64_t kGroupsPerChoice = 2;
-
-inline i32v splat_key(int32_t key) {
-  return i32v{} + key;
-}
-
-inline i32v flipped(i32v bits) {
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-inline i32v keys_of(f32v logits) {
-  const i32v bits = bits_as<i32v>(logits), keys = flipped(bits);
-  const i32v ordered = keys == -1 ? i32v{} : keys;  // -1: that of -0
-  return (bits & 0x7fffffff) > 0x7f800000 ? splat_key(kKeyOfNan) : ordered;
-}
-
-inline f32v logits_of(i32v keys) {
-  return bits_as<f32v>(flipped(keys));
-}
 
 inline i32v larger(i32v a, i32v b) {
   return a > b ? a : b;
@@ -159,15 +134,13 @@ inline int64_t collect_candidates(const ChoiceMemory& memory, int64_t experts, i
 // Fills chosen_keys and chosen_indices, the largest key first. The keys are there, the vectors of
 // them filled up with kNoKey.
 inline void choose(const ChoiceMemory& memory, int64_t experts, int64_t chosen) {
-  const bool few = experts <= kFewExperts;
-  const int64_t count = few ? experts : collect_candidates(memory, experts, chosen);
-  const int32_t* const candidates = few ? memory.keys : memory.candidates;
-  rank_keys(candidates, count, memory.ranks);
+  const int64_t count = collect_candidates(memory, experts, chosen);
+  rank_keys(memory.candidates, count, memory.ranks);
   for (int64_t i = 0; i < count; ++i) {
     // Those that are not chosen go to one place beyond, without a branch that nobody could predict.
     const int64_t place = memory.ranks[i] < chosen ? memory.ranks[i] : chosen;
-    memory.chosen_keys[place] = candidates[i];
-    memory.chosen_indices[place] = few ? static_cast<int32_t>(i) : memory.indices[i];
+    memory.chosen_keys[place] = memory.candidates[i];
+    memory.chosen_indices[place] = memory.indices[i];
   }
 }
 

@@ -22,9 +22,9 @@ inline void for_each_vector(int64_t count, Body body) {
   }
 }
 
-// A vector of which a row has `count` elements; `rest` fills it up.
+// A vector of which a row has `count` elements, filled up with zeros.
 template <class T>
-inline f32v load_some(const T* from, int64_t count, float rest) {
+inline f32v load_some(const T* from, int64_t count) {
   if (count == kLanes) {
     return load_lanes(from);
   }
@@ -32,12 +32,7 @@ inline f32v load_some(const T* from, int64_t count, float rest) {
   for (int64_t i = 0; i < count; ++i) {
     some[i] = from[i];
   }
-  float lanes[kLanes];
-  store_lanes(lanes, load_lanes(some));
-  for (int64_t i = count; i < kLanes; ++i) {
-    lanes[i] = rest;
-  }
-  return load_lanes(lanes);
+  return load_lanes(some);
 }
 
 template <class T>
@@ -65,19 +60,31 @@ inline f32v first_lanes(f32v x, int64_t count) {
 // What a row's scores are taken over e to the power of, which keeps them from underflowing; 0 for a
 // sigmoid as it is.
 template <class Args>
-inline float reference_of(const Args& args, float highest) {
+inline f32v reference_of(const Args& args, f32v highest) {
   if (!args.is_sigmoid) {
     return highest;
   }
-  return !args.is_normalised || highest > 0 ? 0.0f : highest;
+  return args.is_normalised ? at_most(highest, 0.0f) : f32v{};
 }
 
 // e^logit, or sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|), over e^reference. NaN stays NaN.
-inline f32v relative_score(bool is_sigmoid, f32v logit, float reference) {
+inline f32v relative_score(bool is_sigmoid, f32v logit, f32v reference) {
   if (!is_sigmoid) {
     return exp(logit - reference);
   }
   return exp(at_most(logit, 0.0f) - reference) / (1.0f + exp(-absolute(logit)));
+}
+
+// The sum of e^(logit - highest) over a row; 0 or NaN where `highest` is NaN or infinite, for which
+// the scores are NaN.
+template <class T>
+inline float exponential_sum(const T* logits, int64_t experts, float highest) {
+  f32v sum = {};
+  for_each_vector(experts, [&](int64_t i, int64_t count) {
+    const f32v some = load_some(logits + i, count);
+    sum += first_lanes(exp_nonpositive<Accuracy::kFloat32>(some - highest), count);
+  });
+  return lane_sum(sum);
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
