@@ -9,6 +9,7 @@
 #include "quantized_matmul/arguments.h"
 #include "rope/arguments.h"
 #include "silu_gate/silu_gate.h"
+#include "softmax_topk/arguments.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -78,4 +79,5 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
   bind_quantized_embedding(m);
   bind_quantized_matmul(m);
   bind_rope(m);
+  bind_softmax_topk(m);
 }

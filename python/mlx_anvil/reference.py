@@ -20,6 +20,8 @@ from mlx_anvil._reference_norm import layer_norm as layer_norm
 from mlx_anvil._reference_norm import rms_norm as rms_norm
 from mlx_anvil._reference_rope import ROPE_SPECS
 from mlx_anvil._reference_rope import rope as rope
+from mlx_anvil._reference_router import ROUTER_SPECS
+from mlx_anvil._reference_router import softmax_topk as softmax_topk
 
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
@@ -363,5 +365,6 @@ OPS = {
         _embedding_spec("5 bits", 5, check_shapes=((257, 16),)),
         *ROPE_SPECS,
         *NORM_SPECS,
+        *ROUTER_SPECS,
     )
 }
