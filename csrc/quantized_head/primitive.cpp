@@ -47,7 +47,7 @@ class QuantizedHead : public QuantizedPrimitive {
   Arrays compose(const Arrays& inputs) override {
     const mx::array logits = mlx_quantized_matmul(format_, QuantizedProduct::kTransposed, inputs[0],
                                                   matrix(inputs), stream());
-    const mx::array indices = indices_of_best(logits, kept_, stream());
+    const mx::array indices = mx::stop_gradient(indices_of_best(logits, kept_, stream()), stream());
     return {indices, mx::take_along_axis(logits, indices, -1, stream())};
   }
 
@@ -148,7 +148,8 @@ class QuantizedHead : public QuantizedPrimitive {
   }
 
   // The logits at `indices` as a function of the chosen inputs: a product in which each row of x
-  // has a matrix of its own, so that it has derivatives of every order.
+  // has a matrix of its own, so that it has derivatives of every order. In float32, for gradients
+  // add up what the rows of x that found the same row of w bring.
   Function values_at(const mx::array& indices,
                      const Arrays& primals,
                      const std::vector<int>& argnums) {
@@ -158,19 +159,22 @@ class QuantizedHead : public QuantizedPrimitive {
       }
     }
     const mx::Stream s = stream();
+    const auto wide = [s](const mx::array& x) {
+      return mx::issubdtype(x.dtype(), mx::floating) ? mx::astype(x, mx::float32, s) : x;
+    };
     const mx::array rows = mx::stop_gradient(indices, s);
     return [=, this](const Arrays& values) -> Arrays {
       Arrays inputs = primals;
       for (size_t i = 0; i < argnums.size(); ++i) {
-        inputs[argnums[i]] = values[i];
+        inputs[argnums[i]] = wide(values[i]);
       }
       for (size_t i = 1; i < inputs.size(); ++i) {
-        inputs[i] = mx::take(inputs[i], rows, 0, s);
+        inputs[i] = wide(mx::take(inputs[i], rows, 0, s));
       }
-      const mx::array x = mx::expand_dims(inputs[0], -2, s);
-      return {mx::squeeze(
-          apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, x, matrix(inputs), s),
-          -2, s)};
+      const mx::array x = wide(mx::expand_dims(inputs[0], -2, s));
+      const mx::array logits =
+          apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, x, matrix(inputs), s);
+      return {mx::astype(mx::squeeze(logits, -2, s), primals[0].dtype(), s)};
     };
   }
 
