@@ -45,7 +45,7 @@ struct Pass {
 };
 
 void add_outputs(KernelLaunch& request, mx::array* candidates, Outputs outputs) {
-  request.outputs = {candidates ? candidates : &outputs.values, &outputs.indices, &outputs.values};
+  request.outputs = {&outputs.indices, &outputs.values, candidates ? candidates : &outputs.values};
   if (candidates) {
     request.temporaries.push_back(*candidates);
   }

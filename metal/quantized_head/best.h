@@ -54,17 +54,17 @@ METAL_FUNC void keep_best(
   }
 }
 
-// What keep_best left of a block, to where the next pass, or the caller, will look for it. `row`:
-// of x. Bindings of the last pass and of the others are apart: it alone writes what the op gives.
+// What keep_best left of a block, to where the caller of the op, or the next pass, will look for
+// it. `row`: of x.
 template <typename T>
 METAL_FUNC void store_best(const threadgroup ulong* best,
                            BestParams params,
                            long row,
                            uint block,
                            uint blocks,
-                           device ulong* candidates,
                            device uint* indices,
                            device T* values,
+                           device ulong* candidates,
                            uint thread_index,
                            uint threads) {
   for (int i = thread_index; i < (is_last ? params.kept : params.run); i += threads) {

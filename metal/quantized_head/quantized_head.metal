@@ -4,16 +4,17 @@
 //
 // quantized_head_<dtype>_<format>_r<rows>, for at most so many rows of x: a threadgroup has the
 // logits of a block of rows of w in threadgroup memory and keeps the best. Bindings: x, w, scales,
-// biases (none: x in their place), candidates, indices, values, params (QuantizedHeadParams).
+// biases (none: x in their place), indices, values, candidates, params (QuantizedHeadParams).
 // Grid: blocks of `slots` rows of w x blocks of rows of x. Threadgroup: 128 x 1 x 1.
 //
-// quantized_head_merge_<dtype>: the same of candidates. Bindings: candidates before, candidates
-// after, indices, values, params (BestParams). Grid: blocks of `slots` candidates x rows of x.
+// quantized_head_merge_<dtype>: the same of candidates. Bindings: candidates before, indices,
+// values, candidates after, params (BestParams). Grid: blocks of `slots` candidates x rows of x.
 // Threadgroup: 256 x 1 x 1.
 //
 // Function constants: 0: of dequant.h (merge: false), 1: of gemv.h (merge: false), 2: of best.h.
-// Threadgroup memory 0: 8 bytes for each slot and row of x. Candidates: [rows of x, blocks, run];
-// where there is one block, any array in their place. Arrays are dense; nothing else is assumed.
+// Threadgroup memory 0: 8 bytes for each slot and row of x. Candidates: [rows of x, blocks, run].
+// Where there is one block, its best are the result, and values in the place of candidates; else
+// indices and values are left alone. Arrays are dense; nothing else is assumed.
 #include "metal/quantized_head/best.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/gemv.h"
@@ -24,9 +25,9 @@ template <typename T, typename Format, int kRows>
     const device uint* w [[buffer(1)]],
     const device typename Format::template Scale<T>* scales [[buffer(2)]],
     const device T* biases [[buffer(3)]],
-    device ulong* candidates [[buffer(4)]],
-    device uint* indices [[buffer(5)]],
-    device T* values [[buffer(6)]],
+    device uint* indices [[buffer(4)]],
+    device T* values [[buffer(5)]],
+    device ulong* candidates [[buffer(6)]],
     constant QuantizedHeadParams& params [[buffer(7)]],
     threadgroup ulong* slots [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -56,8 +57,8 @@ template <typename T, typename Format, int kRows>
   for (int m = 0; m < kRows; ++m) {
     const int row = int(group.y) * kRows + m;
     if (row < params.product.rows) {
-      store_best(slots + m * block, params.best, row, group.x, groups.x, candidates, indices,
-                 values, thread_index, kGemvThreads);
+      store_best(slots + m * block, params.best, row, group.x, groups.x, indices, values,
+                 candidates, thread_index, kGemvThreads);
     }
   }
 }
@@ -67,9 +68,9 @@ enum { kMergeThreads = 256 };
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(kMergeThreads)]] void quantized_head_merge(
     const device ulong* before [[buffer(0)]],
-    device ulong* candidates [[buffer(1)]],
-    device uint* indices [[buffer(2)]],
-    device T* values [[buffer(3)]],
+    device uint* indices [[buffer(1)]],
+    device T* values [[buffer(2)]],
+    device ulong* candidates [[buffer(3)]],
     constant BestParams& params [[buffer(4)]],
     threadgroup ulong* slots [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -83,7 +84,7 @@ template <typename T>
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   keep_best(slots, 1, params, thread_index, kMergeThreads);
-  store_best(slots, params, row, group.x, groups.x, candidates, indices, values, thread_index,
+  store_best(slots, params, row, group.x, groups.x, indices, values, candidates, thread_index,
              kMergeThreads);
 }
 
