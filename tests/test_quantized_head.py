@@ -62,7 +62,7 @@ def formats_and_dtypes() -> Iterator[object]:
             yield pytest.param(format, dtype, marks=marks, id=f"{format}-{dtype}")
 
 
-@pytest.mark.parametrize(("format", "dtype"), formats_and_dtypes())
+@pytest.mark.parametrize(("format", "dtype"), list(formats_and_dtypes()))
 def test_every_format(format, dtype, rng):
     assert_best(draw_x(3, 128, rng, dtype), draw(format, (77, 128), rng, dtype), k=5)
 

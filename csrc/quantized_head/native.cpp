@@ -20,44 +20,43 @@ namespace {
 // Rows of w whose logits are there at once: with 8 rows of x they take 8 KiB.
 constexpr int64_t kBlockOutputs = 256;
 
-// The best candidates of a row of x so far.
+// The best candidates of a row of x so far, among up to twice as many as are kept: putting them
+// apart only then takes a few comparisons for each that is offered, whatever is kept.
 class Best {
  public:
   explicit Best(size_t kept) : kept_(kept) {}
 
   void offer(uint64_t candidate) {
-    if (heap_.size() == kept_) {
-      if (candidate < heap_.front()) {
-        return;
-      }
-      std::pop_heap(heap_.begin(), heap_.end(), std::greater());
-      heap_.pop_back();
+    candidates_.push_back(candidate);
+    if (candidates_.size() == 2 * kept_) {
+      std::nth_element(candidates_.begin(), candidates_.begin() + kept_ - 1, candidates_.end(),
+                       std::greater());
+      candidates_.resize(kept_);
+      bar_ = std::bit_cast<float>(value_bits_of(candidates_.back()));
     }
-    heap_.push_back(candidate);
-    std::push_heap(heap_.begin(), heap_.end(), std::greater());
   }
 
   void offer_all(const Best& other) {
-    for (uint64_t candidate : other.heap_) {
+    for (uint64_t candidate : other.candidates_) {
       offer(candidate);
     }
   }
 
   // No logit at or below it is among the best if its index comes after those offered. NaN: there
-  // is room for any.
-  float bar() const {
-    return heap_.size() == kept_ ? std::bit_cast<float>(value_bits_of(heap_.front()))
-                                 : std::numeric_limits<float>::quiet_NaN();
-  }
+  // may be room for any.
+  float bar() const { return bar_; }
 
+  // Of at least as many as are kept.
   std::vector<uint64_t> in_order() && {
-    std::sort_heap(heap_.begin(), heap_.end(), std::greater());
-    return std::move(heap_);
+    std::sort(candidates_.begin(), candidates_.end(), std::greater());
+    candidates_.resize(kept_);
+    return std::move(candidates_);
   }
 
  private:
   size_t kept_;
-  std::vector<uint64_t> heap_;  // the worst in front
+  std::vector<uint64_t> candidates_;
+  float bar_ = std::numeric_limits<float>::quiet_NaN();
 };
 
 std::vector<GemvOperand> operands_of(const QuantizedHeadArgs& args) {
