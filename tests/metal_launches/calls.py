@@ -106,6 +106,19 @@ def quantized_embedding() -> Iterator[Call]:
                 yield lambda i=ids, m=matrix, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
 
 
+def quantized_head() -> Iterator[Call]:
+    """One block of rows of w, with a merge, and with several, of which the last gives the results."""
+    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
+        for group_size, bits in formats:
+            options = {"group_size": group_size, "bits": bits, "mode": mode}
+            for outputs in (64, 128, 4096):
+                matrix = mx.quantize(mx.zeros((outputs, 128), dtype), **options)
+                for rows in range(1, 10):
+                    x = mx.zeros((rows, 128), dtype)
+                    yield lambda x=x, m=matrix, o=options: mlx_anvil.quantized_argmax(x, *m, **o)
+                    yield lambda x=x, m=matrix, o=options: mlx_anvil.quantized_topk(x, *m, k=64, **o)
+
+
 # ---- rope ------------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +176,7 @@ CALLS = {
     "flash_attention": flash_attention,
     "quantized_matmul": quantized_matmul,
     "quantized_embedding": quantized_embedding,
+    "quantized_head": quantized_head,
     "rope": rope,
     "norm": norm,
     "softmax_topk": softmax_topk,
