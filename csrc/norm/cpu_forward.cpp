@@ -101,19 +101,18 @@ struct GroupVectors {
 template <class T, bool kCentred, bool kResidual, bool kGate>
 void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors vectors) {
   const int64_t columns = args.columns;
-  Block sum = {};  // of h where its mean is taken off, else of squares
-  for_each_block(0, columns, [&](int64_t column, auto rest) {
+  // Of h where its mean is taken off, else of squares.
+  Block sum = sum_of_blocks(columns, [&](int64_t column, auto rest) {
     const Block h = rows.template form_h<kResidual, rest()>(column);
-    sum = sum + (kCentred ? h : h * h);
+    return kCentred ? h : h * h;
   });
   float mean = 0;
   if constexpr (kCentred) {
     mean = sum_of(sum) / static_cast<float>(columns);
-    sum = Block{};
-    for_each_block(0, columns, [&](int64_t column, auto rest) {
+    sum = sum_of_blocks(columns, [&](int64_t column, auto rest) {
       const Block h = rows.template load_h<kResidual, rest()>(column);
       const Block c = deviation<T, rest()>(h, mean, columns - column);
-      sum = sum + c * c;
+      return c * c;
     });
   }
   const float rstd = 1.0f / __builtin_sqrtf(sum_of(sum) / static_cast<float>(columns) + args.eps);

@@ -142,7 +142,7 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
     return mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
                           mode_name(format.kind), std::nullopt, dtype, s);
   }
-  Arrays inputs = {mx::contiguous(ids, false, s)};
+  Arrays inputs = {dense(ids, s)};
   append(inputs, matrix, s);
   auto primitive = std::make_shared<QuantizedEmbedding>(s, format, dtype);
   return mx::array(primitive->output_shapes(inputs)[0], dtype, primitive, inputs);

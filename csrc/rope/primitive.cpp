@@ -255,9 +255,9 @@ Arrays apply_rope(const RopeConfig& config,
     return compose_rope(config, tensors, positions, s);
   }
   Arrays inputs = tensors;
-  inputs.push_back(mx::contiguous(positions.offset, false, s));
+  inputs.push_back(dense(positions.offset, s));
   if (positions.freqs) {
-    inputs.push_back(mx::contiguous(*positions.freqs, false, s));
+    inputs.push_back(dense(*positions.freqs, s));
   }
   auto primitive = std::make_shared<Rope>(s, config, tensors.size());
   std::vector<mx::Dtype> dtypes(tensors.size(), tensors[0].dtype());
