@@ -53,10 +53,8 @@ void backward_row(BackwardRows<T>& rows,
   const float share = 1.0f / static_cast<float>(columns);
   float mean = 0;
   if constexpr (kCentred) {
-    Block sum = {};
-    for_each_block(0, columns, [&](int64_t column, auto rest) {
-      sum = sum + rows.h.template load<rest()>(column);
-    });
+    const Block sum = sum_of_blocks(
+        columns, [&](int64_t column, auto rest) { return rows.h.template load<rest()>(column); });
     mean = sum_of(sum) / static_cast<float>(columns);
   }
 
