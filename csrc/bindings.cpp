@@ -6,9 +6,11 @@
 #include "flash_attention/arguments.h"
 #include "norm/arguments.h"
 #include "quantized_embedding/arguments.h"
+#include "quantized_head/arguments.h"
 #include "quantized_matmul/arguments.h"
 #include "rope/arguments.h"
 #include "silu_gate/silu_gate.h"
+#include "softmax_topk/arguments.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -76,6 +78,8 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
 
   bind_norm(m);
   bind_quantized_embedding(m);
+  bind_quantized_head(m);
   bind_quantized_matmul(m);
   bind_rope(m);
+  bind_softmax_topk(m);
 }

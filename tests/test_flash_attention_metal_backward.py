@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from attention_cases import FEATURES, assert_close, draw, gradients_of
 from attention_metal import COMMON, Counts, our_library
 from attention_numpy import ROUNDING, attention
 from support import GRADIENT_FACTOR, assert_same_bits
-from test_flash_attention import FEATURES, assert_close, draw, gradients_of
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 

@@ -35,7 +35,8 @@ def parse(dump: str) -> dict[str, Layout]:
 
 def compile_as_host(header: str) -> str:
     """As arm64 macOS has it; of the standard library only clang's own stdint.h is at hand."""
-    text = header.replace("<cstdint>", "<stdint.h>")
+    text = re.sub(r'#include "(metal/.*?)"', lambda found: HEADERS[found[1]], header)
+    text = text.replace("<cstdint>", "<stdint.h>")
     target = ["-target", "arm64-apple-macosx14.0.0", "-ffreestanding", "-isystem", str(CLANG_HEADERS)]
     command = ["clang", *target, "-x", "c++", "-std=c++20", "-Wno-everything", "-Werror=padded", *DUMP, "-"]
     result = run_tool(command, text=text)

@@ -54,6 +54,11 @@ def normed(x: mx.array, weight: mx.array) -> mx.array:
     return nn.LayerNorm(8, bias=False)(w)
 
 
+def routed(x: mx.array) -> mx.array:
+    weights, indices = mlx_anvil.softmax_topk(x, 2, norm=False, scoring="sigmoid", sorted=False)
+    return weights * indices
+
+
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mlx_anvil.silu_gate(x, x))
@@ -79,6 +84,14 @@ def module(x: mx.array) -> mx.array:
     return mlp(x)
 
 
+def quantized_head(x: mx.array, w: mx.array) -> mx.array:
+    matrix = mx.quantize(w)
+    index: mx.array = mlx_anvil.quantized_argmax(x, *matrix, group_size=64)
+    indices, values = mlx_anvil.quantized_argmax(x, *matrix, return_values=True)
+    pair: tuple[mx.array, mx.array] = mlx_anvil.quantized_topk(x, *matrix, k=5)
+    return index + indices + values + pair[0][..., 0] + pair[1][..., 0]
+
+
 def quantized_modules(x: mx.array) -> mx.array:
     linear = nn.QuantizedLinear.from_linear(mlx.nn.Linear(64, 64), group_size=32, bits=4)
     same = nn.QuantizedLinear.from_mlx(linear)
@@ -97,6 +110,6 @@ if __name__ == "__main__":
     mx.eval(attended(heads, heads, heads))
     wide = mx.ones((4, 64))
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
-    mx.eval(quantized(wide, mx.ones((64, 64))), quantized_modules(wide))
-    mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]))
+    mx.eval(quantized(wide, mx.ones((64, 64))), quantized_head(wide, mx.ones((64, 64))), quantized_modules(wide))
+    mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]), routed(ones))
     print(traced(ones)[0], facts(), registry())

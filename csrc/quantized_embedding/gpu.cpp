@@ -4,14 +4,13 @@
 #include <string>
 
 #include "common/launch.h"
-#include "common/launch_arrays.h"
 #include "metal/quantized_embedding/params.h"
+#include "quantized_matmul/gpu_support.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-constexpr uint32_t kRowsAreVectors = 0;  // function constant, of dequant.h
 constexpr int64_t kThreads = 256;
 constexpr int64_t kPiece = 8;  // columns of a thread
 
@@ -22,8 +21,6 @@ void quantized_embedding_gpu(const QuantizedFormat& format,
                              const QuantizedMatrix& matrix,
                              mx::array& out,
                              const mx::Stream& stream) {
-  const std::string format_name =
-      mode_name(format.kind) + (format.has_biases() ? std::to_string(format.bits) : "");
   QuantizedEmbeddingParams params{};
   params.ids = static_cast<int64_t>(ids.size());
   params.rows = matrix.w.shape(0);
@@ -32,10 +29,10 @@ void quantized_embedding_gpu(const QuantizedFormat& format,
   params.words_per_id = static_cast<int32_t>(ids.itemsize() / sizeof(uint32_t));
   params.ids_are_signed = mx::issubdtype(ids.dtype(), mx::signedinteger);
   KernelLaunch request{};
-  request.kernel =
-      &kernel_named("quantized_embedding",
-                    std::string("quantized_embedding_") + dtype_name(out) + "_" + format_name,
-                    {{kRowsAreVectors, rows_are_vectors({&matrix.w, &out})}});
+  request.kernel = &kernel_named(
+      "quantized_embedding",
+      std::string("quantized_embedding_") + dtype_name(out) + "_" + format_name(format),
+      {{kRowsAreVectors, rows_are_vectors({&matrix.w, &out})}});
   request.inputs = {&ids, &matrix.w, &matrix.scales,
                     matrix.biases ? &*matrix.biases : &matrix.scales};
   request.outputs = {&out};

@@ -119,8 +119,38 @@ void check_matrix(const char* op,
   }
 }
 
+void check_x(const char* op,
+             const mx::array& x,
+             const std::string& w_name,
+             const QuantizedMatrix& matrix,
+             int64_t wanted) {
+  if (x.ndim() == 0 || x.shape(-1) != wanted) {
+    throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
+                              "; allowed: a last axis of x of " + std::to_string(wanted) +
+                              " elements.");
+  }
+}
+
 int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
   return int64_t{matrix.scales.shape(-1)} * format.group;
+}
+
+mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices) {
+  mx::Dtype dtype = x.dtype();
+  for (const QuantizedMatrix* matrix : matrices) {
+    if (matrix->biases) {
+      dtype = mx::promote_types(dtype,
+                                mx::promote_types(matrix->scales.dtype(), matrix->biases->dtype()));
+    }
+  }
+  return dtype;
+}
+
+QuantizedMatrix in_dtype(const QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
+  if (!matrix.biases) {
+    return matrix;
+  }
+  return {matrix.w, mx::astype(matrix.scales, dtype, s), mx::astype(*matrix.biases, dtype, s)};
 }
 
 }  // namespace mlx_anvil

@@ -1,6 +1,7 @@
 // Checks of quantized matrices, shared by the ops that take one (see common/checks.h).
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -24,6 +25,19 @@ void check_matrix(const char* op,
 
 // K: codes in a row of w.
 int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix);
+
+// That the last axis of x has `wanted` elements.
+void check_x(const char* op,
+             const mx::array& x,
+             const std::string& w_name,
+             const QuantizedMatrix& matrix,
+             int64_t wanted);
+
+// That of x, and of affine scales and biases.
+mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);
+
+// With scales and biases of affine in `dtype`.
+QuantizedMatrix in_dtype(const QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
 // "w has shape (2, 3)"
 std::string describe(const std::string& name, const mx::array& x);

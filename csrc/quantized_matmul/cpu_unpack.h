@@ -8,13 +8,21 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
+// Sums stay in registers only where unrolled loops are inlined. A sanitizer's checks in every copy of them would take
+// minutes to compile.
+#if defined(__SANITIZE_ADDRESS__)
+#define MLX_ANVIL_UNROLLED inline
+#else
+#define MLX_ANVIL_UNROLLED [[gnu::always_inline]] inline
+#endif
+
 // body(std::integral_constant<int, 0>), ... up to kCount
 template <class Body, int... kIndex>
-[[gnu::always_inline]] inline void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
+MLX_ANVIL_UNROLLED void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
   (body(std::integral_constant<int, kIndex>()), ...);
 }
 template <int kCount, class Body>
-[[gnu::always_inline]] inline void unroll(Body body) {
+MLX_ANVIL_UNROLLED void unroll(Body body) {
   unroll_over(body, std::make_integer_sequence<int, kCount>());
 }
 

@@ -7,9 +7,7 @@
 
 #include "common/errors.h"
 #include "common/launch.h"
-#include "common/launch_arrays.h"
-#include "metal/quantized_matmul/params.h"
-#include "quantized_matmul/compose.h"
+#include "quantized_matmul/gpu_support.h"
 
 namespace mlx_anvil {
 
@@ -17,15 +15,8 @@ namespace {
 
 constexpr const char* kFolder = "quantized_matmul";
 
-// As numbered in dequant.h, gemv.h, plain.metal and matmul.metal.
-enum Constant : uint32_t { kRowsAreVectors, kColumnsAreShared, kPartsAreStored, kTilesAreVectors };
-
-// gemv.metal
-constexpr int kSimdgroups = 4;
-constexpr int kThreads = 32 * kSimdgroups;
-// So many rows of w keep a large GPU busy, four to a SIMD group; with fewer, SIMD groups share
-// columns. Not a matter of the rows of x, which must not change the order of a sum.
-constexpr int64_t kEnoughOutputs = 4096;
+// As numbered in plain.metal and matmul.metal.
+enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors };
 
 // plain.metal
 constexpr int kPlainThreads = 256;
@@ -36,38 +27,10 @@ constexpr int64_t kRowsOfTurn = kPlainThreads;  // of w, which each SIMD group t
 constexpr int64_t kTileRows = 32;
 constexpr int64_t kTileColumns = 64;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-// As in the names of kernels: "affine4", "mxfp8".
-std::string format_name(const QuantizedFormat& format) {
-  return mode_name(format.kind) + (format.has_biases() ? std::to_string(format.bits) : "");
-}
-
-// The widest loads of w that dequant.h makes.
-int word_vector_bytes(const QuantizedFormat& format) {
-  return format.bits % 4 == 0 ? 16 : format.bits % 2 == 0 ? 8 : 4;
-}
-
-// Rows of x that a kernel is made for.
-int64_t kernel_rows(int64_t rows) {
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
-}
-
 // Columns of a threadgroup's block: those of its lanes, as PlainColumns.
 int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
   const int64_t chunk = format.bits == 8 ? 16 : 32;
   return 32 * std::min(chunk, 64 / kernel_rows);
-}
-
-QuantizedParams params_of(const QuantizedFormat& format, const QuantizedSizes& sizes) {
-  QuantizedParams params{};
-  params.rows = static_cast<int32_t>(sizes.rows);
-  params.columns = static_cast<int32_t>(sizes.columns);
-  params.outputs = static_cast<int32_t>(sizes.outputs);
-  params.group_shift = std::countr_zero(static_cast<uint32_t>(format.group));
-  return params;
 }
 
 // What all launches of this file have in common.
@@ -79,7 +42,7 @@ struct Request {
 
   bool words_are_vectors(const QuantizedFormat& format) const {
     return std::all_of(matrices.begin(), matrices.end(), [&](const QuantizedWeightArrays& m) {
-      return rows_are_vectors({m.w}, word_vector_bytes(format));
+      return mlx_anvil::words_are_vectors(format, *m.w);
     });
   }
 
@@ -87,7 +50,7 @@ struct Request {
                      std::vector<FunctionConstant> constants,
                      const QuantizedParams& params,
                      Extent grid,
-                     uint32_t threads = kThreads) const {
+                     uint32_t threads = kGemvThreads) const {
     KernelLaunch request{};
     request.kernel = &kernel_named(kFolder, name, std::move(constants));
     request.inputs = {&x};
@@ -108,9 +71,8 @@ void launch_gemv(const char* kernel,
                  const QuantizedSizes& sizes,
                  const Request& request) {
   const auto matrices = static_cast<int64_t>(request.matrices.size());
-  const int64_t streams = sizes.rows > 4 ? 2 : 4;  // as GemvStreams
-  const int64_t simdgroups = ceil_div(sizes.outputs, streams / matrices);
-  const bool shared = sizes.outputs * matrices * sizes.batch < kEnoughOutputs;
+  const int64_t simdgroups = ceil_div(sizes.outputs, gemv_streams(sizes.rows) / matrices);
+  const bool shared = gemv_shares_columns(sizes.outputs * matrices * sizes.batch);
   // A swiglu compiled shapeless may be given more rows than the op sends here.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const std::string name = std::string("quantized_") + kernel + "_" + dtype_name(request.x) + "_" +
@@ -118,7 +80,7 @@ void launch_gemv(const char* kernel,
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
   request.launch_kernel(
       name, {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
-      {static_cast<uint32_t>(shared ? simdgroups : ceil_div(simdgroups, kSimdgroups)),
+      {static_cast<uint32_t>(shared ? simdgroups : ceil_div(simdgroups, kGemvSimdgroups)),
        static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows)),
        static_cast<uint32_t>(sizes.batch)});
 }

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "common/parallel.h"
-#include "quantized_matmul/native_support.h"
+#include "quantized_matmul/gemv_operand.h"
 
 namespace mlx_anvil {
 
@@ -17,8 +14,6 @@ namespace {
 constexpr int64_t kGemmRows = 512;
 // Columns of a tile of the result, about.
 constexpr int64_t kTileColumns = 128;
-// Codes that are worth waking a thread for.
-constexpr int64_t kGrainCodes = 1 << 16;
 
 QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
                                     QuantizedDtype dtype,
@@ -39,100 +34,11 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
 
 // ---- up to 8 rows -------------------------------------------------------------------------------
 
-// Rows of x as a kernel reads them, filled up to a power of two with zeros.
-class GemvOperand {
- public:
-  GemvOperand(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows)
-      : GemvOperand(matrix, from, given_rows, kernels().int_row_bytes(matrix) > 0) {}
-
-  int64_t rows() const { return rows_; }
-
-  // [rows()][count] for rows [first, first + count) of the matrix, which may be another one of the
-  // same format.
-  Floats multiply(const QuantizedMatrixView& matrix, int64_t first, int64_t count) const {
-    Floats out = floats(rows_ * count);
-    const Floats scratch =
-        floats(integers_ ? kernels().int_gemv_scratch(matrix) : kernels().gemv_scratch(matrix));
-    const QuantizedGemvArgs args = {matrix,   first,       count,     rows_,
-                                    x_.get(), sums_.get(), out.get(), scratch.get()};
-    integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
-    for (const auto& [row, operand] : not_finite_) {
-      const Floats one = operand->multiply(matrix, first, count);
-      std::copy_n(one.get(), count, out.get() + row * count);
-    }
-    return out;
-  }
-
- private:
-  GemvOperand(const QuantizedMatrixView& matrix,
-              const void* from,
-              int64_t given_rows,
-              bool integers)
-      : integers_(integers), rows_(power_of_two_rows(given_rows)) {
-    integers ? pack_integers(matrix, from, given_rows) : pack_floats(matrix, from, given_rows);
-  }
-
-  static const QuantizedCpuKernels& kernels() { return quantized_cpu_kernels(); }
-
-  static int64_t vectors_of(const QuantizedMatrixView& matrix) {
-    const int values = unit_values(matrix.format.bits);
-    return ceil_div(matrix.columns, int64_t{values} * kernels().lanes) * values;
-  }
-
-  static const void* row_of(const QuantizedMatrixView& matrix, const void* from, int64_t m) {
-    return at(from, m * matrix.columns * element_size(matrix.dtype));
-  }
-
-  void pack_floats(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
-    const int values = unit_values(matrix.format.bits);
-    const int64_t vectors = vectors_of(matrix), step = vectors * kernels().lanes;
-    const int64_t sums_step = step / values;
-    x_ = floats(rows_ * step);
-    sums_ = floats(rows_ * sums_step);
-    std::fill(x_.get() + given_rows * step, x_.get() + rows_ * step, 0.0f);
-    std::fill(sums_.get() + given_rows * sums_step, sums_.get() + rows_ * sums_step, 0.0f);
-    for (int64_t m = 0; m < given_rows; ++m) {
-      float* const row = x_.get() + m * step;
-      kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, values, vectors,
-                         row, 2 * kernels().lanes);
-      kernels().block_sums(row, values, vectors / values, sums_.get() + m * sums_step);
-    }
-  }
-
-  void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows) {
-    const int64_t row_floats = kernels().int_row_bytes(matrix) / sizeof(float);
-    const int64_t vectors =
-        round_up(ceil_div(matrix.columns, kernels().lanes), kQuantizedIntVectors);
-    const Floats row = floats(vectors * kernels().lanes);
-    x_ = floats(rows_ * row_floats);
-    for (int64_t m = 0; m < rows_; ++m) {
-      if (m < given_rows) {
-        kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, 1, vectors,
-                           row.get(), 2 * kernels().lanes);
-      }
-      float* const to = x_.get() + m * row_floats;
-      if (m >= given_rows || !kernels().int_pack(matrix, row.get(), to)) {
-        std::memset(to, 0, row_floats * sizeof(float));
-        if (m < given_rows) {
-          not_finite_.emplace_back(m, std::unique_ptr<GemvOperand>(new GemvOperand(
-                                          matrix, row_of(matrix, from, m), 1, false)));
-        }
-      }
-    }
-  }
-
-  bool integers_;
-  int64_t rows_;
-  Floats x_, sums_;
-  std::vector<std::pair<int64_t, std::unique_ptr<GemvOperand>>> not_finite_;
-};
-
 // result(first, count) gives [rows][count] for rows [first, first + count) of the matrix.
 template <class Result>
 void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out, Result result) {
   const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const int64_t grain = std::max<int64_t>(1, kGrainCodes / std::max<int64_t>(1, matrix.columns));
-  parallel_for(matrix.outputs, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(matrix.outputs, gemv_grain(matrix), [&](int64_t begin, int64_t end) {
     const Floats results = result(begin, end - begin);
     const int64_t size = element_size(matrix.dtype);
     for (int64_t m = 0; m < rows; ++m) {

@@ -1,4 +1,4 @@
-// What native.cpp and native_plain.cpp share.
+// What native.cpp, native_plain.cpp and gemv_operand.cpp share.
 #pragma once
 
 #include <algorithm>

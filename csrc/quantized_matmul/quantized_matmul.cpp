@@ -12,38 +12,6 @@ namespace mlx_anvil {
 
 namespace {
 
-void check_x(const char* op,
-             const mx::array& x,
-             const std::string& w_name,
-             const QuantizedMatrix& matrix,
-             int64_t wanted) {
-  if (x.ndim() == 0 || x.shape(-1) != wanted) {
-    throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
-                              "; allowed: a last axis of x of " + std::to_string(wanted) +
-                              " elements.");
-  }
-}
-
-// ---- one dtype, and batches that fit ------------------------------------------------------------
-
-mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices) {
-  mx::Dtype dtype = x.dtype();
-  for (const QuantizedMatrix* matrix : matrices) {
-    if (matrix->biases) {
-      dtype = mx::promote_types(dtype,
-                                mx::promote_types(matrix->scales.dtype(), matrix->biases->dtype()));
-    }
-  }
-  return dtype;
-}
-
-QuantizedMatrix in_dtype(const QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
-  if (!matrix.biases) {
-    return matrix;
-  }
-  return {matrix.w, mx::astype(matrix.scales, dtype, s), mx::astype(*matrix.biases, dtype, s)};
-}
-
 mx::Shape leading(const mx::array& x) {
   return {x.shape().begin(), x.shape().end() - 2};
 }

@@ -163,6 +163,28 @@ METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
   return total;
 }
 
+// Likewise of the rows of one matrix from place.first_output on, in the order of lane % kStreams;
+// those beyond the last repeat it. `first_row`: of the matrix among rows of w.
+template <typename T, typename Format, int kRows>
+METAL_FUNC float gemv_of_place(WeightRow<T, Format> first,
+                               const device T* x,
+                               long first_row,
+                               constant QuantizedParams& params,
+                               GemvPlace place,
+                               uint simdgroup,
+                               uint lane,
+                               threadgroup float (*shares)[32]) {
+  enum { kStreams = GemvStreams<kRows>::kCount };
+  WeightRow<T, Format> streams[kStreams];
+  MLX_ANVIL_UNROLL
+  for (int s = 0; s < kStreams; ++s) {
+    const int output = metal::min(place.first_output + s, params.outputs - 1);
+    streams[s] =
+        weight_row<T, Format>(first, first_row + output, params.columns, params.group_shift);
+  }
+  return gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
+}
+
 METAL_FUNC bool stores_results(uint simdgroup) {
   return !columns_are_shared || simdgroup == 0;
 }

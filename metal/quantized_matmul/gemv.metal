@@ -27,16 +27,9 @@ template <typename T, typename Format, int kRows>
   threadgroup float shares[kGemvSimdgroups][32];
   const long batch = group.z;
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kStreams);
-  WeightRow<T, Format> streams[kStreams];
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kStreams; ++s) {
-    const int output = metal::min(place.first_output + s, params.outputs - 1);
-    streams[s] = weight_row<T, Format>({w, scales, biases}, batch * params.outputs + output,
-                                       params.columns, params.group_shift);
-  }
-  const device T* rows = x + batch * params.rows * params.columns;
-  const float total =
-      gemv_totals<T, Format, kRows>(streams, rows, params, place, simdgroup, lane, shares);
+  const float total = gemv_of_place<T, Format, kRows>(
+      {w, scales, biases}, x + batch * params.rows * params.columns, batch * params.outputs, params,
+      place, simdgroup, lane, shares);
   const int m = place.first_row + lane / kStreams;
   const int n = place.first_output + lane % kStreams;
   if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows &&

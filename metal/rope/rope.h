@@ -119,8 +119,9 @@ struct PairsOfThread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSize; ++i) {
       const int a = pairs_are_neighbours ? 2 * i : i, b = pairs_are_neighbours ? a + 1 : a + kSize;
-      y[a] = x[a] * cos[i] - x[b] * sin[i];
-      y[b] = x[a] * sin[i] + x[b] * cos[i];
+      // Which of two products is rounded would otherwise be the compiler's choice, in each variant.
+      y[a] = metal::fma(x[a], cos[i], -(x[b] * sin[i]));
+      y[b] = metal::fma(x[a], sin[i], x[b] * cos[i]);
     }
     store_pack<T>(out + first[0], own[0], y);
     store_pack<T>(out + first[1], own[1], y + kSize);

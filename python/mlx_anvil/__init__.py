@@ -25,14 +25,17 @@ from mlx_anvil import _cuda, nn, reference  # noqa: E402  (the check comes first
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
     layer_norm,
+    quantized_argmax,
     quantized_embedding,
     quantized_gemv,
     quantized_matmul,
     quantized_swiglu,
+    quantized_topk,
     rms_norm,
     rope,
     rope_qk,
     silu_gate,
+    softmax_topk,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
@@ -46,16 +49,19 @@ __all__ = [
     "info",
     "layer_norm",
     "nn",
+    "quantized_argmax",
     "quantized_embedding",
     "quantized_gemv",
     "quantized_matmul",
     "quantized_swiglu",
+    "quantized_topk",
     "reference",
     "rms_norm",
     "rope",
     "rope_qk",
     "silu_gate",
     "simulate",
+    "softmax_topk",
     "strict",
     "trace",
 ]

@@ -2,6 +2,7 @@
 apart. What they compute does not matter, only what they launch."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import mlx.core as mx
@@ -105,6 +106,19 @@ def quantized_embedding() -> Iterator[Call]:
                 yield lambda i=ids, m=matrix, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
 
 
+def quantized_head() -> Iterator[Call]:
+    """One block of rows of w, with a merge, and with several, of which the last gives the results."""
+    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
+        for group_size, bits in formats:
+            options = {"group_size": group_size, "bits": bits, "mode": mode}
+            for outputs in (64, 128, 4096):
+                matrix = mx.quantize(mx.zeros((outputs, 128), dtype), **options)
+                for rows in range(1, 10):
+                    x = mx.zeros((rows, 128), dtype)
+                    yield lambda x=x, m=matrix, o=options: mlx_anvil.quantized_argmax(x, *m, **o)
+                    yield lambda x=x, m=matrix, o=options: mlx_anvil.quantized_topk(x, *m, k=64, **o)
+
+
 # ---- rope ------------------------------------------------------------------------------------------------------------
 
 
@@ -144,12 +158,26 @@ def norm() -> Iterator[Call]:
             yield _norm_gradients(function, arrays)
 
 
+# ---- softmax_topk ----------------------------------------------------------------------------------------------------
+
+
+def softmax_topk() -> Iterator[Call]:
+    for dtype, experts in product(DTYPES, (8, 200, 600)):
+        logits, cotangent = mx.zeros((3, experts), dtype), mx.zeros((3, 2), dtype)
+        for norm, scoring, in_order in product((False, True), ("softmax", "sigmoid"), (False, True)):
+            options = {"k": 2, "norm": norm, "scoring": scoring, "sorted": in_order}
+            router = partial(lambda x, **o: mlx_anvil.softmax_topk(x, **o)[0], **options)
+            yield lambda f=router, x=logits, c=cotangent: mx.vjp(f, [x], [c])
+
+
 # By the folder under metal/ that has the kernels.
 CALLS = {
     "silu_gate": silu_gate,
     "flash_attention": flash_attention,
     "quantized_matmul": quantized_matmul,
     "quantized_embedding": quantized_embedding,
+    "quantized_head": quantized_head,
     "rope": rope,
     "norm": norm,
+    "softmax_topk": softmax_topk,
 }

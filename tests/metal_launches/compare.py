@@ -13,7 +13,7 @@ from mlx_anvil.mslc.lint import lint
 from mlx_anvil.mslc.preprocess import Source
 
 # Metal's names of the dtypes. uchar is not among them: kernels take masks of any dtype as bytes.
-DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "uint32"}
+DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "uint32", "ulong": "uint64"}
 # Outputs that hold partial sums in float32 instead where this function constant is true, by kernel and binding.
 PARTIAL_SUMS = {
     ("flash_attention_decode", 5): "keys_are_in_parts",

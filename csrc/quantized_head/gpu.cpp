@@ -1,0 +1,144 @@
+#include "quantized_head/gpu.h"
+
+#include <algorithm>
+#include <string>
+
+#include "common/launch.h"
+#include "metal/quantized_head/params.h"
+#include "quantized_matmul/gpu_support.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr const char* kFolder = "quantized_head";
+constexpr uint32_t kIsLast = 2;  // function constant, of best.h
+constexpr uint32_t kMergeThreads = 256;
+
+// Candidates in threadgroup memory: 16 KiB, so that two threadgroups have room on Apple's GPUs.
+constexpr int64_t kMostSlots = 2048;
+// Rows of w of a threadgroup, at least, and in times of what is kept of them, so that candidates
+// are few beside the logits.
+constexpr int64_t kFewestSlots = 64;
+constexpr int64_t kSlotsOfKept = 4;
+
+struct Outputs {
+  mx::array& indices;
+  mx::array& values;
+};
+
+// What the kernels have in common: the best of `blocks` blocks for each row of x.
+struct Pass {
+  BestParams best;
+  int64_t rows;    // of x
+  int64_t blocks;  // 1: the last
+
+  FunctionConstant is_last() const { return {kIsLast, blocks == 1}; }
+
+  // Candidates for the next pass.
+  int64_t candidates() const { return blocks * best.run; }
+
+  mx::array candidate_array(const mx::Stream& stream) const {
+    const mx::Shape shape = {static_cast<int>(rows), static_cast<int>(candidates())};
+    return scratch(shape, mx::uint64, stream);
+  }
+};
+
+void add_outputs(KernelLaunch& request, mx::array* candidates, Outputs outputs) {
+  request.outputs = {&outputs.indices, &outputs.values, candidates ? candidates : &outputs.values};
+  if (candidates) {
+    request.temporaries.push_back(*candidates);
+  }
+}
+
+uint32_t slot_bytes(int64_t slots) {
+  return static_cast<uint32_t>(slots * sizeof(uint64_t));
+}
+
+void launch_merge(const Pass& pass,
+                  const mx::array& before,
+                  mx::array* candidates,
+                  Outputs outputs,
+                  const mx::Stream& stream) {
+  KernelLaunch request{};
+  request.kernel =
+      &kernel_named(kFolder, std::string("quantized_head_merge_") + dtype_name(outputs.values),
+                    {{kRowsAreVectors, false}, {kColumnsAreShared, false}, pass.is_last()});
+  request.inputs = {&before};
+  request.temporaries = {before};
+  add_outputs(request, candidates, outputs);
+  request.params = &pass.best;
+  request.params_size = sizeof(pass.best);
+  request.grid = {static_cast<uint32_t>(pass.blocks), static_cast<uint32_t>(pass.rows), 1};
+  request.threadgroup = {kMergeThreads, 1, 1};
+  request.threadgroup_memory = {slot_bytes(pass.best.slots)};
+  launch(request, stream);
+}
+
+// Until one block is left.
+void merge(Pass pass, mx::array candidates, Outputs outputs, const mx::Stream& stream) {
+  while (pass.blocks > 1) {
+    const int64_t count = pass.candidates();
+    pass.best.candidates = static_cast<int32_t>(count);
+    pass.best.slots = static_cast<int32_t>(std::min(kMostSlots, kernel_rows(count)));
+    pass.blocks = ceil_div(count, pass.best.slots);
+    if (pass.blocks == 1) {
+      launch_merge(pass, candidates, nullptr, outputs, stream);
+      return;
+    }
+    mx::array fewer = pass.candidate_array(stream);
+    launch_merge(pass, candidates, &fewer, outputs, stream);
+    candidates = fewer;
+  }
+}
+
+}  // namespace
+
+void quantized_head_gpu(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const mx::array& x,
+                        const QuantizedWeightArrays& weights,
+                        mx::array& indices,
+                        mx::array& values,
+                        const mx::Stream& stream) {
+  const Outputs outputs{indices, values};
+  Pass pass{};
+  pass.best.kept = indices.shape(-1);
+  const int64_t run = static_cast<int64_t>(kernel_rows(pass.best.kept));
+  const int64_t slots = std::max(kFewestSlots, kSlotsOfKept * run);
+  // Rather several threadgroups for a block of w than fewer slots for each row of x.
+  const int64_t rows =
+      std::min({kernel_rows(sizes.rows), int64_t{kQuantizedGemvRows}, kMostSlots / slots});
+  pass.best.run = static_cast<int32_t>(run);
+  pass.best.slots = static_cast<int32_t>(slots);
+  pass.rows = sizes.rows;
+  pass.blocks = ceil_div(sizes.outputs, slots);
+
+  const QuantizedHeadParams params{params_of(format, sizes), pass.best};
+  const bool vectors = words_are_vectors(format, *weights.w) && rows_are_vectors({&x});
+  std::optional<mx::array> candidates;
+  if (pass.blocks > 1) {
+    candidates = pass.candidate_array(stream);
+  }
+  KernelLaunch request{};
+  request.kernel = &kernel_named(kFolder,
+                                 std::string("quantized_head_") + dtype_name(x) + "_" +
+                                     format_name(format) + "_r" + std::to_string(rows),
+                                 {{kRowsAreVectors, vectors},
+                                  {kColumnsAreShared, gemv_shares_columns(sizes.outputs)},
+                                  pass.is_last()});
+  request.inputs = {&x, weights.w, weights.scales, weights.biases ? weights.biases : &x};
+  add_outputs(request, candidates ? &*candidates : nullptr, outputs);
+  request.params = &params;
+  request.params_size = sizeof(params);
+  request.grid = {static_cast<uint32_t>(pass.blocks),
+                  static_cast<uint32_t>(ceil_div(sizes.rows, rows)), 1};
+  request.threadgroup = {kGemvThreads, 1, 1};
+  request.threadgroup_memory = {slot_bytes(slots * rows)};
+  launch(request, stream);
+  if (candidates) {
+    merge(pass, *candidates, outputs, stream);
+  }
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,16 @@
+#pragma once
+
+#include "quantized_matmul/gpu.h"
+
+namespace mlx_anvil {
+
+// `indices` and `values`: [..., kept], not empty, with their memory.
+void quantized_head_gpu(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const mx::array& x,
+                        const QuantizedWeightArrays& weights,
+                        mx::array& indices,
+                        mx::array& values,
+                        const mx::Stream& stream);
+
+}  // namespace mlx_anvil

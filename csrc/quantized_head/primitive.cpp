@@ -1,0 +1,206 @@
+#include "quantized_head/primitive.h"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "common/allocate.h"
+#include "quantized_head/gpu.h"
+#include "quantized_head/native.h"
+#include "quantized_matmul/quantized_primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// 0 to count - 1, from the last on.
+mx::array descending(int count, mx::Stream s) {
+  return mx::arange(count - 1, -1, -1, mx::uint32, s);
+}
+
+// By MLX's stable sort, for which NaN is above all. It leaves equal logits in their order, and the
+// best at the end: of logits in reverse, that is the best first and equal ones in their order.
+mx::array indices_of_best(const mx::array& logits, int kept, mx::Stream s) {
+  const int count = logits.shape(-1);
+  const mx::array order = mx::argsort(mx::take(logits, descending(count, s), -1, s), -1, s);
+  const mx::array from_last =
+      mx::take(order, mx::add(descending(kept, s), mx::array(count - kept, mx::uint32), s), -1, s);
+  return mx::subtract(mx::array(count - 1, mx::uint32), from_last, s);
+}
+
+// Inputs: x, w, scales, biases where the format has them. Outputs: indices and values.
+class QuantizedHead : public QuantizedPrimitive {
+ public:
+  QuantizedHead(mx::Stream stream, const char* op, const QuantizedFormat& format, int kept)
+      : QuantizedPrimitive(stream, op, format), kept_(kept) {}
+
+  const char* name() const override { return "AnvilQuantizedHead"; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    if (!FusedPrimitive::is_equivalent(other)) {
+      return false;
+    }
+    const auto& o = static_cast<const QuantizedHead&>(other);
+    return format_ == o.format_ && kept_ == o.kept_;
+  }
+
+  Arrays compose(const Arrays& inputs) override {
+    const mx::array logits = mlx_quantized_matmul(format_, QuantizedProduct::kTransposed, inputs[0],
+                                                  matrix(inputs), stream());
+    const mx::array indices = mx::stop_gradient(indices_of_best(logits, kept_, stream()), stream());
+    return {indices, mx::take_along_axis(logits, indices, -1, stream())};
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    mx::Shape shape = inputs[0].shape();
+    shape.back() = kept_;
+    return {shape, shape};
+  }
+
+  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+    allocate_outputs(outputs);
+    mx::cpu::get_command_encoder(stream()).set_output_array(outputs[0]);
+    const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
+    QuantizedHeadArgs args{};
+    args.matrix = {format_, dtype_of(inputs[0]), sizes.columns, sizes.outputs,
+                   weights_of(matrix(inputs))};
+    args.rows = sizes.rows;
+    args.kept = kept_;
+    args.x = inputs[0].data<void>();
+    args.indices = outputs[0].data<uint32_t>();
+    args.values = outputs[1].data<void>();
+    dispatch_native("quantized_head", inputs, outputs[1], args, quantized_head_native);
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    allocate_outputs(outputs);
+    if (outputs[0].size() > 0) {
+      const QuantizedMatrix weights = matrix(inputs);
+      quantized_head_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), inputs[0],
+                         arrays_of(weights), outputs[0], outputs[1], stream());
+    }
+  }
+
+ protected:
+  // Indices have none, as those of mx.argmax. Values are products with the rows of w that were
+  // found.
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override {
+    const auto values = values_at(outputs[0], primals, argnums);
+    return mx::vjp(values, chosen(primals, argnums), {cotangents[1]}).second;
+  }
+
+  Arrays tangent(const Arrays& primals,
+                 const Arrays& tangents,
+                 const std::vector<int>& argnums) override {
+    const mx::array indices =
+        apply_quantized_head(op_, format_, primals[0], matrix(primals), kept_, stream()).indices;
+    const auto values = values_at(indices, primals, argnums);
+    return {mx::zeros_like(indices, stream()),
+            mx::jvp(values, chosen(primals, argnums), tangents).second[0]};
+  }
+
+  // vmap's axis becomes more rows where w is shared; otherwise each matrix has a turn of its own.
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
+    const mx::Stream s = stream();
+    if (std::all_of(axes.begin() + 1, axes.end(), [](int axis) { return axis < 0; })) {
+      const mx::array rows = mx::moveaxis(inputs[0], axes[0], 0, s);
+      const BestLogits best = apply_quantized_head(op_, format_, rows, matrix(inputs), kept_, s);
+      return {{best.indices, best.values}, {0, 0}};
+    }
+    int count = 1;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
+    }
+    Arrays indices, values;
+    for (int element = 0; element < count; ++element) {
+      Arrays own = inputs;
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        own[i] = axes[i] < 0 ? inputs[i] : mx::take(inputs[i], element, axes[i], s);
+      }
+      const BestLogits best = apply_quantized_head(op_, format_, own[0], matrix(own), kept_, s);
+      indices.push_back(best.indices);
+      values.push_back(best.values);
+    }
+    return {{mx::stack(indices, 0, s), mx::stack(values, 0, s)}, {0, 0}};
+  }
+
+ private:
+  using Function = std::function<Arrays(const Arrays&)>;
+
+  QuantizedMatrix matrix(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
+
+  void allocate_outputs(Arrays& outputs) {
+    for (mx::array& output : outputs) {
+      output.set_data(allocate(output.nbytes(), stream()));
+    }
+  }
+
+  static Arrays chosen(const Arrays& primals, const std::vector<int>& argnums) {
+    Arrays arrays;
+    for (int i : argnums) {
+      arrays.push_back(primals[i]);
+    }
+    return arrays;
+  }
+
+  // The logits at `indices` as a function of the chosen inputs: a product in which each row of x
+  // has a matrix of its own, so that it has derivatives of every order. In float32, for gradients
+  // add up what the rows of x that found the same row of w bring.
+  Function values_at(const mx::array& indices,
+                     const Arrays& primals,
+                     const std::vector<int>& argnums) {
+    for (int i : argnums) {
+      if (i > 0) {
+        require_differentiable(i, 1);
+      }
+    }
+    const mx::Stream s = stream();
+    const auto wide = [s](const mx::array& x) {
+      return mx::issubdtype(x.dtype(), mx::floating) ? mx::astype(x, mx::float32, s) : x;
+    };
+    const mx::array rows = mx::stop_gradient(indices, s);
+    return [=, this](const Arrays& values) -> Arrays {
+      Arrays inputs = primals;
+      for (size_t i = 0; i < argnums.size(); ++i) {
+        inputs[argnums[i]] = wide(values[i]);
+      }
+      for (size_t i = 1; i < inputs.size(); ++i) {
+        inputs[i] = wide(mx::take(inputs[i], rows, 0, s));
+      }
+      const mx::array x = wide(mx::expand_dims(inputs[0], -2, s));
+      const mx::array logits =
+          apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, x, matrix(inputs), s);
+      return {mx::astype(mx::squeeze(logits, -2, s), primals[0].dtype(), s)};
+    };
+  }
+
+  const int kept_;
+};
+
+}  // namespace
+
+BestLogits apply_quantized_head(const char* op,
+                                const QuantizedFormat& format,
+                                const mx::array& x,
+                                const QuantizedMatrix& matrix,
+                                int kept,
+                                mx::Stream s) {
+  auto primitive = std::make_shared<QuantizedHead>(s, op, format, kept);
+  Arrays inputs = {mx::contiguous(x, false, s)};
+  append(inputs, matrix, s);
+  std::string why_not;
+  if (for_gpu(s) && !can_launch_quantized(quantized_sizes(format, x, matrix.w), s, &why_not)) {
+    note_fallback(op, why_not);
+    const Arrays composed = primitive->compose(inputs);
+    return {composed[0], composed[1]};
+  }
+  const Arrays outputs = mx::array::make_arrays(primitive->output_shapes(inputs),
+                                                {mx::uint32, x.dtype()}, primitive, inputs);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,58 @@
+#include "quantized_head/quantized_head.h"
+
+#include <algorithm>
+#include <string>
+
+#include "common/checks.h"
+#include "common/errors.h"
+#include "quantized_head/primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+BestLogits best_logits(const char* op,
+                       const mx::array& x,
+                       const QuantizedMatrix& matrix,
+                       int64_t kept,
+                       const QuantizedOptions& options,
+                       mx::StreamOrDevice stream) {
+  require_kernel_dtypes(op, {{"x", x}});
+  const QuantizedFormat format = checked_format(op, options);
+  check_matrix(op, "", format, matrix);
+  if (matrix.w.ndim() != 2 || matrix.w.size() == 0) {
+    throw_value_error(op, describe("w", matrix.w) +
+                              "; allowed: rank 2, [N, packed K], with at least one row and group.");
+  }
+  check_x(op, x, "w", matrix, columns_of(format, matrix));
+  const int most = std::min(matrix.w.shape(0), kMostKept);
+  if (kept < 1 || kept > most) {
+    throw_value_error(op, "k is " + std::to_string(kept) + " and " + describe("w", matrix.w) +
+                              "; allowed: 1 to " + std::to_string(most) + ".");
+  }
+  const mx::Stream s = require_stream(op, stream);
+  const mx::Dtype dtype = result_dtype(x, {&matrix});
+  return apply_quantized_head(op, format, mx::astype(x, dtype, s), in_dtype(matrix, dtype, s),
+                              static_cast<int>(kept), s);
+}
+
+}  // namespace
+
+BestLogits quantized_argmax(const mx::array& x,
+                            const QuantizedMatrix& matrix,
+                            const QuantizedOptions& options,
+                            mx::StreamOrDevice stream) {
+  constexpr const char* op = "quantized_argmax";
+  const BestLogits best = best_logits(op, x, matrix, 1, options, stream);
+  return {mx::squeeze(best.indices, -1, stream), mx::squeeze(best.values, -1, stream)};
+}
+
+BestLogits quantized_topk(const mx::array& x,
+                          const QuantizedMatrix& matrix,
+                          int64_t k,
+                          const QuantizedOptions& options,
+                          mx::StreamOrDevice stream) {
+  return best_logits("quantized_topk", x, matrix, k, options, stream);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,105 @@
+// The best logits of each row of x, with their indices, without an array of all logits:
+//
+//   logit[m, n] = sum over k of x[m, k] W[n, k], rounded to T
+//
+// quantized_head_<dtype>_<format>_r<rows>, for at most so many rows of x: a threadgroup has the
+// logits of a block of rows of w in threadgroup memory and keeps the best. Bindings: x, w, scales,
+// biases (none: x in their place), indices, values, candidates, params (QuantizedHeadParams).
+// Grid: blocks of `slots` rows of w x blocks of rows of x. Threadgroup: 128 x 1 x 1.
+//
+// quantized_head_merge_<dtype>: the same of candidates. Bindings: candidates before, indices,
+// values, candidates after, params (BestParams). Grid: blocks of `slots` candidates x rows of x.
+// Threadgroup: 256 x 1 x 1.
+//
+// Function constants: 0: of dequant.h (merge: false), 1: of gemv.h (merge: false), 2: of best.h.
+// Threadgroup memory 0: 8 bytes for each slot and row of x. Candidates: [rows of x, blocks, run].
+// Where there is one block, its best are the result, and values in the place of candidates; else
+// indices and values are left alone. Arrays are dense; nothing else is assumed.
+#include "metal/quantized_head/best.h"
+#include "metal/quantized_matmul/formats.h"
+#include "metal/quantized_matmul/gemv.h"
+
+template <typename T, typename Format, int kRows>
+[[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_head(
+    const device T* x [[buffer(0)]],
+    const device uint* w [[buffer(1)]],
+    const device typename Format::template Scale<T>* scales [[buffer(2)]],
+    const device T* biases [[buffer(3)]],
+    device uint* indices [[buffer(4)]],
+    device T* values [[buffer(5)]],
+    device ulong* candidates [[buffer(6)]],
+    constant QuantizedHeadParams& params [[buffer(7)]],
+    threadgroup ulong* slots [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  enum { kStreams = GemvStreams<kRows>::kCount };
+  threadgroup float shares[kGemvSimdgroups][32];
+  const int block = params.best.slots, first = int(group.x) * block;
+  const int turn = columns_are_shared ? kStreams : kStreams * kGemvSimdgroups;
+  for (int done = 0; done < block; done += turn) {
+    const GemvPlace place =
+        gemv_place(uint3((first + done) / turn, group.y, 0), simdgroup, lane, kRows, kStreams);
+    const float total = gemv_of_place<T, Format, kRows>({w, scales, biases}, x, 0, params.product,
+                                                        place, simdgroup, lane, shares);
+    const int n = place.first_output + lane % kStreams;
+    if (stores_results(simdgroup) && lane < kRows * kStreams) {
+      const float logit = static_cast<float>(static_cast<T>(total));
+      slots[lane / kStreams * block + n - first] =
+          n < params.product.outputs ? candidate_of(as_type<uint>(logit), n) : 0;
+    }
+    // Before the next turn's shares, and before others read the slots.
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  keep_best(slots, kRows, params.best, thread_index, kGemvThreads);
+  for (int m = 0; m < kRows; ++m) {
+    const int row = int(group.y) * kRows + m;
+    if (row < params.product.rows) {
+      store_best(slots + m * block, params.best, row, group.x, groups.x, indices, values,
+                 candidates, thread_index, kGemvThreads);
+    }
+  }
+}
+
+enum { kMergeThreads = 256 };
+
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(kMergeThreads)]] void quantized_head_merge(
+    const device ulong* before [[buffer(0)]],
+    device uint* indices [[buffer(1)]],
+    device T* values [[buffer(2)]],
+    device ulong* candidates [[buffer(3)]],
+    constant BestParams& params [[buffer(4)]],
+    threadgroup ulong* slots [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const long row = group.y;
+  const int first = int(group.x) * params.slots;
+  for (int i = thread_index; i < params.slots; i += kMergeThreads) {
+    const int from = first + i;
+    slots[i] = from < params.candidates ? before[row * params.candidates + from] : 0;
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  keep_best(slots, 1, params, thread_index, kMergeThreads);
+  store_best(slots, params, row, group.x, groups.x, indices, values, candidates, thread_index,
+             kMergeThreads);
+}
+
+#define INSTANTIATE_HEAD(name, format, dtype, type, rows)               \
+  template [[host_name("quantized_head_" #dtype "_" #name "_r" #rows)]] \
+  [[kernel]] decltype(quantized_head<type, format, rows>) quantized_head<type, format, rows>;
+
+#define INSTANTIATE_HEAD_DTYPE(dtype, type)                     \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 1) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 2) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 4) \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 8) \
+  template [[host_name("quantized_head_merge_" #dtype)]]        \
+  [[kernel]] decltype(quantized_head_merge<type>) quantized_head_merge<type>;
+
+INSTANTIATE_HEAD_DTYPE(float32, float)
+INSTANTIATE_HEAD_DTYPE(float16, half)
+INSTANTIATE_HEAD_DTYPE(bfloat16, bfloat)
