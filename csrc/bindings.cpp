@@ -10,6 +10,7 @@
 #include "quantized_matmul/arguments.h"
 #include "rope/arguments.h"
 #include "silu_gate/silu_gate.h"
+#include "softmax_topk/arguments.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -80,4 +81,5 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
   bind_quantized_head(m);
   bind_quantized_matmul(m);
   bind_rope(m);
+  bind_softmax_topk(m);
 }

@@ -4,17 +4,12 @@ MLX's wheel does not bring the source of its rms_norm, so the budget is in numbe
 of a threadgroup needs a barrier between writing the shares and reading them, and these have no other.
 """
 
-import re
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
-from mlx_anvil import _ext
-from mlx_anvil.mslc import PROFILED, Library
-from mlx_anvil.mslc.preprocess import Source
+from metal_profile import profile
 from mlx_anvil.mslc.profile import LaunchProfile
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
@@ -39,18 +34,6 @@ def dense_params(rows: int, columns: int, rows_per_part: int = 1) -> np.ndarray:
     params["columns"], params["eps"] = columns, 1e-5
     params["rows_per_part"], params["parts_per_group"] = rows_per_part, -(-rows // rows_per_part)
     return params
-
-
-def profile(event: mlx_anvil.Event, arrays: list[np.ndarray]) -> LaunchProfile:
-    """Of a launch as the op's own dispatch made it: kernel, function constants, grid and threadgroup."""
-    found = re.fullmatch(r"(.*?)((?:_c\d+[tf])*)", event.kernel)
-    assert found
-    constants = {int(i): flag == "t" for i, flag in re.findall(r"_c(\d+)([tf])", found[2])}
-    text = Source(text=_ext._kernel_source("norm"), name="metal/norm")
-    library = Library(text, constants=constants, options=replace(PROFILED, kernels=(found[1],)))
-    report = library.run(found[1], dict(enumerate(arrays)), event.grid, event.threadgroup)
-    assert report.profile is not None
-    return report.profile
 
 
 def drawn(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -78,7 +61,7 @@ def test_forward(norm: str, columns: int, sums_need_barriers: bool, rng: np.rand
         mx.eval(expected)
     (event,) = trace.events
     y, h = np.zeros_like(x), np.zeros_like(x)
-    of = profile(event, [x, residual, x, weight, x, y, h, dense_params(rows, columns)])
+    of = profile("norm", event, [x, residual, x, weight, x, y, h, dense_params(rows, columns)])
     assert np.array_equal(y, np.array(expected[0])), "what was profiled did not do the work"
     sums = 2 if norm == "layer_norm" else 1
     assert_within_budget(of, 2 * x.nbytes, 2 * x.nbytes, sums * sums_need_barriers)
@@ -95,7 +78,7 @@ def test_backward(columns: int, sums_need_barriers: bool, rng: np.random.Generat
     event = next(event for event in trace.events if "backward" in event.kernel)
     d_x, parts = np.zeros_like(h), np.zeros((rows // rows_per_part, columns), np.float32)
     params = dense_params(rows, columns, rows_per_part)
-    of = profile(event, [h, h, weight, d_y, h, d_x, d_x, parts, d_x, params])
+    of = profile("norm", event, [h, h, weight, d_y, h, d_x, d_x, parts, d_x, params])
     assert np.array_equal(d_x, np.array(expected[0])), "what was profiled did not do the work"
     # Eight float32 of a part take a lane two stores, 32 bytes from its neighbour's: each touches twice the lines.
     written = h.nbytes + parts.nbytes

@@ -54,6 +54,11 @@ def normed(x: mx.array, weight: mx.array) -> mx.array:
     return nn.LayerNorm(8, bias=False)(w)
 
 
+def routed(x: mx.array) -> mx.array:
+    weights, indices = mlx_anvil.softmax_topk(x, 2, norm=False, scoring="sigmoid", sorted=False)
+    return weights * indices
+
+
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         mx.eval(mlx_anvil.silu_gate(x, x))
@@ -106,5 +111,5 @@ if __name__ == "__main__":
     wide = mx.ones((4, 64))
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_head(wide, mx.ones((64, 64))), quantized_modules(wide))
-    mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]))
+    mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]), routed(ones))
     print(traced(ones)[0], facts(), registry())

@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/simulate.h"
 #include "mlx/backend/gpu/device_info.h"
 #include "mlx/primitives.h"
 
@@ -35,6 +36,12 @@ void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t byt
 #endif
 }
 
+// Without a GPU backend; else the memory may be managed by its driver, whose pages and alignment
+// are not ours to deal with.
+bool is_heap(const mx::Stream& stream) {
+  return stream.device == mx::Device::cpu && !mx::gpu::is_available();
+}
+
 #ifdef MLX_ANVIL_CUDA
 // MLX's allocation in stream order is not exported; allocator::malloc() would give managed memory,
 // which faults on its way to the GPU, and would turn device memory out of MLX's cache into such.
@@ -63,12 +70,23 @@ mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
   }
 #endif
   mx::allocator::Data data = mx::allocator::malloc(bytes);
-  // With a GPU backend the memory may be managed by its driver, whose pages are not ours to advise
-  // on.
-  if (stream.device == mx::Device::cpu && !mx::gpu::is_available()) {
+  if (is_heap(stream)) {
     prefer_huge_pages(data.buffer().raw_ptr(), bytes);
   }
   return data;
+}
+
+void allocate_dense(mx::array& out, const mx::Stream& stream) {
+  constexpr size_t kLine = 64;
+  // Offsets into a GPU's buffers choose kernels, the simulator's too.
+  const bool may_shift = is_heap(stream) && !simulation_mode().on;
+  out.set_data(allocate(out.nbytes() + (may_shift ? kLine : 0), stream));
+  if (may_shift) {
+    const size_t past = reinterpret_cast<uintptr_t>(out.data<void>()) % kLine;
+    const size_t elements = (kLine - past) % kLine / out.itemsize();
+    out.copy_shared_buffer(out, out.strides(), out.flags(), out.data_size(),
+                           static_cast<int64_t>(elements));
+  }
 }
 
 }  // namespace mlx_anvil

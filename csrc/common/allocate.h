@@ -11,4 +11,9 @@ namespace mx = mlx::core;
 // On CUDA it is the device's own memory, in the order of the stream's work.
 mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream);
 
+// Gives `out` dense memory of its own, for CPU kernels from the start of a cache line. MLX's heap
+// blocks start behind a header, so that no vector would be in one line, and none could be written
+// past the cache.
+void allocate_dense(mx::array& out, const mx::Stream& stream);
+
 }  // namespace mlx_anvil

@@ -51,4 +51,8 @@ int64_t last_level_cache_bytes() {
   return bytes;
 }
 
+bool streams_outputs(int64_t bytes) {
+  return bytes > last_level_cache_bytes() / 4;
+}
+
 }  // namespace mlx_anvil

@@ -93,4 +93,9 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
   return mx::broadcast_arrays(batched, stream);
 }
 
+mx::array dense(const mx::array& x, mx::Stream stream) {
+  const bool known = x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
+  return known ? x : mx::contiguous(x, false, stream);
+}
+
 }  // namespace mlx_anvil

@@ -74,4 +74,8 @@ class FusedPrimitive : public mx::Primitive {
 // have none (axis -1), so that all inputs have one shape again.
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
 
+// A row-contiguous array with the elements of `x`: itself where it is known to be one, since every
+// node of a graph costs a microsecond or two. Otherwise a node decides when it is evaluated.
+mx::array dense(const mx::array& x, mx::Stream stream);
+
 }  // namespace mlx_anvil

@@ -192,7 +192,12 @@ inline void store_lanes(f16* to, f32v x) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 inline void store_lanes(bf16* to, f32v x) {
+#if defined(__AVX512BF16__)
+  // As bf16_pairs() does it.
+  const u16v bits = bits_as<u16v>(_mm512_cvtneps_pbh(bits_as<__m512>(x)));
+#else
   const u16v bits = truncate(round_to_bf16(x) >> 16);
+#endif
   std::memcpy(to, &bits, sizeof(bits));
 }
 

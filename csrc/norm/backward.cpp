@@ -1,4 +1,3 @@
-#include "common/cache_size.h"
 #include "norm/apply.h"
 #include "norm/gpu.h"
 #include "norm/primitive.h"
@@ -77,8 +76,7 @@ class NormBackward : public NormPrimitive {
     args.d_gate = config_.has_gate ? outputs[1].data<void>() : nullptr;
     args.columns = in.x.shape(-1);
     args.eps = config_.eps;
-    const size_t bytes = in.x.nbytes() * (3 + 2 * config_.has_gate + has_d_h_);
-    args.stream_outputs = fresh && static_cast<int64_t>(bytes) > last_level_cache_bytes();
+    args.stream_outputs = fresh && streams_rows(outputs[0], 3 + 2 * config_.has_gate + has_d_h_);
     const Vectors to = vectors(outputs);
     void* const d_weight = to.weight ? to.weight->data<void>() : nullptr;
     void* const d_bias = to.bias ? to.bias->data<void>() : nullptr;

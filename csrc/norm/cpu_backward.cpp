@@ -21,8 +21,8 @@ struct BackwardRows {
         gate(args.gate, args.columns, memory),
         d_y(args.d_y, args.columns, memory),
         d_h(args.d_h, args.columns, memory),
-        d_x(args.d_x, args.columns, args.stream_outputs, memory),
-        d_gate(args.d_gate, args.columns, args.stream_outputs, memory) {}
+        d_x(args.d_x, args.columns, args.stream_outputs),
+        d_gate(args.d_gate, args.columns, args.stream_outputs) {}
 
   void move_to(int64_t row) {
     h.move_to(row);
@@ -31,6 +31,12 @@ struct BackwardRows {
     d_h.move_to(row);
     d_x.move_to(row);
     d_gate.move_to(row);
+  }
+
+  void prefetch_next(int64_t column) const {
+    h.prefetch_next(column);
+    gate.prefetch_next(column);
+    d_y.prefetch_next(column);
   }
 };
 
@@ -47,17 +53,18 @@ void backward_row(BackwardRows<T>& rows,
   const float share = 1.0f / static_cast<float>(columns);
   float mean = 0;
   if constexpr (kCentred) {
-    Block sum = {};
-    for_each_block(0, columns, [&](int64_t column, auto rest) {
-      sum = sum + rows.h.template load<rest()>(column);
-    });
+    const Block sum = sum_of_blocks(
+        columns, [&](int64_t column, auto rest) { return rows.h.template load<rest()>(column); });
     mean = sum_of(sum) / static_cast<float>(columns);
   }
 
   Block squares = {}, products = {}, plain = {};  // sums of c^2, d_n c and d_n
   for_each_block(0, columns, [&](int64_t column, auto rest) {
     const Block h = rows.h.template load<rest()>(column);
-    const Block c = deviation<T, kCentred, rest()>(h, mean, columns - column);
+    Block c = h;
+    if constexpr (kCentred) {
+      c = deviation<T, rest()>(h, mean, columns - column);
+    }
     Block d_n = rows.d_y.template load<rest()>(column) * load_block(weight + column);
     if constexpr (kGate) {
       d_n = d_n * silu<T>(rows.gate.template load<rest()>(column));
@@ -70,38 +77,35 @@ void backward_row(BackwardRows<T>& rows,
   const float mean_of_products = sum_of(products) * rstd * share;
   const float mean_of_d_n = kCentred ? sum_of(plain) * share : 0.0f;
 
-  for_each_part(columns, [&](int64_t begin, int64_t end) {
-    for_each_block(begin, end, [&](int64_t column, auto rest) {
-      const Block h = rows.h.template load<rest()>(column);
-      const Block n = (kCentred ? h - mean : h) * rstd;
-      const Block w = load_block(weight + column);
-      Block d_z = rows.d_y.template load<rest()>(column);
-      if constexpr (kGate) {
-        const Block gate = rows.gate.template load<rest()>(column);
-        const Silu first = silu_with_derivative<kAccuracyOf<T>>(gate.first);
-        const Silu second = silu_with_derivative<kAccuracyOf<T>>(gate.second);
-        rows.d_gate.template store<rest()>(
-            column, d_z * (n * w) * Block{first.derivative, second.derivative});
-        d_z = d_z * Block{first.value, second.value};
-      }
-      if (sums.weight) {
-        add_to(sums.weight + column, d_z * n);
-      }
-      if (sums.bias) {
-        add_to(sums.bias + column, d_z);
-      }
-      Block d_c = d_z * w - n * mean_of_products;
-      if constexpr (kCentred) {
-        d_c = d_c - mean_of_d_n;
-      }
-      d_c = d_c * rstd;
-      if constexpr (kHasDh) {
-        d_c = d_c + rows.d_h.template load<rest()>(column);
-      }
-      rows.d_x.template store<rest()>(column, d_c);
-    });
-    rows.d_x.finish_part(begin, end);
-    rows.d_gate.finish_part(begin, end);
+  for_each_block(0, columns, [&](int64_t column, auto rest) {
+    rows.prefetch_next(column);
+    const Block h = rows.h.template load<rest()>(column);
+    const Block n = (kCentred ? h - mean : h) * rstd;
+    const Block w = load_block(weight + column);
+    Block d_z = rows.d_y.template load<rest()>(column);
+    if constexpr (kGate) {
+      const Block gate = rows.gate.template load<rest()>(column);
+      const Silu first = silu_with_derivative<kAccuracyOf<T>>(gate.first);
+      const Silu second = silu_with_derivative<kAccuracyOf<T>>(gate.second);
+      rows.d_gate.template store<rest()>(
+          column, d_z * (n * w) * Block{first.derivative, second.derivative});
+      d_z = d_z * Block{first.value, second.value};
+    }
+    if (sums.weight) {
+      add_to(sums.weight + column, d_z * n);
+    }
+    if (sums.bias) {
+      add_to(sums.bias + column, d_z);
+    }
+    Block d_c = d_z * w - n * mean_of_products;
+    if constexpr (kCentred) {
+      d_c = d_c - mean_of_d_n;
+    }
+    d_c = d_c * rstd;
+    if constexpr (kHasDh) {
+      d_c = d_c + rows.d_h.template load<rest()>(column);
+    }
+    rows.d_x.template store<rest()>(column, d_c);
   });
 }
 

@@ -12,7 +12,7 @@ struct NormOperand {
   NormRowParams rows = {};
 };
 
-inline constexpr int kNormScratchRows = 6;  // rows that a kernel may need memory for
+inline constexpr int kNormScratchRows = 4;  // rows that a kernel may need memory for
 
 // Of all rows; every output is dense. The weight and the bias are widened, in the kernels' order of
 // elements (NormVectorKernels), `padded_columns` to a group of rows.
@@ -25,7 +25,7 @@ struct NormForwardArgs {
   int64_t rows_per_group;
   int64_t columns, padded_columns;
   float eps;
-  bool stream_outputs;  // write past the cache
+  bool stream_outputs;  // write past the cache; every row then starts at a cache line
 };
 
 struct NormBackwardArgs {

@@ -24,18 +24,6 @@ inline void for_each_block(int64_t begin, int64_t end, Body body) {
   }
 }
 
-// Columns that are written past the cache together: few enough to stay in the first level until
-// then.
-inline constexpr int64_t kStreamColumns = 1024;
-
-// body(begin, end) for every part of a row.
-template <class Body>
-inline void for_each_part(int64_t columns, Body body) {
-  for (int64_t begin = 0; begin < columns; begin += kStreamColumns) {
-    body(begin, begin + kStreamColumns < columns ? begin + kStreamColumns : columns);
-  }
-}
-
 // body(kValue) with `value` as a constant: a loop that asks for it at every block, and has blocks
 // that depend on the answer, keeps them in memory.
 template <class Body>
@@ -55,11 +43,38 @@ inline Block load_rest(const T* from, int64_t count) {
   return load_block(padded);
 }
 
+template <bool kRest, class T>
+inline Block load_columns(const T* from, int64_t count) {
+  if constexpr (kRest) {
+    return load_rest(from, count);
+  } else {
+    return load_block(from);
+  }
+}
+
 template <class T>
 inline void store_rest(T* to, int64_t count, Block x) {
   T padded[kBlock];
   store_block<false>(padded, x);
   std::memcpy(to, padded, count * sizeof(T));
+}
+
+template <bool kRest, class T>
+inline void store_columns(T* to, int64_t count, Block x) {
+  if constexpr (kRest) {
+    store_rest(to, count, x);
+  } else {
+    store_block<false>(to, x);
+  }
+}
+
+template <class T>
+inline void prefetch_block(const T* from) {
+  constexpr int64_t kLine = 64, kBytes = kBlock * sizeof(T);
+  constexpr int kToSecondLevel = 2;
+  for (int64_t byte = 0; byte < kBytes; byte += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from) + byte, 0, kToSecondLevel);
+  }
 }
 
 // Memory for a few rows, given out one after the other.
@@ -93,87 +108,68 @@ class RowSource {
     if (!operand_.data) {
       return;
     }
-    row_ = static_cast<const T*>(operand_.data) +
-           norm_row_offset(&operand_.rows, static_cast<uint32_t>(row));
+    row_ = at(row);
     if (gathered_) {
       for (int64_t i = 0; i < columns_; ++i) {
         gathered_[i] = row_[i * operand_.rows.column_stride];
       }
       row_ = gathered_;
+    } else {
+      next_ = at(row + 1);
     }
   }
 
   template <bool kRest>
   Block load(int64_t column) const {
-    if constexpr (kRest) {
-      return load_rest(row_ + column, columns_ - column);
-    } else {
-      return load_block(row_ + column);
+    return load_columns<kRest>(row_ + column, columns_ - column);
+  }
+
+  // Asks for a block of the next row: memory would be idle while this one, in the cache by now, is
+  // read again.
+  void prefetch_next(int64_t column) const {
+    if (next_) {
+      prefetch_block(next_ + column);
     }
   }
 
  private:
+  const T* at(int64_t row) const {
+    return static_cast<const T*>(operand_.data) +
+           norm_row_offset(&operand_.rows, static_cast<uint32_t>(row));
+  }
+
   const NormOperand& operand_;
   const int64_t columns_;
   T* gathered_ = nullptr;
   const T* row_ = nullptr;
+  const T* next_ = nullptr;  // beyond the last row: an address like any other to a prefetch
 };
 
-// Copies past the cache.
-template <class T>
-inline void stream_row(T* to, const T* from, int64_t count) {
-  constexpr int64_t kVector = sizeof(f32v) / sizeof(T);
-  const int64_t misaligned = (reinterpret_cast<uintptr_t>(to) % sizeof(f32v)) / sizeof(T);
-  int64_t i = misaligned == 0 ? 0 : kVector - misaligned;
-  i = i < count ? i : count;
-  std::memcpy(to, from, i * sizeof(T));
-  for (; i + kVector <= count; i += kVector) {
-    stream_bits(to + i, load_bits<f32v>(from + i));
-  }
-  std::memcpy(to + i, from + i, (count - i) * sizeof(T));
-}
-
-// One row after another of a dense output, part by part. Rows begin anywhere, so what goes past the
-// cache is gathered first, and then has whole vectors.
+// One row after another of a dense output. What goes past the cache starts at a cache line in every
+// row.
 template <class T>
 class RowSink {
  public:
-  RowSink(void* data, int64_t columns, bool stream, RowMemory<T>& memory)
-      : data_(static_cast<T*>(data)), columns_(columns) {
-    if (data_ && stream) {
-      gathered_ = memory.take();
-    }
-  }
+  RowSink(void* data, int64_t columns, bool stream)
+      : data_(static_cast<T*>(data)), columns_(columns), stream_(stream) {}
 
-  void move_to(int64_t row) {
-    row_ = data_ + row * columns_;
-    first_ = 0;
-  }
+  void move_to(int64_t row) { row_ = data_ + row * columns_; }
+  T* row() const { return row_; }
 
   template <bool kRest>
   void store(int64_t column, Block x) const {
-    T* const to = gathered_ ? gathered_ + (column - first_) : row_ + column;
-    if constexpr (kRest) {
-      store_rest(to, columns_ - column, x);
+    if (!kRest && stream_) {
+      store_block<true>(row_ + column, x);
     } else {
-      store_block<false>(to, x);
-    }
-  }
-
-  // After the columns of a part; the next one is gathered in the same place.
-  void finish_part(int64_t begin, int64_t end) {
-    if (gathered_) {
-      stream_row(row_ + begin, gathered_, end - begin);
-      first_ = end;
+      store_columns<kRest>(row_ + column, columns_ - column, x);
     }
   }
 
  private:
   T* const data_;
   const int64_t columns_;
-  T* gathered_ = nullptr;
+  const bool stream_;
   T* row_ = nullptr;
-  int64_t first_ = 0;  // column of the part that is gathered
 };
 
 // ---- arithmetic on blocks -----------------------------------------------------------------------
@@ -198,25 +194,23 @@ inline float sum_of(Block x) {
   return lane_sum(x.first + x.second);
 }
 
-inline f32v rounded(float, f32v x) {
-  return x;
-}
-inline f32v rounded(f16, f32v x) {
-  return widen(f16{}, narrow(f16{}, x));
-}
-inline f32v rounded(bf16, f32v x) {
-  return bits_as<f32v>(round_to_bf16(x) & 0xffff0000u);
-}
-
-// As it would be read again after a store.
-template <class T>
-inline Block rounded(Block x) {
-  return {rounded(T{}, x.first), rounded(T{}, x.second)};
-}
-
 template <class T>
 inline Block silu(Block x) {
   return {silu<kAccuracyOf<T>>(x.first), silu<kAccuracyOf<T>>(x.second)};
+}
+
+// The sum of body(column, rest) over the blocks of a row, the odd ones apart from the even: an
+// addition waits for the one before it, and loads and products take less time than that.
+template <class Body>
+inline Block sum_of_blocks(int64_t columns, Body body) {
+  Block even = {}, odd = {};
+  int64_t column = 0;
+  for (; column + 2 * kBlock <= columns; column += 2 * kBlock) {
+    even = even + body(column, std::false_type{});
+    odd = odd + body(column + kBlock, std::false_type{});
+  }
+  for_each_block(column, columns, [&](int64_t last, auto rest) { even = even + body(last, rest); });
+  return even + odd;
 }
 
 // 1 in the columns that a row has, 0 beyond.
@@ -228,11 +222,9 @@ inline Block validity(int64_t count) {
 }
 
 // x - mean; 0 beyond the columns, where that would count as a deviation.
-template <class T, bool kCentred, bool kRest>
+template <class T, bool kRest>
 inline Block deviation(Block x, float mean, int64_t count) {
-  if constexpr (!kCentred) {
-    return x;
-  } else if constexpr (kRest) {
+  if constexpr (kRest) {
     return (x - mean) * validity<T>(count);
   } else {
     return x - mean;

@@ -1,4 +1,3 @@
-#include "common/cache_size.h"
 #include "norm/apply.h"
 #include "norm/gpu.h"
 #include "norm/primitive.h"
@@ -35,8 +34,8 @@ class NormForward : public NormPrimitive {
     args.h = config_.has_residual ? outputs[1].data<void>() : nullptr;
     args.columns = in.x.shape(-1);
     args.eps = config_.eps;
-    const size_t bytes = in.x.nbytes() * (1 + config_.has_gate + 2 * config_.has_residual + 1);
-    args.stream_outputs = fresh && static_cast<int64_t>(bytes) > last_level_cache_bytes();
+    const int arrays = 1 + config_.has_gate + 2 * config_.has_residual + 1;
+    args.stream_outputs = fresh && streams_rows(outputs[0], arrays);
     const NormProblem problem = problem_of(in);
     dispatch_native("forward", inputs, outputs,
                     [problem, args] { norm_forward_native(problem, args); });

@@ -53,7 +53,7 @@ bool allocate_rows(mx::array& out,
       return false;
     }
   }
-  out.set_data(allocate(out.nbytes(), stream));
+  allocate_dense(out, stream);
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/isa.h"
 #include "common/launch_arrays.h"
@@ -54,6 +55,15 @@ class NormPrimitive : public FusedPrimitive {
   static bool are_empty(const Arrays& outputs) {
     return std::all_of(outputs.begin(), outputs.end(),
                        [](const mx::array& x) { return x.size() == 0; });
+  }
+
+  // Whether a call with so many arrays like `out`, which is fresh, writes past the cache. Its rows
+  // have to be whole cache lines for that.
+  static bool streams_rows(const mx::array& out, int64_t arrays) {
+    constexpr size_t kLine = 64;
+    return reinterpret_cast<uintptr_t>(out.data<void>()) % kLine == 0 &&
+           static_cast<size_t>(out.shape(-1)) * out.itemsize() % kLine == 0 &&
+           streams_outputs(arrays * static_cast<int64_t>(out.nbytes()));
   }
 
   static NormOperand operand_of(const std::optional<mx::array>& x) {

@@ -29,7 +29,9 @@ inline u32v neighbouring_codes(const uint32_t* row, int64_t column, int64_t row_
   for (int lane = 0; lane < kLanes; ++lane) {
     bits[lane] = static_cast<uint32_t>(lane * kBits);
   }
-  bits += static_cast<uint32_t>(bit % 32);
+  if constexpr (kLanes * kBits % 32 != 0) {  // else vectors begin with a word, and this is constant
+    bits += static_cast<uint32_t>(bit % 32);
+  }
   const u32v index = bits >> 5, shift = bits & 31u;
   const u32v low = lookup_words(words, index) >> shift;
   if constexpr (32 % kBits == 0) {
@@ -44,16 +46,24 @@ template <class Format, class T>
 void write_row(const QuantizedMatrixView& matrix, int64_t row, T* out, float* scratch) {
   RowScales scales(matrix, 1, scratch);
   scales.read(row);
-  const int64_t row_words = matrix.columns / 16 * Format::kBits / 2;
+  const int64_t columns = matrix.columns, group = matrix.format.group;
+  const int64_t row_words = columns / 16 * Format::kBits / 2;
   const uint32_t* const words = matrix.weights.w + row * row_words;
-  for (int64_t column = 0; column < matrix.columns; column += kLanes) {
-    const u32v codes = neighbouring_codes<Format::kBits>(words, column, row_words);
+  for (int64_t first = 0; first < columns; first += group) {
     // A group has whole vectors.
-    f32v value = Format::value(codes) * scales.scale(column / kLanes);
+    const f32v scale = scales.scale(first / kLanes);
+    f32v bias = {};
     if constexpr (Format::kHasBiases) {
-      value += scales.bias(column / kLanes);
+      bias = scales.bias(first / kLanes);
     }
-    store_lanes(out + column, value);
+    for (int64_t column = first; column < first + group; column += kLanes) {
+      f32v value = Format::value(neighbouring_codes<Format::kBits>(words, column, row_words));
+      value *= scale;
+      if constexpr (Format::kHasBiases) {
+        value += bias;
+      }
+      store_lanes(out + column, value);
+    }
   }
 }
 

@@ -57,7 +57,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
     mx::array& out = outputs[0];
-    out.set_data(allocate(out.nbytes(), stream()));
+    allocate_dense(out, stream());
     const mx::array& ids = inputs[0];
     QuantizedEmbeddingArgs args{};
     args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
@@ -70,7 +70,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
-    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
+    allocate_dense(outputs[0], stream());
     if (outputs[0].size() > 0) {
       quantized_embedding_gpu(format_, inputs[0], matrix(inputs), outputs[0], stream());
     }
@@ -142,7 +142,7 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
     return mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
                           mode_name(format.kind), std::nullopt, dtype, s);
   }
-  Arrays inputs = {mx::contiguous(ids, false, s)};
+  Arrays inputs = {dense(ids, s)};
   append(inputs, matrix, s);
   auto primitive = std::make_shared<QuantizedEmbedding>(s, format, dtype);
   return mx::array(primitive->output_shapes(inputs)[0], dtype, primitive, inputs);

@@ -22,10 +22,10 @@ inline QuantizedDtype dtype_of(const mx::array& x) {
 
 // The arrays of a matrix among the inputs of a primitive, and back.
 inline void append(Arrays& inputs, const QuantizedMatrix& matrix, mx::Stream s) {
-  inputs.push_back(mx::contiguous(matrix.w, false, s));
-  inputs.push_back(mx::contiguous(matrix.scales, false, s));
+  inputs.push_back(dense(matrix.w, s));
+  inputs.push_back(dense(matrix.scales, s));
   if (matrix.biases) {
-    inputs.push_back(mx::contiguous(*matrix.biases, false, s));
+    inputs.push_back(dense(*matrix.biases, s));
   }
 }
 

@@ -113,39 +113,41 @@ struct DenseBlock {
   void store(T* to, int64_t count) const { std::memcpy(to, elements, count * sizeof(T)); }
 };
 
-template <class T, bool kStream>
-inline void rotate_row_apart(
-    const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
-  for (int64_t j = 0; j < pairs; j += kBlock) {
-    const int64_t count = pairs - j < kBlock ? pairs - j : kBlock;
-    const T* const a = in + j * step;
-    const T* const b = a + pairs * step;
-    if (step == 1 && count == kBlock) {
-      rotate_apart<T, kStream>(a, b, out + j, out + pairs + j, cos + j, sin + j);
-      continue;
+// A row in whole blocks.
+template <class T, bool kTraditional, bool kStream>
+inline void rotate_blocks(const T* in, T* out, int64_t pairs, const float* cos, const float* sin) {
+  if constexpr (kTraditional) {
+    for (int64_t j = 0; j < pairs; j += kLanes) {
+      rotate_neighbours<T, kStream>(in + 2 * j, out + 2 * j, cos + j, sin + j);
     }
-    const DenseBlock<T> dense_a(a, step, count), dense_b(b, step, count);
-    DenseBlock<T> out_a, out_b;
-    rotate_apart<T, false>(dense_a.elements, dense_b.elements, out_a.elements, out_b.elements,
-                           cos + j, sin + j);
-    out_a.store(out + j, count);
-    out_b.store(out + pairs + j, count);
+  } else {
+    for (int64_t j = 0; j < pairs; j += kBlock) {
+      rotate_apart<T, kStream>(in + j, in + pairs + j, out + j, out + pairs + j, cos + j, sin + j);
+    }
   }
 }
 
-template <class T, bool kStream>
-inline void rotate_row_of_neighbours(
+// A row of any length, and of any step between columns.
+template <class T, bool kTraditional>
+void rotate_pieces(
     const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
-  for (int64_t j = 0; j < pairs; j += kLanes) {
-    const int64_t count = 2 * (pairs - j < kLanes ? pairs - j : kLanes);
-    if (step == 1 && count == kBlock) {
-      rotate_neighbours<T, kStream>(in + 2 * j, out + 2 * j, cos + j, sin + j);
-      continue;
+  constexpr int64_t kPairs = kTraditional ? kLanes : kBlock;  // of a block
+  for (int64_t j = 0; j < pairs; j += kPairs) {
+    const int64_t count = pairs - j < kPairs ? pairs - j : kPairs;
+    if constexpr (kTraditional) {
+      const DenseBlock<T> dense(in + 2 * j * step, step, 2 * count);
+      DenseBlock<T> rotated;
+      rotate_neighbours<T, false>(dense.elements, rotated.elements, cos + j, sin + j);
+      rotated.store(out + 2 * j, 2 * count);
+    } else {
+      const T* const a = in + j * step;
+      const DenseBlock<T> dense_a(a, step, count), dense_b(a + pairs * step, step, count);
+      DenseBlock<T> out_a, out_b;
+      rotate_apart<T, false>(dense_a.elements, dense_b.elements, out_a.elements, out_b.elements,
+                             cos + j, sin + j);
+      out_a.store(out + j, count);
+      out_b.store(out + pairs + j, count);
     }
-    const DenseBlock<T> dense(in + 2 * j * step, step, count);
-    DenseBlock<T> rotated;
-    rotate_neighbours<T, false>(dense.elements, rotated.elements, cos + j, sin + j);
-    rotated.store(out + 2 * j, count);
   }
 }
 
@@ -164,33 +166,50 @@ inline void copy_rest(const RopeRows& rows, const T* in, T* out) {
   }
 }
 
-template <class T, bool kTraditional, bool kStream>
-void rotate_rows(const RopeRows& rows) {
+// body(in, out, cosines, sines) for every row.
+template <class T, class Body>
+inline void for_each_row(const RopeRows& rows, Body body) {
   const T* in = static_cast<const T*>(rows.in);
   T* out = static_cast<T*>(rows.out);
-  for (int64_t l = 0; l < rows.count; ++l, in += rows.row_step, out += rows.head_dim) {
-    const float* const cos = rows.angles + 2 * l * rows.padded;
-    const float* const sin = cos + rows.padded;
-    if constexpr (kTraditional) {
-      rotate_row_of_neighbours<T, kStream>(in, out, rows.column_step, rows.pairs, cos, sin);
-    } else {
-      rotate_row_apart<T, kStream>(in, out, rows.column_step, rows.pairs, cos, sin);
-    }
+  const float* angles = rows.angles;
+  for (int64_t l = 0; l < rows.count; ++l) {
+    body(in, out, angles, angles + rows.padded);
+    in += rows.row_step;
+    out += rows.head_dim;
+    angles += 2 * rows.padded;
+  }
+}
+
+template <class T, bool kTraditional, bool kStream>
+void rotate_rows_of_blocks(const RopeRows& rows) {
+  const int64_t pairs = rows.pairs;
+  for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
+    rotate_blocks<T, kTraditional, kStream>(in, out, pairs, cos, sin);
     copy_rest(rows, in, out);
+  });
+  if (kStream) {
+    finish_streaming();
+  }
+}
+
+template <class T, bool kTraditional>
+void rotate_rows(const RopeRows& rows) {
+  if (rows.column_step != 1 || rows.pairs % kBlock != 0) {
+    for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
+      rotate_pieces<T, kTraditional>(in, out, rows.column_step, rows.pairs, cos, sin);
+      copy_rest(rows, in, out);
+    });
+  } else if (rows.stream && rows.head_dim % kBlock == 0 &&
+             reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0) {
+    rotate_rows_of_blocks<T, kTraditional, true>(rows);
+  } else {
+    rotate_rows_of_blocks<T, kTraditional, false>(rows);
   }
 }
 
 template <class T>
 void rotate_rows_of(const RopeRows& rows) {
-  // Whole, aligned blocks everywhere.
-  const bool stream = rows.stream && rows.pairs % kBlock == 0 && rows.head_dim % kBlock == 0 &&
-                      reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0;
-  if (stream) {
-    rows.traditional ? rotate_rows<T, true, true>(rows) : rotate_rows<T, false, true>(rows);
-    finish_streaming();
-  } else {
-    rows.traditional ? rotate_rows<T, true, false>(rows) : rotate_rows<T, false, false>(rows);
-  }
+  rows.traditional ? rotate_rows<T, true>(rows) : rotate_rows<T, false>(rows);
 }
 
 }  // namespace

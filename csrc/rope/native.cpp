@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/thread_scratch.h"
 #include "rope/kernels.h"
 
 namespace mlx_anvil {
@@ -78,8 +79,9 @@ class Rope {
   void run() const {
     const int64_t items = ceil_div(args_.length, positions_) * args_.batch * heads_;
     const int64_t grain = ceil_div(kGrain, positions_ * args_.head_dim);
+    const auto table_bytes = static_cast<int64_t>(sizeof(float)) * positions_ * 2 * padded_;
     parallel_for(items, grain, [&](int64_t begin, int64_t end) {
-      std::vector<float> table(positions_ * 2 * padded_);
+      auto* const table = static_cast<float*>(thread_scratch(table_bytes));
       Item known = {-1, -1, -1};
       for (int64_t i = begin; i < end; ++i) {
         const Item item = {i / heads_ / args_.batch * positions_, i / heads_ % args_.batch,
@@ -87,10 +89,10 @@ class Rope {
         if (item.first != known.first || offset(item.batch) != offset(known.batch)) {
           kernels().angles({frequencies_.turns.data(), frequencies_.defects.data(), padded_,
                             offset(item.batch) + item.first, count(item), args_.inverse},
-                           table.data());
+                           table);
           known = item;
         }
-        rotate(item, table.data());
+        rotate(item, table);
       }
     });
   }

@@ -102,7 +102,7 @@ bool Rope::allocate_outputs(const Arrays& inputs, Arrays& outputs) {
       outputs[i].copy_shared_buffer(x);
       in_place = true;
     } else {
-      outputs[i].set_data(allocate(outputs[i].nbytes(), stream()));
+      allocate_dense(outputs[i], stream());
     }
   }
   return in_place;
@@ -136,7 +136,7 @@ void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
     std::copy_n(inputs[i].strides().begin(), 4, tensor.strides);
     bytes += 2 * static_cast<int64_t>(outputs[i].nbytes());
   }
-  args.stream = !in_place && bytes > last_level_cache_bytes();
+  args.stream = !in_place && streams_outputs(bytes);
   encoder.dispatch([args] { rope_native(args); });
   if (tracing()) {
     const std::string kernel = std::string(op()) + "_" + to_text(args.dtype);
@@ -255,9 +255,9 @@ Arrays apply_rope(const RopeConfig& config,
     return compose_rope(config, tensors, positions, s);
   }
   Arrays inputs = tensors;
-  inputs.push_back(mx::contiguous(positions.offset, false, s));
+  inputs.push_back(dense(positions.offset, s));
   if (positions.freqs) {
-    inputs.push_back(mx::contiguous(*positions.freqs, false, s));
+    inputs.push_back(dense(*positions.freqs, s));
   }
   auto primitive = std::make_shared<Rope>(s, config, tensors.size());
   std::vector<mx::Dtype> dtypes(tensors.size(), tensors[0].dtype());

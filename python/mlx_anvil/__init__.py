@@ -35,6 +35,7 @@ from mlx_anvil._ext import (  # noqa: E402
     rope,
     rope_qk,
     silu_gate,
+    softmax_topk,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
@@ -60,6 +61,7 @@ __all__ = [
     "rope_qk",
     "silu_gate",
     "simulate",
+    "softmax_topk",
     "strict",
     "trace",
 ]

@@ -25,6 +25,8 @@ from mlx_anvil._reference_quantized import quantized_swiglu as quantized_swiglu
 from mlx_anvil._reference_quantized import quantized_topk as quantized_topk
 from mlx_anvil._reference_rope import ROPE_SPECS
 from mlx_anvil._reference_rope import rope as rope
+from mlx_anvil._reference_router import ROUTER_SPECS
+from mlx_anvil._reference_router import softmax_topk as softmax_topk
 
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
@@ -202,5 +204,6 @@ OPS = {
         *QUANTIZED_SPECS,
         *ROPE_SPECS,
         *NORM_SPECS,
+        *ROUTER_SPECS,
     )
 }

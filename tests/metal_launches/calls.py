@@ -2,6 +2,7 @@
 apart. What they compute does not matter, only what they launch."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 import mlx.core as mx
@@ -157,6 +158,18 @@ def norm() -> Iterator[Call]:
             yield _norm_gradients(function, arrays)
 
 
+# ---- softmax_topk ----------------------------------------------------------------------------------------------------
+
+
+def softmax_topk() -> Iterator[Call]:
+    for dtype, experts in product(DTYPES, (8, 200, 600)):
+        logits, cotangent = mx.zeros((3, experts), dtype), mx.zeros((3, 2), dtype)
+        for norm, scoring, in_order in product((False, True), ("softmax", "sigmoid"), (False, True)):
+            options = {"k": 2, "norm": norm, "scoring": scoring, "sorted": in_order}
+            router = partial(lambda x, **o: mlx_anvil.softmax_topk(x, **o)[0], **options)
+            yield lambda f=router, x=logits, c=cotangent: mx.vjp(f, [x], [c])
+
+
 # By the folder under metal/ that has the kernels.
 CALLS = {
     "silu_gate": silu_gate,
@@ -166,4 +179,5 @@ CALLS = {
     "quantized_head": quantized_head,
     "rope": rope,
     "norm": norm,
+    "softmax_topk": softmax_topk,
 }

@@ -22,6 +22,8 @@ from .preprocess import Source
 
 _FUNCTION = re.compile(r"^define [^@]*@([\w.$]+|\"[^\"]*\")\(.*?^\}", re.MULTILINE | re.DOTALL)
 _SYMBOL = re.compile(r"@([\w.$]+|\"[^\"]*\")")
+# Which branches are left is what is asked for; what would make loops fast takes most of the compiler's time.
+_FEWER_PASSES = ["-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops"]
 
 
 @dataclass
@@ -37,7 +39,16 @@ class IntermediateCode:
         rewritten = run_rewriter(source, preprocessed, constants)
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory) / "kernels.ll"
-            flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, "-S", "-emit-llvm", "-o", str(output)]
+            flags = [
+                *PRECISION_FLAGS,
+                *RELAXED_SPACES,
+                *CPU_FLAGS,
+                *_FEWER_PASSES,
+                "-S",
+                "-emit-llvm",
+                "-o",
+                str(output),
+            ]
             if not optimised:
                 flags += ["-Xclang", "-disable-llvm-passes"]
             run_compiler(source, preprocessed, rewritten, flags)

@@ -1,0 +1,21 @@
+// The Metal kernels of softmax_topk: which one, how many threads.
+#pragma once
+
+#include "common/primitive.h"
+#include "softmax_topk/softmax_topk.h"
+
+namespace mlx_anvil {
+
+// `outputs`: weights, indices.
+void router_forward_gpu(const RouterOptions& options,
+                        const mx::array& logits,
+                        Arrays& outputs,
+                        const mx::Stream& stream);
+
+// `inputs`: logits, indices, d_weights.
+void router_backward_gpu(const RouterOptions& options,
+                         const Arrays& inputs,
+                         mx::array& d_logits,
+                         const mx::Stream& stream);
+
+}  // namespace mlx_anvil

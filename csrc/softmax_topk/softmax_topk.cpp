@@ -1,0 +1,24 @@
+#include "softmax_topk/softmax_topk.h"
+
+#include "common/checks.h"
+#include "common/errors.h"
+#include "softmax_topk/primitive.h"
+
+namespace mlx_anvil {
+
+std::pair<mx::array, mx::array> softmax_topk(const mx::array& logits,
+                                             const RouterOptions& options,
+                                             mx::StreamOrDevice stream) {
+  require_kernel_dtypes(kSoftmaxTopk, {{"logits", logits}});
+  if (logits.ndim() == 0) {
+    throw_value_error(kSoftmaxTopk,
+                      "logits has shape (); allowed: one axis or more, of which the last is that "
+                      "of the experts.");
+  }
+  require_chosen(options, logits.shape());
+  const mx::Stream s = require_stream(kSoftmaxTopk, stream);
+  const Arrays outputs = apply_softmax_topk(options, logits, s);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,117 @@
+// The gradient of softmax_topk in the logits, for the choice that the forward has made. With the
+// weights w and the cotangents g of those chosen, and dot = sum of g w over them:
+//   normalised:  d_logit = w (g - dot), times 1 - s for scores s = sigmoid(logit)
+//   sigmoid:     d_logit = s (1 - s) g
+//   softmax:     d_logit = w (g - dot)
+// and 0 where an expert was not chosen, except for a softmax that is not normalised: -p dot, with p
+// the softmax of that logit.
+//
+// Kernels: softmax_topk_backward_<dtype>_<elements of a lane>; bindings: params.h; threadgroup,
+// grid and function constants as for the forward. Every element of d_logits is written once: by the
+// lane that has its choice, or else by the lane that has the element.
+#include "metal/common/activation.h"
+#include "metal/softmax_topk/rows.h"
+
+// Of the 32 elements from `begin` on, those that were chosen, as bits; the same in all lanes.
+METAL_FUNC uint chosen_bits(uint begin, const thread uint (&mine)[kSlots]) {
+  uint bits = 0;
+  MLX_ANVIL_UNROLL
+  for (uint slot = 0; slot < kSlots; ++slot) {
+    const uint distance = mine[slot] - begin;  // wraps below `begin`
+    bits |= distance < kLanes ? 1u << distance : 0u;
+  }
+  return metal::simd_or(bits);
+}
+
+template <typename T, int kHeld>
+[[kernel, max_total_threads_per_threadgroup(kThreads)]] void softmax_topk_backward(
+    const device T* logits [[buffer(0)]],
+    const device uint* indices [[buffer(1)]],
+    const device T* d_weights [[buffer(2)]],
+    device T* d_logits [[buffer(3)]],
+    constant SoftmaxTopkParams& params [[buffer(4)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const uint row = row_of(group, groups, simdgroup);
+  if (row >= params.rows) {
+    return;
+  }
+  const bool whole_row = !is_sigmoid && !is_normalised;
+  const device T* const from = logits + static_cast<long>(row) * params.experts;
+  device T* const to = d_logits + static_cast<long>(row) * params.experts;
+
+  uint mine[kSlots];
+  float chosen_logits[kSlots], cotangents[kSlots], scores[kSlots];
+  int highest_key = kNoKey;
+  MLX_ANVIL_UNROLL
+  for (uint slot = 0; slot < kSlots; ++slot) {
+    const uint i = slot * kLanes + lane;
+    const bool exists = i < params.chosen;
+    const long at = static_cast<long>(row) * params.chosen + i;
+    mine[slot] = exists ? indices[at] : 0xffffffffu;
+    cotangents[slot] = exists ? static_cast<float>(d_weights[at]) : 0.0f;
+    chosen_logits[slot] = exists ? static_cast<float>(from[mine[slot]]) : 0.0f;
+    highest_key = metal::max(highest_key, exists ? key_of(chosen_logits[slot]) : kNoKey);
+  }
+  // The highest of the row was chosen.
+  const float highest = logit_of(metal::simd_max(highest_key));
+  const float reference = reference_of(highest);
+  MLX_ANVIL_UNROLL
+  for (uint slot = 0; slot < kSlots; ++slot) {
+    const float score = relative_score(chosen_logits[slot], reference);
+    scores[slot] = slot * kLanes + lane < params.chosen ? score : 0.0f;
+  }
+
+  HeldKeys<T, kHeld> held;
+  float sum = 1.0f;
+  if (whole_row) {
+    held.load(from, 0, params.experts, lane);
+    sum = metal::simd_sum(exponential_sum<T, kHeld>(from, params, lane, highest, held));
+  } else if (is_normalised) {
+    sum = metal::simd_sum(scores[0] + scores[1]);
+  }
+  float dot = 0.0f;
+  if (is_normalised || whole_row) {
+    const float first = cotangents[0] * (scores[0] / sum);
+    dot = metal::simd_sum(metal::fma(cotangents[1], scores[1] / sum, first));
+  }
+
+  MLX_ANVIL_UNROLL
+  for (uint slot = 0; slot < kSlots; ++slot) {
+    if (slot * kLanes + lane < params.chosen) {
+      const float slope = is_sigmoid ? sigmoid(-chosen_logits[slot]).value : 1.0f;
+      to[mine[slot]] = static_cast<T>(scores[slot] / sum * slope * (cotangents[slot] - dot));
+    }
+  }
+  for (uint begin = 0; begin < params.experts; begin += kLanes * kHeld) {
+    if (whole_row) {
+      held.move_to(from, begin, params.experts, lane);
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      const uint at = begin + i * kLanes + lane;
+      const uint bits = chosen_bits(begin + i * kLanes, mine);
+      if (at < params.experts && !(bits >> lane & 1)) {
+        float value = 0.0f;
+        if (whole_row) {
+          value = -dot * (metal::precise::exp(logit_of(held.keys[i]) - highest) / sum);
+        }
+        to[at] = static_cast<T>(value);
+      }
+    }
+  }
+}
+
+#define INSTANTIATE(dtype, T, held)                                 \
+  template [[host_name("softmax_topk_backward_" #dtype "_" #held)]] \
+  [[kernel]] decltype(softmax_topk_backward<T, held>) softmax_topk_backward<T, held>;
+
+#define INSTANTIATE_DTYPES(held)    \
+  INSTANTIATE(float32, float, held) \
+  INSTANTIATE(float16, half, held)  \
+  INSTANTIATE(bfloat16, bfloat, held)
+
+INSTANTIATE_DTYPES(4)
+INSTANTIATE_DTYPES(16)

@@ -1,0 +1,129 @@
+// softmax_topk: of each row the `chosen` largest logits (ties to the lowest index) and their
+// weights: e^logit or sigmoid(logit), over the sum of those chosen or, for a softmax that is not
+// normalised, of the whole row.
+//
+// Kernels: softmax_topk_forward_<dtype>_<elements of a lane>; bindings: params.h. Threadgroup:
+// eight rows of 32 threads. Grid: linear_grid of rows. Function constants: rows.h. A row is in
+// registers up to 32 * <elements of a lane> experts; at most 64 are chosen. No alignment is
+// assumed.
+#include "metal/softmax_topk/rows.h"
+
+struct Choice {
+  int key;
+  int index;
+
+  // Whether a logit is still to be chosen after this one.
+  METAL_FUNC bool precedes(int other_key, int other_index) const thread {
+    return other_key < key || (other_key == key && other_index > index);
+  }
+};
+
+// The first of all elements that `last` precedes; the same in all lanes.
+template <typename T, int kHeld>
+METAL_FUNC Choice next_choice(const device T* row,
+                              constant SoftmaxTopkParams& params,
+                              uint lane,
+                              Choice last,
+                              thread HeldKeys<T, kHeld>& held) {
+  Choice best = {kNoKey, 0x7fffffff};  // of this lane
+  for (uint begin = 0; begin < params.experts; begin += kLanes * kHeld) {
+    held.move_to(row, begin, params.experts, lane);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      const int key = held.keys[i], index = held.element(i, lane);
+      if (key > best.key && last.precedes(key, index)) {
+        best.key = key;
+        best.index = index;
+      }
+    }
+  }
+  Choice next;
+  next.key = metal::simd_max(best.key);
+  next.index = metal::simd_min(best.key == next.key ? best.index : 0x7fffffff);
+  return next;
+}
+
+// Where a lane's choices go in the order of their indices.
+METAL_FUNC void index_order(uint chosen,
+                            const thread Choice (&mine)[kSlots],
+                            thread uint (&places)[kSlots]) {
+  places[0] = places[1] = 0;
+  for (uint i = 0; i < chosen; ++i) {
+    const int held = i < kLanes ? mine[0].index : mine[1].index;
+    const int other = metal::simd_shuffle(held, static_cast<ushort>(i % kLanes));
+    places[0] += other < mine[0].index;
+    places[1] += other < mine[1].index;
+  }
+}
+
+template <typename T, int kHeld>
+[[kernel, max_total_threads_per_threadgroup(kThreads)]] void softmax_topk_forward(
+    const device T* logits [[buffer(0)]],
+    device T* weights [[buffer(1)]],
+    device uint* indices [[buffer(2)]],
+    constant SoftmaxTopkParams& params [[buffer(3)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const uint row = row_of(group, groups, simdgroup);
+  if (row >= params.rows) {
+    return;
+  }
+  const device T* const from = logits + static_cast<long>(row) * params.experts;
+  HeldKeys<T, kHeld> held;
+  held.load(from, 0, params.experts, lane);
+
+  Choice mine[kSlots] = {{kNoKey, 0}, {kNoKey, 0}};
+  Choice last = {0x7fffffff, -1};  // precedes everything
+  float highest = 0.0f;
+  for (uint i = 0; i < params.chosen; ++i) {
+    last = next_choice<T, kHeld>(from, params, lane, last, held);
+    highest = i == 0 ? logit_of(last.key) : highest;
+    MLX_ANVIL_UNROLL
+    for (uint slot = 0; slot < kSlots; ++slot) {
+      if (i == slot * kLanes + lane) {
+        mine[slot] = last;
+      }
+    }
+  }
+
+  const float reference = reference_of(highest);
+  float scores[kSlots];
+  uint places[kSlots];
+  MLX_ANVIL_UNROLL
+  for (uint slot = 0; slot < kSlots; ++slot) {
+    places[slot] = slot * kLanes + lane;
+    const float score = relative_score(logit_of(mine[slot].key), reference);
+    scores[slot] = places[slot] < params.chosen ? score : 0.0f;
+  }
+  float sum = 1.0f;
+  if (is_normalised) {
+    sum = metal::simd_sum(scores[0] + scores[1]);
+  } else if (!is_sigmoid) {
+    sum = metal::simd_sum(exponential_sum<T, kHeld>(from, params, lane, highest, held));
+  }
+  if (in_index_order) {
+    index_order(params.chosen, mine, places);
+  }
+  MLX_ANVIL_UNROLL
+  for (uint slot = 0; slot < kSlots; ++slot) {
+    if (slot * kLanes + lane < params.chosen) {
+      const long to = static_cast<long>(row) * params.chosen + places[slot];
+      weights[to] = static_cast<T>(scores[slot] / sum);
+      indices[to] = mine[slot].index;
+    }
+  }
+}
+
+#define INSTANTIATE(dtype, T, held)                                \
+  template [[host_name("softmax_topk_forward_" #dtype "_" #held)]] \
+  [[kernel]] decltype(softmax_topk_forward<T, held>) softmax_topk_forward<T, held>;
+
+#define INSTANTIATE_DTYPES(held)    \
+  INSTANTIATE(float32, float, held) \
+  INSTANTIATE(float16, half, held)  \
+  INSTANTIATE(bfloat16, bfloat, held)
+
+INSTANTIATE_DTYPES(4)
+INSTANTIATE_DTYPES(16)

@@ -1,0 +1,66 @@
+"""The definition of softmax_topk in plain MLX, and its entries in the registry of ops."""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_anvil import _ext
+from mlx_anvil._op_spec import OpSpec
+
+
+def softmax_topk(
+    logits: mx.array,
+    k: int,
+    *,
+    norm: bool = True,
+    scoring: str = "softmax",
+    sorted: bool = True,
+) -> tuple[mx.array, mx.array]:
+    """The k largest of ``softmax(logits)`` or ``sigmoid(logits)`` in every row, over their sum with ``norm``."""
+    # MLX sorts NaN last and keeps the order of equal numbers: of a row read backwards, the last are the largest, and of
+    # equal ones those of the lowest index.
+    order = mx.argsort(mx.stop_gradient(logits)[..., ::-1], axis=-1)[..., ::-1]
+    indices = (logits.shape[-1] - 1 - order)[..., :k].astype(mx.uint32)
+    if not sorted:
+        indices = mx.sort(indices, axis=-1)
+    scores = mx.softmax(logits, axis=-1) if scoring == "softmax" else mx.sigmoid(logits)
+    weights = mx.take_along_axis(scores, indices, axis=-1)
+    if norm:
+        weights = weights / mx.sum(weights, axis=-1, keepdims=True)
+    return weights, indices
+
+
+def _spaced_logits(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    """In random order and so far apart that a small step in any direction does not change the choice, over which the
+    weights jump. The largest are near 0, where a sigmoid has a slope."""
+    ranks = mx.argsort(mx.random.uniform(shape=shape), axis=-1).astype(mx.float32)
+    logits = 0.3 * (ranks - shape[-1] + 4) + mx.random.uniform(-0.05, 0.05, shape)
+    return [logits.astype(dtype)]
+
+
+def _weights_of(router: Callable[..., tuple[mx.array, mx.array]], **options: Any) -> Callable[..., mx.array]:
+    return lambda logits, **more: router(logits, **options, **more)[0]
+
+
+def _spec(variant: str, shapes: tuple[tuple[int, ...], ...], check: tuple[int, ...], **options: Any) -> OpSpec:
+    return OpSpec(
+        name="softmax_topk",
+        variant=variant,
+        function=_weights_of(_ext.softmax_topk, **options),
+        reference=_weights_of(softmax_topk, **options),
+        make_inputs=_spaced_logits,
+        arguments=("logits",),
+        operands=("logits",),
+        contract_shapes=shapes,
+        check_shapes=(check,),
+    )
+
+
+_FEW_SHAPES = ((0, 9), (3, 130), (7, 3, 13), (2, 5, 11))
+
+ROUTER_SPECS = (
+    _spec("", ((0, 9), (3, 0, 8), (4,), (1, 1, 257), (3, 1031), (7, 3, 13), (2, 5, 11)), check=(512, 128), k=4),
+    _spec("all experts", _FEW_SHAPES, check=(512, 64), k=2, norm=False),
+    _spec("sigmoid", _FEW_SHAPES, check=(512, 256), k=8, scoring="sigmoid"),
+)
