@@ -214,7 +214,7 @@ def _head_spec(name: str, bits: int, **options: Any) -> OpSpec:
         make_inputs=_head_inputs,
         arguments=("x", "scales", "biases"),
         operands=("x", "scales"),
-        contract_shapes=((1, 3, 1), (0, 3, 1), (8, 5, 3), (9, 37, 2), (33, 65, 5), (12, 11, 2), (5, 11, 2)),
+        contract_shapes=((1, 3, 1), (0, 3, 1), (8, 5, 3), (9, 67, 2), (12, 11, 2), (5, 11, 2)),
         check_shapes=((1, 4096, 8), (3, 513, 4)),
         float32_tolerance=5e-5,
         special_values=_QUANTIZED_SPECIAL_VALUES,
