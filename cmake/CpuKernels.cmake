@@ -14,7 +14,7 @@ function(mlx_anvil_add_isa target isa)
   target_include_directories(${library} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_definitions(${library} PRIVATE MLX_ANVIL_ISA_NAMESPACE=isa_${isa})
   target_compile_options(${library} PRIVATE -Wall -Wextra ${MLX_ANVIL_KERNEL_FLAGS} ${ARG_FLAGS})
-  mlx_anvil_sanitize(${library})
+  mlx_anvil_sanitize_isa(${library} ${isa})
   target_link_libraries(${target} PRIVATE ${library})
 endfunction()
 

@@ -1,15 +1,29 @@
 # -DMLX_ANVIL_SANITIZE=ON builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer.
 # tools/sanitize.py runs the tests against such a build.
 option(MLX_ANVIL_SANITIZE "Build with AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
+set(MLX_ANVIL_SANITIZED_ISAS baseline CACHE STRING
+  "Instruction sets whose kernels have checks: all of them would take a quarter of an hour to compile")
+
+# Optimising instrumented kernels takes minutes a file. With fused multiply-add all the same (GCC's option; it is what
+# the accuracy tests of the kernels count on).
+set(MLX_ANVIL_SANITIZER_OPTIMISATION -O1 $<$<CXX_COMPILER_ID:GNU>:-fexpensive-optimizations>)
 
 function(mlx_anvil_sanitize target)
   if(MLX_ANVIL_SANITIZE)
-    # -O1: optimising instrumented kernels takes minutes a file. With fused multiply-add all the same (GCC's option; it
-    # is what the accuracy tests of the kernels count on). Without UBSan's checks of every pointer, which double the
-    # time of compilation: AddressSanitizer sees what such a pointer would read or write.
+    # Without UBSan's checks of every pointer, which double the time of compilation: AddressSanitizer sees what such a
+    # pointer would read or write.
     target_compile_options(${target} PRIVATE
-      -O1 $<$<CXX_COMPILER_ID:GNU>:-fexpensive-optimizations> -fsanitize=address,undefined
-      -fno-sanitize=null,object-size,pointer-overflow -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1)
+      ${MLX_ANVIL_SANITIZER_OPTIMISATION} -fsanitize=address,undefined -fno-sanitize=null,object-size,pointer-overflow
+      -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1)
     target_link_options(${target} PRIVATE -fsanitize=address,undefined)
+  endif()
+endfunction()
+
+# A library of kernels for one instruction set.
+function(mlx_anvil_sanitize_isa library isa)
+  if(isa IN_LIST MLX_ANVIL_SANITIZED_ISAS)
+    mlx_anvil_sanitize(${library})
+  elseif(MLX_ANVIL_SANITIZE)
+    target_compile_options(${library} PRIVATE ${MLX_ANVIL_SANITIZER_OPTIMISATION})
   endif()
 endfunction()

@@ -47,7 +47,8 @@ inline void rank_keys(const int32_t* keys, int64_t count, int32_t* ranks) {
     i32v rank = {};
     for (int64_t i = 0; i < count; ++i) {
       // One less where key i is the earlier one: then it comes first if it is equal, too.
-      const i32v bound = own + (place > static_cast<int32_t>(i));
+      const i32v earlier = place > static_cast<int32_t>(i);
+      const i32v bound = bits_as<i32v>(bits_as<u32v>(own) + bits_as<u32v>(earlier));
       rank -= splat_key(keys[i]) > bound;
     }
     std::memcpy(ranks + first, &rank, sizeof(rank));
@@ -84,7 +85,7 @@ struct ChoiceMemory {
   }
 };
 
-// The `chosen`-th largest of the maxima of groups: element i is in group i % (vectors * kLanes).
+// The `chosen`-th largest of the maxima of groups: element i is in group i % groups.
 inline int32_t bound_of_choice(const ChoiceMemory& memory, int64_t experts, int64_t chosen) {
   const int64_t groups = padded(kGroupsPerChoice * chosen);
   int32_t* const maxima = memory.candidates;

@@ -6,7 +6,8 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-inline constexpr int32_t kNoKey = INT32_MIN;  // below that of any logit
+// Below that of any logit; there is still a number before it.
+inline constexpr int32_t kNoKey = INT32_MIN + 1;
 inline constexpr int32_t kKeyOfNan = INT32_MAX;
 
 inline i32v splat_key(int32_t key) {

@@ -17,9 +17,9 @@ METAL_FUNC void order_pair(threadgroup ulong* slots, int first, int step, bool a
 }
 
 // Rows of `slots` candidates each, one behind the other: the best of each, `run` of them, come to
-// its front, in descending order. 2 log2(run) + 1 steps at most for each halving of the candidates,
-// of which the last halvings are short; with a run of 1 a maximum as a tree. Every thread of the
-// threadgroup calls it, after a barrier.
+// its front, in descending order. Every halving of the candidates takes 1 + log2(run) steps, each
+// of half as many pairs as those of the one before; with a run of 1 it is a maximum as a tree.
+// Every thread of the threadgroup calls it, after a barrier.
 METAL_FUNC void keep_best(
     threadgroup ulong* slots, int rows, BestParams params, uint thread_index, uint threads) {
   const int run = params.run;
@@ -36,7 +36,7 @@ METAL_FUNC void keep_best(
   // Of two runs the better half: opposite each other the greater ones are all of it, and they first
   // fall and then rise, or the other way round, which halving steps put in order.
   for (int distance = run; distance < params.slots; distance *= 2) {
-    const int apart = 2 * distance / run;  // runs that are left, in runs
+    const int apart = 2 * distance / run;  // of the runs that are left, in runs
     const int count = rows * params.slots / apart;
     for (int i = thread_index; i < count; i += threads) {
       const int place = i & (run - 1), first = (i - place) * apart;

@@ -33,9 +33,9 @@ def softmax_topk(
 
 def _spaced_logits(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
     """In random order and so far apart that a small step in any direction does not change the choice, over which the
-    weights jump."""
+    weights jump. The largest are near 0, where a sigmoid has a slope."""
     ranks = mx.argsort(mx.random.uniform(shape=shape), axis=-1).astype(mx.float32)
-    logits = 0.3 * (ranks - shape[-1] / 2) + mx.random.uniform(-0.05, 0.05, shape)
+    logits = 0.3 * (ranks - shape[-1] + 4) + mx.random.uniform(-0.05, 0.05, shape)
     return [logits.astype(dtype)]
 
 
