@@ -8,8 +8,8 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Sums stay in registers only where unrolled loops are inlined. A sanitizer's checks in every copy of them would take
-// minutes to compile.
+// Sums stay in registers only where unrolled loops are inlined. A sanitizer's checks in every copy
+// of them would take minutes to compile.
 #if defined(__SANITIZE_ADDRESS__)
 #define MLX_ANVIL_UNROLLED inline
 #else

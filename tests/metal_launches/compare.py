@@ -14,10 +14,13 @@ from mlx_anvil.mslc.preprocess import Source
 
 # Metal's names of the dtypes. uchar is not among them: kernels take masks of any dtype as bytes.
 DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "uint32", "ulong": "uint64"}
-# Outputs that hold partial sums in float32 instead where this function constant is true, by kernel and binding.
-PARTIAL_SUMS = {
+# Arrays that are of float32 instead where this function constant is true, by kernel and binding: outputs that hold
+# partial sums, frequencies that the user gave.
+FLOATS_INSTEAD = {
     ("flash_attention_decode", 5): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",
+    ("rope_one", 2): "frequencies_are_given",
+    ("rope_qk", 3): "frequencies_are_given",
 }
 _TEMPLATE = r"template\s*<([^<>]*)>\s*\[\[kernel.*?\]\]\s*void\s+{name}\s*\("
 
@@ -106,7 +109,7 @@ def _bindings(interface: Interface, kernel: Kernel, launch: Launch, asserts: dic
             yield place
         else:
             expected = DTYPES.get(interface.element_type(kernel, parameter))
-            if _holds_partial_sums(interface, kernel, index, launch):
+            if _holds_floats_instead(interface, kernel, index, launch):
                 expected = "float32"
             if expected and not alias and kind != expected:  # what stands in for a missing array has any dtype
                 yield place
@@ -115,8 +118,8 @@ def _bindings(interface: Interface, kernel: Kernel, launch: Launch, asserts: dic
         yield f"takes {dynamic} blocks of threadgroup memory; the host gives {len(launch.bindings) - len(bound)}"
 
 
-def _holds_partial_sums(interface: Interface, kernel: Kernel, index: int, launch: Launch) -> bool:
-    constant = PARTIAL_SUMS.get((_function(kernel)[0], index))
+def _holds_floats_instead(interface: Interface, kernel: Kernel, index: int, launch: Launch) -> bool:
+    constant = FLOATS_INSTEAD.get((_function(kernel)[0], index))
     return constant is not None and launch.constants.get(interface.constant_names[constant], False)
 
 
