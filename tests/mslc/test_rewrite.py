@@ -139,6 +139,10 @@ def test_unsupported_source_is_an_error_with_a_place(source, words, line):
         ("for (int i = 0; i < n; i *= 2) {}", "for (int i = 0; ::mslc::count_step(), i < n; i *= 2) {}"),
         ("for (int i = 0; i < n || b; ++i) {}", "for (int i = 0; ::mslc::count_step(), i < n || b; ++i) {}"),
         ("for (int i = t; i < n; i += s * 2) {}", "for (int i = t; i < n; i += ::mslc::stride(s * 2)) {}"),
+        (
+            "for (int i = t; i < n; i += A<int, B<int, 4>>::k, ++j) {}",
+            "for (int i = t; i < n; i += ::mslc::stride(A<int, B<int, 4>>::k), ++j) {}",
+        ),
     ],
 )
 def test_loops_that_may_not_end_count_steps(loop, expected):

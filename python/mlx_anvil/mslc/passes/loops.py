@@ -72,7 +72,7 @@ def _is_counted(stream: TokenStream, start: tuple[int, int], condition: tuple[in
     initial = stream.text[start[0] : start[1]]
     if _TINY.intersection(initial):
         return False
-    for first, end in _split(stream, step, ","):
+    for first, end in _increments(stream, step):
         counter, direction, amount = _movement(stream, first, end, initial)
         if not direction:
             continue
@@ -83,6 +83,17 @@ def _is_counted(stream: TokenStream, start: tuple[int, int], condition: tuple[in
                 stream.insert_before(end, ")")
             return True
     return False
+
+
+def _increments(stream: TokenStream, step: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Between commas, of which those of template arguments are none: `i += A<T, n>::k` is one."""
+    first, depth = step[0], 0
+    for part, end in _split(stream, step, ","):
+        words = stream.text[part:end]
+        depth += words.count("<") - words.count(">") - 2 * words.count(">>")
+        if depth <= 0:
+            yield first, end
+            first, depth = end + 1, 0
 
 
 def _split(stream: TokenStream, span: tuple[int, int], separator: str) -> list[tuple[int, int]]:
