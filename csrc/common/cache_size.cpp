@@ -52,7 +52,7 @@ int64_t last_level_cache_bytes() {
 }
 
 bool streams_outputs(int64_t bytes) {
-  return bytes > last_level_cache_bytes() / 8;
+  return bytes > last_level_cache_bytes() / 4;
 }
 
 }  // namespace mlx_anvil

@@ -8,9 +8,9 @@ namespace mlx_anvil {
 // says.
 int64_t last_level_cache_bytes();
 
-// Whether a call that reads and writes so many bytes in all should write past the cache. From an
-// eighth of it on, that and one reading of the output from memory take less time than writing
-// through the cache, which reads what it is about to overwrite.
+// Whether a call that reads and writes so many bytes in all should write past the cache. Above a
+// quarter of it, that and one reading of the output from memory take less time than writing through
+// the cache, which reads what it is about to overwrite.
 bool streams_outputs(int64_t bytes);
 
 }  // namespace mlx_anvil
