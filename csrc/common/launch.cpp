@@ -32,9 +32,11 @@ std::string make_pipeline_key(const std::string& name,
 std::vector<std::string> describe_bindings(const KernelLaunch& launch) {
   std::vector<std::string> described;
   std::vector<const mx::array*> bound;
+  // Not by array.data(), which on CUDA moves the array to memory of the host: away from where the
+  // kernel, which has its address but has not run, will look for it.
   const auto describe = [&](const mx::array* x, const char* direction) {
     const auto same = std::find_if(bound.begin(), bound.end(), [&](const mx::array* other) {
-      return other->data<char>() == x->data<char>();
+      return other->buffer().ptr() == x->buffer().ptr() && other->offset() == x->offset();
     });
     described.push_back(to_text(x->dtype()) + direction +
                         (same == bound.end() ? "" : " =" + std::to_string(same - bound.begin())));

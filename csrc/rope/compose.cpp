@@ -6,14 +6,14 @@ namespace mlx_anvil {
 
 namespace {
 
-// [batch or 1, 1, length, pairs], in the widest format that the device has and without whole turns:
-// at far positions float32, in which MLX computes sines and cosines of float64 too, leaves an angle
+// [batch or 1, 1, length, pairs] in float64, which only the CPU has, and without whole turns: at
+// far positions float32, in which MLX computes sines and cosines of float64 too, leaves an angle
 // few digits.
 mx::array angles(const RopeConfig& config,
                  const RopePositions& positions,
                  int length,
                  mx::Stream s) {
-  const mx::Dtype dtype = s.device == mx::Device::cpu ? mx::float64 : mx::float32;
+  const mx::Dtype dtype = mx::float64;
   const auto number = [&](double x) { return mx::array(x, dtype); };
   mx::array frequencies = number(rope_turns_over_freqs(config.frequencies));
   if (positions.freqs) {
@@ -59,9 +59,11 @@ Arrays compose_rope(const RopeConfig& config,
                     const Arrays& tensors,
                     const RopePositions& positions,
                     mx::Stream s) {
-  const mx::array turned = angles(config, positions, tensors[0].shape(-2), s);
-  const mx::array cos = mx::astype(mx::cos(turned, s), mx::float32, s);
-  const mx::array forward = mx::astype(mx::sin(turned, s), mx::float32, s);
+  const mx::Stream cpu =
+      s.device == mx::Device::cpu ? s : mx::default_stream(mx::Device(mx::Device::cpu));
+  const mx::array turned = angles(config, positions, tensors[0].shape(-2), cpu);
+  const mx::array cos = mx::astype(mx::cos(turned, cpu), mx::float32, cpu);
+  const mx::array forward = mx::astype(mx::sin(turned, cpu), mx::float32, cpu);
   const mx::array sin = config.inverse ? mx::negative(forward, s) : forward;
   Arrays outputs;
   for (const mx::array& x : tensors) {
