@@ -77,13 +77,18 @@ mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
 }
 
 void allocate_dense(mx::array& out, const mx::Stream& stream) {
-  constexpr size_t kLine = 64;
+  constexpr size_t kLine = 64, kPage = 4096;
+  // Large arrays of MLX start right behind a page boundary. If outputs did so too, a line further
+  // on, loads of an operand would have to wait for stores of the elements before: processors
+  // compare the lowest 12 bits of their addresses first.
+  const bool is_large = out.nbytes() >= 4 * kPage;
+  const size_t alignment = is_large ? kPage : kLine, start = is_large ? kPage / 2 : 0;
   // Offsets into a GPU's buffers choose kernels, the simulator's too.
   const bool may_shift = is_heap(stream) && !simulation_mode().on;
-  out.set_data(allocate(out.nbytes() + (may_shift ? kLine : 0), stream));
+  out.set_data(allocate(out.nbytes() + (may_shift ? alignment : 0), stream));
   if (may_shift) {
-    const size_t past = reinterpret_cast<uintptr_t>(out.data<void>()) % kLine;
-    const size_t elements = (kLine - past) % kLine / out.itemsize();
+    const size_t address = reinterpret_cast<uintptr_t>(out.data<void>());
+    const size_t elements = (start - address) % alignment / out.itemsize();
     out.copy_shared_buffer(out, out.strides(), out.flags(), out.data_size(),
                            static_cast<int64_t>(elements));
   }
