@@ -30,6 +30,22 @@ inline SinCos sin_cos_of_turn(u32v turn) {
           bits_as<f32v>(bits_as<u32v>(odd ? sin : cos) ^ minus_cos)};
 }
 
+// 64 bits a lane, of which a register has half as many.
+using u64v = uint64_t __attribute__((vector_size(sizeof(u32v))));
+
+// The upper halves of a's and b's lanes.
+template <int... kLane>
+inline u32v upper_halves(u64v a, u64v b, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(bits_as<u32v>(a), bits_as<u32v>(b), (2 * kLane + 1)...);
+}
+
+// Fractions of a turn, times 2^32, at a position: whole turns overflow.
+inline u32v turns_at(uint64_t position, const uint64_t* turns) {
+  const u64v first = load_bits<u64v>(turns) * position;
+  const u64v second = load_bits<u64v>(turns + kLanes / 2) * position;
+  return upper_halves(first, second, std::make_integer_sequence<int, kLanes>());
+}
+
 void fill_angles(const RopeAngles& angles, float* to) {
   const float direction = angles.inverse ? -1.0f : 1.0f;
   for (int64_t l = 0; l < angles.count; ++l) {
@@ -37,11 +53,7 @@ void fill_angles(const RopeAngles& angles, float* to) {
     float* const cos = to + 2 * l * angles.padded;
     float* const sin = cos + angles.padded;
     for (int64_t j = 0; j < angles.padded; j += kLanes) {
-      u32v turn;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        turn[lane] = static_cast<uint32_t>((angles.turns[j + lane] * position) >> 32);
-      }
-      const SinCos of_turn = sin_cos_of_turn(turn);
+      const SinCos of_turn = sin_cos_of_turn(turns_at(position, angles.turns + j));
       const f32v defect = load_lanes(angles.defects + j);
       store_lanes(cos + j, of_turn.cos + defect);
       store_lanes(sin + j, of_turn.sin * direction + defect);
@@ -187,9 +199,6 @@ void rotate_rows_of_blocks(const RopeRows& rows) {
     rotate_blocks<T, kTraditional, kStream>(in, out, pairs, cos, sin);
     copy_rest(rows, in, out);
   });
-  if (kStream) {
-    finish_streaming();
-  }
 }
 
 template <class T, bool kTraditional>
@@ -215,7 +224,8 @@ void rotate_rows_of(const RopeRows& rows) {
 }  // namespace
 
 constinit const RopeKernels rope_kernels_table = {
-    kBlock, fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
+    kBlock,           fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
+    finish_streaming,
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

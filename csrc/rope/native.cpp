@@ -94,6 +94,9 @@ class Rope {
         }
         rotate(item, table);
       }
+      if (args_.stream) {
+        kernels().finish_streaming();
+      }
     });
   }
 

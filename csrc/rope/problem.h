@@ -47,6 +47,7 @@ struct RopeKernels {
   void (*rotate_float32)(const RopeRows& rows);
   void (*rotate_float16)(const RopeRows& rows);
   void (*rotate_bfloat16)(const RopeRows& rows);
+  void (*finish_streaming)();  // after the last rows that a thread has written past the cache
 };
 
 }  // namespace mlx_anvil
