@@ -96,14 +96,22 @@ def error_of(result: mx.array | np.ndarray, exact: np.ndarray) -> float:
 
 
 def assert_close(
-    name: str, result: mx.array, exact: np.ndarray, composed: np.ndarray | None, factor: float, floor: float = FLOOR
+    name: str,
+    result: mx.array,
+    exact: np.ndarray,
+    composed: np.ndarray | None,
+    factor: float,
+    floor: float = FLOOR,
+    *,
+    terms: np.ndarray | None = None,
 ) -> None:
-    """The correctness bar of float32, or the FlashAttention criterion where there is a composed result."""
+    """The correctness bar of float32, or the FlashAttention criterion where there is a composed result. `terms`: what few
+    sums add up, all made positive; where the terms cancel, a sum keeps their rounding."""
     if composed is None:
         limit = FLOAT32_TOLERANCE * max(1.0, float(np.abs(exact).max(initial=0)))
     else:
         limit = factor * error_of(composed, exact) + floor
-        limit += support.luck_of_few(result) * float(np.abs(exact).max(initial=0))
+        limit += support.luck_of_few(result) * float(np.abs(exact if terms is None else terms).max(initial=0))
     error = error_of(result, exact)
     assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
 
@@ -128,4 +136,5 @@ def check(case: Case) -> None:
             composed and composed.gradients[name],
             GRADIENT_FACTOR,
             floor,
+            terms=exact.terms.get(name),
         )

@@ -39,6 +39,7 @@ class Attention:
     out: np.ndarray
     lse: np.ndarray
     gradients: dict[str, np.ndarray]
+    terms: dict[str, np.ndarray]  # what gradients of few numbers add up, all made positive
 
 
 def window_of(options: dict[str, Any]) -> tuple[float, float]:
@@ -130,10 +131,12 @@ def attention(
         shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
         axes = tuple(i for i in range(4) if shape[i] == 1)
         gradients["mask"] = round_to(dense.sum(axis=axes, keepdims=True)).reshape(mask.shape)
+    terms = {}
     if sink is not None:
         per_row = -np.exp(sink - np.where(np.isneginf(lse), 0, lse)) * delta
         gradients["sinks"] = round_to(per_row.sum(axis=(0, 3, 4)).reshape(-1))
-    return Attention(joined(out), joined(lse).squeeze(-1), gradients)
+        terms["sinks"] = np.abs(per_row).sum(axis=(0, 3, 4)).reshape(-1)
+    return Attention(joined(out), joined(lse).squeeze(-1), gradients, terms)
 
 
 def scores_shape(q: mx.array, k: mx.array) -> tuple[int, ...]:
