@@ -2,12 +2,9 @@
 #pragma once
 
 #include "common/checks.h"
-#include "common/isa.h"
-#include "common/primitive.h"
-#include "common/trace.h"
+#include "common/run_native.h"
 #include "flash_attention/gpu.h"
 #include "flash_attention/operands.h"
-#include "mlx/backend/cpu/encoder.h"
 
 namespace mlx_anvil {
 
@@ -104,28 +101,18 @@ class AttentionPrimitive : public FusedPrimitive {
     arrays.sinks = in.sinks ? &*in.sinks : nullptr;
   }
 
-  // Runs `kernel(args)` on the stream, with all arrays registered.
   template <class Args>
   void dispatch_native(const char* variant,
                        const Arrays& inputs,
                        Arrays& outputs,
                        const Args& args,
                        void (*kernel)(const Args&)) {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const mx::array& input : inputs) {
-      encoder.set_input_array(input);
-    }
-    for (mx::array& output : outputs) {
-      encoder.set_output_array(output);
-    }
-    encoder.dispatch([args, kernel] { kernel(args); });
-    if (tracing()) {
-      const std::string name = std::string(op()) + "_" + variant + "_" +
-                               to_text(inputs[0].dtype()) + "_d" +
-                               std::to_string(inputs[0].shape(3));
-      const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
-      record({TraceEvent::Kind::kKernel, op(), name, device, {}, {}, ""});
-    }
+    run_native(
+        *this, inputs, outputs, [args, kernel] { kernel(args); },
+        [&] {
+          return std::string(op()) + "_" + variant + "_" + to_text(inputs[0].dtype()) + "_d" +
+                 std::to_string(inputs[0].shape(3));
+        });
   }
 
   const AttentionConfig config_;

@@ -6,10 +6,8 @@
 
 #include "common/cache_size.h"
 #include "common/checks.h"
-#include "common/isa.h"
 #include "common/launch_arrays.h"
-#include "common/trace.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/run_native.h"
 #include "norm/compose.h"
 #include "norm/native.h"
 #include "norm/operands.h"
@@ -85,26 +83,10 @@ class NormPrimitive : public FusedPrimitive {
     return problem;
   }
 
-  // Runs `work` on the stream, with all arrays registered.
   template <class Work>
   void dispatch_native(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const mx::array& input : inputs) {
-      encoder.set_input_array(input);
-    }
-    for (mx::array& output : outputs) {
-      encoder.set_output_array(output);
-    }
-    encoder.dispatch(std::move(work));
-    if (tracing()) {
-      record({TraceEvent::Kind::kKernel,
-              op(),
-              std::string(op()) + "_" + variant + "_" + dtype_name(inputs[0]),
-              std::string("cpu (") + isa_name(current_isa()) + ")",
-              {},
-              {},
-              ""});
-    }
+    run_native(*this, inputs, outputs, std::move(work),
+               [&] { return std::string(op()) + "_" + variant + "_" + dtype_name(inputs[0]); });
   }
 
   // Inputs with vmap's axis in front of the rows. A weight or a bias gets a row for each group and

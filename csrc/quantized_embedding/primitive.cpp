@@ -66,7 +66,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
                    weights_of(matrix(inputs))};
     args.dtype = dtype_of(out);
     args.out = out.data<void>();
-    dispatch_native(kOp, inputs, out, args, quantized_embedding_native);
+    dispatch_native(kOp, inputs, outputs, args, quantized_embedding_native);
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {

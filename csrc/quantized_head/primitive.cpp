@@ -59,7 +59,6 @@ class QuantizedHead : public QuantizedPrimitive {
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
-    mx::cpu::get_command_encoder(stream()).set_output_array(outputs[0]);
     const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
     QuantizedHeadArgs args{};
     args.matrix = {format_, dtype_of(inputs[0]), sizes.columns, sizes.outputs,
@@ -69,7 +68,7 @@ class QuantizedHead : public QuantizedPrimitive {
     args.x = inputs[0].data<void>();
     args.indices = outputs[0].data<uint32_t>();
     args.values = outputs[1].data<void>();
-    dispatch_native("quantized_head", inputs, outputs[1], args, quantized_head_native);
+    dispatch_native("quantized_head", inputs, outputs, args, quantized_head_native);
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {

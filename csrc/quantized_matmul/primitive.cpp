@@ -61,7 +61,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
     dispatch_native(!transposed ? "quantized_matmul_plain"
                     : few       ? "quantized_gemv"
                                 : "quantized_matmul_transposed",
-                    inputs, outputs[0], args, quantized_matmul_native);
+                    inputs, outputs, args, quantized_matmul_native);
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {

@@ -5,10 +5,9 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/isa.h"
+#include "common/run_native.h"
 #include "common/simulate.h"
 #include "common/trace.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "quantized_matmul/gpu.h"
 #include "quantized_matmul/primitive.h"
 
@@ -71,24 +70,17 @@ class QuantizedPrimitive : public FusedPrimitive {
     }
   }
 
-  // Runs `kernel(args)` on the stream, with all arrays registered.
   template <class Args>
   void dispatch_native(const std::string& variant,
                        const Arrays& inputs,
-                       mx::array& output,
+                       Arrays& outputs,
                        const Args& args,
                        void (*kernel)(const Args&)) {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const mx::array& input : inputs) {
-      encoder.set_input_array(input);
-    }
-    encoder.set_output_array(output);
-    encoder.dispatch([args, kernel] { kernel(args); });
-    if (tracing()) {
-      const std::string name = variant + "_" + to_text(output.dtype()) + "_" + format_text(format_);
-      const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
-      record({TraceEvent::Kind::kKernel, op(), name, device, {}, {}, ""});
-    }
+    run_native(
+        *this, inputs, outputs, [args, kernel] { kernel(args); },
+        [&] {
+          return variant + "_" + to_text(outputs.back().dtype()) + "_" + format_text(format_);
+        });
   }
 
   const char* const op_;

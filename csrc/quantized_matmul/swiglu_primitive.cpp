@@ -47,7 +47,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     args.up = weights_of(up(inputs));
     args.x = inputs[0].data<void>();
     args.out = outputs[0].data<void>();
-    dispatch_native("quantized_swiglu", inputs, outputs[0], args, quantized_swiglu_native);
+    dispatch_native("quantized_swiglu", inputs, outputs, args, quantized_swiglu_native);
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {

@@ -7,9 +7,8 @@
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/isa.h"
+#include "common/run_native.h"
 #include "common/trace.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "rope/gpu.h"
 #include "rope/native.h"
 
@@ -124,25 +123,17 @@ void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
   args.frequencies = config_.frequencies;
   args.traditional = config_.traditional;
   args.inverse = config_.inverse;
-  auto& encoder = mx::cpu::get_command_encoder(stream());
-  for (const mx::array& input : inputs) {
-    encoder.set_input_array(input);
-  }
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors_; ++i) {
-    encoder.set_output_array(outputs[i]);
     RopeTensor& tensor = args.tensors[i];
     tensor = {inputs[i].data<void>(), outputs[i].data<void>(), outputs[i].shape(1), {}};
     std::copy_n(inputs[i].strides().begin(), 4, tensor.strides);
     bytes += 2 * static_cast<int64_t>(outputs[i].nbytes());
   }
   args.stream = !in_place && streams_outputs(bytes);
-  encoder.dispatch([args] { rope_native(args); });
-  if (tracing()) {
-    const std::string kernel = std::string(op()) + "_" + to_text(args.dtype);
-    const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
-    record({TraceEvent::Kind::kKernel, op(), kernel, device, {}, {}, ""});
-  }
+  run_native(
+      *this, inputs, outputs, [args] { rope_native(args); },
+      [&] { return std::string(op()) + "_" + to_text(args.dtype); });
 }
 
 void Rope::eval_gpu(const Arrays& inputs, Arrays& outputs) {

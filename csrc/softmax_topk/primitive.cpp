@@ -6,11 +6,10 @@
 #include "common/allocate.h"
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/isa.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
+#include "common/run_native.h"
 #include "common/trace.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "softmax_topk/compose.h"
 #include "softmax_topk/gpu.h"
 #include "softmax_topk/native.h"
@@ -77,23 +76,11 @@ class RouterPrimitive : public FusedPrimitive {
     return args;
   }
 
-  // Runs `work` on the stream, with all arrays registered.
   template <class Work>
   void dispatch_native(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const mx::array& input : inputs) {
-      encoder.set_input_array(input);
-    }
-    for (mx::array& output : outputs) {
-      encoder.set_output_array(output);
-    }
-    encoder.dispatch(std::move(work));
-    if (tracing()) {
-      const std::string kernel =
-          std::string(kSoftmaxTopk) + "_" + variant + "_" + dtype_name(inputs[0]);
-      const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
-      record({TraceEvent::Kind::kKernel, op(), kernel, device, {}, {}, ""});
-    }
+    run_native(*this, inputs, outputs, std::move(work), [&] {
+      return std::string(kSoftmaxTopk) + "_" + variant + "_" + dtype_name(inputs[0]);
+    });
   }
 
   // Inputs with vmap's axis in front.

@@ -1,0 +1,36 @@
+// How primitives hand their CPU kernels to MLX.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "common/isa.h"
+#include "common/primitive.h"
+#include "common/trace.h"
+#include "mlx/backend/cpu/encoder.h"
+
+namespace mlx_anvil {
+
+// Runs `work()` on the primitive's stream, with all arrays registered, and records it for
+// `trace()`. `kernel()` gives its name, which is asked for only then.
+template <class Work, class KernelName>
+void run_native(FusedPrimitive& primitive,
+                const Arrays& inputs,
+                Arrays& outputs,
+                Work work,
+                KernelName kernel) {
+  auto& encoder = mx::cpu::get_command_encoder(primitive.stream());
+  for (const mx::array& input : inputs) {
+    encoder.set_input_array(input);
+  }
+  for (mx::array& output : outputs) {
+    encoder.set_output_array(output);
+  }
+  encoder.dispatch(std::move(work));
+  if (tracing()) {
+    const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
+    record({TraceEvent::Kind::kKernel, primitive.op(), kernel(), device, {}, {}, ""});
+  }
+}
+
+}  // namespace mlx_anvil
