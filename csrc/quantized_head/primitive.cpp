@@ -189,7 +189,7 @@ BestLogits apply_quantized_head(const char* op,
                                 int kept,
                                 mx::Stream s) {
   auto primitive = std::make_shared<QuantizedHead>(s, op, format, kept);
-  Arrays inputs = {mx::contiguous(x, false, s)};
+  Arrays inputs = {dense(x, s)};
   append(inputs, matrix, s);
   std::string why_not;
   if (for_gpu(s) && !can_launch_quantized(quantized_sizes(format, x, matrix.w), s, &why_not)) {

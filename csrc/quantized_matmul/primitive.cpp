@@ -224,7 +224,7 @@ mx::array apply_quantized_matmul(const char* op,
       return mlx_quantized_matmul(format, product, x, matrix, s);
     }
   }
-  Arrays inputs = {mx::contiguous(x, false, s)};
+  Arrays inputs = {dense(x, s)};
   append(inputs, matrix, s);
   auto primitive = std::make_shared<QuantizedMatmul>(s, op, format, product);
   return mx::array(primitive->output_shapes(inputs)[0], x.dtype(), primitive, inputs);

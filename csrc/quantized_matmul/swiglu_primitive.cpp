@@ -133,7 +133,7 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
     };
     return silu_gate(product(gate), product(up), s);
   }
-  Arrays inputs = {mx::contiguous(x, false, s)};
+  Arrays inputs = {dense(x, s)};
   append(inputs, gate, s);
   append(inputs, up, s);
   auto primitive = std::make_shared<QuantizedSwiglu>(s, format);

@@ -220,7 +220,7 @@ Arrays apply_softmax_topk(const RouterOptions& options, const mx::array& logits,
     note_fallback(kSoftmaxTopk, why_not);
     return primitive->compose({logits});
   }
-  const Arrays inputs = {mx::contiguous(logits, false, s)};
+  const Arrays inputs = {dense(logits, s)};
   return mx::array::make_arrays(primitive->output_shapes(inputs), {logits.dtype(), mx::uint32},
                                 primitive, inputs);
 }
@@ -232,7 +232,7 @@ mx::array apply_softmax_topk_backward(const RouterOptions& options,
                                       mx::Stream s) {
   Arrays inputs = {logits, indices, d_weights};
   for (mx::array& input : inputs) {
-    input = mx::contiguous(input, false, s);
+    input = dense(input, s);
   }
   return mx::array(logits.shape(), logits.dtype(),
                    std::make_shared<SoftmaxTopkBackward>(s, options), inputs);
