@@ -33,6 +33,7 @@ from train import loss
 
 MODEL = {"dims": 128, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 352, "vocabulary": 96}
 TIMED = 2048
+Peaks = dict[str, dict[int, int]]  # bytes of each label at each length
 LENGTHS = {OURS: (512, 1024, 2048, 4096, 8192, 16384), MLX: (512, 1024, 2048, 4096)}
 
 
@@ -78,13 +79,12 @@ def peak_memory(label: str, length: int) -> int:
     return int(mx.get_peak_memory())
 
 
-def timed_row(length: int, rounds: int) -> dict[str, Any]:
-    steps = {label: training_step(label, length) for label in (OURS, MLX)}
-    attention = {f"{label}: attention": attention_step(label, length) for label in (OURS, MLX)}
+def timed_row(rounds: int) -> dict[str, Any]:
+    steps = {label: training_step(label, TIMED) for label in LENGTHS}
+    attention = {f"{label}: attention": attention_step(label, TIMED) for label in LENGTHS}
     times = measure(steps | attention, rounds=rounds, least_seconds=0.0)
     return {
-        "length": length,
-        "tokens_per_second": {label: round(length / times[label].median, 1) for label in steps},
+        "tokens_per_second": {label: round(TIMED / times[label].median, 1) for label in steps},
         "attention_share": {label: round(ratio(times[f"{label}: attention"], times[label]), 3) for label in steps},
         "speedup": round(ratio(times[MLX], times[OURS]), 2),
         "attention_speedup": round(ratio(times[f"{MLX}: attention"], times[f"{OURS}: attention"]), 1),
@@ -92,9 +92,9 @@ def timed_row(length: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def draw(peaks: dict[str, dict[int, int]], path: Path) -> None:
+def draw(memory: Peaks, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
-    for label, curve in peaks.items():
+    for label, curve in memory.items():
         axis.plot(list(curve), [count / 2**20 for count in curve.values()], "o-", color=COLORS[label], label=label)
         for length, count in curve.items():
             axis.annotate(
@@ -116,38 +116,46 @@ def draw(peaks: dict[str, dict[int, int]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def peaks(console: Console) -> Peaks:
+    result: Peaks = {label: {} for label in LENGTHS}
+    for label, lengths in LENGTHS.items():
+        for length in lengths:
+            with console.status(f"{label}, memory at {length}"):
+                result[label][length] = peak_memory(label, length)
+    return result
+
+
+def tables(timed: dict[str, Any], memory: Peaks) -> list[Table]:
+    times = Table("", "step", "attention", "share", "tokens/s", title=f"training step at length {TIMED}")
+    for label in LENGTHS:
+        seconds = [timed["seconds"][key]["median"] for key in (label, f"{label}: attention")]
+        share, rate = timed["attention_share"][label], timed["tokens_per_second"][label]
+        times.add_row(label, *(f"{s * 1e3:,.0f} ms" for s in seconds), f"{share:.0%}", f"{rate:,.0f}")
+    bytes_at = Table("length", *memory, title="peak memory, MiB")
+    for length in LENGTHS[OURS]:
+        bytes_at.add_row(str(length), *(f"{c[length] / 2**20:.1f}" if length in c else "" for c in memory.values()))
+    return [times, bytes_at]
+
+
+def result_rows(timed: dict[str, Any], memory: Peaks) -> list[dict[str, Any]]:
+    rows = []
+    for length in LENGTHS[OURS]:
+        row = {"op": "training step", "model": MODEL, "dtype": "float32", "length": length}
+        row["peak_bytes"] = {label: curve[length] for label, curve in memory.items() if length in curve}
+        rows.append(row | (timed if length == TIMED else {}))
+    return rows
+
+
 @click.command()
 @click.option("--rounds", default=3, help="Rounds of the timed steps, after a warm-up.")
 def main(rounds: int) -> None:
     """Runs the benchmark, prints its tables, writes its results."""
     console = Console()
-    timed = timed_row(TIMED, rounds)
-    table = Table("", "step", "attention", "share", "tokens/s", title=f"training step at length {TIMED}")
-    for label in (OURS, MLX):
-        seconds = [timed["seconds"][key]["median"] for key in (label, f"{label}: attention")]
-        share, rate = timed["attention_share"][label], timed["tokens_per_second"][label]
-        table.add_row(label, *(f"{s * 1e3:,.0f} ms" for s in seconds), f"{share:.0%}", f"{rate:,.0f}")
-    console.print(table)
-    console.print(f"{timed['speedup']}x faster; attention alone {timed['attention_speedup']}x")
-
-    peaks: dict[str, dict[int, int]] = {label: {} for label in (OURS, MLX)}
-    for label, lengths in LENGTHS.items():
-        for length in lengths:
-            with console.status(f"{label}, memory at {length}"):
-                peaks[label][length] = peak_memory(label, length)
-    table = Table("length", *peaks, title="peak memory, MiB")
-    for length in LENGTHS[OURS]:
-        table.add_row(str(length), *(f"{c[length] / 2**20:.1f}" if length in c else "" for c in peaks.values()))
-    console.print(table)
-    rows = [
-        {"length": length, "peak_bytes": {label: peaks[label][length] for label in peaks if length in peaks[label]}}
-        for length in LENGTHS[OURS]
-    ]
-    for row in rows:
-        row |= timed if row["length"] == TIMED else {}
-    fixed = {"op": "training step", "model": MODEL, "dtype": "float32"}
-    console.print(f"wrote {write_results('training_cpu', [fixed | row for row in rows])}")
-    draw(peaks, RESULTS / "training_cpu.png")
+    timed = timed_row(rounds)
+    memory = peaks(console)
+    console.print(*tables(timed, memory))
+    console.print(f"wrote {write_results('training_cpu', result_rows(timed, memory))}")
+    draw(memory, RESULTS / "training_cpu.png")
 
 
 if __name__ == "__main__":
