@@ -47,7 +47,7 @@ class Block:
     options: str
     code: str
     note: str
-    is_adjacent: bool  # nothing but blank lines between this block and the one before
+    is_adjacent: bool  # nothing between this block and the one before
 
     @property
     def is_code(self) -> bool:
@@ -79,7 +79,7 @@ def read_blocks(page: Path) -> list[Block]:
         if note and not note.startswith((_NOT_RUN, "Linux:")):
             note = ""
         place = f"{name}:{text.count(chr(10), 0, match.start('code'))}"
-        is_adjacent = not text[end : match.start()].strip()
+        is_adjacent = not match["note"] and not text[end : match.start()].strip()
         blocks.append(Block(place, match["language"], match["options"], match["code"], note, is_adjacent))
         end = match.end()
     fences = len(re.findall(r"^\s*```", text, re.MULTILINE))

@@ -61,7 +61,9 @@ def _row(name: str) -> tuple[str, ...]:
         for index, argument in enumerate(support.spec.arguments):
             gradient[argument] = gradient.get(argument, True) and support.gradient(index)
             forward_mode.append(support.forward_mode(index))
-    by_kernels, by_graph = (", ".join(a for a, fused in gradient.items() if fused is wanted) for wanted in (True, False))
+    by_kernels, by_graph = (
+        ", ".join(a for a, fused in gradient.items() if fused is wanted) for wanted in (True, False)
+    )
     words = [KERNELS if all(fused) else GRAPH for fused in (forward, forward_mode, vmap)]
     return f"`{name}`", words[0], by_kernels, by_graph, *words[1:]
 

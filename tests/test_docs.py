@@ -1,5 +1,6 @@
 """The README and the pages under docs/ say what is true: their code runs, as written (``documents.py`` says how)."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import documents
+import support_matrix
 
 pytestmark = pytest.mark.cpu_only
 
@@ -55,3 +57,66 @@ def test_a_wrong_page_is_found(tmp_path, code):
     )  # fmt: skip
     assert result.returncode != 0
     assert re.search(r"'2' is not in the output|", result.stderr)
+
+
+# ---- the support matrix, quoted messages and reasons --------------------------------------------------------------
+
+
+def test_support_matrix():
+    assert support_matrix.table() in PAGES["docs/ops.md"].read_text(), support_matrix.table()
+
+
+def literals(source: Path) -> str:
+    """All string literals of a source file, adjacent ones joined, what is filled in as NUL; blanks are one space."""
+    text = source.read_text()
+    if source.suffix == ".py":
+        strings = [
+            "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            if isinstance(node, ast.JoinedStr)
+            else node.value
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+        ]
+    else:
+        joined = re.sub(r'"\s*\n\s*"', "", text)
+        strings = re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined)
+    return " ".join("\n".join(strings).split())
+
+
+MESSAGE = re.compile(r"^<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_quoted_messages_are_those_of_the_sources():
+    text = PAGES["docs/troubleshooting.md"].read_text()
+    quoted = MESSAGE.findall(text)
+    assert len(quoted) == text.count("<!-- message:") > 5
+    for name, message in quoted:
+        strings = literals(documents.ROOT / name)
+        words = re.sub(r"ImportError: |\[\w+\] ", "", " ".join(message.split()))
+        missing = [part for part in words.split("...") if part.strip(" .") not in strings]
+        assert not missing, f"{name} does not say {missing}"
+
+
+def reasons() -> set[str]:
+    """Why a graph of MLX ops may stand in for a kernel: every text that reaches note_fallback, ... for a name."""
+    found: set[str] = set()
+    for source in sorted((documents.ROOT / "csrc").rglob("*.cpp")):
+        text = source.read_text()
+        found.update(re.findall(r'\*why_not =\s*"([^"]+)"', text))
+        for function in re.findall(r"^const char\* why_not_\w+\(.*?^}", text, re.MULTILINE | re.DOTALL):
+            found.update(re.findall(r'"([^"]+)"', function))
+        for call in re.findall(r"note_fallback\((?!const)([^;]*)\);", text):
+            found.add("...".join(part for part in re.findall(r'"([^"]*)"', call) if " " in part))
+    return {reason for reason in found if reason}
+
+
+def test_reasons_of_fall_backs():
+    table = PAGES["docs/troubleshooting.md"].read_text().partition("| reason |")[2].partition("\n\n")[0]
+    listed = set(re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE))
+    patterns = {reason: re.escape(reason).replace(r"\.\.\.", ".*") for reason in listed}
+    known = reasons()
+    assert len(known) > 10
+    unlisted = {reason for reason in known if not any(re.fullmatch(p, reason) for p in patterns.values())}
+    assert not unlisted
+    unknown = {reason for reason, p in patterns.items() if not any(re.fullmatch(p, r) for r in known)}
+    assert not unknown
