@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn
 
 import mlx_anvil
-from mlx_anvil import Event, Trace, nn, reference
+from mlx_anvil import Event, Trace, nn, patching, reference
 
 
 def gated(x: mx.array, y: mx.array) -> mx.array:
@@ -99,6 +99,13 @@ def quantized_modules(x: mx.array) -> mx.array:
     return mlp(same(x)) + nn.QuantizedSwiGLU.from_mlx(mlp)(x)
 
 
+def patched(model: mlx.nn.Module) -> tuple[str, str]:
+    report: patching.Report = mlx_anvil.patch(model, rope=False)
+    mlx_anvil.unpatch(model)
+    mlx_anvil.lm.unpatch_all()
+    return report.swapped[0].op, str(report.fallbacks)
+
+
 def registry() -> list[str]:
     spec: reference.OpSpec = reference.OPS["silu_gate"]
     return [spec.name, *spec.arguments]
@@ -112,4 +119,4 @@ if __name__ == "__main__":
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_head(wide, mx.ones((64, 64))), quantized_modules(wide))
     mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]), routed(ones))
-    print(traced(ones)[0], facts(), registry())
+    print(traced(ones)[0], facts(), registry(), patched(mlx.nn.RMSNorm(8)))

@@ -146,6 +146,8 @@ void bind_trace(nb::module_& m) {
   m.def("_end_trace", &end_trace, "log"_a);
   m.def("_begin_strict", &begin_strict);
   m.def("_end_strict", &end_strict);
+  // For ops that Python code swaps in, which falls back to what was there before.
+  m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
 }
 
 Probe::Map probe_named(const std::string& name) {

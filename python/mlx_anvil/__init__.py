@@ -8,7 +8,7 @@ and ``mx.checkpoint``::
 
     y = mlx_anvil.silu_gate(gate, up)
 
-``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs, ``info()`` says what this installation is.
+``patch(model)`` puts the ops into a model in place, ``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs, ``info()`` says what this installation is.
 """
 
 from mlx_anvil import _build_info, _compat
@@ -21,7 +21,7 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import _cuda, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _cuda, lm, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
     layer_norm,
@@ -40,6 +40,7 @@ from mlx_anvil._ext import (  # noqa: E402
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
+from mlx_anvil.patching import patch, unpatch  # noqa: E402
 
 __all__ = [
     "Event",
@@ -48,7 +49,9 @@ __all__ = [
     "flash_attention",
     "info",
     "layer_norm",
+    "lm",
     "nn",
+    "patch",
     "quantized_argmax",
     "quantized_embedding",
     "quantized_gemv",
@@ -64,6 +67,7 @@ __all__ = [
     "softmax_topk",
     "strict",
     "trace",
+    "unpatch",
 ]
 
 _cuda.register()

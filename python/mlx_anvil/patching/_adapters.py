@@ -1,0 +1,169 @@
+"""Methods written anew: what our ops compute in one call and a model spreads over several.
+
+Most are found by what the method does, not by the name of its class: a *form* is a method with the bytecode of one of the
+examples below, whatever its projections are called.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_anvil import _ext, reference
+from mlx_anvil import nn as anvil_nn
+from mlx_anvil.patching._rebind import Call, Function
+from mlx_anvil.patching._report import FallbackLog
+from mlx_anvil.patching._stand_ins import ATTENTION, RMS_NORM, SWIGLU, originals, stand_in, widened
+from mlx_anvil.patching._swap import original_class
+
+Methods = Mapping[str, FunctionType]
+
+QUANTIZED_EMBEDDING = Call("quantized", "mx.dequantize", "quantized_embedding")
+SOFTCAPPED_ATTENTION = Call(ATTENTION.option, "attention with softcap, in line", ATTENTION.op)
+NORM_OF_WEIGHT_LESS_ONE = Call(RMS_NORM.option, "mx.fast.rms_norm of 1 + weight", RMS_NORM.op)
+GATED_MLP = Call(SWIGLU.option, "swiglu of two projections", "silu_gate, quantized_swiglu")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Methods for a class, by their names, and the call that they take over."""
+
+    call: Call
+    methods: dict[str, Function]
+
+
+def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: FallbackLog) -> Iterator[Adapter]:
+    """Those that fit the class, of which ``methods`` are what its instances run."""
+    call = methods.get("__call__")
+    if call is None:
+        return
+    if call is nn.QuantizedEmbedding.__call__:
+        ours = stand_in(QUANTIZED_EMBEDDING.op, call, _embed, log)
+        yield Adapter(QUANTIZED_EMBEDDING, {"__call__": ours})
+    elif _names_of_form(call, _norm_of_weight_less_one):
+        ours = stand_in(RMS_NORM.op, call, _gemma_norm, log)
+        yield Adapter(NORM_OF_WEIGHT_LESS_ONE, {"__call__": ours})
+    elif (cls.__module__, cls.__name__) == ("mlx_lm.models.gemma2", "Attention"):
+        yield Adapter(SOFTCAPPED_ATTENTION, {"__call__": _softcapped_attention(log)})
+    elif projections := _projections_of_mlp(call):
+        yield Adapter(GATED_MLP, {"__call__": _gated_mlp(*projections, quantized, log)})
+
+
+# Forms: what the method of a model has to be, up to the names of the projections. They never run.
+
+swiglu: Any = None
+
+
+def _mlp(self, x):  # type: ignore[no-untyped-def]
+    return self.down(swiglu(self.gate(x), self.up(x)))
+
+
+def _mlp_in_line(self, x):  # type: ignore[no-untyped-def]
+    return self.down(nn.silu(self.gate(x)) * self.up(x))
+
+
+def _norm_of_weight_less_one(self, x):  # type: ignore[no-untyped-def]
+    return mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)
+
+
+def _names_of_form(method: FunctionType, form: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Attributes and globals that the method uses, in order, if it is the form with other names of projections."""
+    code, expected = method.__code__, form.__code__
+    if _shape(code) != _shape(expected):
+        return None
+    names = code.co_names
+    free = ("down", "gate", "up")
+    return names if all(b in free or a == b for a, b in zip(names, expected.co_names, strict=True)) else None
+
+
+def _shape(code: Any) -> tuple[Any, ...]:
+    constants = tuple(c for c in code.co_consts if c is not None and not isinstance(c, str))  # no documentation
+    return code.co_code, code.co_argcount, code.co_kwonlyargcount, constants, len(code.co_names)
+
+
+def _projections_of_mlp(method: FunctionType) -> tuple[str, str, str] | None:
+    """Names of the projections of a SwiGLU MLP: gate, up, down."""
+    if names := _names_of_form(method, _mlp):
+        known = originals().get(SWIGLU)
+        down, _, gate, up = names
+        return (gate, up, down) if known and method.__globals__.get("swiglu") is known[0] else None
+    if names := _names_of_form(method, _mlp_in_line):
+        down, _, _, gate, up = names
+        return (gate, up, down) if method.__globals__.get("nn") is nn else None
+    return None
+
+
+# What stands in for them.
+
+
+def _format(layer: nn.Module) -> dict[str, Any]:
+    return {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+
+
+def _embed(self: nn.QuantizedEmbedding, ids: mx.array) -> mx.array:
+    return _ext.quantized_embedding(ids, self["weight"], self["scales"], self.get("biases"), **_format(self))
+
+
+def _gemma_norm(self: nn.Module, x: mx.array) -> mx.array:
+    return _ext.rms_norm(widened(x, self["weight"]), self["weight"], self.eps, weight_offset=1.0)
+
+
+def _gated_mlp(gate_name: str, up_name: str, down_name: str, quantized: bool, log: FallbackLog) -> Function:
+    silu_gate = stand_in(SWIGLU.op, lambda gate, up: nn.silu(gate) * up, _ext.silu_gate, log)
+
+    def products_and_gate(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
+        result: mx.array = silu_gate(gate(x), up(x))
+        return result
+
+    fused = stand_in("quantized_swiglu", products_and_gate, _quantized_swiglu, log)
+
+    def __call__(self: nn.Module, x: mx.array) -> mx.array:
+        gate, up = self[gate_name], self[up_name]
+        hidden = (fused if quantized and _is_quantized_pair(gate, up) else products_and_gate)(gate, up, x)
+        result: mx.array = self[down_name](hidden)
+        return result
+
+    return __call__
+
+
+def _is_quantized_pair(*layers: nn.Module) -> bool:
+    """Whether two projections are in one quantized format and no more than that: no bias, and no method of their own
+    around it. Asked at every call, for layers may be exchanged (LoRA)."""
+    products = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
+    return (
+        all(original_class(layer).__call__ in products and "bias" not in layer for layer in layers)
+        and len({(layer.mode, layer.bits, layer.group_size, layer["weight"].shape) for layer in layers}) == 1
+    )
+
+
+def _quantized_swiglu(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
+    matrices = (
+        tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)
+        for layer in (gate, up)
+    )
+    return _ext.quantized_swiglu(x, *matrices, **_format(gate))
+
+
+def _softcapped_attention(log: FallbackLog) -> Function:
+    """Gemma 2's attention: scores are bounded before the mask is added, which no function of MLX's does."""
+    attention = stand_in(ATTENTION.op, reference.flash_attention, _ext.flash_attention, log)
+
+    def heads(x: mx.array, count: int) -> mx.array:
+        return mx.unflatten(x, -1, (count, -1)).swapaxes(1, 2)
+
+    def __call__(self: nn.Module, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        queries = heads(self.q_proj(x), self.n_heads)
+        keys, values = heads(self.k_proj(x), self.n_kv_heads), heads(self.v_proj(x), self.n_kv_heads)
+        offset = 0 if cache is None else cache.offset
+        queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
+        if cache is not None:
+            keys, values = cache.update_and_fetch(keys, values)
+        softcap = self.attn_logit_softcapping
+        attended = attention(queries, keys, values, scale=self.scale, mask=mask, softcap=softcap)
+        result: mx.array = self.o_proj(attended.swapaxes(1, 2).flatten(-2))
+        return result
+
+    return __call__

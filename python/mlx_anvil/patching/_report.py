@@ -1,0 +1,130 @@
+"""What ``patch()`` did, what it left alone, and which calls fell back since."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+from mlx_anvil import _ext
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call of one module.
+
+    Attributes:
+        path: of the module in the model, such as ``"model.layers.0.mlp"``; empty for the model itself.
+        what: what the module calls, such as ``"mx.fast.rms_norm"``.
+        op: our op: the one that stands in, or that would; empty where there is none.
+        why: of a call that was swapped, which module makes it; of one that was left alone, the reason.
+    """
+
+    path: str
+    what: str
+    op: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Calls that ran as they did before the patch.
+
+    Attributes:
+        op: our op that did not take them.
+        reason: why not.
+        count: how many.
+    """
+
+    op: str
+    reason: str
+    count: int
+
+
+class FallbackLog:
+    """Counts the calls that fell back; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, op: str, reason: str) -> None:
+        """Counts a call that ``trace()`` and ``strict()`` know of already."""
+        with self._lock:
+            self._counts[op, reason] += 1
+
+    def note(self, op: str, reason: str) -> None:
+        """Counts a call, and tells ``trace()`` and ``strict()``; the latter raises RuntimeError."""
+        self.add(op, reason)
+        _ext._note_fallback(op, reason)
+
+    def rows(self) -> tuple[Fallback, ...]:
+        """The most frequent first."""
+        with self._lock:
+            return tuple(Fallback(op, reason, count) for (op, reason), count in self._counts.most_common())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a model's calls. Prints as a table; equal layers share a line.
+
+    Attributes:
+        model: name of the model's class.
+        swapped: calls that our ops stand in for.
+        left: calls that run as before, though an option of ``patch`` names their kind, and why.
+    """
+
+    model: str
+    swapped: tuple[Row, ...]
+    left: tuple[Row, ...]
+    log: FallbackLog = field(default_factory=FallbackLog, repr=False, compare=False)
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """Calls of swapped modules that ran as before, counted since the patch, the most frequent first."""
+        return self.log.rows()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.swapped:
+            yield f"{self.model}: nothing to swap."
+        else:
+            table = _table(f"{self.model}: swapped", "modules", "", "call", "op", "made by")
+            for paths, count, row in _grouped(self.swapped):
+                table.add_row(paths, f"x {count}", row.what, row.op, row.why)
+            yield table
+        if self.left:
+            table = _table("left as they are", "modules", "", "call", "why")
+            for paths, count, row in _grouped(self.left):
+                table.add_row(paths, f"x {count}", row.what, row.why)
+            yield table
+        if self.fallbacks:
+            table = _table("calls that fell back", "op", "", "why")
+            for fallback in self.fallbacks:
+                table.add_row(fallback.op, f"x {fallback.count}", fallback.reason)
+            yield table
+
+    def __str__(self) -> str:
+        console = Console(width=140, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if not column else "left")
+    return table
+
+
+def _grouped(rows: Iterable[Row]) -> Iterator[tuple[str, int, Row]]:
+    """Rows that differ in the numbers of their path only, as one: its path with stars, how many, one of them."""
+    groups: dict[Row, list[Row]] = {}
+    for row in rows:
+        alike = Row(re.sub(r"\b\d+\b", "*", row.path), row.what, row.op, row.why)
+        groups.setdefault(alike, []).append(row)
+    for alike, members in groups.items():
+        yield (alike if len(members) > 1 else members[0]).path or "(the model)", len(members), members[0]

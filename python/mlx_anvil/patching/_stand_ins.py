@@ -1,0 +1,100 @@
+"""What stands in for a call: our op, and where that does not take the call, what was there before, counted."""
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_anvil import _ext
+from mlx_anvil.patching._rebind import Call, Function
+from mlx_anvil.patching._report import FallbackLog
+
+OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope")
+
+ATTENTION = Call("attention", "mx.fast.scaled_dot_product_attention", "flash_attention")
+QUANTIZED_MATMUL = Call("quantized", "mx.quantized_matmul", "quantized_matmul")
+RMS_NORM = Call("norm", "mx.fast.rms_norm", "rms_norm")
+LAYER_NORM = Call("norm", "mx.fast.layer_norm", "layer_norm")
+ROPE = Call("rope", "mx.fast.rope", "rope")
+SWIGLU = Call("swiglu", "swiglu", "silu_gate")
+
+
+def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None) -> mx.array:
+    return _ext.rms_norm(widened(x, weight), weight, eps, stream=stream)
+
+
+def _layer_norm(
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float, *, stream: Any = None
+) -> mx.array:
+    return _ext.layer_norm(widened(x, weight, bias), weight, bias, eps, stream=stream)
+
+
+def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
+    """A parameter of a wider dtype widens the result of MLX's norms, not that of ours."""
+    dtype = x.dtype
+    for parameter in parameters:
+        if parameter is not None and parameter.dtype != dtype:
+            dtype = mx.result_type(dtype, parameter.dtype)
+    return x if dtype == x.dtype else x.astype(dtype)
+
+
+def _rope(x: mx.array, dims: int, **options: Any) -> mx.array:
+    return _ext.rope(x, dims, **options)
+
+
+def originals() -> dict[Call, tuple[Function, Function]]:
+    """Each call's function and our op for it; mlx-lm's only where mlx-lm has been imported."""
+    pairs: dict[Call, tuple[Function, Function]] = {
+        ATTENTION: (mx.fast.scaled_dot_product_attention, _ext.flash_attention),
+        QUANTIZED_MATMUL: (mx.quantized_matmul, _ext.quantized_matmul),
+        RMS_NORM: (mx.fast.rms_norm, _rms_norm),
+        LAYER_NORM: (mx.fast.layer_norm, _layer_norm),
+        ROPE: (mx.fast.rope, _rope),
+    }
+    if activations := sys.modules.get("mlx_lm.models.activations"):
+        pairs[SWIGLU] = (activations.swiglu, _ext.silu_gate)
+    return pairs
+
+
+def stand_in(op: str, original: Function, ours: Function, log: FallbackLog) -> Function:
+    """``ours``, or ``original`` for calls that ours does not take or would itself replace by MLX's ops.
+
+    MLX is lazy: a graph that was built to see whether ours takes the call costs nothing if it is dropped.
+    """
+
+    @functools.wraps(ours)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        trace = _ext._begin_trace()
+        try:
+            result = ours(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            refusal = _reason(op, error)
+        else:
+            events = trace.events()
+            if not events:
+                return result
+            for event in events:
+                log.add(event.op, event.reason)
+            return original(*args, **kwargs)
+        finally:
+            _ext._end_trace(trace)
+        result = original(*args, **kwargs)  # raises what it always raised where the call itself is wrong
+        log.note(op, refusal)
+        return result
+
+    return call
+
+
+def stand_ins(log: FallbackLog) -> Mapping[Call, tuple[Function, Function]]:
+    """Each call's function, and what stands in for it."""
+    return {call: (original, stand_in(call.op, original, ours, log)) for call, (original, ours) in originals().items()}
+
+
+def _reason(op: str, error: Exception) -> str:
+    """Our op's own words, without its name; the binding's list of signatures says less than one sentence."""
+    text = str(error).strip()
+    if "incompatible function arguments" in text or "unexpected keyword" in text:
+        return f"arguments that {op} does not take"
+    return text.removeprefix(f"[{op}]").strip()

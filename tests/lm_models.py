@@ -1,0 +1,120 @@
+"""Small models of real mlx-lm architectures with random weights, each from its own ``ModelArgs``."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+VOCABULARY = 96
+
+COMMON = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One of mlx-lm's.
+
+    Attributes:
+        module: its module in ``mlx_lm.models``.
+        options: of its ModelArgs, beside those of ``COMMON`` that it has.
+    """
+
+    module: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, dtype: mx.Dtype = mx.float32) -> nn.Module:
+        """A model with random weights: matrices that keep the scale of what they multiply, all else near what it was."""
+        module = importlib.import_module(f"mlx_lm.models.{self.module}")
+        args = module.ModelArgs.from_dict({"model_type": self.module} | COMMON | self.options)
+        model = module.Model(args)
+
+        def randomised(x: mx.array) -> mx.array:
+            if x.ndim < 2:
+                return x + 0.2 * mx.random.normal(x.shape)
+            return mx.random.normal(x.shape) * x.shape[-1] ** -0.5
+
+        model.update(tree_map(randomised, model.parameters()))
+        model.set_dtype(dtype)
+        mx.eval(model.parameters())
+        return model
+
+
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SU_SCALING = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0 + 0.1 * i for i in range(8)]}
+YARN_SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+WINDOW = 8
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", {"rope_scaling": LLAMA3_SCALING}),
+    "mistral": Architecture(
+        "llama", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+    ),
+    "qwen2": Architecture("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": Architecture("qwen3", {"head_dim": 16, "tie_word_embeddings": False, "rope_scaling": YARN_SCALING}),
+    "gemma2": Architecture("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 24.0, "attn_logit_softcapping": 2.0}),
+    "gemma3": Architecture(
+        "gemma3_text",
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "sliding_window_pattern": 2},
+    ),
+    "phi3": Architecture("phi3", {"rope_scaling": SU_SCALING, "original_max_position_embeddings": 64}),
+    "gpt_oss": Architecture(
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_scaling": YARN_SCALING,
+        },
+    ),
+    "cohere": Architecture("cohere", {"layer_norm_eps": 1e-5, "use_qk_norm": True}),
+    "starcoder2": Architecture("starcoder2", {"norm_epsilon": 1e-5}),
+    "olmo2": Architecture("olmo2"),
+    "mixtral": Architecture("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": Architecture(
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 32,
+            "tie_word_embeddings": False,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+
+def tokens(*shape: int) -> mx.array:
+    """Random ones."""
+    return mx.random.randint(0, VOCABULARY, shape)
+
+
+def copied(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
+    """Another model with the same parameters."""
+    other = build()
+    other.update(model.parameters())
+    return other
