@@ -1,17 +1,18 @@
-"""A griffe extension: functions that a stub gives as overloads only.
-
-nanobind writes ``_ext.pyi`` with one signature for each way of calling an op and the docstring at the last. A stub has no
-implementation behind its overloads, without which griffe drops the function; here the last overload stands for it.
-"""
+"""Extensions of griffe, which reads the docstrings for the API pages."""
 
 import ast
+import re
 from typing import Any
 
 import griffe
 
 
 class StubOverloads(griffe.Extension):
-    """Gives every function of a stub a member of its own, with all signatures."""
+    """Functions that a stub gives as overloads only.
+
+    nanobind writes ``_ext.pyi`` with one signature for each way of calling an op and the docstring at the last. A stub has no
+    implementation behind its overloads, without which griffe drops the function; here the last overload stands for it.
+    """
 
     def on_module_members(
         self,
@@ -35,3 +36,12 @@ class StubOverloads(griffe.Extension):
                 )
                 function.overloads = overloads[:-1]
                 mod.set_member(name, function)
+
+
+class Roles(griffe.Extension):
+    """``:func:`` and ``:class:`` in a docstring become links."""
+
+    def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Runs when an object and what is in it have been read."""
+        if obj.docstring:
+            obj.docstring.value = re.sub(r":(?:func|class):`~?([\w.]+)`", r"[`\1`][\1]", obj.docstring.value)
