@@ -187,18 +187,9 @@ def main() -> None:
         for path in ROOT.iterdir():
             if not _LEFT_OUT.fullmatch(path.name):
                 (Path(folder) / path.name).symlink_to(path)
-        with contextlib.chdir(folder) if sys.version_info >= (3, 11) else _in_folder(folder):
-            run_page(page)
-
-
-@contextlib.contextmanager
-def _in_folder(folder: str) -> Iterator[None]:
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+        os.chdir(folder)
+        run_page(page)
+        os.chdir(ROOT)
 
 
 if __name__ == "__main__":
