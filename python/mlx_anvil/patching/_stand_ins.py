@@ -72,10 +72,10 @@ def stand_in(op: str, original: Function, ours: Function, log: FallbackLog) -> F
         except (TypeError, ValueError) as error:
             refusal = _reason(op, error)
         else:
-            events = trace.events()
-            if not events:
+            fallbacks = [event for event in trace.events() if event.is_fallback]
+            if not fallbacks:
                 return result
-            for event in events:
+            for event in fallbacks:
                 log.add(event.op, event.reason)
             return original(*args, **kwargs)
         finally:
