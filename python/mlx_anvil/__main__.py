@@ -1,4 +1,4 @@
-"""Command line: ``python -m mlx_anvil [check|info]``; no argument means ``check``."""
+"""Command line: ``python -m mlx_anvil [check|bench|info]``; no argument means ``check``."""
 
 import json
 import secrets
@@ -7,28 +7,15 @@ from dataclasses import asdict
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 import mlx_anvil
-from mlx_anvil import _check, _info
+from mlx_anvil import _check
+from mlx_anvil._cli import bytes_text, chosen_backends, progress_bar, time_text
+from mlx_anvil.bench.command import bench
 from mlx_anvil.reference import OPS
 
 _NAMES = list(dict.fromkeys(spec.name for spec in OPS.values()))
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
-def _bytes(count: int) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} B"
 
 
 def _table(rows: list[_check.Row]) -> Table:
@@ -47,7 +34,7 @@ def _table(rows: list[_check.Row]) -> Table:
         shape = "x".join(map(str, row.shape))
         table.add_row(
             row.op, row.variant, row.what, row.dtype, shape, row.backend, f"[{color}]{row.error:.1e}[/{color}]", f"{row.limit:.1e}",
-            _time(row.ours), _time(row.mlx), f"{row.speedup:.1f}x", _bytes(row.peak_memory),
+            time_text(row.ours), time_text(row.mlx), f"{row.speedup:.1f}x", bytes_text(row.peak_memory),
         )  # fmt: skip
     return table
 
@@ -73,26 +60,13 @@ def check(
 
     Exit code 1 when an error is above its limit.
     """
-    usable = _info.usable_backends()
-    for backend in backends:
-        if backend not in usable:
-            raise click.BadParameter(
-                f"{backend} is not usable here; usable: {', '.join(usable)}.", param_hint="--backend"
-            )
-    chosen_ops, chosen_backends = list(ops or _NAMES), list(backends or usable)
+    chosen = list(ops or _NAMES), chosen_backends(backends)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    todo = _check.cases(chosen_ops, chosen_backends)
+    todo = _check.cases(*chosen)
     rows = []
-    with progress:
+    with progress_bar() as progress:
         task = progress.add_task(todo[0].label, total=len(todo))
-        for number, (_, row) in enumerate(_check.run(chosen_ops, chosen_backends, seed), start=1):
+        for number, (_, row) in enumerate(_check.run(*chosen, seed), start=1):
             rows.append(row)
             label = todo[number].label if number < len(todo) else "done"
             progress.update(task, advance=1, description=label)
@@ -133,6 +107,9 @@ def info(as_json: bool) -> None:
             name, "yes" if backend["built"] else "no", "yes" if backend["usable"] else "no", backend["detail"]
         )
     console.print(backends)
+
+
+main.add_command(bench)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ itself; then both are timed side by side.
 """
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlx_anvil.bench.timing import measure, ratio
 from mlx_anvil.reference import DTYPES, OPS, OpSpec
 
 # The FlashAttention criterion: a low-precision result may be off by this many times what the plain definition in that
@@ -78,7 +77,7 @@ def cases(ops: list[str], backends: list[str]) -> list[Case]:
     ]
 
 
-def _results_of(function: Callable[..., mx.array], case: Case) -> Callable[..., list[mx.array]]:
+def results_of(function: Callable[..., mx.array], case: Case) -> Callable[..., list[mx.array]]:
     """What the case computes, by ``function``: its output, or ``(inputs..., cotangent) -> gradients``."""
     count = len(case.spec.arguments)
 
@@ -89,6 +88,16 @@ def _results_of(function: Callable[..., mx.array], case: Case) -> Callable[..., 
         return mx.vjp(function, list(arrays[:count]), list(arrays[count:]))[1]
 
     return gradients if case.gradient else output
+
+
+def inputs(case: Case) -> list[mx.array]:
+    """Random ones; with the cotangent behind them where the case is a gradient."""
+    arrays = case.spec.make_inputs(case.shape, case.dtype)
+    if case.gradient:
+        output = case.spec.function(*arrays)
+        arrays = [*arrays, mx.random.normal(output.shape).astype(output.dtype)]
+    mx.eval(arrays)
+    return arrays
 
 
 def largest_error(results: list[mx.array], truth: list[mx.array]) -> float:
@@ -106,7 +115,7 @@ def largest_error(results: list[mx.array], truth: list[mx.array]) -> float:
 
 def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
     """The op's error on ``arrays``, and the most that it may be."""
-    ours, plain = _results_of(case.spec.function, case), _results_of(case.spec.reference, case)
+    ours, plain = results_of(case.spec.function, case), results_of(case.spec.reference, case)
     with mx.stream(mx.cpu):
         truth = plain(*(x.astype(mx.float64) for x in arrays))
         mx.eval(truth)
@@ -119,39 +128,17 @@ def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
     return error, factor * composed + FLOOR
 
 
-def _timer(run: Callable[[], None], budget: float) -> Callable[[], float]:
-    """A function that times one round, of as many calls as fill ``budget`` seconds."""
-    run()
-    begin = time.perf_counter()
-    run()
-    once = max(time.perf_counter() - begin, 1e-6)
-    calls = max(1, min(200, int(budget / once)))
-
-    def one_round() -> float:
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        return (time.perf_counter() - start) / calls
-
-    return one_round
-
-
 def time_both(case: Case, arrays: list[mx.array], rounds: int = 5) -> tuple[float, float, float]:
     """Median seconds of ours and MLX's, taken in turn, and the median of their ratios."""
-    ours, plain = _results_of(case.spec.function, case), _results_of(case.spec.reference, case)
-    time_ours = _timer(lambda: mx.eval(ours(*arrays)), budget=0.004)
-    time_plain = _timer(lambda: mx.eval(plain(*arrays)), budget=0.004)
-    pairs = [(time_ours(), time_plain()) for _ in range(rounds)]
-    return (
-        statistics.median(a for a, _ in pairs),
-        statistics.median(b for _, b in pairs),
-        statistics.median(b / a for a, b in pairs),
-    )
+    ours, plain = results_of(case.spec.function, case), results_of(case.spec.reference, case)
+    contestants = {"ours": lambda: mx.eval(ours(*arrays)), "MLX": lambda: mx.eval(plain(*arrays))}
+    timings = measure(contestants, rounds=rounds, least_seconds=0.004)
+    return timings["ours"].median, timings["MLX"].median, ratio(timings["MLX"], timings["ours"])
 
 
 def _peak_memory(case: Case, arrays: list[mx.array]) -> int:
     """Bytes that the op needs beyond its inputs."""
-    function = _results_of(case.spec.function, case)
+    function = results_of(case.spec.function, case)
     mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -163,11 +150,7 @@ def run_case(case: Case) -> Row:
     """Checks and times one case."""
     device = mx.cpu if case.backend == "cpu" else mx.gpu
     with mx.stream(device):
-        arrays = case.spec.make_inputs(case.shape, case.dtype)
-        if case.gradient:
-            output = case.spec.function(*arrays)
-            arrays = [*arrays, mx.random.normal(output.shape).astype(output.dtype)]
-        mx.eval(arrays)
+        arrays = inputs(case)
         error, limit = error_and_limit(case, arrays)
         memory = _peak_memory(case, arrays)
         ours, plain, speedup = time_both(case, arrays)

@@ -1,0 +1,112 @@
+"""llama.cpp as a contestant: a GGUF file of a Llama of any shape with random Q4_0 weights, and what generating text does
+with it. Needs the packages gguf and llama-cpp-python (extra ``bench``)."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+
+from mlx_anvil.bench.model import LlamaShape
+
+# Q4_0: blocks of 32 weights, a float16 scale and 32 codes of 4 bits; 4.5 bits a weight, as MLX's groups of 64 have with
+# their scale and bias in 16 bits.
+BLOCK, BLOCK_BYTES = 32, 18
+CODE_DEVIATION = 4.6
+
+
+def write(path: Path, shape: LlamaShape) -> None:
+    """Writes the file, without a vocabulary: tokens are numbers here."""
+    rng = np.random.default_rng()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(4096)
+    writer.add_block_count(shape.layers)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_tokenizer_model("no_vocab")
+
+    def add_matrix(name: str, outputs: int, inputs: int) -> None:
+        blocks = rng.integers(0, 256, (outputs, inputs // BLOCK, BLOCK_BYTES), np.uint8)
+        scales = rng.uniform(0.5, 1.5, blocks.shape[:2]) * (inputs**-0.5 / CODE_DEVIATION)
+        blocks[..., :2] = scales.astype(np.float16)[..., None].view(np.uint8)
+        writer.add_tensor(f"{name}.weight", blocks.reshape(outputs, -1), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+
+    def add_norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(shape.hidden, np.float32))
+
+    add_matrix("token_embd", shape.vocabulary, shape.hidden)
+    kv_width = shape.hidden // shape.heads * shape.kv_heads
+    for layer in range(shape.layers):
+        block = f"blk.{layer}"
+        add_norm(f"{block}.attn_norm")
+        add_matrix(f"{block}.attn_q", shape.hidden, shape.hidden)
+        add_matrix(f"{block}.attn_k", kv_width, shape.hidden)
+        add_matrix(f"{block}.attn_v", kv_width, shape.hidden)
+        add_matrix(f"{block}.attn_output", shape.hidden, shape.hidden)
+        add_norm(f"{block}.ffn_norm")
+        add_matrix(f"{block}.ffn_gate", shape.intermediate, shape.hidden)
+        add_matrix(f"{block}.ffn_up", shape.intermediate, shape.hidden)
+        add_matrix(f"{block}.ffn_down", shape.hidden, shape.intermediate)
+    add_norm("output_norm")
+    add_matrix("output", shape.vocabulary, shape.hidden)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@llama_cpp.llama_log_callback
+def _say_nothing(level: int, text: bytes, user_data: Any) -> None:
+    pass
+
+
+class LlamaCpp:
+    """A model in llama.cpp, through its C interface: what its own speed test times too."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        llama_cpp.llama_log_set(_say_nothing, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        model_options = llama_cpp.llama_model_default_params()
+        model_options.use_mmap = False  # else weights are read where they lie, not laid out anew for this machine
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_options)
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = 512
+        options.n_threads = options.n_threads_batch = threads
+        self._context = llama_cpp.llama_init_from_model(self._model, options)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._rng = np.random.default_rng()
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    @staticmethod
+    def system() -> str:
+        """Version of the package and the instructions that this build of llama.cpp uses."""
+        used = [part.strip() for part in llama_cpp.llama_print_system_info().decode().split("|")]
+        names = [part.partition("=")[0].strip().removeprefix("CPU : ") for part in used if part.endswith("= 1")]
+        return f"llama-cpp-python {llama_cpp.__version__}: {', '.join(names)}"
+
+    def prefill(self, count: int) -> None:
+        """Runs so many tokens in one batch, from an empty cache; logits of the last."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+        self._decode(count)
+
+    def decode_step(self, context: int) -> None:
+        """Runs one token behind the first ``context`` of the cache."""
+        llama_cpp.llama_memory_seq_rm(self._memory, 0, context, -1)
+        self._decode(1)
+
+    def _decode(self, count: int) -> None:
+        tokens = (llama_cpp.llama_token * count)(*self._rng.integers(self._vocabulary, size=count).tolist())
+        failed = llama_cpp.llama_decode(self._context, llama_cpp.llama_batch_get_one(tokens, count))
+        if failed:
+            raise RuntimeError(f"llama_decode returned {failed}")
+        llama_cpp.llama_synchronize(self._context)

@@ -1,0 +1,101 @@
+"""Files of results: written by ``python -m mlx_anvil bench --json``, read by ``--compare`` and ``--plot``."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import mlx_anvil
+from mlx_anvil.bench.timing import Timing, as_json, ratio
+
+# Raised when a reader of older files would misread newer ones.
+SCHEMA = "mlx_anvil.bench/1"
+
+
+class ResultsError(ValueError):
+    """A file that is not of results, or of ones that this version cannot read."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured: ``ours`` and ``mlx`` ran interleaved, ``speedup`` is the median of their rounds' ratios."""
+
+    suite: str
+    name: str
+    backend: str
+    dtype: str
+    shape: str
+    ours: Timing
+    mlx: Timing
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes rows of two runs the same row."""
+        return (self.suite, self.name, self.backend, self.dtype, self.shape)
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than MLX."""
+        return ratio(self.mlx, self.ours)
+
+
+@dataclass(frozen=True)
+class Results:
+    """One run."""
+
+    machine: dict[str, Any]
+    rows: list[Row]
+
+
+def machine() -> dict[str, Any]:
+    """What a reader has to know to place the figures."""
+    facts: dict[str, Any] = dict(mlx_anvil.info())
+    facts["cpu_model"] = _cpu_model()
+    facts["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    return facts
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def save(results: Results, path: Path) -> None:
+    """Writes a file that :func:`load` reads."""
+    rows = [
+        asdict(row) | {"ours": as_json(row.ours), "mlx": as_json(row.mlx), "speedup": round(row.speedup, 3)}
+        for row in results.rows
+    ]
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    head = f'"schema": "{SCHEMA}",\n"machine": {json.dumps(results.machine, indent=1)}'
+    path.write_text(f'{{\n{head},\n"rows": [\n{lines}\n]\n}}\n')
+
+
+def load(path: Path) -> Results:
+    """Reads a file of :func:`save`.
+
+    Raises:
+        ResultsError: the file is no JSON, of another schema, or lacks something.
+    """
+    try:
+        body = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ResultsError(f"{path} is not JSON: {error}") from error
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if schema != SCHEMA:
+        raise ResultsError(f"{path} has schema {schema!r}; allowed: {SCHEMA!r}, as `bench --json` writes.")
+    try:
+        return Results(body["machine"], [_row(row) for row in body["rows"]])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{path} lacks or misstates a part of its rows: {error!r}") from error
+
+
+def _row(row: dict[str, Any]) -> Row:
+    names = {name: str(row[name]) for name in ("suite", "name", "backend", "dtype", "shape")}
+    ours, mlx = (Timing.of([float(value) for value in row[label]["rounds"]]) for label in ("ours", "mlx"))
+    return Row(**names, ours=ours, mlx=mlx)
