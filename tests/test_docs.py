@@ -1,6 +1,7 @@
 """The README and the pages under docs/ say what is true: their code runs, as written (``documents.py`` says how)."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ PAGES = {str(page.relative_to(documents.ROOT)): page for page in documents.pages
 NOT_RUN = {
     "README.md": 1,
     "docs/backends.md": 1,
+    "docs/index.md": 1,
     "docs/macos.md": 1,
 }
 
@@ -31,6 +33,14 @@ def code_blocks(page: Path) -> list[documents.Block]:
 def test_code_runs(name):
     result = subprocess.run([sys.executable, documents.__file__, PAGES[name]], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_first_example_learns(capsys):
+    first = next(block for block in code_blocks(PAGES["README.md"]) if block.language == "python")
+    exec(compile(first.code, first.place, "exec"), {})
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+    assert len(losses) == 10
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_blocks_that_are_not_run_are_counted():
@@ -59,7 +69,23 @@ def test_a_wrong_page_is_found(tmp_path, code):
     assert re.search(r"'2' is not in the output|", result.stderr)
 
 
-# ---- the support matrix, quoted messages and reasons --------------------------------------------------------------
+# ---- figures, the support matrix, quoted messages and reasons --------------------------------------------------------------
+
+
+def generation_table() -> str:
+    """Tokens per second of a patched model, from the committed measurement."""
+    rows = json.loads((documents.ROOT / "bench/results/lm_cpu.json").read_text())["rows"]
+    lines = ["| | dtype | tokens/s | over MLX | over llama.cpp |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: (row["op"], row["dtype"])):
+        over = row["speedup"]
+        lines.append(
+            f"| {row['op']} | {row['dtype']} | {row['tokens_per_second']:.1f} | {over['MLX']:.0f}x | {over['llama.cpp']:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def test_figures_of_generation():
+    assert generation_table() in PAGES["README.md"].read_text(), generation_table()
 
 
 def test_support_matrix():
