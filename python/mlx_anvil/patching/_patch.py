@@ -59,6 +59,9 @@ def unpatch(model: nn.Module) -> None:
     """Gives every module of a patched model its own class back; nothing else has changed. A model that is not patched
     stays as it is.
 
+    Args:
+        model (mlx.nn.Module): the model.
+
     Raises:
         TypeError: ``model`` is not an ``mlx.nn.Module``.
     """
