@@ -19,6 +19,7 @@ from support import (
     assert_accurate,
     assert_same_bits,
     backend_scope,
+    in_float64,
     jvp_of,
     layouts,
     max_error,
@@ -55,6 +56,16 @@ def gradients_of(function, count: int):
     """In all arguments, as a list: of a function of one argument MLX gives the gradient by itself."""
     gradient = mx.grad(function, argnums=list(range(count)))
     return lambda *arrays: as_list(gradient(*arrays))
+
+
+def assert_same_gradients(spec: OpSpec, ours: Arrays, wanted: Arrays) -> None:
+    """The same bits, if not added up in any order."""
+    for a, b in zip(ours, wanted, strict=True):
+        if spec.scattered_gradients and support.backend == "cuda":
+            unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10, mx.float32: 2.0**-20}[b.dtype]
+            assert max_error(a, b) <= unit
+        else:
+            assert_same_bits(a, b)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -173,8 +184,7 @@ def test_any_memory_layout(spec: OpSpec, dtype: mx.Dtype):
             for _, view in layouts(array):
                 moved = [*arrays[:index], view, *arrays[index + 1 :]]
                 assert_same_bits(spec.function(*moved), expected)
-                for ours, want in zip(vjp_of(spec.function, count)(*moved, cotangent), gradients, strict=True):
-                    assert_same_bits(ours, want)
+                assert_same_gradients(spec, vjp_of(spec.function, count)(*moved, cotangent), gradients)
 
 
 def test_inputs_are_not_changed(spec: OpSpec):
@@ -204,11 +214,10 @@ def test_same_bits_every_time(spec: OpSpec, dtype: mx.Dtype):
     arrays = draw(spec, large_shape(spec), dtype)
     cotangent = like(spec.function(*arrays))
     gradients = vjp_of(spec.function, len(arrays))
-    first = [spec.function(*arrays), *gradients(*arrays, cotangent)]
-    mx.eval(first)
-    second = [spec.function(*arrays), *gradients(*arrays, cotangent)]
-    for a, b in zip(first, second, strict=True):
-        assert_same_bits(a, b)
+    first, of_first = spec.function(*arrays), gradients(*arrays, cotangent)
+    mx.eval(first, of_first)
+    assert_same_bits(first, spec.function(*arrays))
+    assert_same_gradients(spec, of_first, gradients(*arrays, cotangent))
 
 
 def test_special_values(spec: OpSpec):
@@ -222,10 +231,15 @@ def test_special_values(spec: OpSpec):
             with mx.stream(mx.cpu):
                 plain = to_numpy(spec.reference(*changed))
             np.testing.assert_array_equal(np.isnan(ours), np.isnan(plain))
-            # Where large terms cancel, what is left has the rounding of the terms.
-            largest = np.abs(plain[np.isfinite(plain)]).max(initial=1.0)
+            # Where large terms cancel, what is left has the rounding of the terms; exponentials of large ones magnify it,
+            # in float32 arithmetic of any order.
+            finite = np.isfinite(plain)
+            largest = np.abs(plain[finite]).max(initial=1.0)
+            exact = to_numpy(in_float64(spec.reference, changed)[0])
+            both = finite & np.isfinite(exact)
+            rounding = np.abs(plain[both] - exact[both]).max(initial=0.0)
             tolerance = spec.float32_tolerance
-            np.testing.assert_allclose(ours, plain, rtol=tolerance, atol=tolerance * largest)
+            np.testing.assert_allclose(ours, plain, rtol=tolerance, atol=tolerance * largest + 2 * rounding)
 
 
 # ---- transformations -------------------------------------------------------------------------------------------------
@@ -272,7 +286,7 @@ def test_compile(spec: OpSpec, shapeless: bool):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_compile_of_gradient(spec: OpSpec, shapeless: bool):
-    if shapeless and not spec.shapeless_gradient:
+    if shapeless and spec.scattered_gradients:
         pytest.skip("an op of MLX in the gradient does not infer shapes")
     gradient = gradients_of(lambda *xs: (spec.function(*xs) ** 2).sum(), len(spec.arguments))
     compiled = mx.compile(gradient, shapeless=shapeless)
@@ -316,17 +330,17 @@ def test_two_streams(spec: OpSpec):
 def test_threads(spec: OpSpec):
     arrays = draw(spec, large_shape(spec))
     cotangent = like(spec.function(*arrays))
-    expected = [spec.function(*arrays), *vjp_of(spec.function, len(arrays))(*arrays, cotangent)]
+    expected = spec.function(*arrays), vjp_of(spec.function, len(arrays))(*arrays, cotangent)
     # `cotangent` too: where an array has not been waited for, the first reader takes its event off it, and MLX does not
     # guard that against another thread's doing the same.
     mx.eval(expected, cotangent)
     device = mx.default_device()
-    results: list[Arrays] = []
+    results: list[tuple[mx.array, Arrays]] = []
 
     def work() -> None:
         with backend_scope(), mx.stream(mx.new_stream(device)):
             for _ in range(2):
-                mine = [spec.function(*arrays), *vjp_of(spec.function, len(arrays))(*arrays, cotangent)]
+                mine = spec.function(*arrays), vjp_of(spec.function, len(arrays))(*arrays, cotangent)
                 mx.eval(mine)
             results.append(mine)
 
@@ -336,9 +350,9 @@ def test_threads(spec: OpSpec):
     for thread in threads:
         thread.join(timeout=60)
     assert len(results) == 4
-    for mine in results:
-        for a, b in zip(mine, expected, strict=True):
-            assert_same_bits(a, b)
+    for result, gradients in results:
+        assert_same_bits(result, expected[0])
+        assert_same_gradients(spec, gradients, expected[1])
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

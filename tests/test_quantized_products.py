@@ -199,7 +199,9 @@ def test_affine_scales(format, scale, rng):
             exact = exact_product(x, matrix)
             error = np.abs(to_numpy(multiply(x, matrix)) - exact)
             terms = np.abs(to_numpy(x)) @ np.abs(matrix.weights).T
-            assert (error <= 1e-6 * terms + 1e-42).all()
+            # NVIDIA's tensor cores, which many rows take, have no subnormal factors.
+            smallest = 2.0**-126 * np.abs(to_numpy(x)).sum() if support.backend == "cuda" and rows > 8 else 1e-42
+            assert (error <= 1e-6 * terms + smallest).all()
 
 
 @each_dtype

@@ -106,6 +106,10 @@ bool launches_on_cuda(const mx::Device& device) {
 #endif
 }
 
+bool has_matrix_units(const mx::Device& device) {
+  return device == mx::Device::cpu ? simulation_mode().matrix_units : launches_on_cuda(device);
+}
+
 void launch(const KernelLaunch& request, const mx::Stream& stream) {
   std::string why_not;
   if (!can_launch(stream.device, &why_not)) {

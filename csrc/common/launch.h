@@ -77,6 +77,10 @@ bool can_launch(const mx::Device& device, std::string* why_not);
 // Whether it would on MLX's CUDA backend, some of whose own kernels are faster.
 bool launches_on_cuda(const mx::Device& device);
 
+// Whether `device` has units for matrix products of 16-bit numbers, many times as fast as its
+// arithmetic otherwise: NVIDIA's, and the simulator if told so.
+bool has_matrix_units(const mx::Device& device);
+
 // One group of threads per `per_threadgroup` work items, folded into two dimensions so that neither
 // passes what a grid may have; a kernel's linear index is y * grid.x + x.
 Extent linear_grid(int64_t items, int64_t per_threadgroup);

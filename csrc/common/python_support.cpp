@@ -114,14 +114,14 @@ void bind_gpu(nb::module_& m) {
 }
 
 void bind_simulate(nb::module_& m) {
-  // The mode is a tuple: (on, checked, seed).
-  using Mode = std::tuple<bool, bool, uint64_t>;
+  // The mode is a tuple: (on, checked, seed, matrix_units).
+  using Mode = std::tuple<bool, bool, uint64_t, bool>;
   m.def(
       "_set_simulation_mode",
       [](const Mode& mode) {
-        const auto [on, checked, seed] = mode;
-        const SimulationMode before = set_simulation_mode({on, checked, seed});
-        return Mode(before.on, before.checked, before.seed);
+        const auto [on, checked, seed, matrix_units] = mode;
+        const SimulationMode before = set_simulation_mode({on, checked, seed, matrix_units});
+        return Mode(before.on, before.checked, before.seed, before.matrix_units);
       },
       "mode"_a);
   m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a,
@@ -148,6 +148,8 @@ void bind_trace(nb::module_& m) {
   m.def("_end_strict", &end_strict);
   // For ops that Python code swaps in, which falls back to what was there before.
   m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
+  m.def("_fallback_count", [] { return last_fallback().count; });
+  m.def("_last_fallback", [] { return std::tuple(last_fallback().op, last_fallback().reason); });
 }
 
 Probe::Map probe_named(const std::string& name) {

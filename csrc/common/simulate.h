@@ -13,8 +13,9 @@ namespace mlx_anvil {
 
 struct SimulationMode {
   bool on = false;
-  bool checked = false;  // record races and accesses out of bounds; slower
-  uint64_t seed = 0;     // other than 0: shuffles the order in which threads run
+  bool checked = false;       // record races and accesses out of bounds; slower
+  uint64_t seed = 0;          // other than 0: shuffles the order in which threads run
+  bool matrix_units = false;  // choose kernels as for a GPU that has these
 
   bool operator==(const SimulationMode&) const = default;
 };

@@ -15,7 +15,6 @@ namespace {
 // metal/flash_attention/decode_row.h
 constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
 constexpr int kDecodeThreads = 128;
-constexpr int kMostParts = 32;  // the lanes of a SIMD group
 
 // Keys of a decode are split until there are so many threadgroups, for the larger GPUs, but not
 // into parts that would do little more than start.
@@ -150,7 +149,7 @@ void launch_decode(const AttentionConfig& config,
   const int64_t keys = visible_keys(params.common);
   const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
   const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
-  const int64_t parts = std::clamp<int64_t>(std::min(wanted, possible), 1, kMostParts);
+  const int64_t parts = std::max<int64_t>(std::min(wanted, possible), 1);
   params.parts = static_cast<int32_t>(parts);
   params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
 

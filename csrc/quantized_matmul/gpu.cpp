@@ -18,6 +18,14 @@ constexpr const char* kFolder = "quantized_matmul";
 // As numbered in plain.metal and matmul.metal.
 enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors };
 
+// gemv_matrix.metal: rows of w and columns that a SIMD group takes at a time.
+constexpr int kMatrixSimdgroups = 8;
+constexpr int kMatrixThreads = 32 * kMatrixSimdgroups;
+constexpr int64_t kMatrixOutputs = 32;
+constexpr int64_t kMatrixColumns = 256;
+// With so many rows of w each SIMD group of a large GPU has some of its own.
+constexpr int64_t kEnoughMatrixOutputs = 65536;
+
 // plain.metal
 constexpr int kPlainThreads = 256;
 constexpr int64_t kEnoughThreadgroups = 128;
@@ -46,6 +54,15 @@ struct Request {
     });
   }
 
+  // Whether scales and biases may be loaded as gemv_matrix.h does: those of 256 columns together,
+  // up to four.
+  bool factors_are_vectors(const QuantizedFormat& format) const {
+    const int bytes = format.group == 128 ? 4 : 8;
+    return std::all_of(matrices.begin(), matrices.end(), [&](const QuantizedWeightArrays& m) {
+      return rows_are_vectors({m.scales, m.biases}, bytes);
+    });
+  }
+
   void launch_kernel(const std::string& name,
                      std::vector<FunctionConstant> constants,
                      const QuantizedParams& params,
@@ -66,23 +83,47 @@ struct Request {
   }
 };
 
+// One kernel for every number of rows from 1 to 8, or results would depend on it.
+bool takes_matrix_units(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const Request& request) {
+  return has_matrix_units(request.stream.device) && format.has_biases() && format.bits == 4 &&
+         request.x.itemsize() == 2 && sizes.columns % kMatrixColumns == 0 &&
+         request.words_are_vectors(format) && request.factors_are_vectors(format) &&
+         rows_are_vectors({&request.x});
+}
+
 void launch_gemv(const char* kernel,
                  const QuantizedFormat& format,
                  const QuantizedSizes& sizes,
                  const Request& request) {
   const auto matrices = static_cast<int64_t>(request.matrices.size());
-  const int64_t simdgroups = ceil_div(sizes.outputs, gemv_streams(sizes.rows) / matrices);
-  const bool shared = gemv_shares_columns(sizes.outputs * matrices * sizes.batch);
+  const int64_t all_outputs = sizes.outputs * matrices * sizes.batch;
+  const bool by_matrices = takes_matrix_units(format, sizes, request);
+  const std::string start = std::string("quantized_") + kernel;
+  const std::string dtype = dtype_name(request.x);
+  const auto row_blocks = static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows));
+  const auto batch = static_cast<uint32_t>(sizes.batch);
+  const auto grid = [&](int64_t streams, bool shared, int64_t simdgroups) -> Extent {
+    const int64_t all = ceil_div(sizes.outputs, streams / matrices);
+    return {static_cast<uint32_t>(shared ? all : ceil_div(all, simdgroups)), row_blocks, batch};
+  };
+  if (by_matrices) {
+    const bool shared = all_outputs < kEnoughMatrixOutputs;
+    request.launch_kernel(start + "_matrix_" + dtype + "_g" + std::to_string(format.group),
+                          {{kRowsAreVectors, true}, {kColumnsAreShared, shared}},
+                          params_of(format, sizes), grid(kMatrixOutputs, shared, kMatrixSimdgroups),
+                          kMatrixThreads);
+    return;
+  }
   // A swiglu compiled shapeless may be given more rows than the op sends here.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
-  const std::string name = std::string("quantized_") + kernel + "_" + dtype_name(request.x) + "_" +
-                           format_name(format) + "_r" + std::to_string(kernel_rows(rows));
+  const bool shared = gemv_shares_columns(all_outputs);
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
   request.launch_kernel(
-      name, {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
-      {static_cast<uint32_t>(shared ? simdgroups : ceil_div(simdgroups, kGemvSimdgroups)),
-       static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows)),
-       static_cast<uint32_t>(sizes.batch)});
+      start + "_" + dtype + "_" + format_name(format) + "_r" + std::to_string(kernel_rows(rows)),
+      {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
+      grid(gemv_streams(sizes.rows), shared, kGemvSimdgroups));
 }
 
 void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Stream& stream) {

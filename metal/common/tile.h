@@ -48,6 +48,29 @@ METAL_FUNC Fragment<T> fragment_of(float2 elements) {
   return fragment_of<T>(static_cast<T>(elements.x), static_cast<T>(elements.y));
 }
 
+// The lane that has (row, column), the inverse of fragment_place.
+METAL_FUNC ushort lane_of(short row, short column) {
+  return ushort(column / 2 % 2 | row % 4 << 1 | column / 4 << 3 | row / 4 << 4);
+}
+
+// Exchanged between lanes, of 16-bit numbers. As PTX a second operand of a product that comes from
+// here takes no instruction: the unit wants it the other way round.
+template <typename T>
+METAL_FUNC Fragment<T> transposed(Fragment<T> frag, FragmentPlace place) {
+  static_assert(sizeof(T) == 2, "a pair is a word");
+#ifdef __MSLC_PTX__
+  frag.thread_elements() = mslc::transposed(elements_of(frag));
+  return frag;
+#else
+  const uint pair = metal::as_type<uint>(elements_of(frag));
+  const Pair<T> first =
+      metal::as_type<Pair<T> >(metal::simd_shuffle(pair, lane_of(place.column, place.row)));
+  const Pair<T> second =
+      metal::as_type<Pair<T> >(metal::simd_shuffle(pair, lane_of(place.column + 1, place.row)));
+  return fragment_of<T>(first[place.row % 2], second[place.row % 2]);
+#endif
+}
+
 // The lanes of one row of a fragment differ in bits 0 and 3 of their number.
 METAL_FUNC float row_max(float x) {
   x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));

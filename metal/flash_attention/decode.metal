@@ -173,10 +173,12 @@ template <typename T>
   const DecodeRow row = {int(group.y), int(group.x) / common.q_len, int(group.x) % common.q_len};
   const long first_part = row.index(common) * params.parts;
 
-  // A lane for each part: the host makes 32 at most.
-  const bool has_part = int(lane) < params.parts;
-  const device float* sums = partial_sums + 2 * (first_part + (has_part ? lane : 0));
-  const float highest = sums[0];
+  // Parts go round the lanes.
+  const device float* sums = partial_sums + 2 * first_part;
+  float highest = -INFINITY;
+  for (int part = lane; part < params.parts; part += 32) {
+    highest = metal::max(highest, sums[2 * part]);
+  }
   OnlineSoftmax all;
   all.clear();
   all.highest = metal::simd_max(highest);
@@ -185,8 +187,11 @@ template <typename T>
     sink = row.sink(sinks, common);
     all.highest = metal::max(all.highest, sink);
   }
-  const float factor = has_part ? metal::fast::exp2(highest - all.base()) : 0.0f;
-  float total = metal::simd_sum(factor * sums[1]);
+  float total = 0.0f;
+  for (int part = lane; part < params.parts; part += 32) {
+    total += metal::fast::exp2(sums[2 * part] - all.base()) * sums[2 * part + 1];
+  }
+  total = metal::simd_sum(total);
   if (has_sinks) {
     total = all.add_sink(sink, total);
   }
@@ -197,9 +202,14 @@ template <typename T>
   for (int column = thread_index; column < columns; column += kDecodeThreads) {
     const bool exists = column < common.v_head_dim;
     float sum = 0.0f;
-    for (int part = 0; part < params.parts; ++part) {
-      const float x = exists ? parts[part * common.v_head_dim + column] : 0.0f;
-      sum += metal::simd_shuffle(factor, ushort(part)) * x;
+    for (int begin = 0; begin < params.parts; begin += 32) {
+      const int count = metal::min(32, params.parts - begin);
+      const float factor =
+          int(lane) < count ? metal::fast::exp2(sums[2 * (begin + lane)] - all.base()) : 0.0f;
+      for (int i = 0; i < count; ++i) {
+        const float x = exists ? parts[(begin + i) * common.v_head_dim + column] : 0.0f;
+        sum += metal::simd_shuffle(factor, ushort(i)) * x;
+      }
     }
     if (exists) {
       out[row.out_offset(params) + column] = static_cast<T>(sum * inverse);

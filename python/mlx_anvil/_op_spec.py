@@ -26,7 +26,8 @@ class OpSpec:
         float32_tolerance: largest error allowed in float32, as a share of the result's largest magnitude.
         special_values: what the contract tests put in place of elements; the result has to be that of the definition
             in float32, to rounding.
-        shapeless_gradient: whether a gradient can be compiled shapeless, which MLX refuses for some ops of its own.
+        scattered_gradients: whether MLX's scatter adds some of the gradients up, which it refuses to compile shapeless, and on
+            CUDA does in any order.
     """
 
     name: str
@@ -40,7 +41,7 @@ class OpSpec:
     check_shapes: tuple[tuple[int, ...], ...]
     float32_tolerance: float = 1e-5
     special_values: tuple[float, ...] = (math.nan, math.inf, -math.inf, 1e4, -1e4, 0.0, -0.0)
-    shapeless_gradient: bool = True
+    scattered_gradients: bool = False
 
     @property
     def id(self) -> str:

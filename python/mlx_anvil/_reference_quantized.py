@@ -199,7 +199,7 @@ def _embedding_spec(variant: str, bits: int, check_shapes: tuple[tuple[int, ...]
         contract_shapes=((1, 1), (7, 1), (5, 3), (37, 2), (11, 2), (11, 2)),
         check_shapes=check_shapes,
         special_values=_QUANTIZED_SPECIAL_VALUES,
-        shapeless_gradient=False,  # rows that come several times are added up by MLX's scatter
+        scattered_gradients=True,  # rows that come several times are added up by MLX's scatter
     )
 
 
@@ -218,7 +218,7 @@ def _head_spec(name: str, bits: int, **options: Any) -> OpSpec:
         check_shapes=((1, 4096, 8), (3, 513, 4)),
         float32_tolerance=5e-5,
         special_values=_QUANTIZED_SPECIAL_VALUES,
-        shapeless_gradient=False,  # rows of w that are best for several of x are added up by MLX's scatter
+        scattered_gradients=True,  # rows of w that are best for several of x are added up by MLX's scatter
     )
 
 

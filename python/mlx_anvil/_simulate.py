@@ -43,7 +43,7 @@ def _register_toolchain() -> None:
 
 
 @contextmanager
-def simulate(*, checked: bool = False, seed: int = 0) -> Iterator[None]:
+def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False) -> Iterator[None]:
     """Inside the block, ops of this thread on CPU streams run their Metal kernels in the simulator.
 
     The dispatch is the one that Metal gets: same kernel, function constants, bindings, params and grid. Nothing but
@@ -57,11 +57,17 @@ def simulate(*, checked: bool = False, seed: int = 0) -> Iterator[None]:
         checked: find races, accesses out of bounds and the other mistakes that docs/mslc.md lists; several times
             slower. A finding raises RuntimeError, with its place in the ``.metal`` file, when the op is evaluated.
         seed: other than 0 shuffles the order in which threads run; results must not depend on it.
+        matrix_units: choose kernels as for a GPU with units for matrix products of 16-bit numbers, such as NVIDIA's.
+
+    Raises:
+        ToolchainError: there is no compiler (the ``sim`` extra), or this is not Linux.
+        ValueError: a negative seed.
+        RuntimeError: with ``checked``, a finding; raised by the evaluation, not by the call.
     """
     if seed < 0:
         raise ValueError(f"[simulate] seed is {seed}; allowed: 0 or more.")
     _register_toolchain()
-    before = _ext._set_simulation_mode((True, checked, seed))
+    before = _ext._set_simulation_mode((True, checked, seed, matrix_units))
     try:
         yield
     finally:

@@ -21,6 +21,16 @@ def silu_gate() -> Iterator[Call]:
             yield lambda a=a, b=b, c=c, d=d: mx.jvp(mlx_anvil.silu_gate, [a, b], [c, d])
 
 
+def _for_matrix_units(call: Call) -> Call:
+    def chosen() -> object:
+        if mx.default_device() == mx.gpu:  # which has them or not
+            return call()
+        with mlx_anvil.simulate(matrix_units=True):
+            return call()
+
+    return chosen
+
+
 # ---- flash_attention -------------------------------------------------------------------------------------------------
 
 # Tiles are for head dims up to these or any between: each is tried, and one more.
@@ -95,6 +105,12 @@ def quantized_matmul() -> Iterator[Call]:
                     yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                     yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
                     yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+            # Enough rows of w for SIMD groups with columns of their own, and too few.
+            for outputs in (128, 65536) if mode == "affine" and bits == 4 else ():
+                gate, up = (mx.quantize(mx.zeros((outputs, 256), dtype), **options) for _ in range(2))
+                x = mx.zeros((3, 256), dtype)
+                yield _for_matrix_units(lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o))
+                yield _for_matrix_units(lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o))
 
 
 def quantized_embedding() -> Iterator[Call]:

@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,7 +56,9 @@ def record(op: str) -> list[Launch]:
     return list(found.values())
 
 
-def main() -> None:
+@contextmanager
+def recording() -> Iterator[None]:
+    """Inside the block launches run nothing. For the rest of the process there are no simulated kernels."""
     with tempfile.TemporaryDirectory() as folder:
         recorder = build_recorder(Path(folder))
 
@@ -64,9 +68,10 @@ def main() -> None:
 
         with mlx_anvil.simulate():
             _ext._set_simulator_toolchain(pretend_to_compile, lambda path, report: "")
-            launches = [launch for op in sys.argv[1:] for launch in record(op)]
-    json.dump([asdict(launch) for launch in launches], sys.stdout)
+            yield
 
 
 if __name__ == "__main__":
-    main()
+    with recording():
+        launches = [launch for op in sys.argv[1:] for launch in record(op)]
+    json.dump([asdict(launch) for launch in launches], sys.stdout)

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
@@ -22,6 +22,7 @@ from .rewrite import Target
 from .toolchain import ToolchainError
 
 ARCHITECTURES = ("sm_80", "sm_90")
+TARGET_MACRO = ("__MSLC_PTX__", "1")  # for source that says something in another way here
 POINTER, VALUE, THREADGROUP_OFFSET = "pointer", "value", "threadgroup_offset"
 
 # PTX 7.8 is the first with bfloat arithmetic and movmatrix; drivers of CUDA 11.8 and later take it.
@@ -101,7 +102,7 @@ def compile_ptx(
         source = Source.load(source)
     if not re.fullmatch(r"sm_\d+a?", arch):
         raise ValueError(f"'{arch}' is not an architecture such as sm_90")
-    preprocessed = run_preprocessor(source)
+    preprocessed = run_preprocessor(replace(source, defines=(*source.defines, TARGET_MACRO)))
     if defers_constants:
         constants = {int(index): DEFERRED for index in _CONSTANT_INDEX.findall(preprocessed)}
     rewritten = run_rewriter(source, preprocessed, constants, PTX)

@@ -1,0 +1,201 @@
+"""Trains a character-level Llama on a text file:
+
+python examples/train.py                           # on this repository's README
+python examples/train.py book.txt --steps 500 --length 1024
+python examples/train.py --lora                    # adapters on 4-bit weights
+python examples/train.py --compare                 # with mlx-anvil and without, both curves in one plot
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib.pyplot as plt
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import mlx_anvil
+from common import COLORS, DTYPES, MLX, OURS, check_heads, dtype_option, plot_option, random_llama, save, size
+
+README = Path(__file__).parent.parent / "README.md"
+QUANTIZED = {"group_size": 32, "bits": 4}
+ADAPTERS = {"rank": 8, "scale": 2.0, "dropout": 0.0}
+
+
+@dataclass
+class Text:
+    """A text as the places of its characters in ``alphabet``."""
+
+    alphabet: str
+    tokens: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path) -> "Text":
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.ClickException(f"cannot read {path}: {error}") from error
+        alphabet = "".join(sorted(set(text)))
+        place = {character: index for index, character in enumerate(alphabet)}
+        return cls(alphabet, np.array([place[character] for character in text], dtype=np.int32))
+
+    def batches(self, steps: int, batch: int, length: int, seed: int) -> Iterator[mx.array]:
+        """``steps`` arrays of ``batch`` pieces of the text, each of ``length`` characters and the one that follows."""
+        if len(self.tokens) <= length:
+            raise click.ClickException(
+                f"the text has {len(self.tokens)} characters; sequences of --length {length} need at least {length + 1}."
+            )
+        rng = np.random.default_rng(seed)
+        for _ in range(steps):
+            starts = rng.integers(0, len(self.tokens) - length, size=(batch, 1))
+            yield mx.array(self.tokens[starts + np.arange(length + 1)])
+
+
+def loss(model: nn.Module, tokens: mx.array) -> mx.array:
+    """Mean cross-entropy of each character after those before it, in nats; in float32 whatever the model's dtype."""
+    logits = model(tokens[:, :-1])
+    logits = logits if logits.dtype == mx.float64 else logits.astype(mx.float32)
+    return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+
+
+def train(
+    model: nn.Module,
+    batches: Iterator[mx.array],
+    optimizer: optim.Optimizer,
+    on_step: Callable[[float], None] = lambda loss: None,
+) -> list[float]:
+    """Trains in place; the loss of every step."""
+    loss_and_gradients = nn.value_and_grad(model, loss)
+    losses = []
+    for tokens in batches:
+        value, gradients = loss_and_gradients(model, tokens)
+        optimizer.update(model, gradients)
+        # All at once, so that a step's activations are gone before the next begins.
+        mx.eval(value, model.trainable_parameters(), optimizer.state)
+        losses.append(value.item())
+        on_step(losses[-1])
+    return losses
+
+
+def add_adapters(model: Any) -> None:
+    """Makes the model one for QLoRA: its weights in 4 bits and frozen, low-rank adapters beside every projection."""
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    nn.quantize(model, **QUANTIZED)
+    model.freeze()
+    linear_to_lora_layers(model, len(model.layers), ADAPTERS)
+    mx.eval(model.parameters())
+
+
+@dataclass
+class Run:
+    label: str
+    losses: list[float]
+    tokens_per_second: float
+    peak_bytes: int
+
+
+def measured_run(label: str, model: nn.Module, text: Text, console: Console, options: dict[str, Any]) -> Run:
+    """Trains with a progress bar, and says how fast and in how much memory."""
+    steps, batch, length = options["steps"], options["batch"], options["length"]
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[figures]}", TimeRemainingColumn())
+    mx.reset_peak_memory()
+    start = time.perf_counter()
+    with Progress(*(TextColumn(c) if isinstance(c, str) else c for c in columns), console=console) as progress:
+        task = progress.add_task(label, total=steps, figures="")
+
+        def on_step(value: float) -> None:
+            done = progress.tasks[task].completed + 1
+            rate = done * batch * length / (time.perf_counter() - start)
+            progress.update(task, advance=1, figures=f"loss {value:.3f}  {rate:,.0f} tokens/s")
+
+        batches = text.batches(steps, batch, length, options["seed"])
+        losses = train(model, batches, optim.Adam(options["learning_rate"]), on_step)
+    rate = steps * batch * length / (time.perf_counter() - start)
+    return Run(label, losses, rate, mx.get_peak_memory())
+
+
+def draw(runs: list[Run], title: str, path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for index, run in enumerate(runs):
+        # The second lies on the first; dashes let both be seen.
+        style = {"color": COLORS[run.label], "linestyle": "--" if index else "-", "linewidth": 1.5}
+        axis.plot(range(1, len(run.losses) + 1), run.losses, label=run.label, **style)
+    axis.set(xlabel="step", ylabel="loss, nats a character", title=title)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    save(figure, path)
+    plt.close(figure)
+
+
+def table_of(runs: list[Run]) -> Table:
+    table = Table("", "first loss", "last loss", "tokens/s", "peak memory")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for run in runs:
+        cells = (f"{run.losses[0]:.3f}", f"{run.losses[-1]:.3f}", f"{run.tokens_per_second:,.0f}", size(run.peak_bytes))
+        table.add_row(run.label, *cells)
+    return table
+
+
+@click.command()
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=README)
+@click.option("--steps", type=click.IntRange(1), default=200, show_default=True)
+@click.option("--batch", type=click.IntRange(1), default=4, show_default=True, help="Sequences of a step.")
+@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sequence.")
+@click.option("--dims", type=click.IntRange(2), default=128, show_default=True, help="Size of the hidden axis.")
+@click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--heads", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--kv-heads", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=3e-3, show_default=True)
+@dtype_option("float32")
+@click.option("--lora", is_flag=True, help="QLoRA: 4-bit weights, frozen, and adapters that are trained.")
+@click.option("--anvil/--no-anvil", default=True, show_default=True, help="Swap mlx-anvil's ops into the model.")
+@click.option("--compare", is_flag=True, help="Train with mlx-anvil and without, from the same weights.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights and batches.")
+@plot_option("loss.png")
+def main(text: Path, plot: Path, **options: Any) -> None:
+    """Trains a character-level Llama on TEXT (default: this repository's README) and draws its loss."""
+    check_heads(options["dims"], options["heads"], options["kv_heads"])
+    if options["lora"] and options["dims"] % QUANTIZED["group_size"]:
+        raise click.UsageError(f"--dims {options['dims']}: --lora needs a multiple of {QUANTIZED['group_size']}.")
+    console = Console()
+    source = Text.read(text)
+    console.print(f"{text.name}: {len(source.tokens):,} characters, {len(source.alphabet)} different ones")
+    labels = [OURS, MLX] if options["compare"] else [OURS if options["anvil"] else MLX]
+    runs = []
+    for label in labels:
+        model = new_model(len(source.alphabet), options)
+        if label == OURS:
+            console.print(mlx_anvil.patch(model))
+        runs.append(measured_run(label, model, source, console, options))
+        if label == OURS:
+            mlx_anvil.unpatch(model)
+    console.print(table_of(runs))
+    kind = "QLoRA" if options["lora"] else options["dtype"]
+    draw(runs, f"Character-level Llama on {text.name}, {kind}, length {options['length']}", plot)
+    console.print(f"wrote {plot}")
+
+
+def new_model(vocabulary: int, options: dict[str, Any]) -> nn.Module:
+    """The same weights for the same seed."""
+    mx.random.seed(options["seed"])
+    shape = {key: options[key] for key in ("dims", "layers", "heads", "kv_heads")}
+    # Llama's MLP is 8/3 as wide as its hidden axis, in whole groups of the quantized formats.
+    mlp = -(-options["dims"] * 8 // 3 // 32) * 32
+    model = random_llama(**shape, mlp=mlp, vocabulary=vocabulary, dtype=DTYPES[options["dtype"]])
+    if options["lora"]:
+        add_adapters(model)
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Quantized products of few rows on GPUs with matrix units, whose kernels the simulator runs if told so."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from quantized_numpy import Format, assert_rounded, draw
+from support import assert_same_bits, poison_memory, to_numpy
+
+pytestmark = pytest.mark.cpu_only
+
+each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+each_format = pytest.mark.parametrize("format", [Format("affine", group, 4) for group in (32, 64, 128)], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def matrix_units():
+    with mlx_anvil.simulate(checked=True, matrix_units=True):
+        yield
+
+
+def traced(op, *args, **options) -> mx.array:
+    """The result of an op that is one kernel for matrix units."""
+    poison_memory(1 << 16)
+    with mlx_anvil.trace() as trace:
+        result = op(*args, **options)
+        mx.eval(result)
+    assert len(trace.kernels) == 1
+    assert "_matrix_" in trace.kernels[0]
+    return result
+
+
+def draw_x(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal(shape).astype(dtype)
+
+
+@each_dtype
+@each_format
+def test_products(format, dtype, rng):
+    # Columns: a step of 256, several; enough that all SIMD groups have some. Rows of w: ragged blocks of 32.
+    for rows, outputs, columns in ((1, 37, 256), (3, 32, 768), (8, 5, 2304), (5, 1, 512)):
+        matrix = draw(format, (outputs, columns), rng, dtype)
+        x = draw_x((rows, columns), dtype)
+        result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
+        assert_rounded(result, to_numpy(x) @ matrix.weights.T, dtype, terms=columns)
+
+
+@each_dtype
+@each_format
+def test_swiglu(format, dtype, rng):
+    for rows, outputs, columns in ((1, 35, 256), (8, 16, 512), (3, 2, 2304)):
+        gate, up = (draw(format, (outputs, columns), rng, dtype) for _ in range(2))
+        x = draw_x((rows, columns), dtype)
+        x = x / 30  # no gate so large that its error is magnified
+        result = traced(mlx_anvil.quantized_swiglu, x, gate.arrays, up.arrays, **format.options)
+        g, u = (to_numpy(x) @ matrix.weights.T for matrix in (gate, up))
+        assert_rounded(result, g / (1 + np.exp(-g)) * u, dtype, terms=columns)
+
+
+@each_dtype
+def test_columns_are_not_shared_by_many_rows(dtype, rng):
+    format = Format("affine", 64, 4)
+    matrix = draw(format, (65539, 256), rng, dtype)
+    x = draw_x((2, 256), dtype)
+    result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
+    assert_rounded(result, to_numpy(x) @ matrix.weights.T, dtype, terms=256)
+
+
+@each_dtype
+def test_batches(dtype, rng):
+    format = Format("affine", 64, 4)
+    matrix = draw(format, (3, 19, 512), rng, dtype)
+    x = draw_x((3, 4, 512), dtype)
+    result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
+    assert_rounded(result, to_numpy(x) @ matrix.weights.swapaxes(-1, -2), dtype, terms=512)
+
+
+@each_dtype
+def test_rows_do_not_depend_on_their_number(dtype, rng):
+    format = Format("affine", 64, 4)
+    matrix = draw(format, (24, 768), rng, dtype)
+    x = draw_x((8, 768), dtype)
+    whole = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
+    for first, count in ((0, 1), (7, 1), (2, 3), (1, 5)):
+        part = x[first : first + count]
+        result = traced(mlx_anvil.quantized_matmul, part, *matrix.arrays, transpose=True, **format.options)
+        assert_same_bits(result, whole[first : first + count])
+
+
+def test_other_formats_and_layouts_keep_their_kernels(rng):
+    matrices = [draw(Format("affine", 64, 3), (8, 256), rng, mx.float16)]
+    matrices += [draw(Format("affine", 64, 4), (8, 256), rng, mx.float32)]
+    matrices += [draw(Format("affine", 64, 4), (8, 320), rng, mx.float16)]
+    for matrix, dtype in zip(matrices, (mx.float16, mx.float32, mx.float16), strict=True):
+        with mlx_anvil.trace() as trace:
+            mx.eval(
+                mlx_anvil.quantized_gemv(
+                    draw_x((1, matrix.weights.shape[1]), dtype), *matrix.arrays, **matrix.format.options
+                )
+            )
+        assert "_matrix_" not in trace.kernels[0]

@@ -1,0 +1,95 @@
+"""Every kernel under compute-sanitizer, on an NVIDIA GPU.
+
+    python tools/sanitize_cuda.py [--tool memcheck] [--processes 8]
+
+Needs an installation with PTX (docs/backends.md) beside MLX with CUDA, CUDA's compute-sanitizer, and the `sim` extra, which finds
+calls that between them launch every kernel (tests/metal_launches/cover.py); `--cover` takes them from a file instead. MLX hands out
+memory from pools whose blocks are larger than the arrays in them, so an access just past an array is not seen here: that is
+what the simulator's checks are for.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+TOOLS = ("memcheck", "racecheck", "synccheck")
+FINDING = 99  # exit status of compute-sanitizer when it has found something
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", *arguments]
+
+
+def run(command: list[str], log: Path, seconds: float) -> int | None:
+    """The exit status; None when it took too long."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    with log.open("w") as output:
+        try:
+            return subprocess.run(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=seconds
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def summary(log: str) -> list[str]:
+    """compute-sanitizer's lines about errors, how often each came first."""
+    lines = [line.removeprefix("=========").strip() for line in log.splitlines() if line.startswith("=========")]
+    kinds = Counter(line for line in lines if line.startswith(("Invalid", "Error", "Race", "Barrier", "Program hit")))
+    return [f"{count} x {line}" for line, count in kinds.most_common(5)]
+
+
+@click.command()
+@click.option(
+    "--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="One of them; may be repeated. Default: all."
+)
+@click.option("--processes", default=8, show_default=True, help="Side by side on the GPU.")
+@click.option("--cover", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="What cover.py printed.")
+@click.option("--seconds", default=1200.0, show_default=True, help="After which a process is stopped.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Folder for what each process printed.")
+def main(tools: tuple[str, ...], processes: int, cover: Path | None, seconds: float, logs: Path | None) -> None:
+    """Runs every kernel under compute-sanitizer. Exit code 1 when it finds something."""
+    console = Console(soft_wrap=True)
+    failed = False
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = logs or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if cover is None:
+            cover = folder / "cover.json"
+            if run(python("metal_launches.cover"), cover, seconds) != 0:
+                raise SystemExit(cover.read_text())
+        for tool in tools or TOOLS:
+            sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FINDING)]
+            targets = {folder / f"{tool}_{part}.log": part for part in range(processes)}
+            commands = {
+                log: [*sanitizer, *python("metal_launches.on_gpu", str(cover), str(part), str(processes))]
+                for log, part in targets.items()
+            }
+            with ThreadPoolExecutor(processes) as pool:
+                statuses = list(pool.map(lambda item: run(item[1], item[0], seconds), commands.items()))
+            kernels = set()
+            for log, status in zip(commands, statuses, strict=True):
+                text = log.read_text()
+                kernels.update(
+                    line for line in text.splitlines() if line and not line.startswith("=") and " " not in line
+                )
+                if status != 0:
+                    failed = True
+                    what = "took too long" if status is None else f"exit status {status}"
+                    console.print(f"[bold red]{tool}[/], part {targets[log]}: {what}", *summary(text), sep="\n  ")
+            console.print(
+                f"{tool}: {len(kernels)} kernels ran, {sum(status != 0 for status in statuses)} of {processes} processes failed"
+            )
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
