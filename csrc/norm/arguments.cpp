@@ -106,7 +106,8 @@ Returns:
     array or (array, array): ``y``, or ``(y, h)`` with a residual, as for ``rms_norm``.
 
 Raises:
-    TypeError, ValueError: as for ``rms_norm``.
+    TypeError: an argument of the wrong type.
+    ValueError: what ``rms_norm`` raises.
 
 After Ba, Kiros and Hinton 2016, "Layer Normalization". Matches ``mx.fast.layer_norm``.
 )";

@@ -56,13 +56,15 @@ Args:
     w (array): uint32 ``[N, K * bits / 32]``.
     scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
     biases (array, optional): like ``scales``; affine only, and required there.
-    group_size, bits, mode: as for ``quantized_matmul``.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
     dtype (Dtype, optional): of the result: float32, float16 or bfloat16. Default: ``None``, the
         promoted dtype of ``scales`` and ``biases`` for affine, else bfloat16.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: ``[*ids.shape, K]``.
+    array: ``[*ids.shape, K]``, of ``dtype``.
 
 Raises:
     TypeError: an argument of the wrong type; ids that are not integers.

@@ -47,11 +47,13 @@ Args:
     scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
     biases (array, optional): like ``scales``; affine only, and required there.
     return_values (bool): whether the largest logits are returned too. Default: ``False``.
-    group_size, bits, mode: as for ``quantized_matmul``.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: uint32 ``[...]``; with ``return_values`` a tuple ``(indices, values)``, values of the
+    array or (array, array): indices, uint32 ``[...]``; with ``return_values`` also the values, in the
     promoted dtype of ``x``, ``scales`` and ``biases``.
 
 Raises:
@@ -76,11 +78,13 @@ Args:
     scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
     biases (array, optional): like ``scales``; affine only, and required there.
     k (int): from 1 to 256, and at most N.
-    group_size, bits, mode: as for ``quantized_matmul``.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    tuple: ``(indices, values)``, each ``[..., k]``: uint32, and the promoted dtype of ``x``,
+    (array, array): indices and values, each ``[..., k]``: uint32, and the promoted dtype of ``x``,
     ``scales`` and ``biases``.
 
 Raises:

@@ -74,12 +74,36 @@ Matches ``mx.quantized_matmul``.
 constexpr const char* kGemvDoc =
     R"(``quantized_matmul`` for at most 8 rows of ``x`` for each ``w``; more are an error.
 
-For decoding, where a call that takes another kernel is a mistake. Formula, arguments and errors are
-those of ``quantized_matmul``, without ``transpose``.
+Formula:
+    ``out = x @ W.T``, ``W`` as for ``quantized_matmul``
+
+For decoding, where a call that takes another kernel is a mistake. Gradients and ``vmap`` are those of
+``quantized_matmul``.
+
+Args:
+    x (array): ``[..., M, K]``, M at most 8; float32, float16 or bfloat16.
+    w (array): uint32 ``[..., N, K * bits / 32]``, as for ``quantized_matmul``.
+    scales (array): ``[..., N, K / group_size]``; floating point (affine), or uint8.
+    biases (array, optional): like ``scales``; affine only, and required there.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array: ``[..., M, N]``, in the promoted dtype of ``x``, ``scales`` and ``biases`` (of ``x`` where
+    the scales are codes).
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: more than 8 rows; what ``quantized_matmul`` raises.
 )";
 
 constexpr const char* kSwigluDoc =
-    R"(The gate of a quantized SwiGLU MLP in one kernel: ``silu(x Wg^T) * (x Wu^T)``.
+    R"(The gate of a quantized SwiGLU MLP in one kernel.
+
+Formula:
+    ``out = silu(x @ Wg.T) * (x @ Wu.T)``, both matrices as for ``quantized_matmul``
 
 For up to 8 rows ``x`` is read once and both matrices are streamed once; nothing in between is
 stored. More rows take two products and ``silu_gate``. Gradients and ``vmap`` are those of
@@ -90,13 +114,18 @@ Args:
     gate (tuple): ``(w, scales, biases)`` of Wg, ``(w, scales)`` where the mode has no biases, as for
         ``quantized_matmul``; rank 2.
     up (tuple): likewise of Wu, of the same shapes.
-    group_size, bits, mode, stream: as for ``quantized_matmul``, the same for both matrices.
+    group_size (int, optional): as for ``quantized_matmul``, the same for both matrices.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: ``[..., N]``.
+    array: ``[..., N]``, in the promoted dtype of ``x``, scales and biases (of ``x`` where the scales
+    are codes).
 
 Raises:
-    TypeError, ValueError: as for ``quantized_matmul``; matrices of different shapes.
+    TypeError: an argument of the wrong type.
+    ValueError: what ``quantized_matmul`` raises for either matrix; matrices of different shapes.
 )";
 
 #define MLX_ANVIL_QUANTIZED_END "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"

@@ -90,16 +90,26 @@ Matches ``mx.fast.rope`` (Su et al. 2021, "RoFormer").
 constexpr const char* kRopeQkDoc =
     R"(``rope`` of queries and keys in one kernel, which share every sine and cosine.
 
+Formula:
+    that of ``rope``, for each row of ``q`` and of ``k``
+
 Args:
     q (array): ``[batch, ..., length, head_dim]``.
     k (array): likewise, with the same dtype, batch, length and head_dim; its heads are its own.
-    dims, traditional, base, scale, offset, freqs, stream: as for ``rope``.
+    dims (int): how many elements are rotated, as for ``rope``.
+    traditional (bool): whether pairs are neighbours. Default: ``False``.
+    base (float, optional): default: ``10000``. Not used with ``freqs``.
+    scale (float): of positions. Default: ``1``.
+    offset (int or array): the first position, as for ``rope``. Default: ``0``.
+    freqs (array, optional): ``(dims / 2,)``, as for ``rope``.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    tuple of two arrays: like ``q`` and ``k``.
+    (array, array): like ``q`` and ``k``.
 
 Raises:
-    TypeError, ValueError: as for ``rope``; ``q`` and ``k`` that differ in more than their heads.
+    TypeError: an argument of the wrong type.
+    ValueError: what ``rope`` raises; ``q`` and ``k`` that differ in more than their heads.
 )";
 
 #define MLX_ANVIL_ROPE_OPTIONS                                                            \

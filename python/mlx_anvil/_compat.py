@@ -37,7 +37,6 @@ def installed_nanobind_tags() -> list[str]:
 
 def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: list[str]) -> None:
     """Raises ImportError, naming both sides and the mending command, unless the two builds fit."""
-    mend = "pip install --force-reinstall --no-cache-dir mlx-anvil"
     if installed_mlx != built_mlx:
         raise ImportError(
             f"mlx_anvil was built for MLX {built_mlx}, but MLX {installed_mlx} is installed. MLX's C++ interface "
@@ -50,5 +49,5 @@ def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: li
         raise ImportError(
             f"mlx_anvil was built with nanobind ABI {built_tag}, but MLX {installed_mlx} here uses {found}. "
             f"Types cannot pass between the two.\n"
-            f"Reinstall, so that both come from builds that fit: {mend}"
+            f"Reinstall, so that both come from builds that fit: pip install --force-reinstall --no-cache-dir mlx-anvil"
         )

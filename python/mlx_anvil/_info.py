@@ -64,7 +64,13 @@ def _backends() -> dict[str, BackendInfo]:
 
 
 def info() -> Info:
-    """Versions, backends and build facts of this installation, as a dictionary that JSON can hold."""
+    """Versions, backends and build facts of this installation, as a dictionary that JSON can hold.
+
+    Returns:
+        Info: ``version``, ``mlx`` (installed) and ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
+            ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads``, and ``backends``:
+            for each name whether it is ``built`` and ``usable``, and a ``detail`` that says why not.
+    """
     return {
         "version": __version__,
         "mlx": version("mlx"),

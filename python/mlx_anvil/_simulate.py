@@ -58,6 +58,11 @@ def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False
             slower. A finding raises RuntimeError, with its place in the ``.metal`` file, when the op is evaluated.
         seed: other than 0 shuffles the order in which threads run; results must not depend on it.
         matrix_units: choose kernels as for a GPU with units for matrix products of 16-bit numbers, such as NVIDIA's.
+
+    Raises:
+        ToolchainError: there is no compiler (the ``sim`` extra), or this is not Linux.
+        ValueError: a negative seed.
+        RuntimeError: with ``checked``, a finding; raised by the evaluation, not by the call.
     """
     if seed < 0:
         raise ValueError(f"[simulate] seed is {seed}; allowed: 0 or more.")

@@ -100,6 +100,9 @@ def trace() -> Iterator[Trace]:
 
     MLX is lazy: a kernel is launched when its result is evaluated, so evaluate inside the block. Blocks nest.
 
+    Yields:
+        Trace: what happened so far; complete when the block ends.
+
     Example:
         >>> with mlx_anvil.trace() as t:
         ...     mx.eval(mlx_anvil.silu_gate(gate, up))
@@ -117,6 +120,9 @@ def strict() -> Iterator[None]:
     """Inside the block, an op of this thread that would fall back to a graph of MLX ops raises RuntimeError instead.
 
     The error is raised when the op (or its gradient) is called, before anything is evaluated. Blocks nest.
+
+    Raises:
+        RuntimeError: an op inside the block falls back; the text has the op and the reason that ``trace()`` would show.
     """
     _ext._begin_strict()
     try:

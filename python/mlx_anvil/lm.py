@@ -22,6 +22,13 @@ def patch_all(
     :func:`mlx_anvil.patch` with these options. Models that exist are not changed; ``patch(model)`` again gives the report
     of one that was loaded. A second call replaces the options.
 
+    Args:
+        attention: as for :func:`mlx_anvil.patch`.
+        swiglu: likewise.
+        quantized: likewise.
+        norm: likewise.
+        rope: likewise.
+
     Raises:
         ImportError: mlx-lm is not installed (``pip install "mlx-anvil[lm]"``).
     """

@@ -32,10 +32,31 @@ def verify(
 ) -> Report:
     """Runs a launch once per seed, each in a schedule of its own, with all checks on.
 
-    `source` is what `Library` takes, or a library that was compiled with `options=CHECKED`. Every run starts from the
-    given contents of `buffers`; in the end they hold the results. Raises SimulationError with what the checks find in
-    any of the schedules. Unless `deterministic` is false (a float sum by atomics depends on the order), it also does
-    so where results differ between schedules in any bit.
+    Every run starts from the given contents of `buffers`; in the end they hold the results.
+
+    Args:
+        source: what `Library` takes, or a library that was compiled with `options=CHECKED`.
+        kernel: its host name.
+        buffers: as for `Library.run`.
+        grid: likewise.
+        threadgroup: likewise.
+        threadgroup_memory: likewise.
+        dispatch: likewise.
+        seeds: one schedule each.
+        deterministic: whether results must have the same bits in every schedule. A float sum by atomics depends on the
+            order by its nature.
+        step_limit: as for `Library.run`.
+        include_dirs: as for `Library`.
+        constants: likewise.
+        defines: likewise.
+
+    Returns:
+        The report of the last run.
+
+    Raises:
+        SimulationError: what the checks find in any of the schedules, or where results differ between them.
+        CompileError: the source is no valid Metal.
+        ValueError: what `Library.run` raises; no seeds; a library without checks.
     """
     library = source
     if not isinstance(library, Library):

@@ -42,6 +42,8 @@ _SPELLINGS = (
 
 @dataclass
 class Diagnostic:
+    """A message of the compiler, at a place in the author's text; prints as compilers do."""
+
     file: str
     line: int
     column: int

@@ -45,6 +45,14 @@ def metal_kernel(
     are not lazy. `stream` is accepted and ignored.
 
     Args:
+        name: of the kernel, as for `mx.fast.metal_kernel`.
+        input_names: likewise.
+        output_names: likewise.
+        source: the kernel's body, likewise.
+        header: what goes before it, likewise.
+        ensure_row_contiguous: likewise.
+        atomic_outputs: likewise.
+        compile_options: likewise.
         simulate: run in the simulator; by default only where there is no Metal.
         checked: find races, accesses out of bounds and the like, and raise SimulationError for the first launch that
             has any (simulator only).
@@ -52,7 +60,15 @@ def metal_kernel(
             only).
         seed: other than 0 shuffles the order of threads between synchronisation points (simulator only).
 
-    Elements that a kernel leaves unwritten are undefined in MLX; here they are NaN, all ones or true.
+    Returns:
+        A function of `inputs`, `template`, `grid`, `threadgroup`, `output_shapes`, `output_dtypes`, `init_value` and
+        `verbose`, as MLX's, that gives a list of arrays. Elements that a kernel leaves unwritten are undefined in MLX;
+        here they are NaN, all ones or true.
+
+    Raises:
+        ValueError: `checked` together with `profiled`; arguments that do not fit, as in MLX.
+        CompileError: the source is no valid Metal; raised by the first call.
+        SimulationError: the checks found something; raised by the call.
     """
     if simulate is None:
         simulate = not mx.metal.is_available()

@@ -55,6 +55,8 @@ class BufferUse:
 
 @dataclass
 class LaunchProfile:
+    """What one launch did to memory: sites in the source, bytes of buffers, and what was counted besides."""
+
     kernel: str
     sites: list[Site] = field(default_factory=list)
     buffers: list[BufferUse] = field(default_factory=list)
@@ -69,11 +71,24 @@ class LaunchProfile:
     transcendentals: int = 0
 
     def sum(self, quantity: str, memory: str, *kinds: str) -> int:
-        """Of a field of the sites: those in `memory`, of these kinds (all if none are given)."""
+        """Adds up a field of the sites.
+
+        Args:
+            quantity: name of the field.
+            memory: only sites of this memory.
+            *kinds: only sites of these kinds; all if none are given.
+
+        Returns:
+            The sum.
+        """
         return sum(getattr(s, quantity) for s in self.sites if s.memory == memory and (not kinds or s.kind in kinds))
 
     def metrics(self) -> dict[str, float | None]:
-        """The figures, by name; None where nothing happened that they could describe. METRICS describes them."""
+        """The figures that follow; METRICS describes them.
+
+        Returns:
+            By name; None where nothing happened that they could describe.
+        """
         device = [buffer for buffer in self.buffers if buffer.memory == DEVICE]
         accesses = sum(site.accesses for site in self.sites)
         return {
@@ -104,6 +119,11 @@ class LaunchProfile:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """All of it, for `json.dumps`.
+
+        Returns:
+            The kernel, its launches, metrics, buffers and sites.
+        """
         return {
             "kernel": self.kernel,
             "launches": self.launches,

@@ -78,7 +78,16 @@ class SimulationError(RuntimeError):
 class Library:
     """The kernels of one Metal source, compiled for this machine.
 
-    `source` is a path, or the text of a file. `constants` gives function constants by index or name.
+    Args:
+        source: a path, or the text of a file.
+        include_dirs: where `#include` looks, after the folder of the file.
+        constants: values of function constants, by index or name.
+        defines: macros.
+        options: `UNCHECKED`, `CHECKED` or `PROFILED`.
+
+    Raises:
+        CompileError: the source is no valid Metal; the diagnostics are in terms of the author's text.
+        ToolchainError: there is no compiler, or this is not Linux.
     """
 
     def __init__(
@@ -101,7 +110,14 @@ class Library:
         self._table = {table[i].name.decode(): ctypes.pointer(table[i]) for i in range(count.value)}
 
     def max_threads(self, kernel: str) -> int:
-        """max_total_threads_per_threadgroup, or 0 where the kernel does not say."""
+        """The kernel's `max_total_threads_per_threadgroup`.
+
+        Args:
+            kernel: its host name.
+
+        Returns:
+            0 where the kernel does not say.
+        """
         return self._table[kernel].contents.max_threads
 
     def run(
@@ -118,9 +134,24 @@ class Library:
     ) -> Report:
         """Launches a kernel and waits for it.
 
-        `buffers` maps a binding index (or parameter name) to a contiguous array, written in place; an int, float or
-        bytes is bound as a constant (int32, float32). `grid` counts threadgroups, or threads with dispatch="threads".
-        `seed` other than 0 shuffles the schedule; `threads` is the number of host threads, 0 for all cores.
+        Args:
+            kernel: its host name.
+            buffers: binding index (or parameter name) to a contiguous array, written in place; an int, float or bytes
+                is bound as a constant (int32, float32).
+            grid: threadgroups, or threads with `dispatch="threads"`; up to three sizes.
+            threadgroup: threads of a threadgroup; up to three sizes.
+            threadgroup_memory: bytes of each `threadgroup` parameter, by index or in order.
+            dispatch: `"threadgroups"` or `"threads"`.
+            seed: other than 0 shuffles the schedule.
+            threads: host threads; 0 for all cores.
+            step_limit: a launch of more steps is stopped, since a kernel that never ends would not.
+
+        Returns:
+            What was counted, and the findings of a library that stops at none.
+
+        Raises:
+            ValueError: no such kernel, buffer or `dispatch`; a buffer, function constant or length that is missing.
+            SimulationError: the launch was stopped, or the checks found something.
         """
         if kernel not in self.kernels:
             raise ValueError(f"no kernel named '{kernel}' in {self.compiled.source.name}: {', '.join(self.kernels)}")
@@ -195,7 +226,14 @@ class Library:
                 )
 
     def findings_at(self, address: int) -> list[Finding]:
-        """The findings of a `mslc_report` in memory, that of a launch which was not made through `run`."""
+        """The findings of a launch that was not made through `run`.
+
+        Args:
+            address: of its `mslc_report` in memory.
+
+        Returns:
+            The findings, in order.
+        """
         return self._findings(abi.Report.from_address(address))
 
     def _findings(self, report: abi.Report) -> list[Finding]:

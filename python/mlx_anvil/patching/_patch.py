@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 
 import mlx.nn as nn
 
 from mlx_anvil.patching._adapters import adapters
 from mlx_anvil.patching._left import experts, reasons
-from mlx_anvil.patching._rebind import Call, Rebinder, writes_globals
+from mlx_anvil.patching._rebind import Call, Function, Rebinder, writes_globals
 from mlx_anvil.patching._report import FallbackLog, Report, Row
 from mlx_anvil.patching._stand_ins import stand_ins
 from mlx_anvil.patching._swap import original_class, swapped_class
@@ -59,6 +59,9 @@ def unpatch(model: nn.Module) -> None:
     """Gives every module of a patched model its own class back; nothing else has changed. A model that is not patched
     stays as it is.
 
+    Args:
+        model (mlx.nn.Module): the model.
+
     Raises:
         TypeError: ``model`` is not an ``mlx.nn.Module``.
     """
@@ -79,8 +82,8 @@ class _Plan:
     """What one class becomes: the class for its instances, and the rows of each of them, without their path."""
 
     cls: type[nn.Module]
-    swapped: list[tuple[Call, str]]
-    left: list[tuple[Call, str]]
+    swapped: list[Row]
+    left: list[Row]
 
 
 class _Patch:
@@ -103,8 +106,8 @@ class _Patch:
             if experts(module):
                 seen.update(id(inner) for _, inner in _named_modules(module))  # theirs are shared between models
             plan = self._plan(original_class(module))
-            swapped += [Row(path, call.what, call.op, why) for call, why in plan.swapped]
-            left += [Row(path, call.what, call.op, why) for call, why in plan.left]
+            swapped += [replace(row, path=path) for row in plan.swapped]
+            left += [replace(row, path=path) for row in plan.left]
             if type(module) is not plan.cls:
                 module.__class__ = plan.cls
         return Report(_name(model), tuple(swapped), tuple(left), self._log)
@@ -117,15 +120,14 @@ class _Patch:
     def _make_plan(self, cls: type[nn.Module]) -> _Plan:
         if cls.__module__.partition(".")[0] == "mlx_anvil":
             return _Plan(cls, [], [])
-        methods, made_by = dict(_methods(cls)), f"{cls.__name__}"
-        plan, ours = _Plan(cls, [], reasons(cls, methods)), {}
+        methods, ours = dict(_methods(cls)), dict[str, Function]()
+        plan = _Plan(cls, [], [])
 
         def decide(call: Call) -> bool:
-            if self._options[call.option]:
-                plan.swapped.append((call, made_by))
-            else:
-                plan.left.append((call, f"{call.option}=False"))
-            return self._options[call.option]
+            wanted = self._options[call.option]
+            rows = plan.swapped if wanted else plan.left
+            rows.append(Row("", call.what, call.op, cls.__name__ if wanted else f"{call.option}=False"))
+            return wanted
 
         for adapter in adapters(cls, methods, self._options["quantized"], self._log):
             if decide(adapter.call):
@@ -135,12 +137,14 @@ class _Patch:
         for name, method in methods.items():
             calls = sorted(self._finder.calls(method), key=lambda call: call.what)
             if calls and writes_globals(method.__code__):
-                plan.left.extend((call, f"{cls.__name__}.{name} assigns to globals of its module") for call in calls)
+                why = f"{cls.__name__}.{name} assigns to globals of its module"
+                plan.left.extend(Row("", call.what, call.op, why) for call in calls)
                 continue
             decisions = [decide(call) for call in calls]
             if any(decisions):
                 ours[name] = self._rebinder.rebound(method)
-        return _Plan(swapped_class(cls, ours), plan.swapped, plan.left) if ours else plan
+        plan.left.extend(Row("", what, op, why) for what, op, why in reasons(cls, methods))
+        return replace(plan, cls=swapped_class(cls, ours)) if ours else plan
 
 
 def _methods(cls: type[nn.Module]) -> Iterator[tuple[str, FunctionType]]:

@@ -106,8 +106,8 @@ class Rebinder:
         copy.__dict__.update(function.__dict__)
         copy.__annotations__ = function.__annotations__
         for name in code_names(function.__code__):
-            value = copy.__globals__.get(name)
-            if isinstance(value, FunctionType) and value not in self._copies.values() and self.calls(value):
+            value = function.__globals__.get(name)
+            if isinstance(value, FunctionType) and self.calls(value):
                 copy.__globals__[name] = self.rebound(value)
         return copy
 

@@ -23,8 +23,8 @@ def swapped_class(original: type[nn.Module], methods: Mapping[str, Function]) ->
     its instances hold. Copies and pickles of an instance are of the original class."""
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
-        reconstruct, arguments, *state = cast(tuple[Any, ...], original.__reduce_ex__(self, protocol))
-        return reconstruct, tuple(original if x is type(self) else x for x in arguments), *state
+        _, _, *state = cast(tuple[Any, ...], original.__reduce_ex__(self, protocol))
+        return original.__new__, (original,), *state
 
     body: dict[str, Any] = {
         "__module__": original.__module__,

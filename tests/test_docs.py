@@ -1,0 +1,148 @@
+"""The README and the pages under docs/ say what is true: their code runs, as written (``documents.py`` says how)."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import documents
+import support_matrix
+
+pytestmark = pytest.mark.cpu_only
+
+PAGES = {str(page.relative_to(documents.ROOT)): page for page in documents.pages()}
+
+# Blocks that are not run, for the reason that the page gives in a comment above. A new one is to be counted here.
+NOT_RUN = {
+    "README.md": 1,
+    "docs/backends.md": 1,
+    "docs/index.md": 1,
+    "docs/macos.md": 1,
+}
+
+
+def code_blocks(page: Path) -> list[documents.Block]:
+    return [block for block in documents.read_blocks(page) if block.is_code]
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if code_blocks(page)])
+def test_code_runs(name):
+    result = subprocess.run([sys.executable, documents.__file__, PAGES[name]], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_first_example_learns(capsys):
+    first = next(block for block in code_blocks(PAGES["README.md"]) if block.language == "python")
+    exec(compile(first.code, first.place, "exec"), {})
+    losses = [float(value) for value in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+    assert len(losses) == 10
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_blocks_that_are_not_run_are_counted():
+    counts = {name: sum(not block.runs for block in code_blocks(page)) for name, page in PAGES.items()}
+    assert {name: count for name, count in counts.items() if count} == NOT_RUN
+
+
+def test_python_is_not_left_out():
+    """Only commands may be: they need another machine, or are what CI runs anyway."""
+    for page in PAGES.values():
+        for block in code_blocks(page):
+            assert block.runs or block.language in documents.SHELLS or block.note.startswith("Linux:"), block.place
+
+
+@pytest.mark.parametrize("code", ["print(1)", "raise SystemExit(3)"])
+def test_a_wrong_page_is_found(tmp_path, code):
+    """Output that is not shown, and code that fails."""
+    page = tmp_path / "page.md"
+    page.write_text(f"```python\n{code}\n```\n```text\n2\n```\n")
+    result = subprocess.run(
+        [sys.executable, "-c", f"import documents; documents.ROOT = documents.Path({str(tmp_path)!r}); "
+         f"documents.run_page(documents.Path({str(page)!r}))"],
+        cwd=Path(documents.__file__).parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert re.search(r"'2' is not in the output|", result.stderr)
+
+
+# ---- figures, the support matrix, quoted messages and reasons --------------------------------------------------------------
+
+
+def generation_table() -> str:
+    """Tokens per second of a patched model, from the committed measurement."""
+    rows = json.loads((documents.ROOT / "bench/results/lm_cpu.json").read_text())["rows"]
+    lines = ["| | dtype | tokens/s | over MLX | over llama.cpp |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: (row["op"], row["dtype"])):
+        over = row["speedup"]
+        lines.append(
+            f"| {row['op']} | {row['dtype']} | {row['tokens_per_second']:.1f} | {over['MLX']:.0f}x | {over['llama.cpp']:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def test_figures_of_generation():
+    assert generation_table() in PAGES["README.md"].read_text(), generation_table()
+
+
+def test_support_matrix():
+    assert support_matrix.table() in PAGES["docs/ops.md"].read_text(), support_matrix.table()
+
+
+def literals(source: Path) -> str:
+    """All string literals of a source file, adjacent ones joined, what is filled in as NUL; blanks are one space."""
+    text = source.read_text()
+    if source.suffix == ".py":
+        strings = [
+            "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            if isinstance(node, ast.JoinedStr)
+            else node.value
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+        ]
+    else:
+        joined = re.sub(r'"\s*\n\s*"', "", text)
+        strings = re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined)
+    return " ".join("\n".join(strings).split())
+
+
+MESSAGE = re.compile(r"^<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_quoted_messages_are_those_of_the_sources():
+    text = PAGES["docs/troubleshooting.md"].read_text()
+    quoted = MESSAGE.findall(text)
+    assert len(quoted) == text.count("<!-- message:") > 5
+    for name, message in quoted:
+        strings = literals(documents.ROOT / name)
+        words = re.sub(r"ImportError: |\[\w+\] ", "", " ".join(message.split()))
+        missing = [part for part in words.split("...") if part.strip(" .") not in strings]
+        assert not missing, f"{name} does not say {missing}"
+
+
+def reasons() -> set[str]:
+    """Why a graph of MLX ops may stand in for a kernel: every text that reaches note_fallback, ... for a name."""
+    found: set[str] = set()
+    for source in sorted((documents.ROOT / "csrc").rglob("*.cpp")):
+        text = source.read_text()
+        found.update(re.findall(r'\*why_not =\s*"([^"]+)"', text))
+        for function in re.findall(r"^const char\* why_not_\w+\(.*?^}", text, re.MULTILINE | re.DOTALL):
+            found.update(re.findall(r'"([^"]+)"', function))
+        for call in re.findall(r"note_fallback\((?!const)([^;]*)\);", text):
+            found.add("...".join(part for part in re.findall(r'"([^"]*)"', call) if " " in part))
+    return {reason for reason in found if reason}
+
+
+def test_reasons_of_fall_backs():
+    table = PAGES["docs/troubleshooting.md"].read_text().partition("| reason |")[2].partition("\n\n")[0]
+    listed = set(re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE))
+    patterns = {reason: re.escape(reason).replace(r"\.\.\.", ".*") for reason in listed}
+    known = reasons()
+    assert len(known) > 10
+    unlisted = {reason for reason in known if not any(re.fullmatch(p, reason) for p in patterns.values())}
+    assert not unlisted
+    unknown = {reason for reason, p in patterns.items() if not any(re.fullmatch(p, r) for r in known)}
+    assert not unknown
