@@ -20,7 +20,15 @@ import mlx.nn as nn
 from rich.console import Console
 
 from harness import in_turn, measure, ratio, write_results
-from mlx_anvil import flash_attention, quantized_matmul, quantized_swiglu, silu_gate
+from mlx_anvil import (
+    flash_attention,
+    quantized_argmax,
+    quantized_matmul,
+    quantized_swiglu,
+    rms_norm,
+    rope_qk,
+    silu_gate,
+)
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
 
@@ -99,6 +107,22 @@ def compare(what: str, contestants: dict[str, Call], *, work: dict[str, float], 
         if copy:
             row["share_of_copy"] = round(work["bytes"] / seconds / copy, 3)
     return row
+
+
+def launches(call: Call) -> int | None:
+    """Kernels that the GPU runs for a call, MLX's and ours, as PyTorch's profiler sees them. None without PyTorch."""
+    try:
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+    except ImportError:
+        return None
+    mx.eval(call())
+    mx.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        mx.eval(call())
+        mx.synchronize()
+    names = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
 
 def normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -245,10 +269,11 @@ def training_rows(copy: float | None) -> Iterator[Row]:
 # ---- a decoder of an 8B model's shape --------------------------------------------------------------------------------
 
 LAYERS, WIDTH, HIDDEN, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 4096, 14336, 128256, 32, 8, 128, 1024
+ROPE_BASE = 500000.0
 
 
 class Layer:
-    """One layer for one token: with ours or with MLX's products and attention; all else is MLX's."""
+    """One layer for one token, in our ops and in MLX's; the cache of keys and values is MLX's in both."""
 
     def __init__(self, dtype: mx.Dtype):
         shapes = {"q": (WIDTH, WIDTH), "k": (KV_HEADS * HEAD_DIM, WIDTH), "v": (KV_HEADS * HEAD_DIM, WIDTH)}
@@ -257,34 +282,42 @@ class Layer:
         self.norms = [mx.ones(WIDTH, dtype), mx.ones(WIDTH, dtype)]
         self.keys, self.values = (normal((1, KV_HEADS, CONTEXT, HEAD_DIM), dtype) for _ in range(2))
 
-    def __call__(self, x: mx.array, ours: bool) -> mx.array:
-        options = {"group_size": GROUP_SIZE, "bits": BITS}
-        product = quantized_matmul if ours else mx.quantized_matmul
+    def cached(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+        at = mx.array([CONTEXT - 1])
+        return mx.slice_update(self.keys, k, at, [2]), mx.slice_update(self.values, v, at, [2])
 
-        def project(name: str, x: mx.array) -> mx.array:
-            return product(x, *self.weights[name], transpose=True, **options)
+    def in_our_ops(self, x: mx.array, update: mx.array) -> tuple[mx.array, mx.array]:
+        """`update` is what the layer before adds to x, and likewise what is returned beside x."""
 
-        def heads(name: str, x: mx.array, count: int) -> mx.array:
-            return project(name, x).reshape(1, 1, count, HEAD_DIM).transpose(0, 2, 1, 3)
+        def heads(name: str, count: int) -> mx.array:
+            return project(quantized_matmul, h, self.weights[name]).reshape(1, count, 1, HEAD_DIM)
+
+        h, x = rms_norm(update, self.norms[0], residual=x)
+        q, k = rope_qk(heads("q", HEADS), heads("k", KV_HEADS), HEAD_DIM, base=ROPE_BASE, offset=CONTEXT - 1)
+        attended = flash_attention(q, *self.cached(k, heads("v", KV_HEADS))).reshape(1, WIDTH)
+        h, x = rms_norm(project(quantized_matmul, attended, self.weights["o"]), self.norms[1], residual=x)
+        hidden = quantized_swiglu(h, self.weights["gate"], self.weights["up"], group_size=GROUP_SIZE, bits=BITS)
+        return x, project(quantized_matmul, hidden, self.weights["down"])
+
+    def in_mlx_ops(self, x: mx.array) -> mx.array:
+        def heads(name: str, count: int) -> mx.array:
+            return project(mx.quantized_matmul, h, self.weights[name]).reshape(1, count, 1, HEAD_DIM)
 
         def rotated(x: mx.array) -> mx.array:
-            return mx.fast.rope(x, HEAD_DIM, traditional=False, base=500000.0, scale=1.0, offset=CONTEXT - 1)
+            return mx.fast.rope(x, HEAD_DIM, traditional=False, base=ROPE_BASE, scale=1.0, offset=CONTEXT - 1)
 
         h = mx.fast.rms_norm(x, self.norms[0], 1e-5)
-        q, k, v = rotated(heads("q", h, HEADS)), rotated(heads("k", h, KV_HEADS)), heads("v", h, KV_HEADS)
-        keys, values = mx.slice_update(self.keys, k, mx.array([CONTEXT - 1]), [2]), self.values
-        values = mx.slice_update(self.values, v, mx.array([CONTEXT - 1]), [2])
-        if ours:
-            attended = flash_attention(q, keys, values)
-        else:
-            attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=HEAD_DIM**-0.5)
-        x = x + project("o", attended.transpose(0, 2, 1, 3).reshape(1, WIDTH))
+        q, k = rotated(heads("q", HEADS)), rotated(heads("k", KV_HEADS))
+        keys, values = self.cached(k, heads("v", KV_HEADS))
+        attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=HEAD_DIM**-0.5).reshape(1, WIDTH)
+        x = x + project(mx.quantized_matmul, attended, self.weights["o"])
         h = mx.fast.rms_norm(x, self.norms[1], 1e-5)
-        if ours:
-            hidden = quantized_swiglu(h, self.weights["gate"], self.weights["up"], **options)
-        else:
-            hidden = nn.silu(project("gate", h)) * project("up", h)
-        return x + project("down", hidden)
+        gate, up = (project(mx.quantized_matmul, h, self.weights[name]) for name in ("gate", "up"))
+        return x + project(mx.quantized_matmul, nn.silu(gate) * up, self.weights["down"])
+
+
+def project(product: Callable[..., mx.array], x: mx.array, weights: list[mx.array]) -> mx.array:
+    return product(x, *weights, transpose=True, group_size=GROUP_SIZE, bits=BITS)
 
 
 def decoder_rows(copy: float | None) -> Iterator[Row]:
@@ -292,19 +325,28 @@ def decoder_rows(copy: float | None) -> Iterator[Row]:
         layers, head = [Layer(dtype) for _ in range(LAYERS)], draw_quantized(VOCABULARY, WIDTH, dtype)
         x = normal((1, WIDTH), dtype)
 
-        def token(ours: bool, layers: Any = layers, head: Any = head, x: mx.array = x) -> mx.array:
-            for layer in layers:
-                x = layer(x, ours)
-            product = quantized_matmul if ours else mx.quantized_matmul
-            return mx.argmax(product(x, *head, transpose=True, group_size=GROUP_SIZE, bits=BITS))
+        norm = mx.ones(WIDTH, dtype)
 
-        contestants: dict[str, Call] = {"ours": partial(token, True), "mlx": partial(token, False)}
+        def our_token(layers: Any = layers, head: Any = head, x: mx.array = x, norm: mx.array = norm) -> mx.array:
+            x, update = mx.zeros_like(x), x
+            for layer in layers:
+                x, update = layer.in_our_ops(x, update)
+            h, _ = rms_norm(update, norm, residual=x)
+            return quantized_argmax(h, *head, group_size=GROUP_SIZE, bits=BITS)
+
+        def mlx_token(layers: Any = layers, head: Any = head, x: mx.array = x, norm: mx.array = norm) -> mx.array:
+            for layer in layers:
+                x = layer.in_mlx_ops(x)
+            return mx.argmax(project(mx.quantized_matmul, mx.fast.rms_norm(x, norm, 1e-5), head))
+
+        contestants: dict[str, Call] = {"ours": our_token, "mlx": mlx_token}
         row = compare(
             f"decoder, 8B shape, 4-bit, one token, {dtype_name(dtype)}, context {CONTEXT}", contestants, work={}
         )
         rates = {f"{label}_tokens_per_second": round(1e6 / row[f"{label}_us"], 1) for label in contestants}
         peaks = {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}
-        yield row | rates | peaks
+        counts = {f"{label}_launches": launches(call) for label, call in contestants.items()}
+        yield row | rates | peaks | counts
 
 
 GROUPS = {

@@ -51,7 +51,7 @@ class Setting:
 FLOAT32 = Setting("float32", mx.float32, mx.float64, lambda: optim.Adam(1e-3))
 BFLOAT16 = Setting("bfloat16", mx.bfloat16, mx.float32, lambda: optim.Adam(1e-3))
 # Adam divides the first gradients of an adapter, which begins at zero, by themselves: noise would be all there is to see.
-QLORA = Setting("QLoRA", mx.float32, mx.float64, lambda: optim.SGD(0.3), adapters=True)
+QLORA = Setting("QLoRA", mx.float32, mx.float64, lambda: optim.SGD(0.1), adapters=True)
 
 
 @dataclass
@@ -137,7 +137,7 @@ def test_training_goes_where_it_goes_without_our_ops(setting, seed):
     for kernel in ("rms_norm_backward", "rope", "flash_attention_backward", product):
         assert any(name.startswith(kernel) for name in trace.kernels), kernel
     assert not report.fallbacks
-    assert ours.losses[-20:].mean() < 0.85 * ours.losses[:5].mean()
+    assert ours.losses[-20:].mean() < 0.9 * ours.losses[:5].mean()
     assert trainings.within_noise(ours)
 
 

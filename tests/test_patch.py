@@ -22,6 +22,8 @@ from lm_models import ARCHITECTURES, Architecture, tokens
 from mlx_anvil.patching import Fallback
 from support import backend_scope, max_error
 
+pytestmark = pytest.mark.cpu_only
+
 LIMIT = 2e-5  # of float32 with attention
 LORA = {"rank": 4, "scale": 2.0, "dropout": 0.0}
 

@@ -13,6 +13,8 @@ from lm_models import ARCHITECTURES, tokens
 from mlx_anvil._check import FLOOR, GRADIENT_FACTOR, OUTPUT_FACTOR
 from support import luck_of_few, max_error
 
+pytestmark = pytest.mark.cpu_only
+
 LIMIT = 2e-5  # of float32 with attention
 # MLX has no product with chosen experts in 16 bits on the CPU, unless they are quantized.
 NOT_IN_16_BITS = {("gpt_oss", False), ("mixtral", False), ("qwen3_moe", False)}

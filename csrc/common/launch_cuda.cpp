@@ -1,6 +1,7 @@
 // launch() on MLX's CUDA backend: the same kernels as PTX, which mslc made of them.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <map>
 #include <mutex>
@@ -189,16 +190,10 @@ dim3 to_dim3(const Extent& extent) {
   return {extent.x, extent.y, extent.z};
 }
 
-// Of a device whose MLX stream is in use; asked once for each.
 int compute_capability(int device) {
-  static std::mutex mutex;
-  static std::map<int, int> known;
-  std::lock_guard lock(mutex);
-  const auto [found, fresh] = known.try_emplace(device, 0);
-  if (fresh) {
-    cuda_driver()->device_attribute(&found->second, kComputeCapabilityMajor, device);
-  }
-  return found->second;
+  int major = 0;
+  cuda_driver()->device_attribute(&major, kComputeCapabilityMajor, device);
+  return major;
 }
 
 }  // namespace
@@ -209,6 +204,12 @@ void set_ptx_source(PtxSource source) {
 }
 
 bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
+  // Asked several times for each launch, so what was found for a device is kept, as a bit.
+  static std::atomic<uint64_t> usable{0};
+  const uint64_t bit = uint64_t{1} << (device.index % 64);
+  if (device.index < 64 && (usable.load(std::memory_order_relaxed) & bit)) {
+    return true;
+  }
   if (!mlx_has_cuda() || !mx::is_available(device) || !cuda_driver()) {
     *why_not = "MLX has no CUDA device here";
     return false;
@@ -221,6 +222,7 @@ bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
     *why_not = "the kernels need compute capability 8.0 (Ampere) or newer";
     return false;
   }
+  usable.fetch_or(bit, std::memory_order_relaxed);
   return true;
 }
 

@@ -148,6 +148,8 @@ void bind_trace(nb::module_& m) {
   m.def("_end_strict", &end_strict);
   // For ops that Python code swaps in, which falls back to what was there before.
   m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
+  m.def("_fallback_count", [] { return last_fallback().count; });
+  m.def("_last_fallback", [] { return std::tuple(last_fallback().op, last_fallback().reason); });
 }
 
 Probe::Map probe_named(const std::string& name) {

@@ -9,6 +9,7 @@ namespace mlx_anvil {
 namespace {
 thread_local std::vector<std::shared_ptr<TraceLog>> open_logs;
 thread_local int strict_depth = 0;
+thread_local LastFallback last;
 }  // namespace
 
 void TraceLog::add(const TraceEvent& event) {
@@ -51,9 +52,14 @@ void note_fallback(const std::string& op, const std::string& reason) {
   if (strict_depth > 0) {
     throw_internal_error(op, "strict(): no fused kernel for this call: " + reason + ".");
   }
+  last = {last.count + 1, op, reason};
   if (tracing()) {
     record({TraceEvent::Kind::kFallback, op, "", "", {}, {}, reason});
   }
+}
+
+const LastFallback& last_fallback() {
+  return last;
 }
 
 void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason) {

@@ -50,6 +50,15 @@ void end_strict();
 // inside `strict()` it throws instead.
 void note_fallback(const std::string& op, const std::string& reason);
 
+// How many there were on this thread, and the last of them: for callers that would rather keep what
+// they had than a graph of MLX ops, and ask at every call.
+struct LastFallback {
+  uint64_t count = 0;
+  std::string op;
+  std::string reason;
+};
+const LastFallback& last_fallback();
+
 // To be called where an op is MLX's own fused kernel, `kernel`, because that is faster. Not a
 // fallback: `strict()` allows it.
 void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason);

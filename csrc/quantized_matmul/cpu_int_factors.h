@@ -50,30 +50,33 @@ class BandFactors {
   // power of two of its own, so that the product is exact enough however small the scales are.
   // False: a number is not finite.
   bool read(int64_t n, int64_t rows, int64_t group) {
-    f32v scales[kBandRows] = {};
+    f32v scales[kBandRows];
+    read_rows(args_.matrix.weights.scales, n, rows, group, scales);
     Largest scale, x_of_lane;
-    for_each_row(args_.matrix.weights.scales, n, rows, group, [&](int r, f32v of_groups) {
-      scales[r] = of_groups;
+    for (const f32v& of_groups : scales) {
       scale.add(of_groups);
-    });
-    f32v shifts[kRows] = {};
-    if (args_.matrix.weights.biases) {
-      for_each_row(args_.matrix.weights.biases, n, rows, group, [&](int r, f32v of_groups) {
-        const f32v shift = of_groups + scales[r] * offset_;
-        for (int m = 0; m < kRows; ++m) {
-          shifts[m] += shift * args_.x[(n + r) * kRows + m];
-        }
-      });
     }
-
-    alignas(64) float x[kBandRows * kRows] = {};  // lane l of a vector has row l % kRows
+    alignas(64) float x[kBandRows * kRows];  // lane l of a vector has row l % kRows
     std::memcpy(x, args_.x + n * kRows, rows * kRows * sizeof(float));
+    std::memset(x + rows * kRows, 0, (kBandRows - rows) * kRows * sizeof(float));
     for (int i = 0; i < kBandRows * kRows; i += kLanes) {
       x_of_lane.add(load_lanes(x + i));
     }
     if (!scale.finite() || !x_of_lane.finite()) {
       return false;
     }
+    f32v shifts[kRows] = {};
+    if (args_.matrix.weights.biases) {
+      f32v biases[kBandRows];
+      read_rows(args_.matrix.weights.biases, n, rows, group, biases);
+      for (int r = 0; r < kBandRows; ++r) {
+        const f32v shift = biases[r] + scales[r] * offset_;
+        for (int m = 0; m < kRows; ++m) {
+          shifts[m] += shift * x[r * kRows + m];
+        }
+      }
+    }
+
     float largest[kRows] = {};
     for (int lane = 0; lane < kLanes; ++lane) {
       float& most = largest[lane % kRows];
@@ -113,17 +116,19 @@ class BandFactors {
   static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
 
  private:
-  // action(row r of the band, its scales or biases)
-  template <class Action>
-  void for_each_row(const void* numbers, int64_t n, int64_t rows, int64_t group, Action action) {
+  // Scales or biases of the band's rows, zeros beyond the last. What is made of them are loops of
+  // their own, so that sums stay in registers whatever type the numbers have.
+  void read_rows(
+      const void* numbers, int64_t n, int64_t rows, int64_t group, f32v (&to)[kBandRows]) const {
     const int64_t total = args_.matrix.outputs * groups_;
     with_scales(args_.matrix, numbers, [&](const auto* from, auto widen) {
       int64_t at = (args_.first + n) * groups_ + group;
-      for (int r = 0; r < rows; ++r, at += groups_) {
+      for (int64_t r = 0; r < rows; ++r, at += groups_) {
         __builtin_prefetch(from + at + kBandRows * groups_, 0, 2);
-        action(r, widen_some(from + at, total - at, widen));
+        to[r] = widen_some(from + at, total - at, widen);
       }
     });
+    std::memset(to + rows, 0, (kBandRows - rows) * sizeof(f32v));
   }
 
   // X to words, from a vector for each to a row for each group, as many quads at a time as make

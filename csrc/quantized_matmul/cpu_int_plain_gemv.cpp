@@ -27,10 +27,13 @@ struct RowBytes {
   static constexpr int64_t kColumns = 64 * kPerWord;
   static constexpr int64_t kBlockBytes = kColumns * kBits / 8;
 
-  // A block of which `bytes` are in the row; zeros in place of the others.
-  static u32v words(const char* from, int64_t bytes) {
-    const __mmask64 there =
-        bytes >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << bytes) - 1;
+  // The bytes of a block that are in the row, of which `bytes` are left.
+  static __mmask64 in_row(int64_t bytes) {
+    return bytes >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << bytes) - 1;
+  }
+
+  // A block, with zeros in place of bytes that are not `there`.
+  static u32v words(const char* from, __mmask64 there) {
     const __m512i packed = _mm512_maskz_loadu_epi8(there, from);
     if constexpr (kWhole) {
       return bits_as<u32v>(packed);
@@ -65,6 +68,20 @@ struct RowBytes {
     }
   }
 };
+
+// Bytes of two rows by turns, of either half of them, so that unpacking pairs of bytes within the
+// quarters of vectors leaves 16 bytes of four rows in one vector, in their order.
+alignas(64) constexpr auto kByTwoRows = [] {
+  std::array<std::array<uint8_t, 64>, 2> bytes{};
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 64; ++i) {
+      const int quarter = i / 16, pair = i % 16 / 2, row = i % 2;
+      const int byte = 32 * half + pair / 4 * 16 + quarter * 4 + pair % 4;
+      bytes[half][i] = static_cast<uint8_t>(row * 64 + byte);
+    }
+  }
+  return bytes;
+}();
 
 // Adds to each lane of `sum` its four codes times the four signed bytes of x. In one instruction,
 // which compilers make two of: they would load many words of x at once, for want of registers into
@@ -120,9 +137,11 @@ class IntPlainGemv {
             return false;
           }
         }
-        unpack(n, rows, args_.first_block + block);
-        for (int vector = 0; vector < kVectors; vector += kAtOnce) {
-          multiply(block, vector, (rows + 3) / 4);
+        interleave(n, rows, args_.first_block + block);
+        constexpr int kStep = kAtOnce < Codes::kPerWord ? Codes::kPerWord : kAtOnce;
+        for (int vector = 0; vector < kVectors; vector += kStep) {
+          unroll<kStep / kAtOnce>(
+              [&](auto part) { multiply<part.value * kAtOnce>(block, vector, (rows + 3) / 4); });
         }
       }
     }
@@ -160,36 +179,29 @@ class IntPlainGemv {
     }
   }
 
-  void unpack(int64_t n, int64_t rows, int64_t block) {
-    const int64_t bytes = row_bytes_ - block * Codes::kBlockBytes;
+  void interleave(int64_t n, int64_t rows, int64_t block) {
+    const __mmask64 in_row = Codes::in_row(row_bytes_ - block * Codes::kBlockBytes);
     const char* w = at(n, block);
-    // Words in an order for which interleaving bytes within the quarters of vectors leaves those of
-    // a quarter in one vector.
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i first_half = _mm512_load_si512(kByTwoRows[0].data());
+    const __m512i second_half = _mm512_load_si512(kByTwoRows[1].data());
     for (int quad = 0; quad < kQuads && 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
       prefetch_some();
-      u32v words[4];
+      __m512i rows_of[4];
       for (int r = 0; r < 4; ++r) {
-        const char* const from = w + r * row_bytes_;
-        words[r] = bits_as<u32v>(_mm512_permutexvar_epi32(
-            order, bits_as<__m512i>(Codes::words(from, 4 * quad + r < rows ? bytes : 0))));
+        // Beyond the last row, that one again: X is zero there.
+        const int64_t row = 4 * quad + r < rows ? r : rows - 1 - 4 * quad;
+        rows_of[r] = bits_as<__m512i>(Codes::words(w + row * row_bytes_, in_row));
       }
-      unroll<Codes::kPerWord>([&](auto i) {
-        __m512i rows_of[4];
-        for (int r = 0; r < 4; ++r) {
-          rows_of[r] = bits_as<__m512i>(Codes::template bytes<i.value>(words[r]));
-        }
-        const __m512i low01 = _mm512_unpacklo_epi8(rows_of[0], rows_of[1]);
-        const __m512i high01 = _mm512_unpackhi_epi8(rows_of[0], rows_of[1]);
-        const __m512i low23 = _mm512_unpacklo_epi8(rows_of[2], rows_of[3]);
-        const __m512i high23 = _mm512_unpackhi_epi8(rows_of[2], rows_of[3]);
-        u32v(&to)[kVectors] = codes_[quad];
-        constexpr int kStep = Codes::kPerWord;
-        to[i.value] = bits_as<u32v>(_mm512_unpacklo_epi16(low01, low23));
-        to[i.value + kStep] = bits_as<u32v>(_mm512_unpackhi_epi16(low01, low23));
-        to[i.value + 2 * kStep] = bits_as<u32v>(_mm512_unpacklo_epi16(high01, high23));
-        to[i.value + 3 * kStep] = bits_as<u32v>(_mm512_unpackhi_epi16(high01, high23));
-      });
+      const auto two_rows = [&](int r, __m512i order) {
+        return _mm512_permutex2var_epi8(rows_of[r], order, rows_of[r + 1]);
+      };
+      const __m512i first01 = two_rows(0, first_half), first23 = two_rows(2, first_half);
+      const __m512i second01 = two_rows(0, second_half), second23 = two_rows(2, second_half);
+      u32v(&to)[4] = packed_[quad];
+      to[0] = bits_as<u32v>(_mm512_unpacklo_epi16(first01, first23));
+      to[1] = bits_as<u32v>(_mm512_unpackhi_epi16(first01, first23));
+      to[2] = bits_as<u32v>(_mm512_unpacklo_epi16(second01, second23));
+      to[3] = bits_as<u32v>(_mm512_unpackhi_epi16(second01, second23));
     }
   }
 
@@ -205,8 +217,10 @@ class IntPlainGemv {
     return group < kLanes ? group : kLanes - 1;
   }
 
-  // Vectors of columns from `first` on, kAtOnce of them.
-  void multiply(int64_t block, int first, int64_t quads) {
+  // Vectors of columns, kAtOnce of them: from kIndex on after `whole`, the first of a word's.
+  template <int kIndex>
+  void multiply(int64_t block, int whole, int64_t quads) {
+    const int first = whole + kIndex;
     int64_t groups[kAtOnce];
     for (int v = 0; v < kAtOnce; ++v) {
       groups[v] = group_of(block, first + v);
@@ -214,7 +228,9 @@ class IntPlainGemv {
     i32v sums[kAtOnce][kRows * kPieces] = {};
     for (int64_t quad = 0; quad < quads; ++quad) {
       unroll<kAtOnce>([&](auto v) __attribute__((always_inline)) {
-        const u32v codes = codes_[quad][first + v.value];
+        constexpr int kVector = kIndex + v.value;
+        const u32v codes = Codes::template bytes<kVector % Codes::kPerWord>(
+            packed_[quad][whole / Codes::kPerWord + kVector / Codes::kPerWord]);
         unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
           i32v& sum = sums[v.value][s.value];
           sum = with_products(
@@ -261,7 +277,9 @@ class IntPlainGemv {
   Factors factors_;
   const char* ahead_ = nullptr;  // a row of the next band
   int64_t ahead_bytes_ = 0;
-  alignas(64) u32v codes_[kQuads][kVectors];
+  // Bytes of four rows side by side, before they are taken apart into codes: half as much to store
+  // of 4 bits.
+  alignas(64) u32v packed_[kQuads][4];
 };
 
 template <class Format, int kPieces>

@@ -3,7 +3,7 @@
 
 #include "metal/common/online_softmax.h"
 #include "metal/common/pack.h"
-#include "metal/common/tile.h"
+#include "metal/common/unroll.h"
 #include "metal/flash_attention/scores.h"
 
 // N neighbouring elements of a row of `columns`, widened; zeros beyond its end.

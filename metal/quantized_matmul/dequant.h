@@ -15,7 +15,7 @@
 #include <metal_stdlib>
 
 #include "metal/common/pack.h"
-#include "metal/common/tile.h"
+#include "metal/common/unroll.h"
 
 // Whether rows of w and of x are runs of whole, aligned vectors: of 16 bytes, or of w of what
 // load_words takes at once. Otherwise words and elements are read one by one.

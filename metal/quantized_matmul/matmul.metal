@@ -9,6 +9,7 @@
 // (none: x in their place), out, params. Function constants: 0: of dequant.h; 3: whether rows of x
 // and of out are runs of whole, aligned 16-byte vectors. Grid: blocks of 64 columns of out x blocks
 // of 32 rows x batch. Threadgroup: 128 x 1 x 1. Arrays are dense; nothing else is assumed.
+#include "metal/common/tile.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/params.h"

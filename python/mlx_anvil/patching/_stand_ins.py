@@ -66,20 +66,16 @@ def stand_in(op: str, original: Function, ours: Function, log: FallbackLog) -> F
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
-        trace = _ext._begin_trace()
+        before = _ext._fallback_count()
         try:
             result = ours(*args, **kwargs)
         except (TypeError, ValueError) as error:
             refusal = _reason(op, error)
         else:
-            fallbacks = [event for event in trace.events() if event.is_fallback]
-            if not fallbacks:
+            if _ext._fallback_count() == before:
                 return result
-            for event in fallbacks:
-                log.add(event.op, event.reason)
+            log.add(*_ext._last_fallback())
             return original(*args, **kwargs)
-        finally:
-            _ext._end_trace(trace)
         result = original(*args, **kwargs)  # raises what it always raised where the call itself is wrong
         log.note(op, refusal)
         return result

@@ -1,0 +1,66 @@
+"""Writes the tables of docs/patching.md from what a patched model of each architecture runs: ``python docs/patch_matrix.py``."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+import mlx_anvil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+
+from lm_models import ARCHITECTURES, Architecture  # noqa: E402  (beside the tests)
+
+PAGE = ROOT / "docs" / "patching.md"
+COLUMNS = {
+    "attention": {"flash_attention"},
+    "gate": {"silu_gate", "quantized_swiglu"},
+    "products": {"quantized_matmul"},
+    "table": {"quantized_embedding"},
+    "norms": {"rms_norm", "layer_norm"},
+    "rope": {"rope"},
+}
+
+
+def ops_that_run(model: nn.Module) -> set[str]:
+    """Our ops in a prompt of nine tokens and a step of decoding."""
+    cache = make_prompt_cache(model)
+    with mlx_anvil.trace() as trace:
+        mx.eval(model(mx.array([[*range(9)]]), cache=cache))
+        mx.eval(model(mx.array([[9]]), cache=cache))
+    if trace.fallbacks:
+        raise RuntimeError(f"[patch_matrix] fell back: {trace.fallbacks}")
+    return {event.op for event in trace.events}
+
+
+def row(name: str, architecture: Architecture) -> str:
+    model = architecture.build()
+    nn.quantize(model, group_size=32, bits=4)
+    report = mlx_anvil.patch(model)
+    ran = ops_that_run(model)
+    marks = ["yes" if ops & ran else "" for ops in COLUMNS.values()]
+    left = dict.fromkeys(f"`{row.what}`: {row.why}" for row in report.left)
+    return f"| {name} (`{architecture.module}`) | {' | '.join(marks)} | {'; '.join(left)} |"
+
+
+def table() -> Iterator[str]:
+    yield f"| model | {' | '.join(COLUMNS)} | left as it is |"
+    yield "|---" * (len(COLUMNS) + 2) + "|"
+    for name, architecture in ARCHITECTURES.items():
+        yield row(name, architecture)
+
+
+def page_with(text: str) -> str:
+    """The page with the table between its marks."""
+    begin, end = "<!-- matrix -->\n", "\n<!-- end of matrix -->"
+    return re.sub(f"(?<={begin}).*(?={end})", lambda _: text, PAGE.read_text(), flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with("\n".join(table())))

@@ -1,0 +1,104 @@
+"""``mlx_anvil.lm.patch_all``: what mlx-lm loads is patched; and decoding over quantized caches."""
+
+import json
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+import pytest
+from mlx_lm import utils
+from mlx_lm.models.cache import QuantizedKVCache
+
+import mlx_anvil
+from lm_models import COMMON, Architecture, tokens
+from mlx_anvil._check import FLOOR, OUTPUT_FACTOR
+from support import luck_of_few, max_error
+
+pytestmark = pytest.mark.cpu_only
+
+LIMIT = 2e-5  # of float32 with attention
+
+
+@pytest.fixture(autouse=True)
+def _afterwards():
+    yield
+    mlx_anvil.lm.unpatch_all()
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A model as mlx-lm loads it, quantized."""
+    model = Architecture("llama").build()
+    nn.quantize(model, group_size=32, bits=4)
+    model.save_weights(str(tmp_path / "model.safetensors"))
+    config = {"model_type": "llama", **COMMON, "quantization": {"group_size": 32, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def kernels_of(model: nn.Module) -> list[str]:
+    with mlx_anvil.trace() as trace:
+        mx.eval(model(mx.array([[1, 2, 3]])))
+    return trace.kernels
+
+
+def test_models_that_are_loaded_are_patched(directory, monkeypatch):
+    original = utils.load_model
+    monkeypatch.setattr(utils, "load_tokenizer", lambda *args, **kwargs: "tokenizer")
+    plain, _ = mlx_lm.load(str(directory))
+    mlx_anvil.lm.patch_all()
+    loaded, _ = mlx_lm.load(str(directory))
+    assert any(name.startswith("quantized_swiglu") for name in kernels_of(loaded))
+    assert kernels_of(plain) == []
+    prompt = tokens(1, 4)
+    assert max_error(loaded(prompt), plain(prompt)) <= LIMIT
+    mlx_anvil.lm.unpatch_all()
+    assert utils.load_model is original
+    assert kernels_of(loaded)
+    assert kernels_of(mlx_lm.load(str(directory))[0]) == []
+
+
+def test_the_last_options_count(directory):
+    mlx_anvil.lm.patch_all()
+    mlx_anvil.lm.patch_all(norm=False)
+    model, _ = utils.load_model(directory)
+    kernels = kernels_of(model)
+    assert kernels
+    assert not any(name.startswith("rms_norm") for name in kernels)
+    mlx_anvil.lm.unpatch_all()
+    mlx_anvil.lm.unpatch_all()
+    assert kernels_of(utils.load_model(directory)[0]) == []
+
+
+def decode(model: nn.Module, cache: list, prompt: mx.array, following: mx.array) -> mx.array:
+    steps = [model(prompt, cache=cache)]
+    steps += [model(following[:, i : i + 1], cache=cache) for i in range(following.shape[1])]
+    return mx.concatenate(steps, axis=1)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_cache(dtype, bits):
+    """Both products over the cache are ours. One layer, whose keys no op of ours has a part in: the codes in the cache are
+    the same with and without the patch, where a later layer's might round the other way."""
+    model = Architecture("llama", {"head_dim": 32, "num_hidden_layers": 1}).build(dtype)
+    prompt, following = tokens(2, 9), tokens(2, 4)
+
+    def run() -> mx.array:
+        caches = [QuantizedKVCache(group_size=32, bits=bits) for _ in model.layers]
+        return decode(model, caches, prompt, following)
+
+    theirs = run()
+    report = mlx_anvil.patch(model, norm=False, rope=False)
+    with mlx_anvil.strict(), mlx_anvil.trace() as trace:
+        ours = run()
+        mx.eval(ours)
+    assert any(name.startswith("quantized_") for name in trace.kernels)
+    assert report.fallbacks == ()
+    if dtype == mx.float32:
+        assert max_error(ours, theirs) <= LIMIT
+        return
+    mlx_anvil.unpatch(model)
+    model.set_dtype(mx.float32)
+    truth = run()
+    assert max_error(ours, truth) <= OUTPUT_FACTOR * max_error(theirs, truth) + FLOOR + luck_of_few(ours)
