@@ -1,12 +1,14 @@
-"""Draws the bar chart of a result file and prints its table for the README:
+"""Everything that is published from bench/results, by one command:
 
-    python bench/plot.py silu_gate_cpu
+    python bench/plot.py
 
-makes bench/results/silu_gate_cpu.png; ``flash_attention_cpu`` has a table only.
+draws the pictures beside the results, and writes the tables into the Markdown pages, between the lines
+`<!-- bench/results/NAME.json -->` and `<!-- end -->`. A test compares the tables with the results.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import matplotlib
@@ -15,104 +17,127 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from harness import RESULTS
+from tables import ROOT, Results, pages, with_tables
 
-COLORS = {"copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f"}
+BANDWIDTH_COLORS = {
+    "copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f",
+}  # fmt: skip
+MODEL_COLORS = {"MLX": "#2f4b8f", "MLX, patched": "#0b6e4f", "llama.cpp": "#8d99ae"}
 
 
-def bandwidths(row: dict) -> dict[str, float]:
+def title(what: str, machine: Results) -> str:
+    return f"{what} on the CPU, {machine['cpu_model']}, {machine['threads']} threads, {machine['isa']}, MLX {machine['mlx']}"
+
+
+def label(axis: Any, bars: Any, values: list[float]) -> None:
+    texts = [f"{value:.0f}" if value >= 10 else f"{value:.2g}" for value in values]
+    axis.bar_label(bars, labels=texts, fontsize=7, padding=1)
+
+
+def finish(figure: Any, axes: Any, path: Path) -> None:
+    """One legend for all panels."""
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, names = axes[0].get_legend_handles_labels()
+    unique = dict(zip(names, handles, strict=True))
+    options = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+    figure.legend(unique.values(), unique.keys(), ncols=len(unique), **options)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def bandwidths(row: Results) -> dict[str, float]:
     """GB/s of every contestant: bytes that the op has to move, over its time."""
     seconds = row["seconds"]
-    result = {label: row["bytes"] / seconds[label]["median"] / 1e9 for label in COLORS if label in seconds}
+    result = {name: row["bytes"] / seconds[name]["median"] / 1e9 for name in BANDWIDTH_COLORS if name in seconds}
     return result | {"copy": row["copy_gb_per_s"]}
 
 
-def draw(results: dict, path: Path) -> None:
+def draw_silu_gate(results: Results, path: Path) -> None:
     """One panel per shape and direction, one group of bars per dtype."""
-    rows = [row for row in results["rows"] if row.get("memory") != "fresh"]
+    rows = [row for row in results["rows"] if row["memory"] != "fresh"]
     panels = sorted({(tuple(row["shape"]), row["direction"]) for row in rows}, key=lambda p: (p[0], p[1] == "backward"))
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.9), sharey=True, layout="constrained")
     for axis, (shape, direction) in zip(axes, panels, strict=True):
         chosen = [row for row in rows if tuple(row["shape"]) == shape and row["direction"] == direction]
         for group, row in enumerate(chosen):
-            for index, (label, value) in enumerate(bandwidths(row).items()):
-                bar = axis.bar(group + (index - 2) * 0.17, value, 0.16, color=COLORS[label], label=label)
-                text = f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-                axis.bar_label(bar, labels=[text], fontsize=7, padding=1)
+            for index, (name, value) in enumerate(bandwidths(row).items()):
+                bar = axis.bar(group + (index - 2) * 0.17, value, 0.16, color=BANDWIDTH_COLORS[name], label=name)
+                label(axis, bar, [value])
         axis.set_title(f"{' x '.join(map(str, shape))}, {direction}", fontsize=10)
         axis.set_xticks(range(len(chosen)), [row["dtype"] for row in chosen])
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("GB/s")
-    handles, labels = axes[0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        unique.values(), unique.keys(), ncols=len(unique), loc="outside lower center", frameon=False, fontsize=9
-    )
-    machine = results["machine"]
-    title = f"{rows[0]['op']} on the CPU, {machine['cpu_model']}, {machine['threads']} threads, {machine['isa']}, MLX {machine['mlx']}"
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title("silu_gate", results["machine"]), fontsize=11)
+    finish(figure, axes, path)
+
+
+def token_rates(row: Results) -> dict[str, float]:
+    seconds = row["seconds"]
+    mlx = seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
+    rates = {"MLX": row["tokens"] / mlx, "MLX, patched": row["tokens_per_second"]}
+    if "llama.cpp" in seconds:
+        rates["llama.cpp"] = row["tokens"] / seconds["llama.cpp"]["median"]
+    return rates
+
+
+def draw_language_model(results: Results, path: Path) -> None:
+    """A panel for decoding, one for prefill."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
+    for axis, what in zip(axes, ("decode", "prefill"), strict=True):
+        rows = [row for row in results["rows"] if row["op"] == what]
+        for index, name in enumerate(MODEL_COLORS):
+            rates = [token_rates(row)[name] for row in rows]
+            places = [group + (index - 1) * 0.28 for group in range(len(rows))]
+            label(axis, axis.bar(places, rates, 0.26, color=MODEL_COLORS[name], label=name), rates)
+        axis.set_yscale("log")
+        axis.margins(y=0.1)
+        axis.set_title(what + (", 64 tokens" if what == "prefill" else ", one by one"), fontsize=10)
+        axis.set_xticks(range(len(rows)), [row["dtype"] for row in rows])
+    axes[0].set_ylabel("tokens a second")
+    figure.suptitle(title("4-bit Llama, 0.8 billion weights,", results["machine"]), fontsize=10)
+    finish(figure, axes, path)
+
+
+def draw_parts(results: Results, path: Path) -> None:
+    """One bar for each step: its parts side by side, as shares of it."""
+    lines = results["rows"]
+    names = [name for name, part in lines[0]["parts"].items() if part["by"]]
+    figure, axis = plt.subplots(figsize=(10, 4.2), layout="constrained")
+    places = [f"{line['op']}, {line['dtype']}\n{line['seconds']['step']['median'] * 1e3:.0f} ms" for line in lines]
+    left = [0.0] * len(lines)
+    for name, color in zip(names, plt.get_cmap("tab20").colors, strict=False):
+        shares = [line["parts"][name]["median"] / line["seconds"]["step"]["median"] for line in lines]
+        by = lines[0]["parts"][name]["by"]
+        axis.barh(places, shares, left=left, color=color, label=name if by != "MLX" else f"{name} (MLX)")
+        left = [a + b for a, b in zip(left, shares, strict=True)]
+    for place, line in enumerate(lines):
+        share = line["seconds"]["read"]["median"] / line["seconds"]["step"]["median"]
+        axis.plot([share] * 2, [place - 0.4, place + 0.4], color="black", label="reading the weights")
+    axis.invert_yaxis()
+    axis.axvline(1, color="gray", linewidth=0.8, linestyle=":")
+    axis.set_xlabel("share of the time of the step")
+    axis.spines[["top", "right"]].set_visible(False)
+    handles, texts = axis.get_legend_handles_labels()
+    unique = dict(zip(texts, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), ncols=4, loc="outside lower center", frameon=False, fontsize=8)
+    figure.suptitle(title("Patched 4-bit Llama", results["machine"]), fontsize=10)
     figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
-def attention_markdown(results: dict) -> str:
-    """The README's table of flash_attention: forward, gradients and decoding."""
-    lines = [
-        "| heads, lengths | | mask | dtype | ours | rate | over PyTorch | over MLX |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in results["rows"]:
-        if "rate" not in row or row["direction"] == "decode, cached":
-            continue
-        speedup = row["speedup"]
-        over_torch = min((speedup[x] for x in ("PyTorch", "PyTorch repeated") if x in speedup), default=None)
-        rate = row["rate"]
-        if row["direction"] == "decode":
-            rate += f", {row['share_of_limit']:.2f} of reading"
-        cells = [row["problem"], row["direction"], row["mask"], row["dtype"]]
-        ms = row["seconds"]["ours"]["median"] * 1e3
-        cells += [f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms", rate]
-        cells.append("" if over_torch is None else f"{over_torch:.2f}x")
-        cells.append(f"{speedup['MLX']:.0f}x" if "MLX" in speedup else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def silu_gate_markdown(results: dict) -> str:
-    """The README's table: rows that reuse memory, as a training loop does."""
-    lines = [
-        "| shape | direction | dtype | ours | share of copy | over MLX | over MLX compiled | over PyTorch |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in results["rows"]:
-        if row.get("memory") == "fresh":
-            continue
-        ours = row["seconds"]["ours"]["median"] * 1e3
-        faster = [
-            f"{row['speedup'][label]:.1f}x" if label in row["speedup"] else ""
-            for label in ("MLX", "MLX compiled", "PyTorch")
-        ]
-        shape = " x ".join(map(str, row["shape"]))
-        cells = [
-            shape,
-            row["direction"],
-            row["dtype"],
-            f"{ours:.2f} ms, {row['gb_per_s']} GB/s",
-            f"{row['share_of_copy']:.2f}",
-            *faster,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+PICTURES = {"silu_gate_cpu": draw_silu_gate, "lm_cpu": draw_language_model, "lm_parts_cpu": draw_parts}
 
 
 @click.command()
-@click.argument("name")
-def main(name: str) -> None:
-    """Prints the README's table of bench/results/NAME.json, and draws NAME.png."""
-    results = json.loads((RESULTS / f"{name}.json").read_text())
-    if name == "flash_attention_cpu":
-        print(attention_markdown(results))
-    else:
-        draw(results, RESULTS / f"{name}.png")
-        print(silu_gate_markdown(results))
+def main() -> None:
+    """Draws every picture and renews every table."""
+    for name, draw in PICTURES.items():
+        draw(json.loads((RESULTS / f"{name}.json").read_text()), RESULTS / f"{name}.png")
+        click.echo(f"drawn: bench/results/{name}.png")
+    for page in pages():
+        if (text := page.read_text()) != (renewed := with_tables(text)):
+            page.write_text(renewed)
+            click.echo(f"tables of: {page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,161 @@
+"""Where the time of a patched language model goes: the parts of one token and of a prompt, by themselves.
+
+    python bench/profile_lm.py [--dtype bfloat16]
+
+writes bench/results/lm_parts_cpu.json, for the model of bench_lm.py. A part is all calls of one kind that the step makes, in
+all layers, with the weights of the layers and arrays of the shapes that the model has there, in one graph; its time has
+the building of that graph in it, so the parts add up to somewhat more or less than the step, which is measured beside
+them. "Read" is a sum over as many bytes as the weights have: what a token cannot beat.
+"""
+
+from typing import Any
+
+import click
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from rich.console import Console
+from rich.table import Table
+
+from bench_lm import PROMPT, SHAPE, Run
+from harness import as_json, measure, write_results
+from mlx_anvil import _ext, flash_attention
+from mlx_anvil._check import dtype_name
+from mlx_anvil.bench.model import decode_step, prefill, random_llama, random_tokens
+from mlx_anvil.bench.random_weights import patched_twin
+from mlx_anvil.reference import DTYPES
+
+HEAD_DIM = SHAPE.hidden // SHAPE.heads
+OURS, MLX = "mlx-anvil", "MLX"
+
+
+class Step:
+    """One pass of a patched model over `tokens` tokens behind `context` others, taken apart."""
+
+    def __init__(self, model: Any, dtype: mx.Dtype, tokens: int, context: int):
+        self.model, self.layers, self.dtype, self.tokens, self.context = model, model.layers, dtype, tokens, context
+        self.ids = random_tokens(SHAPE, tokens)
+
+    def draw(self, *shape: int) -> list[mx.array]:
+        """One array for each layer."""
+        arrays = [mx.random.normal(shape).astype(self.dtype) for _ in self.layers]
+        mx.eval(arrays)
+        return arrays
+
+    def heads(self, count: int) -> list[mx.array]:
+        arrays = [x.transpose(0, 2, 1, 3) for x in self.draw(1, self.tokens, count, HEAD_DIM)]
+        mx.eval(arrays)
+        return arrays
+
+    def update_caches(self, keys: list[mx.array]) -> Run:
+        caches = make_prompt_cache(self.model)
+        if self.context:
+            for cache, old in zip(caches, self.draw(1, SHAPE.kv_heads, self.context, HEAD_DIM), strict=True):
+                cache.update_and_fetch(old, old)
+            mx.eval([cache.state for cache in caches])
+
+        def run() -> None:
+            used = caches if self.context else make_prompt_cache(self.model)
+            mx.eval([cache.update_and_fetch(k, k) for cache, k in zip(used, keys, strict=True)])
+            for cache in used:
+                cache.trim(self.tokens)
+
+        return run
+
+    def parts(self) -> dict[str, tuple[str, Run]]:
+        """Label to whose code runs, and the calls of one step."""
+        x, y = self.draw(1, self.tokens, SHAPE.hidden), self.draw(1, self.tokens, SHAPE.hidden)
+        hidden = self.draw(1, self.tokens, SHAPE.intermediate)
+        q, k = self.heads(SHAPE.heads), self.heads(SHAPE.kv_heads)
+        keys = self.draw(1, SHAPE.kv_heads, self.context + self.tokens, HEAD_DIM)
+        (logits, *_) = self.draw(1, SHAPE.vocabulary)
+        attentions, mlps = [layer.self_attn for layer in self.layers], [layer.mlp for layer in self.layers]
+        norms = [[layer.input_layernorm, layer.post_attention_layernorm] for layer in self.layers]
+        options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "mask": "causal" if self.tokens > 1 else None}
+
+        def each(call: Any, *per_layer: Any) -> Run:
+            return lambda: mx.eval([call(*arguments) for arguments in zip(*per_layer, strict=True)])
+
+        def projections(attention: Any, x: mx.array) -> list[mx.array]:
+            return [p(x) for p in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)]
+
+        def rotated(attention: Any, q: mx.array, k: mx.array) -> list[mx.array]:
+            return [attention.rope(part, offset=self.context) for part in (q, k)]
+
+        return {
+            "products of attention": (OURS, each(projections, attentions, x)),
+            "MLP": (OURS, each(lambda mlp, x: mlp(x), mlps, x)),
+            "output head": (OURS, lambda: mx.eval(self.model.lm_head(x[0][:, -1:]))),
+            "attention": (OURS, each(lambda q, k: flash_attention(q, k, k, **options), q, keys)),
+            "rope": (OURS, each(rotated, attentions, q, k)),
+            "norms": (OURS, each(lambda both, x: [norm(x) for norm in both], norms, x)),
+            "embedding": (OURS, lambda: mx.eval(self.model.model.embed_tokens(self.ids))),
+            "residual sums": (MLX, each(lambda x, y: [x + y, y + x], x, y)),
+            "cache of keys and values": (MLX, self.update_caches(k)),
+            "heads side by side": (MLX, each(lambda q: q.transpose(0, 2, 1, 3).reshape(1, self.tokens, -1), q)),
+            "choice of the token": (MLX, lambda: mx.eval(mx.argmax(logits, axis=-1))),
+            # Within the MLP above, for how much of it is a product of one matrix:
+            "of the MLP: down": ("", each(lambda mlp, h: mlp.down_proj(h), mlps, hidden)),
+        }
+
+
+def profile(step: Step, whole: Run, weight_bytes: int) -> dict[str, Any]:
+    parts = step.parts()
+    source = np.asarray(mx.ones(weight_bytes // 4))
+    contestants = {"step": whole, "read": lambda: _ext._read(source)} | {name: run for name, (_, run) in parts.items()}
+    timings = measure(contestants, rounds=7, least_seconds=0.01, budget_seconds=10)
+    return {
+        "op": "decode" if step.tokens == 1 else "prefill",
+        "dtype": dtype_name(step.dtype),
+        "tokens": step.tokens,
+        "weight_bytes": weight_bytes,
+        "parts": {name: {"by": by, **as_json(timings[name])} for name, (by, _) in parts.items()},
+        "seconds": {name: as_json(timings[name]) for name in ("step", "read")},
+    }
+
+
+def rows(dtype: mx.Dtype) -> list[dict[str, Any]]:
+    model = patched_twin(random_llama(SHAPE, dtype))
+    arrays: Any = tree_flatten(model.parameters())
+    # Of the embedding a token reads one row.
+    total = sum(array.nbytes for name, array in arrays if "embed_tokens" not in name)
+    one, prompt = Step(model, dtype, 1, PROMPT), Step(model, dtype, PROMPT, 0)
+    return [
+        profile(one, decode_step(model, one.ids, PROMPT), total),
+        profile(prompt, prefill(model, prompt.ids), total),
+    ]
+
+
+def table(line: dict[str, Any]) -> Table:
+    step = line["seconds"]["step"]["median"]
+    result = Table(title=f"{line['op']}, {line['dtype']}, {line['tokens']} tokens: {step * 1e3:.1f} ms")
+    for name in ("part", "by"):
+        result.add_column(name)
+    for name in ("ms", "share of the step"):
+        result.add_column(name, justify="right")
+    for name, part in line["parts"].items():
+        result.add_row(name, part["by"], f"{part['median'] * 1e3:.2f}", f"{part['median'] / step:.1%}")
+    total = sum(part["median"] for part in line["parts"].values() if part["by"])
+    result.add_section()
+    result.add_row("all", "", f"{total * 1e3:.2f}", f"{total / step:.1%}")
+    read = line["seconds"]["read"]["median"]
+    result.add_row(f"reading {line['weight_bytes'] / 1e6:.0f} MB", "", f"{read * 1e3:.2f}", f"{read / step:.1%}")
+    return result
+
+
+@click.command()
+@click.option("--dtype", "names", multiple=True, type=click.Choice([dtype_name(d) for d in DTYPES]), help="Only these.")
+def main(names: tuple[str, ...]) -> None:
+    """Runs the profile, prints its tables, writes its results."""
+    mx.set_default_device(mx.cpu)
+    console = Console(width=100)
+    lines = [line for dtype in DTYPES if not names or dtype_name(dtype) in names for line in rows(dtype)]
+    for line in lines:
+        console.print(table(line))
+    if not names:
+        console.print(f"written: {write_results('lm_parts_cpu', lines)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Tables of the committed results, in the Markdown pages: bench/plot.py writes them, a test compares them."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS
+
+ROOT = RESULTS.parent.parent
+GENERATED = re.compile(r"(<!-- bench/results/(\w+)\.json -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+Results = dict[str, Any]
+
+
+def _markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |")
+
+
+def _milliseconds(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def attention(results: Results) -> str:
+    """Forward, gradients and decoding."""
+    rows = []
+    for row in results["rows"]:
+        if "rate" not in row or row["direction"] == "decode, cached":
+            continue
+        speedup = row["speedup"]
+        over_torch = min((speedup[x] for x in ("PyTorch", "PyTorch repeated") if x in speedup), default=None)
+        rate = row["rate"]
+        if row["direction"] == "decode":
+            rate += f", {row['share_of_limit']:.2f} of reading"
+        cells = [row["problem"], row["direction"], row["mask"], row["dtype"]]
+        cells += [_milliseconds(row["seconds"]["ours"]["median"]), rate]
+        cells.append("" if over_torch is None else f"{over_torch:.2f}x")
+        cells.append(f"{speedup['MLX']:.0f}x" if "MLX" in speedup else "")
+        rows.append(cells)
+    return _markdown(("heads, lengths", "", "mask", "dtype", "ours", "rate", "over PyTorch", "over MLX"), rows)
+
+
+def silu_gate(results: Results) -> str:
+    """Rows that reuse memory, as a training loop does."""
+    rows = []
+    for row in results["rows"]:
+        if row["memory"] == "fresh":
+            continue
+        ours, speedup = row["seconds"]["ours"]["median"] * 1e3, row["speedup"]
+        others = [f"{speedup[x]:.1f}x" if x in speedup else "" for x in ("MLX", "MLX compiled", "PyTorch")]
+        shape = " x ".join(map(str, row["shape"]))
+        figures = [f"{ours:.2f} ms, {row['gb_per_s']} GB/s", f"{row['share_of_copy']:.2f}"]
+        rows.append([shape, row["direction"], row["dtype"], *figures, *others])
+    heads = ("shape", "direction", "dtype", "ours", "share of copy", "over MLX", "over MLX compiled", "over PyTorch")
+    return _markdown(heads, rows)
+
+
+def language_model(results: Results) -> str:
+    """Tokens a second."""
+    rows = []
+    for row in sorted(results["rows"], key=lambda row: row["op"]):
+        seconds, speedup = row["seconds"], row["speedup"]
+        mlx = row["tokens"] / seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
+        ours = seconds["ours"]
+        cells = [row["op"], row["dtype"], f"{row['tokens_per_second']:.1f}"]
+        cells += [f"{(ours['high'] - ours['low']) / ours['median']:.0%}", f"{mlx:.2g}", f"{speedup['MLX']:.0f}x"]
+        if "llama.cpp" in speedup:
+            cells += [f"{row['tokens'] / seconds['llama.cpp']['median']:.1f}", f"{speedup['llama.cpp']:.2f}"]
+        rows.append(cells)
+    heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "over MLX")
+    return _markdown((*heads, "llama.cpp, tokens/s", "over llama.cpp"), rows)
+
+
+def language_model_parts(results: Results) -> str:
+    """Milliseconds of each part, and its share of the step."""
+    lines = results["rows"]
+    heads = ["", "by", *(f"{line['op']}, {line['dtype']}" for line in lines)]
+    rows = []
+    for name, part in lines[0]["parts"].items():
+        if not part["by"]:
+            continue
+        rows.append([name, part["by"]])
+        for line in lines:
+            seconds = line["parts"][name]["median"]
+            rows[-1].append(f"{seconds * 1e3:.2f} ({seconds / line['seconds']['step']['median']:.1%})")
+    for name, key in (("the step itself", "step"), ("reading its weights", "read")):
+        rows.append([name, "", *(f"{line['seconds'][key]['median'] * 1e3:.2f}" for line in lines)])
+    return _markdown(heads, rows)
+
+
+TABLES = {
+    "silu_gate_cpu": silu_gate,
+    "flash_attention_cpu": attention,
+    "lm_cpu": language_model,
+    "lm_parts_cpu": language_model_parts,
+}
+
+
+def with_tables(text: str) -> str:
+    """The page with its tables written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        results = json.loads((RESULTS / f"{match[2]}.json").read_text())
+        return f"{match[1]}{TABLES[match[2]](results)}\n{match[4]}"
+
+    return GENERATED.sub(written, text)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
