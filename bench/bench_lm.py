@@ -67,6 +67,10 @@ def around(ours: Run, slow: Run) -> tuple[Timing, float]:
     return Timing.of(before + [seconds_of(ours) for _ in range(3)]), once
 
 
+def tokens_one_by_one(step: Run) -> Run:
+    return lambda: [step() for _ in range(TOKENS_A_ROUND)]
+
+
 def row(
     what: str,
     dtype: mx.Dtype,
@@ -76,13 +80,16 @@ def row(
     llama: Run | None,
     mlx_tokens: int = PROMPT,
 ) -> dict[str, Any]:
-    """One line; `mlx` is one call, or the parts of one, of fewer tokens: a layer with the rest, and the rest."""
-    seconds: dict[str, Any] = {}
-    speedup = {}
-    if llama:
-        timings = measure({"ours": ours, "llama.cpp": llama}, rounds=11, budget_seconds=9)
-        seconds = {label: as_json(timing) for label, timing in timings.items()}
-        speedup["llama.cpp"] = round(ratio(timings["llama.cpp"], timings["ours"]), 3)
+    """One line; `llama` makes all tokens of a round. `mlx` is one call, or the parts of one, maybe of fewer
+    tokens: a layer with the rest, and the rest."""
+    calls = TOKENS_A_ROUND if tokens == 1 else 1
+    contestants = {"ours": tokens_one_by_one(ours) if tokens == 1 else ours} | ({"llama.cpp": llama} if llama else {})
+    timings = {
+        label: Timing.of([seconds / calls for seconds in timing.rounds])
+        for label, timing in measure(contestants, rounds=9, budget_seconds=10).items()
+    }
+    seconds: dict[str, Any] = {label: as_json(timing) for label, timing in timings.items()}
+    speedup = {"llama.cpp": round(ratio(timings["llama.cpp"], timings["ours"]), 3)} if llama else {}
     if callable(mlx):
         beside, once = around(ours, mlx)
         seconds["MLX"] = {"once": float(f"{once:.4g}")}
@@ -111,7 +118,9 @@ def rows(dtype: mx.Dtype, llama: Any) -> list[dict[str, Any]]:
         "rest": head_only(plain, prompt),
     }
     # The prefill of llama.cpp first: its decode goes on behind it.
-    llama_runs = (lambda: llama.prefill(PROMPT), lambda: llama.decode_step(PROMPT)) if llama else (None, None)
+    llama_runs = (
+        (lambda: llama.prefill(PROMPT), lambda: llama.decode(PROMPT, TOKENS_A_ROUND)) if llama else (None, None)
+    )
     return [
         row("prefill", dtype, PROMPT, prefill(ours, prompt), prefill_parts, llama_runs[0], mlx_tokens),
         row("decode", dtype, 1, decode_step(ours, token), decode_step(plain, token), llama_runs[1]),
@@ -156,8 +165,10 @@ def main(names: tuple[str, ...], without_llama_cpp: bool) -> None:
             path = Path(folder) / "llama.gguf"
             write(path, SHAPE)
             llama = LlamaCpp(path, _ext._max_threads())
-            more["llama.cpp"] = LlamaCpp.system()
+            more["llama.cpp"] = llama.system
         lines = [line for dtype in dtypes for line in rows(dtype, llama)]
+        if llama:
+            llama.close()
     console.print(table(lines))
     console.print(f"written: {write_results(NAME, lines + other_rows({dtype_name(d) for d in dtypes}), **more)}")
 

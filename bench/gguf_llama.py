@@ -1,7 +1,13 @@
 """llama.cpp as a contestant: a GGUF file of a Llama of any shape with random Q4_0 weights, and what generating text does
-with it. Needs the packages gguf and llama-cpp-python (extra ``bench``)."""
+with it. Needs the packages gguf and llama-cpp-python (extra ``bench``).
+
+It runs in a process of its own: where one process has more OpenMP threads than there are cores, as with a team of each of
+two libraries, libgomp lets no thread wait for long without sleeping, and all of them lose.
+"""
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +74,7 @@ def _say_nothing(level: int, text: bytes, user_data: Any) -> None:
     pass
 
 
-class LlamaCpp:
+class _Model:
     """A model in llama.cpp, through its C interface: what its own speed test times too."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -87,13 +93,6 @@ class LlamaCpp:
         self._rng = np.random.default_rng()
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
-    @staticmethod
-    def system() -> str:
-        """Version of the package and the instructions that this build of llama.cpp uses."""
-        used = [part.strip() for part in llama_cpp.llama_print_system_info().decode().split("|")]
-        names = [part.partition("=")[0].strip().removeprefix("CPU : ") for part in used if part.endswith("= 1")]
-        return f"llama-cpp-python {llama_cpp.__version__}: {', '.join(names)}"
-
     def prefill(self, count: int) -> None:
         """Runs so many tokens in one batch, from an empty cache; logits of the last."""
         llama_cpp.llama_memory_clear(self._memory, False)
@@ -110,3 +109,58 @@ class LlamaCpp:
         if failed:
             raise RuntimeError(f"llama_decode returned {failed}")
         llama_cpp.llama_synchronize(self._context)
+
+
+def _system() -> str:
+    """Version of the package and the instructions that this build of llama.cpp uses."""
+    used = [part.strip() for part in llama_cpp.llama_print_system_info().decode().split("|")]
+    names = [part.partition("=")[0].strip().removeprefix("CPU : ") for part in used if part.endswith("= 1")]
+    return f"llama-cpp-python {llama_cpp.__version__}: {', '.join(names)}"
+
+
+def _serve(path: str, threads: str) -> None:
+    """Runs what stdin says, a line each: a method, its number, and how many times. Answers with a line each."""
+    model = _Model(Path(path), int(threads))
+    print(_system(), flush=True)
+    for line in sys.stdin:
+        method, number, times = line.split()
+        for _ in range(int(times)):
+            getattr(model, method)(int(number))
+        print("done", flush=True)
+
+
+class LlamaCpp:
+    """A model in a process of llama.cpp's. ``system``: what it says of itself."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        command = [sys.executable, __file__, str(path), str(threads)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.system = self._read()
+
+    def prefill(self, count: int) -> None:
+        """See ``_Model``."""
+        self._run("prefill", count, 1)
+
+    def decode(self, context: int, times: int) -> None:
+        """So many tokens one after another, each in the same place."""
+        self._run("decode_step", context, times)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+    def _run(self, *words: object) -> None:
+        assert self._process.stdin is not None
+        print(*words, file=self._process.stdin, flush=True)
+        self._read()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"llama.cpp ended with {self._process.wait()}")
+        return line.strip()
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

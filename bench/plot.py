@@ -3,7 +3,7 @@
     python bench/plot.py
 
 draws the pictures beside the results, and writes the tables into the Markdown pages, between the lines
-`<!-- bench/results/NAME.json -->` and `<!-- end -->`. A test compares the tables with the results.
+`<!-- table: NAME -->` and `<!-- end -->`. A test compares the tables with the results.
 """
 
 import json
@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from harness import RESULTS
-from tables import ROOT, Results, pages, with_tables
+from tables import ROOT, Results, pages, token_rates, with_tables
 
 BANDWIDTH_COLORS = {
     "copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f",
@@ -69,15 +69,6 @@ def draw_silu_gate(results: Results, path: Path) -> None:
     axes[0].set_ylabel("GB/s")
     figure.suptitle(title("silu_gate", results["machine"]), fontsize=11)
     finish(figure, axes, path)
-
-
-def token_rates(row: Results) -> dict[str, float]:
-    seconds = row["seconds"]
-    mlx = seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
-    rates = {"MLX": row["tokens"] / mlx, "MLX, patched": row["tokens_per_second"]}
-    if "llama.cpp" in seconds:
-        rates["llama.cpp"] = row["tokens"] / seconds["llama.cpp"]["median"]
-    return rates
 
 
 def draw_language_model(results: Results, path: Path) -> None:

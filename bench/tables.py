@@ -9,14 +9,15 @@ from typing import Any
 from harness import RESULTS
 
 ROOT = RESULTS.parent.parent
-GENERATED = re.compile(r"(<!-- bench/results/(\w+)\.json -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+GENERATED = re.compile(r"(<!-- table: ([^\n]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Results = dict[str, Any]
 
 
 def _markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = list(heads)
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |")
+    lines = ["| " + " | ".join(line) + " |" for line in (heads, *rows)]
+    lines.insert(1, "|---" * len(heads) + "|")
+    return "\n".join(lines).replace("|  |", "| |")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -58,20 +59,45 @@ def silu_gate(results: Results) -> str:
     return _markdown(heads, rows)
 
 
+def token_rates(row: Results) -> dict[str, float]:
+    """Tokens a second of every contestant."""
+    seconds = row["seconds"]
+    mlx = seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
+    rates = {"MLX": row["tokens"] / mlx, "MLX, patched": row["tokens_per_second"]}
+    if "llama.cpp" in seconds:
+        rates["llama.cpp"] = row["tokens"] / seconds["llama.cpp"]["median"]
+    return rates
+
+
+def _in_order(rows: list[Results]) -> list[Results]:
+    return sorted(rows, key=lambda row: (row["op"], row["dtype"]))
+
+
 def language_model(results: Results) -> str:
-    """Tokens a second."""
+    """Rates of all, and the spread of ours."""
     rows = []
-    for row in sorted(results["rows"], key=lambda row: row["op"]):
-        seconds, speedup = row["seconds"], row["speedup"]
-        mlx = row["tokens"] / seconds["MLX"].get("once", seconds["MLX"].get("calculated"))
-        ours = seconds["ours"]
-        cells = [row["op"], row["dtype"], f"{row['tokens_per_second']:.1f}"]
-        cells += [f"{(ours['high'] - ours['low']) / ours['median']:.0%}", f"{mlx:.2g}", f"{speedup['MLX']:.0f}x"]
-        if "llama.cpp" in speedup:
-            cells += [f"{row['tokens'] / seconds['llama.cpp']['median']:.1f}", f"{speedup['llama.cpp']:.2f}"]
+    for row in _in_order(results["rows"]):
+        rates, speedup, ours = token_rates(row), row["speedup"], row["seconds"]["ours"]
+        cells = [row["op"], row["dtype"], f"{rates['MLX, patched']:.1f}"]
+        cells += [
+            f"{(ours['high'] - ours['low']) / ours['median']:.0%}",
+            f"{rates['MLX']:.2g}",
+            f"{speedup['MLX']:.0f}x",
+        ]
+        cells += [f"{rates['llama.cpp']:.1f}", f"{speedup['llama.cpp']:.2f}x"] if "llama.cpp" in rates else ["", ""]
         rows.append(cells)
     heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "over MLX")
     return _markdown((*heads, "llama.cpp, tokens/s", "over llama.cpp"), rows)
+
+
+def language_model_briefly(results: Results) -> str:
+    """Ours, and times as fast as others."""
+    rows = []
+    for row in _in_order(results["rows"]):
+        beside = row["speedup"].get("llama.cpp")
+        ratios = [f"{row['speedup']['MLX']:.0f}x", f"{beside:.2f}x" if beside else ""]
+        rows.append([row["op"], row["dtype"], f"{row['tokens_per_second']:.1f}", *ratios])
+    return _markdown(("", "dtype", "tokens/s", "over MLX", "over llama.cpp"), rows)
 
 
 def language_model_parts(results: Results) -> str:
@@ -91,20 +117,23 @@ def language_model_parts(results: Results) -> str:
     return _markdown(heads, rows)
 
 
+# What a page calls a table: the file of its results, and what makes it.
 TABLES = {
-    "silu_gate_cpu": silu_gate,
-    "flash_attention_cpu": attention,
-    "lm_cpu": language_model,
-    "lm_parts_cpu": language_model_parts,
+    "silu_gate": ("silu_gate_cpu", silu_gate),
+    "flash_attention": ("flash_attention_cpu", attention),
+    "language model": ("lm_cpu", language_model),
+    "language model, briefly": ("lm_cpu", language_model_briefly),
+    "language model, parts": ("lm_parts_cpu", language_model_parts),
 }
 
 
 def with_tables(text: str) -> str:
-    """The page with its tables written anew."""
+    """The page, with the tables between its lines ``<!-- table: NAME -->`` and ``<!-- end -->`` written anew."""
 
     def written(match: re.Match[str]) -> str:
-        results = json.loads((RESULTS / f"{match[2]}.json").read_text())
-        return f"{match[1]}{TABLES[match[2]](results)}\n{match[4]}"
+        name, make = TABLES[match[2]]
+        table = make(json.loads((RESULTS / f"{name}.json").read_text()))
+        return f"{match[1]}\n{table}\n\n{match[4]}"  # blank lines: else Python-Markdown sees no table
 
     return GENERATED.sub(written, text)
 

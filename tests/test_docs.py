@@ -1,7 +1,6 @@
 """The README and the pages under docs/ say what is true: their code runs, as written (``documents.py`` says how)."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 
 import documents
 import support_matrix
+import tables
 
 pytestmark = pytest.mark.cpu_only
 
@@ -73,20 +73,16 @@ def test_a_wrong_page_is_found(tmp_path, code):
 # ---- figures, the support matrix, quoted messages and reasons --------------------------------------------------------------
 
 
-def generation_table() -> str:
-    """Tokens per second of a patched model, from the committed measurement."""
-    rows = json.loads((documents.ROOT / "bench/results/lm_cpu.json").read_text())["rows"]
-    lines = ["| | dtype | tokens/s | over MLX | over llama.cpp |", "|---|---|---|---|---|"]
-    for row in sorted(rows, key=lambda row: (row["op"], row["dtype"])):
-        over = row["speedup"]
-        lines.append(
-            f"| {row['op']} | {row['dtype']} | {row['tokens_per_second']:.1f} | {over['MLX']:.0f}x | {over['llama.cpp']:.2f}x |"
-        )
-    return "\n".join(lines)
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if tables.GENERATED.search(page.read_text())])
+def test_tables_are_those_of_the_results(name):
+    """``python bench/plot.py`` writes them."""
+    page = PAGES[name].read_text()
+    assert tables.with_tables(page) == page
 
 
-def test_figures_of_generation():
-    assert generation_table() in PAGES["README.md"].read_text(), generation_table()
+def test_every_table_is_on_a_page():
+    used = {match[2] for page in PAGES.values() for match in tables.GENERATED.finditer(page.read_text())}
+    assert used == set(tables.TABLES)
 
 
 def test_support_matrix():
