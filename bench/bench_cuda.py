@@ -2,8 +2,7 @@
 
     python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
 
-writes bench/results/<name>.json. A contestant evaluates as many calls together as fill some milliseconds, as the ops of a model
-are, and waits for the last; contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
+writes bench/results/<name>.json. A contestant makes as many calls as fill some milliseconds and waits for the last; contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
 PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and keys that a call only
 reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other layers come between.
 """
@@ -41,11 +40,16 @@ SECONDS_A_BATCH = 0.004
 GROUP_SIZE, BITS = 64, 4
 
 
-def queued(call: Call) -> tuple[Callable[[], None], int]:
-    """A function that evaluates several calls together and waits for the last, and how many."""
+def queued(call: Call, steps: int) -> tuple[Callable[[], None], int]:
+    """A function that makes several calls and waits for the last, and how many. One op is evaluated together with the next ones,
+    as in a model; calls that are `steps`, of many ops, each while the next one's graph is made, as tokens are."""
 
     def run(count: int) -> None:
-        mx.eval([call() for _ in range(count)])
+        if steps:
+            for _ in range(count):
+                mx.async_eval(call())
+        else:
+            mx.eval([call() for _ in range(count)])
         mx.synchronize()
 
     for _ in range(3):
@@ -53,7 +57,7 @@ def queued(call: Call) -> tuple[Callable[[], None], int]:
     start = time.perf_counter()
     run(3)
     once = (time.perf_counter() - start) / 3
-    count = max(1, min(200, int(SECONDS_A_BATCH / once)))
+    count = max(steps, 1, min(200, int(SECONDS_A_BATCH / once)))
     return lambda: run(count), count
 
 
@@ -86,9 +90,11 @@ def copy_rate() -> float | None:
     return total / seconds if seconds else None
 
 
-def compare(what: str, contestants: dict[str, Call], *, work: dict[str, float], copy: float | None = None) -> Row:
-    """One row; `ours` is what the others are set against. `work`: bytes and flops of a call."""
-    runs = {label: queued(call) for label, call in contestants.items()}
+def compare(
+    what: str, contestants: dict[str, Call], *, work: dict[str, float], copy: float | None = None, steps: int = 0
+) -> Row:
+    """One row; `ours` is what the others are set against. `work`: bytes and flops of a call; `steps`: as for `queued`."""
+    runs = {label: queued(call, steps) for label, call in contestants.items()}
     timings = measure({label: run for label, (run, _) in runs.items()}, rounds=9, least_seconds=0, budget_seconds=6)
     row: Row = {"what": what}
     for label, (_, count) in runs.items():
@@ -340,7 +346,10 @@ def decoder_rows(copy: float | None) -> Iterator[Row]:
 
         contestants: dict[str, Call] = {"ours": our_token, "mlx": mlx_token}
         row = compare(
-            f"decoder, 8B shape, 4-bit, one token, {dtype_name(dtype)}, context {CONTEXT}", contestants, work={}
+            f"decoder, 8B shape, 4-bit, one token, {dtype_name(dtype)}, context {CONTEXT}",
+            contestants,
+            work={},
+            steps=8,
         )
         rates = {f"{label}_tokens_per_second": round(1e6 / row[f"{label}_us"], 1) for label in contestants}
         peaks = {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}

@@ -238,8 +238,10 @@ def test_special_values(spec: OpSpec):
             exact = to_numpy(in_float64(spec.reference, changed)[0])
             both = finite & np.isfinite(exact)
             rounding = np.abs(plain[both] - exact[both]).max(initial=0.0)
+            # Of a float32 product tensor cores keep 22 bits, and cut sums off.
+            times = 16 if support.backend == "cuda" else 2
             tolerance = spec.float32_tolerance
-            np.testing.assert_allclose(ours, plain, rtol=tolerance, atol=tolerance * largest + 2 * rounding)
+            np.testing.assert_allclose(ours, plain, rtol=tolerance, atol=tolerance * largest + times * rounding)
 
 
 # ---- transformations -------------------------------------------------------------------------------------------------
