@@ -122,9 +122,8 @@ MSLC_INLINE MatrixPair multiply_tf32(MatrixPair a, MatrixPair b, MatrixPair c) {
 
 // The products with low parts, added to `before`. Where a factor is infinite they are infinite or,
 // as 0 * infinity is, no numbers, whatever the product of the factors themselves: left out there.
-MSLC_INLINE MatrixPair unless_spoilt(MatrixPair sum, MatrixPair before) {
-  const bool finite = __builtin_fabsf(sum.x) + __builtin_fabsf(sum.y) < __builtin_inff();
-  return finite ? sum : before;
+MSLC_INLINE float unless_spoilt(float sum, float before) {
+  return __builtin_fabsf(sum) < __builtin_inff() ? sum : before;
 }
 
 template <class A, class B>
@@ -146,7 +145,8 @@ MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, Ma
                              tf32_rest(columns.y, columns_high.y)};
     sum = multiply_tf32(rows_high, rest, sum);
   }
-  if constexpr (sizeof(A) == 4 || sizeof(B) == 4) sum = unless_spoilt(sum, c);
+  if constexpr (sizeof(A) == 4 || sizeof(B) == 4)
+    sum = {unless_spoilt(sum.x, c.x), unless_spoilt(sum.y, c.y)};
   return multiply_tf32(rows_high, columns_high, sum);
 }
 
