@@ -85,6 +85,17 @@ class Closure(nn.Module):
     __call__ = norm_with(mx.fast)
 
 
+def recursive():
+    def call(self, x, depth=0):
+        return mx.fast.rms_norm(x, None, 1e-5) if depth == 0 else call(self, x, depth - 1)
+
+    return call
+
+
+class InnerFunctionThatCallsItself(nn.Module):
+    __call__ = recursive()
+
+
 class OtherMethod(nn.Module):
     def norm(self, x, *, eps=1e-5):
         return mx.fast.rms_norm(x, None, eps)
@@ -111,6 +122,7 @@ FORMS = [
     Decorated,
     InnerFunction,
     Closure,
+    InnerFunctionThatCallsItself,
     OtherMethod,
     Inherited,
 ]

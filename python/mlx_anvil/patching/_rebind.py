@@ -98,6 +98,7 @@ class Rebinder:
         """The copy that calls the stand-ins, for a function with ``calls``."""
         if function in self._copies:
             return self._copies[function]
+        self._copies[function] = function  # until there is one, for an inner function whose closure holds itself
         copy = FunctionType(
             function.__code__,
             self._namespace(function.__globals__),
