@@ -22,6 +22,14 @@ def normed(x):
     return mx.fast.rms_norm(x, None, 1e-5)
 
 
+def even(x, depth):
+    return odd(x, depth - 1) if depth else x
+
+
+def odd(x, depth):
+    return even(normed(x), depth - 1)
+
+
 def logged(function):
     @functools.wraps(function)
     def wrapper(*args):
@@ -50,6 +58,11 @@ class Helper(nn.Module):
         return mx.concatenate([normed(rows) for rows in (x,)])
 
 
+class FunctionsThatCallEachOther(nn.Module):
+    def __call__(self, x):
+        return even(x, 2)
+
+
 class Decorated(nn.Module):
     @logged
     def __call__(self, x):
@@ -59,6 +72,28 @@ class Decorated(nn.Module):
 class InnerFunction(nn.Module):
     def __call__(self, x):
         return (lambda row: mx.fast.rms_norm(row, None, 1e-5))(x)
+
+
+def norm_with(library):
+    def call(self, x):
+        return library.rms_norm(x, None, 1e-5)
+
+    return call
+
+
+class Closure(nn.Module):
+    __call__ = norm_with(mx.fast)
+
+
+def recursive():
+    def call(self, x, depth=0):
+        return mx.fast.rms_norm(x, None, 1e-5) if depth == 0 else call(self, x, depth - 1)
+
+    return call
+
+
+class InnerFunctionThatCallsItself(nn.Module):
+    __call__ = recursive()
 
 
 class OtherMethod(nn.Module):
@@ -78,7 +113,19 @@ class UsesSuper(Decorated):
         return super().__call__(x) + mx.fast.rms_norm(x, None, 1e-5)
 
 
-FORMS = [Attribute, NameOfModule, NameOfFunction, Helper, Decorated, InnerFunction, OtherMethod, Inherited]
+FORMS = [
+    Attribute,
+    NameOfModule,
+    NameOfFunction,
+    Helper,
+    FunctionsThatCallEachOther,
+    Decorated,
+    InnerFunction,
+    Closure,
+    InnerFunctionThatCallsItself,
+    OtherMethod,
+    Inherited,
+]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -73,26 +73,32 @@ class Rebinder:
     def calls(self, function: FunctionType) -> frozenset[Call]:
         """What the function calls that there is a stand-in for, by itself or through functions that it names."""
         if function not in self._found:
-            self._found[function] = frozenset()  # for functions that call each other
+            reached, waiting = {function}, [function]
             found: set[Call] = set()
-            names = code_names(function.__code__)
-            for value in _named(function, names):
-                if id(value) in self._calls:
-                    found.add(self._calls[id(value)])
-                elif id(value) in self._proxies:
-                    for call in self._calls.values():
-                        path = attribute_path(call)
-                        if path and names.issuperset(path[-1:] if value is mx.fast else path):
-                            found.add(call)
-                elif isinstance(value, FunctionType):
-                    found |= self.calls(value)
+            while waiting:
+                values = list(_named(waiting.pop()))
+                found.update(call for value in values for call in self._calls_of(*value))
+                functions = {value for value, _ in values if isinstance(value, FunctionType)} - reached
+                reached |= functions
+                waiting += functions
             self._found[function] = frozenset(found)
         return self._found[function]
+
+    def _calls_of(self, value: Any, names: set[str]) -> Iterator[Call]:
+        """The call that a value is, or those that are attributes of it, where code uses such names."""
+        if id(value) in self._calls:
+            yield self._calls[id(value)]
+        elif id(value) in self._proxies:
+            for call in self._calls.values():
+                path = attribute_path(call)
+                if path and names.issuperset(path[-1:] if value is mx.fast else path):
+                    yield call
 
     def rebound(self, function: FunctionType) -> FunctionType:
         """The copy that calls the stand-ins, for a function with ``calls``."""
         if function in self._copies:
             return self._copies[function]
+        self._copies[function] = function  # until there is one, for an inner function whose closure holds itself
         copy = FunctionType(
             function.__code__,
             self._namespace(function.__globals__),
@@ -123,7 +129,8 @@ class Rebinder:
         value = _contents(cell)
         if isinstance(value, FunctionType) and self.calls(value):
             return CellType(self.rebound(value))
-        return CellType(self._replaced(value)) if id(value) in self._ours else cell
+        replaced = self._replaced(value)
+        return cell if replaced is value else CellType(replaced)
 
 
 def _contents(cell: CellType) -> Any:
@@ -133,13 +140,14 @@ def _contents(cell: CellType) -> Any:
         return None
 
 
-def _named(function: FunctionType, names: set[str]) -> Iterator[Any]:
-    """Values of the global names that a function uses, and of its closure."""
+def _named(function: FunctionType) -> Iterator[tuple[Any, set[str]]]:
+    """Values of the global names that a function uses, and of its closure; with all names that it uses."""
+    names = code_names(function.__code__)
     for name in names:
         if name in function.__globals__:
-            yield function.__globals__[name]
+            yield function.__globals__[name], names
     for cell in function.__closure__ or ():
-        yield _contents(cell)
+        yield _contents(cell), names
 
 
 def _proxies(stand_ins: Mapping[Call, tuple[Function, Function]]) -> dict[int, ModuleType]:
