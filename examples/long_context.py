@@ -57,7 +57,8 @@ def attentions(window: int | None, scale: float) -> dict[str, Attention]:
 
 
 def measured(attend: Attention, length: int, options: dict[str, Any]) -> Point:
-    """One call, forward and all three gradients. Memory counts all that MLX holds, inputs and gradients with it."""
+    """One call, forward and all three gradients. Memory is what MLX holds for it, inputs and gradients counted."""
+    before = mx.get_active_memory()
     dtype = DTYPES[options["dtype"]]
     heads = (options["heads"], options["kv_heads"], options["kv_heads"])
     q, k, v = (mx.random.normal((1, count, length, options["head_dim"])).astype(dtype) for count in heads)
@@ -67,7 +68,7 @@ def measured(attend: Attention, length: int, options: dict[str, Any]) -> Point:
     mx.reset_peak_memory()
     start = time.perf_counter()
     mx.eval(gradients(q, k, v))
-    return Point(length, time.perf_counter() - start, mx.get_peak_memory())
+    return Point(length, time.perf_counter() - start, mx.get_peak_memory() - before)
 
 
 def grow(label: str, attend: Attention, lengths: list[int], options: dict[str, Any], console: Console) -> Curve:

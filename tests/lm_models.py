@@ -63,6 +63,8 @@ LLAMA3_SCALING = {
 SU_SCALING = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0 + 0.1 * i for i in range(8)]}
 YARN_SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 WINDOW = 8
+# All of them for each token: one on the border between two would go one way in one run and the other in the next.
+EXPERTS = 4
 
 ARCHITECTURES = {
     "llama": Architecture("llama", {"rope_scaling": LLAMA3_SCALING}),
@@ -81,8 +83,8 @@ ARCHITECTURES = {
         "gpt_oss",
         {
             "head_dim": 16,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": EXPERTS,
             "sliding_window": WINDOW,
             "layer_types": ["sliding_attention", "full_attention"],
             "rope_scaling": YARN_SCALING,
@@ -91,13 +93,13 @@ ARCHITECTURES = {
     "cohere": Architecture("cohere", {"layer_norm_eps": 1e-5, "use_qk_norm": True}),
     "starcoder2": Architecture("starcoder2", {"norm_epsilon": 1e-5}),
     "olmo2": Architecture("olmo2"),
-    "mixtral": Architecture("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": Architecture("mixtral", {"num_local_experts": EXPERTS, "num_experts_per_tok": EXPERTS}),
     "qwen3_moe": Architecture(
         "qwen3_moe",
         {
             "head_dim": 16,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
+            "num_experts": EXPERTS,
+            "num_experts_per_tok": EXPERTS,
             "decoder_sparse_step": 2,
             "mlp_only_layers": [],
             "moe_intermediate_size": 32,

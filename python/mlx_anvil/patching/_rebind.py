@@ -6,6 +6,7 @@ one patched model: nothing is looked up at run time, so threads, ``mx.compile`` 
 """
 
 import dis
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -58,8 +59,7 @@ class Rebinder:
     """Copies functions so that they call other functions.
 
     Args:
-        stand_ins: what is called in place of what, by the identity of the original.
-        calls: the originals by call, of those that ``stand_ins`` holds.
+        stand_ins: of each call, the function that models call and the one to be called in its place.
     """
 
     def __init__(self, stand_ins: Mapping[Call, tuple[Function, Function]]) -> None:
@@ -102,9 +102,7 @@ class Rebinder:
         )
         self._copies[function] = copy
         copy.__kwdefaults__ = function.__kwdefaults__
-        copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
-        copy.__dict__.update(function.__dict__)
-        copy.__annotations__ = function.__annotations__
+        functools.update_wrapper(copy, function)
         for name in code_names(function.__code__):
             value = function.__globals__.get(name)
             if isinstance(value, FunctionType) and self.calls(value):
