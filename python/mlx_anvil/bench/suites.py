@@ -30,7 +30,7 @@ class Settings:
 
     rounds: int = 9
     round_seconds: float = 0.004
-    row_seconds: float = 1.0
+    row_seconds: float = 0.4
     quick: bool = False
 
     @property
