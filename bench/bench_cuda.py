@@ -2,8 +2,8 @@
 
     python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
 
-writes bench/results/<name>.json. A contestant queues as many calls as fill some milliseconds and waits for the last;
-contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
+writes bench/results/<name>.json. A contestant evaluates as many calls together as fill some milliseconds, as the ops of a model
+are, and waits for the last; contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
 PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and keys that a call only
 reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other layers come between.
 """
@@ -42,11 +42,10 @@ GROUP_SIZE, BITS = 64, 4
 
 
 def queued(call: Call) -> tuple[Callable[[], None], int]:
-    """A function that makes several calls and waits for the last, and how many."""
+    """A function that evaluates several calls together and waits for the last, and how many."""
 
     def run(count: int) -> None:
-        for _ in range(count):
-            mx.async_eval(call())
+        mx.eval([call() for _ in range(count)])
         mx.synchronize()
 
     for _ in range(3):

@@ -2,7 +2,7 @@
 
     python bench/bench_training.py
 
-writes bench/results/training_cpu.json and training_cpu.png. The model is that of examples/train.py, one sequence a step. Peak memory
+writes bench/results/training_cpu.json and the plot of docs/training.md. The model is that of examples/train.py, one sequence a step. Peak memory
 is all that MLX holds at once during a step after the first: parameters, the optimizer's state, activations, gradients. MLX's attention
 holds matrices of length x length here, so it stops at the first length of MEMORY; times are taken at TIMED only.
 """
@@ -24,7 +24,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 import mlx_anvil
-from harness import RESULTS, as_json, measure, ratio, write_results
+from harness import as_json, measure, ratio, write_results
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from common import COLORS, MLX, OURS, random_llama
@@ -33,6 +33,7 @@ from train import loss
 
 MODEL = {"dims": 128, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 352, "vocabulary": 96}
 TIMED = 2048
+PLOT = Path(__file__).parent.parent / "docs" / "images" / "training_memory.png"
 Peaks = dict[str, dict[int, int]]  # bytes of each label at each length
 LENGTHS = {OURS: (512, 1024, 2048, 4096, 8192, 16384), MLX: (512, 1024, 2048, 4096)}
 
@@ -155,7 +156,7 @@ def main(rounds: int) -> None:
     memory = peaks(console)
     console.print(*tables(timed, memory))
     console.print(f"wrote {write_results('training_cpu', result_rows(timed, memory))}")
-    draw(memory, RESULTS / "training_cpu.png")
+    draw(memory, PLOT)
 
 
 if __name__ == "__main__":

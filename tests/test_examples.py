@@ -194,3 +194,15 @@ def test_sizes_for_people():
     assert [common.size(x) for x in (0, 1023, 2048, 10 * 2**20, 300 * 2**20, 5 * 2**40)] == [
         "0 B", "1023 B", "2.00 KiB", "10.0 MiB", "300 MiB", "5120 GiB",
     ]  # fmt: skip
+
+
+def test_figures_of_the_page_are_those_measured():
+    page = (EXAMPLES.parent / "docs" / "training.md").read_text()
+    results = json.loads((EXAMPLES.parent / "bench" / "results" / "training_cpu.json").read_text())
+    for row in results["rows"]:
+        ours, theirs = (row["peak_bytes"].get(label) for label in (common.OURS, common.MLX))
+        rest = f"{theirs / 2**20:.1f} MiB | {ours / theirs:.2f} |" if theirs else "| |"
+        assert f"| {row['length']} | {ours / 2**20:.1f} MiB | {rest}" in page
+        for label, share in row.get("attention_share", {}).items():
+            step, attention = (row["seconds"][key]["median"] for key in (label, f"{label}: attention"))
+            assert f"| {label} | {step:.2f} s | {attention:.2f} s | {share:.0%} |" in page

@@ -58,6 +58,19 @@ def test_long_decode_beside_sdpa_vector(rng: np.random.Generator, head_dim: int,
     assert_within_budget(Call.draw(rng, Shape(4, 1, 1, 2048, head_dim), dtype, False), "sdpa_vector_2pass")
 
 
+def test_more_parts_than_lanes(rng: np.random.Generator):
+    """One head alone is split into so many parts that a SIMD group, which adds them up, goes round more than once."""
+    q, k, v = (rng.standard_normal((1, 1, length, 32)).astype(np.float32) for length in (1, 9000, 9000))
+    arrays = [mx.array(x) for x in (q, k, v)]
+    with mlx_anvil.simulate(checked=True), mlx_anvil.trace() as trace:
+        out = mlx_anvil.flash_attention(*arrays)
+        mx.eval(out)
+    assert trace.events[0].grid[0] > 32
+    scores = (k[0, 0].astype(np.float64) @ q[0, 0, 0]) * 32**-0.5
+    weights = np.exp(scores - scores.max())
+    np.testing.assert_allclose(np.array(out)[0, 0, 0], weights @ v[0, 0] / weights.sum(), rtol=0, atol=1e-6)
+
+
 def test_keys_are_read_once_for_a_group(rng: np.random.Generator):
     """A decode of 8 query heads reads little more than one of them alone: their queries, and their parts again."""
     one, eight = (

@@ -19,7 +19,8 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 import mlx_anvil
 from lm_models import ARCHITECTURES, Architecture, tokens
-from mlx_anvil.patching import Fallback
+from mlx_anvil.patching import Fallback, Report
+from mlx_anvil.patching._report import FallbackLog
 from support import backend_scope, max_error
 
 pytestmark = pytest.mark.cpu_only
@@ -122,6 +123,7 @@ def test_experts_of_other_models_are_out_of_reach():
     report = mlx_anvil.patch(models[0])
     assert type(activation) is was
     assert {row.what for row in report.left} == {SwitchGLU.__name__, "router"}
+    assert mlx_anvil.patch(activation).swapped == ()
 
 
 def test_threads():
@@ -279,6 +281,12 @@ def test_nothing_to_swap():
     assert report.swapped == ()
     assert "nothing to swap" in str(report)
     assert report.left == ()
+
+
+def test_a_reason_is_printed_as_it_is():
+    log = FallbackLog()
+    log.add("rope", "x is [batch, length]; allowed: [batch]")
+    assert "x is [batch, length]; allowed: [batch]" in str(Report("Model", (), (), log))
 
 
 @pytest.mark.parametrize("function", [mlx_anvil.patch, mlx_anvil.unpatch])

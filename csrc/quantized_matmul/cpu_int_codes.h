@@ -10,6 +10,20 @@ inline i32v rounded(f32v x) {
   return bits_as<i32v>(_mm512_cvtps_epi32(bits_as<__m512>(x)));
 }
 
+// The largest magnitudes, as their bits: so infinity and NaN are larger than any number.
+class Largest {
+ public:
+  void add(f32v x) {
+    const u32v size = bits_as<u32v>(absolute(x));
+    bits_ = size > bits_ ? size : bits_;
+  }
+  f32v value() const { return bits_as<f32v>(bits_); }
+  bool finite() const { return _mm512_reduce_max_epu32(bits_as<__m512i>(bits_)) < 0x7f800000u; }
+
+ private:
+  u32v bits_{};
+};
+
 // ---- codes --------------------------------------------------------------------------------------
 
 // How bytes, of which none is above kLargest, stand for values: value = (byte - kOffset) * kFactor,

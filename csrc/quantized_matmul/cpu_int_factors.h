@@ -21,20 +21,6 @@ inline f32v times_power(f32v x, f32v e) {
   return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
 }
 
-// The largest magnitudes, as their bits: so infinity and NaN are larger than any number.
-class Largest {
- public:
-  void add(f32v x) {
-    const u32v size = bits_as<u32v>(absolute(x));
-    bits_ = size > bits_ ? size : bits_;
-  }
-  f32v value() const { return bits_as<f32v>(bits_); }
-  bool finite() const { return _mm512_reduce_max_epu32(bits_as<__m512i>(bits_)) < 0x7f800000u; }
-
- private:
-  u32v bits_{};
-};
-
 // What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
 // lane, of the groups from the first on; in lanes beyond the strip's may be anything.
 template <int kPieces, int kRows>

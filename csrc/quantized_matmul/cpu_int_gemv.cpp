@@ -1,10 +1,10 @@
 // The products of cpu_gemv.cpp in integers, where the machine has byte products (VNNI):
 //
-//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step for each block
+//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step for each unit
 //   sum of code * x ~= step * (sum of code * X), which is exact
 //
-// Two bytes for bfloat16, else three: against the largest number of a block an element is off by at
-// most 2^-15 or 2^-23. Sums over 4 codes take one instruction, so that unpacking and multiplying
+// Three bytes for float32, else two: against the largest number of a unit an element is off by at
+// most 2^-23 or 2^-15. Sums over 4 codes take one instruction, so that unpacking and multiplying
 // keep up with memory. As in cpu_gemv.cpp every number of rows takes the same steps.
 #include "quantized_matmul/cpu_entries.h"
 #if defined(__AVX512VNNI__)
@@ -116,7 +116,8 @@ class IntGemv {
       }
       for (int m = 0; m < kRows; ++m) {
         const char* const row = x + m * row_bytes;
-        const f32v step = splat(reinterpret_cast<const float*>(row + layout_.steps_at())[block]);
+        const f32v step =
+            load_lanes(reinterpret_cast<const float*>(row + layout_.steps_at()) + block * kLanes);
         f32v products[kOutputs];
         block_products<Format, kPieces, kOutputs>(
             codes, reinterpret_cast<const int8_t*>(row) + block * layout_.block_columns * kPieces,
@@ -176,7 +177,9 @@ int64_t quantized_int_row_bytes(const QuantizedMatrixView& matrix) {
 bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void* to) {
   bool finite = false;
   with_int_format(matrix.format, [&](auto format) {
-    finite = pack_row<decltype(format)>(matrix, x, static_cast<char*>(to));
+    using Format = decltype(format);
+    finite = pieces_of(matrix.dtype) == 3 ? pack_row<Format, 3>(matrix, x, static_cast<char*>(to))
+                                          : pack_row<Format, 2>(matrix, x, static_cast<char*>(to));
   });
   return finite;
 }

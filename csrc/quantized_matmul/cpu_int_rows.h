@@ -6,10 +6,9 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Bytes that an element of x is taken apart into. A block is long enough for 16 bits to be felt in
-// float16.
+// Bytes that an element of x is taken apart into.
 constexpr int pieces_of(QuantizedDtype dtype) {
-  return dtype == QuantizedDtype::kBfloat16 ? 2 : 3;
+  return dtype == QuantizedDtype::kFloat32 ? 3 : 2;
 }
 
 constexpr int64_t padded(int64_t count) {
@@ -67,112 +66,94 @@ struct Bytes {
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// A row of x: for each block and vector the bytes of each piece, lowest first; then one step for
-// each block; then the sum of X of every group, times its step (affine), or of every lane of a
-// block (the others).
+// A row of x: for each block and vector the bytes of each piece, lowest first; then the step of
+// each unit; then the sum of X times its step of every group (affine), or the sum of X of every
+// unit (the others).
 struct IntRowLayout {
-  int64_t columns, blocks, block_columns, groups, group;
+  int64_t columns, blocks, block_columns, groups;
   int pieces;
 
   explicit IntRowLayout(const QuantizedMatrixView& matrix)
       : columns(matrix.columns),
         block_columns(int64_t{int_unit_values(matrix.format.bits)} * kLanes),
-        group(matrix.format.group),
+        groups(columns / matrix.format.group),
         pieces(pieces_of(matrix.dtype)) {
     blocks = (columns + block_columns - 1) / block_columns;
-    groups = columns / group;
   }
 
   int64_t steps_at() const { return blocks * block_columns * pieces; }
-  int64_t sums_at() const { return steps_at() + padded(blocks) * 4; }
+  int64_t sums_at() const { return steps_at() + blocks * kLanes * 4; }
   // Of whole cache lines, in which the vectors of all rows lie.
   int64_t bytes() const { return sums_at() + (padded(groups) + blocks * kLanes) * 4; }
 };
 
-// 2^e for e that a float32's exponent has.
-inline float power_of_two(int e) {
-  return bits_as<float>(static_cast<uint32_t>(e + 127) << 23);
-}
+// The powers of two that take `largest` to so many bits, and their inverses.
+struct IntSteps {
+  f32v factor, step;
 
-// The power of two that takes `largest` to pieces * 8 - 1 bits, the sign included.
-inline int exponent_for(float largest, int pieces) {
-  constexpr int kLeast = -90;  // so that the power and its inverse are ordinary numbers
-  const uint32_t bits = bits_as<uint32_t>(largest);
-  // Rounded up a little: the highest byte has 127 where the lower ones would carry into it.
-  const int exponent = static_cast<int>((bits + (1u << 17)) >> 23) - 127;
-  return 8 * pieces - 2 - (exponent < kLeast ? kLeast : exponent);
-}
+  IntSteps(f32v largest, int bits) {
+    constexpr int32_t kLeast = -90;  // so that both are ordinary numbers
+    // Rounded up a little: the highest byte has 127 where the lower ones would carry into it.
+    i32v exponent = ((bits_as<i32v>(largest) + (1 << 17)) >> 23) - 127;
+    exponent = bits - 2 - (exponent < kLeast ? i32v{} + kLeast : exponent);
+    factor = bits_as<f32v>((127 + exponent) << 23);
+    step = bits_as<f32v>((127 - exponent) << 23);
+  }
+};
 
-template <class Format>
+template <class Format, int kPieces>
 bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
   using Codes = Bytes<Format>;
+  constexpr int kValues = Codes::kValues;
   const IntRowLayout layout(matrix);
   float* const steps = reinterpret_cast<float*>(to + layout.steps_at());
   float* const sums = reinterpret_cast<float*>(to + layout.sums_at());
+  const int group_shift = __builtin_ctz(static_cast<unsigned>(matrix.format.group));
+  if constexpr (Format::kHasBiases) {
+    std::memset(sums, 0, padded(layout.groups) * sizeof(float));
+  }
+  i32v units;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    units[lane] = lane * kValues;
+  }
   for (int64_t block = 0; block < layout.blocks; ++block) {
     const int64_t first = block * layout.block_columns;
-    const float* const from = x + first;
-    f32v largest{};
-    i32v finite = i32v{} - 1;
-    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
-      const f32v size = absolute(load_lanes(from + i));
-      largest = size > largest ? size : largest;
-      finite &= size < splat(__builtin_inff());
+    f32v values[kValues];
+    Largest largest;
+    for (int i = 0; i < kValues; ++i) {
+      values[i] = bits_as<f32v>(_mm512_i32gather_ps(bits_as<__m512i>(units), x + first + i, 4));
+      largest.add(values[i]);
     }
-    if (_mm512_reduce_and_epi32(bits_as<__m512i>(finite)) == 0) {
+    if (!largest.finite()) {
       return false;
     }
-    const float most = _mm512_reduce_max_ps(bits_as<__m512>(largest));
-    const int exponent = exponent_for(most, layout.pieces);
-    const float factor = power_of_two(exponent);
-    steps[block] = power_of_two(-exponent);
-    int32_t numbers[kQuantizedIntVectors * kLanes];
-    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
-      const __m512 scaled = bits_as<__m512>(load_lanes(from + i) * factor);
-      const i32v rounded = bits_as<i32v>(_mm512_cvtps_epi32(scaled));
-      std::memcpy(numbers + i, &rounded, sizeof(rounded));
-    }
-    if constexpr (!Format::kHasBiases) {
-      int32_t* const lane_sums = reinterpret_cast<int32_t*>(sums) + block * kLanes;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        lane_sums[lane] = 0;
-        for (int i = 0; i < Codes::kValues; ++i) {
-          lane_sums[lane] += numbers[lane * Codes::kValues + i];
-        }
-      }
-    }
-    int8_t pieces[3][kQuantizedIntVectors * kLanes];
-    for (int64_t i = 0; i < layout.block_columns; i += kLanes) {
-      i32v left = load_bits<i32v>(numbers + i);
-      for (int p = 0; p < layout.pieces; ++p) {
-        const i32v low = (left << 24) >> 24;
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces[p] + i),
-                         _mm512_cvtepi32_epi8(bits_as<__m512i>(low)));
-        left = (left - low) >> 8;
-      }
-    }
-    int8_t* const out = reinterpret_cast<int8_t*>(to + first * layout.pieces);
-    for (int p = 0; p < layout.pieces; ++p) {
-      unroll<Codes::kVectors>([&](auto v) {
-        int8_t* const vector = out + (v.value * layout.pieces + p) * 64;
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const int8_t* const unit = pieces[p] + lane * Codes::kValues;
-          unroll<4>(
-              [&](auto b) { vector[lane * 4 + b.value] = unit[Codes::code(v.value, b.value)]; });
+    const IntSteps powers(largest.value(), 8 * kPieces);
+    i32v sum{};
+    u32v* const out = reinterpret_cast<u32v*>(to + first * kPieces);
+    unroll<Codes::kVectors>([&](auto v) {
+      u32v words[kPieces] = {};
+      unroll<4>([&](auto b) {
+        i32v left = rounded(values[Codes::code(v.value, b.value)] * powers.factor);
+        sum += left;
+        for (u32v& word : words) {
+          const i32v low = (left << 24) >> 24;
+          word |= bits_as<u32v>(low & 0xff) << (8 * b.value);
+          left = (left - low) >> 8;
         }
       });
+      std::memcpy(out + v.value * kPieces, words, sizeof(words));
+    });
+    store_lanes(steps + block * kLanes, powers.step);
+    if constexpr (Format::kHasBiases) {
+      // Biases multiply the same numbers as codes do, so that what rounding x changes is multiplied
+      // by w, not by the codes, which are much larger without their bias.
+      const f32v of_units = __builtin_convertvector(sum, f32v) * powers.step;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        sums[(first + lane * kValues) >> group_shift] += of_units[lane];
+      }
+    } else {
+      std::memcpy(sums + block * kLanes, &sum, sizeof(sum));
     }
-  }
-  // Biases multiply the same numbers as codes do, so that what rounding x changes is multiplied by
-  // w, not by the codes, which are much larger without their bias.
-  for (int64_t group = 0; Format::kHasBiases && group < padded(layout.groups); ++group) {
-    f32v sum{};
-    for (int64_t i = 0; group < layout.groups && i < layout.group; i += kLanes) {
-      const int64_t column = group * layout.group + i;
-      const float step = steps[column / layout.block_columns];
-      sum += __builtin_convertvector(rounded(load_lanes(x + column) * (1.0f / step)), f32v) * step;
-    }
-    sums[group] = sum_of_lanes(sum);
   }
   return true;
 }

@@ -19,7 +19,7 @@ constexpr const char* kFolder = "quantized_matmul";
 enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors };
 
 // gemv_matrix.metal: rows of w and columns that a SIMD group takes at a time.
-constexpr int kMatrixSimdgroups = 8;
+constexpr int kMatrixSimdgroups = 4;
 constexpr int kMatrixThreads = 32 * kMatrixSimdgroups;
 constexpr int64_t kMatrixOutputs = 32;
 constexpr int64_t kMatrixColumns = 256;

@@ -11,7 +11,7 @@
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/gemv.h"
 
-enum { kMatrixSimdgroups = 8, kMatrixThreads = 32 * kMatrixSimdgroups };
+enum { kMatrixSimdgroups = 4, kMatrixThreads = 32 * kMatrixSimdgroups };
 // Of a SIMD group: fragments of rows of w, and columns at a time. K is a multiple of these.
 enum { kMatrixFragments = 4, kMatrixColumns = 256 };
 enum { kMatrixOutputs = 8 * kMatrixFragments };
@@ -51,11 +51,10 @@ struct GemvMatrixSums {
     }
   }
 
-  // Adds every step-th 256 columns. `rows`: the lane's, of each fragment; `x`: row place.row, where
-  // x has that.
+  // Adds every step-th 256 columns. `rows`: the lane's, of each fragment; `x`: row place.row, or
+  // any where there is none, whose sums are nobody's.
   METAL_FUNC void add(const thread Row (&rows)[kMatrixFragments],
                       const device T* x,
-                      bool has_x,
                       int columns,
                       int first,
                       int step) thread {
@@ -72,18 +71,18 @@ struct GemvMatrixSums {
         load_factors(rows[f].scales + begin / kGroup, scales[f]);
         load_factors(rows[f].biases + begin / kGroup, biases[f]);
       }
+      uint4 elements[kGroups][kWords];
       MLX_ANVIL_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        uint4 elements[kWords];
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kWords; ++i) {
-          elements[i] = uint4(0);
-          if (has_x) {
-            const int column = begin + g * kGroup + 8 * (place.column / 2 * kWords + i);
-            elements[i] = *reinterpret_cast<const device uint4*>(x + column);
-          }
+          const int column = begin + g * kGroup + 8 * (place.column / 2 * kWords + i);
+          elements[g][i] = *reinterpret_cast<const device uint4*>(x + column);
         }
-        add_group(g, words, scales, biases, elements);
+      }
+      MLX_ANVIL_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        add_group(g, words, scales, biases, elements[g]);
       }
     }
   }

@@ -4,7 +4,7 @@
 // Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>. Bindings: those of
 // gemv.metal. Function constants: 0: true (see below); 1: of gemv.h. Grid: blocks of rows of
 // w x blocks of 8 rows of x x batch; a SIMD group takes 32 rows of w (swiglu: 16 of each matrix).
-// Threadgroup: 256 x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a multiple of 256.
+// Threadgroup: 128 x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a multiple of 256.
 #include "metal/common/activation.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
@@ -49,10 +49,8 @@ METAL_FUNC GemvMatrixSums<T, kGroup> matrix_sums(
   GemvMatrixSums<T, kGroup> sums;
   sums.place = fragment_place(lane);
   sums.clear();
-  const int row = at.first_row + sums.place.row;
-  const bool has_x = row < params.rows;
-  sums.add(rows, x + long(has_x ? row : 0) * params.columns, has_x, params.columns, at.first_step,
-           at.step);
+  const int row = metal::min(at.first_row + sums.place.row, params.rows - 1);
+  sums.add(rows, x + long(row) * params.columns, params.columns, at.first_step, at.step);
   add_shares(sums, shares, simdgroup, lane);
   return sums;
 }

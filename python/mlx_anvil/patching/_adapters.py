@@ -121,9 +121,9 @@ def _gated_mlp(gate_name: str, up_name: str, down_name: str, quantized: bool, lo
     fused = stand_in("quantized_swiglu", products_and_gate, _quantized_swiglu, log)
 
     def __call__(self: nn.Module, x: mx.array) -> mx.array:
-        gate, up = self[gate_name], self[up_name]
+        gate, up = getattr(self, gate_name), getattr(self, up_name)
         hidden = (fused if quantized and _is_quantized_pair(gate, up) else products_and_gate)(gate, up, x)
-        result: mx.array = self[down_name](hidden)
+        result: mx.array = getattr(self, down_name)(hidden)
         return result
 
     return __call__

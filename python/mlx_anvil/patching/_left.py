@@ -8,7 +8,6 @@ import mlx.nn as nn
 
 from mlx_anvil.patching._rebind import code_names
 
-SWITCH_LAYERS = "mlx_lm.models.switch_layers"
 NO_EXPERTS = "no kernel for products with the weights of chosen experts yet"
 OTHER_ACTIVATION = "no kernel for this activation"
 OTHER_SILU = "not in the form down(silu(gate(x)) * up(x)), or inside a compiled function"
@@ -21,15 +20,15 @@ _RECURRENT = re.compile(r"(Mamba\w*Mixer|Mamba2?Block|Delta\w+|LinearAttention|T
 _ROUTER = {"argpartition", "argsort", "topk", "mlx_topk"}
 
 
-def experts(module: nn.Module) -> bool:
-    """Whether the module and all in it are left alone: mlx-lm's products with the weights of chosen experts, whose
-    activation may be one object for every model."""
-    return type(module).__module__ == SWITCH_LAYERS
+def is_of_experts(cls: type[nn.Module]) -> bool:
+    """Whether modules of the class, and all in them, are left alone: mlx-lm's products with the weights of chosen experts,
+    whose activation may be one object for every model."""
+    return cls.__module__ == "mlx_lm.models.switch_layers"
 
 
 def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
     """What methods call, our op for it or an empty string, and why it stays; ``methods`` are those that will not change."""
-    if cls.__module__ == SWITCH_LAYERS:
+    if is_of_experts(cls):
         yield cls.__name__, "", NO_EXPERTS
         return
     names: set[str] = set()

@@ -8,7 +8,7 @@ from types import FunctionType
 import mlx.nn as nn
 
 from mlx_anvil.patching._adapters import adapters
-from mlx_anvil.patching._left import experts, reasons
+from mlx_anvil.patching._left import is_of_experts, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder, writes_globals
 from mlx_anvil.patching._report import FallbackLog, Report, Row
 from mlx_anvil.patching._stand_ins import stand_ins
@@ -103,8 +103,8 @@ class _Patch:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            if experts(module):
-                seen.update(id(inner) for _, inner in _named_modules(module))  # theirs are shared between models
+            if is_of_experts(original_class(module)):
+                seen.update(id(inner) for _, inner in _named_modules(module))
             plan = self._plan(original_class(module))
             swapped += [replace(row, path=path) for row in plan.swapped]
             left += [replace(row, path=path) for row in plan.left]
@@ -120,7 +120,7 @@ class _Patch:
     def _make_plan(self, cls: type[nn.Module]) -> _Plan:
         if cls.__module__.partition(".")[0] == "mlx_anvil":
             return _Plan(cls, [], [])
-        methods, ours = dict(_methods(cls)), dict[str, Function]()
+        methods, ours = {} if is_of_experts(cls) else dict(_methods(cls)), dict[str, Function]()
         plan = _Plan(cls, [], [])
 
         def decide(call: Call) -> bool:

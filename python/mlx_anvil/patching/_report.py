@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from mlx_anvil import _ext
 
@@ -93,17 +94,17 @@ class Report:
         else:
             table = _table(f"{self.model}: swapped", "modules", "", "call", "op", "made by")
             for paths, count, row in _grouped(self.swapped):
-                table.add_row(paths, f"x {count}", row.what, row.op, row.why)
+                _add(table, paths, f"x {count}", row.what, row.op, row.why)
             yield table
         if self.left:
             table = _table("left as they are", "modules", "", "call", "why")
             for paths, count, row in _grouped(self.left):
-                table.add_row(paths, f"x {count}", row.what, row.why)
+                _add(table, paths, f"x {count}", row.what, row.why)
             yield table
         if self.fallbacks:
             table = _table("calls that fell back", "op", "", "why")
             for fallback in self.fallbacks:
-                table.add_row(fallback.op, f"x {fallback.count}", fallback.reason)
+                _add(table, fallback.op, f"x {fallback.count}", fallback.reason)
             yield table
 
     def __str__(self) -> str:
@@ -118,6 +119,10 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right" if not column else "left")
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*map(Text, cells))  # as text: rich would take the [batch] of a reason for a style
 
 
 def _grouped(rows: Iterable[Row]) -> Iterator[tuple[str, int, Row]]:
