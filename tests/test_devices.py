@@ -1,0 +1,35 @@
+"""Kernels on every GPU of a host, and arrays of one on another's stream: `pytest --backend cuda` where there are several."""
+
+import mlx.core as mx
+import pytest
+
+import mlx_anvil
+import support
+from mlx_anvil.reference import OPS, OpSpec
+from support import assert_same_bits, vjp_of
+
+
+@pytest.fixture
+def second() -> mx.Device:
+    if support.backend != "cuda" or mx.device_count(mx.gpu) < 2:
+        pytest.skip("needs --backend cuda and two GPUs")
+    return mx.Device(mx.gpu, 1)
+
+
+@pytest.mark.parametrize("spec", OPS.values(), ids=OPS.keys())
+def test_second_device(spec: OpSpec, second: mx.Device):
+    """The bits of the first one, forward and gradients, by kernels that are loaded for it."""
+    shape = spec.contract_shapes[-1]
+    arrays = spec.make_inputs(shape, mx.float32)
+    expected = spec.function(*arrays)
+    cotangent = mx.random.normal(expected.shape).astype(expected.dtype)
+    mx.eval(arrays, expected, cotangent)
+    with mx.stream(second), mlx_anvil.trace() as trace:
+        result = spec.function(*arrays)
+        gradients = vjp_of(spec.function, len(arrays))(*arrays, cotangent)
+        mx.eval(result, gradients)
+    assert any(event.device == "cuda" for event in trace.events)
+    assert_same_bits(result, expected)
+    for gradient, array in zip(gradients, arrays, strict=True):
+        assert gradient.shape == array.shape
+        assert mx.isfinite(gradient).all().item()
