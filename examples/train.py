@@ -149,7 +149,7 @@ def table_of(runs: list[Run]) -> Table:
 @click.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=README)
 @click.option("--steps", type=click.IntRange(1), default=200, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=4, show_default=True, help="Sequences of a step.")
+@click.option("--batch", type=click.IntRange(1), default=2, show_default=True, help="Sequences of a step.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sequence.")
 @click.option("--dims", type=click.IntRange(2), default=128, show_default=True, help="Size of the hidden axis.")
 @click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
