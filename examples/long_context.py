@@ -117,6 +117,8 @@ def draw(curves: list[Curve], title: str, path: Path) -> None:
             if curve.stopped:
                 axis.plot(lengths[-1], value(curve.points[-1]), "X", markersize=11, color=COLORS[curve.label])
         axis.set_xscale("log", base=2)
+        longest = max((curve.points for curve in curves), key=len)
+        axis.set_xticks([point.length for point in longest], [str(point.length) for point in longest])
         axis.set_yscale("log", base=10)
         axis.set(xlabel="length", ylabel=what)
         axis.grid(alpha=0.25)

@@ -137,7 +137,7 @@ def test_training_goes_where_it_goes_without_our_ops(setting, seed):
     for kernel in ("rms_norm_backward", "rope", "flash_attention_backward", product):
         assert any(name.startswith(kernel) for name in trace.kernels), kernel
     assert not report.fallbacks
-    assert ours.losses[-20:].mean() < 0.9 * ours.losses[:5].mean()
+    assert ours.losses[-20:].mean() < 0.95 * ours.losses[:5].mean()
     assert trainings.within_noise(ours)
 
 
