@@ -2,14 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import matplotlib
 import mlx.core as mx
 
-matplotlib.use("Agg")  # files, not windows: the examples run where there is no screen
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # generate.py draws nothing
+    from matplotlib.figure import Figure
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 OURS, MLX = "mlx-anvil", "MLX"
@@ -64,7 +63,7 @@ def size(count: float) -> str:
     return f"{value:.{digits}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(figure: "Figure", path: Path) -> None:
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
     try:

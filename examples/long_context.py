@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib.pyplot as plt
 import mlx.core as mx
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -103,7 +103,8 @@ def table_of(curves: list[Curve]) -> Table:
 
 
 def draw(curves: list[Curve], title: str, path: Path) -> None:
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")  # drawn to a file: no screen is needed
+    panels = figure.subplots(1, 2)
     values: list[tuple[str, Callable[[Point], float]]] = [
         ("time of forward and backward, s", lambda point: point.seconds),
         ("peak memory, MiB", lambda point: point.peak_bytes / 2**20),
@@ -126,7 +127,6 @@ def draw(curves: list[Curve], title: str, path: Path) -> None:
     stops = [f"x {curve.label} stops: {curve.stopped}" for curve in curves if curve.stopped]
     figure.suptitle("\n".join([title, *stops]), fontsize=10)
     save(figure, path)
-    plt.close(figure)
 
 
 @click.command()

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import matplotlib.pyplot as plt
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -124,7 +124,8 @@ def measured_run(label: str, model: nn.Module, text: Text, console: Console, opt
 
 
 def draw(runs: list[Run], title: str, path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")  # drawn to a file: no screen is needed
+    axis = figure.subplots()
     for index, run in enumerate(runs):
         # The second lies on the first; dashes let both be seen.
         style = {"color": COLORS[run.label], "linestyle": "--" if index else "-", "linewidth": 1.5}
@@ -133,7 +134,6 @@ def draw(runs: list[Run], title: str, path: Path) -> None:
     axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     save(figure, path)
-    plt.close(figure)
 
 
 def table_of(runs: list[Run]) -> Table:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from mlx_anvil import _ext
 
@@ -84,7 +85,7 @@ class Trace:
             grid, threadgroup = (
                 " x ".join(map(str, extent)) if any(extent) else "" for extent in (event.grid, event.threadgroup)
             )
-            table.add_row(event.op, kernel, event.device, grid, threadgroup, event.reason)
+            table.add_row(event.op, kernel, event.device, grid, threadgroup, Text(event.reason))
         yield table
 
     def __str__(self) -> str:
