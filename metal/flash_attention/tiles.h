@@ -99,7 +99,8 @@
   X(dkv, float32, float, 80, 80, 1, 16, false)            \
   X(dkv, float32, float, 96, 96, 1, 16, false)            \
   X(dkv, float32, float, 128, 128, 1, 16, false)          \
-  X(dkv, float32, float, 192, 128, 1, 8, false)           \
+  X(dk, float32, float, 192, 128, 1, 8, false)            \
+  X(dv, float32, float, 192, 128, 1, 8, false)            \
   X(dk, float32, float, 192, 192, 1, 8, false)            \
   X(dv, float32, float, 192, 192, 1, 8, false)            \
   X(dk, float32, float, 256, 256, 1, 8, false)            \
