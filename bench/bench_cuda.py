@@ -2,7 +2,8 @@
 
     python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
 
-writes bench/results/<name>.json. A contestant makes as many calls as fill some milliseconds and waits for the last; contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
+writes bench/results/<name>.json. A contestant makes as many calls as fill some milliseconds and waits for the last;
+contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
 PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and keys that a call only
 reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other layers come between.
 """

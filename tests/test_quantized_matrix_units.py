@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from quantized_numpy import Format, assert_rounded, draw
+from quantized_numpy import Format, Matrix, assert_rounded, draw
 from support import assert_same_bits, poison_memory, to_numpy
 
 pytestmark = pytest.mark.cpu_only
@@ -35,6 +35,15 @@ def draw_x(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     return mx.random.normal(shape).astype(dtype)
 
 
+def multiply(x: mx.array, matrix: Matrix) -> mx.array:
+    return traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **matrix.format.options)
+
+
+def assert_product(x: mx.array, matrix: Matrix) -> None:
+    exact = to_numpy(x) @ matrix.weights.swapaxes(-1, -2)
+    assert_rounded(multiply(x, matrix), exact, x.dtype, terms=x.shape[-1])
+
+
 @each_dtype
 @each_format
 def test_products(format, dtype, rng):
@@ -42,8 +51,7 @@ def test_products(format, dtype, rng):
     for rows, outputs, columns in ((1, 37, 256), (3, 32, 768), (8, 5, 2304), (5, 1, 512)):
         matrix = draw(format, (outputs, columns), rng, dtype)
         x = draw_x((rows, columns), dtype)
-        result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
-        assert_rounded(result, to_numpy(x) @ matrix.weights.T, dtype, terms=columns)
+        assert_product(x, matrix)
 
 
 @each_dtype
@@ -63,8 +71,7 @@ def test_columns_are_not_shared_by_many_rows(dtype, rng):
     format = Format("affine", 64, 4)
     matrix = draw(format, (65539, 256), rng, dtype)
     x = draw_x((2, 256), dtype)
-    result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
-    assert_rounded(result, to_numpy(x) @ matrix.weights.T, dtype, terms=256)
+    assert_product(x, matrix)
 
 
 @each_dtype
@@ -72,8 +79,7 @@ def test_batches(dtype, rng):
     format = Format("affine", 64, 4)
     matrix = draw(format, (3, 19, 512), rng, dtype)
     x = draw_x((3, 4, 512), dtype)
-    result = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
-    assert_rounded(result, to_numpy(x) @ matrix.weights.swapaxes(-1, -2), dtype, terms=512)
+    assert_product(x, matrix)
 
 
 @each_dtype
@@ -81,11 +87,9 @@ def test_rows_do_not_depend_on_their_number(dtype, rng):
     format = Format("affine", 64, 4)
     matrix = draw(format, (24, 768), rng, dtype)
     x = draw_x((8, 768), dtype)
-    whole = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=True, **format.options)
+    whole = multiply(x, matrix)
     for first, count in ((0, 1), (7, 1), (2, 3), (1, 5)):
-        part = x[first : first + count]
-        result = traced(mlx_anvil.quantized_matmul, part, *matrix.arrays, transpose=True, **format.options)
-        assert_same_bits(result, whole[first : first + count])
+        assert_same_bits(multiply(x[first : first + count], matrix), whole[first : first + count])
 
 
 def test_other_formats_and_layouts_keep_their_kernels(rng):

@@ -40,10 +40,6 @@ def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
     return x if dtype == x.dtype else x.astype(dtype)
 
 
-def _rope(x: mx.array, dims: int, **options: Any) -> mx.array:
-    return _ext.rope(x, dims, **options)
-
-
 def originals() -> dict[Call, tuple[Function, Function]]:
     """Each call's function and our op for it; mlx-lm's only where mlx-lm has been imported."""
     pairs: dict[Call, tuple[Function, Function]] = {
@@ -51,7 +47,7 @@ def originals() -> dict[Call, tuple[Function, Function]]:
         QUANTIZED_MATMUL: (mx.quantized_matmul, _ext.quantized_matmul),
         RMS_NORM: (mx.fast.rms_norm, _rms_norm),
         LAYER_NORM: (mx.fast.layer_norm, _layer_norm),
-        ROPE: (mx.fast.rope, _rope),
+        ROPE: (mx.fast.rope, _ext.rope),
     }
     if activations := sys.modules.get("mlx_lm.models.activations"):
         pairs[SWIGLU] = (activations.swiglu, _ext.silu_gate)
