@@ -70,14 +70,20 @@ MLX_KERNELS = {
 }
 
 
-def assert_assembles(module, names):
+# Bytes that a thread of the gradients of keys and values of wide heads may store to local memory and load from it with all
+# features. On an H200 such a tile, whose loads wait in registers, was a fifth faster than one that loads when it needs them.
+FEATURES_MAY_SPILL = {"flash_attention_backward_dkv_matrix": 224}
+
+
+def assert_assembles(module, names, may_spill=None):
     assert ".func" not in module.text
     assert {k.name for k in module.kernels} == set(names)
     reports = assemble(module)
     assert set(reports) == {k.entry for k in module.kernels}
     for description in module.kernels:
         report = reports[description.entry]
-        assert report.spill_bytes == 0, description.name
+        allowed = [most for name, most in (may_spill or {}).items() if description.name.startswith(name)]
+        assert report.spill_bytes <= sum(allowed), description.name
         assert report.registers > 0
         assert report.shared_bytes == description.static_threadgroup_memory
 
@@ -100,7 +106,9 @@ def test_project_kernels_assemble(op, arch, features):
         text = Source.load(path, [METAL])
         module = run_rewriter(text, run_preprocessor(text)).module
         constants = {constant.index: features for constant in module.constants}
-        assert_assembles(compile_ptx(text, arch, constants), [kernel.name for kernel in module.kernels])
+        module_text = compile_ptx(text, arch, constants)
+        names = [kernel.name for kernel in module.kernels]
+        assert_assembles(module_text, names, FEATURES_MAY_SPILL if features else None)
 
 
 # ---- launching

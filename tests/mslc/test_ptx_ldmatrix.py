@@ -6,7 +6,7 @@ import re
 import pytest
 from ptx_support import ptx
 
-from mlx_anvil.mslc.ptx_ldmatrix import merge_loads
+from mlx_anvil.mslc.ptx_ldmatrix import merge_loads, turn_loads
 
 LOAD = re.compile(r"\s*ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?\.shared\.b16 \{(.*)\}, \[(%\w+)(?:\+(-?\d+))?\];")
 
@@ -91,7 +91,7 @@ def test_turned_where_only_that_is_used():
         transpose.format(4, 3),
         "\tst.b32 \t[%rd9], %r3;",
     ]
-    after = merge_loads(lines)
+    after = turn_loads(lines)
     assert after == [load("%r1", "%rd1", "x1.trans"), "\tst.b32 \t[%rd9], %r1;", *lines[3:]]
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 _LOAD = re.compile(r"^\s*ldmatrix\.sync\.aligned\.m8n8\.x1(\.trans)?\.shared\.b16 \{(%r\d+)\}, \[(%rd\d+)\];")
 _TRANSPOSE = re.compile(r"^\s*movmatrix\.\S+ (%r\d+), (%r\d+);")
 _ADD = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
+# The registers of its operands: groups 1 and 2.
+_PRODUCT = re.compile(r"^\s*mma\.sync\S+ \{.*?\}, \{(.*?)\}, \{(.*?)\}, ")
 _REGISTER = re.compile(r"%[a-z]+\d+")
 _ASSIGNED = re.compile(r"^\s*(?:@!?%p\d+ )?[a-z][\w.:]*\s+(\{[^}]*\}|%[a-z]+\d+(?:\|%[a-z]+\d+)?)")
 # What a load of threadgroup memory may not pass: labels, jumps, barriers and whatever may write there.
@@ -49,20 +51,15 @@ class _Load:
         return f"\tldmatrix.sync.aligned.m8n8.{form}.shared.b16 {{{', '.join(results)}}}, [{address}];"
 
 
-def merge_loads(lines: list[str]) -> list[str]:
-    """The lines of a function's body."""
-    if not any(_LOAD.match(line) for line in lines):
-        return lines
-    return _merge(_turn(lines))
-
-
 def _assigned_once(lines: list[str]) -> set[str]:
     assigned = Counter(r for line in lines if (m := _ASSIGNED.match(line)) for r in _REGISTER.findall(m[1]))
     return {register for register, count in assigned.items() if count == 1}
 
 
-def _turn(lines: list[str]) -> list[str]:
-    """Turns matrices at the load that are only used turned."""
+def turn_loads(lines: list[str]) -> list[str]:
+    """Of the lines of a function's body: turns matrices at the load that are only used turned."""
+    if not any(_LOAD.match(line) for line in lines):
+        return lines
     once = _assigned_once(lines)
     loaded = {m[2] for line in lines if (m := _LOAD.match(line))} & once
     mentions = Counter(register for line in lines for register in _REGISTER.findall(line.split("//")[0]))
@@ -82,7 +79,12 @@ def _turn(lines: list[str]) -> list[str]:
     return output
 
 
-def _merge(lines: list[str]) -> list[str]:
+def merge_loads(lines: list[str]) -> list[str]:
+    """Of the lines of a function's body: loads several matrices at a time."""
+    if not any(_LOAD.match(line) for line in lines):
+        return lines
+    products = [m for line in lines if (m := _PRODUCT.match(line))]
+    operands = {group.split(", ")[0]: group.split(", ") for product in products for group in product.groups()}
     once = _assigned_once(lines)
     sums = {m[1]: (m[2], int(m[3])) for line in lines if (m := _ADD.match(line)) and m[1] in once}
 
@@ -100,7 +102,7 @@ def _merge(lines: list[str]) -> list[str]:
         if found and found[2] in once:
             run.append(_Load(i, bool(found[1]), found[2], *place(found[3])))
         elif _FENCE.match(line):
-            groups += _groups(run)
+            groups += _groups(_operands_together(run, operands))
             run = []
     groups = [group for group in groups if group[0].base in once]
     if not groups:
@@ -127,6 +129,18 @@ def _merge(lines: list[str]) -> list[str]:
         if (found := _ASSIGNED.match(line)) and found[1] in by_base:
             result += by_base[found[1]]
     return result
+
+
+def _operands_together(run: list[_Load], operands: dict[str, list[str]]) -> list[_Load]:
+    """The matrices of an operand, by the register of its first, one after the other: an operand's registers have to be
+    neighbours, as the results of a load are."""
+    waiting = {load.result: load for load in run}
+    ordered = []
+    for load in run:
+        if load.result in waiting:
+            together = [r for r in operands.get(load.result, [load.result]) if r in waiting]
+            ordered += [waiting.pop(register) for register in dict.fromkeys(together)]
+    return ordered
 
 
 def _groups(run: list[_Load]) -> list[list[_Load]]:

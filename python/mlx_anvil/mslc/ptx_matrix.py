@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .ptx_ldmatrix import merge_loads
+from .ptx_ldmatrix import merge_loads, turn_loads
 
 _PRODUCT = re.compile(r"^\s*mslc\.mma\.(\w+) \{(.*?)\}, \{(.*?)\}, \{(.*?)\}, \{(.*?)\};")
 _TRANSPOSE = re.compile(r"^\s*movmatrix\.\S+ (%r\d+), (%r\d+);")
@@ -111,7 +111,7 @@ def expand_products(text: str) -> str:
             if line == "{":
                 function = []
         elif line == "}":
-            output += [*_expand_function(merge_loads(function)), line]
+            output += [*merge_loads(_expand_function(turn_loads(function))), line]
             function = None
         else:
             function.append(line)
@@ -139,20 +139,30 @@ def _expand_function(lines: list[str]) -> list[str]:
 
 
 def _without_double_transposes(lines: list[str]) -> list[str]:
-    assigned = Counter(register for line in lines for register in _Statement.parse(line).writes)
-    made_of = {found[1]: found[2] for line in lines if (found := _TRANSPOSE.match(line))}
-    original = {
-        result: made_of[operand]
-        for result, operand in made_of.items()
-        if operand in made_of and all(assigned[r] == 1 for r in (result, operand, made_of[operand]))
-    }
+    statements = [_Statement.parse(line) for line in lines]
+    assigned = Counter(register for statement in statements for register in statement.writes)
+    readers = Counter(register for statement in statements for register in statement.reads)
+    made_of = {found[1]: found[2] for line in lines if (found := _TRANSPOSE.match(line)) and assigned[found[1]] == 1}
+    transposes = Counter(made_of.values())
+    original: dict[str, str] = {}
+    copies: set[str] = set()  # in place of a transpose of what may be another number later, as branches assign it
+    for result, once in made_of.items():
+        if once not in made_of:
+            continue
+        if assigned[made_of[once]] == 1:
+            original[result] = made_of[once]
+        elif readers[once] == transposes[once]:
+            original[result] = once
+            copies.add(once)
     if not original:
         return lines
-    renamed = [
-        _REGISTER.sub(lambda register: original.get(register[0], register[0]), line)
-        for line in lines
-        if not (found := _TRANSPOSE.match(line)) or found[1] not in original
-    ]
+    renamed = []
+    for line in lines:
+        found = _TRANSPOSE.match(line)
+        if found and found[1] in copies:
+            renamed.append(f"\tmov.b32 {found[1]}, {found[2]};")
+        elif not found or found[1] not in original:
+            renamed.append(_REGISTER.sub(lambda register: original.get(register[0], register[0]), line))
     read = Counter(register for line in renamed for register in _Statement.parse(line).reads)
     return [line for line in renamed if not (found := _TRANSPOSE.match(line)) or read[found[1]]]
 

@@ -141,6 +141,12 @@ struct Group {
   static MSLC_INLINE uint ballot(bool value, const Site* site) {
     return mslc::ballot(value, site) >> base() & static_cast<uint>(Vote<Width>::everyone);
   }
+  static MSLC_INLINE bool any(bool value, const Site* site) {
+    if constexpr (Width == simd_width)
+      return mslc::any(value, site);
+    else
+      return ballot(value, site) != 0;
+  }
   static MSLC_INLINE uint first_active(const Site* site) {
     return base() + static_cast<uint>(__builtin_ctz(ballot(true, site)));
   }
@@ -203,10 +209,10 @@ struct Group {
     return prefix##_vote(::mslc::Group<width>::ballot(value, site));                    \
   }                                                                                     \
   MSLC_INLINE bool prefix##_any(bool value, MSLC_SITE) {                                \
-    return ::mslc::Group<width>::ballot(value, site) != 0;                              \
+    return ::mslc::Group<width>::any(value, site);                                      \
   }                                                                                     \
   MSLC_INLINE bool prefix##_all(bool value, MSLC_SITE) {                                \
-    return ::mslc::Group<width>::ballot(!value, site) == 0;                             \
+    return !::mslc::Group<width>::any(!value, site);                                    \
   }                                                                                     \
   MSLC_INLINE bool prefix##_is_first(MSLC_SITE) {                                       \
     return ::mslc::Group<width>::first_active(site) == ::mslc::lane_id();               \

@@ -5,6 +5,7 @@
 //   T reduce<Op, Width>(T value, site)               over the SIMD group (32) or the quad (4)
 //   T scan<Op, Width, inclusive>(T value, site)
 //   uint ballot(bool value, site)                    bit i: lane i is active and its value is true
+//   bool any(bool value, site)                       whether there is such a lane
 //   bool transposes_in_registers<T>, vec<T, 2> transposed(vec<T, 2>) where true: of a matrix
 //   bool load_rows(vec<T, 2>&, threadgroup T* first, ulong stride, bool transpose)
 //                                                    a matrix of whole rows; false where it cannot

@@ -134,6 +134,9 @@ MSLC_INLINE uint ballot(bool value, const Site* site) {
   mslc_collective(&votes, combine_ballot, runtime_site(site));
   return votes;
 }
+MSLC_INLINE bool any(bool value, const Site* site) {
+  return ballot(value, site) != 0;
+}
 
 // ---- 8x8 matrices -------------------------------------------------------------------------------
 

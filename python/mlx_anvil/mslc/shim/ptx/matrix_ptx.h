@@ -52,9 +52,10 @@ MSLC_INLINE bool load_rows(metal::vec<T, 2>& elements,
   if constexpr (sizeof(T) != 2) {
     return false;
   } else {
-    const threadgroup T* row = first + hardware_lane() % 8 * stride;
-    const bool aligned = reinterpret_cast<ulong>(row) % 16 == 0;
+    // Of all rows, without what is added for a lane's: the compiler looks back a few steps only.
+    const bool aligned = reinterpret_cast<ulong>(first) % 16 == 0 && stride * sizeof(T) % 16 == 0;
     if (!__builtin_constant_p(aligned) || !aligned) return false;
+    const threadgroup T* row = first + hardware_lane() % 8 * stride;
     uint pair;
     if (transpose)
       __asm__ volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"

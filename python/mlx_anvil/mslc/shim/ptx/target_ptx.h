@@ -91,13 +91,22 @@ MSLC_INLINE uint hardware_ballot(bool value) {
   return static_cast<uint>(__nvvm_vote_ballot_sync(all_lanes, value));
 }
 
+// Votes of lanes whose numbers have the bit Low and not High (those of `low`) change places with
+// the votes of lanes that have High and not Low instead.
+template <uint High, uint Low>
+MSLC_INLINE uint swap_lane_bits(uint votes, uint low) {
+  const uint differs = (votes ^ votes >> (High - Low)) & low;
+  return votes ^ differs ^ differs << (High - Low);
+}
+
 MSLC_INLINE uint ballot(bool value, const Site* = nullptr) {
   const uint votes = hardware_ballot(value);
   if constexpr (!lanes_are_permuted) return votes;
-  uint result = 0;
-  for (uint lane = 0; lane < simd_width; ++lane)
-    result |= (votes >> hardware_of_lane(lane) & 1) << lane;
-  return result;
+  // lane_of_hardware, for all lanes at once.
+  return swap_lane_bits<4, 2>(swap_lane_bits<8, 2>(votes, 0x00cc00ccu), 0x0c0c0c0cu);
+}
+MSLC_INLINE bool any(bool value, const Site* = nullptr) {
+  return hardware_ballot(value) != 0;
 }
 
 // ---- reductions
