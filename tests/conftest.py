@@ -76,3 +76,10 @@ def on_backend() -> Iterator[None]:
 def rng(seed: int) -> np.random.Generator:
     """NumPy's generator, seeded likewise."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def matrix_units() -> Iterator[None]:
+    """Runs a test in the checked simulator, with the kernels of a GPU that has matrix units."""
+    with mlx_anvil.simulate(checked=True, matrix_units=True):
+        yield

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 # metal/flash_attention/params.h
 STRIDES = ("out", 4), ("d_out", 4), ("d_lse", 3), ("d_q", 3), ("d_k", 3), ("d_v", 3)
 BACKWARD = np.dtype([*COMMON, *((f"{name}_strides", "i8", rank) for name, rank in STRIDES)])
-TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (true|false)\)")
+TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, \w+\)")
 TILE_TABLE = Path(__file__).parents[1] / "metal" / "flash_attention" / "tiles.h"
 SIMDGROUPS = 4
 
@@ -51,7 +51,7 @@ def tile_of(kernel_pass: str, case: Case) -> Tile:
     wide, narrow = text.split("#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)")
     for name, dim, _, fragments, passing, holds in TILE.findall(narrow if case.dtype == "float32" else wide):
         if name == kernel_pass and int(dim) >= case.head_dim:
-            return Tile(8 * SIMDGROUPS * int(fragments), int(passing), holds == "true")
+            return Tile(8 * SIMDGROUPS * int(fragments), int(passing), holds == "kKeptInRegisters")
     raise AssertionError(f"no tile for {kernel_pass} of {case}")
 
 

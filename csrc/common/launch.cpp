@@ -1,8 +1,9 @@
 #include "common/launch.h"
 
 #include <algorithm>
-#include <map>
+#include <functional>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "common/checks.h"
@@ -69,10 +70,21 @@ const Kernel& kernel_named(const std::string& op,
                            const std::string& name,
                            std::vector<FunctionConstant> constants) {
   static std::mutex mutex;
-  static std::map<std::string, Kernel> kernels;
-  Kernel kernel(op, name, std::move(constants));
+  static std::unordered_multimap<size_t, Kernel> kernels;
+  // Of what a launch has at hand; the key of a pipeline is text that only a new kernel needs.
+  size_t hash = std::hash<std::string>()(name);
+  for (const auto& [index, value] : constants) {
+    hash = hash * 31 + 2 * index + value;
+  }
   std::lock_guard lock(mutex);
-  return kernels.try_emplace(op + "/" + kernel.pipeline_key(), std::move(kernel)).first->second;
+  const auto [first, last] = kernels.equal_range(hash);
+  for (auto known = first; known != last; ++known) {
+    const Kernel& kernel = known->second;
+    if (kernel.name() == name && kernel.op() == op && kernel.constants() == constants) {
+      return kernel;
+    }
+  }
+  return kernels.emplace(hash, Kernel(op, name, std::move(constants)))->second;
 }
 
 Extent linear_grid(int64_t items, int64_t per_threadgroup) {

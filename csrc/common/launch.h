@@ -20,6 +20,8 @@ namespace mx = mlx::core;
 struct FunctionConstant {
   uint32_t index;
   bool value;
+
+  bool operator==(const FunctionConstant&) const = default;
 };
 
 // A kernel together with the function constants that specialise it. Ops make each variant once and

@@ -1,6 +1,7 @@
 #include "flash_attention/gpu.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,11 @@ constexpr int kDecodeThreads = 128;
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfPart = 256;
 
+// With matrix units, threadgroups that run at once, on 132 multiprocessors. A last round of them
+// that is not full lasts as long as the others.
+constexpr int64_t kMatrixThreadgroups = 2 * 132;
+constexpr int64_t kMostRounds = 4;
+
 bool are_vectors(const AttentionForwardArrays& arrays) {
   return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.out});
 }
@@ -28,27 +34,43 @@ bool are_vectors(const AttentionForwardArrays& arrays) {
 // ---- forward ------------------------------------------------------------------------------------
 
 struct ForwardTile {
-  const char* dtype;
+  const char* pass;
+  std::string_view dtype;
   int head_dim;
   int v_head_dim;
   int rows;
   int threads;
 
   std::string kernel() const {
-    return std::string("flash_attention_forward_") + dtype + "_d" + std::to_string(head_dim) + "v" +
-           std::to_string(v_head_dim);
+    return std::string("flash_attention_") + pass + "_" + std::string(dtype) + "_d" +
+           std::to_string(head_dim) + "v" + std::to_string(v_head_dim);
   }
 };
 
-const ForwardTile& forward_tile(const char* dtype, const AttentionSizes& sizes) {
-#define TILE(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups) \
-  {#dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
+const ForwardTile& forward_tile(std::string_view dtype,
+                                const AttentionSizes& sizes,
+                                bool matrix_units) {
+#define TILE_OF(pass, dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups, staging) \
+  {pass, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
+#define TILE(...) TILE_OF("forward", __VA_ARGS__)
+#define MATRIX_TILE(...) TILE_OF("forward_matrix", __VA_ARGS__)
   static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_FORWARD_TILES(TILE)};
+  static constexpr ForwardTile kMatrixTiles[] = {
+      MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES(MATRIX_TILE)};
+#undef MATRIX_TILE
 #undef TILE
-  const auto* tile = std::find_if(std::begin(kTiles), std::end(kTiles), [&](const ForwardTile& t) {
-    return dtype == std::string_view(t.dtype) && sizes.head_dim <= t.head_dim &&
-           sizes.v_head_dim <= t.v_head_dim;
-  });
+#undef TILE_OF
+  const auto holds = [&](const ForwardTile& tile) {
+    return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
+           sizes.v_head_dim <= tile.v_head_dim;
+  };
+  if (matrix_units) {
+    const auto* tile = std::find_if(std::begin(kMatrixTiles), std::end(kMatrixTiles), holds);
+    if (tile != std::end(kMatrixTiles)) {
+      return *tile;
+    }
+  }
+  const auto* tile = std::find_if(std::begin(kTiles), std::end(kTiles), holds);
   if (tile == std::end(kTiles)) {
     throw_internal_error(kAttentionOp, "no kernel for heads of this size.");
   }
@@ -59,7 +81,8 @@ void launch_forward(const AttentionConfig& config,
                     const AttentionSizes& sizes,
                     const AttentionForwardArrays& arrays,
                     const mx::Stream& stream) {
-  const ForwardTile& tile = forward_tile(dtype_name(*arrays.q), sizes);
+  const ForwardTile& tile =
+      forward_tile(dtype_name(*arrays.q), sizes, has_matrix_units(stream.device));
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
@@ -80,28 +103,42 @@ void launch_forward(const AttentionConfig& config,
 // ---- decode -------------------------------------------------------------------------------------
 
 struct DecodeTile {
+  const char* pass;
   int head_dim;
   int rows;
+  int threads;
+  bool matrix_units;
 };
 
 // The narrowest tile, and in it the one that takes all rows at once, or the most.
-DecodeTile decode_tile(const AttentionSizes& sizes) {
-#define TILE(dtype, type, d, rows) {d, rows},
-  static constexpr DecodeTile kTiles[] = {MLX_ANVIL_ATTENTION_DECODE_TILES(TILE, , )};
-#undef TILE
+const DecodeTile* narrowest(std::span<const DecodeTile> tiles, const AttentionSizes& sizes) {
   const int64_t dim = std::max(sizes.head_dim, sizes.v_head_dim);
   const int64_t rows = sizes.group() * sizes.q_len;
   const DecodeTile* best = nullptr;
-  for (const DecodeTile& tile : kTiles) {
+  for (const DecodeTile& tile : tiles) {
     const bool fits = dim <= tile.head_dim && (!best || tile.head_dim == best->head_dim);
     if (fits && (!best || best->rows < rows)) {
       best = &tile;
     }
   }
-  if (!best) {
+  return best;
+}
+
+const DecodeTile& decode_tile(const AttentionSizes& sizes, bool matrix_units) {
+#define TILE(dtype, type, d, rows) {"decode", d, rows, kDecodeThreads, false},
+#define MATRIX_TILE(dtype, type, d, keys, simdgroups) \
+  {"decode_matrix", d, kDecodeRows, 32 * (simdgroups), true},
+  static constexpr DecodeTile kTiles[] = {MLX_ANVIL_ATTENTION_DECODE_TILES(TILE, , )};
+  static constexpr DecodeTile kMatrixTiles[] = {
+      MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, , )};
+#undef MATRIX_TILE
+#undef TILE
+  const DecodeTile* tile = matrix_units ? narrowest(kMatrixTiles, sizes) : nullptr;
+  tile = tile ? tile : narrowest(kTiles, sizes);
+  if (!tile) {
     throw_internal_error(kAttentionOp, "no decode kernel for heads of this size.");
   }
-  return *best;
+  return *tile;
 }
 
 // Keys that some query sees.
@@ -109,6 +146,28 @@ int64_t visible_keys(const AttentionParams& params) {
   const int64_t end =
       std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
   return std::max<int64_t>(end - std::max(0, params.band_low), 0);
+}
+
+// Into how many parts the keys are split, each of which takes so many threadgroups.
+int64_t parts_of_keys(int64_t keys, int64_t threadgroups, bool matrix_units) {
+  const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
+  if (!matrix_units) {
+    const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
+    return std::clamp<int64_t>(possible, 1, wanted);
+  }
+  const auto rounds = [&](int64_t parts) {
+    return (parts * threadgroups + kMatrixThreadgroups - 1) / kMatrixThreadgroups;
+  };
+  const int64_t most = std::min(possible, kMostRounds * kMatrixThreadgroups / threadgroups);
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= most; ++parts) {
+    // A round takes 1 / parts of the time of all keys. More parts are more to join: for 5 % at
+    // least.
+    if (20 * rounds(parts) * best < 19 * rounds(best) * parts) {
+      best = parts;
+    }
+  }
+  return best;
 }
 
 void launch_combine(const AttentionConfig& config,
@@ -138,7 +197,8 @@ void launch_decode(const AttentionConfig& config,
                    const AttentionSizes& sizes,
                    const AttentionForwardArrays& arrays,
                    const mx::Stream& stream) {
-  const DecodeTile tile = decode_tile(sizes);
+  const bool matrix_units = arrays.q->itemsize() == 2 && has_matrix_units(stream.device);
+  const DecodeTile& tile = decode_tile(sizes, matrix_units);
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
@@ -147,9 +207,7 @@ void launch_decode(const AttentionConfig& config,
   const int64_t row_blocks = (rows + tile.rows - 1) / tile.rows;
   const int64_t threadgroups = sizes.batch * sizes.kv_heads * row_blocks;
   const int64_t keys = visible_keys(params.common);
-  const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
-  const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
-  const int64_t parts = std::max<int64_t>(std::min(wanted, possible), 1);
+  const int64_t parts = parts_of_keys(keys, threadgroups, tile.matrix_units);
   params.parts = static_cast<int32_t>(parts);
   params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
 
@@ -158,8 +216,9 @@ void launch_decode(const AttentionConfig& config,
       attention_constants(config, are_vectors(arrays), !in_parts && arrays.lse);
   constants.push_back({kKeysAreInParts, in_parts});
 
-  const std::string name = std::string("flash_attention_decode_") + dtype_name(*arrays.q) + "_d" +
-                           std::to_string(tile.head_dim) + "r" + std::to_string(tile.rows);
+  const std::string name = std::string("flash_attention_") + tile.pass + "_" +
+                           dtype_name(*arrays.q) + "_d" + std::to_string(tile.head_dim) + "r" +
+                           std::to_string(tile.rows);
 
   KernelLaunch request{};
   request.kernel = &attention_kernel(name, std::move(constants));
@@ -168,7 +227,7 @@ void launch_decode(const AttentionConfig& config,
   request.params_size = sizeof(params);
   request.grid = {static_cast<uint32_t>(parts), static_cast<uint32_t>(sizes.kv_heads * row_blocks),
                   static_cast<uint32_t>(sizes.batch)};
-  request.threadgroup = {kDecodeThreads, 1, 1};
+  request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
   if (!in_parts) {
     request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
     launch(request, stream);

@@ -1,5 +1,6 @@
 // The launches of the gradients: delta, the sinks' share, then dQ, then dK and dV.
 #include <algorithm>
+#include <span>
 #include <string_view>
 
 #include "flash_attention/gpu_params.h"
@@ -23,39 +24,47 @@ constexpr uint32_t groups_of(int64_t items, int64_t size) {
 
 struct BackwardTile {
   std::string_view pass;
+  std::string_view suffix;
   std::string_view dtype;
   int head_dim;
   int v_head_dim;
   int rows;  // that a threadgroup keeps
 
   std::string kernel() const {
-    return "flash_attention_backward_" + std::string(pass) + "_" + std::string(dtype) + "_d" +
-           std::to_string(head_dim) + "v" + std::to_string(v_head_dim);
+    return "flash_attention_backward_" + std::string(pass) + std::string(suffix) + "_" +
+           std::string(dtype) + "_d" + std::to_string(head_dim) + "v" + std::to_string(v_head_dim);
   }
 };
 
-// Null where heads of this size have other passes.
-const BackwardTile* backward_tile(std::string_view pass,
-                                  std::string_view dtype,
-                                  const AttentionSizes& sizes) {
-#define TILE(pass, dtype, type, d, dv, row_fragments, rows, holds) \
-  {#pass, #dtype, d, dv, static_cast<int>(kThreads / 32) * 8 * (row_fragments)},
-  static constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
+#define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, ...) \
+  {#pass, suffix, #dtype, d, dv, static_cast<int>(kThreads / 32) * 8 * (row_fragments)},
+#define TILE(...) TILE_OF("", __VA_ARGS__)
+#define MATRIX_TILE(...) TILE_OF("_matrix", __VA_ARGS__)
+constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
+constexpr BackwardTile kMatrixTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(MATRIX_TILE)};
+#undef MATRIX_TILE
 #undef TILE
+#undef TILE_OF
+
+// Null where heads of this size have other passes, or none.
+const BackwardTile* tile_among(std::span<const BackwardTile> tiles,
+                               std::string_view pass,
+                               std::string_view dtype,
+                               const AttentionSizes& sizes) {
   const auto holds = [&](const BackwardTile& tile) {
     return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
            sizes.v_head_dim <= tile.v_head_dim;
   };
   // The first size that holds the heads decides which passes there are for it.
-  const auto* first = std::find_if(std::begin(kTiles), std::end(kTiles), [&](const auto& tile) {
+  const auto first = std::find_if(tiles.begin(), tiles.end(), [&](const auto& tile) {
     return holds(tile) && (tile.pass == "dq") == (pass == "dq");
   });
-  const auto* found = std::find_if(
-      first, std::end(kTiles), [&](const auto& tile) { return holds(tile) && tile.pass == pass; });
-  const bool same_size = first != std::end(kTiles) && found != std::end(kTiles) &&
+  const auto found = std::find_if(
+      first, tiles.end(), [&](const auto& tile) { return holds(tile) && tile.pass == pass; });
+  const bool same_size = first != tiles.end() && found != tiles.end() &&
                          first->head_dim == found->head_dim &&
                          first->v_head_dim == found->v_head_dim;
-  return same_size ? found : nullptr;
+  return same_size ? &*found : nullptr;
 }
 
 // One call: what every launch of it needs.
@@ -96,6 +105,15 @@ struct Backward {
     return launch;
   }
 
+  const BackwardTile* tile_of(std::string_view pass) const {
+    const char* dtype = dtype_name(*arrays.q);
+    std::span<const BackwardTile> tiles = kTiles;
+    if (has_matrix_units(stream.device) && tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
+      tiles = kMatrixTiles;
+    }
+    return tile_among(tiles, pass, dtype, sizes);
+  }
+
   bool operands_are_vectors() const {
     return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.d_out});
   }
@@ -133,7 +151,7 @@ void Backward::launch_queries() {
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
   const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_q});
-  const BackwardTile* tile = backward_tile("dq", dtype_name(*arrays.q), sizes);
+  const BackwardTile* tile = tile_of("dq");
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
   launch.temporaries.push_back(unwanted);
@@ -145,7 +163,7 @@ void Backward::launch_keys() {
   copy_strides(params.d_v_strides, *arrays.d_v);
   const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
-    if (const BackwardTile* tile = backward_tile(name, dtype_name(*arrays.q), sizes)) {
+    if (const BackwardTile* tile = tile_of(name)) {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
       launch.outputs = {arrays.d_k, arrays.d_v};
       mlx_anvil::launch(launch, stream);

@@ -18,7 +18,7 @@ struct OnlineSoftmax {
   // A piece whose highest score is `piece` begins. Returns by what earlier results shrink.
   METAL_FUNC float begin_piece(float piece) thread {
     const float before = highest;
-    highest = metal::max(highest, piece);
+    highest = metal::fmax(highest, piece);
     const float factor = metal::fast::exp2(before - base());
     sum *= factor;
     return factor;

@@ -73,8 +73,8 @@ METAL_FUNC Fragment<T> transposed(Fragment<T> frag, FragmentPlace place) {
 
 // The lanes of one row of a fragment differ in bits 0 and 3 of their number.
 METAL_FUNC float row_max(float x) {
-  x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
-  return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));
+  x = metal::fmax(x, metal::simd_shuffle_xor(x, ushort(1)));
+  return metal::fmax(x, metal::simd_shuffle_xor(x, ushort(8)));
 }
 
 METAL_FUNC float row_sum(float x) {
@@ -83,6 +83,12 @@ METAL_FUNC float row_sum(float x) {
 }
 
 // Those of one column differ in bits 1, 2 and 4.
+METAL_FUNC float column_max(float x) {
+  x = metal::fmax(x, metal::simd_shuffle_xor(x, ushort(2)));
+  x = metal::fmax(x, metal::simd_shuffle_xor(x, ushort(4)));
+  return metal::fmax(x, metal::simd_shuffle_xor(x, ushort(16)));
+}
+
 METAL_FUNC float column_sum(float x) {
   x += metal::simd_shuffle_xor(x, ushort(2));
   x += metal::simd_shuffle_xor(x, ushort(4));
@@ -152,6 +158,14 @@ struct Rows {
   int columns;  // likewise
 };
 
+// Those from row `first` on.
+template <typename T>
+METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
+  all.data += first * all.row_stride;
+  all.rows -= first;
+  return all;
+}
+
 // A thread's share of a tile of rows [0, kRows), on its way to threadgroup memory, where rows are
 // TileRow::kStride elements apart. Loads are all under way before the first is waited for.
 template <typename T, int kRows, int kColumns, int kThreads>
@@ -163,14 +177,21 @@ struct TileShare {
   uint4 vectors[kCount];
 
   METAL_FUNC void load(Rows<T> from, uint thread_index) thread {
+    // Where a row's units divide the threads, all of a thread's lie in one column: one address and
+    // a step make all addresses, which otherwise take two registers each.
+    enum { kStep = kThreads % kUnits == 0 ? kThreads / kUnits : 0 };
+    const int first_row = thread_index / kUnits, first_column = thread_index % kUnits * kUnit;
+    const device T* first = from.data + first_row * from.row_stride + first_column;
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
       const int i = thread_index + j * kThreads;
-      const int row = i / kUnits, column = i % kUnits * kUnit;
+      const int row = kStep > 0 ? first_row + j * kStep : i / kUnits;
+      const int column = kStep > 0 ? first_column : i % kUnits * kUnit;
       vectors[j] = uint4(0);
       if (row < from.rows && column < from.columns) {
-        vectors[j] =
-            *reinterpret_cast<const device uint4*>(from.data + row * from.row_stride + column);
+        const device T* at = kStep > 0 ? first + j * kStep * from.row_stride
+                                       : from.data + row * from.row_stride + column;
+        vectors[j] = *reinterpret_cast<const device uint4*>(at);
       }
     }
   }

@@ -35,14 +35,23 @@ METAL_FUNC SavedRow load_saved_row(const device float* lse,
   return row;
 }
 
+// Where kept rows are while others pass.
+enum Keeping {
+  kKeptNowhere,      // read again for each tile
+  kKeptInRegisters,  // of the SIMD group that they are of
+  kKeptInMemory,     // of the threadgroup
+};
+
 // Sums of products with the rows of one operand: fragments of `kept` by those of a tile, along the
-// operand's columns. kHolds: `held` has the kept fragments; otherwise they are read from memory.
-template <typename T, int kColumns, int kRowFragments, int kTileRows, bool kHolds>
+// operand's columns.
+template <typename T, int kColumns, int kRowFragments, int kTileRows, Keeping kKeeping>
 struct KeptOperand {
-  enum { kFragments = kColumns / 8, kHeld = kHolds ? int(kFragments) : 1 };
+  enum { kFragments = kColumns / 8 };
+  enum { kHeld = kKeeping == kKeptInRegisters ? int(kFragments) : 1 };
   enum { kStride = TileRow<T, kColumns>::kStride, kTileFragments = kTileRows / 8 };
 
   Rows<T> rows;
+  const threadgroup T* in_memory;  // the SIMD group's first row, where it is kept there
   Fragment<T> held[kRowFragments][kHeld];
 
   METAL_FUNC Fragment<T> load(int row, int d, FragmentPlace place) const thread {
@@ -55,7 +64,7 @@ struct KeptOperand {
     for (int i = 0; i < kRowFragments; ++i) {
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kHeld; ++d) {
-        if (kHolds) {
+        if (kKeeping == kKeptInRegisters) {
           held[i][d] = load(first + 8 * i, d, place);
         }
       }
@@ -73,34 +82,42 @@ struct KeptOperand {
         sums[i][n] = fragment_of<float>(0.0f, 0.0f);
       }
     }
-    if (kHolds) {
-      MLX_ANVIL_UNROLL
-      for (int d = 0; d < kHeld; ++d) {
+    if (kKeeping == kKeptNowhere) {
+      // A loop in earnest: unrolled, it would hold as many registers as it means to save.
+      MLX_ANVIL_NO_UNROLL
+      for (int d = 0; d < kFragments; ++d) {
         MLX_ANVIL_UNROLL
-        for (int n = 0; n < kTileFragments; ++n) {
-          const Fragment<T> other = load_transposed(tile + 8 * (n * kStride + d), kStride, place);
-          MLX_ANVIL_UNROLL
-          for (int i = 0; i < kRowFragments; ++i) {
-            metal::simdgroup_multiply_accumulate(sums[i][n], held[i][d], other, sums[i][n]);
-          }
+        for (int i = 0; i < kRowFragments; ++i) {
+          held[i][0] = load(first + 8 * i, d, place);
         }
+        multiply_fragments(tile + 8 * d, 0, place, sums);
       }
       return;
     }
-    // A loop in earnest: unrolled, it would hold as many registers as it means to save.
-    MLX_ANVIL_NO_UNROLL
+    MLX_ANVIL_UNROLL
     for (int d = 0; d < kFragments; ++d) {
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kRowFragments; ++i) {
-        held[i][0] = load(first + 8 * i, d, place);
-      }
-      MLX_ANVIL_UNROLL
-      for (int n = 0; n < kTileFragments; ++n) {
-        const Fragment<T> other = load_transposed(tile + 8 * (n * kStride + d), kStride, place);
+      if (kKeeping == kKeptInMemory) {
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(sums[i][n], held[i][0], other, sums[i][n]);
+          held[i][0] = load_block(in_memory + 8 * (i * kStride + d), kStride, place);
         }
+      }
+      multiply_fragments(tile + 8 * d, kKeeping == kKeptInMemory ? 0 : d, place, sums);
+    }
+  }
+
+  // held[..][d] by the eight columns of the tile that begin there.
+  METAL_FUNC void multiply_fragments(
+      const threadgroup T* columns,
+      int d,
+      FragmentPlace place,
+      thread Fragment<float> (&sums)[kRowFragments][kTileFragments]) thread {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kTileFragments; ++n) {
+      const Fragment<T> other = load_transposed(columns + 8 * n * kStride, kStride, place);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        metal::simdgroup_multiply_accumulate(sums[i][n], held[i][d], other, sums[i][n]);
       }
     }
   }
@@ -127,7 +144,6 @@ struct GradientSum {
   METAL_FUNC void add(thread Fragment<float> (&weights)[kRowFragments][kTileFragments],
                       const threadgroup T* tile,
                       FragmentPlace place) thread {
-    const threadgroup T* at = tile + place.row * kStride + place.column;
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kTileFragments; ++n) {
       Fragment<T> narrow[kRowFragments];
@@ -137,7 +153,7 @@ struct GradientSum {
       }
       MLX_ANVIL_UNROLL
       for (int d = 0; d < kFragments; ++d) {
-        const Fragment<T> other = load_fragment(at + 8 * (n * kStride + d));
+        const Fragment<T> other = load_block(tile + 8 * (n * kStride + d), kStride, place);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
           metal::simdgroup_multiply_accumulate(sum[i][d], narrow[i], other, sum[i][d]);
@@ -213,7 +229,7 @@ struct ScoreGradients {
           if (kKeepsKeys) {
             row = saved_of_tile[column];
           }
-          float score = scaled(params, p[i][n].thread_elements()[j]);
+          float score = scaled<T>(params, p[i][n].thread_elements()[j]);
           // 1 - (capped / softcap)^2; softcap is in the same units of log2
           const float capped = score / params.softcap;
           const float slope = has_softcap ? 1.0f - capped * capped : 1.0f;

@@ -10,6 +10,7 @@
 // follow one another, so that their sum never leaves the registers. Tiles outside the band are not
 // visited.
 #include "metal/flash_attention/backward.h"
+#include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
 
 template <typename T,
@@ -17,7 +18,9 @@ template <typename T,
           int kValueDim,
           int kRowFragments,
           int kTileRows,
-          bool kHolds,
+          Keeping kKeyKeeping,
+          Keeping kValueKeeping,
+          Staging kStaging,
           bool kMakesKeys,
           bool kMakesValues>
 [[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dkv(
@@ -35,13 +38,16 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Keys = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kHolds>;
-  using Values = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kHolds>;
+  using Keys = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kKeyKeeping>;
+  using Values = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kValueKeeping>;
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   threadgroup T query_tile[kTileRows * Keys::kStride];
   threadgroup T d_out_tile[kTileRows * Values::kStride];
   threadgroup SavedRow saved_of_tile[kTileRows];
+  static_assert(kKeyKeeping != kKeptInMemory, "there is a place for values only");
+  constexpr bool kStagesValues = kValueKeeping == kKeptInMemory;
+  threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
 
   constant AttentionParams& common = params.common;
   const long batch = group.z, kv_head = group.y;
@@ -58,6 +64,12 @@ template <typename T,
                  common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
   keys.begin(first, place);
   values.begin(first, place);
+  if (kStagesValues) {
+    // Seen by all when the first tile is.
+    copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(values.rows, block),
+                                             rows_are_vectors, thread_index);
+    values.in_memory = kept_values + simdgroup * kGroupRows * Values::kStride;
+  }
   GradientSum<T, kHeadDim, kRowFragments, kTileRows> key_gradient;
   GradientSum<T, kValueDim, kRowFragments, kTileRows> value_gradient;
   if (kMakesKeys) {
@@ -76,29 +88,26 @@ template <typename T,
   const QueryRange seeing =
       seeing_queries(common, block, metal::min(block + kRows, common.kv_len) - 1);
   const QueryRange own = seeing_queries(common, first, last);
+  PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging> passing;
+  passing.first_tile = query_tile;
+  passing.second_tile = d_out_tile;
+  passing.thread_index = thread_index;
   for (long head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
     const long head_row = (batch * common.q_heads + head) * common.q_len;
-    const device T* head_q = q + batch * common.q_strides[0] + head * common.q_strides[1];
-    const device T* head_d_out =
-        d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1];
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
+    passing.first = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                     common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
+    passing.second = {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+                      params.d_out_strides[2], params.d_out_strides[3], common.q_len,
+                      common.v_head_dim};
+    passing.start(seeing.begin);
     for (int begin = seeing.begin; begin < seeing.end; begin += kTileRows) {
-      const int count = metal::min(int(kTileRows), common.q_len - begin);
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      const Rows<T> query_rows = {head_q + begin * common.q_strides[2], common.q_strides[2],
-                                  common.q_strides[3], count, common.head_dim};
-      const Rows<T> d_out_rows = {head_d_out + begin * params.d_out_strides[2],
-                                  params.d_out_strides[2], params.d_out_strides[3], count,
-                                  common.v_head_dim};
-      copy_tile<T, kTileRows, kHeadDim, kThreads>(query_tile, query_rows, rows_are_vectors,
-                                                  thread_index);
-      copy_tile<T, kTileRows, kValueDim, kThreads>(d_out_tile, d_out_rows, rows_are_vectors,
-                                                   thread_index);
+      passing.write(begin);
       if (thread_index < kTileRows) {
         saved_of_tile[thread_index] =
             load_saved_row(lse + head_row, delta + head_row, begin + thread_index, common.q_len);
       }
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      passing.publish(begin + kTileRows);
       if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
         keys.multiply(query_tile, first, place, scores.p);
         if (kMakesKeys) {
@@ -130,21 +139,26 @@ template <typename T,
   }
 }
 
-#define INSTANTIATE_PASS(pass, makes_keys, makes_values, dtype, type, d, dv, ...)                 \
-  template [[host_name("flash_attention_backward_" #pass "_" #dtype "_d" #d "v" #dv)]] [[kernel]] \
-  decltype(flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>)      \
+#define INSTANTIATE(name, makes_keys, makes_values, dtype, type, d, dv, ...)                 \
+  template [[host_name(                                                                      \
+      "flash_attention_backward_" name "_" #dtype "_d" #d                                    \
+      "v" #dv)]] [[kernel]] decltype(flash_attention_backward_dkv<type, d, dv, __VA_ARGS__,  \
+                                                                  makes_keys, makes_values>) \
       flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>;
-#define INSTANTIATE_dkv(...) INSTANTIATE_PASS(dkv, true, true, __VA_ARGS__)
-#define INSTANTIATE_dk(...) INSTANTIATE_PASS(dk, true, false, __VA_ARGS__)
-#define INSTANTIATE_dv(...) INSTANTIATE_PASS(dv, false, true, __VA_ARGS__)
+#define INSTANTIATE_dkv(suffix, ...) INSTANTIATE("dkv" suffix, true, true, __VA_ARGS__)
+#define INSTANTIATE_dk(suffix, ...) INSTANTIATE("dk" suffix, true, false, __VA_ARGS__)
+#define INSTANTIATE_dv(suffix, ...) INSTANTIATE("dv" suffix, false, true, __VA_ARGS__)
 #define INSTANTIATE_dq(...)
-#define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass(__VA_ARGS__)
+#define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass("", __VA_ARGS__)
+#define INSTANTIATE_BACKWARD_MATRIX(pass, ...) INSTANTIATE_##pass("_matrix", __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
+MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
 
-#undef INSTANTIATE_PASS
+#undef INSTANTIATE
 #undef INSTANTIATE_dkv
 #undef INSTANTIATE_dk
 #undef INSTANTIATE_dv
 #undef INSTANTIATE_dq
 #undef INSTANTIATE_BACKWARD
+#undef INSTANTIATE_BACKWARD_MATRIX

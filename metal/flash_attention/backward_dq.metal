@@ -9,9 +9,17 @@
 // Three products for a tile of keys: q k^T, d_out v^T, and dS k. Tiles outside the band are not
 // visited, but where d_mask is stored: it has every pair.
 #include "metal/flash_attention/backward.h"
+#include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
 
-template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileRows, bool kHolds>
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kTileRows,
+          Keeping kQueryKeeping,
+          Keeping kCotangentKeeping,
+          Staging kStaging>
 [[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dq(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
@@ -28,10 +36,12 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Queries = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kHolds>;
-  using Cotangents = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kHolds>;
+  using Queries = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kQueryKeeping>;
+  using Cotangents = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kCotangentKeeping>;
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
+                "there is no place for them");
   threadgroup T key_tile[kTileRows * Queries::kStride];
   threadgroup T value_tile[kTileRows * Cotangents::kStride];
 
@@ -42,8 +52,6 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.q_len) - 1;
   const long head_row = (batch * common.q_heads + head) * common.q_len;
-  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
-  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
   device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
 
@@ -72,17 +80,18 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
   if (stores_d_mask) {
     visible = own = {0, common.kv_len};
   }
+  PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging> passing;
+  passing.first = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                   common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+  passing.second = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                    common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
+  passing.first_tile = key_tile;
+  passing.second_tile = value_tile;
+  passing.thread_index = thread_index;
+  passing.start(visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
-    const int count = metal::min(int(kTileRows), common.kv_len - begin);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    const Rows<T> key_rows = {keys + begin * common.k_strides[2], common.k_strides[2],
-                              common.k_strides[3], count, common.head_dim};
-    const Rows<T> value_rows = {values + begin * common.v_strides[2], common.v_strides[2],
-                                common.v_strides[3], count, common.v_head_dim};
-    copy_tile<T, kTileRows, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
-    copy_tile<T, kTileRows, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
-                                                 thread_index);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    passing.write(begin);
+    passing.publish(begin + kTileRows);
     if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {
       queries.multiply(key_tile, first, place, scores.p);
       cotangents.multiply(value_tile, first, place, scores.d_scores);
@@ -95,19 +104,25 @@ template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kTileR
                  params.d_q_strides[2], first, common.q_len, common.head_dim, place, common.scale);
 }
 
-#define INSTANTIATE_dq(dtype, type, d, dv, row_fragments, rows, holds)                     \
-  template [[host_name("flash_attention_backward_dq_" #dtype "_d" #d "v" #dv)]] [[kernel]] \
-  decltype(flash_attention_backward_dq<type, d, dv, row_fragments, rows, holds>)           \
-      flash_attention_backward_dq<type, d, dv, row_fragments, rows, holds>;
+#define INSTANTIATE(name, dtype, type, d, dv, ...)                                          \
+  template [[host_name(                                                                     \
+      "flash_attention_backward_" name "_" #dtype "_d" #d                                   \
+      "v" #dv)]] [[kernel]] decltype(flash_attention_backward_dq<type, d, dv, __VA_ARGS__>) \
+      flash_attention_backward_dq<type, d, dv, __VA_ARGS__>;
+#define INSTANTIATE_dq(suffix, ...) INSTANTIATE("dq" suffix, __VA_ARGS__)
 #define INSTANTIATE_dkv(...)
 #define INSTANTIATE_dk(...)
 #define INSTANTIATE_dv(...)
-#define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass(__VA_ARGS__)
+#define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass("", __VA_ARGS__)
+#define INSTANTIATE_BACKWARD_MATRIX(pass, ...) INSTANTIATE_##pass("_matrix", __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
+MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
 
+#undef INSTANTIATE
 #undef INSTANTIATE_dq
 #undef INSTANTIATE_dkv
 #undef INSTANTIATE_dk
 #undef INSTANTIATE_dv
 #undef INSTANTIATE_BACKWARD
+#undef INSTANTIATE_BACKWARD_MATRIX

@@ -81,7 +81,7 @@ template <typename T, int kDim, int kRows>
       rows.multiply_key(key[t], dots);
       MLX_ANVIL_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        float score = scaled(common, dots[r]);
+        float score = scaled<T>(common, dots[r]);
         if (j >= part_end || !sees(common, at[r].query, j)) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {
@@ -168,7 +168,9 @@ template <typename T>
     constant AttentionForwardParams& params [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float shares[kDecodeSimdgroups][kDecodeThreads];
   constant AttentionParams& common = params.common;
   const DecodeRow row = {int(group.y), int(group.x) / common.q_len, int(group.x) % common.q_len};
   const long first_part = row.index(common) * params.parts;
@@ -197,23 +199,36 @@ template <typename T>
   }
   const float inverse = inverse_of_total(total);
 
+  // SIMD groups take turns with the parts; then each thread has a column.
+  enum { kOwn = kDecodeThreads / 32 };
   const device float* parts = partial_out + first_part * common.v_head_dim;
-  const int columns = (common.v_head_dim + kDecodeThreads - 1) / kDecodeThreads * kDecodeThreads;
-  for (int column = thread_index; column < columns; column += kDecodeThreads) {
-    const bool exists = column < common.v_head_dim;
-    float sum = 0.0f;
-    for (int begin = 0; begin < params.parts; begin += 32) {
-      const int count = metal::min(32, params.parts - begin);
-      const float factor =
-          int(lane) < count ? metal::fast::exp2(sums[2 * (begin + lane)] - all.base()) : 0.0f;
-      for (int i = 0; i < count; ++i) {
-        const float x = exists ? parts[(begin + i) * common.v_head_dim + column] : 0.0f;
-        sum += metal::simd_shuffle(factor, ushort(i)) * x;
+  for (int begin = 0; begin < common.v_head_dim; begin += kDecodeThreads) {
+    float own[kOwn] = {};
+    for (int part = simdgroup; part < params.parts; part += kDecodeSimdgroups) {
+      const float factor = metal::fast::exp2(sums[2 * part] - all.base());
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kOwn; ++i) {
+        const int column = begin + 32 * i + lane;
+        if (column < common.v_head_dim) {
+          own[i] += factor * parts[part * common.v_head_dim + column];
+        }
       }
     }
-    if (exists) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      shares[simdgroup][32 * i + lane] = own[i];
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    float sum = 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int s = 0; s < kDecodeSimdgroups; ++s) {
+      sum += shares[s][thread_index];
+    }
+    const int column = begin + thread_index;
+    if (column < common.v_head_dim) {
       out[row.out_offset(params) + column] = static_cast<T>(sum * inverse);
     }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   if (stores_lse && thread_index == 0) {
     lse[row.index(common)] = all.log_sum_exp(total);

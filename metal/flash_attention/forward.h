@@ -71,14 +71,14 @@ struct ForwardRows {
         MLX_ANVIL_UNROLL
         for (int j = 0; j < 2; ++j) {
           const int key = begin + 8 * n + place.column + j;
-          float score = scaled(params, scores[i][n].thread_elements()[j]);
+          float score = scaled<T>(params, scores[i][n].thread_elements()[j]);
           if (!all && !sees(params, query(i), key)) {
             score = -INFINITY;
           } else if ((has_bool_mask || has_additive_mask) && query(i) < params.q_len) {
             score = mask.apply(score, query(i), key);
           }
           scores[i][n].thread_elements()[j] = score;
-          highest = metal::max(highest, score);
+          highest = metal::fmax(highest, score);
         }
       }
       factors[i] = softmax[i].begin_piece(row_max(highest));

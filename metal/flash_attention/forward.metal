@@ -4,15 +4,16 @@
 //   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
 //   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
 //
-// Kernels: flash_attention_forward_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v, mask,
-// sinks, out, lse, params. Function constants: those of scores.h, stores_lse among them.
-// Grid: blocks of queries x query heads x batch. Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
-// Assumes: columns of out are neighbours; nothing else, unless rows_are_vectors.
+// Kernels: flash_attention_<forward|forward_matrix>_<dtype>_d<head dim>v<value head dim>. Bindings:
+// q, k, v, mask, sinks, out, lse, params. Function constants: those of scores.h, stores_lse among
+// them. Grid: blocks of queries x query heads x batch. Threadgroup: simdgroups * 32 x 1 x 1
+// (tiles.h). Assumes: columns of out are neighbours; nothing else, unless rows_are_vectors.
 //
 // A threadgroup stages a block of keys and of values, of which each of its SIMD groups computes
 // 8 or 16 rows of both products. Blocks that no query sees are not visited; those that only other
 // SIMD groups see are not computed.
 #include "metal/flash_attention/forward.h"
+#include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
 
 template <typename T,
@@ -21,7 +22,8 @@ template <typename T,
           int kRowFragments,
           int kKeys,
           bool kKeepsQ,
-          int kSimdgroups>
+          int kSimdgroups,
+          Staging kStaging>
 [[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_forward(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
@@ -39,8 +41,6 @@ template <typename T,
   using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeepsQ>;
   enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
   enum { kRows = kSimdgroups * kGroupRows };
-  // Wide heads leave no registers for loads under way.
-  constexpr bool kOverlapsLoads = kHeadDim <= (sizeof(T) == 4 ? 96 : 192);
   threadgroup T key_tile[kKeys * GroupRows::kKeyStride];
   threadgroup T value_tile[kKeys * GroupRows::kValueStride];
 
@@ -52,8 +52,6 @@ template <typename T,
 
   const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
                            common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
-  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
-  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
 
   GroupRows rows;
@@ -73,26 +71,21 @@ template <typename T,
   const KeyRange visible = visible_keys(common, first, last);
   const KeyRange own =
       visible_keys(common, rows.first, metal::min(rows.first + kGroupRows, common.q_len) - 1);
+  const Rows<T> keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                        common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+  const Rows<T> values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                          common.v_strides[2], common.v_strides[3], common.kv_len,
+                          common.v_head_dim};
+  PassingRows<T, kKeys, kHeadDim, kValueDim, kThreads, kStaging> passing;
+  passing.first = keys;
+  passing.second = values;
+  passing.first_tile = key_tile;
+  passing.second_tile = value_tile;
+  passing.thread_index = thread_index;
+  passing.start(visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
-    const int count = metal::min(int(kKeys), common.kv_len - begin);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    const Rows<T> key_rows = {keys + begin * common.k_strides[2], common.k_strides[2],
-                              common.k_strides[3], count, common.head_dim};
-    const Rows<T> value_rows = {values + begin * common.v_strides[2], common.v_strides[2],
-                                common.v_strides[3], count, common.v_head_dim};
-    if (kOverlapsLoads && rows_are_vectors) {
-      TileShare<T, kKeys, kHeadDim, kThreads> key_share;
-      TileShare<T, kKeys, kValueDim, kThreads> value_share;
-      key_share.load(key_rows, thread_index);
-      value_share.load(value_rows, thread_index);
-      key_share.store(key_tile, thread_index);
-      value_share.store(value_tile, thread_index);
-    } else {
-      copy_tile<T, kKeys, kHeadDim, kThreads>(key_tile, key_rows, rows_are_vectors, thread_index);
-      copy_tile<T, kKeys, kValueDim, kThreads>(value_tile, value_rows, rows_are_vectors,
-                                               thread_index);
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    passing.write(begin);
+    passing.publish(begin + kKeys);
     if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
       rows.attend(key_tile, value_tile, begin, head_mask, common);
     }
@@ -123,11 +116,13 @@ template <typename T,
   }
 }
 
-#define INSTANTIATE_FORWARD(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups)      \
-  template [[host_name(                                                                        \
-      "flash_attention_forward_" #dtype "_d" #d                                                \
-      "v" #dv)]] [[kernel]] decltype(flash_attention_forward<type, d, dv, row_fragments, keys, \
-                                                             keeps_q, simdgroups>)             \
-      flash_attention_forward<type, d, dv, row_fragments, keys, keeps_q, simdgroups>;
+#define INSTANTIATE(name, dtype, type, d, dv, ...)                                      \
+  template [[host_name(                                                                 \
+      "flash_attention_" name "_" #dtype "_d" #d                                        \
+      "v" #dv)]] [[kernel]] decltype(flash_attention_forward<type, d, dv, __VA_ARGS__>) \
+      flash_attention_forward<type, d, dv, __VA_ARGS__>;
+#define INSTANTIATE_FORWARD(...) INSTANTIATE("forward", __VA_ARGS__)
+#define INSTANTIATE_FORWARD_MATRIX(...) INSTANTIATE("forward_matrix", __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE_FORWARD)
+MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES(INSTANTIATE_FORWARD_MATRIX)

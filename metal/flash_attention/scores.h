@@ -58,9 +58,19 @@ METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
          (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
 }
 
+// For scores of 16-bit operands: right to 2^-22, not to 2^-22 of a small result.
+METAL_FUNC float tanh_of_16_bits(float x) {
+  return 1.0f - metal::fast::divide(2.0f, 1.0f + metal::fast::exp2(2.0f * M_LOG2E_F * x));
+}
+
+// Of operands of type T.
+template <typename T>
 METAL_FUNC float scaled(constant AttentionParams& params, float dot) {
   const float score = dot * params.score_scale;
-  return has_softcap ? params.softcap * metal::precise::tanh(score) : score;
+  if (!has_softcap) {
+    return score;
+  }
+  return params.softcap * (sizeof(T) == 2 ? tanh_of_16_bits(score) : metal::precise::tanh(score));
 }
 
 // The mask of one head. Its elements are bool, or numbers of the operands' dtype.

@@ -68,6 +68,18 @@ def _attention_options(dtype: mx.Dtype, queries: int, keys: int) -> Iterator[dic
         yield {"mask": mask, "softcap": softcap, **({"sinks": sinks} if with_sinks else {})}
 
 
+def _attention_by_matrix_units(dtype: mx.Dtype) -> Iterator[Call]:
+    for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
+        for queries in (1, QUERIES):
+            yield _attention(dtype, dim, value_dim, queries)
+        yield _attention_gradients(dtype, dim, value_dim)
+    for queries, return_lse in product((1, QUERIES), (False, True)):
+        for options in _attention_options(dtype, queries, KEYS):
+            yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
+    for options in _attention_options(dtype, QUERIES, QUERIES):
+        yield _attention_gradients(dtype, 64, 64, **options)
+
+
 def flash_attention() -> Iterator[Call]:
     for dtype in DTYPES:
         for dim, value_dim, (queries, heads) in product(
@@ -76,6 +88,8 @@ def flash_attention() -> Iterator[Call]:
             yield _attention(dtype, dim, value_dim, queries, heads)
         for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
             yield _attention_gradients(dtype, dim, value_dim)
+        if dtype != mx.float32:
+            yield from map(_for_matrix_units, _attention_by_matrix_units(dtype))
         for queries, return_lse in product((1, QUERIES), (False, True)):
             for options in _attention_options(dtype, queries, KEYS):
                 yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)

@@ -1,0 +1,157 @@
+// What decode.metal computes, by matrix products: for 16-bit types, on GPUs that have units for
+// these, on which eight rows cost no more than one.
+//
+// flash_attention_decode_matrix_<dtype>_d<head dim>r8. Bindings, function constants, grid and what
+// is assumed: those of decode.metal. Threadgroup: 32 * SIMD groups x 1 x 1, which take turns with
+// blocks of keys and join what they have at the end.
+#include "metal/flash_attention/decode_matrix.h"
+#include "metal/flash_attention/decode_row.h"
+#include "metal/flash_attention/tiles.h"
+
+// What a SIMD group has at the end, as its lanes hold it.
+template <typename GroupRows>
+struct DecodeShare {
+  float2 out[GroupRows::kOutFragments][32];
+  OnlineSoftmax softmax[2][32];
+};
+
+template <typename GroupRows>
+METAL_FUNC void store_share(threadgroup DecodeShare<GroupRows>& share,
+                            const thread GroupRows& rows,
+                            uint lane) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < GroupRows::kOutFragments; ++f) {
+    share.out[f][lane] = elements_of(rows.out[f]);
+  }
+  share.softmax[0][lane] = rows.softmax[0];
+  share.softmax[1][lane] = rows.softmax[1];
+}
+
+template <typename GroupRows>
+METAL_FUNC void add_share(thread GroupRows& rows,
+                          const threadgroup DecodeShare<GroupRows>& share,
+                          uint lane) {
+  float2 own, other;
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    const OnlineSoftmax theirs = share.softmax[e][lane];
+    own[e] = rows.softmax[e].begin_piece(theirs.highest);
+    other[e] = metal::fast::exp2(theirs.highest - rows.softmax[e].base());
+    rows.softmax[e].sum += theirs.sum * other[e];
+  }
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < GroupRows::kOutFragments; ++f) {
+    rows.out[f] = fragment_of<float>(elements_of(rows.out[f]) * own + share.out[f][lane] * other);
+  }
+}
+
+template <typename T, int kDim, int kKeys, int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void flash_attention_decode_matrix(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device uchar* mask [[buffer(3)]],
+    const device float* sinks [[buffer(4)]],
+    device T* out [[buffer(5)]],
+    device float* lse [[buffer(6)]],
+    constant AttentionForwardParams& params [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using GroupRows = DecodeMatrixRows<T, kDim, kKeys>;
+  threadgroup DecodeShare<GroupRows> shares[kSimdgroups / 2];
+
+  constant AttentionParams& common = params.common;
+  const int row_count = common.group * common.q_len;
+  const int blocks = (row_count + GroupRows::kRows - 1) / GroupRows::kRows;
+  const int batch = group.z, kv_head = group.y / blocks;
+  const int first_row = group.y % blocks * GroupRows::kRows;
+
+  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
+  const int part_begin = visible.begin + group.x * params.keys_per_part;
+  const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
+
+  GroupRows rows;
+  rows.place = fragment_place(lane);
+  rows.all_keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                   common.k_strides[2], common.k_strides[3], part_end, common.head_dim};
+  rows.all_values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                     common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim};
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    rows.at[e] = decode_row(common, batch, kv_head, first_row + rows.place.column + e);
+  }
+  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.place.row);
+  rows.begin(q + batch * common.q_strides[0] + own.head * common.q_strides[1] +
+                 own.query * common.q_strides[2],
+             common);
+
+  const int first = part_begin + int(simdgroup) * kKeys;
+  rows.load_keys(first);
+  rows.load_values(first);
+  for (int begin = first; begin < part_end; begin += kSimdgroups * kKeys) {
+    rows.attend(begin, begin + kSimdgroups * kKeys, mask, common);
+  }
+
+  MLX_ANVIL_UNROLL
+  for (int left = kSimdgroups / 2; left > 0; left /= 2) {
+    if (int(simdgroup) >= left && int(simdgroup) < 2 * left) {
+      store_share(shares[simdgroup - left], rows, lane);
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (int(simdgroup) < left) {
+      add_share(rows, shares[simdgroup], lane);
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  if (simdgroup != 0) {
+    return;
+  }
+
+  float totals[2];
+  float2 weights = float2(1.0f);  // parts are weighted when they are joined
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    totals[e] = column_sum(rows.softmax[e].sum);
+    if (!keys_are_in_parts) {
+      if (has_sinks) {
+        const float sink = rows.at[e].sink(sinks, common);
+        weights[e] = rows.softmax[e].begin_piece(sink);
+        totals[e] = rows.softmax[e].add_sink(sink, totals[e] * weights[e]);
+      }
+      weights[e] *= inverse_of_total(totals[e]);
+    }
+  }
+  rows.scale(weights);
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    if (first_row + rows.place.column + e >= row_count) {
+      continue;
+    }
+    const DecodeRow row = rows.at[e];
+    const long part = row.index(common) * params.parts + group.x;
+    if (keys_are_in_parts) {
+      rows.store(e, reinterpret_cast<device float*>(out) + part * common.v_head_dim,
+                 common.v_head_dim);
+    } else {
+      rows.store(e, out + row.out_offset(params), common.v_head_dim);
+    }
+    if (rows.place.row != 0) {
+      continue;
+    }
+    if (keys_are_in_parts) {
+      lse[2 * part] = rows.softmax[e].highest;
+      lse[2 * part + 1] = totals[e];
+    } else if (stores_lse) {
+      lse[row.index(common)] = rows.softmax[e].log_sum_exp(totals[e]);
+    }
+  }
+}
+
+#define INSTANTIATE_DECODE_MATRIX(dtype, type, d, keys, simdgroups)                       \
+  template [[host_name("flash_attention_decode_matrix_" #dtype "_d" #d "r8")]] [[kernel]] \
+  decltype(flash_attention_decode_matrix<type, d, keys, simdgroups>)                      \
+      flash_attention_decode_matrix<type, d, keys, simdgroups>;
+
+MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(INSTANTIATE_DECODE_MATRIX, float16, half)
+MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(INSTANTIATE_DECODE_MATRIX, bfloat16, bfloat)
