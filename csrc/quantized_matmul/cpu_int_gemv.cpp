@@ -17,50 +17,50 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Rows of w side by side, where there are several of x.
-constexpr int kIntGemvOutputs = 2;
+// Rows of w side by side, and in a strip.
+constexpr int kIntGemvOutputs = 2, kIntGemvStrip = 16;
 
 // Sums of codes times X of each lane's unit, in float32, for rows of w side by side: each uses the
-// same load of x.
+// same load of x. In unrolled loops, as all that registers are to hold.
 template <class Format, int kPieces, int kOutputs>
-inline void block_products(const u32v (&codes)[kOutputs][Bytes<Format>::kVectors],
-                           const int8_t* x,
-                           const int32_t* lane_sums,
-                           f32v (&products)[kOutputs]) {
+MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Format>::kVectors],
+                                       const int8_t* x,
+                                       const int32_t* offsets,
+                                       f32v (&products)[kOutputs]) {
   constexpr int kVectors = Bytes<Format>::kVectors;
-  constexpr int kOffset = Format::kHasBiases ? 0 : Format::kOffset;
   // Whether the sums of all pieces together fit 32 bits. (On the way, with kOffset still in them,
   // they may wrap around.)
-  constexpr int64_t kMost = Format::kHasBiases ? Format::kLargest : Format::kLargest - kOffset;
+  constexpr int64_t kMost = Bytes<Format>::kMost;
   constexpr bool kFits = 4 * kVectors * kMost << (8 * kPieces - 1) <= int64_t{1} << 31;
   // The sums of each piece by themselves, so that many are under way at once.
   i32v sums[kPieces][kOutputs] = {};
-  for (int v = 0; v < kVectors; ++v) {
-    for (int piece = 0; piece < kPieces; ++piece) {
-      __m512i bytes = _mm512_loadu_si512(x + (v * kPieces + piece) * 64);
+  if constexpr (Bytes<Format>::kOffset != 0) {
+    static_assert(kFits);
+    unroll<kOutputs>([&](auto o) { sums[0][o.value] = load_bits<i32v>(offsets); });
+  }
+  unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+    unroll<kPieces>([&](auto piece) __attribute__((always_inline)) {
+      __m512i bytes = _mm512_loadu_si512(x + (v.value * kPieces + piece.value) * 64);
       asm("" : "+v"(bytes));  // in a register: else each use loads it again
-      for (int o = 0; o < kOutputs; ++o) {
-        sums[piece][o] = bits_as<i32v>(_mm512_dpbusd_epi32(bits_as<__m512i>(sums[piece][o]),
-                                                           bits_as<__m512i>(codes[o][v]), bytes));
-      }
-    }
-  }
+      unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+        i32v& sum = sums[piece.value][o.value];
+        sum = bits_as<i32v>(_mm512_dpbusd_epi32(bits_as<__m512i>(sum),
+                                                bits_as<__m512i>(codes[o.value][v.value]), bytes));
+      });
+    });
+  });
   constexpr int kLast = kFits ? 0 : 1;
-  for (int o = 0; o < kOutputs; ++o) {
-    i32v sum = sums[kPieces - 1][o];
+  unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+    i32v sum = sums[kPieces - 1][o.value];
     for (int piece = kPieces - 2; piece >= kLast; --piece) {
-      sum = (sum << 8) + sums[piece][o];
+      sum = (sum << 8) + sums[piece][o.value];
     }
-    if constexpr (kOffset != 0) {
-      static_assert(kFits);
-      const u32v offset = load_bits<u32v>(lane_sums) * uint32_t{kOffset};
-      sum = bits_as<i32v>(bits_as<u32v>(sum) - offset);
-    }
-    products[o] = __builtin_convertvector(sum, f32v);
+    f32v& product = products[o.value];
+    product = __builtin_convertvector(sum, f32v);
     if constexpr (!kFits) {
-      products[o] = products[o] * 256.0f + __builtin_convertvector(sums[0][o], f32v);
+      product = product * 256.0f + __builtin_convertvector(sums[0][o.value], f32v);
     }
-  }
+  });
 }
 
 // Rows of w follow one another in memory: this much is asked for in advance.
@@ -72,15 +72,23 @@ class IntGemv {
   explicit IntGemv(const QuantizedGemvArgs& args)
       : args_(args),
         layout_(args.matrix),
-        scales_(args.matrix, BlockUnits::kValues, args.scratch),
+        scales_(args.matrix, BlockUnits::kValues, args.scratch, BlockUnits::unit_of_lane),
         units_(layout_.columns / BlockUnits::kValues) {}
 
   void run() {
-    for (int64_t n = 0; n < args_.count; n += kOutputs) {
-      f32v totals[kOutputs][kRows] = {};
-      multiply(n, totals);
-      for (int o = 0; o < kOutputs && n + o < args_.count; ++o) {
-        finish(n + o, o, totals[o]);
+    for (int64_t n = 0; n < args_.count; n += kStrip) {
+      const int64_t rows = args_.count - n < kStrip ? args_.count - n : kStrip;
+      f32v totals[kStrip / kOutputs][kRows][kOutputs] = {};
+      for (int64_t r = 0; r < rows; ++r) {
+        scales_.read(args_.first + n + r, r);
+      }
+      for (int64_t block = 0; block < layout_.blocks; block += kBlocksAtOnce) {
+        for (int64_t r = 0; r < rows; r += kOutputs) {
+          multiply(n, r, block, totals[r / kOutputs]);
+        }
+      }
+      for (int64_t r = 0; r < rows; r += kOutputs) {
+        finish(n, r, totals[r / kOutputs]);
       }
     }
   }
@@ -89,62 +97,101 @@ class IntGemv {
   using BlockUnits = typename Bytes<Format>::BlockUnits;
   static constexpr int kVectors = Bytes<Format>::kVectors, kWords = BlockUnits::kWords;
   static constexpr int kOutputs = kIntGemvOutputs;  // rows of w side by side
+  // Many rows of x are more than the nearest cache holds, and what is next to it is no faster than
+  // they are multiplied: some blocks of them are used for a strip of rows of w.
+  static constexpr bool kInStrips = kRows >= 8;
+  static constexpr int kStrip = kInStrips ? kIntGemvStrip : kOutputs;
+  static constexpr int64_t kBlocksAtOnce =
+      kInStrips ? (1024 + kLanes * Bytes<Format>::kValues - 1) / (kLanes * Bytes<Format>::kValues)
+                : int64_t{1} << 40;
 
-  void multiply(int64_t n, f32v (&totals)[kOutputs][kRows]) {
+  // Rows r and following ones of the strip that begins at row n, for blocks from `block` on.
+  void multiply(int64_t n, int64_t r, int64_t block, f32v (&totals)[kRows][kOutputs]) {
     const uint32_t* w[kOutputs];
     for (int o = 0; o < kOutputs; ++o) {
       // Beyond the last row of w, that one again.
-      const int64_t row = args_.first + (n + o < args_.count ? n + o : args_.count - 1);
-      w[o] = args_.matrix.weights.w + row * units_ * kWords;
-      scales_.read(row, o);
+      const int64_t row = n + r + o < args_.count ? n + r + o : args_.count - 1;
+      w[o] = args_.matrix.weights.w + (args_.first + row) * units_ * kWords;
     }
-    const char* const x = reinterpret_cast<const char*>(args_.x);
-    const int64_t row_bytes = layout_.bytes();
-    for (int64_t block = 0; block < layout_.blocks; ++block) {
-      u32v codes[kOutputs][kVectors];
-      f32v scale[kOutputs];
-      for (int o = 0; o < kOutputs; ++o) {
-        BlockUnits packed;
-        const uint32_t* const from = w[o] + block * kLanes * kWords;
-        packed.load(from, units_ - block * kLanes);
-        for (int line = 0; line < kWords; ++line) {
-          __builtin_prefetch(from + kAheadWords + line * kLanes, 0, 2);
-        }
-        unroll<kVectors>(
-            [&](auto v) { codes[o][v.value] = Bytes<Format>::template vector<v.value>(packed); });
-        scale[o] = scales_.scale(block, o);
-      }
-      for (int m = 0; m < kRows; ++m) {
-        const char* const row = x + m * row_bytes;
-        const f32v step =
-            load_lanes(reinterpret_cast<const float*>(row + layout_.steps_at()) + block * kLanes);
-        f32v products[kOutputs];
-        block_products<Format, kPieces, kOutputs>(
-            codes, reinterpret_cast<const int8_t*>(row) + block * layout_.block_columns * kPieces,
-            reinterpret_cast<const int32_t*>(row + layout_.sums_at()) + block * kLanes, products);
-        for (int o = 0; o < kOutputs; ++o) {
-          // In this order: a scale may be so small that its product with the step is not a number
-          // of full precision.
-          totals[o][m] += products[o] * step * scale[o];
-        }
-      }
+    const int64_t end =
+        layout_.blocks - block < kBlocksAtOnce ? layout_.blocks : block + kBlocksAtOnce;
+    const int64_t whole = units_ / kLanes < end ? units_ / kLanes : end;
+    for (; block < whole; ++block) {
+      add_block(w, r, block, totals,
+                [](BlockUnits& to, const uint32_t* from) { to.load_whole(from); });
+    }
+    if (block < end) {
+      add_block(w, r, block, totals, [&](BlockUnits& to, const uint32_t* from) {
+        to.load_some(from, units_ - block * kLanes);
+      });
     }
   }
 
-  void finish(int64_t n, int64_t slot, const f32v (&total)[kRows]) {
-    const char* const x = reinterpret_cast<const char*>(args_.x);
-    for (int m = 0; m < kRows; ++m) {
-      const float* const sums =
-          reinterpret_cast<const float*>(x + m * layout_.bytes() + layout_.sums_at());
-      float result = sum_of_lanes(total[m]) * Format::kFactor;
-      if constexpr (Format::kHasBiases) {
-        f32v shift{};
-        for (int64_t g = 0; g < layout_.groups; g += kLanes) {
-          shift += scales_.biases_from(g, slot) * load_lanes(sums + g);
-        }
-        result += sum_of_lanes(shift);
+  template <class Load>
+  MLX_ANVIL_UNROLLED void add_block(const uint32_t* (&w)[kOutputs],
+                                    int64_t r,
+                                    int64_t block,
+                                    f32v (&totals)[kRows][kOutputs],
+                                    Load load) {
+    u32v codes[kOutputs][kVectors];
+    f32v scale[kOutputs];
+    unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+      BlockUnits packed;
+      const uint32_t* const from = w[o.value] + block * kLanes * kWords;
+      load(packed, from);
+      for (int line = 0; line < kWords; ++line) {
+        __builtin_prefetch(from + kAheadWords + line * kLanes, 0, 2);
       }
-      args_.out[m * args_.count + n] = result;
+      unroll<kVectors>([&](auto v) {
+        codes[o.value][v.value] = Bytes<Format>::template vector<v.value>(packed);
+      });
+      scale[o.value] = scales_.scale(block, r + o.value);
+    });
+    const char* row = reinterpret_cast<const char*>(args_.x);
+    f32v(*total)[kOutputs] = totals;
+    int rows = kRows;
+    if constexpr (kRows > 1) {
+      // A loop: unrolled, which compilers do where they see how far it goes, registers do not hold
+      // it.
+      asm("" : "+r"(rows), "+r"(total));
+    }
+    for (; rows > 0; --rows, ++total, row += layout_.bytes()) {
+      const f32v step =
+          load_lanes(reinterpret_cast<const float*>(row + layout_.steps_at()) + block * kLanes);
+      f32v products[kOutputs];
+      block_products<Format, kPieces, kOutputs>(
+          codes, reinterpret_cast<const int8_t*>(row) + block * layout_.block_columns * kPieces,
+          reinterpret_cast<const int32_t*>(row + layout_.offsets_at()) + block * kLanes, products);
+      unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+        // In this order: a scale may be so small that its product with the step is not a number
+        // of full precision.
+        (*total)[o.value] += products[o.value] * step * scale[o.value];
+      });
+    }
+  }
+
+  void finish(int64_t n, int64_t r, f32v (&totals)[kRows][kOutputs]) {
+    if constexpr (Format::kHasBiases) {
+      const char* const x = reinterpret_cast<const char*>(args_.x) + layout_.sums_at();
+      const int64_t row_bytes = layout_.bytes();
+      for (int64_t g = 0; g < layout_.groups; g += kLanes) {
+        for (int o = 0; o < kOutputs; ++o) {
+          f32v bias = scales_.biases_from(g, r + o);
+          if constexpr (Bytes<Format>::kOffset != 0) {
+            bias += scales_.scales_from(g, r + o) * static_cast<float>(Bytes<Format>::kOffset);
+          }
+          for (int m = 0; m < kRows; ++m) {
+            const float* const sums = reinterpret_cast<const float*>(x + m * row_bytes) + g;
+            totals[m][o] += bias * load_lanes(sums);
+          }
+        }
+      }
+    }
+    const f32v results = sums_of_lanes<kRows * kOutputs>(totals[0]) * Format::kFactor;
+    for (int o = 0; o < kOutputs && n + r + o < args_.count; ++o) {
+      for (int m = 0; m < kRows; ++m) {
+        args_.out[m * args_.count + n + r + o] = results[m * kOutputs + o];
+      }
     }
   }
 
@@ -193,7 +240,7 @@ void quantized_int_gemv(const QuantizedGemvArgs& args) {
 }
 
 int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix) {
-  return kIntGemvOutputs * RowScales::scratch(matrix);
+  return kIntGemvStrip * RowScales::scratch(matrix);
 }
 
 #else

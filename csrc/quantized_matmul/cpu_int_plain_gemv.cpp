@@ -137,6 +137,10 @@ class IntPlainGemv {
             return false;
           }
         }
+        if constexpr (kDirect) {
+          multiply_directly(n, rows, block);
+          continue;
+        }
         interleave(n, rows, args_.first_block + block);
         constexpr int kStep = kAtOnce < Codes::kPerWord ? Codes::kPerWord : kAtOnce;
         for (int vector = 0; vector < kVectors; vector += kStep) {
@@ -153,6 +157,10 @@ class IntPlainGemv {
   using Codes = RowBytes<Format>;
   using Factors = BandFactors<kPieces, kRows>;
   static constexpr int kVectors = 4 * Codes::kPerWord;  // of a block's columns
+  // Whether registers hold the sums of a whole block, beside what interleaving takes: then bytes
+  // are multiplied as soon as they are interleaved. Else they are stored, for some vectors after
+  // others.
+  static constexpr bool kDirect = kRows * kPieces * kVectors <= 24;
   // Vectors of columns whose sums registers hold at once.
   static constexpr int kAtOnce = kRows * kPieces <= 4 ? 4 : kRows * kPieces <= 8 ? 2 : 1;
 
@@ -179,29 +187,36 @@ class IntPlainGemv {
     }
   }
 
+  // The bytes of four rows of a block, of which there may be fewer: a vector for each 16 bytes.
+  MLX_ANVIL_UNROLLED void interleave_quad(const char* w,
+                                          int64_t rows,
+                                          __mmask64 in_row,
+                                          u32v (&to)[4]) const {
+    const __m512i first_half = _mm512_load_si512(kByTwoRows[0].data());
+    const __m512i second_half = _mm512_load_si512(kByTwoRows[1].data());
+    __m512i rows_of[4];
+    for (int r = 0; r < 4; ++r) {
+      // Beyond the last row, that one again: X is zero there.
+      const int64_t row = r < rows ? r : rows - 1;
+      rows_of[r] = bits_as<__m512i>(Codes::words(w + row * row_bytes_, in_row));
+    }
+    const auto two_rows = [&](int r, __m512i order) {
+      return _mm512_permutex2var_epi8(rows_of[r], order, rows_of[r + 1]);
+    };
+    const __m512i first01 = two_rows(0, first_half), first23 = two_rows(2, first_half);
+    const __m512i second01 = two_rows(0, second_half), second23 = two_rows(2, second_half);
+    to[0] = bits_as<u32v>(_mm512_unpacklo_epi16(first01, first23));
+    to[1] = bits_as<u32v>(_mm512_unpackhi_epi16(first01, first23));
+    to[2] = bits_as<u32v>(_mm512_unpacklo_epi16(second01, second23));
+    to[3] = bits_as<u32v>(_mm512_unpackhi_epi16(second01, second23));
+  }
+
   void interleave(int64_t n, int64_t rows, int64_t block) {
     const __mmask64 in_row = Codes::in_row(row_bytes_ - block * Codes::kBlockBytes);
     const char* w = at(n, block);
-    const __m512i first_half = _mm512_load_si512(kByTwoRows[0].data());
-    const __m512i second_half = _mm512_load_si512(kByTwoRows[1].data());
     for (int quad = 0; quad < kQuads && 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
       prefetch_some();
-      __m512i rows_of[4];
-      for (int r = 0; r < 4; ++r) {
-        // Beyond the last row, that one again: X is zero there.
-        const int64_t row = 4 * quad + r < rows ? r : rows - 1 - 4 * quad;
-        rows_of[r] = bits_as<__m512i>(Codes::words(w + row * row_bytes_, in_row));
-      }
-      const auto two_rows = [&](int r, __m512i order) {
-        return _mm512_permutex2var_epi8(rows_of[r], order, rows_of[r + 1]);
-      };
-      const __m512i first01 = two_rows(0, first_half), first23 = two_rows(2, first_half);
-      const __m512i second01 = two_rows(0, second_half), second23 = two_rows(2, second_half);
-      u32v(&to)[4] = packed_[quad];
-      to[0] = bits_as<u32v>(_mm512_unpacklo_epi16(first01, first23));
-      to[1] = bits_as<u32v>(_mm512_unpackhi_epi16(first01, first23));
-      to[2] = bits_as<u32v>(_mm512_unpacklo_epi16(second01, second23));
-      to[3] = bits_as<u32v>(_mm512_unpackhi_epi16(second01, second23));
+      interleave_quad(w, rows - 4 * quad, in_row, packed_[quad]);
     }
   }
 
@@ -231,29 +246,67 @@ class IntPlainGemv {
         constexpr int kVector = kIndex + v.value;
         const u32v codes = Codes::template bytes<kVector % Codes::kPerWord>(
             packed_[quad][whole / Codes::kPerWord + kVector / Codes::kPerWord]);
-        unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
-          i32v& sum = sums[v.value][s.value];
-          sum = with_products(
-              sum, codes,
-              factors_.word(groups[v.value], quad, s.value / kPieces, s.value % kPieces));
-        });
+        add_products(sums[v.value], codes, groups[v.value], quad);
       });
     }
     unroll<kAtOnce>([&](auto v) __attribute__((always_inline)) {
-      float* const totals = args_.out + block * Codes::kColumns + (first + v.value) * kLanes;
-      unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-        i32v pieces[kPieces];
-        for (int p = 0; p < kPieces; ++p) {
-          pieces[p] = sums[v.value][m.value * kPieces + p];
-        }
-        const int64_t group = groups[v.value];
-        const f32v sum =
-            in_floats<Format, kBandRows>(pieces, Format::kOffset, factors_.sum(m.value, group));
-        float* const total = totals + m.value * row_step();
-        const f32v product = times_power(sum, splat(factors_.exponent(m.value, group)));
-        store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) +
-                                                factors_.shift(m.value, group)));
+      add_sums(block, first + v.value, groups[v.value], sums[v.value]);
+    });
+  }
+
+  // Both at once, for a block.
+  void multiply_directly(int64_t n, int64_t rows, int64_t block) {
+    const int64_t in_matrix = args_.first_block + block;
+    const __mmask64 in_row = Codes::in_row(row_bytes_ - in_matrix * Codes::kBlockBytes);
+    const char* w = at(n, in_matrix);
+    int64_t groups[4];
+    for (int part = 0; part < 4; ++part) {
+      groups[part] = group_of(block, part * Codes::kPerWord);
+    }
+    i32v sums[kVectors][kRows * kPieces] = {};
+    for (int64_t quad = 0; 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
+      prefetch_some();
+      u32v bytes[4];
+      interleave_quad(w, rows - 4 * quad, in_row, bytes);
+      unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        constexpr int kPart = v.value / Codes::kPerWord;
+        const u32v codes = Codes::template bytes<v.value % Codes::kPerWord>(bytes[kPart]);
+        add_products(sums[v.value], codes, groups[kPart], quad);
       });
+    }
+    unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+      add_sums(block, v.value, groups[v.value / Codes::kPerWord], sums[v.value]);
+    });
+  }
+
+  MLX_ANVIL_UNROLLED void add_products(i32v (&sums)[kRows * kPieces],
+                                       u32v codes,
+                                       int64_t group,
+                                       int64_t quad) const {
+    unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
+      i32v& sum = sums[s.value];
+      sum = with_products(sum, codes,
+                          factors_.word(group, quad, s.value / kPieces, s.value % kPieces));
+    });
+  }
+
+  // The sums of a band to the totals of a vector of columns.
+  MLX_ANVIL_UNROLLED void add_sums(int64_t block,
+                                   int vector,
+                                   int64_t group,
+                                   const i32v (&sums)[kRows * kPieces]) {
+    float* const totals = args_.out + block * Codes::kColumns + vector * kLanes;
+    unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+      i32v pieces[kPieces];
+      for (int p = 0; p < kPieces; ++p) {
+        pieces[p] = sums[m.value * kPieces + p];
+      }
+      const f32v sum =
+          in_floats<Format, kBandRows>(pieces, Format::kOffset, factors_.sum(m.value, group));
+      float* const total = totals + m.value * row_step();
+      const f32v product = times_power(sum, splat(factors_.exponent(m.value, group)));
+      store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) +
+                                              factors_.shift(m.value, group)));
     });
   }
 

@@ -15,23 +15,40 @@ constexpr int64_t padded(int64_t count) {
   return (count + kLanes - 1) / kLanes * kLanes;
 }
 
-inline float sum_of_lanes(f32v x) {
-  return _mm512_reduce_add_ps(bits_as<__m512>(x));
+// The sums of the lanes of kCount vectors, in the lowest lanes of the result. Each is added up in
+// the same order, whatever kCount is.
+template <int kCount, int kBit = kLanes / 2>
+inline f32v sums_of_lanes(f32v* x) {
+  if constexpr (kBit == 0) {
+    return x[0];
+  } else {
+    constexpr bool kAlone = kCount <= kBit;
+    for (int i = 0; i < (kAlone ? kCount : kBit); ++i) {
+      f32v other = kAlone ? x[i] : x[i + kBit];
+      exchange<kBit>(x[i], other, std::make_integer_sequence<int, kLanes>());
+      x[i] += other;
+    }
+    return sums_of_lanes<kAlone ? kCount : kBit, kBit / 2>(x);
+  }
 }
 
-// Codes in a unit. Of 4 bits 16, two words: what is done once for each block is a good part of the
-// work.
-constexpr int int_unit_values(int bits) {
-  return bits == 4 ? 16 : unit_values(bits);
+// Codes in a unit. Of 4 bits several words: what is done once for each block is a good part of the
+// work. No more than of a group, nor than have sums of codes times x that fit 32 bits.
+constexpr int int_unit_values(int bits, bool affine) {
+  return bits != 4 ? unit_values(bits) : affine ? 32 : 16;
 }
 
 // The codes of a block in bytes: vector v has four codes of each unit, in the unit's lane.
 template <class Format>
 struct Bytes {
   static constexpr int kBits = Format::kBits;
-  static constexpr int kValues = int_unit_values(kBits);
+  static constexpr int kValues = int_unit_values(kBits, Format::kHasBiases);
   static constexpr int kVectors = kValues / 4;
   using BlockUnits = Units<kBits, kValues>;
+  // Codes are taken less so much, of 4 bits so that their sums fit.
+  static constexpr int32_t kOffset = Format::kHasBiases && kBits != 4 ? 0 : Format::kOffset;
+  static constexpr int32_t kMost =
+      kOffset > Format::kLargest - kOffset ? kOffset : Format::kLargest - kOffset;
 
   // The code of byte b of vector v. Codes of 2 and 4 bits stay where shifting whole words puts
   // them.
@@ -67,24 +84,26 @@ struct Bytes {
 // ---- x ------------------------------------------------------------------------------------------
 
 // A row of x: for each block and vector the bytes of each piece, lowest first; then the step of
-// each unit; then the sum of X times its step of every group (affine), or the sum of X of every
-// unit (the others).
+// each unit, in lanes; what the offset of codes adds to the sum of each unit, to be taken away; and
+// the sum of X times its step of every group (affine).
 struct IntRowLayout {
   int64_t columns, blocks, block_columns, groups;
   int pieces;
 
   explicit IntRowLayout(const QuantizedMatrixView& matrix)
       : columns(matrix.columns),
-        block_columns(int64_t{int_unit_values(matrix.format.bits)} * kLanes),
+        block_columns(int64_t{int_unit_values(matrix.format.bits, matrix.format.has_biases())} *
+                      kLanes),
         groups(columns / matrix.format.group),
         pieces(pieces_of(matrix.dtype)) {
     blocks = (columns + block_columns - 1) / block_columns;
   }
 
   int64_t steps_at() const { return blocks * block_columns * pieces; }
-  int64_t sums_at() const { return steps_at() + blocks * kLanes * 4; }
+  int64_t offsets_at() const { return steps_at() + blocks * kLanes * 4; }
+  int64_t sums_at() const { return offsets_at() + blocks * kLanes * 4; }
   // Of whole cache lines, in which the vectors of all rows lie.
-  int64_t bytes() const { return sums_at() + (padded(groups) + blocks * kLanes) * 4; }
+  int64_t bytes() const { return sums_at() + padded(groups) * 4; }
 };
 
 // The powers of two that take `largest` to so many bits, and their inverses.
@@ -108,13 +127,14 @@ bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
   const IntRowLayout layout(matrix);
   float* const steps = reinterpret_cast<float*>(to + layout.steps_at());
   float* const sums = reinterpret_cast<float*>(to + layout.sums_at());
+  int32_t* const offsets = reinterpret_cast<int32_t*>(to + layout.offsets_at());
   const int group_shift = __builtin_ctz(static_cast<unsigned>(matrix.format.group));
   if constexpr (Format::kHasBiases) {
     std::memset(sums, 0, padded(layout.groups) * sizeof(float));
   }
   i32v units;
   for (int lane = 0; lane < kLanes; ++lane) {
-    units[lane] = lane * kValues;
+    units[lane] = Codes::BlockUnits::unit_of_lane(lane) * kValues;
   }
   for (int64_t block = 0; block < layout.blocks; ++block) {
     const int64_t first = block * layout.block_columns;
@@ -149,11 +169,11 @@ bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
       // by w, not by the codes, which are much larger without their bias.
       const f32v of_units = __builtin_convertvector(sum, f32v) * powers.step;
       for (int lane = 0; lane < kLanes; ++lane) {
-        sums[(first + lane * kValues) >> group_shift] += of_units[lane];
+        sums[(first + units[lane]) >> group_shift] += of_units[lane];
       }
-    } else {
-      std::memcpy(sums + block * kLanes, &sum, sizeof(sum));
     }
+    const u32v offset = bits_as<u32v>(sum) * static_cast<uint32_t>(-Codes::kOffset);
+    std::memcpy(offsets + block * kLanes, &offset, sizeof(offset));
   }
   return true;
 }

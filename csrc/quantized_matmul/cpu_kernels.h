@@ -75,6 +75,26 @@ struct QuantizedGemmArgs {
   float* scratch;  // gemm_scratch() numbers
 };
 
+// Rows [first, first + count) of x, for int_gemm.
+struct QuantizedIntGemmPackArgs {
+  QuantizedMatrixView matrix;
+  const void* x;  // [x_rows][columns] of matrix.dtype
+  int64_t x_rows;
+  int64_t first, count;
+  void* to;         // of all rows: int_gemm_bytes()
+  uint8_t* finite;  // for each row; of one that is not, int_gemm makes a row of anything
+};
+
+// Columns [first, first + count) of a result: rows of the matrix.
+struct QuantizedIntGemmArgs {
+  QuantizedMatrixView matrix;
+  int64_t first, count;
+  int64_t x_rows;
+  const void* x;  // packed
+  void* out;      // [x_rows][outputs] of matrix.dtype
+  void* scratch;  // int_gemm_scratch() bytes, from the start of a cache line
+};
+
 struct QuantizedCpuKernels {
   int32_t lanes;
   int32_t panel;      // columns
@@ -121,6 +141,13 @@ struct QuantizedCpuKernels {
                           QuantizedProduct,
                           int64_t count,
                           int64_t x_rows);
+  // The product kTransposed in integers (cpu_int_gemm.cpp). Bytes of packed rows of x; 0: not for
+  // this format on this machine. int_gemm is quickest with multiples of int_gemm_outputs.
+  int32_t int_gemm_outputs;
+  int64_t (*int_gemm_bytes)(const QuantizedMatrixView&, int64_t x_rows);
+  void (*int_gemm_pack)(const QuantizedIntGemmPackArgs&);
+  void (*int_gemm)(const QuantizedIntGemmArgs&);
+  int64_t (*int_gemm_scratch)(const QuantizedMatrixView&, int64_t x_rows);
 };
 
 MLX_ANVIL_DECLARE_KERNELS(QuantizedCpuKernels, quantized_cpu_kernels)

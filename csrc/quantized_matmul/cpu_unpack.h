@@ -52,13 +52,54 @@ struct Units {
 
   // `count` units, of which there may be fewer than lanes; zeros in the others.
   void load(const uint32_t* from, int64_t count) {
-    if (count < kLanes) {
-      uint32_t padded[kWords * kLanes] = {};
-      std::memcpy(padded, from, count * kWords * sizeof(uint32_t));
-      load_whole(padded);
+    count < kLanes ? load_some(from, count) : load_whole(from);
+  }
+  void load_some(const uint32_t* from, int64_t count) {
+    uint32_t padded[kWords * kLanes] = {};
+    std::memcpy(padded, from, count * kWords * sizeof(uint32_t));
+    load_whole(padded);
+  }
+
+  void load_whole(const uint32_t* from) {
+    if constexpr (kWords == 1) {
+      words[0] = load_bits<u32v>(from);
+    } else if constexpr (kWords == 2) {
+      const u32v low = load_bits<u32v>(from), high = load_bits<u32v>(from + kLanes);
+      constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+      words[0] = every_second<0>(low, high, kAll);
+      words[1] = every_second<1>(low, high, kAll);
+#if defined(__AVX512F__)
+    } else if constexpr (kWords == 4) {
+      // Squares of four words by four vectors: words stay in their four lanes, which compilers
+      // would not see.
+      __m512i rows[4];
+      for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm512_loadu_si512(from + i * kLanes);
+      }
+      const __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
+      const __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
+      const __m512i high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+      const __m512i high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+      words[0] = bits_as<u32v>(_mm512_unpacklo_epi64(low01, low23));
+      words[1] = bits_as<u32v>(_mm512_unpackhi_epi64(low01, low23));
+      words[2] = bits_as<u32v>(_mm512_unpacklo_epi64(high01, high23));
+      words[3] = bits_as<u32v>(_mm512_unpackhi_epi64(high01, high23));
+#endif
     } else {
-      load_whole(from);
+      unroll<kWords>([&](auto word) {
+        u32v all{};
+        unroll<kWords>([&](auto source) {
+          all = pick<word.value, source.value>(all, load_bits<u32v>(from + source.value * kLanes),
+                                               std::make_integer_sequence<int, kLanes>());
+        });
+        words[word.value] = all;
+      });
     }
+  }
+
+  // Which unit of the block a lane has.
+  static constexpr int unit_of_lane(int lane) {
+    return kWords == 4 ? lane % 4 * (kLanes / 4) + lane / 4 : lane;
   }
 
   // Codes `kIndex` to kIndex + kCount of every unit in the lowest bits, with other bits above them.
@@ -86,26 +127,6 @@ struct Units {
         to, from,
         ((kLane * kWords + kWord) / kLanes == kSource ? kLanes + (kLane * kWords + kWord) % kLanes
                                                       : kLane)...);
-  }
-
-  void load_whole(const uint32_t* from) {
-    if constexpr (kWords == 1) {
-      words[0] = load_bits<u32v>(from);
-    } else if constexpr (kWords == 2) {
-      const u32v low = load_bits<u32v>(from), high = load_bits<u32v>(from + kLanes);
-      constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
-      words[0] = every_second<0>(low, high, kAll);
-      words[1] = every_second<1>(low, high, kAll);
-    } else {
-      unroll<kWords>([&](auto word) {
-        u32v all{};
-        unroll<kWords>([&](auto source) {
-          all = pick<word.value, source.value>(all, load_bits<u32v>(from + source.value * kLanes),
-                                               std::make_integer_sequence<int, kLanes>());
-        });
-        words[word.value] = all;
-      });
-    }
   }
 };
 
@@ -266,14 +287,20 @@ class RowScales {
     return 2 * stride(matrix.columns / matrix.format.group);
   }
 
-  RowScales(const QuantizedMatrixView& matrix, int values, float* scratch)
+  static constexpr int in_order(int lane) { return lane; }
+
+  // Units have `values` codes; a lane has the unit of the block that unit_of_lane says.
+  RowScales(const QuantizedMatrixView& matrix,
+            int values,
+            float* scratch,
+            int (*unit_of_lane)(int) = in_order)
       : matrix_(matrix),
         groups_(matrix.columns / matrix.format.group),
         units_per_group_(matrix.format.group / values),
         group_shift_(__builtin_ctz(static_cast<unsigned>(units_per_group_))),
         scratch_(scratch) {
     for (int i = 0; i < kLanes; ++i) {
-      group_of_lane_[i] = static_cast<uint32_t>(i / units_per_group_);
+      group_of_lane_[i] = static_cast<uint32_t>(unit_of_lane(i) / units_per_group_);
     }
   }
 
@@ -285,6 +312,9 @@ class RowScales {
   }
 
   // Of the groups from `group` on; zeros beyond the last.
+  f32v scales_from(int64_t group, int64_t slot = 0) const {
+    return load_lanes(scales(slot) + group);
+  }
   f32v biases_from(int64_t group, int64_t slot = 0) const {
     return load_lanes(biases(slot) + group);
   }
@@ -301,10 +331,13 @@ class RowScales {
   // With at least one number beyond the last, which is zero.
   void read_all(const void* numbers, int64_t row, float* to) {
     with_scales(matrix_, numbers, [&](const auto* from, auto widen) {
-      for (int64_t group = 0; group <= groups_; group += kLanes) {
+      for (int64_t group = 0; group < groups_; group += kLanes) {
         store_lanes(to + group, widen_some(from + row * groups_ + group, groups_ - group, widen));
       }
     });
+    if (groups_ % kLanes == 0) {
+      store_lanes(to + groups_, f32v{});
+    }
   }
 
   float* scales(int64_t slot) const { return scratch_ + slot * 2 * stride(groups_); }

@@ -1,4 +1,4 @@
-// What native.cpp, native_plain.cpp and gemv_operand.cpp share.
+// What native*.cpp and gemv_operand.cpp share.
 #pragma once
 
 #include <algorithm>
@@ -55,5 +55,12 @@ void quantized_plain_gemv_native(const QuantizedMatrixView& matrix,
                                  const void* x,
                                  int64_t rows,
                                  void* out);
+
+// Either product of any number of rows of x, likewise.
+void quantized_gemm_native(const QuantizedMatrixView& matrix,
+                           QuantizedProduct product,
+                           const void* x,
+                           int64_t rows,
+                           void* out);
 
 }  // namespace mlx_anvil

@@ -1,0 +1,130 @@
+// Products of many rows of x.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "common/parallel.h"
+#include "quantized_matmul/native_support.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Rows of x for which the panels are made at once.
+constexpr int64_t kGemmRows = 512;
+// Rows of x that are worth waking a thread for, to pack them.
+constexpr int64_t kPackGrain = 4;
+// Columns of a tile of the result, about.
+constexpr int64_t kTileColumns = 128;
+
+void multiply_floats(const QuantizedMatrixView& matrix,
+                     QuantizedProduct product,
+                     const void* x,
+                     int64_t rows,
+                     void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const int values = unit_values(matrix.format.bits);
+  const int64_t block = int64_t{values} * kernels.lanes;
+  const int64_t x_columns = transposed ? matrix.columns : matrix.outputs;
+  const int64_t padded = round_up(x_columns, transposed ? block : kernels.panel);
+  const int64_t most_rows = round_up(std::min(rows, kGemmRows), kernels.tile_rows);
+  const Floats panels = floats(most_rows * padded);
+  const int64_t size = element_size(matrix.dtype);
+
+  // Tiles in units of columns (transposed) or blocks.
+  const int64_t items = transposed ? matrix.outputs : ceil_div(matrix.columns, block);
+  const int64_t tile = transposed ? kTileColumns : std::max<int64_t>(1, kTileColumns / block);
+  for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
+    const int64_t count = std::min(kGemmRows, rows - first_row);
+    const int64_t panel_rows = round_up(count, kernels.tile_rows);
+    const LaneRows packed = {panels.get(), kernels.panel, panel_rows * kernels.panel};
+    parallel_for(panel_rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t m = begin; m < end; ++m) {
+        // Rows beyond the last are multiplied too, and their results left alone.
+        kernels.load_row(matrix.dtype, at(x, (first_row + m) * x_columns * size),
+                         m < count ? x_columns : 0, transposed ? values : 1, padded / kernels.lanes,
+                         packed.data + m * packed.row_step, packed.pair_step);
+      }
+    });
+    const int64_t out_columns = transposed ? matrix.outputs : matrix.columns;
+    parallel_for(ceil_div(items, tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = floats(kernels.gemm_scratch(matrix, product, tile, count));
+      for (int64_t t = begin; t < end; ++t) {
+        kernels.gemm({matrix, product, t * tile, std::min(tile, items - t * tile), count, packed,
+                      at(out, first_row * out_columns * size), scratch.get()});
+      }
+    });
+  }
+}
+
+// Rows of the product kTransposed that have no integers, in float32.
+void replace_rows(const QuantizedMatrixView& matrix,
+                  const void* x,
+                  const std::vector<uint8_t>& finite,
+                  void* out) {
+  const int64_t size = element_size(matrix.dtype);
+  const int64_t x_bytes = matrix.columns * size, out_bytes = matrix.outputs * size;
+  const int64_t rows = std::count(finite.begin(), finite.end(), 0);
+  if (rows == 0) {
+    return;
+  }
+  std::vector<char> some_x(rows * x_bytes), some_out(rows * out_bytes);
+  // row(m, i): row m of all is row i of those.
+  const auto for_each_row = [&](auto row) {
+    for (size_t m = 0, i = 0; m < finite.size(); ++m) {
+      if (!finite[m]) {
+        row(m, i++);
+      }
+    }
+  };
+  for_each_row([&](int64_t m, int64_t i) {
+    std::memcpy(some_x.data() + i * x_bytes, at(x, m * x_bytes), x_bytes);
+  });
+  multiply_floats(matrix, QuantizedProduct::kTransposed, some_x.data(), rows, some_out.data());
+  for_each_row([&](int64_t m, int64_t i) {
+    std::memcpy(at(out, m * out_bytes), some_out.data() + i * out_bytes, out_bytes);
+  });
+}
+
+// The product kTransposed. False: not for this format on this machine.
+bool multiply_integers(const QuantizedMatrixView& matrix, const void* x, int64_t rows, void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const int64_t size = element_size(matrix.dtype);
+  for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
+    const int64_t count = std::min(kGemmRows, rows - first_row);
+    const int64_t bytes = kernels.int_gemm_bytes(matrix, count);
+    if (bytes == 0) {
+      return false;
+    }
+    const void* const from = at(x, first_row * matrix.columns * size);
+    void* const to = at(out, first_row * matrix.outputs * size);
+    const Floats packed = floats(bytes / sizeof(float));
+    std::vector<uint8_t> finite(count);
+    parallel_for(count, kPackGrain, [&](int64_t begin, int64_t end) {
+      kernels.int_gemm_pack({matrix, from, count, begin, end - begin, packed.get(), finite.data()});
+    });
+    const int64_t tile = kernels.int_gemm_outputs;
+    parallel_for(ceil_div(matrix.outputs, tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = floats(kernels.int_gemm_scratch(matrix, count) / sizeof(float));
+      kernels.int_gemm({matrix, begin * tile, std::min(end * tile, matrix.outputs) - begin * tile,
+                        count, packed.get(), to, scratch.get()});
+    });
+    replace_rows(matrix, from, finite, to);
+  }
+  return true;
+}
+
+}  // namespace
+
+void quantized_gemm_native(const QuantizedMatrixView& matrix,
+                           QuantizedProduct product,
+                           const void* x,
+                           int64_t rows,
+                           void* out) {
+  if (product == QuantizedProduct::kPlain || !multiply_integers(matrix, x, rows, out)) {
+    multiply_floats(matrix, product, x, rows, out);
+  }
+}
+
+}  // namespace mlx_anvil
