@@ -85,11 +85,29 @@ def test_tables_are_renewed():
         assert error(rope(x, 32, offset=offset), in_numpy(x, 32, offset=offset)) <= 1e-6
 
 
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_heads_that_share_a_table(dtype, traditional):
+    """The CPU rotates a few heads at a time, of whole vectors here, and then those that are left."""
+    x = mx.random.normal((2, 6, 9, 128)).astype(dtype)
+    options = {"traditional": traditional, "offset": FAR}
+    together = rope(x, 128, **options)
+    for head in range(x.shape[1]):
+        assert_same_bits(together[:, head : head + 1], rope(x[:, head : head + 1], 128, **options))
+    half_a_step = {mx.float32: 1e-6, mx.float16: 2**-11, mx.bfloat16: 2**-8}[dtype]
+    assert error(together, in_numpy(x, 128, **options)) <= 1.01 * half_a_step
+
+
 @pytest.mark.cpu_only
-def test_large_arrays_are_written_past_the_cache():
-    for dims in (128, 48):
-        x = mx.random.normal((1, 33, 4096, 128))
-        assert error(rope(x, dims, offset=FAR), in_numpy(x, dims, offset=FAR)) <= 1e-6
+@pytest.mark.parametrize(
+    ("dims", "dtype", "limit"), [(128, mx.float32, 1e-6), (48, mx.float32, 1e-6), (128, mx.bfloat16, 1.01 * 2**-8)]
+)
+def test_large_arrays_are_written_past_the_cache(dims, dtype, limit):
+    x = mx.random.normal((1, 33, 2048, 128)).astype(dtype)
+    some = slice(2, None, 10)  # heads, the last among them
+    for traditional in (False, True):
+        options = {"traditional": traditional, "offset": FAR}
+        assert error(rope(x, dims, **options)[:, some], in_numpy(x[:, some], dims, **options)) <= limit
 
 
 def test_frequencies_that_are_none():

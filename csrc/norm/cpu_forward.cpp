@@ -82,14 +82,6 @@ struct ForwardRows {
       return x.template load<kRest>(column);
     }
   }
-
-  template <bool kResidual>
-  void prefetch_next(int64_t column) const {
-    x.prefetch_next(column);
-    if constexpr (kResidual) {
-      residual.prefetch_next(column);
-    }
-  }
 };
 
 // The vectors of the group that a row belongs to.
@@ -103,6 +95,10 @@ void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors
   const int64_t columns = args.columns;
   // Of h where its mean is taken off, else of squares.
   Block sum = sum_of_blocks(columns, [&](int64_t column, auto rest) {
+    // Half of the next row in each pass, so that neither leaves memory idle.
+    if constexpr (kResidual) {
+      rows.residual.prefetch_next(column);
+    }
     const Block h = rows.template form_h<kResidual, rest()>(column);
     return kCentred ? h : h * h;
   });
@@ -118,7 +114,7 @@ void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors
   const float rstd = 1.0f / __builtin_sqrtf(sum_of(sum) / static_cast<float>(columns) + args.eps);
 
   for_each_block(0, columns, [&](int64_t column, auto rest) {
-    rows.template prefetch_next<kResidual>(column);
+    rows.x.prefetch_next(column);
     const Block h = rows.template load_h<kResidual, rest()>(column);
     Block y = (kCentred ? h - mean : h) * rstd * load_block(vectors.weight + column);
     if constexpr (kCentred) {

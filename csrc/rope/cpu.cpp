@@ -125,18 +125,63 @@ struct DenseBlock {
   void store(T* to, int64_t count) const { std::memcpy(to, elements, count * sizeof(T)); }
 };
 
-// A row in whole blocks.
-template <class T, bool kTraditional, bool kStream>
-inline void rotate_blocks(const T* in, T* out, int64_t pairs, const float* cos, const float* sin) {
-  if constexpr (kTraditional) {
-    for (int64_t j = 0; j < pairs; j += kLanes) {
-      rotate_neighbours<T, kStream>(in + 2 * j, out + 2 * j, cos + j, sin + j);
-    }
-  } else {
-    for (int64_t j = 0; j < pairs; j += kBlock) {
-      rotate_apart<T, kStream>(in + j, in + pairs + j, out + j, out + pairs + j, cos + j, sin + j);
-    }
+template <class T>
+inline void copy_rest(const RopeRows& rows, const T* in, T* out) {
+  const int64_t first = 2 * rows.pairs;
+  if (first == rows.head_dim || in == out) {
+    return;
   }
+  if (rows.column_step == 1) {
+    std::memcpy(out + first, in + first, (rows.head_dim - first) * sizeof(T));
+    return;
+  }
+  for (int64_t i = first; i < rows.head_dim; ++i) {
+    out[i] = in[i * rows.column_step];
+  }
+}
+
+// Memory is asked for this far ahead, in the rows of every head: each head's share of a run is too
+// short for the processor to see a stream in it.
+inline constexpr int64_t kPrefetchBytes = 1024;
+
+template <class T>
+inline void prefetch_block(const T* from) {
+  constexpr int64_t kLine = 64, kBytes = kBlock * sizeof(T);
+  for (int64_t byte = 0; byte < kBytes; byte += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from) + byte);
+  }
+}
+
+// A position of all heads in whole blocks: each part of the table is loaded once for them.
+template <class T, bool kTraditional, bool kStream>
+inline void rotate_position(
+    const RopeRows& rows, const T* in, T* out, const float* cos, const float* sin) {
+  const int64_t pairs = rows.pairs, ahead = kPrefetchBytes / static_cast<int64_t>(sizeof(T));
+  const auto for_each_head = [&](auto body) {
+    const T* head_in = in;
+    T* head_out = out;
+    for (int64_t head = 0; head < rows.heads; ++head) {
+      body(head_in, head_out);
+      head_in += rows.head_step;
+      head_out += rows.out_head_step;
+    }
+  };
+  for (int64_t j = 0; j < pairs; j += kBlock) {
+    for_each_head([&](const T* head_in, T* head_out) {
+      if constexpr (kTraditional) {
+        for (int64_t i = j; i < j + kBlock; i += kLanes) {
+          prefetch_block(head_in + ahead + 2 * i);
+          rotate_neighbours<T, kStream>(head_in + 2 * i, head_out + 2 * i, cos + i, sin + i);
+        }
+      } else {
+        prefetch_block(head_in + ahead + j);
+        prefetch_block(head_in + ahead + pairs + j);
+        rotate_apart<T, kStream>(head_in + j, head_in + pairs + j, head_out + j,
+                                 head_out + pairs + j, cos + j, sin + j);
+      }
+    });
+  }
+  for_each_head([&](const T* head_in, T* head_out) { copy_rest(rows, head_in, head_out); });
 }
 
 // A row of any length, and of any step between columns.
@@ -163,24 +208,9 @@ void rotate_pieces(
   }
 }
 
-template <class T>
-inline void copy_rest(const RopeRows& rows, const T* in, T* out) {
-  const int64_t first = 2 * rows.pairs;
-  if (first == rows.head_dim || in == out) {
-    return;
-  }
-  if (rows.column_step == 1) {
-    std::memcpy(out + first, in + first, (rows.head_dim - first) * sizeof(T));
-    return;
-  }
-  for (int64_t i = first; i < rows.head_dim; ++i) {
-    out[i] = in[i * rows.column_step];
-  }
-}
-
-// body(in, out, cosines, sines) for every row.
+// body(in, out, cosines, sines) for every position of the first head.
 template <class T, class Body>
-inline void for_each_row(const RopeRows& rows, Body body) {
+inline void for_each_position(const RopeRows& rows, Body body) {
   const T* in = static_cast<const T*>(rows.in);
   T* out = static_cast<T*>(rows.out);
   const float* angles = rows.angles;
@@ -194,19 +224,21 @@ inline void for_each_row(const RopeRows& rows, Body body) {
 
 template <class T, bool kTraditional, bool kStream>
 void rotate_rows_of_blocks(const RopeRows& rows) {
-  const int64_t pairs = rows.pairs;
-  for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
-    rotate_blocks<T, kTraditional, kStream>(in, out, pairs, cos, sin);
-    copy_rest(rows, in, out);
+  for_each_position<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
+    rotate_position<T, kTraditional, kStream>(rows, in, out, cos, sin);
   });
 }
 
 template <class T, bool kTraditional>
 void rotate_rows(const RopeRows& rows) {
   if (rows.column_step != 1 || rows.pairs % kBlock != 0) {
-    for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
-      rotate_pieces<T, kTraditional>(in, out, rows.column_step, rows.pairs, cos, sin);
-      copy_rest(rows, in, out);
+    for_each_position<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
+      for (int64_t head = 0; head < rows.heads; ++head) {
+        const T* const head_in = in + head * rows.head_step;
+        T* const head_out = out + head * rows.out_head_step;
+        rotate_pieces<T, kTraditional>(head_in, head_out, rows.column_step, rows.pairs, cos, sin);
+        copy_rest(rows, head_in, head_out);
+      }
     });
   } else if (rows.stream && rows.head_dim % kBlock == 0 &&
              reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0) {

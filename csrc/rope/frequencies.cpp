@@ -1,9 +1,24 @@
 #include "rope/frequencies.h"
 
+#include <array>
 #include <cmath>
 #include <numbers>
 
 namespace mlx_anvil {
+
+namespace {
+
+std::vector<uint64_t> computed_turns(const RopeFrequencies& frequencies, int64_t pairs) {
+  const double first = rope_turns_over_freqs(frequencies);
+  const double octaves = -std::log2(frequencies.base) / static_cast<double>(pairs);
+  std::vector<uint64_t> turns(static_cast<size_t>(pairs));
+  for (int64_t j = 0; j < pairs; ++j) {
+    turns[j] = rope_fixed_point(first * std::exp2(octaves * static_cast<double>(j)));
+  }
+  return turns;
+}
+
+}  // namespace
 
 uint64_t rope_fixed_point(double turns) {
   const double fraction = turns - std::floor(turns);
@@ -16,13 +31,22 @@ double rope_turns_over_freqs(const RopeFrequencies& frequencies) {
 }
 
 std::vector<uint64_t> rope_turns(const RopeFrequencies& frequencies, int64_t pairs) {
-  const double first = rope_turns_over_freqs(frequencies);
-  const double octaves = -std::log2(frequencies.base) / static_cast<double>(pairs);
-  std::vector<uint64_t> turns(static_cast<size_t>(pairs));
-  for (int64_t j = 0; j < pairs; ++j) {
-    turns[j] = rope_fixed_point(first * std::exp2(octaves * static_cast<double>(j)));
+  // A thread's own, so that none waits for another. Models have one base or two.
+  struct Known {
+    RopeFrequencies frequencies;
+    std::vector<uint64_t> turns;
+  };
+  thread_local std::array<Known, 4> known;
+  thread_local size_t next = 0;
+  for (const Known& one : known) {
+    if (!one.turns.empty() && one.frequencies == frequencies &&
+        static_cast<int64_t>(one.turns.size()) == pairs) {
+      return one.turns;
+    }
   }
-  return turns;
+  Known& oldest = known[next++ % known.size()];
+  oldest = {frequencies, computed_turns(frequencies, pairs)};
+  return oldest.turns;
 }
 
 }  // namespace mlx_anvil

@@ -13,7 +13,9 @@ struct RopeFrequencies {
   bool operator==(const RopeFrequencies&) const = default;
 };
 
-// Turns per position times 2^64, modulo 2^64, of as many frequencies as there are pairs.
+// Turns per position times 2^64, modulo 2^64, of as many frequencies as there are pairs. The last
+// few are remembered: a model asks for the same ones in every layer, and for a single position they
+// take longer than the rotation.
 std::vector<uint64_t> rope_turns(const RopeFrequencies& frequencies, int64_t pairs);
 
 // 0 where `turns` is not finite.

@@ -1,8 +1,13 @@
 #include "rope/gpu.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "common/launch.h"
 #include "common/launch_arrays.h"
@@ -21,6 +26,8 @@ constexpr int64_t kPackBytes = 16;
 constexpr int64_t kMostHeads = 8;
 constexpr int64_t kEnoughThreads = 1 << 15;
 constexpr int64_t kMostBatches = 65535;  // of a grid's z
+// A model has one or two sorts of frequencies.
+constexpr size_t kMostTurnsKept = 64;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -53,9 +60,24 @@ RopeParams params_of(const RopeConfig& config,
   return params;
 }
 
-mx::array turns_array(const RopeConfig& config) {
+// Kept for the next launches: on CUDA, memory that the host has just written moves to the GPU when
+// a kernel first reads it, which takes ten times as long as the kernel.
+mx::array turns_array(const RopeConfig& config, const mx::Device& device) {
+  using Key = std::tuple<uint64_t, uint64_t, int64_t, mx::Device::DeviceType, int>;
+  static std::mutex mutex;
+  static auto& kept = *new std::map<Key, mx::array>;  // MLX may end before static objects do
+  const auto& [base, scale] = config.frequencies;
+  const Key key{std::bit_cast<uint64_t>(base), std::bit_cast<uint64_t>(scale), config.pairs,
+                device.type, device.index};
+  std::lock_guard lock(mutex);
+  if (const auto known = kept.find(key); known != kept.end()) {
+    return known->second;
+  }
+  if (kept.size() == kMostTurnsKept) {
+    kept.clear();
+  }
   const std::vector<uint64_t> turns = rope_turns(config.frequencies, config.pairs);
-  return mx::array(turns.begin(), {config.pairs}, mx::uint64);
+  return kept.try_emplace(key, turns.begin(), mx::Shape{config.pairs}, mx::uint64).first->second;
 }
 
 }  // namespace
@@ -76,7 +98,8 @@ void rope_gpu(const RopeConfig& config,
   }
   params.chunk = static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, kMostHeads));
   params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
-  const mx::array frequencies = positions.freqs ? *positions.freqs : turns_array(config);
+  const mx::array frequencies =
+      positions.freqs ? *positions.freqs : turns_array(config, stream.device);
 
   KernelLaunch request{};
   request.kernel = &kernel_named(

@@ -16,6 +16,8 @@ namespace {
 // Numbers in a table of cosines and sines, which stays in the second cache: longer runs of rows are
 // worth more than the first.
 constexpr int64_t kTableFloats = 16384;
+// Heads that a kernel rotates together. More of them would be too many streams of memory at once.
+constexpr int64_t kHeads = 4;
 // Elements that are worth waking a thread for.
 constexpr int64_t kGrain = 32768;
 
@@ -58,10 +60,10 @@ struct PaddedFrequencies {
   }
 };
 
-// A run of positions of one head of one tensor, in the order in which tables are shared: all heads
-// and, where they have one offset, all batch rows follow each other.
+// A run of positions of a few heads of one tensor, in the order in which tables are shared: all
+// heads and, where they have one offset, all batch rows follow each other.
 struct Item {
-  int64_t first, batch, head;
+  int64_t first, batch, group;
 };
 
 class Rope {
@@ -72,20 +74,20 @@ class Rope {
         frequencies_(args, padded_),
         positions_(std::max<int64_t>(1, std::min(kTableFloats / (2 * padded_), args.length))) {
     for (int i = 0; i < args.count; ++i) {
-      heads_ += args.tensors[i].heads;
+      groups_ += groups_of(args.tensors[i]);
     }
   }
 
   void run() const {
-    const int64_t items = ceil_div(args_.length, positions_) * args_.batch * heads_;
-    const int64_t grain = ceil_div(kGrain, positions_ * args_.head_dim);
+    const int64_t items = ceil_div(args_.length, positions_) * args_.batch * groups_;
+    const int64_t grain = ceil_div(kGrain, positions_ * kHeads * args_.head_dim);
     const auto table_bytes = static_cast<int64_t>(sizeof(float)) * positions_ * 2 * padded_;
     parallel_for(items, grain, [&](int64_t begin, int64_t end) {
       auto* const table = static_cast<float*>(thread_scratch(table_bytes));
       Item known = {-1, -1, -1};
       for (int64_t i = begin; i < end; ++i) {
-        const Item item = {i / heads_ / args_.batch * positions_, i / heads_ % args_.batch,
-                           i % heads_};
+        const Item item = {i / groups_ / args_.batch * positions_, i / groups_ % args_.batch,
+                           i % groups_};
         if (item.first != known.first || offset(item.batch) != offset(known.batch)) {
           kernels().angles({frequencies_.turns.data(), frequencies_.defects.data(), padded_,
                             offset(item.batch) + item.first, count(item), args_.inverse},
@@ -103,6 +105,8 @@ class Rope {
  private:
   static const RopeKernels& kernels() { return rope_kernels(); }
 
+  static int64_t groups_of(const RopeTensor& tensor) { return ceil_div(tensor.heads, kHeads); }
+
   int64_t offset(int64_t batch) const {
     return args_.offset[args_.offset_per_batch ? std::max<int64_t>(0, batch) : 0];
   }
@@ -110,19 +114,24 @@ class Rope {
   int64_t count(const Item& item) const { return std::min(positions_, args_.length - item.first); }
 
   void rotate(const Item& item, const float* table) const {
-    const bool of_first = item.head < args_.tensors[0].heads;
+    const int64_t groups_of_first = groups_of(args_.tensors[0]);
+    const bool of_first = item.group < groups_of_first;
     const RopeTensor& tensor = args_.tensors[of_first ? 0 : 1];
-    const int64_t head = of_first ? item.head : item.head - args_.tensors[0].heads;
+    const int64_t head = (of_first ? item.group : item.group - groups_of_first) * kHeads;
     const auto size = static_cast<int64_t>(mx::size_of(args_.dtype));
     const int64_t in =
         item.batch * tensor.strides[0] + head * tensor.strides[1] + item.first * tensor.strides[2];
+    const int64_t out_head_step = args_.length * args_.head_dim;
     const int64_t out =
-        ((item.batch * tensor.heads + head) * args_.length + item.first) * args_.head_dim;
+        (item.batch * tensor.heads + head) * out_head_step + item.first * args_.head_dim;
     const RopeRows rows = {static_cast<const char*>(tensor.in) + in * size,
                            static_cast<char*>(tensor.out) + out * size,
                            count(item),
+                           std::min(kHeads, tensor.heads - head),
+                           tensor.strides[1],
                            tensor.strides[2],
                            tensor.strides[3],
+                           out_head_step,
                            args_.head_dim,
                            args_.pairs,
                            args_.traditional,
@@ -138,7 +147,7 @@ class Rope {
   const int64_t padded_;
   const PaddedFrequencies frequencies_;
   const int64_t positions_;  // of an item
-  int64_t heads_ = 0;        // of all tensors
+  int64_t groups_ = 0;       // of heads, of all tensors
 };
 
 }  // namespace

@@ -28,12 +28,14 @@ struct RopeAngles {
   bool inverse;
 };
 
-// Neighbouring positions of one head.
+// Neighbouring positions of a few heads, which share what is loaded of the table.
 struct RopeRows {
   const void* in;
-  void* out;  // dense; may be where the input is
-  int64_t count;
-  int64_t row_step, column_step;  // of the input, in elements
+  void* out;      // dense rows; may be where the input is
+  int64_t count;  // of positions
+  int64_t heads;
+  int64_t head_step, row_step, column_step;  // of the input, in elements
+  int64_t out_head_step;
   int64_t head_dim, pairs;
   bool traditional;
   bool stream;          // write past the cache, where alignment allows it
