@@ -4,25 +4,41 @@
 
 writes bench/results/norm_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says).
 
-"Large" rows are shapes of which a copy takes long enough to compare with: a copy reads and writes as many bytes in all
-as the op does, from and to memory that is already mapped, by the faster of memcpy and of stores past the cache. MLX has
-no CPU kernel of its own for these norms: mx.fast.rms_norm runs a graph of its ops there, and with a residual a model
-adds first. The largest shape, on which that takes up to a second, is compared with copies only. "Small" rows are calls
-as a decoder makes them, from one row up, with all overheads: building the graph, evaluating it, waiting.
+"Large" rows are shapes of which a copy takes long enough to compare with: the faster of memcpy and of stores past the
+cache, which read and write as many bytes in all as the op does. Every call, the copies' too, has operands and outputs
+that caches no longer hold, as in a model, where a layer's activations lie between two calls; freed memory is kept
+(``mx.set_cache_limit``), as a training loop would. "On the same data" is the share where every call has the same arrays,
+which the last cache then holds: a model meets that for the smaller shapes only. MLX has no CPU kernel of its own for
+these norms: mx.fast.rms_norm runs a graph of its ops there, and with a residual a model adds first. The largest shape,
+on which that takes up to a second, is compared with copies only.
+
+"Small" rows are calls as a decoder makes them, from one row up: by themselves, with all overheads (building the graph,
+evaluating it, waking the thread of MLX's CPU stream, waiting for it), and as part of a graph of 64 that is evaluated as
+one, as a model's step is.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import click
 import mlx.core as mx
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import Timing, as_json, measure, ratio, write_results
-from mlx_anvil import _ext, layer_norm, rms_norm
+from harness import (
+    as_json,
+    in_a_graph,
+    measure,
+    on_other_data,
+    operand_sets,
+    per_call,
+    ratio,
+    share_of_copy,
+    write_results,
+)
+from mlx_anvil import layer_norm, rms_norm
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
 
@@ -70,52 +86,81 @@ KINDS = (
 )
 
 
-def copy_contestants(total_bytes: int) -> dict[str, Callable[[], None]]:
-    # From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
-    source, target = (np.asarray(mx.ones(total_bytes // 8)) for _ in range(2))
+def large_row(kind: Kind, shape: tuple[int, int], dtype: mx.Dtype, rounds: int) -> dict[str, Any]:
+    weight = mx.random.normal(shape[-1:]).astype(dtype)
+    total_bytes = kind.passes * math.prod(shape) * dtype.size
+    sets = operand_sets([shape] * kind.arrays, dtype, total_bytes)
+
+    def ours(x: mx.array, *others: mx.array) -> Any:
+        return kind.ours(x, weight, *others)
+
+    # By themselves first: beside calls many times as long they would get few rounds, minutes apart.
+    limits: dict[str, Any] = {"rounds": 2 * rounds + 1, "budget_seconds": 0.3}
+    share, seconds = share_of_copy(on_other_data(ours, sets), total_bytes, sets=len(sets), **limits)
+    cached_share, cached = share_of_copy(lambda: mx.eval(ours(*sets[0])), total_bytes, **limits)
+    row = {
+        "bytes": total_bytes,
+        "gb_per_s": round(total_bytes / seconds["ours"].median / 1e9, 1),
+        "share_of_copy": share,
+        "share_of_copy_same_data": cached_share,
+    }
+    if shape != LARGEST:
+        x, *others = sets[0]
+        runs = {"ours": lambda: ours(x, *others), "MLX": lambda: kind.mlx(x, weight, *others)}
+        beside = measure({k: lambda f=f: mx.eval(f()) for k, f in runs.items()}, rounds=rounds, budget_seconds=0.5)
+        row["speedup_over_mlx"] = round(ratio(beside["MLX"], beside["ours"]), 2)
+        seconds["MLX"] = beside["MLX"]
+    same_data = {f"{label}, same data": t for label, t in cached.items()}
+    return row | {"seconds": {label: as_json(t) for label, t in (seconds | same_data).items()}}
+
+
+def small_row(kind: Kind, shape: tuple[int, int], dtype: mx.Dtype, rounds: int) -> dict[str, Any]:
+    x, *others = (mx.random.normal(shape).astype(dtype) for _ in range(kind.arrays))
+    arrays = [x, mx.random.normal(shape[-1:]).astype(dtype), *others]
+    mx.eval(arrays)
+    runs = {"ours": lambda: kind.ours(*arrays), "MLX": lambda: kind.mlx(*arrays)}
+    alone = measure({k: lambda f=f: mx.eval(f()) for k, f in runs.items()}, rounds=rounds, budget_seconds=0.5)
+    graphs = measure({k: in_a_graph(f) for k, f in runs.items()}, rounds=rounds, budget_seconds=0.5)
+    seconds = alone | {f"{label}, in a graph": per_call(t) for label, t in graphs.items()}
     return {
-        "copy": lambda: _ext._copy(source, target, False),
-        "copy past the cache": lambda: _ext._copy(source, target, True),
+        "speedup_over_mlx": round(ratio(alone["MLX"], alone["ours"]), 2),
+        "speedup_over_mlx_in_a_graph": round(ratio(graphs["MLX"], graphs["ours"]), 2),
+        "seconds": {label: as_json(t) for label, t in seconds.items()},
     }
 
 
 def run_row(kind: Kind, shape: tuple[int, int], dtype: mx.Dtype, rounds: int) -> dict[str, Any]:
-    x, *others = (mx.random.normal(shape).astype(dtype) for _ in range(kind.arrays))
-    arrays = [x, mx.random.normal(shape[-1:]).astype(dtype), *others]
-    mx.eval(arrays)
-    total_bytes = kind.passes * x.nbytes
-    ours, mlx = (lambda f=f: mx.eval(f(*arrays)) for f in (kind.ours, kind.mlx))
-    row: dict[str, Any] = {"op": kind.name, "dtype": dtype_name(dtype), "shape": list(shape), "bytes": total_bytes}
-    seconds: dict[str, Timing] = {}
-    if shape in LARGE:
-        # By themselves first: beside calls many times as long they would get few rounds, minutes apart.
-        seconds = measure(copy_contestants(total_bytes) | {"ours": ours}, rounds=2 * rounds + 1)
-        copy = min((seconds["copy"], seconds["copy past the cache"]), key=lambda t: t.median)
-        row["gb_per_s"] = round(total_bytes / seconds["ours"].median / 1e9, 1)
-        row["share_of_copy"] = round(ratio(copy, seconds["ours"]), 3)
-    if shape != LARGEST:
-        beside = measure({"ours": ours, "MLX": mlx}, rounds=rounds, budget_seconds=1)
-        row["speedup_over_mlx"] = round(ratio(beside["MLX"], beside["ours"]), 2)
-        seconds = beside | seconds
-    row["seconds"] = {label: as_json(t) for label, t in seconds.items()}
-    return row
+    measured = (large_row if shape in LARGE else small_row)(kind, shape, dtype, rounds)
+    return {"op": kind.name, "dtype": dtype_name(dtype), "shape": list(shape)} | measured
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="norms, CPU: medians in us; speed-ups are of ours over MLX's")
+def large_table(rows: list[dict[str, Any]]) -> Table:
+    result = Table(title="norms of large arrays, CPU: medians in us")
     for name in ("", "dtype", "shape"):
         result.add_column(name)
-    for name in ("ours", "GB/s", "share of copy", "MLX", "x"):
+    for name in ("ours", "GB/s", "share of copy", "on the same data", "MLX", "x"):
         result.add_column(name, justify="right")
     for row in rows:
-        ours, mlx = (
-            f"{row['seconds'][label]['median'] * 1e6:.1f}" if label in row["seconds"] else ""
-            for label in ("ours", "MLX")
-        )
-        bandwidth = [str(row.get(name, "")) for name in ("gb_per_s", "share_of_copy")]
-        speedup = f"{row['speedup_over_mlx']:.1f}" if mlx else ""
+        us = {label: f"{t['median'] * 1e6:.0f}" for label, t in row["seconds"].items()}
+        shares = [f"{row[name]:.2f}" for name in ("share_of_copy", "share_of_copy_same_data")]
         shape = " x ".join(map(str, row["shape"]))
-        result.add_row(row["op"], row["dtype"], shape, ours, *bandwidth, mlx, speedup)
+        beside = [us.get("MLX", ""), str(row.get("speedup_over_mlx", ""))]
+        result.add_row(row["op"], row["dtype"], shape, us["ours"], str(row["gb_per_s"]), *shares, *beside)
+    return result
+
+
+def small_table(rows: list[dict[str, Any]]) -> Table:
+    result = Table(title="norms of few rows, CPU: medians in us")
+    for name in ("", "dtype", "shape"):
+        result.add_column(name)
+    for name in ("ours", "MLX", "x", "in a graph: ours", "MLX", "x"):
+        result.add_column(name, justify="right")
+    for row in rows:
+        us = {label: f"{t['median'] * 1e6:.1f}" for label, t in row["seconds"].items()}
+        shape = " x ".join(map(str, row["shape"]))
+        alone = [us["ours"], us["MLX"], f"{row['speedup_over_mlx']:.1f}"]
+        graph = [us["ours, in a graph"], us["MLX, in a graph"], f"{row['speedup_over_mlx_in_a_graph']:.1f}"]
+        result.add_row(row["op"], row["dtype"], shape, *alone, *graph)
     return result
 
 
@@ -130,7 +175,8 @@ def main(rounds: int) -> None:
     for shape in (*LARGE, *SMALL):
         for kind in KINDS:
             rows += [run_row(kind, shape, dtype, rounds) for dtype in DTYPES]
-    console.print(table(rows))
+    console.print(large_table([row for row in rows if "bytes" in row]))
+    console.print(small_table([row for row in rows if "bytes" not in row]))
     console.print(f"written: {write_results('norm_cpu', rows)}")
 
 

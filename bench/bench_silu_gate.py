@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import Timing, as_json, measure, ratio, write_results
+from harness import Timing, as_json, copies, measure, ratio, write_results
 from mlx_anvil import _ext, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -72,15 +72,6 @@ def torch_contestant(arrays: list[mx.array], backward: bool) -> dict[str, Callab
     return {"PyTorch": lambda: torch.autograd.grad(output, (gate, up), rest[0], retain_graph=True)}
 
 
-def copy_contestants(total_bytes: int) -> dict[str, Callable[[], None]]:
-    # From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
-    source, target = (np.asarray(mx.ones(total_bytes // 8)) for _ in range(2))
-    return {
-        "copy": lambda: _ext._copy(source, target, False),
-        "copy past the cache": lambda: _ext._copy(source, target, True),
-    }
-
-
 def run_row(shape: tuple[int, int], dtype: mx.Dtype, backward: bool, fresh: bool, rounds: int) -> dict[str, Any]:
     arrays = [mx.random.normal(shape).astype(dtype) for _ in range(3 if backward else 2)]
     mx.eval(arrays)
@@ -88,7 +79,7 @@ def run_row(shape: tuple[int, int], dtype: mx.Dtype, backward: bool, fresh: bool
     of_mlx = mlx_contestants(arrays, backward)
     # Ours and the copies by themselves first: beside calls a hundred times as long they would get few rounds, minutes
     # apart.
-    timings = measure(copy_contestants(total_bytes) | {"ours": of_mlx["ours"]}, rounds=2 * rounds + 1)
+    timings = measure(copies(total_bytes) | {"ours": of_mlx["ours"]}, rounds=2 * rounds + 1)
     copy = min((timings["copy"], timings["copy past the cache"]), key=lambda t: t.median)
     ours = timings["ours"]
     beside = measure(of_mlx | torch_contestant(arrays, backward), rounds=rounds)

@@ -1,16 +1,108 @@
 """What the benchmarks of this folder share beyond :mod:`mlx_anvil.bench`: files of results that name the commit."""
 
+import functools
 import json
+import math
 import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
+
+from mlx_anvil import _ext
 from mlx_anvil.bench.results import machine
 from mlx_anvil.bench.timing import Timing, as_json, in_turn, measure, ratio
 
-__all__ = ["RESULTS", "Timing", "as_json", "in_turn", "measure", "ratio", "write_results"]
+__all__ = [
+    "CALLS_IN_A_GRAPH",
+    "RESULTS",
+    "Timing",
+    "as_json",
+    "copies",
+    "in_a_graph",
+    "in_turn",
+    "measure",
+    "on_other_data",
+    "operand_sets",
+    "per_call",
+    "ratio",
+    "share_of_copy",
+    "write_results",
+]
 
 RESULTS = Path(__file__).parent / "results"
+CALLS_IN_A_GRAPH = 64
+_BEYOND_CACHES = 160 << 20
+
+
+def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
+    """Copies that read and write so many bytes in all, of as many pairs of arrays in turn, by memcpy and past the cache.
+
+    From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
+    """
+    count = max(1, total_bytes // 8)
+    pairs = [tuple(np.asarray(mx.ones(count)) for _ in range(2)) for _ in range(sets)]
+    return {
+        "copy": in_turn([lambda p=p: _ext._copy(*p, False) for p in pairs]),
+        "copy past the cache": in_turn([lambda p=p: _ext._copy(*p, True) for p in pairs]),
+    }
+
+
+def share_of_copy(
+    ours: Callable[[], None], total_bytes: int, *, sets: int = 1, rounds: int, budget_seconds: float
+) -> tuple[float, dict[str, Timing]]:
+    """Share of the bandwidth of the faster of ``copies`` that ``ours`` reaches, and what all of them took."""
+    timings = measure(copies(total_bytes, sets) | {"ours": ours}, rounds=rounds, budget_seconds=budget_seconds)
+    copy = min((timings["copy"], timings["copy past the cache"]), key=lambda t: t.median)
+    return round(ratio(copy, timings["ours"]), 3), timings
+
+
+@functools.cache
+def _numbers(dtype: mx.Dtype) -> mx.array:
+    return mx.random.normal((_BEYOND_CACHES // dtype.size,)).astype(dtype)
+
+
+def operand_sets(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype, total_bytes: int) -> list[list[mx.array]]:
+    """Operands of these shapes for one call after the other, until caches hold nothing of the first call's; a call reads
+    and writes ``total_bytes`` in all."""
+    numbers, at = _numbers(dtype), 0
+    sets: list[list[mx.array]] = []
+    for _ in range(max(2, -(-_BEYOND_CACHES // total_bytes))):
+        sets.append([])
+        for shape in shapes:
+            size = math.prod(shape)
+            sets[-1].append(numbers[at : at + size].reshape(shape))
+            at += size
+    mx.eval(sets)
+    return sets
+
+
+def on_other_data(op: Callable[..., Any], sets: Sequence[Sequence[mx.array]]) -> Callable[[], None]:
+    """A contestant that finds neither its operands nor its outputs' memory in a cache, as calls of large ops in a model.
+
+    Every call has the next set of operands, and as many results as there are sets are kept.
+    """
+    kept: deque[Any] = deque(maxlen=len(sets))
+
+    def call(operands: Sequence[mx.array]) -> None:
+        kept.append(op(*operands))
+        mx.eval(kept[-1])
+
+    return in_turn([lambda s=s: call(s) for s in sets])
+
+
+def in_a_graph(op: Callable[[], Any]) -> Callable[[], None]:
+    """A contestant of ``CALLS_IN_A_GRAPH`` calls that are evaluated as one, as those of a model's step are: the thread
+    of MLX's CPU stream is woken, and waited for, once."""
+    return lambda: mx.eval([op() for _ in range(CALLS_IN_A_GRAPH)])
+
+
+def per_call(timing: Timing) -> Timing:
+    """Of one call, from what ``in_a_graph`` took."""
+    return Timing.of([seconds / CALLS_IN_A_GRAPH for seconds in timing.rounds])
 
 
 def _commit() -> str:
