@@ -51,12 +51,12 @@ MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Forma
   });
   constexpr int kLast = kFits ? 0 : 1;
   unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-    i32v sum = sums[kPieces - 1][o.value];
+    u32v sum = bits_as<u32v>(sums[kPieces - 1][o.value]);
     for (int piece = kPieces - 2; piece >= kLast; --piece) {
-      sum = (sum << 8) + sums[piece][o.value];
+      sum = (sum << 8) + bits_as<u32v>(sums[piece][o.value]);
     }
     f32v& product = products[o.value];
-    product = __builtin_convertvector(sum, f32v);
+    product = __builtin_convertvector(bits_as<i32v>(sum), f32v);
     if constexpr (!kFits) {
       product = product * 256.0f + __builtin_convertvector(sums[0][o.value], f32v);
     }
