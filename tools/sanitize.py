@@ -43,7 +43,7 @@ def main() -> int:
             "LD_PRELOAD": f"{runtime('asan')} {runtime('ubsan')}",
             # Python itself does not free everything at exit; one test needs an array of more than 4 GiB.
             # To files: pytest holds back what the process prints.
-            "ASAN_OPTIONS": f"detect_leaks=0:max_allocation_size_mb=16384:log_path={folder}/report",
+            "ASAN_OPTIONS": f"detect_leaks=0:handle_abort=1:max_allocation_size_mb=16384:log_path={folder}/report",
             "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={folder}/report",
             "PYTHONPATH": f"{folder}/site",
         }
@@ -54,10 +54,12 @@ def main() -> int:
         )
         if not loaded.stdout.strip().startswith(folder):
             raise SystemExit(f"the tests would load {loaded.stdout.strip()}, not the sanitized build")
-        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *ignored, *sys.argv[1:]]
+        # pytest's own handler of crashes would take the signals from the sanitizer, which has the native stack.
+        plugins = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]
+        pytest = [sys.executable, "-m", "pytest", *plugins, *ignored, *sys.argv[1:]]
         status = subprocess.run(pytest, cwd=ROOT, env=environment).returncode
         for report in sorted(Path(folder).glob("report.*")):
-            print(report.read_text(), file=sys.stderr)
+            print(report.read_text())
             status = status or 1
         return status
 
