@@ -32,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, in_turn, measure, ratio, write_results
+from harness import as_json, console_table, in_turn, measure, ratio, write_results
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -305,11 +305,11 @@ def _rival_cells(row: dict[str, Any], labels: list[str]) -> tuple[str, str]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="flash_attention, CPU: medians in ms; speed-ups are of ours over each")
-    for name in ("", "problem", "mask", "dtype"):
-        result.add_column(name)
-    for name in ("ours", "rate", "limit", "share", "of full", "PyTorch", "x", "MLX", "x"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "flash_attention, CPU: medians in ms; speed-ups are of ours over each",
+        words=("", "problem", "mask", "dtype"),
+        figures=("ours", "rate", "limit", "share", "of full", "PyTorch", "x", "MLX", "x"),
+    )
     for row in rows:
         cells = [row["direction"], row["problem"], row["mask"], row["dtype"]]
         cells.append(f"{row['seconds']['ours']['median'] * 1e3:.2f}")
@@ -327,9 +327,10 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 
 def memory_table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="memory of forward + backward beyond inputs, results and gradients, float32, causal; MiB")
-    for name in ("problem", "ours", "bytes a row and head", "MLX", "one score matrix"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "memory of forward + backward beyond inputs, results and gradients, float32, causal; MiB",
+        figures=("problem", "ours", "bytes a row and head", "MLX", "one score matrix"),
+    )
     for row in rows:
         of_mlx = row.get("extra_bytes_of_mlx")
         cells = [f"{row['extra_bytes'] / 2**20:.1f}", str(row["extra_bytes_per_row_and_head"])]

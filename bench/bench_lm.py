@@ -26,7 +26,7 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from harness import RESULTS, Timing, as_json, measure, ratio, write_results
+from harness import RESULTS, Timing, as_json, console_table, measure, ratio, write_results
 from mlx_anvil import _ext
 from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.model import LlamaShape, decode_step, prefill, random_llama, random_tokens
@@ -128,9 +128,11 @@ def rows(dtype: mx.Dtype, llama: Any) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> Table:
-    result = Table(title="4-bit Llama, CPU: tokens a second, and times faster than others")
-    for name in ("", "dtype", "tokens/s", "spread", "over MLX", "over llama.cpp"):
-        result.add_column(name, justify="left" if name in ("", "dtype") else "right")
+    result = console_table(
+        "4-bit Llama, CPU: tokens a second, and times faster than others",
+        words=("", "dtype"),
+        figures=("tokens/s", "spread", "over MLX", "over llama.cpp"),
+    )
     for line in lines:
         ours, speedup = line["seconds"]["ours"], line["speedup"]
         spread = f"{(ours['high'] - ours['low']) / ours['median']:.0%}"

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from harness import (
     as_json,
+    console_table,
     in_a_graph,
     measure,
     on_other_data,
@@ -135,11 +136,11 @@ def run_row(kind: Kind, shape: tuple[int, int], dtype: mx.Dtype, rounds: int) ->
 
 
 def large_table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="norms of large arrays, CPU: medians in us")
-    for name in ("", "dtype", "shape"):
-        result.add_column(name)
-    for name in ("ours", "GB/s", "share of copy", "on the same data", "MLX", "x"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "norms of large arrays, CPU: medians in us",
+        words=("", "dtype", "shape"),
+        figures=("ours", "GB/s", "share of copy", "on the same data", "MLX", "x"),
+    )
     for row in rows:
         us = {label: f"{t['median'] * 1e6:.0f}" for label, t in row["seconds"].items()}
         shares = [f"{row[name]:.2f}" for name in ("share_of_copy", "share_of_copy_same_data")]
@@ -150,11 +151,11 @@ def large_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def small_table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="norms of few rows, CPU: medians in us")
-    for name in ("", "dtype", "shape"):
-        result.add_column(name)
-    for name in ("ours", "MLX", "x", "in a graph: ours", "MLX", "x"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "norms of few rows, CPU: medians in us",
+        words=("", "dtype", "shape"),
+        figures=("ours", "MLX", "x", "in a graph: ours", "MLX", "x"),
+    )
     for row in rows:
         us = {label: f"{t['median'] * 1e6:.1f}" for label, t in row["seconds"].items()}
         shape = " x ".join(map(str, row["shape"]))

@@ -16,7 +16,7 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, in_a_graph, measure, per_call, ratio, write_results
+from harness import as_json, console_table, in_a_graph, measure, per_call, ratio, write_results
 from mlx_anvil import quantized_embedding
 from mlx_anvil._check import dtype_name
 
@@ -56,9 +56,10 @@ def run_row(matrix: tuple[mx.array, ...], count: int, options: dict[str, Any], r
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="quantized_embedding, CPU: medians in us")
-    for name in ("mode", "bits", "dtype", "ids", "ours", "MLX", "floor", "x", "in a graph: ours", "MLX", "x"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "quantized_embedding, CPU: medians in us",
+        figures=("mode", "bits", "dtype", "ids", "ours", "MLX", "floor", "x", "in a graph: ours", "MLX", "x"),
+    )
     for row in rows:
         us = {label: f"{t['median'] * 1e6:.0f}" for label, t in row["seconds"].items()}
         alone = [us["ours"], us["MLX"], us["floor"], f"{row['speedup']:.1f}"]

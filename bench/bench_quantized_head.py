@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, measure, ratio, write_results
+from harness import as_json, console_table, measure, ratio, write_results
 from mlx_anvil import quantized_argmax, quantized_matmul, quantized_topk
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -66,9 +66,10 @@ def run_row(matrix: tuple[mx.array, ...], count: int, rounds: int) -> dict[str, 
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title=f"{VOCABULARY} x {HIDDEN}, 4 bits, CPU: the product in ms, the others in times of it")
-    for name in ("dtype", "rows", *OPS, "over MLX"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        f"{VOCABULARY} x {HIDDEN}, 4 bits, CPU: the product in ms, the others in times of it",
+        figures=("dtype", "rows", *OPS, "over MLX"),
+    )
     for row in rows:
         cells = [f"{row['seconds']['product']['median'] * 1e3:.2f}"]
         cells += [f"{row['over_product'][label]:.3f}" for label in OPS if label != "product"]

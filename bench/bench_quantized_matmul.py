@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, in_turn, measure, ratio, write_results
+from harness import as_json, console_table, in_turn, measure, ratio, write_results
 from mlx_anvil import _ext, quantized_matmul, quantized_swiglu, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -213,9 +213,10 @@ GROUPS = {
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="Quantized products, CPU: medians in ms; ratios are time of the other over ours")
-    for name in ("", "format", "dtype", "M x N x K", "ours", "GB/s", "others", "spread"):
-        result.add_column(name)
+    result = console_table(
+        "Quantized products, CPU: medians in ms; ratios are time of the other over ours",
+        words=("", "format", "dtype", "M x N x K", "ours", "GB/s", "others", "spread"),
+    )
     for line in rows:
         median = line["seconds"]["ours"]["median"]
         speed = f"{line['bytes'] / median / 1e9:.1f}" if "bytes" in line else ""

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from harness import (
     as_json,
+    console_table,
     in_a_graph,
     measure,
     on_other_data,
@@ -104,19 +105,20 @@ def run_row(shape: tuple[int, ...], dtype: mx.Dtype, traditional: bool, rounds: 
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="rotary embedding of q and k, CPU: medians in us; speed-ups of rope_qk are over mx.fast.rope")
-    for name in (
-        "order",
-        "dtype",
-        "shape",
-        "rope_qk",
-        "x",
-        "mx.fast.rope",
-        "in a graph: x",
-        "share of copy",
-        "same data",
-    ):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "rotary embedding of q and k, CPU: medians in us; speed-ups of rope_qk are over mx.fast.rope",
+        figures=(
+            "order",
+            "dtype",
+            "shape",
+            "rope_qk",
+            "x",
+            "mx.fast.rope",
+            "in a graph: x",
+            "share of copy",
+            "same data",
+        ),
+    )
     for row in rows:
         us = {label: f"{t['median'] * 1e6:.0f}" for label, t in row["seconds"].items()}
         cells = [us["rope_qk"], f"{row['speedup']['rope_qk']:.1f}", us["mx.fast.rope"]]

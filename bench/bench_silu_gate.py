@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import Timing, as_json, copies, measure, ratio, write_results
+from harness import Timing, as_json, console_table, copies, measure, ratio, write_results
 from mlx_anvil import _ext, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -105,11 +105,11 @@ def _ms(timing: dict[str, Any] | Timing | None) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="silu_gate, CPU: medians in ms; speed-ups are of ours over each")
-    for name in ("", "dtype", "shape", "memory"):
-        result.add_column(name)
-    for name in ("ours", "GB/s", "copy GB/s", "share", "MLX", "x", "compiled", "x", "PyTorch", "x", "spread"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        "silu_gate, CPU: medians in ms; speed-ups are of ours over each",
+        words=("", "dtype", "shape", "memory"),
+        figures=("ours", "GB/s", "copy GB/s", "share", "MLX", "x", "compiled", "x", "PyTorch", "x", "spread"),
+    )
     for row in rows:
         seconds, speedup = row["seconds"], row["speedup"]
         cells = [_ms(seconds["ours"]), str(row["gb_per_s"]), str(row["copy_gb_per_s"]), f"{row['share_of_copy']:.2f}"]

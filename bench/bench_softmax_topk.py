@@ -17,7 +17,7 @@ import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, measure, ratio, write_results
+from harness import as_json, console_table, measure, ratio, write_results
 from mlx_anvil import softmax_topk
 from mlx_anvil._check import dtype_name
 
@@ -74,10 +74,8 @@ def run_row(rows: int, experts: int, k: int, dtype: mx.Dtype, gradient: bool, ro
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="softmax_topk, CPU: medians in us")
     columns = ("direction", "dtype", "rows", "experts", "k", "ours", "MLX", "x", "ours compiled", "MLX compiled", "x")
-    for name in (*columns, ALONE, "spread"):
-        result.add_column(name, justify="right")
+    result = console_table("softmax_topk, CPU: medians in us", figures=(*columns, ALONE, "spread"))
     for row in rows:
         us = {label: f"{timing['median'] * 1e6:.1f}" for label, timing in row["seconds"].items()}
         beside = [cell for a, b in PAIRS for cell in (us[a], us[b], f"{row['speedup'][b]:.1f}")]

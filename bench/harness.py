@@ -5,12 +5,13 @@ import json
 import math
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from rich.table import Table
 
 from mlx_anvil import _ext
 from mlx_anvil.bench.results import machine
@@ -21,6 +22,7 @@ __all__ = [
     "RESULTS",
     "Timing",
     "as_json",
+    "console_table",
     "copies",
     "in_a_graph",
     "in_turn",
@@ -124,3 +126,13 @@ def write_results(name: str, rows: list[dict[str, Any]], **more: Any) -> Path:
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     path.write_text(f'{{\n{parts}"rows": [\n{lines}\n]\n}}\n')
     return path
+
+
+def console_table(title: str, *, words: Iterable[str] = (), figures: Iterable[str] = ()) -> Table:
+    """An empty table with columns of words and then, to the right, of figures."""
+    table = Table(title=title)
+    for name in words:
+        table.add_column(name)
+    for name in figures:
+        table.add_column(name, justify="right")
+    return table

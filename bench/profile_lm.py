@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench_lm import PROMPT, SHAPE, Run
-from harness import as_json, measure, write_results
+from harness import as_json, console_table, measure, write_results
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.model import decode_step, prefill, random_llama, random_tokens
@@ -129,11 +129,11 @@ def rows(dtype: mx.Dtype) -> list[dict[str, Any]]:
 
 def table(line: dict[str, Any]) -> Table:
     step = line["seconds"]["step"]["median"]
-    result = Table(title=f"{line['op']}, {line['dtype']}, {line['tokens']} tokens: {step * 1e3:.1f} ms")
-    for name in ("part", "by"):
-        result.add_column(name)
-    for name in ("ms", "share of the step"):
-        result.add_column(name, justify="right")
+    result = console_table(
+        f"{line['op']}, {line['dtype']}, {line['tokens']} tokens: {step * 1e3:.1f} ms",
+        words=("part", "by"),
+        figures=("ms", "share of the step"),
+    )
     for name, part in line["parts"].items():
         result.add_row(name, part["by"], f"{part['median'] * 1e3:.2f}", f"{part['median'] / step:.1%}")
     total = sum(part["median"] for part in line["parts"].values() if part["by"])

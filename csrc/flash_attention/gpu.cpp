@@ -47,6 +47,17 @@ struct ForwardTile {
   }
 };
 
+// Null where none is for heads of this size.
+const ForwardTile* first_that_holds(std::span<const ForwardTile> tiles,
+                                    std::string_view dtype,
+                                    const AttentionSizes& sizes) {
+  const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const ForwardTile& tile) {
+    return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
+           sizes.v_head_dim <= tile.v_head_dim;
+  });
+  return tile == tiles.end() ? nullptr : &*tile;
+}
+
 const ForwardTile& forward_tile(std::string_view dtype,
                                 const AttentionSizes& sizes,
                                 bool matrix_units) {
@@ -60,18 +71,9 @@ const ForwardTile& forward_tile(std::string_view dtype,
 #undef MATRIX_TILE
 #undef TILE
 #undef TILE_OF
-  const auto holds = [&](const ForwardTile& tile) {
-    return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
-           sizes.v_head_dim <= tile.v_head_dim;
-  };
-  if (matrix_units) {
-    const auto* tile = std::find_if(std::begin(kMatrixTiles), std::end(kMatrixTiles), holds);
-    if (tile != std::end(kMatrixTiles)) {
-      return *tile;
-    }
-  }
-  const auto* tile = std::find_if(std::begin(kTiles), std::end(kTiles), holds);
-  if (tile == std::end(kTiles)) {
+  const ForwardTile* tile = matrix_units ? first_that_holds(kMatrixTiles, dtype, sizes) : nullptr;
+  tile = tile ? tile : first_that_holds(kTiles, dtype, sizes);
+  if (!tile) {
     throw_internal_error(kAttentionOp, "no kernel for heads of this size.");
   }
   return *tile;
