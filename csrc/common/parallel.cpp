@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
+#include <numeric>
 #include <thread>
 
 #if defined(__APPLE__)
@@ -13,8 +15,44 @@
 namespace mlx_anvil {
 
 namespace {
-constexpr int kRangesPerThread = 4;
-}
+
+// Ranges get shorter, so that threads end at nearly the same time without taking many: a thread's
+// share in units, for as many ranges as this has numbers.
+constexpr int kUnits[] = {7, 6, 4, 3, 2, 1, 1};
+constexpr int kUnitsPerThread = 24;
+static_assert(std::accumulate(std::begin(kUnits), std::end(kUnits), 0) == kUnitsPerThread);
+
+// Of less work than makes units worth it, equal ones.
+constexpr int kEqualRangesPerThread = 4;
+
+class Ranges {
+ public:
+  Ranges(int64_t count, int64_t grains, int threads)
+      : count_(count), threads_(threads), shorten_(grains >= kUnitsPerThread * threads) {
+    ranges_ = shorten_ ? static_cast<int64_t>(std::size(kUnits)) * threads
+                       : std::min<int64_t>(kEqualRangesPerThread * threads, grains);
+  }
+
+  int64_t number() const { return ranges_; }
+
+  int64_t begin(int64_t range) const {
+    if (!shorten_) {
+      return count_ * range / ranges_;
+    }
+    const int64_t round = range / threads_;
+    const int64_t before = std::accumulate(kUnits, kUnits + round, int64_t{0}) * threads_;
+    const int64_t units = range == ranges_ ? before : before + range % threads_ * kUnits[round];
+    return count_ * units / (kUnitsPerThread * threads_);
+  }
+
+ private:
+  int64_t count_;
+  int threads_;
+  bool shorten_;
+  int64_t ranges_;
+};
+
+}  // namespace
 
 #if defined(__APPLE__)
 
@@ -32,14 +70,13 @@ int env_threads() {
 
 struct Job {
   const std::function<void(int64_t, int64_t)>* body;
-  int64_t count;
-  int64_t ranges;
+  Ranges ranges;
 };
 
 void run_range(void* context, size_t index) {
   const Job& job = *static_cast<const Job*>(context);
   const int64_t i = static_cast<int64_t>(index);
-  (*job.body)(job.count* i / job.ranges, job.count * (i + 1) / job.ranges);
+  (*job.body)(job.ranges.begin(i), job.ranges.begin(i + 1));
 }
 
 }  // namespace
@@ -67,19 +104,19 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   }
   const int threads = max_threads();
   const int64_t grains = count / std::max<int64_t>(1, grain);
-  const int64_t ranges = threads == 1 ? 1 : std::min<int64_t>(threads * kRangesPerThread, grains);
-  if (ranges <= 1) {
+  if (threads == 1 || grains <= 1) {
     body(0, count);
     return;
   }
+  const Ranges ranges(count, grains, threads);
 #if defined(__APPLE__)
-  Job job{&body, count, ranges};
-  dispatch_apply_f(static_cast<size_t>(ranges), DISPATCH_APPLY_AUTO, &job, run_range);
+  Job job{&body, ranges};
+  dispatch_apply_f(static_cast<size_t>(ranges.number()), DISPATCH_APPLY_AUTO, &job, run_range);
 #else
-  const int team = static_cast<int>(std::min<int64_t>(threads, ranges));
+  const int team = static_cast<int>(std::min<int64_t>(threads, ranges.number()));
 #pragma omp parallel for schedule(dynamic, 1) num_threads(team)
-  for (int64_t i = 0; i < ranges; ++i) {
-    body(count * i / ranges, count * (i + 1) / ranges);
+  for (int64_t i = 0; i < ranges.number(); ++i) {
+    body(ranges.begin(i), ranges.begin(i + 1));
   }
 #endif
 }
