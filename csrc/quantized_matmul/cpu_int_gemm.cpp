@@ -112,10 +112,11 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
 
 }  // namespace
 
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix) {
+  return matrix.format.kind == QuantizedKind::kMxfp8 ? 0 : kPanelRows;
+}
+
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows) {
-  if (matrix.format.kind == QuantizedKind::kMxfp8) {
-    return 0;
-  }
   int64_t bytes = 0;
   with_pieces(matrix.dtype,
               [&](auto pieces) { bytes = GemmRows<pieces.value>(matrix, x_rows).bytes(); });
@@ -129,7 +130,7 @@ void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
   });
 }
 
-void quantized_int_gemm(const QuantizedIntGemmArgs& args) {
+bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
     with_pieces(args.matrix.dtype, [&](auto pieces) {
       for (int64_t n = 0; n < args.count; n += kPanelRows) {
@@ -139,6 +140,7 @@ void quantized_int_gemm(const QuantizedIntGemmArgs& args) {
       }
     });
   });
+  return true;
 }
 
 int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows) {
@@ -147,11 +149,16 @@ int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_
 
 #else
 
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView&) {
+  return 0;
+}
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView&, int64_t) {
   return 0;
 }
 void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs&) {}
-void quantized_int_gemm(const QuantizedIntGemmArgs&) {}
+bool quantized_int_gemm(const QuantizedIntGemmArgs&) {
+  return false;
+}
 int64_t quantized_int_gemm_scratch(const QuantizedMatrixView&, int64_t) {
   return 0;
 }

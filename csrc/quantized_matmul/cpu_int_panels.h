@@ -10,7 +10,7 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-constexpr int kPanelRows = kQuantizedIntGemmOutputs, kPanelVectors = kPanelRows / kLanes;  // of w
+constexpr int kPanelVectors = 2, kPanelRows = kPanelVectors * kLanes;  // of w
 
 // ---- w ------------------------------------------------------------------------------------------
 
