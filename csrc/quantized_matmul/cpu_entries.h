@@ -30,10 +30,16 @@ int64_t quantized_gemm_scratch(const QuantizedMatrixView& matrix,
                                int64_t count,
                                int64_t x_rows);
 
-inline constexpr int32_t kQuantizedIntGemmOutputs = 32;
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix);
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows);
 void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args);
-void quantized_int_gemm(const QuantizedIntGemmArgs& args);
+bool quantized_int_gemm(const QuantizedIntGemmArgs& args);
 int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows);
+
+int64_t quantized_int_plain_gemm_columns(const QuantizedMatrixView& matrix);
+int64_t quantized_int_plain_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows);
+void quantized_int_plain_gemm_pack(const QuantizedIntGemmPackArgs& args);
+bool quantized_int_plain_gemm(const QuantizedIntGemmArgs& args);
+int64_t quantized_int_plain_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows);
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

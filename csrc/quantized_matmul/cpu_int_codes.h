@@ -1,5 +1,5 @@
-// What the products in integers share (cpu_int_gemv.cpp, cpu_int_plain_gemv.cpp). Kernel files
-// only, and only where the machine has byte products.
+// What all products in integers share. Kernel files only, and only where the machine has byte
+// products.
 #pragma once
 
 #include "quantized_matmul/cpu_unpack.h"
@@ -23,6 +23,17 @@ class Largest {
  private:
   u32v bits_{};
 };
+
+// e of the least 2^e above x.
+inline f32v exponent_above(f32v x) {
+  const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
+  return at_least(exponent, -200.0f);  // of 0, which has none
+}
+
+// x * 2^e, also where 2^e is no float32.
+inline f32v times_power(f32v x, f32v e) {
+  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
+}
 
 // ---- codes --------------------------------------------------------------------------------------
 

@@ -10,17 +10,6 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 constexpr int kBandRows = 128, kQuads = kBandRows / 4;
 
-// e of the least 2^e above x.
-inline f32v exponent_above(f32v x) {
-  const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
-  return at_least(exponent, -200.0f);  // of 0, which has none
-}
-
-// x * 2^e, also where 2^e is no float32.
-inline f32v times_power(f32v x, f32v e) {
-  return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
-}
-
 // What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
 // lane, of the groups from the first on; in lanes beyond the strip's may be anything.
 template <int kPieces, int kRows>

@@ -38,42 +38,12 @@ __attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
   const uint8_t* w = tile.codes;
   const float* scales = tile.scales;
   for (int64_t group = 0; group < groups; ++group) {
-    i32v sums[kRows][kPieces][kPanelVectors];
-    for (int m = 0; m < kRows; ++m) {
-      for (int piece = 0; piece < kPieces; ++piece) {
-        for (int v = 0; v < kPanelVectors; ++v) {
-          sums[m][piece][v] = i32v{} + factors->start[m][piece];
-        }
-      }
-    }
-    for (int64_t run = 0; run < runs; ++run) {
-      unroll<kRunWords>([&](auto word) {
-        __m512i codes[kPanelVectors];
-        for (int v = 0; v < kPanelVectors; ++v) {
-          codes[v] = _mm512_loadu_si512(w + (word.value * kPanelVectors + v) * 64);
-        }
-        for (int m = 0; m < kRows; ++m) {
-          for (int piece = 0; piece < kPieces; ++piece) {
-            int32_t bytes;
-            std::memcpy(&bytes, x + ((m * kRunWords + word.value) * kPieces + piece) * 4, 4);
-            for (int v = 0; v < kPanelVectors; ++v) {
-              i32v& sum = sums[m][piece][v];
-              sum = bits_as<i32v>(
-                  _mm512_dpbusd_epi32(bits_as<__m512i>(sum), codes[v], _mm512_set1_epi32(bytes)));
-            }
-          }
-        }
-      });
-      w += kRunWords * kPanelVectors * 64;
-      x += kIntTileRows * kRunWords * kPieces * 4;
-    }
+    TileSums<kPieces, kRows, kPanelVectors> sums;
+    start_sums<kPieces, kRows, kPanelVectors>(factors->start, sums);
+    add_runs<kPieces, kRows, kPanelVectors>(x, w, runs, sums);
     for (int m = 0; m < kRows; ++m) {
       for (int v = 0; v < kPanelVectors; ++v) {
-        const i32v high = (sums[m][kPieces - 1][v] << 8) + sums[m][kPieces - 2][v];
-        f32v sum = __builtin_convertvector(high, f32v);
-        if constexpr (kPieces == 3) {
-          sum = sum * 256.0f + __builtin_convertvector(sums[m][0][v], f32v);
-        }
+        const f32v sum = in_floats(sums[m], v);
         const f32v scale = load_lanes(scales + v * kLanes);
         const f32v shift = load_lanes(scales + kPanelRows + v * kLanes);
         float* const total = tile.totals + m * kPanelRows + v * kLanes;
@@ -86,15 +56,6 @@ __attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
     ++factors;
     scales += 2 * kPanelRows;
   }
-}
-
-template <int kPieces>
-void add_products_of_rows(const Tile<kPieces>& tile, int64_t rows, int64_t groups, int64_t runs) {
-  unroll<kIntTileRows>([&](auto fewer) {
-    if (rows == fewer.value + 1) {
-      add_products<kPieces, fewer.value + 1>(tile, groups, runs);
-    }
-  });
 }
 
 struct IntGemmScratch {
@@ -132,10 +93,11 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
       panel.prefetch(next, tile, x.tiles);
       const int64_t row = tile * kIntTileRows, left = args.x_rows - row;
       const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
-      add_products_of_rows<kPieces>({packed, x.factors(packed), panel.codes(),
-                                     scales.from(column / group), totals + row * kPanelRows},
-                                    left < kIntTileRows ? left : kIntTileRows, columns / group,
-                                    group / kRun);
+      with_tile_rows(left, [&](auto rows) {
+        add_products<kPieces, rows.value>({packed, x.factors(packed), panel.codes(),
+                                           scales.from(column / group), totals + row * kPanelRows},
+                                          columns / group, group / kRun);
+      });
     }
   }
   with_elements(matrix.dtype, [&](auto element) {
@@ -148,18 +110,13 @@ void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t cou
   });
 }
 
-template <class Action>
-void with_pieces(QuantizedDtype dtype, Action action) {
-  pieces_of(dtype) == 3 ? action(std::integral_constant<int, 3>())
-                        : action(std::integral_constant<int, 2>());
-}
-
 }  // namespace
 
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix) {
+  return matrix.format.kind == QuantizedKind::kMxfp8 ? 0 : kPanelRows;
+}
+
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows) {
-  if (matrix.format.kind == QuantizedKind::kMxfp8) {
-    return 0;
-  }
   int64_t bytes = 0;
   with_pieces(matrix.dtype,
               [&](auto pieces) { bytes = GemmRows<pieces.value>(matrix, x_rows).bytes(); });
@@ -173,7 +130,7 @@ void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
   });
 }
 
-void quantized_int_gemm(const QuantizedIntGemmArgs& args) {
+bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
   with_int_format(args.matrix.format, [&](auto format) {
     with_pieces(args.matrix.dtype, [&](auto pieces) {
       for (int64_t n = 0; n < args.count; n += kPanelRows) {
@@ -183,6 +140,7 @@ void quantized_int_gemm(const QuantizedIntGemmArgs& args) {
       }
     });
   });
+  return true;
 }
 
 int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows) {
@@ -191,11 +149,16 @@ int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_
 
 #else
 
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView&) {
+  return 0;
+}
 int64_t quantized_int_gemm_bytes(const QuantizedMatrixView&, int64_t) {
   return 0;
 }
 void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs&) {}
-void quantized_int_gemm(const QuantizedIntGemmArgs&) {}
+bool quantized_int_gemm(const QuantizedIntGemmArgs&) {
+  return false;
+}
 int64_t quantized_int_gemm_scratch(const QuantizedMatrixView&, int64_t) {
   return 0;
 }

@@ -1,31 +1,16 @@
 // The operands of cpu_int_gemm.cpp: panels of w in bytes with their scales, and rows of x in bytes.
 // Kernel files only, and only where the machine has byte products.
 //
-// Both have columns in runs of 16, which are 4 words of 4 bytes: word i of a run has the same
-// columns in both, those that are cheap to unpack from w (Bytes::code()).
+// Of the runs of cpu_int_products.h, a word has those columns that are cheap to unpack from w
+// (Bytes::code()).
 #pragma once
 
-#include "common/panels.h"
 #include "quantized_matmul/cpu_entries.h"
-#include "quantized_matmul/cpu_int_rows.h"
+#include "quantized_matmul/cpu_int_products.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-constexpr int kRun = 16, kRunWords = kRun / 4;  // columns, and 32-bit words of their bytes
-// Columns that are multiplied at once, so that the bytes of a panel stay in the nearest cache. A
-// multiple of every group.
-constexpr int64_t kChunk = 256;
-constexpr int kPanelRows = kQuantizedIntGemmOutputs, kPanelVectors = kPanelRows / kLanes;  // of w
-
-// Rows of x that are multiplied at once: with more, sums do not stay in registers between groups.
-constexpr int kIntTileRows = 2;
-
-template <class Action>
-inline void with_elements(QuantizedDtype dtype, Action action) {
-  dtype == QuantizedDtype::kFloat32   ? action(float())
-  : dtype == QuantizedDtype::kFloat16 ? action(f16())
-                                      : action(bf16());
-}
+constexpr int kPanelVectors = 2, kPanelRows = kPanelVectors * kLanes;  // of w
 
 // ---- w ------------------------------------------------------------------------------------------
 
@@ -48,9 +33,9 @@ class PanelScales {
       const int64_t row = first + v * kLanes, rows = count - v * kLanes;
       for (int64_t group = 0; group < groups_; group += kLanes) {
         f32v scales[kLanes], shifts[kLanes] = {};
-        read_square(matrix_.weights.scales, row, rows, group, scales);
+        read_scales(matrix_, matrix_.weights.scales, row, rows, group, scales);
         if constexpr (Format::kHasBiases) {
-          read_square(matrix_.weights.biases, row, rows, group, shifts);
+          read_scales(matrix_, matrix_.weights.biases, row, rows, group, shifts);
         }
         for (int i = 0; i < kLanes; ++i) {
           float* const to = scales_ + (group + i) * 2 * kPanelRows + v * kLanes;
@@ -65,18 +50,6 @@ class PanelScales {
   }
 
  private:
-  // Of up to kLanes rows and the groups from `group` on; zeros beyond the last of either.
-  void read_square(
-      const void* numbers, int64_t row, int64_t rows, int64_t group, f32v (&to)[kLanes]) const {
-    with_scales(matrix_, numbers, [&](const auto* from, auto widen) {
-      for (int i = 0; i < kLanes; ++i) {
-        to[i] = i < rows ? widen_some(from + (row + i) * groups_ + group, groups_ - group, widen)
-                         : f32v{};
-      }
-    });
-    transpose(to);
-  }
-
   const QuantizedMatrixView& matrix_;
   const int64_t groups_;
   float* const scales_;
@@ -197,31 +170,13 @@ struct GemmRows {
   static constexpr int64_t kFactorsAt = kChunk * kIntTileRows * kPieces;
 };
 
-// Takes the pieces of a run's numbers, a word each, to their places: words of piece after piece.
-template <class Format, int kPieces>
-inline __m512i run_places() {
-  using Codes = Bytes<Format>;
-  alignas(64) uint8_t places[64] = {};
-  for (int word = 0; word < kRunWords; ++word) {
-    for (int piece = 0; piece < kPieces; ++piece) {
-      for (int b = 0; b < 4; ++b) {
-        const int column =
-            word / Codes::kVectors * Codes::kValues + Codes::code(word % Codes::kVectors, b);
-        places[(word * kPieces + piece) * 4 + b] = static_cast<uint8_t>(column * 4 + piece);
-      }
-    }
-  }
-  return _mm512_load_si512(places);
-}
-
 template <class Format, int kPieces>
 class RowPacker {
  public:
-  // A group of row m of a tile; `bytes` are that row's of the group's first run. False: a number is
-  // not finite, and all are taken for zeros.
+  // A group of row m of a tile, whose first run is that of `bytes`. False: a number is not finite,
+  // and all are taken for zeros.
   template <class T>
   bool pack(const T* x, int64_t columns, char* bytes, GroupFactors<kPieces>& factors, int m) const {
-    constexpr __mmask16 kWords = (1u << (kRunWords * kPieces)) - 1;
     f32v numbers[kMostRuns];
     Largest largest_of_lane;
     const int64_t runs = columns / kRun;
@@ -236,37 +191,29 @@ class RowPacker {
       std::memset(numbers, 0, sizeof(numbers));
     }
     const IntSteps powers(largest, 8 * kPieces);
-    __m512i sums_of_words = _mm512_setzero_si512();
+    i32v sums{};
     for (int64_t run = 0; run < runs; ++run) {
-      // A byte whose top bit is set stands for 256 less: what is above it has to be one more.
-      constexpr uint32_t kCarry = kPieces == 2 ? 0x80u : 0x8080u;
-      const u32v pieces = (bits_as<u32v>(rounded(numbers[run] * powers.factor)) + kCarry) ^ kCarry;
-      const __m512i words = _mm512_permutexvar_epi8(places_, bits_as<__m512i>(pieces));
-      sums_of_words = _mm512_dpbusd_epi32(sums_of_words, _mm512_set1_epi8(1), words);
-      _mm512_mask_storeu_epi32(bytes + run * kIntTileRows * kRun * kPieces, kWords, words);
+      const i32v integers = rounded(numbers[run] * powers.factor);
+      sums += integers;
+      packer_.pack(integers, bytes, run, m);
     }
-    alignas(64) int32_t word_sums[kLanes];
-    _mm512_store_si512(word_sums, sums_of_words);
-    int32_t sum = 0;
-    for (int piece = kPieces - 1; piece >= 0; --piece) {
-      int32_t of_piece = 0;
-      for (int word = 0; word < kRunWords; ++word) {
-        of_piece += word_sums[word * kPieces + piece];
-      }
-      factors.start[m][piece] = -Format::kOffset * of_piece;
-      sum = sum * 256 + of_piece;
-    }
+    const int32_t sum = _mm512_reduce_add_epi32(bits_as<__m512i>(sums));
+    RunPacker<kPieces>::start(Format::kOffset, sum, factors.start[m]);
     factors.step[m] = powers.step[0];
     factors.sum[m] = static_cast<float>(sum) * powers.step[0];
     return finite;
   }
 
  private:
+  using Codes = Bytes<Format>;
   static constexpr int kMostRuns = 128 / kRun;
 
   static float lane_max(f32v x) { return _mm512_reduce_max_ps(bits_as<__m512>(x)); }
 
-  const __m512i places_ = run_places<Format, kPieces>();
+  // The columns of CodePanel's words.
+  const RunPacker<kPieces> packer_{[](int word, int b) {
+    return word / Codes::kVectors * Codes::kValues + Codes::code(word % Codes::kVectors, b);
+  }};
 };
 
 template <class Format, int kPieces>
@@ -284,7 +231,7 @@ void pack_tiles(const QuantizedIntGemmPackArgs& args) {
         char* const chunk = static_cast<char*>(args.to) + to.at(column / kChunk, tile);
         const int64_t in_chunk = column % kChunk;
         finite &= packer.pack(x + m * matrix.columns + column, group,
-                              chunk + (in_chunk * kIntTileRows + row * kRun) * kPieces,
+                              chunk + in_chunk * kIntTileRows * kPieces,
                               to.factors(chunk)[in_chunk / group], static_cast<int>(row));
       }
       args.finite[m] = finite;

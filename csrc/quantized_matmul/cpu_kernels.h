@@ -75,24 +75,35 @@ struct QuantizedGemmArgs {
   float* scratch;  // gemm_scratch() numbers
 };
 
-// Rows [first, first + count) of x, for int_gemm.
+// Rows [first, first + count) of x.
 struct QuantizedIntGemmPackArgs {
   QuantizedMatrixView matrix;
-  const void* x;  // [x_rows][columns] of matrix.dtype
+  const void* x;  // [x_rows][summed over] of matrix.dtype
   int64_t x_rows;
   int64_t first, count;
-  void* to;         // of all rows: int_gemm_bytes()
-  uint8_t* finite;  // for each row; of one that is not, int_gemm makes a row of anything
+  void* to;         // of all rows: packed_bytes(), from the start of a cache line
+  uint8_t* finite;  // for each row; of one that is not, multiply makes a row of anything
 };
 
-// Columns [first, first + count) of a result: rows of the matrix.
+// Columns [first, first + count) of a result: rows of the matrix (kTransposed) or columns.
 struct QuantizedIntGemmArgs {
   QuantizedMatrixView matrix;
-  int64_t first, count;
+  int64_t first, count;  // `first` is a multiple of columns()
   int64_t x_rows;
   const void* x;  // packed
-  void* out;      // [x_rows][outputs] of matrix.dtype
-  void* scratch;  // int_gemm_scratch() bytes, from the start of a cache line
+  void* out;      // row-contiguous, of matrix.dtype; x_rows rows
+  void* scratch;  // scratch() bytes, from the start of a cache line
+};
+
+// A product of many rows of x in integers.
+struct QuantizedIntGemm {
+  // Of the result, that are multiplied at once; 0: not for this format on this machine.
+  int64_t (*columns)(const QuantizedMatrixView&);
+  int64_t (*packed_bytes)(const QuantizedMatrixView&, int64_t x_rows);
+  void (*pack)(const QuantizedIntGemmPackArgs&);
+  // False: a number of the matrix is not finite, and gemm has to do it.
+  bool (*multiply)(const QuantizedIntGemmArgs&);
+  int64_t (*scratch)(const QuantizedMatrixView&, int64_t x_rows);
 };
 
 struct QuantizedCpuKernels {
@@ -141,13 +152,7 @@ struct QuantizedCpuKernels {
                           QuantizedProduct,
                           int64_t count,
                           int64_t x_rows);
-  // The product kTransposed in integers (cpu_int_gemm.cpp). Bytes of packed rows of x; 0: not for
-  // this format on this machine. int_gemm is quickest with multiples of int_gemm_outputs.
-  int32_t int_gemm_outputs;
-  int64_t (*int_gemm_bytes)(const QuantizedMatrixView&, int64_t x_rows);
-  void (*int_gemm_pack)(const QuantizedIntGemmPackArgs&);
-  void (*int_gemm)(const QuantizedIntGemmArgs&);
-  int64_t (*int_gemm_scratch)(const QuantizedMatrixView&, int64_t x_rows);
+  QuantizedIntGemm int_gemm, int_plain_gemm;  // kTransposed and kPlain
 };
 
 MLX_ANVIL_DECLARE_KERNELS(QuantizedCpuKernels, quantized_cpu_kernels)

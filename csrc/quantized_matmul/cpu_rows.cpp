@@ -131,11 +131,10 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     quantized_int_plain_gemv,
     quantized_gemm_kernel,
     quantized_gemm_scratch,
-    kQuantizedIntGemmOutputs,
-    quantized_int_gemm_bytes,
-    quantized_int_gemm_pack,
-    quantized_int_gemm,
-    quantized_int_gemm_scratch,
+    {quantized_int_gemm_columns, quantized_int_gemm_bytes, quantized_int_gemm_pack,
+     quantized_int_gemm, quantized_int_gemm_scratch},
+    {quantized_int_plain_gemm_columns, quantized_int_plain_gemm_bytes,
+     quantized_int_plain_gemm_pack, quantized_int_plain_gemm, quantized_int_plain_gemm_scratch},
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

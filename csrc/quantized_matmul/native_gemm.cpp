@@ -1,6 +1,8 @@
 // Products of many rows of x.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "common/parallel.h"
@@ -16,6 +18,19 @@ constexpr int64_t kGemmRows = 512;
 constexpr int64_t kPackGrain = 4;
 // Columns of a tile of the result, about.
 constexpr int64_t kTileColumns = 128;
+
+// Bytes of rows of x and of the result.
+struct RowSizes {
+  int64_t x, out;
+
+  RowSizes(const QuantizedMatrixView& matrix, QuantizedProduct product)
+      : x(matrix.columns * element_size(matrix.dtype)),
+        out(matrix.outputs * element_size(matrix.dtype)) {
+    if (product == QuantizedProduct::kPlain) {
+      std::swap(x, out);
+    }
+  }
+};
 
 void multiply_floats(const QuantizedMatrixView& matrix,
                      QuantizedProduct product,
@@ -58,18 +73,18 @@ void multiply_floats(const QuantizedMatrixView& matrix,
   }
 }
 
-// Rows of the product kTransposed that have no integers, in float32.
+// Rows of x that have no integers, in float32.
 void replace_rows(const QuantizedMatrixView& matrix,
+                  QuantizedProduct product,
                   const void* x,
                   const std::vector<uint8_t>& finite,
                   void* out) {
-  const int64_t size = element_size(matrix.dtype);
-  const int64_t x_bytes = matrix.columns * size, out_bytes = matrix.outputs * size;
+  const RowSizes bytes(matrix, product);
   const int64_t rows = std::count(finite.begin(), finite.end(), 0);
   if (rows == 0) {
     return;
   }
-  std::vector<char> some_x(rows * x_bytes), some_out(rows * out_bytes);
+  std::vector<char> some_x(rows * bytes.x), some_out(rows * bytes.out);
   // row(m, i): row m of all is row i of those.
   const auto for_each_row = [&](auto row) {
     for (size_t m = 0, i = 0; m < finite.size(); ++m) {
@@ -79,38 +94,50 @@ void replace_rows(const QuantizedMatrixView& matrix,
     }
   };
   for_each_row([&](int64_t m, int64_t i) {
-    std::memcpy(some_x.data() + i * x_bytes, at(x, m * x_bytes), x_bytes);
+    std::memcpy(some_x.data() + i * bytes.x, at(x, m * bytes.x), bytes.x);
   });
-  multiply_floats(matrix, QuantizedProduct::kTransposed, some_x.data(), rows, some_out.data());
+  multiply_floats(matrix, product, some_x.data(), rows, some_out.data());
   for_each_row([&](int64_t m, int64_t i) {
-    std::memcpy(at(out, m * out_bytes), some_out.data() + i * out_bytes, out_bytes);
+    std::memcpy(at(out, m * bytes.out), some_out.data() + i * bytes.out, bytes.out);
   });
 }
 
-// The product kTransposed. False: not for this format on this machine.
-bool multiply_integers(const QuantizedMatrixView& matrix, const void* x, int64_t rows, void* out) {
+// False: not for this format on this machine, or a number of the matrix is not finite.
+bool multiply_integers(const QuantizedMatrixView& matrix,
+                       QuantizedProduct product,
+                       const void* x,
+                       int64_t rows,
+                       void* out) {
   const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const int64_t size = element_size(matrix.dtype);
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const QuantizedIntGemm& gemm = transposed ? kernels.int_gemm : kernels.int_plain_gemm;
+  const int64_t columns = transposed ? matrix.outputs : matrix.columns;
+  const int64_t tile = gemm.columns(matrix);
+  if (tile == 0) {
+    return false;
+  }
+  const RowSizes bytes(matrix, product);
   for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
     const int64_t count = std::min(kGemmRows, rows - first_row);
-    const int64_t bytes = kernels.int_gemm_bytes(matrix, count);
-    if (bytes == 0) {
-      return false;
-    }
-    const void* const from = at(x, first_row * matrix.columns * size);
-    void* const to = at(out, first_row * matrix.outputs * size);
-    const Floats packed = floats(bytes / sizeof(float));
+    const void* const from = at(x, first_row * bytes.x);
+    void* const to = at(out, first_row * bytes.out);
+    const Floats packed = floats(gemm.packed_bytes(matrix, count) / sizeof(float));
     std::vector<uint8_t> finite(count);
     parallel_for(count, kPackGrain, [&](int64_t begin, int64_t end) {
-      kernels.int_gemm_pack({matrix, from, count, begin, end - begin, packed.get(), finite.data()});
+      gemm.pack({matrix, from, count, begin, end - begin, packed.get(), finite.data()});
     });
-    const int64_t tile = kernels.int_gemm_outputs;
-    parallel_for(ceil_div(matrix.outputs, tile), 1, [&](int64_t begin, int64_t end) {
-      const Floats scratch = floats(kernels.int_gemm_scratch(matrix, count) / sizeof(float));
-      kernels.int_gemm({matrix, begin * tile, std::min(end * tile, matrix.outputs) - begin * tile,
-                        count, packed.get(), to, scratch.get()});
+    std::atomic<bool> done = true;
+    parallel_for(ceil_div(columns, tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = floats(gemm.scratch(matrix, count) / sizeof(float));
+      if (!gemm.multiply({matrix, begin * tile, std::min(end * tile, columns) - begin * tile, count,
+                          packed.get(), to, scratch.get()})) {
+        done = false;
+      }
     });
-    replace_rows(matrix, from, finite, to);
+    if (!done) {
+      return false;
+    }
+    replace_rows(matrix, product, from, finite, to);
   }
   return true;
 }
@@ -122,7 +149,7 @@ void quantized_gemm_native(const QuantizedMatrixView& matrix,
                            const void* x,
                            int64_t rows,
                            void* out) {
-  if (product == QuantizedProduct::kPlain || !multiply_integers(matrix, x, rows, out)) {
+  if (!multiply_integers(matrix, product, x, rows, out)) {
     multiply_floats(matrix, product, x, rows, out);
   }
 }
