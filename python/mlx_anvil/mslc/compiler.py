@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,11 +65,14 @@ PRECISION_FLAGS = ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fb
 # Metal's rules for address spaces, minus what makes copying a struct impossible; see shim/address_space.h.
 RELAXED_SPACES = ["-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple", "-Xclang", "x86_64-unknown-linux-gnu"]
 STRICT_SPACES = ["-DMSLC_STRICT"]
+# The machine's own instructions, but not those for halves: with them a product and a sum would become one operation, rounded
+# once. What arm64 always has does without them.
+MACHINE_FLAGS = ["-march=native", "-mno-avx512fp16"] if platform.machine() == "x86_64" else []
 # The runtime recognises collectives by their return address, which a tail call would not leave, and which must not be
 # shared by two calls in the source: no call may be merged with another, or copied into branches.
 CPU_FLAGS = [
     "-O2",
-    "-march=native",
+    *MACHINE_FLAGS,
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-optimize-sibling-calls",

@@ -20,8 +20,8 @@ def build(directory: Path, target: list[str], defines: list[str]) -> Path:
     source = Source.load(HERE / "kernel.metal")
     preprocessed = compiler.run_preprocessor(source)
     rewritten = compiler.run_rewriter(source, preprocessed)
-    machine = [] if target else ["-march=native"]
-    flags = [f for f in compiler.CPU_FLAGS if f != "-march=native"]
+    machine = [] if target else compiler.MACHINE_FLAGS
+    flags = [f for f in compiler.CPU_FLAGS if f not in compiler.MACHINE_FLAGS]
     flags = [*compiler.PRECISION_FLAGS, *compiler.RELAXED_SPACES, *flags, *machine]
     clang_target = [f"--target={target[1]}"] if target else []
     compiler.run_compiler(source, preprocessed, rewritten, [*flags, *clang_target, "-c", "-o", str(objects[0])])
