@@ -45,7 +45,7 @@ void multiply_floats(const QuantizedMatrixView& matrix,
   const int64_t padded = round_up(x_columns, transposed ? block : kernels.panel);
   const int64_t most_rows = round_up(std::min(rows, kGemmRows), kernels.tile_rows);
   const Floats panels = floats(most_rows * padded);
-  const int64_t size = element_size(matrix.dtype);
+  const RowSizes bytes(matrix, product);
 
   // Tiles in units of columns (transposed) or blocks.
   const int64_t items = transposed ? matrix.outputs : ceil_div(matrix.columns, block);
@@ -57,17 +57,16 @@ void multiply_floats(const QuantizedMatrixView& matrix,
     parallel_for(panel_rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m) {
         // Rows beyond the last are multiplied too, and their results left alone.
-        kernels.load_row(matrix.dtype, at(x, (first_row + m) * x_columns * size),
-                         m < count ? x_columns : 0, transposed ? values : 1, padded / kernels.lanes,
+        kernels.load_row(matrix.dtype, at(x, (first_row + m) * bytes.x), m < count ? x_columns : 0,
+                         transposed ? values : 1, padded / kernels.lanes,
                          packed.data + m * packed.row_step, packed.pair_step);
       }
     });
-    const int64_t out_columns = transposed ? matrix.outputs : matrix.columns;
     parallel_for(ceil_div(items, tile), 1, [&](int64_t begin, int64_t end) {
       const Floats scratch = floats(kernels.gemm_scratch(matrix, product, tile, count));
       for (int64_t t = begin; t < end; ++t) {
         kernels.gemm({matrix, product, t * tile, std::min(tile, items - t * tile), count, packed,
-                      at(out, first_row * out_columns * size), scratch.get()});
+                      at(out, first_row * bytes.out), scratch.get()});
       }
     });
   }
