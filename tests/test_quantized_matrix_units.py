@@ -14,14 +14,14 @@ each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["f
 each_format = pytest.mark.parametrize("format", [Format("affine", group, 4) for group in (32, 64, 128)], ids=str)
 
 
-def traced(op, *args, **options) -> mx.array:
-    """The result of an op that is one kernel for matrix units."""
+def traced(op, *args, rows_of_w: int = 16, **options) -> mx.array:
+    """The result of an op that is one kernel for matrix units, whose threadgroups have so many rows of w."""
     poison_memory(1 << 16)
     with mlx_anvil.trace() as trace:
         result = op(*args, **options)
         mx.eval(result)
     assert len(trace.kernels) == 1
-    assert "_matrix_" in trace.kernels[0]
+    assert "_matrix_" in trace.kernels[0] and f"_n{rows_of_w}" in trace.kernels[0]
     return result
 
 
@@ -41,7 +41,7 @@ def assert_product(x: mx.array, matrix: Matrix) -> None:
 @each_dtype
 @each_format
 def test_products(format, dtype, rng):
-    # Columns: a step of 256, several; enough that all SIMD groups have some. Rows of w: ragged blocks of 32.
+    # Columns: a step of 256, several; enough that all SIMD groups have some. Rows of w: ragged blocks of 16.
     for rows, outputs, columns in ((1, 37, 256), (3, 32, 768), (8, 5, 2304), (5, 1, 512)):
         matrix = draw(format, (outputs, columns), rng, dtype)
         x = draw_x((rows, columns), dtype)
@@ -61,11 +61,16 @@ def test_swiglu(format, dtype, rng):
 
 
 @each_dtype
-def test_columns_are_not_shared_by_many_rows(dtype, rng):
-    format = Format("affine", 64, 4)
-    matrix = draw(format, (65539, 256), rng, dtype)
+@each_format
+def test_many_rows_of_w(format, dtype, rng):
+    w = draw(format, (65539, 256), rng, dtype)
     x = draw_x((2, 256), dtype)
-    assert_product(x, matrix)
+    options = {"transpose": True, **format.options}
+    rows_of_w = 16 if format.group_size == 32 else 24
+    result = traced(mlx_anvil.quantized_matmul, x, *w.arrays, rows_of_w=rows_of_w, **options)
+    assert_rounded(result, to_numpy(x) @ w.weights.T, dtype, terms=256)
+    first = traced(mlx_anvil.quantized_matmul, x, *(array[:37] for array in w.arrays), **options)
+    assert_same_bits(result[:, :37], first)
 
 
 @each_dtype

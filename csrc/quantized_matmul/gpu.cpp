@@ -18,13 +18,15 @@ constexpr const char* kFolder = "quantized_matmul";
 // As numbered in plain.metal and matmul.metal.
 enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors };
 
-// gemv_matrix.metal: rows of w and columns that a SIMD group takes at a time.
-constexpr int kMatrixSimdgroups = 4;
-constexpr int kMatrixThreads = 32 * kMatrixSimdgroups;
-constexpr int64_t kMatrixOutputs = 32;
-constexpr int64_t kMatrixColumns = 256;
-// With so many rows of w each SIMD group of a large GPU has some of its own.
-constexpr int64_t kEnoughMatrixOutputs = 65536;
+// gemv_matrix.metal
+constexpr int kMatrixThreads = 128;
+constexpr int64_t kMatrixColumns = 256;  // that a SIMD group takes at a time
+constexpr int64_t kManyOutputs = 65536;
+
+// Rows of w of a threadgroup.
+int64_t matrix_outputs(int64_t all_outputs, const QuantizedFormat& format, int64_t matrices) {
+  return all_outputs >= kManyOutputs && format.group > 32 && matrices == 1 ? 24 : 16;
+}
 
 // plain.metal
 constexpr int kPlainThreads = 256;
@@ -104,15 +106,17 @@ void launch_gemv(const char* kernel,
   const std::string dtype = dtype_name(request.x);
   const auto row_blocks = static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows));
   const auto batch = static_cast<uint32_t>(sizes.batch);
-  const auto grid = [&](int64_t streams, bool shared, int64_t simdgroups) -> Extent {
+  // streams: rows of w that a SIMD group takes, or all of a threadgroup's together.
+  const auto grid = [&](int64_t streams, bool shared) -> Extent {
     const int64_t all = ceil_div(sizes.outputs, streams / matrices);
-    return {static_cast<uint32_t>(shared ? all : ceil_div(all, simdgroups)), row_blocks, batch};
+    return {static_cast<uint32_t>(shared ? all : ceil_div(all, kGemvSimdgroups)), row_blocks,
+            batch};
   };
   if (by_matrices) {
-    const bool shared = all_outputs < kEnoughMatrixOutputs;
-    request.launch_kernel(start + "_matrix_" + dtype + "_g" + std::to_string(format.group),
-                          {{kRowsAreVectors, true}, {kColumnsAreShared, shared}},
-                          params_of(format, sizes), grid(kMatrixOutputs, shared, kMatrixSimdgroups),
+    const int64_t outputs = matrix_outputs(all_outputs, format, matrices);
+    request.launch_kernel(start + "_matrix_" + dtype + "_g" + std::to_string(format.group) + "_n" +
+                              std::to_string(outputs),
+                          {{kRowsAreVectors, true}}, params_of(format, sizes), grid(outputs, true),
                           kMatrixThreads);
     return;
   }
@@ -123,7 +127,7 @@ void launch_gemv(const char* kernel,
   request.launch_kernel(
       start + "_" + dtype + "_" + format_name(format) + "_r" + std::to_string(kernel_rows(rows)),
       {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
-      grid(gemv_streams(sizes.rows), shared, kGemvSimdgroups));
+      grid(gemv_streams(sizes.rows), shared));
 }
 
 void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Stream& stream) {

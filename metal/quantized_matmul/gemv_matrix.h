@@ -5,16 +5,20 @@
 // word, which one mask gives, and that a group is whole fragments. So groups are summed up before
 // their scale is applied, and all rows of x take the same steps, however many there are. A lane
 // reads words of w and the columns of x that belong to them, and exchanges neither.
+//
+// The SIMD groups of a threadgroup share the columns of its rows of w, kFragments times 8 of them.
+// Few rows leave registers for more threadgroups at a time, which hides more of what memory takes
+// than loads of the next columns under way would; many share the work on x.
 #pragma once
 
 #include "metal/common/tile.h"
 #include "metal/quantized_matmul/dequant.h"
-#include "metal/quantized_matmul/gemv.h"
 
 enum { kMatrixSimdgroups = 4, kMatrixThreads = 32 * kMatrixSimdgroups };
-// Of a SIMD group: fragments of rows of w, and columns at a time. K is a multiple of these.
-enum { kMatrixFragments = 4, kMatrixColumns = 256 };
-enum { kMatrixOutputs = 8 * kMatrixFragments };
+// Of a threadgroup: rows of x. Of a SIMD group: columns at a time, of which K is a multiple.
+enum { kMatrixRows = 8, kMatrixColumns = 256 };
+// So many threads have to fit into registers, to bound how many a thread takes.
+enum { kMatrixThreadsOfRegisters = 4 * kMatrixThreads };
 
 // What a code is as a 16-bit number: with these bits around it, (code + kOffset) / factor().
 template <typename T>
@@ -34,7 +38,7 @@ struct SmallCode<bfloat> {
   METAL_FUNC static float factor() { return 1.0f; }
 };
 
-template <typename T, int kGroup>
+template <typename T, int kGroup, int kFragments>
 struct GemvMatrixSums {
   // kWords: a lane's of a group.
   enum { kGroups = kMatrixColumns / kGroup, kWords = kGroup / 32 };
@@ -42,47 +46,55 @@ struct GemvMatrixSums {
 
   FragmentPlace place;
   // Of w's row place.row of each fragment and x's rows place.column and place.column + 1.
-  float2 totals[kMatrixFragments];
+  float2 totals[kFragments];
 
   METAL_FUNC void clear() thread {
     MLX_ANVIL_UNROLL
-    for (int f = 0; f < kMatrixFragments; ++f) {
+    for (int f = 0; f < kFragments; ++f) {
       totals[f] = float2(0.0f);
     }
   }
 
-  // Adds every step-th 256 columns. `rows`: the lane's, of each fragment; `x`: row place.row, or
-  // any where there is none, whose sums are nobody's.
-  METAL_FUNC void add(const thread Row (&rows)[kMatrixFragments],
+  // Adds every so many times 256 columns as there are SIMD groups. `rows`: the lane's, of each
+  // fragment; `x`: row place.row, or any where there is none, whose sums are nobody's.
+  METAL_FUNC void add(const thread Row (&rows)[kFragments],
                       const device T* x,
-                      int columns,
-                      int first,
-                      int step) thread {
-    for (int begin = first * kMatrixColumns; begin < columns; begin += step * kMatrixColumns) {
-      uint words[kMatrixFragments][kGroups][kWords];
-      T scales[kMatrixFragments][kGroups], biases[kMatrixFragments][kGroups];
+                      uint columns,
+                      uint simdgroup) thread {
+    // Plus a zero that only run time knows: as PTX, constants are moved into registers anew for
+    // every product.
+    const uint zero = columns >> 31;
+    const uint mask = 0x000f000fu;  // as only operand it is part of the instruction
+    const Constants constants = {metal::as_type<uint>(Pair<T>(T(1), T(1))) + zero,
+                                 SmallCode<T>::kBits == 0 ? mask : mask + zero};
+    const uint own_word = place.column / 2 * kWords;
+    for (uint begin = simdgroup * kMatrixColumns; begin < columns;
+         begin += kMatrixSimdgroups * kMatrixColumns) {
+      // One offset for all loads of a row: what is added to it is known when code is generated.
+      const uint word = begin / 8 + own_word, group = begin / kGroup;
+      uint words[kFragments][kGroups][kWords];
+      T scales[kFragments][kGroups], biases[kFragments][kGroups];
       MLX_ANVIL_UNROLL
-      for (int f = 0; f < kMatrixFragments; ++f) {
+      for (int f = 0; f < kFragments; ++f) {
         MLX_ANVIL_UNROLL
         for (int g = 0; g < kGroups; ++g) {
-          const int word = (begin + g * kGroup) / 8 + place.column / 2 * kWords;
-          load_words<kWords>(rows[f].words + word, words[f][g]);
+          load_words<kWords>(rows[f].words + word + g * (kGroup / 8), words[f][g]);
         }
-        load_factors(rows[f].scales + begin / kGroup, scales[f]);
-        load_factors(rows[f].biases + begin / kGroup, biases[f]);
+        load_factors(rows[f].scales + group, scales[f]);
+        load_factors(rows[f].biases + group, biases[f]);
       }
       uint4 elements[kGroups][kWords];
       MLX_ANVIL_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kWords; ++i) {
-          const int column = begin + g * kGroup + 8 * (place.column / 2 * kWords + i);
-          elements[g][i] = *reinterpret_cast<const device uint4*>(x + column);
+          const device T* from = x + 8 * word + (g * kGroup + 8 * i);
+          elements[g][i] = *reinterpret_cast<const device uint4*>(from);
         }
       }
       MLX_ANVIL_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        add_group(g, words, scales, biases, elements[g]);
+        add_group(g, words, scales, biases, elements[g], constants);
       }
     }
   }
@@ -102,16 +114,23 @@ struct GemvMatrixSums {
     }
   }
 
+  struct Constants {
+    uint ones;   // two numbers
+    uint codes;  // a mask of two
+  };
+
   METAL_FUNC void add_group(int g,
-                            const thread uint (&words)[kMatrixFragments][kGroups][kWords],
-                            const thread T (&scales)[kMatrixFragments][kGroups],
-                            const thread T (&biases)[kMatrixFragments][kGroups],
-                            const thread uint4 (&elements)[kWords]) thread {
-    const Fragment<T> ones = fragment_of<T>(T(1), T(1));
+                            const thread uint (&words)[kFragments][kGroups][kWords],
+                            const thread T (&scales)[kFragments][kGroups],
+                            const thread T (&biases)[kFragments][kGroups],
+                            const thread uint4 (&elements)[kWords],
+                            Constants constants) thread {
+    const Pair<T> two_ones = metal::as_type<Pair<T>>(constants.ones);
+    const Fragment<T> ones = fragment_of<T>(two_ones.x, two_ones.y);
     Fragment<float> x_sums = fragment_of<float>(0.0f, 0.0f);
-    Fragment<float> sums[kMatrixFragments];
+    Fragment<float> sums[kFragments];
     MLX_ANVIL_UNROLL
-    for (int f = 0; f < kMatrixFragments; ++f) {
+    for (int f = 0; f < kFragments; ++f) {
       sums[f] = x_sums;
     }
     MLX_ANVIL_UNROLL
@@ -119,8 +138,8 @@ struct GemvMatrixSums {
       const int word = i / 4, code = i % 4;
       const Fragment<T> x = transposed(columns_of_codes(elements[word], code), place);
       MLX_ANVIL_UNROLL
-      for (int f = 0; f < kMatrixFragments; ++f) {
-        const uint codes = words[f][g][word] >> (4 * code) & 0x000f000fu;
+      for (int f = 0; f < kFragments; ++f) {
+        const uint codes = words[f][g][word] >> (4 * code) & constants.codes;
         const Pair<T> pair = metal::as_type<Pair<T>>(codes | uint(SmallCode<T>::kBits));
         metal::simdgroup_multiply_accumulate(sums[f], fragment_of<T>(pair.x, pair.y), x, sums[f]);
       }
@@ -128,11 +147,14 @@ struct GemvMatrixSums {
     }
     const float2 of_x = elements_of(x_sums);
     MLX_ANVIL_UNROLL
-    for (int f = 0; f < kMatrixFragments; ++f) {
-      const float2 of_codes =
-          SmallCode<T>::factor() * elements_of(sums[f]) - float(SmallCode<T>::kOffset) * of_x;
-      totals[f] +=
-          static_cast<float>(scales[f][g]) * of_codes + static_cast<float>(biases[f][g]) * of_x;
+    for (int f = 0; f < kFragments; ++f) {
+      float2 of_codes = elements_of(sums[f]);
+      if (SmallCode<T>::kOffset != 0) {
+        of_codes = metal::fma(float2(-float(SmallCode<T>::kOffset)), of_x, of_codes);
+      }
+      const float2 scale = float2(SmallCode<T>::factor() * static_cast<float>(scales[f][g]));
+      const float2 bias = float2(static_cast<float>(biases[f][g]));
+      totals[f] = metal::fma(scale, of_codes, metal::fma(bias, of_x, totals[f]));
     }
   }
 
@@ -144,17 +166,14 @@ struct GemvMatrixSums {
   }
 };
 
-// Totals of the lane, over all SIMD groups where these share columns; otherwise as they are.
-template <typename T, int kGroup>
-METAL_FUNC void add_shares(thread GemvMatrixSums<T, kGroup>& sums,
-                           threadgroup float2 (*shares)[kMatrixFragments][32],
+// Totals of the lane, over all SIMD groups.
+template <typename T, int kGroup, int kFragments>
+METAL_FUNC void add_shares(thread GemvMatrixSums<T, kGroup, kFragments>& sums,
+                           threadgroup float2 (*shares)[kFragments][32],
                            uint simdgroup,
                            uint lane) {
-  if (!columns_are_shared) {
-    return;
-  }
   MLX_ANVIL_UNROLL
-  for (int f = 0; f < kMatrixFragments; ++f) {
+  for (int f = 0; f < kFragments; ++f) {
     shares[simdgroup][f][lane] = sums.totals[f];
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -162,7 +181,7 @@ METAL_FUNC void add_shares(thread GemvMatrixSums<T, kGroup>& sums,
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kMatrixSimdgroups; ++i) {
     MLX_ANVIL_UNROLL
-    for (int f = 0; f < kMatrixFragments; ++f) {
+    for (int f = 0; f < kFragments; ++f) {
       sums.totals[f] += shares[i][f][lane];
     }
   }

@@ -1,29 +1,13 @@
 // Quantized products of up to 8 rows of x by matrix products: what gemv.metal computes, for affine
 // codes of 4 bits and 16-bit x.
 //
-// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>. Bindings: those of
-// gemv.metal. Function constants: 0: true (see below); 1: of gemv.h. Grid: blocks of rows of
-// w x blocks of 8 rows of x x batch; a SIMD group takes 32 rows of w (swiglu: 16 of each matrix).
-// Threadgroup: 128 x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a multiple of 256.
+// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>_n<rows of w>. Bindings: those
+// of gemv.metal. Function constant 0: true (see below). Grid: blocks of so many rows of w (swiglu:
+// of half as many of each matrix) x blocks of 8 rows of x x batch. Threadgroup: 128 x 1 x 1. Arrays
+// are dense, aligned to 16 bytes, and K is a multiple of 256.
 #include "metal/common/activation.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
-
-struct MatrixPlace {
-  int first_row;     // of x
-  int first_output;  // row of w
-  int first_step;    // of columns
-  int step;
-};
-
-// outputs: rows of a matrix that a SIMD group takes.
-METAL_FUNC MatrixPlace matrix_place(uint3 group, uint simdgroup, int outputs) {
-  const int row = 8 * int(group.y);
-  if (columns_are_shared) {
-    return {row, int(group.x) * outputs, int(simdgroup), kMatrixSimdgroups};
-  }
-  return {row, int(group.x * kMatrixSimdgroups + simdgroup) * outputs, 0, 1};
-}
 
 // Row `row` of a matrix, or its last one.
 template <typename T>
@@ -37,20 +21,20 @@ METAL_FUNC WeightRow<T, AffineFormat<4>> matrix_row(WeightRow<T, AffineFormat<4>
 }
 
 // Sums of all columns. x: of this batch.
-template <typename T, int kGroup>
-METAL_FUNC GemvMatrixSums<T, kGroup> matrix_sums(
-    const thread WeightRow<T, AffineFormat<4>> (&rows)[kMatrixFragments],
+template <typename T, int kGroup, int kFragments>
+METAL_FUNC GemvMatrixSums<T, kGroup, kFragments> matrix_sums(
+    const thread WeightRow<T, AffineFormat<4>> (&rows)[kFragments],
     const device T* x,
     constant QuantizedParams& params,
-    MatrixPlace at,
+    int first_row,
     uint simdgroup,
     uint lane,
-    threadgroup float2 (*shares)[kMatrixFragments][32]) {
-  GemvMatrixSums<T, kGroup> sums;
+    threadgroup float2 (*shares)[kFragments][32]) {
+  GemvMatrixSums<T, kGroup, kFragments> sums;
   sums.place = fragment_place(lane);
   sums.clear();
-  const int row = metal::min(at.first_row + sums.place.row, params.rows - 1);
-  sums.add(rows, x + long(row) * params.columns, params.columns, at.first_step, at.step);
+  const int row = metal::min(first_row + sums.place.row, params.rows - 1);
+  sums.add(rows, x + long(row) * params.columns, params.columns, simdgroup);
   add_shares(sums, shares, simdgroup, lane);
   return sums;
 }
@@ -67,8 +51,8 @@ METAL_FUNC void store_two_rows(
   }
 }
 
-template <typename T, int kGroup>
-[[kernel, max_total_threads_per_threadgroup(kMatrixThreads)]] void quantized_gemv_matrix(
+template <typename T, int kGroup, int kFragments>
+[[kernel, max_total_threads_per_threadgroup(kMatrixThreadsOfRegisters)]] void quantized_gemv_matrix(
     const device T* x [[buffer(0)]],
     const device uint* w [[buffer(1)]],
     const device T* scales [[buffer(2)]],
@@ -78,57 +62,56 @@ template <typename T, int kGroup>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float2 shares[kMatrixSimdgroups][kMatrixFragments][32];
+  threadgroup float2 shares[kMatrixSimdgroups][kFragments][32];
   const long batch = group.z;
-  const MatrixPlace at = matrix_place(group, simdgroup, kMatrixOutputs);
+  const int first_row = kMatrixRows * group.y, first_output = 8 * kFragments * group.x;
   const FragmentPlace place = fragment_place(lane);
-  WeightRow<T, AffineFormat<4>> rows[kMatrixFragments];
+  WeightRow<T, AffineFormat<4>> rows[kFragments];
   MLX_ANVIL_UNROLL
-  for (int f = 0; f < kMatrixFragments; ++f) {
-    rows[f] =
-        matrix_row<T>({w, scales, biases}, batch, at.first_output + 8 * f + place.row, params);
+  for (int f = 0; f < kFragments; ++f) {
+    rows[f] = matrix_row<T>({w, scales, biases}, batch, first_output + 8 * f + place.row, params);
   }
-  const GemvMatrixSums<T, kGroup> sums = matrix_sums<T, kGroup>(
-      rows, x + batch * params.rows * params.columns, params, at, simdgroup, lane, shares);
-  if (!stores_results(simdgroup)) {
+  const GemvMatrixSums<T, kGroup, kFragments> sums = matrix_sums<T, kGroup, kFragments>(
+      rows, x + batch * params.rows * params.columns, params, first_row, simdgroup, lane, shares);
+  if (simdgroup != 0) {
     return;
   }
   MLX_ANVIL_UNROLL
-  for (int f = 0; f < kMatrixFragments; ++f) {
-    store_two_rows(out + batch * params.rows * params.outputs, at.first_row + place.column,
-                   at.first_output + 8 * f + place.row, sums.totals[f], params);
+  for (int f = 0; f < kFragments; ++f) {
+    store_two_rows(out + batch * params.rows * params.outputs, first_row + place.column,
+                   first_output + 8 * f + place.row, sums.totals[f], params);
   }
 }
 
 // Half of the fragments are rows of gate, and half the same rows of up.
-template <typename T, int kGroup>
-[[kernel, max_total_threads_per_threadgroup(kMatrixThreads)]] void quantized_swiglu_matrix(
-    const device T* x [[buffer(0)]],
-    const device uint* gate_w [[buffer(1)]],
-    const device T* gate_scales [[buffer(2)]],
-    const device T* gate_biases [[buffer(3)]],
-    const device uint* up_w [[buffer(4)]],
-    const device T* up_scales [[buffer(5)]],
-    const device T* up_biases [[buffer(6)]],
-    device T* out [[buffer(7)]],
-    constant QuantizedParams& params [[buffer(8)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
-  enum { kHalf = kMatrixFragments / 2 };
-  threadgroup float2 shares[kMatrixSimdgroups][kMatrixFragments][32];
-  const MatrixPlace at = matrix_place(group, simdgroup, kMatrixOutputs / 2);
+template <typename T, int kGroup, int kFragments>
+[[kernel, max_total_threads_per_threadgroup(kMatrixThreadsOfRegisters)]] void
+quantized_swiglu_matrix(const device T* x [[buffer(0)]],
+                        const device uint* gate_w [[buffer(1)]],
+                        const device T* gate_scales [[buffer(2)]],
+                        const device T* gate_biases [[buffer(3)]],
+                        const device uint* up_w [[buffer(4)]],
+                        const device T* up_scales [[buffer(5)]],
+                        const device T* up_biases [[buffer(6)]],
+                        device T* out [[buffer(7)]],
+                        constant QuantizedParams& params [[buffer(8)]],
+                        uint3 group [[threadgroup_position_in_grid]],
+                        uint simdgroup [[simdgroup_index_in_threadgroup]],
+                        uint lane [[thread_index_in_simdgroup]]) {
+  enum { kHalf = kFragments / 2 };
+  threadgroup float2 shares[kMatrixSimdgroups][kFragments][32];
+  const int first_row = kMatrixRows * group.y, first_output = 4 * kFragments * group.x;
   const FragmentPlace place = fragment_place(lane);
-  WeightRow<T, AffineFormat<4>> rows[kMatrixFragments];
+  WeightRow<T, AffineFormat<4>> rows[kFragments];
   MLX_ANVIL_UNROLL
   for (int f = 0; f < kHalf; ++f) {
-    const int row = at.first_output + 8 * f + place.row;
+    const int row = first_output + 8 * f + place.row;
     rows[f] = matrix_row<T>({gate_w, gate_scales, gate_biases}, 0, row, params);
     rows[f + kHalf] = matrix_row<T>({up_w, up_scales, up_biases}, 0, row, params);
   }
-  const GemvMatrixSums<T, kGroup> sums =
-      matrix_sums<T, kGroup>(rows, x, params, at, simdgroup, lane, shares);
-  if (!stores_results(simdgroup)) {
+  const GemvMatrixSums<T, kGroup, kFragments> sums =
+      matrix_sums<T, kGroup, kFragments>(rows, x, params, first_row, simdgroup, lane, shares);
+  if (simdgroup != 0) {
     return;
   }
   MLX_ANVIL_UNROLL
@@ -136,21 +119,28 @@ template <typename T, int kGroup>
     const float2 gate = sums.totals[f], up = sums.totals[f + kHalf];
     const float2 values =
         float2(gate.x * sigmoid(gate.x).value * up.x, gate.y * sigmoid(gate.y).value * up.y);
-    store_two_rows(out, at.first_row + place.column, at.first_output + 8 * f + place.row, values,
-                   params);
+    store_two_rows(out, first_row + place.column, first_output + 8 * f + place.row, values, params);
   }
 }
 
-#define INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, group) \
-  template [[host_name(#kernel_name "_" #dtype "_g" #group)]]    \
-  [[kernel]] decltype(kernel_name<type, group>) kernel_name<type, group>;
+#define INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, group, rows, fragments) \
+  template [[host_name(#kernel_name "_" #dtype "_g" #group "_n" #rows)]]          \
+  [[kernel]] decltype(kernel_name<type, group, fragments>) kernel_name<type, group, fragments>;
 
 #define INSTANTIATE_GEMV_MATRIX_GROUPS(kernel_name, dtype, type) \
-  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 32)          \
-  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 64)          \
-  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 128)
+  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 32, 16, 2)   \
+  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 64, 16, 2)   \
+  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 128, 16, 2)
 
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, bfloat16, bfloat)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, bfloat16, bfloat)
+
+// For matrices of very many rows. Factors of groups of 32 would take more registers than there are.
+#define INSTANTIATE_TALL_GEMV_MATRIX(dtype, type)                        \
+  INSTANTIATE_GEMV_MATRIX(quantized_gemv_matrix, dtype, type, 64, 24, 3) \
+  INSTANTIATE_GEMV_MATRIX(quantized_gemv_matrix, dtype, type, 128, 24, 3)
+
+INSTANTIATE_TALL_GEMV_MATRIX(float16, half)
+INSTANTIATE_TALL_GEMV_MATRIX(bfloat16, bfloat)
