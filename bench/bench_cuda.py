@@ -2,14 +2,14 @@
 
     python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
 
-writes bench/results/<name>.json. A contestant makes as many calls as fill some milliseconds and waits for the last;
-contestants run interleaved in one process, figures are medians. "Copy" is cudaMemcpy from device to device, which
+writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the last;
+contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the GPU needs for
+the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy" is cudaMemcpy from device to device, which
 PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and keys that a call only
 reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other layers come between.
 """
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -21,7 +21,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from rich.console import Console
 
-from harness import in_turn, measure, ratio, write_results
+from cuda_timing import Call, Row, compare, copy_rate, launches
+from harness import in_turn, write_results
 from mlx_anvil import (
     flash_attention,
     quantized_argmax,
@@ -34,103 +35,9 @@ from mlx_anvil import (
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
 
-Call = Callable[[], Any]
-Row = dict[str, Any]
-
 HALF_DTYPES = (mx.float16, mx.bfloat16)
 MORE_THAN_CACHE = 200 << 20
-SECONDS_A_BATCH = 0.004
 GROUP_SIZE, BITS = 64, 4
-
-
-def queued(call: Call, steps: int) -> tuple[Callable[[], None], int]:
-    """A function that makes several calls and waits for the last, and how many. One op is evaluated together with the next ones,
-    as in a model; calls that are `steps`, of many ops, each while the next one's graph is made, as tokens are."""
-
-    def run(count: int) -> None:
-        if steps:
-            for _ in range(count):
-                mx.async_eval(call())
-        else:
-            mx.eval([call() for _ in range(count)])
-        mx.synchronize()
-
-    for _ in range(3):
-        run(1)
-    start = time.perf_counter()
-    run(3)
-    once = (time.perf_counter() - start) / 3
-    count = max(steps, 1, min(200, int(SECONDS_A_BATCH / once)))
-    return lambda: run(count), count
-
-
-def copy_seconds(total_bytes: int) -> float | None:
-    """A device copy that reads and writes so much in all; the fastest of several. None without PyTorch."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    source = torch.empty(total_bytes // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(7):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(10):
-            target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) / 10e3)
-    del source, target
-    torch.cuda.empty_cache()
-    return best
-
-
-def copy_rate() -> float | None:
-    """Bytes a second, read and written, of a copy far larger than the cache."""
-    total = 4 << 30
-    seconds = copy_seconds(total)
-    return total / seconds if seconds else None
-
-
-def compare(
-    what: str, contestants: dict[str, Call], *, work: dict[str, float], copy: float | None = None, steps: int = 0
-) -> Row:
-    """One row; `ours` is what the others are set against. `work`: bytes and flops of a call; `steps`: as for `queued`."""
-    runs = {label: queued(call, steps) for label, call in contestants.items()}
-    timings = measure({label: run for label, (run, _) in runs.items()}, rounds=9, least_seconds=0, budget_seconds=6)
-    row: Row = {"what": what}
-    for label, (_, count) in runs.items():
-        row[f"{label}_us"] = round(timings[label].median / count * 1e6, 2)
-        row[f"{label}_spread"] = round(timings[label].spread, 3)
-    seconds = row["ours_us"] / 1e6
-    for label, (_, count) in runs.items():
-        if label != "ours":
-            scale = runs["ours"][1] / count
-            row[f"times_{label}"] = round(ratio(timings[label], timings["ours"]) * scale, 3)
-    if "flops" in work:
-        row["tflops"] = round(work["flops"] / seconds / 1e12, 2)
-    if "bytes" in work:
-        row["bytes_per_second"] = round(work["bytes"] / seconds)
-        if copy:
-            row["share_of_copy"] = round(work["bytes"] / seconds / copy, 3)
-    return row
-
-
-def launches(call: Call) -> int | None:
-    """Kernels that the GPU runs for a call, MLX's and ours, as PyTorch's profiler sees them. None without PyTorch."""
-    try:
-        from torch.autograd import DeviceType
-        from torch.profiler import ProfilerActivity, profile
-    except ImportError:
-        return None
-    mx.eval(call())
-    mx.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        mx.eval(call())
-        mx.synchronize()
-    names = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
-    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
 
 
 def normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
