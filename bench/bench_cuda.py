@@ -175,7 +175,8 @@ def training_rows(copy: float | None) -> Iterator[Row]:
         contestants: dict[str, Call] = {
             label: partial(mx.vjp, function, qkv, [d_out]) for label, function in functions.items()
         }
-        what = f"attention forward and backward {dtype_name(dtype)} (1, 8, {length}, 128) causal {options}"
+        feature = ", ".join(f"{name}={value}" for name, value in options.items())
+        what = f"attention forward and backward {dtype_name(dtype)} (1, 8, {length}, 128) causal, {feature}"
         row = compare(what, contestants, work={})
         peaks = {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}
         yield row | peaks | {"times_peak": round(peaks["composed_peak_bytes"] / peaks["ours_peak_bytes"], 2)}

@@ -117,13 +117,36 @@ def language_model_parts(results: Results) -> str:
     return _markdown(heads, rows)
 
 
+def cuda(results: Results) -> str:
+    """Large calls: our time, that of MLX's ops over it by the host's clock and by the GPU's, and a rate."""
+    rows = []
+    for row in results["rows"]:
+        base = next((name for name in ("mlx", "composed", "compiled") if f"times_{name}" in row), None)
+        if base is None or "64x64" in row["what"]:
+            continue
+        if "tflops" in row:
+            rate = f"{row['tflops']:.0f} TFLOP/s"
+        elif "share_of_copy" in row:
+            rate = f"{row['share_of_copy']:.2f} of copy"
+        elif "times_peak" in row:
+            rate = f"peak memory 1/{row['times_peak']:.0f}"
+        else:
+            launches = f"{row['ours_launches']} launches (MLX {row['mlx_launches']})"
+            rate = f"{row['ours_tokens_per_second']:.0f} tokens/s, {launches}"
+        times = (f"{row[f'times_{base}{clock}']:.2f}" for clock in ("", "_gpu"))
+        rows.append([row["what"], f"{row['ours_us']:.0f}", *times, rate])
+    return _markdown(("call", "ours, us", "MLX / ours", "on the GPU", ""), rows)
+
+
 # What a page calls a table: the file of its results, and what makes it.
 TABLES = {
     "silu_gate": ("silu_gate_cpu", silu_gate),
     "flash_attention": ("flash_attention_cpu", attention),
     "language model": ("lm_cpu", language_model),
+    "language model, Xeon": ("lm_xeon", language_model),
     "language model, briefly": ("lm_cpu", language_model_briefly),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
+    "cuda": ("cuda_h200", cuda),
 }
 
 

@@ -21,7 +21,8 @@ def traced(op, *args, rows_of_w: int = 16, **options) -> mx.array:
         result = op(*args, **options)
         mx.eval(result)
     assert len(trace.kernels) == 1
-    assert "_matrix_" in trace.kernels[0] and f"_n{rows_of_w}" in trace.kernels[0]
+    assert "_matrix_" in trace.kernels[0]
+    assert f"_n{rows_of_w}" in trace.kernels[0]
     return result
 
 
