@@ -1,24 +1,18 @@
 // Products of up to 8 rows of x with rows of w of 4-bit codes, by matrix products of 16-bit
-// numbers: for GPUs that have units for these, on which eight rows of x cost no more than one.
+// numbers: for GPUs that have units for these, on which eight rows of x cost little more than one.
 //
 // The columns of a fragment are dealt so that a lane's two elements are codes i and i + 4 of one
 // word, which one mask gives, and that a group is whole fragments. So groups are summed up before
 // their scale is applied, and all rows of x take the same steps, however many there are. A lane
 // reads words of w and the columns of x that belong to them, and exchanges neither.
 //
-// The SIMD groups of a threadgroup share the columns of its rows of w, kFragments times 8 of them.
-// Few rows leave registers for more threadgroups at a time, which hides more of what memory takes
-// than loads of the next columns under way would; many share the work on x.
+// The SIMD groups of a threadgroup share the columns of its rows of w. What one needs of them for
+// its next step comes into threadgroup memory while it computes with what is there: that hides what
+// memory takes, and costs no registers.
 #pragma once
 
 #include "metal/common/tile.h"
-#include "metal/quantized_matmul/dequant.h"
-
-enum { kMatrixSimdgroups = 4, kMatrixThreads = 32 * kMatrixSimdgroups };
-// Of a threadgroup: rows of x. Of a SIMD group: columns at a time, of which K is a multiple.
-enum { kMatrixRows = 8, kMatrixColumns = 256 };
-// So many threads have to fit into registers, to bound how many a thread takes.
-enum { kMatrixThreadsOfRegisters = 4 * kMatrixThreads };
+#include "metal/quantized_matmul/gemv_stage.h"
 
 // What a code is as a 16-bit number: with these bits around it, (code + kOffset) / factor().
 template <typename T>
@@ -42,7 +36,7 @@ template <typename T, int kGroup, int kFragments>
 struct GemvMatrixSums {
   // kWords: a lane's of a group.
   enum { kGroups = kMatrixColumns / kGroup, kWords = kGroup / 32 };
-  using Row = WeightRow<T, AffineFormat<4>>;
+  using Stage = MatrixStage<T, kGroup, kFragments>;
 
   FragmentPlace place;
   // Of w's row place.row of each fragment and x's rows place.column and place.column + 1.
@@ -55,74 +49,96 @@ struct GemvMatrixSums {
     }
   }
 
-  // Adds every so many times 256 columns as there are SIMD groups. `rows`: the lane's, of each
-  // fragment; `x`: row place.row, or any where there is none, whose sums are nobody's.
-  METAL_FUNC void add(const thread Row (&rows)[kFragments],
+  // Adds every so many times 256 columns as there are SIMD groups. `x`: row place.row, or any where
+  // there is none, whose sums are nobody's. `stages`: two, of this SIMD group.
+  METAL_FUNC void add(const thread FragmentRows<T> (&rows)[kFragments],
                       const device T* x,
-                      uint columns,
-                      uint simdgroup) thread {
+                      int columns,
+                      int simdgroup,
+                      int lane,
+                      threadgroup uint4* stages) thread {
     // Plus a zero that only run time knows: as PTX, constants are moved into registers anew for
     // every product.
-    const uint zero = columns >> 31;
+    const uint zero = uint(columns) >> 31;
     const uint mask = 0x000f000fu;  // as only operand it is part of the instruction
     const Constants constants = {metal::as_type<uint>(Pair<T>(T(1), T(1))) + zero,
                                  SmallCode<T>::kBits == 0 ? mask : mask + zero};
-    const uint own_word = place.column / 2 * kWords;
-    for (uint begin = simdgroup * kMatrixColumns; begin < columns;
-         begin += kMatrixSimdgroups * kMatrixColumns) {
-      // One offset for all loads of a row: what is added to it is known when code is generated.
-      const uint word = begin / 8 + own_word, group = begin / kGroup;
-      uint words[kFragments][kGroups][kWords];
-      T scales[kFragments][kGroups], biases[kFragments][kGroups];
-      MLX_ANVIL_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        MLX_ANVIL_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-          load_words<kWords>(rows[f].words + word + g * (kGroup / 8), words[f][g]);
-        }
-        load_factors(rows[f].scales + group, scales[f]);
-        load_factors(rows[f].biases + group, biases[f]);
+    const StageCopies<T, kGroup, kFragments> copies(rows, lane);
+    const int steps = columns / kMatrixColumns;
+    if (simdgroup < steps) {
+      copies.start(simdgroup, stages);
+    }
+    end_copies();
+    int current = 0;
+    for (int step = simdgroup; step < steps; step += kMatrixSimdgroups) {
+      threadgroup uint4* next = stages + (current ^ 1) * Stage::kCount;
+      if (step + kMatrixSimdgroups < steps) {
+        copies.start(step + kMatrixSimdgroups, next);
       }
-      uint4 elements[kGroups][kWords];
-      MLX_ANVIL_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kWords; ++i) {
-          const device T* from = x + 8 * word + (g * kGroup + 8 * i);
-          elements[g][i] = *reinterpret_cast<const device uint4*>(from);
-        }
-      }
-      MLX_ANVIL_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        add_group(g, words, scales, biases, elements[g], constants);
-      }
+      end_copies();
+      wait_for_copies<1>();
+      metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+      add_step(stages + current * Stage::kCount, x + step * kMatrixColumns, constants);
+      metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+      current ^= 1;
     }
   }
 
  private:
-  // Of all groups of a step, together: rows of x make no steps that would leave them unaligned.
-  METAL_FUNC static void load_factors(const device T* from, thread T (&to)[kGroups]) {
-    using Vector = metal::vec < T, kGroups<4 ? int(kGroups) : 4>;
-    enum { kSize = kGroups < 4 ? int(kGroups) : 4 };
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kGroups; i += kSize) {
-      const Vector vector = *reinterpret_cast<const device Vector*>(from + i);
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < kSize; ++j) {
-        to[i + j] = vector[j];
-      }
-    }
-  }
-
   struct Constants {
     uint ones;   // two numbers
     uint codes;  // a mask of two
   };
 
-  METAL_FUNC void add_group(int g,
-                            const thread uint (&words)[kFragments][kGroups][kWords],
-                            const thread T (&scales)[kFragments][kGroups],
-                            const thread T (&biases)[kFragments][kGroups],
+  METAL_FUNC void add_step(threadgroup uint4* stage,
+                           const device T* x,
+                           Constants constants) thread {
+    using Factors = typename Stage::Factors;
+    Factors factors[kFragments][2 * Stage::kFactorVectors];
+    MLX_ANVIL_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < 2 * Stage::kFactorVectors; ++i) {
+        factors[f][i] = Stage::factors(stage, 8 * f + place.row)[i];
+      }
+    }
+    MLX_ANVIL_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      const int word = g * (kGroup / 8) + place.column / 2 * kWords;
+      uint words[kFragments][kWords];
+      T scales[kFragments], biases[kFragments];
+      MLX_ANVIL_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        load_staged(Stage::words(stage, 8 * f + place.row, word), words[f]);
+        const int vector = g / Stage::kFactorSize, i = g % Stage::kFactorSize;
+        scales[f] = factors[f][vector][i];
+        biases[f] = factors[f][Stage::kFactorVectors + vector][i];
+      }
+      uint4 elements[kWords];
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kWords; ++i) {
+        elements[i] = reinterpret_cast<const device uint4*>(x)[word + i];
+      }
+      add_group(words, scales, biases, elements, constants);
+    }
+  }
+
+  METAL_FUNC static void load_staged(const threadgroup uint* from, thread uint (&words)[kWords]) {
+    using Words = metal::vec<uint, kWords == 1 ? 2 : int(kWords)>;
+    if (kWords == 1) {
+      words[0] = from[0];
+      return;
+    }
+    const Words vector = *reinterpret_cast<const threadgroup Words*>(from);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = vector[i];
+    }
+  }
+
+  METAL_FUNC void add_group(const thread uint (&words)[kFragments][kWords],
+                            const thread T (&scales)[kFragments],
+                            const thread T (&biases)[kFragments],
                             const thread uint4 (&elements)[kWords],
                             Constants constants) thread {
     const Pair<T> two_ones = metal::as_type<Pair<T>>(constants.ones);
@@ -139,7 +155,7 @@ struct GemvMatrixSums {
       const Fragment<T> x = transposed(columns_of_codes(elements[word], code), place);
       MLX_ANVIL_UNROLL
       for (int f = 0; f < kFragments; ++f) {
-        const uint codes = words[f][g][word] >> (4 * code) & constants.codes;
+        const uint codes = words[f][word] >> (4 * code) & constants.codes;
         const Pair<T> pair = metal::as_type<Pair<T>>(codes | uint(SmallCode<T>::kBits));
         metal::simdgroup_multiply_accumulate(sums[f], fragment_of<T>(pair.x, pair.y), x, sums[f]);
       }
@@ -152,8 +168,8 @@ struct GemvMatrixSums {
       if (SmallCode<T>::kOffset != 0) {
         of_codes = metal::fma(float2(-float(SmallCode<T>::kOffset)), of_x, of_codes);
       }
-      const float2 scale = float2(SmallCode<T>::factor() * static_cast<float>(scales[f][g]));
-      const float2 bias = float2(static_cast<float>(biases[f][g]));
+      const float2 scale = float2(SmallCode<T>::factor() * static_cast<float>(scales[f]));
+      const float2 bias = float2(static_cast<float>(biases[f]));
       totals[f] = metal::fma(scale, of_codes, metal::fma(bias, of_x, totals[f]));
     }
   }

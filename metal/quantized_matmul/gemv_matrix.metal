@@ -9,32 +9,32 @@
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
 
-// Row `row` of a matrix, or its last one.
+// Eight rows of a matrix from `first` on.
 template <typename T>
-METAL_FUNC WeightRow<T, AffineFormat<4>> matrix_row(WeightRow<T, AffineFormat<4>> first,
-                                                    long batch,
-                                                    int row,
-                                                    constant QuantizedParams& params) {
-  return weight_row<T, AffineFormat<4>>(
-      first, batch * params.outputs + metal::min(row, params.outputs - 1), params.columns,
-      params.group_shift);
+METAL_FUNC FragmentRows<T> fragment_rows(WeightRow<T, AffineFormat<4>> matrix,
+                                         int first,
+                                         constant QuantizedParams& params) {
+  return {matrix, first, params.outputs - 1, params.columns / 8,
+          params.columns >> params.group_shift};
 }
 
 // Sums of all columns. x: of this batch.
 template <typename T, int kGroup, int kFragments>
 METAL_FUNC GemvMatrixSums<T, kGroup, kFragments> matrix_sums(
-    const thread WeightRow<T, AffineFormat<4>> (&rows)[kFragments],
+    const thread FragmentRows<T> (&rows)[kFragments],
     const device T* x,
     constant QuantizedParams& params,
     int first_row,
     uint simdgroup,
     uint lane,
+    threadgroup uint4* stages,
     threadgroup float2 (*shares)[kFragments][32]) {
   GemvMatrixSums<T, kGroup, kFragments> sums;
   sums.place = fragment_place(lane);
   sums.clear();
   const int row = metal::min(first_row + sums.place.row, params.rows - 1);
-  sums.add(rows, x + long(row) * params.columns, params.columns, simdgroup);
+  sums.add(rows, x + long(row) * params.columns, params.columns, simdgroup, lane,
+           stages + simdgroup * (2 * MatrixStage<T, kGroup, kFragments>::kCount));
   add_shares(sums, shares, simdgroup, lane);
   return sums;
 }
@@ -62,17 +62,21 @@ template <typename T, int kGroup, int kFragments>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup uint4 stages[kMatrixSimdgroups * 2 * MatrixStage<T, kGroup, kFragments>::kCount];
   threadgroup float2 shares[kMatrixSimdgroups][kFragments][32];
   const long batch = group.z;
   const int first_row = kMatrixRows * group.y, first_output = 8 * kFragments * group.x;
   const FragmentPlace place = fragment_place(lane);
-  WeightRow<T, AffineFormat<4>> rows[kFragments];
+  const auto matrix = weight_row<T, AffineFormat<4>>({w, scales, biases}, batch * params.outputs,
+                                                     params.columns, params.group_shift);
+  FragmentRows<T> rows[kFragments];
   MLX_ANVIL_UNROLL
   for (int f = 0; f < kFragments; ++f) {
-    rows[f] = matrix_row<T>({w, scales, biases}, batch, first_output + 8 * f + place.row, params);
+    rows[f] = fragment_rows<T>(matrix, first_output + 8 * f, params);
   }
-  const GemvMatrixSums<T, kGroup, kFragments> sums = matrix_sums<T, kGroup, kFragments>(
-      rows, x + batch * params.rows * params.columns, params, first_row, simdgroup, lane, shares);
+  const GemvMatrixSums<T, kGroup, kFragments> sums =
+      matrix_sums<T, kGroup, kFragments>(rows, x + batch * params.rows * params.columns, params,
+                                         first_row, simdgroup, lane, stages, shares);
   if (simdgroup != 0) {
     return;
   }
@@ -99,18 +103,19 @@ quantized_swiglu_matrix(const device T* x [[buffer(0)]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                         uint lane [[thread_index_in_simdgroup]]) {
   enum { kHalf = kFragments / 2 };
+  threadgroup uint4 stages[kMatrixSimdgroups * 2 * MatrixStage<T, kGroup, kFragments>::kCount];
   threadgroup float2 shares[kMatrixSimdgroups][kFragments][32];
   const int first_row = kMatrixRows * group.y, first_output = 4 * kFragments * group.x;
   const FragmentPlace place = fragment_place(lane);
-  WeightRow<T, AffineFormat<4>> rows[kFragments];
+  FragmentRows<T> rows[kFragments];
   MLX_ANVIL_UNROLL
   for (int f = 0; f < kHalf; ++f) {
-    const int row = first_output + 8 * f + place.row;
-    rows[f] = matrix_row<T>({gate_w, gate_scales, gate_biases}, 0, row, params);
-    rows[f + kHalf] = matrix_row<T>({up_w, up_scales, up_biases}, 0, row, params);
+    const int first = first_output + 8 * f;
+    rows[f] = fragment_rows<T>({gate_w, gate_scales, gate_biases}, first, params);
+    rows[f + kHalf] = fragment_rows<T>({up_w, up_scales, up_biases}, first, params);
   }
-  const GemvMatrixSums<T, kGroup, kFragments> sums =
-      matrix_sums<T, kGroup, kFragments>(rows, x, params, first_row, simdgroup, lane, shares);
+  const GemvMatrixSums<T, kGroup, kFragments> sums = matrix_sums<T, kGroup, kFragments>(
+      rows, x, params, first_row, simdgroup, lane, stages, shares);
   if (simdgroup != 0) {
     return;
   }

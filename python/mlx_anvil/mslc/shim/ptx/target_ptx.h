@@ -32,6 +32,7 @@ MSLC_INLINE float divide(float x, float y) {
 }  // namespace mslc
 
 #include "atomic_ptx.h"
+#include "copy_ptx.h"
 #include "matrix_ptx.h"
 #include "trigonometry_ptx.h"
 
