@@ -134,7 +134,8 @@ def cuda(results: Results) -> str:
             launches = f"{row['ours_launches']} launches (MLX {row['mlx_launches']})"
             rate = f"{row['ours_tokens_per_second']:.0f} tokens/s, {launches}"
         times = (f"{row[f'times_{base}{clock}']:.2f}" for clock in ("", "_gpu"))
-        rows.append([row["what"], f"{row['ours_us']:.0f}", *times, rate])
+        microseconds = f"{row['ours_us']:.{1 if row['ours_us'] < 100 else 0}f}"
+        rows.append([row["what"], microseconds, *times, rate])
     return _markdown(("call", "ours, us", "MLX / ours", "on the GPU", ""), rows)
 
 
