@@ -3,10 +3,11 @@
     python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
 
 writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the last;
-contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the GPU needs for
-the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy" is cudaMemcpy from device to device, which
-PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and keys that a call only
-reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other layers come between.
+contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the GPU needs
+for the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy" is cudaMemcpy
+from device to device, which PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and
+keys that a call only reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other
+layers come between.
 """
 
 import itertools
