@@ -221,6 +221,8 @@ struct Simulation {
     request.threadgroup_size = to_size(launch->threadgroup);
     request.seed = mode.seed;
     request.step_limit = kStepLimit;
+    request.threadgroup_memory_limit =
+        mode.matrix_units ? MSLC_MOST_THREADGROUP_MEMORY : MSLC_MAX_THREADGROUP_MEMORY;
     mslc_report report{};
     report.struct_size = sizeof(report);
     const bool failed = library->run(&request, &report) != 0 || report.finding_count > 0;

@@ -89,15 +89,20 @@ void launch_forward(const AttentionConfig& config,
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
 
+  const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
+  const AttentionGrid grid =
+      attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
+  std::vector<FunctionConstant> constants =
+      attention_constants(config, are_vectors(arrays), arrays.lse);
+  constants.push_back(grid.constant());
+
   KernelLaunch request{};
-  request.kernel = &attention_kernel(tile.kernel(),
-                                     attention_constants(config, are_vectors(arrays), arrays.lse));
+  request.kernel = &attention_kernel(tile.kernel(), std::move(constants));
   request.inputs = attention_inputs(arrays);
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>((sizes.q_len + tile.rows - 1) / tile.rows),
-                  static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch)};
+  request.grid = grid.extent;
   request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
   launch(request, stream);
 }

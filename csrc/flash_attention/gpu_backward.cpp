@@ -96,10 +96,11 @@ struct Backward {
   KernelLaunch pass(const BackwardTile& tile, int64_t length, int64_t heads, bool vectors) {
     std::vector<FunctionConstant> constants = attention_constants(config, vectors, false);
     constants.push_back({kStoresDMask, tile.pass == "dq" && arrays.d_mask});
-    const Extent grid = {groups_of(length, tile.rows), static_cast<uint32_t>(heads),
-                         static_cast<uint32_t>(sizes.batch)};
+    const AttentionGrid grid =
+        attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
+    constants.push_back(grid.constant());
     KernelLaunch launch =
-        request(attention_kernel(tile.kernel(), std::move(constants)), grid, kThreads);
+        request(attention_kernel(tile.kernel(), std::move(constants)), grid.extent, kThreads);
     launch.inputs = attention_inputs(arrays);
     launch.inputs.insert(launch.inputs.end(), {arrays.lse, arrays.d_out, &delta});
     return launch;

@@ -52,16 +52,39 @@ AttentionParams attention_params(const AttentionConfig& config,
   return params;
 }
 
+namespace {
+
+bool has_band(const AttentionConfig& config) {
+  return config.window_left < kUnboundedWindow || config.window_right < kUnboundedWindow;
+}
+
+}  // namespace
+
+AttentionGrid attention_grid(const AttentionConfig& config,
+                             int64_t blocks,
+                             int64_t heads,
+                             int64_t batch,
+                             const mx::Device& device) {
+  // Measured on NVIDIA's GPUs only, whose second-level cache holds the keys of several heads.
+  constexpr int64_t kMostBlocksInY = 65535;
+  AttentionGrid grid{};
+  grid.heads_are_along_x = has_band(config) && has_matrix_units(device) && blocks <= kMostBlocksInY;
+  grid.extent = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(heads),
+                 static_cast<uint32_t>(batch)};
+  if (grid.heads_are_along_x) {
+    std::swap(grid.extent.x, grid.extent.y);
+  }
+  return grid;
+}
+
 std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
                                                   bool vectors,
                                                   bool stores_lse) {
   const auto constant = [](AttentionConstant index, bool value) {
     return FunctionConstant{static_cast<uint32_t>(index), value};
   };
-  const bool banded =
-      config.window_left < kUnboundedWindow || config.window_right < kUnboundedWindow;
   return {
-      constant(AttentionConstant::kBand, banded),
+      constant(AttentionConstant::kBand, has_band(config)),
       constant(AttentionConstant::kSoftcap, config.softcap > 0),
       constant(AttentionConstant::kBoolMask, config.mask == AttentionMask::kBool),
       constant(AttentionConstant::kAdditiveMask, config.mask == AttentionMask::kAdditive),

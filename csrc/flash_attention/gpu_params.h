@@ -21,8 +21,9 @@ enum class AttentionConstant : uint32_t {
   kSinks,
   kVectors,
   kStoresLse,
-  kHasDLse,      // of the backward
-  kStoresDMask,  // likewise
+  kHasDLse,         // of the backward
+  kStoresDMask,     // likewise
+  kHeadsAreAlongX,  // of the forward and the backward: metal/flash_attention/grid.h
 };
 
 // Each kernel's own begin here.
@@ -36,6 +37,22 @@ AttentionParams attention_params(const AttentionConfig& config,
 std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
                                                   bool vectors,
                                                   bool stores_lse = false);
+
+// Of blocks of rows, each head having as many.
+struct AttentionGrid {
+  Extent extent;
+  bool heads_are_along_x;
+
+  FunctionConstant constant() const {
+    return {static_cast<uint32_t>(AttentionConstant::kHeadsAreAlongX), heads_are_along_x};
+  }
+};
+
+AttentionGrid attention_grid(const AttentionConfig& config,
+                             int64_t blocks,
+                             int64_t heads,
+                             int64_t batch,
+                             const mx::Device& device);
 
 // Bindings 0 to 4 of every kernel: where there is no mask and no sinks, q stands in.
 std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays);

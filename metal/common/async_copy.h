@@ -16,6 +16,16 @@ METAL_FUNC void start_copy(threadgroup Vector* to, const device Vector* from) {
 #endif
 }
 
+// Of a vector of 16 bytes; where it does not exist, zeros.
+template <typename Vector>
+METAL_FUNC void start_copy(threadgroup Vector* to, const device Vector* from, bool exists) {
+#ifdef __MSLC_PTX__
+  mslc::start_copy(to, from, exists);
+#else
+  *to = exists ? *from : Vector(0);
+#endif
+}
+
 // Ends a group, of the copies since the one before.
 METAL_FUNC void end_copies() {
 #ifdef __MSLC_PTX__

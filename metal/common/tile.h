@@ -11,6 +11,7 @@
 
 #include <metal_stdlib>
 
+#include "metal/common/async_copy.h"
 #include "metal/common/unroll.h"
 
 template <typename T>
@@ -177,21 +178,12 @@ struct TileShare {
   uint4 vectors[kCount];
 
   METAL_FUNC void load(Rows<T> from, uint thread_index) thread {
-    // Where a row's units divide the threads, all of a thread's lie in one column: one address and
-    // a step make all addresses, which otherwise take two registers each.
-    enum { kStep = kThreads % kUnits == 0 ? kThreads / kUnits : 0 };
-    const int first_row = thread_index / kUnits, first_column = thread_index % kUnits * kUnit;
-    const device T* first = from.data + first_row * from.row_stride + first_column;
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
-      const int i = thread_index + j * kThreads;
-      const int row = kStep > 0 ? first_row + j * kStep : i / kUnits;
-      const int column = kStep > 0 ? first_column : i % kUnits * kUnit;
+      const Source source = source_of(j, from, thread_index);
       vectors[j] = uint4(0);
-      if (row < from.rows && column < from.columns) {
-        const device T* at = kStep > 0 ? first + j * kStep * from.row_stride
-                                       : from.data + row * from.row_stride + column;
-        vectors[j] = *reinterpret_cast<const device uint4*>(at);
+      if (source.exists) {
+        vectors[j] = *source.at;
       }
     }
   }
@@ -199,12 +191,51 @@ struct TileShare {
   METAL_FUNC void store(threadgroup T* to, uint thread_index) const thread {
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
-      const int i = thread_index + j * kThreads;
-      if (kAll % kThreads == 0 || i < kAll) {
-        *reinterpret_cast<threadgroup uint4*>(to + i / kUnits * kStride + i % kUnits * kUnit) =
-            vectors[j];
+      if (is_of_tile(j, thread_index)) {
+        *place_of(j, to, thread_index) = vectors[j];
       }
     }
+  }
+
+  // Both at once, by copies that run by themselves (async_copy.h).
+  METAL_FUNC static void start_copies(threadgroup T* to, Rows<T> from, uint thread_index) {
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      if (is_of_tile(j, thread_index)) {
+        const Source source = source_of(j, from, thread_index);
+        start_copy(place_of(j, to, thread_index), source.at, source.exists);
+      }
+    }
+  }
+
+ private:
+  struct Source {
+    const device uint4* at;
+    bool exists;
+  };
+
+  METAL_FUNC static bool is_of_tile(int j, uint thread_index) {
+    return kAll % kThreads == 0 || int(thread_index) + j * kThreads < kAll;
+  }
+
+  METAL_FUNC static threadgroup uint4* place_of(int j, threadgroup T* to, uint thread_index) {
+    const int i = thread_index + j * kThreads;
+    return reinterpret_cast<threadgroup uint4*>(to + i / kUnits * kStride + i % kUnits * kUnit);
+  }
+
+  METAL_FUNC static Source source_of(int j, Rows<T> from, uint thread_index) {
+    // Where a row's units divide the threads, all of a thread's lie in one column: one address and
+    // a step make all addresses, which otherwise take two registers each.
+    enum { kStep = kThreads % kUnits == 0 ? kThreads / kUnits : 0 };
+    const int i = thread_index + j * kThreads;
+    const int first_row = thread_index / kUnits, first_column = thread_index % kUnits * kUnit;
+    const int row = kStep > 0 ? first_row + j * kStep : i / kUnits;
+    const int column = kStep > 0 ? first_column : i % kUnits * kUnit;
+    const device T* at = from.data + row * from.row_stride + column;
+    if (kStep > 0) {
+      at = from.data + first_row * from.row_stride + first_column + j * kStep * from.row_stride;
+    }
+    return {reinterpret_cast<const device uint4*>(at), row < from.rows && column < from.columns};
   }
 };
 

@@ -35,6 +35,33 @@ METAL_FUNC SavedRow load_saved_row(const device float* lse,
   return row;
 }
 
+// What is saved of the queries that pass, tile by tile: loaded while the tile before is computed
+// with, in one of two places in turn.
+template <int kTileRows>
+struct PassingSavedRows {
+  const device float* lse;  // of the head
+  const device float* delta;
+  threadgroup SavedRow* tiles;
+  int q_len;
+  uint thread_index;
+  SavedRow coming;
+
+  METAL_FUNC void load(int begin) thread {
+    if (thread_index < kTileRows) {
+      coming = load_saved_row(lse, delta, begin + thread_index, q_len);
+    }
+  }
+  // Seen by others after a barrier.
+  METAL_FUNC void store(int place) thread {
+    if (thread_index < kTileRows) {
+      tile(place)[thread_index] = coming;
+    }
+  }
+  METAL_FUNC threadgroup SavedRow* tile(int place) const thread {
+    return tiles + place * kTileRows;
+  }
+};
+
 // Where kept rows are while others pass.
 enum Keeping {
   kKeptNowhere,      // read again for each tile
@@ -221,31 +248,57 @@ struct ScoreGradients {
       for (int n = 0; n < kTileFragments; ++n) {
         MLX_ANVIL_UNROLL
         for (int j = 0; j < 2; ++j) {
-          const int kept = first + 8 * i + place.row;
-          const int column = 8 * n + place.column + j;
-          const int query = kKeepsKeys ? tile + column : kept;
-          const int key = kKeepsKeys ? kept : tile + column;
+          const int query = query_of(i, n, j, first, tile, place);
+          const int key = key_of(i, n, j, first, tile, place);
+          const bool exists = query < params.q_len && key < params.kv_len;
           SavedRow row = saved[i];
           if (kKeepsKeys) {
-            row = saved_of_tile[column];
+            row = saved_of_tile[8 * n + place.column + j];
           }
-          float score = scaled<T>(params, p[i][n].thread_elements()[j]);
-          // 1 - (capped / softcap)^2; softcap is in the same units of log2
-          const float capped = score / params.softcap;
-          const float slope = has_softcap ? 1.0f - capped * capped : 1.0f;
-          const bool exists = query < params.q_len && key < params.kv_len;
-          if (!all && !sees(params, query, key)) {
-            score = -INFINITY;
-          } else if ((has_bool_mask || has_additive_mask) && exists) {
+          const CappedScore<T> capped(params, p[i][n].thread_elements()[j]);
+          float score = capped.score;
+          if ((has_bool_mask || has_additive_mask) && exists) {
             score = mask.apply(score, query, key);
           }
           const float weight = metal::fast::exp2(score - row.lse);
           const float gradient = weight * (d_scores[i][n].thread_elements()[j] - row.delta);
           if (stores_d_mask && !kKeepsKeys && exists) {
-            d_mask[static_cast<long>(query) * params.kv_len + key] = gradient;
+            d_mask[static_cast<long>(query) * params.kv_len + key] =
+                all || sees(params, query, key) ? gradient : 0.0f;
           }
           p[i][n].thread_elements()[j] = weight;
-          d_scores[i][n].thread_elements()[j] = gradient * slope;
+          d_scores[i][n].thread_elements()[j] = gradient * capped.slope();
+        }
+      }
+    }
+    // Most tiles have no pair that is not seen: one branch for all elements, not one for each.
+    if (!all) {
+      clear_unseen(first, tile, place, params);
+    }
+  }
+
+ private:
+  METAL_FUNC static int query_of(int i, int n, int j, int first, int tile, FragmentPlace place) {
+    return kKeepsKeys ? tile + 8 * n + place.column + j : first + 8 * i + place.row;
+  }
+  METAL_FUNC static int key_of(int i, int n, int j, int first, int tile, FragmentPlace place) {
+    return kKeepsKeys ? first + 8 * i + place.row : tile + 8 * n + place.column + j;
+  }
+
+  METAL_FUNC void clear_unseen(int first,
+                               int tile,
+                               FragmentPlace place,
+                               constant AttentionParams& params) thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kTileFragments; ++n) {
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const bool seen = sees(params, query_of(i, n, j, first, tile, place),
+                                 key_of(i, n, j, first, tile, place));
+          p[i][n].thread_elements()[j] = seen ? p[i][n].thread_elements()[j] : 0.0f;
+          d_scores[i][n].thread_elements()[j] = seen ? d_scores[i][n].thread_elements()[j] : 0.0f;
         }
       }
     }

@@ -3,13 +3,14 @@
 // Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>; dk and dv
 // make one gradient each, for heads that are too wide for the registers of both. Bindings: q, k, v,
 // mask, sinks (not read), lse, d_out, delta, d_k, d_v, params. Function constants: those of
-// scores.h. Grid: blocks of keys x kv heads x batch. Threadgroup: 128 x 1 x 1. Assumes: columns of
-// d_k and d_v are neighbours.
+// scores.h and grid.h. Grid: blocks of keys x kv heads x batch, or as grid.h says. Threadgroup:
+// 128 x 1 x 1. Assumes: columns of d_k and d_v are neighbours.
 //
 // Four products for a tile of queries: k q^T, v d_out^T, P^T d_out and dS^T q. The heads of a group
 // follow one another, so that their sum never leaves the registers. Tiles outside the band are not
 // visited.
 #include "metal/flash_attention/backward.h"
+#include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -35,6 +36,7 @@ template <typename T,
     device T* d_v [[buffer(9)]],
     constant AttentionBackwardParams& params [[buffer(10)]],
     uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -42,16 +44,18 @@ template <typename T,
   using Values = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kValueKeeping>;
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
-  threadgroup T query_tile[kTileRows * Keys::kStride];
-  threadgroup T d_out_tile[kTileRows * Values::kStride];
-  threadgroup SavedRow saved_of_tile[kTileRows];
+  using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
+  threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
+  threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
+  threadgroup SavedRow saved_tiles[2 * kTileRows];
   static_assert(kKeyKeeping != kKeptInMemory, "there is a place for values only");
   constexpr bool kStagesValues = kValueKeeping == kKeptInMemory;
   threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
 
   constant AttentionParams& common = params.common;
-  const long batch = group.z, kv_head = group.y;
-  const int block = group.x * kRows;
+  const GridPlace grid = place_in_grid(group, groups);
+  const long batch = grid.batch, kv_head = grid.head;
+  const int block = grid.block * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
 
@@ -88,10 +92,14 @@ template <typename T,
   const QueryRange seeing =
       seeing_queries(common, block, metal::min(block + kRows, common.kv_len) - 1);
   const QueryRange own = seeing_queries(common, first, last);
-  PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging> passing;
-  passing.first_tile = query_tile;
-  passing.second_tile = d_out_tile;
+  Passing passing;
+  passing.first_places = query_tiles;
+  passing.second_places = d_out_tiles;
   passing.thread_index = thread_index;
+  PassingSavedRows<kTileRows> saved;
+  saved.tiles = saved_tiles;
+  saved.q_len = common.q_len;
+  saved.thread_index = thread_index;
   for (long head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
     const long head_row = (batch * common.q_heads + head) * common.q_len;
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
@@ -101,30 +109,32 @@ template <typename T,
                       params.d_out_strides[2], params.d_out_strides[3], common.q_len,
                       common.v_head_dim};
     passing.start(seeing.begin);
+    saved.lse = lse + head_row;
+    saved.delta = delta + head_row;
+    saved.load(seeing.begin);
+    saved.store(1 - passing.turn);
     for (int begin = seeing.begin; begin < seeing.end; begin += kTileRows) {
-      passing.write(begin);
-      if (thread_index < kTileRows) {
-        saved_of_tile[thread_index] =
-            load_saved_row(lse + head_row, delta + head_row, begin + thread_index, common.q_len);
-      }
-      passing.publish(begin + kTileRows);
+      passing.take(begin, seeing.end);
+      saved.load(begin + kTileRows);
       if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
-        keys.multiply(query_tile, first, place, scores.p);
+        keys.multiply(passing.first_tile(), first, place, scores.p);
         if (kMakesKeys) {
-          values.multiply(d_out_tile, first, place, scores.d_scores);
+          values.multiply(passing.second_tile(), first, place, scores.d_scores);
         } else {
           scores.clear_d_scores();
         }
         // Keys and queries that do not exist are seen to by the saved rows and by what is stored.
         const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
-        scores.finish(first, begin, place, all, unused, saved_of_tile, head_mask, nullptr, common);
+        scores.finish(first, begin, place, all, unused, saved.tile(passing.turn), head_mask,
+                      nullptr, common);
         if (kMakesValues) {
-          value_gradient.add(scores.p, d_out_tile, place);
+          value_gradient.add(scores.p, passing.second_tile(), place);
         }
         if (kMakesKeys) {
-          key_gradient.add(scores.d_scores, query_tile, place);
+          key_gradient.add(scores.d_scores, passing.first_tile(), place);
         }
       }
+      saved.store(1 - passing.turn);
     }
   }
   if (kMakesKeys) {
@@ -153,7 +163,9 @@ template <typename T,
 #define INSTANTIATE_BACKWARD_MATRIX(pass, ...) INSTANTIATE_##pass("_matrix", __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
+#ifdef __MSLC__  // too large for Apple's GPUs, which would not choose them
 MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
+#endif
 
 #undef INSTANTIATE
 #undef INSTANTIATE_dkv

@@ -9,6 +9,7 @@
 // Three products for a tile of keys: q k^T, d_out v^T, and dS k. Tiles outside the band are not
 // visited, but where d_mask is stored: it has every pair.
 #include "metal/flash_attention/backward.h"
+#include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -42,13 +43,15 @@ template <typename T,
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
                 "there is no place for them");
-  threadgroup T key_tile[kTileRows * Queries::kStride];
-  threadgroup T value_tile[kTileRows * Cotangents::kStride];
+  using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
+  threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
+  threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
 
   constant AttentionParams& common = params.common;
-  const long batch = group.z, head = group.y, kv_head = head / common.group;
+  const GridPlace grid = place_in_grid(group, groups);
+  const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // Late blocks are the longest of a causal call: they start first.
-  const int block = (groups.x - 1 - group.x) * kRows;
+  const int block = (grid.blocks - 1 - grid.block) * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.q_len) - 1;
   const long head_row = (batch * common.q_heads + head) * common.q_len;
@@ -80,24 +83,23 @@ template <typename T,
   if (stores_d_mask) {
     visible = own = {0, common.kv_len};
   }
-  PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging> passing;
+  Passing passing;
   passing.first = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
                    common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
   passing.second = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
                     common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
-  passing.first_tile = key_tile;
-  passing.second_tile = value_tile;
+  passing.first_places = key_tiles;
+  passing.second_places = value_tiles;
   passing.thread_index = thread_index;
   passing.start(visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
-    passing.write(begin);
-    passing.publish(begin + kTileRows);
+    passing.take(begin, visible.end);
     if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {
-      queries.multiply(key_tile, first, place, scores.p);
-      cotangents.multiply(value_tile, first, place, scores.d_scores);
+      queries.multiply(passing.first_tile(), first, place, scores.p);
+      cotangents.multiply(passing.second_tile(), first, place, scores.d_scores);
       const bool all = sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows);
       scores.finish(first, begin, place, all, saved, nullptr, head_mask, head_d_mask, common);
-      gradient.add(scores.d_scores, key_tile, place);
+      gradient.add(scores.d_scores, passing.first_tile(), place);
     }
   }
   gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1],
@@ -117,7 +119,9 @@ template <typename T,
 #define INSTANTIATE_BACKWARD_MATRIX(pass, ...) INSTANTIATE_##pass("_matrix", __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
+#ifdef __MSLC__  // too large for Apple's GPUs, which would not choose them
 MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
+#endif
 
 #undef INSTANTIATE
 #undef INSTANTIATE_dq

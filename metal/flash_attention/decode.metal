@@ -81,7 +81,7 @@ template <typename T, int kDim, int kRows>
       rows.multiply_key(key[t], dots);
       MLX_ANVIL_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        float score = scaled<T>(common, dots[r]);
+        float score = CappedScore<T>(common, dots[r]).score;
         if (j >= part_end || !sees(common, at[r].query, j)) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {

@@ -208,7 +208,7 @@ struct DecodeMatrixRows {
       const int key = begin + 8 * n + place.row;
       MLX_ANVIL_UNROLL
       for (int e = 0; e < 2; ++e) {
-        float score = scaled<T>(params, scores[n].thread_elements()[e]);
+        float score = CappedScore<T>(params, scores[n].thread_elements()[e]).score;
         if (!all && (key >= all_keys.rows || !sees(params, at[e].query, key))) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {

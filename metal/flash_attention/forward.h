@@ -60,6 +60,11 @@ struct ForwardRows {
     multiply_keys(keys, scores);
     const int last = first + 8 * kRowFragments - 1;
     const bool all = sees_all(params, first, last, begin, begin + kKeys);
+    cap_and_mask(begin, mask, params, scores);
+    // Most tiles have no pair that is not seen: one branch for all elements, not one for each.
+    if (!all) {
+      hide_unseen(begin, params, scores);
+    }
 
     Fragment<T> weights[kRowFragments][kKeyFragments];
     float factors[kRowFragments];
@@ -68,18 +73,8 @@ struct ForwardRows {
       float highest = -INFINITY;
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
-        MLX_ANVIL_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const int key = begin + 8 * n + place.column + j;
-          float score = scaled<T>(params, scores[i][n].thread_elements()[j]);
-          if (!all && !sees(params, query(i), key)) {
-            score = -INFINITY;
-          } else if ((has_bool_mask || has_additive_mask) && query(i) < params.q_len) {
-            score = mask.apply(score, query(i), key);
-          }
-          scores[i][n].thread_elements()[j] = score;
-          highest = metal::fmax(highest, score);
-        }
+        const float2 score = elements_of(scores[i][n]);
+        highest = metal::fmax(highest, metal::fmax(score.x, score.y));
       }
       factors[i] = softmax[i].begin_piece(row_max(highest));
       const float base = softmax[i].base();
@@ -94,6 +89,47 @@ struct ForwardRows {
     }
     shrink_out(factors);
     multiply_values(values, weights);
+  }
+
+  METAL_FUNC void cap_and_mask(
+      int begin,
+      HeadMask<T> mask,
+      constant AttentionParams& params,
+      thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) const thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeyFragments; ++n) {
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const int key = begin + 8 * n + place.column + j;
+          float score = CappedScore<T>(params, scores[i][n].thread_elements()[j]).score;
+          if ((has_bool_mask || has_additive_mask) && query(i) < params.q_len &&
+              key < params.kv_len) {
+            score = mask.apply(score, query(i), key);
+          }
+          scores[i][n].thread_elements()[j] = score;
+        }
+      }
+    }
+  }
+
+  METAL_FUNC void hide_unseen(
+      int begin,
+      constant AttentionParams& params,
+      thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) const thread {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRowFragments; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeyFragments; ++n) {
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const bool seen = sees(params, query(i), begin + 8 * n + place.column + j);
+          const float score = scores[i][n].thread_elements()[j];
+          scores[i][n].thread_elements()[j] = seen ? score : -INFINITY;
+        }
+      }
+    }
   }
 
   // Most blocks of keys have no new highest score for any row.

@@ -6,13 +6,15 @@
 //
 // Kernels: flash_attention_<forward|forward_matrix>_<dtype>_d<head dim>v<value head dim>. Bindings:
 // q, k, v, mask, sinks, out, lse, params. Function constants: those of scores.h, stores_lse among
-// them. Grid: blocks of queries x query heads x batch. Threadgroup: simdgroups * 32 x 1 x 1
-// (tiles.h). Assumes: columns of out are neighbours; nothing else, unless rows_are_vectors.
+// them, and of grid.h. Grid: blocks of queries x query heads x batch, or as grid.h says.
+// Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h). Assumes: columns of out are neighbours; nothing
+// else, unless rows_are_vectors.
 //
 // A threadgroup stages a block of keys and of values, of which each of its SIMD groups computes
 // 8 or 16 rows of both products. Blocks that no query sees are not visited; those that only other
 // SIMD groups see are not computed.
 #include "metal/flash_attention/forward.h"
+#include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -41,13 +43,15 @@ template <typename T,
   using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeepsQ>;
   enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
   enum { kRows = kSimdgroups * kGroupRows };
-  threadgroup T key_tile[kKeys * GroupRows::kKeyStride];
-  threadgroup T value_tile[kKeys * GroupRows::kValueStride];
+  using Passing = PassingRows<T, kKeys, kHeadDim, kValueDim, kThreads, kStaging>;
+  threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
+  threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
 
   constant AttentionParams& common = params.common;
-  const long batch = group.z, head = group.y, kv_head = head / common.group;
+  const GridPlace grid = place_in_grid(group, groups);
+  const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // Late blocks are the longest of a causal call: they start first.
-  const int first = (groups.x - 1 - group.x) * kRows;
+  const int first = (grid.blocks - 1 - grid.block) * kRows;
   const int last = metal::min(first + kRows, common.q_len) - 1;
 
   const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
@@ -76,18 +80,17 @@ template <typename T,
   const Rows<T> values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
                           common.v_strides[2], common.v_strides[3], common.kv_len,
                           common.v_head_dim};
-  PassingRows<T, kKeys, kHeadDim, kValueDim, kThreads, kStaging> passing;
+  Passing passing;
   passing.first = keys;
   passing.second = values;
-  passing.first_tile = key_tile;
-  passing.second_tile = value_tile;
+  passing.first_places = key_tiles;
+  passing.second_places = value_tiles;
   passing.thread_index = thread_index;
   passing.start(visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
-    passing.write(begin);
-    passing.publish(begin + kKeys);
+    passing.take(begin, visible.end);
     if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
-      rows.attend(key_tile, value_tile, begin, head_mask, common);
+      rows.attend(passing.first_tile(), passing.second_tile(), begin, head_mask, common);
     }
   }
 
@@ -125,4 +128,6 @@ template <typename T,
 #define INSTANTIATE_FORWARD_MATRIX(...) INSTANTIATE("forward_matrix", __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_FORWARD_TILES(INSTANTIATE_FORWARD)
+#ifdef __MSLC__  // too large for Apple's GPUs, which would not choose them
 MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES(INSTANTIATE_FORWARD_MATRIX)
+#endif

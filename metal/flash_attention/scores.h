@@ -65,13 +65,23 @@ METAL_FUNC float tanh_of_16_bits(float x) {
 
 // Of operands of type T.
 template <typename T>
-METAL_FUNC float scaled(constant AttentionParams& params, float dot) {
-  const float score = dot * params.score_scale;
-  if (!has_softcap) {
-    return score;
+struct CappedScore {
+  float tanh_of_score;  // with softcap
+  float score;
+
+  METAL_FUNC CappedScore(constant AttentionParams& params, float dot) thread {
+    score = dot * params.score_scale;
+    if (has_softcap) {
+      tanh_of_score = sizeof(T) == 2 ? tanh_of_16_bits(score) : metal::precise::tanh(score);
+      score = params.softcap * tanh_of_score;
+    }
   }
-  return params.softcap * (sizeof(T) == 2 ? tanh_of_16_bits(score) : metal::precise::tanh(score));
-}
+
+  // d capped / d score
+  METAL_FUNC float slope() const thread {
+    return has_softcap ? 1.0f - tanh_of_score * tanh_of_score : 1.0f;
+  }
+};
 
 // The mask of one head. Its elements are bool, or numbers of the operands' dtype.
 template <typename T>

@@ -5,12 +5,12 @@
 #include "metal/common/tile.h"
 #include "metal/flash_attention/scores.h"
 
-// What of a tile's loads is under way at once. Each takes registers of every thread, which the
-// loads wait in.
+// What of a tile's loads is under way at once.
 enum Staging {
   kStagesEach,      // a vector at a time
-  kStagesTogether,  // all of both tiles
-  kStagesAhead,     // likewise, of the next tiles while these are computed with
+  kStagesTogether,  // all of both tiles, which wait in registers
+  kStagesAhead,     // all of the next tiles, by copies that run by themselves (async_copy.h) to a
+                    // second place, while these are computed with
 };
 
 template <typename T,
@@ -20,48 +20,74 @@ template <typename T,
           int kThreads,
           Staging kStaging>
 struct PassingRows {
+  using FirstShare = TileShare<T, kTileRows, kFirstColumns, kThreads>;
+  using SecondShare = TileShare<T, kTileRows, kSecondColumns, kThreads>;
+  // Places for tiles, and the elements of one for each operand.
+  enum { kPlaces = kStaging == kStagesAhead ? 2 : 1 };
+  enum { kFirstSize = kTileRows * FirstShare::kStride };
+  enum { kSecondSize = kTileRows * SecondShare::kStride };
+
   Rows<T> first;  // all of them
   Rows<T> second;
-  threadgroup T* first_tile;
-  threadgroup T* second_tile;
+  threadgroup T* first_places;
+  threadgroup T* second_places;
   uint thread_index;
-  TileShare<T, kTileRows, kFirstColumns, kThreads> first_share;
-  TileShare<T, kTileRows, kSecondColumns, kThreads> second_share;
+  int turn = 0;  // 0 and 1, with every tile
 
-  METAL_FUNC void load(int begin) thread {
-    first_share.load(rows_from(first, begin), thread_index);
-    second_share.load(rows_from(second, begin), thread_index);
+  // Those that were taken last.
+  METAL_FUNC threadgroup T* first_tile() const thread {
+    return first_places + turn % kPlaces * kFirstSize;
+  }
+  METAL_FUNC threadgroup T* second_tile() const thread {
+    return second_places + turn % kPlaces * kSecondSize;
   }
 
-  // Before the first tiles are written, which begin there.
+  // By all threads, before the first tiles, which begin there.
   METAL_FUNC void start(int begin) thread {
-    if (kStaging == kStagesAhead && rows_are_vectors) {
-      load(begin);
+    if (kStaging == kStagesAhead) {
+      // Others may still compute with the last tiles of the rows before these.
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      write(begin, 1 - turn);
     }
   }
 
-  // By all threads: when all are done with the tiles before, those from `begin` on are written.
-  METAL_FUNC void write(int begin) thread {
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (kStaging == kStagesEach || !rows_are_vectors) {
-      copy_tile<T, kTileRows, kFirstColumns, kThreads>(first_tile, rows_from(first, begin),
-                                                       rows_are_vectors, thread_index);
-      copy_tile<T, kTileRows, kSecondColumns, kThreads>(second_tile, rows_from(second, begin),
-                                                        rows_are_vectors, thread_index);
-    } else {
-      if (kStaging == kStagesTogether) {
-        load(begin);
+  // By all threads, which then see the tiles that begin there. Rows from `end` on are not wanted.
+  METAL_FUNC void take(int begin, int end) thread {
+    turn = 1 - turn;
+    if (kStaging == kStagesAhead) {
+      wait_for_copies<0>();
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      if (begin + kTileRows < end) {
+        write(begin + kTileRows, 1 - turn);
       }
-      first_share.store(first_tile, thread_index);
-      second_share.store(second_tile, thread_index);
+    } else {
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      write(begin, 0);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
   }
 
-  // By all threads, which then see what was written. The tiles from `next` on follow.
-  METAL_FUNC void publish(int next) thread {
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (kStaging == kStagesAhead && rows_are_vectors) {
-      load(next);
+ private:
+  METAL_FUNC void write(int begin, int place) const thread {
+    threadgroup T* to_first = first_places + place * kFirstSize;
+    threadgroup T* to_second = second_places + place * kSecondSize;
+    const Rows<T> from_first = rows_from(first, begin), from_second = rows_from(second, begin);
+    if (!rows_are_vectors || kStaging == kStagesEach) {
+      copy_tile<T, kTileRows, kFirstColumns, kThreads>(to_first, from_first, rows_are_vectors,
+                                                       thread_index);
+      copy_tile<T, kTileRows, kSecondColumns, kThreads>(to_second, from_second, rows_are_vectors,
+                                                        thread_index);
+    } else if (kStaging == kStagesAhead) {
+      FirstShare::start_copies(to_first, from_first, thread_index);
+      SecondShare::start_copies(to_second, from_second, thread_index);
+      end_copies();
+    } else {
+      FirstShare first_share;
+      SecondShare second_share;
+      first_share.load(from_first, thread_index);
+      second_share.load(from_second, thread_index);
+      first_share.store(to_first, thread_index);
+      second_share.store(to_second, thread_index);
     }
   }
 };

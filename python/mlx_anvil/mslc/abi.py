@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_BUFFERS = 31
 COUNT_KINDS = ("matrix_multiplies", "transcendentals")
 DISPATCH_THREADS, CHECKED, PROFILED = 1, 2, 4
@@ -88,7 +88,7 @@ class Launch(c.Structure):
         ("threadgroup_size", Size),
         ("seed", c.c_ulonglong),
         ("threads", c.c_uint),
-        ("reserved", c.c_uint),
+        ("threadgroup_memory_limit", c.c_uint),
         ("step_limit", c.c_ulonglong),
         ("profile", c.POINTER(Profile)),
     ]

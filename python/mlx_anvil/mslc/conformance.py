@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
 from .diagnostics import Diagnostic, SourceMap
@@ -16,7 +17,7 @@ from .intermediate import IntermediateCode
 from .language_rules import violations
 from .lexer import PositionMap, TokenStream
 from .lint import lint
-from .preprocess import Source
+from .preprocess import UNDEFINED, Source
 from .static_memory import static_threadgroup_memory
 from .toolchain import SHIM
 
@@ -29,6 +30,7 @@ _TAKEN = ("constexpr if", "'static_assert' with no message", "inline variables")
 
 def conformance(source: Source) -> list[Diagnostic]:
     """Everything that is doubtful in one file, in the author's places; empty for Metal that should compile anywhere."""
+    source = replace(source, defines=(*source.defines, ("__MSLC__", UNDEFINED)))  # what Apple's compiler sees
     found = lint(source)
     if any(d.severity == "error" for d in found):
         return found  # the rest compiles the file again

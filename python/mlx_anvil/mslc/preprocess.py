@@ -10,8 +10,10 @@ from pathlib import Path
 
 from .toolchain import STUBS, run_tool
 
-# What Apple's compiler defines for Metal 3.1. The stub headers are empty: the shim provides the library.
+# What Apple's compiler defines for Metal 3.1, and that it is not Apple's. The stub headers are empty: the shim provides the
+# library.
 DEFINES = {
+    "__MSLC__": "1",
     "__METAL__": "1",
     "__METAL_VERSION__": "310",
     "__METAL_MACOS__": "1",
@@ -21,6 +23,8 @@ DEFINES = {
     "__HAVE_BFLOAT__": "1",
     "METAL_FUNC": "METAL_FUNC",
 }
+UNDEFINED = "\0"  # in place of a value: such a macro is not defined
+
 _LINE_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\])*)"', re.MULTILINE)
 _ENTERED_FILE = re.compile(r'^# \d+ "((?:\\.|[^"\\])*)" 1(?: |$)', re.MULTILINE)
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*)$", re.MULTILINE)
@@ -63,7 +67,8 @@ class PreprocessorError(Exception):
 
 def preprocess(source: Source) -> str:
     arguments = ["clang", "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-U__clang__", "-Wno-everything"]
-    arguments += [f"-D{name}={value}" for name, value in (*DEFINES.items(), *source.defines)]
+    defines = {**DEFINES, **dict(source.defines)}
+    arguments += [f"-D{name}={value}" for name, value in defines.items() if value != UNDEFINED]
     arguments += ["-I", str(STUBS)]
     for directory in source.include_dirs:
         arguments += ["-I", directory]

@@ -1,4 +1,4 @@
-"""Loads of 8x8 matrices in PTX text: four `ldmatrix` become one, or two of them, and one loads a matrix the way round that it is used.
+"""Loads of 8x8 matrices in PTX text: four `ldmatrix` become one, and one loads a matrix the way round that it is used.
 
 `shim/ptx/matrix_ptx.h` loads each matrix alone (.x1), as a Metal fragment. Where all that is done with it is to exchange rows
 and columns (movmatrix, for the second operand of a product), `ldmatrix` does that for nothing. One of .x4 takes as long as
@@ -23,9 +23,6 @@ _ASSIGNED = re.compile(r"^\s*(?:@!?%p\d+ )?[a-z][\w.:]*\s+(\{[^}]*\}|%[a-z]+\d+(
 _FENCE = re.compile(
     r"^\s*(\$\w+:|(@!?%p\d+ )?(bra|ret|exit|trap|call|brx|bar|barrier|st|atom|red|cp|fence|membar)\b|\{|\})"
 )
-
-# More loads in a row leave ptxas, which makes them early, without registers for as many whole fours.
-_LONGEST_IN_FOURS = 40
 
 _GROUP_BITS = ("%mslc_group_low", "%mslc_group_high")  # of the lane's group of eight
 _PROLOGUE = f"""\
@@ -109,10 +106,10 @@ def merge_loads(lines: list[str]) -> list[str]:
         return lines
 
     output: list[str | None] = list(lines)
-    addresses: dict[tuple[str, tuple[int, ...]], str] = {}
+    addresses: dict[tuple[str, tuple[int, int]], str] = {}
     for group in groups:
         first = group[0]
-        steps = tuple(load.offset - first.offset for load in group[1 : 1 + len(group) // 2])
+        steps = (group[1].offset - first.offset, group[2].offset - first.offset)
         address = addresses.setdefault((first.base, steps), f"%mslc_rows_{len(addresses)}")
         output[first.line] = first.text(f"{address}+{first.offset}", [load.result for load in group])
         for load in group[1:]:
@@ -120,7 +117,7 @@ def merge_loads(lines: list[str]) -> list[str]:
     by_base: dict[str, list[str]] = {}
     for (base, steps), address in addresses.items():
         start = base
-        for bit, step in zip(_GROUP_BITS, steps, strict=False):
+        for bit, step in zip(_GROUP_BITS, steps, strict=True):
             by_base.setdefault(base, []).append(f"\tmad.lo.s64 {address}, {bit}, {step}, {start};")
             start = address
     result = [f"\t.reg .b64 {', '.join(addresses.values())};", _PROLOGUE]
@@ -144,16 +141,15 @@ def _operands_together(run: list[_Load], operands: dict[str, list[str]]) -> list
 
 
 def _groups(run: list[_Load]) -> list[list[_Load]]:
-    """Neighbours, four or two. Those of four lie in a square: at base, base + a, base + b and base + a + b."""
-    size = 4 if len(run) <= _LONGEST_IN_FOURS else 2
+    """Four neighbours each, that lie in a square: at base, base + a, base + b and base + a + b."""
     groups = []
     i = 0
-    while i + size <= len(run):
-        group = run[i : i + size]
+    while i + 4 <= len(run):
+        group = run[i : i + 4]
         alike = all((load.base, load.transposes) == (group[0].base, group[0].transposes) for load in group)
-        if alike and group[-1].offset - group[-2].offset == group[1].offset - group[0].offset:
+        if alike and group[3].offset - group[2].offset == group[1].offset - group[0].offset:
             groups.append(group)
-            i += size
+            i += 4
         else:
             i += 1
     return groups

@@ -8,12 +8,13 @@
 extern "C" {
 #endif
 
-#define MSLC_ABI_VERSION 2
+#define MSLC_ABI_VERSION 3
 #define MSLC_SIMD_WIDTH 32
 #define MSLC_MAX_BUFFERS 31
 #define MSLC_MAX_THREADGROUP_BUFFERS 31
 #define MSLC_MAX_THREADS_PER_THREADGROUP 1024
-#define MSLC_MAX_THREADGROUP_MEMORY 32768
+#define MSLC_MAX_THREADGROUP_MEMORY 32768   // bytes that Apple's GPUs give a threadgroup
+#define MSLC_MOST_THREADGROUP_MEMORY 49152  // and NVIDIA's, to what a kernel declares
 
 typedef struct mslc_size {
   unsigned int x, y, z;
@@ -171,7 +172,7 @@ typedef struct mslc_launch {
   mslc_size threadgroup_size;               // threads per threadgroup
   unsigned long long seed;                  // 0: in order; otherwise shuffles every schedule
   unsigned int threads;                     // host threads to use, 0: all cores
-  unsigned int reserved;
+  unsigned int threadgroup_memory_limit;    // bytes, 0: MSLC_MAX_THREADGROUP_MEMORY
   unsigned long long step_limit;  // synchronisation points, unbounded loop steps and (instrumented)
                                   // memory accesses a threadgroup may make, 0: no limit
   mslc_profile* profile;          // zeroed; filled when MSLC_PROFILED is set

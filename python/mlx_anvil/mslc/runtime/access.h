@@ -26,7 +26,7 @@ constexpr bool is_atomic(AccessKind kind) {
 struct Access {
   static constexpr int kThreadgroup = -1;
 
-  uint64_t offset;  // into the buffer, or into the threadgroup's memory without gaps (below 32 KB)
+  uint64_t offset;  // into the buffer, or into the threadgroup's memory without gaps
   const void* pc;   // return address in the kernel: one place in the compiled code
   uint32_t size;    // bytes
   int16_t buffer;   // binding index, or kThreadgroup. Overlapping bindings count as the lowest one.

@@ -86,7 +86,7 @@ struct CheckState {
   uint64_t launch = 0;
   uint32_t generation = 0;  // of the stamps in threadgroup_shadow
   PendingRace pending;
-  ShadowCell* threadgroup_shadow = allocate_shadow(MSLC_MAX_THREADGROUP_MEMORY);
+  ShadowCell* threadgroup_shadow = allocate_shadow(MSLC_MOST_THREADGROUP_MEMORY);
   ReportedPlaces reported;
 };
 
@@ -104,7 +104,7 @@ CheckState& state_of(Worker& worker) {
     state->pending.exists = false;
     if (state->generation != worker.clock().generation) {
       state->generation = worker.clock().generation;
-      clear_shadow(state->threadgroup_shadow, MSLC_MAX_THREADGROUP_MEMORY);
+      clear_shadow(state->threadgroup_shadow, MSLC_MOST_THREADGROUP_MEMORY);
     }
   }
   return *state;

@@ -70,9 +70,12 @@ bool check(const mslc_launch& request, Findings& findings) {
   uint64_t bytes = 0;
   for (unsigned i = 0; i < request.threadgroup_buffer_count; ++i)
     bytes += request.threadgroup_lengths[i];
-  launch.require(bytes <= MSLC_MAX_THREADGROUP_MEMORY,
-                 "%llu bytes of threadgroup memory, the limit is %d",
-                 static_cast<unsigned long long>(bytes), MSLC_MAX_THREADGROUP_MEMORY);
+  const unsigned limit = threadgroup_memory_limit(request);
+  launch.require(limit <= MSLC_MOST_THREADGROUP_MEMORY,
+                 "a limit of %u bytes of threadgroup memory, which may be %d at most", limit,
+                 MSLC_MOST_THREADGROUP_MEMORY);
+  launch.require(bytes <= limit, "%llu bytes of threadgroup memory, the limit is %u",
+                 static_cast<unsigned long long>(bytes), limit);
   return launch.ok();
 }
 

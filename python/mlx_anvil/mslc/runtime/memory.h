@@ -32,21 +32,28 @@ class StackPool {
   Stack* free_ = nullptr;
 };
 
-// The 32 KB a threadgroup may use: buffers passed at launch first, then the variables that the
+inline unsigned threadgroup_memory_limit(const mslc_launch& launch) {
+  return launch.threadgroup_memory_limit ? launch.threadgroup_memory_limit
+                                         : MSLC_MAX_THREADGROUP_MEMORY;
+}
+
+// The memory a threadgroup may use: buffers passed at launch first, then the variables that the
 // kernel declares, in the order in which they are first reached. What is handed out is poisoned
 // with 0xFF bytes (a NaN in every floating-point type).
 class ThreadgroupMemory {
  public:
   ThreadgroupMemory();
-  // `apart`: leave gaps, so that an index which leaves one object does not reach another.
-  void reset(bool apart) {
+  // `limit`: bytes, at most MSLC_MOST_THREADGROUP_MEMORY. `apart`: leave gaps, so that an index
+  // which leaves one object does not reach another.
+  void reset(size_t limit, bool apart) {
     used_ = count_ = 0;
+    limit_ = limit;
     apart_ = apart;
   }
   void* allocate(size_t size, size_t alignment, const mslc_variable* key = nullptr);
   void* variable(const mslc_variable* key, size_t size, size_t alignment);
   size_t used() const { return used_; }
-  bool exhausted() const { return used_ > MSLC_MAX_THREADGROUP_MEMORY || count_ == kMaxObjects; }
+  bool exhausted() const { return used_ > limit_ || count_ == kMaxObjects; }
 
   struct Object {
     const mslc_variable* key;  // null: a buffer passed at launch
@@ -72,12 +79,13 @@ class ThreadgroupMemory {
 
  private:
   static constexpr int kMaxObjects = 256;
-  static constexpr size_t kSlot = 64 * 1024;
+  static constexpr size_t kSlot = 128 * 1024;
   static constexpr size_t kLead = 16 * 1024;
   static constexpr size_t kCapacity = kMaxObjects * kSlot;
 
   char* base_;
   size_t used_ = 0;
+  size_t limit_ = 0;
   bool apart_ = false;
   int count_ = 0;
   Object objects_[kMaxObjects];

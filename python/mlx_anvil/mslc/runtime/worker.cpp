@@ -90,7 +90,7 @@ void Worker::set_up_threadgroup(uint64_t index) {
     group.buffers[i] = i >= request.buffer_count ? nullptr
                        : launch_->arena          ? launch_->arena->address(i)
                                                  : request.buffers[i].data;
-  memory_.reset(launch_->arena != nullptr);
+  memory_.reset(threadgroup_memory_limit(request), launch_->arena != nullptr);
   for (unsigned i = 0; i < request.threadgroup_buffer_count; ++i)
     group.threadgroup_buffers[i] = memory_.allocate(request.threadgroup_lengths[i], 16);
 
@@ -350,8 +350,8 @@ void* Worker::threadgroup_variable(const mslc_variable* key,
   if (memory_.exhausted()) {
     mslc_finding excess = finding(MSLC_FINDING_THREADGROUP_MEMORY, nullptr, pc);
     snprintf(excess.message, sizeof excess.message,
-             "threadgroup memory exceeds %d bytes: the kernel uses at least %zu",
-             MSLC_MAX_THREADGROUP_MEMORY, memory_.used());
+             "threadgroup memory exceeds %u bytes: the kernel uses at least %zu",
+             threadgroup_memory_limit(*launch_->request), memory_.used());
     stop(excess);
   }
   return address;

@@ -17,6 +17,16 @@ MSLC_INLINE void start_copy(threadgroup T* to, const device T* from) {
                      : "memory");
 }
 
+// Zeros where `exists` is false, and nothing is read then. Of 16 bytes.
+template <class T>
+MSLC_INLINE void start_copy(threadgroup T* to, const device T* from, bool exists) {
+  static_assert(sizeof(T) == 16, "others are not asked for");
+  __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                   :
+                   : "l"(to), "l"(from), "r"(exists ? 16 : 0)
+                   : "memory");
+}
+
 // Those that the lane has started since the last call become one group.
 MSLC_INLINE void end_copies() {
   __asm__ volatile("cp.async.commit_group;" ::: "memory");
