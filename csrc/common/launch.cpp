@@ -66,25 +66,25 @@ Kernel::Kernel(std::string op, std::string name, std::vector<FunctionConstant> c
       constants_(std::move(constants)),
       pipeline_key_(make_pipeline_key(name_, constants_)) {}
 
-const Kernel& kernel_named(const std::string& op,
-                           const std::string& name,
-                           std::vector<FunctionConstant> constants) {
+const Kernel& kernel_named(const char* op,
+                           const KernelName& name,
+                           const FunctionConstants& constants) {
+  struct Key {
+    KernelName name;
+    FunctionConstants constants;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    size_t operator()(const Key& key) const { return key.name.hash() ^ key.constants.hash(); }
+  };
   static std::mutex mutex;
-  static std::unordered_multimap<size_t, Kernel> kernels;
-  // Of what a launch has at hand; the key of a pipeline is text that only a new kernel needs.
-  size_t hash = std::hash<std::string>()(name);
-  for (const auto& [index, value] : constants) {
-    hash = hash * 31 + 2 * index + value;
-  }
+  static std::unordered_map<Key, Kernel, Hash> kernels;
+  Key key{name, constants};
   std::lock_guard lock(mutex);
-  const auto [first, last] = kernels.equal_range(hash);
-  for (auto known = first; known != last; ++known) {
-    const Kernel& kernel = known->second;
-    if (kernel.name() == name && kernel.op() == op && kernel.constants() == constants) {
-      return kernel;
-    }
+  if (auto known = kernels.find(key); known != kernels.end()) {
+    return known->second;
   }
-  return kernels.emplace(hash, Kernel(op, name, std::move(constants)))->second;
+  return kernels.try_emplace(key, op, name.text(), constants.list()).first->second;
 }
 
 Extent linear_grid(int64_t items, int64_t per_threadgroup) {

@@ -7,22 +7,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "common/few.h"
+#include "common/kernel_name.h"
 #include "mlx/mlx.h"
 
 namespace mlx_anvil {
 
 namespace mx = mlx::core;
-
-struct FunctionConstant {
-  uint32_t index;
-  bool value;
-
-  bool operator==(const FunctionConstant&) const = default;
-};
 
 // A kernel together with the function constants that specialise it. Ops make each variant once and
 // keep it (static), so that a launch builds no text and hashes none.
@@ -46,9 +40,9 @@ class Kernel {
 };
 
 // The kernel of this name and these constants, made when it is first asked for and kept.
-const Kernel& kernel_named(const std::string& op,
-                           const std::string& name,
-                           std::vector<FunctionConstant> constants);
+const Kernel& kernel_named(const char* op,
+                           const KernelName& name,
+                           const FunctionConstants& constants);
 
 struct Extent {
   uint32_t x = 1;
@@ -56,18 +50,21 @@ struct Extent {
   uint32_t z = 1;
 };
 
+using KernelInputs = Few<const mx::array*, 16>;
+using KernelOutputs = Few<mx::array*, 8>;
+
 // Bindings are numbered inputs first, then outputs, then the params. Array pointers and params must
 // live until launch() returns.
 struct KernelLaunch {
   const Kernel* kernel;
-  std::vector<const mx::array*> inputs;
-  std::vector<mx::array*> outputs;
+  KernelInputs inputs;
+  KernelOutputs outputs;
   const void* params = nullptr;
   size_t params_size = 0;
-  Extent grid;                               // threadgroups
-  Extent threadgroup;                        // threads
-  std::vector<uint32_t> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
-  std::vector<mx::array> temporaries;        // kept until the kernel has run
+  Extent grid;                          // threadgroups
+  Extent threadgroup;                   // threads
+  Few<uint32_t, 4> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
+  std::vector<mx::array> temporaries;   // kept until the kernel has run
 };
 
 // Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it.

@@ -35,15 +35,14 @@ bool are_vectors(const AttentionForwardArrays& arrays) {
 
 struct ForwardTile {
   const char* pass;
-  std::string_view dtype;
+  const char* dtype;
   int head_dim;
   int v_head_dim;
   int rows;
   int threads;
 
-  std::string kernel() const {
-    return std::string("flash_attention_") + pass + "_" + std::string(dtype) + "_d" +
-           std::to_string(head_dim) + "v" + std::to_string(v_head_dim);
+  KernelName kernel() const {
+    return {"flash_attention_", pass, "_", dtype, "_d", head_dim, "v", v_head_dim};
   }
 };
 
@@ -92,12 +91,11 @@ void launch_forward(const AttentionConfig& config,
   const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
   const AttentionGrid grid =
       attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
-  std::vector<FunctionConstant> constants =
-      attention_constants(config, are_vectors(arrays), arrays.lse);
-  constants.push_back(grid.constant());
+  FunctionConstants constants = attention_constants(config, are_vectors(arrays), arrays.lse);
+  constants.add({grid.constant()});
 
   KernelLaunch request{};
-  request.kernel = &attention_kernel(tile.kernel(), std::move(constants));
+  request.kernel = &attention_kernel(tile.kernel(), constants);
   request.inputs = attention_inputs(arrays);
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
@@ -186,7 +184,7 @@ void launch_combine(const AttentionConfig& config,
                     const mx::Stream& stream) {
   KernelLaunch request{};
   request.kernel = &attention_kernel(
-      std::string("flash_attention_decode_combine_") + dtype_name(*arrays.q),
+      {"flash_attention_decode_combine_", dtype_name(*arrays.q)},
       {{static_cast<uint32_t>(AttentionConstant::kSinks), config.has_sinks},
        {static_cast<uint32_t>(AttentionConstant::kStoresLse), arrays.lse != nullptr}});
   request.inputs = {&partial_out, &partial_sums, arrays.sinks ? arrays.sinks : &partial_sums};
@@ -219,16 +217,15 @@ void launch_decode(const AttentionConfig& config,
   params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
 
   const bool in_parts = parts > 1;
-  std::vector<FunctionConstant> constants =
+  FunctionConstants constants =
       attention_constants(config, are_vectors(arrays), !in_parts && arrays.lse);
-  constants.push_back({kKeysAreInParts, in_parts});
+  constants.add({{kKeysAreInParts, in_parts}});
 
-  const std::string name = std::string("flash_attention_") + tile.pass + "_" +
-                           dtype_name(*arrays.q) + "_d" + std::to_string(tile.head_dim) + "r" +
-                           std::to_string(tile.rows);
+  const KernelName name = {"flash_attention_", tile.pass, "_",      dtype_name(*arrays.q), "_d",
+                           tile.head_dim,      "r",       tile.rows};
 
   KernelLaunch request{};
-  request.kernel = &attention_kernel(name, std::move(constants));
+  request.kernel = &attention_kernel(name, constants);
   request.inputs = attention_inputs(arrays);
   request.params = &params;
   request.params_size = sizeof(params);

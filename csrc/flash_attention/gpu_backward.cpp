@@ -23,17 +23,17 @@ constexpr uint32_t groups_of(int64_t items, int64_t size) {
 }
 
 struct BackwardTile {
-  std::string_view pass;
-  std::string_view suffix;
-  std::string_view dtype;
+  const char* pass;
+  const char* suffix;
+  const char* dtype;
   int head_dim;
   int v_head_dim;
   int rows;  // that a threadgroup keeps
 
-  std::string kernel() const {
-    return "flash_attention_backward_" + std::string(pass) + std::string(suffix) + "_" +
-           std::string(dtype) + "_d" + std::to_string(head_dim) + "v" + std::to_string(v_head_dim);
+  KernelName kernel() const {
+    return {"flash_attention_backward_", pass, suffix, "_", dtype, "_d", head_dim, "v", v_head_dim};
   }
+  bool is_pass(std::string_view name) const { return name == pass; }
 };
 
 #define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, ...) \
@@ -57,10 +57,10 @@ const BackwardTile* tile_among(std::span<const BackwardTile> tiles,
   };
   // The first size that holds the heads decides which passes there are for it.
   const auto first = std::find_if(tiles.begin(), tiles.end(), [&](const auto& tile) {
-    return holds(tile) && (tile.pass == "dq") == (pass == "dq");
+    return holds(tile) && tile.is_pass("dq") == (pass == "dq");
   });
   const auto found = std::find_if(
-      first, tiles.end(), [&](const auto& tile) { return holds(tile) && tile.pass == pass; });
+      first, tiles.end(), [&](const auto& tile) { return holds(tile) && tile.is_pass(pass); });
   const bool same_size = first != tiles.end() && found != tiles.end() &&
                          first->head_dim == found->head_dim &&
                          first->v_head_dim == found->v_head_dim;
@@ -94,15 +94,15 @@ struct Backward {
   }
 
   KernelLaunch pass(const BackwardTile& tile, int64_t length, int64_t heads, bool vectors) {
-    std::vector<FunctionConstant> constants = attention_constants(config, vectors, false);
-    constants.push_back({kStoresDMask, tile.pass == "dq" && arrays.d_mask});
+    FunctionConstants constants = attention_constants(config, vectors, false);
+    constants.add({{kStoresDMask, tile.is_pass("dq") && arrays.d_mask}});
     const AttentionGrid grid =
         attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
-    constants.push_back(grid.constant());
+    constants.add({grid.constant()});
     KernelLaunch launch =
-        request(attention_kernel(tile.kernel(), std::move(constants)), grid.extent, kThreads);
+        request(attention_kernel(tile.kernel(), constants), grid.extent, kThreads);
     launch.inputs = attention_inputs(arrays);
-    launch.inputs.insert(launch.inputs.end(), {arrays.lse, arrays.d_out, &delta});
+    launch.inputs.append({arrays.lse, arrays.d_out, &delta});
     return launch;
   }
 
@@ -121,9 +121,8 @@ struct Backward {
 };
 
 void Backward::launch_delta() {
-  const Kernel& kernel =
-      attention_kernel(std::string("flash_attention_delta_") + dtype_name(*arrays.q),
-                       {{kHasDLse, arrays.d_lse != nullptr}});
+  const Kernel& kernel = attention_kernel({"flash_attention_delta_", dtype_name(*arrays.q)},
+                                          {{kHasDLse, arrays.d_lse != nullptr}});
   KernelLaunch launch =
       request(kernel,
               {groups_of(sizes.q_len, kRowsPerGroup), static_cast<uint32_t>(sizes.q_heads),
@@ -136,7 +135,7 @@ void Backward::launch_delta() {
 
 void Backward::launch_sinks() {
   KernelLaunch launch = request(
-      attention_kernel("flash_attention_d_sinks", {}),
+      attention_kernel({"flash_attention_d_sinks"}, {}),
       {static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch), 1}, kRowThreads);
   launch.inputs = {arrays.sinks, arrays.lse, &delta};
   launch.outputs = {arrays.d_sinks};

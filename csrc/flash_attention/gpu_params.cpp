@@ -77,9 +77,9 @@ AttentionGrid attention_grid(const AttentionConfig& config,
   return grid;
 }
 
-std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
-                                                  bool vectors,
-                                                  bool stores_lse) {
+FunctionConstants attention_constants(const AttentionConfig& config,
+                                      bool vectors,
+                                      bool stores_lse) {
   const auto constant = [](AttentionConstant index, bool value) {
     return FunctionConstant{static_cast<uint32_t>(index), value};
   };
@@ -94,13 +94,13 @@ std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
   };
 }
 
-std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays) {
+KernelInputs attention_inputs(const AttentionArrays& arrays) {
   return {arrays.q, arrays.k, arrays.v, arrays.mask ? arrays.mask : arrays.q,
           arrays.sinks ? arrays.sinks : arrays.q};
 }
 
-const Kernel& attention_kernel(const std::string& name, std::vector<FunctionConstant> constants) {
-  return kernel_named(kAttentionOp, name, std::move(constants));
+const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants) {
+  return kernel_named(kAttentionOp, name, constants);
 }
 
 }  // namespace mlx_anvil

@@ -34,9 +34,9 @@ AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionArrays& arrays);
 
 // Of all attention kernels. `vectors`: what rows_are_vectors says is so.
-std::vector<FunctionConstant> attention_constants(const AttentionConfig& config,
-                                                  bool vectors,
-                                                  bool stores_lse = false);
+FunctionConstants attention_constants(const AttentionConfig& config,
+                                      bool vectors,
+                                      bool stores_lse = false);
 
 // Of blocks of rows, each head having as many.
 struct AttentionGrid {
@@ -55,7 +55,7 @@ AttentionGrid attention_grid(const AttentionConfig& config,
                              const mx::Device& device);
 
 // Bindings 0 to 4 of every kernel: where there is no mask and no sinks, q stands in.
-std::vector<const mx::array*> attention_inputs(const AttentionArrays& arrays);
+KernelInputs attention_inputs(const AttentionArrays& arrays);
 
 // Copies the first strides, as many as there is room for.
 template <size_t kRank>
@@ -64,6 +64,6 @@ void copy_strides(int64_t (&to)[kRank], const mx::array& x) {
 }
 
 // The kernel of this name and these constants, made when it is first asked for and kept.
-const Kernel& attention_kernel(const std::string& name, std::vector<FunctionConstant> constants);
+const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants);
 
 }  // namespace mlx_anvil

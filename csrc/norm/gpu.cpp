@@ -93,18 +93,13 @@ struct Request {
     return params;
   }
 
-  // Of x and of the weight, as in the names of kernels.
-  std::string dtypes() const {
-    return std::string(dtype_name(in.x)) + "_" + dtype_name(vector() ? *vector() : in.x);
-  }
-
   // Bound in place of an array that the call does not have.
   const mx::array* or_x(const std::optional<mx::array>& x) const { return x ? &*x : &in.x; }
 
   void launch_kernel(const char* variant,
-                     std::vector<FunctionConstant> constants,
-                     std::vector<const mx::array*> inputs,
-                     std::vector<mx::array*> outputs,
+                     FunctionConstants constants,
+                     const KernelInputs& inputs,
+                     const KernelOutputs& outputs,
                      const NormParams& params,
                      int64_t teams,
                      std::vector<mx::array> temporaries = {}) const {
@@ -112,16 +107,18 @@ struct Request {
     const auto is_aligned = [](const mx::array* x) { return rows_are_vectors({x}); };
     const bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
                          std::all_of(outputs.begin(), outputs.end(), is_aligned);
-    constants.insert(constants.end(), {{kPacksAreAligned, aligned},
-                                       {kRowIsShared, team.shared()},
-                                       {kRowIsLong, team.long_row},
-                                       {kHasGate, config.has_gate},
-                                       {kHasWeight, config.has_weight}});
+    constants.add({{kPacksAreAligned, aligned},
+                   {kRowIsShared, team.shared()},
+                   {kRowIsLong, team.long_row},
+                   {kHasGate, config.has_gate},
+                   {kHasWeight, config.has_weight}});
     KernelLaunch request{};
-    request.kernel = &kernel_named(
-        kFolder, std::string(config.op()) + "_" + variant + "_" + dtypes(), constants);
-    request.inputs = std::move(inputs);
-    request.outputs = std::move(outputs);
+    request.kernel = &kernel_named(kFolder,
+                                   {config.op(), "_", variant, "_", dtype_name(in.x), "_",
+                                    dtype_name(vector() ? *vector() : in.x)},
+                                   constants);
+    request.inputs = inputs;
+    request.outputs = outputs;
     request.params = &params;
     request.params_size = sizeof(params);
     request.grid = linear_grid(teams, team.teams_per_threadgroup());
@@ -136,7 +133,7 @@ void launch_sum(const mx::array& parts, int64_t groups, mx::array& sum, const mx
   params.columns = static_cast<uint32_t>(sum.shape(-1));
   params.parts = static_cast<uint32_t>(parts.shape(0) / groups);
   KernelLaunch request{};
-  request.kernel = &kernel_named(kFolder, std::string("norm_sum_parts_") + dtype_name(sum), {});
+  request.kernel = &kernel_named(kFolder, {"norm_sum_parts_", dtype_name(sum)}, {});
   request.inputs = {&parts};
   request.outputs = {&sum};
   request.params = &params;

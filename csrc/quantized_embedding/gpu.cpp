@@ -31,7 +31,7 @@ void quantized_embedding_gpu(const QuantizedFormat& format,
   KernelLaunch request{};
   request.kernel = &kernel_named(
       "quantized_embedding",
-      std::string("quantized_embedding_") + dtype_name(out) + "_" + format_name(format),
+      {"quantized_embedding_", dtype_name(out), "_", mode_name(format.kind), bits_in_name(format)},
       {{kRowsAreVectors, rows_are_vectors({&matrix.w, &out})}});
   request.inputs = {&ids, &matrix.w, &matrix.scales,
                     matrix.biases ? &*matrix.biases : &matrix.scales};

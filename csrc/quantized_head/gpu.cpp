@@ -62,7 +62,7 @@ void launch_merge(const Pass& pass,
                   const mx::Stream& stream) {
   KernelLaunch request{};
   request.kernel =
-      &kernel_named(kFolder, std::string("quantized_head_merge_") + dtype_name(outputs.values),
+      &kernel_named(kFolder, {"quantized_head_merge_", dtype_name(outputs.values)},
                     {{kRowsAreVectors, false}, {kColumnsAreShared, false}, pass.is_last()});
   request.inputs = {&before};
   request.temporaries = {before};
@@ -122,8 +122,8 @@ void quantized_head_gpu(const QuantizedFormat& format,
   }
   KernelLaunch request{};
   request.kernel = &kernel_named(kFolder,
-                                 std::string("quantized_head_") + dtype_name(x) + "_" +
-                                     format_name(format) + "_r" + std::to_string(rows),
+                                 {"quantized_head_", dtype_name(x), "_", mode_name(format.kind),
+                                  bits_in_name(format), "_r", rows},
                                  {{kRowsAreVectors, vectors},
                                   {kColumnsAreShared, gemv_shares_columns(sizes.outputs)},
                                   pass.is_last()});

@@ -65,16 +65,16 @@ struct Request {
     });
   }
 
-  void launch_kernel(const std::string& name,
-                     std::vector<FunctionConstant> constants,
+  void launch_kernel(const KernelName& name,
+                     const FunctionConstants& constants,
                      const QuantizedParams& params,
                      Extent grid,
                      uint32_t threads = kGemvThreads) const {
     KernelLaunch request{};
-    request.kernel = &kernel_named(kFolder, name, std::move(constants));
+    request.kernel = &kernel_named(kFolder, name, constants);
     request.inputs = {&x};
     for (const QuantizedWeightArrays& m : matrices) {
-      request.inputs.insert(request.inputs.end(), {m.w, m.scales, m.biases ? m.biases : &x});
+      request.inputs.append({m.w, m.scales, m.biases ? m.biases : &x});
     }
     request.outputs = {&out};
     request.params = &params;
@@ -102,8 +102,7 @@ void launch_gemv(const char* kernel,
   const auto matrices = static_cast<int64_t>(request.matrices.size());
   const int64_t all_outputs = sizes.outputs * matrices * sizes.batch;
   const bool by_matrices = takes_matrix_units(format, sizes, request);
-  const std::string start = std::string("quantized_") + kernel;
-  const std::string dtype = dtype_name(request.x);
+  const char* dtype = dtype_name(request.x);
   const auto row_blocks = static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows));
   const auto batch = static_cast<uint32_t>(sizes.batch);
   // streams: rows of w that a SIMD group takes, or all of a threadgroup's together.
@@ -114,20 +113,19 @@ void launch_gemv(const char* kernel,
   };
   if (by_matrices) {
     const int64_t outputs = matrix_outputs(all_outputs, format, matrices);
-    request.launch_kernel(start + "_matrix_" + dtype + "_g" + std::to_string(format.group) + "_n" +
-                              std::to_string(outputs),
-                          {{kRowsAreVectors, true}}, params_of(format, sizes), grid(outputs, true),
-                          kMatrixThreads);
+    request.launch_kernel(
+        {"quantized_", kernel, "_matrix_", dtype, "_g", format.group, "_n", outputs},
+        {{kRowsAreVectors, true}}, params_of(format, sizes), grid(outputs, true), kMatrixThreads);
     return;
   }
   // A swiglu compiled shapeless may be given more rows than the op sends here.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const bool shared = gemv_shares_columns(all_outputs);
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
-  request.launch_kernel(
-      start + "_" + dtype + "_" + format_name(format) + "_r" + std::to_string(kernel_rows(rows)),
-      {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}}, params_of(format, sizes),
-      grid(gemv_streams(sizes.rows), shared));
+  request.launch_kernel({"quantized_", kernel, "_", dtype, "_", mode_name(format.kind),
+                         bits_in_name(format), "_r", kernel_rows(rows)},
+                        {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}},
+                        params_of(format, sizes), grid(gemv_streams(sizes.rows), shared));
 }
 
 void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Stream& stream) {
@@ -135,8 +133,8 @@ void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Str
   params.size = static_cast<int64_t>(out.size());
   params.parts = count;
   KernelLaunch request{};
-  request.kernel = &kernel_named(kFolder, std::string("quantized_sum_parts_") + dtype_name(out),
-                                 {{kRowsAreVectors, false}});
+  request.kernel =
+      &kernel_named(kFolder, {"quantized_sum_parts_", dtype_name(out)}, {{kRowsAreVectors, false}});
   request.inputs = {&parts};
   request.outputs = {&out};
   request.params = &params;
@@ -157,10 +155,15 @@ void launch_plain(const QuantizedFormat& format,
   QuantizedParams params = params_of(format, sizes);
   params.rows_per_part = static_cast<int32_t>(kRowsOfTurn * ceil_div(turns, wanted));
   const int64_t parts = ceil_div(sizes.outputs, params.rows_per_part);
-  const std::string name = std::string("quantized_plain_") + dtype_name(request.x) + "_" +
-                           format_name(format) + "_r" + std::to_string(rows);
-  const std::vector<FunctionConstant> constants = {
-      {kRowsAreVectors, request.words_are_vectors(format)}, {kPartsAreStored, parts > 1}};
+  const KernelName name = {"quantized_plain_",
+                           dtype_name(request.x),
+                           "_",
+                           mode_name(format.kind),
+                           bits_in_name(format),
+                           "_r",
+                           rows};
+  const FunctionConstants constants = {{kRowsAreVectors, request.words_are_vectors(format)},
+                                       {kPartsAreStored, parts > 1}};
   const Extent grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(parts),
                        static_cast<uint32_t>(sizes.batch)};
   if (parts == 1) {
@@ -181,11 +184,9 @@ void launch_tiled(const QuantizedFormat& format,
                   const Request& request) {
   const bool transposed = product == QuantizedProduct::kTransposed;
   const int64_t columns = transposed ? sizes.outputs : sizes.columns;
-  const std::string name = std::string("quantized_matmul_") +
-                           (transposed ? "transposed_" : "plain_") + dtype_name(request.x) + "_" +
-                           format_name(format);
   request.launch_kernel(
-      name,
+      {"quantized_matmul_", transposed ? "transposed_" : "plain_", dtype_name(request.x), "_",
+       mode_name(format.kind), bits_in_name(format)},
       {{kRowsAreVectors, request.words_are_vectors(format)},
        {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})}},
       params_of(format, sizes),

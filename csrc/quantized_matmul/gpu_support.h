@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <string>
 
+#include "common/kernel_name.h"
 #include "common/launch_arrays.h"
 #include "metal/quantized_matmul/params.h"
 #include "quantized_matmul/compose.h"
@@ -18,9 +18,9 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// As in the names of kernels: "affine4", "mxfp8".
-inline std::string format_name(const QuantizedFormat& format) {
-  return mode_name(format.kind) + (format.has_biases() ? std::to_string(format.bits) : "");
+// In the names of kernels the mode is followed by these: "affine4", but "mxfp8".
+inline KernelName::Piece bits_in_name(const QuantizedFormat& format) {
+  return format.has_biases() ? KernelName::Piece(format.bits) : KernelName::Piece("");
 }
 
 // Whether rows of w may be loaded as widely as dequant.h does.

@@ -103,14 +103,14 @@ void rope_gpu(const RopeConfig& config,
 
   KernelLaunch request{};
   request.kernel = &kernel_named(
-      "rope", std::string(tensors.size() == 1 ? "rope_one_" : "rope_qk_") + dtype_name(tensors[0]),
+      "rope", {tensors.size() == 1 ? "rope_one_" : "rope_qk_", dtype_name(tensors[0])},
       {{kPacksAreAligned, packs_are_aligned(config, tensors, outputs)},
        {kPairsAreNeighbours, config.traditional},
        {kFrequenciesAreGiven, positions.freqs.has_value()}});
   for (const mx::array& x : tensors) {
     request.inputs.push_back(&x);
   }
-  request.inputs.insert(request.inputs.end(), {&positions.offset, &frequencies});
+  request.inputs.append({&positions.offset, &frequencies});
   for (mx::array& out : outputs) {
     request.outputs.push_back(&out);
   }

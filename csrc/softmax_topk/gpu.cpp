@@ -22,8 +22,8 @@ constexpr int64_t kFew = 4, kMany = 16;
 void launch_rows(const char* variant,
                  const RouterOptions& options,
                  bool in_index_order,
-                 std::vector<const mx::array*> inputs,
-                 std::vector<mx::array*> outputs,
+                 const KernelInputs& inputs,
+                 const KernelOutputs& outputs,
                  const mx::Stream& stream) {
   const mx::array& logits = *inputs[0];
   const int64_t experts = logits.shape(-1);
@@ -32,15 +32,14 @@ void launch_rows(const char* variant,
   const SoftmaxTopkParams params = {static_cast<uint32_t>(rows), static_cast<uint32_t>(experts),
                                     static_cast<uint32_t>(options.chosen)};
   KernelLaunch request{};
-  request.kernel = &kernel_named("softmax_topk",
-                                 std::string("softmax_topk_") + variant + "_" + dtype_name(logits) +
-                                     "_" + std::to_string(held),
-                                 {{kIsSigmoid, options.scoring == RouterScoring::kSigmoid},
-                                  {kIsNormalised, options.norm},
-                                  {kInIndexOrder, in_index_order},
-                                  {kRowIsLong, experts > kLanes * kMany}});
-  request.inputs = std::move(inputs);
-  request.outputs = std::move(outputs);
+  request.kernel =
+      &kernel_named("softmax_topk", {"softmax_topk_", variant, "_", dtype_name(logits), "_", held},
+                    {{kIsSigmoid, options.scoring == RouterScoring::kSigmoid},
+                     {kIsNormalised, options.norm},
+                     {kInIndexOrder, in_index_order},
+                     {kRowIsLong, experts > kLanes * kMany}});
+  request.inputs = inputs;
+  request.outputs = outputs;
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = linear_grid(rows, kRowsPerThreadgroup);

@@ -1,0 +1,73 @@
+// What a launch says which kernel it wants by: no text is made of it, and none hashed, until the
+// kernel is wanted for the first time.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "common/few.h"
+
+namespace mlx_anvil {
+
+struct FunctionConstant {
+  uint32_t index;
+  bool value;
+};
+
+// The values of some of a kernel's function constants, whose indices are below 32.
+class FunctionConstants {
+ public:
+  FunctionConstants() = default;
+  FunctionConstants(std::initializer_list<FunctionConstant> constants) { add(constants); }
+
+  void add(std::initializer_list<FunctionConstant> constants) {
+    for (const FunctionConstant& constant : constants) {
+      const uint32_t bit = uint32_t{1} << constant.index;
+      given_ |= bit;
+      values_ |= constant.value ? bit : 0;
+    }
+  }
+
+  std::vector<FunctionConstant> list() const;
+  size_t hash() const { return (uint64_t{given_} << 32 | values_) * 0x9E3779B97F4A7C15; }
+  bool operator==(const FunctionConstants&) const = default;
+
+ private:
+  uint32_t given_ = 0;
+  uint32_t values_ = 0;
+};
+
+// A name in pieces: text that lives as long as the program does, and numbers. Equal where the same
+// text and numbers are in the same places.
+class KernelName {
+ public:
+  class Piece {
+   public:
+    Piece() = default;
+    Piece(const char* text) : text_(text) {}
+    Piece(std::integral auto number) : number_(static_cast<int64_t>(number)) {}
+
+    std::string text() const { return text_ ? text_ : std::to_string(number_); }
+    size_t hash() const { return reinterpret_cast<size_t>(text_) + static_cast<size_t>(number_); }
+    bool operator==(const Piece&) const = default;
+
+   private:
+    const char* text_ = nullptr;  // compared by where it lies
+    int64_t number_ = 0;
+  };
+
+  KernelName(std::initializer_list<Piece> pieces) : pieces_(pieces) {}
+
+  std::string text() const;
+  size_t hash() const;
+  bool operator==(const KernelName&) const = default;
+
+ private:
+  Few<Piece, 12> pieces_;
+};
+
+}  // namespace mlx_anvil
