@@ -129,7 +129,7 @@
   X(dq, dtype, type, 128, 128, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead) \
   X(dkv, dtype, type, 32, 32, 4, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead)  \
   X(dkv, dtype, type, 64, 64, 2, 48, kKeptInRegisters, kKeptInRegisters, kStagesAhead)  \
-  X(dkv, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead)  \
+  X(dkv, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInMemory, kStagesAhead)     \
   X(dkv, dtype, type, 128, 128, 2, 16, kKeptInRegisters, kKeptInMemory, kStagesAhead)
 
 #define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(X)             \

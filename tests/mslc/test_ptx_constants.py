@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from msl import HEAD
-from ptx_support import METAL, needs_metal, needs_ptxas, ptx
+from ptx_support import METAL, needs_metal, needs_ptxas, ptx, spills_with_all_features
 
 from mlx_anvil.mslc import CompileError, Source
 from mlx_anvil.mslc.ptx import PtxModule, assemble, compile_ptx, find_ptxas
@@ -102,7 +102,7 @@ def test_packed_kernels_load_one_by_one(tmp_path):
     for name in [name for name in kernels if "float16_d64" in name]:
         module = with_constants(PtxModule("sm_90", kernels[name], []), dict.fromkeys(range(32), True))
         (report,) = assemble(module).values()
-        assert report.spill_bytes == 0
+        assert report.spill_bytes <= spills_with_all_features(name)
         shared += report.shared_bytes > 0
         assert module.text.count(".entry") == 1
     assert shared

@@ -61,7 +61,7 @@ def program(offsets: list[int], fence: int | None = None, turned: bool = False) 
         ([0, 16, 32, 48, 64, 80, 96, 112], ["4", "4"]),
         ([0, 16, 32, 64], ["1", "1", "1", "1"]),  # no square
         ([5, 16, 32, 48, 64], ["1", "4"]),
-        ([16 * i for i in range(42)], ["2"] * 21),  # so many that they would not fit in registers
+        ([16 * i for i in range(42)], ["4"] * 10 + ["1"] * 2),
     ],
 )
 def test_places(offsets, loads, turned):

@@ -52,7 +52,7 @@ UNARY = {
     "sqrt": (0.5, np.sqrt, [_EVERYWHERE]),
     "tan": (6, np.tan, [_TURN, _EVERYWHERE]),
     "tanh": (5, np.tanh, [(-10, 10, "linear"), (1e-38, 1, "log")]),
-    "tanpi": (6, lambda x: UNARY["sinpi"][1](x) / UNARY["cospi"][1](x), [(-10, 10, "linear")]),
+    "tanpi": (6, lambda x: UNARY["sinpi"][1](x) / (UNARY["cospi"][1](x) + 0.0), [(-10, 10, "linear")]),
 }
 BINARY = {
     "atan2": (6, np.arctan2, [(-10, 10, "linear")], [(-10, 10, "linear")]),

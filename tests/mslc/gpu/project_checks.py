@@ -18,8 +18,9 @@ ATTENTION = np.dtype([*ATTENTION, ("out_strides", "i8", 3), ("parts", "i4"), ("k
 # metal/quantized_matmul/params.h
 QUANTIZED = np.dtype([(n, "i4") for n in ("rows", "columns", "outputs", "group_shift", "rows_per_part")])
 
-# Constants of the bundle's files: dense arrays, no mask, no sinks, no log-sum-exp, keys in one part.
-ATTENTION_CONSTANTS = {0: True, 1: False, 2: False, 3: False, 4: False, 5: True, 6: False, 16: False}
+# Constants of the bundle's files: dense arrays, no mask, no sinks, no log-sum-exp, keys in one part,
+# blocks of rows along x.
+ATTENTION_CONSTANTS = {0: True, 1: False, 2: False, 3: False, 4: False, 5: True, 6: False, 9: False, 16: False}
 QUANTIZED_CONSTANTS = {0: True, 1: False, 2: False, 3: True}
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
