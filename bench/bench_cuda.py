@@ -22,6 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from rich.console import Console
 
+from cuda_overhead import overhead_rows
 from cuda_timing import Call, Row, compare, copy_rate, launches
 from harness import in_turn, write_results
 from mlx_anvil import (
@@ -277,6 +278,7 @@ GROUPS = {
     "attention": attention_rows,
     "training": training_rows,
     "decoder": decoder_rows,
+    "overhead": overhead_rows,
 }
 
 

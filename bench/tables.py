@@ -139,6 +139,19 @@ def cuda(results: Results) -> str:
     return _markdown(("call", "ours, us", "MLX / ours", "on the GPU", ""), rows)
 
 
+def cuda_overhead(results: Results) -> str:
+    """Microseconds of the CPU for one call, in Python and while it is evaluated."""
+    rows = []
+    for row in results["rows"]:
+        if "ours_python_us" in row:
+            both = (
+                f"{row[f'{who}_python_us']:.1f} + {row[f'{who}_eval_us']:.1f}" if f"{who}_eval_us" in row else ""
+                for who in ("ours", "mlx")
+            )
+            rows.append([row["what"], *both])
+    return _markdown(("op", "ours", "MLX's"), rows)
+
+
 # What a page calls a table: the file of its results, and what makes it.
 TABLES = {
     "silu_gate": ("silu_gate_cpu", silu_gate),
@@ -148,6 +161,7 @@ TABLES = {
     "language model, briefly": ("lm_cpu", language_model_briefly),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
+    "cuda, overhead": ("cuda_h200", cuda_overhead),
 }
 
 
