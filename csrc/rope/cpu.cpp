@@ -1,6 +1,8 @@
 // rope on the CPU: tables of cosines and sines, and the rotation by them. metal/rope/rope.h has the
 // same formulas.
-#include "common/panels.h"
+#include <type_traits>
+
+#include "common/simd.h"
 #include "rope/kernels.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -86,7 +88,7 @@ inline void rotate_apart(
 // Neighbours of a block as two vectors, and back; a block of bfloat16 is these already.
 template <class T, int... kLane>
 inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
-  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+  if constexpr (std::is_same_v<T, bf16>) {
     return {x.first, x.second};
   } else {
     return {__builtin_shufflevector(x.first, x.second, 2 * kLane...),
@@ -95,7 +97,7 @@ inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
 }
 template <class T, int... kLane>
 inline Block join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
-  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+  if constexpr (std::is_same_v<T, bf16>) {
     return {x.a, x.b};
   } else {
     return {__builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes)...),
