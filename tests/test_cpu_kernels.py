@@ -132,6 +132,16 @@ def test_every_build_is_accurate(isa, dtype):
         assert (error <= 1.05 * ulp * np.abs(to_numpy(want)) + 1e-7).all()
 
 
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_build_rotates(isa, dtype, traditional):
+    """Pairs of bfloat16 come in an order of their own (load_block), on machines without instructions for it too."""
+    x = mx.random.normal((2, 5, 9, 128)).astype(dtype)
+    wide = mlx_anvil.reference.rope(x.astype(mx.float32), 128, traditional=traditional, offset=7)
+    ulp = {mx.float32: 2e-6, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}[dtype]
+    assert max_error(mlx_anvil.rope(x, 128, traditional=traditional, offset=7), wide) <= ulp
+
+
 def test_unknown_instruction_set():
     with pytest.raises(ValueError, match=r"^\[set_isa\] nonsense is not supported"):
         _ext._set_isa("nonsense")

@@ -77,6 +77,35 @@ struct RowBytes {
       return Format::bytes((words >> (kBits * kIndex)) & ((1u << kBits) - 1) * 0x01010101u);
     }
   }
+
+  // Cheaper than bytes(), for sums that unnest() takes to theirs: the codes of a byte from kIndex
+  // on together, by a mask and no shift. Of formats whose bytes are codes as they are.
+  static constexpr bool kNested = kPerWord > 1 && Format::kHasBiases;
+
+  template <int kIndex>
+  static u32v nested(u32v words) {
+    if constexpr (kNested && kIndex > 0) {
+      return words & (0xffu << (kBits * kIndex) & 0xffu) * 0x01010101u;
+    } else if constexpr (kNested) {
+      return words;
+    } else {
+      return bytes<kIndex>(words);
+    }
+  }
+
+  // Sums of nested() times whatever to those of bytes(): less what later codes of a word make.
+  template <int kCount>
+  MLX_ANVIL_UNROLLED static void unnest(i32v (&sums)[kVectors][kCount]) {
+    if constexpr (kNested) {
+      for (int vector = 0; vector < kVectors; ++vector) {
+        const int index = vector % kPerWord;
+        for (int s = 0; s < kCount; ++s) {
+          i32v& sum = sums[vector][s];
+          sum = (index + 1 < kPerWord ? sum - sums[vector + 1][s] : sum) >> (kBits * index);
+        }
+      }
+    }
+  }
 };
 
 // Bytes of two rows by turns, of either half of them, so that unpacking pairs of bytes within the

@@ -175,10 +175,12 @@ class IntPlainGemv {
       interleave_quad<Codes>(w, row_bytes_, rows - 4 * quad, in_row, bytes);
       unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
         constexpr int kPart = v.value / Codes::kPerWord;
-        const u32v codes = Codes::template bytes<v.value % Codes::kPerWord>(bytes[kPart]);
-        add_products(sums[v.value], codes, groups[kPart], quad);
+        constexpr int kIndex = v.value % Codes::kPerWord;
+        add_products(sums[v.value], Codes::template nested<kIndex>(bytes[kPart]), groups[kPart],
+                     quad);
       });
     }
+    Codes::unnest(sums);
     unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
       add_sums(block, v.value, groups[v.value / Codes::kPerWord], sums[v.value]);
     });

@@ -15,25 +15,32 @@ constexpr int64_t kStripColumns = 512;
 // Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
 // the shape only: the result does not depend on how many threads there are.
 constexpr int64_t kPartRows = 1024;
-// In integers strips are as wide as leaves so many items.
-constexpr int64_t kIntItems = 8;
+// In integers they are fewer, which leaves wider strips: rows of w are read in longer pieces.
+// Strips are as wide as leaves so many items, with sums that stay in the nearer caches.
+constexpr int64_t kIntPartRows = 512;
+constexpr int64_t kIntItems = 8, kIntStripColumns = 8192, kIntStripSums = 32768;
+// Numbers that are worth waking a thread for, to add them up.
+constexpr int64_t kSumsGrain = 65536;
 
 // How the columns of a matrix are gone through.
 struct PlainPlan {
   bool integers;
   int values;            // of the order in which columns come (store_row)
   int64_t block, strip;  // columns of a block, blocks of a strip
-  int64_t blocks, strips, parts;
+  int64_t blocks, strips, part_rows, parts;
 
-  PlainPlan(const QuantizedMatrixView& matrix, bool in_integers)
+  PlainPlan(const QuantizedMatrixView& matrix, int64_t rows, bool in_integers)
       : integers(in_integers), values(integers ? 1 : unit_values(matrix.format.bits)) {
     const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
     const int64_t vector_of_groups = int64_t{kernels.lanes} * matrix.format.group;
-    parts = ceil_div(matrix.outputs, kPartRows);
+    part_rows = integers ? kIntPartRows : kPartRows;
+    parts = ceil_div(matrix.outputs, part_rows);
     block = integers ? kernels.int_plain_columns(matrix) : int64_t{values} * kernels.lanes;
     blocks = ceil_div(matrix.columns, block);
     if (integers) {
-      const int64_t columns = ceil_div(matrix.columns, std::max<int64_t>(1, kIntItems / parts));
+      const int64_t columns =
+          std::min({ceil_div(matrix.columns, std::max<int64_t>(1, kIntItems / parts)),
+                    kIntStripColumns, kIntStripSums / rows});
       strip = round_up(columns, vector_of_groups) / block;
     } else {
       strip = std::max<int64_t>(1, std::min(kStripColumns, vector_of_groups) / block);
@@ -70,19 +77,19 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
                 bool integers,
                 void* out) {
   const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
-  const PlainPlan plan(matrix, integers);
+  const PlainPlan plan(matrix, rows, integers);
   const int64_t sums_step = rows * plan.strip * plan.block;
   const Floats sums = floats(plan.strips * plan.parts * sums_step);
   std::atomic<bool> done = true;
   parallel_for(plan.strips * plan.parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t first_block = item / plan.parts * plan.strip,
-                    first = item % plan.parts * kPartRows;
+                    first = item % plan.parts * plan.part_rows;
       const QuantizedPlainGemvArgs args = {matrix,
                                            first_block,
                                            std::min(plan.strip, plan.blocks - first_block),
                                            first,
-                                           std::min(kPartRows, matrix.outputs - first),
+                                           std::min(plan.part_rows, matrix.outputs - first),
                                            rows,
                                            columns + first * rows,
                                            sums.get() + item * sums_step};
@@ -97,19 +104,19 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
     return false;
   }
   const int64_t size = element_size(matrix.dtype);
-  parallel_for(plan.strips, std::max<int64_t>(1, 64 / plan.parts), [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
+  const int64_t grain = std::max<int64_t>(1, kSumsGrain / (plan.parts * plan.strip * plan.block));
+  parallel_for(plan.strips * given_rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t s = i / given_rows, m = i % given_rows;
       const int64_t first = s * plan.strip * plan.block;
       const int64_t count = std::min(plan.strip, plan.blocks - s * plan.strip) * plan.block;
-      float* const total = sums.get() + s * plan.parts * sums_step;
+      float* const total = sums.get() + s * plan.parts * sums_step + m * count;
       for (int64_t part = 1; part < plan.parts; ++part) {
-        kernels.add(total, total + part * sums_step, rows * count);
+        kernels.add(total, total + part * sums_step, count);
       }
-      for (int64_t m = 0; m < given_rows; ++m) {
-        kernels.store_row(matrix.dtype, total + m * count, 2 * kernels.lanes, plan.values,
-                          std::min(count, matrix.columns - first),
-                          at(out, (m * matrix.columns + first) * size));
-      }
+      kernels.store_row(matrix.dtype, total, 2 * kernels.lanes, plan.values,
+                        std::min(count, matrix.columns - first),
+                        at(out, (m * matrix.columns + first) * size));
     }
   });
   return true;

@@ -1,6 +1,8 @@
 // rope on the CPU: tables of cosines and sines, and the rotation by them. metal/rope/rope.h has the
 // same formulas.
-#include "common/panels.h"
+#include <type_traits>
+
+#include "common/simd.h"
 #include "rope/kernels.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -13,19 +15,21 @@ struct SinCos {
   f32v sin, cos;
 };
 
-// Of a fraction of a turn, times 2^32. What is left beside the nearest quarter turn is at most an
-// eighth, for which a few terms are exact to float32.
-inline SinCos sin_cos_of_turn(u32v turn) {
-  const u32v quarter = (turn + 0x20000000u) >> 30;
-  const i32v rest = bits_as<i32v>(turn - (quarter << 30));
-  const f32v x = __builtin_convertvector(rest, f32v) * 0x1.921fb6p-30f;  // 2 pi / 2^32
+// Of a fraction of a turn, times 2^32; the negative sine where `half_turn` is one, not none. What
+// is left beside the nearest quarter turn is at most an eighth, for which a few terms are exact to
+// float32.
+inline SinCos sin_cos_of_turn(u32v turn, uint32_t half_turn, f32v defect) {
+  const i32v rest = bits_as<i32v>(turn << 2) >> 2;
+  const f32v x = __builtin_convertvector(rest, f32v) * 0x1.921fb6p-30f + defect;  // 2 pi / 2^32
   const f32v z = x * x;
   const f32v sin = x + x * (z * (-0.166666552f + z * (0.008332178f + z * -0.000195172339f)));
   const f32v cos =
       1.0f - 0.5f * z + z * z * (0.0416666456f + z * (-0.00138873665f + z * 2.44383791e-05f));
-  // Each quarter turn takes (sin, cos) to (cos, -sin).
-  const auto odd = (quarter & 1u) != 0u;
-  const u32v minus_sin = (quarter & 2u) << 30, minus_cos = ((quarter + 1u) & 2u) << 30;
+  // Each quarter turn takes (sin, cos) to (cos, -sin): the upper two bits beside the nearest.
+  const u32v quarter = turn + 0x20000000u;
+  const auto odd = (quarter & 0x40000000u) != 0u;
+  const u32v minus_sin = (quarter + half_turn) & 0x80000000u;
+  const u32v minus_cos = (quarter + 0x40000000u) & 0x80000000u;
   return {bits_as<f32v>(bits_as<u32v>(odd ? cos : sin) ^ minus_sin),
           bits_as<f32v>(bits_as<u32v>(odd ? sin : cos) ^ minus_cos)};
 }
@@ -39,24 +43,24 @@ inline u32v upper_halves(u64v a, u64v b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(bits_as<u32v>(a), bits_as<u32v>(b), (2 * kLane + 1)...);
 }
 
-// Fractions of a turn, times 2^32, at a position: whole turns overflow.
-inline u32v turns_at(uint64_t position, const uint64_t* turns) {
-  const u64v first = load_bits<u64v>(turns) * position;
-  const u64v second = load_bits<u64v>(turns + kLanes / 2) * position;
-  return upper_halves(first, second, std::make_integer_sequence<int, kLanes>());
-}
-
+// Positions times turns, whole turns of which overflow: from one position to the next the turns are
+// added, which is exact and takes no product of 64 bits.
 void fill_angles(const RopeAngles& angles, float* to) {
-  const float direction = angles.inverse ? -1.0f : 1.0f;
-  for (int64_t l = 0; l < angles.count; ++l) {
-    const auto position = static_cast<uint64_t>(angles.position + l);
-    float* const cos = to + 2 * l * angles.padded;
-    float* const sin = cos + angles.padded;
-    for (int64_t j = 0; j < angles.padded; j += kLanes) {
-      const SinCos of_turn = sin_cos_of_turn(turns_at(position, angles.turns + j));
-      const f32v defect = load_lanes(angles.defects + j);
-      store_lanes(cos + j, of_turn.cos + defect);
-      store_lanes(sin + j, of_turn.sin * direction + defect);
+  const uint32_t half_turn = angles.inverse ? 0x80000000u : 0u;
+  const auto position = static_cast<uint64_t>(angles.position);
+  for (int64_t j = 0; j < angles.padded; j += kLanes) {
+    const u64v first_step = load_bits<u64v>(angles.turns + j);
+    const u64v second_step = load_bits<u64v>(angles.turns + j + kLanes / 2);
+    const f32v defect = load_lanes(angles.defects + j);
+    u64v first = first_step * position, second = second_step * position;
+    float* cos = to + j;
+    for (int64_t l = 0; l < angles.count; ++l, cos += 2 * angles.padded) {
+      const u32v turn = upper_halves(first, second, std::make_integer_sequence<int, kLanes>());
+      const SinCos of_turn = sin_cos_of_turn(turn, half_turn, defect);
+      store_lanes(cos, of_turn.cos);
+      store_lanes(cos + angles.padded, of_turn.sin);
+      first += first_step;
+      second += second_step;
     }
   }
 }
@@ -86,7 +90,7 @@ inline void rotate_apart(
 // Neighbours of a block as two vectors, and back; a block of bfloat16 is these already.
 template <class T, int... kLane>
 inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
-  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+  if constexpr (std::is_same_v<T, bf16>) {
     return {x.first, x.second};
   } else {
     return {__builtin_shufflevector(x.first, x.second, 2 * kLane...),
@@ -95,7 +99,7 @@ inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
 }
 template <class T, int... kLane>
 inline Block join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
-  if constexpr (kWordsOf<T> == Words::kBf16Pairs) {
+  if constexpr (std::is_same_v<T, bf16>) {
     return {x.a, x.b};
   } else {
     return {__builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes)...),
@@ -152,36 +156,23 @@ inline void prefetch_block(const T* from) {
   }
 }
 
-// A position of all heads in whole blocks: each part of the table is loaded once for them.
+// A row in whole blocks. Memory is written a row after the other: lines that are written past the
+// cache take longer the more rows they alternate between.
 template <class T, bool kTraditional, bool kStream>
-inline void rotate_position(
-    const RopeRows& rows, const T* in, T* out, const float* cos, const float* sin) {
-  const int64_t pairs = rows.pairs, ahead = kPrefetchBytes / static_cast<int64_t>(sizeof(T));
-  const auto for_each_head = [&](auto body) {
-    const T* head_in = in;
-    T* head_out = out;
-    for (int64_t head = 0; head < rows.heads; ++head) {
-      body(head_in, head_out);
-      head_in += rows.head_step;
-      head_out += rows.out_head_step;
-    }
-  };
+inline void rotate_blocks(const T* in, T* out, int64_t pairs, const float* cos, const float* sin) {
+  constexpr int64_t kAhead = kPrefetchBytes / static_cast<int64_t>(sizeof(T));
   for (int64_t j = 0; j < pairs; j += kBlock) {
-    for_each_head([&](const T* head_in, T* head_out) {
-      if constexpr (kTraditional) {
-        for (int64_t i = j; i < j + kBlock; i += kLanes) {
-          prefetch_block(head_in + ahead + 2 * i);
-          rotate_neighbours<T, kStream>(head_in + 2 * i, head_out + 2 * i, cos + i, sin + i);
-        }
-      } else {
-        prefetch_block(head_in + ahead + j);
-        prefetch_block(head_in + ahead + pairs + j);
-        rotate_apart<T, kStream>(head_in + j, head_in + pairs + j, head_out + j,
-                                 head_out + pairs + j, cos + j, sin + j);
+    if constexpr (kTraditional) {
+      for (int64_t i = j; i < j + kBlock; i += kLanes) {
+        prefetch_block(in + kAhead + 2 * i);
+        rotate_neighbours<T, kStream>(in + 2 * i, out + 2 * i, cos + i, sin + i);
       }
-    });
+    } else {
+      prefetch_block(in + kAhead + j);
+      prefetch_block(in + kAhead + pairs + j);
+      rotate_apart<T, kStream>(in + j, in + pairs + j, out + j, out + pairs + j, cos + j, sin + j);
+    }
   }
-  for_each_head([&](const T* head_in, T* head_out) { copy_rest(rows, head_in, head_out); });
 }
 
 // A row of any length, and of any step between columns.
@@ -208,14 +199,21 @@ void rotate_pieces(
   }
 }
 
-// body(in, out, cosines, sines) for every position of the first head.
+// body(in, out, cosines, sines) for every row, all heads of a position before the next one.
 template <class T, class Body>
-inline void for_each_position(const RopeRows& rows, Body body) {
+inline void for_each_row(const RopeRows& rows, Body body) {
   const T* in = static_cast<const T*>(rows.in);
   T* out = static_cast<T*>(rows.out);
   const float* angles = rows.angles;
   for (int64_t l = 0; l < rows.count; ++l) {
-    body(in, out, angles, angles + rows.padded);
+    const T* head_in = in;
+    T* head_out = out;
+    for (int64_t head = 0; head < rows.heads; ++head) {
+      body(head_in, head_out, angles, angles + rows.padded);
+      copy_rest(rows, head_in, head_out);
+      head_in += rows.head_step;
+      head_out += rows.out_head_step;
+    }
     in += rows.row_step;
     out += rows.head_dim;
     angles += 2 * rows.padded;
@@ -224,21 +222,16 @@ inline void for_each_position(const RopeRows& rows, Body body) {
 
 template <class T, bool kTraditional, bool kStream>
 void rotate_rows_of_blocks(const RopeRows& rows) {
-  for_each_position<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
-    rotate_position<T, kTraditional, kStream>(rows, in, out, cos, sin);
+  for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
+    rotate_blocks<T, kTraditional, kStream>(in, out, rows.pairs, cos, sin);
   });
 }
 
 template <class T, bool kTraditional>
 void rotate_rows(const RopeRows& rows) {
   if (rows.column_step != 1 || rows.pairs % kBlock != 0) {
-    for_each_position<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
-      for (int64_t head = 0; head < rows.heads; ++head) {
-        const T* const head_in = in + head * rows.head_step;
-        T* const head_out = out + head * rows.out_head_step;
-        rotate_pieces<T, kTraditional>(head_in, head_out, rows.column_step, rows.pairs, cos, sin);
-        copy_rest(rows, head_in, head_out);
-      }
+    for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
+      rotate_pieces<T, kTraditional>(in, out, rows.column_step, rows.pairs, cos, sin);
     });
   } else if (rows.stream && rows.head_dim % kBlock == 0 &&
              reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0) {

@@ -28,7 +28,8 @@ struct RopeAngles {
   bool inverse;
 };
 
-// Neighbouring positions of a few heads, which share what is loaded of the table.
+// Neighbouring positions of a few heads, whose rows of a position follow each other, so that what
+// they need of the table is in the nearest cache.
 struct RopeRows {
   const void* in;
   void* out;      // dense rows; may be where the input is
