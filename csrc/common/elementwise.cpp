@@ -1,12 +1,11 @@
 #include "common/elementwise.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/isa.h"
+#include "common/launch_arrays.h"
 #include "common/parallel.h"
 #include "common/trace.h"
 #include "metal/common/elementwise_params.h"
@@ -25,35 +24,14 @@ constexpr uint32_t kThreads = 256;
 constexpr int64_t kPackBytes = 16;      // one vector load; metal/common/elementwise.h has the same
 constexpr int64_t kPacksPerThread = 2;  // likewise
 
-// The specialisations of one variant, made once.
-class GpuKernels {
- public:
-  explicit GpuKernels(const ElementwiseVariant& variant) {
-    for (mx::Dtype dtype : {mx::float32, mx::float16, mx::bfloat16}) {
-      for (const char* layout : {"strided", "flat"}) {
-        const std::string name =
-            std::string(variant.op) + "_" + variant.variant + "_" + to_text(dtype) + "_" + layout;
-        for (bool aligned : {false, true}) {
-          kernels_.emplace_back(variant.op, name, std::vector<FunctionConstant>{{0, aligned}});
-        }
-      }
-    }
-  }
-
-  const Kernel& get(mx::Dtype dtype, bool flat, bool aligned) const {
-    const int index = dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
-    return kernels_[index * 4 + flat * 2 + aligned];
-  }
-
- private:
-  std::vector<Kernel> kernels_;
-};
-
-const GpuKernels& gpu_kernels(const ElementwiseVariant& variant) {
-  static std::mutex mutex;
-  static std::map<const ElementwiseVariant*, GpuKernels> all;
-  std::lock_guard lock(mutex);
-  return all.try_emplace(&variant, variant).first->second;
+const Kernel& gpu_kernel(const ElementwiseVariant& variant,
+                         const mx::array& output,
+                         bool flat,
+                         bool aligned) {
+  return kernel_named(
+      variant.op,
+      {variant.op, "_", variant.variant, "_", dtype_name(output), flat ? "_flat" : "_strided"},
+      {{0, aligned}});
 }
 
 // A GPU's buffers start at far larger powers of two, so the offset into them decides.
@@ -187,7 +165,7 @@ void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
     });
   });
   if (tracing()) {
-    const Kernel& named = gpu_kernels(variant_).get(outputs[0].dtype(), layout.flat, true);
+    const Kernel& named = gpu_kernel(variant_, outputs[0], layout.flat, true);
     record({TraceEvent::Kind::kKernel,
             op(),
             named.name(),
@@ -203,13 +181,12 @@ void ElementwisePrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   if (layout.size == 0) {
     return;
   }
-  const mx::Dtype dtype = outputs[0].dtype();
   const bool aligned = packs_are_aligned(layout, inputs, outputs);
   const ElementwiseParams params = make_params(layout);
   const int64_t pack = kPackBytes / static_cast<int64_t>(outputs[0].itemsize());
 
   KernelLaunch request;
-  request.kernel = &gpu_kernels(variant_).get(dtype, layout.flat, aligned);
+  request.kernel = &gpu_kernel(variant_, outputs[0], layout.flat, aligned);
   for (const mx::array& input : inputs) {
     request.inputs.push_back(&input);
   }

@@ -2,7 +2,6 @@
 // kernel is wanted for the first time.
 #pragma once
 
-#include <array>
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>

@@ -18,8 +18,8 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// A kernel together with the function constants that specialise it. Ops make each variant once and
-// keep it (static), so that a launch builds no text and hashes none.
+// A kernel together with the function constants that specialise it: made once and kept, see
+// kernel_named().
 class Kernel {
  public:
   // `op` names the folder under metal/ that holds the kernel.
