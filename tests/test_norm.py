@@ -154,6 +154,28 @@ def test_broadcast_rows_need_no_copy():
     assert_same_bits(y[0], y[5])
 
 
+@each_dtype
+@pytest.mark.parametrize("kept", ["x", "gate", "neither"])
+@pytest.mark.parametrize("columns", [100, 9000])
+def test_the_result_takes_the_memory_of_an_input_that_nobody_else_needs(columns, kept, dtype):
+    """Rows that a thread holds and rows that it reads again, over the x of the call or over its gate."""
+    weight = normal(columns, dtype=dtype)
+    arrays = {name: normal(180000 // columns, columns, dtype=dtype) for name in ("x", "gate")}
+    doubled = {name: 2 * x for name, x in arrays.items()}
+    expected = rms_norm(weight=weight, **doubled)
+    mx.eval(expected, doubled)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    fresh = {name: doubled[name] if name == kept else 2 * x for name, x in arrays.items()}
+    made = 2 - (kept in fresh)
+    result = rms_norm(weight=weight, **fresh)
+    del fresh
+    mx.eval(result)
+    assert mx.get_peak_memory() - before <= made * result.nbytes + 65536
+    assert_same_bits(result, expected)
+
+
 # ---- transformations -------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 #include "common/allocate.h"
 
-#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "common/simulate.h"
 #include "mlx/backend/gpu/device_info.h"
@@ -47,17 +48,40 @@ bool is_heap(const mx::Stream& stream) {
 // which faults on its way to the GPU, and would turn device memory out of MLX's cache into such.
 // But any unary op allocates its output so: as much as its operand says that it holds. One without
 // elements launches nothing.
+class StreamAllocator {
+ public:
+  explicit StreamAllocator(const mx::Stream& stream)
+      : stream_(stream), op_(stream), operands_({empty(mx::float16)}), out_(empty(mx::uint8)) {}
+
+  const mx::Stream& stream() const { return stream_; }
+
+  mx::allocator::Data allocate(size_t bytes) {
+    mx::array::Flags flags{};
+    flags.contiguous = flags.row_contiguous = flags.col_contiguous = true;
+    operands_[0].set_data(
+        mx::allocator::Data(mx::allocator::Buffer(nullptr), [](mx::allocator::Buffer) {}), bytes,
+        {1}, flags);
+    op_.eval_gpu(operands_, out_);
+    return std::move(*out_.data_shared_ptr());
+  }
+
+ private:
+  // Of dtypes that differ in size, so that the op cannot give the operand's memory to its output.
+  static mx::array empty(mx::Dtype dtype) { return mx::array({0}, dtype, nullptr, {}); }
+
+  const mx::Stream stream_;
+  mx::Exp op_;
+  std::vector<mx::array> operands_;
+  mx::array out_;
+};
+
 mx::allocator::Data allocate_on_cuda(size_t bytes, const mx::Stream& stream) {
-  mx::array operand({0}, mx::float16, nullptr, {});  // of another size than uint8: no donation
-  mx::array::Flags flags{};
-  flags.contiguous = flags.row_contiguous = flags.col_contiguous = true;
-  operand.set_data(
-      mx::allocator::Data(mx::allocator::Buffer(nullptr), [](mx::allocator::Buffer) {}), bytes, {1},
-      flags);
-  const auto primitive = std::make_shared<mx::Exp>(stream);
-  mx::array out({0}, mx::uint8, primitive, {operand});
-  primitive->eval_gpu({operand}, out);
-  return std::move(*out.data_shared_ptr());
+  // Kept from call to call: its arrays and op take longer to make than the memory to find.
+  static thread_local std::optional<StreamAllocator> allocator;
+  if (!allocator || !(allocator->stream() == stream)) {
+    allocator.emplace(stream);
+  }
+  return allocator->allocate(bytes);
 }
 #endif
 

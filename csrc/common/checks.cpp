@@ -37,11 +37,14 @@ std::string to_text(mx::Dtype dtype) {
   return text.str();
 }
 
-void require_kernel_dtypes(const std::string& op, std::initializer_list<NamedArray> arrays) {
+bool is_kernel_dtype(mx::Dtype dtype) {
+  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+}
+
+void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arrays) {
   for (const auto& [name, value] : arrays) {
-    const mx::Dtype dtype = value.dtype();
-    if (dtype != mx::float32 && dtype != mx::float16 && dtype != mx::bfloat16) {
-      throw_value_error(op, std::string(name) + " has dtype " + to_text(dtype) +
+    if (!is_kernel_dtype(value.dtype())) {
+      throw_value_error(op, std::string(name) + " has dtype " + to_text(value.dtype()) +
                                 "; allowed: float32, float16, bfloat16.");
     }
   }
@@ -55,7 +58,7 @@ mx::Dtype promoted_dtype(std::initializer_list<NamedArray> arrays) {
   return dtype;
 }
 
-mx::Shape require_broadcastable(const std::string& op, std::initializer_list<NamedArray> arrays) {
+mx::Shape require_broadcastable(const char* op, std::initializer_list<NamedArray> arrays) {
   mx::Shape shape;
   try {
     for (const auto& array : arrays) {
@@ -72,7 +75,7 @@ mx::Shape require_broadcastable(const std::string& op, std::initializer_list<Nam
   return shape;
 }
 
-mx::Stream require_stream(const std::string& op, const mx::StreamOrDevice& stream) {
+mx::Stream require_stream(const char* op, const mx::StreamOrDevice& stream) {
   if (asks_for_gpu(stream) && !mx::gpu::is_available()) {
     throw_value_error(op,
                       "stream is on the GPU, but the MLX that is installed has no GPU backend; "

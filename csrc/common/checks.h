@@ -16,17 +16,20 @@ struct NamedArray {
   const mx::array& value;
 };
 
-// float32, float16 and bfloat16: what our kernels compute in. Anything else throws.
-void require_kernel_dtypes(const std::string& op, std::initializer_list<NamedArray> arrays);
+// float32, float16 and bfloat16: what our kernels compute in.
+bool is_kernel_dtype(mx::Dtype dtype);
+
+// Anything else throws.
+void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arrays);
 
 // The common dtype by MLX's promotion rules (float16 with bfloat16 gives float32).
 mx::Dtype promoted_dtype(std::initializer_list<NamedArray> arrays);
 
 // The shape that all arrays broadcast to; throws with all shapes named.
-mx::Shape require_broadcastable(const std::string& op, std::initializer_list<NamedArray> arrays);
+mx::Shape require_broadcastable(const char* op, std::initializer_list<NamedArray> arrays);
 
 // Resolves `stream`, refusing a GPU where MLX has no GPU backend.
-mx::Stream require_stream(const std::string& op, const mx::StreamOrDevice& stream);
+mx::Stream require_stream(const char* op, const mx::StreamOrDevice& stream);
 
 // "(2, 3)", as Python prints a shape.
 std::string to_text(const mx::Shape& shape);

@@ -222,9 +222,9 @@ Arrays apply_elementwise(const ElementwiseVariant& variant,
     const bool deep = x.ndim() > static_cast<size_t>(kElementwiseMaxRank);
     operands.push_back(deep ? mx::contiguous(x, false, stream) : x);
   }
-  return mx::array::make_arrays(std::vector<mx::Shape>(variant.outputs, operands[0].shape()),
-                                std::vector<mx::Dtype>(variant.outputs, operands[0].dtype()),
-                                std::make_shared<ElementwisePrimitive>(stream, variant), operands);
+  const std::vector<mx::Dtype> dtypes(variant.outputs, operands[0].dtype());
+  return outputs_of(std::make_shared<ElementwisePrimitive>(stream, variant), dtypes,
+                    std::move(operands));
 }
 
 }  // namespace mlx_anvil

@@ -93,9 +93,25 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
   return mx::broadcast_arrays(batched, stream);
 }
 
-mx::array dense(const mx::array& x, mx::Stream stream) {
+mx::array dense(mx::array x, mx::Stream stream) {
   const bool known = x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
   return known ? x : mx::contiguous(x, false, stream);
+}
+
+mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs) {
+  mx::Shape shape = std::move(primitive->output_shapes(inputs)[0]);
+  return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
+}
+
+Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
+                  const std::vector<mx::Dtype>& dtypes,
+                  Arrays inputs) {
+  if (dtypes.size() > 1) {  // MLX alone can tell them that they belong together
+    return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+  }
+  Arrays outputs;
+  outputs.push_back(output_of(std::move(primitive), dtypes[0], std::move(inputs)));
+  return outputs;
 }
 
 }  // namespace mlx_anvil

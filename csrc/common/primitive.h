@@ -3,6 +3,7 @@
 // kernel is better. So every op is differentiable to any order.
 #pragma once
 
+#include <memory>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -76,6 +77,13 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
 
 // A row-contiguous array with the elements of `x`: itself where it is known to be one, since every
 // node of a graph costs a microsecond or two. Otherwise a node decides when it is evaluated.
-mx::array dense(const mx::array& x, mx::Stream stream);
+mx::array dense(mx::array x, mx::Stream stream);
+
+// The results of a primitive, as nodes of the graph that take `inputs` as they are: each copy of an
+// array costs two atomic operations, and a call of an op as many nanoseconds as it has of them.
+mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs);
+Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
+                  const std::vector<mx::Dtype>& dtypes,
+                  Arrays inputs);
 
 }  // namespace mlx_anvil

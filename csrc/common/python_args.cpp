@@ -11,11 +11,15 @@ void throw_type_error(const char* op, const char* argument, nb::handle value, co
           .c_str());
 }
 
-mx::array to_array(const char* op, const char* argument, nb::handle value) {
-  if (!nb::isinstance<mx::array>(value)) {
-    throw_type_error(op, argument, value, "mlx.core.array");
+const mx::array& to_array(const char* op,
+                          const char* argument,
+                          nb::handle value,
+                          const char* prefix) {
+  mx::array* array = nullptr;
+  if (!nb::try_cast(value, array, /*convert=*/false) || !array) {
+    throw_type_error(op, (std::string(prefix) + argument).c_str(), value, "mlx.core.array");
   }
-  return nb::cast<mx::array>(value);
+  return *array;
 }
 
 mx::StreamOrDevice to_stream_or_device(const char* op, nb::handle value) {

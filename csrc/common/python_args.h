@@ -26,8 +26,12 @@ namespace nb = nanobind;
                                    nb::handle value,
                                    const char* allowed);
 
-// `value` as an mlx array; a TypeError that names the argument otherwise.
-mx::array to_array(const char* op, const char* argument, nb::handle value);
+// The array that `value` is; a TypeError that names the argument otherwise, with `prefix` before
+// it.
+const mx::array& to_array(const char* op,
+                          const char* argument,
+                          nb::handle value,
+                          const char* prefix = "");
 
 // None, a stream or a device.
 mx::StreamOrDevice to_stream_or_device(const char* op, nb::handle value);

@@ -158,9 +158,8 @@ Arrays apply_attention_backward(const AttentionConfig& config,
                                 bool has_d_lse,
                                 mx::Stream stream) {
   auto primitive = std::make_shared<AttentionBackward>(stream, config, wanted, has_d_lse);
-  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   const std::vector<mx::Dtype> dtypes = primitive->output_dtypes(inputs);
-  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
+  return outputs_of(std::move(primitive), dtypes, inputs);
 }
 
 }  // namespace mlx_anvil

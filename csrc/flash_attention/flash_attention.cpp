@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
@@ -199,7 +200,7 @@ std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& 
     outputs = compose_attention(config, in, s);
   } else {
     const bool with_lse = options.return_lse || may_be_differentiated(in);
-    outputs = apply_attention(config, in, with_lse, s);
+    outputs = apply_attention(config, std::move(in), with_lse, s);
   }
   return {outputs[0], options.return_lse ? std::optional(outputs[1]) : std::nullopt};
 }

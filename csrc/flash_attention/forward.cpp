@@ -1,6 +1,7 @@
 #include "flash_attention/forward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/allocate.h"
 #include "flash_attention/backward.h"
@@ -163,21 +164,25 @@ const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient
 }
 
 Arrays apply_attention(const AttentionConfig& config,
-                       const AttentionInputs& in,
+                       AttentionInputs in,
                        bool with_lse,
                        mx::Stream stream) {
-  Arrays inputs = {in.q, in.k, in.v};
-  if (in.mask) {
-    inputs.push_back(*in.mask);
+  std::vector<mx::Dtype> dtypes = {in.q.dtype()};
+  if (with_lse) {
+    dtypes.push_back(mx::float32);
   }
-  if (in.sinks) {
-    inputs.push_back(*in.sinks);
+  Arrays inputs;
+  inputs.reserve(5);
+  for (mx::array* x : {&in.q, &in.k, &in.v}) {
+    inputs.push_back(std::move(*x));
   }
-  auto primitive = std::make_shared<AttentionForward>(stream, config, with_lse);
-  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
-  std::vector<mx::Dtype> dtypes = {in.q.dtype(), mx::float32};
-  dtypes.resize(shapes.size(), mx::float32);
-  return mx::array::make_arrays(shapes, dtypes, primitive, inputs);
+  for (std::optional<mx::array>* x : {&in.mask, &in.sinks}) {
+    if (*x) {
+      inputs.push_back(*std::move(*x));
+    }
+  }
+  return outputs_of(std::make_shared<AttentionForward>(stream, config, with_lse), dtypes,
+                    std::move(inputs));
 }
 
 }  // namespace mlx_anvil

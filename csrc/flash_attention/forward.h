@@ -7,7 +7,7 @@ namespace mlx_anvil {
 
 // out, and lse when `with_lse`.
 Arrays apply_attention(const AttentionConfig& config,
-                       const AttentionInputs& in,
+                       AttentionInputs in,
                        bool with_lse,
                        mx::Stream stream);
 

@@ -125,7 +125,7 @@ void bind_norm(nb::module_& m) {
     options.residual = to_optional_array(op, "residual", residual);
     options.gate = to_optional_array(op, "gate", gate);
     return to_python(rms_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
-                              options, to_stream_or_device(op, stream)));
+                              std::move(options), to_stream_or_device(op, stream)));
   };
   for (const char* signature : {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
@@ -142,7 +142,7 @@ void bind_norm(nb::module_& m) {
     options.bias = to_optional_array(op, "bias", bias);
     options.residual = to_optional_array(op, "residual", residual);
     return to_python(layer_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
-                                options, to_stream_or_device(op, stream)));
+                                std::move(options), to_stream_or_device(op, stream)));
   };
   for (const char* signature : {MLX_ANVIL_LAYER_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_LAYER_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {

@@ -33,13 +33,14 @@ class NormBackward : public NormPrimitive {
   }
 
   Arrays compose(const Arrays& inputs) override {
-    return compose_norm_backward(config_, wanted_, operands(inputs), d_y(inputs), d_h(inputs),
+    return compose_norm_backward(config_, wanted_, operands(inputs), *d_y(inputs),
+                                 d_h(inputs) ? std::optional(*d_h(inputs)) : std::nullopt,
                                  stream());
   }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
-    const NormInputs in = operands(inputs);
-    std::vector<mx::Shape> shapes(1 + config_.has_gate, in.x.shape());
+    const NormView in = view(inputs);
+    std::vector<mx::Shape> shapes(1 + config_.has_gate, in.x->shape());
     if (wanted_.weight) {
       shapes.push_back(in.weight->shape());
     }
@@ -50,8 +51,8 @@ class NormBackward : public NormPrimitive {
   }
 
   std::vector<mx::Dtype> output_dtypes(const Arrays& inputs) const {
-    const NormInputs in = operands(inputs);
-    std::vector<mx::Dtype> dtypes(1 + config_.has_gate, in.x.dtype());
+    const NormView in = view(inputs);
+    std::vector<mx::Dtype> dtypes(1 + config_.has_gate, in.x->dtype());
     if (wanted_.weight) {
       dtypes.push_back(in.weight->dtype());
     }
@@ -62,7 +63,7 @@ class NormBackward : public NormPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
-    const NormInputs in = operands(inputs);
+    const NormView in = view(inputs);
     const bool fresh = allocate_outputs(inputs, outputs);
     if (are_empty(outputs)) {
       return;
@@ -74,7 +75,7 @@ class NormBackward : public NormPrimitive {
     args.d_h = operand_of(d_h(inputs));
     args.d_x = outputs[0].data<void>();
     args.d_gate = config_.has_gate ? outputs[1].data<void>() : nullptr;
-    args.columns = in.x.shape(-1);
+    args.columns = in.x->shape(-1);
     args.eps = config_.eps;
     args.stream_outputs = fresh && streams_rows(outputs[0], 3 + 2 * config_.has_gate + has_d_h_);
     const Vectors to = vectors(outputs);
@@ -87,15 +88,15 @@ class NormBackward : public NormPrimitive {
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
-    const NormInputs in = operands(inputs);
+    const NormView in = view(inputs);
     allocate_outputs(inputs, outputs);
     if (are_empty(outputs)) {
       return;
     }
     const Vectors to = vectors(outputs);
     NormBackwardArrays arrays{};
-    arrays.d_y = &inputs[operand_count()];
-    arrays.d_h = has_d_h_ ? &inputs[operand_count() + 1] : nullptr;
+    arrays.d_y = d_y(inputs);
+    arrays.d_h = d_h(inputs);
     arrays.d_x = &outputs[0];
     arrays.d_gate = config_.has_gate ? &outputs[1] : nullptr;
     arrays.d_weight = to.weight;
@@ -112,9 +113,9 @@ class NormBackward : public NormPrimitive {
     mx::array *weight, *bias;
   };
 
-  mx::array d_y(const Arrays& inputs) const { return inputs[operand_count()]; }
-  std::optional<mx::array> d_h(const Arrays& inputs) const {
-    return has_d_h_ ? std::optional(inputs[operand_count() + 1]) : std::nullopt;
+  const mx::array* d_y(const Arrays& inputs) const { return &inputs[operand_count()]; }
+  const mx::array* d_h(const Arrays& inputs) const {
+    return has_d_h_ ? &inputs[operand_count() + 1] : nullptr;
   }
 
   Vectors vectors(Arrays& outputs) const {
@@ -129,7 +130,7 @@ class NormBackward : public NormPrimitive {
     if (config_.has_gate) {
       fresh = allocate_rows(outputs[1], {&inputs[gate_at()]}, stream());
     }
-    fresh = allocate_rows(outputs[0], {&inputs[operand_count()], &inputs[0]}, stream()) && fresh;
+    fresh = allocate_rows(outputs[0], {d_y(inputs), &inputs[0]}, stream()) && fresh;
     for (size_t i = 1 + config_.has_gate; i < outputs.size(); ++i) {
       allocate_rows(outputs[i], {}, stream());
     }
@@ -163,16 +164,15 @@ Arrays apply_norm_backward(const NormConfig& config,
                            const NormGradients& wanted,
                            const Arrays& inputs,
                            mx::Stream stream) {
-  const auto primitive =
+  auto primitive =
       std::make_shared<NormBackward>(stream, without_residual(config), wanted, config.has_residual);
   std::string why_not;
   if (!can_launch_norm(inputs[0], stream, &why_not)) {
     note_fallback(config.op(), why_not);
     return primitive->compose(inputs);
   }
-  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   const std::vector<mx::Dtype> dtypes = primitive->output_dtypes(inputs);
-  return mx::array::make_arrays(shapes, dtypes, primitive, walkable(inputs, stream));
+  return outputs_of(std::move(primitive), dtypes, walkable(inputs, stream));
 }
 
 }  // namespace mlx_anvil

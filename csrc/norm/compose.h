@@ -25,6 +25,19 @@ struct NormInputs {
   std::optional<mx::array> residual, gate, weight, bias;
 };
 
+// The same arrays where a primitive has them, to be read: a copy would keep their memory from
+// becoming an output's. Null where a call has none.
+struct NormView {
+  const mx::array* x = nullptr;
+  const mx::array* residual = nullptr;
+  const mx::array* gate = nullptr;
+  const mx::array* weight = nullptr;
+  const mx::array* bias = nullptr;
+
+  // Weight or bias, which have one dtype.
+  const mx::array* vector() const { return weight ? weight : bias; }
+};
+
 // Which gradients a backward has beside those of x (which is the residual's too) and of the gate.
 struct NormGradients {
   bool weight = false, bias = false;

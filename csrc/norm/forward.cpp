@@ -21,7 +21,7 @@ class NormForward : public NormPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
-    const NormInputs in = operands(inputs);
+    const NormView in = view(inputs);
     const bool fresh = allocate_outputs(in, outputs);
     if (are_empty(outputs)) {
       return;
@@ -32,7 +32,7 @@ class NormForward : public NormPrimitive {
     args.gate = operand_of(in.gate);
     args.y = outputs[0].data<void>();
     args.h = config_.has_residual ? outputs[1].data<void>() : nullptr;
-    args.columns = in.x.shape(-1);
+    args.columns = in.x->shape(-1);
     args.eps = config_.eps;
     const int arrays = 1 + config_.has_gate + 2 * config_.has_residual + 1;
     args.stream_outputs = fresh && streams_rows(outputs[0], arrays);
@@ -42,7 +42,7 @@ class NormForward : public NormPrimitive {
   }
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
-    const NormInputs in = operands(inputs);
+    const NormView in = view(inputs);
     allocate_outputs(in, outputs);
     if (!are_empty(outputs)) {
       norm_forward_gpu(config_, in, outputs, stream());
@@ -64,12 +64,11 @@ class NormForward : public NormPrimitive {
 
  private:
   // Whether all of them are new memory.
-  bool allocate_outputs(const NormInputs& in, Arrays& outputs) {
-    bool fresh = true;
-    if (config_.has_residual) {
-      fresh = allocate_rows(outputs[1], {&*in.residual}, stream());
+  bool allocate_outputs(const NormView& in, Arrays& outputs) {
+    if (config_.has_residual) {  // as MLX's graphs have it, two outputs both keep all inputs
+      return allocate_rows(outputs[1], {}, stream()) && allocate_rows(outputs[0], {}, stream());
     }
-    return allocate_rows(outputs[0], {&in.x, in.gate ? &*in.gate : nullptr}, stream()) && fresh;
+    return allocate_rows(outputs[0], {in.x, in.gate}, stream());
   }
 };
 
@@ -100,22 +99,23 @@ Arrays NormForward::gradient(const Arrays& primals,
 
 }  // namespace
 
-Arrays apply_norm(const NormConfig& config, const NormInputs& in, mx::Stream stream) {
-  Arrays inputs = {in.x};
-  for (const auto* x : {&in.residual, &in.gate, &in.weight, &in.bias}) {
+Arrays apply_norm(const NormConfig& config, NormInputs in, mx::Stream stream) {
+  const std::vector<mx::Dtype> dtypes(1 + config.has_residual, in.x.dtype());
+  Arrays inputs;
+  inputs.reserve(5);
+  inputs.push_back(std::move(in.x));
+  for (auto* x : {&in.residual, &in.gate, &in.weight, &in.bias}) {
     if (*x) {
-      inputs.push_back(**x);
+      inputs.push_back(*std::move(*x));
     }
   }
-  const auto primitive = std::make_shared<NormForward>(stream, config);
+  auto primitive = std::make_shared<NormForward>(stream, config);
   std::string why_not;
-  if (!can_launch_norm(in.x, stream, &why_not)) {
+  if (!can_launch_norm(inputs[0], stream, &why_not)) {
     note_fallback(config.op(), why_not);
     return primitive->compose(inputs);
   }
-  const std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
-  return mx::array::make_arrays(shapes, std::vector<mx::Dtype>(shapes.size(), in.x.dtype()),
-                                primitive, walkable(inputs, stream));
+  return outputs_of(std::move(primitive), dtypes, walkable(std::move(inputs), stream));
 }
 
 }  // namespace mlx_anvil

@@ -65,26 +65,23 @@ struct Team {
 
 struct Request {
   const NormConfig& config;
-  const NormInputs& in;
+  const NormView& in;
   const mx::Stream& stream;
 
-  const std::optional<mx::array>& vector() const { return in.weight ? in.weight : in.bias; }
-
   int64_t groups() const {
-    return vector() && vector()->ndim() == 2 ? std::max(1, vector()->shape(0)) : 1;
+    const mx::array* const vector = in.vector();
+    return vector && vector->ndim() == 2 ? std::max(1, vector->shape(0)) : 1;
   }
 
   NormParams params() const {
-    const auto rows_of = [](const std::optional<mx::array>& x) {
-      return x ? norm_rows_of(*x) : NormRowParams{};
-    };
+    const auto rows_of = [](const mx::array* x) { return x ? norm_rows_of(*x) : NormRowParams{}; };
     NormParams params{};
-    params.x = norm_rows_of(in.x);
+    params.x = norm_rows_of(*in.x);
     params.residual = rows_of(in.residual);
     params.gate = rows_of(in.gate);
     params.weight = rows_of(in.weight);
     params.bias = rows_of(in.bias);
-    const int64_t columns = in.x.shape(-1), rows = static_cast<int64_t>(in.x.size()) / columns;
+    const int64_t columns = in.x->shape(-1), rows = static_cast<int64_t>(in.x->size()) / columns;
     params.rows = static_cast<uint32_t>(rows);
     params.columns = static_cast<uint32_t>(columns);
     params.rows_per_group = static_cast<uint32_t>(rows / groups());
@@ -94,7 +91,7 @@ struct Request {
   }
 
   // Bound in place of an array that the call does not have.
-  const mx::array* or_x(const std::optional<mx::array>& x) const { return x ? &*x : &in.x; }
+  const mx::array* or_x(const mx::array* x) const { return x ? x : in.x; }
 
   void launch_kernel(const char* variant,
                      FunctionConstants constants,
@@ -114,8 +111,8 @@ struct Request {
                    {kHasWeight, config.has_weight}});
     KernelLaunch request{};
     request.kernel = &kernel_named(kFolder,
-                                   {config.op(), "_", variant, "_", dtype_name(in.x), "_",
-                                    dtype_name(vector() ? *vector() : in.x)},
+                                   {config.op(), "_", variant, "_", dtype_name(*in.x), "_",
+                                    dtype_name(in.vector() ? *in.vector() : *in.x)},
                                    constants);
     request.inputs = inputs;
     request.outputs = outputs;
@@ -158,20 +155,20 @@ bool can_launch_norm(const mx::array& x, const mx::Stream& stream, std::string* 
 }
 
 void norm_forward_gpu(const NormConfig& config,
-                      const NormInputs& in,
+                      const NormView& in,
                       Arrays& outputs,
                       const mx::Stream& stream) {
   const Request request{config, in, stream};
   const NormParams params = request.params();
   request.launch_kernel(
       "forward", {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
-      {&in.x, request.or_x(in.residual), request.or_x(in.gate), request.or_x(in.weight),
+      {in.x, request.or_x(in.residual), request.or_x(in.gate), request.or_x(in.weight),
        request.or_x(in.bias)},
       {&outputs[0], config.has_residual ? &outputs[1] : &outputs[0]}, params, params.rows);
 }
 
 void norm_backward_gpu(const NormConfig& config,
-                       const NormInputs& in,
+                       const NormView& in,
                        const NormBackwardArrays& arrays,
                        const mx::Stream& stream) {
   const Request request{config, in, stream};
@@ -192,7 +189,7 @@ void norm_backward_gpu(const NormConfig& config,
 
   const auto parts_of = [&](const mx::array* gradient) {
     return gradient ? std::optional(
-                          scratch({static_cast<int>(parts), in.x.shape(-1)}, mx::float32, stream))
+                          scratch({static_cast<int>(parts), in.x->shape(-1)}, mx::float32, stream))
                     : std::nullopt;
   };
   std::optional<mx::array> d_weight = parts_of(arrays.d_weight), d_bias = parts_of(arrays.d_bias);
@@ -207,8 +204,8 @@ void norm_backward_gpu(const NormConfig& config,
                           {{kHasDh, arrays.d_h != nullptr},
                            {kWantsWeight, arrays.d_weight != nullptr},
                            {kWantsBias, arrays.d_bias != nullptr}},
-                          {&in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
-                           arrays.d_h ? arrays.d_h : &in.x},
+                          {in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
+                           arrays.d_h ? arrays.d_h : in.x},
                           {arrays.d_x, arrays.d_gate ? arrays.d_gate : arrays.d_x,
                            d_weight ? &*d_weight : arrays.d_x, d_bias ? &*d_bias : arrays.d_x},
                           params, parts, std::move(temporaries));

@@ -20,13 +20,13 @@ struct NormBackwardArrays {
 bool can_launch_norm(const mx::array& x, const mx::Stream& stream, std::string* why_not);
 
 void norm_forward_gpu(const NormConfig& config,
-                      const NormInputs& in,
+                      const NormView& in,
                       Arrays& outputs,
                       const mx::Stream& stream);
 
 // `in.x` is h.
 void norm_backward_gpu(const NormConfig& config,
-                       const NormInputs& in,
+                       const NormView& in,
                        const NormBackwardArrays& arrays,
                        const mx::Stream& stream);
 

@@ -1,6 +1,7 @@
 #include "norm/norm.h"
 
 #include <cmath>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
@@ -36,14 +37,14 @@ void require_length(const char* op, const char* name, const OptionalArray& vecto
   }
 }
 
-OptionalArray as(const OptionalArray& x, mx::Dtype dtype, mx::Stream stream) {
-  return x ? OptionalArray(mx::astype(*x, dtype, stream)) : std::nullopt;
+OptionalArray as(OptionalArray x, mx::Dtype dtype, mx::Stream stream) {
+  return x ? OptionalArray(mx::astype(*std::move(x), dtype, stream)) : std::nullopt;
 }
 
 NormResult norm(bool centred,
                 const mx::array& x,
-                const OptionalArray& weight,
-                const NormOptions& options,
+                OptionalArray weight,
+                NormOptions options,
                 const mx::StreamOrDevice& stream) {
   NormConfig config;
   config.centred = centred;
@@ -82,27 +83,27 @@ NormResult norm(bool centred,
   config.has_bias = options.bias.has_value();
   config.eps = options.eps;
   config.weight_offset = config.has_weight ? options.weight_offset : 0;
-  const NormInputs in = {mx::astype(x, dtype, s), as(options.residual, dtype, s),
-                         as(options.gate, dtype, s), as(weight, vector_dtype, s),
-                         as(options.bias, vector_dtype, s)};
-  const Arrays outputs = apply_norm(config, in, s);
+  NormInputs in = {mx::astype(x, dtype, s), as(std::move(options.residual), dtype, s),
+                   as(std::move(options.gate), dtype, s), as(std::move(weight), vector_dtype, s),
+                   as(std::move(options.bias), vector_dtype, s)};
+  const Arrays outputs = apply_norm(config, std::move(in), s);
   return {outputs[0], config.has_residual ? OptionalArray(outputs[1]) : std::nullopt};
 }
 
 }  // namespace
 
 NormResult rms_norm(const mx::array& x,
-                    const OptionalArray& weight,
-                    const NormOptions& options,
+                    OptionalArray weight,
+                    NormOptions options,
                     mx::StreamOrDevice stream) {
-  return norm(/*centred=*/false, x, weight, options, stream);
+  return norm(/*centred=*/false, x, std::move(weight), std::move(options), stream);
 }
 
 NormResult layer_norm(const mx::array& x,
-                      const OptionalArray& weight,
-                      const NormOptions& options,
+                      OptionalArray weight,
+                      NormOptions options,
                       mx::StreamOrDevice stream) {
-  return norm(/*centred=*/true, x, weight, options, stream);
+  return norm(/*centred=*/true, x, std::move(weight), std::move(options), stream);
 }
 
 }  // namespace mlx_anvil

@@ -22,13 +22,13 @@ struct NormOptions {
 using NormResult = std::pair<mx::array, std::optional<mx::array>>;
 
 NormResult rms_norm(const mx::array& x,
-                    const std::optional<mx::array>& weight,
-                    const NormOptions& options,
+                    std::optional<mx::array> weight,
+                    NormOptions options,
                     mx::StreamOrDevice stream = {});
 
 NormResult layer_norm(const mx::array& x,
-                      const std::optional<mx::array>& weight,
-                      const NormOptions& options,
+                      std::optional<mx::array> weight,
+                      NormOptions options,
                       mx::StreamOrDevice stream = {});
 
 }  // namespace mlx_anvil

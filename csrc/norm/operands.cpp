@@ -4,13 +4,14 @@
 
 namespace mlx_anvil {
 
-Arrays walkable(const Arrays& arrays, mx::Stream stream) {
+Arrays walkable(Arrays arrays, mx::Stream stream) {
   constexpr size_t kMaxRank = MLX_ANVIL_NORM_ROW_AXES + 1;
-  Arrays all;
-  for (const mx::array& x : arrays) {
-    all.push_back(x.ndim() > kMaxRank ? mx::contiguous(x, false, stream) : x);
+  for (mx::array& x : arrays) {
+    if (x.ndim() > kMaxRank) {
+      x = mx::contiguous(x, false, stream);
+    }
   }
-  return all;
+  return arrays;
 }
 
 NormRowParams norm_rows_of(const mx::array& x) {

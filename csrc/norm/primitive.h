@@ -33,17 +33,21 @@ class NormPrimitive : public FusedPrimitive {
   size_t bias_at() const { return weight_at() + config_.has_weight; }
   size_t operand_count() const { return bias_at() + config_.has_bias; }
 
-  NormInputs operands(const Arrays& inputs) const {
+  NormView view(const Arrays& inputs) const {
     size_t next = 1;
-    const auto take = [&](bool exists) {
-      return exists ? std::optional(inputs[next++]) : std::nullopt;
-    };
-    NormInputs in{inputs[0], {}, {}, {}, {}};
+    const auto take = [&](bool exists) { return exists ? &inputs[next++] : nullptr; };
+    NormView in{&inputs[0]};
     in.residual = take(config_.has_residual);
     in.gate = take(config_.has_gate);
     in.weight = take(config_.has_weight);
     in.bias = take(config_.has_bias);
     return in;
+  }
+
+  NormInputs operands(const Arrays& inputs) const {
+    const auto copy = [](const mx::array* x) { return x ? std::optional(*x) : std::nullopt; };
+    const NormView in = view(inputs);
+    return {*in.x, copy(in.residual), copy(in.gate), copy(in.weight), copy(in.bias)};
   }
 
   // Whether input `i` has a row for each row of x, and not one for each group of them.
@@ -64,17 +68,17 @@ class NormPrimitive : public FusedPrimitive {
            streams_outputs(arrays * static_cast<int64_t>(out.nbytes()));
   }
 
-  static NormOperand operand_of(const std::optional<mx::array>& x) {
+  static NormOperand operand_of(const mx::array* x) {
     return x ? NormOperand{x->data<void>(), norm_rows_of(*x)} : NormOperand{};
   }
 
-  NormProblem problem_of(const NormInputs& in) const {
-    const mx::Dtype dtype = in.x.dtype();
-    const std::optional<mx::array>& vector = in.weight ? in.weight : in.bias;
+  NormProblem problem_of(const NormView& in) const {
+    const mx::Dtype dtype = in.x->dtype();
+    const mx::array* const vector = in.vector();
     NormProblem problem;
     problem.dtype = dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
     problem.centred = config_.centred;
-    problem.rows = static_cast<int64_t>(in.x.size()) / in.x.shape(-1);
+    problem.rows = static_cast<int64_t>(in.x->size()) / in.x->shape(-1);
     problem.groups = vector && vector->ndim() == 2 ? std::max(1, vector->shape(0)) : 1;
     problem.vectors.weight = operand_of(in.weight);
     problem.vectors.bias = operand_of(in.bias);

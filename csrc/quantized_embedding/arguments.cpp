@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kOp = "quantized_embedding";
 
-mx::array to_ids(nb::handle value) {
-  const mx::array ids = to_array(kOp, "ids", value);
+const mx::array& to_ids(nb::handle value) {
+  const mx::array& ids = to_array(kOp, "ids", value);
   if (!mx::issubdtype(ids.dtype(), mx::integer)) {
     const std::string text =
         "ids has dtype " + to_text(ids.dtype()) + "; allowed: an integer dtype.";
@@ -81,9 +81,9 @@ void bind_quantized_embedding(nb::module_& m) {
       kOp,
       [](nb::object ids, nb::object w, nb::object scales, nb::object biases, nb::object group_size,
          nb::object bits, nb::object mode, nb::object dtype, nb::object stream) {
-        const mx::array id_array = to_ids(ids);
-        const QuantizedMatrix matrix = to_quantized_matrix(kOp, "", w, scales, biases);
-        return quantized_embedding(id_array, matrix,
+        const mx::array& id_array = to_ids(ids);
+        QuantizedMatrix matrix = to_quantized_matrix(kOp, "", w, scales, biases);
+        return quantized_embedding(id_array, std::move(matrix),
                                    to_quantized_options(kOp, group_size, bits, mode),
                                    to_optional_dtype(dtype), to_stream_or_device(kOp, stream));
       },

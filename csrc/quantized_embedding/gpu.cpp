@@ -18,12 +18,12 @@ constexpr int64_t kPiece = 8;  // columns of a thread
 
 void quantized_embedding_gpu(const QuantizedFormat& format,
                              const mx::array& ids,
-                             const QuantizedMatrix& matrix,
+                             const QuantizedWeightArrays& weights,
                              mx::array& out,
                              const mx::Stream& stream) {
   QuantizedEmbeddingParams params{};
   params.ids = static_cast<int64_t>(ids.size());
-  params.rows = matrix.w.shape(0);
+  params.rows = weights.w->shape(0);
   params.columns = out.shape(-1);
   params.group_shift = std::countr_zero(static_cast<uint32_t>(format.group));
   params.words_per_id = static_cast<int32_t>(ids.itemsize() / sizeof(uint32_t));
@@ -32,9 +32,9 @@ void quantized_embedding_gpu(const QuantizedFormat& format,
   request.kernel = &kernel_named(
       "quantized_embedding",
       {"quantized_embedding_", dtype_name(out), "_", mode_name(format.kind), bits_in_name(format)},
-      {{kRowsAreVectors, rows_are_vectors({&matrix.w, &out})}});
-  request.inputs = {&ids, &matrix.w, &matrix.scales,
-                    matrix.biases ? &*matrix.biases : &matrix.scales};
+      {{kRowsAreVectors, rows_are_vectors({weights.w, &out})}});
+  request.inputs = {&ids, weights.w, weights.scales,
+                    weights.biases ? weights.biases : weights.scales};
   request.outputs = {&out};
   request.params = &params;
   request.params_size = sizeof(params);

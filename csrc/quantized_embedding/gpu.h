@@ -7,7 +7,7 @@ namespace mlx_anvil {
 // `out` has its memory.
 void quantized_embedding_gpu(const QuantizedFormat& format,
                              const mx::array& ids,
-                             const QuantizedMatrix& matrix,
+                             const QuantizedWeightArrays& weights,
                              mx::array& out,
                              const mx::Stream& stream);
 

@@ -63,7 +63,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
                 mx::issubdtype(ids.dtype(), mx::signedinteger)};
     args.matrix = {format_, dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
-                   weights_of(matrix(inputs))};
+                   pointers_of(weights_at(format_, inputs, 1))};
     args.dtype = dtype_of(out);
     args.out = out.data<void>();
     dispatch_native(kOp, inputs, outputs, args, quantized_embedding_native);
@@ -72,7 +72,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
     if (outputs[0].size() > 0) {
-      quantized_embedding_gpu(format_, inputs[0], matrix(inputs), outputs[0], stream());
+      quantized_embedding_gpu(format_, inputs[0], weights_at(format_, inputs, 1), outputs[0],
+                              stream());
     }
   }
 
@@ -131,8 +132,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
 }  // namespace
 
 mx::array apply_quantized_embedding(const QuantizedFormat& format,
-                                    const mx::array& ids,
-                                    const QuantizedMatrix& matrix,
+                                    mx::array ids,
+                                    QuantizedMatrix matrix,
                                     mx::Dtype dtype,
                                     mx::Stream s) {
   std::string why_not;
@@ -142,10 +143,8 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
     return mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
                           mode_name(format.kind), std::nullopt, dtype, s);
   }
-  Arrays inputs = {dense(ids, s)};
-  append(inputs, matrix, s);
-  auto primitive = std::make_shared<QuantizedEmbedding>(s, format, dtype);
-  return mx::array(primitive->output_shapes(inputs)[0], dtype, primitive, inputs);
+  return output_of(std::make_shared<QuantizedEmbedding>(s, format, dtype), dtype,
+                   inputs_with(std::move(ids), std::move(matrix), s));
 }
 
 }  // namespace mlx_anvil

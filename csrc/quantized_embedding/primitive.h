@@ -6,8 +6,8 @@ namespace mlx_anvil {
 
 // ids of 32 or 64 bits; `dtype` is that of scales and biases where there are any.
 mx::array apply_quantized_embedding(const QuantizedFormat& format,
-                                    const mx::array& ids,
-                                    const QuantizedMatrix& matrix,
+                                    mx::array ids,
+                                    QuantizedMatrix matrix,
                                     mx::Dtype dtype,
                                     mx::Stream s);
 

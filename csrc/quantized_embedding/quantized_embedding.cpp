@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
@@ -58,7 +59,7 @@ void check_ids(const mx::array& ids, int64_t rows, mx::Stream s) {
 }  // namespace
 
 mx::array quantized_embedding(const mx::array& ids,
-                              const QuantizedMatrix& matrix,
+                              QuantizedMatrix matrix,
                               const QuantizedOptions& options,
                               const std::optional<mx::Dtype>& dtype,
                               mx::StreamOrDevice stream) {
@@ -71,7 +72,7 @@ mx::array quantized_embedding(const mx::array& ids,
     throw_value_error(kOp, describe("w", matrix.w) + " and " + describe("ids", ids) +
                                "; allowed: at least one row.");
   }
-  if (dtype && *dtype != mx::float32 && *dtype != mx::float16 && *dtype != mx::bfloat16) {
+  if (dtype && !is_kernel_dtype(*dtype)) {
     throw_value_error(
         kOp, "dtype is " + to_text(*dtype) + "; allowed: None, float32, float16, bfloat16.");
   }
@@ -80,12 +81,13 @@ mx::array quantized_embedding(const mx::array& ids,
   // Kernels read ids of 32 and 64 bits.
   const mx::array wide = ids.itemsize() < 4 ? mx::astype(ids, mx::int32, s) : ids;
   if (!format.has_biases()) {
-    return apply_quantized_embedding(format, wide, matrix, dtype.value_or(mx::bfloat16), s);
+    return apply_quantized_embedding(format, wide, std::move(matrix), dtype.value_or(mx::bfloat16),
+                                     s);
   }
   const mx::Dtype own = mx::promote_types(matrix.scales.dtype(), matrix.biases->dtype());
-  const QuantizedMatrix typed = {matrix.w, mx::astype(matrix.scales, own, s),
-                                 mx::astype(*matrix.biases, own, s)};
-  return mx::astype(apply_quantized_embedding(format, wide, typed, own, s), dtype.value_or(own), s);
+  return mx::astype(
+      apply_quantized_embedding(format, wide, in_dtype(std::move(matrix), own, s), own, s),
+      dtype.value_or(own), s);
 }
 
 }  // namespace mlx_anvil

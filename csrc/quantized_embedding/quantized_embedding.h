@@ -7,7 +7,7 @@ namespace mlx_anvil {
 // Rows ids of the matrix in full, [*ids.shape, K]. Affine: in `dtype`, else in the promoted dtype
 // of scales and biases; other modes: in `dtype`, else in bfloat16.
 mx::array quantized_embedding(const mx::array& ids,
-                              const QuantizedMatrix& matrix,
+                              QuantizedMatrix matrix,
                               const QuantizedOptions& options,
                               const std::optional<mx::Dtype>& dtype,
                               mx::StreamOrDevice stream = {});

@@ -117,11 +117,11 @@ nb::object python_argmax(nb::object x,
                          nb::object mode,
                          nb::object stream) {
   constexpr const char* op = "quantized_argmax";
-  const mx::array x_array = to_array(op, "x", x);
-  const QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+  const mx::array& x_array = to_array(op, "x", x);
+  QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
   const bool with_values = to_bool(op, "return_values", return_values);
   const BestLogits best =
-      quantized_argmax(x_array, matrix, to_quantized_options(op, group_size, bits, mode),
+      quantized_argmax(x_array, std::move(matrix), to_quantized_options(op, group_size, bits, mode),
                        to_stream_or_device(op, stream));
   return with_values ? nb::object(nb::make_tuple(best.indices, best.values))
                      : nb::cast(best.indices);
@@ -137,11 +137,11 @@ nb::tuple python_topk(nb::object x,
                       nb::object mode,
                       nb::object stream) {
   constexpr const char* op = "quantized_topk";
-  const mx::array x_array = to_array(op, "x", x);
-  const QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
-  const BestLogits best =
-      quantized_topk(x_array, matrix, to_k(op, k), to_quantized_options(op, group_size, bits, mode),
-                     to_stream_or_device(op, stream));
+  const mx::array& x_array = to_array(op, "x", x);
+  QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+  const BestLogits best = quantized_topk(x_array, std::move(matrix), to_k(op, k),
+                                         to_quantized_options(op, group_size, bits, mode),
+                                         to_stream_or_device(op, stream));
   return nb::make_tuple(best.indices, best.values);
 }
 

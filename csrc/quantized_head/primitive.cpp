@@ -62,7 +62,7 @@ class QuantizedHead : public QuantizedPrimitive {
     const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
     QuantizedHeadArgs args{};
     args.matrix = {format_, dtype_of(inputs[0]), sizes.columns, sizes.outputs,
-                   weights_of(matrix(inputs))};
+                   pointers_of(weights_at(format_, inputs, 1))};
     args.rows = sizes.rows;
     args.kept = kept_;
     args.x = inputs[0].data<void>();
@@ -74,9 +74,8 @@ class QuantizedHead : public QuantizedPrimitive {
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (outputs[0].size() > 0) {
-      const QuantizedMatrix weights = matrix(inputs);
       quantized_head_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), inputs[0],
-                         arrays_of(weights), outputs[0], outputs[1], stream());
+                         weights_at(format_, inputs, 1), outputs[0], outputs[1], stream());
     }
   }
 
@@ -184,21 +183,21 @@ class QuantizedHead : public QuantizedPrimitive {
 
 BestLogits apply_quantized_head(const char* op,
                                 const QuantizedFormat& format,
-                                const mx::array& x,
-                                const QuantizedMatrix& matrix,
+                                mx::array x,
+                                QuantizedMatrix matrix,
                                 int kept,
                                 mx::Stream s) {
+  const mx::Dtype dtype = x.dtype();
+  const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
   auto primitive = std::make_shared<QuantizedHead>(s, op, format, kept);
-  Arrays inputs = {dense(x, s)};
-  append(inputs, matrix, s);
+  Arrays inputs = inputs_with(std::move(x), std::move(matrix), s);
   std::string why_not;
-  if (for_gpu(s) && !can_launch_quantized(quantized_sizes(format, x, matrix.w), s, &why_not)) {
+  if (for_gpu(s) && !can_launch_quantized(sizes, s, &why_not)) {
     note_fallback(op, why_not);
     const Arrays composed = primitive->compose(inputs);
     return {composed[0], composed[1]};
   }
-  const Arrays outputs = mx::array::make_arrays(primitive->output_shapes(inputs),
-                                                {mx::uint32, x.dtype()}, primitive, inputs);
+  const Arrays outputs = outputs_of(std::move(primitive), {mx::uint32, dtype}, std::move(inputs));
   return {outputs[0], outputs[1]};
 }
 

@@ -9,8 +9,8 @@ namespace mlx_anvil {
 // uint8); w has rank 2.
 BestLogits apply_quantized_head(const char* op,
                                 const QuantizedFormat& format,
-                                const mx::array& x,
-                                const QuantizedMatrix& matrix,
+                                mx::array x,
+                                QuantizedMatrix matrix,
                                 int kept,
                                 mx::Stream s);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
@@ -13,7 +14,7 @@ namespace {
 
 BestLogits best_logits(const char* op,
                        const mx::array& x,
-                       const QuantizedMatrix& matrix,
+                       QuantizedMatrix matrix,
                        int64_t kept,
                        const QuantizedOptions& options,
                        mx::StreamOrDevice stream) {
@@ -32,27 +33,27 @@ BestLogits best_logits(const char* op,
   }
   const mx::Stream s = require_stream(op, stream);
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  return apply_quantized_head(op, format, mx::astype(x, dtype, s), in_dtype(matrix, dtype, s),
-                              static_cast<int>(kept), s);
+  return apply_quantized_head(op, format, mx::astype(x, dtype, s),
+                              in_dtype(std::move(matrix), dtype, s), static_cast<int>(kept), s);
 }
 
 }  // namespace
 
 BestLogits quantized_argmax(const mx::array& x,
-                            const QuantizedMatrix& matrix,
+                            QuantizedMatrix matrix,
                             const QuantizedOptions& options,
                             mx::StreamOrDevice stream) {
   constexpr const char* op = "quantized_argmax";
-  const BestLogits best = best_logits(op, x, matrix, 1, options, stream);
+  const BestLogits best = best_logits(op, x, std::move(matrix), 1, options, stream);
   return {mx::squeeze(best.indices, -1, stream), mx::squeeze(best.values, -1, stream)};
 }
 
 BestLogits quantized_topk(const mx::array& x,
-                          const QuantizedMatrix& matrix,
+                          QuantizedMatrix matrix,
                           int64_t k,
                           const QuantizedOptions& options,
                           mx::StreamOrDevice stream) {
-  return best_logits("quantized_topk", x, matrix, k, options, stream);
+  return best_logits("quantized_topk", x, std::move(matrix), k, options, stream);
 }
 
 }  // namespace mlx_anvil

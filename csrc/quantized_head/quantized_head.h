@@ -15,13 +15,13 @@ struct BestLogits {
 
 // Of each row of x [..., K]: [...].
 BestLogits quantized_argmax(const mx::array& x,
-                            const QuantizedMatrix& matrix,
+                            QuantizedMatrix matrix,
                             const QuantizedOptions& options,
                             mx::StreamOrDevice stream);
 
 // [..., k], best first.
 BestLogits quantized_topk(const mx::array& x,
-                          const QuantizedMatrix& matrix,
+                          QuantizedMatrix matrix,
                           int64_t k,
                           const QuantizedOptions& options,
                           mx::StreamOrDevice stream);

@@ -25,7 +25,8 @@ QuantizedMatrix to_matrix(const char* op, const char* argument, nb::handle parts
                               " entries; allowed: (w, scales) or (w, scales, biases).");
   }
   const nb::object biases = count == 3 ? nb::object(parts[2]) : nb::none();
-  return to_quantized_matrix(op, std::string(argument) + " ", parts[0], parts[1], biases);
+  const std::string prefix = std::string(argument) + " ";
+  return to_quantized_matrix(op, prefix.c_str(), parts[0], parts[1], biases);
 }
 
 constexpr const char* kMatmulDoc =
@@ -138,12 +139,12 @@ void bind_quantized_matmul(nb::module_& m) {
       [](nb::object x, nb::object w, nb::object scales, nb::object biases, nb::object transpose,
          nb::object group_size, nb::object bits, nb::object mode, nb::object stream) {
         constexpr const char* op = "quantized_matmul";
-        const mx::array x_array = to_array(op, "x", x);
-        const QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+        const mx::array& x_array = to_array(op, "x", x);
+        QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
         if (!nb::isinstance<nb::bool_>(transpose)) {
           throw_type_error(op, "transpose", transpose, "a bool");
         }
-        return quantized_matmul(x_array, matrix, nb::cast<bool>(transpose),
+        return quantized_matmul(x_array, std::move(matrix), nb::cast<bool>(transpose),
                                 to_quantized_options(op, group_size, bits, mode),
                                 to_stream_or_device(op, stream));
       },
@@ -160,9 +161,10 @@ void bind_quantized_matmul(nb::module_& m) {
       [](nb::object x, nb::object w, nb::object scales, nb::object biases, nb::object group_size,
          nb::object bits, nb::object mode, nb::object stream) {
         constexpr const char* op = "quantized_gemv";
-        const mx::array x_array = to_array(op, "x", x);
-        const QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
-        return quantized_gemv(x_array, matrix, to_quantized_options(op, group_size, bits, mode),
+        const mx::array& x_array = to_array(op, "x", x);
+        QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+        return quantized_gemv(x_array, std::move(matrix),
+                              to_quantized_options(op, group_size, bits, mode),
                               to_stream_or_device(op, stream));
       },
       "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), nb::kw_only(),
@@ -178,10 +180,10 @@ void bind_quantized_matmul(nb::module_& m) {
       [](nb::object x, nb::object gate, nb::object up, nb::object group_size, nb::object bits,
          nb::object mode, nb::object stream) {
         constexpr const char* op = "quantized_swiglu";
-        const mx::array x_array = to_array(op, "x", x);
-        const QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);
-        const QuantizedMatrix up_matrix = to_matrix(op, "up", up);
-        return quantized_swiglu(x_array, gate_matrix, up_matrix,
+        const mx::array& x_array = to_array(op, "x", x);
+        QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);
+        QuantizedMatrix up_matrix = to_matrix(op, "up", up);
+        return quantized_swiglu(x_array, std::move(gate_matrix), std::move(up_matrix),
                                 to_quantized_options(op, group_size, bits, mode),
                                 to_stream_or_device(op, stream));
       },

@@ -1,6 +1,7 @@
 #include "quantized_matmul/checks.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "common/checks.h"
@@ -55,10 +56,24 @@ bool same_leading(const mx::array& a, const mx::array& b) {
          std::equal(a.shape().begin(), a.shape().end() - 1, b.shape().begin());
 }
 
-void require_dtype(const char* op, const std::string& name, const mx::array& x, mx::Dtype dtype) {
+// An array of the matrix by its name, which is put together where it is shown only.
+struct MatrixArray {
+  const char* prefix;
+  const char* name;
+
+  std::string text() const { return std::string(prefix) + name; }
+};
+
+void require_dtype(const char* op, MatrixArray array, const mx::array& x, mx::Dtype dtype) {
   if (x.dtype() != dtype) {
-    throw_value_error(
-        op, name + " has dtype " + to_text(x.dtype()) + "; allowed: " + to_text(dtype) + ".");
+    throw_value_error(op, array.text() + " has dtype " + to_text(x.dtype()) +
+                              "; allowed: " + to_text(dtype) + ".");
+  }
+}
+
+void require_kernel_dtype(const char* op, MatrixArray array, const mx::array& x) {
+  if (!is_kernel_dtype(x.dtype())) {
+    require_kernel_dtypes(op, {{array.text().c_str(), x}});
   }
 }
 
@@ -80,48 +95,48 @@ QuantizedFormat checked_format(const char* op, const QuantizedOptions& options) 
 }
 
 void check_matrix(const char* op,
-                  const std::string& prefix,
+                  const char* prefix,
                   const QuantizedFormat& format,
                   const QuantizedMatrix& matrix) {
-  const std::string w_name = prefix + "w", scales_name = prefix + "scales",
-                    biases_name = prefix + "biases", mode = mode_name(format.kind);
-  require_dtype(op, w_name, matrix.w, mx::uint32);
+  const MatrixArray w{prefix, "w"}, scales{prefix, "scales"}, biases{prefix, "biases"};
+  const std::string mode = mode_name(format.kind);
+  require_dtype(op, w, matrix.w, mx::uint32);
   if (format.has_biases() && !matrix.biases) {
-    throw_value_error(op, biases_name + " is None; mode '" + mode + "' needs an array.");
+    throw_value_error(op, biases.text() + " is None; mode '" + mode + "' needs an array.");
   }
   if (!format.has_biases() && matrix.biases) {
-    throw_value_error(op, biases_name + " is an array; mode '" + mode + "' allows None only.");
+    throw_value_error(op, biases.text() + " is an array; mode '" + mode + "' allows None only.");
   }
   if (format.has_biases()) {
-    require_kernel_dtypes(
-        op, {{scales_name.c_str(), matrix.scales}, {biases_name.c_str(), *matrix.biases}});
+    require_kernel_dtype(op, scales, matrix.scales);
+    require_kernel_dtype(op, biases, *matrix.biases);
   } else {
-    require_dtype(op, scales_name, matrix.scales, mx::uint8);
+    require_dtype(op, scales, matrix.scales, mx::uint8);
   }
   if (matrix.w.ndim() < 2) {
     throw_value_error(
-        op, describe(w_name, matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
+        op, describe(w.text(), matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
   }
   const int64_t packed_bits = int64_t{32} * matrix.w.shape(-1);
   const bool scales_fit =
       same_leading(matrix.w, matrix.scales) &&
       packed_bits == int64_t{matrix.scales.shape(-1)} * format.group * format.bits;
   if (!scales_fit) {
-    throw_value_error(op, describe(w_name, matrix.w) + " and " +
-                              describe(scales_name, matrix.scales) + "; allowed with bits " +
+    throw_value_error(op, describe(w.text(), matrix.w) + " and " +
+                              describe(scales.text(), matrix.scales) + "; allowed with bits " +
                               std::to_string(format.bits) + " and group_size " +
                               std::to_string(format.group) +
                               ": scales [..., N, G] with w [..., N, G * group_size * bits / 32].");
   }
   if (matrix.biases && matrix.biases->shape() != matrix.scales.shape()) {
-    throw_value_error(op, describe(biases_name, *matrix.biases) + " and " +
-                              describe(scales_name, matrix.scales) + "; allowed: equal shapes.");
+    throw_value_error(op, describe(biases.text(), *matrix.biases) + " and " +
+                              describe(scales.text(), matrix.scales) + "; allowed: equal shapes.");
   }
 }
 
 void check_x(const char* op,
              const mx::array& x,
-             const std::string& w_name,
+             const char* w_name,
              const QuantizedMatrix& matrix,
              int64_t wanted) {
   if (x.ndim() == 0 || x.shape(-1) != wanted) {
@@ -146,11 +161,12 @@ mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const Quantized
   return dtype;
 }
 
-QuantizedMatrix in_dtype(const QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
-  if (!matrix.biases) {
-    return matrix;
+QuantizedMatrix in_dtype(QuantizedMatrix matrix, mx::Dtype dtype, mx::Stream s) {
+  if (matrix.biases) {
+    matrix.scales = mx::astype(std::move(matrix.scales), dtype, s);
+    matrix.biases = mx::astype(*std::move(matrix.biases), dtype, s);
   }
-  return {matrix.w, mx::astype(matrix.scales, dtype, s), mx::astype(*matrix.biases, dtype, s)};
+  return matrix;
 }
 
 }  // namespace mlx_anvil

@@ -19,7 +19,7 @@ QuantizedFormat checked_format(const char* op, const QuantizedOptions& options);
 
 // `prefix` comes before the names of the arrays: "gate " for those of a pair.
 void check_matrix(const char* op,
-                  const std::string& prefix,
+                  const char* prefix,
                   const QuantizedFormat& format,
                   const QuantizedMatrix& matrix);
 
@@ -29,7 +29,7 @@ int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix)
 // That the last axis of x has `wanted` elements.
 void check_x(const char* op,
              const mx::array& x,
-             const std::string& w_name,
+             const char* w_name,
              const QuantizedMatrix& matrix,
              int64_t wanted);
 
@@ -37,7 +37,7 @@ void check_x(const char* op,
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);
 
 // With scales and biases of affine in `dtype`.
-QuantizedMatrix in_dtype(const QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
+QuantizedMatrix in_dtype(QuantizedMatrix matrix, mx::Dtype dtype, mx::Stream s);
 
 // "w has shape (2, 3)"
 std::string describe(const std::string& name, const mx::array& x);

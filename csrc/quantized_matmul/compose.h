@@ -16,6 +16,14 @@ struct QuantizedMatrix {
   std::optional<mx::array> biases;
 };
 
+// The arrays of one matrix among the inputs of a primitive, row-contiguous; `biases` is null for
+// all but affine.
+struct QuantizedWeightArrays {
+  const mx::array* w = nullptr;
+  const mx::array* scales = nullptr;
+  const mx::array* biases = nullptr;
+};
+
 // The matrix in full, in float32. Differentiable in scales and biases, to any order.
 mx::array compose_dequantized(const QuantizedFormat& format,
                               const QuantizedMatrix& matrix,

@@ -46,7 +46,7 @@ int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
 // What all launches of this file have in common.
 struct Request {
   const mx::array& x;
-  std::vector<QuantizedWeightArrays> matrices;
+  Few<QuantizedWeightArrays, 2> matrices;
   mx::array& out;
   const mx::Stream& stream;
 

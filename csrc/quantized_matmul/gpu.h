@@ -3,17 +3,9 @@
 
 #include <string>
 
-#include "common/primitive.h"
-#include "quantized_matmul/problem.h"
+#include "quantized_matmul/compose.h"
 
 namespace mlx_anvil {
-
-// Row-contiguous arrays of one matrix; `biases` is null for all but affine.
-struct QuantizedWeightArrays {
-  const mx::array* w;
-  const mx::array* scales;
-  const mx::array* biases = nullptr;
-};
 
 // Whether kernels serve such a call on `stream`, and if not, why: then MLX's own op takes it.
 bool can_launch_quantized(const QuantizedSizes& sizes,

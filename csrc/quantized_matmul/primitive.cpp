@@ -53,7 +53,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
     args.format = format_;
     args.product = product_;
     args.sizes = quantized_sizes(format_, inputs[0], inputs[1]);
-    args.weights = weights_of(matrix(inputs));
+    args.weights = pointers_of(weights_at(format_, inputs, 1));
     args.x = inputs[0].data<void>();
     args.out = outputs[0].data<void>();
     const bool few = args.sizes.rows <= kQuantizedGemvRows;
@@ -67,9 +67,8 @@ class QuantizedMatmul : public QuantizedPrimitive {
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
-      const QuantizedMatrix weights = matrix(inputs);
       quantized_matmul_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), product_,
-                           inputs[0], arrays_of(weights), outputs[0], stream());
+                           inputs[0], weights_at(format_, inputs, 1), outputs[0], stream());
     }
   }
 
@@ -195,12 +194,15 @@ bool is_for_tensor_cores(const QuantizedFormat& format,
                          mx::Stream s) {
   constexpr int64_t kOutputTile = 128;
   const int64_t depth_tile = std::max(64, format.group);
+  if (sizes.rows <= kQuantizedGemvRows) {
+    return false;
+  }
   const bool traced =
       x.is_tracer() || matrix.scales.is_tracer() || (matrix.biases && matrix.biases->is_tracer());
   return !traced && x.dtype() != mx::float32 && (format.bits == 4 || format.bits == 8) &&
-         product == QuantizedProduct::kTransposed && sizes.rows > kQuantizedGemvRows &&
-         sizes.outputs > 0 && sizes.columns > 0 && sizes.outputs % kOutputTile == 0 &&
-         sizes.columns % depth_tile == 0 && launches_on_cuda(s.device);
+         product == QuantizedProduct::kTransposed && sizes.outputs > 0 && sizes.columns > 0 &&
+         sizes.outputs % kOutputTile == 0 && sizes.columns % depth_tile == 0 &&
+         launches_on_cuda(s.device);
 }
 
 }  // namespace
@@ -208,8 +210,8 @@ bool is_for_tensor_cores(const QuantizedFormat& format,
 mx::array apply_quantized_matmul(const char* op,
                                  const QuantizedFormat& format,
                                  QuantizedProduct product,
-                                 const mx::array& x,
-                                 const QuantizedMatrix& matrix,
+                                 mx::array x,
+                                 QuantizedMatrix matrix,
                                  mx::Stream s) {
   if (for_gpu(s)) {
     const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
@@ -224,10 +226,9 @@ mx::array apply_quantized_matmul(const char* op,
       return mlx_quantized_matmul(format, product, x, matrix, s);
     }
   }
-  Arrays inputs = {dense(x, s)};
-  append(inputs, matrix, s);
-  auto primitive = std::make_shared<QuantizedMatmul>(s, op, format, product);
-  return mx::array(primitive->output_shapes(inputs)[0], x.dtype(), primitive, inputs);
+  const mx::Dtype dtype = x.dtype();
+  return output_of(std::make_shared<QuantizedMatmul>(s, op, format, product), dtype,
+                   inputs_with(std::move(x), std::move(matrix), s));
 }
 
 }  // namespace mlx_anvil

@@ -11,14 +11,14 @@ namespace mlx_anvil {
 mx::array apply_quantized_matmul(const char* op,
                                  const QuantizedFormat& format,
                                  QuantizedProduct product,
-                                 const mx::array& x,
-                                 const QuantizedMatrix& matrix,
+                                 mx::array x,
+                                 QuantizedMatrix matrix,
                                  mx::Stream s);
 
 mx::array apply_quantized_swiglu(const QuantizedFormat& format,
-                                 const mx::array& x,
-                                 const QuantizedMatrix& gate,
-                                 const QuantizedMatrix& up,
+                                 mx::array x,
+                                 QuantizedMatrix gate,
+                                 QuantizedMatrix up,
                                  mx::Stream s);
 
 // Sizes of a call; the rows of a shared w count all rows of x.

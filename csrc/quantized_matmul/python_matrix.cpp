@@ -33,15 +33,12 @@ QuantizedOptions to_quantized_options(const char* op,
 }
 
 QuantizedMatrix to_quantized_matrix(
-    const char* op, const std::string& prefix, nb::handle w, nb::handle scales, nb::handle biases) {
-  const std::string w_name = prefix + "w", scales_name = prefix + "scales",
-                    biases_name = prefix + "biases";
-  std::optional<mx::array> optional_biases;
+    const char* op, const char* prefix, nb::handle w, nb::handle scales, nb::handle biases) {
+  QuantizedMatrix matrix{to_array(op, "w", w, prefix), to_array(op, "scales", scales, prefix), {}};
   if (!biases.is_none()) {
-    optional_biases = to_array(op, biases_name.c_str(), biases);
+    matrix.biases = to_array(op, "biases", biases, prefix);
   }
-  return {to_array(op, w_name.c_str(), w), to_array(op, scales_name.c_str(), scales),
-          optional_biases};
+  return matrix;
 }
 
 }  // namespace mlx_anvil

@@ -18,7 +18,7 @@ QuantizedOptions to_quantized_options(const char* op,
 
 // `prefix` comes before the names of the arrays: "gate " for those of a pair.
 QuantizedMatrix to_quantized_matrix(
-    const char* op, const std::string& prefix, nb::handle w, nb::handle scales, nb::handle biases);
+    const char* op, const char* prefix, nb::handle w, nb::handle scales, nb::handle biases);
 
 // The end of a signature.
 #define MLX_ANVIL_QUANTIZED_FORMAT                           \

@@ -1,6 +1,7 @@
 #include "quantized_matmul/quantized_matmul.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "common/checks.h"
@@ -30,31 +31,31 @@ QuantizedMatrix with_leading(const QuantizedMatrix& matrix, const mx::Shape& sha
 
 // A vector is a matrix of one row while the product is taken.
 template <class Product>
-mx::array with_rows(const mx::array& x, mx::Stream s, Product product) {
+mx::array with_rows(mx::array x, mx::Stream s, Product product) {
   if (x.ndim() > 1) {
-    return product(x);
+    return product(std::move(x));
   }
   return mx::squeeze(product(mx::expand_dims(x, 0, s)), -2, s);
 }
 
 mx::array multiply(const char* op,
                    const mx::array& x,
-                   const QuantizedMatrix& matrix,
+                   QuantizedMatrix matrix,
                    bool transpose,
                    const QuantizedFormat& format,
                    mx::Stream s) {
   const auto product = transpose ? QuantizedProduct::kTransposed : QuantizedProduct::kPlain;
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  const QuantizedMatrix typed = in_dtype(matrix, dtype, s);
-  return with_rows(mx::astype(x, dtype, s), s, [&](const mx::array& rows) {
-    if (matrix.w.ndim() == 2) {
-      return apply_quantized_matmul(op, format, product, rows, typed, s);
+  QuantizedMatrix typed = in_dtype(std::move(matrix), dtype, s);
+  return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
+    if (typed.w.ndim() == 2) {
+      return apply_quantized_matmul(op, format, product, std::move(rows), std::move(typed), s);
     }
     mx::Shape batch;
     try {
-      batch = mx::broadcast_shapes(leading(rows), leading(matrix.w));
+      batch = mx::broadcast_shapes(leading(rows), leading(typed.w));
     } catch (const std::invalid_argument&) {
-      throw_value_error(op, describe("x", x) + " and " + describe("w", matrix.w) +
+      throw_value_error(op, describe("x", x) + " and " + describe("w", typed.w) +
                                 "; allowed: leading dimensions that broadcast.");
     }
     return apply_quantized_matmul(op, format, product, with_leading(rows, batch, s),
@@ -65,7 +66,7 @@ mx::array multiply(const char* op,
 }  // namespace
 
 mx::array quantized_matmul(const mx::array& x,
-                           const QuantizedMatrix& matrix,
+                           QuantizedMatrix matrix,
                            bool transpose,
                            const QuantizedOptions& options,
                            mx::StreamOrDevice stream) {
@@ -74,11 +75,11 @@ mx::array quantized_matmul(const mx::array& x,
   const QuantizedFormat format = checked_format(op, options);
   check_matrix(op, "", format, matrix);
   check_x(op, x, "w", matrix, transpose ? columns_of(format, matrix) : matrix.w.shape(-2));
-  return multiply(op, x, matrix, transpose, format, require_stream(op, stream));
+  return multiply(op, x, std::move(matrix), transpose, format, require_stream(op, stream));
 }
 
 mx::array quantized_gemv(const mx::array& x,
-                         const QuantizedMatrix& matrix,
+                         QuantizedMatrix matrix,
                          const QuantizedOptions& options,
                          mx::StreamOrDevice stream) {
   constexpr const char* op = "quantized_gemv";
@@ -92,12 +93,12 @@ mx::array quantized_gemv(const mx::array& x,
                               " rows for one w; allowed: at most " +
                               std::to_string(kQuantizedGemvRows) + ".");
   }
-  return multiply(op, x, matrix, /*transpose=*/true, format, require_stream(op, stream));
+  return multiply(op, x, std::move(matrix), /*transpose=*/true, format, require_stream(op, stream));
 }
 
 mx::array quantized_swiglu(const mx::array& x,
-                           const QuantizedMatrix& gate,
-                           const QuantizedMatrix& up,
+                           QuantizedMatrix gate,
+                           QuantizedMatrix up,
                            const QuantizedOptions& options,
                            mx::StreamOrDevice stream) {
   constexpr const char* op = "quantized_swiglu";
@@ -112,9 +113,9 @@ mx::array quantized_swiglu(const mx::array& x,
   check_x(op, x, "gate w", gate, columns_of(format, gate));
   const mx::Stream s = require_stream(op, stream);
   const mx::Dtype dtype = result_dtype(x, {&gate, &up});
-  return with_rows(mx::astype(x, dtype, s), s, [&](const mx::array& rows) {
-    return apply_quantized_swiglu(format, rows, in_dtype(gate, dtype, s), in_dtype(up, dtype, s),
-                                  s);
+  return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
+    return apply_quantized_swiglu(format, std::move(rows), in_dtype(std::move(gate), dtype, s),
+                                  in_dtype(std::move(up), dtype, s), s);
   });
 }
 

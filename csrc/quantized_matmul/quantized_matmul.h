@@ -6,19 +6,19 @@
 namespace mlx_anvil {
 
 mx::array quantized_matmul(const mx::array& x,
-                           const QuantizedMatrix& matrix,
+                           QuantizedMatrix matrix,
                            bool transpose,
                            const QuantizedOptions& options,
                            mx::StreamOrDevice stream);
 
 mx::array quantized_gemv(const mx::array& x,
-                         const QuantizedMatrix& matrix,
+                         QuantizedMatrix matrix,
                          const QuantizedOptions& options,
                          mx::StreamOrDevice stream);
 
 mx::array quantized_swiglu(const mx::array& x,
-                           const QuantizedMatrix& gate,
-                           const QuantizedMatrix& up,
+                           QuantizedMatrix gate,
+                           QuantizedMatrix up,
                            const QuantizedOptions& options,
                            mx::StreamOrDevice stream);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
@@ -19,13 +20,22 @@ inline QuantizedDtype dtype_of(const mx::array& x) {
                                     : QuantizedDtype::kBfloat16;
 }
 
-// The arrays of a matrix among the inputs of a primitive, and back.
-inline void append(Arrays& inputs, const QuantizedMatrix& matrix, mx::Stream s) {
-  inputs.push_back(dense(matrix.w, s));
-  inputs.push_back(dense(matrix.scales, s));
+// The arrays of a matrix among the inputs of a primitive, and back: for a graph, or to be read.
+inline void append(Arrays& inputs, QuantizedMatrix matrix, mx::Stream s) {
+  inputs.push_back(dense(std::move(matrix.w), s));
+  inputs.push_back(dense(std::move(matrix.scales), s));
   if (matrix.biases) {
-    inputs.push_back(dense(*matrix.biases, s));
+    inputs.push_back(dense(*std::move(matrix.biases), s));
   }
+}
+
+// The inputs of a primitive with one matrix.
+inline Arrays inputs_with(mx::array x, QuantizedMatrix matrix, mx::Stream s) {
+  Arrays inputs;
+  inputs.reserve(4);
+  inputs.push_back(dense(std::move(x), s));
+  append(inputs, std::move(matrix), s);
+  return inputs;
 }
 
 inline QuantizedMatrix matrix_at(const QuantizedFormat& format, const Arrays& inputs, size_t at) {
@@ -33,13 +43,15 @@ inline QuantizedMatrix matrix_at(const QuantizedFormat& format, const Arrays& in
           format.has_biases() ? std::optional(inputs[at + 2]) : std::nullopt};
 }
 
-inline QuantizedWeights weights_of(const QuantizedMatrix& matrix) {
-  return {matrix.w.data<uint32_t>(), matrix.scales.data<void>(),
-          matrix.biases ? matrix.biases->data<void>() : nullptr};
+inline QuantizedWeightArrays weights_at(const QuantizedFormat& format,
+                                        const Arrays& inputs,
+                                        size_t at) {
+  return {&inputs[at], &inputs[at + 1], format.has_biases() ? &inputs[at + 2] : nullptr};
 }
 
-inline QuantizedWeightArrays arrays_of(const QuantizedMatrix& matrix) {
-  return {&matrix.w, &matrix.scales, matrix.biases ? &*matrix.biases : nullptr};
+inline QuantizedWeights pointers_of(const QuantizedWeightArrays& weights) {
+  return {weights.w->data<uint32_t>(), weights.scales->data<void>(),
+          weights.biases ? weights.biases->data<void>() : nullptr};
 }
 
 // "affine4_g64"

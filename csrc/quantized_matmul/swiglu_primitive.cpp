@@ -43,8 +43,8 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     args.dtype = dtype_of(inputs[0]);
     args.format = format_;
     args.sizes = sizes(inputs);
-    args.gate = weights_of(gate(inputs));
-    args.up = weights_of(up(inputs));
+    args.gate = pointers_of(gate_weights(inputs));
+    args.up = pointers_of(up_weights(inputs));
     args.x = inputs[0].data<void>();
     args.out = outputs[0].data<void>();
     dispatch_native("quantized_swiglu", inputs, outputs, args, quantized_swiglu_native);
@@ -53,9 +53,8 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
-      const QuantizedMatrix gate_matrix = gate(inputs), up_matrix = up(inputs);
-      quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], arrays_of(gate_matrix),
-                           arrays_of(up_matrix), outputs[0], stream());
+      quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], gate_weights(inputs),
+                           up_weights(inputs), outputs[0], stream());
     }
   }
 
@@ -82,6 +81,12 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   QuantizedMatrix gate(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
   QuantizedMatrix up(const Arrays& inputs) const {
     return matrix_at(format_, inputs, 1 + arrays_per_matrix());
+  }
+  QuantizedWeightArrays gate_weights(const Arrays& inputs) const {
+    return weights_at(format_, inputs, 1);
+  }
+  QuantizedWeightArrays up_weights(const Arrays& inputs) const {
+    return weights_at(format_, inputs, 1 + arrays_per_matrix());
   }
   QuantizedSizes sizes(const Arrays& inputs) const {
     return quantized_sizes(format_, inputs[0], inputs[1]);
@@ -119,9 +124,9 @@ class QuantizedSwiglu : public QuantizedPrimitive {
 }  // namespace
 
 mx::array apply_quantized_swiglu(const QuantizedFormat& format,
-                                 const mx::array& x,
-                                 const QuantizedMatrix& gate,
-                                 const QuantizedMatrix& up,
+                                 mx::array x,
+                                 QuantizedMatrix gate,
+                                 QuantizedMatrix up,
                                  mx::Stream s) {
   constexpr const char* op = "quantized_swiglu";
   const QuantizedSizes sizes = quantized_sizes(format, x, gate.w);
@@ -133,11 +138,10 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
     };
     return silu_gate(product(gate), product(up), s);
   }
-  Arrays inputs = {dense(x, s)};
-  append(inputs, gate, s);
-  append(inputs, up, s);
-  auto primitive = std::make_shared<QuantizedSwiglu>(s, format);
-  return mx::array(primitive->output_shapes(inputs)[0], x.dtype(), primitive, inputs);
+  const mx::Dtype dtype = x.dtype();
+  Arrays inputs = inputs_with(std::move(x), std::move(gate), s);
+  append(inputs, std::move(up), s);
+  return output_of(std::make_shared<QuantizedSwiglu>(s, format), dtype, std::move(inputs));
 }
 
 }  // namespace mlx_anvil

@@ -236,23 +236,19 @@ std::pair<Arrays, std::vector<int>> Rope::batched(const Arrays& inputs,
 
 }  // namespace
 
-Arrays apply_rope(const RopeConfig& config,
-                  const Arrays& tensors,
-                  const RopePositions& positions,
-                  mx::Stream s) {
+Arrays apply_rope(const RopeConfig& config, Arrays tensors, RopePositions positions, mx::Stream s) {
   std::string why_not;
   if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
     note_fallback(tensors.size() == 1 ? "rope" : "rope_qk", why_not);
     return compose_rope(config, tensors, positions, s);
   }
-  Arrays inputs = tensors;
-  inputs.push_back(dense(positions.offset, s));
+  const std::vector<mx::Dtype> dtypes(tensors.size(), tensors[0].dtype());
+  Arrays inputs = std::move(tensors);
+  inputs.push_back(dense(std::move(positions.offset), s));
   if (positions.freqs) {
-    inputs.push_back(dense(*positions.freqs, s));
+    inputs.push_back(dense(*std::move(positions.freqs), s));
   }
-  auto primitive = std::make_shared<Rope>(s, config, tensors.size());
-  std::vector<mx::Dtype> dtypes(tensors.size(), tensors[0].dtype());
-  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+  return outputs_of(std::make_shared<Rope>(s, config, dtypes.size()), dtypes, std::move(inputs));
 }
 
 }  // namespace mlx_anvil

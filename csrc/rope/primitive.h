@@ -23,10 +23,7 @@ struct RopePositions {
 
 // Rotates one or two arrays [batch, heads, length, head_dim], which differ in their heads only, in
 // one kernel.
-Arrays apply_rope(const RopeConfig& config,
-                  const Arrays& tensors,
-                  const RopePositions& positions,
-                  mx::Stream s);
+Arrays apply_rope(const RopeConfig& config, Arrays tensors, RopePositions positions, mx::Stream s);
 
 // The same as a graph of MLX ops, differentiable in the arrays and in freqs.
 Arrays compose_rope(const RopeConfig& config,

@@ -4,6 +4,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
@@ -93,26 +94,27 @@ mx::array with_heads(const mx::array& x, mx::Stream s) {
                         : x;
 }
 
-mx::array without_heads(const mx::array& out, const mx::array& x, mx::Stream s) {
+mx::array without_heads(mx::array out, const mx::array& x, mx::Stream s) {
   return x.ndim() == 3  ? mx::squeeze(out, 1, s)
          : x.ndim() > 4 ? mx::unflatten(out, 1, {x.shape().begin() + 1, x.shape().end() - 2}, s)
                         : out;
 }
 
 Arrays rotate(const char* op, const Arrays& tensors, const RopeOptions& options, mx::Stream s) {
-  const RopePositions positions = {checked_offset(op, options, tensors[0].shape(0), s),
-                                   checked_freqs(op, options, s)};
+  RopePositions positions = {checked_offset(op, options, tensors[0].shape(0), s),
+                             checked_freqs(op, options, s)};
   const RopeConfig config = {static_cast<int>(options.dims / 2),
                              options.traditional,
                              /*inverse=*/false,
                              {options.base.value_or(1.0), options.scale}};
   Arrays inputs;
+  inputs.reserve(tensors.size() + 2);
   for (const mx::array& x : tensors) {
     inputs.push_back(with_heads(x, s));
   }
-  Arrays outputs = apply_rope(config, inputs, positions, s);
+  Arrays outputs = apply_rope(config, std::move(inputs), std::move(positions), s);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    outputs[i] = without_heads(outputs[i], tensors[i], s);
+    outputs[i] = without_heads(std::move(outputs[i]), tensors[i], s);
   }
   return outputs;
 }

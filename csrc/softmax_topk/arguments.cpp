@@ -97,7 +97,7 @@ void bind_softmax_topk(nb::module_& m) {
       [](nb::object logits, nb::object k, nb::object norm, nb::object scoring, nb::object sorted,
          nb::object stream) {
         RouterOptions options;
-        const mx::array x = to_array(kSoftmaxTopk, "logits", logits);
+        const mx::array& x = to_array(kSoftmaxTopk, "logits", logits);
         options.chosen = to_integer("k", k);
         options.norm = to_bool("norm", norm);
         options.scoring = to_scoring(scoring);

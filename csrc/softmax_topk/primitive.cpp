@@ -214,15 +214,13 @@ void require_chosen(const RouterOptions& options, const mx::Shape& shape) {
 }
 
 Arrays apply_softmax_topk(const RouterOptions& options, const mx::array& logits, mx::Stream s) {
-  const auto primitive = std::make_shared<SoftmaxTopk>(s, options);
+  auto primitive = std::make_shared<SoftmaxTopk>(s, options);
   std::string why_not;
   if (!has_kernels(options, logits, s, &why_not)) {
     note_fallback(kSoftmaxTopk, why_not);
     return primitive->compose({logits});
   }
-  const Arrays inputs = {dense(logits, s)};
-  return mx::array::make_arrays(primitive->output_shapes(inputs), {logits.dtype(), mx::uint32},
-                                primitive, inputs);
+  return outputs_of(std::move(primitive), {logits.dtype(), mx::uint32}, {dense(logits, s)});
 }
 
 mx::array apply_softmax_topk_backward(const RouterOptions& options,
@@ -234,8 +232,8 @@ mx::array apply_softmax_topk_backward(const RouterOptions& options,
   for (mx::array& input : inputs) {
     input = dense(input, s);
   }
-  return mx::array(logits.shape(), logits.dtype(),
-                   std::make_shared<SoftmaxTopkBackward>(s, options), inputs);
+  return output_of(std::make_shared<SoftmaxTopkBackward>(s, options), logits.dtype(),
+                   std::move(inputs));
 }
 
 }  // namespace mlx_anvil
