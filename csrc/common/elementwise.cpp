@@ -106,7 +106,7 @@ class ElementwisePrimitive : public FusedPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override;
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override;
 
  protected:
   Arrays gradient(const Arrays& primals,
@@ -176,7 +176,7 @@ void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
   }
 }
 
-void ElementwisePrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+void ElementwisePrimitive::eval_kernels(const Arrays& inputs, Arrays& outputs) {
   const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, stream());
   if (layout.size == 0) {
     return;

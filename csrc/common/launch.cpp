@@ -10,6 +10,7 @@
 #include "common/errors.h"
 #include "common/simulate.h"
 #include "common/trace.h"
+#include "mlx/backend/cpu/encoder.h"
 #include "mlx/backend/gpu/device_info.h"
 
 namespace mlx_anvil {
@@ -120,6 +121,18 @@ bool launches_on_cuda(const mx::Device& device) {
 
 bool has_matrix_units(const mx::Device& device) {
   return device == mx::Device::cpu ? simulation_mode().matrix_units : launches_on_cuda(device);
+}
+
+void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream) {
+  if (stream.device == mx::Device::cpu) {
+    mx::cpu::get_command_encoder(stream).add_temporaries(std::move(arrays));
+    return;
+  }
+#if defined(MLX_ANVIL_METAL)
+  keep_until_done_metal(std::move(arrays), stream);
+#elif defined(MLX_ANVIL_CUDA)
+  keep_until_done_cuda(std::move(arrays), stream);
+#endif
 }
 
 void launch(const KernelLaunch& request, const mx::Stream& stream) {

@@ -1,4 +1,4 @@
-// The only interface of the ops to a GPU. An op's eval_gpu allocates its outputs, chooses a
+// The only interface of the ops to a GPU. An op's eval_kernels allocates its outputs, chooses a
 // variant, fills a KernelLaunch and calls launch(). The backends (launch_<backend>.cpp) are the
 // only files that know Metal, CUDA or the simulator.
 #pragma once
@@ -70,6 +70,9 @@ struct KernelLaunch {
 // Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it.
 void launch(const KernelLaunch& launch, const mx::Stream& stream);
 
+// Keeps arrays that no graph holds until all that `stream` was given so far has run.
+void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream);
+
 // Whether launch() can serve `device`; if not, why (for the text of a fallback).
 bool can_launch(const mx::Device& device, std::string* why_not);
 
@@ -90,10 +93,12 @@ std::string kernel_source(const std::string& op);
 
 #ifdef MLX_ANVIL_METAL
 void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
+void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream);
 #endif
 
 #ifdef MLX_ANVIL_CUDA
 void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
+void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
 
 // Gives the PTX module of one kernel as tools/build_ptx.py writes it. Registered by Python, which

@@ -251,8 +251,12 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
   encoder.add_kernel_node_raw(loaded.function, to_dim3(launch.grid), to_dim3(launch.threadgroup),
                               {0, 0, 0}, arguments.shared_bytes(), arguments.get());
   if (!launch.temporaries.empty()) {
-    encoder.add_completed_handler([kept = launch.temporaries] {});
+    keep_until_done_cuda(launch.temporaries, stream);
   }
+}
+
+void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream) {
+  mx::cu::get_command_encoder(stream).add_completed_handler([kept = std::move(arrays)] {});
 }
 
 }  // namespace mlx_anvil

@@ -84,4 +84,8 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
   encoder.add_temporaries(launch.temporaries);
 }
 
+void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream) {
+  mx::metal::get_command_encoder(stream).add_temporaries(std::move(arrays));
+}
+
 }  // namespace mlx_anvil

@@ -1,5 +1,6 @@
 #include "common/primitive.h"
 
+#include "common/launch.h"
 #include "common/trace.h"
 
 namespace mlx_anvil {
@@ -23,15 +24,50 @@ Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
   return selected;
 }
 
+// For use in an evaluation: MLX's primitive is asked to copy here and now.
+mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
+  const mx::array node = mx::contiguous(x, false, stream);
+  Arrays copy;
+  copy.emplace_back(x.shape(), x.dtype(), nullptr, Arrays{});
+  if (stream.device == mx::Device::cpu) {
+    node.primitive().eval_cpu({x}, copy);
+  } else {
+    node.primitive().eval_gpu({x}, copy);
+  }
+  return copy[0];
+}
+
 }  // namespace
+
+template <class Eval>
+void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
+  Arrays all, copies;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (wants_dense(i) && !inputs[i].flags().row_contiguous) {
+      all = all.empty() ? inputs : all;
+      copies.push_back(row_contiguous_copy(inputs[i], stream()));
+      all[i] = copies.back();
+    }
+  }
+  if (copies.empty()) {
+    eval(inputs);
+    return;
+  }
+  eval(all);
+  keep_until_done(std::move(copies), stream());
+}
 
 void FusedPrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   if (!simulation_.on) {
-    eval_native(inputs, outputs);
+    eval_dense(inputs, [&](const Arrays& in) { eval_native(in, outputs); });
     return;
   }
   SimulationScope scope(simulation_);
-  eval_gpu(inputs, outputs);
+  eval_dense(inputs, [&](const Arrays& in) { eval_kernels(in, outputs); });
+}
+
+void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+  eval_dense(inputs, [&](const Arrays& in) { eval_kernels(in, outputs); });
 }
 
 Arrays FusedPrimitive::vjp(const Arrays& primals,
@@ -91,11 +127,6 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
                                   : mx::moveaxis(inputs[i], axes[i], 0, stream));
   }
   return mx::broadcast_arrays(batched, stream);
-}
-
-mx::array dense(mx::array x, mx::Stream stream) {
-  const bool known = x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
-  return known ? x : mx::contiguous(x, false, stream);
 }
 
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs) {

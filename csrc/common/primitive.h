@@ -32,12 +32,13 @@ class FusedPrimitive : public mx::Primitive {
   // Derived classes give the shapes without evaluating: shapeless compilation needs them.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override = 0;
 
-  // The kernels: on a CPU stream natively, or in the simulator when the primitive was made inside
-  // `simulate()`.
+  // The op on a CPU stream, by native code; and by the Metal kernels, on a GPU stream or where the
+  // primitive was made inside `simulate()`.
   virtual void eval_native(const Arrays& inputs, Arrays& outputs) = 0;
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override = 0;
+  virtual void eval_kernels(const Arrays& inputs, Arrays& outputs) = 0;
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) final;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) final;
 
   // MLX's entry points; derivatives of a simulated primitive are simulated too.
   Arrays vjp(const Arrays& primals,
@@ -56,6 +57,10 @@ class FusedPrimitive : public mx::Primitive {
   }
 
  protected:
+  // Whether an input is to be row-contiguous when it comes to eval_native() and eval_kernels(): one
+  // that is not is copied then. A node of the graph would cost a microsecond or two each time.
+  virtual bool wants_dense(size_t) const { return false; }
+
   // By default the derivatives and the batching of `compose`; overridden where fused is better.
   virtual Arrays gradient(const Arrays& primals,
                           const Arrays& cotangents,
@@ -68,16 +73,15 @@ class FusedPrimitive : public mx::Primitive {
                                                       const std::vector<int>& axes);
 
  private:
+  template <class Eval>
+  void eval_dense(const Arrays& inputs, Eval eval);
+
   const SimulationMode simulation_;
 };
 
 // For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that
 // have none (axis -1), so that all inputs have one shape again.
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
-
-// A row-contiguous array with the elements of `x`: itself where it is known to be one, since every
-// node of a graph costs a microsecond or two. Otherwise a node decides when it is evaluated.
-mx::array dense(mx::array x, mx::Stream stream);
 
 // The results of a primitive, as nodes of the graph that take `inputs` as they are: each copy of an
 // array costs two atomic operations, and a call of an op as many nanoseconds as it has of them.

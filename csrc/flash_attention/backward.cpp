@@ -80,7 +80,7 @@ class AttentionBackward : public AttentionPrimitive {
     dispatch_native("backward", inputs, outputs, args, attention_backward_native);
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();

@@ -52,7 +52,7 @@ class AttentionForward : public AttentionPrimitive {
                     attention_forward_native);
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     allocate_outputs(in, outputs);
     AttentionForwardArrays arrays{};

@@ -87,7 +87,7 @@ class NormBackward : public NormPrimitive {
     });
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     const NormView in = view(inputs);
     allocate_outputs(inputs, outputs);
     if (are_empty(outputs)) {

@@ -41,7 +41,7 @@ class NormForward : public NormPrimitive {
                     [problem, args] { norm_forward_native(problem, args); });
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     const NormView in = view(inputs);
     allocate_outputs(in, outputs);
     if (!are_empty(outputs)) {

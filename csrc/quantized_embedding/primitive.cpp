@@ -69,7 +69,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     dispatch_native(kOp, inputs, outputs, args, quantized_embedding_native);
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
     if (outputs[0].size() > 0) {
       quantized_embedding_gpu(format_, inputs[0], weights_at(format_, inputs, 1), outputs[0],
@@ -144,7 +144,7 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
                           mode_name(format.kind), std::nullopt, dtype, s);
   }
   return output_of(std::make_shared<QuantizedEmbedding>(s, format, dtype), dtype,
-                   inputs_with(std::move(ids), std::move(matrix), s));
+                   inputs_with(std::move(ids), std::move(matrix)));
 }
 
 }  // namespace mlx_anvil

@@ -71,7 +71,7 @@ class QuantizedHead : public QuantizedPrimitive {
     dispatch_native("quantized_head", inputs, outputs, args, quantized_head_native);
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (outputs[0].size() > 0) {
       quantized_head_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), inputs[0],
@@ -190,7 +190,7 @@ BestLogits apply_quantized_head(const char* op,
   const mx::Dtype dtype = x.dtype();
   const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
   auto primitive = std::make_shared<QuantizedHead>(s, op, format, kept);
-  Arrays inputs = inputs_with(std::move(x), std::move(matrix), s);
+  Arrays inputs = inputs_with(std::move(x), std::move(matrix));
   std::string why_not;
   if (for_gpu(s) && !can_launch_quantized(sizes, s, &why_not)) {
     note_fallback(op, why_not);

@@ -64,7 +64,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
                     inputs, outputs, args, quantized_matmul_native);
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       quantized_matmul_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), product_,
@@ -228,7 +228,7 @@ mx::array apply_quantized_matmul(const char* op,
   }
   const mx::Dtype dtype = x.dtype();
   return output_of(std::make_shared<QuantizedMatmul>(s, op, format, product), dtype,
-                   inputs_with(std::move(x), std::move(matrix), s));
+                   inputs_with(std::move(x), std::move(matrix)));
 }
 
 }  // namespace mlx_anvil

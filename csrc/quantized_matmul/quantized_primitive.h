@@ -21,20 +21,20 @@ inline QuantizedDtype dtype_of(const mx::array& x) {
 }
 
 // The arrays of a matrix among the inputs of a primitive, and back: for a graph, or to be read.
-inline void append(Arrays& inputs, QuantizedMatrix matrix, mx::Stream s) {
-  inputs.push_back(dense(std::move(matrix.w), s));
-  inputs.push_back(dense(std::move(matrix.scales), s));
+inline void append(Arrays& inputs, QuantizedMatrix matrix) {
+  inputs.push_back(std::move(matrix.w));
+  inputs.push_back(std::move(matrix.scales));
   if (matrix.biases) {
-    inputs.push_back(dense(*std::move(matrix.biases), s));
+    inputs.push_back(*std::move(matrix.biases));
   }
 }
 
 // The inputs of a primitive with one matrix.
-inline Arrays inputs_with(mx::array x, QuantizedMatrix matrix, mx::Stream s) {
+inline Arrays inputs_with(mx::array x, QuantizedMatrix matrix) {
   Arrays inputs;
   inputs.reserve(4);
-  inputs.push_back(dense(std::move(x), s));
-  append(inputs, std::move(matrix), s);
+  inputs.push_back(std::move(x));
+  append(inputs, std::move(matrix));
   return inputs;
 }
 
@@ -68,6 +68,8 @@ class QuantizedPrimitive : public FusedPrimitive {
   const char* op() const override { return op_; }
 
  protected:
+  bool wants_dense(size_t) const override { return true; }
+
   size_t arrays_per_matrix() const { return 2 + format_.has_biases(); }
 
   // Arguments count from 1 behind x; `at` is the first of their matrix.

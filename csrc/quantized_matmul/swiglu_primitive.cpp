@@ -50,7 +50,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     dispatch_native("quantized_swiglu", inputs, outputs, args, quantized_swiglu_native);
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], gate_weights(inputs),
@@ -139,8 +139,8 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
     return silu_gate(product(gate), product(up), s);
   }
   const mx::Dtype dtype = x.dtype();
-  Arrays inputs = inputs_with(std::move(x), std::move(gate), s);
-  append(inputs, std::move(up), s);
+  Arrays inputs = inputs_with(std::move(x), std::move(gate));
+  append(inputs, std::move(up));
   return output_of(std::make_shared<QuantizedSwiglu>(s, format), dtype, std::move(inputs));
 }
 

@@ -49,9 +49,11 @@ class Rope : public FusedPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override;
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override;
 
  protected:
+  bool wants_dense(size_t input) const override { return input >= tensors_; }
+
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
@@ -136,7 +138,7 @@ void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
       [&] { return std::string(op()) + "_" + to_text(args.dtype); });
 }
 
-void Rope::eval_gpu(const Arrays& inputs, Arrays& outputs) {
+void Rope::eval_kernels(const Arrays& inputs, Arrays& outputs) {
   allocate_outputs(inputs, outputs);
   rope_gpu(config_, tensors_of(inputs), positions_of(inputs), outputs, stream());
 }
@@ -244,9 +246,9 @@ Arrays apply_rope(const RopeConfig& config, Arrays tensors, RopePositions positi
   }
   const std::vector<mx::Dtype> dtypes(tensors.size(), tensors[0].dtype());
   Arrays inputs = std::move(tensors);
-  inputs.push_back(dense(std::move(positions.offset), s));
+  inputs.push_back(std::move(positions.offset));
   if (positions.freqs) {
-    inputs.push_back(dense(*std::move(positions.freqs), s));
+    inputs.push_back(*std::move(positions.freqs));
   }
   return outputs_of(std::make_shared<Rope>(s, config, dtypes.size()), dtypes, std::move(inputs));
 }

@@ -51,6 +51,8 @@ class RouterPrimitive : public FusedPrimitive {
   }
 
  protected:
+  bool wants_dense(size_t) const override { return true; }
+
   void allocate_outputs(Arrays& outputs) {
     for (mx::array& out : outputs) {
       out.set_data(allocate(out.nbytes(), stream()));
@@ -134,7 +136,7 @@ class SoftmaxTopk : public RouterPrimitive {
                     [problem, args] { router_forward_native(problem, args); });
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (inputs[0].size() > 0) {
       router_forward_gpu(options_, inputs[0], outputs, stream());
@@ -188,7 +190,7 @@ class SoftmaxTopkBackward : public RouterPrimitive {
                     [problem, args] { router_backward_native(problem, args); });
   }
 
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (inputs[0].size() > 0) {
       router_backward_gpu(options_, inputs, outputs[0], stream());
@@ -220,7 +222,7 @@ Arrays apply_softmax_topk(const RouterOptions& options, const mx::array& logits,
     note_fallback(kSoftmaxTopk, why_not);
     return primitive->compose({logits});
   }
-  return outputs_of(std::move(primitive), {logits.dtype(), mx::uint32}, {dense(logits, s)});
+  return outputs_of(std::move(primitive), {logits.dtype(), mx::uint32}, {logits});
 }
 
 mx::array apply_softmax_topk_backward(const RouterOptions& options,
@@ -228,12 +230,8 @@ mx::array apply_softmax_topk_backward(const RouterOptions& options,
                                       const mx::array& indices,
                                       const mx::array& d_weights,
                                       mx::Stream s) {
-  Arrays inputs = {logits, indices, d_weights};
-  for (mx::array& input : inputs) {
-    input = dense(input, s);
-  }
   return output_of(std::make_shared<SoftmaxTopkBackward>(s, options), logits.dtype(),
-                   std::move(inputs));
+                   {logits, indices, d_weights});
 }
 
 }  // namespace mlx_anvil
