@@ -1,14 +1,12 @@
-"""Compiles the Metal kernels to PTX: one xz file per op, for the loader in csrc/common/launch_cuda.cpp.
+"""Compiles the Metal kernels to PTX: one xz file per op, for the loader in csrc/common/cuda_module.cpp.
 
     python tools/build_ptx.py --root . --output build/ptx [--op silu_gate]
 
-A file is a sequence of PTX modules, each with one kernel and all it needs, after a line `//! <kernel>` and one that
-tells which bindings its parameters are: `// bindings 0 1 2 4`, since a kernel need not use every index. Function constants
-are deferred: see mslc's compile_ptx. A module alone loads in a fraction of the time that all would take.
+A file is a sequence of PTX modules, each with one kernel and all it needs: a module alone loads in a fraction of the time
+that all would take. python/mlx_anvil/_kernel_files.py has the format. Function constants are deferred: see mslc's compile_ptx.
 """
 
 import argparse
-import lzma
 import os
 import re
 import sys
@@ -58,6 +56,7 @@ def main() -> None:
     root, output = args.root.resolve(), args.output.resolve()
     # By this path mslc does not import the package around it, whose extension is not built yet.
     sys.path.insert(0, str(root / "python" / "mlx_anvil"))
+    from _kernel_files import pack_ptx
 
     ops = args.op or sorted(path.name for path in (root / "metal").iterdir() if any(path.glob("*.metal")))
     output.mkdir(parents=True, exist_ok=True)
@@ -67,10 +66,10 @@ def main() -> None:
             kernels: dict[str, str] = {}
             for modules in pool.map(lambda path: compile_file(root, path), files):
                 kernels |= modules
-            text = "".join(f"//! {name}\n{module}" for name, module in sorted(kernels.items()))
-            data = lzma.compress(text.encode(), preset=9)
+            data = pack_ptx(kernels)
             (output / f"{op}.ptx.xz").write_bytes(data)
-            print(f"{op}: {len(kernels)} kernels, {len(text) / 1e6:.1f} MB of PTX, {len(data) / 1e6:.2f} MB packed")
+            size = sum(map(len, kernels.values()))
+            print(f"{op}: {len(kernels)} kernels, {size / 1e6:.1f} MB of PTX, {len(data) / 1e6:.2f} MB packed")
 
 
 if __name__ == "__main__":

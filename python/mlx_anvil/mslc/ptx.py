@@ -41,6 +41,7 @@ _SHARED = re.compile(r"^[^\n/]*\.shared \.align (\d+) \.[bsuf](\d+)\s+([\w$]+)(?
 _SYSTEM_SCOPE = re.compile(r"(?<=\.)(relaxed|acquire|release|acq_rel|sc)\.sys\b")
 _CONSTANT_INDEX = re.compile(r"\bfunction_constant\s*\(\s*(\d+)\s*\)")
 _DEFERRED_DECLARATION = re.compile(r"^\.extern \.const [^\n]*\bmslc_function_constant_\d+;\n", re.MULTILINE)
+_DEFERRED = re.compile(r"mslc_function_constant_(\d+)")
 _DEFERRED_LOAD = re.compile(r"\bld\.const\.[bu]32(\s+%r\d+, )\[(mslc_function_constant_\d+)\];")
 _LIMIT = re.compile(r"^[^\n]*begin inline asm\n[^\n]*// mslc\.max_threads (\d+)\n[^\n]*end inline asm\n", re.MULTILINE)
 
@@ -126,7 +127,7 @@ def compile_ptx(
 def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
     text = _SYSTEM_SCOPE.sub(r"\1.gpu", expand_products(text))
     text = _DEFERRED_LOAD.sub(r"mov.b32\1\2;", _DEFERRED_DECLARATION.sub("", text))
-    if re.search(r"\[mslc_function_constant_", text):
+    if re.search(rf"\[{_DEFERRED.pattern}", text):
         raise ToolchainError("the compiler reads a deferred function constant in an unknown way")
     shared = _SHARED.findall(text)
     kernels: list[KernelDescription] = []
@@ -244,23 +245,31 @@ def find_ptxas() -> str:
     raise ToolchainError("ptxas, the assembler of CUDA, is not installed: pip install nvidia-cuda-nvcc")
 
 
+def with_constants(text: str, values: Mapping[int, bool]) -> str:
+    """Text of compile_ptx with deferred function constants, with their values in it: what a host's loader does."""
+    return _DEFERRED.sub(lambda found: str(int(values[int(found[1])])), text)
+
+
 def assemble(module: PtxModule) -> dict[str, Assembled]:
     """Runs ptxas. Returns what it reports for each entry, raises ToolchainError where it rejects the text."""
+    return _parse_report(_run_ptxas(module.text, module.arch, "-v")[1])
+
+
+def cubin(text: str, arch: str) -> bytes:
+    """The machine code of a module of PTX for `arch`, as an ELF image; the same bytes for the same text."""
+    return _run_ptxas(text, arch)[0]
+
+
+def _run_ptxas(text: str, arch: str, *options: str) -> tuple[bytes, str]:
+    """The cubin, and what ptxas says."""
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "kernels.ptx")
-        path.write_text(module.text)
-        command = [
-            find_ptxas(),
-            "-v",
-            f"-arch={module.arch}",
-            str(path),
-            "-o",
-            os.path.join(directory, "kernels.cubin"),
-        ]
+        path, output = Path(directory, "kernels.ptx"), Path(directory, "kernels.cubin")
+        path.write_text(text)
+        command = [find_ptxas(), *options, f"-arch={arch}", str(path), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise ToolchainError(f"ptxas failed:\n{result.stderr.strip()}{result.stdout.strip()}")
-    return _parse_report(result.stderr + result.stdout)
+        if result.returncode:
+            raise ToolchainError(f"ptxas failed:\n{result.stderr.strip()}{result.stdout.strip()}")
+        return output.read_bytes(), result.stderr + result.stdout
 
 
 def _parse_report(report: str) -> dict[str, Assembled]:
