@@ -5,31 +5,25 @@ source that the extension embeds. On a Mac a mistake here would show as a missin
 """
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from metal_launches import TESTS, output_of
 from metal_launches.calls import CALLS
-from metal_launches.compare import Interface, misfits
-from metal_launches.record import Launch
+from metal_launches.compare import Interface, constant_misfits, misfits
+from metal_launches.record import Launch, parse_key
 from mlx_anvil import _ext
 from mlx_anvil.mslc.preprocess import Source
 
 pytestmark = pytest.mark.cpu_only
-TESTS = Path(__file__).resolve().parent
+CUBINS = TESTS.parent / "tools" / "cubins.txt"
 
 
 @cache
 def launches_of(op: str) -> tuple[Launch, ...]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "metal_launches.record", op]
-    result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    launches = [Launch(**fields) for fields in json.loads(result.stdout)]
+    launches = [Launch(**fields) for fields in json.loads(output_of("record", op))]
     for launch in launches:
         launch.constants = {int(index): value for index, value in launch.constants.items()}
     return tuple(launches)
@@ -47,6 +41,24 @@ def test_calls_cover_every_op():
 @pytest.mark.parametrize("op", CALLS)
 def test_host_and_kernels_fit(op):
     assert misfits(interface_of(op), launches_of(op)) == []
+
+
+# ---- tools/cubins.txt ------------------------------------------------------------------------------------------------
+
+
+def test_cubins_are_of_what_models_launch():
+    launched = output_of("models")
+    assert launched == CUBINS.read_text(), (
+        "the list is another now; in tests/: python -m metal_launches.models > ../tools/cubins.txt"
+    )
+
+
+def test_listed_kernels_exist():
+    keys = [line.partition("/") for line in CUBINS.read_text().splitlines() if not line.startswith("#")]
+    assert {op for op, _, _ in keys} == set(CALLS)
+    for op, _, key in keys:
+        name, constants = parse_key(key)
+        assert list(constant_misfits(interface_of(op), interface_of(op).kernels[name], constants)) == [], key
 
 
 # ---- mistakes, made on purpose, are named ----------------------------------------------------------------------------

@@ -75,7 +75,10 @@ def misfits(interface: Interface, launches: Collection[Launch]) -> list[str]:
         if kernel is None:
             found[f"{launch.op}: the host asks for {launch.kernel}, which the Metal source does not have"] = None
             continue
-        for problem in (*_bindings(interface, kernel, launch, asserts), *_constants(interface, kernel, launch)):
+        for problem in (
+            *_bindings(interface, kernel, launch, asserts),
+            *constant_misfits(interface, kernel, launch.constants),
+        ):
             found[f"{kernel.name}: {problem}"] = None
         if kernel.max_threads:
             asserts[f"{launch.threads} <= {kernel.max_threads}"] = (
@@ -124,12 +127,13 @@ def _holds_floats_instead(interface: Interface, kernel: Kernel, index: int, laun
     return constant is not None and launch.constants.get(interface.constant_names[constant], False)
 
 
-def _constants(interface: Interface, kernel: Kernel, launch: Launch) -> Iterator[str]:
-    for index in launch.constants:
+def constant_misfits(interface: Interface, kernel: Kernel, constants: Collection[int]) -> Iterator[str]:
+    """`constants`: the indices of those that the host gives."""
+    for index in constants:
         if interface.constants.get(index) != "bool":
             yield f"function constant {index} is {interface.constants.get(index, 'none')} in the source, bool to the host"
     for name in kernel.missing_constants:
-        if interface.constant_names[name] not in launch.constants:
+        if interface.constant_names[name] not in constants:
             yield f"needs function constant {interface.constant_names[name]} ({name}), which the host does not give"
 
 

@@ -34,6 +34,12 @@ class Launch:
     threads: int
 
 
+def parse_key(key: str) -> tuple[str, dict[int, bool]]:
+    """A kernel's name and the values of its function constants."""
+    name, constants = _SPECIALISED.fullmatch(key).groups()
+    return name, {int(index): value == "t" for index, value in _CONSTANT.findall(constants)}
+
+
 def build_recorder(folder: Path) -> ctypes.CDLL:
     library, source = folder / "recorder.so", Path(__file__).with_name("recorder.c")
     flags = ["-shared", "-fPIC", "-O1", "-I", str(PACKAGE.parents[1]), "-o", str(library)]
@@ -49,8 +55,7 @@ def record(op: str) -> list[Launch]:
             mx.eval(call())
         for event in trace.events:
             if event.op == op and not event.is_fallback:
-                name, constants = _SPECIALISED.fullmatch(event.kernel).groups()
-                values = {int(index): value == "t" for index, value in _CONSTANT.findall(constants)}
+                name, values = parse_key(event.kernel)
                 x, y, z = event.threadgroup
                 found[event.kernel, event.bindings] = Launch(op, name, values, event.bindings, x * y * z)
     return list(found.values())
