@@ -30,21 +30,43 @@ function(mlx_anvil_add_metallib target)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mlx_anvil.metallib DESTINATION mlx_anvil)
 endfunction()
 
-# Needs the compiler of mslc (pip install ziglang), and makes the package 2 MB larger: for the wheels that serve CUDA.
+# Needs the compiler of mslc (pip install ziglang), and makes the package 3 MB larger: for the wheels that serve CUDA.
 option(MLX_ANVIL_PTX "Compile the kernels to PTX for MLX's CUDA backend" OFF)
+# Needs ptxas as well (pip install nvidia-cuda-nvcc); 2 MB more.
+option(MLX_ANVIL_CUBIN "Assemble the kernels of tools/cubins.txt for some architectures; with MLX_ANVIL_PTX" OFF)
 
 function(mlx_anvil_add_ptx target)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/ptx)
   set(script ${CMAKE_CURRENT_SOURCE_DIR}/tools/build_ptx.py)
+  set(format ${CMAKE_CURRENT_SOURCE_DIR}/python/mlx_anvil/_kernel_files.py)
   file(GLOB_RECURSE compiler CONFIGURE_DEPENDS python/mlx_anvil/mslc/*.py python/mlx_anvil/mslc/shim/*.h)
   add_custom_command(
     OUTPUT ${output}/built
     COMMAND ${Python_EXECUTABLE} ${script} --root ${CMAKE_CURRENT_SOURCE_DIR} --output ${output}
     COMMAND ${CMAKE_COMMAND} -E touch ${output}/built
-    DEPENDS ${script} ${compiler} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
+    DEPENDS ${script} ${format} ${compiler} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
     COMMENT "Compiling Metal kernels to PTX"
     VERBATIM)
   add_custom_target(mlx_anvil_ptx DEPENDS ${output}/built)
   add_dependencies(${target} mlx_anvil_ptx)
   install(DIRECTORY ${output} DESTINATION mlx_anvil FILES_MATCHING PATTERN "*.ptx.xz")
+endfunction()
+
+# After mlx_anvil_add_ptx, from what that makes.
+function(mlx_anvil_add_cubins target)
+  set(ptx ${CMAKE_CURRENT_BINARY_DIR}/ptx)
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/cubin)
+  set(script ${CMAKE_CURRENT_SOURCE_DIR}/tools/build_cubins.py)
+  set(list ${CMAKE_CURRENT_SOURCE_DIR}/tools/cubins.txt)
+  add_custom_command(
+    OUTPUT ${output}/built
+    COMMAND ${Python_EXECUTABLE} ${script} --root ${CMAKE_CURRENT_SOURCE_DIR} --ptx ${ptx} --output ${output}
+    COMMAND ${CMAKE_COMMAND} -E touch ${output}/built
+    DEPENDS ${script} ${list} ${ptx}/built
+    COMMENT "Assembling kernels that models launch"
+    VERBATIM)
+  add_custom_target(mlx_anvil_cubins DEPENDS ${output}/built)
+  add_dependencies(mlx_anvil_cubins mlx_anvil_ptx)
+  add_dependencies(${target} mlx_anvil_cubins)
+  install(DIRECTORY ${output} DESTINATION mlx_anvil FILES_MATCHING PATTERN "*.tar.xz")
 endfunction()
