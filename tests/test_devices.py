@@ -28,7 +28,7 @@ def test_second_device(spec: OpSpec, second: mx.Device):
         result = spec.function(*arrays)
         gradients = vjp_of(spec.function, len(arrays))(*arrays, cotangent)
         mx.eval(result, gradients)
-    assert any(event.device == "cuda" for event in trace.events)
+    assert any(event.device.startswith("cuda") for event in trace.events)
     assert_same_bits(result, expected)
     for gradient, array in zip(gradients, arrays, strict=True):
         assert gradient.shape == array.shape

@@ -39,7 +39,7 @@ def test_records_what_is_evaluated_inside():
         assert event.device == f"cpu ({mlx_anvil.info()['isa']})"
         assert event.grid == (0, 0, 0)
     else:
-        assert event.device == support.backend
+        assert event.device.partition(" ")[0] == support.backend  # "cuda (sm_90)" of a cubin
         assert event.grid == (1, 1, 1)
         assert event.threadgroup == (256, 1, 1)
 

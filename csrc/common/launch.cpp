@@ -59,6 +59,18 @@ std::vector<std::string> describe_bindings(const KernelLaunch& launch) {
   return described;
 }
 
+// Where a kernel ran, for trace().
+std::string device_text([[maybe_unused]] const Kernel& kernel, const mx::Device& device) {
+  if (device == mx::Device::cpu) {
+    return "simulator";
+  }
+#if defined(MLX_ANVIL_CUDA)
+  return cuda_device_text(kernel, device);
+#else
+  return "metal";
+#endif
+}
+
 }  // namespace
 
 Kernel::Kernel(std::string op, std::string name, std::vector<FunctionConstant> constants)
@@ -141,15 +153,12 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
     throw_internal_error(request.kernel->op(),
                          "cannot launch " + request.kernel->name() + ": " + why_not + ".");
   }
-  const char* device = "simulator";
   if (stream.device == mx::Device::cpu) {
     launch_simulator(request, stream);
   } else {
 #if defined(MLX_ANVIL_METAL)
-    device = "metal";
     launch_metal(request, stream);
 #elif defined(MLX_ANVIL_CUDA)
-    device = "cuda";
     launch_cuda(request, stream);
 #endif
   }
@@ -159,7 +168,7 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
     record({TraceEvent::Kind::kKernel,
             request.kernel->op(),
             request.kernel->pipeline_key(),
-            device,
+            device_text(*request.kernel, stream.device),
             {grid.x, grid.y, grid.z},
             {threads.x, threads.y, threads.z},
             "",

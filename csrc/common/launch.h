@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -101,10 +100,9 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
 
-// Gives the PTX module of one kernel as tools/build_ptx.py writes it. Registered by Python, which
-// unpacks the files of the package.
-using PtxSource = std::function<std::string(const Kernel& kernel)>;
-void set_ptx_source(PtxSource source);
+// What trace() says of where a kernel that was launched there runs: "cuda (sm_90)" where it was
+// loaded as a cubin of that architecture, "cuda" where the driver assembled its PTX.
+std::string cuda_device_text(const Kernel& kernel, const mx::Device& device);
 #endif
 
 }  // namespace mlx_anvil

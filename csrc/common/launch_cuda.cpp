@@ -2,14 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cctype>
-#include <map>
-#include <mutex>
-#include <sstream>
-#include <string_view>
-#include <utility>
 
 #include "common/cuda_backend.h"
+#include "common/cuda_module.h"
 #include "common/errors.h"
 #include "common/launch.h"
 
@@ -24,106 +19,7 @@ constexpr uint32_t kSharedWithoutAsking = 48 << 10;  // bytes of a block
 constexpr size_t kSharedAlignment = 16;
 constexpr int kLeastCapability = 8;  // the architecture that the PTX is made for
 
-// Values of the driver's enumerations.
-constexpr int kComputeCapabilityMajor = 75;
-constexpr int kMaxDynamicSharedBytes = 8;
-constexpr int kJitErrorLog = 5;
-constexpr int kJitErrorLogSize = 6;
-
-std::mutex source_mutex;
-PtxSource registered_source;
-
-PtxSource ptx_source() {
-  std::lock_guard lock(source_mutex);
-  return registered_source;
-}
-
-[[noreturn]] void throw_driver_error(const Kernel& kernel, const char* doing, int result) {
-  const char* text = nullptr;
-  cuda_driver()->error_text(result, &text);
-  throw_internal_error(kernel.op(), std::string(doing) + " " + kernel.pipeline_key() + ": " +
-                                        (text ? text : "unknown CUDA error") + ".");
-}
-
-// The kernel's text with a value in place of every function constant, for the assembler to fold.
-std::string specialised(const Kernel& kernel, const std::string& text) {
-  constexpr std::string_view kName = "mslc_function_constant_";
-  std::string result;
-  result.reserve(text.size());
-  size_t done = 0;
-  for (size_t at = text.find(kName); at != std::string::npos; at = text.find(kName, done)) {
-    result.append(text, done, at - done);
-    uint32_t index = 0;
-    for (done = at + kName.size(); done < text.size() && std::isdigit(text[done]); ++done) {
-      index = index * 10 + static_cast<uint32_t>(text[done] - '0');
-    }
-    const FunctionConstant* given = nullptr;
-    for (const FunctionConstant& constant : kernel.constants()) {
-      given = constant.index == index ? &constant : given;
-    }
-    if (!given) {
-      throw_internal_error(kernel.op(), kernel.pipeline_key() +
-                                            " has no value for function constant " +
-                                            std::to_string(index) + ".");
-    }
-    result += given->value ? '1' : '0';
-  }
-  return result.append(text, done, std::string::npos);
-}
-
-// A kernel as the driver has it. Its parameters are the bindings that it uses, by their index.
-struct LoadedKernel {
-  CUfunction function = nullptr;
-  std::vector<uint8_t> bindings;
-};
-
-std::vector<uint8_t> bindings_in(const std::string& text) {
-  std::istringstream line(text.substr(0, text.find('\n')));
-  std::string word;
-  line >> word >> word;  // "// bindings"
-  std::vector<uint8_t> bindings;
-  for (unsigned index = 0; line >> index;) {
-    bindings.push_back(static_cast<uint8_t>(index));
-  }
-  return bindings;
-}
-
-// Assembled for the GPU by the driver, which keeps what it made in a cache of its own on disk.
-LoadedKernel load(const Kernel& kernel) {
-  const CudaDriver& driver = *cuda_driver();
-  const std::string text = specialised(kernel, ptx_source()(kernel));
-  std::array<char, 4096> log{};
-  int options[] = {kJitErrorLog, kJitErrorLogSize};
-  void* values[] = {log.data(), reinterpret_cast<void*>(log.size())};
-  CUmodule module = nullptr;
-  if (const int result = driver.module_load(&module, text.c_str(), 2, options, values)) {
-    throw_driver_error(kernel, (std::string("loading (") + log.data() + ")").c_str(), result);
-  }
-  LoadedKernel loaded;
-  loaded.bindings = bindings_in(text);
-  if (const int result = driver.module_function(&loaded.function, module, kernel.name().c_str())) {
-    throw_driver_error(kernel, "finding", result);
-  }
-  return loaded;
-}
-
-// Loaded once per device, where the calling thread's CUDA context is (MLX sets it), and kept.
-const LoadedKernel& loaded_kernel(const Kernel& kernel, int device) {
-  using Key = std::pair<const Kernel*, int>;
-  static std::mutex mutex;
-  static std::map<Key, LoadedKernel> all;
-  const Key key{&kernel, device};
-  {
-    std::lock_guard lock(mutex);
-    if (auto known = all.find(key); known != all.end()) {
-      return known->second;
-    }
-  }
-  // Without the lock: the source takes Python's lock, whose holder may be waiting for ours.
-  LoadedKernel loaded = load(kernel);
-  std::lock_guard lock(mutex);
-  return all.try_emplace(key, std::move(loaded)).first->second;
-}
+constexpr int kMaxDynamicSharedBytes = 8;  // of the driver's enumeration of attributes
 
 // A kernel's arguments: the driver wants their addresses, in the order of the parameters.
 class Arguments {
@@ -190,18 +86,7 @@ dim3 to_dim3(const Extent& extent) {
   return {extent.x, extent.y, extent.z};
 }
 
-int compute_capability(int device) {
-  int major = 0;
-  cuda_driver()->device_attribute(&major, kComputeCapabilityMajor, device);
-  return major;
-}
-
 }  // namespace
-
-void set_ptx_source(PtxSource source) {
-  std::lock_guard lock(source_mutex);
-  registered_source = std::move(source);
-}
 
 bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
   // Asked several times for each launch, so what was found for a device is kept, as a bit.
@@ -214,16 +99,21 @@ bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
     *why_not = "MLX has no CUDA device here";
     return false;
   }
-  if (!ptx_source()) {
+  if (!has_cuda_modules()) {
     *why_not = "this build of mlx-anvil has no PTX (docs/backends.md)";
     return false;
   }
-  if (compute_capability(device.index) < kLeastCapability) {
+  if (compute_capability(device.index).major < kLeastCapability) {
     *why_not = "the kernels need compute capability 8.0 (Ampere) or newer";
     return false;
   }
   usable.fetch_or(bit, std::memory_order_relaxed);
   return true;
+}
+
+std::string cuda_device_text(const Kernel& kernel, const mx::Device& device) {
+  const std::string& architecture = loaded_kernel(kernel, device.index).architecture;
+  return architecture.empty() ? "cuda" : "cuda (" + architecture + ")";
 }
 
 void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {

@@ -10,6 +10,9 @@
 #include <algorithm>
 #include <cstring>
 
+#ifdef MLX_ANVIL_CUDA
+#include "common/cuda_module.h"
+#endif
 #include "common/errors.h"
 #include "common/isa.h"
 #include "common/launch.h"
@@ -49,10 +52,10 @@ using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cp
 
 // The text of a Python exception becomes that of the error that the evaluation ends with.
 template <class Call>
-std::string call_python(const std::string& op, const char* callee, Call call) {
+auto call_python(const std::string& op, const char* callee, Call call) {
   nb::gil_scoped_acquire lock;
   try {
-    return nb::cast<std::string>(call());
+    return call();
   } catch (nb::python_error& error) {
     const nb::str text(error.value());
     throw_internal_error(op, std::string(callee) + ": " + text.c_str());
@@ -70,15 +73,37 @@ void set_toolchain(nb::callable compile, nb::callable describe) {
       for (const FunctionConstant& constant : kernel.constants()) {
         values[nb::int_(constant.index)] = nb::bool_(constant.value);
       }
-      return to_compile(kernel.op(), kernel.name(), values, checked);
+      return nb::cast<std::string>(to_compile(kernel.op(), kernel.name(), values, checked));
     });
   };
   toolchain.describe = [to_describe](const std::string& path, const void* report) {
-    return call_python("simulate", "the simulator's compiler",
-                       [&] { return to_describe(path, reinterpret_cast<uintptr_t>(report)); });
+    return call_python("simulate", "the simulator's compiler", [&] {
+      return nb::cast<std::string>(to_describe(path, reinterpret_cast<uintptr_t>(report)));
+    });
   };
   set_simulator_toolchain(std::move(toolchain));
 }
+
+#ifdef MLX_ANVIL_CUDA
+void set_modules(nb::callable ptx, nb::callable cubin) {
+  const nb::handle to_ptx = ptx.release();  // as those of set_toolchain
+  const nb::handle to_cubin = cubin.release();
+  CudaModules modules;
+  modules.ptx = [to_ptx](const Kernel& kernel) {
+    return call_python(kernel.op(), "the kernels' PTX",
+                       [&] { return nb::cast<std::string>(to_ptx(kernel.op(), kernel.name())); });
+  };
+  modules.cubin = [to_cubin](const Kernel& kernel, ComputeCapability device) {
+    return call_python(kernel.op(), "the kernels' cubins", [&] {
+      const auto found = nb::cast<nb::tuple>(
+          to_cubin(kernel.op(), kernel.pipeline_key(), device.major, device.minor));
+      const auto image = nb::cast<nb::bytes>(found[1]);
+      return Cubin{nb::cast<std::string>(found[0]), std::string(image.c_str(), image.size())};
+    });
+  };
+  set_cuda_modules(std::move(modules));
+}
+#endif
 
 void bind_gpu(nb::module_& m) {
   m.def("_has_metal", [] {
@@ -100,17 +125,15 @@ void bind_gpu(nb::module_& m) {
     return can_launch(mx::Device::gpu, &why_not) ? std::string() : why_not;
   });
   m.def(
-      "_set_ptx_source",
-      []([[maybe_unused]] nb::callable source) {
+      "_set_cuda_modules",
+      []([[maybe_unused]] nb::callable ptx, [[maybe_unused]] nb::callable cubin) {
 #ifdef MLX_ANVIL_CUDA
-        const nb::handle kept = source.release();  // as those of set_toolchain
-        set_ptx_source([kept](const Kernel& kernel) {
-          return call_python(kernel.op(), "the kernels' PTX",
-                             [&] { return kept(kernel.op(), kernel.name()); });
-        });
+        set_modules(std::move(ptx), std::move(cubin));
 #endif
       },
-      "source"_a, nb::sig("def _set_ptx_source(source: typing.Callable[[str, str], str]) -> None"));
+      "ptx"_a, "cubin"_a,
+      nb::sig("def _set_cuda_modules(ptx: typing.Callable[[str, str], str], "
+              "cubin: typing.Callable[[str, str, int, int], tuple[str, bytes]]) -> None"));
 }
 
 void bind_simulate(nb::module_& m) {

@@ -17,7 +17,7 @@ struct TraceEvent {
   Kind kind;
   std::string op;
   std::string kernel;  // empty for a fallback
-  std::string device;  // "cpu (avx512)", "metal", "cuda", "simulator"; empty for a fallback
+  std::string device;  // "cpu (avx512)", "metal", "cuda (sm_90)", "simulator"; empty for a fallback
   std::array<uint32_t, 3> grid{};          // threadgroups; zero on the CPU
   std::array<uint32_t, 3> threadgroup{};   // threads; zero on the CPU
   std::string reason;                      // why this route was taken; may be empty for a kernel

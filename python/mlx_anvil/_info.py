@@ -43,6 +43,7 @@ def _backends() -> dict[str, BackendInfo]:
     simulator_usable = all(find_spec(name) for name in ("numpy", "ziglang"))
     cuda_built = _ext._has_cuda() and _cuda.FOLDER.is_dir()
     why_no_cuda = _ext._why_no_gpu() if cuda_built else "this build has no PTX (docs/backends.md)"
+    cubins = f"cubins for {', '.join(_cuda.architectures())}" if _cuda.architectures() else ""
     return {
         "cpu": {"built": True, "usable": True, "detail": f"{_ext._current_isa()}, {_ext._max_threads()} threads"},
         "simulator": {
@@ -58,7 +59,7 @@ def _backends() -> dict[str, BackendInfo]:
         "cuda": {
             "built": cuda_built,
             "usable": not why_no_cuda,
-            "detail": why_no_cuda,
+            "detail": "; ".join(filter(None, (why_no_cuda, cubins))),
         },
     }
 
@@ -69,7 +70,8 @@ def info() -> Info:
     Returns:
         Info: ``version``, ``mlx`` (installed) and ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
             ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads``, and ``backends``:
-            for each name whether it is ``built`` and ``usable``, and a ``detail`` that says why not.
+            for each name whether it is ``built`` and ``usable``, and a ``detail`` that says why not; of CUDA also
+            which cubins there are.
     """
     return {
         "version": __version__,

@@ -18,7 +18,8 @@ class Event:
     Attributes:
         op: Python name of the op.
         kernel: name of the kernel, with its specialisation; empty for a fall-back.
-        device: where it ran, such as ``"metal"`` or ``"cpu (avx512)"``; empty for a fall-back.
+        device: where it ran, such as ``"metal"`` or ``"cpu (avx512)"``; ``"cuda (sm_90)"`` if its machine code came with the
+            package, ``"cuda"`` if the driver assembled it. Empty for a fall-back.
         grid: threadgroups launched; zeros on the CPU.
         threadgroup: threads per threadgroup; zeros on the CPU.
         is_fallback: whether MLX ops ran in place of a kernel.

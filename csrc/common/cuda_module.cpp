@@ -1,0 +1,163 @@
+#include "common/cuda_module.h"
+
+#include <array>
+#include <cctype>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "common/errors.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Values of the driver's enumerations.
+constexpr int kComputeCapabilityMajor = 75;
+constexpr int kComputeCapabilityMinor = 76;
+constexpr int kJitErrorLog = 5;
+constexpr int kJitErrorLogSize = 6;
+
+std::mutex modules_mutex;
+CudaModules registered_modules;
+
+CudaModules cuda_modules() {
+  std::lock_guard lock(modules_mutex);
+  return registered_modules;
+}
+
+// The kernel's text with a value in place of every function constant, for the assembler to fold.
+std::string specialised(const Kernel& kernel, const std::string& text) {
+  constexpr std::string_view kName = "mslc_function_constant_";
+  std::string result;
+  result.reserve(text.size());
+  size_t done = 0;
+  for (size_t at = text.find(kName); at != std::string::npos; at = text.find(kName, done)) {
+    result.append(text, done, at - done);
+    uint32_t index = 0;
+    for (done = at + kName.size(); done < text.size() && std::isdigit(text[done]); ++done) {
+      index = index * 10 + static_cast<uint32_t>(text[done] - '0');
+    }
+    const FunctionConstant* given = nullptr;
+    for (const FunctionConstant& constant : kernel.constants()) {
+      given = constant.index == index ? &constant : given;
+    }
+    if (!given) {
+      throw_internal_error(kernel.op(), kernel.pipeline_key() +
+                                            " has no value for function constant " +
+                                            std::to_string(index) + ".");
+    }
+    result += given->value ? '1' : '0';
+  }
+  return result.append(text, done, std::string::npos);
+}
+
+// Of the first line, which is taken off: an image then starts where the string does, at a multiple
+// of 16 bytes, where the driver can read its headers.
+std::vector<uint8_t> take_bindings(std::string& module) {
+  const size_t end = module.find('\n');
+  std::istringstream line(module.substr(0, end));
+  std::string word;
+  line >> word >> word;  // "// bindings"
+  std::vector<uint8_t> bindings;
+  for (unsigned index = 0; line >> index;) {
+    bindings.push_back(static_cast<uint8_t>(index));
+  }
+  module.erase(0, end == std::string::npos ? end : end + 1);
+  return bindings;
+}
+
+// Null where the package has no cubin for this device, or the driver takes none of its: one from
+// before the assembler that made it.
+CUmodule load_cubin(const Kernel& kernel, int device, LoadedKernel& loaded) {
+  Cubin cubin = cuda_modules().cubin(kernel, compute_capability(device));
+  if (cubin.image.empty()) {
+    return nullptr;
+  }
+  std::vector<uint8_t> bindings = take_bindings(cubin.image);
+  CUmodule module = nullptr;
+  if (cuda_driver()->module_load(&module, cubin.image.data(), 0, nullptr, nullptr)) {
+    return nullptr;
+  }
+  loaded.bindings = std::move(bindings);
+  loaded.architecture = std::move(cubin.architecture);
+  return module;
+}
+
+// Assembled for the GPU by the driver, which keeps what it made in a cache of its own on disk.
+CUmodule load_ptx(const Kernel& kernel, LoadedKernel& loaded) {
+  std::string text = specialised(kernel, cuda_modules().ptx(kernel));
+  loaded.bindings = take_bindings(text);
+  std::array<char, 4096> log{};
+  int options[] = {kJitErrorLog, kJitErrorLogSize};
+  void* values[] = {log.data(), reinterpret_cast<void*>(log.size())};
+  CUmodule module = nullptr;
+  if (const int result = cuda_driver()->module_load(&module, text.c_str(), 2, options, values)) {
+    throw_driver_error(kernel, (std::string("loading (") + log.data() + ")").c_str(), result);
+  }
+  return module;
+}
+
+LoadedKernel load(const Kernel& kernel, int device) {
+  LoadedKernel loaded;
+  CUmodule module = load_cubin(kernel, device, loaded);
+  if (!module) {
+    module = load_ptx(kernel, loaded);
+  }
+  const char* name = kernel.name().c_str();
+  if (const int result = cuda_driver()->module_function(&loaded.function, module, name)) {
+    throw_driver_error(kernel, "finding", result);
+  }
+  return loaded;
+}
+
+int device_attribute(int device, int attribute) {
+  int value = 0;
+  cuda_driver()->device_attribute(&value, attribute, device);
+  return value;
+}
+
+}  // namespace
+
+ComputeCapability compute_capability(int device) {
+  return {device_attribute(device, kComputeCapabilityMajor),
+          device_attribute(device, kComputeCapabilityMinor)};
+}
+
+void set_cuda_modules(CudaModules modules) {
+  std::lock_guard lock(modules_mutex);
+  registered_modules = std::move(modules);
+}
+
+bool has_cuda_modules() {
+  return cuda_modules().ptx != nullptr;
+}
+
+const LoadedKernel& loaded_kernel(const Kernel& kernel, int device) {
+  using Key = std::pair<const Kernel*, int>;
+  static std::mutex mutex;
+  static std::map<Key, LoadedKernel> all;
+  const Key key{&kernel, device};
+  {
+    std::lock_guard lock(mutex);
+    if (auto known = all.find(key); known != all.end()) {
+      return known->second;
+    }
+  }
+  // Without the lock: Python unpacks the module and takes its own, whose holder may be waiting for
+  // ours.
+  LoadedKernel loaded = load(kernel, device);
+  std::lock_guard lock(mutex);
+  return all.try_emplace(key, std::move(loaded)).first->second;
+}
+
+void throw_driver_error(const Kernel& kernel, const char* doing, int result) {
+  const char* text = nullptr;
+  cuda_driver()->error_text(result, &text);
+  throw_internal_error(kernel.op(), std::string(doing) + " " + kernel.pipeline_key() + ": " +
+                                        (text ? text : "unknown CUDA error") + ".");
+}
+
+}  // namespace mlx_anvil
