@@ -58,6 +58,16 @@ def copy_seconds(total_bytes: int) -> float | None:
     return best
 
 
+def peak_bytes(call: Call) -> int:
+    """Beyond what is there before."""
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(call())
+    return mx.get_peak_memory() - before
+
+
 def copy_rate() -> float | None:
     """Bytes a second, read and written, of a copy far larger than the cache."""
     total = 4 << 30
