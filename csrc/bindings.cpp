@@ -22,7 +22,7 @@ NB_MODULE(_ext, m) {
 
   m.def(
       "silu_gate",
-      [](nb::object gate, nb::object up, nb::object stream) {
+      [](nb::handle gate, nb::handle up, nb::handle stream) {
         constexpr const char* op = "silu_gate";
         return silu_gate(to_array(op, "gate", gate), to_array(op, "up", up),
                          to_stream_or_device(op, stream));
@@ -57,10 +57,10 @@ Raises:
 Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transformer").
 )");
 
-  const auto flash_attention_of_python = [](nb::object q, nb::object k, nb::object v,
-                                            nb::object scale, nb::object mask, nb::object sinks,
-                                            nb::object window_size, nb::object softcap,
-                                            bool return_lse, nb::object stream) -> nb::object {
+  const auto flash_attention_of_python = [](nb::handle q, nb::handle k, nb::handle v,
+                                            nb::handle scale, nb::handle mask, nb::handle sinks,
+                                            nb::handle window_size, nb::handle softcap,
+                                            bool return_lse, nb::handle stream) -> nb::object {
     constexpr const char* op = "flash_attention";
     auto [out, lse] =
         flash_attention(to_array(op, "q", q), to_array(op, "k", k), to_array(op, "v", v),

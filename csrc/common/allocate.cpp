@@ -1,5 +1,6 @@
 #include "common/allocate.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -51,9 +52,11 @@ bool is_heap(const mx::Stream& stream) {
 class StreamAllocator {
  public:
   explicit StreamAllocator(const mx::Stream& stream)
-      : stream_(stream), op_(stream), operands_({empty(mx::float16)}), out_(empty(mx::uint8)) {}
+      : op_(std::make_shared<mx::Exp>(stream)),
+        operands_({mx::array({0}, mx::float16, nullptr, {})}),
+        out_({0}, mx::uint8, op_, operands_) {}
 
-  const mx::Stream& stream() const { return stream_; }
+  const mx::Stream& stream() const { return op_->stream(); }
 
   mx::allocator::Data allocate(size_t bytes) {
     mx::array::Flags flags{};
@@ -61,18 +64,15 @@ class StreamAllocator {
     operands_[0].set_data(
         mx::allocator::Data(mx::allocator::Buffer(nullptr), [](mx::allocator::Buffer) {}), bytes,
         {1}, flags);
-    op_.eval_gpu(operands_, out_);
+    op_->eval_gpu(operands_, out_);
     return std::move(*out_.data_shared_ptr());
   }
 
  private:
-  // Of dtypes that differ in size, so that the op cannot give the operand's memory to its output.
-  static mx::array empty(mx::Dtype dtype) { return mx::array({0}, dtype, nullptr, {}); }
-
-  const mx::Stream stream_;
-  mx::Exp op_;
+  const std::shared_ptr<mx::Exp> op_;
+  // Of another size an element than the output, so that the op cannot give it this memory.
   std::vector<mx::array> operands_;
-  mx::array out_;
+  mx::array out_;  // the op asks it for the stream
 };
 
 mx::allocator::Data allocate_on_cuda(size_t bytes, const mx::Stream& stream) {

@@ -24,15 +24,15 @@ Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
   return selected;
 }
 
-// For use in an evaluation: MLX's primitive is asked to copy here and now.
+// For use in an evaluation: MLX's primitive is asked to copy here and now. Its array tells it the
+// stream.
 mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
-  const mx::array node = mx::contiguous(x, false, stream);
-  Arrays copy;
-  copy.emplace_back(x.shape(), x.dtype(), nullptr, Arrays{});
+  Arrays copy = {mx::contiguous(x, false, stream)};
+  mx::Primitive& primitive = copy[0].primitive();
   if (stream.device == mx::Device::cpu) {
-    node.primitive().eval_cpu({x}, copy);
+    primitive.eval_cpu({x}, copy);
   } else {
-    node.primitive().eval_gpu({x}, copy);
+    primitive.eval_gpu({x}, copy);
   }
   return copy[0];
 }

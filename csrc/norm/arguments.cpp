@@ -115,9 +115,9 @@ After Ba, Kiros and Hinton 2016, "Layer Normalization". Matches ``mx.fast.layer_
 }  // namespace
 
 void bind_norm(nb::module_& m) {
-  const auto rms_norm_of_python = [](nb::object x, nb::object weight, nb::object eps,
-                                     nb::object residual, nb::object gate, nb::object weight_offset,
-                                     nb::object stream) {
+  const auto rms_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle eps,
+                                     nb::handle residual, nb::handle gate, nb::handle weight_offset,
+                                     nb::handle stream) {
     constexpr const char* op = "rms_norm";
     NormOptions options;
     options.eps = to_number(op, "eps", eps);
@@ -134,8 +134,8 @@ void bind_norm(nb::module_& m) {
           "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
   }
 
-  const auto layer_norm_of_python = [](nb::object x, nb::object weight, nb::object bias,
-                                       nb::object eps, nb::object residual, nb::object stream) {
+  const auto layer_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle bias,
+                                       nb::handle eps, nb::handle residual, nb::handle stream) {
     constexpr const char* op = "layer_norm";
     NormOptions options;
     options.eps = to_number(op, "eps", eps);

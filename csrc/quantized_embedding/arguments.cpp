@@ -79,8 +79,8 @@ Matches ``mlx.nn.QuantizedEmbedding``.
 void bind_quantized_embedding(nb::module_& m) {
   m.def(
       kOp,
-      [](nb::object ids, nb::object w, nb::object scales, nb::object biases, nb::object group_size,
-         nb::object bits, nb::object mode, nb::object dtype, nb::object stream) {
+      [](nb::handle ids, nb::handle w, nb::handle scales, nb::handle biases, nb::handle group_size,
+         nb::handle bits, nb::handle mode, nb::handle dtype, nb::handle stream) {
         const mx::array& id_array = to_ids(ids);
         QuantizedMatrix matrix = to_quantized_matrix(kOp, "", w, scales, biases);
         return quantized_embedding(id_array, std::move(matrix),

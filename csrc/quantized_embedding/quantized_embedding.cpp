@@ -85,9 +85,9 @@ mx::array quantized_embedding(const mx::array& ids,
                                      s);
   }
   const mx::Dtype own = mx::promote_types(matrix.scales.dtype(), matrix.biases->dtype());
-  return mx::astype(
-      apply_quantized_embedding(format, wide, in_dtype(std::move(matrix), own, s), own, s),
-      dtype.value_or(own), s);
+  convert(matrix, own, s);
+  return mx::astype(apply_quantized_embedding(format, wide, std::move(matrix), own, s),
+                    dtype.value_or(own), s);
 }
 
 }  // namespace mlx_anvil

@@ -107,15 +107,15 @@ constexpr const char* kArgmaxSignatures[] = {
     MLX_ANVIL_ARGMAX_SIGNATURE("typing.Literal[True]", "tuple[mlx.core.array, mlx.core.array]"),
 };
 
-nb::object python_argmax(nb::object x,
-                         nb::object w,
-                         nb::object scales,
-                         nb::object biases,
-                         nb::object return_values,
-                         nb::object group_size,
-                         nb::object bits,
-                         nb::object mode,
-                         nb::object stream) {
+nb::object python_argmax(nb::handle x,
+                         nb::handle w,
+                         nb::handle scales,
+                         nb::handle biases,
+                         nb::handle return_values,
+                         nb::handle group_size,
+                         nb::handle bits,
+                         nb::handle mode,
+                         nb::handle stream) {
   constexpr const char* op = "quantized_argmax";
   const mx::array& x_array = to_array(op, "x", x);
   QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
@@ -127,15 +127,15 @@ nb::object python_argmax(nb::object x,
                      : nb::cast(best.indices);
 }
 
-nb::tuple python_topk(nb::object x,
-                      nb::object w,
-                      nb::object scales,
-                      nb::object biases,
-                      nb::object k,
-                      nb::object group_size,
-                      nb::object bits,
-                      nb::object mode,
-                      nb::object stream) {
+nb::tuple python_topk(nb::handle x,
+                      nb::handle w,
+                      nb::handle scales,
+                      nb::handle biases,
+                      nb::handle k,
+                      nb::handle group_size,
+                      nb::handle bits,
+                      nb::handle mode,
+                      nb::handle stream) {
   constexpr const char* op = "quantized_topk";
   const mx::array& x_array = to_array(op, "x", x);
   QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);

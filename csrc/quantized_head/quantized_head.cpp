@@ -33,8 +33,9 @@ BestLogits best_logits(const char* op,
   }
   const mx::Stream s = require_stream(op, stream);
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  return apply_quantized_head(op, format, mx::astype(x, dtype, s),
-                              in_dtype(std::move(matrix), dtype, s), static_cast<int>(kept), s);
+  convert(matrix, dtype, s);
+  return apply_quantized_head(op, format, mx::astype(x, dtype, s), std::move(matrix),
+                              static_cast<int>(kept), s);
 }
 
 }  // namespace

@@ -136,8 +136,8 @@ Raises:
 void bind_quantized_matmul(nb::module_& m) {
   m.def(
       "quantized_matmul",
-      [](nb::object x, nb::object w, nb::object scales, nb::object biases, nb::object transpose,
-         nb::object group_size, nb::object bits, nb::object mode, nb::object stream) {
+      [](nb::handle x, nb::handle w, nb::handle scales, nb::handle biases, nb::handle transpose,
+         nb::handle group_size, nb::handle bits, nb::handle mode, nb::handle stream) {
         constexpr const char* op = "quantized_matmul";
         const mx::array& x_array = to_array(op, "x", x);
         QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
@@ -158,8 +158,8 @@ void bind_quantized_matmul(nb::module_& m) {
 
   m.def(
       "quantized_gemv",
-      [](nb::object x, nb::object w, nb::object scales, nb::object biases, nb::object group_size,
-         nb::object bits, nb::object mode, nb::object stream) {
+      [](nb::handle x, nb::handle w, nb::handle scales, nb::handle biases, nb::handle group_size,
+         nb::handle bits, nb::handle mode, nb::handle stream) {
         constexpr const char* op = "quantized_gemv";
         const mx::array& x_array = to_array(op, "x", x);
         QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
@@ -177,8 +177,8 @@ void bind_quantized_matmul(nb::module_& m) {
 
   m.def(
       "quantized_swiglu",
-      [](nb::object x, nb::object gate, nb::object up, nb::object group_size, nb::object bits,
-         nb::object mode, nb::object stream) {
+      [](nb::handle x, nb::handle gate, nb::handle up, nb::handle group_size, nb::handle bits,
+         nb::handle mode, nb::handle stream) {
         constexpr const char* op = "quantized_swiglu";
         const mx::array& x_array = to_array(op, "x", x);
         QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);

@@ -161,12 +161,15 @@ mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const Quantized
   return dtype;
 }
 
-QuantizedMatrix in_dtype(QuantizedMatrix matrix, mx::Dtype dtype, mx::Stream s) {
-  if (matrix.biases) {
-    matrix.scales = mx::astype(std::move(matrix.scales), dtype, s);
-    matrix.biases = mx::astype(*std::move(matrix.biases), dtype, s);
+void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s) {
+  if (!matrix.biases) {
+    return;
   }
-  return matrix;
+  for (mx::array* x : {&matrix.scales, &*matrix.biases}) {
+    if (x->dtype() != dtype) {
+      *x = mx::astype(*x, dtype, s);
+    }
+  }
 }
 
 }  // namespace mlx_anvil

@@ -36,8 +36,8 @@ void check_x(const char* op,
 // That of x, and of affine scales and biases.
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);
 
-// With scales and biases of affine in `dtype`.
-QuantizedMatrix in_dtype(QuantizedMatrix matrix, mx::Dtype dtype, mx::Stream s);
+// Brings scales and biases of affine to `dtype`.
+void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
 // "w has shape (2, 3)"
 std::string describe(const std::string& name, const mx::array& x);

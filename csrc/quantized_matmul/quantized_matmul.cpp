@@ -40,26 +40,26 @@ mx::array with_rows(mx::array x, mx::Stream s, Product product) {
 
 mx::array multiply(const char* op,
                    const mx::array& x,
-                   QuantizedMatrix matrix,
+                   QuantizedMatrix&& matrix,
                    bool transpose,
                    const QuantizedFormat& format,
                    mx::Stream s) {
   const auto product = transpose ? QuantizedProduct::kTransposed : QuantizedProduct::kPlain;
   const mx::Dtype dtype = result_dtype(x, {&matrix});
-  QuantizedMatrix typed = in_dtype(std::move(matrix), dtype, s);
+  convert(matrix, dtype, s);
   return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
-    if (typed.w.ndim() == 2) {
-      return apply_quantized_matmul(op, format, product, std::move(rows), std::move(typed), s);
+    if (matrix.w.ndim() == 2) {
+      return apply_quantized_matmul(op, format, product, std::move(rows), std::move(matrix), s);
     }
     mx::Shape batch;
     try {
-      batch = mx::broadcast_shapes(leading(rows), leading(typed.w));
+      batch = mx::broadcast_shapes(leading(rows), leading(matrix.w));
     } catch (const std::invalid_argument&) {
-      throw_value_error(op, describe("x", x) + " and " + describe("w", typed.w) +
+      throw_value_error(op, describe("x", x) + " and " + describe("w", matrix.w) +
                                 "; allowed: leading dimensions that broadcast.");
     }
     return apply_quantized_matmul(op, format, product, with_leading(rows, batch, s),
-                                  with_leading(typed, batch, s), s);
+                                  with_leading(matrix, batch, s), s);
   });
 }
 
@@ -113,9 +113,10 @@ mx::array quantized_swiglu(const mx::array& x,
   check_x(op, x, "gate w", gate, columns_of(format, gate));
   const mx::Stream s = require_stream(op, stream);
   const mx::Dtype dtype = result_dtype(x, {&gate, &up});
+  convert(gate, dtype, s);
+  convert(up, dtype, s);
   return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
-    return apply_quantized_swiglu(format, std::move(rows), in_dtype(std::move(gate), dtype, s),
-                                  in_dtype(std::move(up), dtype, s), s);
+    return apply_quantized_swiglu(format, std::move(rows), std::move(gate), std::move(up), s);
   });
 }
 

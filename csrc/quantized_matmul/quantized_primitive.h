@@ -21,7 +21,7 @@ inline QuantizedDtype dtype_of(const mx::array& x) {
 }
 
 // The arrays of a matrix among the inputs of a primitive, and back: for a graph, or to be read.
-inline void append(Arrays& inputs, QuantizedMatrix matrix) {
+inline void append(Arrays& inputs, QuantizedMatrix&& matrix) {
   inputs.push_back(std::move(matrix.w));
   inputs.push_back(std::move(matrix.scales));
   if (matrix.biases) {
@@ -30,7 +30,7 @@ inline void append(Arrays& inputs, QuantizedMatrix matrix) {
 }
 
 // The inputs of a primitive with one matrix.
-inline Arrays inputs_with(mx::array x, QuantizedMatrix matrix) {
+inline Arrays inputs_with(mx::array&& x, QuantizedMatrix&& matrix) {
   Arrays inputs;
   inputs.reserve(4);
   inputs.push_back(std::move(x));

@@ -122,8 +122,8 @@ Raises:
 void bind_rope(nb::module_& m) {
   m.def(
       "rope",
-      [](nb::object x, nb::object dims, nb::object traditional, nb::object base, nb::object scale,
-         nb::object offset, nb::object freqs, nb::object stream) {
+      [](nb::handle x, nb::handle dims, nb::handle traditional, nb::handle base, nb::handle scale,
+         nb::handle offset, nb::handle freqs, nb::handle stream) {
         constexpr const char* op = "rope";
         return rope(to_array(op, "x", x),
                     to_options(op, dims, traditional, base, scale, offset, freqs),
@@ -137,8 +137,8 @@ void bind_rope(nb::module_& m) {
 
   m.def(
       "rope_qk",
-      [](nb::object q, nb::object k, nb::object dims, nb::object traditional, nb::object base,
-         nb::object scale, nb::object offset, nb::object freqs, nb::object stream) {
+      [](nb::handle q, nb::handle k, nb::handle dims, nb::handle traditional, nb::handle base,
+         nb::handle scale, nb::handle offset, nb::handle freqs, nb::handle stream) {
         constexpr const char* op = "rope_qk";
         auto [q_out, k_out] = rope_qk(to_array(op, "q", q), to_array(op, "k", k),
                                       to_options(op, dims, traditional, base, scale, offset, freqs),

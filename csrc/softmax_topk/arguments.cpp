@@ -94,8 +94,8 @@ RouterScoring to_scoring(nb::handle value) {
 void bind_softmax_topk(nb::module_& m) {
   m.def(
       "softmax_topk",
-      [](nb::object logits, nb::object k, nb::object norm, nb::object scoring, nb::object sorted,
-         nb::object stream) {
+      [](nb::handle logits, nb::handle k, nb::handle norm, nb::handle scoring, nb::handle sorted,
+         nb::handle stream) {
         RouterOptions options;
         const mx::array& x = to_array(kSoftmaxTopk, "logits", logits);
         options.chosen = to_integer("k", k);
