@@ -137,7 +137,7 @@ mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, 
 Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
                   const std::vector<mx::Dtype>& dtypes,
                   Arrays inputs) {
-  if (dtypes.size() > 1) {  // MLX alone can tell them that they belong together
+  if (dtypes.size() != 1) {  // none, or several, which MLX alone can tell that they belong together
     return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
   }
   Arrays outputs;
