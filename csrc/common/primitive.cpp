@@ -39,6 +39,18 @@ mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
 
 }  // namespace
 
+Arrays FusedPrimitive::dense_primals(const Arrays& primals) {
+  Arrays dense = primals;
+  for (size_t i = 0; i < dense.size(); ++i) {
+    const mx::array& x = primals[i];
+    const bool known = x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
+    if (wants_dense(i) && !known) {
+      dense[i] = mx::contiguous(x, false, stream());
+    }
+  }
+  return dense;
+}
+
 template <class Eval>
 void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
   Arrays all, copies;
@@ -75,14 +87,14 @@ Arrays FusedPrimitive::vjp(const Arrays& primals,
                            const std::vector<int>& argnums,
                            const Arrays& outputs) {
   SimulationScope scope(simulation_);
-  return gradient(primals, cotangents, argnums, outputs);
+  return gradient(dense_primals(primals), cotangents, argnums, outputs);
 }
 
 Arrays FusedPrimitive::jvp(const Arrays& primals,
                            const Arrays& tangents,
                            const std::vector<int>& argnums) {
   SimulationScope scope(simulation_);
-  return tangent(primals, tangents, argnums);
+  return tangent(dense_primals(primals), tangents, argnums);
 }
 
 std::pair<Arrays, std::vector<int>> FusedPrimitive::vmap(const Arrays& inputs,

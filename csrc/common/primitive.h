@@ -59,6 +59,7 @@ class FusedPrimitive : public mx::Primitive {
  protected:
   // Whether an input is to be row-contiguous when it comes to eval_native() and eval_kernels(): one
   // that is not is copied then. A node of the graph would cost a microsecond or two each time.
+  // Derivatives get theirs from such nodes: MLX's products give other bits for other layouts.
   virtual bool wants_dense(size_t) const { return false; }
 
   // By default the derivatives and the batching of `compose`; overridden where fused is better.
@@ -73,6 +74,8 @@ class FusedPrimitive : public mx::Primitive {
                                                       const std::vector<int>& axes);
 
  private:
+  Arrays dense_primals(const Arrays& primals);
+
   template <class Eval>
   void eval_dense(const Arrays& inputs, Eval eval);
 
