@@ -152,6 +152,24 @@ def cuda_overhead(results: Results) -> str:
     return _markdown(("op", "ours", "MLX's"), rows)
 
 
+def cuda_first(results: Results) -> str:
+    """Seconds until the first tokens of a process."""
+    rows = [
+        [
+            row["what"].rpartition(", ")[2],
+            *(
+                f"{row[name]:.2f} ({min(row[f'{name}_all']):.2f} to {max(row[f'{name}_all']):.2f})"
+                for name in ("first_s", "second_s")
+            ),
+            str(row["cubins"]),
+            str(row["ptx"]),
+        ]
+        for row in results["rows"]
+        if "first_s" in row
+    ]
+    return _markdown(("", "first token, s", "the one after it, s", "cubins loaded", "kernels assembled"), rows)
+
+
 # What a page calls a table: the file of its results, and what makes it.
 TABLES = {
     "silu_gate": ("silu_gate_cpu", silu_gate),
@@ -162,6 +180,7 @@ TABLES = {
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
+    "cuda, first": ("cuda_h200", cuda_first),
 }
 
 
