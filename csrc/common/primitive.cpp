@@ -65,7 +65,12 @@ void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
     eval(inputs);
     return;
   }
-  eval(all);
+  try {
+    eval(all);
+  } catch (...) {  // the copying may not have run yet
+    keep_until_done(std::move(copies), stream());
+    throw;
+  }
   keep_until_done(std::move(copies), stream());
 }
 

@@ -86,8 +86,8 @@ class FusedPrimitive : public mx::Primitive {
 // have none (axis -1), so that all inputs have one shape again.
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
 
-// The results of a primitive, as nodes of the graph that take `inputs` as they are: each copy of an
-// array costs two atomic operations, and a call of an op as many nanoseconds as it has of them.
+// The results of a primitive, as nodes of the graph. To be given `inputs` that nobody needs any
+// more: every copy of an array costs two atomic operations, and they add up in a call of an op.
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs);
 Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
                   const std::vector<mx::Dtype>& dtypes,
