@@ -1,3 +1,4 @@
+#include "common/allocate.h"
 #include "norm/apply.h"
 #include "norm/gpu.h"
 #include "norm/primitive.h"
@@ -66,7 +67,10 @@ class NormForward : public NormPrimitive {
   // Whether all of them are new memory.
   bool allocate_outputs(const NormView& in, Arrays& outputs) {
     if (config_.has_residual) {  // as MLX's graphs have it, two outputs both keep all inputs
-      return allocate_rows(outputs[1], {}, stream()) && allocate_rows(outputs[0], {}, stream());
+      for (mx::array& out : outputs) {
+        allocate_dense(out, stream());
+      }
+      return true;
     }
     return allocate_rows(outputs[0], {in.x, in.gate}, stream());
   }
