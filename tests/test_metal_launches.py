@@ -13,8 +13,9 @@ import pytest
 from metal_launches import TESTS, output_of
 from metal_launches.calls import CALLS
 from metal_launches.compare import Interface, constant_misfits, misfits
-from metal_launches.record import Launch, parse_key
+from metal_launches.record import Launch
 from mlx_anvil import _ext
+from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.preprocess import Source
 
 pytestmark = pytest.mark.cpu_only

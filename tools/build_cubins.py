@@ -9,7 +9,6 @@ found as mslc finds it (pip install nvidia-cuda-nvcc); architectures that it doe
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -46,11 +45,11 @@ def supported(architectures: Iterable[str]) -> list[str]:
 
 
 def assembled(modules: dict[str, str], key: str, architecture: str) -> bytes:
-    """The cubin of one pipeline, such as rope_one_float16_c0t_c1f_c2f, after the line that tells its bindings."""
+    """The cubin of one pipeline, after the line that tells its bindings."""
+    from _kernel_files import parse_key
     from mslc.ptx import cubin, with_constants
 
-    name = re.sub(r"(_c\d+[tf])*$", "", key)
-    values = {int(index): value == "t" for index, value in re.findall(r"_c(\d+)([tf])", key[len(name) :])}
+    name, values = parse_key(key)
     text = modules[name]
     return text[: text.index("\n") + 1].encode() + cubin(with_constants(text, values), architecture)
 

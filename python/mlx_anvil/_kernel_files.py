@@ -7,10 +7,21 @@ use every index) and then what the driver loads.
 
 import io
 import lzma
+import re
 import tarfile
 from collections.abc import Mapping
 
 _HEAD = "//! "
+_SPECIALISED = re.compile(r"(.*?)((?:_c\d+[tf])*)")
+_CONSTANT = re.compile(r"_c(\d+)([tf])")
+
+
+def parse_key(key: str) -> tuple[str, dict[int, bool]]:
+    """Of a pipeline key, such as rope_one_float16_c0t_c1f: the kernel's name and the values of its function constants."""
+    found = _SPECIALISED.fullmatch(key)
+    assert found, key
+    name, constants = found.groups()
+    return name, {int(index): value == "t" for index, value in _CONSTANT.findall(constants)}
 
 
 def pack_ptx(modules: Mapping[str, str]) -> bytes:

@@ -5,7 +5,6 @@ To be run as a process of its own: the host keeps the libraries that it has load
 
 import ctypes
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -19,10 +18,8 @@ import mlx.core as mx
 import mlx_anvil
 from metal_launches.calls import CALLS
 from mlx_anvil import _ext
+from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.toolchain import PACKAGE, find_zig
-
-_SPECIALISED = re.compile(r"(.*?)((?:_c\d+[tf])*)")
-_CONSTANT = re.compile(r"_c(\d+)([tf])")
 
 
 @dataclass
@@ -32,12 +29,6 @@ class Launch:
     constants: dict[int, bool]
     bindings: tuple[str, ...]  # as in mlx_anvil.trace
     threads: int
-
-
-def parse_key(key: str) -> tuple[str, dict[int, bool]]:
-    """A kernel's name and the values of its function constants."""
-    name, constants = _SPECIALISED.fullmatch(key).groups()
-    return name, {int(index): value == "t" for index, value in _CONSTANT.findall(constants)}
 
 
 def build_recorder(folder: Path) -> ctypes.CDLL:
