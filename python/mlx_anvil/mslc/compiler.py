@@ -197,7 +197,7 @@ def run_rewriter(
         raise CompileError([Diagnostic(file, line, column, "error", error.message, text)]) from None
     source_map = SourceMap(preprocessed, PositionMap())
     for kernel in rewritten.module.kernels:
-        kernel.file, kernel.file_line, _ = source_map.of_preprocessed(kernel.line, 1)
+        kernel.file, kernel.file_line = source_map.line_of_preprocessed(kernel.line)
     return rewritten
 
 

@@ -18,7 +18,8 @@ from .language_rules import violations
 from .lexer import PositionMap, TokenStream
 from .lint import lint
 from .preprocess import UNDEFINED, Source
-from .static_memory import static_threadgroup_memory
+from .rewrite import Rewritten
+from .static_memory import most_static_threadgroup_memory, static_threadgroup_memory
 from .toolchain import SHIM
 
 LAST_BUFFER = 30
@@ -35,14 +36,15 @@ def conformance(source: Source) -> list[Diagnostic]:
     if any(d.severity == "error" for d in found):
         return found  # the rest compiles the file again
     preprocessed = run_preprocessor(source)
-    module = run_rewriter(source, preprocessed).module
+    rewritten = run_rewriter(source, preprocessed)
+    module, code = rewritten.module, IntermediateCode.of(source, optimised=False)
     return [
         *found,
         *_words(source, preprocessed),
-        *_newer_language(source, preprocessed),
+        *_newer_language(source, preprocessed, rewritten),
         *_bindings(module),
-        *_limits(source, module),
-        *_recursion(source, module),
+        *_limits(source, module, code),
+        *_recursion(module, code),
     ]
 
 
@@ -58,10 +60,10 @@ def _words(source: Source, preprocessed: str) -> Iterator[Diagnostic]:
         yield Diagnostic(file, line, column, "error", message, source_map.source_line(file, line))
 
 
-def _newer_language(source: Source, preprocessed: str) -> list[Diagnostic]:
+def _newer_language(source: Source, preprocessed: str, rewritten: Rewritten) -> list[Diagnostic]:
     """What clang says is not in C++14, in the author's text."""
     flags = [*PRECISION_FLAGS, *RELAXED_SPACES, "-fsyntax-only", "-Wpre-c++17-compat", "-Wpre-c++20-compat"]
-    found = run_compiler(source, preprocessed, run_rewriter(source, preprocessed), flags)
+    found = run_compiler(source, preprocessed, rewritten, flags)
     newer = [d for d in found if "incompatible with C++ standards before" in d.message]
     return [d for d in newer if not d.message.startswith(_TAKEN) and not d.file.startswith(str(SHIM))]
 
@@ -81,17 +83,18 @@ def _bindings(module: Module) -> Iterator[Diagnostic]:
                 yield _of_kernel(kernel, f"has buffer({index}); the last is {LAST_BUFFER}")
 
 
-def _limits(source: Source, module: Module) -> Iterator[Diagnostic]:
-    memory = static_threadgroup_memory(source)
+def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:
+    # The optimiser, which knows the branches that are never taken, needs ten times as long as everything else here.
+    in_doubt = {k for k, size in most_static_threadgroup_memory(code).items() if size > MOST_THREADGROUP_MEMORY}
+    memory = static_threadgroup_memory(source, kernels=in_doubt) if in_doubt else {}
     for kernel in module.kernels:
-        if memory[kernel.name] > MOST_THREADGROUP_MEMORY:
+        if memory.get(kernel.name, 0) > MOST_THREADGROUP_MEMORY:
             message = f"uses {memory[kernel.name]} bytes of threadgroup memory; there are {MOST_THREADGROUP_MEMORY}"
             yield _of_kernel(kernel, message)
 
 
-def _recursion(source: Source, module: Module) -> Iterator[Diagnostic]:
+def _recursion(module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:
     """Recursion in what kernels call, read off code that the optimiser has not turned into loops."""
-    code = IntermediateCode.of(source, optimised=False)
     recursive = {f for f in code.functions if any(f in code.reached_from(called) for called in code.calls[f])}
     for kernel in module.kernels:
         for function in sorted(recursive & code.reached_from(code.entries[kernel.name])):

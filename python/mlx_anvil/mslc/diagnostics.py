@@ -91,10 +91,12 @@ class SourceMap:
 
     def of_preprocessed(self, line: int, column: int) -> tuple[str, int, int]:
         """(file, line, column) for a place in the preprocessed text."""
-        if line >= len(self._origins):
-            return "", 0, 0
-        file, original = self._origins[line]
-        return file, original, self._raw_column(file, original, line, column)
+        file, original = self.line_of_preprocessed(line)
+        return file, original, self._raw_column(file, original, line, column) if original else 0
+
+    def line_of_preprocessed(self, line: int) -> tuple[str, int]:
+        """Likewise without the column, which takes aligning two lines."""
+        return self._origins[line] if line < len(self._origins) else ("", 0)
 
     def source_line(self, file: str, line: int) -> str:
         if file not in self._sources:

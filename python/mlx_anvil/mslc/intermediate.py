@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,9 +35,17 @@ class IntermediateCode:
     entries: dict[str, str]
 
     @classmethod
-    def of(cls, source: Source, constants: Constants | None = None, *, optimised: bool = True) -> IntermediateCode:
+    def of(
+        cls,
+        source: Source,
+        constants: Constants | None = None,
+        *,
+        optimised: bool = True,
+        kernels: Collection[str] = (),
+    ) -> IntermediateCode:
+        """Of the kernels named, or of all."""
         preprocessed = run_preprocessor(source)
-        rewritten = run_rewriter(source, preprocessed, constants)
+        rewritten = run_rewriter(source, preprocessed, constants, only=kernels)
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory) / "kernels.ll"
             flags = [
@@ -54,8 +63,8 @@ class IntermediateCode:
             run_compiler(source, preprocessed, rewritten, flags)
             code = output.read_text()
         functions = {match.group(1): match.group() for match in _FUNCTION.finditer(code)}
-        kernels: list[Kernel] = rewritten.module.kernels
-        return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(kernels)})
+        compiled: list[Kernel] = rewritten.module.kernels
+        return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(compiled)})
 
     @cached_property
     def calls(self) -> dict[str, set[str]]:

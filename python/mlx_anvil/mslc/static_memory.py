@@ -6,26 +6,40 @@ Sizes that depend on template arguments are known nowhere else. A launch may use
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from .compiler import Constants
 from .intermediate import IntermediateCode
 from .preprocess import Source
 
 _ALIGNMENT = 16  # of every variable in the arena
-_VARIABLE = re.compile(
-    r"call [^@]*@mslc_threadgroup_variable\(ptr [^@]*@([\w.$]+|\"[^\"]*\"), i64 (?:noundef )?(\d+), "
+_NAME = r"(?P<name>[\w.$]+|\"[^\"]*\")"
+_VARIABLE = re.compile(rf"call [^@]*@mslc_threadgroup_variable\(ptr [^@]*@{_NAME}, i64 (?:noundef )?(?P<size>\d+), ")
+# Before functions are inlined: the call of the shim's function, whose result is a reference to the variable.
+_REFERENCE = re.compile(
+    r"call [^@\n]*\bdereferenceable\((?P<size>\d+)\) ptr @_ZN4mslc20threadgroup_variable[\w.$]*\(ptr [^@\n]*@" + _NAME
 )
 
 
-def static_threadgroup_memory(source: Source, constants: Constants | None = None) -> dict[str, int]:
-    """Kernel name to bytes."""
-    code = IntermediateCode.of(source, constants)
-    return {kernel: _reachable_memory(code, entry) for kernel, entry in code.entries.items()}
+def static_threadgroup_memory(
+    source: Source, constants: Constants | None = None, kernels: Collection[str] = ()
+) -> dict[str, int]:
+    """Kernel name to bytes: of those named, or of all."""
+    return _memory(IntermediateCode.of(source, constants, kernels=kernels), _VARIABLE)
 
 
-def _reachable_memory(code: IntermediateCode, entry: str) -> int:
+def most_static_threadgroup_memory(code: IntermediateCode) -> dict[str, int]:
+    """No less than that, and quick: from code that is not optimised, with variables of branches that cannot be taken."""
+    return _memory(code, _REFERENCE)
+
+
+def _memory(code: IntermediateCode, variable: re.Pattern[str]) -> dict[str, int]:
+    return {kernel: _reachable_memory(code, entry, variable) for kernel, entry in code.entries.items()}
+
+
+def _reachable_memory(code: IntermediateCode, entry: str, variable: re.Pattern[str]) -> int:
     variables: dict[str, int] = {}
     for function in code.reached_from(entry):
-        for name, size in _VARIABLE.findall(code.functions[function]):
-            variables[name] = max(int(size), variables.get(name, 0))
+        for found in variable.finditer(code.functions[function]):
+            variables[found["name"]] = max(int(found["size"]), variables.get(found["name"], 0))
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in variables.values())
