@@ -1,6 +1,7 @@
 # CPU kernels are compiled once per instruction set, each time into a namespace of its own; csrc/common/isa.h
 # chooses among them at run time and has the same list.
-set(MLX_ANVIL_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+set(MLX_ANVIL_KERNEL_OPTIMISATION -O3 CACHE STRING "Of the CPU kernels; other than -O3 where the build is not to run")
+set(MLX_ANVIL_KERNEL_FLAGS ${MLX_ANVIL_KERNEL_OPTIMISATION} -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # Scheduling before register allocation interleaves the vectors of a block: 5 to 10% on Zen 4. The warnings are
   # about GCC's own AVX-512 headers.
@@ -9,12 +10,18 @@ endif()
 
 function(mlx_anvil_add_isa target isa)
   cmake_parse_arguments(PARSE_ARGV 2 ARG "" "" "FLAGS;SOURCES")
+  string(TOUPPER MLX_ANVIL_HAS_${isa} has)
+  if(MLX_ANVIL_SANITIZE AND NOT isa IN_LIST MLX_ANVIL_SANITIZED_ISAS)
+    add_compile_definitions(${has}=0)
+    return()
+  endif()
+  add_compile_definitions(${has}=1)
   set(library ${target}_${isa})
   add_library(${library} OBJECT ${ARG_SOURCES})
   target_include_directories(${library} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_definitions(${library} PRIVATE MLX_ANVIL_ISA_NAMESPACE=isa_${isa})
   target_compile_options(${library} PRIVATE -Wall -Wextra ${MLX_ANVIL_KERNEL_FLAGS} ${ARG_FLAGS})
-  mlx_anvil_sanitize_isa(${library} ${isa})
+  mlx_anvil_sanitize(${library})
   target_link_libraries(${target} PRIVATE ${library})
 endfunction()
 

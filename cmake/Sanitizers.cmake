@@ -2,7 +2,7 @@
 # tools/sanitize.py runs the tests against such a build.
 option(MLX_ANVIL_SANITIZE "Build with AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 set(MLX_ANVIL_SANITIZED_ISAS baseline CACHE STRING
-  "Instruction sets whose kernels have checks: all of them would take a quarter of an hour to compile")
+  "Instruction sets that such a build has kernels for, baseline among them: all would take a quarter of an hour to compile")
 
 # Optimising instrumented kernels takes minutes a file. With fused multiply-add all the same (GCC's option; it is what
 # the accuracy tests of the kernels count on).
@@ -16,14 +16,5 @@ function(mlx_anvil_sanitize target)
       ${MLX_ANVIL_SANITIZER_OPTIMISATION} -fsanitize=address,undefined -fno-sanitize=null,object-size,pointer-overflow
       -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1)
     target_link_options(${target} PRIVATE -fsanitize=address,undefined)
-  endif()
-endfunction()
-
-# A library of kernels for one instruction set.
-function(mlx_anvil_sanitize_isa library isa)
-  if(isa IN_LIST MLX_ANVIL_SANITIZED_ISAS)
-    mlx_anvil_sanitize(${library})
-  elseif(MLX_ANVIL_SANITIZE)
-    target_compile_options(${library} PRIVATE ${MLX_ANVIL_SANITIZER_OPTIMISATION})
   endif()
 endfunction()

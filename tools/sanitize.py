@@ -2,7 +2,7 @@
 
 Run it in an environment that has the `test` extra and the build requirements (`pip install ".[cpu,test]"
 scikit-build-core nanobind==3.1.0`); arguments go to pytest. A finding ends the run with its report. Of the CPU kernels
-those that this machine chooses have the checks, and those that any machine can run.
+the build has those that this machine chooses, and those that any machine can run.
 """
 
 import os

@@ -9,6 +9,26 @@ namespace mlx_anvil {
 
 namespace {
 
+#if defined(__x86_64__) || defined(_M_X64)
+bool machine_has(Isa isa) {
+  switch (isa) {
+    case Isa::kBaseline:
+      return true;
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
+    case Isa::kAvx512:
+      return machine_has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+    case Isa::kAvx512Bf16:
+      return machine_has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
+             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+  }
+  return false;
+}
+#endif
+
 Isa choose() {
   const char* wanted = std::getenv("MLX_ANVIL_ISA");
   Isa best = Isa::kBaseline;
@@ -35,21 +55,9 @@ std::atomic<Isa>& chosen() {
 
 bool isa_supported(Isa isa) {
 #if defined(__x86_64__) || defined(_M_X64)
-  switch (isa) {
-    case Isa::kBaseline:
-      return true;
-    case Isa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
-    case Isa::kAvx512:
-      return isa_supported(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
-             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl");
-    case Isa::kAvx512Bf16:
-      return isa_supported(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
-             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-  }
-  return false;
+  constexpr bool kBuilt[] = {true, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
+                             MLX_ANVIL_HAS_AVX512_BF16};
+  return kBuilt[static_cast<int>(isa)] && machine_has(isa);
 #else
   return isa == Isa::kBaseline;
 #endif

@@ -16,6 +16,7 @@ enum class Isa { kBaseline };  // arm64: NEON
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline};
 #endif
 
+// This machine has its instructions, and this build its kernels.
 bool isa_supported(Isa isa);
 
 // The best that both this machine and this build have. The environment variable MLX_ANVIL_ISA, one
@@ -35,16 +36,24 @@ const char* isa_name(Isa isa);
     extern const Table name##_table;              \
   }
 
+// Builds for the sanitizers leave some out: MLX_ANVIL_HAS_... are 0 or 1.
+#define MLX_ANVIL_TABLE_IF_1(isa, name) &isa_##isa::name##_table
+#define MLX_ANVIL_TABLE_IF_0(isa, name) nullptr
+#define MLX_ANVIL_TABLE_PASTED(has, isa, name) MLX_ANVIL_TABLE_IF_##has(isa, name)
+#define MLX_ANVIL_TABLE(has, isa, name) MLX_ANVIL_TABLE_PASTED(has, isa, name)
+
 #if defined(__x86_64__) || defined(_M_X64)
-#define MLX_ANVIL_DECLARE_KERNELS(Table, name)                                                 \
-  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name)                                               \
-  MLX_ANVIL_DECLARE_TABLE(avx2, Table, name)                                                   \
-  MLX_ANVIL_DECLARE_TABLE(avx512, Table, name)                                                 \
-  MLX_ANVIL_DECLARE_TABLE(avx512_bf16, Table, name)                                            \
-  inline const Table& name() {                                                                 \
-    const Table* const tables[] = {&isa_baseline::name##_table, &isa_avx2::name##_table,       \
-                                   &isa_avx512::name##_table, &isa_avx512_bf16::name##_table}; \
-    return *tables[static_cast<int>(current_isa())];                                           \
+#define MLX_ANVIL_DECLARE_KERNELS(Table, name)                                                     \
+  MLX_ANVIL_DECLARE_TABLE(baseline, Table, name)                                                   \
+  MLX_ANVIL_DECLARE_TABLE(avx2, Table, name)                                                       \
+  MLX_ANVIL_DECLARE_TABLE(avx512, Table, name)                                                     \
+  MLX_ANVIL_DECLARE_TABLE(avx512_bf16, Table, name)                                                \
+  inline const Table& name() {                                                                     \
+    const Table* const tables[] = {&isa_baseline::name##_table,                                    \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX2, avx2, name),                \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512, avx512, name),            \
+                                   MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512_BF16, avx512_bf16, name)}; \
+    return *tables[static_cast<int>(current_isa())];                                               \
   }
 #else
 #define MLX_ANVIL_DECLARE_KERNELS(Table, name)   \

@@ -73,8 +73,9 @@ def main() -> int:
     what.add_argument("--check", action="store_true", help="build, check, keep nothing but the cache")
     what.add_argument("--wheel", type=Path, metavar="FOLDER", help="build, check, and leave the wheel in FOLDER")
     args = parser.parse_args()
-    # Only what is released is optimised: a check wants the symbols.
-    options = [] if args.wheel else ["-Ccmake.build-type=MinSizeRel"]
+    # Only what is released is optimised: a check wants the symbols. Always said: the build folder remembers what was last.
+    build_type, kernels = ("Release", "-O3") if args.wheel else ("MinSizeRel", "-Os")
+    options = [f"-Ccmake.build-type={build_type}", f"-Ccmake.define.MLX_ANVIL_KERNEL_OPTIMISATION={kernels}"]
 
     sdk_folder = sdk.make()
     with tempfile.TemporaryDirectory() as name:
