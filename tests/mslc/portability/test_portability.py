@@ -4,6 +4,7 @@ with the portable context switch."""
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ HERE = Path(__file__).parent
 RUNTIME_FLAGS = ["-x", "c++", "-std=c++20", "-O2", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
 
 
-def build(directory: Path, target: list[str], defines: list[str]) -> Path:
-    """Compiles kernel.metal, the runtime and the driver for a target; returns the program."""
+def compile_all(directory: Path, target: list[str], defines: list[str]) -> list[str]:
+    """Compiles kernel.metal, the runtime and the driver for a target; returns the objects."""
     objects = [directory / "kernel.o"]
     source = Source.load(HERE / "kernel.metal")
     preprocessed = compiler.run_preprocessor(source)
@@ -28,13 +29,9 @@ def build(directory: Path, target: list[str], defines: list[str]) -> Path:
     for unit in [*sorted(toolchain.RUNTIME.glob("*.cpp")), HERE / "driver.c"]:
         language = RUNTIME_FLAGS if unit.suffix == ".cpp" else ["-O1", "-fno-sanitize=all"]
         objects.append(directory / f"{unit.stem}.o")
-        arguments = ["cc", *target, *language, *defines, "-I", str(toolchain.RUNTIME), "-c", str(unit)]
+        arguments = ["cc", *target, "-fPIC", *language, *defines, "-I", str(toolchain.RUNTIME), "-c", str(unit)]
         toolchain.require(toolchain.run_tool([*arguments, "-o", str(objects[-1])]), unit.name)
-    program = directory / "program"
-    static = ["-static"] if target else []
-    arguments = ["cc", *target, *static, *map(str, objects), "-lm", "-lpthread", "-o", str(program)]
-    toolchain.require(toolchain.run_tool(arguments), "linking")
-    return program
+    return [str(path) for path in objects]
 
 
 def output(command: list[str]) -> str:
@@ -43,12 +40,20 @@ def output(command: list[str]) -> str:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the simulator runs on Linux")
 def test_portable_context_switch(tmp_path):
-    assert output([str(build(tmp_path, [], ["-DMSLC_FIBER_UCONTEXT"]))]) == "ok"
+    # As a library: the compiler would first make C libraries of its own for a program.
+    library = tmp_path / "driver.so"
+    objects = compile_all(tmp_path, [], ["-DMSLC_FIBER_UCONTEXT"])
+    toolchain.link_shared(objects, library, needed=toolchain._c_libraries(str(tmp_path)))
+    run_main = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).main())"
+    assert output([sys.executable, "-c", run_main, str(library)]) == "ok"
 
 
 @pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="needs qemu-user")
 def test_arm64(tmp_path):
-    program = build(tmp_path, ["-target", "aarch64-linux-musl"], [])
+    target = ["-target", "aarch64-linux-musl"]
+    program = tmp_path / "program"
+    arguments = ["cc", *target, "-static", *compile_all(tmp_path, target, []), "-lm", "-lpthread", "-o", str(program)]
+    toolchain.require(toolchain.run_tool(arguments), "linking")
     assert output([shutil.which("qemu-aarch64"), str(program)]) == "ok"
 
 
