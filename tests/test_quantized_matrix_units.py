@@ -14,15 +14,15 @@ each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["f
 each_format = pytest.mark.parametrize("format", [Format("affine", group, 4) for group in (32, 64, 128)], ids=str)
 
 
-def traced(op, *args, rows_of_w: int = 16, **options) -> mx.array:
-    """The result of an op that is one kernel for matrix units, whose threadgroups have so many rows of w."""
+def traced(op, *args, tile: str = "n16s8", **options) -> mx.array:
+    """The result of an op that is one kernel for matrix units, with tiles of so many rows of w and SIMD groups."""
     poison_memory(1 << 16)
     with mlx_anvil.trace() as trace:
         result = op(*args, **options)
         mx.eval(result)
     assert len(trace.kernels) == 1
     assert "_matrix_" in trace.kernels[0]
-    assert f"_n{rows_of_w}" in trace.kernels[0]
+    assert f"_{tile}" in trace.kernels[0]
     return result
 
 
@@ -63,15 +63,27 @@ def test_swiglu(format, dtype, rng):
 
 @each_dtype
 @each_format
-def test_many_rows_of_w(format, dtype, rng):
-    w = draw(format, (65539, 256), rng, dtype)
-    x = draw_x((2, 256), dtype)
+@pytest.mark.parametrize("outputs, tile", [(4227, "n32s4"), (65539, "n32s8")], ids=["several", "many"])
+def test_many_rows_of_w(outputs, tile, format, dtype, rng):
+    # Of 65539, threadgroups take several tiles; one row of x is staged, and more than two are not.
+    columns = 768 if outputs == 4227 else 256
+    w = draw(format, (outputs, columns), rng, dtype)
+    x = draw_x((8, columns), dtype)
     options = {"transpose": True, **format.options}
-    rows_of_w = 16 if format.group_size == 32 else 24
-    result = traced(mlx_anvil.quantized_matmul, x, *w.arrays, rows_of_w=rows_of_w, **options)
-    assert_rounded(result, to_numpy(x) @ w.weights.T, dtype, terms=256)
-    first = traced(mlx_anvil.quantized_matmul, x, *(array[:37] for array in w.arrays), **options)
-    assert_same_bits(result[:, :37], first)
+    result = traced(mlx_anvil.quantized_matmul, x, *w.arrays, tile=tile, **options)
+    assert_rounded(result, to_numpy(x) @ w.weights.T, dtype, terms=columns)
+    one = traced(mlx_anvil.quantized_matmul, x[3:4], *w.arrays, tile=tile, **options)
+    assert_same_bits(one, result[3:4])
+
+
+@each_dtype
+@each_format
+def test_swiglu_of_many_rows_of_w(format, dtype, rng):
+    gate, up = (draw(format, (2117, 512), rng, dtype) for _ in range(2))
+    x = draw_x((2, 512), dtype) / 30
+    result = traced(mlx_anvil.quantized_swiglu, x, gate.arrays, up.arrays, tile="n32s4", **format.options)
+    g, u = (to_numpy(x) @ matrix.weights.T for matrix in (gate, up))
+    assert_rounded(result, g / (1 + np.exp(-g)) * u, dtype, terms=512)
 
 
 @each_dtype

@@ -70,6 +70,21 @@ def test_forward(format, dtype, rng):
             assert_rounded(result, exact, dtype, terms=inner)
 
 
+@pytest.mark.parametrize("outputs, columns", [(4227, 768), (17411, 256), (65539, 512)], ids=["4227", "17411", "65539"])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_matrices_of_many_rows(dtype, group_size, outputs, columns, rng, request):
+    # On GPUs, tiles of more rows of w, and threadgroups that take several.
+    if request.config.getoption("--backend") == "simulator":
+        pytest.skip("too many for the simulator; test_quantized_matrix_units.py has some")
+    matrix = draw(Format("affine", group_size, 4), (outputs, columns), rng, dtype)
+    x = normal((8, columns), dtype)
+    whole = multiply(x, matrix)
+    assert_rounded(whole, exact_product(x, matrix), dtype, terms=columns)
+    for first, count in ((0, 1), (5, 2), (2, 5)):
+        assert_same_bits(multiply(x[first : first + count], matrix), whole[first : first + count])
+
+
 @each_dtype
 @some_formats
 def test_matrices_larger_than_a_block(format, dtype, rng):

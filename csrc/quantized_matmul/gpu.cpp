@@ -15,17 +15,40 @@ namespace {
 
 constexpr const char* kFolder = "quantized_matmul";
 
-// As numbered in plain.metal and matmul.metal.
-enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors };
+// As numbered in plain.metal, matmul.metal and gemv_stage.h.
+enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged };
 
 // gemv_matrix.metal
-constexpr int kMatrixThreads = 128;
-constexpr int64_t kMatrixColumns = 256;  // that a SIMD group takes at a time
-constexpr int64_t kManyOutputs = 65536;
+constexpr int64_t kMatrixColumns = 256;             // that a SIMD group takes at a time
+constexpr int64_t kStages = 2;                      // of each SIMD group in threadgroup memory
+constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // that every GPU with such units can give
 
-// Rows of w of a threadgroup.
-int64_t matrix_outputs(int64_t all_outputs, const QuantizedFormat& format, int64_t matrices) {
-  return all_outputs >= kManyOutputs && format.group > 32 && matrices == 1 ? 24 : 16;
+// Of the GPU that tiles are chosen for (an H200); on others they run in other rounds.
+constexpr int64_t kMultiprocessors = 132;
+constexpr int64_t kThreadsAtOnce = 512;  // of one, by registers
+constexpr int64_t kMemoryAtOnce = 227 << 10;
+constexpr int64_t kMemoryOfSystem = 1 << 10;  // of each threadgroup
+
+// What a threadgroup takes of the rows of w at a time, and who shares it.
+struct MatrixTile {
+  int64_t outputs;
+  int64_t simdgroups;
+
+  // Shares of sums, in bytes.
+  int64_t static_memory() const { return simdgroups * (outputs / 8) * 32 * 8; }
+
+  int64_t stages(int64_t rows_of_x, const QuantizedFormat& format) const {
+    const int64_t codes = kMatrixColumns / 2, factors = kMatrixColumns / format.group * 4;
+    return kStages * simdgroups * (outputs * (codes + factors) + rows_of_x * kMatrixColumns * 2);
+  }
+};
+
+// Few tiles are shared by more SIMD groups; where tiles are larger, rows of x are prepared for
+// more rows of w. By the number of rows of w alone, or results would depend on those of x.
+MatrixTile matrix_tile(int64_t all_outputs) {
+  constexpr int64_t kFewOutputs = 2 * 16 * kMultiprocessors, kManyOutputs = 65536;
+  return all_outputs <= kFewOutputs ? MatrixTile{16, 8}
+                                    : MatrixTile{32, all_outputs < kManyOutputs ? 4 : 8};
 }
 
 // plain.metal
@@ -69,7 +92,8 @@ struct Request {
                      const FunctionConstants& constants,
                      const QuantizedParams& params,
                      Extent grid,
-                     uint32_t threads = kGemvThreads) const {
+                     int64_t threads = kGemvThreads,
+                     int64_t threadgroup_memory = 0) const {
     KernelLaunch request{};
     request.kernel = &kernel_named(kFolder, name, constants);
     request.inputs = {&x};
@@ -80,7 +104,10 @@ struct Request {
     request.params = &params;
     request.params_size = sizeof(params);
     request.grid = grid;
-    request.threadgroup = {threads, 1, 1};
+    request.threadgroup = {static_cast<uint32_t>(threads), 1, 1};
+    if (threadgroup_memory > 0) {
+      request.threadgroup_memory = {static_cast<uint32_t>(threadgroup_memory)};
+    }
     launch(request, stream);
   }
 };
@@ -91,17 +118,42 @@ bool takes_matrix_units(const QuantizedFormat& format,
                         const Request& request) {
   return has_matrix_units(request.stream.device) && format.has_biases() && format.bits == 4 &&
          request.x.itemsize() == 2 && sizes.columns % kMatrixColumns == 0 &&
+         sizes.outputs * sizes.batch <= std::numeric_limits<int32_t>::max() &&
          request.words_are_vectors(format) && request.factors_are_vectors(format) &&
          rows_are_vectors({&request.x});
+}
+
+void launch_gemv_matrix(const char* kernel,
+                        const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const Request& request) {
+  const auto matrices = static_cast<int64_t>(request.matrices.size());
+  const MatrixTile tile = matrix_tile(sizes.outputs * matrices * sizes.batch);
+  const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
+  const bool staged = tile.stages(rows, format) + tile.static_memory() <= kMemoryOfThreadgroup;
+  const int64_t memory = tile.stages(staged ? rows : 0, format), threads = 32 * tile.simdgroups;
+  const int64_t at_once = std::min(
+      kThreadsAtOnce / threads, kMemoryAtOnce / (memory + tile.static_memory() + kMemoryOfSystem));
+  const int64_t tiles = ceil_div(sizes.outputs * matrices, tile.outputs);
+  request.launch_kernel({"quantized_", kernel, "_matrix_", dtype_name(request.x), "_g",
+                         format.group, "_n", tile.outputs, "s", tile.simdgroups},
+                        {{kRowsAreVectors, true}, {kXIsStaged, staged}}, params_of(format, sizes),
+                        {static_cast<uint32_t>(std::min(tiles, at_once * kMultiprocessors)),
+                         static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows)),
+                         static_cast<uint32_t>(sizes.batch)},
+                        threads, memory);
 }
 
 void launch_gemv(const char* kernel,
                  const QuantizedFormat& format,
                  const QuantizedSizes& sizes,
                  const Request& request) {
+  if (takes_matrix_units(format, sizes, request)) {
+    launch_gemv_matrix(kernel, format, sizes, request);
+    return;
+  }
   const auto matrices = static_cast<int64_t>(request.matrices.size());
   const int64_t all_outputs = sizes.outputs * matrices * sizes.batch;
-  const bool by_matrices = takes_matrix_units(format, sizes, request);
   const char* dtype = dtype_name(request.x);
   const auto row_blocks = static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows));
   const auto batch = static_cast<uint32_t>(sizes.batch);
@@ -111,13 +163,6 @@ void launch_gemv(const char* kernel,
     return {static_cast<uint32_t>(shared ? all : ceil_div(all, kGemvSimdgroups)), row_blocks,
             batch};
   };
-  if (by_matrices) {
-    const int64_t outputs = matrix_outputs(all_outputs, format, matrices);
-    request.launch_kernel(
-        {"quantized_", kernel, "_matrix_", dtype, "_g", format.group, "_n", outputs},
-        {{kRowsAreVectors, true}}, params_of(format, sizes), grid(outputs, true), kMatrixThreads);
-    return;
-  }
   // A swiglu compiled shapeless may be given more rows than the op sends here.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const bool shared = gemv_shares_columns(all_outputs);

@@ -1,43 +1,24 @@
 // Quantized products of up to 8 rows of x by matrix products: what gemv.metal computes, for affine
 // codes of 4 bits and 16-bit x.
 //
-// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>_n<rows of w>. Bindings: those
-// of gemv.metal. Function constant 0: true (see below). Grid: blocks of so many rows of w (swiglu:
-// of half as many of each matrix) x blocks of 8 rows of x x batch. Threadgroup: 128 x 1 x 1. Arrays
-// are dense, aligned to 16 bytes, and K is a multiple of 256.
+// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>_n<rows of w>s<SIMD groups>.
+// Bindings: those of gemv.metal, and threadgroup memory for two stages of each SIMD group (see
+// MatrixStage::size). Function constants 0: true (see below); 4: whether x is staged. A tile is so
+// many rows of w (swiglu: half as many of each matrix). Grid: at most as many threadgroups as
+// tiles, each of which takes every so many'th tile, x blocks of 8 rows of x x batch. Threadgroup:
+// 32 for each SIMD group x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a multiple of
+// 256.
 #include "metal/common/activation.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
 
-// Eight rows of a matrix from `first` on.
-template <typename T>
-METAL_FUNC FragmentRows<T> fragment_rows(WeightRow<T, AffineFormat<4>> matrix,
-                                         int first,
-                                         constant QuantizedParams& params) {
-  return {matrix, first, params.outputs - 1, params.columns / 8,
-          params.columns >> params.group_shift};
-}
-
-// Sums of all columns. x: of this batch.
-template <typename T, int kGroup, int kFragments>
-METAL_FUNC GemvMatrixSums<T, kGroup, kFragments> matrix_sums(
-    const thread FragmentRows<T> (&rows)[kFragments],
-    const device T* x,
-    constant QuantizedParams& params,
-    int first_row,
-    uint simdgroup,
-    uint lane,
-    threadgroup uint4* stages,
-    threadgroup float2 (*shares)[kFragments][32]) {
-  GemvMatrixSums<T, kGroup, kFragments> sums;
-  sums.place = fragment_place(lane);
-  sums.clear();
-  const int row = metal::min(first_row + sums.place.row, params.rows - 1);
-  sums.add(rows, x + long(row) * params.columns, params.columns, simdgroup, lane,
-           stages + simdgroup * (2 * MatrixStage<T, kGroup, kFragments>::kCount));
-  add_shares(sums, shares, simdgroup, lane);
-  return sums;
-}
+// Where a threadgroup and a lane stand.
+struct MatrixPlace {
+  uint3 group;
+  uint tile_step;
+  uint simdgroup;
+  uint lane;
+};
 
 // Element n of x's row m and the next row, where they exist. out: of this batch.
 template <typename T>
@@ -51,7 +32,75 @@ METAL_FUNC void store_two_rows(
   }
 }
 
-template <typename T, int kGroup, int kFragments>
+// Zeros that only run time knows: top bits of addresses. Each lane has its own, since what is the
+// same for all would lie in registers from which it is moved before every use.
+template <typename T>
+METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
+  uint4 zeros;
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    zeros[i] = uint(reinterpret_cast<ulong>(of_lane + i * kMatrixColumns) >> 63);
+  }
+  return zeros;
+}
+
+// Of one matrix its products with x; of two, gate and up, silu(gate) * up.
+template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
+METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
+                               const device T* x,
+                               device T* out,
+                               constant QuantizedParams& params,
+                               MatrixPlace place,
+                               threadgroup uint4* memory,
+                               threadgroup float2 (*shares)[kFragments][32]) {
+  enum { kResults = kFragments / kMatrices };  // fragments
+  static_assert(int(kResults) <= int(kSimdgroups), "each is a SIMD group's");
+  const int batch = place.group.z, first_row = kMatrixRows * place.group.y;
+  const long rows_before = long(batch) * params.rows;
+  out += rows_before * params.outputs;
+  const StagedRows<T> rows = {x + (rows_before + first_row) * params.columns,
+                              uint(metal::min(params.rows - first_row, int(kMatrixRows)))};
+  const uint4 zeros = zeros_of_lane(out + place.lane);
+  GemvMatrixSteps<T, kGroup, kFragments, kMatrices, kSimdgroups> steps(
+      matrices, rows, zeros, place.group.x, place.tile_step, place.simdgroup, place.lane, memory);
+  GemvMatrixSums<T, kGroup, kFragments> sums;
+  sums.place = fragment_place(place.lane);
+  for (uint tile = place.group.x; tile < steps.tiles(); tile += place.tile_step) {
+    sums.clear();
+    steps.add_tile(sums);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the last tile's shares were read
+    MLX_ANVIL_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      shares[place.simdgroup][f][place.lane] = sums.totals[f];
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (place.simdgroup < kResults) {
+      float2 totals[kMatrices];
+      MLX_ANVIL_UNROLL
+      for (int m = 0; m < kMatrices; ++m) {
+        totals[m] = float2(0.0f);
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kSimdgroups; ++i) {
+          totals[m] += shares[i][m * kResults + place.simdgroup][place.lane];
+        }
+      }
+      const float2 first = totals[0], last = totals[kMatrices - 1];
+      const float2 values = kMatrices == 1 ? first
+                                           : float2(first.x * sigmoid(first.x).value * last.x,
+                                                    first.y * sigmoid(first.y).value * last.y);
+      store_two_rows(out, first_row + sums.place.column,
+                     8 * (tile * kResults + place.simdgroup) + sums.place.row, values, params);
+    }
+  }
+}
+
+// Rows of w of this batch, of matrices that are given.
+METAL_FUNC uint2 first_and_last_row(constant QuantizedParams& params, uint batch) {
+  const uint first = batch * uint(params.outputs);
+  return uint2(first, first + params.outputs - 1);
+}
+
+template <typename T, int kGroup, int kFragments, int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(kMatrixThreadsOfRegisters)]] void quantized_gemv_matrix(
     const device T* x [[buffer(0)]],
     const device uint* w [[buffer(1)]],
@@ -59,36 +108,19 @@ template <typename T, int kGroup, int kFragments>
     const device T* biases [[buffer(3)]],
     device T* out [[buffer(4)]],
     constant QuantizedParams& params [[buffer(5)]],
+    threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup uint4 stages[kMatrixSimdgroups * 2 * MatrixStage<T, kGroup, kFragments>::kCount];
-  threadgroup float2 shares[kMatrixSimdgroups][kFragments][32];
-  const long batch = group.z;
-  const int first_row = kMatrixRows * group.y, first_output = 8 * kFragments * group.x;
-  const FragmentPlace place = fragment_place(lane);
-  const auto matrix = weight_row<T, AffineFormat<4>>({w, scales, biases}, batch * params.outputs,
-                                                     params.columns, params.group_shift);
-  FragmentRows<T> rows[kFragments];
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    rows[f] = fragment_rows<T>(matrix, first_output + 8 * f, params);
-  }
-  const GemvMatrixSums<T, kGroup, kFragments> sums =
-      matrix_sums<T, kGroup, kFragments>(rows, x + batch * params.rows * params.columns, params,
-                                         first_row, simdgroup, lane, stages, shares);
-  if (simdgroup != 0) {
-    return;
-  }
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    store_two_rows(out + batch * params.rows * params.outputs, first_row + place.column,
-                   first_output + 8 * f + place.row, sums.totals[f], params);
-  }
+  threadgroup float2 shares[kSimdgroups][kFragments][32];
+  const uint2 rows = first_and_last_row(params, group.z);
+  multiply_tiles<T, kGroup, kFragments, 1, kSimdgroups>(
+      {{w}, {scales}, {biases}, uint(params.columns), uint(params.group_shift), rows.x, rows.y}, x,
+      out, params, {group, groups.x, simdgroup, lane}, memory, shares);
 }
 
-// Half of the fragments are rows of gate, and half the same rows of up.
-template <typename T, int kGroup, int kFragments>
+template <typename T, int kGroup, int kFragments, int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(kMatrixThreadsOfRegisters)]] void
 quantized_swiglu_matrix(const device T* x [[buffer(0)]],
                         const device uint* gate_w [[buffer(1)]],
@@ -99,53 +131,41 @@ quantized_swiglu_matrix(const device T* x [[buffer(0)]],
                         const device T* up_biases [[buffer(6)]],
                         device T* out [[buffer(7)]],
                         constant QuantizedParams& params [[buffer(8)]],
+                        threadgroup uint4* memory [[threadgroup(0)]],
                         uint3 group [[threadgroup_position_in_grid]],
+                        uint3 groups [[threadgroups_per_grid]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                         uint lane [[thread_index_in_simdgroup]]) {
-  enum { kHalf = kFragments / 2 };
-  threadgroup uint4 stages[kMatrixSimdgroups * 2 * MatrixStage<T, kGroup, kFragments>::kCount];
-  threadgroup float2 shares[kMatrixSimdgroups][kFragments][32];
-  const int first_row = kMatrixRows * group.y, first_output = 4 * kFragments * group.x;
-  const FragmentPlace place = fragment_place(lane);
-  FragmentRows<T> rows[kFragments];
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kHalf; ++f) {
-    const int first = first_output + 8 * f;
-    rows[f] = fragment_rows<T>({gate_w, gate_scales, gate_biases}, first, params);
-    rows[f + kHalf] = fragment_rows<T>({up_w, up_scales, up_biases}, first, params);
-  }
-  const GemvMatrixSums<T, kGroup, kFragments> sums = matrix_sums<T, kGroup, kFragments>(
-      rows, x, params, first_row, simdgroup, lane, stages, shares);
-  if (simdgroup != 0) {
-    return;
-  }
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kHalf; ++f) {
-    const float2 gate = sums.totals[f], up = sums.totals[f + kHalf];
-    const float2 values =
-        float2(gate.x * sigmoid(gate.x).value * up.x, gate.y * sigmoid(gate.y).value * up.y);
-    store_two_rows(out, first_row + place.column, first_output + 8 * f + place.row, values, params);
-  }
+  threadgroup float2 shares[kSimdgroups][kFragments][32];
+  const uint2 rows = first_and_last_row(params, group.z);
+  multiply_tiles<T, kGroup, kFragments, 2, kSimdgroups>(
+      {{gate_w, up_w},
+       {gate_scales, up_scales},
+       {gate_biases, up_biases},
+       uint(params.columns),
+       uint(params.group_shift),
+       rows.x,
+       rows.y},
+      x, out, params, {group, groups.x, simdgroup, lane}, memory, shares);
 }
 
-#define INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, group, rows, fragments) \
-  template [[host_name(#kernel_name "_" #dtype "_g" #group "_n" #rows)]]          \
-  [[kernel]] decltype(kernel_name<type, group, fragments>) kernel_name<type, group, fragments>;
+#define INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, rows, fragments, simdgroups)       \
+  template [[host_name(                                                                      \
+      #name "_" #dtype "_g" #group "_n" #rows                                                \
+            "s" #simdgroups)]] [[kernel]] decltype(name<type, group, fragments, simdgroups>) \
+      name<type, group, fragments, simdgroups>;
 
-#define INSTANTIATE_GEMV_MATRIX_GROUPS(kernel_name, dtype, type) \
-  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 32, 16, 2)   \
-  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 64, 16, 2)   \
-  INSTANTIATE_GEMV_MATRIX(kernel_name, dtype, type, 128, 16, 2)
+#define INSTANTIATE_GEMV_MATRIX_TILES(name, dtype, type, group) \
+  INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, 16, 2, 8)   \
+  INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, 32, 4, 4)   \
+  INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, 32, 4, 8)
+
+#define INSTANTIATE_GEMV_MATRIX_GROUPS(name, dtype, type) \
+  INSTANTIATE_GEMV_MATRIX_TILES(name, dtype, type, 32)    \
+  INSTANTIATE_GEMV_MATRIX_TILES(name, dtype, type, 64)    \
+  INSTANTIATE_GEMV_MATRIX_TILES(name, dtype, type, 128)
 
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, bfloat16, bfloat)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, bfloat16, bfloat)
-
-// For matrices of very many rows. Factors of groups of 32 would take more registers than there are.
-#define INSTANTIATE_TALL_GEMV_MATRIX(dtype, type)                        \
-  INSTANTIATE_GEMV_MATRIX(quantized_gemv_matrix, dtype, type, 64, 24, 3) \
-  INSTANTIATE_GEMV_MATRIX(quantized_gemv_matrix, dtype, type, 128, 24, 3)
-
-INSTANTIATE_TALL_GEMV_MATRIX(float16, half)
-INSTANTIATE_TALL_GEMV_MATRIX(bfloat16, bfloat)

@@ -83,7 +83,7 @@ def attention() -> Iterator[Call]:
 # ---- quantized matrices ----------------------------------------------------------------------------------------------
 
 FORMATS = [{"group_size": group_size, "bits": bits} for bits in (4, 8) for group_size in (32, 64, 128)]
-MANY, FEW = 65536, 1024  # rows of a matrix: a vocabulary; the keys' projection
+MANY, SEVERAL, FEW = 65536, 8192, 1024  # rows of a matrix: a vocabulary; an MLP's; the keys' projection
 ODD_WIDTH = 896  # no multiple of the 256 columns that kernels by matrix units take at a time: Qwen 2.5 0.5B
 
 
@@ -97,11 +97,11 @@ def _matrix(
 def quantized() -> Iterator[Call]:
     for dtype, form in product(DTYPES, FORMATS):
         widths = (256, ODD_WIDTH) if form == {"group_size": 64, "bits": 4} else (256,)
-        for rows, columns, outputs in product((1, 8), widths, (FEW, MANY)):
+        for rows, columns, outputs in product((1, 8), widths, (FEW, SEVERAL, MANY)):
             x, matrix = mx.zeros((rows, columns), dtype), _matrix(dtype, outputs, columns, **form)
             yield partial(mlx_anvil.quantized_matmul, x, *matrix, **form)
         for rows, columns in product((1, 8), widths):
-            x, matrix = mx.zeros((rows, columns), dtype), _matrix(dtype, 8192, columns, **form)
+            x, matrix = mx.zeros((rows, columns), dtype), _matrix(dtype, SEVERAL, columns, **form)
             yield partial(mlx_anvil.quantized_swiglu, x, matrix, matrix, **form)
             yield partial(mlx_anvil.quantized_argmax, x, *_matrix(dtype, MANY, columns, **form), **form)
         matrix = _matrix(dtype, FEW, 256, **form)
