@@ -63,7 +63,7 @@ def test_swiglu(format, dtype, rng):
 
 @each_dtype
 @each_format
-@pytest.mark.parametrize("outputs, tile", [(4227, "n32s4"), (65539, "n32s8")], ids=["several", "many"])
+@pytest.mark.parametrize(("outputs", "tile"), [(4227, "n32s4"), (65539, "n32s8")], ids=["several", "many"])
 def test_many_rows_of_w(outputs, tile, format, dtype, rng):
     # Of 65539, threadgroups take several tiles; one row of x is staged, and more than two are not.
     columns = 768 if outputs == 4227 else 256

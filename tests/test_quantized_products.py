@@ -70,7 +70,9 @@ def test_forward(format, dtype, rng):
             assert_rounded(result, exact, dtype, terms=inner)
 
 
-@pytest.mark.parametrize("outputs, columns", [(4227, 768), (17411, 256), (65539, 512)], ids=["4227", "17411", "65539"])
+@pytest.mark.parametrize(
+    ("outputs", "columns"), [(4227, 768), (17411, 256), (65539, 512)], ids=["4227", "17411", "65539"]
+)
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 def test_matrices_of_many_rows(dtype, group_size, outputs, columns, rng, request):

@@ -38,7 +38,8 @@ bool has_cuda_modules();
 struct LoadedKernel {
   CUfunction function = nullptr;
   std::vector<uint8_t> bindings;
-  std::string architecture;  // of the cubin; empty where the driver assembled the PTX
+  std::string architecture;                // of the cubin; empty where the driver assembled the PTX
+  mutable uint32_t most_shared_bytes = 0;  // that launches may give; see launch_cuda.cpp
 };
 
 // Loaded once per device, where the calling thread's CUDA context is (MLX sets it), and kept.

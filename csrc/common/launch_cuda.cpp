@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <mutex>
 
 #include "common/cuda_backend.h"
 #include "common/cuda_module.h"
@@ -13,9 +14,11 @@ namespace mlx_anvil {
 namespace {
 
 constexpr size_t kMostArguments = 32;
-constexpr size_t kLargestParams = 1024;              // by value; shim/ptx/entry_ptx.h has the same
-constexpr uint32_t kMostBlocksInYz = 65535;          // of a grid
-constexpr uint32_t kSharedWithoutAsking = 48 << 10;  // bytes of a block
+constexpr size_t kLargestParams = 1024;      // by value; shim/ptx/entry_ptx.h has the same
+constexpr uint32_t kMostBlocksInYz = 65535;  // of a grid
+// Bytes of a block that a launch gives: with up to 32 KB that kernels declare, what a launch may
+// have.
+constexpr uint32_t kSharedWithoutAsking = 16 << 10;
 constexpr size_t kSharedAlignment = 16;
 constexpr int kLeastCapability = 8;  // the architecture that the PTX is made for
 
@@ -82,6 +85,20 @@ class Arguments {
   uint32_t shared_bytes_ = 0;
 };
 
+// Never less than it was given before: launches of more that are in a graph would not run.
+void allow_shared_bytes(const Kernel& kernel, const LoadedKernel& loaded, uint32_t bytes) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (bytes <= loaded.most_shared_bytes) {
+    return;
+  }
+  if (const int result = cuda_driver()->function_attribute(loaded.function, kMaxDynamicSharedBytes,
+                                                           static_cast<int>(bytes))) {
+    throw_driver_error(kernel, "threadgroup memory of", result);
+  }
+  loaded.most_shared_bytes = bytes;
+}
+
 dim3 to_dim3(const Extent& extent) {
   return {extent.x, extent.y, extent.z};
 }
@@ -125,11 +142,7 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
   const LoadedKernel& loaded = loaded_kernel(kernel, stream.device.index);
   Arguments arguments(launch, loaded);
   if (arguments.shared_bytes() > kSharedWithoutAsking) {
-    const int bytes = static_cast<int>(arguments.shared_bytes());
-    if (const int result =
-            cuda_driver()->function_attribute(loaded.function, kMaxDynamicSharedBytes, bytes)) {
-      throw_driver_error(kernel, "threadgroup memory of", result);
-    }
+    allow_shared_bytes(kernel, loaded, arguments.shared_bytes());
   }
   auto& encoder = mx::cu::get_command_encoder(stream);
   for (const mx::array* input : launch.inputs) {

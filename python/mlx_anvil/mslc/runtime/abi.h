@@ -13,7 +13,7 @@ extern "C" {
 #define MSLC_MAX_BUFFERS 31
 #define MSLC_MAX_THREADGROUP_BUFFERS 31
 #define MSLC_MAX_THREADS_PER_THREADGROUP 1024
-#define MSLC_MAX_THREADGROUP_MEMORY 32768   // bytes that Apple's GPUs give a threadgroup
+#define MSLC_MAX_THREADGROUP_MEMORY 32768    // bytes that Apple's GPUs give a threadgroup
 #define MSLC_MOST_THREADGROUP_MEMORY 101376  // and NVIDIA's, of a launch that asks for it
 
 typedef struct mslc_size {
