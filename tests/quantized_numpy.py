@@ -166,7 +166,7 @@ def assert_rounded(
     *,
     factor: float = OUTPUT_FACTOR,
     float32_tolerance: float = FLOAT32_TOLERANCE,
-    terms: int = 0,
+    terms: float = 0,
 ) -> None:
     """float32: within a share of the output's scale. 16 bits: within ``factor`` times what the exact result is off by once
     it is rounded to the format, which is stricter than a composed graph in that format would be. ``terms``: of the sums,

@@ -49,7 +49,9 @@ def test_forward(format, dtype, rng):
             result = gated(x, gate, up)
             mx.eval(result)
         assert len(trace.kernels) == 1
-        assert_rounded(result, exact_gated(x, gate, up), dtype)
+        # A sum is about s = 0.1 sqrt(columns), silu of one times another about s^2 / 2: three results may all be less.
+        typical = 0.01 * groups * format.group_size / 2
+        assert_rounded(result, exact_gated(x, gate, up), dtype, terms=typical**2)
 
 
 @some_formats
