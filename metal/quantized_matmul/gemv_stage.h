@@ -55,8 +55,10 @@ struct MatrixStage {
            word % 4;
   }
   // Of a row of x, eight columns: for each row in another place of a line of banks.
-  METAL_FUNC static threadgroup uint4* x(threadgroup uint4* stage, uint row, uint vector) {
-    return stage + kWeights + row * kXVectors + (vector ^ row % 8);
+  // As PTX what follows the row's place is part of the instruction.
+  METAL_FUNC static threadgroup uint4* x(threadgroup uint4* stage, int row, int vector) {
+    threadgroup uint4* const place = stage + (row * int(kXVectors) + ((vector & 7) ^ (row & 7)));
+    return place + (int(kWeights) + (vector & ~7));
   }
   // Of a row: its scales, and behind them its biases.
   METAL_FUNC static threadgroup Factors* factors(threadgroup uint4* stage, int row) {
