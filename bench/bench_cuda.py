@@ -60,7 +60,7 @@ def elementwise_rows(copy: float | None) -> Iterator[Row]:
 # ---- quantized products ----------------------------------------------------------------------------------------------
 
 
-def in_chain(product: Callable[..., mx.array], x: mx.array, matrices: list[tuple[mx.array, ...]]) -> Call:
+def in_chain(product: Callable[..., mx.array], x: mx.array, matrices: list[list[mx.array]]) -> Call:
     """Products with one matrix after the other, of what the product before gave: each waits for the last, as in a model."""
     turn, of_last = itertools.cycle(matrices), [x]
 
