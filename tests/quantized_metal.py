@@ -30,7 +30,9 @@ from mlx_kernels import include_dir, source
 from test_quantized import AFFINE, FLOATING, batch
 
 # metal/quantized_matmul/params.h
-PARAMS = np.dtype([(name, "i4") for name in ("rows", "columns", "outputs", "group_shift", "rows_per_part")])
+PARAMS = np.dtype(
+    [(name, "i4") for name in ("rows", "columns", "outputs", "group_shift", "rows_per_part", "whole_tiles")]
+)
 SUM_PARAMS = np.dtype([("size", "i8"), ("parts", "i4"), ("unused", "i4")])
 
 METAL_TYPES = {"float32": "float", "float16": "half"}

@@ -51,6 +51,25 @@ MatrixTile matrix_tile(int64_t all_outputs) {
                                     : MatrixTile{32, all_outputs < kManyOutputs ? 4 : 8};
 }
 
+// How rows of w are cut into tiles: `whole` ones and, behind them, some of half as many rows.
+struct MatrixTiles {
+  int64_t whole;
+  int64_t all;
+};
+
+// Where all run at once, each multiprocessor has the same number of whole ones and at most one
+// half: with whole ones alone, some would have another to do.
+MatrixTiles matrix_tiles(const MatrixTile& tile, const QuantizedSizes& sizes, int64_t matrices) {
+  const int64_t rows = tile.outputs / matrices, all = ceil_div(sizes.outputs, rows);
+  const int64_t halves = ceil_div(sizes.outputs, rows / 2);
+  const int64_t whole = ceil_div(halves, kMultiprocessors) / 2 * kMultiprocessors;
+  const MatrixTiles cut = {whole, std::max(all, halves - whole)};
+  const bool has_halves =
+      tile.outputs == 32 && tile.simdgroups == 4 && matrices == 1 && sizes.batch == 1;
+  const bool at_once = cut.all * 32 * tile.simdgroups <= kThreadsAtOnce * kMultiprocessors;
+  return has_halves && at_once ? cut : MatrixTiles{all, all};
+}
+
 // plain.metal
 constexpr int kPlainThreads = 256;
 constexpr int64_t kEnoughThreadgroups = 128;
@@ -134,11 +153,16 @@ void launch_gemv_matrix(const char* kernel,
   const int64_t memory = tile.stages(staged ? rows : 0, format), threads = 32 * tile.simdgroups;
   const int64_t at_once = std::min(
       kThreadsAtOnce / threads, kMemoryAtOnce / (memory + tile.static_memory() + kMemoryOfSystem));
-  const int64_t tiles = ceil_div(sizes.outputs * matrices, tile.outputs);
+  QuantizedParams params = params_of(format, sizes);
+  const MatrixTiles tiles = matrix_tiles(tile, sizes, matrices);
+  // Only whole ones are taken one after the other.
+  const int64_t threadgroups =
+      tiles.whole < tiles.all ? tiles.all : std::min(tiles.all, at_once * kMultiprocessors);
+  params.whole_tiles = static_cast<int32_t>(tiles.whole);
   request.launch_kernel({"quantized_", kernel, "_matrix_", dtype_name(request.x), "_g",
                          format.group, "_n", tile.outputs, "s", tile.simdgroups},
-                        {{kRowsAreVectors, true}, {kXIsStaged, staged}}, params_of(format, sizes),
-                        {static_cast<uint32_t>(std::min(tiles, at_once * kMultiprocessors)),
+                        {{kRowsAreVectors, true}, {kXIsStaged, staged}}, params,
+                        {static_cast<uint32_t>(threadgroups),
                          static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows)),
                          static_cast<uint32_t>(sizes.batch)},
                         threads, memory);

@@ -4,10 +4,11 @@
 // Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>_n<rows of w>s<SIMD groups>.
 // Bindings: those of gemv.metal, and threadgroup memory for two stages of each SIMD group (see
 // MatrixStage::size). Function constants 0: true (see below); 4: whether x is staged. A tile is so
-// many rows of w (swiglu: half as many of each matrix). Grid: at most as many threadgroups as
-// tiles, each of which takes every so many'th tile, x blocks of 8 rows of x x batch. Threadgroup:
-// 32 for each SIMD group x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a multiple of
-// 256.
+// many rows of w (swiglu: half as many of each matrix); of gemv's n32s4, tiles from
+// params.whole_tiles on have 16. Grid: threadgroups x blocks of 8 rows of x x batch, of
+// threadgroups as many as tiles, or fewer where all are whole: each takes every so many'th tile.
+// Threadgroup: 32 for each SIMD group x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a
+// multiple of 256.
 #include "metal/common/activation.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
@@ -15,7 +16,7 @@
 // Where a threadgroup and a lane stand.
 struct MatrixPlace {
   uint3 group;
-  uint tile_step;
+  uint groups;  // that share the tiles of a batch
   uint simdgroup;
   uint lane;
 };
@@ -44,13 +45,15 @@ METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
   return zeros;
 }
 
-// Of one matrix its products with x; of two, gate and up, silu(gate) * up.
+// From `tile` on every so many'th tile of the rows of w that `matrices` names. Of one matrix its
+// products with x; of two, gate and up, silu(gate) * up.
 template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
 METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
                                const device T* x,
                                device T* out,
                                constant QuantizedParams& params,
                                MatrixPlace place,
+                               uint tile,
                                threadgroup uint4* memory,
                                threadgroup float2 (*shares)[kFragments][32]) {
   enum { kResults = kFragments / kMatrices };  // fragments
@@ -58,14 +61,15 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
   const int batch = place.group.z, first_row = kMatrixRows * place.group.y;
   const long rows_before = long(batch) * params.rows;
   out += rows_before * params.outputs;
+  const int first_output = matrices.first - batch * params.outputs;
   const StagedRows<T> rows = {x + (rows_before + first_row) * params.columns,
                               uint(metal::min(params.rows - first_row, int(kMatrixRows)))};
   const uint4 zeros = zeros_of_lane(out + place.lane);
   GemvMatrixSteps<T, kGroup, kFragments, kMatrices, kSimdgroups> steps(
-      matrices, rows, zeros, place.group.x, place.tile_step, place.simdgroup, place.lane, memory);
+      matrices, rows, zeros, tile, place.groups, place.simdgroup, place.lane, memory);
   GemvMatrixSums<T, kGroup, kFragments> sums;
   sums.place = fragment_place(place.lane);
-  for (uint tile = place.group.x; tile < steps.tiles(); tile += place.tile_step) {
+  for (; tile < steps.tiles(); tile += place.groups) {
     sums.clear();
     steps.add_tile(sums);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the last tile's shares were read
@@ -89,7 +93,8 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
                                            : float2(first.x * sigmoid(first.x).value * last.x,
                                                     first.y * sigmoid(first.y).value * last.y);
       store_two_rows(out, first_row + sums.place.column,
-                     8 * (tile * kResults + place.simdgroup) + sums.place.row, values, params);
+                     first_output + 8 * (tile * kResults + place.simdgroup) + sums.place.row,
+                     values, params);
     }
   }
 }
@@ -115,9 +120,24 @@ template <typename T, int kGroup, int kFragments, int kSimdgroups>
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float2 shares[kSimdgroups][kFragments][32];
   const uint2 rows = first_and_last_row(params, group.z);
-  multiply_tiles<T, kGroup, kFragments, 1, kSimdgroups>(
-      {{w}, {scales}, {biases}, uint(params.columns), uint(params.group_shift), rows.x, rows.y}, x,
-      out, params, {group, groups.x, simdgroup, lane}, memory, shares);
+  const MatrixPlace place = {group, groups.x, simdgroup, lane};
+  StagedMatrices<T, 1> matrices = {
+      {w}, {scales}, {biases}, uint(params.columns), uint(params.group_shift), rows.x, rows.y};
+  enum { kHasHalves = kFragments == 4 && kSimdgroups == 4 };
+  enum { kHalf = kHasHalves ? kFragments / 2 : int(kFragments) };
+  const uint whole_tiles = params.whole_tiles, of_whole = 8 * kFragments * whole_tiles;
+  if (kHasHalves && group.x >= whole_tiles) {
+    matrices.first += of_whole;
+    multiply_tiles<T, kGroup, kHalf, 1, kSimdgroups>(
+        matrices, x, out, params, place, group.x - whole_tiles, memory,
+        reinterpret_cast<threadgroup float2(*)[kHalf][32]>(shares));
+    return;
+  }
+  if (kHasHalves) {
+    matrices.last = metal::min(rows.x + of_whole - 1, rows.y);
+  }
+  multiply_tiles<T, kGroup, kFragments, 1, kSimdgroups>(matrices, x, out, params, place, group.x,
+                                                        memory, shares);
 }
 
 template <typename T, int kGroup, int kFragments, int kSimdgroups>
@@ -146,7 +166,7 @@ quantized_swiglu_matrix(const device T* x [[buffer(0)]],
        uint(params.group_shift),
        rows.x,
        rows.y},
-      x, out, params, {group, groups.x, simdgroup, lane}, memory, shares);
+      x, out, params, {group, groups.x, simdgroup, lane}, group.x, memory, shares);
 }
 
 #define INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, rows, fragments, simdgroups)       \

@@ -16,6 +16,7 @@ struct QuantizedParams {
   int32_t group_shift;  // log2 of the codes that share a scale
 
   int32_t rows_per_part;  // of a plain product in parts: rows of w that each part sums
+  int32_t whole_tiles;  // of gemv_matrix.metal: tiles of all their rows of w; the others have half
 };
 
 struct QuantizedSumParams {
@@ -24,7 +25,7 @@ struct QuantizedSumParams {
   int32_t unused;
 };
 
-static_assert(sizeof(QuantizedParams) == 4 * 5, "same layout in C++ and MSL");
+static_assert(sizeof(QuantizedParams) == 4 * 6, "same layout in C++ and MSL");
 static_assert(sizeof(QuantizedSumParams) == 8 + 4 * 2, "same layout in C++ and MSL");
 
 #ifndef __METAL__

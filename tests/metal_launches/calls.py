@@ -119,8 +119,9 @@ def quantized_matmul() -> Iterator[Call]:
                     yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                     yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
                     yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
-            # Tiles of matrix units for few, more and many rows of w; one row of x is staged, eight are not with all of them.
-            for outputs, rows in product((128, 8192, 65536), (1, 8)) if mode == "affine" and bits == 4 else ():
+            # Tiles of matrix units for few, more (some of half as many) and many rows of w; with the last, eight rows of
+            # x are not staged.
+            for outputs, rows in product((128, 6144, 65536), (1, 8)) if mode == "affine" and bits == 4 else ():
                 gate, up = (mx.quantize(mx.zeros((outputs, 256), dtype), **options) for _ in range(2))
                 x = mx.zeros((rows, 256), dtype)
                 yield _for_matrix_units(lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o))
