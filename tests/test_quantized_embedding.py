@@ -132,6 +132,53 @@ def test_unknown_ids_outside(dtype, rng):
     assert_rounded(result, matrix.weights[rows], mx.float32)
 
 
+# ---- at once, or as a node of the graph ------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu_only
+def test_rows_at_hand_are_taken_at_the_call(rng):
+    matrix = draw(FOUR_BITS, (9, 128), rng)
+    mx.eval(*matrix.arrays)
+    kernels_at_call = {}
+    for kind, ids in (("ready", ready(8, 0, -1)), ("lazy", lazy(8, 0, -1)), ("strided", ready(8, 5, 0, 5, -1, 5)[::2])):
+        if kind == "strided":
+            mx.eval(ids)
+        with mlx_anvil.trace() as trace:
+            result = quantized_embedding(ids, *matrix.arrays)
+            kernels_at_call[kind] = len(trace.kernels)
+            mx.eval(result)
+        assert len(trace.kernels) == 1
+        assert_rounded(result, matrix.weights[[8, 0, -1]], mx.float32)
+    assert kernels_at_call == {"ready": 1, "lazy": 0, "strided": 0}
+
+
+@pytest.mark.cpu_only
+def test_many_rows_are_a_node(rng):
+    """More than 2^20 elements, on which the caller would wait for long."""
+    matrix = draw(FOUR_BITS, (9, 4096), rng)
+    mx.eval(*matrix.arrays)
+    for count, at_call in ((256, 1), (257, 0)):
+        ids = mx.random.randint(0, 9, (count,))
+        mx.eval(ids)
+        with mlx_anvil.trace() as trace:
+            result = quantized_embedding(ids, *matrix.arrays)
+            assert len(trace.kernels) == at_call
+            mx.eval(result)
+        assert_rounded(result, matrix.weights[np.array(ids)], mx.float32)
+
+
+@pytest.mark.cpu_only
+def test_what_is_traced_is_a_node(rng):
+    """Or a compiled function would keep the rows of its first call, and a gradient would be zero."""
+    matrix = draw(FOUR_BITS, (9, 128), rng)
+    mx.eval(*matrix.arrays)
+    compiled = mx.compile(lambda ids: quantized_embedding(ids, *matrix.arrays))
+    for numbers in ((8, 0), (1, 7)):
+        assert_rounded(compiled(ready(*numbers)), matrix.weights[list(numbers)], mx.float32)
+    gradient = mx.grad(lambda s: quantized_embedding(ready(3), matrix.w, s, matrix.biases).sum())(matrix.scales)
+    assert np.abs(to_numpy(gradient)[3]).min() > 0
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 

@@ -42,10 +42,8 @@ mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
 Arrays FusedPrimitive::dense_primals(const Arrays& primals) {
   Arrays dense = primals;
   for (size_t i = 0; i < dense.size(); ++i) {
-    const mx::array& x = primals[i];
-    const bool known = x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
-    if (wants_dense(i) && !known) {
-      dense[i] = mx::contiguous(x, false, stream());
+    if (wants_dense(i) && !is_at_hand(primals[i])) {
+      dense[i] = mx::contiguous(primals[i], false, stream());
     }
   }
   return dense;
@@ -135,6 +133,10 @@ std::pair<Arrays, std::vector<int>> FusedPrimitive::batched(const Arrays& inputs
   note_fallback(op(), std::string("vmap of ") + name() + " is a graph of MLX ops");
   Arrays outputs = mx::vmap([this](const Arrays& in) { return compose(in); }, axes)(inputs);
   return {outputs, std::vector<int>(outputs.size(), 0)};
+}
+
+bool is_at_hand(const mx::array& x) {
+  return x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
 }
 
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream) {

@@ -11,8 +11,16 @@
 
 namespace mlx_anvil {
 
-// Runs `work()` on the primitive's stream, with all arrays registered, and records it for
-// `trace()`. `kernel()` gives its name, which is asked for only then.
+// For `trace()`. `kernel()` gives the kernel's name, which is asked for only then.
+template <class KernelName>
+void record_native(const FusedPrimitive& primitive, KernelName kernel) {
+  if (tracing()) {
+    const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
+    record({TraceEvent::Kind::kKernel, primitive.op(), kernel(), device, {}, {}, ""});
+  }
+}
+
+// Runs `work()` on the primitive's stream, with all arrays registered, and records it.
 template <class Work, class KernelName>
 void run_native(FusedPrimitive& primitive,
                 const Arrays& inputs,
@@ -27,10 +35,7 @@ void run_native(FusedPrimitive& primitive,
     encoder.set_output_array(output);
   }
   encoder.dispatch(std::move(work));
-  if (tracing()) {
-    const std::string device = std::string("cpu (") + isa_name(current_isa()) + ")";
-    record({TraceEvent::Kind::kKernel, primitive.op(), kernel(), device, {}, {}, ""});
-  }
+  record_native(primitive, kernel);
 }
 
 }  // namespace mlx_anvil

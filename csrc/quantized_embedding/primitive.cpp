@@ -1,5 +1,6 @@
 #include "quantized_embedding/primitive.h"
 
+#include <algorithm>
 #include <string>
 
 #include "common/allocate.h"
@@ -13,6 +14,9 @@ namespace mlx_anvil {
 namespace {
 
 constexpr const char* kOp = "quantized_embedding";
+
+// So many take about as long as to wake the thread of MLX's CPU stream and to be woken by it.
+constexpr int64_t kMostElementsAtOnce = 1 << 20;
 
 // Of each array of a matrix, the rows asked for.
 QuantizedMatrix rows_of(const QuantizedMatrix& matrix, const mx::array& ids, mx::Stream s) {
@@ -56,17 +60,18 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
-    mx::array& out = outputs[0];
+    allocate_dense(outputs[0], stream());
+    dispatch_native(kOp, inputs, outputs, args_of(inputs, outputs[0]), quantized_embedding_native);
+  }
+
+  // The rows here and now, on the calling thread. The inputs are at hand.
+  mx::array rows_at_once(const Arrays& inputs) {
+    mx::array out(std::move(output_shapes(inputs)[0]), dtype_, nullptr, {});
     allocate_dense(out, stream());
-    const mx::array& ids = inputs[0];
-    QuantizedEmbeddingArgs args{};
-    args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
-                mx::issubdtype(ids.dtype(), mx::signedinteger)};
-    args.matrix = {format_, dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
-                   pointers_of(weights_at(format_, inputs, 1))};
-    args.dtype = dtype_of(out);
-    args.out = out.data<void>();
-    dispatch_native(kOp, inputs, outputs, args, quantized_embedding_native);
+    quantized_embedding_native(args_of(inputs, out));
+    record_native(*this, [&] { return kernel_text(kOp, out); });
+    out.set_status(mx::array::Status::available);
+    return out;
   }
 
   void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
@@ -113,6 +118,18 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   }
 
  private:
+  QuantizedEmbeddingArgs args_of(const Arrays& inputs, mx::array& out) const {
+    const mx::array& ids = inputs[0];
+    QuantizedEmbeddingArgs args{};
+    args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
+                mx::issubdtype(ids.dtype(), mx::signedinteger)};
+    args.matrix = {format_, dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
+                   pointers_of(weights_at(format_, inputs, 1))};
+    args.dtype = dtype_of(out);
+    args.out = out.data<void>();
+    return args;
+  }
+
   QuantizedMatrix matrix(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
 
   void require_floats(const std::vector<int>& argnums) const {
@@ -129,6 +146,16 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   const mx::Dtype dtype_;
 };
 
+// Whether everything is there, as where a prompt's rows are asked for: then a node of the graph
+// would only be waited for.
+bool can_be_had_at_once(const QuantizedFormat& format, const Arrays& inputs, mx::Stream s) {
+  const int64_t rows = static_cast<int64_t>(inputs[0].size());
+  const int64_t columns = int64_t{inputs[2].shape(-1)} * format.group;
+  return s.device == mx::Device::cpu && !simulation_mode().on &&
+         rows * columns <= kMostElementsAtOnce &&
+         std::all_of(inputs.begin(), inputs.end(), is_at_hand);
+}
+
 }  // namespace
 
 mx::array apply_quantized_embedding(const QuantizedFormat& format,
@@ -143,8 +170,12 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
     return mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
                           mode_name(format.kind), std::nullopt, dtype, s);
   }
-  return output_of(std::make_shared<QuantizedEmbedding>(s, format, dtype), dtype,
-                   inputs_with(std::move(ids), std::move(matrix)));
+  auto primitive = std::make_shared<QuantizedEmbedding>(s, format, dtype);
+  Arrays inputs = inputs_with(std::move(ids), std::move(matrix));
+  if (can_be_had_at_once(format, inputs, s)) {
+    return primitive->rows_at_once(inputs);
+  }
+  return output_of(std::move(primitive), dtype, std::move(inputs));
 }
 
 }  // namespace mlx_anvil

@@ -92,9 +92,11 @@ class QuantizedPrimitive : public FusedPrimitive {
                        void (*kernel)(const Args&)) {
     run_native(
         *this, inputs, outputs, [args, kernel] { kernel(args); },
-        [&] {
-          return variant + "_" + to_text(outputs.back().dtype()) + "_" + format_text(format_);
-        });
+        [&] { return kernel_text(variant, outputs.back()); });
+  }
+
+  std::string kernel_text(const std::string& variant, const mx::array& out) const {
+    return variant + "_" + to_text(out.dtype()) + "_" + format_text(format_);
   }
 
   const char* const op_;
