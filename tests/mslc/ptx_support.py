@@ -35,7 +35,7 @@ def most_spills(kernel: str, features: bool) -> int:
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of masks): on an
     H200 the next smaller ones are slower. Products of few rows have 128 registers, so that twice as many threads run at once."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
-        return 192 if "_g32_" in kernel else 80
+        return 192 if "_g32_" in kernel else 112
     most = {"forward_matrix": 80, "backward_dkv_matrix": 328, "backward_dq_matrix": 440, "backward_dq_": 256}
     found = (most[pass_] for pass_ in most if kernel.startswith(f"flash_attention_{pass_}"))
     return next(found, 0) if features else 0
