@@ -33,3 +33,16 @@ def test_second_device(spec: OpSpec, second: mx.Device):
     for gradient, array in zip(gradients, arrays, strict=True):
         assert gradient.shape == array.shape
         assert mx.isfinite(gradient).all().item()
+
+
+def test_threadgroup_memory_that_is_asked_for(second: mx.Device):
+    """More than a launch may have unasked, which each device's copy of a kernel is told by itself."""
+    x = mx.random.normal((8, 1024)).astype(mx.float16)
+    matrix = mx.quantize(mx.random.normal((6144, 1024)).astype(mx.float16))
+    expected = mlx_anvil.quantized_gemv(x, *matrix)
+    mx.eval(expected)
+    with mx.stream(second), mlx_anvil.trace() as trace:
+        result = mlx_anvil.quantized_gemv(x, *matrix)
+        mx.eval(result)
+    assert "_matrix_float16_g64_n32s4" in trace.kernels[0]
+    assert_same_bits(result, expected)
