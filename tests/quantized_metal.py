@@ -175,7 +175,7 @@ def profile_ours(call: Call) -> Counts:
             params = np.zeros(1, PARAMS)
             shift = call.format.group_size.bit_length() - 1
             rows_per_part = 256 * -(-call.outputs // (256 * parts))  # whole turns of a threadgroup
-            params[0] = call.rows, call.columns, call.outputs, shift, rows_per_part
+            params[0] = call.rows, call.columns, call.outputs, shift, rows_per_part, 0
             weights = [a for m in call.matrices for a in (np.array(m.w), np.array(m.scales), biases_or(m, call.x))]
             bound = [call.x, *weights, partial if parts > 1 else out, params]
         counts.add(library.run(found[1], dict(enumerate(bound)), event.grid, event.threadgroup))
