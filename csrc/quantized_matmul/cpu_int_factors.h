@@ -3,6 +3,7 @@
 #pragma once
 
 #include <numeric>
+#include <type_traits>
 
 #include "quantized_matmul/cpu_int_codes.h"
 
@@ -11,8 +12,10 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 constexpr int kBandRows = 128, kQuads = kBandRows / 4;
 
 // What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
-// lane, of the groups from the first on; in lanes beyond the strip's may be anything.
-template <int kPieces, int kRows>
+// lane, of the groups from the first on; in lanes beyond the strip's may be anything. Integers are
+// kept as they are made, a vector of groups for each word (kByGroups), or a row of words for each
+// group.
+template <int kPieces, int kRows, bool kByGroups>
 class BandFactors {
  public:
   // Codes are taken less `offset`.
@@ -79,12 +82,18 @@ class BandFactors {
 
   // Bytes of X of four rows.
   const int32_t& word(int64_t group, int64_t quad, int m, int piece) const {
-    return words_[group][quad * kRows * kPieces + m * kPieces + piece];
+    return words_.rows[group][(quad * kRows + m) * kPieces + piece];
+  }
+  u32v words(int64_t quad, int m, int piece) const {
+    return words_.vectors[(quad * kRows + m) * kPieces + piece];
   }
   // x times scale ~= X * 2^exponent / kScale.
+  f32v exponents(int m) const { return load_lanes(exponents_[m]); }
   float exponent(int m, int64_t group) const { return exponents_[m][group]; }
+  i32v sums(int m) const { return load_bits<i32v>(sums_[m]); }
   int32_t sum(int m, int64_t group) const { return sums_[m][group]; }
   // The sum of x times biases and what the offset of codes leaves.
+  f32v shifts(int m) const { return load_lanes(shifts_[m]); }
   float shift(int m, int64_t group) const { return shifts_[m][group]; }
 
   // X is no larger, so that its highest byte does not overflow when lower ones are negative.
@@ -121,12 +130,16 @@ class BandFactors {
               quantize_quad(x + row * kRows + m, scales + row, words + (q * kRows + m) * kPieces);
         }
       }
-      for (int first = 0; first < kAtOnce * kOfQuad; first += kLanes) {
-        u32v square[kLanes];
-        std::memcpy(square, words + first, sizeof(square));
-        transpose(square);
-        for (int group = 0; group < kLanes; ++group) {
-          std::memcpy(words_[group] + quad * kOfQuad + first, &square[group], sizeof(u32v));
+      if constexpr (kByGroups) {
+        std::memcpy(words_.vectors + quad * kOfQuad, words, sizeof(words));
+      } else {
+        for (int first = 0; first < kAtOnce * kOfQuad; first += kLanes) {
+          u32v square[kLanes];
+          std::memcpy(square, words + first, sizeof(square));
+          transpose(square);
+          for (int group = 0; group < kLanes; ++group) {
+            std::memcpy(words_.rows[group] + quad * kOfQuad + first, &square[group], sizeof(u32v));
+          }
         }
       }
     }
@@ -161,8 +174,15 @@ class BandFactors {
   const QuantizedPlainGemvArgs& args_;
   const float offset_;
   const int64_t groups_;
-  // A cache line longer than needed, so that rows do not all begin in the same place of the cache.
-  alignas(64) int32_t words_[kLanes][kQuads * kRows * kPieces + kLanes];
+  struct Vectors {
+    alignas(64) u32v vectors[kQuads * kRows * kPieces];
+  };
+  struct Rows {
+    // A cache line longer than needed, so that rows do not all begin in the same place of the
+    // cache.
+    alignas(64) int32_t rows[kLanes][kQuads * kRows * kPieces + kLanes];
+  };
+  std::conditional_t<kByGroups, Vectors, Rows> words_;
   alignas(64) float exponents_[kRows][kLanes], shifts_[kRows][kLanes];
   alignas(64) int32_t sums_[kRows][kLanes];
 };

@@ -20,46 +20,60 @@ namespace {
 // Rows of w side by side, and in a strip.
 constexpr int kIntGemvOutputs = 2, kIntGemvStrip = 16;
 
-// Sums of codes times X of each lane's unit, in float32, for rows of w side by side: each uses the
-// same load of x. In unrolled loops, as all that registers are to hold.
-template <class Format, int kPieces, int kOutputs>
+// Sums of codes times X of each lane's unit, in float32, for rows of w and rows of x side by side:
+// each of the former uses the same load of the latter, and the sums of all are under way at once,
+// as one alone waits for each of its instructions. In unrolled loops, as all that registers are to
+// hold.
+template <class Format, int kPieces, int kTogether, int kOutputs>
 MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Format>::kVectors],
-                                       const int8_t* x,
-                                       const int32_t* offsets,
-                                       f32v (&products)[kOutputs]) {
+                                       const char* x,
+                                       const char* offsets,
+                                       int64_t row_bytes,
+                                       f32v (&products)[kTogether][kOutputs]) {
   constexpr int kVectors = Bytes<Format>::kVectors;
   // Whether the sums of all pieces together fit 32 bits. (On the way, with kOffset still in them,
   // they may wrap around.)
   constexpr int64_t kMost = Bytes<Format>::kMost;
   constexpr bool kFits = 4 * kVectors * kMost << (8 * kPieces - 1) <= int64_t{1} << 31;
-  // The sums of each piece by themselves, so that many are under way at once.
-  i32v sums[kPieces][kOutputs] = {};
+  // The sums of each piece by themselves.
+  i32v sums[kTogether][kPieces][kOutputs] = {};
   if constexpr (Bytes<Format>::kOffset != 0) {
     static_assert(kFits);
-    unroll<kOutputs>([&](auto o) { sums[0][o.value] = load_bits<i32v>(offsets); });
+    unroll<kTogether>([&](auto m) {
+      unroll<kOutputs>([&](auto o) {
+        sums[m.value][0][o.value] =
+            load_bits<i32v>(reinterpret_cast<const int32_t*>(offsets + m.value * row_bytes));
+      });
+    });
   }
   unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
     unroll<kPieces>([&](auto piece) __attribute__((always_inline)) {
-      __m512i bytes = _mm512_loadu_si512(x + (v.value * kPieces + piece.value) * 64);
-      asm("" : "+v"(bytes));  // in a register: else each use loads it again
-      unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-        i32v& sum = sums[piece.value][o.value];
-        sum = bits_as<i32v>(_mm512_dpbusd_epi32(bits_as<__m512i>(sum),
-                                                bits_as<__m512i>(codes[o.value][v.value]), bytes));
+      unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
+        __m512i bytes =
+            _mm512_loadu_si512(x + m.value * row_bytes + (v.value * kPieces + piece.value) * 64);
+        asm("" : "+v"(bytes));  // in a register: else each use loads it again
+        unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+          i32v& sum = sums[m.value][piece.value][o.value];
+          sum = bits_as<i32v>(_mm512_dpbusd_epi32(
+              bits_as<__m512i>(sum), bits_as<__m512i>(codes[o.value][v.value]), bytes));
+        });
       });
     });
   });
   constexpr int kLast = kFits ? 0 : 1;
-  unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-    u32v sum = bits_as<u32v>(sums[kPieces - 1][o.value]);
-    for (int piece = kPieces - 2; piece >= kLast; --piece) {
-      sum = (sum << 8) + bits_as<u32v>(sums[piece][o.value]);
-    }
-    f32v& product = products[o.value];
-    product = __builtin_convertvector(bits_as<i32v>(sum), f32v);
-    if constexpr (!kFits) {
-      product = product * 256.0f + __builtin_convertvector(sums[0][o.value], f32v);
-    }
+  unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
+    unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+      const auto of_piece = [&](int piece) { return sums[m.value][piece][o.value]; };
+      u32v sum = bits_as<u32v>(of_piece(kPieces - 1));
+      for (int piece = kPieces - 2; piece >= kLast; --piece) {
+        sum = (sum << 8) + bits_as<u32v>(of_piece(piece));
+      }
+      f32v& product = products[m.value][o.value];
+      product = __builtin_convertvector(bits_as<i32v>(sum), f32v);
+      if constexpr (!kFits) {
+        product = product * 256.0f + __builtin_convertvector(of_piece(0), f32v);
+      }
+    });
   });
 }
 
@@ -96,10 +110,11 @@ class IntGemv {
  private:
   using BlockUnits = typename Bytes<Format>::BlockUnits;
   static constexpr int kVectors = Bytes<Format>::kVectors, kWords = BlockUnits::kWords;
-  static constexpr int kOutputs = kIntGemvOutputs;  // rows of w side by side
+  static constexpr int kOutputs = kIntGemvOutputs;     // rows of w side by side
+  static constexpr int kTogether = kRows > 1 ? 2 : 1;  // rows of x
   // Many rows of x are more than the nearest cache holds, and what is next to it is no faster than
   // they are multiplied: some blocks of them are used for a strip of rows of w.
-  static constexpr bool kInStrips = kRows >= 8;
+  static constexpr bool kInStrips = kRows * kPieces > 8;
   static constexpr int kStrip = kInStrips ? kIntGemvStrip : kOutputs;
   static constexpr int64_t kBlocksAtOnce =
       kInStrips ? (1024 + kLanes * Bytes<Format>::kValues - 1) / (kLanes * Bytes<Format>::kValues)
@@ -148,24 +163,28 @@ class IntGemv {
       scale[o.value] = scales_.scale(block, r + o.value);
     });
     const char* row = reinterpret_cast<const char*>(args_.x);
+    const int64_t row_bytes = layout_.bytes();
     f32v(*total)[kOutputs] = totals;
     int rows = kRows;
-    if constexpr (kRows > 1) {
+    if constexpr (kRows > kTogether) {
       // A loop: unrolled, which compilers do where they see how far it goes, registers do not hold
       // it.
       asm("" : "+r"(rows), "+r"(total));
     }
-    for (; rows > 0; --rows, ++total, row += layout_.bytes()) {
-      const f32v step =
-          load_lanes(reinterpret_cast<const float*>(row + layout_.steps_at()) + block * kLanes);
-      f32v products[kOutputs];
-      block_products<Format, kPieces, kOutputs>(
-          codes, reinterpret_cast<const int8_t*>(row) + block * layout_.block_columns * kPieces,
-          reinterpret_cast<const int32_t*>(row + layout_.offsets_at()) + block * kLanes, products);
-      unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-        // In this order: a scale may be so small that its product with the step is not a number
-        // of full precision.
-        (*total)[o.value] += products[o.value] * step * scale[o.value];
+    for (; rows > 0; rows -= kTogether, total += kTogether, row += kTogether * row_bytes) {
+      f32v products[kTogether][kOutputs];
+      block_products<Format, kPieces, kTogether, kOutputs>(
+          codes, row + block * layout_.block_columns * kPieces,
+          row + layout_.offsets_at() + block * sizeof(i32v), row_bytes, products);
+      unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
+        const f32v step = load_lanes(
+            reinterpret_cast<const float*>(row + m.value * row_bytes + layout_.steps_at()) +
+            block * kLanes);
+        unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+          // In this order: a scale may be so small that its product with the step is not a number
+          // of full precision.
+          total[m.value][o.value] += products[m.value][o.value] * step * scale[o.value];
+        });
       });
     }
   }

@@ -28,6 +28,26 @@ struct RowBytes {
     return vector / kPerWord * kLanes * kPerWord + vector % kPerWord;
   }
 
+  // The same of interleave_quarters(), of one lane.
+  static constexpr int column_by_quarters(int vector, int lane) {
+    return (lane / 4 * 16 + vector / kPerWord * 4 + lane % 4) * kPerWord + vector % kPerWord;
+  }
+
+  // The vectors of a block, by quarters, to the order of its columns.
+  static void store_quarters_in_order(const float* vectors, float* columns) {
+    alignas(64) static constexpr auto kPlaces = [] {
+      std::array<int32_t, kColumns> places{};
+      for (int at = 0; at < kColumns; ++at) {
+        places[column_by_quarters(at / kLanes, at % kLanes)] = at;
+      }
+      return places;
+    }();
+    for (int column = 0; column < kColumns; column += kLanes) {
+      const __m512i places = _mm512_load_si512(kPlaces.data() + column);
+      store_lanes(columns + column, bits_as<f32v>(_mm512_i32gather_ps(places, vectors, 4)));
+    }
+  }
+
   // The vectors of a panel to the order of its columns.
   static void store_in_order(const float* vectors, float* columns) {
     for (int vector = 0; vector < kPlainVectors; ++vector) {
@@ -42,9 +62,11 @@ struct RowBytes {
     return bytes >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << bytes) - 1;
   }
 
-  // A block, with zeros in place of bytes that are not `there`.
+  // A block, with zeros in place of bytes that are not `there`. kInRow: all are.
+  template <bool kInRow = false>
   static u32v words(const char* from, __mmask64 there) {
-    const __m512i packed = _mm512_maskz_loadu_epi8(there, from);
+    const __m512i packed = kInRow && kBlockBytes == 64 ? _mm512_loadu_si512(from)
+                                                       : _mm512_maskz_loadu_epi8(there, from);
     if constexpr (kWhole) {
       return bits_as<u32v>(packed);
     } else {
@@ -122,18 +144,27 @@ alignas(64) constexpr auto kByTwoRows = [] {
   return bytes;
 }();
 
-// The words of a block of four rows, row_bytes apart: a vector for each 16 bytes. Of fewer rows the
-// last stands for those beyond it, whose x is zero.
+// A block of four rows, row_bytes apart. Of fewer rows the last stands for those beyond it, whose x
+// is zero.
+template <class Codes, bool kInRow>
+struct BlockOfQuad {
+  __m512i rows_of[4];
+
+  BlockOfQuad(const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row) {
+    for (int r = 0; r < 4; ++r) {
+      const int64_t row = r < rows ? r : rows - 1;
+      rows_of[r] = bits_as<__m512i>(Codes::template words<kInRow>(w + row * row_bytes, in_row));
+    }
+  }
+};
+
+// Their words: a vector for each 16 bytes.
 template <class Codes>
 MLX_ANVIL_UNROLLED void interleave_quad(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {
   const __m512i first_half = _mm512_load_si512(kByTwoRows[0].data());
   const __m512i second_half = _mm512_load_si512(kByTwoRows[1].data());
-  __m512i rows_of[4];
-  for (int r = 0; r < 4; ++r) {
-    const int64_t row = r < rows ? r : rows - 1;
-    rows_of[r] = bits_as<__m512i>(Codes::words(w + row * row_bytes, in_row));
-  }
+  const auto [rows_of] = BlockOfQuad<Codes, false>(w, row_bytes, rows, in_row);
   const auto two_rows = [&](int r, __m512i order) {
     return _mm512_permutex2var_epi8(rows_of[r], order, rows_of[r + 1]);
   };
@@ -143,6 +174,22 @@ MLX_ANVIL_UNROLLED void interleave_quad(
   to[1] = bits_as<u32v>(_mm512_unpackhi_epi16(first01, first23));
   to[2] = bits_as<u32v>(_mm512_unpacklo_epi16(second01, second23));
   to[3] = bits_as<u32v>(_mm512_unpackhi_epi16(second01, second23));
+}
+
+// Likewise, two thirds of the work, in another order: a quarter of a vector has 4 bytes of the 16
+// of that quarter of the block.
+template <class Codes, bool kInRow>
+MLX_ANVIL_UNROLLED void interleave_quarters(
+    const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {
+  const auto [rows_of] = BlockOfQuad<Codes, kInRow>(w, row_bytes, rows, in_row);
+  const __m512i low01 = _mm512_unpacklo_epi8(rows_of[0], rows_of[1]);
+  const __m512i low23 = _mm512_unpacklo_epi8(rows_of[2], rows_of[3]);
+  const __m512i high01 = _mm512_unpackhi_epi8(rows_of[0], rows_of[1]);
+  const __m512i high23 = _mm512_unpackhi_epi8(rows_of[2], rows_of[3]);
+  to[0] = bits_as<u32v>(_mm512_unpacklo_epi16(low01, low23));
+  to[1] = bits_as<u32v>(_mm512_unpackhi_epi16(low01, low23));
+  to[2] = bits_as<u32v>(_mm512_unpacklo_epi16(high01, high23));
+  to[3] = bits_as<u32v>(_mm512_unpackhi_epi16(high01, high23));
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

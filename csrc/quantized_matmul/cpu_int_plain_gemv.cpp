@@ -24,9 +24,14 @@ inline i32v with_products(i32v sum, u32v codes, const int32_t& x) {
   return sum;
 }
 
+inline i32v with_products(i32v sum, u32v codes, u32v x) {
+  return bits_as<i32v>(
+      _mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(codes), bits_as<__m512i>(x)));
+}
+
 // The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
-template <class Format, int kCount, int kPieces>
-inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, int32_t sum_of_x) {
+template <class Format, int kCount, int kPieces, class Sum>
+inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, Sum sum_of_x) {
   constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);
   if constexpr (kMost <= int64_t{1} << 31) {
     i32v sum = sums[kPieces - 1];
@@ -61,7 +66,9 @@ class IntPlainGemv {
     }
     for (int64_t n = 0; n < args_.count; n += kBandRows) {
       const int64_t rows = args_.count - n < kBandRows ? args_.count - n : kBandRows;
-      ahead_ = at(n + kBandRows, args_.first_block);
+      const bool last = n + kBandRows >= args_.count;
+      ahead_ = last ? at(args_.next - args_.first, args_.next_block)
+                    : at(n + kBandRows, args_.first_block);
       ahead_bytes_ = 0;
       for (int64_t block = 0; block < args_.blocks; ++block) {
         if (block % blocks_at_once() == 0) {
@@ -71,14 +78,19 @@ class IntPlainGemv {
           }
         }
         if constexpr (kDirect) {
-          multiply_directly(n, rows, block);
-          continue;
-        }
-        interleave(n, rows, args_.first_block + block);
-        constexpr int kStep = kAtOnce < Codes::kPerWord ? Codes::kPerWord : kAtOnce;
-        for (int vector = 0; vector < kVectors; vector += kStep) {
-          unroll<kStep / kAtOnce>(
-              [&](auto part) { multiply<part.value * kAtOnce>(block, vector, (rows + 3) / 4); });
+          const int64_t left = row_bytes_ - (args_.first_block + block) * Codes::kBlockBytes;
+          if (left >= Codes::kBlockBytes) {
+            multiply_directly<true>(n, rows, block);
+          } else {
+            multiply_directly<false>(n, rows, block);
+          }
+        } else {
+          interleave(n, rows, args_.first_block + block);
+          constexpr int kStep = kAtOnce < Codes::kPerWord ? Codes::kPerWord : kAtOnce;
+          for (int vector = 0; vector < kVectors; vector += kStep) {
+            unroll<kStep / kAtOnce>(
+                [&](auto part) { multiply<part.value * kAtOnce>(block, vector, (rows + 3) / 4); });
+          }
         }
       }
     }
@@ -88,12 +100,12 @@ class IntPlainGemv {
 
  private:
   using Codes = RowBytes<Format>;
-  using Factors = BandFactors<kPieces, kRows>;
   static constexpr int kVectors = Codes::kVectors;
   // Whether registers hold the sums of a whole block, beside what interleaving takes: then bytes
-  // are multiplied as soon as they are interleaved. Else they are stored, for some vectors after
-  // others.
+  // are multiplied as soon as they are interleaved, by quarters, which may be of several groups.
+  // Else they are stored, for some vectors after others, each of one group.
   static constexpr bool kDirect = kRows * kPieces * kVectors <= 24;
+  using Factors = BandFactors<kPieces, kRows, kDirect>;
   // Vectors of columns whose sums registers hold at once.
   static constexpr int kAtOnce = kRows * kPieces <= 4 ? 4 : kRows * kPieces <= 8 ? 2 : 1;
 
@@ -155,34 +167,55 @@ class IntPlainGemv {
       });
     }
     unroll<kAtOnce>([&](auto v) __attribute__((always_inline)) {
-      add_sums(block, first + v.value, groups[v.value], sums[v.value]);
+      unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+        add_sums(block, first + v.value, m.value, sums[v.value] + m.value * kPieces,
+                 factors_.sum(m.value, groups[v.value]),
+                 factors_.exponent(m.value, groups[v.value]),
+                 factors_.shift(m.value, groups[v.value]));
+      });
     });
   }
 
   // Both at once, for a block.
+  template <bool kInRow>
   void multiply_directly(int64_t n, int64_t rows, int64_t block) {
     const int64_t in_matrix = args_.first_block + block;
     const __mmask64 in_row = Codes::in_row(row_bytes_ - in_matrix * Codes::kBlockBytes);
     const char* w = at(n, in_matrix);
-    int64_t groups[4];
-    for (int part = 0; part < 4; ++part) {
-      groups[part] = group_of(block, part * Codes::kPerWord);
+    u32v column;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      column[lane] = static_cast<uint32_t>(Codes::column_by_quarters(0, lane));
     }
+    const u32v groups = (column + static_cast<uint32_t>(in_matrix * Codes::kColumns -
+                                                        (first_group_ << group_shift_))) >>
+                        group_shift_;
+    const auto of_lanes = [groups](auto of_groups) __attribute__((always_inline)) {
+      return bits_as<decltype(of_groups)>(lookup(bits_as<f32v>(of_groups), groups));
+    };
     i32v sums[kVectors][kRows * kPieces] = {};
     for (int64_t quad = 0; 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
       prefetch_some();
-      u32v bytes[4];
-      interleave_quad<Codes>(w, row_bytes_, rows - 4 * quad, in_row, bytes);
+      u32v bytes[4], x[kRows * kPieces];
+      interleave_quarters<Codes, kInRow>(w, row_bytes_, rows - 4 * quad, in_row, bytes);
+      unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
+        x[s.value] = of_lanes(factors_.words(quad, s.value / kPieces, s.value % kPieces));
+      });
       unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
         constexpr int kPart = v.value / Codes::kPerWord;
-        constexpr int kIndex = v.value % Codes::kPerWord;
-        add_products(sums[v.value], Codes::template nested<kIndex>(bytes[kPart]), groups[kPart],
-                     quad);
+        const u32v codes = Codes::template nested<v.value % Codes::kPerWord>(bytes[kPart]);
+        unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
+          sums[v.value][s.value] = with_products(sums[v.value][s.value], codes, x[s.value]);
+        });
       });
     }
     Codes::unnest(sums);
-    unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-      add_sums(block, v.value, groups[v.value / Codes::kPerWord], sums[v.value]);
+    unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+      const i32v sum = of_lanes(factors_.sums(m.value));
+      const f32v exponent = of_lanes(factors_.exponents(m.value));
+      const f32v shift = of_lanes(factors_.shifts(m.value));
+      unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
+        add_sums(block, v.value, m.value, sums[v.value] + m.value * kPieces, sum, exponent, shift);
+      });
     });
   }
 
@@ -197,28 +230,36 @@ class IntPlainGemv {
     });
   }
 
-  // The sums of a band to the totals of a vector of columns.
+  // The sums of a band to the totals of a vector of columns, for row m of x. What is said of groups
+  // is one number or a vector.
+  template <class Sum, class Number>
   MLX_ANVIL_UNROLLED void add_sums(int64_t block,
                                    int vector,
-                                   int64_t group,
-                                   const i32v (&sums)[kRows * kPieces]) {
-    float* const totals = args_.out + block * Codes::kColumns + vector * kLanes;
-    unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-      i32v pieces[kPieces];
-      for (int p = 0; p < kPieces; ++p) {
-        pieces[p] = sums[m.value * kPieces + p];
-      }
-      const f32v sum =
-          in_floats<Format, kBandRows>(pieces, Format::kOffset, factors_.sum(m.value, group));
-      float* const total = totals + m.value * row_step();
-      const f32v product = times_power(sum, splat(factors_.exponent(m.value, group)));
-      store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) +
-                                              factors_.shift(m.value, group)));
-    });
+                                   int m,
+                                   const i32v* sums,
+                                   Sum sum_of_x,
+                                   Number exponent,
+                                   Number shift) {
+    i32v pieces[kPieces];
+    for (int p = 0; p < kPieces; ++p) {
+      pieces[p] = sums[p];
+    }
+    const f32v sum = in_floats<Format, kBandRows>(pieces, Format::kOffset, sum_of_x);
+    float* const total = args_.out + m * row_step() + block * Codes::kColumns + vector * kLanes;
+    const f32v product = times_power(sum, f32v{} + exponent);
+    store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) + shift));
   }
 
   // Vectors of a block to the order of columns.
   void finish() {
+    if constexpr (kDirect) {
+      for (int64_t i = 0; i < kRows * row_step(); i += Codes::kColumns) {
+        float vectors[Codes::kColumns];
+        std::memcpy(vectors, args_.out + i, sizeof(vectors));
+        Codes::store_quarters_in_order(vectors, args_.out + i);
+      }
+      return;
+    }
     for (int64_t i = 0; i < kRows * row_step(); i += kPlainPanel) {
       float vectors[kPlainPanel];
       std::memcpy(vectors, args_.out + i, sizeof(vectors));

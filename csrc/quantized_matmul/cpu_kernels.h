@@ -57,8 +57,10 @@ struct QuantizedPlainGemvArgs {
   // which `first_block` is a multiple of so many.
   int64_t first_block, blocks;
   int64_t first, count;  // rows of the matrix
-  int64_t x_rows;        // 1, 2, 4 or 8
-  const float* x;        // [count][x_rows]
+  // Where the thread is likely to go on: asked for in advance (int_plain_gemv).
+  int64_t next_block, next;
+  int64_t x_rows;  // 1, 2, 4 or 8
+  const float* x;  // [count][x_rows]
   // [x_rows][blocks], each block in lane order, or in that of columns (int_plain_gemv).
   float* out;
 };

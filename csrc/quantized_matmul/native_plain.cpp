@@ -47,6 +47,9 @@ struct PlainPlan {
     }
     strips = ceil_div(blocks, strip);
   }
+
+  int64_t first_block(int64_t item) const { return item / parts * strip; }
+  int64_t first_row(int64_t item) const { return item % parts * part_rows; }
 };
 
 // x by columns, in float32: [outputs][rows].
@@ -83,13 +86,16 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
   std::atomic<bool> done = true;
   parallel_for(plan.strips * plan.parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t first_block = item / plan.parts * plan.strip,
-                    first = item % plan.parts * plan.part_rows;
+      const int64_t first_block = plan.first_block(item), first = plan.first_row(item);
+      // Threads take ranges by turns.
+      const int64_t next = item + 1 < end ? item + 1 : begin + max_threads() * (end - begin);
       const QuantizedPlainGemvArgs args = {matrix,
                                            first_block,
                                            std::min(plan.strip, plan.blocks - first_block),
                                            first,
                                            std::min(plan.part_rows, matrix.outputs - first),
+                                           plan.first_block(next),
+                                           plan.first_row(next),
                                            rows,
                                            columns + first * rows,
                                            sums.get() + item * sums_step};
