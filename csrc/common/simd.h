@@ -158,7 +158,17 @@ inline V load_bits(const T* from) {
   return bits;
 }
 
-// What __builtin_convertvector does, for which GCC 12 splits vectors of 512 bits in two.
+// What __builtin_convertvector does, for which GCC 12 splits vectors of 512 bits in two, and takes
+// those of bytes apart into elements.
+inline u32v zero_extend(u8v x) {
+#if defined(__AVX512F__)
+  return bits_as<u32v>(_mm512_cvtepu8_epi32(bits_as<__m128i>(x)));
+#elif defined(__AVX2__)
+  return bits_as<u32v>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits_as<long long>(x))));
+#else
+  return __builtin_convertvector(x, u32v);
+#endif
+}
 inline u32v zero_extend(u16v x) {
 #if defined(__AVX512F__)
   return bits_as<u32v>(_mm512_cvtepu16_epi32(bits_as<__m256i>(x)));

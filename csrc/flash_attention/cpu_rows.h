@@ -235,7 +235,7 @@ inline f32v apply_mask(
         bits[i] = from[i * rules.mask_stride];
       }
     }
-    return __builtin_convertvector(bits, i32v) != 0 ? s : splat(-kInfinity);
+    return zero_extend(bits) != 0u ? s : splat(-kInfinity);
   }
   const T* from = reinterpret_cast<const T*>(mask) + key * rules.mask_stride;
   return s + load_columns(from, rules.mask_stride, 0, count) * kLog2E;

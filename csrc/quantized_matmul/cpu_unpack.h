@@ -259,13 +259,11 @@ inline auto with_scales(const QuantizedMatrixView& matrix, const void* numbers, 
                  ? action(static_cast<const f16*>(numbers), widen_floats)
                  : action(static_cast<const bf16*>(numbers), widen_floats);
     case QuantizedKind::kNvfp4:
-      return action(static_cast<const uint8_t*>(numbers), [](const uint8_t* x) {
-        return e4m3_value(__builtin_convertvector(load_bits<u8v>(x), u32v));
-      });
+      return action(static_cast<const uint8_t*>(numbers),
+                    [](const uint8_t* x) { return e4m3_value(zero_extend(load_bits<u8v>(x))); });
     default:
-      return action(static_cast<const uint8_t*>(numbers), [](const uint8_t* x) {
-        return e8m0_value(__builtin_convertvector(load_bits<u8v>(x), u32v));
-      });
+      return action(static_cast<const uint8_t*>(numbers),
+                    [](const uint8_t* x) { return e8m0_value(zero_extend(load_bits<u8v>(x))); });
   }
 }
 
