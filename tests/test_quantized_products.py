@@ -100,6 +100,30 @@ def test_matrices_larger_than_a_block(format, dtype, rng):
 
 
 @each_dtype
+@pytest.mark.parametrize(
+    "format",
+    [Format("affine", 32, 4), Format("affine", 64, 4), Format("affine", 128, 8), Format("mxfp4", 32, 4)],
+    ids=str,
+)
+def test_where_in_a_cache_line_arrays_begin(format, dtype, rng):
+    """Blocks of columns begin with cache lines in some kernels: that changes who sums, not what is summed."""
+    if support.backend == "simulator":
+        pytest.skip("addresses are nothing to its kernels")
+    for outputs, columns in ((37, 128), (140, 1152), (9, 17 * 1024)):
+        matrix = draw(format, (outputs, columns), rng, dtype)
+        for transpose in (True, False):
+            x = normal((1, columns if transpose else outputs), dtype)
+            first = multiply(x, matrix, transpose)
+            assert_rounded(first, exact_product(x, matrix, transpose), dtype, terms=x.shape[1])
+            words = matrix.w.reshape(-1)
+            for place in range(1, 16):
+                moved = mx.contiguous(mx.concatenate([words[:place], words]))[place:].reshape(matrix.w.shape)
+                others = matrix.arrays[1:]
+                again = quantized_matmul(x, moved, *others, transpose=transpose, **format.options)
+                assert_same_bits(again, first)
+
+
+@each_dtype
 @each_format
 def test_gradients(format, dtype, rng):
     for rows, outputs, groups in ((3, 37, 3), (9, 5, 1)):

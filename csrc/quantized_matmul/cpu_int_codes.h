@@ -35,6 +35,19 @@ inline f32v times_power(f32v x, f32v e) {
   return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
 }
 
+// Adds to each lane of `sum` its four codes times the four signed bytes of x. In one instruction,
+// which compilers make two of: they would load many words of x at once, for want of registers into
+// memory again.
+inline i32v with_products(i32v sum, u32v codes, const int32_t& x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(x));
+  return sum;
+}
+
+inline i32v with_products(i32v sum, u32v codes, u32v x) {
+  return bits_as<i32v>(
+      _mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(codes), bits_as<__m512i>(x)));
+}
+
 // ---- codes --------------------------------------------------------------------------------------
 
 // How bytes, of which none is above kLargest, stand for values: value = (byte - kOffset) * kFactor,

@@ -14,28 +14,22 @@ constexpr int kBandRows = 128, kQuads = kBandRows / 4;
 // What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
 // lane, of the groups from the first on; in lanes beyond the strip's may be anything. Integers are
 // kept as they are made, a vector of groups for each word (kByGroups), or a row of words for each
-// group.
-template <int kPieces, int kRows, bool kByGroups>
+// group. Codes are taken less kOffset.
+template <int kPieces, int kRows, int kOffset, bool kByGroups>
 class BandFactors {
  public:
-  // Codes are taken less `offset`.
-  BandFactors(const QuantizedPlainGemvArgs& args, int offset)
-      : args_(args),
-        offset_(static_cast<float>(offset)),
-        groups_(args.matrix.columns / args.matrix.format.group) {}
-
   // Of rows [n, n + rows) and groups from `group` on. Both factors are brought below 1, each with a
   // power of two of its own, so that the product is exact enough however small the scales are.
   // False: a number is not finite.
-  bool read(int64_t n, int64_t rows, int64_t group) {
+  bool read(const QuantizedPlainGemvArgs& args, int64_t n, int64_t rows, int64_t group) {
     f32v scales[kBandRows];
-    read_rows(args_.matrix.weights.scales, n, rows, group, scales);
+    read_rows(args, args.matrix.weights.scales, n, rows, group, scales);
     Largest scale, x_of_lane;
     for (const f32v& of_groups : scales) {
       scale.add(of_groups);
     }
     alignas(64) float x[kBandRows * kRows];  // lane l of a vector has row l % kRows
-    std::memcpy(x, args_.x + n * kRows, rows * kRows * sizeof(float));
+    std::memcpy(x, args.x + n * kRows, rows * kRows * sizeof(float));
     std::memset(x + rows * kRows, 0, (kBandRows - rows) * kRows * sizeof(float));
     for (int i = 0; i < kBandRows * kRows; i += kLanes) {
       x_of_lane.add(load_lanes(x + i));
@@ -44,14 +38,14 @@ class BandFactors {
       return false;
     }
     f32v shifts[kRows] = {};
-    if (args_.matrix.weights.biases) {
+    if (args.matrix.weights.biases) {
       f32v biases[kBandRows];
-      read_rows(args_.matrix.weights.biases, n, rows, group, biases);
+      read_rows(args, args.matrix.weights.biases, n, rows, group, biases);
       for (int r = 0; r < kBandRows; ++r) {
-        const f32v shift = biases[r] + scales[r] * offset_;
-        for (int m = 0; m < kRows; ++m) {
-          shifts[m] += shift * x[r * kRows + m];
-        }
+        biases[r] += scales[r] * static_cast<float>(kOffset);
+      }
+      for (int m = 0; m < kRows; ++m) {
+        shifts[m] = sum_of_products(biases, x + m);
       }
     }
 
@@ -69,14 +63,11 @@ class BandFactors {
       store_lanes(x + i, times_power(load_lanes(x + i), -x_exponent) * kScale);
     }
     const f32v scale_exponent = exponent_above(scale.value());
-    for (f32v& of_groups : scales) {
-      of_groups = times_power(of_groups, -scale_exponent);
-    }
     for (int m = 0; m < kRows; ++m) {
       store_lanes(exponents_[m], scale_exponent + x_exponent[m]);
       store_lanes(shifts_[m], shifts[m]);
     }
-    quantize(x, scales);
+    quantize(x, scales, -scale_exponent);
     return true;
   }
 
@@ -102,32 +93,47 @@ class BandFactors {
  private:
   // Scales or biases of the band's rows, zeros beyond the last. What is made of them are loops of
   // their own, so that sums stay in registers whatever type the numbers have.
-  void read_rows(
-      const void* numbers, int64_t n, int64_t rows, int64_t group, f32v (&to)[kBandRows]) const {
-    const int64_t total = args_.matrix.outputs * groups_;
-    with_scales(args_.matrix, numbers, [&](const auto* from, auto widen) {
-      int64_t at = (args_.first + n) * groups_ + group;
-      for (int64_t r = 0; r < rows; ++r, at += groups_) {
-        __builtin_prefetch(from + at + kBandRows * groups_, 0, 2);
+  static void read_rows(const QuantizedPlainGemvArgs& args,
+                        const void* numbers,
+                        int64_t n,
+                        int64_t rows,
+                        int64_t group,
+                        f32v (&to)[kBandRows]) {
+    const int64_t groups = args.matrix.columns / args.matrix.format.group;
+    const int64_t total = args.matrix.outputs * groups;
+    with_scales(args.matrix, numbers, [&](const auto* from, auto widen) {
+      int64_t at = (args.first + n) * groups + group;
+      for (int64_t r = 0; r < rows; ++r, at += groups) {
+        __builtin_prefetch(from + at + kBandRows * groups, 0, 2);
         to[r] = widen_some(from + at, total - at, widen);
       }
     });
     std::memset(to + rows, 0, (kBandRows - rows) * sizeof(f32v));
   }
 
-  // X to words, from a vector for each to a row for each group, as many quads at a time as make
-  // whole squares of words.
-  void quantize(const float* x, const f32v (&scales)[kBandRows]) {
+  // Over all rows. In four sums: each waits for its last addition.
+  static f32v sum_of_products(const f32v (&numbers)[kBandRows], const float* x) {
+    f32v sums[4] = {};
+    for (int r = 0; r < kBandRows; r += 4) {
+      unroll<4>([&](auto s) { sums[s.value] += numbers[r + s.value] * x[(r + s.value) * kRows]; });
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  // X, with scales times 2^exponent, to words, from a vector for each to a row for each group, as
+  // many quads at a time as make whole squares of words.
+  void quantize(const float* x, const f32v (&scales)[kBandRows], f32v exponent) {
     constexpr int kOfQuad = kRows * kPieces;
     constexpr int kAtOnce = kLanes / std::gcd(kLanes, kOfQuad);
     i32v sums[kRows] = {};
     for (int quad = 0; quad < kQuads; quad += kAtOnce) {
       u32v words[kAtOnce * kOfQuad];
       for (int q = 0; q < kAtOnce; ++q) {
+        const int row = 4 * (quad + q);
+        f32v of_quad[4];
+        unroll<4>([&](auto r) { of_quad[r.value] = times_power(scales[row + r.value], exponent); });
         for (int m = 0; m < kRows; ++m) {
-          const int row = 4 * (quad + q);
-          sums[m] +=
-              quantize_quad(x + row * kRows + m, scales + row, words + (q * kRows + m) * kPieces);
+          sums[m] += quantize_quad(x + row * kRows + m, of_quad, words + (q * kRows + m) * kPieces);
         }
       }
       if constexpr (kByGroups) {
@@ -171,9 +177,6 @@ class BandFactors {
   static u32v even_bytes(u32v a, u32v b) { return (a & 0x00ff00ffu) | ((b << 8) & 0xff00ff00u); }
   static u32v odd_bytes(u32v a, u32v b) { return ((a >> 8) & 0x00ff00ffu) | (b & 0xff00ff00u); }
 
-  const QuantizedPlainGemvArgs& args_;
-  const float offset_;
-  const int64_t groups_;
   struct Vectors {
     alignas(64) u32v vectors[kQuads * kRows * kPieces];
   };
@@ -186,5 +189,26 @@ class BandFactors {
   alignas(64) float exponents_[kRows][kLanes], shifts_[kRows][kLanes];
   alignas(64) int32_t sums_[kRows][kLanes];
 };
+
+// The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
+template <class Format, int kCount, int kPieces, class Sum>
+inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, Sum sum_of_x) {
+  constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);
+  if constexpr (kMost <= int64_t{1} << 31) {
+    i32v sum = sums[kPieces - 1];
+    for (int p = kPieces - 2; p >= 0; --p) {
+      sum = (sum << 8) + sums[p];
+    }
+    return __builtin_convertvector(sum - offset * sum_of_x, f32v);
+  } else {
+    i32v high = sums[kPieces - 1];
+    for (int p = kPieces - 2; p > 0; --p) {
+      high = (high << 8) + sums[p];
+    }
+    high -= offset * (sum_of_x >> 8);
+    const i32v low = sums[0] - offset * (sum_of_x & 0xff);
+    return __builtin_convertvector(high, f32v) * 256.0f + __builtin_convertvector(low, f32v);
+  }
+}
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

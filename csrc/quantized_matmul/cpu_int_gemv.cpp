@@ -18,7 +18,7 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 namespace {
 
 // Rows of w side by side, and in a strip.
-constexpr int kIntGemvOutputs = 2, kIntGemvStrip = 16;
+constexpr int kIntGemvOutputs = 2, kIntGemvStrip = 8;
 
 // Sums of codes times X of each lane's unit, in float32, for rows of w and rows of x side by side:
 // each of the former uses the same load of the latter, and the sums of all are under way at once,
@@ -49,13 +49,12 @@ MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Forma
   unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
     unroll<kPieces>([&](auto piece) __attribute__((always_inline)) {
       unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
-        __m512i bytes =
-            _mm512_loadu_si512(x + m.value * row_bytes + (v.value * kPieces + piece.value) * 64);
+        u32v bytes = load_bits<u32v>(reinterpret_cast<const uint32_t*>(
+            x + m.value * row_bytes + (v.value * kPieces + piece.value) * 64));
         asm("" : "+v"(bytes));  // in a register: else each use loads it again
         unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
           i32v& sum = sums[m.value][piece.value][o.value];
-          sum = bits_as<i32v>(_mm512_dpbusd_epi32(
-              bits_as<__m512i>(sum), bits_as<__m512i>(codes[o.value][v.value]), bytes));
+          sum = with_products(sum, codes[o.value][v.value], bytes);
         });
       });
     });
@@ -77,7 +76,7 @@ MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Forma
   });
 }
 
-// Rows of w follow one another in memory: this much is asked for in advance.
+// Rows of w follow one another in memory: this much is asked for in advance, but for strips.
 constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
 
 template <class Format, int kPieces, int kRows>
@@ -87,7 +86,8 @@ class IntGemv {
       : args_(args),
         layout_(args.matrix),
         scales_(args.matrix, BlockUnits::kValues, args.scratch, BlockUnits::unit_of_lane),
-        units_(layout_.columns / BlockUnits::kValues) {}
+        units_(layout_.columns / BlockUnits::kValues),
+        ahead_words_(kInStrips ? kStrip * units_ * kWords : kAheadWords) {}
 
   void run() {
     for (int64_t n = 0; n < args_.count; n += kStrip) {
@@ -155,7 +155,8 @@ class IntGemv {
       const uint32_t* const from = w[o.value] + block * kLanes * kWords;
       load(packed, from);
       for (int line = 0; line < kWords; ++line) {
-        __builtin_prefetch(from + kAheadWords + line * kLanes, 0, 2);
+        // The line of the last word: that of the first may belong to the block before.
+        __builtin_prefetch(from + ahead_words_ + (line + 1) * kLanes - 1, 0, 2);
       }
       unroll<kVectors>([&](auto v) {
         codes[o.value][v.value] = Bytes<Format>::template vector<v.value>(packed);
@@ -189,24 +190,32 @@ class IntGemv {
     }
   }
 
-  void finish(int64_t n, int64_t r, f32v (&totals)[kRows][kOutputs]) {
+  void finish(int64_t n, int64_t r, const f32v (&totals)[kRows][kOutputs]) {
+    // Copied by an unrolled loop, so that they stay in registers.
+    f32v sums[kRows * kOutputs];
+    unroll<kRows * kOutputs>([&](auto i) __attribute__((always_inline)) {
+      sums[i.value] = totals[i.value / kOutputs][i.value % kOutputs];
+    });
     if constexpr (Format::kHasBiases) {
       const char* const x = reinterpret_cast<const char*>(args_.x) + layout_.sums_at();
       const int64_t row_bytes = layout_.bytes();
       for (int64_t g = 0; g < layout_.groups; g += kLanes) {
+        f32v bias[kOutputs];
         for (int o = 0; o < kOutputs; ++o) {
-          f32v bias = scales_.biases_from(g, r + o);
+          bias[o] = scales_.biases_from(g, r + o);
           if constexpr (Bytes<Format>::kOffset != 0) {
-            bias += scales_.scales_from(g, r + o) * static_cast<float>(Bytes<Format>::kOffset);
-          }
-          for (int m = 0; m < kRows; ++m) {
-            const float* const sums = reinterpret_cast<const float*>(x + m * row_bytes) + g;
-            totals[m][o] += bias * load_lanes(sums);
+            bias[o] += scales_.scales_from(g, r + o) * static_cast<float>(Bytes<Format>::kOffset);
           }
         }
+        unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+          const f32v of_x = load_lanes(reinterpret_cast<const float*>(x + m.value * row_bytes) + g);
+          unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+            sums[m.value * kOutputs + o.value] += bias[o.value] * of_x;
+          });
+        });
       }
     }
-    const f32v results = sums_of_lanes<kRows * kOutputs>(totals[0]) * Format::kFactor;
+    const f32v results = sums_of_lanes<kRows * kOutputs>(sums) * Format::kFactor;
     for (int o = 0; o < kOutputs && n + r + o < args_.count; ++o) {
       for (int m = 0; m < kRows; ++m) {
         args_.out[m * args_.count + n + r + o] = results[m * kOutputs + o];
@@ -218,6 +227,7 @@ class IntGemv {
   const IntRowLayout layout_;
   RowScales scales_;
   const int64_t units_;
+  const int64_t ahead_words_;  // in strips, to the same columns of the next one
 };
 
 template <class Format, int kPieces>

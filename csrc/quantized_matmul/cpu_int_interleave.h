@@ -33,33 +33,31 @@ struct RowBytes {
     return (lane / 4 * 16 + vector / kPerWord * 4 + lane % 4) * kPerWord + vector % kPerWord;
   }
 
-  // The vectors of a block, by quarters, to the order of its columns.
-  static void store_quarters_in_order(const float* vectors, float* columns) {
+  // The vectors of a block by quarters, or else of a panel, to the order of their columns.
+  template <bool kByQuarters>
+  static constexpr int64_t kOrdered = kByQuarters ? kColumns : kPlainPanel;
+  template <bool kByQuarters>
+  static void store_in_order(const float* vectors, float* columns) {
     alignas(64) static constexpr auto kPlaces = [] {
-      std::array<int32_t, kColumns> places{};
-      for (int at = 0; at < kColumns; ++at) {
-        places[column_by_quarters(at / kLanes, at % kLanes)] = at;
+      std::array<int32_t, kOrdered<kByQuarters>> places{};
+      for (int at = 0; at < kOrdered<kByQuarters>; ++at) {
+        const int vector = at / kLanes, lane = at % kLanes;
+        places[kByQuarters ? column_by_quarters(vector, lane) : column(vector) + lane * kPerWord] =
+            at;
       }
       return places;
     }();
-    for (int column = 0; column < kColumns; column += kLanes) {
+    for (int column = 0; column < kOrdered<kByQuarters>; column += kLanes) {
       const __m512i places = _mm512_load_si512(kPlaces.data() + column);
       store_lanes(columns + column, bits_as<f32v>(_mm512_i32gather_ps(places, vectors, 4)));
     }
   }
 
-  // The vectors of a panel to the order of its columns.
-  static void store_in_order(const float* vectors, float* columns) {
-    for (int vector = 0; vector < kPlainVectors; ++vector) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        columns[column(vector) + lane * kPerWord] = vectors[vector * kLanes + lane];
-      }
-    }
-  }
-
-  // The bytes of a block that are in the row, of which `bytes` are left.
-  static __mmask64 in_row(int64_t bytes) {
-    return bytes >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << bytes) - 1;
+  // The bytes of a block that are in the row, which begins at byte `begin` of it and ends at `end`.
+  static __mmask64 in_row(int64_t begin, int64_t end) {
+    const uint64_t before_end =
+        end >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << end) - 1;
+    return before_end & ~uint64_t{0} << begin;
   }
 
   // A block, with zeros in place of bytes that are not `there`. kInRow: all are.
@@ -147,16 +145,13 @@ alignas(64) constexpr auto kByTwoRows = [] {
 // A block of four rows, row_bytes apart. Of fewer rows the last stands for those beyond it, whose x
 // is zero.
 template <class Codes, bool kInRow>
-struct BlockOfQuad {
-  __m512i rows_of[4];
-
-  BlockOfQuad(const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row) {
-    for (int r = 0; r < 4; ++r) {
-      const int64_t row = r < rows ? r : rows - 1;
-      rows_of[r] = bits_as<__m512i>(Codes::template words<kInRow>(w + row * row_bytes, in_row));
-    }
+MLX_ANVIL_UNROLLED void load_quad(
+    const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, __m512i (&to)[4]) {
+  for (int r = 0; r < 4; ++r) {
+    const int64_t row = r < rows ? r : rows - 1;
+    to[r] = bits_as<__m512i>(Codes::template words<kInRow>(w + row * row_bytes, in_row));
   }
-};
+}
 
 // Their words: a vector for each 16 bytes.
 template <class Codes>
@@ -164,7 +159,8 @@ MLX_ANVIL_UNROLLED void interleave_quad(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {
   const __m512i first_half = _mm512_load_si512(kByTwoRows[0].data());
   const __m512i second_half = _mm512_load_si512(kByTwoRows[1].data());
-  const auto [rows_of] = BlockOfQuad<Codes, false>(w, row_bytes, rows, in_row);
+  __m512i rows_of[4];
+  load_quad<Codes, false>(w, row_bytes, rows, in_row, rows_of);
   const auto two_rows = [&](int r, __m512i order) {
     return _mm512_permutex2var_epi8(rows_of[r], order, rows_of[r + 1]);
   };
@@ -181,7 +177,8 @@ MLX_ANVIL_UNROLLED void interleave_quad(
 template <class Codes, bool kInRow>
 MLX_ANVIL_UNROLLED void interleave_quarters(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {
-  const auto [rows_of] = BlockOfQuad<Codes, kInRow>(w, row_bytes, rows, in_row);
+  __m512i rows_of[4];
+  load_quad<Codes, kInRow>(w, row_bytes, rows, in_row, rows_of);
   const __m512i low01 = _mm512_unpacklo_epi8(rows_of[0], rows_of[1]);
   const __m512i low23 = _mm512_unpacklo_epi8(rows_of[2], rows_of[3]);
   const __m512i high01 = _mm512_unpackhi_epi8(rows_of[0], rows_of[1]);

@@ -190,7 +190,7 @@ class PlainGemm {
         auto* out = static_cast<decltype(element)*>(args_.out) + first + panel * kPlainPanel;
         for (int64_t m = 0; m < args_.x_rows; ++m, out += matrix_.columns) {
           float in_order[kPlainPanel];
-          Codes::store_in_order(totals(panel, m), in_order);
+          Codes::template store_in_order<false>(totals(panel, m), in_order);
           for (int c = 0; c < kPlainPanel; c += kLanes) {
             store_lanes(out + c, load_lanes(in_order + c));
           }

@@ -16,48 +16,24 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Adds to each lane of `sum` its four codes times the four signed bytes of x. In one instruction,
-// which compilers make two of: they would load many words of x at once, for want of registers into
-// memory again.
-inline i32v with_products(i32v sum, u32v codes, const int32_t& x) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(x));
-  return sum;
-}
-
-inline i32v with_products(i32v sum, u32v codes, u32v x) {
-  return bits_as<i32v>(
-      _mm512_dpbusd_epi32(bits_as<__m512i>(sum), bits_as<__m512i>(codes), bits_as<__m512i>(x)));
-}
-
-// The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
-template <class Format, int kCount, int kPieces, class Sum>
-inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, Sum sum_of_x) {
-  constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);
-  if constexpr (kMost <= int64_t{1} << 31) {
-    i32v sum = sums[kPieces - 1];
-    for (int p = kPieces - 2; p >= 0; --p) {
-      sum = (sum << 8) + sums[p];
-    }
-    return __builtin_convertvector(sum - offset * sum_of_x, f32v);
-  } else {
-    i32v high = sums[kPieces - 1];
-    for (int p = kPieces - 2; p > 0; --p) {
-      high = (high << 8) + sums[p];
-    }
-    high -= offset * (sum_of_x >> 8);
-    const i32v low = sums[0] - offset * (sum_of_x & 0xff);
-    return __builtin_convertvector(high, f32v) * 256.0f + __builtin_convertvector(low, f32v);
-  }
-}
-
 template <class Format, int kPieces, int kRows>
 class IntPlainGemv {
  public:
   explicit IntPlainGemv(const QuantizedPlainGemvArgs& args)
       : args_(args),
         row_bytes_(args.matrix.columns * Format::kBits / 8),
-        group_shift_(__builtin_ctz(static_cast<unsigned>(args.matrix.format.group))),
-        factors_(args, Format::kOffset) {}
+        skipped_bytes_(skipped_columns(args.matrix) * Format::kBits / 8),
+        group_shift_(__builtin_ctz(static_cast<unsigned>(args.matrix.format.group))) {}
+
+  // Blocks begin where cache lines do, if they are lines: else two blocks have a part of each line,
+  // and when the second comes, so many other rows have been read that the nearest cache has lost
+  // it. Only where groups may begin in a block wherever arrays begin in a line.
+  static int64_t skipped_columns(const QuantizedMatrixView& matrix) {
+    const bool rows_alike = matrix.columns * Format::kBits / 8 % 64 == 0;
+    const uintptr_t w = reinterpret_cast<uintptr_t>(matrix.weights.w);
+    return kSkips && rows_alike && w % 8 == 0 ? static_cast<int64_t>(w % 64) * 8 / Format::kBits
+                                              : 0;
+  }
 
   // False: a number is not finite.
   bool run() {
@@ -71,15 +47,11 @@ class IntPlainGemv {
                     : at(n + kBandRows, args_.first_block);
       ahead_bytes_ = 0;
       for (int64_t block = 0; block < args_.blocks; ++block) {
-        if (block % blocks_at_once() == 0) {
-          first_group_ = (args_.first_block + block) * Codes::kColumns >> group_shift_;
-          if (!factors_.read(n, rows, first_group_)) {
-            return false;
-          }
+        if (block % blocks_at_once() == 0 && !read_factors(n, rows, args_.first_block + block)) {
+          return false;
         }
         if constexpr (kDirect) {
-          const int64_t left = row_bytes_ - (args_.first_block + block) * Codes::kBlockBytes;
-          if (left >= Codes::kBlockBytes) {
+          if (is_whole(args_.first_block + block)) {
             multiply_directly<true>(n, rows, block);
           } else {
             multiply_directly<false>(n, rows, block);
@@ -105,18 +77,54 @@ class IntPlainGemv {
   // are multiplied as soon as they are interleaved, by quarters, which may be of several groups.
   // Else they are stored, for some vectors after others, each of one group.
   static constexpr bool kDirect = kRows * kPieces * kVectors <= 24;
-  using Factors = BandFactors<kPieces, kRows, kDirect>;
+  // And more of factors than one vector of each piece.
+  static constexpr bool kSkips =
+      kDirect && kRows * kPieces * kVectors <= 16 && Codes::kWhole && Codes::kBlockBytes == 64;
+  // Parts of a block's quarters that are of one group each.
+  static constexpr int kParts = kSkips ? 2 : 1;
+  using Factors = BandFactors<kPieces, kRows, Format::kOffset, kDirect>;
   // Vectors of columns whose sums registers hold at once.
   static constexpr int kAtOnce = kRows * kPieces <= 4 ? 4 : kRows * kPieces <= 8 ? 2 : 1;
 
   int64_t row_step() const { return args_.blocks * Codes::kColumns; }
 
-  // Blocks whose groups are a vector's lanes.
+  // Blocks whose groups are a vector's lanes, but for the columns that the first has of a group
+  // before.
   int64_t blocks_at_once() const { return (int64_t{kLanes} << group_shift_) / Codes::kColumns; }
+
+  // Of a block of the matrix. Below 0 in the first, where it begins before the row.
+  int64_t first_byte(int64_t block) const { return block * Codes::kBlockBytes - skipped_bytes_; }
+  int64_t first_column(int64_t block) const { return first_byte(block) * 8 / Format::kBits; }
 
   const char* at(int64_t n, int64_t block) const {
     return reinterpret_cast<const char*>(args_.matrix.weights.w) + (args_.first + n) * row_bytes_ +
-           block * Codes::kBlockBytes;
+           first_byte(block);
+  }
+
+  // Of the blocks from this one on, blocks_at_once() of them. False: a number is not finite.
+  bool read_factors(int64_t n, int64_t rows, int64_t block) {
+    first_group_ = block * Codes::kColumns >> group_shift_;
+    if (skipped_bytes_ > 0) {
+      if (block > 0 && block == args_.first_block &&
+          !factors_[now_].read(args_, n, rows, first_group_ - kLanes)) {
+        return false;
+      }
+      now_ = 1 - now_;
+    }
+    // The last block of a row may have columns of the group before only.
+    return first_group_ << group_shift_ >= args_.matrix.columns ||
+           factors_[now_].read(args_, n, rows, first_group_);
+  }
+
+  // Its first column from that of factors_[now_] on. Below 0: the columns before are of the factors
+  // before those.
+  int64_t column_of_factors(int64_t block) const {
+    return first_column(block) - (first_group_ << group_shift_);
+  }
+
+  // Whether it is of these factors only, and a row has all of its bytes.
+  bool is_whole(int64_t block) const {
+    return column_of_factors(block) >= 0 && row_bytes_ - first_byte(block) >= Codes::kBlockBytes;
   }
 
   // Asks for some of the next band, as many bytes as a quad of a block has: row after row of the
@@ -133,7 +141,7 @@ class IntPlainGemv {
   }
 
   void interleave(int64_t n, int64_t rows, int64_t block) {
-    const __mmask64 in_row = Codes::in_row(row_bytes_ - block * Codes::kBlockBytes);
+    const __mmask64 in_row = Codes::in_row(0, row_bytes_ - first_byte(block));
     const char* w = at(n, block);
     for (int quad = 0; quad < kQuads && 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
       prefetch_some();
@@ -143,9 +151,8 @@ class IntPlainGemv {
 
   // The lane of its group. Beyond a row's last column any will do.
   int64_t group_of(int64_t block, int vector) const {
-    const int64_t first_column =
-        (args_.first_block + block) * Codes::kColumns + Codes::column(vector);
-    const int64_t group = (first_column >> group_shift_) - first_group_;
+    const int64_t column = column_of_factors(args_.first_block + block) + Codes::column(vector);
+    const int64_t group = column >> group_shift_;
     return group < kLanes ? group : kLanes - 1;
   }
 
@@ -169,52 +176,76 @@ class IntPlainGemv {
     unroll<kAtOnce>([&](auto v) __attribute__((always_inline)) {
       unroll<kRows>([&](auto m) __attribute__((always_inline)) {
         add_sums(block, first + v.value, m.value, sums[v.value] + m.value * kPieces,
-                 factors_.sum(m.value, groups[v.value]),
-                 factors_.exponent(m.value, groups[v.value]),
-                 factors_.shift(m.value, groups[v.value]));
+                 factors_[0].sum(m.value, groups[v.value]),
+                 factors_[0].exponent(m.value, groups[v.value]),
+                 factors_[0].shift(m.value, groups[v.value]));
       });
     });
   }
 
-  // Both at once, for a block.
-  template <bool kInRow>
+  // Both at once, for a block. kWhole: is_whole() says so.
+  template <bool kWhole>
   void multiply_directly(int64_t n, int64_t rows, int64_t block) {
     const int64_t in_matrix = args_.first_block + block;
-    const __mmask64 in_row = Codes::in_row(row_bytes_ - in_matrix * Codes::kBlockBytes);
+    const int64_t byte = first_byte(in_matrix);
+    const __mmask64 in_row = Codes::in_row(byte < 0 ? -byte : 0, row_bytes_ - byte);
     const char* w = at(n, in_matrix);
-    u32v column;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      column[lane] = static_cast<uint32_t>(Codes::column_by_quarters(0, lane));
+    // Groups' lanes. Those of groups before are the highest, which no other column of the block
+    // has. Columns before the first of the row are none: any lanes will do.
+    const int64_t first = column_of_factors(in_matrix);
+    u32v groups[kParts];
+    for (int part = 0; part < kParts; ++part) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        groups[part][lane] =
+            static_cast<uint32_t>(Codes::column_by_quarters(part * kVectors / kParts, lane));
+      }
+      groups[part] = (groups[part] + static_cast<uint32_t>(first)) >> group_shift_;
     }
-    const u32v groups = (column + static_cast<uint32_t>(in_matrix * Codes::kColumns -
-                                                        (first_group_ << group_shift_))) >>
-                        group_shift_;
-    const auto of_lanes = [groups](auto of_groups) __attribute__((always_inline)) {
-      return bits_as<decltype(of_groups)>(lookup(bits_as<f32v>(of_groups), groups));
+    const int64_t before = byte < 0 || first > 0 ? 0 : -(first >> group_shift_);
+    const __mmask16 lanes_before = static_cast<__mmask16>(~0u << (kLanes - before));
+    // A vector of each part, of what factors have for groups.
+    const auto of_lanes = [&](auto& parts, auto of_factors) __attribute__((always_inline)) {
+      auto of_groups = of_factors(factors_[now_]);
+      using Vector = decltype(of_groups);
+      if constexpr (!kWhole) {
+        of_groups = bits_as<Vector>(
+            _mm512_mask_mov_epi32(bits_as<__m512i>(of_groups), lanes_before,
+                                  bits_as<__m512i>(of_factors(factors_[kDirect - now_]))));
+      }
+      unroll<kParts>([&](auto part) __attribute__((always_inline)) {
+        parts[part.value] = bits_as<Vector>(lookup(bits_as<f32v>(of_groups), groups[part.value]));
+      });
     };
     i32v sums[kVectors][kRows * kPieces] = {};
     for (int64_t quad = 0; 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
       prefetch_some();
-      u32v bytes[4], x[kRows * kPieces];
-      interleave_quarters<Codes, kInRow>(w, row_bytes_, rows - 4 * quad, in_row, bytes);
+      u32v bytes[4], x[kRows * kPieces][kParts];
+      interleave_quarters<Codes, kWhole>(w, row_bytes_, rows - 4 * quad, in_row, bytes);
       unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
-        x[s.value] = of_lanes(factors_.words(quad, s.value / kPieces, s.value % kPieces));
+        of_lanes(x[s.value], [&](const Factors& factors) __attribute__((always_inline)) {
+          return factors.words(quad, s.value / kPieces, s.value % kPieces);
+        });
       });
       unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-        constexpr int kPart = v.value / Codes::kPerWord;
-        const u32v codes = Codes::template nested<v.value % Codes::kPerWord>(bytes[kPart]);
+        constexpr int kPart = v.value * kParts / kVectors;
+        const u32v codes =
+            Codes::template nested<v.value % Codes::kPerWord>(bytes[v.value / Codes::kPerWord]);
         unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
-          sums[v.value][s.value] = with_products(sums[v.value][s.value], codes, x[s.value]);
+          sums[v.value][s.value] = with_products(sums[v.value][s.value], codes, x[s.value][kPart]);
         });
       });
     }
     Codes::unnest(sums);
     unroll<kRows>([&](auto m) __attribute__((always_inline)) {
-      const i32v sum = of_lanes(factors_.sums(m.value));
-      const f32v exponent = of_lanes(factors_.exponents(m.value));
-      const f32v shift = of_lanes(factors_.shifts(m.value));
+      i32v sum[kParts];
+      f32v exponent[kParts], shift[kParts];
+      of_lanes(sum, [&](const Factors& factors) { return factors.sums(m.value); });
+      of_lanes(exponent, [&](const Factors& factors) { return factors.exponents(m.value); });
+      of_lanes(shift, [&](const Factors& factors) { return factors.shifts(m.value); });
       unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-        add_sums(block, v.value, m.value, sums[v.value] + m.value * kPieces, sum, exponent, shift);
+        constexpr int kPart = v.value * kParts / kVectors;
+        add_sums(block, v.value, m.value, sums[v.value] + m.value * kPieces, sum[kPart],
+                 exponent[kPart], shift[kPart]);
       });
     });
   }
@@ -226,7 +257,7 @@ class IntPlainGemv {
     unroll<kRows * kPieces>([&](auto s) __attribute__((always_inline)) {
       i32v& sum = sums[s.value];
       sum = with_products(sum, codes,
-                          factors_.word(group, quad, s.value / kPieces, s.value % kPieces));
+                          factors_[0].word(group, quad, s.value / kPieces, s.value % kPieces));
     });
   }
 
@@ -250,47 +281,51 @@ class IntPlainGemv {
     store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) + shift));
   }
 
-  // Vectors of a block to the order of columns.
+  // Vectors to the order of columns.
   void finish() {
-    if constexpr (kDirect) {
-      for (int64_t i = 0; i < kRows * row_step(); i += Codes::kColumns) {
-        float vectors[Codes::kColumns];
-        std::memcpy(vectors, args_.out + i, sizeof(vectors));
-        Codes::store_quarters_in_order(vectors, args_.out + i);
-      }
-      return;
-    }
-    for (int64_t i = 0; i < kRows * row_step(); i += kPlainPanel) {
-      float vectors[kPlainPanel];
+    constexpr int64_t kCount = Codes::template kOrdered<kDirect>;
+    for (int64_t i = 0; i < kRows * row_step(); i += kCount) {
+      float vectors[kCount];
       std::memcpy(vectors, args_.out + i, sizeof(vectors));
-      Codes::store_in_order(vectors, args_.out + i);
+      Codes::template store_in_order<kDirect>(vectors, args_.out + i);
     }
   }
 
   const QuantizedPlainGemvArgs& args_;
-  const int64_t row_bytes_;
+  const int64_t row_bytes_, skipped_bytes_;
   const int group_shift_;
-  int64_t first_group_ = 0;  // of the factors
-  Factors factors_;
-  const char* ahead_ = nullptr;  // a row of the next band
+  int64_t first_group_ = 0;  // of factors_[now_]
+  int now_ = 0;
+  Factors factors_[kDirect ? 2 : 1];  // and those before
+  const char* ahead_ = nullptr;       // a row of the next band
   int64_t ahead_bytes_ = 0;
   // Bytes of four rows side by side, before they are taken apart into codes: half as much to store
   // of 4 bits.
   alignas(64) u32v packed_[kQuads][4];
 };
 
-template <class Format, int kPieces>
-bool multiply_rows(const QuantizedPlainGemvArgs& args) {
-  switch (args.x_rows) {
-    case 1:
-      return IntPlainGemv<Format, kPieces, 1>(args).run();
-    case 2:
-      return IntPlainGemv<Format, kPieces, 2>(args).run();
-    case 4:
-      return IntPlainGemv<Format, kPieces, 4>(args).run();
-    default:
-      return IntPlainGemv<Format, kPieces, 8>(args).run();
-  }
+// action(type) with the kernel of these.
+template <class Action>
+void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action action) {
+  with_int_format(matrix.format, [&](auto format) {
+    using Format = decltype(format);
+    const auto of_rows = [&](auto pieces) {
+      constexpr int kPieces = pieces.value;
+      switch (x_rows) {
+        case 1:
+          return action(std::type_identity<IntPlainGemv<Format, kPieces, 1>>());
+        case 2:
+          return action(std::type_identity<IntPlainGemv<Format, kPieces, 2>>());
+        case 4:
+          return action(std::type_identity<IntPlainGemv<Format, kPieces, 4>>());
+        default:
+          return action(std::type_identity<IntPlainGemv<Format, kPieces, 8>>());
+      }
+    };
+    // Three bytes of each product for float32, two for the 16-bit dtypes.
+    matrix.dtype == QuantizedDtype::kFloat32 ? of_rows(std::integral_constant<int, 3>())
+                                             : of_rows(std::integral_constant<int, 2>());
+  });
 }
 
 }  // namespace
@@ -308,20 +343,27 @@ int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix) {
   return columns;
 }
 
+int64_t quantized_int_plain_skipped(const QuantizedMatrixView& matrix, int64_t x_rows) {
+  int64_t columns = 0;
+  with_kernel(matrix, x_rows, [&]<class Kernel>(std::type_identity<Kernel>) {
+    columns = Kernel::skipped_columns(matrix);
+  });
+  return columns;
+}
+
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args) {
   bool finite = false;
-  with_int_format(args.matrix.format, [&](auto format) {
-    using Format = decltype(format);
-    // Three bytes of each product for float32, two for the 16-bit dtypes.
-    finite = args.matrix.dtype == QuantizedDtype::kFloat32 ? multiply_rows<Format, 3>(args)
-                                                           : multiply_rows<Format, 2>(args);
-  });
+  with_kernel(args.matrix, args.x_rows,
+              [&]<class Kernel>(std::type_identity<Kernel>) { finite = Kernel(args).run(); });
   return finite;
 }
 
 #else
 
 int64_t quantized_int_plain_columns(const QuantizedMatrixView&) {
+  return 0;
+}
+int64_t quantized_int_plain_skipped(const QuantizedMatrixView&, int64_t) {
   return 0;
 }
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs&) {

@@ -128,7 +128,7 @@ class CodeColumns {
   void unpack(int64_t row, int64_t rows, int64_t column, int64_t columns) {
     for (int64_t first = 0; first < columns; first += Codes::kColumns) {
       const int64_t block = (column + first) / Codes::kColumns;
-      const __mmask64 in_row = Codes::in_row(row_bytes_ - block * Codes::kBlockBytes);
+      const __mmask64 in_row = Codes::in_row(0, row_bytes_ - block * Codes::kBlockBytes);
       const char* const w = at(row, block);
       uint8_t* const to = codes_ + first / kPlainPanel * kPanelBytes;
       const int64_t quads = (rows + kRun - 1) / kRun * kRunWords;

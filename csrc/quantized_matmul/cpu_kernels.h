@@ -147,6 +147,8 @@ struct QuantizedCpuKernels {
   // The same in integers: columns of a block, 0: not for this format on this machine. False: a
   // number is not finite, and plain_gemv has to do it.
   int64_t (*int_plain_columns)(const QuantizedMatrixView&);
+  // Columns of the first block that come before the matrix's first; of anything in the result.
+  int64_t (*int_plain_skipped)(const QuantizedMatrixView&, int64_t x_rows);
   bool (*int_plain_gemv)(const QuantizedPlainGemvArgs&);
 
   void (*gemm)(const QuantizedGemmArgs&);

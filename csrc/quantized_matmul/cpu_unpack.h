@@ -75,6 +75,7 @@ struct Units {
       __m512i rows[4];
       for (int i = 0; i < 4; ++i) {
         rows[i] = _mm512_loadu_si512(from + i * kLanes);
+        asm("" : "+v"(rows[i]));  // once: such a load mostly is of two cache lines
       }
       const __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
       const __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
@@ -327,7 +328,7 @@ class RowScales {
   int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
 
   // Those of following rows are next in memory: this much is asked for in advance.
-  static constexpr int64_t kAheadBytes = 1024;
+  static constexpr int64_t kAheadBytes = 4096;
 
   // With at least one number beyond the last, which is zero.
   void read_all(const void* numbers, int64_t row, float* to) {

@@ -27,6 +27,7 @@ struct PlainPlan {
   bool integers;
   int values;            // of the order in which columns come (store_row)
   int64_t block, strip;  // columns of a block, blocks of a strip
+  int64_t skipped;       // columns of the first block that are none of the matrix's
   int64_t blocks, strips, part_rows, parts;
 
   PlainPlan(const QuantizedMatrixView& matrix, int64_t rows, bool in_integers)
@@ -36,7 +37,8 @@ struct PlainPlan {
     part_rows = integers ? kIntPartRows : kPartRows;
     parts = ceil_div(matrix.outputs, part_rows);
     block = integers ? kernels.int_plain_columns(matrix) : int64_t{values} * kernels.lanes;
-    blocks = ceil_div(matrix.columns, block);
+    skipped = integers ? kernels.int_plain_skipped(matrix, rows) : 0;
+    blocks = ceil_div(skipped + matrix.columns, block);
     if (integers) {
       const int64_t columns =
           std::min({ceil_div(matrix.columns, std::max<int64_t>(1, kIntItems / parts)),
@@ -45,9 +47,12 @@ struct PlainPlan {
     } else {
       strip = std::max<int64_t>(1, std::min(kStripColumns, vector_of_groups) / block);
     }
-    strips = ceil_div(blocks, strip);
+    strips = ceil_div(ceil_div(matrix.columns, block), strip);
   }
 
+  // The last strip has a block more, where columns are skipped.
+  int64_t strip_blocks(int64_t s) const { return s + 1 < strips ? strip : blocks - s * strip; }
+  int64_t most_blocks() const { return strip_blocks(strips - 1) > strip ? strip + 1 : strip; }
   int64_t first_block(int64_t item) const { return item / parts * strip; }
   int64_t first_row(int64_t item) const { return item % parts * part_rows; }
 };
@@ -81,8 +86,9 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
                 void* out) {
   const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
   const PlainPlan plan(matrix, rows, integers);
-  const int64_t sums_step = rows * plan.strip * plan.block;
-  const Floats sums = floats(plan.strips * plan.parts * sums_step);
+  const int64_t sums_step = rows * plan.most_blocks() * plan.block;
+  // store_row reads whole vectors, from the first column on that is one.
+  const Floats sums = floats(plan.strips * plan.parts * sums_step + kernels.lanes);
   std::atomic<bool> done = true;
   parallel_for(plan.strips * plan.parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
@@ -91,7 +97,7 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
       const int64_t next = item + 1 < end ? item + 1 : begin + max_threads() * (end - begin);
       const QuantizedPlainGemvArgs args = {matrix,
                                            first_block,
-                                           std::min(plan.strip, plan.blocks - first_block),
+                                           plan.strip_blocks(item / plan.parts),
                                            first,
                                            std::min(plan.part_rows, matrix.outputs - first),
                                            plan.first_block(next),
@@ -114,14 +120,15 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
   parallel_for(plan.strips * given_rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t s = i / given_rows, m = i % given_rows;
-      const int64_t first = s * plan.strip * plan.block;
-      const int64_t count = std::min(plan.strip, plan.blocks - s * plan.strip) * plan.block;
+      const int64_t before = s == 0 ? plan.skipped : 0;
+      const int64_t first = s * plan.strip * plan.block + before - plan.skipped;
+      const int64_t count = plan.strip_blocks(s) * plan.block;
       float* const total = sums.get() + s * plan.parts * sums_step + m * count;
       for (int64_t part = 1; part < plan.parts; ++part) {
         kernels.add(total, total + part * sums_step, count);
       }
-      kernels.store_row(matrix.dtype, total, 2 * kernels.lanes, plan.values,
-                        std::min(count, matrix.columns - first),
+      kernels.store_row(matrix.dtype, total + before, 2 * kernels.lanes, plan.values,
+                        std::min(count - before, matrix.columns - first),
                         at(out, (m * matrix.columns + first) * size));
     }
   });
