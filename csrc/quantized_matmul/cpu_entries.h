@@ -16,6 +16,10 @@ int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix);
 void quantized_plain_gemv(const QuantizedPlainGemvArgs& args);
 int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix);
 int64_t quantized_int_plain_skipped(const QuantizedMatrixView& matrix, int64_t x_rows);
+void quantized_int_plain_order(const QuantizedMatrixView& matrix,
+                               int64_t x_rows,
+                               int64_t blocks,
+                               float* row);
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args);
 
 void quantized_store_row(QuantizedDtype dtype,

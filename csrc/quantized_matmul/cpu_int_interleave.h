@@ -154,13 +154,13 @@ MLX_ANVIL_UNROLLED void load_quad(
 }
 
 // Their words: a vector for each 16 bytes.
-template <class Codes>
+template <class Codes, bool kInRow>
 MLX_ANVIL_UNROLLED void interleave_quad(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {
   const __m512i first_half = _mm512_load_si512(kByTwoRows[0].data());
   const __m512i second_half = _mm512_load_si512(kByTwoRows[1].data());
   __m512i rows_of[4];
-  load_quad<Codes, false>(w, row_bytes, rows, in_row, rows_of);
+  load_quad<Codes, kInRow>(w, row_bytes, rows, in_row, rows_of);
   const auto two_rows = [&](int r, __m512i order) {
     return _mm512_permutex2var_epi8(rows_of[r], order, rows_of[r + 1]);
   };

@@ -35,6 +35,16 @@ class IntPlainGemv {
                                               : 0;
   }
 
+  // A row of sums to the order of columns.
+  static void put_in_order(float* row, int64_t blocks) {
+    constexpr int64_t kCount = Codes::template kOrdered<kDirect>;
+    for (float* at = row; at < row + blocks * Codes::kColumns; at += kCount) {
+      float vectors[kCount];
+      std::memcpy(vectors, at, sizeof(vectors));
+      Codes::template store_in_order<kDirect>(vectors, at);
+    }
+  }
+
   // False: a number is not finite.
   bool run() {
     for (int64_t i = 0; i < kRows * row_step(); i += kLanes) {
@@ -50,23 +60,13 @@ class IntPlainGemv {
         if (block % blocks_at_once() == 0 && !read_factors(n, rows, args_.first_block + block)) {
           return false;
         }
-        if constexpr (kDirect) {
-          if (is_whole(args_.first_block + block)) {
-            multiply_directly<true>(n, rows, block);
-          } else {
-            multiply_directly<false>(n, rows, block);
-          }
+        if (is_whole(args_.first_block + block)) {
+          multiply_block<true>(n, rows, block);
         } else {
-          interleave(n, rows, args_.first_block + block);
-          constexpr int kStep = kAtOnce < Codes::kPerWord ? Codes::kPerWord : kAtOnce;
-          for (int vector = 0; vector < kVectors; vector += kStep) {
-            unroll<kStep / kAtOnce>(
-                [&](auto part) { multiply<part.value * kAtOnce>(block, vector, (rows + 3) / 4); });
-          }
+          multiply_block<false>(n, rows, block);
         }
       }
     }
-    finish();
     return true;
   }
 
@@ -140,12 +140,28 @@ class IntPlainGemv {
     }
   }
 
+  // kWhole: is_whole() says so.
+  template <bool kWhole>
+  void multiply_block(int64_t n, int64_t rows, int64_t block) {
+    if constexpr (kDirect) {
+      multiply_directly<kWhole>(n, rows, block);
+    } else {
+      interleave<kWhole>(n, rows, args_.first_block + block);
+      constexpr int kStep = kAtOnce < Codes::kPerWord ? Codes::kPerWord : kAtOnce;
+      for (int vector = 0; vector < kVectors; vector += kStep) {
+        unroll<kStep / kAtOnce>(
+            [&](auto part) { multiply<part.value * kAtOnce>(block, vector, (rows + 3) / 4); });
+      }
+    }
+  }
+
+  template <bool kWhole>
   void interleave(int64_t n, int64_t rows, int64_t block) {
     const __mmask64 in_row = Codes::in_row(0, row_bytes_ - first_byte(block));
     const char* w = at(n, block);
     for (int quad = 0; quad < kQuads && 4 * quad < rows; ++quad, w += 4 * row_bytes_) {
       prefetch_some();
-      interleave_quad<Codes>(w, row_bytes_, rows - 4 * quad, in_row, packed_[quad]);
+      interleave_quad<Codes, kWhole>(w, row_bytes_, rows - 4 * quad, in_row, packed_[quad]);
     }
   }
 
@@ -183,7 +199,7 @@ class IntPlainGemv {
     });
   }
 
-  // Both at once, for a block. kWhole: is_whole() says so.
+  // Both at once, for a block.
   template <bool kWhole>
   void multiply_directly(int64_t n, int64_t rows, int64_t block) {
     const int64_t in_matrix = args_.first_block + block;
@@ -281,16 +297,6 @@ class IntPlainGemv {
     store_lanes(total, load_lanes(total) + (product * (Format::kFactor / Factors::kScale) + shift));
   }
 
-  // Vectors to the order of columns.
-  void finish() {
-    constexpr int64_t kCount = Codes::template kOrdered<kDirect>;
-    for (int64_t i = 0; i < kRows * row_step(); i += kCount) {
-      float vectors[kCount];
-      std::memcpy(vectors, args_.out + i, sizeof(vectors));
-      Codes::template store_in_order<kDirect>(vectors, args_.out + i);
-    }
-  }
-
   const QuantizedPlainGemvArgs& args_;
   const int64_t row_bytes_, skipped_bytes_;
   const int group_shift_;
@@ -351,6 +357,14 @@ int64_t quantized_int_plain_skipped(const QuantizedMatrixView& matrix, int64_t x
   return columns;
 }
 
+void quantized_int_plain_order(const QuantizedMatrixView& matrix,
+                               int64_t x_rows,
+                               int64_t blocks,
+                               float* row) {
+  with_kernel(matrix, x_rows,
+              [&]<class Kernel>(std::type_identity<Kernel>) { Kernel::put_in_order(row, blocks); });
+}
+
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args) {
   bool finite = false;
   with_kernel(args.matrix, args.x_rows,
@@ -366,6 +380,7 @@ int64_t quantized_int_plain_columns(const QuantizedMatrixView&) {
 int64_t quantized_int_plain_skipped(const QuantizedMatrixView&, int64_t) {
   return 0;
 }
+void quantized_int_plain_order(const QuantizedMatrixView&, int64_t, int64_t, float*) {}
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs&) {
   return false;
 }

@@ -136,7 +136,7 @@ class CodeColumns {
         u32v words[4];
         // Beyond the last row any will do.
         const int64_t r = 4 * quad < rows ? 4 * quad : rows - 1;
-        interleave_quad<Codes>(w + r * row_bytes_, row_bytes_, rows - r, in_row, words);
+        interleave_quad<Codes, false>(w + r * row_bytes_, row_bytes_, rows - r, in_row, words);
         unroll<Codes::kVectors>([&](auto v) __attribute__((always_inline)) {
           const u32v bytes =
               Codes::template bytes<v.value % Codes::kPerWord>(words[v.value / Codes::kPerWord]);

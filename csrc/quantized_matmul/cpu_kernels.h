@@ -61,7 +61,7 @@ struct QuantizedPlainGemvArgs {
   int64_t next_block, next;
   int64_t x_rows;  // 1, 2, 4 or 8
   const float* x;  // [count][x_rows]
-  // [x_rows][blocks], each block in lane order, or in that of columns (int_plain_gemv).
+  // [x_rows][blocks], each block in lane order, or in one of int_plain_gemv's own.
   float* out;
 };
 
@@ -149,6 +149,8 @@ struct QuantizedCpuKernels {
   int64_t (*int_plain_columns)(const QuantizedMatrixView&);
   // Columns of the first block that come before the matrix's first; of anything in the result.
   int64_t (*int_plain_skipped)(const QuantizedMatrixView&, int64_t x_rows);
+  // A row of its result, of so many blocks, to the order of columns.
+  void (*int_plain_order)(const QuantizedMatrixView&, int64_t x_rows, int64_t blocks, float* row);
   bool (*int_plain_gemv)(const QuantizedPlainGemvArgs&);
 
   void (*gemm)(const QuantizedGemmArgs&);

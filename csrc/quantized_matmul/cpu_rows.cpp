@@ -129,6 +129,7 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     quantized_plain_gemv,
     quantized_int_plain_columns,
     quantized_int_plain_skipped,
+    quantized_int_plain_order,
     quantized_int_plain_gemv,
     quantized_gemm_kernel,
     quantized_gemm_scratch,

@@ -127,6 +127,9 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
       for (int64_t part = 1; part < plan.parts; ++part) {
         kernels.add(total, total + part * sums_step, count);
       }
+      if (integers) {
+        kernels.int_plain_order(matrix, rows, plan.strip_blocks(s), total);
+      }
       kernels.store_row(matrix.dtype, total + before, 2 * kernels.lanes, plan.values,
                         std::min(count - before, matrix.columns - first),
                         at(out, (m * matrix.columns + first) * size));
