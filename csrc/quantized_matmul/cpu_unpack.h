@@ -327,15 +327,16 @@ class RowScales {
 
   int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
 
-  // Those of following rows are next in memory: this much is asked for in advance.
-  static constexpr int64_t kAheadBytes = 4096;
+  // Those of following rows are next in memory: this much is asked for in advance, into the cache
+  // after the nearest, which x needs.
+  static constexpr int64_t kAheadBytes = 8192;
 
   // With at least one number beyond the last, which is zero.
   void read_all(const void* numbers, int64_t row, float* to) {
     with_scales(matrix_, numbers, [&](const auto* first, auto widen) {
       const auto* const from = first + row * groups_;
       for (int64_t group = 0; group < groups_; group += kLanes) {
-        __builtin_prefetch(reinterpret_cast<const char*>(from + group) + kAheadBytes);
+        __builtin_prefetch(reinterpret_cast<const char*>(from + group) + kAheadBytes, 0, 2);
         store_lanes(to + group, widen_some(from + group, groups_ - group, widen));
       }
     });
