@@ -4,6 +4,8 @@
 //
 // for a band of rows n at a time, X as in cpu_int_gemv.cpp. A lane is a column and has the codes of
 // four rows, whose bytes are interleaved. A band is unpacked once for all rows of x.
+#include <algorithm>
+
 #include "quantized_matmul/cpu_entries.h"
 #if defined(__AVX512VNNI__)
 #include "quantized_matmul/cpu_int_factors.h"
@@ -23,7 +25,11 @@ class IntPlainGemv {
       : args_(args),
         row_bytes_(args.matrix.columns * Format::kBits / 8),
         skipped_bytes_(skipped_columns(args.matrix) * Format::kBits / 8),
-        group_shift_(__builtin_ctz(static_cast<unsigned>(args.matrix.format.group))) {}
+        group_shift_(__builtin_ctz(static_cast<unsigned>(args.matrix.format.group))) {
+    if constexpr (kSkips) {
+      std::fill_n(factors_, 2, Factors{});  // see read_factors()
+    }
+  }
 
   // Blocks begin where cache lines do, if they are lines: else two blocks have a part of each line,
   // and when the second comes, so many other rows have been read that the nearest cache has lost
@@ -111,7 +117,8 @@ class IntPlainGemv {
       }
       now_ = 1 - now_;
     }
-    // The last block of a row may have columns of the group before only.
+    // The last block of a row may have columns of the group before only. Those beyond the row then
+    // take what was read for other rows, or zeros.
     return first_group_ << group_shift_ >= args_.matrix.columns ||
            factors_[now_].read(args_, n, rows, first_group_);
   }
@@ -223,10 +230,10 @@ class IntPlainGemv {
     const auto of_lanes = [&](auto& parts, auto of_factors) __attribute__((always_inline)) {
       auto of_groups = of_factors(factors_[now_]);
       using Vector = decltype(of_groups);
-      if constexpr (!kWhole) {
+      if constexpr (kSkips && !kWhole) {
         of_groups = bits_as<Vector>(
             _mm512_mask_mov_epi32(bits_as<__m512i>(of_groups), lanes_before,
-                                  bits_as<__m512i>(of_factors(factors_[kDirect - now_]))));
+                                  bits_as<__m512i>(of_factors(factors_[1 - now_]))));
       }
       unroll<kParts>([&](auto part) __attribute__((always_inline)) {
         parts[part.value] = bits_as<Vector>(lookup(bits_as<f32v>(of_groups), groups[part.value]));
@@ -302,8 +309,8 @@ class IntPlainGemv {
   const int group_shift_;
   int64_t first_group_ = 0;  // of factors_[now_]
   int now_ = 0;
-  Factors factors_[kDirect ? 2 : 1];  // and those before
-  const char* ahead_ = nullptr;       // a row of the next band
+  Factors factors_[kSkips ? 2 : 1];  // and those before
+  const char* ahead_ = nullptr;      // a row of the next band
   int64_t ahead_bytes_ = 0;
   // Bytes of four rows side by side, before they are taken apart into codes: half as much to store
   // of 4 bits.
