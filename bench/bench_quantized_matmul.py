@@ -10,6 +10,7 @@ layers come between. PyTorch's int4 product is `_weight_int4pack_mm_for_cpu`, gr
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -189,18 +190,25 @@ def gradient_rows(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def swiglu_at_once(x: mx.array, gate: list[mx.array], up: list[mx.array]) -> None:
+    mx.eval(quantized_swiglu(x, tuple(gate), tuple(up), **FOUR_BITS))
+
+
+def swiglu_in_steps(x: mx.array, gate: list[mx.array], up: list[mx.array]) -> None:
+    mx.eval(silu_gate(quantized_matmul(x, *gate, **FOUR_BITS), quantized_matmul(x, *up, **FOUR_BITS)))
+
+
 def swiglu_rows(rounds: int) -> list[dict[str, Any]]:
     rows = []
-    for dtype in DTYPES:
-        gate, up = (draw(14336, dtype, FOUR_BITS) for _ in range(2))
-        x = normal((1, K), dtype)
-        contestants: Contestants = {
-            "ours": lambda x=x, g=gate, u=up: mx.eval(quantized_swiglu(x, tuple(g), tuple(u), **FOUR_BITS)),
-            "in steps": lambda x=x, g=gate, u=up: mx.eval(
-                silu_gate(quantized_matmul(x, *g, **FOUR_BITS), quantized_matmul(x, *u, **FOUR_BITS))
-            ),
-        }
-        rows.append(row("swiglu", dtype, (1, 14336, K), contestants, format="affine 4", rounds=3 * rounds))
+    for outputs in DECODE_OUTPUTS:
+        for dtype in DTYPES:
+            x = normal((1, K), dtype)
+            pairs = list(zip(*(draw_sets(outputs, dtype, FOUR_BITS) for _ in range(2)), strict=True))
+            contestants: Contestants = {
+                label: in_turn([partial(run, x, gate, up) for gate, up in pairs])
+                for label, run in (("ours", swiglu_at_once), ("in steps", swiglu_in_steps))
+            }
+            rows.append(row("swiglu", dtype, (1, outputs, K), contestants, format="affine 4", rounds=3 * rounds))
     return rows
 
 
