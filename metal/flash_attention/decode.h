@@ -85,7 +85,7 @@ struct DecodeRows {
       float dot = 0.0f;
       MLX_ANVIL_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        dot += q[r][e] * k[e];
+        dot = metal::fma(q[r][e], k[e], dot);
       }
       MLX_ANVIL_UNROLL
       for (int distance = 1; distance < kLanes; distance *= 2) {
@@ -112,7 +112,7 @@ struct DecodeRows {
       softmax[r].sum += weight;
       MLX_ANVIL_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        out[r][e] += weight * v[t][e];
+        out[r][e] = metal::fma(weight, v[t][e], out[r][e]);
       }
     }
   }
@@ -127,11 +127,11 @@ struct DecodeRows {
         const float other_sum = metal::simd_shuffle_xor(softmax[r].sum, ushort(distance));
         const float own_factor = softmax[r].begin_piece(other);
         const float other_factor = metal::fast::exp2(other - softmax[r].base());
-        softmax[r].sum += other_sum * other_factor;
+        softmax[r].sum = metal::fma(other_sum, other_factor, softmax[r].sum);
         MLX_ANVIL_UNROLL
         for (int e = 0; e < kElements; ++e) {
           const float other_out = metal::simd_shuffle_xor(out[r][e], ushort(distance));
-          out[r][e] = out[r][e] * own_factor + other_out * other_factor;
+          out[r][e] = metal::fma(other_out, other_factor, out[r][e] * own_factor);
         }
       }
     }
@@ -159,7 +159,7 @@ struct DecodeRows {
       const float4 four = *reinterpret_cast<const threadgroup float4*>(row + column + e);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < 4; ++i) {
-        out[r][e + i] += four[i] * weight;
+        out[r][e + i] = metal::fma(four[i], weight, out[r][e + i]);
       }
     }
   }

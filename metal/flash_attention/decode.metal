@@ -191,7 +191,7 @@ template <typename T>
   }
   float total = 0.0f;
   for (int part = lane; part < params.parts; part += 32) {
-    total += metal::fast::exp2(sums[2 * part] - all.base()) * sums[2 * part + 1];
+    total = metal::fma(metal::fast::exp2(sums[2 * part] - all.base()), sums[2 * part + 1], total);
   }
   total = metal::simd_sum(total);
   if (has_sinks) {
@@ -210,7 +210,7 @@ template <typename T>
       for (int i = 0; i < kOwn; ++i) {
         const int column = begin + 32 * i + lane;
         if (column < common.v_head_dim) {
-          own[i] += factor * parts[part * common.v_head_dim + column];
+          own[i] = metal::fma(factor, parts[part * common.v_head_dim + column], own[i]);
         }
       }
     }

@@ -37,11 +37,12 @@ METAL_FUNC void add_share(thread GroupRows& rows,
     const OnlineSoftmax theirs = share.softmax[e][lane];
     own[e] = rows.softmax[e].begin_piece(theirs.highest);
     other[e] = metal::fast::exp2(theirs.highest - rows.softmax[e].base());
-    rows.softmax[e].sum += theirs.sum * other[e];
+    rows.softmax[e].sum = metal::fma(theirs.sum, other[e], rows.softmax[e].sum);
   }
   MLX_ANVIL_UNROLL
   for (int f = 0; f < GroupRows::kOutFragments; ++f) {
-    rows.out[f] = fragment_of<float>(elements_of(rows.out[f]) * own + share.out[f][lane] * other);
+    rows.out[f] =
+        fragment_of<float>(metal::fma(share.out[f][lane], other, elements_of(rows.out[f]) * own));
   }
 }
 

@@ -1,5 +1,9 @@
 // From the product q . k to the score that softmax takes: scale, softcap, mask, and which keys a
 // query sees. Shared by all attention kernels. Scores are in units of log2: exp2 is what GPUs have.
+//
+// Specialisations of a kernel give the same bits: a result depends neither on what a gradient needs
+// stored nor on how rows lie in memory. So sums of products say fma: whether `a * b + c` is rounded
+// once, and which product of `a * b + c * d` is, a compiler may choose anew for each of them.
 #pragma once
 
 #include <metal_stdlib>
@@ -96,7 +100,8 @@ struct HeadMask {
     if (has_bool_mask) {
       return data[at] ? score : -INFINITY;
     }
-    return score + M_LOG2E_F * static_cast<float>(reinterpret_cast<const device T*>(data)[at]);
+    return metal::fma(M_LOG2E_F, static_cast<float>(reinterpret_cast<const device T*>(data)[at]),
+                      score);
   }
 };
 
