@@ -27,7 +27,9 @@ template <typename T, typename Op>
 struct PackOfAll {
   float x[Op::kInputs][Pack<T>::kSize];
 
-  METAL_FUNC void apply_and_store(const thread Operands<T, Op>& operands, long at, int count) {
+  METAL_FUNC void apply_and_store(const thread Operands<T, Op>& operands,
+                                  long at,
+                                  int count) thread {
     float y[Op::kOutputs][Pack<T>::kSize];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < Pack<T>::kSize; ++i) {

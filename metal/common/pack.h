@@ -10,8 +10,8 @@ struct Pack {
   using T4 = metal::vec<T, 4>;
   static void load(const device T* from, thread float* x) {
     const uint4 raw = *reinterpret_cast<const device uint4*>(from);
-    const T4 low = metal::as_type<T4>(raw.xy);
-    const T4 high = metal::as_type<T4>(raw.zw);
+    const T4 low = as_type<T4>(raw.xy);
+    const T4 high = as_type<T4>(raw.zw);
     for (int i = 0; i < 4; ++i) {
       x[i] = static_cast<float>(low[i]);
       x[i + 4] = static_cast<float>(high[i]);
@@ -20,8 +20,7 @@ struct Pack {
   static void store(device T* to, const thread float* x) {
     const T4 low = T4(T(x[0]), T(x[1]), T(x[2]), T(x[3]));
     const T4 high = T4(T(x[4]), T(x[5]), T(x[6]), T(x[7]));
-    *reinterpret_cast<device uint4*>(to) =
-        uint4(metal::as_type<uint2>(low), metal::as_type<uint2>(high));
+    *reinterpret_cast<device uint4*>(to) = uint4(as_type<uint2>(low), as_type<uint2>(high));
   }
 };
 

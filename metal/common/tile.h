@@ -63,11 +63,11 @@ METAL_FUNC Fragment<T> transposed(Fragment<T> frag, FragmentPlace place) {
   frag.thread_elements() = mslc::transposed(elements_of(frag));
   return frag;
 #else
-  const uint pair = metal::as_type<uint>(elements_of(frag));
+  const uint pair = as_type<uint>(elements_of(frag));
   const Pair<T> first =
-      metal::as_type<Pair<T> >(metal::simd_shuffle(pair, lane_of(place.column, place.row)));
+      as_type<Pair<T> >(metal::simd_shuffle(pair, lane_of(place.column, place.row)));
   const Pair<T> second =
-      metal::as_type<Pair<T> >(metal::simd_shuffle(pair, lane_of(place.column + 1, place.row)));
+      as_type<Pair<T> >(metal::simd_shuffle(pair, lane_of(place.column + 1, place.row)));
   return fragment_of<T>(first[place.row % 2], second[place.row % 2]);
 #endif
 }

@@ -61,11 +61,11 @@ template <typename T,
 
   const FragmentPlace place = fragment_place(lane);
   Keys keys;
-  keys.rows = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1], common.k_strides[2],
-               common.k_strides[3], common.kv_len, common.head_dim};
+  keys.rows = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                      common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
   Values values;
-  values.rows = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                 common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
+  values.rows = Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                        common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
   keys.begin(first, place);
   values.begin(first, place);
   if (kStagesValues) {
@@ -86,7 +86,7 @@ template <typename T,
   SavedRow unused[kRowFragments];
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
-    unused[i] = {0.0f, 0.0f};
+    unused[i] = SavedRow{0.0f, 0.0f};
   }
 
   const QueryRange seeing =
@@ -103,11 +103,12 @@ template <typename T,
   for (long head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
     const long head_row = (batch * common.q_heads + head) * common.q_len;
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
-    passing.first = {q + batch * common.q_strides[0] + head * common.q_strides[1],
-                     common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
-    passing.second = {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-                      params.d_out_strides[2], params.d_out_strides[3], common.q_len,
-                      common.v_head_dim};
+    passing.first =
+        Rows<T>{q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
+                common.q_strides[3], common.q_len, common.head_dim};
+    passing.second =
+        Rows<T>{d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+                params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
     passing.start(seeing.begin);
     saved.lse = lse + head_row;
     saved.delta = delta + head_row;

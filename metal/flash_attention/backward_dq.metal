@@ -60,12 +60,12 @@ template <typename T,
 
   const FragmentPlace place = fragment_place(lane);
   Queries queries;
-  queries.rows = {q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
-                  common.q_strides[3], common.q_len, common.head_dim};
+  queries.rows = Rows<T>{q + batch * common.q_strides[0] + head * common.q_strides[1],
+                         common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
   Cotangents cotangents;
-  cotangents.rows = {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-                     params.d_out_strides[2], params.d_out_strides[3], common.q_len,
-                     common.v_head_dim};
+  cotangents.rows =
+      Rows<T>{d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+              params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
   queries.begin(first, place);
   cotangents.begin(first, place);
   GradientSum<T, kHeadDim, kRowFragments, kTileRows> gradient;
@@ -81,13 +81,14 @@ template <typename T,
   KeyRange visible = visible_keys(common, block, metal::min(block + kRows, common.q_len) - 1);
   KeyRange own = visible_keys(common, first, last);
   if (stores_d_mask) {
-    visible = own = {0, common.kv_len};
+    visible = own = KeyRange{0, common.kv_len};
   }
   Passing passing;
-  passing.first = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                   common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
-  passing.second = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                    common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
+  passing.first = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                          common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+  passing.second =
+      Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1], common.v_strides[2],
+              common.v_strides[3], common.kv_len, common.v_head_dim};
   passing.first_places = key_tiles;
   passing.second_places = value_tiles;
   passing.thread_index = thread_index;

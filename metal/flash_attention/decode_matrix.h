@@ -29,7 +29,7 @@ METAL_FUNC uint4 load_eight(Rows<T> from, int row, int column) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {  // step by step: offsets known beforehand would wait in registers
       if (i < columns) {
-        eight[i / 2] |= uint(metal::as_type<ushort>(*at)) << (16 * (i % 2));
+        eight[i / 2] |= uint(as_type<ushort>(*at)) << (16 * (i % 2));
         at += from.column_stride;
       }
     }
@@ -172,7 +172,7 @@ struct DecodeMatrixRows {
   METAL_FUNC int value_column(int i) const thread { return 64 * i + 8 * place.row; }
 
   METAL_FUNC static Fragment<T> pair_of(uint4 vector, int pair) {
-    const Pair<T> elements = metal::as_type<Pair<T>>(vector[pair]);
+    const Pair<T> elements = as_type<Pair<T>>(vector[pair]);
     return fragment_of<T>(elements.x, elements.y);
   }
 
@@ -242,8 +242,8 @@ struct DecodeMatrixRows {
       const int vector = f / 8, pair = f % 8 / 2;
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeyFragments; ++n) {
-        const Pair<T> first = metal::as_type<Pair<T>>(values[n][0][vector][pair]);
-        const Pair<T> second = metal::as_type<Pair<T>>(values[n][1][vector][pair]);
+        const Pair<T> first = as_type<Pair<T>>(values[n][0][vector][pair]);
+        const Pair<T> second = as_type<Pair<T>>(values[n][1][vector][pair]);
         const Fragment<T> v = fragment_of<T>(first[f % 2], second[f % 2]);
         metal::simdgroup_multiply_accumulate(out[f], v, weights[n], out[f]);
       }

@@ -74,10 +74,10 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
 
   GroupRows rows;
   rows.place = fragment_place(lane);
-  rows.all_keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                   common.k_strides[2], common.k_strides[3], part_end, common.head_dim};
-  rows.all_values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                     common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim};
+  rows.all_keys = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                          common.k_strides[2], common.k_strides[3], part_end, common.head_dim};
+  rows.all_values = Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                            common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim};
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
     rows.at[e] = decode_row(common, batch, kv_head, first_row + rows.place.column + e);

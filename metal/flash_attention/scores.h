@@ -95,7 +95,7 @@ struct HeadMask {
   long column_stride;
 
   // The score of a pair that exists, with the mask applied.
-  METAL_FUNC float apply(float score, int query, int key) const {
+  METAL_FUNC float apply(float score, int query, int key) const thread {
     const long at = query * row_stride + key * column_stride;
     if (has_bool_mask) {
       return data[at] ? score : -INFINITY;

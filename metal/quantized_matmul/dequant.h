@@ -62,7 +62,7 @@ METAL_FUNC uint code_at(const thread uint* words, int index) {
 // of subnormal numbers too, with fewer instructions than integers of their own. Two codes share a
 // word.
 METAL_FUNC void store_halves(uint bits, thread float& low, thread float& high) {
-  const half2 pair = metal::as_type<half2>(bits);
+  const half2 pair = as_type<half2>(bits);
   low = static_cast<float>(pair.x);
   high = static_cast<float>(pair.y);
 }
@@ -143,7 +143,7 @@ struct E2m1Format {
 
 // 2^(stored - 127)
 METAL_FUNC float e8m0(uchar stored) {
-  return metal::as_type<float>(stored == 0 ? 0x00400000u : uint(stored) << 23);
+  return as_type<float>(stored == 0 ? 0x00400000u : uint(stored) << 23);
 }
 
 METAL_FUNC float e4m3(uchar stored) {

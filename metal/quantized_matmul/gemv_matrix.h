@@ -44,7 +44,7 @@ struct Constants {
     const uint mask = 0x000f000fu;  // as only operand it is part of the instruction
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 4; ++i) {
-      ones[i] = metal::as_type<uint>(Pair<T>(T(1), T(1))) + zeros[i];
+      ones[i] = as_type<uint>(Pair<T>(T(1), T(1))) + zeros[i];
     }
     codes = SmallCode<T>::kBits == 0 ? mask : mask + zeros[3];
   }
@@ -56,9 +56,9 @@ METAL_FUNC uint4 pairs_of(uint4 eight) {
   uint4 pairs;
   MLX_ANVIL_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const Pair<T> low = metal::as_type<Pair<T>>(eight[i / 2]);
-    const Pair<T> high = metal::as_type<Pair<T>>(eight[i / 2 + 2]);
-    pairs[i] = metal::as_type<uint>(Pair<T>(low[i % 2], high[i % 2]));
+    const Pair<T> low = as_type<Pair<T>>(eight[i / 2]);
+    const Pair<T> high = as_type<Pair<T>>(eight[i / 2 + 2]);
+    pairs[i] = as_type<uint>(Pair<T>(low[i % 2], high[i % 2]));
   }
   return pairs;
 }
@@ -72,7 +72,7 @@ struct GroupOfX {
   float2 sums[2];
 
   METAL_FUNC Fragment<T> columns(int word, int code, FragmentPlace place) const thread {
-    const Pair<T> pair = metal::as_type<Pair<T>>(pairs[word][code]);
+    const Pair<T> pair = as_type<Pair<T>>(pairs[word][code]);
     return transposed(fragment_of<T>(pair.x, pair.y), place);
   }
 
@@ -83,7 +83,7 @@ struct GroupOfX {
       const Fragment<T> x = columns(i % kWords, i / kWords, place);
       MLX_ANVIL_UNROLL
       for (int f = 0; f < 2; ++f) {
-        const Pair<T> ones = metal::as_type<Pair<T>>(constants.ones[2 * (i % 2) + f]);
+        const Pair<T> ones = as_type<Pair<T>>(constants.ones[2 * (i % 2) + f]);
         metal::simdgroup_multiply_accumulate(totals[f], fragment_of<T>(ones.x, ones.y), x,
                                              totals[f]);
       }
@@ -186,7 +186,7 @@ struct GemvMatrixSums {
       MLX_ANVIL_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         const uint codes = words[f][word] >> (4 * (code - p)) & constants.codes << (4 * p);
-        const Pair<T> pair = metal::as_type<Pair<T>>(codes | uint(SmallCode<T>::kBits));
+        const Pair<T> pair = as_type<Pair<T>>(codes | uint(SmallCode<T>::kBits));
         metal::simdgroup_multiply_accumulate(sums[p][f], fragment_of<T>(pair.x, pair.y), columns,
                                              sums[p][f]);
       }

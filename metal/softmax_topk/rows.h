@@ -29,13 +29,13 @@ METAL_FUNC int flipped(int bits) {
 }
 
 METAL_FUNC int key_of(float logit) {
-  const int bits = metal::as_type<int>(logit), key = flipped(bits);
+  const int bits = as_type<int>(logit), key = flipped(bits);
   const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
   return is_nan ? 0x7fffffff : key == -1 ? 0 : key;  // -1: that of -0
 }
 
 METAL_FUNC float logit_of(int key) {
-  return metal::as_type<float>(flipped(key));
+  return as_type<float>(flipped(key));
 }
 
 METAL_FUNC uint row_of(uint3 group, uint3 groups, uint simdgroup) {
