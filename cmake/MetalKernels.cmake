@@ -1,16 +1,20 @@
-# Metal kernels travel twice: as a metallib, compiled where MLX has Metal and Apple's compiler is at hand, and
-# as source inside the extension, which MLX compiles at run time when the metallib is missing. The source also
-# serves the simulator and the tests on machines without Metal. For MLX's CUDA backend they are compiled to PTX.
+# Metal kernels travel twice: as a metallib, which Apple's compiler makes on a Mac that has it, and as source
+# inside the extension, which MLX compiles at run time, kernel by kernel, when the metallib is missing. The source
+# also serves the simulator and the tests. For MLX's CUDA backend the kernels are compiled to PTX.
 file(GLOB MLX_ANVIL_METAL_HEADERS CONFIGURE_DEPENDS metal/*/*.h)
 file(GLOB MLX_ANVIL_METAL_SOURCES CONFIGURE_DEPENDS metal/*/*.metal)
 
 function(mlx_anvil_embed_metal target)
-  set(output ${CMAKE_CURRENT_BINARY_DIR}/kernel_source.cpp)
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/metal_source.cpp)
   set(script ${CMAKE_CURRENT_SOURCE_DIR}/tools/embed_metal.py)
+  set(visible "")
+  if(MLX_BUILD_METAL)
+    set(visible --apple)  # some kernels are for other GPUs alone
+  endif()
   add_custom_command(
     OUTPUT ${output}
     COMMAND ${Python_EXECUTABLE} ${script} --root ${CMAKE_CURRENT_SOURCE_DIR} --output ${output}
-            ${MLX_ANVIL_METAL_SOURCES}
+            --compiler ${CMAKE_CXX_COMPILER} ${visible}
     DEPENDS ${script} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
     COMMENT "Embedding Metal kernels"
     VERBATIM)

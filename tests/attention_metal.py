@@ -106,7 +106,7 @@ class Counts:
 
 @cache
 def our_library(kernel: str, constants: tuple[tuple[int, bool], ...]) -> Library:
-    text = Source(text=_ext._kernel_source("flash_attention"), name="metal/flash_attention")
+    text = Source(text=_ext._op_source("flash_attention"), name="metal/flash_attention")
     return Library(text, constants=dict(constants), options=replace(PROFILED, kernels=(kernel,)))
 
 

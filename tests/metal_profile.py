@@ -17,7 +17,7 @@ def profile(op: str, event: mlx_anvil.Event, arrays: list[np.ndarray]) -> Launch
     found = re.fullmatch(r"(.*?)((?:_c\d+[tf])*)", event.kernel)
     assert found
     constants = {int(i): flag == "t" for i, flag in re.findall(r"_c(\d+)([tf])", found[2])}
-    text = Source(text=_ext._kernel_source(op), name=f"metal/{op}")
+    text = Source(text=_ext._op_source(op), name=f"metal/{op}")
     library = Library(text, constants=constants, options=replace(PROFILED, kernels=(found[1],)))
     report = library.run(found[1], dict(enumerate(arrays)), event.grid, event.threadgroup)
     assert report.profile is not None

@@ -136,7 +136,7 @@ class Counts:
 
 @cache
 def our_library(kernel: str, constants: tuple[tuple[int, bool], ...]) -> Library:
-    text = Source(text=_ext._kernel_source("quantized_matmul"), name="metal/quantized_matmul")
+    text = Source(text=_ext._op_source("quantized_matmul"), name="metal/quantized_matmul")
     return Library(text, constants=dict(constants), options=replace(PROFILED, kernels=(kernel,)))
 
 

@@ -32,7 +32,7 @@ def launches_of(op: str) -> tuple[Launch, ...]:
 
 @cache
 def interface_of(op: str) -> Interface:
-    return Interface.of(Source(text=_ext._kernel_source(op), name=f"metal/{op}"))
+    return Interface.of(Source(text=_ext._op_source(op), name=f"metal/{op}"))
 
 
 def test_calls_cover_every_op():

@@ -45,7 +45,7 @@ def compile_as_host(header: str) -> str:
 
 
 def compile_as_metal(op: str) -> str:
-    source = Source(text=_ext._kernel_source(op), name=f"metal/{op}")
+    source = Source(text=_ext._op_source(op), name=f"metal/{op}")
     rewritten = run_rewriter(source, run_preprocessor(source))
     command = ["clang", *LANGUAGE_FLAGS, "-w", "-include", str(SHIM / "mslc.h"), *RELAXED_SPACES, *DUMP, "-"]
     result = run_tool(command, text=rewritten.text)
@@ -56,7 +56,7 @@ def compile_as_metal(op: str) -> str:
 @pytest.mark.parametrize("op", sorted(p.name for p in (ROOT / "metal").iterdir() if p.name != "common"))
 def test_same_layout(op):
     metal = parse(compile_as_metal(op))
-    source = _ext._kernel_source(op)
+    source = _ext._op_source(op)
     headers = [text for name, text in HEADERS.items() if f'"{name}"' in source]
     assert headers
     for header in headers:

@@ -1,65 +1,64 @@
-"""Writes kernel_source.cpp: the Metal source of every op, its includes resolved, for the host code.
+"""Writes metal_source.cpp: the Metal source of the kernels for csrc/common/kernel_source.cpp.
 
-One text per op: all its .metal files, with each of our headers in front of its first use. Line markers keep
-compiler messages pointing at the files that people edit.
+Every file of metal/ once, as it is, and a list of the kernels: for each its file, and the template instance behind its name,
+which the C++ preprocessor tells. Kernels that only mslc sees (`#ifdef __MSLC__`) are in the list unless --apple.
 """
 
 import argparse
 import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-INCLUDE = re.compile(r'^\s*#include "(metal/[^"]+)"')
-PRAGMA_ONCE = re.compile(r"^\s*#pragma once\s*$")
+# What MLX_ANVIL_KERNEL (metal/common/kernel.h) becomes; the name may be several literals side by side.
+KERNEL = re.compile(r"template \[\[host_name\(([^)]*)\)\]\] \[\[kernel\]\] decltype\(.*?\) ([^;]*);")
 # Compilers limit the length of one string literal; longer text is written as several, side by side.
 LITERAL_LIMIT = 8000
 
 
-def resolve(root: Path, name: str, seen: set[str]) -> list[str]:
-    """The lines of one file with our own includes put in their place."""
-    lines = [f'#line 1 "{name}"']
-    for number, line in enumerate((root / name).read_text().splitlines(), start=1):
-        include = INCLUDE.match(line)
-        if include and include[1] not in seen:
-            seen.add(include[1])
-            lines += resolve(root, include[1], seen)
-            lines.append(f'#line {number + 1} "{name}"')
-        elif include or PRAGMA_ONCE.match(line):
-            lines.append("")  # keeps the line numbers
-        else:
-            lines.append(line)
-    return lines
+def kernels(compiler: str, root: Path, source: Path, apple: bool) -> Iterator[tuple[str, str]]:
+    """The kernels of one .metal file: name and template instance."""
+    with tempfile.TemporaryDirectory() as empty:
+        Path(empty, "metal_stdlib").touch()  # nothing of Metal's library decides which kernels there are
+        command = [compiler, "-E", "-P", "-x", "c++", "-D__METAL__", f"-I{root}", f"-I{empty}", str(source)]
+        command += [] if apple else ["-D__MSLC__"]
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    for name, instance in KERNEL.findall(" ".join(text.split())):
+        yield "".join(re.findall(r'"([^"]*)"', name)), instance.strip()
 
 
 def literals(text: str) -> str:
     """`text` as adjacent C++ raw string literals."""
     pieces = [text[i : i + LITERAL_LIMIT] for i in range(0, len(text), LITERAL_LIMIT)]
-    return "\n".join(f'      R"MSL({piece})MSL"' for piece in pieces)
+    return "\n".join(f'     R"MSL({piece})MSL"' for piece in pieces)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="the folder that holds metal/")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("sources", type=Path, nargs="+", help=".metal files: metal/<op>/<name>.metal")
+    parser.add_argument("--compiler", required=True, help="the C++ compiler, for its preprocessor")
+    parser.add_argument("--apple", action="store_true", help="only kernels that Apple's compiler sees")
     args = parser.parse_args()
 
-    by_op: dict[str, list[str]] = {}
-    seen: dict[str, set[str]] = {}
-    for source in sorted(args.sources):
-        op = source.parent.name
-        name = source.resolve().relative_to(args.root.resolve()).as_posix()
-        by_op.setdefault(op, []).extend(resolve(args.root, name, seen.setdefault(op, set())))
-
-    cases = [
-        f'  if (op == "{op}") {{\n    return\n{literals(chr(10).join(lines) + chr(10))};\n  }}'
-        for op, lines in by_op.items()
+    root = args.root.resolve()
+    sources = sorted(root.glob("metal/*/*.metal"))
+    files = sorted([*sources, *root.glob("metal/*/*.h")])
+    embedded = [f'    {{"{path.relative_to(root).as_posix()}",\n{literals(path.read_text())}}},' for path in files]
+    listed = [
+        f'    {{"{name}", "{source.relative_to(root).as_posix()}", "{instance}"}},'
+        for source in sources
+        for name, instance in kernels(args.compiler, root, source, args.apple)
     ]
-    body = "\n".join(cases)
     args.output.write_text(
         "// Written by tools/embed_metal.py.\n"
-        '#include "common/launch.h"\n\n'
+        '#include "common/kernel_source.h"\n\n'
         "namespace mlx_anvil {\n\n"
-        f'std::string kernel_source(const std::string& op) {{\n{body}\n  return "";\n}}\n\n'
+        "static const MetalFile kFiles[] = {\n" + "\n".join(embedded) + "\n};\n\n"
+        "static const MetalKernel kKernels[] = {\n" + "\n".join(listed) + "\n};\n\n"
+        "std::span<const MetalFile> metal_files() { return kFiles; }\n"
+        "std::span<const MetalKernel> metal_kernels() { return kKernels; }\n\n"
         "}  // namespace mlx_anvil\n"
     )
 

@@ -59,6 +59,19 @@ std::vector<std::string> describe_bindings(const KernelLaunch& launch) {
   return described;
 }
 
+// MLX's encoder takes temporaries out of what later kernels wait for. With an array of the graph
+// among them, a later kernel could read it too early, or write it too early.
+void check_temporaries(const KernelLaunch& launch) {
+  for (const Scratch* temporary : launch.temporaries) {
+    if (!temporary->is_unshared()) {
+      throw_internal_error(launch.kernel->op(),
+                           launch.kernel->name() +
+                               " was given a temporary that somebody else holds; allowed: memory "
+                               "that this call alone uses.");
+    }
+  }
+}
+
 // Where a kernel ran, for trace().
 std::string device_text([[maybe_unused]] const Kernel& kernel, const mx::Device& device) {
   if (device == mx::Device::cpu) {
@@ -153,6 +166,7 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
     throw_internal_error(request.kernel->op(),
                          "cannot launch " + request.kernel->name() + ": " + why_not + ".");
   }
+  check_temporaries(request);
   if (stream.device == mx::Device::cpu) {
     launch_simulator(request, stream);
   } else {

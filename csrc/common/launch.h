@@ -11,6 +11,7 @@
 
 #include "common/few.h"
 #include "common/kernel_name.h"
+#include "common/scratch.h"
 #include "mlx/mlx.h"
 
 namespace mlx_anvil {
@@ -51,6 +52,7 @@ struct Extent {
 
 using KernelInputs = Few<const mx::array*, 16>;
 using KernelOutputs = Few<mx::array*, 8>;
+using KernelTemporaries = Few<const Scratch*, 4>;
 
 // Bindings are numbered inputs first, then outputs, then the params. Array pointers and params must
 // live until launch() returns.
@@ -63,13 +65,15 @@ struct KernelLaunch {
   Extent grid;                          // threadgroups
   Extent threadgroup;                   // threads
   Few<uint32_t, 4> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
-  std::vector<mx::array> temporaries;   // kept until the kernel has run
+  KernelTemporaries temporaries;        // those of the arrays that are this call's own
 };
 
-// Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it.
+// Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it,
+// and where somebody else holds a temporary.
 void launch(const KernelLaunch& launch, const mx::Stream& stream);
 
-// Keeps arrays that no graph holds until all that `stream` was given so far has run.
+// Keeps arrays until all that `stream` was given so far has run. Later kernels do not wait for
+// them, so they must be arrays that nobody else holds.
 void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream);
 
 // Whether launch() can serve `device`; if not, why (for the text of a fallback).
@@ -85,10 +89,6 @@ bool has_matrix_units(const mx::Device& device);
 // One group of threads per `per_threadgroup` work items, folded into two dimensions so that neither
 // passes what a grid may have; a kernel's linear index is y * grid.x + x.
 Extent linear_grid(int64_t items, int64_t per_threadgroup);
-
-// The MSL of every kernel of `op`, includes resolved; empty when there is no such op. Generated
-// from metal/ when the library is built.
-std::string kernel_source(const std::string& op);
 
 #ifdef MLX_ANVIL_METAL
 void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);

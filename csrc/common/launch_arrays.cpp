@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "common/allocate.h"
-
 namespace mlx_anvil {
 
 namespace {
@@ -36,12 +34,6 @@ const char* dtype_name(const mx::array& x) {
 bool rows_are_vectors(std::initializer_list<const mx::array*> arrays, int vector_bytes) {
   return std::all_of(arrays.begin(), arrays.end(),
                      [=](const mx::array* x) { return is_of_vectors(*x, vector_bytes); });
-}
-
-mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream) {
-  mx::array x(std::move(shape), dtype, nullptr, {});
-  x.set_data(allocate(x.nbytes(), stream));
-  return x;
 }
 
 }  // namespace mlx_anvil

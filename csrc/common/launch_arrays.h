@@ -15,7 +15,4 @@ const char* dtype_name(const mx::array& x);
 // Whether every row of each is a run of whole, aligned vectors of so many bytes.
 bool rows_are_vectors(std::initializer_list<const mx::array*> arrays, int vector_bytes = 16);
 
-// An array that only one call uses; its launches keep it (KernelLaunch::temporaries).
-mx::array scratch(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
-
 }  // namespace mlx_anvil

@@ -153,9 +153,6 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
   }
   encoder.add_kernel_node_raw(loaded.function, to_dim3(launch.grid), to_dim3(launch.threadgroup),
                               {0, 0, 0}, arguments.shared_bytes(), arguments.get());
-  if (!launch.temporaries.empty()) {
-    keep_until_done_cuda(launch.temporaries, stream);
-  }
 }
 
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "common/errors.h"
+#include "common/kernel_source.h"
 #include "common/launch.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/backend/metal/metal.h"
@@ -24,15 +25,15 @@ std::string metallib_path() {
   return std::filesystem::exists(path, error) ? path.string() : "";
 }
 
-// The compiled library when the package has one; else the embedded source, which MLX compiles once
-// per process. MLX caches both by name.
+// The compiled library when the package has one; else the embedded source of this kernel alone,
+// which MLX compiles once per process. MLX caches both by name.
 MTL::Library* library_for(mx::metal::Device& device, const Kernel& kernel) {
   static const std::string metallib = metallib_path();
   if (!metallib.empty()) {
     return device.get_library("mlx_anvil", metallib);
   }
-  const std::string& op = kernel.op();
-  return device.get_library("mlx_anvil_" + op, [&op] { return kernel_source(op); });
+  const std::string& name = kernel.name();
+  return device.get_library("mlx_anvil_" + name, [&name] { return kernel_source(name); });
 }
 
 MTL::ComputePipelineState* pipeline_for(mx::metal::Device& device, const Kernel& kernel) {
@@ -81,7 +82,6 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
     encoder.set_threadgroup_memory_length(launch.threadgroup_memory[i], static_cast<int>(i));
   }
   encoder.dispatch_threadgroups(size_of_extent(launch.grid), size_of_extent(launch.threadgroup));
-  encoder.add_temporaries(launch.temporaries);
 }
 
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream) {

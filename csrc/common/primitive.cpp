@@ -66,9 +66,11 @@ void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
   try {
     eval(all);
   } catch (...) {  // the copying may not have run yet
+    all.clear();
     keep_until_done(std::move(copies), stream());
     throw;
   }
+  all.clear();
   keep_until_done(std::move(copies), stream());
 }
 

@@ -15,6 +15,7 @@
 #endif
 #include "common/errors.h"
 #include "common/isa.h"
+#include "common/kernel_source.h"
 #include "common/launch.h"
 #include "common/parallel.h"
 #include "common/probe.h"
@@ -136,6 +137,23 @@ void bind_gpu(nb::module_& m) {
               "cubin: typing.Callable[[str, str, int, int], tuple[str, bytes]]) -> None"));
 }
 
+// For the tests: a launch whose temporary somebody else holds, as the "array" or as a "view" of its
+// memory.
+void launch_with_held_temporary(const std::string& held) {
+  const mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  const Scratch temporary({4}, mx::float32, stream);
+  mx::array holder(mx::Shape{4}, mx::float32, nullptr, {});
+  if (held == "array") {
+    holder = *temporary;
+  } else {
+    holder.copy_shared_buffer(*temporary);
+  }
+  KernelLaunch request{};
+  request.kernel = &kernel_named("silu_gate", {"silu_gate_forward_float32_flat"}, {});
+  request.temporaries = {&temporary};
+  launch(request, stream);
+}
+
 void bind_simulate(nb::module_& m) {
   // The mode is a tuple: (on, checked, seed, matrix_units).
   using Mode = std::tuple<bool, bool, uint64_t, bool>;
@@ -151,6 +169,7 @@ void bind_simulate(nb::module_& m) {
         nb::sig("def _set_simulator_toolchain(compile: typing.Callable[[str, str, dict[int | str, "
                 "object], bool], str], "
                 "describe: typing.Callable[[str, int], str]) -> None"));
+  m.def("_launch_with_held_temporary", &launch_with_held_temporary, "held"_a);
 }
 
 void bind_trace(nb::module_& m) {
@@ -267,7 +286,9 @@ void bind_support(nb::module_& m) {
   m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });
   m.def("_set_isa", &set_isa, "name"_a);
   m.def("_max_threads", &max_threads);
-  m.def("_kernel_source", &kernel_source, "op"_a);
+  m.def("_kernel_names", &kernel_names, "op"_a);
+  m.def("_op_source", &op_source, "op"_a);
+  m.def("_kernel_source", &kernel_source, "name"_a);
   bind_gpu(m);
   bind_probe(m);
 }

@@ -179,22 +179,23 @@ void launch_combine(const AttentionConfig& config,
                     const AttentionSizes& sizes,
                     const AttentionForwardArrays& arrays,
                     const AttentionForwardParams& params,
-                    const mx::array& partial_out,
-                    const mx::array& partial_sums,
+                    const Scratch& partial_out,
+                    const Scratch& partial_sums,
                     const mx::Stream& stream) {
   KernelLaunch request{};
   request.kernel = &attention_kernel(
       {"flash_attention_decode_combine_", dtype_name(*arrays.q)},
       {{static_cast<uint32_t>(AttentionConstant::kSinks), config.has_sinks},
        {static_cast<uint32_t>(AttentionConstant::kStoresLse), arrays.lse != nullptr}});
-  request.inputs = {&partial_out, &partial_sums, arrays.sinks ? arrays.sinks : &partial_sums};
+  request.inputs = {partial_out.get(), partial_sums.get(),
+                    arrays.sinks ? arrays.sinks : partial_sums.get()};
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = {static_cast<uint32_t>(sizes.q_heads * sizes.q_len),
                   static_cast<uint32_t>(sizes.batch), 1};
   request.threadgroup = {kDecodeThreads, 1, 1};
-  request.temporaries = {partial_out, partial_sums};
+  request.temporaries = {&partial_out, &partial_sums};
   launch(request, stream);
 }
 
@@ -238,10 +239,11 @@ void launch_decode(const AttentionConfig& config,
     return;
   }
   const int all_rows = static_cast<int>(sizes.batch * sizes.q_heads * sizes.q_len);
-  mx::array partial_out = scratch(
-      {all_rows, static_cast<int>(parts), static_cast<int>(sizes.v_head_dim)}, mx::float32, stream);
-  mx::array partial_sums = scratch({all_rows, static_cast<int>(parts), 2}, mx::float32, stream);
-  request.outputs = {&partial_out, &partial_sums};
+  Scratch partial_out({all_rows, static_cast<int>(parts), static_cast<int>(sizes.v_head_dim)},
+                      mx::float32, stream);
+  Scratch partial_sums({all_rows, static_cast<int>(parts), 2}, mx::float32, stream);
+  request.outputs = {partial_out.get(), partial_sums.get()};
+  request.temporaries = {&partial_out, &partial_sums};
   launch(request, stream);
   launch_combine(config, sizes, arrays, params, partial_out, partial_sums, stream);
 }

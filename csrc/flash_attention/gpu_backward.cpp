@@ -1,5 +1,6 @@
 // The launches of the gradients: delta, the sinks' share, then dQ, then dK and dV.
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -73,7 +74,7 @@ struct Backward {
   const AttentionSizes& sizes;
   AttentionBackwardArrays arrays;
   AttentionBackwardParams params;
-  mx::array delta;
+  Scratch delta;
   const mx::Stream& stream;
 
   void launch_delta();
@@ -89,7 +90,7 @@ struct Backward {
     request.params_size = sizeof(params);
     request.grid = grid;
     request.threadgroup = {threads, 1, 1};
-    request.temporaries = {delta};
+    request.temporaries = {&delta};
     return request;
   }
 
@@ -102,7 +103,7 @@ struct Backward {
     KernelLaunch launch =
         request(attention_kernel(tile.kernel(), constants), grid.extent, kThreads);
     launch.inputs = attention_inputs(arrays);
-    launch.inputs.append({arrays.lse, arrays.d_out, &delta});
+    launch.inputs.append({arrays.lse, arrays.d_out, delta.get()});
     return launch;
   }
 
@@ -129,7 +130,7 @@ void Backward::launch_delta() {
                static_cast<uint32_t>(sizes.batch)},
               kRowThreads);
   launch.inputs = {arrays.out, arrays.d_out, arrays.d_lse ? arrays.d_lse : arrays.lse};
-  launch.outputs = {&delta};
+  launch.outputs = {delta.get()};
   mlx_anvil::launch(launch, stream);
 }
 
@@ -137,24 +138,26 @@ void Backward::launch_sinks() {
   KernelLaunch launch = request(
       attention_kernel({"flash_attention_d_sinks"}, {}),
       {static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch), 1}, kRowThreads);
-  launch.inputs = {arrays.sinks, arrays.lse, &delta};
+  launch.inputs = {arrays.sinks, arrays.lse, delta.get()};
   launch.outputs = {arrays.d_sinks};
   mlx_anvil::launch(launch, stream);
 }
 
 void Backward::launch_queries() {
   // The mask's gradient comes of this pass, whether or not that of q is wanted.
-  mx::array unwanted = *arrays.q;
+  std::optional<Scratch> unwanted;
   if (!arrays.d_q) {
-    unwanted = scratch(arrays.q->shape(), arrays.q->dtype(), stream);
-    arrays.d_q = &unwanted;
+    unwanted.emplace(arrays.q->shape(), arrays.q->dtype(), stream);
+    arrays.d_q = unwanted->get();
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
   const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_q});
   const BackwardTile* tile = tile_of("dq");
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
-  launch.temporaries.push_back(unwanted);
+  if (unwanted) {
+    launch.temporaries.push_back(&*unwanted);
+  }
   mlx_anvil::launch(launch, stream);
 }
 
@@ -180,7 +183,7 @@ void attention_backward_gpu(const AttentionConfig& config,
   if (sizes.batch * sizes.q_heads == 0) {
     return;
   }
-  Backward backward{config, sizes, arrays, {}, scratch(arrays.lse->shape(), mx::float32, stream),
+  Backward backward{config, sizes, arrays, {}, Scratch(arrays.lse->shape(), mx::float32, stream),
                     stream};
   AttentionBackwardParams& params = backward.params;
   params.common = attention_params(config, sizes, arrays);

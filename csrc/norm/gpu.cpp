@@ -99,7 +99,7 @@ struct Request {
                      const KernelOutputs& outputs,
                      const NormParams& params,
                      int64_t teams,
-                     std::vector<mx::array> temporaries = {}) const {
+                     const KernelTemporaries& temporaries = {}) const {
     const Team team(params.columns);
     const auto is_aligned = [](const mx::array* x) { return rows_are_vectors({x}); };
     const bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
@@ -120,25 +120,25 @@ struct Request {
     request.params_size = sizeof(params);
     request.grid = linear_grid(teams, team.teams_per_threadgroup());
     request.threadgroup = {team.threads(), 1, 1};
-    request.temporaries = std::move(temporaries);
+    request.temporaries = temporaries;
     launch(request, stream);
   }
 };
 
-void launch_sum(const mx::array& parts, int64_t groups, mx::array& sum, const mx::Stream& stream) {
+void launch_sum(const Scratch& parts, int64_t groups, mx::array& sum, const mx::Stream& stream) {
   NormSumParams params{};
   params.columns = static_cast<uint32_t>(sum.shape(-1));
-  params.parts = static_cast<uint32_t>(parts.shape(0) / groups);
+  params.parts = static_cast<uint32_t>(parts.get()->shape(0) / groups);
   KernelLaunch request{};
   request.kernel = &kernel_named(kFolder, {"norm_sum_parts_", dtype_name(sum)}, {});
-  request.inputs = {&parts};
+  request.inputs = {parts.get()};
   request.outputs = {&sum};
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = {static_cast<uint32_t>(ceil_div(params.columns, kSumColumns)),
                   static_cast<uint32_t>(groups), 1};
   request.threadgroup = {kSumThreads, 1, 1};
-  request.temporaries = {parts};
+  request.temporaries = {&parts};
   launch(request, stream);
 }
 
@@ -187,28 +187,27 @@ void norm_backward_gpu(const NormConfig& config,
       static_cast<uint32_t>(ceil_div(params.rows_per_group, params.rows_per_part));
   const int64_t parts = groups * params.parts_per_group;
 
-  const auto parts_of = [&](const mx::array* gradient) {
-    return gradient ? std::optional(
-                          scratch({static_cast<int>(parts), in.x->shape(-1)}, mx::float32, stream))
-                    : std::nullopt;
-  };
-  std::optional<mx::array> d_weight = parts_of(arrays.d_weight), d_bias = parts_of(arrays.d_bias);
-  if (parts > 0) {
-    std::vector<mx::array> temporaries;
-    for (const std::optional<mx::array>* x : {&d_weight, &d_bias}) {
-      if (*x) {
-        temporaries.push_back(**x);
-      }
+  std::optional<Scratch> d_weight, d_bias;
+  KernelTemporaries temporaries;
+  const auto make_parts = [&](std::optional<Scratch>& sums_of_parts, const mx::array* gradient) {
+    if (gradient) {
+      const mx::Shape shape = {static_cast<int>(parts), in.x->shape(-1)};
+      temporaries.push_back(&sums_of_parts.emplace(shape, mx::float32, stream));
     }
-    request.launch_kernel("backward",
-                          {{kHasDh, arrays.d_h != nullptr},
-                           {kWantsWeight, arrays.d_weight != nullptr},
-                           {kWantsBias, arrays.d_bias != nullptr}},
-                          {in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
-                           arrays.d_h ? arrays.d_h : in.x},
-                          {arrays.d_x, arrays.d_gate ? arrays.d_gate : arrays.d_x,
-                           d_weight ? &*d_weight : arrays.d_x, d_bias ? &*d_bias : arrays.d_x},
-                          params, parts, std::move(temporaries));
+  };
+  make_parts(d_weight, arrays.d_weight);
+  make_parts(d_bias, arrays.d_bias);
+  if (parts > 0) {
+    request.launch_kernel(
+        "backward",
+        {{kHasDh, arrays.d_h != nullptr},
+         {kWantsWeight, arrays.d_weight != nullptr},
+         {kWantsBias, arrays.d_bias != nullptr}},
+        {in.x, request.or_x(in.gate), request.or_x(in.weight), arrays.d_y,
+         arrays.d_h ? arrays.d_h : in.x},
+        {arrays.d_x, arrays.d_gate ? arrays.d_gate : arrays.d_x,
+         d_weight ? d_weight->get() : arrays.d_x, d_bias ? d_bias->get() : arrays.d_x},
+        params, parts, temporaries);
   }
   if (d_weight) {
     launch_sum(*d_weight, groups, *arrays.d_weight, stream);

@@ -38,16 +38,17 @@ struct Pass {
   // Candidates for the next pass.
   int64_t candidates() const { return blocks * best.run; }
 
-  mx::array candidate_array(const mx::Stream& stream) const {
+  Scratch candidate_array(const mx::Stream& stream) const {
     const mx::Shape shape = {static_cast<int>(rows), static_cast<int>(candidates())};
-    return scratch(shape, mx::uint64, stream);
+    return Scratch(shape, mx::uint64, stream);
   }
 };
 
-void add_outputs(KernelLaunch& request, mx::array* candidates, Outputs outputs) {
-  request.outputs = {&outputs.indices, &outputs.values, candidates ? candidates : &outputs.values};
+void add_outputs(KernelLaunch& request, Scratch* candidates, Outputs outputs) {
+  request.outputs = {&outputs.indices, &outputs.values,
+                     candidates ? candidates->get() : &outputs.values};
   if (candidates) {
-    request.temporaries.push_back(*candidates);
+    request.temporaries.push_back(candidates);
   }
 }
 
@@ -56,16 +57,16 @@ uint32_t slot_bytes(int64_t slots) {
 }
 
 void launch_merge(const Pass& pass,
-                  const mx::array& before,
-                  mx::array* candidates,
+                  const Scratch& before,
+                  Scratch* candidates,
                   Outputs outputs,
                   const mx::Stream& stream) {
   KernelLaunch request{};
   request.kernel =
       &kernel_named(kFolder, {"quantized_head_merge_", dtype_name(outputs.values)},
                     {{kRowsAreVectors, false}, {kColumnsAreShared, false}, pass.is_last()});
-  request.inputs = {&before};
-  request.temporaries = {before};
+  request.inputs = {before.get()};
+  request.temporaries = {&before};
   add_outputs(request, candidates, outputs);
   request.params = &pass.best;
   request.params_size = sizeof(pass.best);
@@ -76,7 +77,7 @@ void launch_merge(const Pass& pass,
 }
 
 // Until one block is left.
-void merge(Pass pass, mx::array candidates, Outputs outputs, const mx::Stream& stream) {
+void merge(Pass pass, Scratch candidates, Outputs outputs, const mx::Stream& stream) {
   while (pass.blocks > 1) {
     const int64_t count = pass.candidates();
     pass.best.candidates = static_cast<int32_t>(count);
@@ -86,9 +87,9 @@ void merge(Pass pass, mx::array candidates, Outputs outputs, const mx::Stream& s
       launch_merge(pass, candidates, nullptr, outputs, stream);
       return;
     }
-    mx::array fewer = pass.candidate_array(stream);
+    Scratch fewer = pass.candidate_array(stream);
     launch_merge(pass, candidates, &fewer, outputs, stream);
-    candidates = fewer;
+    candidates = std::move(fewer);
   }
 }
 
@@ -116,7 +117,7 @@ void quantized_head_gpu(const QuantizedFormat& format,
 
   const QuantizedHeadParams params{params_of(format, sizes), pass.best};
   const bool vectors = words_are_vectors(format, *weights.w) && rows_are_vectors({&x});
-  std::optional<mx::array> candidates;
+  std::optional<Scratch> candidates;
   if (pass.blocks > 1) {
     candidates = pass.candidate_array(stream);
   }
@@ -137,7 +138,7 @@ void quantized_head_gpu(const QuantizedFormat& format,
   request.threadgroup_memory = {slot_bytes(slots * rows)};
   launch(request, stream);
   if (candidates) {
-    merge(pass, *candidates, outputs, stream);
+    merge(pass, std::move(*candidates), outputs, stream);
   }
 }
 

@@ -197,20 +197,20 @@ void launch_gemv(const char* kernel,
                         params_of(format, sizes), grid(gemv_streams(sizes.rows), shared));
 }
 
-void launch_sum(const mx::array& parts, int count, mx::array& out, const mx::Stream& stream) {
+void launch_sum(const Scratch& parts, int count, mx::array& out, const mx::Stream& stream) {
   QuantizedSumParams params{};
   params.size = static_cast<int64_t>(out.size());
   params.parts = count;
   KernelLaunch request{};
   request.kernel =
       &kernel_named(kFolder, {"quantized_sum_parts_", dtype_name(out)}, {{kRowsAreVectors, false}});
-  request.inputs = {&parts};
+  request.inputs = {parts.get()};
   request.outputs = {&out};
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = linear_grid(params.size, kPlainThreads);
   request.threadgroup = {kPlainThreads, 1, 1};
-  request.temporaries = {parts};
+  request.temporaries = {&parts};
   launch(request, stream);
 }
 
@@ -241,8 +241,8 @@ void launch_plain(const QuantizedFormat& format,
   }
   mx::Shape shape = request.out.shape();
   shape.insert(shape.begin(), static_cast<int>(parts));
-  mx::array partial = scratch(shape, mx::float32, request.stream);
-  Request{request.x, request.matrices, partial, request.stream}.launch_kernel(
+  Scratch partial(shape, mx::float32, request.stream);
+  Request{request.x, request.matrices, *partial, request.stream}.launch_kernel(
       name, constants, params, grid, kPlainThreads);
   launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
 }

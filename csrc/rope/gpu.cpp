@@ -61,7 +61,9 @@ RopeParams params_of(const RopeConfig& config,
 }
 
 // Kept for the next launches: on CUDA, memory that the host has just written moves to the GPU when
-// a kernel first reads it, which takes ten times as long as the kernel.
+// a kernel first reads it, which takes ten times as long as the kernel. Never dropped, since
+// kernels that are under way may read it; once there are too many kinds, further ones last for one
+// call.
 mx::array turns_array(const RopeConfig& config, const mx::Device& device) {
   using Key = std::tuple<uint64_t, uint64_t, int64_t, mx::Device::DeviceType, int>;
   static std::mutex mutex;
@@ -73,11 +75,12 @@ mx::array turns_array(const RopeConfig& config, const mx::Device& device) {
   if (const auto known = kept.find(key); known != kept.end()) {
     return known->second;
   }
-  if (kept.size() == kMostTurnsKept) {
-    kept.clear();
-  }
   const std::vector<uint64_t> turns = rope_turns(config.frequencies, config.pairs);
-  return kept.try_emplace(key, turns.begin(), mx::Shape{config.pairs}, mx::uint64).first->second;
+  const mx::array made(turns.begin(), mx::Shape{config.pairs}, mx::uint64);
+  if (kept.size() < kMostTurnsKept) {
+    kept.emplace(key, made);
+  }
+  return made;
 }
 
 }  // namespace
@@ -98,8 +101,7 @@ void rope_gpu(const RopeConfig& config,
   }
   params.chunk = static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, kMostHeads));
   params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
-  const mx::array frequencies =
-      positions.freqs ? *positions.freqs : turns_array(config, stream.device);
+  mx::array frequencies = positions.freqs ? *positions.freqs : turns_array(config, stream.device);
 
   KernelLaunch request{};
   request.kernel = &kernel_named(
@@ -120,8 +122,10 @@ void rope_gpu(const RopeConfig& config,
       static_cast<uint32_t>(ceil_div(columns * params.length * params.chunks, kThreads)), 1,
       static_cast<uint32_t>(std::min<int64_t>(params.batch, kMostBatches))};
   request.threadgroup = {kThreads, 1, 1};
-  request.temporaries = {frequencies};
   launch(request, stream);
+  if (frequencies.is_donatable()) {  // of this call alone: neither the caller's nor kept
+    keep_until_done({std::move(frequencies)}, stream);
+  }
 }
 
 }  // namespace mlx_anvil

@@ -9,6 +9,7 @@
 // Four products for a tile of queries: k q^T, v d_out^T, P^T d_out and dS^T q. The heads of a group
 // follow one another, so that their sum never leaves the registers. Tiles outside the band are not
 // visited.
+#include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
@@ -150,12 +151,12 @@ template <typename T,
   }
 }
 
-#define INSTANTIATE(name, makes_keys, makes_values, dtype, type, d, dv, ...)                 \
-  template [[host_name(                                                                      \
-      "flash_attention_backward_" name "_" #dtype "_d" #d                                    \
-      "v" #dv)]] [[kernel]] decltype(flash_attention_backward_dkv<type, d, dv, __VA_ARGS__,  \
-                                                                  makes_keys, makes_values>) \
-      flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>;
+// ---- kernels
+
+#define INSTANTIATE(name, makes_keys, makes_values, dtype, type, d, dv, ...) \
+  MLX_ANVIL_KERNEL(                                                          \
+      "flash_attention_backward_" name "_" #dtype "_d" #d "v" #dv,           \
+      flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>)
 #define INSTANTIATE_dkv(suffix, ...) INSTANTIATE("dkv" suffix, true, true, __VA_ARGS__)
 #define INSTANTIATE_dk(suffix, ...) INSTANTIATE("dk" suffix, true, false, __VA_ARGS__)
 #define INSTANTIATE_dv(suffix, ...) INSTANTIATE("dv" suffix, false, true, __VA_ARGS__)

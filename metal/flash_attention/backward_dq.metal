@@ -8,6 +8,7 @@
 //
 // Three products for a tile of keys: q k^T, d_out v^T, and dS k. Tiles outside the band are not
 // visited, but where d_mask is stored: it has every pair.
+#include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
@@ -107,11 +108,11 @@ template <typename T,
                  params.d_q_strides[2], first, common.q_len, common.head_dim, place, common.scale);
 }
 
-#define INSTANTIATE(name, dtype, type, d, dv, ...)                                          \
-  template [[host_name(                                                                     \
-      "flash_attention_backward_" name "_" #dtype "_d" #d                                   \
-      "v" #dv)]] [[kernel]] decltype(flash_attention_backward_dq<type, d, dv, __VA_ARGS__>) \
-      flash_attention_backward_dq<type, d, dv, __VA_ARGS__>;
+// ---- kernels
+
+#define INSTANTIATE(name, dtype, type, d, dv, ...)                              \
+  MLX_ANVIL_KERNEL("flash_attention_backward_" name "_" #dtype "_d" #d "v" #dv, \
+                   flash_attention_backward_dq<type, d, dv, __VA_ARGS__>)
 #define INSTANTIATE_dq(suffix, ...) INSTANTIATE("dq" suffix, __VA_ARGS__)
 #define INSTANTIATE_dkv(...)
 #define INSTANTIATE_dk(...)

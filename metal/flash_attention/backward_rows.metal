@@ -5,6 +5,7 @@
 // of eight queries, query heads, batch; threadgroup 256; function constant 7: whether d_lse is
 // read. flash_attention_d_sinks: bindings sinks, lse, delta, d_sinks, params; grid: query heads,
 // batch; threadgroup 256. Nothing is assumed of alignment.
+#include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 
 enum { kRowsPerGroup = 8 };
@@ -43,7 +44,8 @@ template <typename T>
   }
 }
 
-[[kernel, max_total_threads_per_threadgroup(32 * kRowsPerGroup)]] void flash_attention_d_sinks(
+template <int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void flash_attention_d_sinks(
     const device float* sinks [[buffer(0)]],
     const device float* lse [[buffer(1)]],
     const device float* delta [[buffer(2)]],
@@ -53,14 +55,14 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float partial[kRowsPerGroup];
+  threadgroup float partial[kSimdgroups];
   const int head = group.x, batch = group.y;
   const float sink =
       sinks[batch * params.common.sinks_strides[0] + head * params.common.sinks_strides[1]];
   const long first =
       (static_cast<long>(batch) * params.common.q_heads + head) * params.common.q_len;
   float sum = 0.0f;
-  for (int query = thread_index; query < params.common.q_len; query += 32 * kRowsPerGroup) {
+  for (int query = thread_index; query < params.common.q_len; query += 32 * kSimdgroups) {
     const float row_lse = lse[first + query];
     // A row that saw nothing and has no sink either.
     const float p = row_lse == -INFINITY ? 0.0f : metal::precise::exp(sink - row_lse);
@@ -73,16 +75,16 @@ template <typename T>
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (thread_index == 0) {
     float total = 0.0f;
-    for (int i = 0; i < kRowsPerGroup; ++i) {
+    for (int i = 0; i < kSimdgroups; ++i) {
       total += partial[i];
     }
     d_sinks[batch * params.common.q_heads + head] = total;
   }
 }
 
-template [[host_name("flash_attention_delta_float32")]]
-[[kernel]] decltype(flash_attention_delta<float>) flash_attention_delta<float>;
-template [[host_name("flash_attention_delta_float16")]]
-[[kernel]] decltype(flash_attention_delta<half>) flash_attention_delta<half>;
-template [[host_name("flash_attention_delta_bfloat16")]]
-[[kernel]] decltype(flash_attention_delta<bfloat>) flash_attention_delta<bfloat>;
+// ---- kernels
+
+MLX_ANVIL_KERNEL("flash_attention_d_sinks", flash_attention_d_sinks<8>)
+MLX_ANVIL_KERNEL("flash_attention_delta_float32", flash_attention_delta<float>)
+MLX_ANVIL_KERNEL("flash_attention_delta_float16", flash_attention_delta<half>)
+MLX_ANVIL_KERNEL("flash_attention_delta_bfloat16", flash_attention_delta<bfloat>)

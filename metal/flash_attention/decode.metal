@@ -16,6 +16,7 @@
 //
 // flash_attention_decode_combine_<dtype> makes out and lse of the parts. Bindings: partial out,
 // partial sums, sinks, out, lse, params. Grid: query heads * q_len x batch x 1. Threadgroup: 128.
+#include "metal/common/kernel.h"
 #include "metal/flash_attention/decode.h"
 #include "metal/flash_attention/decode_row.h"
 #include "metal/flash_attention/tiles.h"
@@ -235,14 +236,14 @@ template <typename T>
   }
 }
 
-#define INSTANTIATE_DECODE(dtype, type, d, rows)                                               \
-  template [[host_name("flash_attention_decode_" #dtype "_d" #d                                \
-                       "r" #rows)]] [[kernel]] decltype(flash_attention_decode<type, d, rows>) \
-      flash_attention_decode<type, d, rows>;
+// ---- kernels
 
-#define INSTANTIATE_COMBINE(dtype, type)                                      \
-  template [[host_name("flash_attention_decode_combine_" #dtype)]] [[kernel]] \
-  decltype(flash_attention_decode_combine<type>) flash_attention_decode_combine<type>;
+#define INSTANTIATE_DECODE(dtype, type, d, rows)                       \
+  MLX_ANVIL_KERNEL("flash_attention_decode_" #dtype "_d" #d "r" #rows, \
+                   flash_attention_decode<type, d, rows>)
+
+#define INSTANTIATE_COMBINE(dtype, type) \
+  MLX_ANVIL_KERNEL("flash_attention_decode_combine_" #dtype, flash_attention_decode_combine<type>)
 
 MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, float32, float)
 MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, float16, half)

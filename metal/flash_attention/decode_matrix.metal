@@ -4,6 +4,8 @@
 // flash_attention_decode_matrix_<dtype>_d<head dim>r8. Bindings, function constants, grid and what
 // is assumed: those of decode.metal. Threadgroup: 32 * SIMD groups x 1 x 1, which take turns with
 // blocks of keys and join what they have at the end.
+#ifdef __MSLC__  // Apple's GPUs never launch these
+#include "metal/common/kernel.h"
 #include "metal/flash_attention/decode_matrix.h"
 #include "metal/flash_attention/decode_row.h"
 #include "metal/flash_attention/tiles.h"
@@ -149,10 +151,15 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
   }
 }
 
-#define INSTANTIATE_DECODE_MATRIX(dtype, type, d, keys, simdgroups)                       \
-  template [[host_name("flash_attention_decode_matrix_" #dtype "_d" #d "r8")]] [[kernel]] \
-  decltype(flash_attention_decode_matrix<type, d, keys, simdgroups>)                      \
-      flash_attention_decode_matrix<type, d, keys, simdgroups>;
+#endif
+
+// ---- kernels
+
+#ifdef __MSLC__
+#define INSTANTIATE_DECODE_MATRIX(dtype, type, d, keys, simdgroups)      \
+  MLX_ANVIL_KERNEL("flash_attention_decode_matrix_" #dtype "_d" #d "r8", \
+                   flash_attention_decode_matrix<type, d, keys, simdgroups>)
 
 MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(INSTANTIATE_DECODE_MATRIX, float16, half)
 MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(INSTANTIATE_DECODE_MATRIX, bfloat16, bfloat)
+#endif

@@ -13,6 +13,7 @@
 // A threadgroup stages a block of keys and of values, of which each of its SIMD groups computes
 // 8 or 16 rows of both products. Blocks that no query sees are not visited; those that only other
 // SIMD groups see are not computed.
+#include "metal/common/kernel.h"
 #include "metal/flash_attention/forward.h"
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
@@ -119,11 +120,11 @@ template <typename T,
   }
 }
 
-#define INSTANTIATE(name, dtype, type, d, dv, ...)                                      \
-  template [[host_name(                                                                 \
-      "flash_attention_" name "_" #dtype "_d" #d                                        \
-      "v" #dv)]] [[kernel]] decltype(flash_attention_forward<type, d, dv, __VA_ARGS__>) \
-      flash_attention_forward<type, d, dv, __VA_ARGS__>;
+// ---- kernels
+
+#define INSTANTIATE(name, dtype, type, d, dv, ...)                     \
+  MLX_ANVIL_KERNEL("flash_attention_" name "_" #dtype "_d" #d "v" #dv, \
+                   flash_attention_forward<type, d, dv, __VA_ARGS__>)
 #define INSTANTIATE_FORWARD(...) INSTANTIATE("forward", __VA_ARGS__)
 #define INSTANTIATE_FORWARD_MATRIX(...) INSTANTIATE("forward_matrix", __VA_ARGS__)
 

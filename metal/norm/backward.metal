@@ -11,6 +11,7 @@
 // forward, 7 to 9 below.
 // norm_sum_parts_<dtype of the sum>: threadgroup 256, grid: blocks of 32 columns, groups of rows.
 #include "metal/common/activation.h"
+#include "metal/common/kernel.h"
 #include "metal/norm/rows.h"
 
 constant bool has_d_h [[function_constant(7)]];
@@ -240,9 +241,10 @@ template <typename W>
   sum[long(group.y) * params.columns + column] = static_cast<W>(total);
 }
 
-#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)         \
-  template [[host_name(#op "_backward_" #dtype "_" #weight_dtype)]] \
-  [[kernel]] decltype(norm_backward<T, W, centred>) norm_backward<T, W, centred>;
+// ---- kernels
+
+#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W) \
+  MLX_ANVIL_KERNEL(#op "_backward_" #dtype "_" #weight_dtype, norm_backward<T, W, centred>)
 
 #define INSTANTIATE_DTYPES(op, centred)                      \
   INSTANTIATE(op, centred, float32, float, float32, float)   \
@@ -254,9 +256,7 @@ template <typename W>
 INSTANTIATE_DTYPES(rms_norm, false)
 INSTANTIATE_DTYPES(layer_norm, true)
 
-#define INSTANTIATE_SUM(dtype, W) \
-  template [[host_name(           \
-      "norm_sum_parts_" #dtype)]] [[kernel]] decltype(norm_sum_parts<W>) norm_sum_parts<W>;
+#define INSTANTIATE_SUM(dtype, W) MLX_ANVIL_KERNEL("norm_sum_parts_" #dtype, norm_sum_parts<W>)
 
 INSTANTIATE_SUM(float32, float)
 INSTANTIATE_SUM(float16, half)

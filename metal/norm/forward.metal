@@ -7,6 +7,7 @@
 // threads for every 256 columns, 512 at most. Grid: linear_grid of rows. Function constants: 0
 // whether all packs of 16 bytes are aligned (nothing else is assumed), 1 to 6 rows.h.
 #include "metal/common/activation.h"
+#include "metal/common/kernel.h"
 #include "metal/norm/rows.h"
 
 template <typename T>
@@ -120,9 +121,10 @@ template <typename T, typename W, bool kCentred>
   }
 }
 
-#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W)        \
-  template [[host_name(#op "_forward_" #dtype "_" #weight_dtype)]] \
-  [[kernel]] decltype(norm_forward<T, W, centred>) norm_forward<T, W, centred>;
+// ---- kernels
+
+#define INSTANTIATE(op, centred, dtype, T, weight_dtype, W) \
+  MLX_ANVIL_KERNEL(#op "_forward_" #dtype "_" #weight_dtype, norm_forward<T, W, centred>)
 
 #define INSTANTIATE_DTYPES(op, centred)                      \
   INSTANTIATE(op, centred, float32, float, float32, float)   \

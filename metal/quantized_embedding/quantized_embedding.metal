@@ -6,6 +6,7 @@
 // biases (none: scales in their place), out, params. Function constant 0: of dequant.h, of w and
 // out. Grid: linear_grid(elements of out / 8, 256); a thread has eight columns. Threadgroup: 256 x
 // 1 x 1. Arrays are dense; nothing but function constant 0 is assumed of the alignment.
+#include "metal/common/kernel.h"
 #include "metal/quantized_embedding/params.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
@@ -88,9 +89,10 @@ template <typename T, typename Format>
   store_piece(out + index * params.columns + column, values);
 }
 
-#define INSTANTIATE(format, Format, dtype, T)                       \
-  template [[host_name("quantized_embedding_" #dtype "_" #format)]] \
-  [[kernel]] decltype(quantized_embedding<T, Format>) quantized_embedding<T, Format>;
+// ---- kernels
+
+#define INSTANTIATE(format, Format, dtype, T) \
+  MLX_ANVIL_KERNEL("quantized_embedding_" #dtype "_" #format, quantized_embedding<T, Format>)
 
 MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, float32, float)
 MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, float16, half)

@@ -15,6 +15,7 @@
 // Threadgroup memory 0: 8 bytes for each slot and row of x. Candidates: [rows of x, blocks, run].
 // Where there is one block, its best are the result, and values in the place of candidates; else
 // indices and values are left alone. Arrays are dense; nothing else is assumed.
+#include "metal/common/kernel.h"
 #include "metal/quantized_head/best.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/gemv.h"
@@ -88,17 +89,18 @@ template <typename T>
              kMergeThreads);
 }
 
-#define INSTANTIATE_HEAD(name, format, dtype, type, rows)               \
-  template [[host_name("quantized_head_" #dtype "_" #name "_r" #rows)]] \
-  [[kernel]] decltype(quantized_head<type, format, rows>) quantized_head<type, format, rows>;
+// ---- kernels
+
+#define INSTANTIATE_HEAD(name, format, dtype, type, rows)         \
+  MLX_ANVIL_KERNEL("quantized_head_" #dtype "_" #name "_r" #rows, \
+                   quantized_head<type, format, rows>)
 
 #define INSTANTIATE_HEAD_DTYPE(dtype, type)                     \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 1) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 2) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 4) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 8) \
-  template [[host_name("quantized_head_merge_" #dtype)]]        \
-  [[kernel]] decltype(quantized_head_merge<type>) quantized_head_merge<type>;
+  MLX_ANVIL_KERNEL("quantized_head_merge_" #dtype, quantized_head_merge<type>)
 
 INSTANTIATE_HEAD_DTYPE(float32, float)
 INSTANTIATE_HEAD_DTYPE(float16, half)

@@ -9,6 +9,7 @@
 // w, two for eight rows of x (swiglu: half as many of each matrix). Threadgroup: 128 x 1 x 1.
 // Arrays are dense; nothing else is assumed.
 #include "metal/common/activation.h"
+#include "metal/common/kernel.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/gemv.h"
 
@@ -75,9 +76,10 @@ template <typename T, typename Format, int kRows>
   }
 }
 
+// ---- kernels
+
 #define INSTANTIATE_GEMV(name, format, kernel_name, dtype, type, rows) \
-  template [[host_name(#kernel_name "_" #dtype "_" #name "_r" #rows)]] \
-  [[kernel]] decltype(kernel_name<type, format, rows>) kernel_name<type, format, rows>;
+  MLX_ANVIL_KERNEL(#kernel_name "_" #dtype "_" #name "_r" #rows, kernel_name<type, format, rows>)
 
 #define INSTANTIATE_GEMV_DTYPES(kernel_name, rows)                                 \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMV, kernel_name, float32, float, rows) \

@@ -9,7 +9,9 @@
 // threadgroups as many as tiles, or fewer where all are whole: each takes every so many'th tile.
 // Threadgroup: 32 for each SIMD group x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a
 // multiple of 256.
+#ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/activation.h"
+#include "metal/common/kernel.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
 
@@ -169,11 +171,14 @@ quantized_swiglu_matrix(const device T* x [[buffer(0)]],
       x, out, params, {group, groups.x, simdgroup, lane}, group.x, memory, shares);
 }
 
-#define INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, rows, fragments, simdgroups)       \
-  template [[host_name(                                                                      \
-      #name "_" #dtype "_g" #group "_n" #rows                                                \
-            "s" #simdgroups)]] [[kernel]] decltype(name<type, group, fragments, simdgroups>) \
-      name<type, group, fragments, simdgroups>;
+#endif
+
+// ---- kernels
+
+#ifdef __MSLC__
+#define INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, rows, fragments, simdgroups) \
+  MLX_ANVIL_KERNEL(#name "_" #dtype "_g" #group "_n" #rows "s" #simdgroups,            \
+                   name<type, group, fragments, simdgroups>)
 
 #define INSTANTIATE_GEMV_MATRIX_TILES(name, dtype, type, group) \
   INSTANTIATE_GEMV_MATRIX(name, dtype, type, group, 16, 2, 8)   \
@@ -189,3 +194,4 @@ INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_gemv_matrix, bfloat16, bfloat)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, float16, half)
 INSTANTIATE_GEMV_MATRIX_GROUPS(quantized_swiglu_matrix, bfloat16, bfloat)
+#endif

@@ -9,6 +9,7 @@
 // (none: x in their place), out, params. Function constants: 0: of dequant.h; 3: whether rows of x
 // and of out are runs of whole, aligned 16-byte vectors. Grid: blocks of 64 columns of out x blocks
 // of 32 rows x batch. Threadgroup: 128 x 1 x 1. Arrays are dense; nothing else is assumed.
+#include "metal/common/kernel.h"
 #include "metal/common/tile.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
@@ -152,11 +153,11 @@ template <typename T, typename Format, bool kTransposed>
   }
 }
 
-#define INSTANTIATE_TILED(name, format, product, transposed, dtype, type)                      \
-  template                                                                                     \
-      [[host_name("quantized_matmul_" #product "_" #dtype                                      \
-                  "_" #name)]] [[kernel]] decltype(quantized_matmul<type, format, transposed>) \
-          quantized_matmul<type, format, transposed>;
+// ---- kernels
+
+#define INSTANTIATE_TILED(name, format, product, transposed, dtype, type) \
+  MLX_ANVIL_KERNEL("quantized_matmul_" #product "_" #dtype "_" #name,     \
+                   quantized_matmul<type, format, transposed>)
 
 #define INSTANTIATE_TILED_DTYPES(product, transposed)                                 \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float32, float) \

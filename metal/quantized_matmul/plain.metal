@@ -10,6 +10,7 @@
 //
 // quantized_sum_parts_<dtype> adds the parts up, in their order. Bindings: parts, out, params.
 // Function constant 0: false. Grid: blocks of 256 elements of out. Threadgroup: 256.
+#include "metal/common/kernel.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/params.h"
@@ -195,17 +196,18 @@ template <typename T>
   out[i] = static_cast<T>(sum);
 }
 
-#define INSTANTIATE_PLAIN(name, format, dtype, type, rows)               \
-  template [[host_name("quantized_plain_" #dtype "_" #name "_r" #rows)]] \
-  [[kernel]] decltype(quantized_plain<type, format, rows>) quantized_plain<type, format, rows>;
+// ---- kernels
+
+#define INSTANTIATE_PLAIN(name, format, dtype, type, rows)         \
+  MLX_ANVIL_KERNEL("quantized_plain_" #dtype "_" #name "_r" #rows, \
+                   quantized_plain<type, format, rows>)
 
 #define INSTANTIATE_PLAIN_DTYPE(dtype, type)                     \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 1) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 2) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 4) \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, dtype, type, 8) \
-  template [[host_name("quantized_sum_parts_" #dtype)]]          \
-  [[kernel]] decltype(quantized_sum_parts<type>) quantized_sum_parts<type>;
+  MLX_ANVIL_KERNEL("quantized_sum_parts_" #dtype, quantized_sum_parts<type>)
 
 INSTANTIATE_PLAIN_DTYPE(float32, float)
 INSTANTIATE_PLAIN_DTYPE(float16, half)

@@ -8,6 +8,7 @@
 // threads for every pack of columns, position and chunk of heads in x, batch rows in z, which may
 // be fewer than there are. Threadgroup: 256 x 1 x 1. Nothing but function constant 0 is assumed of
 // the alignment.
+#include "metal/common/kernel.h"
 #include "metal/rope/rope.h"
 
 template <typename T>
@@ -48,9 +49,9 @@ template <typename T>
   rope(operands, params, group, groups, thread_in_group.x, threads.x);
 }
 
-#define INSTANTIATE(kernel_name, dtype, T) \
-  template                                 \
-      [[host_name(#kernel_name "_" #dtype)]] [[kernel]] decltype(kernel_name<T>) kernel_name<T>;
+// ---- kernels
+
+#define INSTANTIATE(kernel_name, dtype, T) MLX_ANVIL_KERNEL(#kernel_name "_" #dtype, kernel_name<T>)
 
 #define INSTANTIATE_DTYPES(kernel_name)    \
   INSTANTIATE(kernel_name, float32, float) \

@@ -4,6 +4,7 @@
 // params. Function constant 0: whether full packs of 16 bytes are aligned; the kernels assume
 // nothing else. Threadgroup: 256 x 1 x 1. Grid: see elementwise_flat and elementwise_strided.
 #include "metal/common/elementwise.h"
+#include "metal/common/kernel.h"
 #include "metal/silu_gate/silu_gate.h"
 
 template <typename T, bool kFlat>
@@ -52,10 +53,10 @@ template <typename T, bool kFlat>
   elementwise<kFlat>(operands, params, group, groups, thread_in_group.x, threads.x);
 }
 
+// ---- kernels
+
 #define INSTANTIATE(kernel_name, layout, flat, dtype, T) \
-  template [[host_name(                                  \
-      #kernel_name "_" #dtype                            \
-                   "_" #layout)]] [[kernel]] decltype(kernel_name<T, flat>) kernel_name<T, flat>;
+  MLX_ANVIL_KERNEL(#kernel_name "_" #dtype "_" #layout, kernel_name<T, flat>)
 
 #define INSTANTIATE_DTYPES(kernel_name, layout, flat)    \
   INSTANTIATE(kernel_name, layout, flat, float32, float) \

@@ -10,6 +10,7 @@
 // grid and function constants as for the forward. Every element of d_logits is written once: by the
 // lane that has its choice, or else by the lane that has the element.
 #include "metal/common/activation.h"
+#include "metal/common/kernel.h"
 #include "metal/softmax_topk/rows.h"
 
 // Of the 32 elements from `begin` on, those that were chosen, as bits; the same in all lanes.
@@ -104,9 +105,10 @@ template <typename T, int kHeld>
   }
 }
 
-#define INSTANTIATE(dtype, T, held)                                 \
-  template [[host_name("softmax_topk_backward_" #dtype "_" #held)]] \
-  [[kernel]] decltype(softmax_topk_backward<T, held>) softmax_topk_backward<T, held>;
+// ---- kernels
+
+#define INSTANTIATE(dtype, T, held) \
+  MLX_ANVIL_KERNEL("softmax_topk_backward_" #dtype "_" #held, softmax_topk_backward<T, held>)
 
 #define INSTANTIATE_DTYPES(held)    \
   INSTANTIATE(float32, float, held) \

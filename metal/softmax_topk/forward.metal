@@ -6,6 +6,7 @@
 // eight rows of 32 threads. Grid: linear_grid of rows. Function constants: rows.h. A row is in
 // registers up to 32 * <elements of a lane> experts; at most 64 are chosen. No alignment is
 // assumed.
+#include "metal/common/kernel.h"
 #include "metal/softmax_topk/rows.h"
 
 struct Choice {
@@ -116,9 +117,10 @@ template <typename T, int kHeld>
   }
 }
 
-#define INSTANTIATE(dtype, T, held)                                \
-  template [[host_name("softmax_topk_forward_" #dtype "_" #held)]] \
-  [[kernel]] decltype(softmax_topk_forward<T, held>) softmax_topk_forward<T, held>;
+// ---- kernels
+
+#define INSTANTIATE(dtype, T, held) \
+  MLX_ANVIL_KERNEL("softmax_topk_forward_" #dtype "_" #held, softmax_topk_forward<T, held>)
 
 #define INSTANTIATE_DTYPES(held)    \
   INSTANTIATE(float32, float, held) \

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,9 +20,8 @@ def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: 
     from mlx_anvil.mslc.preprocess import Source
     from mlx_anvil.mslc.simulator import Library
 
-    source = Source(text=_ext._kernel_source(op), name=f"metal/{op}")
-    options = replace(CHECKED if checked else UNCHECKED, kernels=(kernel,))
-    library = Library(source, constants=constants, options=options)
+    source = Source(text=_ext._kernel_source(kernel), name=f"metal/{op}")
+    library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
     path = str(library.compiled.path)
     _libraries[path] = library
     return path

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mlx_anvil import _ext
 from mlx_anvil.mslc import Source
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
 from mlx_anvil.mslc.conformance import conformance, repeated_names
@@ -12,22 +11,22 @@ from mlx_anvil.mslc.language_rules import violations
 from mlx_anvil.mslc.lexer import TokenStream
 
 METAL = Path(__file__).resolve().parents[2] / "metal"
-OPS = sorted(path.name for path in METAL.iterdir() if path.name != "common")
+FILES = sorted(METAL.glob("*/*.metal"))
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 KERNEL = "kernel void k(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) {{ {body} }}\n"
 
 
-def embedded(op: str) -> Source:
-    return Source(text=_ext._kernel_source(op), name=f"metal/{op}")
+def load(path: Path) -> Source:
+    return Source.load(path, [METAL.parent])
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_kernels_conform(op):
-    assert [str(problem) for problem in conformance(embedded(op))] == []
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_kernels_conform(path):
+    assert [str(problem) for problem in conformance(load(path))] == []
 
 
 def test_host_names_are_unique_over_all_ops():
-    sources = [embedded(op) for op in OPS]
+    sources = [load(path) for path in FILES]
     kernels = [k.name for s in sources for k in run_rewriter(s, run_preprocessor(s)).module.kernels]
     assert len(kernels) > 400
     assert repeated_names(kernels) == []

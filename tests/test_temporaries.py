@@ -1,0 +1,22 @@
+"""The temporaries of a launch are memory that one call alone uses.
+
+MLX takes them out of what later kernels wait for. With an array of the graph among them, a later kernel could read it too
+early. Which arrays may become temporaries is settled by the type (csrc/common/scratch.h); that nobody took a copy, at launch.
+"""
+
+import pytest
+
+import mlx_anvil
+from mlx_anvil import _ext
+
+pytestmark = pytest.mark.cpu_only
+
+
+@pytest.mark.parametrize("held", ["array", "view"])
+def test_launch_refuses_a_temporary_that_somebody_holds(held):
+    message = (
+        r"^\[silu_gate\] .*silu_gate_forward_float32_flat was given a temporary that somebody else holds; "
+        r"allowed: memory that this call alone uses\."
+    )
+    with mlx_anvil.simulate(), pytest.raises(RuntimeError, match=message):
+        _ext._launch_with_held_temporary(held)
