@@ -77,6 +77,7 @@ CPU_FLAGS = [
     "-fvisibility=hidden",
     "-fno-optimize-sibling-calls",
     "-fconvergent-functions",
+    "-fmax-type-align=8",  # a misaligned vector must not end the process: see INSTRUMENTATION for who reports it
 ]
 
 
@@ -88,8 +89,10 @@ INSTRUMENTATION = (
     "-gdwarf-4",
     "-gline-tables-only",  # after the version, which alone would ask for variables as well
     "-fdebug-compilation-dir=.",
-    "-fsanitize=thread,array-bounds,local-bounds",
+    "-fsanitize=thread,array-bounds,local-bounds,alignment",
     "-fno-sanitize-recover=all",
+    "-fsanitize-recover=alignment",  # of what lies outside everything, the runtime says so afterwards
+    "-fno-max-type-align",
     "-fno-sanitize-trap=all",
     "-fno-vectorize",
     "-fno-slp-vectorize",
