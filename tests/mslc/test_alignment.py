@@ -1,10 +1,13 @@
 """Memory is aligned as its declaration promises and no better; checked mode reports an access that needs more."""
 
+from functools import partial
+
+import mlx.core as mx
 import numpy as np
 import pytest
 from msl import HEAD
 
-from mlx_anvil.mslc import Library, SimulationError
+from mlx_anvil.mslc import Library, SimulationError, metal_kernel
 from mlx_anvil.mslc.compiler import CHECKED, PROFILED, UNCHECKED
 
 ARGUMENTS = """const device half* x [[buffer(0)]], device uint4* o [[buffer(1)]], constant uint& two [[buffer(2)]],
@@ -155,6 +158,25 @@ def test_types_that_need_more(expression, words):
 )
 def test_types_that_need_no_more(expression):
     run(f"\no[t] = {expression};")
+
+
+@pytest.mark.parametrize(("first", "is_aligned"), [(0, True), (1, False), (2, False), (4, True)])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_inputs_of_a_custom_kernel_are_as_aligned_as_the_view(first, is_aligned, dtype):
+    first = first * 4 // dtype.size
+    source = (
+        "uint i = thread_position_in_grid.x; b[i] = as_type<float4>(*(const device uint4*)(a + i * 16 / sizeof(T)));"
+    )
+    kernel = metal_kernel("k", ["a"], ["b"], source.replace("b[i]", "((device float4*)b)[i]"), checked=True)
+    a = mx.arange(64, dtype=mx.float32).astype(dtype)[first:]
+    call = partial(kernel, inputs=[a], template=[("T", dtype)], grid=(4, 1, 1), threadgroup=(4, 1, 1))
+    call = partial(call, output_shapes=[(16,)], output_dtypes=[mx.float32])
+    if is_aligned:
+        expected = mx.contiguous(a).view(mx.float32)[:16]
+        assert mx.array_equal(call()[0], expected)
+        return
+    with pytest.raises(SimulationError, match=r"read of type 'const device uint4' at byte 0 of buffer 'a'"):
+        call()
 
 
 # ---- memory of a thread
