@@ -77,7 +77,7 @@ CPU_FLAGS = [
     "-fvisibility=hidden",
     "-fno-optimize-sibling-calls",
     "-fconvergent-functions",
-    "-fmax-type-align=8",  # a misaligned vector must not end the process: see INSTRUMENTATION for who reports it
+    "-fmax-type-align=8",  # instructions for vectors that may lie anywhere: a misaligned one must not end the process
 ]
 
 
@@ -89,11 +89,10 @@ INSTRUMENTATION = (
     "-gdwarf-4",
     "-gline-tables-only",  # after the version, which alone would ask for variables as well
     "-fdebug-compilation-dir=.",
-    "-fsanitize=thread,array-bounds,local-bounds,alignment",
+    "-fsanitize=thread,array-bounds,local-bounds",
     "-fno-sanitize-recover=all",
-    "-fsanitize-recover=alignment",  # of what lies outside everything, the runtime says so afterwards
-    "-fno-max-type-align",
     "-fno-sanitize-trap=all",
+    "-fno-max-type-align",  # the callbacks are to know what types require
     "-fno-vectorize",
     "-fno-slp-vectorize",
     *(
@@ -108,6 +107,11 @@ INSTRUMENTATION = (
         for argument in ("-mllvm", option)
     ),
 )
+
+
+# Calls before each use of a pointer, for checks only: code that is optimised around them makes accesses that it would not
+# make otherwise. Of a pointer to nothing the runtime says so at the access, and not that it is misaligned.
+ALIGNMENT_CHECKS = ("-fsanitize=alignment", "-fsanitize-recover=alignment")
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Options:
 
 
 UNCHECKED = Options()
-CHECKED = Options(checked=True, flags=INSTRUMENTATION)
+CHECKED = Options(checked=True, flags=(*INSTRUMENTATION, *ALIGNMENT_CHECKS))
 PROFILED = Options(profiled=True, flags=(*INSTRUMENTATION, "-DMSLC_PROFILED_BUILD"))
 
 
