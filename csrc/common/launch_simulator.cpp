@@ -120,14 +120,15 @@ Reach reach_of(const mx::array& x) {
   return {reach.low * itemsize, (reach.high + 1) * itemsize};
 }
 
-// A copy of an array's memory for one launch. A GPU's buffers start at page boundaries, and kernels
-// build on that; MLX's memory on the CPU starts 8 bytes behind a multiple of 16. The copy lies as
-// the array would in a buffer on a GPU, and has nothing of ours around it.
+// A copy of an array's memory for one launch. MLX's memory on the CPU starts 8 bytes behind a
+// multiple of 16. The copy lies as far behind a multiple of MSLC_BUFFER_ALIGNMENT as the array in
+// its buffer on a GPU, is aligned no better than that, and has nothing of ours around it.
 class DeviceCopy {
  public:
   DeviceCopy(const mx::array& x, bool is_output)
       : host_(const_cast<char*>(x.data<char>())), reach_(reach_of(x)), is_output_(is_output) {
     offset_ = static_cast<size_t>((x.offset() % kPage + kPage + reach_.low % kPage) % kPage);
+    static_assert(kPage % (2 * MSLC_BUFFER_ALIGNMENT) == 0);
   }
 
   char* host() const { return host_; }
@@ -135,16 +136,19 @@ class DeviceCopy {
   void mark_output() { is_output_ = true; }
 
   mslc_buffer upload() {
-    const size_t bytes = offset_ + static_cast<size_t>(reach_.high - reach_.low);
+    const size_t start = MSLC_BUFFER_ALIGNMENT + offset_;
+    const size_t bytes = start + static_cast<size_t>(reach_.high - reach_.low);
     block_.reset(static_cast<char*>(std::aligned_alloc(kPage, (bytes / kPage + 1) * kPage)));
-    first_ = block_.get() + offset_ - reach_.low;
+    first_ = block_.get() + start - reach_.low;
     std::memcpy(first_ + reach_.low, host_ + reach_.low, reach_.high - reach_.low);
-    return {first_, static_cast<unsigned long long>(reach_.high)};
+    return {first_, static_cast<unsigned long long>(reach_.high),
+            static_cast<unsigned long long>(static_cast<int64_t>(offset_) - reach_.low)};
   }
 
   bool reaches_back() const { return reach_.low < 0; }
   mslc_buffer whole() const {
-    return {first_ + reach_.low, static_cast<unsigned long long>(reach_.high - reach_.low)};
+    return {first_ + reach_.low, static_cast<unsigned long long>(reach_.high - reach_.low),
+            offset_};
   }
 
   void download() const {
@@ -199,7 +203,7 @@ struct Simulation {
       bound.push_back(copies[index]);
     }
     if (launch->params_size > 0) {
-      bound.push_back({const_cast<void*>(launch->params), launch->params_size});
+      bound.push_back({const_cast<void*>(launch->params), launch->params_size, 0});
     }
     // A view that runs backwards reaches below its first element. Overlapping buffers count as one
     // to the checks, so its whole memory is bound once more, where no kernel looks.

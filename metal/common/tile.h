@@ -98,7 +98,8 @@ METAL_FUNC float column_sum(float x) {
 
 // ---- threadgroup memory
 
-// Elements from one row of a tile to the next: rows are an odd number of 16-byte units, so that
+// A tile begins at a multiple of 16 bytes: its declaration says alignas(16), as its type promises
+// less. Elements from one row to the next: rows are an odd number of 16-byte units, so that
 // neither the lanes of a fragment nor those of a transposed one meet in a bank.
 template <typename T, int kColumns>
 struct TileRow {

@@ -46,12 +46,12 @@ template <typename T,
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
-  threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
-  threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
+  alignas(16) threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
+  alignas(16) threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
   threadgroup SavedRow saved_tiles[2 * kTileRows];
   static_assert(kKeyKeeping != kKeptInMemory, "there is a place for values only");
   constexpr bool kStagesValues = kValueKeeping == kKeptInMemory;
-  threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
+  alignas(16) threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);

@@ -45,8 +45,8 @@ template <typename T,
   static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
                 "there is no place for them");
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
-  threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
-  threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
+  alignas(16) threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
+  alignas(16) threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);

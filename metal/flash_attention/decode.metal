@@ -35,7 +35,7 @@ template <typename T, int kDim, int kRows>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = DecodeRows<T, kDim, kRows>;
-  threadgroup float shares_out[kDecodeSimdgroups][kRows][kDim];
+  alignas(16) threadgroup float shares_out[kDecodeSimdgroups][kRows][kDim];
   threadgroup OnlineSoftmax shares[kDecodeSimdgroups][kRows];
 
   constant AttentionParams& common = params.common;

@@ -74,8 +74,8 @@ template <typename T, typename Format, bool kTransposed>
     uint thread_index [[thread_index_in_threadgroup]]) {
   enum { kXStride = TileRow<T, kTileDepth>::kStride };
   enum { kStride = TileRow<float, kTileDepth>::kStride };
-  threadgroup T x_tile[kTileRows * kXStride];
-  threadgroup float w_tile[kTileColumns * kStride];
+  alignas(16) threadgroup T x_tile[kTileRows * kXStride];
+  alignas(16) threadgroup float w_tile[kTileColumns * kStride];
 
   const int depth = kTransposed ? params.columns : params.outputs;
   const int columns = kTransposed ? params.outputs : params.columns;

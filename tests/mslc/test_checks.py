@@ -163,8 +163,8 @@ def test_overlapping_buffers_are_one():
         ),
         ("float a[8] = {}; fill(a, n); o[t] = a[t & 7];", "array out of bounds", "outside a variable"),
         ("device float* p = nullptr; if (t == 63) p += 1; *p = t;", "device out of bounds", "null pointer"),
-        ("*(device float4*)(o + t) = 0;", "misaligned access", "write of 16 bytes at byte 4 of buffer 'o'"),
-        ("o[t] = *(const device int*)((const device char*)x + 2 * t);", "misaligned access", "not a multiple of 4"),
+        ("*(device float4*)(o + t) = 0;", "misaligned access", "write of type 'device float4' at byte 4 of buffer 'o'"),
+        ("o[t] = *(const device int*)((const device char*)x + 2 * t);", "misaligned access", "not aligned to 4 bytes"),
     ],
 )
 def test_bad_access(body, kind, words):

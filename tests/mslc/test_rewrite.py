@@ -55,6 +55,13 @@ def test_threadgroup_variables_become_references():
     assert "threadgroup float* p = a;" in text
 
 
+def test_threadgroup_variables_keep_their_alignment():
+    text = body("void f() { alignas(16) alignas(float4) threadgroup half a[8], b; }")
+    assert "struct alignas(16) alignas(float4) a_alignment {};" in text
+    assert "auto& a = ::mslc::threadgroup_variable< half [(8)]>(&a_variable, alignof(a_alignment));" in text
+    assert "auto& b = ::mslc::threadgroup_variable<half >(&b_variable, alignof(a_alignment));" in text
+
+
 @pytest.mark.parametrize(
     ("declaration", "value", "expected"),
     [

@@ -77,10 +77,11 @@ kernel void reverse(const device float* x [[buffer(0)]], device float* o [[buffe
 def test_threadgroup_memory_and_barriers(rng, size, threads, seed):
     x = rng.standard_normal((9, size)).astype(np.float32)
     out = np.zeros_like(x)
-    report = library(REVERSE).run("reverse", {0: x, 1: out}, (9,), (size,), [4 * size], seed=seed, threads=threads)
+    length = -(-4 * size // 16) * 16
+    report = library(REVERSE).run("reverse", {0: x, 1: out}, (9,), (size,), [length], seed=seed, threads=threads)
     np.testing.assert_array_equal(out, np.roll(x[:, ::-1], -1, 1))
     assert report.barriers == 18
-    assert report.threadgroup_memory == -(-4 * size // 16) * 16 + 4096
+    assert report.threadgroup_memory == length + 4096
 
 
 def test_unwritten_threadgroup_memory_is_poisoned():

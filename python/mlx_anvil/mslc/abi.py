@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_BUFFERS = 31
 COUNT_KINDS = ("matrix_multiplies", "transcendentals")
 DISPATCH_THREADS, CHECKED, PROFILED = 1, 2, 4
@@ -47,7 +47,7 @@ class Kernel(c.Structure):
 
 
 class Buffer(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("size", c.c_ulonglong)]
+    _fields_ = [("data", c.c_void_p), ("size", c.c_ulonglong), ("offset", c.c_ulonglong)]
 
 
 class ProfileSite(c.Structure):

@@ -77,6 +77,7 @@ CPU_FLAGS = [
     "-fvisibility=hidden",
     "-fno-optimize-sibling-calls",
     "-fconvergent-functions",
+    "-fmax-type-align=8",  # instructions for vectors that may lie anywhere: a misaligned one must not end the process
 ]
 
 
@@ -91,6 +92,7 @@ INSTRUMENTATION = (
     "-fsanitize=thread,array-bounds,local-bounds",
     "-fno-sanitize-recover=all",
     "-fno-sanitize-trap=all",
+    "-fno-max-type-align",  # the callbacks are to know what types require
     "-fno-vectorize",
     "-fno-slp-vectorize",
     *(
@@ -105,6 +107,11 @@ INSTRUMENTATION = (
         for argument in ("-mllvm", option)
     ),
 )
+
+
+# Calls before each use of a pointer, for checks only: code that is optimised around them makes accesses that it would not
+# make otherwise. Of a pointer to nothing the runtime says so at the access, and not that it is misaligned.
+ALIGNMENT_CHECKS = ("-fsanitize=alignment", "-fsanitize-recover=alignment")
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ class Options:
 
 
 UNCHECKED = Options()
-CHECKED = Options(checked=True, flags=INSTRUMENTATION)
+CHECKED = Options(checked=True, flags=(*INSTRUMENTATION, *ALIGNMENT_CHECKS))
 PROFILED = Options(profiled=True, flags=(*INSTRUMENTATION, "-DMSLC_PROFILED_BUILD"))
 
 

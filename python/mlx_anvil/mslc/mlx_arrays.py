@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -37,7 +38,7 @@ def bind_input(array: mx.array, row_contiguous: bool) -> BoundInput:
     strides = tuple(stride // itemsize for stride in view.strides)
     extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, strides, strict=True)) if view.size else 0
     memory = np.lib.stride_tricks.as_strided(view, (extent,), (itemsize,), writeable=False)
-    return BoundInput(memory, view.shape, strides)
+    return BoundInput(_as_aligned(memory), view.shape, strides)
 
 
 def new_output(shape: Sequence[int], dtype: mx.Dtype, init_value: float | None) -> np.ndarray:
@@ -58,6 +59,26 @@ def to_mlx(memory: np.ndarray, dtype: mx.Dtype) -> mx.array:
     # The array is made on the CPU and copied, so that it owns what it holds.
     array = mx.array(memory)
     return array.view(mx.bfloat16, stream=mx.cpu) if dtype == mx.bfloat16 else array
+
+
+_LARGEST_VECTOR = 16  # bytes, of vectors of up to 32-bit elements
+
+
+def _as_aligned(memory: np.ndarray) -> np.ndarray:
+    """The memory of an MLX array that begins within a buffer, as far into one of NumPy's."""
+    offset = (memory.ctypes.data - _start_of_mlx_buffers()) % _LARGEST_VECTOR
+    if not offset:
+        return memory
+    placed = np.empty(offset + memory.nbytes, np.uint8)[offset:].view(memory.dtype)
+    placed[...] = memory
+    return placed
+
+
+@cache
+def _start_of_mlx_buffers() -> int:
+    """Where the memory of a whole array begins, from a multiple of the largest vector on; MLX tells no array's offset."""
+    whole = mx.arange(64, stream=mx.cpu)
+    return int(_as_numpy(whole).ctypes.data % _LARGEST_VECTOR)
 
 
 def _as_numpy(array: mx.array) -> np.ndarray:

@@ -137,7 +137,8 @@ class Library:
         Args:
             kernel: its host name.
             buffers: binding index (or parameter name) to a contiguous array, written in place; an int, float or bytes
-                is bound as a constant (int32, float32).
+                is bound as a constant (int32, float32). Checks align an array as Metal does a buffer, at 256 bytes and
+                no more, and a view of an array as its offset in that array leaves it.
             grid: threadgroups, or threads with `dispatch="threads"`; up to three sizes.
             threadgroup: threads of a threadgroup; up to three sizes.
             threadgroup_memory: bytes of each `threadgroup` parameter, by index or in order.
@@ -161,7 +162,7 @@ class Library:
         arrays = self._bind(self.kernels[kernel], buffers)
         bound = (abi.Buffer * (max(arrays, default=-1) + 1))()
         for index, array in arrays.items():
-            bound[index] = abi.Buffer(array.ctypes.data, array.nbytes)
+            bound[index] = abi.Buffer(array.ctypes.data, array.nbytes, _offset(array))
         lengths = _lengths(threadgroup_memory)
         self._check_threadgroup_memory(self.kernels[kernel], lengths)
         profile = abi.Profile()
@@ -314,6 +315,14 @@ def as_array(value: object) -> np.ndarray:
     if isinstance(value, np.generic):
         return np.array(value)
     raise TypeError(f"a buffer must be an array, a number or bytes, not {type(value).__name__}")
+
+
+def _offset(array: np.ndarray) -> int:
+    """Bytes from the start of the array that owns the memory."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return array.ctypes.data - owner.ctypes.data
 
 
 def _size(extent: Sequence[int]) -> abi.Size:

@@ -11,7 +11,15 @@ STEEL_LOADER = "mlx/backend/metal/kernels/steel/attn/loader.h"
 STEEL_MMA = "mlx/backend/metal/kernels/steel/attn/mma.h"
 ELEMENTWISE = "metal/common/elementwise.h"
 STRIDED_PACK = "metal/common/strided_pack.h"
+TILE = "metal/common/tile.h"
+ATTENTION = "metal/flash_attention/"
+MATMUL = "metal/quantized_matmul/matmul.metal"
 OURS = "kernels.metal"
+
+STORE_SHARE = "*place_of(j, to, thread_index) = vectors[j];"
+STORE_TILE = "*reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) = raw;"
+STORE_ROW = "*reinterpret_cast<threadgroup float4*>(row + column + e) ="
+LOAD_PAIR = "const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);"
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 WRONG = "wrong result"
@@ -289,5 +297,29 @@ MUTATIONS = [
         "device out of bounds",
         "static_cast<float>(from[i * stride])",
         line_file=STRIDED_PACK,
+    ),
+    # ---- vectors in arrays that promise less
+    *(
+        Mutation(
+            f"alignas removed from {array} of {launch}",
+            launch,
+            file,
+            f"alignas(16) threadgroup {array}[",
+            f"threadgroup {array}[",
+            "misaligned access",
+            line,
+            line_file=line_file,
+        )
+        for launch, file, array, line, line_file in (
+            ("attention_forward", ATTENTION + "forward.metal", "T key_tiles", STORE_SHARE, TILE),
+            ("attention_forward", ATTENTION + "forward.metal", "T value_tiles", STORE_SHARE, TILE),
+            ("attention_backward_dq", ATTENTION + "backward_dq.metal", "T key_tiles", STORE_TILE, TILE),
+            ("attention_backward_dq", ATTENTION + "backward_dq.metal", "T value_tiles", STORE_TILE, TILE),
+            ("attention_backward_dkv", ATTENTION + "backward_dkv.metal", "T query_tiles", STORE_TILE, TILE),
+            ("attention_backward_dkv", ATTENTION + "backward_dkv.metal", "T d_out_tiles", STORE_TILE, TILE),
+            ("attention_decode", ATTENTION + "decode.metal", "float shares_out", STORE_ROW, ATTENTION + "decode.h"),
+            ("quantized_matmul_transposed", MATMUL, "T x_tile", STORE_TILE, TILE),
+            ("quantized_matmul_plain", MATMUL, "float w_tile", LOAD_PAIR, TILE),
+        )
     ),
 ]

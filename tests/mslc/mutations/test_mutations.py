@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlx_kernels
@@ -10,14 +11,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from catalogue import MUTATIONS, WRONG, Mutation
-from launches import ELEMENTWISE_PARAMS, HERE, LAUNCHES, ROOT, Launch
+from launches import ELEMENTWISE_PARAMS, HERE, ROOT, Launch
+from launches import LAUNCHES as PLAIN_LAUNCHES
 from mlx_kernels import ENCODE
+from tiles import TILED_LAUNCHES
 
 from mlx_anvil.mslc import Library, SimulationError, checks
 from mlx_anvil.mslc.compiler import CHECKED
 
 INCLUDE_DIRS = [HERE, ROOT, mlx_kernels.include_dir()]
 SEEDS = (0, 1)
+LAUNCHES = PLAIN_LAUNCHES | TILED_LAUNCHES
 
 
 def original(file: str) -> Path:
@@ -32,7 +36,8 @@ def mutated(mutation: Mutation) -> str:
 
 
 def run(launch: Launch, source: str | Path, include_dirs: list[Path]) -> None:
-    library = Library(source, include_dirs, launch.constants, launch.defines, CHECKED)
+    options = replace(CHECKED, kernels=(launch.kernel,))
+    library = Library(source, include_dirs, launch.constants, launch.defines, options)
     checks.verify(
         library, launch.kernel, launch.buffers, launch.grid, launch.threadgroup, seeds=SEEDS, step_limit=10**6
     )

@@ -20,18 +20,28 @@ def rewrite_threadgroup_variables(stream: TokenStream, structure: Structure, tar
         start = i
         while stream.at(start - 1) in ("const", "volatile", "static"):
             start -= 1
-        if stream.at(start - 1) not in (";", "{", "}", ":"):
+        alignments = _alignments(stream, start)
+        first = alignments[-1][0] if alignments else start
+        if stream.at(first - 1) not in (";", "{", "}", ":"):
             continue
         declarators = _declarators(stream, i + 1)
         if not declarators:
             continue
         if target != "cpu":
             static = "" if "static" in stream.text[start:i] else "static "
-            stream.insert_before(start, f"alignas(16) {static}")  # as Metal has them, whatever their type
+            # More than Metal promises: ldmatrix needs it. Who needs it in Metal as well learns that on the CPU.
+            stream.insert_before(first, "alignas(16) ")
+            stream.insert_before(start, static)
             continue
         type_end = declarators[0][0]
         type_text = stream.joined(i + 1, type_end - 1)
         stream.erase(start, i)
+        # What `alignas` takes may be a type or a number, and several may stand there: a type has the strictest of them.
+        alignment = f"{stream.text[declarators[0][0]]}_alignment" if alignments else ""
+        if alignments:
+            stream.insert_before(first, "struct ")
+            stream.insert_after(alignments[0][1], f" {alignment} {{}};")
+        arguments_end = f", alignof({alignment}))" if alignments else ")"
         for position, (name, end) in enumerate(declarators):
             variable = stream.text[name]
             opening = (
@@ -49,7 +59,17 @@ def rewrite_threadgroup_variables(stream: TokenStream, structure: Structure, tar
                 if stream.text[bracket] == "[" and stream.partner[bracket] < end:
                     stream.insert_after(bracket, "(")
                     stream.insert_before(stream.partner[bracket], ")")
-            stream.insert_before(end, f">(&{variable}_variable)")
+            stream.insert_before(end, f">(&{variable}_variable{arguments_end}")
+
+
+def _alignments(stream: TokenStream, start: int) -> list[tuple[int, int]]:
+    """(first, last) token of each `alignas(...)` that ends before `start`, the last one first."""
+    found: list[tuple[int, int]] = []
+    while stream.at(start - 1) == ")" and stream.at(stream.partner[start - 1] - 1) == "alignas":
+        first = stream.partner[start - 1] - 1
+        found.append((first, start - 1))
+        start = first
+    return found
 
 
 def _declarators(stream: TokenStream, i: int) -> list[tuple[int, int]]:

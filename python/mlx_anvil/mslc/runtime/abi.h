@@ -8,13 +8,15 @@
 extern "C" {
 #endif
 
-#define MSLC_ABI_VERSION 3
+#define MSLC_ABI_VERSION 4
 #define MSLC_SIMD_WIDTH 32
 #define MSLC_MAX_BUFFERS 31
 #define MSLC_MAX_THREADGROUP_BUFFERS 31
 #define MSLC_MAX_THREADS_PER_THREADGROUP 1024
-#define MSLC_MAX_THREADGROUP_MEMORY 32768    // bytes that Apple's GPUs give a threadgroup
-#define MSLC_MOST_THREADGROUP_MEMORY 101376  // and NVIDIA's, of a launch that asks for it
+#define MSLC_BUFFER_ALIGNMENT 256             // of a buffer's first byte, and no more
+#define MSLC_THREADGROUP_BUFFER_ALIGNMENT 16  // likewise; lengths are multiples of it
+#define MSLC_MAX_THREADGROUP_MEMORY 32768     // bytes that Apple's GPUs give a threadgroup
+#define MSLC_MOST_THREADGROUP_MEMORY 101376   // and NVIDIA's, of a launch that asks for it
 
 typedef struct mslc_size {
   unsigned int x, y, z;
@@ -134,7 +136,8 @@ enum {
 
 typedef struct mslc_buffer {
   void* data;
-  unsigned long long size;  // bytes
+  unsigned long long size;    // bytes
+  unsigned long long offset;  // of data, into the buffer that was allocated
 } mslc_buffer;
 
 // The accesses that one place of the compiled kernel made to one buffer. The active lanes of a SIMD

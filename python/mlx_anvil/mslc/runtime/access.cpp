@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compiler_checks.h"
 #include "worker.h"
 
 #define MSLC_CALLBACK extern "C" __attribute__((visibility("default")))
@@ -25,6 +26,27 @@ const char* object_name(const Worker& worker, int index) {
   const ThreadgroupMemory::Object* object = worker.memory().object(index);
   if (!object) return "?";
   return object->key ? object->key->name : buffer_name(worker, MSLC_PARAMETER_THREADGROUP, index);
+}
+
+// "byte 12 of buffer 'out'"
+Description place_of(const Worker& worker, const Access& access) {
+  uint64_t offset = access.offset;
+  const char* memory = "buffer";
+  const char* name = "?";
+  if (access.buffer != Access::kThreadgroup) {
+    name = buffer_name(worker, MSLC_PARAMETER_BUFFER, access.buffer);
+  } else {
+    memory = "threadgroup memory";
+    int index = 0;
+    while (worker.memory().object(index + 1) && worker.memory().object(index + 1)->offset <= offset)
+      ++index;
+    name = object_name(worker, index);
+    offset -= worker.memory().object(index)->offset;
+  }
+  Description description;
+  snprintf(description.text, sizeof description.text, "byte %llu of %s '%s'",
+           static_cast<unsigned long long>(offset), memory, name);
+  return description;
 }
 
 // ---- accesses that must not happen --------------------------------------------------------------
@@ -66,9 +88,21 @@ const char* verb(AccessKind kind) {
 
 [[noreturn]] void stop_misaligned(Worker& worker, const Access& access) {
   mslc_finding finding = access_finding(worker, MSLC_FINDING_MISALIGNED, access);
+  snprintf(finding.message, sizeof finding.message, "%s of %s, which is not aligned to %u bytes",
+           verb(access.kind), describe(worker, access).text, access.size);
+  worker.stop(finding);
+}
+
+// An address that a type does not allow. `where`: what it belongs to.
+[[noreturn]] void stop_misaligned(Worker& worker,
+                                  const TypeMismatch& use,
+                                  const Access& access,
+                                  const char* where) {
+  constexpr const char* kUses[] = {"read", "write"};
+  mslc_finding finding = access_finding(worker, MSLC_FINDING_MISALIGNED, access);
   snprintf(finding.message, sizeof finding.message,
-           "%s of %s, whose address is not a multiple of %u", verb(access.kind),
-           describe(worker, access).text, access.size);
+           "%s of type %.100s at %s, which is not aligned to %u bytes",
+           use.use < 2 ? kUses[use.use] : "use", use.type->name, where, access.size);
   worker.stop(finding);
 }
 
@@ -88,6 +122,37 @@ bool is_of_simulator(const Worker& worker, uintptr_t address) {
 
 bool fits(int64_t offset, uint64_t size, uint64_t limit) {
   return offset >= 0 && static_cast<uint64_t>(offset) + size <= limit;
+}
+
+// Stops the launch if `pointer` is one of the kernel's. Of one that lies outside everything, the
+// access that follows says more.
+void check_alignment(const TypeMismatch& use, const void* pointer, const void* pc) {
+  Worker* const running = Worker::current();
+  if (!running || !running->in_kernel()) return;
+  Worker& worker = *running;
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const uint32_t alignment = 1u << use.log_alignment;
+  Access access = {0, pc, alignment, Access::kThreadgroup, AccessKind::kRead, pointer};
+  Description where;
+  if (is_on_stack(worker, address)) {
+    stop_misaligned(worker, use, access, "a variable of the thread");
+  } else if (worker.memory().contains(address)) {
+    const ThreadgroupMemory::Place place = worker.memory().place(address);
+    const ThreadgroupMemory::Object* object = worker.memory().object(place.object);
+    if (!object || !fits(place.offset, 1, object->size)) return;
+    access.offset = object->offset + static_cast<uint64_t>(place.offset);
+    where = place_of(worker, access);
+  } else if (worker.launch().arena->contains(address)) {
+    const DeviceArena::Place place = worker.launch().arena->place(address);
+    if (!fits(place.offset, 1, worker.launch().arena->slot(place.slot).size)) return;
+    access.buffer = static_cast<int16_t>(place.slot);
+    access.offset = static_cast<uint64_t>(place.offset);
+    where = place_of(worker, access);
+  } else {
+    if (is_of_simulator(worker, address)) stop_misaligned(worker, use, access, "a constant");
+    return;
+  }
+  stop_misaligned(worker, use, access, where.text);
 }
 
 // `alignment`: what the type of the access requires.
@@ -140,22 +205,9 @@ mslc_finding access_finding(const Worker& worker, int kind, const Access& access
 }
 
 Description describe(const Worker& worker, const Access& access) {
-  uint64_t offset = access.offset;
-  const char* memory = "buffer";
-  const char* name = "?";
-  if (access.buffer != Access::kThreadgroup) {
-    name = buffer_name(worker, MSLC_PARAMETER_BUFFER, access.buffer);
-  } else {
-    memory = "threadgroup memory";
-    int index = 0;
-    while (worker.memory().object(index + 1) && worker.memory().object(index + 1)->offset <= offset)
-      ++index;
-    name = object_name(worker, index);
-    offset -= worker.memory().object(index)->offset;
-  }
   Description description;
-  snprintf(description.text, sizeof description.text, "%u bytes at byte %llu of %s '%s'",
-           access.size, static_cast<unsigned long long>(offset), memory, name);
+  snprintf(description.text, sizeof description.text, "%u bytes at %s", access.size,
+           place_of(worker, access).text);
   return description;
 }
 
@@ -163,6 +215,12 @@ Description describe(const Worker& worker, const Access& access) {
 
 using mslc::AccessKind;
 using mslc::handle;
+
+// Before the use of a pointer that is not aligned for its type.
+MSLC_CALLBACK void __ubsan_handle_type_mismatch_v1(const mslc::TypeMismatch* use,
+                                                   const void* pointer) {
+  mslc::check_alignment(*use, pointer, __builtin_return_address(0));
+}
 
 // ---- plain accesses -----------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 // Memory accesses of kernels that were compiled with -fsanitize=thread. One set of callbacks serves
 // checks and profiles: it finds out what an access touches, stops the launch at one that lies
 // outside everything or is misaligned, and hands all others to the launch's sink.
+// -fsanitize=alignment tells beforehand which addresses a type does not allow.
 #pragma once
 
 #include <stddef.h>

@@ -2,25 +2,13 @@
 // shim and the scheduler find these; here they become findings.
 #include <stdio.h>
 
+#include "compiler_checks.h"
 #include "worker.h"
 
-namespace {
+using mslc::OutOfBounds;
+using mslc::TypeDescriptor;
 
-// What clang passes to the handler; the layouts are those of its undefined-behaviour runtime.
-struct SourceLocation {
-  const char* file;
-  uint32_t line, column;
-};
-struct TypeDescriptor {
-  uint16_t kind;
-  uint16_t info;  // of an integer: bit 0: signed, the others: log2 of the bits
-  char name[1];
-};
-struct OutOfBounds {
-  SourceLocation location;
-  const TypeDescriptor* array;
-  const TypeDescriptor* index;
-};
+namespace {
 
 long long as_signed(const TypeDescriptor& type, uintptr_t value) {
   const unsigned bits = 1u << (type.info >> 1);

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "check_shadow.h"
+#include "placement.h"
 
 namespace mslc {
 namespace {
@@ -64,6 +65,7 @@ void DeviceArena::group_overlapping(const mslc_launch& request) {
     slot_of[i] = i;
     slots_[i].original = data;
     slots_[i].size = data ? size : 0;
+    slots_[i].offset = request.buffers[i].offset;
     // Growing a slot can make it overlap another one, so look again after every merge.
     for (unsigned j = 0; j < i; ++j) {
       Slot &mine = slots_[slot_of[i]], &other = slots_[j];
@@ -73,10 +75,13 @@ void DeviceArena::group_overlapping(const mslc_launch& request) {
         continue;
       const unsigned kept = j < slot_of[i] ? j : slot_of[i],
                      dropped = j < slot_of[i] ? slot_of[i] : j;
-      char* low = mine.original < other.original ? mine.original : other.original;
+      const Slot& first = mine.original < other.original ? mine : other;
+      char* low = first.original;
+      const uint64_t offset = first.offset;
       char* mine_end = mine.original + mine.size;
       char* other_end = other.original + other.size;
       slots_[kept].original = low;
+      slots_[kept].offset = offset;
       slots_[kept].size =
           static_cast<uint64_t>((mine_end > other_end ? mine_end : other_end) - low);
       slots_[dropped].size = 0;
@@ -86,9 +91,9 @@ void DeviceArena::group_overlapping(const mslc_launch& request) {
     }
   }
   for (unsigned i = 0; i < kSlots; ++i) {
-    // The copy keeps its place within a page, and with it the alignment that the caller gave it.
-    const auto in_page = reinterpret_cast<uintptr_t>(slots_[i].original) % kPage;
-    slots_[i].start = kSlotSize / 2 + in_page;
+    // Where the caller's memory begins does not count: a GPU's buffers begin elsewhere.
+    const uint64_t first = barely_aligned(kSlotSize / 2, MSLC_BUFFER_ALIGNMENT);
+    slots_[i].start = first + slots_[i].offset % kPage;
   }
   for (unsigned i = 0; i < request.buffer_count; ++i) {
     if (!request.buffers[i].data) continue;

@@ -16,6 +16,7 @@ class DeviceArena {
  public:
   struct Slot {
     char* original = nullptr;  // the caller's memory
+    uint64_t offset = 0;       // of that, into the buffer that was allocated
     uint64_t start = 0;        // of the copy, from the slot's first address
     uint64_t size = 0;
     ShadowCell* shadow = nullptr;  // of a buffer that the kernel may write

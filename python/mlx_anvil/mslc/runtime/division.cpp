@@ -2,17 +2,15 @@
 
 #if defined(__x86_64__)
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <ucontext.h>
 
+#include "signals.h"
 #include "worker.h"
 
 namespace mslc {
 namespace {
 
-pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 struct sigaction previous;
 
 struct Division {
@@ -58,29 +56,15 @@ void handle(int signal, siginfo_t* info, void* context) {
   if (const Division division = Worker::current() ? decode(code) : Division{}; division.length) {
     write_result(registers, division.bits);
     registers[REG_RIP] += division.length;
-  } else if (previous.sa_flags & SA_SIGINFO) {
-    previous.sa_sigaction(signal, info, context);
-  } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
-    ::signal(signal, SIG_DFL);  // the instruction is executed again, and ends the process
   } else {
-    previous.sa_handler(signal);
+    pass_on(previous, signal, info, context);
   }
 }
 
 }  // namespace
 
 void survive_division() {
-  pthread_mutex_lock(&mutex);
-  struct sigaction now = {};
-  sigaction(SIGFPE, nullptr, &now);
-  if (now.sa_sigaction != handle) {
-    previous = now;
-    struct sigaction ours = {};
-    ours.sa_sigaction = handle;
-    ours.sa_flags = SA_SIGINFO | SA_NODEFER;
-    sigaction(SIGFPE, &ours, nullptr);
-  }
-  pthread_mutex_unlock(&mutex);
+  install_handler(SIGFPE, handle, previous);
 }
 
 }  // namespace mslc

@@ -9,6 +9,7 @@
 #include "pool.h"
 #include "profile.h"
 #include "report.h"
+#include "vector_faults.h"
 
 namespace mslc {
 namespace {
@@ -70,6 +71,10 @@ bool check(const mslc_launch& request, Findings& findings) {
   uint64_t bytes = 0;
   for (unsigned i = 0; i < request.threadgroup_buffer_count; ++i)
     bytes += request.threadgroup_lengths[i];
+  for (unsigned i = 0; i < request.threadgroup_buffer_count; ++i)
+    launch.require(request.threadgroup_lengths[i] % MSLC_THREADGROUP_BUFFER_ALIGNMENT == 0,
+                   "threadgroup memory %u has a length of %u bytes, which must be a multiple of %d",
+                   i, request.threadgroup_lengths[i], MSLC_THREADGROUP_BUFFER_ALIGNMENT);
   const unsigned limit = threadgroup_memory_limit(request);
   launch.require(limit <= MSLC_MOST_THREADGROUP_MEMORY,
                  "a limit of %u bytes of threadgroup memory, which may be %d at most", limit,
@@ -111,6 +116,7 @@ Counters run_instrumented(Launch& launch, AccessSink sink, unsigned threads) {
   launch.arena = &arena;
   launch.sink = sink;
   find_image(launch);
+  report_vector_faults();
   const Counters counters = run_on_workers(launch, threads);
   arena.copy_back();
   return counters;

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "placement.h"
+
 namespace mslc {
 namespace {
 
@@ -48,11 +50,14 @@ void StackPool::grow() {
 ThreadgroupMemory::ThreadgroupMemory() : base_(map(kCapacity)) {}
 
 void* ThreadgroupMemory::allocate(size_t size, size_t alignment, const mslc_variable* key) {
-  if (alignment < 16) alignment = 16;
-  const size_t offset = (used_ + alignment - 1) & ~(alignment - 1);
+  const size_t counted = alignment < kCounted ? kCounted : alignment;
+  const size_t offset = (used_ + counted - 1) & ~(counted - 1);
   used_ = offset + size;
   if (exhausted()) return base_;  // the launch stops before a use
-  char* address = base_ + (apart_ ? static_cast<size_t>(count_) * kSlot + kLead : offset);
+  const char* start = apart_ ? base_ + static_cast<size_t>(count_) * kSlot + kLead : end_;
+  auto* address =
+      reinterpret_cast<char*>(barely_aligned(reinterpret_cast<uintptr_t>(start), alignment));
+  end_ = address + size;
   objects_[count_++] = {key, address, offset, size};
   memset(address, 0xFF, size);
   return address;

@@ -38,8 +38,8 @@ inline unsigned threadgroup_memory_limit(const mslc_launch& launch) {
 }
 
 // The memory a threadgroup may use: buffers passed at launch first, then the variables that the
-// kernel declares, in the order in which they are first reached. What is handed out is poisoned
-// with 0xFF bytes (a NaN in every floating-point type).
+// kernel declares, in the order in which they are first reached. What is handed out is aligned as
+// asked and no better, and poisoned with 0xFF bytes (a NaN in every floating-point type).
 class ThreadgroupMemory {
  public:
   ThreadgroupMemory();
@@ -47,6 +47,7 @@ class ThreadgroupMemory {
   // which leaves one object does not reach another.
   void reset(size_t limit, bool apart) {
     used_ = count_ = 0;
+    end_ = base_;
     limit_ = limit;
     apart_ = apart;
   }
@@ -58,7 +59,7 @@ class ThreadgroupMemory {
   struct Object {
     const mslc_variable* key;  // null: a buffer passed at launch
     char* address;
-    size_t offset;  // as if there were no gaps
+    size_t offset;  // as if there were no gaps but those that kCounted makes
     size_t size;
   };
   struct Place {
@@ -72,18 +73,22 @@ class ThreadgroupMemory {
   // What an address belongs to, where objects lie apart.
   Place place(uintptr_t address) const {
     const size_t distance = address - reinterpret_cast<uintptr_t>(base_);
-    return {static_cast<int>(distance / kSlot),
-            static_cast<int64_t>(distance % kSlot) - int64_t{kLead}};
+    const auto index = static_cast<int>(distance / kSlot);
+    const char* start = index < count_ ? objects_[index].address
+                                       : base_ + static_cast<size_t>(index) * kSlot + kLead;
+    return {index, static_cast<int64_t>(address - reinterpret_cast<uintptr_t>(start))};
   }
   const Object* object(int index) const { return index < count_ ? &objects_[index] : nullptr; }
 
  private:
   static constexpr int kMaxObjects = 256;
+  static constexpr size_t kCounted = 16;  // bytes: sizes count as multiples of this
   static constexpr size_t kSlot = 128 * 1024;
   static constexpr size_t kLead = 16 * 1024;
   static constexpr size_t kCapacity = kMaxObjects * kSlot;
 
   char* base_;
+  char* end_ = nullptr;  // of the last object, where they do not lie apart
   size_t used_ = 0;
   size_t limit_ = 0;
   bool apart_ = false;

@@ -92,7 +92,8 @@ void Worker::set_up_threadgroup(uint64_t index) {
                                                  : request.buffers[i].data;
   memory_.reset(threadgroup_memory_limit(request), launch_->arena != nullptr);
   for (unsigned i = 0; i < request.threadgroup_buffer_count; ++i)
-    group.threadgroup_buffers[i] = memory_.allocate(request.threadgroup_lengths[i], 16);
+    group.threadgroup_buffers[i] =
+        memory_.allocate(request.threadgroup_lengths[i], MSLC_THREADGROUP_BUFFER_ALIGNMENT);
 
   thread_count_ = group.size.x * group.size.y * group.size.z;
   group_count_ = (thread_count_ + MSLC_SIMD_WIDTH - 1) / MSLC_SIMD_WIDTH;

@@ -11,7 +11,7 @@
 //                                                    a matrix of whole rows; false where it cannot
 //   void barrier(scope, mem_flags, site)
 //   vec<D, 2> matrix_multiply_accumulate<D>(a, b, c, site)   8x8x8, two elements a lane
-//   threadgroup_variable<T>(variable), step()
+//   threadgroup_variable<T>(variable, alignment), step()
 //   namespace target: transcendental functions of one float, atomics
 // and in entry_<target>.h how an entry point finds a kernel's arguments.
 #pragma once

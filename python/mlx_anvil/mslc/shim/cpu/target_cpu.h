@@ -20,9 +20,11 @@ MSLC_INLINE void step() {
   mslc_step();
 }
 
+// `alignment`: of the declaration, where it asks for more than the type does.
 template <class T>
-MSLC_INLINE threadgroup T& threadgroup_variable(const mslc_variable* variable) {
-  return *(threadgroup T*)(ulong)mslc_threadgroup_variable(variable, sizeof(T), alignof(T));
+MSLC_INLINE threadgroup T& threadgroup_variable(const mslc_variable* variable, uint alignment = 1) {
+  return *(threadgroup T*)(ulong)mslc_threadgroup_variable(
+      variable, sizeof(T), alignment > alignof(T) ? alignment : alignof(T));
 }
 
 MSLC_INLINE void barrier(int scope, metal::mem_flags fences, const Site* site) {

@@ -1,0 +1,30 @@
+// What clang passes to the functions that its checks call; the layouts are those of its
+// undefined-behaviour runtime.
+#pragma once
+
+#include <stdint.h>
+
+namespace mslc {
+
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+struct TypeDescriptor {
+  uint16_t kind;
+  uint16_t info;  // of an integer: bit 0: signed, the others: log2 of the bits
+  char name[1];
+};
+struct OutOfBounds {
+  SourceLocation location;
+  const TypeDescriptor* array;
+  const TypeDescriptor* index;
+};
+struct TypeMismatch {
+  SourceLocation location;
+  const TypeDescriptor* type;
+  uint8_t log_alignment;
+  uint8_t use;  // 0 load, 1 store, 2 binding of a reference, 3 member access, 4 member call ...
+};
+
+}  // namespace mslc

@@ -1,0 +1,143 @@
+"""Launches of our own kernels that keep tiles in threadgroup memory, where vectors read and write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from launches import ROOT, Launch
+from mlx_kernels import DECODE, ENCODE
+
+from attention_metal import COMMON, FORWARD
+
+BACKWARD = [*COMMON, ("out_strides", "i8", 4), ("d_out_strides", "i8", 4), ("d_lse_strides", "i8", 3)]
+BACKWARD += [(f"d_{name}_strides", "i8", 3) for name in "qkv"]
+HEAD_DIM, SCALE = 64, 0.125
+
+
+def _attention_params(layout: list | np.dtype, queries: int, keys: int) -> np.ndarray:
+    params = np.zeros(1, layout)
+    head = params[0]
+    for name in params.dtype.names:
+        if name.endswith("_strides") and not name.startswith(("mask", "sinks")):
+            rows = keys if name.split("_")[-2] in "kv" else queries
+            strides = (rows * HEAD_DIM, rows * HEAD_DIM, HEAD_DIM, 1)
+            head[name] = strides[: len(head[name])]
+    for name in ("q_heads", "kv_heads", "group"):
+        head[name] = 1
+    head["q_len"], head["kv_len"], head["head_dim"], head["v_head_dim"] = queries, keys, HEAD_DIM, HEAD_DIM
+    head["band_low"], head["band_high"] = -keys, keys
+    head["score_scale"], head["scale"] = SCALE * np.log2(np.e), SCALE
+    return params
+
+
+def _attention(rng: np.random.Generator, queries: int, keys: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """q, k, v and the gradient of the output: as halves, and as the numbers that they are."""
+    halves = [ENCODE["half"](rng.standard_normal((n, HEAD_DIM))) for n in (queries, keys, keys, queries)]
+    return halves, [DECODE["half"](x) for x in halves]
+
+
+def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int) -> Launch:
+    keys = 40
+    (q, k, v, _), (qs, ks, vs, _) = _attention(rng, queries, keys)
+    weights = np.exp(SCALE * qs @ ks.T)
+    out = np.zeros_like(q)
+    params = _attention_params(FORWARD, queries, keys)
+    params[0]["parts"], params[0]["keys_per_part"] = 1, keys
+    return Launch(
+        ROOT / file,
+        kernel,
+        {0: q, 1: k, 2: v, 3: q, 4: q, 5: out, 6: out, 7: params},
+        (1, 1, 1),
+        (128, 1, 1),
+        out,
+        weights @ vs / weights.sum(-1, keepdims=True),
+        2e-3,
+        constants={**dict.fromkeys((*range(5), 6, 9, 16), False), 5: True},
+        dtype="half",
+    )
+
+
+def attention_forward(rng: np.random.Generator) -> Launch:
+    return _forward(rng, "metal/flash_attention/forward.metal", "flash_attention_forward_float16_d64v64", 24)
+
+
+def attention_decode(rng: np.random.Generator) -> Launch:
+    return _forward(rng, "metal/flash_attention/decode.metal", "flash_attention_decode_float16_d64r1", 1)
+
+
+def _backward(rng: np.random.Generator, gradient: str, outputs: int) -> Launch:
+    queries, keys = 24, 40
+    (q, k, v, d_out), (qs, ks, vs, d_outs) = _attention(rng, queries, keys)
+    scores = SCALE * qs @ ks.T
+    lse = np.log(np.exp(scores).sum(-1, keepdims=True))
+    weights = np.exp(scores - lse)
+    delta = (weights @ vs * d_outs).sum(-1, keepdims=True)
+    d_scores = weights * (d_outs @ vs.T - delta)
+    out = np.zeros_like(q if gradient == "dq" else k)
+    buffers = {0: q, 1: k, 2: v, 3: q, 5: lse.astype(np.float32), 6: d_out, 7: delta.astype(np.float32), 8: out}
+    return Launch(
+        ROOT / f"metal/flash_attention/backward_{gradient}.metal",
+        f"flash_attention_backward_{gradient}_float16_d64v64",
+        {**buffers, 9: np.zeros_like(out), 10: _attention_params(BACKWARD, queries, keys)},
+        (outputs, 1, 1),
+        (128, 1, 1),
+        out,
+        SCALE * (d_scores @ ks if gradient == "dq" else d_scores.T @ qs),
+        5e-3,
+        constants={**dict.fromkeys((*range(5), *range(6, 10)), False), 5: True},
+        dtype="half",
+    )
+
+
+def attention_backward_dq(rng: np.random.Generator) -> Launch:
+    return _backward(rng, "dq", 1)
+
+
+def attention_backward_dkv(rng: np.random.Generator) -> Launch:
+    return _backward(rng, "dkv", 1)
+
+
+def _quantized_matmul(rng: np.random.Generator, product: str) -> Launch:
+    """Codes of 4 bits, in groups of 32."""
+    rows, columns, outputs, group = 13, 64, 32, 32
+    x = ENCODE["half"](rng.standard_normal((rows, columns if product == "transposed" else outputs)))
+    codes = rng.integers(0, 16, (outputs, columns), np.uint32)
+    words = (codes.reshape(outputs, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(-1, dtype=np.uint32)
+    scales, biases = (ENCODE["half"](rng.standard_normal((outputs, columns // group))) for _ in range(2))
+    w = codes * np.repeat(DECODE["half"](scales), group, 1) + np.repeat(DECODE["half"](biases), group, 1)
+    reference = DECODE["half"](x) @ (w.T if product == "transposed" else w)
+    out = np.zeros(reference.shape, x.dtype)
+    return Launch(
+        ROOT / "metal/quantized_matmul/matmul.metal",
+        f"quantized_matmul_{product}_float16_affine4",
+        {0: x, 1: words, 2: scales, 3: biases, 4: out, 5: np.array([rows, columns, outputs, 5, 0, 0], np.int32)},
+        (1, 1, 1),
+        (128, 1, 1),
+        out,
+        reference,
+        2e-3,
+        constants={0: True, 3: True},
+        dtype="half",
+    )
+
+
+def quantized_matmul_transposed(rng: np.random.Generator) -> Launch:
+    return _quantized_matmul(rng, "transposed")
+
+
+def quantized_matmul_plain(rng: np.random.Generator) -> Launch:
+    return _quantized_matmul(rng, "plain")
+
+
+TILED_LAUNCHES: dict[str, Callable[[np.random.Generator], Launch]] = {
+    function.__name__: function
+    for function in (
+        attention_forward,
+        attention_decode,
+        attention_backward_dq,
+        attention_backward_dkv,
+        quantized_matmul_transposed,
+        quantized_matmul_plain,
+    )
+}
