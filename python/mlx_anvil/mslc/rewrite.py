@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from .entry import Kernel, Module, cpu_entry_point, cpu_kernel_table
+from .keywords import reject_misused_keywords
 from .lexer import PositionMap, TokenStream
 from .passes.constant_uses import note_missing_constants
 from .passes.constants import rewrite_function_constants
@@ -51,6 +52,7 @@ def rewrite(
     understand.
     """
     stream = TokenStream(source)
+    reject_misused_keywords(stream)
     structure = Structure(stream)
     module = Module()
     rewrite_members(stream, structure)
