@@ -1,26 +1,36 @@
 """What Apple's compiler would refuse, or might, though upstream clang takes it.
 
-Beside the strict lint: C++ that Metal 3.1 leaves out, features of C++ after C++14 that MLX's own kernels do without,
-variables without an address space, recursion, and the limits of kernels and their bindings.
+Beside the strict lint: C++ that Metal leaves out, features of C++ that MLX's own kernels do without, what declarations have to
+say (declaration_rules.py, kernel_rules.py), casts (cast_rules.py), recursion, the limits of kernels and their bindings, and
+spellings that nobody has seen Apple's compiler take (attestation.py). Each version of the language is looked at.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from . import cast_rules, declaration_rules, kernel_rules, language_rules
+from .attestation import unattested
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
-from .diagnostics import Diagnostic, SourceMap
-from .entry import BUFFER, Kernel, Module
+from .diagnostics import CompileError, Diagnostic, SourceMap
+from .entry import BUFFER, THREADGROUP, Kernel, Module
 from .intermediate import IntermediateCode
-from .language_rules import violations
 from .lexer import PositionMap, TokenStream
 from .lint import lint
+from .passes.constants import OPAQUE
 from .preprocess import UNDEFINED, Source
-from .rewrite import Rewritten
+from .rewrite import CONFORMANCE, Rewritten
 from .static_memory import most_static_threadgroup_memory, static_threadgroup_memory
+from .structure import Structure
 from .toolchain import SHIM
+
+# The versions that MLX may compile with, and what __METAL_VERSION__ is in them.
+STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
+CPP17_SINCE = 400
+GENERIC_THIS_SINCE = 410  # an implicit `this` is __metal_generic, and so takes objects of every address space
 
 LAST_BUFFER = 30
 MOST_THREADGROUP_MEMORY = 32 * 1024
@@ -29,20 +39,89 @@ MOST_THREADGROUP_MEMORY = 32 * 1024
 _TAKEN = ("constexpr if", "'static_assert' with no message", "inline variables")
 
 
-def conformance(source: Source) -> list[Diagnostic]:
-    """Everything that is doubtful in one file, in the author's places; empty for Metal that should compile anywhere."""
-    source = replace(source, defines=(*source.defines, ("__MSLC__", UNDEFINED)))  # what Apple's compiler sees
-    found = lint(source)
+@dataclass(frozen=True)
+class _Finding:
+    """A diagnostic without what comes of the version that it was found in."""
+
+    file: str
+    line: int
+    column: int
+    severity: str
+    message: str
+
+
+def conformance(
+    source: Source, standards: Sequence[str] = tuple(STANDARDS), attested: Sequence[str | Path] = ()
+) -> list[Diagnostic]:
+    """Everything that is doubtful in one file, in the author's places; empty for Metal that should compile anywhere.
+
+    `standards` are keys of STANDARDS; a finding that not all of them have says which do. `attested` are folders of Metal source
+    that is known to compile, beside the headers of the mlx package.
+    """
+    found: dict[_Finding, tuple[Diagnostic, list[str]]] = {}
+    compiled: dict[str, list[Diagnostic]] = {}  # by preprocessed text: few sources depend on the version
+    for standard in standards:
+        for d in _in_version(source, STANDARDS[standard], attested, compiled):
+            key = _Finding(d.file, d.line, d.column, d.severity, d.message)
+            found.setdefault(key, (d, []))[1].append(standard)
+    return [
+        d if len(seen) == len(standards) else replace(d, message=f"{d.message} ({', '.join(seen)})")
+        for d, seen in found.values()
+    ]
+
+
+def _in_version(
+    source: Source, version: int, attested: Sequence[str | Path], compiled: dict[str, list[Diagnostic]]
+) -> list[Diagnostic]:
+    # What Apple's compiler sees.
+    defines = {**dict(source.defines), "__MSLC__": UNDEFINED, "__METAL_VERSION__": str(version)}
+    source = replace(source, defines=tuple(defines.items()))
+    try:
+        preprocessed = run_preprocessor(source)
+        if preprocessed not in compiled:
+            compiled[preprocessed] = _of_code(source, preprocessed)
+        found = [d for d in compiled[preprocessed] if not _allowed_in(d, version)]
+        return [*_of_text(source, preprocessed, version, attested), *found]
+    except CompileError as error:
+        return error.diagnostics
+
+
+def _allowed_in(diagnostic: Diagnostic, version: int) -> bool:
+    """Whether a later version of the language takes what a diagnostic is about."""
+    if "incompatible with C++ standards before C++17" in diagnostic.message:
+        return version >= CPP17_SINCE
+    return version >= GENERIC_THIS_SINCE and diagnostic.message.startswith("'this' argument to member function")
+
+
+def _of_text(source: Source, preprocessed: str, version: int, attested: Sequence[str | Path]) -> list[Diagnostic]:
+    """What words show."""
+    stream = TokenStream(preprocessed)
+    structure = Structure(stream)
+    source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
+    found = []
+    for position, message in (
+        *language_rules.violations(stream, version),
+        *declaration_rules.violations(stream, structure),
+        *kernel_rules.violations(stream, structure),
+        *cast_rules.violations(stream, structure),
+    ):
+        file, line, column = source_map.of_preprocessed(*position)
+        found.append(Diagnostic(file, line, column, "error", message, source_map.source_line(file, line)))
+    return [*found, *unattested(source, preprocessed, attested)]
+
+
+def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
+    """What the compiler shows."""
+    rewritten = run_rewriter(source, preprocessed)
+    module = rewritten.module
+    opaque: dict[int | str, object] = {constant.index: OPAQUE for constant in module.constants}
+    found = [*lint(source, opaque, CONFORMANCE), *_bindings(module)]
     if any(d.severity == "error" for d in found):
         return found  # the rest compiles the file again
-    preprocessed = run_preprocessor(source)
-    rewritten = run_rewriter(source, preprocessed)
-    module, code = rewritten.module, IntermediateCode.of(source, optimised=False)
+    code = IntermediateCode.of(source, optimised=False)
     return [
         *found,
-        *_words(source, preprocessed),
         *_newer_language(source, preprocessed, rewritten),
-        *_bindings(module),
         *_limits(source, module, code),
         *_recursion(module, code),
     ]
@@ -51,13 +130,6 @@ def conformance(source: Source) -> list[Diagnostic]:
 def repeated_names(kernels: Iterable[str]) -> list[str]:
     """Host names that more than one kernel has: a metallib holds those of all files."""
     return sorted(name for name, count in Counter(kernels).items() if count > 1)
-
-
-def _words(source: Source, preprocessed: str) -> Iterator[Diagnostic]:
-    source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
-    for position, message in violations(TokenStream(preprocessed)):
-        file, line, column = source_map.of_preprocessed(*position)
-        yield Diagnostic(file, line, column, "error", message, source_map.source_line(file, line))
 
 
 def _newer_language(source: Source, preprocessed: str, rewritten: Rewritten) -> list[Diagnostic]:
@@ -69,18 +141,14 @@ def _newer_language(source: Source, preprocessed: str, rewritten: Rewritten) -> 
 
 
 def _bindings(module: Module) -> Iterator[Diagnostic]:
-    for constant in module.constants:
-        if constant.type != "bool":
-            yield Diagnostic("", 0, 0, "error", f"function constant '{constant.name}' is {constant.type}, not bool")
-    for index in (i for i, count in Counter(c.index for c in module.constants).items() if count > 1):
-        yield Diagnostic("", 0, 0, "error", f"function constant {index} is declared twice")
     for kernel in module.kernels:
-        indices = Counter(p.index for p in kernel.parameters if p.kind == BUFFER)
-        for index, count in indices.items():
-            if count > 1:
-                yield _of_kernel(kernel, f"has buffer({index}) twice")
-            if index > LAST_BUFFER:
-                yield _of_kernel(kernel, f"has buffer({index}); the last is {LAST_BUFFER}")
+        for kind in (BUFFER, THREADGROUP):
+            indices = Counter(p.index for p in kernel.parameters if p.kind == kind)
+            for index, count in indices.items():
+                if count > 1:
+                    yield _of_kernel(kernel, f"has {kind}({index}) twice")
+                if index > LAST_BUFFER:
+                    yield _of_kernel(kernel, f"has {kind}({index}); the last is {LAST_BUFFER}")
 
 
 def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:

@@ -25,6 +25,7 @@ _SPACE_MISMATCH = re.compile(
 )
 _SPELLINGS = (
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
+    (re.compile(r"(?:::)?mslc::as_type"), "as_type"),
     (re.compile(r"(?:::)?mslc::make<([^<>]*(?:<[^<>]*>)?)>"), r"\1"),
     (re.compile(r"\bany_vec<"), "vec<"),
     (re.compile(r"(?:::)?mslc::PackedVector<(\w+), (\d)>"), r"packed_\1\2"),

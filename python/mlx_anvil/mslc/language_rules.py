@@ -18,6 +18,7 @@ NOT_IN_METAL = {
     **dict.fromkeys(("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"), "is C++20"),
     "std": "Metal's standard library is the namespace metal",
 }
+LAMBDAS_SINCE = 320
 # Words of Metal that the shim leaves to the author, so that upstream clang would take them as names.
 RESERVED = frozenset(("vertex", "fragment", "ray_data", "object_data", "threadgroup_imageblock"))
 # What declarations begin with that are of no variable.
@@ -38,23 +39,39 @@ _NOT_VARIABLES = frozenset(
 )
 
 
-def violations(stream: TokenStream) -> Iterator[Violation]:
+def violations(stream: TokenStream, version: int) -> Iterator[Violation]:
     structure = Structure(stream)
     for i, text in enumerate(stream.text):
         outside = structure.kind[structure.enclosing[i]] == NAMESPACE
         if stream.kind[i] == "name":
             if (reason := NOT_IN_METAL.get(text)) and not _is_member(stream, i):
                 yield stream.position(i), f"'{text}': {reason}"
+            elif text == "long" and stream.at(i + 1) == "long":
+                yield stream.position(i), "'long long': Metal does not have this type; long has 64 bits"
             elif text in RESERVED and not _in_attribute(stream, i):
                 yield stream.position(i), f"'{text}' is a word of Metal, not a name"
             elif text == "static" and not outside and _lacks_address_space(stream, i):
                 yield stream.position(i), "a static variable has to be 'constant'"
-        elif text == "[" and _opens_lambda(stream, i):
+        elif stream.kind[i] == "number" and (reason := _number(text)):
+            yield stream.position(i), f"'{text}': {reason}"
+        elif text == "..." and stream.at(i - 1) in ("(", ",") and stream.at(i + 1) == ")":
+            yield stream.position(i), "Metal has no functions with a variable number of arguments"
+        elif version < LAMBDAS_SINCE and text == "[" and _opens_lambda(stream, i):
             yield stream.position(i), "Metal has lambdas since 3.2 only"
         elif text in (";", "{") and outside:
             first = stream.statement_start(i)
             if i > first and _lacks_address_space(stream, first):
                 yield stream.position(first), "a variable outside functions has to be 'constant'"
+
+
+def _number(text: str) -> str:
+    """What is wrong with a literal."""
+    suffix = text.lower().lstrip("0123456789.'") if not text.lower().startswith("0x") else ""
+    if suffix in ("ll", "ull", "llu") or text.lower().endswith(("ll", "llu")):
+        return "Metal does not have this type; long has 64 bits"
+    if text.lower().endswith("l") and "." in text:
+        return "Metal does not have this type"
+    return ""
 
 
 def _is_member(stream: TokenStream, i: int) -> bool:

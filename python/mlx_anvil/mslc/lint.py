@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from .compiler import PRECISION_FLAGS, STRICT_SPACES, Constants, run_compiler, run_preprocessor, run_rewriter
 from .diagnostics import CompileError, Diagnostic
 from .preprocess import Source
+from .rewrite import CPU, Target
+
+_LOG = re.compile(r"no matching (constructor|member function) .*('constant [\w:]*\bos_log'|'log(_\w+)?'$)")
 
 
-def lint(source: Source, constants: Constants | None = None) -> list[Diagnostic]:
+def lint(source: Source, constants: Constants | None = None, target: Target = CPU) -> list[Diagnostic]:
     """Errors and warnings of one file, in the author's words and places.
 
-    Left out are errors that Metal's compiler would not give: there, the members of packed and bool vectors, and the copy
-    constructors of structs, exist for every address space; in strict mode clang has only the plain ones.
+    Left out are errors that Metal's compiler would not give: there, the members of packed and bool vectors and of logs, and the
+    copy constructors of structs, exist for every address space; in strict mode clang has only the plain ones.
     """
     try:
         preprocessed = run_preprocessor(source)
-        rewritten = run_rewriter(source, preprocessed, constants)
+        rewritten = run_rewriter(source, preprocessed, constants, target)
         flags = [*PRECISION_FLAGS, *STRICT_SPACES, "-fsyntax-only", "-ferror-limit=0"]
         found = run_compiler(source, preprocessed, rewritten, flags)
     except CompileError as error:
         found = error.diagnostics
-    return [d for d in found if not d.shim_lacks_space and not _is_struct_copy(d)]
+    return [d for d in found if not d.shim_lacks_space and not _is_struct_copy(d) and not _LOG.search(d.message)]
 
 
 def _is_struct_copy(diagnostic: Diagnostic) -> bool:

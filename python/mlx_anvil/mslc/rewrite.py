@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from .entry import Kernel, Module, cpu_entry_point, cpu_kernel_table
+from .keywords import reject_misused_keywords
 from .lexer import PositionMap, TokenStream
+from .passes.conformance import rewrite_for_conformance
 from .passes.constant_uses import note_missing_constants
 from .passes.constants import rewrite_function_constants
 from .passes.declarations import (
@@ -29,9 +31,11 @@ class Target:
     name: str
     entry_point: EntryPoint
     kernel_table: Callable[[list[Kernel]], str]  # text at the end of the file
+    conforms: bool = False  # only looked at, not run
 
 
 CPU = Target("cpu", cpu_entry_point, cpu_kernel_table)
+CONFORMANCE = Target("cpu", cpu_entry_point, cpu_kernel_table, conforms=True)
 
 
 @dataclass
@@ -51,6 +55,7 @@ def rewrite(
     understand.
     """
     stream = TokenStream(source)
+    reject_misused_keywords(stream)
     structure = Structure(stream)
     module = Module()
     rewrite_members(stream, structure)
@@ -63,6 +68,8 @@ def rewrite(
     rewrite_loops(stream)
     rewrite_logging(stream)
     strip_attributes(stream)
+    if target.conforms:
+        rewrite_for_conformance(stream, structure)
     text, positions = stream.render()
     table = target.kernel_table(module.kernels)
     return Rewritten(f'{text}\n#line 1 "<mslc kernel table>"\n{table}', module, positions)

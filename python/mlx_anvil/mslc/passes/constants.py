@@ -17,6 +17,7 @@ _SCALARS = frozenset(
 )
 
 DEFERRED = object()
+OPAQUE = object()  # of a value that no constant expression knows, as in Metal before a pipeline is built
 
 
 def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, object]) -> list[FunctionConstant]:
@@ -51,6 +52,13 @@ def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, o
                 )
             stream.erase(start, last)
             stream.insert_before(start, f"MSLC_DEFERRED_CONSTANT({name}, {index})")
+            continue
+        if value is OPAQUE:
+            for word in range(start, first - 1):
+                if stream.text[word] in ("static", "inline", "extern", "constexpr"):
+                    stream.erase(word, word)
+            stream.erase(first, last)
+            stream.insert_before(start, "extern ")
             continue
         stream.erase(first, last)
         stream.insert_after(first - 1, f" = {_literal(type_name, value)}")

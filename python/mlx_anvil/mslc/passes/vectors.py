@@ -22,6 +22,8 @@ def rewrite_vectors(stream: TokenStream, structure: Structure) -> None:
         text = stream.text[i]
         if text == "static_cast":
             stream.replace(i, "::mslc::cast")
+        elif text == "as_type":
+            stream.replace(i, "::mslc::as_type")
         elif stream.kind[i] == "name" and (text in names or text in templates):
             last = i
             if text in templates:

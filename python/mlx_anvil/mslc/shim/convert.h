@@ -80,14 +80,11 @@ template <class To, class From>
   return static_cast<To>(static_cast<From&&>(value));
 }
 
-}  // namespace mslc
-
-namespace metal {
-
+// as_type<T>(x): the rewriter writes this name, since as_type is a keyword and no function.
 template <class To, class From>
 MSLC_INLINE constexpr To as_type(From value) {
   static_assert(sizeof(To) == sizeof(From), "as_type needs types of the same size");
   return __builtin_bit_cast(To, value);
 }
 
-}  // namespace metal
+}  // namespace mslc

@@ -8,6 +8,7 @@
 #include "address_space.h"
 #include "atomic.h"
 #include "common.h"
+#include "conformance.h"
 #include "entry.h"
 #include "geometric.h"
 #include "integer.h"

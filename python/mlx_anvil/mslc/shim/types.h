@@ -20,6 +20,10 @@ typedef __UINTPTR_TYPE__ uintptr_t;
 typedef _Float16 half;
 typedef __bf16 bfloat;
 
+namespace metal {
+using ::uint;  // naga's Metal begins with `using metal::uint;`
+}
+
 constexpr half operator""h(long double x) {
   return static_cast<half>(x);
 }
