@@ -14,6 +14,7 @@ from metal_launches import TESTS, output_of
 from metal_launches.calls import CALLS
 from metal_launches.compare import Interface, constant_misfits, misfits
 from metal_launches.record import Launch
+from metal_support import kernels_for_apple
 from mlx_anvil import _ext
 from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.preprocess import Source
@@ -42,6 +43,13 @@ def test_calls_cover_every_op():
 @pytest.mark.parametrize("op", CALLS)
 def test_host_and_kernels_fit(op):
     assert misfits(interface_of(op), launches_of(op)) == []
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_mac_has_what_it_launches(op):
+    """No more and no less: kernels for matrix units are left out of its build."""
+    launched = {launch.kernel for launch in launches_of(op) if not launch.for_matrix_units}
+    assert launched == kernels_for_apple() & set(_ext._kernel_names(op))
 
 
 # ---- tools/cubins.txt ------------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ That it fits the host: test_metal_launches.py.
 
 import re
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from metal_support import kernels_for_apple
 from mlx_anvil import _ext
 from mlx_anvil.mslc import Source
 from mlx_anvil.mslc.compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
@@ -93,20 +92,11 @@ def test_a_kernel_compiles_in_a_twentieth_of_the_op(op, tmp_path):
 # ---- what a Mac gets -------------------------------------------------------------------------------------------------
 
 
-def embedded_for_apple(folder: Path) -> set[str]:
-    """The kernels that a build for macOS lists."""
-    output = folder / "metal_source.cpp"
-    command = [sys.executable, ROOT / "tools" / "embed_metal.py", "--root", ROOT, "--output", output]
-    subprocess.run([*command, "--compiler", "c++", "--apple"], check=True)
-    return set(re.findall(r'^    \{"(\w+)", "metal/', output.read_text(), re.MULTILINE))
-
-
-def test_kernels_for_matrix_units_are_not_for_apple(tmp_path):
+def test_kernels_for_matrix_units_are_not_for_apple():
     everything = {name for op in OPS for name in _ext._kernel_names(op)}
-    for_apple = embedded_for_apple(tmp_path)
-    assert everything - for_apple == {name for name in everything if "_matrix_" in name}
+    assert everything - kernels_for_apple() == {name for name in everything if "_matrix_" in name}
     in_metallib = {name for path in FILES for name in kernels_in(Source.load(path, [ROOT], dict(AS_APPLE)))}
-    assert in_metallib == for_apple
+    assert in_metallib == kernels_for_apple()
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.stem.endswith("_matrix")], ids=lambda path: path.stem)

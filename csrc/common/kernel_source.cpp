@@ -20,7 +20,7 @@ std::string_view text_of(std::string_view path) {
       return file.text;
     }
   }
-  throw std::logic_error("no Metal source " + std::string(path));
+  throw std::runtime_error("no Metal source " + std::string(path));
 }
 
 // Text with each of our headers in front of its first use. Line markers keep the compiler's

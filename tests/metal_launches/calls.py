@@ -28,6 +28,7 @@ def _for_matrix_units(call: Call) -> Call:
         with mlx_anvil.simulate(matrix_units=True):
             return call()
 
+    chosen.for_matrix_units = True
     return chosen
 
 

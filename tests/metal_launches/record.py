@@ -29,6 +29,7 @@ class Launch:
     constants: dict[int, bool]
     bindings: tuple[str, ...]  # as in mlx_anvil.trace
     threads: int
+    for_matrix_units: bool  # only where a GPU has these, as Apple's do not
 
 
 def build_recorder(folder: Path) -> ctypes.CDLL:
@@ -42,13 +43,16 @@ def record(op: str) -> list[Launch]:
     """All launches that differ, of the calls of an op; not those of other ops that it is put together from."""
     found = {}
     for call in CALLS[op]():
+        for_matrix_units = getattr(call, "for_matrix_units", False)
         with mlx_anvil.trace() as trace:
             mx.eval(call())
         for event in trace.events:
             if event.op == op and not event.is_fallback:
                 name, values = parse_key(event.kernel)
                 x, y, z = event.threadgroup
-                found[event.kernel, event.bindings] = Launch(op, name, values, event.bindings, x * y * z)
+                launch = Launch(op, name, values, event.bindings, x * y * z, for_matrix_units)
+                if not for_matrix_units or (event.kernel, event.bindings) not in found:
+                    found[event.kernel, event.bindings] = launch
     return list(found.values())
 
 
