@@ -1,6 +1,8 @@
 # Metal kernels travel twice: as a metallib, which Apple's compiler makes on a Mac that has it, and as source
 # inside the extension, which MLX compiles at run time, kernel by kernel, when the metallib is missing. The source
 # also serves the simulator and the tests. For MLX's CUDA backend the kernels are compiled to PTX.
+include(MetalCompiler)  # mlx_anvil_probe_metal, MLX_ANVIL_METAL_OPTIONS
+
 file(GLOB MLX_ANVIL_METAL_HEADERS CONFIGURE_DEPENDS metal/*/*.h)
 file(GLOB MLX_ANVIL_METAL_SOURCES CONFIGURE_DEPENDS metal/*/*.metal)
 
@@ -21,7 +23,29 @@ function(mlx_anvil_embed_metal target)
   target_sources(${target} PRIVATE ${output})
 endfunction()
 
+set(MLX_ANVIL_METALLIB AUTO CACHE STRING "Compile the kernels to a metallib: AUTO (where Apple's compiler works), ON, OFF")
+set_property(CACHE MLX_ANVIL_METALLIB PROPERTY STRINGS AUTO ON OFF)
+
+# Builds and installs the metallib, or sets MLX_ANVIL_WHY_NO_METALLIB to one line and says so.
 function(mlx_anvil_add_metallib target)
+  set(why "")
+  if(CMAKE_CROSSCOMPILING)
+    set(why "built on another system")
+  elseif(MLX_ANVIL_METALLIB STREQUAL "AUTO" OR MLX_ANVIL_METALLIB)
+    mlx_anvil_probe_metal(why)
+  else()
+    set(why "MLX_ANVIL_METALLIB is OFF")
+  endif()
+  set(MLX_ANVIL_WHY_NO_METALLIB "${why}" PARENT_SCOPE)
+  if(NOT why STREQUAL "")
+    set(advice "for a metallib, install Xcode, run `xcodebuild -downloadComponent MetalToolchain`, and install this package again")
+    if(MLX_ANVIL_METALLIB STREQUAL "AUTO" OR NOT MLX_ANVIL_METALLIB)
+      message(STATUS "Metal kernels go in as source, which MLX compiles at their first launch: ${why}; ${advice}")
+    else()
+      message(FATAL_ERROR "MLX_ANVIL_METALLIB is ${MLX_ANVIL_METALLIB}, and ${why}; ${advice}")
+    endif()
+    return()
+  endif()
   mlx_build_metallib(
     TARGET mlx_anvil_metallib
     TITLE mlx_anvil
@@ -29,7 +53,7 @@ function(mlx_anvil_add_metallib target)
     INCLUDE_DIRS ${CMAKE_CURRENT_SOURCE_DIR}
     DEPS ${MLX_ANVIL_METAL_HEADERS}
     OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}
-    COMPILE_OPTIONS -std=metal3.1)
+    COMPILE_OPTIONS ${MLX_ANVIL_METAL_OPTIONS})
   add_dependencies(${target} mlx_anvil_metallib)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mlx_anvil.metallib DESTINATION mlx_anvil)
 endfunction()

@@ -3,6 +3,7 @@
 import platform
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypedDict
 
 import mlx.core as mx
@@ -54,7 +55,7 @@ def _backends() -> dict[str, BackendInfo]:
         "metal": {
             "built": metal_built,
             "usable": metal_built and mx.metal.is_available(),
-            "detail": "" if metal_built else "this build has no Metal host code (MLX here has no Metal)",
+            "detail": metal_kernels() if metal_built else "this build has no Metal host code (MLX here has no Metal)",
         },
         "cuda": {
             "built": cuda_built,
@@ -64,14 +65,22 @@ def _backends() -> dict[str, BackendInfo]:
     }
 
 
+def metal_kernels(folder: Path = Path(_ext.__file__).parent) -> str:
+    """Whether Metal kernels come from a metallib, which lies beside the extension, or from source; and why."""
+    if (folder / "mlx_anvil.metallib").is_file():
+        return "kernels from a metallib"
+    why = _build_info.WHY_NO_METALLIB or "it was removed"
+    return f"kernels as source, compiled at their first launch; no metallib: {why}"
+
+
 def info() -> Info:
     """Versions, backends and build facts of this installation, as a dictionary that JSON can hold.
 
     Returns:
         Info: ``version``, ``mlx`` (installed) and ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
             ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads``, and ``backends``:
-            for each name whether it is ``built`` and ``usable``, and a ``detail`` that says why not; of CUDA also
-            which cubins there are.
+            for each name whether it is ``built`` and ``usable``, and a ``detail`` that says why not; of Metal also whether
+            the kernels come from a metallib or as source, of CUDA which cubins there are.
     """
     return {
         "version": __version__,
