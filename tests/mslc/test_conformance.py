@@ -6,7 +6,7 @@ import pytest
 
 from mlx_anvil.mslc import Source
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
-from mlx_anvil.mslc.conformance import conformance, repeated_names
+from mlx_anvil.mslc.conformance import STANDARDS, conformance, repeated_names
 
 METAL = Path(__file__).resolve().parents[2] / "metal"
 FILES = sorted(METAL.glob("*/*.metal"))
@@ -110,3 +110,45 @@ def test_repeated_host_name():
 def test_place_of_a_finding():
     (found,) = conformance(Source(HEAD + KERNEL.format(body="\n  int vertex = 1;"), name="mine.metal"))
     assert (found.file, found.line, found.column) == ("mine.metal", 4, 7)
+
+
+MEMBER = "struct S {{ float a; float f() const {0} {{ return a; }} }};\n"
+ON_OBJECT = "kernel void k(device float* x [[buffer(0)]], {0} S& s [[buffer(1)]]) {{ x[0] = s.f(); }}\n"
+
+
+@pytest.mark.parametrize("space", ["device", "constant"])
+def test_a_member_takes_objects_of_the_space_that_it_names(space):
+    assert conformance(Source(HEAD + MEMBER.format(space) + ON_OBJECT.format(space))) == []
+
+
+@pytest.mark.parametrize(
+    ("space", "refused_in"), [("device", ["metal3.1", "metal3.2", "metal4.0"]), ("constant", list(STANDARDS))]
+)
+@pytest.mark.parametrize("standard", STANDARDS)
+def test_a_member_without_a_space_takes_objects_of_others_since_4_1(standard, space, refused_in):
+    found = conformance(Source(HEAD + MEMBER.format("") + ON_OBJECT.format(space)), [standard])
+    assert [d.message.split(" with ")[0] for d in found] == [
+        "cannot initialize object parameter of type 'const S'" for _ in range(standard in refused_in)
+    ]
+
+
+def test_a_member_of_another_space_is_no_help():
+    assert len(conformance(Source(HEAD + MEMBER.format("device") + ON_OBJECT.format("constant")))) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "since"),
+    [
+        ("auto f = [](float a) { return a; }; x[i] = f(1);", "metal3.2"),
+        ("if (float a = x[i]; a > 0) x[i] = 1;", "metal4.0"),
+    ],
+)
+@pytest.mark.parametrize("standard", STANDARDS)
+def test_language_versions_differ(standard, body, since):
+    found = conformance(Source(HEAD + KERNEL.format(body=body)), [standard])
+    assert (found == []) == (STANDARDS[standard] >= STANDARDS[since]), found
+
+
+def test_a_finding_says_which_versions_have_it():
+    text = HEAD + KERNEL.format(body="auto f = [](float a) { return a; }; x[i] = f(1);")
+    assert [d.message for d in conformance(Source(text))] == ["Metal has lambdas since 3.2 only (metal3.1)"]

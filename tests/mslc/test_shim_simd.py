@@ -217,7 +217,7 @@ def test_matrix_layout_is_apples():
 @pytest.mark.parametrize(("kind", "dtype"), [("float", "float32"), ("half", "float16")])
 def test_matrix_constructors_and_products_without_accumulator(rng, kind, dtype):
     source = f"""kernel void k(const device {kind}* x [[buffer(0)]], device {kind}* o [[buffer(1)]]) {{
-  simdgroup_matrix<{kind}, 8, 8> a, product, diagonal = make_diagonal_simdgroup_matrix<{kind}, 8, 8>({kind}(3));
+  simdgroup_matrix<{kind}, 8, 8> a, product, diagonal({kind}(3));
   simdgroup_load(a, x);
   simdgroup_multiply(product, a, diagonal);
   simdgroup_store(product, o);

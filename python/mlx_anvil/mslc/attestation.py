@@ -1,9 +1,9 @@
 """Attestation: has anybody seen Apple's compiler take this spelling?
 
 Each qualified name (metal::...), attribute, pragma and double-underscore word of Metal source has to stand, in exactly that
-spelling, in Metal that is known to compile: the kernels' headers of the installed mlx package, folders that the caller names,
-or the table attested.txt. `using namespace metal` does not make `as_type` an attestation of `metal::as_type`: the spelling
-without the namespace counts only as a hint.
+spelling, in one of these: the headers of kernels in the installed mlx package, folders that the caller names, library.txt
+(Metal's standard library, from its specification) or attested.txt (what else this project's kernels need). The spelling
+without its namespace counts only as a hint: `as_type` does not attest `metal::as_type`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .lexer import PositionMap
 from .preprocess import Source, included_files
 
 TABLE = Path(__file__).with_name("attested.txt")
+LIBRARY = Path(__file__).with_name("library.txt")
 SUFFIXES = frozenset((".metal", ".h", ".hpp", ".msl"))
 _HEADERS = Path("include", "mlx", "backend", "metal", "kernels")
 
@@ -32,7 +33,7 @@ _QUALIFIED = re.compile(r"\b(?:metal|fast|precise)(?:\s*::\s*\w+)+")
 _RESERVED = re.compile(r"\b__\w+")
 _OPENING = re.compile(r"\[\s*\[|\b__attribute__\s*\(\s*\(")
 _NAME = re.compile(r"\s*((?:\w+\s*::\s*)*[A-Za-z_]\w*)\s*")
-_BRACES = re.compile(r"(\S*)\{([^}]*)\}(\S*)")
+_BRACES = re.compile(r"([^\s{]*)\{([^}]*)\}(.*)", re.DOTALL)
 _ONCE = "#pragma once"
 
 
@@ -53,8 +54,8 @@ class Attested:
 
 
 def attested(folders: Iterable[str | Path] = ()) -> Attested:
-    """What the installed mlx package, the table and the given folders of Metal source attest."""
-    known = [_table(), *(_folder(Path(folder)) for folder in (*_mlx_headers(), *folders))]
+    """What the installed mlx package, the tables and the given folders of Metal source attest."""
+    known = [_tables(), *(_folder(Path(folder)) for folder in (*_mlx_headers(), *folders))]
     return Attested(
         frozenset().union(*(part.spellings for part in known)), frozenset().union(*(part.words for part in known))
     )
@@ -154,16 +155,16 @@ def _finding(spelling: str, known: Attested, file: str, line: int, column: int, 
 
 
 @functools.cache
-def _table() -> Attested:
-    known = {s for names in table().values() for s in names}
+def _tables() -> Attested:
+    known = {s for path in (TABLE, LIBRARY) for names in table(path).values() for s in names}
     return Attested(frozenset(known), frozenset(word for s in known for word in re.findall(r"\w+", s)))
 
 
-def table() -> dict[str, list[str]]:
-    """attested.txt: for each place where spellings were seen, which."""
+def table(path: Path) -> dict[str, list[str]]:
+    """For each place where spellings were seen, which."""
     entries: dict[str, list[str]] = {}
     where = ""
-    for line in TABLE.read_text().splitlines():
+    for line in path.read_text().splitlines():
         if line.startswith(" "):
             entries[where] += [s for item in line.split(",") if item.strip() for s in expanded(item.strip())]
         elif line and not line.startswith("#"):
@@ -173,9 +174,11 @@ def table() -> dict[str, list[str]]:
 
 
 def expanded(item: str) -> list[str]:
-    """metal::{a b} is metal::a and metal::b."""
+    """metal::{a b} is metal::a and metal::b; {a b}{2 3} is a2, a3, b2 and b3."""
     match = _BRACES.fullmatch(item)
-    return [match[1] + word + match[3] for word in match[2].split()] if match else [item]
+    if not match:
+        return [item]
+    return [match[1] + word + rest for word in match[2].split() for rest in expanded(match[3])]
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from .diagnostics import CompileError, Diagnostic, SourceMap
 from .entry import BUFFER, THREADGROUP, Kernel, Module
 from .intermediate import IntermediateCode
 from .lexer import PositionMap, TokenStream
-from .lint import lint
+from .lint import lint, space_of_object
 from .passes.constants import OPAQUE
 from .preprocess import UNDEFINED, Source
 from .rewrite import CONFORMANCE, Rewritten
@@ -30,7 +30,9 @@ from .toolchain import SHIM
 # The versions that MLX may compile with, and what __METAL_VERSION__ is in them.
 STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
 CPP17_SINCE = 400
-GENERIC_THIS_SINCE = 410  # an implicit `this` is __metal_generic, and so takes objects of every address space
+GENERIC_THIS_SINCE = (
+    410  # an implicit `this` is __metal_generic, and so takes objects in every memory that can be written
+)
 
 LAST_BUFFER = 30
 MOST_THREADGROUP_MEMORY = 32 * 1024
@@ -90,7 +92,7 @@ def _allowed_in(diagnostic: Diagnostic, version: int) -> bool:
     """Whether a later version of the language takes what a diagnostic is about."""
     if "incompatible with C++ standards before C++17" in diagnostic.message:
         return version >= CPP17_SINCE
-    return version >= GENERIC_THIS_SINCE and diagnostic.message.startswith("'this' argument to member function")
+    return version >= GENERIC_THIS_SINCE and space_of_object(diagnostic) in ("device", "threadgroup")
 
 
 def _of_text(source: Source, preprocessed: str, version: int, attested: Sequence[str | Path]) -> list[Diagnostic]:

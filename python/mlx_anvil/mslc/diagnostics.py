@@ -27,7 +27,7 @@ _SPELLINGS = (
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
     (re.compile(r"(?:::)?mslc::as_type"), "as_type"),
     (re.compile(r"(?:::)?mslc::make<([^<>]*(?:<[^<>]*>)?)>"), r"\1"),
-    (re.compile(r"\bany_vec<"), "vec<"),
+    (re.compile(r"\bmslc_any_vec<"), "vec<"),
     (re.compile(r"(?:::)?mslc::PackedVector<(\w+), (\d)>"), r"packed_\1\2"),
     (re.compile(r"\b__global_host\b|\bconst __constant\b|\b__constant\b|\b__global_device\b"), "constant"),
     (re.compile(r"\b__global\b"), "device"),

@@ -6,18 +6,26 @@ import re
 
 from .compiler import PRECISION_FLAGS, STRICT_SPACES, Constants, run_compiler, run_preprocessor, run_rewriter
 from .diagnostics import CompileError, Diagnostic
+from .lexer import TokenStream
+from .passes.members import qualified_members
 from .preprocess import Source
 from .rewrite import CPU, Target
+from .structure import Structure
 
 _LOG = re.compile(r"no matching (constructor|member function) .*('constant [\w:]*\bos_log'|'log(_\w+)?'$)")
+
+_OBJECT = re.compile(r"cannot initialize object parameter of type .* with an expression of type '(?:const )?(\w+) ")
+_CALL = re.compile(r"(?:\.|->)\s*(\w+)\s*\(")
 
 
 def lint(source: Source, constants: Constants | None = None, target: Target = CPU) -> list[Diagnostic]:
     """Errors and warnings of one file, in the author's words and places.
 
     Left out are errors that Metal's compiler would not give: there, the members of packed and bool vectors and of logs, and the
-    copy constructors of structs, exist for every address space; in strict mode clang has only the plain ones.
+    copy constructors of structs, exist for every address space; in strict mode clang has only the plain ones. It also
+    takes members that name the object's address space, which clang sees without it.
     """
+    preprocessed = ""
     try:
         preprocessed = run_preprocessor(source)
         rewritten = run_rewriter(source, preprocessed, constants, target)
@@ -25,7 +33,24 @@ def lint(source: Source, constants: Constants | None = None, target: Target = CP
         found = run_compiler(source, preprocessed, rewritten, flags)
     except CompileError as error:
         found = error.diagnostics
-    return [d for d in found if not d.shim_lacks_space and not _is_struct_copy(d) and not _LOG.search(d.message)]
+    found = [d for d in found if not d.shim_lacks_space and not _is_struct_copy(d) and not _LOG.search(d.message)]
+    if any(space_of_object(d) for d in found):
+        stream = TokenStream(preprocessed)
+        qualified = qualified_members(stream, Structure(stream))
+        found = [d for d in found if not _calls_qualified_member(d, qualified)]
+    return found
+
+
+def space_of_object(diagnostic: Diagnostic) -> str:
+    """The address space of an object whose member was called, where the diagnostic is about that; else ""."""
+    match = _OBJECT.match(diagnostic.message)
+    return match[1] if match else ""
+
+
+def _calls_qualified_member(diagnostic: Diagnostic, qualified: frozenset[tuple[str, str]]) -> bool:
+    space = space_of_object(diagnostic)
+    called = _CALL.search(diagnostic.source_line, diagnostic.column - 1)
+    return bool(space) and (called[1] if called else "operator", space) in qualified
 
 
 def _is_struct_copy(diagnostic: Diagnostic) -> bool:

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from ..conformance import conformance
+from ..conformance import STANDARDS, conformance
 from ..lint import lint
 from .options import load_source, parse_constants, source_options
 
@@ -17,7 +17,24 @@ from .options import load_source, parse_constants, source_options
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @source_options
 @click.option(
-    "--conformance", "conform", is_flag=True, help="also look for what upstream clang takes and Metal 3.1 does not"
+    "--conformance",
+    "conform",
+    is_flag=True,
+    help="Also look for what upstream clang takes and Apple's compiler may not.",
+)
+@click.option(
+    "--std",
+    "standards",
+    multiple=True,
+    type=click.Choice(tuple(STANDARDS)),
+    help="With --conformance: a version of the language to look at, instead of all.",
+)
+@click.option(
+    "--attested",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="With --conformance: Metal source that is known to compile, beside the headers of the mlx package.",
 )
 def command(
     files: tuple[str, ...],
@@ -25,13 +42,20 @@ def command(
     defines: tuple[str, ...],
     constants: tuple[str, ...],
     conform: bool,
+    standards: tuple[str, ...],
+    attested: tuple[str, ...],
 ) -> None:
     """Compile FILES under Metal's address-space rules and report errors."""
+    if not conform and (standards or attested):
+        raise click.UsageError("--std and --attested need --conformance")
     console = Console(stderr=True, soft_wrap=True)
     failed = False
     for path in files:
         source = load_source(path, include_dirs, defines)
-        found = conformance(source) if conform else lint(source, parse_constants(constants))
+        if conform:
+            found = conformance(source, standards or tuple(STANDARDS), attested)
+        else:
+            found = lint(source, parse_constants(constants))
         errors = [d for d in found if d.severity == "error"]
         failed |= bool(errors)
         for diagnostic in found:

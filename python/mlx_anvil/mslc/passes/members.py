@@ -6,6 +6,8 @@ and takes objects of every space, the others are dropped. Where there is no plai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..lexer import TokenStream
 from ..structure import Structure
 
@@ -15,16 +17,7 @@ _AFTER = frozenset(("{", ";", ":", "noexcept", "->", "=", "override"))
 
 def rewrite_members(stream: TokenStream, structure: Structure) -> None:
     variants: dict[tuple[int, str], list[tuple[str, int, int]]] = {}
-    for close in range(len(stream)):
-        if stream.text[close] != ")" or not structure.in_class(close):
-            continue
-        after = close + 1
-        while stream.at(after) in ("const", "volatile"):
-            after += 1
-        space = stream.at(after) if stream.at(after) in _SPACES else ""
-        following = after + 1 if space else after
-        if stream.at(following) not in _AFTER:
-            continue
+    for space, close, after in _members(stream, structure):
         first = stream.statement_start(close)
         key = structure.enclosing[close], stream.joined(first, after - 1)
         variants.setdefault(key, []).append((space, first, after))
@@ -37,6 +30,31 @@ def rewrite_members(stream: TokenStream, structure: Structure) -> None:
             stream.erase(qualifier, qualifier)
         for _, first, after in members[1:]:
             stream.drop(first, _definition_end(stream, after))
+
+
+def qualified_members(stream: TokenStream, structure: Structure) -> frozenset[tuple[str, str]]:
+    """(name, address space) of the members that say one; the name of an operator is "operator"."""
+    found = set()
+    for space, close, _ in _members(stream, structure):
+        declaration = stream.text[stream.statement_start(close) : stream.partner[close]]
+        if space:
+            found.add(("operator" if "operator" in declaration else declaration[-1], space))
+    return frozenset(found)
+
+
+def _members(stream: TokenStream, structure: Structure) -> Iterator[tuple[str, int, int]]:
+    """(address space or "", end of the parameters, where the space stands or would) of the member functions."""
+    for close in range(len(stream)):
+        if stream.text[close] != ")" or not structure.in_class(close):
+            continue
+        after = close + 1
+        while stream.at(after) in ("const", "volatile"):
+            after += 1
+        space = stream.at(after) if stream.at(after) in _SPACES else ""
+        following = after + 1 if space else after
+        if stream.at(following) not in _AFTER:
+            continue
+        yield space, close, after
 
 
 def _definition_end(stream: TokenStream, i: int) -> int:

@@ -7,7 +7,7 @@ from ..structure import FUNCTION, Structure
 from .casts import operand_end
 
 _SCALARS = ["bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]
-_ANY_VECTOR = "any_vec"  # vec<T, N> for every T, bool among them; see shim/bool_vec.h
+_ANY_VECTOR = "mslc_any_vec"  # vec<T, N> for every T, bool among them; see shim/bool_vec.h
 _VECTORS = frozenset(f"{prefix}{scalar}{n}" for scalar in _SCALARS for n in (2, 3, 4) for prefix in ("", "packed_"))
 _BEFORE_INITIALISERS = frozenset((")", "thread", "device", "constant", "threadgroup", "noexcept"))
 # Words after which a type name starts an expression, not a declaration.

@@ -37,10 +37,6 @@ using atomic_bool = atomic<bool>;
 using atomic_float = atomic<float>;
 using atomic_ulong = atomic<ulong>;
 
-// `A` is a possibly qualified atomic<T> in device or threadgroup memory.
-template <class A>
-using atomic_value = remove_cv_t<decltype(declval<A>().value)>;
-
 MSLC_INLINE void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

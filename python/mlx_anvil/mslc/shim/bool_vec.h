@@ -119,7 +119,7 @@ constexpr bool is_bool_vector<BoolVector<N>> = true;
 namespace metal {
 // vec<T, N>, where the rewriter knows that T and N are not to be deduced.
 template <class T, int N>
-using any_vec = typename mslc::AnyVector<T, N>::type;
+using mslc_any_vec = typename mslc::AnyVector<T, N>::type;
 
 using bool2 = mslc::BoolVector<2>;
 using bool3 = mslc::BoolVector<3>;

@@ -12,8 +12,9 @@ struct ListAssigned {
   static_assert(!__is_class(T) || is_vector<T>,
                 "assignment of a bare braced list to a struct may be ambiguous: name its type");
 };
-#define MSLC_LIST_ASSIGNED(...) \
-  (static_cast<void>(sizeof(::mslc::ListAssigned<__remove_cvref(decltype((__VA_ARGS__)))>)), __VA_ARGS__)
+#define MSLC_LIST_ASSIGNED(...)                                                              \
+  (static_cast<void>(sizeof(::mslc::ListAssigned<__remove_cvref(decltype((__VA_ARGS__)))>)), \
+   __VA_ARGS__)
 
 template <class T>
 constexpr int space_of = 0;

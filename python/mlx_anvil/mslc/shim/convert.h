@@ -67,9 +67,9 @@ template <class To, class From>
   requires(!__is_reference(To))
 MSLC_INLINE constexpr To cast(From value) {
   using Plain = metal::remove_cv_t<To>;
-  if constexpr (is_vector<Plain> && (is_vector<From> || metal::is_arithmetic_v<From>))
+  if constexpr (is_vector<Plain> && (is_vector<From> || mslc::is_arithmetic<From>))
     return make<Plain>(value);
-  else if constexpr (metal::is_arithmetic_v<Plain> && metal::is_arithmetic_v<From>)
+  else if constexpr (mslc::is_arithmetic<Plain> && mslc::is_arithmetic<From>)
     return convert_scalar<Plain>(value);
   else
     return static_cast<To>(value);

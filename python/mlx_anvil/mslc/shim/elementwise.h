@@ -8,7 +8,7 @@ namespace mslc {
 
 template <class T>
 constexpr bool is_number =
-    metal::is_arithmetic_v<ElementOf<metal::remove_cv_t<T>>> && !__is_same(T, bool);
+    mslc::is_arithmetic<ElementOf<metal::remove_cv_t<T>>> && !__is_same(T, bool);
 template <class T>
 constexpr bool is_real = metal::is_floating_point_v<ElementOf<metal::remove_cv_t<T>>>;
 template <class T>

@@ -28,7 +28,7 @@ struct matrix {
     requires(sizeof...(A) == Columns && ((mslc::length_of<A> == Rows) && ...))
   constexpr matrix(A... column) : columns{mslc::make<Column>(column)...} {}
   template <class... A>
-    requires(sizeof...(A) == Columns * Rows && (is_arithmetic_v<A> && ...))
+    requires(sizeof...(A) == Columns * Rows && (mslc::is_arithmetic<A> && ...))
   constexpr matrix(A... element) : columns{} {
     int i = 0;
     ((columns[i / Rows][i % Rows] = mslc::convert_scalar<T>(element), ++i), ...);

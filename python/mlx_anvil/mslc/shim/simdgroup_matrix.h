@@ -39,10 +39,6 @@ MSLC_INLINE simdgroup_matrix<T, Rows, Columns> make_filled_simdgroup_matrix(T va
   matrix.elements = value;
   return matrix;
 }
-template <class T, int Rows, int Columns = Rows>
-MSLC_INLINE simdgroup_matrix<T, Rows, Columns> make_diagonal_simdgroup_matrix(T value) {
-  return simdgroup_matrix<T, Rows, Columns>(value);
-}
 
 }  // namespace metal
 

@@ -1,8 +1,22 @@
-// <metal_type_traits> and numeric_limits.
+// <metal_type_traits> and numeric_limits: only what public Metal source is seen to use
+// (docs/mslc-standard-library.md).
 #pragma once
 
 #include "address_space.h"
 #include "types.h"
+
+namespace mslc {
+
+template <bool B, class T, class F>
+struct Conditional {
+  using type = T;
+};
+template <class T, class F>
+struct Conditional<false, T, F> {
+  using type = F;
+};
+
+}  // namespace mslc
 
 namespace metal {
 
@@ -29,26 +43,10 @@ template <bool B, class T = void>
 using enable_if_t = typename enable_if<B, T>::type;
 
 template <bool B, class T, class F>
-struct conditional {
-  using type = T;
-};
-template <class T, class F>
-struct conditional<false, T, F> {
-  using type = F;
-};
-template <bool B, class T, class F>
-using conditional_t = typename conditional<B, T, F>::type;
+using conditional_t = typename mslc::Conditional<B, T, F>::type;
 
 template <class... B>
 struct _disjunction : bool_constant<(false || ... || bool(B::value))> {};
-template <class... B>
-struct _conjunction : bool_constant<(true && ... && bool(B::value))> {};
-template <class... B>
-using disjunction = _disjunction<B...>;
-template <class... B>
-using conjunction = _conjunction<B...>;
-template <class B>
-struct negation : bool_constant<!bool(B::value)> {};
 
 template <class A, class B>
 constexpr bool is_same_v = __is_same(A, B);
@@ -58,64 +56,47 @@ struct is_same : bool_constant<__is_same(A, B)> {};
 template <class T>
 using remove_cv_t = __remove_cv(T);
 template <class T>
-struct remove_cv {
-  using type = __remove_cv(T);
-};
-template <class T>
-using remove_const_t = __remove_const(T);
-template <class T>
 using remove_reference_t = __remove_reference_t(T);
-template <class T>
-struct remove_reference {
-  using type = __remove_reference_t(T);
-};
 template <class T>
 using remove_pointer_t = __remove_pointer(T);
 template <class T>
-struct remove_pointer {
-  using type = __remove_pointer(T);
-};
-template <class T>
-using decay_t = __decay(T);
-template <class T>
 using make_unsigned_t = __make_unsigned(T);
-template <class T>
-struct make_unsigned {
-  using type = __make_unsigned(T);
-};
-template <class T>
-using make_signed_t = __make_signed(T);
-template <class T>
-struct make_signed {
-  using type = __make_signed(T);
-};
+
+}  // namespace metal
+
+namespace mslc {
 
 template <class T>
-struct remove_addrspace {
+struct RemoveSpace {
   using type = T;
 };
 template <class T>
-struct remove_addrspace<device T> {
+struct RemoveSpace<device T> {
   using type = T;
 };
 template <class T>
-struct remove_addrspace<const device T> {
+struct RemoveSpace<const device T> {
   using type = const T;
 };
 template <class T>
-struct remove_addrspace<threadgroup T> {
+struct RemoveSpace<threadgroup T> {
   using type = T;
 };
 template <class T>
-struct remove_addrspace<const threadgroup T> {
+struct RemoveSpace<const threadgroup T> {
   using type = const T;
 };
 template <class T>
-struct remove_addrspace<constant T> {
+struct RemoveSpace<constant T> {
   using type = const T;
 };
+
+}  // namespace mslc
+
+namespace metal {
+
 template <class T>
-using remove_addrspace_t = typename remove_addrspace<T>::type;
+using remove_addrspace_t = typename mslc::RemoveSpace<T>::type;
 
 template <class T>
 constexpr bool is_integral_v = __is_integral(T);
@@ -125,39 +106,11 @@ template <class T>
 constexpr bool is_floating_point_v =
     __is_floating_point(T) || __is_same(__remove_cv(T), half) || __is_same(__remove_cv(T), bfloat);
 template <class T>
-struct is_floating_point : bool_constant<is_floating_point_v<T>> {};
-template <class T>
-constexpr bool is_arithmetic_v = is_integral_v<T> || is_floating_point_v<T>;
-template <class T>
-struct is_arithmetic : bool_constant<is_arithmetic_v<T>> {};
-template <class T>
 constexpr bool is_unsigned_v = __is_unsigned(T);
 template <class T>
-struct is_unsigned : bool_constant<__is_unsigned(T)> {};
-template <class T>
-constexpr bool is_signed_v = is_arithmetic_v<T> && !__is_unsigned(T);
-template <class T>
-struct is_signed : bool_constant<is_signed_v<T>> {};
-template <class T>
-constexpr bool is_pointer_v = __is_pointer(T);
-template <class T>
-struct is_pointer : bool_constant<__is_pointer(T)> {};
-template <class T>
-constexpr bool is_const_v = __is_const(T);
-template <class T>
-struct is_const : bool_constant<__is_const(T)> {};
-template <class T>
-constexpr bool is_enum_v = __is_enum(T);
-template <class T>
-constexpr bool is_class_v = __is_class(T);
+constexpr bool is_signed_v = (is_integral_v<T> || is_floating_point_v<T>) && !__is_unsigned(T);
 template <class A, class B>
 constexpr bool is_convertible_v = __is_convertible(A, B);
-template <class A, class B>
-struct is_convertible : bool_constant<__is_convertible(A, B)> {};
-template <class Base, class Derived>
-constexpr bool is_base_of_v = __is_base_of(Base, Derived);
-template <class T, class... Args>
-constexpr bool is_constructible_v = __is_constructible(T, Args...);
 
 template <class T>
 T&& declval();
@@ -165,6 +118,9 @@ T&& declval();
 }  // namespace metal
 
 namespace mslc {
+
+template <class T>
+constexpr bool is_arithmetic = metal::is_integral_v<T> || metal::is_floating_point_v<T>;
 
 template <class T>
 struct IntegerLimits {

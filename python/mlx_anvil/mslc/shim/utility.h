@@ -37,19 +37,4 @@ struct os_log {
   void log_error(const char*, Args...) const {}
 };
 
-template <class T>
-constexpr T&& forward(remove_reference_t<T>& value) {
-  return static_cast<T&&>(value);
-}
-template <class T>
-constexpr remove_reference_t<T>&& move(T&& value) {
-  return static_cast<remove_reference_t<T>&&>(value);
-}
-template <class T>
-MSLC_INLINE void swap(thread T& a, thread T& b) {
-  T kept = a;
-  a = b;
-  b = kept;
-}
-
 }  // namespace metal
