@@ -1,4 +1,4 @@
-"""What cubins are for: the time until the first tokens of a process, with and without them.
+"""What cubins and prebuild() are for: the time until the first tokens of a process, with and without them.
 
 Each measurement is a process of its own, with the driver's cache on disk off (CUDA_CACHE_DISABLE), so that what is assembled is
 assembled then. Weights lie on the GPU before the clock starts; a few layers have all the kernels that more would have. Run as a
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 import mlx.core as mx
+import mlx.nn as nn
 
 import mlx_anvil
 from cuda_decoder import BITS, GROUP_SIZE, VOCABULARY, WIDTH, Layer, draw_quantized, next_token, normal
@@ -24,36 +25,65 @@ DTYPE = mx.bfloat16
 LAYERS, PROMPT, PROCESSES = 2, 512, 5
 
 
-def first_tokens() -> Row:
-    """Seconds until the prompt's token is there, and then until the one after it; kernels by where they came from."""
+def prebuilt(layers: list[Layer], norm: mx.array, head: list[mx.array], prompt: mx.array) -> mlx_anvil.Prebuilt:
+    """Of the prompt's token and the next one, whose pipelines are being built when this returns."""
+    caches = [(layer.keys[...], layer.values[...]) for layer in layers]
+
+    def tokens() -> list[mx.array]:
+        token = next_token(layers, norm, head, prompt, 0)
+        return [token, next_token(layers, norm, head, embedding(token, head), PROMPT)]
+
+    building = mlx_anvil.prebuild(nn.Module(), tokens)
+    for layer, (layer.keys, layer.values) in zip(layers, caches, strict=True):
+        pass
+    return building
+
+
+def embedding(token: mx.array, head: list[mx.array]) -> mx.array:
+    return mlx_anvil.quantized_embedding(token, *head, dtype=DTYPE, group_size=GROUP_SIZE, bits=BITS)
+
+
+def first_tokens(prebuild: bool) -> Row:
+    """Seconds until the prompt's token is there, and then until the one after it; kernels by where they came from.
+
+    With `prebuild` the pipelines are built from the start of the clock on, while the first token's graph is made and run: no
+    weights are loaded meanwhile, as they would be in use.
+    """
     layers, head = [Layer(DTYPE) for _ in range(LAYERS)], draw_quantized(VOCABULARY, WIDTH, DTYPE)
     norm, prompt = mx.ones(WIDTH, DTYPE), normal((PROMPT, WIDTH), DTYPE)
     mx.eval(norm, [layer.norms for layer in layers])
     mx.synchronize()
     with mlx_anvil.trace() as trace:
         start = time.perf_counter()
+        if prebuild:
+            prebuilt(layers, norm, head, prompt)
         token = next_token(layers, norm, head, prompt, 0)
         mx.eval(token)
         first = time.perf_counter()
-        embedded = mlx_anvil.quantized_embedding(token, *head, dtype=DTYPE, group_size=GROUP_SIZE, bits=BITS)
-        mx.eval(next_token(layers, norm, head, embedded, PROMPT))
+        mx.eval(next_token(layers, norm, head, embedding(token, head), PROMPT))
         second = time.perf_counter()
     ours = {event.kernel: event.device for event in trace.events if any(event.grid)}  # not those of MLX
     cubins = sum(device.startswith("cuda (") for device in ours.values())
     return {"first_s": first - start, "second_s": second - first, "cubins": cubins, "ptx": len(ours) - cubins}
 
 
+VARIANTS = {  # MLX_ANVIL_CUBINS, arguments
+    "with cubins": ("1", []),
+    "PTX alone": ("0", []),
+    "PTX alone, prebuild": ("0", ["--prebuild"]),
+}
+
+
 def first_rows(copy: float | None) -> Iterator[Row]:
-    runs: dict[str, list[Row]] = {"1": [], "0": []}
+    runs: dict[str, list[Row]] = {what: [] for what in VARIANTS}
     for attempt in range(PROCESSES + 1):
-        for cubins, rows in runs.items():
+        for what, (cubins, arguments) in VARIANTS.items():
             environment = {**os.environ, "CUDA_CACHE_DISABLE": "1", "MLX_ANVIL_CUBINS": cubins}
-            command = [sys.executable, __file__]
+            command = [sys.executable, __file__, *arguments]
             result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
             if attempt > 0:  # the first fills what MLX itself keeps on disk
-                rows.append(json.loads(result.stdout.splitlines()[-1]))
-    for cubins, rows in runs.items():
-        what = "with cubins" if cubins == "1" else "PTX alone"
+                runs[what].append(json.loads(result.stdout.splitlines()[-1]))
+    for what, rows in runs.items():
         row: Row = {"what": f"first tokens of a process, 8B shape, {LAYERS} layers, {dtype_name(DTYPE)}, {what}"}
         for name in ("first_s", "second_s"):
             seconds = [one[name] for one in rows]
@@ -63,4 +93,4 @@ def first_rows(copy: float | None) -> Iterator[Row]:
 
 if __name__ == "__main__":
     mx.set_default_device(mx.gpu)
-    print(json.dumps(first_tokens()))
+    print(json.dumps(first_tokens("--prebuild" in sys.argv)))

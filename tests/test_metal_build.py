@@ -140,7 +140,8 @@ def test_a_metallib_can_be_demanded_or_declined(project):
 @needs_cmake
 def test_the_line_is_short_enough_to_be_one(project):
     (line,) = status(build(project, None))
-    assert "\n" not in line and len(line) < 320
+    assert "\n" not in line
+    assert len(line) < 320
 
 
 def test_info_says_where_metal_kernels_come_from(tmp_path, monkeypatch):

@@ -286,7 +286,7 @@ def test_nothing_to_swap():
 def test_a_reason_is_printed_as_it_is():
     log = FallbackLog()
     log.add("rope", "x is [batch, length]; allowed: [batch]")
-    assert "x is [batch, length]; allowed: [batch]" in str(Report("Model", (), (), log))
+    assert "x is [batch, length]; allowed: [batch]" in str(Report("Model", (), (), log=log))
 
 
 @pytest.mark.parametrize("function", [mlx_anvil.patch, mlx_anvil.unpatch])

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/plan.h"
 #include "common/simulate.h"
 #include "mlx/backend/gpu/device_info.h"
 #include "mlx/primitives.h"
@@ -88,6 +89,9 @@ mx::allocator::Data allocate_on_cuda(size_t bytes, const mx::Stream& stream) {
 }  // namespace
 
 mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
+  if (planning()) {
+    return planned_memory();
+  }
 #ifdef MLX_ANVIL_CUDA
   if (stream.device == mx::Device::gpu && mlx_has_cuda()) {
     return allocate_on_cuda(bytes, stream);
@@ -108,7 +112,7 @@ void allocate_dense(mx::array& out, const mx::Stream& stream) {
   const bool is_large = out.nbytes() >= 4 * kPage;
   const size_t alignment = is_large ? kPage : kLine, start = is_large ? kPage / 2 : 0;
   // Offsets into a GPU's buffers choose kernels, the simulator's too.
-  const bool may_shift = is_heap(stream) && !simulation_mode().on;
+  const bool may_shift = is_heap(stream) && !simulation_mode().on && !planning();
   out.set_data(allocate(out.nbytes() + (may_shift ? alignment : 0), stream));
   if (may_shift) {
     const size_t address = reinterpret_cast<uintptr_t>(out.data<void>());

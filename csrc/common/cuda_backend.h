@@ -37,6 +37,12 @@ class CommandEncoder {
   MLX_ANVIL_WEAK void add_completed_handler(std::function<void()> task);
 };
 
+class Device {
+ public:
+  MLX_ANVIL_WEAK void make_current();
+};
+
+MLX_ANVIL_WEAK Device& device(int cuda_device);
 MLX_ANVIL_WEAK CommandEncoder& get_command_encoder(Stream stream);
 
 }  // namespace mlx::core::cu

@@ -2,12 +2,12 @@
 
 #include <array>
 #include <cctype>
-#include <map>
 #include <mutex>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
+#include "common/build_once.h"
 #include "common/errors.h"
 
 namespace mlx_anvil {
@@ -136,21 +136,8 @@ bool has_cuda_modules() {
 }
 
 const LoadedKernel& loaded_kernel(const Kernel& kernel, int device) {
-  using Key = std::pair<const Kernel*, int>;
-  static std::mutex mutex;
-  static std::map<Key, LoadedKernel> all;
-  const Key key{&kernel, device};
-  {
-    std::lock_guard lock(mutex);
-    if (auto known = all.find(key); known != all.end()) {
-      return known->second;
-    }
-  }
-  // Without the lock: Python unpacks the module and takes its own, whose holder may be waiting for
-  // ours.
-  LoadedKernel loaded = load(kernel, device);
-  std::lock_guard lock(mutex);
-  return all.try_emplace(key, std::move(loaded)).first->second;
+  static BuildOnce<std::pair<const Kernel*, int>, LoadedKernel> all;
+  return all.get({&kernel, device}, [&] { return load(kernel, device); });
 }
 
 void throw_driver_error(const Kernel& kernel, const char* doing, int result) {

@@ -8,6 +8,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/plan.h"
 #include "common/simulate.h"
 #include "common/trace.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -149,6 +150,9 @@ bool has_matrix_units(const mx::Device& device) {
 }
 
 void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream) {
+  if (planning()) {
+    return;
+  }
   if (stream.device == mx::Device::cpu) {
     mx::cpu::get_command_encoder(stream).add_temporaries(std::move(arrays));
     return;
@@ -165,6 +169,10 @@ void launch(const KernelLaunch& request, const mx::Stream& stream) {
   if (!can_launch(stream.device, &why_not)) {
     throw_internal_error(request.kernel->op(),
                          "cannot launch " + request.kernel->name() + ": " + why_not + ".");
+  }
+  if (planning()) {
+    plan_launch(request, stream.device);
+    return;
   }
   check_temporaries(request);
   if (stream.device == mx::Device::cpu) {

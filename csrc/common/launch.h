@@ -93,11 +93,13 @@ Extent linear_grid(int64_t items, int64_t per_threadgroup);
 #ifdef MLX_ANVIL_METAL
 void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream);
+void build_metal(const Kernel& kernel, const mx::Device& device);
 #endif
 
 #ifdef MLX_ANVIL_CUDA
 void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream);
+void build_cuda(const Kernel& kernel, const mx::Device& device);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
 
 // What trace() says of where a kernel that was launched there runs: "cuda (sm_90)" where it was

@@ -155,6 +155,11 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
                               {0, 0, 0}, arguments.shared_bytes(), arguments.get());
 }
 
+void build_cuda(const Kernel& kernel, const mx::Device& device) {
+  mx::cu::device(device.index).make_current();  // of the calling thread
+  loaded_kernel(kernel, device.index);
+}
+
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream) {
   mx::cu::get_command_encoder(stream).add_completed_handler([kept = std::move(arrays)] {});
 }

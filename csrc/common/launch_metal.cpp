@@ -84,6 +84,10 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
   encoder.dispatch_threadgroups(size_of_extent(launch.grid), size_of_extent(launch.threadgroup));
 }
 
+void build_metal(const Kernel& kernel, const mx::Device& device) {
+  pipeline_for(mx::metal::device(device), kernel);
+}
+
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream) {
   mx::metal::get_command_encoder(stream).add_temporaries(std::move(arrays));
 }

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 
+#include "common/build_once.h"
 #include "common/errors.h"
 #include "common/simulate.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -84,20 +84,10 @@ class SimulatorLibrary {
 };
 
 const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
-  using Key = std::pair<std::string, bool>;
-  static std::mutex mutex;
-  static std::map<Key, SimulatorLibrary> libraries;
-  const Key key{kernel.pipeline_key(), checked};
-  {
-    std::lock_guard lock(mutex);
-    if (auto known = libraries.find(key); known != libraries.end()) {
-      return known->second;
-    }
-  }
-  // Without the lock: the compiler takes Python's lock, whose holder may be waiting for ours.
-  SimulatorLibrary library(kernel.op(), toolchain(kernel.op()).compile(kernel, checked));
-  std::lock_guard lock(mutex);
-  return libraries.try_emplace(key, std::move(library)).first->second;
+  static BuildOnce<std::pair<std::string, bool>, SimulatorLibrary> libraries;
+  return libraries.get({kernel.pipeline_key(), checked}, [&] {
+    return SimulatorLibrary(kernel.op(), toolchain(kernel.op()).compile(kernel, checked));
+  });
 }
 
 // What a kernel may touch of an array: bytes relative to its first element. Views that run
@@ -260,6 +250,10 @@ SimulationMode set_simulation_mode(const SimulationMode& mode) {
 void set_simulator_toolchain(SimulatorToolchain toolchain) {
   std::lock_guard lock(toolchain_mutex);
   registered_toolchain = std::move(toolchain);
+}
+
+void build_simulator(const Kernel& kernel, bool checked) {
+  library_for(kernel, checked);
 }
 
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream) {

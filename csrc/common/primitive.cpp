@@ -1,6 +1,7 @@
 #include "common/primitive.h"
 
 #include "common/launch.h"
+#include "common/plan.h"
 #include "common/trace.h"
 
 namespace mlx_anvil {
@@ -27,6 +28,9 @@ Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
 // For use in an evaluation: MLX's primitive is asked to copy here and now. Its array tells it the
 // stream.
 mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
+  if (planning()) {
+    return planned_array(x);
+  }
   Arrays copy = {mx::contiguous(x, false, stream)};
   mx::Primitive& primitive = copy[0].primitive();
   if (stream.device == mx::Device::cpu) {

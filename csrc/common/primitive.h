@@ -37,6 +37,9 @@ class FusedPrimitive : public mx::Primitive {
   virtual void eval_native(const Arrays& inputs, Arrays& outputs) = 0;
   virtual void eval_kernels(const Arrays& inputs, Arrays& outputs) = 0;
 
+  // Whether an evaluation is eval_kernels().
+  bool launches_kernels() { return stream().device == mx::Device::gpu || simulation_.on; }
+
   void eval_cpu(const Arrays& inputs, Arrays& outputs) final;
   void eval_gpu(const Arrays& inputs, Arrays& outputs) final;
 

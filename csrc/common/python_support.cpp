@@ -18,6 +18,7 @@
 #include "common/kernel_source.h"
 #include "common/launch.h"
 #include "common/parallel.h"
+#include "common/plan.h"
 #include "common/probe.h"
 #include "common/simulate.h"
 #include "common/trace.h"
@@ -277,6 +278,14 @@ void bind_probe(nb::module_& m) {
   m.def("_read", &read, "from_"_a);
 }
 
+void bind_plan(nb::module_& m) {
+  nb::class_<PlannedKernel>(m, "_PlannedKernel")
+      .def_prop_ro("name",
+                   [](const PlannedKernel& planned) { return planned.kernel->pipeline_key(); })
+      .def("build", &build_pipeline, nb::call_guard<nb::gil_scoped_release>());
+  m.def("_plan_kernels", &plan_kernels, "outputs"_a);
+}
+
 }  // namespace
 
 void bind_support(nb::module_& m) {
@@ -290,6 +299,7 @@ void bind_support(nb::module_& m) {
   m.def("_op_source", &op_source, "op"_a);
   m.def("_kernel_source", &kernel_source, "name"_a);
   bind_gpu(m);
+  bind_plan(m);
   bind_probe(m);
 }
 

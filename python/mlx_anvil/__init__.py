@@ -38,12 +38,14 @@ from mlx_anvil._ext import (  # noqa: E402
     softmax_topk,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
+from mlx_anvil._prebuild import Prebuilt, prebuild  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
 from mlx_anvil.patching import patch, unpatch  # noqa: E402
 
 __all__ = [
     "Event",
+    "Prebuilt",
     "Trace",
     "__version__",
     "flash_attention",
@@ -52,6 +54,7 @@ __all__ = [
     "lm",
     "nn",
     "patch",
+    "prebuild",
     "quantized_argmax",
     "quantized_embedding",
     "quantized_gemv",

@@ -16,7 +16,13 @@ _original: Callable[..., Any] | None = None
 
 
 def patch_all(
-    *, attention: bool = True, swiglu: bool = True, quantized: bool = True, norm: bool = True, rope: bool = True
+    *,
+    attention: bool = True,
+    swiglu: bool = True,
+    quantized: bool = True,
+    norm: bool = True,
+    rope: bool = True,
+    prebuild: bool = False,
 ) -> None:
     """From now on, whatever loads a model through mlx-lm (``mlx_lm.load``, its commands, its server) gets it as after
     :func:`mlx_anvil.patch` with these options. Models that exist are not changed; ``patch(model)`` again gives the report
@@ -28,13 +34,21 @@ def patch_all(
         quantized: likewise.
         norm: likewise.
         rope: likewise.
+        prebuild: likewise.
 
     Raises:
         ImportError: mlx-lm is not installed (``pip install "mlx-anvil[lm]"``).
     """
     import mlx_lm.utils as utils
 
-    options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
+    options = {
+        "attention": attention,
+        "swiglu": swiglu,
+        "quantized": quantized,
+        "norm": norm,
+        "rope": rope,
+        "prebuild": prebuild,
+    }
     global _original
     with _lock:
         loads = utils.load_model

@@ -7,6 +7,7 @@ from types import FunctionType
 
 import mlx.nn as nn
 
+from mlx_anvil._prebuild import prebuild as _prebuild
 from mlx_anvil.patching._adapters import adapters
 from mlx_anvil.patching._left import is_of_experts, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder, writes_globals
@@ -25,6 +26,7 @@ def patch(
     quantized: bool = True,
     norm: bool = True,
     rope: bool = True,
+    prebuild: bool = False,
 ) -> Report:
     """Puts the ops into a model, in place: any model of mlx-lm, any tree of ``mlx.nn`` modules.
 
@@ -42,17 +44,21 @@ def patch(
             quantized cache.
         norm: RMS norms, Gemma's with weights less 1 included, and layer norms.
         rope: ``nn.RoPE`` and what mlx-lm builds on ``mx.fast.rope``.
+        prebuild: build the pipelines of a model of mlx-lm in background threads, as :func:`mlx_anvil.prebuild` does;
+            ``report.prebuilt`` tells how far that is.
 
     Returns:
         Report: what was swapped, what was not, and why. A model with nothing to swap is no error.
 
     Raises:
         TypeError: ``model`` is not an ``mlx.nn.Module``.
+        ValueError: ``prebuild`` of a model that is not like those of mlx-lm; the model is patched.
     """
     _check("patch", model)
     options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
     with _lock:
-        return _Patch(options).apply(model)
+        report = _Patch(options).apply(model)
+    return replace(report, prebuilt=_prebuild(model)) if prebuild else report
 
 
 def unpatch(model: nn.Module) -> None:
@@ -110,7 +116,7 @@ class _Patch:
             left += [replace(row, path=path) for row in plan.left]
             if type(module) is not plan.cls:
                 module.__class__ = plan.cls
-        return Report(_name(model), tuple(swapped), tuple(left), self._log)
+        return Report(_name(model), tuple(swapped), tuple(left), log=self._log)
 
     def _plan(self, cls: type[nn.Module]) -> _Plan:
         if cls not in self._plans:

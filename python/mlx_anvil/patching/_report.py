@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_anvil import _ext
+from mlx_anvil._prebuild import Prebuilt
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,13 @@ class Report:
         model: name of the model's class.
         swapped: calls that our ops stand in for.
         left: calls that run as before, though an option of ``patch`` names their kind, and why.
+        prebuilt: of ``patch(model, prebuild=True)``, the pipelines that are being built.
     """
 
     model: str
     swapped: tuple[Row, ...]
     left: tuple[Row, ...]
+    prebuilt: Prebuilt | None = None
     log: FallbackLog = field(default_factory=FallbackLog, repr=False, compare=False)
 
     @property

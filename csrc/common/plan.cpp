@@ -1,0 +1,153 @@
+#include "common/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "common/primitive.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+struct Plan {
+  std::vector<PlannedKernel> kernels;
+  std::set<std::tuple<const Kernel*, bool>> known;  // with simulation_mode().checked
+};
+
+thread_local Plan* current_plan = nullptr;
+
+class PlanScope {
+ public:
+  explicit PlanScope(Plan* plan) : before_(std::exchange(current_plan, plan)) {}
+  ~PlanScope() { current_plan = before_; }
+  PlanScope(const PlanScope&) = delete;
+  PlanScope& operator=(const PlanScope&) = delete;
+
+ private:
+  Plan* before_;
+};
+
+// Primitives of MLX that compute no element: evaluating one makes strides and an offset of those of
+// its input.
+bool is_view(const mx::Primitive& primitive) {
+  static constexpr std::array<std::string_view, 9> kViews = {
+      "Transpose", "Broadcast", "BroadcastAxes",    "ExpandDims", "Squeeze",
+      "Slice",     "Split",     "CustomTransforms", "Depends"};
+  return std::find(kViews.begin(), kViews.end(), primitive.name()) != kViews.end();
+}
+
+// A walk over a graph from its inputs to its outputs.
+class Planner {
+ public:
+  // Those of all arrays that `output` needs, without recursion: graphs are deep.
+  void visit(const mx::array& output) {
+    std::vector<mx::array> stack{output};
+    while (!stack.empty()) {
+      const mx::array x = stack.back();
+      if (arrays_.count(x.id())) {
+        stack.pop_back();
+        continue;
+      }
+      if (x.status() != mx::array::Status::unscheduled || !x.has_primitive()) {
+        arrays_.emplace(x.id(), x);
+        stack.pop_back();
+        continue;
+      }
+      const size_t waiting = stack.size();
+      for (const mx::array& input : x.inputs()) {
+        if (!arrays_.count(input.id())) {
+          stack.push_back(input);
+        }
+      }
+      if (stack.size() == waiting) {
+        stack.pop_back();
+        plan(x);
+      }
+    }
+  }
+
+ private:
+  // Adds the outputs of the primitive of `x`, which `x` is one of.
+  void plan(const mx::array& x) {
+    std::vector<mx::array> inputs;
+    for (const mx::array& input : x.inputs()) {
+      inputs.push_back(arrays_.at(input.id()));
+    }
+    std::vector<mx::array> outputs;
+    const std::vector<mx::array> of_graph = x.outputs();
+    for (const mx::array& output : of_graph) {
+      outputs.emplace_back(output.shape(), output.dtype(), nullptr, std::vector<mx::array>{});
+    }
+    mx::Primitive& primitive = x.primitive();
+    auto* fused = dynamic_cast<FusedPrimitive*>(&primitive);
+    if (fused ? fused->launches_kernels() : is_view(primitive)) {
+      if (primitive.stream().device == mx::Device::gpu) {
+        primitive.eval_gpu(inputs, outputs);
+      } else {
+        primitive.eval_cpu(inputs, outputs);
+      }
+    } else {
+      for (mx::array& output : outputs) {
+        output.set_data(planned_memory());
+      }
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      arrays_.emplace(of_graph[i].id(), std::move(outputs[i]));
+    }
+  }
+
+  std::unordered_map<std::uintptr_t, mx::array> arrays_;  // by what they stand in for
+};
+
+}  // namespace
+
+bool planning() {
+  return current_plan != nullptr;
+}
+
+mx::allocator::Data planned_memory() {
+  return mx::allocator::Data(mx::allocator::Buffer(nullptr), [](mx::allocator::Buffer) {});
+}
+
+mx::array planned_array(const mx::array& x) {
+  mx::array planned(x.shape(), x.dtype(), nullptr, {});
+  planned.set_data(planned_memory());
+  return planned;
+}
+
+void plan_launch(const KernelLaunch& launch, const mx::Device& device) {
+  const SimulationMode simulation = simulation_mode();
+  if (current_plan->known.emplace(launch.kernel, simulation.checked).second) {
+    current_plan->kernels.push_back({launch.kernel, device, simulation});
+  }
+}
+
+std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs) {
+  Plan plan;
+  PlanScope scope(&plan);
+  Planner planner;
+  for (const mx::array& output : outputs) {
+    planner.visit(output);
+  }
+  return std::move(plan.kernels);
+}
+
+void build_pipeline(const PlannedKernel& planned) {
+  if (planned.device == mx::Device::cpu) {
+    build_simulator(*planned.kernel, planned.simulation.checked);
+    return;
+  }
+#if defined(MLX_ANVIL_METAL)
+  build_metal(*planned.kernel, planned.device);
+#elif defined(MLX_ANVIL_CUDA)
+  build_cuda(*planned.kernel, planned.device);
+#endif
+}
+
+}  // namespace mlx_anvil

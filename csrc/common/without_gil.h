@@ -1,0 +1,18 @@
+// Python's lock, given up while a thread waits for another that may need it.
+#pragma once
+
+namespace mlx_anvil {
+
+// Releases the lock for its life, if the calling thread holds it.
+class WithoutGil {
+ public:
+  WithoutGil();
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void* released_;
+};
+
+}  // namespace mlx_anvil
