@@ -34,8 +34,8 @@ def prebuilt(layers: list[Layer], norm: mx.array, head: list[mx.array], prompt: 
         return [token, next_token(layers, norm, head, embedding(token, head), PROMPT)]
 
     building = mlx_anvil.prebuild(nn.Module(), tokens)
-    for layer, (layer.keys, layer.values) in zip(layers, caches, strict=True):
-        pass
+    for layer, (keys, values) in zip(layers, caches, strict=True):
+        layer.keys, layer.values = keys, values
     return building
 
 

@@ -4,13 +4,13 @@ import subprocess
 import sys
 import threading
 
-import lm_models
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+import lm_models
 import mlx_anvil
 from mlx_anvil import _ext, _simulate
 

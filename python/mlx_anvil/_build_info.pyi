@@ -5,3 +5,4 @@ COMPILER: str
 TARGET: str
 BUILD_TYPE: str
 METAL: bool
+WHY_NO_METALLIB: str

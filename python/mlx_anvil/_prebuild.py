@@ -129,7 +129,8 @@ def prebuild(
             raise ValueError(f"[prebuild] {name} is {values!r}; allowed: whole numbers of 1 or more.")
     planned: dict[str, _ext._PlannedKernel] = {}
     for results in [inputs()] if inputs is not None else _generation(model, prompt_lengths, batch_size):
-        arrays = [array for _, array in tree_flatten(results) if isinstance(array, mx.array)]
+        leaves = [item[1] for item in tree_flatten(results)]
+        arrays = [leaf for leaf in leaves if isinstance(leaf, mx.array)]
         for kernel in _ext._plan_kernels(arrays):
             planned.setdefault(kernel.name, kernel)
     return Prebuilt(list(planned.values()), "" if planned else _why_none())
