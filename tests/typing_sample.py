@@ -106,6 +106,12 @@ def patched(model: mlx.nn.Module) -> tuple[str, str]:
     return report.swapped[0].op, str(report.fallbacks)
 
 
+def built(x: mx.array) -> tuple[int, str]:
+    prebuilt: mlx_anvil.Prebuilt = mlx_anvil.prebuild(mlx.nn.RMSNorm(8), lambda: mlx_anvil.silu_gate(x, x))
+    prebuilt.wait(timeout=600.0)
+    return len(prebuilt.kernels), prebuilt.reason
+
+
 def registry() -> list[str]:
     spec: reference.OpSpec = reference.OPS["silu_gate"]
     return [spec.name, *spec.arguments]
@@ -119,4 +125,4 @@ if __name__ == "__main__":
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_head(wide, mx.ones((64, 64))), quantized_modules(wide))
     mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]), routed(ones))
-    print(traced(ones)[0], facts(), registry(), patched(mlx.nn.RMSNorm(8)))
+    print(traced(ones)[0], facts(), registry(), built(ones), patched(mlx.nn.RMSNorm(8)))
