@@ -39,7 +39,7 @@ class Attention:
     out: np.ndarray
     lse: np.ndarray
     gradients: dict[str, np.ndarray]
-    terms: dict[str, np.ndarray]  # what gradients of few numbers add up, all made positive
+    terms: dict[str, np.ndarray]  # what gradients of few numbers add up, or round, all made positive
 
 
 def window_of(options: dict[str, Any]) -> tuple[float, float]:
@@ -126,12 +126,15 @@ def attention(
         "k": round_to((swap(d_product) @ q_).sum(axis=2)),
         "v": round_to((swap(p) @ d_out_).sum(axis=2)),
     }
+    terms = {}
     if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
         dense = joined(d_scores)
         shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
         axes = tuple(i for i in range(4) if shape[i] == 1)
         gradients["mask"] = round_to(dense.sum(axis=axes, keepdims=True)).reshape(mask.shape)
-    terms = {}
+        # Each is p * (d_out . v - delta), and delta has the rounding of `out`, number by number.
+        in_delta = np.sqrt(((d_out_ * out) ** 2).sum(axis=-1, keepdims=True))
+        terms["mask"] = joined(p * in_delta).sum(axis=axes, keepdims=True).reshape(mask.shape)
     if sink is not None:
         per_row = -np.exp(sink - np.where(np.isneginf(lse), 0, lse)) * delta
         gradients["sinks"] = round_to(per_row.sum(axis=(0, 3, 4)).reshape(-1))
