@@ -72,7 +72,8 @@ inline void* device_address(const mx::array& x) {
 struct CudaDriver {
   int (*module_load)(CUmodule*, const void* text, unsigned count, int* options, void** values);
   int (*module_function)(CUfunction*, CUmodule, const char* name);
-  int (*function_attribute)(CUfunction, int attribute, int value);
+  int (*set_function_attribute)(CUfunction, int attribute, int value);
+  int (*function_attribute)(int* value, int attribute, CUfunction);
   int (*device_attribute)(int* value, int attribute, int device);
   int (*error_text)(int result, const char** text);
 };

@@ -20,7 +20,8 @@ const CudaDriver* cuda_driver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return library && find(library, "cuModuleLoadDataEx", driver.module_load) &&
            find(library, "cuModuleGetFunction", driver.module_function) &&
-           find(library, "cuFuncSetAttribute", driver.function_attribute) &&
+           find(library, "cuFuncSetAttribute", driver.set_function_attribute) &&
+           find(library, "cuFuncGetAttribute", driver.function_attribute) &&
            find(library, "cuDeviceGetAttribute", driver.device_attribute) &&
            find(library, "cuGetErrorString", driver.error_text);
   }();

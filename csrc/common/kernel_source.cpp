@@ -20,7 +20,7 @@ std::string_view text_of(std::string_view path) {
       return file.text;
     }
   }
-  throw std::runtime_error("no Metal source " + std::string(path));
+  throw std::invalid_argument("no Metal source " + std::string(path) + ".");
 }
 
 // Text with each of our headers in front of its first use. Line markers keep the compiler's
@@ -54,6 +54,10 @@ class Resolver {
   std::set<std::string> seen_;
 };
 
+bool has_kernels(std::string_view path) {
+  return path.ends_with(".metal");
+}
+
 bool is_of_op(std::string_view path, const std::string& op) {
   return path.starts_with("metal/" + op + "/");
 }
@@ -73,10 +77,26 @@ std::vector<std::string> kernel_names(const std::string& op) {
 std::string op_source(const std::string& op) {
   Resolver resolver;
   for (const MetalFile& file : metal_files()) {
-    if (is_of_op(file.path, op) && std::string_view(file.path).ends_with(".metal")) {
+    if (is_of_op(file.path, op) && has_kernels(file.path)) {
       resolver.add(file.path, file.text);
     }
   }
+  return resolver.out().str();
+}
+
+std::vector<std::string> metal_file_names() {
+  std::vector<std::string> names;
+  for (const MetalFile& file : metal_files()) {
+    if (has_kernels(file.path)) {
+      names.emplace_back(file.path);
+    }
+  }
+  return names;
+}
+
+std::string file_source(const std::string& path) {
+  Resolver resolver;
+  resolver.add(path, text_of(path));
   return resolver.out().str();
 }
 

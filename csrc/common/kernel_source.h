@@ -27,6 +27,12 @@ std::vector<std::string> kernel_names(const std::string& op);
 // The source of all kernels of `op`, includes resolved; empty where there is no such op.
 std::string op_source(const std::string& op);
 
+// The paths of all .metal files: "metal/<op>/<name>.metal".
+std::vector<std::string> metal_file_names();
+
+// The source of one of them with all its kernels, includes resolved. Throws where there is none.
+std::string file_source(const std::string& path);
+
 // The source of this kernel alone, includes resolved. Throws where there is none of this name.
 std::string kernel_source(const std::string& name);
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,9 @@ struct Extent {
   uint32_t z = 1;
 };
 
+// What a backend tells of a pipeline, by the names that `python -m mlx_anvil report` prints.
+using PipelineFacts = std::map<std::string, uint64_t>;
+
 using KernelInputs = Few<const mx::array*, 16>;
 using KernelOutputs = Few<mx::array*, 8>;
 using KernelTemporaries = Few<const Scratch*, 4>;
@@ -93,13 +97,13 @@ Extent linear_grid(int64_t items, int64_t per_threadgroup);
 #ifdef MLX_ANVIL_METAL
 void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream);
-void build_metal(const Kernel& kernel, const mx::Device& device);
+PipelineFacts build_metal(const Kernel& kernel, const mx::Device& device);
 #endif
 
 #ifdef MLX_ANVIL_CUDA
 void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream);
-void build_cuda(const Kernel& kernel, const mx::Device& device);
+PipelineFacts build_cuda(const Kernel& kernel, const mx::Device& device);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
 
 // What trace() says of where a kernel that was launched there runs: "cuda (sm_90)" where it was

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "common/cuda_backend.h"
 #include "common/cuda_module.h"
@@ -22,7 +23,14 @@ constexpr uint32_t kSharedWithoutAsking = 16 << 10;
 constexpr size_t kSharedAlignment = 16;
 constexpr int kLeastCapability = 8;  // the architecture that the PTX is made for
 
-constexpr int kMaxDynamicSharedBytes = 8;  // of the driver's enumeration of attributes
+// Of the driver's enumeration of attributes.
+constexpr int kMaxDynamicSharedBytes = 8;
+constexpr std::array<std::pair<const char*, int>, 4> kFacts = {{
+    {"max_threads_per_threadgroup", 0},
+    {"static_threadgroup_memory", 1},
+    {"local_memory_per_thread", 3},
+    {"registers_per_thread", 4},
+}};
 
 // A kernel's arguments: the driver wants their addresses, in the order of the parameters.
 class Arguments {
@@ -92,8 +100,8 @@ void allow_shared_bytes(const Kernel& kernel, const LoadedKernel& loaded, uint32
   if (bytes <= loaded.most_shared_bytes) {
     return;
   }
-  if (const int result = cuda_driver()->function_attribute(loaded.function, kMaxDynamicSharedBytes,
-                                                           static_cast<int>(bytes))) {
+  if (const int result = cuda_driver()->set_function_attribute(
+          loaded.function, kMaxDynamicSharedBytes, static_cast<int>(bytes))) {
     throw_driver_error(kernel, "threadgroup memory of", result);
   }
   loaded.most_shared_bytes = bytes;
@@ -155,9 +163,17 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
                               {0, 0, 0}, arguments.shared_bytes(), arguments.get());
 }
 
-void build_cuda(const Kernel& kernel, const mx::Device& device) {
+PipelineFacts build_cuda(const Kernel& kernel, const mx::Device& device) {
   mx::cu::device(device.index).make_current();  // of the calling thread
-  loaded_kernel(kernel, device.index);
+  const LoadedKernel& loaded = loaded_kernel(kernel, device.index);
+  PipelineFacts facts;
+  for (const auto& [name, attribute] : kFacts) {
+    int value = 0;
+    if (cuda_driver()->function_attribute(&value, attribute, loaded.function) == 0) {
+      facts[name] = static_cast<uint64_t>(value);
+    }
+  }
+  return facts;
 }
 
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream) {

@@ -84,8 +84,11 @@ void launch_metal(const KernelLaunch& launch, const mx::Stream& stream) {
   encoder.dispatch_threadgroups(size_of_extent(launch.grid), size_of_extent(launch.threadgroup));
 }
 
-void build_metal(const Kernel& kernel, const mx::Device& device) {
-  pipeline_for(mx::metal::device(device), kernel);
+PipelineFacts build_metal(const Kernel& kernel, const mx::Device& device) {
+  MTL::ComputePipelineState* pipeline = pipeline_for(mx::metal::device(device), kernel);
+  return {{"max_threads_per_threadgroup", pipeline->maxTotalThreadsPerThreadgroup()},
+          {"static_threadgroup_memory", pipeline->staticThreadgroupMemoryLength()},
+          {"thread_execution_width", pipeline->threadExecutionWidth()}};
 }
 
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream) {

@@ -252,8 +252,11 @@ void set_simulator_toolchain(SimulatorToolchain toolchain) {
   registered_toolchain = std::move(toolchain);
 }
 
-void build_simulator(const Kernel& kernel, bool checked) {
-  library_for(kernel, checked);
+PipelineFacts build_simulator(const Kernel& kernel, bool checked) {
+  const unsigned max_threads = library_for(kernel, checked).find(kernel).max_threads;
+  return {{"max_threads_per_threadgroup",
+           max_threads ? max_threads : unsigned{MSLC_MAX_THREADS_PER_THREADGROUP}},
+          {"thread_execution_width", MSLC_SIMD_WIDTH}};
 }
 
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream) {

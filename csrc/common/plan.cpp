@@ -138,15 +138,16 @@ std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs) {
   return std::move(plan.kernels);
 }
 
-void build_pipeline(const PlannedKernel& planned) {
+PipelineFacts build_pipeline(const PlannedKernel& planned) {
   if (planned.device == mx::Device::cpu) {
-    build_simulator(*planned.kernel, planned.simulation.checked);
-    return;
+    return build_simulator(*planned.kernel, planned.simulation.checked);
   }
 #if defined(MLX_ANVIL_METAL)
-  build_metal(*planned.kernel, planned.device);
+  return build_metal(*planned.kernel, planned.device);
 #elif defined(MLX_ANVIL_CUDA)
-  build_cuda(*planned.kernel, planned.device);
+  return build_cuda(*planned.kernel, planned.device);
+#else
+  return {};
 #endif
 }
 

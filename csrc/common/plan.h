@@ -23,7 +23,7 @@ struct PlannedKernel {
 std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs);
 
 // Builds the pipeline that launches of the kernel need, or waits for the thread that does.
-void build_pipeline(const PlannedKernel& planned);
+PipelineFacts build_pipeline(const PlannedKernel& planned);
 
 // For allocate() and launch(): whether the calling thread plans.
 bool planning();

@@ -2,6 +2,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -298,6 +299,8 @@ void bind_support(nb::module_& m) {
   m.def("_kernel_names", &kernel_names, "op"_a);
   m.def("_op_source", &op_source, "op"_a);
   m.def("_kernel_source", &kernel_source, "name"_a);
+  m.def("_metal_file_names", &metal_file_names);
+  m.def("_file_source", &file_source, "path"_a);
   bind_gpu(m);
   bind_plan(m);
   bind_probe(m);

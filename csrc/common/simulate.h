@@ -48,7 +48,7 @@ struct SimulatorToolchain {
 
 void set_simulator_toolchain(SimulatorToolchain toolchain);
 
-void build_simulator(const Kernel& kernel, bool checked);
+PipelineFacts build_simulator(const Kernel& kernel, bool checked);
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream);
 
 }  // namespace mlx_anvil

@@ -1,4 +1,4 @@
-"""Command line: ``python -m mlx_anvil [check|bench|info]``; no argument means ``check``."""
+"""Command line: ``python -m mlx_anvil [check|bench|info|report]``; no argument means ``check``."""
 
 import json
 import secrets
@@ -14,6 +14,7 @@ from mlx_anvil import _check
 from mlx_anvil._cli import bytes_text, chosen_backends, progress_bar, time_text
 from mlx_anvil.bench.command import bench
 from mlx_anvil.reference import OPS
+from mlx_anvil.report.command import report
 
 _NAMES = list(dict.fromkeys(spec.name for spec in OPS.values()))
 
@@ -110,6 +111,7 @@ def info(as_json: bool) -> None:
 
 
 main.add_command(bench)
+main.add_command(report)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""What the machine is: chip, memory, versions of everything that takes part."""
+
+import os
+import platform
+import subprocess
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_anvil import _info
+from mlx_anvil.report.section import Outcome
+
+_TOOLS = {
+    "xcode": ("xcodebuild", "-version"),
+    "xcode_path": ("xcode-select", "-p"),
+    "metal_compiler": ("xcrun", "-sdk", "macosx", "metal", "--version"),
+    "nvidia_driver": ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+}
+
+
+def _output(command: tuple[str, ...]) -> str:
+    """What a tool says of itself, or why it says nothing."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        return "not found"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {type(error).__name__}"
+    text = " / ".join((result.stdout.strip() or result.stderr.strip()).splitlines()[:3])
+    return text if result.returncode == 0 else f"fails: {text}"
+
+
+def gpu_facts() -> dict[str, Any]:
+    """MLX's facts of the GPU; nothing where there is none."""
+    if not mx.is_available(mx.gpu):
+        return {}
+    return {name: str(value) for name, value in mx.device_info(mx.gpu).items()}
+
+
+def virtual_gpu() -> str:
+    """What a GPU that a virtual machine shares cannot do; empty for a real one."""
+    name = gpu_facts().get("device_name", "")
+    if "virtual" not in name.lower():
+        return ""
+    return (
+        f"{name} is the GPU of a virtual machine. Its times say nothing about Apple's GPUs, it offers fewer threads and "
+        "less memory, and kernels that need a real GPU may fail on it."
+    )
+
+
+def run() -> Outcome:
+    """Never has findings."""
+    info = _info.info()
+    gpu = gpu_facts()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    data = {
+        "info": info,
+        "macos": platform.mac_ver()[0],
+        "memory_bytes": memory,
+        "gpu": gpu,
+        "virtual_gpu": virtual_gpu(),
+        "tools": {name: _output(command) for name, command in _TOOLS.items()},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("MLX_", "MTL_"))},
+    }
+    chip = gpu.get("device_name") or info["processor"]
+    return Outcome(f"{chip}, {memory / 2**30:.0f} GiB, {info['platform']}, MLX {info['mlx']}", 0, data)
