@@ -153,12 +153,14 @@ def cuda_overhead(results: Results) -> str:
 
 
 def cuda_first(results: Results) -> str:
-    """Seconds until the first tokens of a process."""
+    """How long the first tokens of a process take."""
     rows = [
         [
-            row["what"].rpartition(", ")[2],
+            row["what"].partition("bfloat16, ")[2],
             *(
-                f"{row[name]:.2f} ({min(row[f'{name}_all']):.2f} to {max(row[f'{name}_all']):.2f})"
+                "{} ({} to {})".format(
+                    *map(_milliseconds, (row[name], min(row[f"{name}_all"]), max(row[f"{name}_all"])))
+                )
                 for name in ("first_s", "second_s")
             ),
             str(row["cubins"]),
@@ -167,7 +169,7 @@ def cuda_first(results: Results) -> str:
         for row in results["rows"]
         if "first_s" in row
     ]
-    return _markdown(("", "first token, s", "the one after it, s", "cubins loaded", "kernels assembled"), rows)
+    return _markdown(("", "first token", "the one after it", "cubins loaded", "kernels assembled"), rows)
 
 
 # What a page calls a table: the file of its results, and what makes it.
@@ -180,7 +182,7 @@ TABLES = {
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
-    "cuda, first": ("cuda_h200", cuda_first),
+    "cuda, first": ("cuda_first_h200", cuda_first),
 }
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import mlx_anvil
 import support
+from mlx_anvil import _check
 
 BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu, "cuda": mx.gpu}
 SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
@@ -27,8 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Of MLX's products on CUDA, which ours are compared with: float32, not its first 11 bits.
-    os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    _check.keep_float32_exact()
     # In the environment, so that parallel workers draw from the same seed.
     os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
     backend = config.getoption("--backend")

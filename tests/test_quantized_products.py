@@ -113,14 +113,17 @@ def test_where_in_a_cache_line_arrays_begin(format, dtype, rng):
         matrix = draw(format, (outputs, columns), rng, dtype)
         for transpose in (True, False):
             x = normal((1, columns if transpose else outputs), dtype)
-            first = multiply(x, matrix, transpose)
-            assert_rounded(first, exact_product(x, matrix, transpose), dtype, terms=x.shape[1])
+            first, exact = multiply(x, matrix, transpose), exact_product(x, matrix, transpose)
+            assert_rounded(first, exact, dtype, terms=x.shape[1])
             words = matrix.w.reshape(-1)
             for place in range(1, 16):
                 moved = mx.contiguous(mx.concatenate([words[:place], words]))[place:].reshape(matrix.w.shape)
                 others = matrix.arrays[1:]
                 again = quantized_matmul(x, moved, *others, transpose=transpose, **format.options)
-                assert_same_bits(again, first)
+                if support.backend == "cuda":  # there another kernel serves arrays that wide loads cannot read
+                    assert_rounded(again, exact, dtype, terms=x.shape[1])
+                else:
+                    assert_same_bits(again, first)
 
 
 @each_dtype

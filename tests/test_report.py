@@ -163,6 +163,49 @@ def test_time_that_is_up_is_said():
     assert "time was up before" in outcome.summary
 
 
+@pytest.mark.parametrize("arguments", [["report", "--quick", "--out", "."], ["check", "--op", "silu_gate"]])
+@pytest.mark.parametrize("given", [None, "1"])
+def test_float32_is_judged_without_tf32(arguments, given, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
+    if given is not None:
+        environment["MLX_ENABLE_TF32"] = given
+    code = (
+        "import atexit, os\n"
+        "from mlx_anvil.__main__ import main\n"
+        "atexit.register(lambda: print('TF32', os.environ.get('MLX_ENABLE_TF32')))\n"
+        f"main({[*arguments, '--backend', 'cpu']!r})\n"
+    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == f"TF32 {given or '0'}"
+
+
+def test_no_section_takes_the_time_of_those_behind_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(cases, "backends", lambda: ["cuda", "cpu"])
+    given = {}
+
+    def spending(name):
+        def run(*arguments):
+            given[(name, *arguments[:-2])] = arguments[-1].left
+            time.sleep(arguments[-1].left)
+            return Outcome("", 0, {})
+
+        return run
+
+    for module in (compiler, pipelines, ops):
+        monkeypatch.setattr(module, "run", spending(module.__name__.rpartition(".")[2]))
+    assert run("--minutes", "0.1", "--out", str(tmp_path)).exit_code == 0
+    assert given.pop(("pipelines", "cpu")) == 0
+    assert given.pop(("ops", "cpu")) == pytest.approx(0.6, abs=0.3)
+    assert list(given) == [("compiler",), ("pipelines", "cuda"), ("ops", "cuda")]
+    assert list(given.values()) == pytest.approx([1.8] * 3, abs=0.3)
+
+
+def test_every_op_has_its_turn_before_the_second_of_any():
+    first = cases.small("cpu", False)[: 6 * len(cases.OPS)]
+    assert {case.spec.id for case in first} == set(cases.OPS)
+
+
 def test_a_crash_leaves_what_was_known(tmp_path):
     code = (
         "import os\n"
@@ -193,9 +236,16 @@ def test_cells_hold_any_text():
     assert markdown.table(["a"], [["x | y\nz"]]) == "| a |\n| --- |\n| x \\| y z |"
 
 
+def test_what_identifies_a_gpu_is_left_out(monkeypatch):
+    facts = {"device_name": "NVIDIA H200", "uuid": "GPU-cd87", "pci_bus_id": "0000:00:06.0", "total_memory": 7}
+    monkeypatch.setattr(system.mx, "is_available", lambda device: True)
+    monkeypatch.setattr(system.mx, "device_info", lambda device: facts)
+    assert system.gpu_facts() == {"device_name": "NVIDIA H200", "total_memory": "7"}
+
+
 def test_a_virtual_gpu_is_named(monkeypatch):
     monkeypatch.setattr(system, "gpu_facts", lambda: {"device_name": "Apple Paravirtual device"})
-    data = system.run().data
+    data = system.run(Deadline(1)).data
     assert "GPU of a virtual machine" in data["virtual_gpu"]
     assert "> Apple Paravirtual device" in markdown._system(data)[0]
 

@@ -6,6 +6,7 @@ itself; then both are timed side by side.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -62,6 +63,15 @@ class Case:
 def dtype_name(dtype: mx.Dtype) -> str:
     """``float32`` for ``mx.float32``."""
     return str(dtype).removeprefix("mlx.core.")
+
+
+def keep_float32_exact() -> None:
+    """Turns off TF32 in MLX's float32 products on CUDA, before the first of them, unless the environment says otherwise.
+
+    TF32 keeps 11 bits of each factor. The comparisons here judge float32, in MLX's results and in those of our gradients
+    (in scales and biases) that are products of MLX.
+    """
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
 def cases(ops: list[str], backends: list[str]) -> list[Case]:
@@ -173,6 +183,7 @@ def run_case(case: Case) -> Row:
 
 def run(ops: list[str], backends: list[str], seed: int) -> Iterator[tuple[Case, Row]]:
     """Runs every case; yields each with its row as soon as it is known."""
+    keep_float32_exact()
     mx.random.seed(seed)
     for case in cases(ops, backends):
         yield case, run_case(case)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, zip_longest
 
 import mlx.core as mx
 
@@ -10,22 +11,26 @@ from mlx_anvil._check import Case
 from mlx_anvil._simulate import simulate
 from mlx_anvil.reference import DTYPES, OPS
 
-SIMULATOR = "simulator"
+GPUS, SIMULATOR = ("metal", "cuda"), "simulator"
 
 
 def backends() -> list[str]:
-    """All on which ops can run here, the simulator last."""
-    usable = [name for name in _info.usable_backends() if name != SIMULATOR]
-    return usable + [SIMULATOR] * _info.info()["backends"][SIMULATOR]["usable"]
+    """All on which ops can run here, GPUs first."""
+    facts = _info.info()["backends"]
+    return [name for name in (*GPUS, "cpu", SIMULATOR) if facts[name]["usable"]]
 
 
 def small(backend: str, quick: bool) -> list[Case]:
-    """Odd, small shapes of the contract tests: for correctness. One of each op where running them takes long."""
+    """Odd, small shapes of the contract tests: for correctness. One of each op where running them takes long.
+
+    One shape of each op comes before the second of any, so that no op is left out if the time is up.
+    """
     brief = quick or backend == SIMULATOR
+    of_ops = [[(spec, shape) for shape in _full(spec.contract_shapes)[-1 if brief else 0 :]] for spec in OPS.values()]
     return [
-        Case(spec, gradient, dtype, shape, backend)
-        for spec in OPS.values()
-        for shape in _full(spec.contract_shapes)[-1 if brief else 0 :]
+        Case(pair[0], gradient, dtype, pair[1], backend)
+        for pair in chain.from_iterable(zip_longest(*of_ops))
+        if pair is not None
         for gradient in (False, True)
         for dtype in ((mx.float16,) if brief else DTYPES)
     ]

@@ -3,8 +3,9 @@
 import json
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,29 +13,36 @@ import mlx.core as mx
 from rich.console import Console
 
 import mlx_anvil
+from mlx_anvil._check import keep_float32_exact
 from mlx_anvil._cli import progress_bar
 from mlx_anvil.report import cases, compiler, markdown, ops, pipelines, system
 from mlx_anvil.report.section import Deadline, Outcome, Section
 
 # Of the JSON. A reader of another format is to refuse it.
 FORMAT = 1
-_ISSUES = "https://github.com/mlx-anvil/mlx-anvil/issues/new?template=hardware-report.yml"
-
-Todo = list[tuple[Section, Callable[[], Outcome]]]
 
 
-def sections_of(backends: Sequence[str], quick: bool, deadline: Deadline) -> Todo:
-    """All sections in their order, each with what runs it."""
-    todo: Todo = [
-        (Section("system", "Machine and versions"), system.run),
-        (Section("compiler", "Metal source through Apple's compiler"), lambda: compiler.run(deadline)),
+@dataclass
+class Task:
+    """A section, what runs it, and its weight when the time left is shared out."""
+
+    section: Section
+    function: Callable[[Deadline], Outcome]
+    weight: int
+
+
+def tasks_of(backends: Sequence[str], quick: bool) -> list[Task]:
+    """All of them in their order. Those of a GPU weigh most: what they tell is what the report is for."""
+    tasks = [
+        Task(Section("system", "Machine and versions"), system.run, 0),
+        Task(Section("compiler", "Metal source through Apple's compiler"), compiler.run, 3),
     ]
     for name in backends:
-        build = lambda name=name: pipelines.run(name, quick, deadline)  # noqa: E731
-        check = lambda name=name: ops.run(name, quick, deadline)  # noqa: E731
-        todo.append((Section(f"pipelines/{name}", f"Pipelines, {name}"), build))
-        todo.append((Section(f"ops/{name}", f"Ops, {name}"), check))
-    return todo
+        weight = 3 if name in cases.GPUS else 1
+        builds, checks = (partial(module.run, name, quick) for module in (pipelines, ops))
+        tasks.append(Task(Section(f"pipelines/{name}", f"Pipelines, {name}"), builds, weight if name != "cpu" else 0))
+        tasks.append(Task(Section(f"ops/{name}", f"Ops, {name}"), checks, weight))
+    return tasks
 
 
 def without_home(text: str) -> str:
@@ -77,22 +85,27 @@ def report(folder: Path, chosen: tuple[str, ...], quick: bool, minutes: float, s
         if name not in usable:
             raise click.BadParameter(f"{name} is not usable here; usable: {', '.join(usable)}.", param_hint="--backend")
     seed = secrets.randbelow(2**31) if seed is None else seed
+    keep_float32_exact()
     mx.random.seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     options: dict[str, object] = {"quick": quick, "seed": seed}
-    todo = sections_of(chosen or usable, quick, Deadline(60 * minutes))
-    sections = [section for section, _ in todo]
+    tasks = tasks_of(chosen or usable, quick)
+    sections = [task.section for task in tasks]
+    deadline = Deadline(60 * minutes)
     with progress_bar() as progress:
-        task = progress.add_task("", total=len(todo))
-        for section, function in todo:
-            progress.update(task, description=section.title)
-            section.status = "running"  # what the files say if the interpreter crashes in it
+        shown = progress.add_task("", total=len(tasks))
+        for number, task in enumerate(tasks):
+            progress.update(shown, description=task.section.title)
+            task.section.status = "running"  # what the files say if the interpreter crashes in it
             write(folder, sections, options)
-            section.run(function)
-            progress.update(task, advance=1)
+            share = task.weight / max(1, sum(later.weight for later in tasks[number:]))
+            task.section.run(partial(task.function, deadline.part(share)))
+            progress.update(shown, advance=1)
     paths = write(folder, sections, options)
     console = Console()
     for section in sections:
         console.print(f"{section.title}: [bold]{section.status}[/bold]", end="; ", highlight=False)
         console.print(without_home(section.summary), highlight=False, markup=False)
-    console.print(f"Written: {paths[0]} and {paths[1]}. Please attach both to {_ISSUES}", highlight=False)
+    console.print("Please attach both files to an issue of the kind 'Hardware report':", highlight=False)
+    for path in paths:
+        print(path)  # on one line, however long it is

@@ -24,6 +24,10 @@ class Deadline:
         """Seconds; 0 when the time is up."""
         return max(0.0, self._end - time.monotonic())
 
+    def part(self, share: float) -> "Deadline":
+        """An earlier one, that share of the time left from now."""
+        return Deadline(self.left * share)
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be started."""
