@@ -9,7 +9,9 @@
 #if defined(__APPLE__)
 #include <dispatch/dispatch.h>
 #else
-#include <omp.h>
+#include <sched.h>
+
+#include "common/thread_pool.h"
 #endif
 
 namespace mlx_anvil {
@@ -54,12 +56,16 @@ class Ranges {
 
 }  // namespace
 
-#if defined(__APPLE__)
-
 namespace {
 
+// 0: any number.
 int env_threads() {
-  for (const char* name : {"OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"}) {
+  for (const char* name : {
+           "OMP_NUM_THREADS",
+#if defined(__APPLE__)
+           "VECLIB_MAXIMUM_THREADS",
+#endif
+       }) {
     const char* text = std::getenv(name);
     if (text && std::atoi(text) > 0) {
       return std::atoi(text);
@@ -68,6 +74,17 @@ int env_threads() {
   return 0;
 }
 
+int usable_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    return std::max(1, CPU_COUNT(&set));
+  }
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+#if defined(__APPLE__)
 struct Job {
   const std::function<void(int64_t, int64_t)>* body;
   Ranges ranges;
@@ -79,24 +96,18 @@ void run_range(void* context, size_t index) {
   (*job.body)(job.ranges.begin(i), job.ranges.begin(i + 1));
 }
 
+#endif
+
 }  // namespace
 
 int max_threads() {
   static const int threads = [] {
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    const int cores = usable_cores();
     const int asked = env_threads();
     return asked > 0 ? std::min(asked, cores) : cores;
   }();
   return threads;
 }
-
-#else
-
-int max_threads() {
-  return std::min(omp_get_max_threads(), omp_get_num_procs());
-}
-
-#endif
 
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) {
@@ -114,10 +125,8 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   dispatch_apply_f(static_cast<size_t>(ranges.number()), DISPATCH_APPLY_AUTO, &job, run_range);
 #else
   const int team = static_cast<int>(std::min<int64_t>(threads, ranges.number()));
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
-  for (int64_t i = 0; i < ranges.number(); ++i) {
-    body(ranges.begin(i), ranges.begin(i + 1));
-  }
+  run_on_pool(ranges.number(), team - 1,
+              [&](int64_t i) { body(ranges.begin(i), ranges.begin(i + 1)); });
 #endif
 }
 

@@ -1,5 +1,6 @@
 #include "common/primitive.h"
 
+#include "common/freed_memory.h"
 #include "common/launch.h"
 #include "common/plan.h"
 #include "common/trace.h"
@@ -39,6 +40,14 @@ mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
     primitive.eval_gpu({x}, copy);
   }
   return copy[0];
+}
+
+size_t bytes_of(const mx::Shape& shape, mx::Dtype dtype) {
+  size_t bytes = size_of(dtype);
+  for (const auto extent : shape) {
+    bytes *= static_cast<size_t>(extent);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -156,6 +165,7 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
 
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs) {
   mx::Shape shape = std::move(primitive->output_shapes(inputs)[0]);
+  keep_freed_memory(bytes_of(shape, dtype), primitive->stream());
   return mx::array(std::move(shape), dtype, std::move(primitive), std::move(inputs));
 }
 
@@ -163,7 +173,11 @@ Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
                   const std::vector<mx::Dtype>& dtypes,
                   Arrays inputs) {
   if (dtypes.size() != 1) {  // none, or several, which MLX alone can tell that they belong together
-    return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
+    std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      keep_freed_memory(bytes_of(shapes[i], dtypes[i]), primitive->stream());
+    }
+    return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
   }
   Arrays outputs;
   outputs.push_back(output_of(std::move(primitive), dtypes[0], std::move(inputs)));

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -15,6 +16,7 @@
 #include "common/cuda_module.h"
 #endif
 #include "common/errors.h"
+#include "common/freed_memory.h"
 #include "common/isa.h"
 #include "common/kernel_source.h"
 #include "common/launch.h"
@@ -23,7 +25,6 @@
 #include "common/probe.h"
 #include "common/simulate.h"
 #include "common/trace.h"
-#include "mlx/backend/cpu/encoder.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -218,27 +219,22 @@ Probe::Map probe_named(const std::string& name) {
 }
 
 // Copies on all threads. `stream` writes past the cache; otherwise the C library's memcpy does as
-// it likes. Runs where the ops run, on the thread of MLX's CPU stream: a team of OpenMP threads of
-// its own would keep the ops' from waiting awake.
+// it likes.
 void copy(FloatVector from, FloatVector to, bool stream) {
   constexpr int64_t kUnit = 4096;
   const int64_t count = static_cast<int64_t>(from.size());
   const float* source = from.data();
   float* target = to.data();
   nb::gil_scoped_release release;
-  const mx::Stream cpu = mx::default_stream(mx::Device::cpu);
-  mx::cpu::get_command_encoder(cpu).dispatch([=] {
-    parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
-      const int64_t first = begin * kUnit;
-      const int64_t n = std::min(end * kUnit, count) - first;
-      if (stream) {
-        probe().stream_copy(source + first, target + first, n);
-      } else {
-        std::memcpy(target + first, source + first, n * sizeof(float));
-      }
-    });
+  parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kUnit;
+    const int64_t n = std::min(end * kUnit, count) - first;
+    if (stream) {
+      probe().stream_copy(source + first, target + first, n);
+    } else {
+      std::memcpy(target + first, source + first, n * sizeof(float));
+    }
   });
-  mx::synchronize(cpu);
 }
 
 // Reads on all threads.
@@ -296,6 +292,7 @@ void bind_support(nb::module_& m) {
   m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });
   m.def("_set_isa", &set_isa, "name"_a);
   m.def("_max_threads", &max_threads);
+  m.def("_available_memory", &available_memory);
   m.def("_kernel_names", &kernel_names, "op"_a);
   m.def("_op_source", &op_source, "op"_a);
   m.def("_kernel_source", &kernel_source, "name"_a);

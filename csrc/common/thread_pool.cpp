@@ -1,0 +1,316 @@
+#include "common/thread_pool.h"
+
+#if defined(__linux__)
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <ctime>
+#include <system_error>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace mlx_anvil {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// ---- waiting ------------------------------------------------------------------------------------
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word, int threads) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, threads, nullptr, nullptr, 0);
+}
+
+void pause_thread() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Waking a thread takes the kernel up to 50 us, so on an idle machine a thread waits for a while
+// without sleeping. Where other processes want the cores, that would keep them from the very
+// threads that it waits for: there it sleeps at once.
+constexpr auto kSpin = microseconds(100);
+
+// A machine is busy for a while after one of our threads stood still for so long without waiting.
+constexpr auto kStandstill = microseconds(300);
+constexpr auto kBusyFor = milliseconds(20);
+
+class Busy {
+ public:
+  bool now() const {
+    return Clock::now().time_since_epoch().count() < until_.load(std::memory_order_relaxed);
+  }
+
+  void notice() {
+    until_.store((Clock::now() + kBusyFor).time_since_epoch().count(), std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<Clock::rep> until_{0};
+};
+
+// Compares the time that passes with the time that the calling thread runs.
+class Standstill {
+ public:
+  void restart() {
+    wall_ = Clock::now().time_since_epoch();
+    running_ = running();
+  }
+
+  // Since the last restart(), in which time the thread must not have slept; restarts.
+  std::chrono::nanoseconds elapsed() {
+    const std::chrono::nanoseconds wall = wall_, ran = running_;
+    restart();
+    return (wall_ - wall) - (running_ - ran);
+  }
+
+ private:
+  static std::chrono::nanoseconds running() {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  }
+
+  std::chrono::nanoseconds wall_{}, running_{};
+};
+
+// Whether `ready()` came true within the time that this machine allows for spinning.
+template <class Ready>
+bool spin_until(const Busy& busy, Ready ready) {
+  if (busy.now()) {
+    return ready();
+  }
+  const auto end = Clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 8; ++i) {
+      if (ready()) {
+        return true;
+      }
+      pause_thread();
+    }
+  } while (Clock::now() < end);
+  return ready();
+}
+
+// ---- jobs ---------------------------------------------------------------------------------------
+
+// One call of run_on_pool. Jobs lie in fixed places, so that a thread may look at one that has
+// ended; `body` belongs to the caller and is read only by a thread that has taken an index.
+class alignas(64) Job {
+ public:
+  // By the caller: false if the place is in use.
+  bool claim(int64_t count, int helpers, const std::function<void(int64_t)>& body) {
+    uint32_t free = 0;
+    if (!users_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
+      return false;
+    }
+    count_ = count;
+    body_ = &body;
+    users_allowed_ = static_cast<uint32_t>(helpers) + 1;
+    next_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    users_.fetch_or(kOpen, std::memory_order_release);
+    return true;
+  }
+
+  // By a thread of the pool: joins if the job is open and wants another thread.
+  bool join() {
+    uint32_t users = users_.load(std::memory_order_acquire);
+    while ((users & kOpen) && (users & ~kOpen) < users_allowed_ &&
+           next_.load(std::memory_order_relaxed) < count_) {
+      if (users_.compare_exchange_weak(users, users + 1, std::memory_order_acquire)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void work() {
+    const int64_t count = count_;
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      (*body_)(i);
+      const uint32_t before = done_.fetch_add(1, std::memory_order_acq_rel);
+      if (before == (kSleeping | static_cast<uint32_t>(count - 1))) {
+        futex_wake(done_, 1);
+      }
+    }
+  }
+
+  // By the caller: no thread joins from now on. Returns when all indices are done.
+  void finish(const Busy& busy) {
+    users_.fetch_and(~kOpen, std::memory_order_relaxed);
+    const uint32_t all = static_cast<uint32_t>(count_);
+    const auto is_done = [&] {
+      return (done_.load(std::memory_order_acquire) & ~kSleeping) == all;
+    };
+    if (is_done() || spin_until(busy, is_done)) {
+      return;
+    }
+    uint32_t done = done_.fetch_or(kSleeping, std::memory_order_acq_rel) | kSleeping;
+    while ((done & ~kSleeping) != all) {
+      futex_wait(done_, done);
+      done = done_.load(std::memory_order_acquire);
+    }
+  }
+
+  void leave() { users_.fetch_sub(1, std::memory_order_release); }
+
+ private:
+  static constexpr uint32_t kOpen = uint32_t{1} << 31, kSleeping = uint32_t{1} << 31;
+
+  std::atomic<uint32_t> users_{0};  // threads that use this place, and kOpen
+  uint32_t users_allowed_ = 0;
+  int64_t count_ = 0;
+  const std::function<void(int64_t)>* body_ = nullptr;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};  // indices that are done, and kSleeping
+};
+
+// ---- threads ------------------------------------------------------------------------------------
+
+class Pool {
+ public:
+  void run(int64_t count, int helpers, const std::function<void(int64_t)>& body) {
+    Job* const job = count <= INT_MAX ? claim(count, helpers, body) : nullptr;
+    if (!job) {
+      for (int64_t i = 0; i < count; ++i) {
+        body(i);
+      }
+      return;
+    }
+    grow(helpers);
+    news_.fetch_add(1, std::memory_order_seq_cst);
+    const int asleep = asleep_.load(std::memory_order_seq_cst);
+    if (asleep > 0) {
+      futex_wake(news_, std::min(asleep, helpers));
+    }
+    job->work();
+    job->finish(busy_);
+    job->leave();
+  }
+
+ private:
+  // A caller that finds every place taken works alone: then there are other threads enough.
+  static constexpr int kJobs = 16;
+
+  Job* claim(int64_t count, int helpers, const std::function<void(int64_t)>& body) {
+    for (Job& job : jobs_) {
+      if (job.claim(count, helpers, body)) {
+        return &job;
+      }
+    }
+    return nullptr;
+  }
+
+  void grow(int helpers) {
+    int threads = threads_.load(std::memory_order_relaxed);
+    while (threads < helpers) {
+      if (threads_.compare_exchange_weak(threads, threads + 1, std::memory_order_relaxed)) {
+        start_thread();
+      }
+    }
+  }
+
+  // Signals are for the threads of the program. Where no thread can be had, the caller works alone.
+  void start_thread() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      std::thread thread([this] { serve(); });
+      pthread_setname_np(thread.native_handle(), "mlx-anvil");
+      thread.detach();
+    } catch (const std::system_error&) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  [[noreturn]] void serve() {
+    Standstill standstill;
+    standstill.restart();
+    for (;;) {
+      const uint32_t news = news_.load(std::memory_order_seq_cst);
+      if (help()) {
+        continue;
+      }
+      if (standstill.elapsed() > kStandstill) {
+        busy_.notice();
+      }
+      const auto has_news = [&] { return news_.load(std::memory_order_seq_cst) != news; };
+      if (!spin_until(busy_, has_news)) {
+        asleep_.fetch_add(1, std::memory_order_seq_cst);
+        futex_wait(news_, news);  // returns at once if there are news by now
+        asleep_.fetch_sub(1, std::memory_order_relaxed);
+        standstill.restart();
+      }
+    }
+  }
+
+  bool help() {
+    for (Job& job : jobs_) {
+      if (job.join()) {
+        job.work();
+        job.leave();
+        return true;
+      }
+    }
+    return false;
+  }
+
+  Job jobs_[kJobs];
+  alignas(64) std::atomic<uint32_t> news_{0};  // changes with every job
+  std::atomic<int> asleep_{0};
+  std::atomic<int> threads_{0};
+  Busy busy_;
+};
+
+// Never destroyed: threads may use it while the process ends. A forked child has none of the
+// threads, and begins with a pool of its own.
+std::atomic<Pool*> current_pool{nullptr};
+
+Pool& pool() {
+  Pool* existing = current_pool.load(std::memory_order_acquire);
+  if (!existing) {
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { current_pool.store(nullptr); });
+    (void)registered;
+    Pool* const made = new Pool;
+    if (current_pool.compare_exchange_strong(existing, made)) {
+      return *made;
+    }
+    delete made;
+  }
+  return *existing;
+}
+
+}  // namespace
+
+void run_on_pool(int64_t count, int helpers, const std::function<void(int64_t)>& body) {
+  pool().run(count, helpers, body);
+}
+
+}  // namespace mlx_anvil
+
+#endif
