@@ -3,7 +3,7 @@
     python bench/bench_flash_attention.py
 
 writes bench/results/flash_attention_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
-says), with memory reused from call to call (``mx.set_cache_limit``), as in a loop that trains or generates.
+says).
 
 Products are counted as the algorithm needs them, over the pairs of query and key that see one another: two forward,
 five backward; we compute seven where one pass over a head cannot keep all threads busy. The limit beside them is
@@ -353,7 +353,6 @@ def main(rounds: int, as_text: bool, memory: str | None) -> None:
         print(extra_bytes(*json.loads(memory)))
         return
     mx.random.seed(0)
-    mx.set_cache_limit(4 << 30)
     console = Console(width=190)
     rows = []
     with console.status("timing"):

@@ -6,8 +6,7 @@ writes bench/results/norm_cpu.json. Figures are from one run on two threads (or 
 
 "Large" rows are shapes of which a copy takes long enough to compare with: the faster of memcpy and of stores past the
 cache, which read and write as many bytes in all as the op does. Every call, the copies' too, has operands and outputs
-that caches no longer hold, as in a model, where a layer's activations lie between two calls; freed memory is kept
-(``mx.set_cache_limit``), as a training loop would. "On the same data" is the share where every call has the same arrays,
+that caches no longer hold, as in a model, where a layer's activations lie between two calls. "On the same data" is the share where every call has the same arrays,
 which the last cache then holds: a model meets that for the smaller shapes only. MLX has no CPU kernel of its own for
 these norms: mx.fast.rms_norm runs a graph of its ops there, and with a residual a model adds first. The largest shape,
 on which that takes up to a second, is compared with copies only.
@@ -43,7 +42,6 @@ from mlx_anvil import layer_norm, rms_norm
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
 
-REUSED_BYTES = 4 << 30
 LARGEST = (2048, 4096)
 LARGE = ((512, 4096), LARGEST)
 SMALL = ((1, 128), (1, 4096), (8, 4096), (32, 128))
@@ -171,7 +169,6 @@ def main(rounds: int) -> None:
     """Runs the benchmark, prints its table, writes its results."""
     mx.random.seed(0)
     console = Console(width=140)
-    mx.set_cache_limit(REUSED_BYTES)  # freed memory is kept, as a training loop would
     rows = []
     for shape in (*LARGE, *SMALL):
         for kind in KINDS:

@@ -5,8 +5,7 @@
 writes bench/results/rope_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says). "In a
 graph" are 64 calls that are evaluated as one, as a model's step is. The share of copy bandwidth, of arrays of over 1 MB,
 is against the faster of memcpy and of stores past the cache, which read and write as many bytes in all; every call, the
-copies' too, has operands and outputs that caches no longer hold, or, "same data", the same arrays. Freed memory is kept
-(``mx.set_cache_limit``), as a training loop would.
+copies' too, has operands and outputs that caches no longer hold, or, "same data", the same arrays.
 """
 
 import math
@@ -44,7 +43,6 @@ SHAPES = (
     (1, 32, 8, 2048, 128),
 )
 LARGE = (512, 2048)  # lengths
-REUSED_BYTES = 4 << 30
 
 
 def contestants(traditional: bool) -> dict[str, Callable[[mx.array, mx.array], Any]]:
@@ -134,7 +132,6 @@ def table(rows: list[dict[str, Any]]) -> Table:
 @click.option("--rounds", default=7, help="Rounds per row, after a warm-up.")
 def main(rounds: int) -> None:
     """Runs the benchmark, prints its table, writes its results."""
-    mx.set_cache_limit(REUSED_BYTES)
     rows = [
         run_row(shape, dtype, traditional, rounds)
         for shape in SHAPES

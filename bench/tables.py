@@ -172,10 +172,22 @@ def cuda_first(results: Results) -> str:
     return _markdown(("", "first token", "the one after it", "cubins loaded", "kernels assembled"), rows)
 
 
+def busy(results: Results) -> str:
+    """MLX's time over ours in each condition: median and 90th percentile of single calls."""
+    rows = results["rows"]
+    conditions = list(dict.fromkeys(row["condition"] for row in rows))
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        ratios = (row["MLX"][key] / row["ours"][key] for key in ("median", "p90"))
+        cells.setdefault(row["case"], []).append(", ".join(f"{x:.1f}x" if x < 100 else f"{x:.0f}x" for x in ratios))
+    return _markdown(("", *conditions), ([case, *texts] for case, texts in cells.items()))
+
+
 # What a page calls a table: the file of its results, and what makes it.
 TABLES = {
     "silu_gate": ("silu_gate_cpu", silu_gate),
     "flash_attention": ("flash_attention_cpu", attention),
+    "busy": ("busy_cpu", busy),
     "language model": ("lm_cpu", language_model),
     "language model, Xeon": ("lm_xeon", language_model),
     "language model, briefly": ("lm_cpu", language_model_briefly),

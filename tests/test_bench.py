@@ -108,6 +108,12 @@ def test_compare_pairs_rows_by_what_they_are():
     assert changes[0].baseline == pytest.approx(4)
 
 
+def test_a_busy_machine_is_named():
+    assert timing.busy_note([]) is None
+    assert timing.busy_note([0.1, 0.2, 3.0]) is None
+    assert "busy" in (timing.busy_note([0.1, 0.6, 0.7]) or "")
+
+
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #if defined(__APPLE__)
@@ -74,14 +76,28 @@ int env_threads() {
   return 0;
 }
 
+#if defined(__linux__)
+// The cores' worth of time that a container may use (cgroup v2), or none where it has no limit.
+std::optional<int> container_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  int64_t quota = 0, period = 0;  // "max 100000" without a limit
+  if (file >> quota >> period && quota > 0 && period > 0) {
+    return static_cast<int>((quota + period - 1) / period);
+  }
+  return std::nullopt;
+}
+#endif
+
 int usable_cores() {
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
 #if defined(__linux__)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    return std::max(1, CPU_COUNT(&set));
+    cores = CPU_COUNT(&set);
   }
+  cores = std::min(cores, container_cores().value_or(cores));
 #endif
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::max(1, cores);
 }
 
 #if defined(__APPLE__)

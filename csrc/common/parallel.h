@@ -5,8 +5,8 @@
 
 namespace mlx_anvil {
 
-// Threads that `parallel_for` may use: OMP_NUM_THREADS and the processors this process may run on
-// (Linux), or what Grand Central Dispatch would use (macOS).
+// Threads that `parallel_for` may use: as many as the cores that this process may run on, within
+// its container's share of them (Linux), or as OMP_NUM_THREADS says if that is fewer.
 int max_threads();
 
 // Calls `body(begin, end)` over disjoint ranges that cover [0, count), on several threads. No range

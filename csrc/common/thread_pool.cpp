@@ -126,20 +126,21 @@ class alignas(64) Job {
     if (!users_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
       return false;
     }
-    count_ = count;
+    count_.store(count, std::memory_order_relaxed);
     body_ = &body;
-    users_allowed_ = static_cast<uint32_t>(helpers) + 1;
+    users_allowed_.store(static_cast<uint32_t>(helpers) + 1, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
     users_.fetch_or(kOpen, std::memory_order_release);
     return true;
   }
 
-  // By a thread of the pool: joins if the job is open and wants another thread.
+  // By a thread of the pool: joins if the job is open and wants another thread. The job may end,
+  // and another begin in its place, before the exchange: then the thread joins that one.
   bool join() {
     uint32_t users = users_.load(std::memory_order_acquire);
-    while ((users & kOpen) && (users & ~kOpen) < users_allowed_ &&
-           next_.load(std::memory_order_relaxed) < count_) {
+    while ((users & kOpen) && (users & ~kOpen) < users_allowed_.load(std::memory_order_relaxed) &&
+           next_.load(std::memory_order_relaxed) < count_.load(std::memory_order_relaxed)) {
       if (users_.compare_exchange_weak(users, users + 1, std::memory_order_acquire)) {
         return true;
       }
@@ -148,7 +149,7 @@ class alignas(64) Job {
   }
 
   void work() {
-    const int64_t count = count_;
+    const int64_t count = count_.load(std::memory_order_relaxed);
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) {
       (*body_)(i);
       const uint32_t before = done_.fetch_add(1, std::memory_order_acq_rel);
@@ -161,7 +162,7 @@ class alignas(64) Job {
   // By the caller: no thread joins from now on. Returns when all indices are done.
   void finish(const Busy& busy) {
     users_.fetch_and(~kOpen, std::memory_order_relaxed);
-    const uint32_t all = static_cast<uint32_t>(count_);
+    const uint32_t all = static_cast<uint32_t>(count_.load(std::memory_order_relaxed));
     const auto is_done = [&] {
       return (done_.load(std::memory_order_acquire) & ~kSleeping) == all;
     };
@@ -181,8 +182,8 @@ class alignas(64) Job {
   static constexpr uint32_t kOpen = uint32_t{1} << 31, kSleeping = uint32_t{1} << 31;
 
   std::atomic<uint32_t> users_{0};  // threads that use this place, and kOpen
-  uint32_t users_allowed_ = 0;
-  int64_t count_ = 0;
+  std::atomic<uint32_t> users_allowed_{0};
+  std::atomic<int64_t> count_{0};
   const std::function<void(int64_t)>* body_ = nullptr;
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint32_t> done_{0};  // indices that are done, and kSleeping

@@ -13,6 +13,7 @@ import mlx_anvil
 from mlx_anvil import _check
 from mlx_anvil._cli import bytes_text, chosen_backends, progress_bar, time_text
 from mlx_anvil.bench.command import bench
+from mlx_anvil.bench.timing import busy_note
 from mlx_anvil.reference import OPS
 from mlx_anvil.report.command import report
 
@@ -84,6 +85,8 @@ def check(
             if failed
             else f"all {len(rows)} within limits"
         )
+        if note := busy_note(row.spread for row in rows):
+            console.print(f"[yellow]{note}[/]")
         console.print(f"{verdict}; seed {seed}; mlx-anvil {mlx_anvil.__version__}, MLX {mlx_anvil.info()['mlx']}")
     sys.exit(1 if failed else 0)
 

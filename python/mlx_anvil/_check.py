@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlx_anvil.bench.timing import measure, ratio
+from mlx_anvil.bench.timing import Timing, measure, ratio
 from mlx_anvil.reference import DTYPES, OPS, OpSpec
 
 # The FlashAttention criterion: a low-precision result may be off by this many times what the plain definition in that
@@ -22,7 +22,8 @@ OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. Times in seconds, memory in bytes; errors relative to the result's largest magnitude."""
+    """One line of the table. Times in seconds, memory in bytes; errors relative to the result's largest magnitude; spread:
+    the larger of ours and MLX's, as a share of the median."""
 
     op: str
     variant: str
@@ -35,6 +36,7 @@ class Row:
     ours: float
     mlx: float
     speedup: float
+    spread: float
     peak_memory: int
 
     @property
@@ -138,12 +140,11 @@ def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
     return error, factor * composed + FLOOR
 
 
-def time_both(case: Case, arrays: list[mx.array], rounds: int = 5) -> tuple[float, float, float]:
-    """Median seconds of ours and MLX's, taken in turn, and the median of their ratios."""
+def time_both(case: Case, arrays: list[mx.array], rounds: int = 5) -> dict[str, Timing]:
+    """Ours and MLX's, taken in turn."""
     ours, plain = results_of(case.spec.function, case), results_of(case.spec.reference, case)
     contestants = {"ours": lambda: mx.eval(ours(*arrays)), "MLX": lambda: mx.eval(plain(*arrays))}
-    timings = measure(contestants, rounds=rounds, least_seconds=0.004)
-    return timings["ours"].median, timings["MLX"].median, ratio(timings["MLX"], timings["ours"])
+    return measure(contestants, rounds=rounds, least_seconds=0.004)
 
 
 def _peak_memory(case: Case, arrays: list[mx.array]) -> int:
@@ -163,7 +164,7 @@ def run_case(case: Case) -> Row:
         arrays = inputs(case)
         error, limit = error_and_limit(case, arrays)
         memory = _peak_memory(case, arrays)
-        ours, plain, speedup = time_both(case, arrays)
+        timings = time_both(case, arrays)
     what = "gradient" if case.gradient else "forward"
     return Row(
         case.spec.name,
@@ -174,9 +175,10 @@ def run_case(case: Case) -> Row:
         case.backend,
         error,
         limit,
-        ours,
-        plain,
-        speedup,
+        timings["ours"].median,
+        timings["MLX"].median,
+        ratio(timings["MLX"], timings["ours"]),
+        max(timing.spread for timing in timings.values()),
         memory,
     )
 

@@ -11,6 +11,7 @@ from mlx_anvil.bench import report
 from mlx_anvil.bench.compare import compare
 from mlx_anvil.bench.results import Results, ResultsError, load, machine, save
 from mlx_anvil.bench.suites import SUITES, Settings
+from mlx_anvil.bench.timing import busy_note
 from mlx_anvil.reference import OPS
 
 _OPS = list(dict.fromkeys(spec.name for spec in OPS.values()))
@@ -73,6 +74,8 @@ def bench(
             results.rows.append(case.run(settings))
             progress.advance(task)
     console.print(report.table(results))
+    if note := busy_note(max(row.ours.spread, row.mlx.spread) for row in results.rows):
+        console.print(f"[yellow]{note}[/yellow]")
     if json_path is not None:
         save(results, json_path)
         console.print(f"written: {json_path}")

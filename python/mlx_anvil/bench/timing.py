@@ -8,12 +8,14 @@ Ratios are formed round by round before the median is taken.
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 # Filling the caches is a small part of a call that takes this long: it needs no untimed call before each timed one.
 _LONG_SECONDS = 0.05
+# On an idle machine the median of the rows' spreads is 0.1 to 0.2; with a process for every core it is 0.6 to 0.8.
+BUSY_SPREAD = 0.4
 
 
 @dataclass
@@ -93,6 +95,18 @@ def measure(
 def ratio(numerator: Timing, denominator: Timing) -> float:
     """Median over rounds of numerator / denominator: how many times faster the denominator is."""
     return statistics.median(a / b for a, b in zip(numerator.rounds, denominator.rounds, strict=True))
+
+
+def busy_note(spreads: Iterable[float]) -> str | None:
+    """What to tell a reader if most rows' rounds are far apart, from the larger spread of each row's contestants;
+    ``None`` if the machine was at rest."""
+    spreads = list(spreads)
+    if not spreads or (usual := statistics.median(spreads)) <= BUSY_SPREAD:
+        return None
+    return (
+        f"This machine was busy: rounds of one row usually differ by {usual:.0%}. "
+        "Stop other programs and measure again."
+    )
 
 
 def as_json(timing: Timing) -> dict[str, Any]:
