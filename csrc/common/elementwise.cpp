@@ -93,7 +93,7 @@ class ElementwisePrimitive : public FusedPrimitive {
       : FusedPrimitive(stream), variant_(variant) {}
 
   const char* op() const override { return variant_.op; }
-  const char* name() const override { return variant_.primitive; }
+  const char* kind() const override { return variant_.primitive; }
   Arrays compose(const Arrays& inputs) override { return variant_.compose(inputs, stream()); }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {

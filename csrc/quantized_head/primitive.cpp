@@ -34,7 +34,7 @@ class QuantizedHead : public QuantizedPrimitive {
   QuantizedHead(mx::Stream stream, const char* op, const QuantizedFormat& format, int kept)
       : QuantizedPrimitive(stream, op, format), kept_(kept) {}
 
-  const char* name() const override { return "AnvilQuantizedHead"; }
+  const char* kind() const override { return "QuantizedHead"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     if (!FusedPrimitive::is_equivalent(other)) {

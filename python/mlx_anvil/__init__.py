@@ -8,7 +8,8 @@ and ``mx.checkpoint``::
 
     y = mlx_anvil.silu_gate(gate, up)
 
-``patch(model)`` puts the ops into a model in place, ``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs, ``info()`` says what this installation is.
+``patch(model)`` puts the ops into a model in place, ``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs,
+``composed()`` is for ``mx.export_function``, ``info()`` says what this installation is.
 """
 
 from mlx_anvil import _build_info, _compat
@@ -37,6 +38,7 @@ from mlx_anvil._ext import (  # noqa: E402
     silu_gate,
     softmax_topk,
 )
+from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._prebuild import Prebuilt, prebuild  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
@@ -48,6 +50,7 @@ __all__ = [
     "Prebuilt",
     "Trace",
     "__version__",
+    "composed",
     "flash_attention",
     "info",
     "layer_norm",
