@@ -1,5 +1,6 @@
-// The `with` blocks of Python that ops look at: `trace()`, `strict()`, `simulate()`, `composed()`. A
-// block holds for the thread or asyncio task that entered it, and for those that copy its context.
+// The `with` blocks of Python that ops look at: `trace()`, `strict()`, `simulate()`, `composed()`.
+// A block holds for the thread or asyncio task that entered it, and for those that copy its
+// context.
 #pragma once
 
 #include <atomic>
