@@ -22,7 +22,7 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import _cuda, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _cuda, _ext, lm, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
     layer_norm,
@@ -76,4 +76,5 @@ __all__ = [
     "unpatch",
 ]
 
+_compat.check_isa(_ext._supported_isas())
 _cuda.register()

@@ -124,6 +124,10 @@ def prebuild(
         raise TypeError(
             f"[prebuild] inputs is a {type(inputs).__name__}; allowed: a function without arguments, or None."
         )
+    if not isinstance(prompt_lengths, Sequence):
+        raise TypeError(
+            f"[prebuild] prompt_lengths is a {type(prompt_lengths).__name__}; allowed: a sequence of whole numbers."
+        )
     for name, values in (("prompt_lengths", prompt_lengths), ("batch_size", (batch_size,))):
         if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
             raise ValueError(f"[prebuild] {name} is {values!r}; allowed: whole numbers of 1 or more.")
