@@ -42,9 +42,17 @@ CALLS: dict[str, Callable[..., Any]] = {
 # Their parameters that are no arrays, with a value of each that is taken.
 INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offset": 5}
 FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0}
-BOOLS = {"transpose": True, "return_values": True, "return_lse": True, "traditional": True, "norm": False, "sorted": False}
+BOOLS = {
+    "transpose": True,
+    "return_values": True,
+    "return_lse": True,
+    "traditional": True,
+    "norm": False,
+    "sorted": False,
+}
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "dtype": mx.float32, "stream": mx.cpu}
-ARRAYS = set("x q k v mask sinks freqs w scales biases gate up ids logits weight bias residual".split())
+ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
+ARRAYS |= {"weight", "bias", "residual"}
 ARRAYS_K = {("flash_attention", "k"), ("rope_qk", "k")}  # an int elsewhere
 
 
@@ -150,4 +158,6 @@ def test_unknown_instruction_set_in_the_environment(name: str):
     )
     assert run.returncode == 1
     allowed = ", ".join(mlx_anvil.info()["supported_isas"])
-    assert run.stderr.splitlines()[-1] == f"ImportError: [MLX_ANVIL_ISA] is {name!r}; allowed on this machine: {allowed}."
+    assert (
+        run.stderr.splitlines()[-1] == f"ImportError: [MLX_ANVIL_ISA] is {name!r}; allowed on this machine: {allowed}."
+    )

@@ -66,10 +66,9 @@ def test_imported_shapeless_function_gives_the_same_or_says_why_not(spec: OpSpec
         arrays = draw(spec, shape)
         try:
             results = list(imported(*arrays))
-        except ValueError as error:
+        except ValueError:
             if not spec.id.startswith(FIXED_SHAPES):
                 raise
-            assert str(error).startswith(("[Primitive::output_shapes]", "[broadcast_shapes]"))
         else:
             assert_close(results, as_list(function(*arrays)))
 

@@ -22,7 +22,6 @@ namespace {
 // hung.
 constexpr unsigned long long kStepLimit = 200'000'000;
 
-
 std::mutex toolchain_mutex;
 SimulatorToolchain registered_toolchain;
 

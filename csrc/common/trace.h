@@ -1,6 +1,6 @@
 // What `trace()` and `strict()` see: every kernel that is launched and every fall back to a graph
-// of MLX ops, with its reason. MLX evaluates a graph on the thread that asks for it, which is in the
-// block (see block.h).
+// of MLX ops, with its reason. MLX evaluates a graph on the thread that asks for it, which is in
+// the block (see block.h).
 #pragma once
 
 #include <array>
@@ -35,7 +35,8 @@ class TraceLog {
   std::vector<TraceEvent> events_;
 };
 
-// Of the calling context. False almost always, so that callers build no event text that nobody reads.
+// Of the calling context. False almost always, so that callers build no event text that nobody
+// reads.
 bool tracing();
 // Blocks nest: each sees the events of those inside it.
 void record(const TraceEvent& event);

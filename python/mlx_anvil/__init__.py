@@ -23,6 +23,7 @@ _compat.check(
 )
 
 from mlx_anvil import _cuda, _ext, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
     layer_norm,
@@ -38,7 +39,6 @@ from mlx_anvil._ext import (  # noqa: E402
     silu_gate,
     softmax_topk,
 )
-from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._prebuild import Prebuilt, prebuild  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402

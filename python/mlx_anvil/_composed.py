@@ -11,6 +11,9 @@ def composed() -> Block[None]:
     mlx-anvil, and runs at the speed of MLX. Outside the block they raise ValueError for a function with ops of mlx-anvil. To
     ``trace()`` and ``strict()`` such a graph is a fall-back. A function of ``mx.compile`` stays what it was when it was traced.
 
+    Returns:
+        Block: for ``with composed():``, or as a decorator.
+
     Raises:
         RuntimeError: one block is entered twice.
 

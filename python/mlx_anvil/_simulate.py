@@ -69,6 +69,9 @@ def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False
         seed: other than 0 shuffles the order in which threads run; results must not depend on it.
         matrix_units: choose kernels as for a GPU with units for matrix products of 16-bit numbers, such as NVIDIA's.
 
+    Returns:
+        Block: for ``with simulate():``, or as a decorator.
+
     Raises:
         ToolchainError: there is no compiler (the ``sim`` extra), or this is not Linux.
         TypeError: a seed that is no int, another argument that is no bool.

@@ -122,6 +122,9 @@ def strict() -> Block[None]:
 
     The error is raised when the op (or its gradient) is called, before anything is evaluated. Blocks nest.
 
+    Returns:
+        Block: for ``with strict():``, or as a decorator.
+
     Raises:
         RuntimeError: an op inside the block falls back; the text has the op and the reason that ``trace()`` would show. Or
             one block is entered twice.

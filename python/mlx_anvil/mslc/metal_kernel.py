@@ -253,7 +253,7 @@ def _without_derivatives(name: str, inputs: list[mx.array], results: list[mx.arr
 
         return rule
 
-    function = mx.custom_function(kernel)  # type: ignore[attr-defined]
+    function = mx.custom_function(kernel)
     function.vjp(refuse("mx.vjp"))
     function.jvp(refuse("mx.jvp"))
     return cast(list[mx.array], function(*inputs)) if inputs else results
