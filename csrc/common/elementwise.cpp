@@ -4,6 +4,7 @@
 
 #include "common/cache_size.h"
 #include "common/checks.h"
+#include "common/composing.h"
 #include "common/isa.h"
 #include "common/launch_arrays.h"
 #include "common/parallel.h"

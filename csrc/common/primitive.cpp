@@ -162,10 +162,6 @@ bool is_at_hand(const mx::array& x) {
   return x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
 }
 
-mx::array walkable_copy(const mx::array& x, mx::Stream stream) {
-  return composing() ? x : mx::contiguous(x, false, stream);
-}
-
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream) {
   Arrays batched;
   for (size_t i = 0; i < inputs.size(); ++i) {

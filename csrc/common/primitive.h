@@ -95,10 +95,6 @@ class FusedPrimitive : public mx::Primitive {
 // be given others.
 bool is_at_hand(const mx::array& x);
 
-// A dense copy of `x` for kernels that cannot walk it. In `composed()` it is `x`: MLX exports no
-// mx::contiguous.
-mx::array walkable_copy(const mx::array& x, mx::Stream stream);
-
 // For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that
 // have none (axis -1), so that all inputs have one shape again.
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);

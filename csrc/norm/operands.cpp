@@ -1,7 +1,7 @@
 #include "norm/operands.h"
 
 #include "common/allocate.h"
-#include "common/primitive.h"
+#include "common/composing.h"
 
 namespace mlx_anvil {
 
