@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn
 import numpy as np
 import pytest
 
@@ -146,6 +147,13 @@ def test_seed_of_simulate(seed: object):
 def test_seed_of_simulate_out_of_range(seed: int):
     with pytest.raises(ValueError, match=rf"^\[simulate\] seed is {seed}; allowed: 0 or more, of 64 bits"):
         mlx_anvil.simulate(seed=seed)
+
+
+def test_prompt_lengths_of_prebuild():
+    with pytest.raises(TypeError, match=r"^\[prebuild\] prompt_lengths is a int; allowed: a sequence of whole numbers"):
+        mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=5)
+    with pytest.raises(ValueError, match=r"^\[prebuild\] prompt_lengths is .*; allowed: whole numbers of 1 or more"):
+        mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=(1.5,))
 
 
 @pytest.mark.parametrize("name", ["bogus", "AVX2", " avx2", "avx512,avx2"])

@@ -82,6 +82,9 @@ SimulationMode simulation_mode() {
   if (mode_of_primitive) {
     return *mode_of_primitive;
   }
+  if (!any_block()) {
+    return {};
+  }
   const BlockPointer block = first_open(innermost_block(), Block::Kind::kSimulate);
   return block ? block->simulation : SimulationMode{};
 }

@@ -35,9 +35,12 @@ BlockPointer innermost_block();
 }  // namespace detail
 
 // Almost always there is none in the whole process, and then Python is not asked.
+inline bool any_block() {
+  return detail::open_blocks.load(std::memory_order_relaxed) != 0;
+}
+
 inline BlockPointer innermost_block() {
-  return detail::open_blocks.load(std::memory_order_relaxed) == 0 ? nullptr
-                                                                  : detail::innermost_block();
+  return any_block() ? detail::innermost_block() : nullptr;
 }
 
 // `block` itself, or the first around it, that is open; of `kind` in the second. May be null.
@@ -45,7 +48,7 @@ BlockPointer first_open(BlockPointer block);
 BlockPointer first_open(BlockPointer block, Block::Kind kind);
 
 inline bool inside_block(Block::Kind kind) {
-  return first_open(innermost_block(), kind) != nullptr;
+  return any_block() && first_open(innermost_block(), kind) != nullptr;
 }
 
 // Whether ops are to be graphs of MLX ops, as in `composed()`.

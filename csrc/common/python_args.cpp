@@ -24,6 +24,10 @@ void require_number(const char* op,
                     bool is_number,
                     const char* allowed,
                     const char* why_no_array = "") {
+  const bool is_exact = PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr());
+  if (is_exact && is_number) {  // nearly always, and cheaper than the other questions
+    return;
+  }
   if (nb::isinstance<mx::array>(value)) {
     const std::string hint = std::string(allowed) + ", such as " + argument + ".item()";
     throw_type_error(op, argument, value, (hint + why_no_array).c_str());

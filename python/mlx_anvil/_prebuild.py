@@ -115,7 +115,7 @@ def prebuild(
             as on the CPU.
 
     Raises:
-        TypeError: ``model`` is not an ``mlx.nn.Module``, or ``inputs`` cannot be called.
+        TypeError: ``model`` is not an ``mlx.nn.Module``, ``inputs`` cannot be called, or ``prompt_lengths`` is no sequence.
         ValueError: a length or a batch size less than 1; without ``inputs``, a model that is not like those of mlx-lm.
     """
     if not isinstance(model, nn.Module):
