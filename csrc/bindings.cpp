@@ -57,10 +57,10 @@ Raises:
 Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transformer").
 )");
 
-  const auto flash_attention_of_python = [](nb::handle q, nb::handle k, nb::handle v,
-                                            nb::handle scale, nb::handle mask, nb::handle sinks,
-                                            nb::handle window_size, nb::handle softcap,
-                                            bool return_lse, nb::handle stream) -> nb::object {
+  const auto flash_attention_of_python =
+      [](nb::handle q, nb::handle k, nb::handle v, nb::handle scale, nb::handle mask,
+         nb::handle sinks, nb::handle window_size, nb::handle softcap, nb::handle return_lse,
+         nb::handle stream) -> nb::object {
     constexpr const char* op = "flash_attention";
     auto [out, lse] =
         flash_attention(to_array(op, "q", q), to_array(op, "k", k), to_array(op, "v", v),
@@ -72,7 +72,7 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
   for (const char* signature : kFlashAttentionSignatures) {
     m.def("flash_attention", flash_attention_of_python, "q"_a.none(), "k"_a.none(), "v"_a.none(),
           nb::kw_only(), "scale"_a = nb::none(), "mask"_a = nb::none(), "sinks"_a = nb::none(),
-          "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a = false,
+          "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a.none() = false,
           "stream"_a = nb::none(), nb::sig(signature), kFlashAttentionDoc);
   }
 

@@ -1,5 +1,6 @@
 """trace() and strict(): scope, nesting, threads."""
 
+import asyncio
 import threading
 
 import mlx.core as mx
@@ -92,3 +93,115 @@ def test_strict_ends_after_its_own_error():
     with pytest.raises(RuntimeError, match="strict"), mlx_anvil.strict():
         double_backward()
     double_backward()
+
+
+# ---- one block, one `with` -------------------------------------------------------------------------------------------
+
+BLOCKS = [mlx_anvil.trace, mlx_anvil.strict, mlx_anvil.composed, mlx_anvil.simulate]
+each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
+
+
+@each_block
+def test_entered_twice(block):
+    name = block.__name__
+    error = rf"^\[{name}\] this block has been entered before; allowed: a new {name}\(\) for each `with`\.$"
+    once = block()
+    with once, pytest.raises(RuntimeError, match=error), once:
+        pass
+    with pytest.raises(RuntimeError, match=error), once:
+        pass
+    with block(), block():
+        pass
+    with mlx_anvil.trace() as trace:  # nothing of it is left
+        mx.eval(mx.grad(lambda x: mlx_anvil.silu_gate(x, x).sum())(mx.ones((4,))))
+        double_backward()
+    assert trace.kernels
+    assert trace.fallbacks
+
+
+def test_as_a_decorator():
+    @mlx_anvil.strict()
+    def strictly():
+        double_backward()
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="strict"):
+            strictly()
+    double_backward()
+
+
+def test_blocks_that_end_out_of_order():
+    def block(manager):
+        with manager as value:
+            yield value
+
+    first, second = block(mlx_anvil.trace()), block(mlx_anvil.trace())
+    outer, inner = next(first), next(second)
+    run_once()
+    assert list(first) == []
+    run_once()
+    assert list(second) == []
+    run_once()
+    assert [len(outer.events), len(inner.events)] == [1, 2]
+
+
+# ---- asyncio ---------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_do_not_record_each_other():
+    async def task(count: int) -> mlx_anvil.Trace:
+        with mlx_anvil.trace() as trace:
+            for _ in range(count):
+                await asyncio.sleep(0)
+                run_once()
+                await asyncio.sleep(0)
+        return trace
+
+    async def untraced() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+            run_once()
+
+    async def main() -> list[mlx_anvil.Trace]:
+        one, two, _ = await asyncio.gather(task(1), task(3), untraced())
+        return [one, two]
+
+    assert [len(trace.events) for trace in asyncio.run(main())] == [1, 3]
+
+
+def test_strict_is_the_task_s_own():
+    async def strictly(entered: asyncio.Event, done: asyncio.Event) -> None:
+        with mlx_anvil.strict():
+            entered.set()
+            await done.wait()
+            with pytest.raises(RuntimeError, match="strict"):
+                double_backward()
+
+    async def main() -> None:
+        entered, done = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(strictly(entered, done))
+        await entered.wait()
+        double_backward()
+        done.set()
+        await task
+
+    asyncio.run(main())
+
+
+def test_a_block_reaches_what_is_started_inside_until_it_ends():
+    async def main() -> mlx_anvil.Trace:
+        ended = asyncio.Event()
+
+        async def child() -> None:
+            run_once()
+            await ended.wait()
+            run_once()
+
+        with mlx_anvil.trace() as trace:
+            task = asyncio.create_task(child())
+            await asyncio.to_thread(run_once)
+        ended.set()
+        await task
+        return trace
+
+    assert len(asyncio.run(main()).events) == 2

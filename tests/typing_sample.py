@@ -73,6 +73,16 @@ def simulated(x: mx.array) -> mx.array:
         return mlx_anvil.silu_gate(x, x)
 
 
+def composed(x: mx.array) -> mx.array:
+    with mlx_anvil.composed():
+        return mlx_anvil.silu_gate(x, x)
+
+
+@mlx_anvil.strict()
+def strictly(x: mx.array) -> mx.array:
+    return mlx_anvil.silu_gate(x, x)
+
+
 def facts() -> str:
     info = mlx_anvil.info()
     usable: bool = info["backends"]["cpu"]["usable"]
@@ -124,5 +134,13 @@ if __name__ == "__main__":
     wide = mx.ones((4, 64))
     mx.eval(positions(mx.ones((1, 2, 3, 4)), mx.ones((1, 2, 3, 4))))
     mx.eval(quantized(wide, mx.ones((64, 64))), quantized_head(wide, mx.ones((64, 64))), quantized_modules(wide))
-    mx.eval(gated(ones, ones), module(ones), simulated(ones), normed(ones, ones[0]), routed(ones))
+    mx.eval(
+        gated(ones, ones),
+        module(ones),
+        simulated(ones),
+        composed(ones),
+        strictly(ones),
+        normed(ones, ones[0]),
+        routed(ones),
+    )
     print(traced(ones)[0], facts(), registry(), built(ones), patched(mlx.nn.RMSNorm(8)))

@@ -4,6 +4,7 @@
 
 #include "common/cache_size.h"
 #include "common/checks.h"
+#include "common/composing.h"
 #include "common/isa.h"
 #include "common/launch_arrays.h"
 #include "common/parallel.h"
@@ -93,7 +94,7 @@ class ElementwisePrimitive : public FusedPrimitive {
       : FusedPrimitive(stream), variant_(variant) {}
 
   const char* op() const override { return variant_.op; }
-  const char* name() const override { return variant_.primitive; }
+  const char* kind() const override { return variant_.primitive; }
   Arrays compose(const Arrays& inputs) override { return variant_.compose(inputs, stream()); }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
@@ -220,7 +221,7 @@ Arrays apply_elementwise(const ElementwiseVariant& variant,
   for (const mx::array& x : same_shape) {
     // Dense arrays have one axis to a kernel, whatever their rank.
     const bool deep = x.ndim() > static_cast<size_t>(kElementwiseMaxRank);
-    operands.push_back(deep ? mx::contiguous(x, false, stream) : x);
+    operands.push_back(deep ? walkable_copy(x, stream) : x);
   }
   const std::vector<mx::Dtype> dtypes(variant.outputs, operands[0].dtype());
   return outputs_of(std::make_shared<ElementwisePrimitive>(stream, variant), dtypes,

@@ -41,8 +41,7 @@ Isa choose() {
       return isa;
     }
   }
-  // An unknown name, or one that this machine lacks, must not make a program fail: `info()` shows
-  // what is used.
+  // Another name ends the import (mlx_anvil/_compat.py).
   return best;
 }
 

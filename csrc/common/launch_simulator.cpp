@@ -22,8 +22,6 @@ namespace {
 // hung.
 constexpr unsigned long long kStepLimit = 200'000'000;
 
-thread_local SimulationMode current_mode;
-
 std::mutex toolchain_mutex;
 SimulatorToolchain registered_toolchain;
 
@@ -236,16 +234,6 @@ struct Simulation {
 };
 
 }  // namespace
-
-SimulationMode simulation_mode() {
-  return current_mode;
-}
-
-SimulationMode set_simulation_mode(const SimulationMode& mode) {
-  const SimulationMode before = current_mode;
-  current_mode = mode;
-  return before;
-}
 
 void set_simulator_toolchain(SimulatorToolchain toolchain) {
   std::lock_guard lock(toolchain_mutex);

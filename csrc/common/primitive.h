@@ -26,6 +26,12 @@ class FusedPrimitive : public mx::Primitive {
   // The Python name of the op, for messages and `trace()`.
   virtual const char* op() const = 0;
 
+  // What it computes, for messages: "SiluGateBackward".
+  virtual const char* kind() const = 0;
+
+  // Never that of a primitive that MLX can export: MLX would read a state that ours do not have.
+  const char* name() const final;
+
   // What this primitive computes, as a graph of MLX ops on this primitive's stream. Differentiable.
   virtual Arrays compose(const Arrays& inputs) = 0;
 

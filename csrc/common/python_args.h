@@ -33,6 +33,29 @@ const mx::array& to_array(const char* op,
                           nb::handle value,
                           const char* prefix = "");
 
+// Numbers of Python or NumPy, no bool. An array is refused: it would have no gradient, silently. A
+// number that the C++ type cannot hold is a ValueError; NaN and infinity are left to the op's
+// checks.
+double to_number(const char* op,
+                 const char* argument,
+                 nb::handle value,
+                 const char* allowed = "a number");
+int64_t to_int(const char* op,
+               const char* argument,
+               nb::handle value,
+               const char* allowed = "an int");
+int to_int32(const char* op,
+             const char* argument,
+             nb::handle value,
+             const char* allowed = "an int");
+
+float to_float32(const char* op,
+                 const char* argument,
+                 nb::handle value,
+                 const char* allowed = "a number");
+
+bool to_bool(const char* op, const char* argument, nb::handle value);
+
 // None, a stream or a device.
 mx::StreamOrDevice to_stream_or_device(const char* op, nb::handle value);
 

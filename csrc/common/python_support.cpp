@@ -15,6 +15,7 @@
 #ifdef MLX_ANVIL_CUDA
 #include "common/cuda_module.h"
 #endif
+#include "common/block.h"
 #include "common/errors.h"
 #include "common/freed_memory.h"
 #include "common/isa.h"
@@ -158,16 +159,6 @@ void launch_with_held_temporary(const std::string& held) {
 }
 
 void bind_simulate(nb::module_& m) {
-  // The mode is a tuple: (on, checked, seed, matrix_units).
-  using Mode = std::tuple<bool, bool, uint64_t, bool>;
-  m.def(
-      "_set_simulation_mode",
-      [](const Mode& mode) {
-        const auto [on, checked, seed, matrix_units] = mode;
-        const SimulationMode before = set_simulation_mode({on, checked, seed, matrix_units});
-        return Mode(before.on, before.checked, before.seed, before.matrix_units);
-      },
-      "mode"_a);
   m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a,
         nb::sig("def _set_simulator_toolchain(compile: typing.Callable[[str, str, dict[int | str, "
                 "object], bool], str], "
@@ -187,14 +178,24 @@ void bind_trace(nb::module_& m) {
       .def_ro("reason", &TraceEvent::reason)
       .def_ro("bindings", &TraceEvent::bindings);
   nb::class_<TraceLog>(m, "_TraceLog").def("events", &TraceLog::events);
-  m.def("_begin_trace", &begin_trace);
-  m.def("_end_trace", &end_trace, "log"_a);
-  m.def("_begin_strict", &begin_strict);
-  m.def("_end_strict", &end_strict);
   // For ops that Python code swaps in, which falls back to what was there before.
   m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
   m.def("_fallback_count", [] { return last_fallback().count; });
   m.def("_last_fallback", [] { return std::tuple(last_fallback().op, last_fallback().reason); });
+}
+
+void bind_blocks(nb::module_& m) {
+  nb::class_<Block>(m, "_Block").def_prop_ro("log", [](const Block& block) { return block.log; });
+  m.def("_enter_trace", [] { return enter_block(Block::Kind::kTrace); });
+  m.def("_enter_strict", [] { return enter_block(Block::Kind::kStrict); });
+  m.def("_enter_composed", [] { return enter_block(Block::Kind::kComposed); });
+  m.def(
+      "_enter_simulate",
+      [](bool checked, uint64_t seed, bool matrix_units) {
+        return enter_block(Block::Kind::kSimulate, {true, checked, seed, matrix_units});
+      },
+      "checked"_a, "seed"_a, "matrix_units"_a);
+  m.def("_leave_block", &leave_block, "block"_a);
 }
 
 Probe::Map probe_named(const std::string& name) {
@@ -287,6 +288,7 @@ void bind_plan(nb::module_& m) {
 
 void bind_support(nb::module_& m) {
   bind_trace(m);
+  bind_blocks(m);
   bind_simulate(m);
   m.def("_supported_isas", &supported_isas);
   m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });

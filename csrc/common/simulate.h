@@ -1,9 +1,10 @@
 // Whether the ops that are being called run their Metal kernels in the simulator (`simulate()` in
-// Python). A state of the calling thread; a primitive remembers what it was when it was made.
+// Python). A primitive remembers what it was when it was made.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,20 +21,19 @@ struct SimulationMode {
   bool operator==(const SimulationMode&) const = default;
 };
 
+// That of the innermost SimulationScope of this thread; without one, of the innermost `simulate()`.
 SimulationMode simulation_mode();
 
-// Sets the calling thread's mode and gives the one before.
-SimulationMode set_simulation_mode(const SimulationMode& mode);
-
+// For work on behalf of a primitive, whose mode it is, whatever block the caller is in.
 class SimulationScope {
  public:
-  explicit SimulationScope(const SimulationMode& mode) : before_(set_simulation_mode(mode)) {}
-  ~SimulationScope() { set_simulation_mode(before_); }
+  explicit SimulationScope(const SimulationMode& mode);
+  ~SimulationScope();
   SimulationScope(const SimulationScope&) = delete;
   SimulationScope& operator=(const SimulationScope&) = delete;
 
  private:
-  SimulationMode before_;
+  const std::optional<SimulationMode> before_;
 };
 
 // What Python does for the simulator, since the compiler lives there (mlx_anvil.mslc).

@@ -1,14 +1,11 @@
 #include "common/trace.h"
 
-#include <algorithm>
-
+#include "common/block.h"
 #include "common/errors.h"
 
 namespace mlx_anvil {
 
 namespace {
-thread_local std::vector<std::shared_ptr<TraceLog>> open_logs;
-thread_local int strict_depth = 0;
 thread_local LastFallback last;
 }  // namespace
 
@@ -22,34 +19,20 @@ std::vector<TraceEvent> TraceLog::events() const {
   return events_;
 }
 
-std::shared_ptr<TraceLog> begin_trace() {
-  return open_logs.emplace_back(std::make_shared<TraceLog>());
-}
-
-void end_trace(const std::shared_ptr<TraceLog>& log) {
-  std::erase(open_logs, log);
-}
-
 bool tracing() {
-  return !open_logs.empty();
+  return inside_block(Block::Kind::kTrace);
 }
 
 void record(const TraceEvent& event) {
-  for (const auto& log : open_logs) {
-    log->add(event);
+  for (BlockPointer block = innermost_block(); block; block = block->outer) {
+    if (block->open && block->log) {
+      block->log->add(event);
+    }
   }
 }
 
-void begin_strict() {
-  ++strict_depth;
-}
-
-void end_strict() {
-  strict_depth = std::max(0, strict_depth - 1);
-}
-
 void note_fallback(const std::string& op, const std::string& reason) {
-  if (strict_depth > 0) {
+  if (inside_block(Block::Kind::kStrict)) {
     throw_internal_error(op, "strict(): no fused kernel for this call: " + reason + ".");
   }
   last = {last.count + 1, op, reason};

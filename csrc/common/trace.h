@@ -1,6 +1,6 @@
 // What `trace()` and `strict()` see: every kernel that is launched and every fall back to a graph
-// of MLX ops, with its reason. Both are states of the calling thread, as MLX's own stream context
-// is: MLX evaluates a graph on the thread that asks for it.
+// of MLX ops, with its reason. MLX evaluates a graph on the thread that asks for it, which is in
+// the block (see block.h).
 #pragma once
 
 #include <array>
@@ -35,16 +35,11 @@ class TraceLog {
   std::vector<TraceEvent> events_;
 };
 
-// Opens a block on the calling thread. Blocks nest: each sees the events of those inside it.
-std::shared_ptr<TraceLog> begin_trace();
-void end_trace(const std::shared_ptr<TraceLog>& log);
-
-// False almost always, so that callers build no event text that nobody reads.
+// Of the calling context. False almost always, so that callers build no event text that nobody
+// reads.
 bool tracing();
+// Blocks nest: each sees the events of those inside it.
 void record(const TraceEvent& event);
-
-void begin_strict();
-void end_strict();
 
 // To be called wherever an op is about to be replaced by a graph of MLX ops. Records the reason;
 // inside `strict()` it throws instead.

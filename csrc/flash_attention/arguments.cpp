@@ -11,23 +11,13 @@ namespace {
 
 constexpr const char* kOp = "flash_attention";
 
-std::optional<float> to_number(const char* argument, nb::handle value) {
-  double number = 0;
-  if (value.is_none()) {
-    return std::nullopt;
-  }
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw_type_error(kOp, argument, value, "None, or a number");
-  }
-  return static_cast<float>(number);
+std::optional<float> to_optional_number(const char* argument, nb::handle value) {
+  return value.is_none() ? std::nullopt
+                         : std::optional(to_float32(kOp, argument, value, "None, or a number"));
 }
 
 int64_t to_keys(nb::handle value) {
-  int64_t keys = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, keys)) {
-    throw_type_error(kOp, "window_size", value, "None, an int, or a pair of ints (left, right)");
-  }
-  return keys;
+  return to_int(kOp, "window_size", value, "None, an int, or a pair of ints (left, right)");
 }
 
 // An int counts the keys up to and with the query's own, on either side.
@@ -58,9 +48,9 @@ AttentionOptions to_attention_options(nb::handle scale,
                                       nb::handle sinks,
                                       nb::handle window_size,
                                       nb::handle softcap,
-                                      bool return_lse) {
+                                      nb::handle return_lse) {
   AttentionOptions options;
-  options.scale = to_number("scale", scale);
+  options.scale = to_optional_number("scale", scale);
   if (nb::isinstance<nb::str>(mask)) {
     options.mask = nb::cast<std::string>(mask);
   } else if (nb::isinstance<mx::array>(mask)) {
@@ -72,8 +62,8 @@ AttentionOptions to_attention_options(nb::handle scale,
     options.sinks = to_array(kOp, "sinks", sinks);
   }
   options.window = to_window(window_size);
-  options.softcap = to_number("softcap", softcap);
-  options.return_lse = return_lse;
+  options.softcap = to_optional_number("softcap", softcap);
+  options.return_lse = to_bool(kOp, "return_lse", return_lse);
   return options;
 }
 

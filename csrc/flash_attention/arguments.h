@@ -14,7 +14,7 @@ AttentionOptions to_attention_options(nb::handle scale,
                                       nb::handle sinks,
                                       nb::handle window_size,
                                       nb::handle softcap,
-                                      bool return_lse);
+                                      nb::handle return_lse);
 
 // Without and with the log-sum-exp.
 extern const char* const kFlashAttentionSignatures[2];

@@ -17,7 +17,7 @@ class AttentionBackward : public AttentionPrimitive {
                     bool has_d_lse)
       : AttentionPrimitive(stream, config), wanted_(wanted), has_d_lse_(has_d_lse) {}
 
-  const char* name() const override { return "FlashAttentionBackward"; }
+  const char* kind() const override { return "FlashAttentionBackward"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     if (!AttentionPrimitive::is_equivalent(other)) {

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "common/composing.h"
+
 namespace mlx_anvil {
 
 namespace {
@@ -139,13 +141,12 @@ class Composer {
 
   // [q_len, kv_len]: whether the window has the key; none when it has all.
   std::optional<mx::array> band() const {
-    const int q_len = in_.q.shape(2), kv_len = in_.k.shape(2);
     const bool left = config_.window_left < kUnboundedWindow;
     const bool right = config_.window_right < kUnboundedWindow;
-    const mx::array position =
-        mx::expand_dims(mx::arange(kv_len - q_len, kv_len, mx::int32, s_), 1, s_);
+    const mx::array ahead = mx::subtract(length_of(in_.k, 2, s_), length_of(in_.q, 2, s_), s_);
+    const mx::array position = mx::expand_dims(mx::add(indices_of(in_.q, 2, s_), ahead, s_), 1, s_);
     const mx::array distance =  // of the key, to the right
-        mx::subtract(mx::arange(0, kv_len, mx::int32, s_), position, s_);
+        mx::subtract(indices_of(in_.k, 2, s_), position, s_);
     // A window longer than any sequence that int32 can index is as good as none.
     const auto bound = [](int64_t x) {
       return mx::array(

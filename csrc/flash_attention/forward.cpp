@@ -17,7 +17,7 @@ class AttentionForward : public AttentionPrimitive {
   AttentionForward(mx::Stream stream, const AttentionConfig& config, bool with_lse)
       : AttentionPrimitive(stream, config), with_lse_(with_lse) {}
 
-  const char* name() const override { return "FlashAttention"; }
+  const char* kind() const override { return "FlashAttention"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     return AttentionPrimitive::is_equivalent(other) &&

@@ -17,14 +17,6 @@ std::optional<mx::array> to_optional_array(const char* op, const char* argument,
   return to_array(op, argument, value);
 }
 
-float to_number(const char* op, const char* argument, nb::handle value) {
-  double number = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw_type_error(op, argument, value, "a number");
-  }
-  return static_cast<float>(number);
-}
-
 nb::object to_python(const NormResult& result) {
   const auto& [y, h] = result;
   return h ? nb::object(nb::make_tuple(y, *h)) : nb::cast(y);
@@ -120,8 +112,8 @@ void bind_norm(nb::module_& m) {
                                      nb::handle stream) {
     constexpr const char* op = "rms_norm";
     NormOptions options;
-    options.eps = to_number(op, "eps", eps);
-    options.weight_offset = to_number(op, "weight_offset", weight_offset);
+    options.eps = to_float32(op, "eps", eps);
+    options.weight_offset = to_float32(op, "weight_offset", weight_offset);
     options.residual = to_optional_array(op, "residual", residual);
     options.gate = to_optional_array(op, "gate", gate);
     return to_python(rms_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
@@ -129,16 +121,16 @@ void bind_norm(nb::module_& m) {
   };
   for (const char* signature : {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
-    m.def("rms_norm", rms_norm_of_python, "x"_a.none(), "weight"_a = nb::none(), "eps"_a = 1e-5,
-          nb::kw_only(), "residual"_a = nb::none(), "gate"_a = nb::none(), "weight_offset"_a = 0.0,
-          "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
+    m.def("rms_norm", rms_norm_of_python, "x"_a.none(), "weight"_a = nb::none(),
+          "eps"_a.none() = 1e-5, nb::kw_only(), "residual"_a = nb::none(), "gate"_a = nb::none(),
+          "weight_offset"_a.none() = 0.0, "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
   }
 
   const auto layer_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle bias,
                                        nb::handle eps, nb::handle residual, nb::handle stream) {
     constexpr const char* op = "layer_norm";
     NormOptions options;
-    options.eps = to_number(op, "eps", eps);
+    options.eps = to_float32(op, "eps", eps);
     options.bias = to_optional_array(op, "bias", bias);
     options.residual = to_optional_array(op, "residual", residual);
     return to_python(layer_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
@@ -147,7 +139,7 @@ void bind_norm(nb::module_& m) {
   for (const char* signature : {MLX_ANVIL_LAYER_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_LAYER_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
     m.def("layer_norm", layer_norm_of_python, "x"_a.none(), "weight"_a = nb::none(),
-          "bias"_a = nb::none(), "eps"_a = 1e-5, nb::kw_only(), "residual"_a = nb::none(),
+          "bias"_a = nb::none(), "eps"_a.none() = 1e-5, nb::kw_only(), "residual"_a = nb::none(),
           "stream"_a = nb::none(), nb::sig(signature), kLayerNormDoc);
   }
 }

@@ -20,7 +20,7 @@ class NormBackward : public NormPrimitive {
                bool has_d_h)
       : NormPrimitive(stream, config), wanted_(wanted), has_d_h_(has_d_h) {}
 
-  const char* name() const override {
+  const char* kind() const override {
     return config_.centred ? "LayerNormBackward" : "RMSNormBackward";
   }
 

@@ -11,7 +11,7 @@ class NormForward : public NormPrimitive {
  public:
   using NormPrimitive::NormPrimitive;
 
-  const char* name() const override { return config_.centred ? "LayerNorm" : "RMSNorm"; }
+  const char* kind() const override { return config_.centred ? "LayerNorm" : "RMSNorm"; }
 
   Arrays compose(const Arrays& inputs) override {
     return compose_norm(config_, operands(inputs), stream());

@@ -66,6 +66,10 @@ NormResult norm(bool centred,
     throw_value_error(
         op, "eps is " + std::to_string(options.eps) + "; allowed: finite numbers from 0 up.");
   }
+  if (!std::isfinite(options.weight_offset)) {
+    throw_value_error(op, "weight_offset is " + std::to_string(options.weight_offset) +
+                              "; allowed: finite numbers.");
+  }
   const mx::Stream s = require_stream(op, stream);
 
   mx::Dtype dtype = x.dtype();

@@ -1,6 +1,7 @@
 #include "norm/operands.h"
 
 #include "common/allocate.h"
+#include "common/composing.h"
 
 namespace mlx_anvil {
 
@@ -8,7 +9,7 @@ Arrays walkable(Arrays arrays, mx::Stream stream) {
   constexpr size_t kMaxRank = MLX_ANVIL_NORM_ROW_AXES + 1;
   for (mx::array& x : arrays) {
     if (x.ndim() > kMaxRank) {
-      x = mx::contiguous(x, false, stream);
+      x = walkable_copy(x, stream);
     }
   }
   return arrays;

@@ -32,7 +32,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   QuantizedEmbedding(mx::Stream stream, const QuantizedFormat& format, mx::Dtype dtype)
       : QuantizedPrimitive(stream, kOp, format), dtype_(dtype) {}
 
-  const char* name() const override { return "AnvilQuantizedEmbedding"; }
+  const char* kind() const override { return "QuantizedEmbedding"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     if (!FusedPrimitive::is_equivalent(other)) {

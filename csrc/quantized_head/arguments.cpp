@@ -10,21 +10,6 @@ using namespace nb::literals;
 
 namespace {
 
-int64_t to_k(const char* op, nb::handle value) {
-  int64_t k = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, k)) {
-    throw_type_error(op, "k", value, "an int");
-  }
-  return k;
-}
-
-bool to_bool(const char* op, const char* argument, nb::handle value) {
-  if (!nb::isinstance<nb::bool_>(value)) {
-    throw_type_error(op, argument, value, "a bool");
-  }
-  return nb::cast<bool>(value);
-}
-
 constexpr const char* kArgmaxDoc =
     R"(Where the largest logit of each row is, and which it is: the step that ends greedy decoding.
 
@@ -139,7 +124,7 @@ nb::tuple python_topk(nb::handle x,
   constexpr const char* op = "quantized_topk";
   const mx::array& x_array = to_array(op, "x", x);
   QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
-  const BestLogits best = quantized_topk(x_array, std::move(matrix), to_k(op, k),
+  const BestLogits best = quantized_topk(x_array, std::move(matrix), to_int(op, "k", k),
                                          to_quantized_options(op, group_size, bits, mode),
                                          to_stream_or_device(op, stream));
   return nb::make_tuple(best.indices, best.values);

@@ -13,19 +13,21 @@ namespace mlx_anvil {
 
 namespace {
 
-// 0 to count - 1, from the last on.
-mx::array descending(int count, mx::Stream s) {
-  return mx::arange(count - 1, -1, -1, mx::uint32, s);
-}
-
 // By MLX's stable sort, for which NaN is above all. It leaves equal logits in their order, and the
 // best at the end: of logits in reverse, that is the best first and equal ones in their order.
+// Without mx::arange and mx::take over the logits, which would fix their shape in a shapeless
+// graph.
 mx::array indices_of_best(const mx::array& logits, int kept, mx::Stream s) {
-  const int count = logits.shape(-1);
-  const mx::array order = mx::argsort(mx::take(logits, descending(count, s), -1, s), -1, s);
-  const mx::array from_last =
-      mx::take(order, mx::add(descending(kept, s), mx::array(count - kept, mx::uint32), s), -1, s);
-  return mx::subtract(mx::array(count - 1, mx::uint32), from_last, s);
+  const mx::array ones = mx::astype(mx::ones_like(logits, s), mx::uint32, s);
+  const mx::array backwards = mx::cumsum(ones, -1, /*reverse=*/true, /*inclusive=*/false, s);
+  const mx::array order = mx::argsort(mx::take_along_axis(logits, backwards, -1, s), -1, s);
+  const mx::array count = mx::number_of_elements(logits, {-1}, false, mx::uint32, s);
+  const mx::array last = mx::subtract(count, mx::array(1, mx::uint32), s);
+  mx::Shape one_row(logits.ndim(), 1);
+  one_row.back() = kept;
+  const mx::array kept_ones = mx::reshape(mx::arange(0, kept, 1, mx::uint32, s), one_row, s);
+  const mx::array from_last = mx::take_along_axis(order, mx::subtract(last, kept_ones, s), -1, s);
+  return mx::subtract(last, from_last, s);
 }
 
 // Inputs: x, w, scales, biases where the format has them. Outputs: indices and values.
@@ -34,7 +36,7 @@ class QuantizedHead : public QuantizedPrimitive {
   QuantizedHead(mx::Stream stream, const char* op, const QuantizedFormat& format, int kept)
       : QuantizedPrimitive(stream, op, format), kept_(kept) {}
 
-  const char* name() const override { return "AnvilQuantizedHead"; }
+  const char* kind() const override { return "QuantizedHead"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     if (!FusedPrimitive::is_equivalent(other)) {

@@ -141,16 +141,14 @@ void bind_quantized_matmul(nb::module_& m) {
         constexpr const char* op = "quantized_matmul";
         const mx::array& x_array = to_array(op, "x", x);
         QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
-        if (!nb::isinstance<nb::bool_>(transpose)) {
-          throw_type_error(op, "transpose", transpose, "a bool");
-        }
-        return quantized_matmul(x_array, std::move(matrix), nb::cast<bool>(transpose),
+        const bool transposed = to_bool(op, "transpose", transpose);
+        return quantized_matmul(x_array, std::move(matrix), transposed,
                                 to_quantized_options(op, group_size, bits, mode),
                                 to_stream_or_device(op, stream));
       },
-      "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), "transpose"_a = true,
-      "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a = "affine", nb::kw_only(),
-      "stream"_a = nb::none(),
+      "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
+      "transpose"_a.none() = true, "group_size"_a = nb::none(), "bits"_a = nb::none(),
+      "mode"_a.none() = "affine", nb::kw_only(), "stream"_a = nb::none(),
       nb::sig("def quantized_matmul(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, "
               "biases: mlx.core.array | None = None, transpose: bool = "
               "True, " MLX_ANVIL_QUANTIZED_FORMAT "*, " MLX_ANVIL_QUANTIZED_END),
@@ -168,7 +166,7 @@ void bind_quantized_matmul(nb::module_& m) {
                               to_stream_or_device(op, stream));
       },
       "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), nb::kw_only(),
-      "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a = "affine",
+      "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine",
       "stream"_a = nb::none(),
       nb::sig("def quantized_gemv(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, "
               "biases: mlx.core.array | None = None, *, " MLX_ANVIL_QUANTIZED_FORMAT
@@ -188,7 +186,7 @@ void bind_quantized_matmul(nb::module_& m) {
                                 to_stream_or_device(op, stream));
       },
       "x"_a.none(), "gate"_a.none(), "up"_a.none(), nb::kw_only(), "group_size"_a = nb::none(),
-      "bits"_a = nb::none(), "mode"_a = "affine", "stream"_a = nb::none(),
+      "bits"_a = nb::none(), "mode"_a.none() = "affine", "stream"_a = nb::none(),
       nb::sig(
           "def quantized_swiglu(x: mlx.core.array, gate: tuple[mlx.core.array, ...], "
           "up: tuple[mlx.core.array, ...], *, " MLX_ANVIL_QUANTIZED_FORMAT MLX_ANVIL_QUANTIZED_END),

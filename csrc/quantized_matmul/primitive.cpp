@@ -25,7 +25,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
                   QuantizedProduct product)
       : QuantizedPrimitive(stream, op, format), product_(product) {}
 
-  const char* name() const override { return "AnvilQuantizedMatmul"; }
+  const char* kind() const override { return "QuantizedMatmul"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     if (!FusedPrimitive::is_equivalent(other)) {

@@ -9,14 +9,8 @@ namespace mlx_anvil {
 namespace {
 
 std::optional<int> to_optional_int(const char* op, const char* argument, nb::handle value) {
-  int number = 0;
-  if (value.is_none()) {
-    return std::nullopt;
-  }
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw_type_error(op, argument, value, "None, or an int");
-  }
-  return number;
+  return value.is_none() ? std::nullopt
+                         : std::optional(to_int32(op, argument, value, "None, or an int"));
 }
 
 }  // namespace

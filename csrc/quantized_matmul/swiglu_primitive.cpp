@@ -14,7 +14,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   QuantizedSwiglu(mx::Stream stream, const QuantizedFormat& format)
       : QuantizedPrimitive(stream, "quantized_swiglu", format) {}
 
-  const char* name() const override { return "AnvilQuantizedSwiglu"; }
+  const char* kind() const override { return "QuantizedSwiglu"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     return FusedPrimitive::is_equivalent(other) &&

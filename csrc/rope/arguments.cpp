@@ -12,15 +12,6 @@ using namespace nb::literals;
 
 namespace {
 
-template <class T>
-T to_number(const char* op, const char* argument, nb::handle value, const char* allowed) {
-  T number{};
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw_type_error(op, argument, value, allowed);
-  }
-  return number;
-}
-
 RopeOptions to_options(const char* op,
                        nb::handle dims,
                        nb::handle traditional,
@@ -29,19 +20,16 @@ RopeOptions to_options(const char* op,
                        nb::handle offset,
                        nb::handle freqs) {
   RopeOptions options;
-  options.dims = to_number<int64_t>(op, "dims", dims, "an int");
-  if (!nb::isinstance<nb::bool_>(traditional)) {
-    throw_type_error(op, "traditional", traditional, "a bool");
-  }
-  options.traditional = nb::cast<bool>(traditional);
+  options.dims = to_int(op, "dims", dims);
+  options.traditional = to_bool(op, "traditional", traditional);
   if (!base.is_none()) {
-    options.base = to_number<double>(op, "base", base, "None, or a number");
+    options.base = to_number(op, "base", base, "None, or a number");
   }
-  options.scale = to_number<double>(op, "scale", scale, "a number");
+  options.scale = to_number(op, "scale", scale);
   if (nb::isinstance<mx::array>(offset)) {
     options.offset = nb::cast<mx::array>(offset);
   } else {
-    options.offset = to_number<int64_t>(op, "offset", offset, "an int, or mlx.core.array");
+    options.offset = to_int(op, "offset", offset, "an int, or mlx.core.array");
   }
   if (!freqs.is_none()) {
     options.freqs = to_array(op, "freqs", freqs);

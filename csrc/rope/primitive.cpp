@@ -23,7 +23,7 @@ class Rope : public FusedPrimitive {
       : FusedPrimitive(stream), config_(config), tensors_(tensors) {}
 
   const char* op() const override { return tensors_ == 1 ? "rope" : "rope_qk"; }
-  const char* name() const override { return tensors_ == 1 ? "AnvilRope" : "AnvilRopeQK"; }
+  const char* kind() const override { return tensors_ == 1 ? "Rope" : "RopeQK"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     return FusedPrimitive::is_equivalent(other) &&

@@ -63,21 +63,6 @@ Matches ``mx.softmax``, ``mx.argpartition`` and ``mx.take_along_axis`` one after
 et al. 2017, "Outrageously Large Neural Networks").
 )";
 
-bool to_bool(const char* argument, nb::handle value) {
-  if (!nb::isinstance<nb::bool_>(value)) {
-    throw_type_error(kSoftmaxTopk, argument, value, "a bool");
-  }
-  return nb::cast<bool>(value);
-}
-
-int64_t to_integer(const char* argument, nb::handle value) {
-  int64_t number = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast(value, number)) {
-    throw_type_error(kSoftmaxTopk, argument, value, "an int");
-  }
-  return number;
-}
-
 RouterScoring to_scoring(nb::handle value) {
   std::string name;
   if (!nb::try_cast(value, name)) {
@@ -98,10 +83,10 @@ void bind_softmax_topk(nb::module_& m) {
          nb::handle stream) {
         RouterOptions options;
         const mx::array& x = to_array(kSoftmaxTopk, "logits", logits);
-        options.chosen = to_integer("k", k);
-        options.norm = to_bool("norm", norm);
+        options.chosen = to_int(kSoftmaxTopk, "k", k);
+        options.norm = to_bool(kSoftmaxTopk, "norm", norm);
         options.scoring = to_scoring(scoring);
-        options.sorted = to_bool("sorted", sorted);
+        options.sorted = to_bool(kSoftmaxTopk, "sorted", sorted);
         auto [weights, indices] =
             softmax_topk(x, options, to_stream_or_device(kSoftmaxTopk, stream));
         return nb::make_tuple(weights, indices);

@@ -110,7 +110,7 @@ class SoftmaxTopk : public RouterPrimitive {
  public:
   using RouterPrimitive::RouterPrimitive;
 
-  const char* name() const override { return "SoftmaxTopk"; }
+  const char* kind() const override { return "SoftmaxTopk"; }
 
   Arrays compose(const Arrays& inputs) override {
     const mx::array indices = compose_choice(options_, inputs[0], stream());
@@ -169,7 +169,7 @@ class SoftmaxTopkBackward : public RouterPrimitive {
  public:
   using RouterPrimitive::RouterPrimitive;
 
-  const char* name() const override { return "SoftmaxTopkBackward"; }
+  const char* kind() const override { return "SoftmaxTopkBackward"; }
 
   Arrays compose(const Arrays& inputs) override {
     return {compose_gradient(options_, inputs[0], inputs[1], inputs[2], stream())};

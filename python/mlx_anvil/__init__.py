@@ -8,7 +8,8 @@ and ``mx.checkpoint``::
 
     y = mlx_anvil.silu_gate(gate, up)
 
-``patch(model)`` puts the ops into a model in place, ``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs, ``info()`` says what this installation is.
+``patch(model)`` puts the ops into a model in place, ``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs,
+``composed()`` is for ``mx.export_function``, ``info()`` says what this installation is.
 """
 
 from mlx_anvil import _build_info, _compat
@@ -21,7 +22,8 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import _cuda, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _cuda, _ext, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
     layer_norm,
@@ -48,6 +50,7 @@ __all__ = [
     "Prebuilt",
     "Trace",
     "__version__",
+    "composed",
     "flash_attention",
     "info",
     "layer_norm",
@@ -73,4 +76,5 @@ __all__ = [
     "unpatch",
 ]
 
+_compat.check_isa(_ext._supported_isas())
 _cuda.register()

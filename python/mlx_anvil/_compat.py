@@ -6,6 +6,7 @@ arguments", far from its cause.
 """
 
 import ctypes
+import os
 import re
 from types import ModuleType
 
@@ -33,6 +34,13 @@ def installed_nanobind_tags() -> list[str]:
     keys = ctypes.cast(get_dict(get_state()), ctypes.py_object).value
     matches = (_KEY.fullmatch(key) for key in keys if isinstance(key, str))
     return [match["tag"] for match in matches if match]
+
+
+def check_isa(supported: list[str]) -> None:
+    """Raises ImportError where MLX_ANVIL_ISA asks for kernels that this machine or build lacks."""
+    wanted = os.environ.get("MLX_ANVIL_ISA")
+    if wanted and wanted not in supported:
+        raise ImportError(f"[MLX_ANVIL_ISA] is {wanted!r}; allowed on this machine: {', '.join(supported)}.")
 
 
 def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: list[str]) -> None:

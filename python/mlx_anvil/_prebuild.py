@@ -115,7 +115,7 @@ def prebuild(
             as on the CPU.
 
     Raises:
-        TypeError: ``model`` is not an ``mlx.nn.Module``, or ``inputs`` cannot be called.
+        TypeError: ``model`` is not an ``mlx.nn.Module``, ``inputs`` cannot be called, or ``prompt_lengths`` is no sequence.
         ValueError: a length or a batch size less than 1; without ``inputs``, a model that is not like those of mlx-lm.
     """
     if not isinstance(model, nn.Module):
@@ -123,6 +123,10 @@ def prebuild(
     if inputs is not None and not callable(inputs):
         raise TypeError(
             f"[prebuild] inputs is a {type(inputs).__name__}; allowed: a function without arguments, or None."
+        )
+    if not isinstance(prompt_lengths, Sequence):
+        raise TypeError(
+            f"[prebuild] prompt_lengths is a {type(prompt_lengths).__name__}; allowed: a sequence of whole numbers."
         )
     for name, values in (("prompt_lengths", prompt_lengths), ("batch_size", (batch_size,))):
         if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):

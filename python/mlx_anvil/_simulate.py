@@ -1,11 +1,11 @@
 """``simulate()``: run the Metal kernels of the ops on this machine's CPU, race-checked if asked."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import operator
 from functools import cache
 from typing import TYPE_CHECKING
 
 from mlx_anvil import _ext
+from mlx_anvil._block import Block
 
 if TYPE_CHECKING:
     from mlx_anvil.mslc.simulator import Library
@@ -40,9 +40,21 @@ def _register_toolchain() -> None:
     _ext._set_simulator_toolchain(_compile, _describe)
 
 
-@contextmanager
-def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False) -> Iterator[None]:
-    """Inside the block, ops of this thread on CPU streams run their Metal kernels in the simulator.
+def _seed(value: object) -> int:
+    """As 64 bits without a sign."""
+    try:
+        seed = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        seed = None
+    if seed is None or isinstance(value, bool):
+        raise TypeError(f"[simulate] seed is a {type(value).__name__}; allowed: an int.")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"[simulate] seed is {seed}; allowed: 0 or more, of 64 bits.")
+    return seed
+
+
+def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False) -> Block[None]:
+    """Inside the block, ops of this thread (or asyncio task) on CPU streams run their Metal kernels in the simulator.
 
     The dispatch is the one that Metal gets: same kernel, function constants, bindings, params and grid. Nothing but
     the order in which threads run differs from a GPU's semantics, and it is slow: this is for testing kernels where
@@ -57,16 +69,22 @@ def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False
         seed: other than 0 shuffles the order in which threads run; results must not depend on it.
         matrix_units: choose kernels as for a GPU with units for matrix products of 16-bit numbers, such as NVIDIA's.
 
+    Returns:
+        Block: for ``with simulate():``, or as a decorator.
+
     Raises:
         ToolchainError: there is no compiler (the ``sim`` extra), or this is not Linux.
-        ValueError: a negative seed.
-        RuntimeError: with ``checked``, a finding; raised by the evaluation, not by the call.
+        TypeError: a seed that is no int, another argument that is no bool.
+        ValueError: a negative seed, or one of more than 64 bits.
+        RuntimeError: with ``checked``, a finding; raised by the evaluation, not by the call. Or one block is entered twice.
     """
-    if seed < 0:
-        raise ValueError(f"[simulate] seed is {seed}; allowed: 0 or more.")
-    _register_toolchain()
-    before = _ext._set_simulation_mode((True, checked, seed, matrix_units))
-    try:
-        yield
-    finally:
-        _ext._set_simulation_mode(before)
+    for name, value in (("checked", checked), ("matrix_units", matrix_units)):
+        if not isinstance(value, bool):
+            raise TypeError(f"[simulate] {name} is a {type(value).__name__}; allowed: a bool.")
+    seed = _seed(seed)
+
+    def enter() -> tuple[_ext._Block, None]:
+        _register_toolchain()
+        return _ext._enter_simulate(checked, seed, matrix_units), None
+
+    return Block("simulate", enter)

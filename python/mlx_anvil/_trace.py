@@ -1,7 +1,6 @@
 """``trace()`` and ``strict()``: see, or refuse, what an op does behind its name."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -9,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlx_anvil import _ext
+from mlx_anvil._block import Block
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,8 @@ def _extent(sizes: Sequence[int]) -> tuple[int, int, int]:
 class Trace:
     """What happened inside one ``with trace()`` block, in order. Prints as a table."""
 
-    def __init__(self) -> None:
-        self._log = _ext._begin_trace()
-
-    def _close(self) -> None:
-        _ext._end_trace(self._log)
+    def __init__(self, log: _ext._TraceLog) -> None:
+        self._log = log
 
     @property
     def events(self) -> list[Event]:
@@ -96,38 +93,40 @@ class Trace:
         return capture.get()
 
 
-@contextmanager
-def trace() -> Iterator[Trace]:
-    """Records every kernel launched by this thread inside the block, and every fall-back with its reason.
+def trace() -> Block[Trace]:
+    """Records every kernel launched by this thread (or asyncio task) inside the block, and every fall-back with its reason.
 
     MLX is lazy: a kernel is launched when its result is evaluated, so evaluate inside the block. Blocks nest.
 
-    Yields:
-        Trace: what happened so far; complete when the block ends.
+    Returns:
+        Block: for ``with trace() as t``, where ``t`` is a ``Trace``: what happened so far, complete when the block ends.
+
+    Raises:
+        RuntimeError: one block is entered twice.
 
     Example:
         >>> with mlx_anvil.trace() as t:
         ...     mx.eval(mlx_anvil.silu_gate(gate, up))
         >>> print(t)
     """
-    record = Trace()
-    try:
-        yield record
-    finally:
-        record._close()
+
+    def enter() -> tuple[_ext._Block, Trace]:
+        block = _ext._enter_trace()
+        return block, Trace(block.log)
+
+    return Block("trace", enter)
 
 
-@contextmanager
-def strict() -> Iterator[None]:
-    """Inside the block, an op of this thread that would fall back to a graph of MLX ops raises RuntimeError instead.
+def strict() -> Block[None]:
+    """Inside the block, an op of this thread (or asyncio task) that would fall back to a graph of MLX ops raises RuntimeError.
 
     The error is raised when the op (or its gradient) is called, before anything is evaluated. Blocks nest.
 
+    Returns:
+        Block: for ``with strict():``, or as a decorator.
+
     Raises:
-        RuntimeError: an op inside the block falls back; the text has the op and the reason that ``trace()`` would show.
+        RuntimeError: an op inside the block falls back; the text has the op and the reason that ``trace()`` would show. Or
+            one block is entered twice.
     """
-    _ext._begin_strict()
-    try:
-        yield
-    finally:
-        _ext._end_strict()
+    return Block("strict", lambda: (_ext._enter_strict(), None))

@@ -247,3 +247,65 @@ def test_metal_is_used_where_it_is(monkeypatch):
     kernel = metal_kernel("real", ["x"], ["out"], "out[0] = x[0];")
     assert type(kernel) is type(mx.fast.metal_kernel("real", ["x"], ["out"], "out[0] = x[0];"))
     assert type(metal_kernel("real", ["x"], ["out"], "out[0] = x[0];", simulate=True)) is not type(kernel)
+
+
+# ---- no derivative ---------------------------------------------------------------------------------------------------
+
+
+def doubled(x: mx.array) -> mx.array:
+    kernel = metal_kernel(
+        "doubled", ["x"], ["out"], "uint i = thread_position_in_grid.x; out[i] = 2 * x[i];", simulate=True
+    )
+    return run(kernel, [x], [(x.shape, x.dtype)], (x.size, 1, 1))[0]
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda x: mx.grad(lambda a: doubled(a).sum())(x),
+        lambda x: mx.value_and_grad(lambda a: (a * doubled(a)).sum())(x),
+        lambda x: mx.vjp(doubled, [x], [x]),
+        lambda x: mx.jvp(doubled, [x], [x]),
+        lambda x: mx.grad(lambda a: mx.checkpoint(doubled)(a).sum())(x),
+    ],
+)
+def test_derivatives_raise(rng, derivative):
+    with pytest.raises(
+        ValueError, match=r"^\[metal_kernel\] mx\.(vjp|jvp) of `doubled`: a kernel has no derivative; allowed: "
+    ):
+        mx.eval(derivative(normal(rng, (5,))))
+
+
+def test_derivative_where_none_is_needed(rng):
+    x = normal(rng, (5,))
+    same(mx.grad(lambda a: (a * doubled(mx.stop_gradient(a))).sum())(x), 2 * x)
+    y = normal(rng, (5,))
+    same(mx.grad(lambda a: (a * doubled(y)).sum())(x), 2 * y)
+
+
+def test_derivative_of_ones_own(rng):
+    @mx.custom_function
+    def function(x):
+        return doubled(x)
+
+    @function.vjp
+    def _(x, cotangent, output):
+        return doubled(cotangent)
+
+    x = normal(rng, (5,))
+    same(mx.grad(lambda a: (function(a) * x).sum())(x), 2 * x)
+
+
+@pytest.mark.parametrize(
+    "options", [{"checked": 1}, {"profiled": "yes"}, {"simulate": 1}, {"seed": "a"}, {"seed": True}, {"seed": 1.5}]
+)
+def test_switches_of_the_wrong_type(options):
+    (name,) = options
+    with pytest.raises(TypeError, match=rf"^\[metal_kernel\] `{name}` is a \w+; allowed: a"):
+        metal_kernel("k", ["x"], ["out"], "out[0] = x[0];", **{"simulate": True, **options})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seed_out_of_range(seed):
+    with pytest.raises(ValueError, match=rf"^\[metal_kernel\] `seed` is {seed}; allowed: 0 or more, of 64 bits"):
+        metal_kernel("k", ["x"], ["out"], "out[0] = x[0];", simulate=True, seed=seed)

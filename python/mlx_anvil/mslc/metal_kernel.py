@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -42,7 +42,8 @@ def metal_kernel(
 
     Where Metal is available this returns `mx.fast.metal_kernel(...)` itself, unless `simulate=True`. Elsewhere the
     kernel that is returned takes the same arguments and runs in the simulator, at once: inputs are evaluated, outputs
-    are not lazy. `stream` is accepted and ignored.
+    are not lazy. `stream` is accepted and ignored. Like MLX's, it has no derivative: `mx.grad` and `mx.jvp` raise
+    ValueError where they come to it, and `mx.custom_function` gives it one.
 
     Args:
         name: of the kernel, as for `mx.fast.metal_kernel`.
@@ -66,10 +67,18 @@ def metal_kernel(
         here they are NaN, all ones or true.
 
     Raises:
+        TypeError: `checked`, `profiled` or `simulate` that is no bool, `seed` that is no int.
         ValueError: `checked` together with `profiled`; arguments that do not fit, as in MLX.
         CompileError: the source is no valid Metal; raised by the first call.
         SimulationError: the checks found something; raised by the call.
     """
+    for option, value in (("simulate", simulate), ("checked", checked), ("profiled", profiled)):
+        if not isinstance(value, bool) and not (option == "simulate" and value is None):
+            raise TypeError(f"[metal_kernel] `{option}` is a {type(value).__name__}; allowed: a bool.")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"[metal_kernel] `seed` is a {type(seed).__name__}; allowed: an int.")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"[metal_kernel] `seed` is {seed}; allowed: 0 or more, of 64 bits.")
     if simulate is None:
         simulate = not mx.metal.is_available()
     if not simulate:
@@ -163,7 +172,8 @@ class SimulatedKernel:
         buffers = self._bind([bind_input(array, self.ensure_row_contiguous) for array in arrays])
         outputs = [new_output(s, d, init_value) for s, d in zip(output_shapes, output_dtypes, strict=True)]
         self._run(library, generated, [*buffers, *outputs], grid, threadgroup)
-        return [to_mlx(memory, dtype) for memory, dtype in zip(outputs, output_dtypes, strict=True)]
+        results = [to_mlx(memory, dtype) for memory, dtype in zip(outputs, output_dtypes, strict=True)]
+        return _without_derivatives(self.name, [value for value in inputs if isinstance(value, mx.array)], results)
 
     def _library(self, generated: GeneratedKernel) -> Library:
         if generated.text not in self._libraries:
@@ -226,6 +236,27 @@ class SimulatedKernel:
             return found
         string, line = generated.place(found.line)
         return replace(found, file=f"{self.name}[{string}]", line=line)
+
+
+def _without_derivatives(name: str, inputs: list[mx.array], results: list[mx.array]) -> list[mx.array]:
+    """`results`, in a graph that depends on `inputs`: a derivative raises, where it would see constants."""
+
+    def kernel(*_: mx.array) -> list[mx.array]:
+        return results
+
+    def refuse(transformation: str) -> Callable[..., Any]:
+        def rule(*_: Any) -> Any:
+            raise ValueError(
+                f"[metal_kernel] {transformation} of `{name}`: a kernel has no derivative; allowed: a function of "
+                "mx.custom_function around it, with a rule of its own."
+            )
+
+        return rule
+
+    function = mx.custom_function(kernel)
+    function.vjp(refuse("mx.vjp"))
+    function.jvp(refuse("mx.jvp"))
+    return cast(list[mx.array], function(*inputs)) if inputs else results
 
 
 def _mlx_include_directory() -> Path:

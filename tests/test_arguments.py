@@ -1,0 +1,171 @@
+"""Numbers and switches of every op: what is no number, or none that fits, is refused with the op's name."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn
+import numpy as np
+import pytest
+
+import mlx_anvil
+
+pytestmark = pytest.mark.cpu_only  # of the call alone; nothing is evaluated
+
+
+def rows(*shape: int) -> mx.array:
+    return mx.ones(shape)
+
+
+W = mx.quantize(rows(8, 64))
+# Each op with arguments that it takes.
+CALLS: dict[str, Callable[..., Any]] = {
+    "silu_gate": partial(mlx_anvil.silu_gate, rows(4), rows(4)),
+    "flash_attention": partial(mlx_anvil.flash_attention, *(rows(1, 2, 3, 8) for _ in range(3))),
+    "quantized_matmul": partial(mlx_anvil.quantized_matmul, rows(2, 64), *W),
+    "quantized_gemv": partial(mlx_anvil.quantized_gemv, rows(2, 64), *W),
+    "quantized_swiglu": partial(mlx_anvil.quantized_swiglu, rows(2, 64), W, W),
+    "quantized_embedding": partial(mlx_anvil.quantized_embedding, mx.array([1]), *W),
+    "quantized_argmax": partial(mlx_anvil.quantized_argmax, rows(2, 64), *W),
+    "quantized_topk": partial(mlx_anvil.quantized_topk, rows(2, 64), *W, k=2),
+    "rms_norm": partial(mlx_anvil.rms_norm, rows(2, 8), rows(8)),
+    "layer_norm": partial(mlx_anvil.layer_norm, rows(2, 8), rows(8)),
+    "rope": partial(mlx_anvil.rope, rows(1, 2, 8), dims=4),
+    "rope_qk": partial(mlx_anvil.rope_qk, rows(1, 2, 8), rows(1, 2, 8), dims=4),
+    "softmax_topk": partial(mlx_anvil.softmax_topk, rows(2, 8), k=2),
+}
+# Their parameters that are no arrays, with a value of each that is taken.
+INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offset": 5}
+FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0}
+BOOLS = {
+    "transpose": True,
+    "return_values": True,
+    "return_lse": True,
+    "traditional": True,
+    "norm": False,
+    "sorted": False,
+}
+OTHERS = {"mode": "affine", "scoring": "sigmoid", "dtype": mx.float32, "stream": mx.cpu}
+ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
+ARRAYS |= {"weight", "bias", "residual"}
+ARRAYS_K = {("flash_attention", "k"), ("rope_qk", "k")}  # an int elsewhere
+
+
+def parameters(op: str) -> list[str]:
+    signature = getattr(mlx_anvil, op).__nb_signature__[0][0]
+    return re.findall(r"(\w+): ", signature.split(" -> ")[0])
+
+
+def pairs(kind: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(op, name) for op in CALLS for name in parameters(op) if name in kind and (op, name) not in ARRAYS_K]
+
+
+def refused(op: str, name: str, value: object, error: type[Exception] | tuple[type[Exception], ...], text: str) -> None:
+    with pytest.raises(error, match=rf"^\[{op}\] .*{text}"):
+        CALLS[op](**{name: value})
+
+
+def test_every_parameter_is_known():
+    known = {*INTS, *FLOATS, *BOOLS, *OTHERS, *ARRAYS}
+    assert {name for op in CALLS for name in parameters(op)} <= known
+    assert {name for name in mlx_anvil.__all__ if hasattr(getattr(mlx_anvil, name), "__nb_signature__")} == set(CALLS)
+
+
+@pytest.mark.parametrize(("op", "name"), pairs(INTS | FLOATS | BOOLS | OTHERS))
+def test_values_that_are_taken(op: str, name: str):
+    CALLS[op](**{name: (INTS | FLOATS | BOOLS | OTHERS)[name]})
+
+
+@pytest.mark.parametrize(("op", "name"), pairs(INTS))
+def test_ints(op: str, name: str):
+    for bad in ("a", 1.5, True, {}, math.nan, b"1", np.float32(2)):
+        refused(op, name, bad, TypeError, rf"{name} is .*; allowed: ")
+    for bad in (2**31, 2**63, -(2**63) - 1, 2**64, 10**5000):
+        if not (name == "window_size" and bad == 2**31):  # as good as all
+            refused(op, name, bad, ValueError, name)
+    CALLS[op](**{name: np.int64(INTS[name])})
+    if name != "offset":
+        refused(op, name, mx.array(INTS[name]), TypeError, rf"{name} is .*array; allowed: .*{name}\.item\(\)")
+
+
+@pytest.mark.parametrize(("op", "name"), pairs(FLOATS))
+def test_floats(op: str, name: str):
+    for bad in ("a", True, [1.0], {}, 1j, b"1", np.ones(3)):
+        refused(op, name, bad, TypeError, rf"{name} is .*; allowed: ")
+    for bad in (math.nan, math.inf, -math.inf, 10**5000, *(() if op.startswith("rope") else (1e39, -1e39))):
+        refused(op, name, bad, ValueError, rf"{name} is .*; allowed: ")
+    for good in (int(FLOATS[name]) or 1, np.float32(FLOATS[name]), np.float64(FLOATS[name])):
+        CALLS[op](**{name: good})
+
+
+@pytest.mark.parametrize(("op", "name"), pairs(FLOATS))
+def test_an_array_that_would_have_no_gradient(op: str, name: str):
+    text = rf"{name} is .*array; allowed: .*{name}\.item\(\): an array would have no gradient"
+    refused(op, name, mx.array(FLOATS[name]), TypeError, text)
+    with pytest.raises(TypeError, match=text):
+        mx.grad(lambda value: mx.stack(CALLS[op](**{name: value})).sum())(mx.array(FLOATS[name]))
+
+
+@pytest.mark.parametrize(("op", "name"), pairs(BOOLS))
+def test_bools(op: str, name: str):
+    for bad in (1, 0, None, "true", 1.0, mx.array(True), math.nan):
+        refused(op, name, bad, TypeError, rf"{name} is .*; allowed: a bool")
+
+
+@pytest.mark.parametrize(("op", "name"), pairs(OTHERS))
+def test_others(op: str, name: str):
+    for bad in (1, 2**70, math.nan, "nonsense", [1], mx.array(1)):
+        refused(op, name, bad, (TypeError, ValueError), rf"{name} is .*; allowed")
+
+
+def test_pair_of_window_sizes():
+    for bad in ((1, 2**63), (2**64, 0), [0, -(2**70)]):
+        refused("flash_attention", "window_size", bad, ValueError, "window_size is .*; allowed: ints of 64 bits")
+    for bad in ((1, 1.5), ("a", 0), (True, 1), (1, mx.array(1))):
+        refused("flash_attention", "window_size", bad, TypeError, "window_size is .*; allowed: None, an int, or a pair")
+
+
+@pytest.mark.parametrize("option", ["checked", "matrix_units"])
+def test_switches_of_simulate(option: str):
+    with pytest.raises(TypeError, match=rf"^\[simulate\] {option} is a int; allowed: a bool"):
+        mlx_anvil.simulate(**{option: 1})
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, True, None])
+def test_seed_of_simulate(seed: object):
+    with pytest.raises(TypeError, match=r"^\[simulate\] seed is a .*; allowed: an int"):
+        mlx_anvil.simulate(seed=seed)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seed_of_simulate_out_of_range(seed: int):
+    with pytest.raises(ValueError, match=rf"^\[simulate\] seed is {seed}; allowed: 0 or more, of 64 bits"):
+        mlx_anvil.simulate(seed=seed)
+
+
+def test_prompt_lengths_of_prebuild():
+    with pytest.raises(TypeError, match=r"^\[prebuild\] prompt_lengths is a int; allowed: a sequence of whole numbers"):
+        mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=5)
+    with pytest.raises(ValueError, match=r"^\[prebuild\] prompt_lengths is .*; allowed: whole numbers of 1 or more"):
+        mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=(1.5,))
+
+
+@pytest.mark.parametrize("name", ["bogus", "AVX2", " avx2", "avx512,avx2"])
+def test_unknown_instruction_set_in_the_environment(name: str):
+    run = subprocess.run(
+        [sys.executable, "-c", "import mlx_anvil"],
+        env={**os.environ, "MLX_ANVIL_ISA": name},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    allowed = ", ".join(mlx_anvil.info()["supported_isas"])
+    assert (
+        run.stderr.splitlines()[-1] == f"ImportError: [MLX_ANVIL_ISA] is {name!r}; allowed on this machine: {allowed}."
+    )
