@@ -68,6 +68,16 @@ STRICT_SPACES = ["-DMSLC_STRICT"]
 # The machine's own instructions, but not those for halves: with them a product and a sum would become one operation, rounded
 # once. What arm64 always has does without them.
 MACHINE_FLAGS = ["-march=native", "-mno-avx512fp16"] if platform.machine() == "x86_64" else []
+# What is undefined in C++ stays an instruction that the processor refuses, of which the runtime makes a finding: accesses
+# through null pointers, loops and recursion without end, code that cannot be reached, and frames that jump over the guard
+# pages of a stack.
+SURVIVABLE_FLAGS = [
+    "-fno-delete-null-pointer-checks",
+    "-fno-finite-loops",
+    "-fstack-clash-protection",
+    "-mllvm",
+    "-trap-unreachable",
+]
 # The runtime recognises collectives by their return address, which a tail call would not leave, and which must not be
 # shared by two calls in the source: no call may be merged with another, or copied into branches.
 CPU_FLAGS = [
@@ -78,6 +88,10 @@ CPU_FLAGS = [
     "-fno-optimize-sibling-calls",
     "-fconvergent-functions",
     "-fmax-type-align=8",  # instructions for vectors that may lie anywhere: a misaligned one must not end the process
+    "-gdwarf-4",
+    "-gline-tables-only",  # after the version, which alone would ask for variables as well
+    "-fdebug-compilation-dir=.",
+    *SURVIVABLE_FLAGS,
 ]
 
 
@@ -86,9 +100,6 @@ CPU_FLAGS = [
 # that two branches share has no line of its own. A vector whose elements are used one by one would be loaded so.
 INSTRUMENTATION = (
     "-O1",
-    "-gdwarf-4",
-    "-gline-tables-only",  # after the version, which alone would ask for variables as well
-    "-fdebug-compilation-dir=.",
     "-fsanitize=thread,array-bounds,local-bounds",
     "-fno-sanitize-recover=all",
     "-fno-sanitize-trap=all",
@@ -111,7 +122,9 @@ INSTRUMENTATION = (
 
 # Calls before each use of a pointer, for checks only: code that is optimised around them makes accesses that it would not
 # make otherwise. Of a pointer to nothing the runtime says so at the access, and not that it is misaligned.
-ALIGNMENT_CHECKS = ("-fsanitize=alignment", "-fsanitize-recover=alignment")
+POINTER_CHECKS = ("-fsanitize=null,alignment", "-fsanitize-recover=null,alignment")
+# A kernel goes on after a division by zero, as on a GPU; what it gives is not specified.
+DIVISION_CHECKS = ("-fsanitize=integer-divide-by-zero", "-fsanitize-recover=integer-divide-by-zero")
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,7 @@ class Options:
 
 
 UNCHECKED = Options()
-CHECKED = Options(checked=True, flags=(*INSTRUMENTATION, *ALIGNMENT_CHECKS))
+CHECKED = Options(checked=True, flags=(*INSTRUMENTATION, *POINTER_CHECKS, *DIVISION_CHECKS))
 PROFILED = Options(profiled=True, flags=(*INSTRUMENTATION, "-DMSLC_PROFILED_BUILD"))
 
 

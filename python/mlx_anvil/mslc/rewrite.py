@@ -65,7 +65,7 @@ def rewrite(
     rewrite_threadgroup_variables(stream, structure, target.name)
     rewrite_array_parameters(stream)
     rewrite_vectors(stream, structure)
-    rewrite_loops(stream)
+    rewrite_loops(stream, structure)
     rewrite_logging(stream)
     strip_attributes(stream)
     if target.conforms:
