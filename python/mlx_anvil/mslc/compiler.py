@@ -29,6 +29,7 @@ from .toolchain import (
     run_tool,
     write_atomically,
 )
+from .undefined import undefined_in_object, undefined_uses
 
 Constants = Mapping[int | str, object]
 
@@ -47,6 +48,7 @@ LANGUAGE_FLAGS = [
     "-ffp-contract=fast-honor-pragmas",  # plain "fast" fuses what a pragma excepts, too
     "-ferror-limit=20",
     "-Wall",
+    "-Werror=global-constructors",  # code that would run when the library is loaded, outside of any launch
     "-Wno-unused",
     "-Wno-duplicate-decl-specifier",
     "-Wno-unknown-attributes",
@@ -242,7 +244,22 @@ def _compile_object(source: Source, preprocessed: str, rewritten: Rewritten, opt
         output = os.path.join(directory, "kernels.o")
         flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, *options.flags, "-c", "-o", output]
         run_compiler(source, preprocessed, rewritten, flags)
+        if foreign := undefined_in_object(Path(output)):
+            raise CompileError(_foreign_uses(source, preprocessed, rewritten, flags, foreign))
         link_shared([output, str(runtime)], path)
+
+
+def _foreign_uses(
+    source: Source, preprocessed: str, rewritten: Rewritten, flags: Sequence[str], symbols: Collection[str]
+) -> list[Diagnostic]:
+    with tempfile.TemporaryDirectory() as directory:
+        code = Path(directory, "kernels.ll")
+        run_compiler(source, preprocessed, rewritten, [*flags, "-S", "-emit-llvm", "-o", str(code)])
+        source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
+        found = list(undefined_uses(code.read_text(), symbols, source_map))
+    if not found:
+        raise ToolchainError(f"the compiler wants what the simulator does not have: {', '.join(sorted(symbols))}")
+    return found
 
 
 def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:

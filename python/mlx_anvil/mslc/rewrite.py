@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from .entry import Kernel, Module, cpu_entry_point, cpu_kernel_table
+from .host_code import reject_host_code
 from .keywords import reject_misused_keywords
 from .lexer import PositionMap, TokenStream
 from .passes.conformance import rewrite_for_conformance
@@ -56,6 +57,7 @@ def rewrite(
     """
     stream = TokenStream(source)
     reject_misused_keywords(stream)
+    reject_host_code(stream)
     structure = Structure(stream)
     module = Module()
     rewrite_members(stream, structure)
