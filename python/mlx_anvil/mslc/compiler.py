@@ -25,13 +25,15 @@ from .toolchain import (
     cache_directory,
     digest,
     fingerprint,
+    keep,
     link_shared,
     run_tool,
-    write_atomically,
 )
 from .undefined import undefined_in_object, undefined_uses
 
 Constants = Mapping[int | str, object]
+# What reading a file of the cache raises that is missing, was cut off or holds something else.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 # The warnings that are off complain about Metal idioms or about what the rewriter writes.
 LANGUAGE_FLAGS = [
@@ -159,7 +161,7 @@ class Compiled:
 
     @cached_property
     def source_map(self) -> SourceMap:
-        preprocessed = self.path.with_suffix(".ii").read_text()
+        preprocessed = self.path.with_suffix(".ii").read_text(encoding="utf-8")
         lines = {int(line): [tuple(s) for s in segments] for line, segments in self._positions.items()}
         return SourceMap(preprocessed, PositionMap(lines), {self.source.name: self.source.text})
 
@@ -178,15 +180,21 @@ def compile_library(source: Source, constants: Constants | None = None, options:
     preprocessed = run_preprocessor(source)
     key = digest(fingerprint(), preprocessed, *settings)
     path = directory / f"{key}.so"
-    if not path.exists():
+    if _description(path) is None:
         rewritten = run_rewriter(source, preprocessed, constants, only=options.kernels)
-        # The library comes last: where it exists, another process may rely on the rest.
-        write_atomically(path.with_suffix(".ii"), preprocessed.encode())
-        description = {"module": rewritten.module.to_json(), "positions": rewritten.positions.lines}
-        write_atomically(path.with_suffix(".json"), json.dumps(description).encode())
-        _compile_object(source, preprocessed, rewritten, options, path)
+        library = _compile(source, preprocessed, rewritten, options)
+        text = preprocessed.encode()
+        description = {
+            "module": rewritten.module.to_json(),
+            "positions": rewritten.positions.lines,
+            "digests": {".ii": digest(text), ".so": digest(library)},
+        }
+        # The description comes last: it tells whether the rest is whole.
+        keep(path.with_suffix(".ii"), text)
+        keep(path, library)
+        keep(path.with_suffix(".json"), json.dumps(description).encode())
     dependencies = {name: _file_digest(name) for name in included_files(preprocessed, source)}
-    write_atomically(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
+    keep(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
     compiled = _load(directory, manifest, source)
     if compiled is None:
         raise ToolchainError(f"the cache directory {directory} changes while it is used")
@@ -238,15 +246,14 @@ def run_compiler(source: Source, preprocessed: str, rewritten: Rewritten, flags:
     return found
 
 
-def _compile_object(source: Source, preprocessed: str, rewritten: Rewritten, options: Options, path: Path) -> None:
-    runtime = build_runtime()
+def _compile(source: Source, preprocessed: str, rewritten: Rewritten, options: Options) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         output = os.path.join(directory, "kernels.o")
         flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, *options.flags, "-c", "-o", output]
         run_compiler(source, preprocessed, rewritten, flags)
         if foreign := undefined_in_object(Path(output)):
             raise CompileError(_foreign_uses(source, preprocessed, rewritten, flags, foreign))
-        link_shared([output, str(runtime)], path)
+        return link_shared([output, str(build_runtime())])
 
 
 def _foreign_uses(
@@ -256,28 +263,41 @@ def _foreign_uses(
         code = Path(directory, "kernels.ll")
         run_compiler(source, preprocessed, rewritten, [*flags, "-S", "-emit-llvm", "-o", str(code)])
         source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
-        found = list(undefined_uses(code.read_text(), symbols, source_map))
+        found = list(undefined_uses(code.read_text(encoding="utf-8"), symbols, source_map))
     if not found:
         raise ToolchainError(f"the compiler wants what the simulator does not have: {', '.join(sorted(symbols))}")
     return found
 
 
 def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:
-    """The cached library of a request, unless it is missing or a file that it includes has changed."""
+    """The cached library of a request, unless it is missing or damaged, or a file that it includes has changed."""
     try:
         recorded = json.loads(manifest.read_bytes())
         path = directory / f"{recorded['key']}.so"
         for name, recorded_digest in recorded["dependencies"].items():
             if _file_digest(name) != recorded_digest:
                 return None
-        description = json.loads(path.with_suffix(".json").read_bytes())
-    except (OSError, ValueError, KeyError):
+    except _DAMAGED:
         return None
-    if not path.exists():
+    description = _description(path)
+    if description is None:
         return None
+    build_runtime()  # which the library needs; it may be missing or damaged, too
     with contextlib.suppress(OSError):
         os.utime(manifest)  # when it was last used, for whoever cleans the cache
     return Compiled(path, Module.from_json(description["module"]), source, description["positions"])
+
+
+def _description(path: Path) -> dict | None:
+    """What is recorded of a cached library, if all of its files are as they were written."""
+    try:
+        description = json.loads(path.with_suffix(".json").read_bytes())
+        for suffix, recorded in description["digests"].items():
+            if digest(path.with_suffix(suffix).read_bytes()) != recorded:
+                return None
+    except _DAMAGED:
+        return None
+    return description
 
 
 def _file_digest(name: str) -> str:

@@ -165,9 +165,7 @@ def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[
             yield _of_kernel(kernel, message)
 
 
-def _undefined(
-    source: Source, preprocessed: str, rewritten: Rewritten, code: IntermediateCode
-) -> Iterator[Diagnostic]:
+def _undefined(source: Source, preprocessed: str, rewritten: Rewritten, code: IntermediateCode) -> Iterator[Diagnostic]:
     source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
     return undefined_uses(code.text, undefined_in_code(code.text), source_map)
 

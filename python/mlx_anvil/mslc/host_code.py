@@ -10,11 +10,12 @@ from .lexer import SourceError, TokenStream
 _WORDS = frozenset(("goto", "asm", "__asm", "__asm__", "__declspec", "_declspec", "thread_local"))
 # Attributes by which a loader or linker runs code, binds names or places them, and that replace what the compiler writes.
 _ATTRIBUTES = frozenset(
-    """
-    alias constructor cpu_dispatch cpu_specific destructor dllexport dllimport ifunc init_priority
-    interrupt ms_abi naked no_caller_saved_registers section sysv_abi target target_clones target_version tls_model weak
-    weak_import weakref
-    """.split()
+    (
+        *("constructor", "destructor", "init_priority"),
+        *("alias", "ifunc", "weak", "weak_import", "weakref", "dllexport", "dllimport", "section", "tls_model"),
+        *("cpu_dispatch", "cpu_specific", "target", "target_clones", "target_version"),
+        *("interrupt", "ms_abi", "naked", "no_caller_saved_registers", "sysv_abi"),
+    )
 )
 _BUILTINS = re.compile(
     r"__builtin_(?:aarch64|alloca|apply|arm|coro|dwarf|eh|extract_return|frame_address|frob_return|ia32|init_dwarf|longjmp|"

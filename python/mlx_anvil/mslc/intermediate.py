@@ -62,7 +62,7 @@ class IntermediateCode:
             if not optimised:
                 flags += ["-Xclang", "-disable-llvm-passes"]
             run_compiler(source, preprocessed, rewritten, flags)
-            code = output.read_text()
+            code = output.read_text(encoding="utf-8")
         functions = {match.group(1): match.group() for match in _FUNCTION.finditer(code)}
         compiled: list[Kernel] = rewritten.module.kernels
         return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(compiled)}, code)

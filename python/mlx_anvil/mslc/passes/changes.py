@@ -54,9 +54,7 @@ class Changes:
         return start
 
     def _may_set(self, name: str, span: Span) -> bool:
-        return any(
-            self._is_assigned(i) or self._gets_alias(i) or self._is_handed_on(i) for i in self._uses(name, span)
-        )
+        return any(self._is_assigned(i) or self._gets_alias(i) or self._is_handed_on(i) for i in self._uses(name, span))
 
     def _has_alias(self, name: str, span: Span) -> bool:
         stream = self._stream

@@ -137,8 +137,12 @@ void Worker::run_threadgroup(uint64_t index) {
   ++counters_.threadgroups;
   if (memory_.used() > counters_.threadgroup_memory) counters_.threadgroup_memory = memory_.used();
   if (failed_)  // the fibers that were abandoned give their stacks back
-    for (unsigned i = 0; i < thread_count_; ++i)
-      if (threads_[i].stack) stacks_.release(threads_[i].stack);
+    for (unsigned i = 0; i < thread_count_; ++i) {
+      if (Stack* stack = threads_[i].stack) {
+        stack->mark_end();
+        stacks_.release(stack);
+      }
+    }
 }
 
 // ---- scheduling ---------------------------------------------------------------------------------
