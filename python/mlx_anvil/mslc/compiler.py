@@ -253,7 +253,9 @@ def _compile(source: Source, preprocessed: str, rewritten: Rewritten, options: O
         run_compiler(source, preprocessed, rewritten, flags)
         if foreign := undefined_in_object(Path(output)):
             raise CompileError(_foreign_uses(source, preprocessed, rewritten, flags, foreign))
-        return link_shared([output, str(build_runtime())])
+        library = Path(directory, "kernels.so")
+        link_shared([output, str(build_runtime())], library)
+        return library.read_bytes()
 
 
 def _foreign_uses(

@@ -177,7 +177,9 @@ def build_runtime() -> Path:
             objects.append(os.path.join(directory, source.stem + ".o"))
             arguments = ["cc", *flags, "-march=native", "-c", str(source), "-o", objects[-1]]
             require(run_tool(arguments), f"compiling {source.name}")
-        library = link_shared(objects, soname=path.name, needed=_c_libraries(directory))
+        linked = Path(directory, path.name)
+        link_shared(objects, linked, soname=path.name, needed=_c_libraries(directory))
+        library = linked.read_bytes()
     # What tells whether the library is whole comes last.
     keep(path, library)
     keep(path.with_suffix(".digest"), digest(library).encode())
@@ -192,14 +194,11 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def link_shared(objects: list[str], *, soname: str = "", needed: list[str] | None = None) -> bytes:
+def link_shared(objects: list[str], path: Path, *, soname: str = "", needed: list[str] | None = None) -> None:
     """Links ELF objects to a library."""
-    with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory, "library.so")
-        name = ["-soname", soname] if soname else []
-        arguments = ["ld.lld", "-shared", "--build-id=none", "-rpath", "$ORIGIN", *name, *objects, *(needed or [])]
-        require(run_tool([*arguments, "-o", str(output)]), "linking")
-        return output.read_bytes()
+    name = ["-soname", soname] if soname else []
+    arguments = ["ld.lld", "-shared", "--build-id=none", "-rpath", "$ORIGIN", *name, *objects, *(needed or [])]
+    require(run_tool([*arguments, "-o", str(path)]), "linking")
 
 
 def _c_libraries(directory: str) -> list[str]:

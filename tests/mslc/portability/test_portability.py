@@ -43,7 +43,7 @@ def test_portable_context_switch(tmp_path):
     # As a library: the compiler would first make C libraries of its own for a program.
     library = tmp_path / "driver.so"
     objects = compile_all(tmp_path, [], ["-DMSLC_FIBER_UCONTEXT"])
-    library.write_bytes(toolchain.link_shared(objects, needed=toolchain._c_libraries(str(tmp_path))))
+    toolchain.link_shared(objects, library, needed=toolchain._c_libraries(str(tmp_path)))
     run_main = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).main())"
     assert output([sys.executable, "-c", run_main, str(library)]) == "ok"
 
