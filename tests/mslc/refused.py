@@ -49,7 +49,69 @@ STRUCT = "struct S { float a; float b; };\n"
 MEMBER = "struct S { float a; float f() const { return a; } };\n"
 CONSTANT_MEMBER = "struct S { float a; float f() const constant { return a; } };\n"
 
+# What reaches the host, or goes where no check looks. Not only `check` refuses it: nothing of the kind is ever run.
+HOST = [
+    in_file(
+        "function of the host",
+        '@extern "C" int system(constant char*);',
+        "int system(constant char*);",
+        "call no functions of another language",
+    ),
+    in_file("block of another language", '@extern "C" { int getpid(); }', "int getpid();", "of another language"),
+    in_body(
+        "function that is only declared",
+        "x[i] = @getpid(1);",
+        "x[i] = 1;",
+        "'getpid' is defined nowhere",
+        "int getpid(int);\n",
+    ),
+    in_body(
+        "member that is only declared",
+        "S s; s.a = 1; x[i] = s.@f();",
+        "S s; s.a = 1; x[i] = s.a;",
+        "'S::f' is defined nowhere",
+        "struct S { float f() const; float a; };\n",
+    ),
+    in_body(
+        "template that is only declared",
+        "x[i] = @twice(x[i]);",
+        "x[i] = 2 * x[i];",
+        "'twice' is defined nowhere",
+        "template <typename T> T twice(T a);\n",
+    ),
+    in_body(
+        "variable of the host",
+        "x[i] = @environ;",
+        "x[i] = 0;",
+        "'environ' is defined nowhere",
+        "extern constant int environ;\n",
+    ),
+    in_file("name for the linker", 'int f(int) @asm("getpid");', "int f(int);", "'asm': Metal does not have it"),
+    in_body("assembly", '@__asm__ volatile("nop");', "x[i] = 0;", "Metal does not have it"),
+    in_body(
+        "library function of the compiler", '@__builtin_printf("hello");', "x[i] = 0;", "'printf' is defined nowhere"
+    ),
+    in_body("instruction of the host", "x[i] = @__builtin_ia32_rdtsc();", "x[i] = 0;", "is about the host's processor"),
+    in_file(
+        "function that runs when it is loaded",
+        "__attribute__((@constructor)) void f() {}",
+        "__attribute__((always_inline)) inline void f() {}",
+        "attribute 'constructor' is for the host's",
+    ),
+    in_file("weak symbol", "[[gnu::@weak]] void f();", "void f();", "attribute 'weak' is for the host's"),
+    in_file(
+        "constructor of a variable",
+        "struct A { int a; A() : a(f()) {} static int f(); };\nint A::f() { return 1; }\nconstant A @a = A();",
+        "struct A { int a; };\nconstant A a = {1};",
+        "and no constructor to call",
+    ),
+    in_file("variable of a thread of the host", "@thread_local int n = 1;", "constant int n = 1;", "'thread_local'"),
+    in_body("function of the runtime", "@mslc_step();", "x[i] = 0;", "a name of mslc's own"),
+    in_body("goto", "@goto end; end: x[i] = 0;", "x[i] = 0;", "does not have it"),
+]
+
 CATALOGUE = [
+    *HOST,
     # ---- words of Metal
     in_body(
         "qualified cast", "x[i] = metal::@as_type<float>(i);", "x[i] = as_type<float>(i);", "'as_type' is a keyword"
@@ -236,7 +298,6 @@ CATALOGUE = [
     in_body("double", "@double d = 1; x[i] = d;", "float d = 1; x[i] = d;", "does not have this type"),
     in_body("long long", "@long long d = 1; x[i] = d;", "long d = 1; x[i] = d;", "long has 64 bits"),
     in_body("long long literal", "x[i] = @1ll;", "x[i] = 1l;", "long has 64 bits"),
-    in_body("goto", "@goto end; end: x[i] = 0;", "x[i] = 0;", "does not have it"),
     in_body("heap", "x[i] = *@new float(1);", "x[i] = float(1);", "no heap"),
     in_body("exception", "@throw 1;", "return;", "no exceptions"),
     in_file(

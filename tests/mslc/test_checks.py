@@ -1,5 +1,6 @@
 """What checked mode finds, and what it must not complain about."""
 
+import platform
 import subprocess
 import sys
 
@@ -173,6 +174,31 @@ def test_bad_access(body, kind, words):
     assert len(found) == 1
     assert words in found[0].message
     assert found[0].line in (FIRST_LINE + 2, len(HEAD.split("\n")))  # the body, or the line of fill()
+
+
+@pytest.mark.parametrize(
+    ("body", "column"),
+    [
+        ("o[g * n + t] = int(t) / int(x[t]);", len("o[g * n + t] = int(t) ")),
+        ("o[g * n + t] = t % uint(x[t]);", len("o[g * n + t] = t ")),
+        ("short a = short(x[t]); a /= a; o[g * n + t] = a;", len("short a = short(x[t]); a ")),
+        ("int a = 0; o[g * n + t] = 5 / a;", len("int a = 0; o[g * n + t] = 5 ")),
+    ],
+)
+def test_division_by_zero(body, column):
+    division = only("\n" + body)
+    assert (division.kind, division.line, division.column) == ("arithmetic", FIRST_LINE + 1, column + 1)
+    assert "by zero" in division.message
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="arm64 has a quotient for it, and no signal")
+def test_division_of_the_lowest_number():
+    found = findings("\nint low = -2147483647 - 1 + int(x[0]); o[g * n + t] = low / (int(x[0]) - 1);")
+    assert {(f.kind, f.line) for f in found} == {("arithmetic", FIRST_LINE + 1)}
+
+
+def test_no_division_by_zero_where_the_branch_is_not_taken():
+    run("o[g * n + t] = t ? int(n) / int(t) : 0;")
 
 
 def test_uninitialised_threadgroup_memory():

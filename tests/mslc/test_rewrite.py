@@ -145,6 +145,7 @@ def test_unsupported_source_is_an_error_with_a_place(source, words, line):
         ("for (int i = 0; i < n; --i) {}", "for (int i = 0; ::mslc::count_step(), i < n; --i) {}"),
         ("for (int i = 0; i < n; i *= 2) {}", "for (int i = 0; ::mslc::count_step(), i < n; i *= 2) {}"),
         ("for (int i = 0; i < n || b; ++i) {}", "for (int i = 0; ::mslc::count_step(), i < n || b; ++i) {}"),
+        ("for (int i = 0; i != n; i += 2) {}", "for (int i = 0; ::mslc::count_step(), i != n; i += 2) {}"),
         ("for (int i = t; i < n; i += s * 2) {}", "for (int i = t; i < n; i += ::mslc::stride(s * 2)) {}"),
         (
             "for (int i = t; i < n; i += A<int, B<int, 4>>::k, ++j) {}",
@@ -156,9 +157,41 @@ def test_loops_that_may_not_end_count_steps(loop, expected):
     assert expected in body(f"void f() {{ {loop} }}")
 
 
+BACK = "void back(int a, thread int& b) { b = 0; } int look(int a, const thread int& b) { return b; }"
+
+
 @pytest.mark.parametrize(
     "loop",
     [
+        "for (int i = 0; i < 3; ++i) { i = 0; }",
+        "for (int i = 0; i < 3; ++i) i -= 1;",
+        "for (int i = 0; i < 3; ++i) if (n) {} else { --i; }",
+        "for (int i = 0; i < 3; ++i) { i >>= 1; }",
+        "for (int i = 0; i < 3; ++i) { thread int& r = i; r = 0; }",
+        "for (int i = 0; i < 3; ++i) { thread int* p = &i; *p = 0; }",
+        "for (int i = 0; i < 3; ++i) back(1, i);",
+        "auto g = [](thread int& x) { x = 0; }; for (int i = 0; i < 3; ++i) { g(i); }",
+        "thread int& r = k; for (k = 0; k < 3; ++k) r = 0;",
+        "auto g = [&]() { k = 0; }; for (k = 0; k < 3; ++k) g();",
+        "for (int i = 0; i < n; ++i) ++n;",
+        "for (int i = 0; i < n; ++i, ++n) {}",
+        "for (int i = 0; i < s.n; ++i) { s.n += 1; }",
+    ],
+)
+def test_loops_that_set_back_their_counter_count_steps(loop):
+    assert "::mslc::count_step(), " in body(f"{BACK} void f() {{ {loop} }}")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for (int i = 0; i < 3; ++i) { x[i] = i; k += i; }",
+        "for (int i = 0; i < 3; ++i) back(i, k);",
+        "for (int i = 0; i < 3; ++i) look(k, i);",
+        "for (int i = 0; i < 3; ++i) { bool b = i == 3; k = n & i; }",
+        "for (int i = 0; i < 3; ++i) {} k = 0;",
+        "for (; k < 3; ++k) {}",
+        "for (int i = n; i != 0; i >>= 1) {}",
         "for (int i = 0; i < 3; ++i) {}",
         "for (int i = n - 1; i >= 0; i--) {}",
         "for (short i = 16; i > 0; i >>= 1) {}",
@@ -168,7 +201,7 @@ def test_loops_that_may_not_end_count_steps(loop, expected):
     ],
 )
 def test_counted_loops_stay_as_they_are(loop):
-    assert loop in body(f"void f() {{ {loop} }}")
+    assert loop in body(f"{BACK} void f() {{ {loop} }}")
 
 
 def test_kernels_know_which_constants_they_miss():

@@ -11,6 +11,7 @@ except ImportError:
     sys.exit('the command line of mslc is not installed: pip install "mlx-anvil[sim]"')
 
 from .commands import all_commands
+from .toolchain import ToolchainError
 
 
 @click.group()
@@ -22,4 +23,7 @@ for command in all_commands():
     main.add_command(command)
 
 if __name__ == "__main__":
-    main(prog_name="python -m mlx_anvil.mslc")
+    try:
+        main(prog_name="python -m mlx_anvil.mslc")
+    except ToolchainError as error:
+        sys.exit(str(error))

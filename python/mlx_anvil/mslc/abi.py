@@ -25,6 +25,7 @@ FINDING_KINDS = (
     "uninitialised threadgroup memory",
     "misaligned access",
     "arithmetic",
+    "trap",
 )
 
 

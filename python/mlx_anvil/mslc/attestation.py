@@ -72,7 +72,7 @@ def unattested(source: Source, preprocessed: str, folders: Sequence[str | Path] 
             text = source_map.source_line(file, original)
             found.append(_finding(spelling, known, file, original, raw, text))
     for name in (source.name, *included_files(preprocessed, source)):
-        text = source.text if name == source.name else Path(name).read_text(errors="replace")
+        text = source.text if name == source.name else Path(name).read_text(encoding="utf-8", errors="replace")
         found += _unattested_macros(name, text, known)
     return found
 
@@ -187,7 +187,7 @@ def _folder(folder: Path) -> Attested:
     words: set[str] = set()
     for path in sorted(folder.rglob("*")):
         if path.suffix in SUFFIXES:
-            text = path.read_text(errors="replace")
+            text = path.read_text(encoding="utf-8", errors="replace")
             found.update(spelling for spelling, _ in spellings(text))
             words.update(re.findall(r"\w+", _blanked(text)))
     return Attested(frozenset(found), frozenset(words))

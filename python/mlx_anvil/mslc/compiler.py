@@ -25,12 +25,15 @@ from .toolchain import (
     cache_directory,
     digest,
     fingerprint,
+    keep,
     link_shared,
     run_tool,
-    write_atomically,
 )
+from .undefined import undefined_in_object, undefined_uses
 
 Constants = Mapping[int | str, object]
+# What reading a file of the cache raises that is missing, was cut off or holds something else.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 # The warnings that are off complain about Metal idioms or about what the rewriter writes.
 LANGUAGE_FLAGS = [
@@ -47,6 +50,7 @@ LANGUAGE_FLAGS = [
     "-ffp-contract=fast-honor-pragmas",  # plain "fast" fuses what a pragma excepts, too
     "-ferror-limit=20",
     "-Wall",
+    "-Werror=global-constructors",  # code that would run when the library is loaded, outside of any launch
     "-Wno-unused",
     "-Wno-duplicate-decl-specifier",
     "-Wno-unknown-attributes",
@@ -68,6 +72,16 @@ STRICT_SPACES = ["-DMSLC_STRICT"]
 # The machine's own instructions, but not those for halves: with them a product and a sum would become one operation, rounded
 # once. What arm64 always has does without them.
 MACHINE_FLAGS = ["-march=native", "-mno-avx512fp16"] if platform.machine() == "x86_64" else []
+# What is undefined in C++ stays an instruction that the processor refuses, of which the runtime makes a finding: accesses
+# through null pointers, loops and recursion without end, code that cannot be reached, and frames that jump over the guard
+# pages of a stack.
+SURVIVABLE_FLAGS = [
+    "-fno-delete-null-pointer-checks",
+    "-fno-finite-loops",
+    "-fstack-clash-protection",
+    "-mllvm",
+    "-trap-unreachable",
+]
 # The runtime recognises collectives by their return address, which a tail call would not leave, and which must not be
 # shared by two calls in the source: no call may be merged with another, or copied into branches.
 CPU_FLAGS = [
@@ -78,6 +92,10 @@ CPU_FLAGS = [
     "-fno-optimize-sibling-calls",
     "-fconvergent-functions",
     "-fmax-type-align=8",  # instructions for vectors that may lie anywhere: a misaligned one must not end the process
+    "-gdwarf-4",
+    "-gline-tables-only",  # after the version, which alone would ask for variables as well
+    "-fdebug-compilation-dir=.",
+    *SURVIVABLE_FLAGS,
 ]
 
 
@@ -86,9 +104,6 @@ CPU_FLAGS = [
 # that two branches share has no line of its own. A vector whose elements are used one by one would be loaded so.
 INSTRUMENTATION = (
     "-O1",
-    "-gdwarf-4",
-    "-gline-tables-only",  # after the version, which alone would ask for variables as well
-    "-fdebug-compilation-dir=.",
     "-fsanitize=thread,array-bounds,local-bounds",
     "-fno-sanitize-recover=all",
     "-fno-sanitize-trap=all",
@@ -111,7 +126,9 @@ INSTRUMENTATION = (
 
 # Calls before each use of a pointer, for checks only: code that is optimised around them makes accesses that it would not
 # make otherwise. Of a pointer to nothing the runtime says so at the access, and not that it is misaligned.
-ALIGNMENT_CHECKS = ("-fsanitize=alignment", "-fsanitize-recover=alignment")
+POINTER_CHECKS = ("-fsanitize=null,alignment", "-fsanitize-recover=null,alignment")
+# A kernel goes on after a division by zero, as on a GPU; what it gives is not specified.
+DIVISION_CHECKS = ("-fsanitize=integer-divide-by-zero", "-fsanitize-recover=integer-divide-by-zero")
 
 
 @dataclass(frozen=True)
@@ -129,7 +146,7 @@ class Options:
 
 
 UNCHECKED = Options()
-CHECKED = Options(checked=True, flags=(*INSTRUMENTATION, *ALIGNMENT_CHECKS))
+CHECKED = Options(checked=True, flags=(*INSTRUMENTATION, *POINTER_CHECKS, *DIVISION_CHECKS))
 PROFILED = Options(profiled=True, flags=(*INSTRUMENTATION, "-DMSLC_PROFILED_BUILD"))
 
 
@@ -144,7 +161,7 @@ class Compiled:
 
     @cached_property
     def source_map(self) -> SourceMap:
-        preprocessed = self.path.with_suffix(".ii").read_text()
+        preprocessed = self.path.with_suffix(".ii").read_text(encoding="utf-8")
         lines = {int(line): [tuple(s) for s in segments] for line, segments in self._positions.items()}
         return SourceMap(preprocessed, PositionMap(lines), {self.source.name: self.source.text})
 
@@ -163,15 +180,21 @@ def compile_library(source: Source, constants: Constants | None = None, options:
     preprocessed = run_preprocessor(source)
     key = digest(fingerprint(), preprocessed, *settings)
     path = directory / f"{key}.so"
-    if not path.exists():
+    if _description(path) is None:
         rewritten = run_rewriter(source, preprocessed, constants, only=options.kernels)
-        # The library comes last: where it exists, another process may rely on the rest.
-        write_atomically(path.with_suffix(".ii"), preprocessed.encode())
-        description = {"module": rewritten.module.to_json(), "positions": rewritten.positions.lines}
-        write_atomically(path.with_suffix(".json"), json.dumps(description).encode())
-        _compile_object(source, preprocessed, rewritten, options, path)
+        library = _compile(source, preprocessed, rewritten, options)
+        text = preprocessed.encode()
+        description = {
+            "module": rewritten.module.to_json(),
+            "positions": rewritten.positions.lines,
+            "digests": {".ii": digest(text), ".so": digest(library)},
+        }
+        # The description comes last: it tells whether the rest is whole.
+        keep(path.with_suffix(".ii"), text)
+        keep(path, library)
+        keep(path.with_suffix(".json"), json.dumps(description).encode())
     dependencies = {name: _file_digest(name) for name in included_files(preprocessed, source)}
-    write_atomically(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
+    keep(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
     compiled = _load(directory, manifest, source)
     if compiled is None:
         raise ToolchainError(f"the cache directory {directory} changes while it is used")
@@ -223,31 +246,60 @@ def run_compiler(source: Source, preprocessed: str, rewritten: Rewritten, flags:
     return found
 
 
-def _compile_object(source: Source, preprocessed: str, rewritten: Rewritten, options: Options, path: Path) -> None:
-    runtime = build_runtime()
+def _compile(source: Source, preprocessed: str, rewritten: Rewritten, options: Options) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         output = os.path.join(directory, "kernels.o")
         flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, *options.flags, "-c", "-o", output]
         run_compiler(source, preprocessed, rewritten, flags)
-        link_shared([output, str(runtime)], path)
+        if foreign := undefined_in_object(Path(output)):
+            raise CompileError(_foreign_uses(source, preprocessed, rewritten, flags, foreign))
+        library = Path(directory, "kernels.so")
+        link_shared([output, str(build_runtime())], library)
+        return library.read_bytes()
+
+
+def _foreign_uses(
+    source: Source, preprocessed: str, rewritten: Rewritten, flags: Sequence[str], symbols: Collection[str]
+) -> list[Diagnostic]:
+    with tempfile.TemporaryDirectory() as directory:
+        code = Path(directory, "kernels.ll")
+        run_compiler(source, preprocessed, rewritten, [*flags, "-S", "-emit-llvm", "-o", str(code)])
+        source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
+        found = list(undefined_uses(code.read_text(encoding="utf-8"), symbols, source_map))
+    if not found:
+        raise ToolchainError(f"the compiler wants what the simulator does not have: {', '.join(sorted(symbols))}")
+    return found
 
 
 def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:
-    """The cached library of a request, unless it is missing or a file that it includes has changed."""
+    """The cached library of a request, unless it is missing or damaged, or a file that it includes has changed."""
     try:
         recorded = json.loads(manifest.read_bytes())
         path = directory / f"{recorded['key']}.so"
         for name, recorded_digest in recorded["dependencies"].items():
             if _file_digest(name) != recorded_digest:
                 return None
-        description = json.loads(path.with_suffix(".json").read_bytes())
-    except (OSError, ValueError, KeyError):
+    except _DAMAGED:
         return None
-    if not path.exists():
+    description = _description(path)
+    if description is None:
         return None
+    build_runtime()  # which the library needs; it may be missing or damaged, too
     with contextlib.suppress(OSError):
         os.utime(manifest)  # when it was last used, for whoever cleans the cache
     return Compiled(path, Module.from_json(description["module"]), source, description["positions"])
+
+
+def _description(path: Path) -> dict | None:
+    """What is recorded of a cached library, if all of its files are as they were written."""
+    try:
+        description = json.loads(path.with_suffix(".json").read_bytes())
+        for suffix, recorded in description["digests"].items():
+            if digest(path.with_suffix(suffix).read_bytes()) != recorded:
+                return None
+    except _DAMAGED:
+        return None
+    return description
 
 
 def _file_digest(name: str) -> str:

@@ -26,6 +26,7 @@ from .rewrite import CONFORMANCE, Rewritten
 from .static_memory import most_static_threadgroup_memory, static_threadgroup_memory
 from .structure import Structure
 from .toolchain import SHIM
+from .undefined import undefined_in_code, undefined_uses
 
 # The versions that MLX may compile with, and what __METAL_VERSION__ is in them.
 STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
@@ -124,6 +125,7 @@ def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
     return [
         *found,
         *_newer_language(source, preprocessed, rewritten),
+        *_undefined(source, preprocessed, rewritten, code),
         *_limits(source, module, code),
         *_recursion(module, code),
     ]
@@ -161,6 +163,11 @@ def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[
         if memory.get(kernel.name, 0) > MOST_THREADGROUP_MEMORY:
             message = f"uses {memory[kernel.name]} bytes of threadgroup memory; there are {MOST_THREADGROUP_MEMORY}"
             yield _of_kernel(kernel, message)
+
+
+def _undefined(source: Source, preprocessed: str, rewritten: Rewritten, code: IntermediateCode) -> Iterator[Diagnostic]:
+    source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
+    return undefined_uses(code.text, undefined_in_code(code.text), source_map)
 
 
 def _recursion(module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:

@@ -24,6 +24,10 @@ _SPACE_MISMATCH = re.compile(
     r"does not match adjusted type '(?:const )?(?:device|constant|threadgroup) "
 )
 _SPELLINGS = (
+    (
+        re.compile(r"declaration requires a global (constructor|destructor).*"),
+        r"a variable outside functions has to have a value that the compiler knows, and no \1 to call",
+    ),
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
     (re.compile(r"(?:::)?mslc::as_type"), "as_type"),
     (re.compile(r"(?:::)?mslc::make<([^<>]*(?:<[^<>]*>)?)>"), r"\1"),
@@ -103,7 +107,7 @@ class SourceMap:
     def source_line(self, file: str, line: int) -> str:
         if file not in self._sources:
             try:
-                with open(file) as opened:
+                with open(file, encoding="utf-8", errors="replace") as opened:
                     self._sources[file] = opened.read().split("\n")
             except OSError:
                 self._sources[file] = []

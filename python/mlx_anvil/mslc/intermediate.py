@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class IntermediateCode:
 
     functions: dict[str, str]
     entries: dict[str, str]
+    text: str = field(default="", repr=False)
 
     @classmethod
     def of(
@@ -61,10 +62,10 @@ class IntermediateCode:
             if not optimised:
                 flags += ["-Xclang", "-disable-llvm-passes"]
             run_compiler(source, preprocessed, rewritten, flags)
-            code = output.read_text()
+            code = output.read_text(encoding="utf-8")
         functions = {match.group(1): match.group() for match in _FUNCTION.finditer(code)}
         compiled: list[Kernel] = rewritten.module.kernels
-        return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(compiled)})
+        return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(compiled)}, code)
 
     @cached_property
     def calls(self) -> dict[str, set[str]]:

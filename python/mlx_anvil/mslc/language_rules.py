@@ -13,7 +13,7 @@ NOT_IN_METAL = {
     **dict.fromkeys(("virtual", "dynamic_cast", "typeid"), "Metal has no run-time types"),
     **dict.fromkeys(("throw", "try", "catch"), "Metal has no exceptions"),
     **dict.fromkeys(("new", "delete"), "Metal has no heap"),
-    **dict.fromkeys(("thread_local", "goto", "asm", "register"), "Metal does not have it"),
+    "register": "Metal does not have it",
     **dict.fromkeys(("double", "wchar_t", "char8_t", "char16_t", "char32_t"), "Metal does not have this type"),
     **dict.fromkeys(("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"), "is C++20"),
     "std": "Metal's standard library is the namespace metal",

@@ -109,16 +109,16 @@ def load_launches(path: str | Path) -> list[LaunchDescription]:
 def _read(path: Path) -> Any:
     if path.suffix == ".json":
         try:
-            return json.loads(path.read_text())
-        except json.JSONDecodeError as error:
+            return json.loads(path.read_bytes())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise LaunchError(f"{path}: {error}") from None
     try:
         import tomllib  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise LaunchError(f"{path}: reading TOML needs Python 3.11 or newer; write the launch as JSON") from None
     try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise LaunchError(f"{path}: {error}") from None
 
 

@@ -17,7 +17,7 @@ class LineTable:
         self._data = path.read_bytes()
         if self._data[:6] != b"\x7fELF\x02\x01":
             raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
-        self._sections = self._read_sections()
+        self.sections = self._read_sections()
 
     def find(self, return_address: int) -> tuple[str, int, int] | None:
         """(file, line, column) of the call that returns to an address, which counts from where the library is loaded."""
@@ -29,7 +29,7 @@ class LineTable:
     @cached_property
     def symbols(self) -> dict[str, int]:
         """Addresses of the exported symbols."""
-        names, table = self._sections[".dynstr"], self._sections[".dynsym"]
+        names, table = self.sections[".dynstr"], self.sections[".dynsym"]
         found = {}
         for name, _info, _other, _section, value, _size in struct.iter_unpack("<IBBHQQ", table):
             found[names[name : names.index(b"\0", name)].decode()] = value
@@ -38,7 +38,7 @@ class LineTable:
     @cached_property
     def _rows(self) -> tuple[list[int], list[tuple[str, int, int] | None]]:
         """All rows by address; a row holds up to the next one, None ends a sequence."""
-        rows = [row for unit in _units(self._sections.get(".debug_line", b"")) for row in unit.rows()]
+        rows = [row for unit in _units(self.sections.get(".debug_line", b"")) for row in unit.rows()]
         rows.sort(key=lambda row: row[0])
         return [address for address, _ in rows], [place for _, place in rows]
 

@@ -49,12 +49,34 @@ class Source:
         macros = tuple(sorted((name, str(value)) for name, value in (defines or {}).items()))
         if isinstance(source, Path) or "\n" not in source:
             path = Path(source)
-            return cls(path.read_text(), str(path), (str(path.parent), *directories), macros)
+            return cls(_text_of(path), str(path), (str(path.parent), *directories), macros)
         return cls(source, include_dirs=directories, defines=macros)
 
     def is_self_contained(self) -> bool:
         """Whether the text alone decides the result of preprocessing."""
         return all(_STANDARD.fullmatch(name.strip()) for name in _INCLUDE.findall(self.text))
+
+
+def _text_of(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        text = data.decode()
+        at = data.find(b"\0")
+    except UnicodeDecodeError as error:
+        at = error.start
+    if at >= 0:
+        line, column = data.count(b"\n", 0, at) + 1, at - data.rfind(b"\n", 0, at)
+        raise NotTextError(path, line, column, data[at])
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class NotTextError(ValueError):
+    """A file is not Metal source but something binary, such as a metallib."""
+
+    def __init__(self, path: Path, line: int, column: int, byte: int):
+        super().__init__(
+            f"{path}:{line}:{column}: error: byte 0x{byte:02x} is not text: a Metal source is a text file in UTF-8"
+        )
 
 
 class PreprocessorError(Exception):
@@ -77,7 +99,7 @@ def preprocess(source: Source) -> str:
     # look for quoted headers before it does in `include_dirs`.
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "source.metal")
-        path.write_text(f'# 1 "{escaped}"\n{source.text}')
+        path.write_text(f'# 1 "{escaped}"\n{source.text}', encoding="utf-8")
         result = run_tool([*arguments, str(path)])
     if result.returncode:
         raise PreprocessorError(result.stderr)

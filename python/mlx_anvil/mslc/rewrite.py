@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from .entry import Kernel, Module, cpu_entry_point, cpu_kernel_table
+from .host_code import reject_host_code
 from .keywords import reject_misused_keywords
 from .lexer import PositionMap, TokenStream
 from .passes.conformance import rewrite_for_conformance
@@ -56,6 +57,7 @@ def rewrite(
     """
     stream = TokenStream(source)
     reject_misused_keywords(stream)
+    reject_host_code(stream)
     structure = Structure(stream)
     module = Module()
     rewrite_members(stream, structure)
@@ -65,7 +67,7 @@ def rewrite(
     rewrite_threadgroup_variables(stream, structure, target.name)
     rewrite_array_parameters(stream)
     rewrite_vectors(stream, structure)
-    rewrite_loops(stream)
+    rewrite_loops(stream, structure)
     rewrite_logging(stream)
     strip_attributes(stream)
     if target.conforms:

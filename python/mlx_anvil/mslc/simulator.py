@@ -242,12 +242,15 @@ class Library:
 
     def _finding(self, raw: abi.Finding) -> Finding:
         place = self._place(raw.file.decode(), raw.line, raw.column) if raw.file else self._place_of_code(raw.pc)
+        kernel = raw.kernel.decode()
+        if raw.pc and not place[0]:  # of code before its first statement: the stack is full, or the like
+            place = self.kernels[kernel].file, self.kernels[kernel].file_line, 1
         other = self._place_of_code(raw.other_pc)
         position = raw.threadgroup_position
         return Finding(
             abi.FINDING_KINDS[raw.kind],
             author_words(raw.message.decode(errors="replace")),
-            raw.kernel.decode(),
+            kernel,
             *place,
             (position.x, position.y, position.z),
             raw.thread_index,

@@ -7,11 +7,11 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -29,7 +29,7 @@ def find_zig() -> str:
     """The zig executable, which contains clang and lld."""
     given = os.environ.get("MLX_ANVIL_ZIG")
     if given:
-        return given
+        return _given_zig(given)
     spec = importlib.util.find_spec("ziglang")
     if spec is not None and spec.submodule_search_locations:
         zig = Path(spec.submodule_search_locations[0]) / ("zig.exe" if os.name == "nt" else "zig")
@@ -41,8 +41,27 @@ def find_zig() -> str:
     raise ToolchainError('the Metal compiler of mslc is not installed: pip install "mlx-anvil[sim]"')
 
 
+def _given_zig(given: str) -> str:
+    allowed = (
+        "it has to name an executable of zig, by its path or as a command; without it mslc uses that of PyPI's ziglang"
+    )
+    found = shutil.which(given)
+    if found is None:
+        raise ToolchainError(f"MLX_ANVIL_ZIG is '{given}', which is no executable file: {allowed}")
+    try:
+        answer = subprocess.run([found, "version"], capture_output=True, text=True, errors="replace", check=False)
+        version = answer.stdout.strip() if answer.returncode == 0 else ""
+    except OSError:
+        version = ""
+    if not re.match(r"\d+\.\d+", version):
+        raise ToolchainError(f"MLX_ANVIL_ZIG is '{given}', which is not zig: {allowed}")
+    return found
+
+
 def run_tool(arguments: list[str], text: str | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run([find_zig(), *arguments], input=text, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [find_zig(), *arguments], input=text, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
 
 
 def require(result: subprocess.CompletedProcess, doing: str) -> None:
@@ -54,14 +73,30 @@ def cache_directory() -> Path:
     """Where compiled libraries are kept. MLX_ANVIL_CACHE overrides the user's cache directory."""
     given = os.environ.get("MLX_ANVIL_CACHE")
     if given:
-        directory = Path(given)
+        directory = Path(given).expanduser().absolute()
     elif sys.platform == "darwin":
         directory = Path.home() / "Library" / "Caches" / "mlx-anvil"
     else:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-anvil"
     directory /= "mslc"
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cache_error(directory, error) from None
     return directory
+
+
+def _cache_error(directory: Path, error: OSError) -> ToolchainError:
+    given = os.environ.get("MLX_ANVIL_CACHE")
+    why = error.strerror or str(error)
+    if given:
+        message = (
+            f"MLX_ANVIL_CACHE is '{given}', where mslc cannot keep what it compiles ({directory}: {why}): it has to "
+        )
+        message += "name a folder that can be written or made; without it mslc uses the user's cache folder"
+    else:
+        message = f"mslc cannot keep what it compiles in {directory} ({why}): MLX_ANVIL_CACHE can name another folder"
+    return ToolchainError(message)
 
 
 def digest(*parts: object) -> str:
@@ -73,10 +108,25 @@ def digest(*parts: object) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
+    """Others see all of a file or none of it, also when the machine goes down."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Writes a file of the cache."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise _cache_error(path.parent, error) from None
 
 
 @functools.cache
@@ -107,7 +157,7 @@ def build_runtime() -> Path:
         # It is linked as ELF. Linting and PTX need no linker and work everywhere.
         raise ToolchainError(f"the simulator runs on Linux (x86-64 and arm64), not on {sys.platform}")
     path = cache_directory() / f"libmslc_runtime-{fingerprint()}.so"
-    if path.exists():
+    if _is_whole(path):
         return path
     flags = [
         "-x",
@@ -127,17 +177,28 @@ def build_runtime() -> Path:
             objects.append(os.path.join(directory, source.stem + ".o"))
             arguments = ["cc", *flags, "-march=native", "-c", str(source), "-o", objects[-1]]
             require(run_tool(arguments), f"compiling {source.name}")
-        link_shared(objects, path, soname=path.name, needed=_c_libraries(directory))
+        linked = Path(directory, path.name)
+        link_shared(objects, linked, soname=path.name, needed=_c_libraries(directory))
+        library = linked.read_bytes()
+    # What tells whether the library is whole comes last.
+    keep(path, library)
+    keep(path.with_suffix(".digest"), digest(library).encode())
     return path
 
 
+def _is_whole(path: Path) -> bool:
+    """Whether a library of the cache is there, as it was written: a full disk or a crash may have left a part of it."""
+    try:
+        return path.with_suffix(".digest").read_bytes() == digest(path.read_bytes()).encode()
+    except OSError:
+        return False
+
+
 def link_shared(objects: list[str], path: Path, *, soname: str = "", needed: list[str] | None = None) -> None:
-    """Links ELF objects. Goes through a temporary file, because others may be loading `path`."""
-    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}"
+    """Links ELF objects to a library."""
     name = ["-soname", soname] if soname else []
     arguments = ["ld.lld", "-shared", "--build-id=none", "-rpath", "$ORIGIN", *name, *objects, *(needed or [])]
-    require(run_tool([*arguments, "-o", temporary]), "linking")
-    os.replace(temporary, path)
+    require(run_tool([*arguments, "-o", str(path)]), "linking")
 
 
 def _c_libraries(directory: str) -> list[str]:

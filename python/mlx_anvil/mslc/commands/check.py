@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ..conformance import STANDARDS, conformance
 from ..lint import lint
+from ..preprocess import NotTextError
 from .options import load_source, parse_constants, source_options
 
 
@@ -51,7 +52,13 @@ def command(
     console = Console(stderr=True, soft_wrap=True)
     failed = False
     for path in files:
-        source = load_source(path, include_dirs, defines)
+        try:
+            source = load_source(path, include_dirs, defines)
+        except NotTextError as error:
+            failed = True
+            console.print(Text(str(error), style="red"))
+            console.print(Text(f"{path}: 1 error"))
+            continue
         if conform:
             found = conformance(source, standards or tuple(STANDARDS), attested)
         else:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ..diagnostics import CompileError
 from ..entry import BUILTIN, THREADGROUP, Parameter
+from ..preprocess import NotTextError
 from ..simulator import Library
 from ..static_memory import static_threadgroup_memory
 from .options import load_source, parse_constants, source_options
@@ -28,7 +29,7 @@ def command(
         source, values = load_source(file, include_dirs, defines), parse_constants(constants)
         library = Library(source, constants=values)
         memory = static_threadgroup_memory(source, values)
-    except CompileError as error:
+    except (CompileError, NotTextError) as error:
         sys.exit(str(error))
     console = Console(soft_wrap=True)
     if as_json:

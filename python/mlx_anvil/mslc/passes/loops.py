@@ -1,7 +1,7 @@
 """Loops that may not end count steps, so that a kernel that never ends is stopped.
 
 A counted `for` loop does not: the call would keep it from being unrolled. It is one whose counter moves towards the
-bound that it is compared with; a step that is only known at run time is checked not to be zero.
+bound that it is compared with, and whose body changes neither; a step that is only known at run time is checked not to be zero.
 """
 
 from __future__ import annotations
@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..lexer import TokenStream
+from ..structure import Structure
+from .changes import Changes
 
 _STEP = "::mslc::count_step(), "
-_UP, _DOWN = ("<", "<=", "!="), (">", "!=")
+_UP, _DOWN, _EXACT = ("<", "<="), (">",), "!="
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!="}
 _SIGNED = frozenset(("short", "int", "long", "int16_t", "int32_t", "int64_t", "ptrdiff_t"))
 # Their values are so few that a bound can be out of reach: uchar i < 256.
 _TINY = frozenset(("bool", "char", "uchar", "int8_t", "uint8_t"))
 
 
-def rewrite_loops(stream: TokenStream) -> None:
+def rewrite_loops(stream: TokenStream, structure: Structure) -> None:
+    changes = Changes(stream, structure)
     for i, text in enumerate(stream.text):
         if stream.at(i + 1) != "(":
             continue
         if text == "while":
             _count_condition(stream, i + 2, stream.partner[i + 1])
         elif text == "for":
-            _rewrite_for(stream, i + 1)
+            _rewrite_for(stream, changes, i + 1)
 
 
-def _rewrite_for(stream: TokenStream, opening: int) -> None:
+def _rewrite_for(stream: TokenStream, changes: Changes, opening: int) -> None:
     close = stream.partner[opening]
     separators = [i for i in _outer(stream, opening + 1, close) if stream.text[i] == ";"]
     if len(separators) != 2:
@@ -36,7 +39,7 @@ def _rewrite_for(stream: TokenStream, opening: int) -> None:
     first, second = separators
     if second == first + 1:
         stream.insert_after(first, "::mslc::count_step(), true")
-    elif not _is_counted(stream, (opening + 1, first), (first + 1, second), (second + 1, close)):
+    elif not _is_counted(stream, changes, (opening + 1, first), (first + 1, second), (second + 1, close)):
         _count_condition(stream, first + 1, second)
 
 
@@ -65,7 +68,9 @@ def _count_condition(stream: TokenStream, first: int, end: int) -> None:
         stream.insert_before(first, _STEP)
 
 
-def _is_counted(stream: TokenStream, start: tuple[int, int], condition: tuple[int, int], step: tuple[int, int]) -> bool:
+def _is_counted(
+    stream: TokenStream, changes: Changes, start: tuple[int, int], condition: tuple[int, int], step: tuple[int, int]
+) -> bool:
     words = [stream.text[i] for i in _outer(stream, *condition)]
     if "||" in words or "," in words or "?" in words:
         return False
@@ -77,7 +82,12 @@ def _is_counted(stream: TokenStream, start: tuple[int, int], condition: tuple[in
         if not direction:
             continue
         allowed = {"up": _UP, "down": (*_DOWN, ">=") if _SIGNED.intersection(initial) else _DOWN}[direction]
-        if any(_compares(stream, *part, counter, allowed) for part in _split(stream, condition, "&&")):
+        if end - first == 2 or (direction == "down" and not amount):
+            allowed = (*allowed, _EXACT)  # which a larger step may jump over
+        if any(
+            _compares(stream, *part, counter, allowed) and not changes.in_loop(counter, start, part, step)
+            for part in _split(stream, condition, "&&")
+        ):
             if amount:
                 stream.insert_before(amount, "::mslc::stride(")
                 stream.insert_before(end, ")")

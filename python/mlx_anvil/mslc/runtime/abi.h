@@ -197,6 +197,7 @@ enum mslc_finding_kind {
   MSLC_FINDING_UNINITIALISED,
   MSLC_FINDING_MISALIGNED,
   MSLC_FINDING_ARITHMETIC,
+  MSLC_FINDING_TRAP,
 };
 
 typedef struct mslc_finding {

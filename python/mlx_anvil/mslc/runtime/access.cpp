@@ -71,18 +71,22 @@ const char* verb(AccessKind kind) {
   worker.stop(finding);
 }
 
+[[noreturn]] void stop_at_null(Worker& worker, const Access& access, const char* verb) {
+  mslc_finding finding = access_finding(worker, MSLC_FINDING_DEVICE_BOUNDS, access);
+  finding.buffer = -1;
+  finding.offset = 0;
+  snprintf(finding.message, sizeof finding.message,
+           "%s through a null pointer (is every buffer bound?)", verb);
+  worker.stop(finding);
+}
+
 [[noreturn]] void stop_outside_everything(Worker& worker, const Access& access, uintptr_t address) {
+  if (address < kFirstPage) stop_at_null(worker, access, verb(access.kind));
   mslc_finding finding = access_finding(worker, MSLC_FINDING_DEVICE_BOUNDS, access);
   finding.buffer = -1;
   finding.offset = static_cast<long long>(address);
-  if (address < 4096)
-    snprintf(finding.message, sizeof finding.message,
-             "%s of %u bytes through a null pointer (is every buffer bound?)", verb(access.kind),
-             access.size);
-  else
-    snprintf(finding.message, sizeof finding.message,
-             "%s of %u bytes far outside every buffer and variable", verb(access.kind),
-             access.size);
+  snprintf(finding.message, sizeof finding.message,
+           "%s of %u bytes far outside every buffer and variable", verb(access.kind), access.size);
   worker.stop(finding);
 }
 
@@ -110,14 +114,13 @@ const char* verb(AccessKind kind) {
 
 // The thread's own variables.
 bool is_on_stack(const Worker& worker, uintptr_t address) {
-  return address - reinterpret_cast<uintptr_t>(worker.thread().stack->base) < Stack::kSize;
+  return worker.thread().stack->contains(address);
 }
 
 // The thread's descriptor, and constants of the compiled library.
 bool is_of_simulator(const Worker& worker, uintptr_t address) {
-  const Launch& launch = worker.launch();
   return address - reinterpret_cast<uintptr_t>(&worker) < sizeof(Worker) ||
-         address - launch.image_start < launch.image_size;
+         worker.launch().image.contains(address);
 }
 
 bool fits(int64_t offset, uint64_t size, uint64_t limit) {
@@ -133,6 +136,7 @@ void check_alignment(const TypeMismatch& use, const void* pointer, const void* p
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const uint32_t alignment = 1u << use.log_alignment;
   Access access = {0, pc, alignment, Access::kThreadgroup, AccessKind::kRead, pointer};
+  if (address < kFirstPage) stop_at_null(worker, access, use.use == 1 ? "write" : "read");
   Description where;
   if (is_on_stack(worker, address)) {
     stop_misaligned(worker, use, access, "a variable of the thread");

@@ -13,6 +13,8 @@ namespace mslc {
 
 class Worker;
 
+constexpr uintptr_t kFirstPage = 4096;  // addresses below it are null, or null and an offset
+
 enum class AccessKind : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
 
 constexpr bool is_write(AccessKind kind) {

@@ -3,9 +3,11 @@
 #include <stdio.h>
 
 #include "compiler_checks.h"
+#include "division.h"
 #include "worker.h"
 
 using mslc::OutOfBounds;
+using mslc::Overflow;
 using mslc::TypeDescriptor;
 
 namespace {
@@ -54,6 +56,15 @@ MSLC_API void __ubsan_handle_out_of_bounds_abort(const OutOfBounds* data, uintpt
   snprintf(finding.message, sizeof finding.message, "index %lld is outside an array of type %s",
            as_signed(*data->index, index), data->array->name);
   worker.stop(finding);
+}
+
+// Before a division by zero, after which the kernel goes on as it does on a GPU.
+MSLC_API void __ubsan_handle_divrem_overflow(const Overflow* data, uintptr_t, uintptr_t) {
+  mslc::Worker& worker = *mslc::Worker::current();
+  const mslc_site site = {data->location.file, nullptr, data->location.line, data->location.column};
+  mslc_finding finding = worker.finding(MSLC_FINDING_ARITHMETIC, &site, nullptr);
+  snprintf(finding.message, sizeof finding.message, "%s", mslc::kNoQuotient);
+  worker.report(finding);
 }
 
 MSLC_API void __ubsan_handle_local_out_of_bounds_abort() {

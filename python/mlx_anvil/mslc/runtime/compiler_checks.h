@@ -20,6 +20,10 @@ struct OutOfBounds {
   const TypeDescriptor* array;
   const TypeDescriptor* index;
 };
+struct Overflow {
+  SourceLocation location;
+  const TypeDescriptor* type;
+};
 struct TypeMismatch {
   SourceLocation location;
   const TypeDescriptor* type;

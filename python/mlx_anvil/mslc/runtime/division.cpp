@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 
 #include <stdint.h>
+#include <stdio.h>
 #include <ucontext.h>
 
 #include "signals.h"
@@ -50,10 +51,21 @@ void write_result(greg_t* registers, unsigned bits) {
   if (bits != 8) write(registers[REG_RDX]);
 }
 
+// Checks for zero are part of a checked kernel; this finds the lowest number as well.
+void report(greg_t pc) {
+  Worker& worker = *Worker::current();
+  if (!worker.in_kernel() || !(worker.launch().request->flags & MSLC_CHECKED)) return;
+  mslc_finding finding =
+      worker.finding(MSLC_FINDING_ARITHMETIC, nullptr, reinterpret_cast<const void*>(pc));
+  snprintf(finding.message, sizeof finding.message, "%s", kNoQuotient);
+  worker.report(finding);
+}
+
 void handle(int signal, siginfo_t* info, void* context) {
   auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   const auto* code = reinterpret_cast<const uint8_t*>(registers[REG_RIP]);
   if (const Division division = Worker::current() ? decode(code) : Division{}; division.length) {
+    report(registers[REG_RIP] + 1);
     write_result(registers, division.bits);
     registers[REG_RIP] += division.length;
   } else {

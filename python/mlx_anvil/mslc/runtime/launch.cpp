@@ -1,15 +1,14 @@
 // Entry point of the runtime: validates a launch as Metal would, then runs it.
-#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "abi.h"
 #include "check_races.h"
 #include "division.h"
+#include "faults.h"
 #include "pool.h"
 #include "profile.h"
 #include "report.h"
-#include "vector_faults.h"
 
 namespace mslc {
 namespace {
@@ -84,27 +83,6 @@ bool check(const mslc_launch& request, Findings& findings) {
   return launch.ok();
 }
 
-// Finds the loaded file that contains the kernel.
-void find_image(Launch& launch) {
-  auto visit = [](dl_phdr_info* info, size_t, void* argument) {
-    auto& launch = *static_cast<Launch*>(argument);
-    uintptr_t start = ~uintptr_t{0}, end = 0;
-    for (int i = 0; i < info->dlpi_phnum; ++i) {
-      const auto& segment = info->dlpi_phdr[i];
-      if (segment.p_type != PT_LOAD) continue;
-      const uintptr_t low = info->dlpi_addr + segment.p_vaddr, high = low + segment.p_memsz;
-      start = low < start ? low : start;
-      end = high > end ? high : end;
-    }
-    const auto entry = reinterpret_cast<uintptr_t>(launch.request->kernel->entry);
-    if (entry < start || entry >= end) return 0;
-    launch.image_start = start;
-    launch.image_size = end - start;
-    return 1;
-  };
-  dl_iterate_phdr(visit, &launch);
-}
-
 Counters run_instrumented(Launch& launch, AccessSink sink, unsigned threads) {
   DeviceArena arena(*launch.request);
   LaunchCheck check(*launch.request, *launch.findings);
@@ -115,8 +93,7 @@ Counters run_instrumented(Launch& launch, AccessSink sink, unsigned threads) {
   }
   launch.arena = &arena;
   launch.sink = sink;
-  find_image(launch);
-  report_vector_faults();
+  launch.image = image_of(reinterpret_cast<uintptr_t>(launch.request->kernel->entry));
   const Counters counters = run_on_workers(launch, threads);
   arena.copy_back();
   return counters;
@@ -177,6 +154,7 @@ extern "C" int mslc_run(const mslc_launch* request, mslc_report* report) {
     while (greatest_common_divisor(launch.order_step, count) != 1) ++launch.order_step;
   }
   survive_division();
+  survive_faults();
   Counters counters = {};
   if (launch.threadgroup_count) counters = run(launch);
   report->threadgroups = counters.threadgroups;

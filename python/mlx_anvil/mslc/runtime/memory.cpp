@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "placement.h"
 
@@ -13,7 +14,11 @@ namespace {
 constexpr uint64_t kCanary = 0x6d736c632d666962;
 constexpr unsigned kStacksPerGrowth = 32;
 // Equal offsets in equally aligned stacks would all compete for the same few cache sets.
-constexpr size_t kStride = Stack::kSize + 832;
+constexpr size_t kShift = 832;
+constexpr size_t kMostShift = 4096;
+constexpr int kInstallGuard = 102;  // MADV_GUARD_INSTALL, which older headers lack
+// Each one splits a mapping, and a process may have 65530 of those.
+constexpr unsigned kMostProtected = 8192;
 
 char* map(size_t size) {
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
@@ -22,7 +27,32 @@ char* map(size_t size) {
   return static_cast<char*>(memory);
 }
 
+size_t page_size() {
+  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Kernels probe every page of a frame, so that a thread cannot jump over these.
+size_t guard_size() {
+  return 2 * page_size();
+}
+
+// Makes an access of [memory, memory + size) a fault, where that is possible.
+void guard(char* memory, size_t size) {
+  static unsigned count_protected = 0;
+  if (!madvise(memory, size, kInstallGuard)) return;
+  if (__atomic_fetch_add(&count_protected, 1, __ATOMIC_RELAXED) < kMostProtected)
+    mprotect(memory, size, PROT_NONE);
+}
+
 }  // namespace
+
+bool Stack::guards(uintptr_t address) const {
+  return reinterpret_cast<uintptr_t>(base) - 1 - address < guard_size();
+}
+
+void Stack::mark_end() {
+  memcpy(base, &kCanary, sizeof kCanary);
+}
 
 bool Stack::overflowed() const {
   uint64_t word;
@@ -38,11 +68,16 @@ Stack* StackPool::acquire() {
 }
 
 void StackPool::grow() {
-  char* memory = map(kStride * kStacksPerGrowth);
+  const size_t page = page_size();
+  const size_t stride = (guard_size() + Stack::kSize + kMostShift + page - 1) / page * page;
+  char* memory = map(stride * kStacksPerGrowth);
   auto* stacks = static_cast<Stack*>(malloc(sizeof(Stack) * kStacksPerGrowth));
+  if (!stacks) abort();
   for (unsigned i = kStacksPerGrowth; i-- > 0;) {
-    stacks[i].base = memory + kStride * i;
-    memcpy(stacks[i].base, &kCanary, sizeof kCanary);
+    guard(memory + stride * i, guard_size());
+    stacks[i].base = memory + stride * i + guard_size();
+    stacks[i].size = Stack::kSize + i * kShift % kMostShift;
+    stacks[i].mark_end();
     release(&stacks[i]);
   }
 }

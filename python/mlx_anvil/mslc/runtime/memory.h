@@ -9,12 +9,20 @@
 
 namespace mslc {
 
-// One fiber stack. A word at its low end is checked when the thread returns.
+// One fiber stack, above pages that cannot be touched. Where the system gives no such pages, a word
+// at its low end is checked when the thread returns.
 struct Stack {
   static constexpr size_t kSize = 256 * 1024;
   char* base;
+  size_t size;  // kSize and up to a page
   Stack* next;
 
+  bool contains(uintptr_t address) const {
+    return address - reinterpret_cast<uintptr_t>(base) < size;
+  }
+  // Whether an address is one that a thread reaches when the stack is full.
+  bool guards(uintptr_t address) const;
+  void mark_end();
   bool overflowed() const;
 };
 

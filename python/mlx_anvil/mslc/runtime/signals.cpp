@@ -17,7 +17,7 @@ void install_handler(int signal, SignalHandler handler, struct sigaction& previo
     previous = now;
     struct sigaction ours = {};
     ours.sa_sigaction = handler;
-    ours.sa_flags = SA_SIGINFO | SA_NODEFER;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigaction(signal, &ours, nullptr);
   }
   pthread_mutex_unlock(&mutex);
@@ -28,6 +28,7 @@ void pass_on(const struct sigaction& previous, int signal, siginfo_t* info, void
     previous.sa_sigaction(signal, info, context);
   } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
     ::signal(signal, SIG_DFL);  // the instruction is executed again, and ends the process
+    if (info->si_code <= 0) raise(signal);  // there is none: another process sent it
   } else {
     previous.sa_handler(signal);
   }

@@ -56,6 +56,8 @@ void Worker::run(Launch& launch) {
     ++clock_.generation;
     clock_.now = 0;
   }
+  fault.handling = false;
+  const SignalStack signals(fault);
   Worker* outer = running;
   running = this;
   while (!__atomic_load_n(&launch.stopped, __ATOMIC_RELAXED)) {
@@ -135,8 +137,12 @@ void Worker::run_threadgroup(uint64_t index) {
   ++counters_.threadgroups;
   if (memory_.used() > counters_.threadgroup_memory) counters_.threadgroup_memory = memory_.used();
   if (failed_)  // the fibers that were abandoned give their stacks back
-    for (unsigned i = 0; i < thread_count_; ++i)
-      if (threads_[i].stack) stacks_.release(threads_[i].stack);
+    for (unsigned i = 0; i < thread_count_; ++i) {
+      if (Stack* stack = threads_[i].stack) {
+        stack->mark_end();
+        stacks_.release(stack);
+      }
+    }
 }
 
 // ---- scheduling ---------------------------------------------------------------------------------
@@ -268,7 +274,7 @@ void Worker::resume(Context& from, Thread* next) {
   }
   if (!next->stack) {
     next->stack = stacks_.acquire();
-    prepare_fiber(next->context, next->stack->base, Stack::kSize, fiber_main);
+    prepare_fiber(next->context, next->stack->base, next->stack->size, fiber_main);
   }
   switch_fiber(from, next->context);
 }
@@ -296,10 +302,8 @@ void Worker::thread_main() {
     Stack* stack = self->stack;
     self->stack = nullptr;
     if (stack->overflowed()) {
-      mslc_finding overflow = finding(MSLC_FINDING_STACK_OVERFLOW, nullptr, nullptr);
-      snprintf(overflow.message, sizeof overflow.message,
-               "a thread used more than %zu KB of stack for its variables", Stack::kSize / 1024);
-      fail(overflow);
+      stack->mark_end();
+      fail(stack_overflow(nullptr));
     }
     Thread* next = pick();
     if (next && !next->stack) {
@@ -359,12 +363,19 @@ void* Worker::threadgroup_variable(const mslc_variable* key,
 }
 
 void Worker::exceed_steps(const void* pc) {
-  mslc_finding limit =
-      finding(MSLC_FINDING_STEP_LIMIT, pc && launch_->sink ? nullptr : current_->site, pc);
+  mslc_finding limit = finding(MSLC_FINDING_STEP_LIMIT, pc ? nullptr : current_->site, pc);
   snprintf(limit.message, sizeof limit.message,
            "stopped after %llu steps in one threadgroup: the kernel does not seem to end",
            launch_->request->step_limit);
   stop(limit);
+}
+
+mslc_finding Worker::stack_overflow(const void* pc) const {
+  mslc_finding overflow = finding(MSLC_FINDING_STACK_OVERFLOW, nullptr, pc);
+  snprintf(overflow.message, sizeof overflow.message,
+           "a thread used more than %zu KB of stack: a large array, or recursion that does not end",
+           Stack::kSize / 1024);
+  return overflow;
 }
 
 // ---- findings -----------------------------------------------------------------------------------

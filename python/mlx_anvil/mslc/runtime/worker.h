@@ -7,7 +7,9 @@
 #include "abi.h"
 #include "access.h"
 #include "device_arena.h"
+#include "faults.h"
 #include "fiber.h"
+#include "image.h"
 #include "memory.h"
 #include "report.h"
 
@@ -29,7 +31,7 @@ struct Launch {
   AccessSink sink = nullptr;
   Profile* profile = nullptr;  // of profiled launches, which use one worker
   DeviceArena* arena = nullptr;
-  uintptr_t image_start = 0, image_size = 0;  // where the compiled library lies
+  Image image;  // the compiled library
 };
 
 // Numbers the synchronisations of a worker. What carries a smaller stamp than a field happened
@@ -105,10 +107,13 @@ class Worker {
   }
   // A finding of this thread, to be completed and passed to report() or stop().
   mslc_finding finding(int kind, const mslc_site* site, const void* pc) const;
+  // `pc`: where the stack was found to be full, or null.
+  mslc_finding stack_overflow(const void* pc) const;
   void report(const mslc_finding& finding) { launch_->findings->add(finding); }
   // Reports, stops the launch, and does not come back.
   [[noreturn]] void stop(const mslc_finding& finding);
   CheckState* check_state = nullptr;
+  FaultState fault;  // of faults.cpp
 
   const Counters& counters() const { return counters_; }
 

@@ -112,13 +112,13 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) {
 
 namespace mslc {
 
-// What the rewriter adds to loops that may not end.
-MSLC_INLINE constexpr void count_step() {
+// What the rewriter adds to loops that may not end. Where it stands is the author's loop.
+MSLC_INLINE __attribute__((nodebug)) constexpr void count_step() {
   if (!__builtin_is_constant_evaluated()) step();
 }
 // The amount by which a loop counter changes: a loop whose counter stands still never ends.
 template <class T>
-MSLC_INLINE constexpr T stride(T amount) {
+MSLC_INLINE __attribute__((nodebug)) constexpr T stride(T amount) {
   if (!__builtin_constant_p(amount) && !amount) count_step();
   return amount;
 }

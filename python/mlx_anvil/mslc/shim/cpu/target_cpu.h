@@ -16,7 +16,7 @@ MSLC_INLINE uint lane_id() {
   return mslc_lane();
 }
 
-MSLC_INLINE void step() {
+MSLC_INLINE __attribute__((nodebug)) void step() {
   mslc_step();
 }
 
