@@ -141,13 +141,21 @@ def _gated_mlp(gate_name: str, up_name: str, down_name: str, quantized: bool, lo
     return __call__
 
 
-def _is_quantized_pair(*layers: nn.Module) -> bool:
+def _is_quantized_pair(gate: nn.Module, up: nn.Module) -> bool:
     """Whether two projections are in one quantized format and no more than that: no bias, and no method of their own
     around it. Asked at every call, for layers may be exchanged (LoRA)."""
     return (
-        all(unrouted(type(layer).__call__) in _PRODUCTS and "bias" not in layer for layer in layers)
-        and len({(layer.mode, layer.bits, layer.group_size, layer["weight"].shape) for layer in layers}) == 1
+        _is_product(type(gate))
+        and (type(up) is type(gate) or _is_product(type(up)))
+        and not ("bias" in gate or "bias" in up)
+        and (gate.mode, gate.bits, gate.group_size, gate["weight"].shape)
+        == (up.mode, up.bits, up.group_size, up["weight"].shape)
     )
+
+
+def _is_product(cls: type[nn.Module]) -> bool:
+    call = cls.__call__
+    return isinstance(call, FunctionType) and unrouted(call) in _PRODUCTS
 
 
 def _quantized_swiglu(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:

@@ -79,7 +79,10 @@ def unchanged(function: FunctionType) -> Callable[[], bool]:
     found = list(_globals_of(function))
 
     def ask() -> bool:
-        return all(read() is value for read, value in found)
+        for read, value in found:  # not all(): this runs at every call
+            if read() is not value:
+                return False
+        return True
 
     return ask
 

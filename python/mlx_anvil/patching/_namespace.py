@@ -28,27 +28,23 @@ class Namespace(dict[str, Any]):
         return cls({name: origin[name] for name in _OF_THE_INTERPRETER if name in origin})
 
 
-class LiveModule(ModuleType):
+def live_module(current: Current, ours: dict[str, Any]) -> ModuleType:
     """A module with functions of ours in it; all else is that of the module, when it is read or assigned.
 
     Args:
         current: reads the module.
         ours: what it has in their place.
     """
-
-    def __init__(self, current: Current, ours: dict[str, Any]) -> None:
-        super().__init__(current().__name__)
-        vars(self).clear()
-        vars(self).update(ours)
-        vars(self)["__getattr__"] = lambda name: getattr(current(), name)
-        vars(self)["__dir__"] = lambda: dir(current())
-        object.__setattr__(self, "_current", current)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(vars(self)["_current"](), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(vars(self)["_current"](), name)
+    # As in Namespace: attributes are the items of a dict, found with no Python call where they are ours.
+    missing = {"__missing__": staticmethod(lambda name: getattr(current(), name))}
+    attributes = type("Attributes", (dict,), missing)(ours)
+    body = {
+        "__getattribute__": attributes.__getitem__,
+        "__setattr__": lambda self, name, value: setattr(current(), name, value),
+        "__delattr__": lambda self, name: delattr(current(), name),
+    }
+    module: ModuleType = type("LiveModule", (ModuleType,), body)(current().__name__)
+    return module
 
 
 def attribute(current: Current, *path: str) -> Current:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_anvil.patching._code import code_names, contents, obstacle
-from mlx_anvil.patching._namespace import Current, LiveModule, Namespace, attribute, live
+from mlx_anvil.patching._namespace import Current, Namespace, attribute, live, live_module
 
 Function = Callable[..., Any]
 
@@ -157,13 +157,13 @@ class Rebinder:
             if (path := attribute_path(call))[:1] == ["fast"]
         }
         if value is mx.fast:
-            return LiveModule(current, fast)
+            return live_module(current, fast)
         ours = {
             path[0]: stand_in.make(attribute(current, *path))
             for call, stand_in in self._stand_ins.items()
             if len(path := attribute_path(call)) == 1
         }
-        return LiveModule(current, ours | {"fast": LiveModule(attribute(current, "fast"), fast)})
+        return live_module(current, ours | {"fast": live_module(attribute(current, "fast"), fast)})
 
 
 def _named(function: FunctionType) -> Iterator[tuple[Any, set[str]]]:

@@ -41,7 +41,9 @@ class Route:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return find(id(args[0]), original)(*args, **kwargs) if args else original(**kwargs)
+            if kwargs:
+                return find(id(args[0]) if args else 0, original)(*args, **kwargs)
+            return find(id(args[0]) if args else 0, original)(*args)
 
         setattr(call, _MARK, self)
         self.call = call  # type: ignore[assignment]
@@ -51,14 +53,14 @@ class Route:
         return vars(self.cls).get(self.name) is self.call
 
 
-def route_of(function: Any) -> Route | None:
+def route_of(function: FunctionType) -> Route | None:
     """The route that a function is. What ``functools.wraps`` made of one has its attributes, but is none."""
-    route = getattr(function, _MARK, None)
-    return route if isinstance(route, Route) and route.call is function else None
+    route: Route | None = function.__dict__.get(_MARK)
+    return route if route is not None and route.call is function else None
 
 
-def unrouted(function: Any) -> Any:
-    """The method behind a route; any other object as it is."""
+def unrouted(function: FunctionType) -> FunctionType:
+    """The method behind a route; any other function as it is."""
     route = route_of(function)
     return function if route is None else route.original
 
