@@ -23,8 +23,8 @@ Methods = Mapping[str, FunctionType]
 
 # MLX's own, whatever another package puts in their place later.
 _SILU = nn.silu
-_EMBEDDING = unrouted(nn.QuantizedEmbedding.__call__)
-_PRODUCTS = (unrouted(nn.QuantizedLinear.__call__), anvil_nn.QuantizedLinear.__call__)
+_EMBEDDING = nn.QuantizedEmbedding.__call__
+_PRODUCTS = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
 
 QUANTIZED_EMBEDDING = Call("quantized", "mx.dequantize", "quantized_embedding")
 SOFTCAPPED_ATTENTION = Call(ATTENTION.option, "attention with softcap, in line", ATTENTION.op)

@@ -79,12 +79,14 @@ def unchanged(function: FunctionType) -> Callable[[], bool]:
     found = list(_globals_of(function))
 
     def ask() -> bool:
-        for read, value in found:  # not all(): this runs at every call
-            if read() is not value:
-                return False
-        return True
+        return not any(map(_is_another, found))
 
     return ask
+
+
+def _is_another(found: tuple[Callable[[], Any], Any]) -> bool:
+    read, value = found
+    return read() is not value
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[Callable[[], Any], Any]]:

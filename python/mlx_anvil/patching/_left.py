@@ -6,7 +6,7 @@ from types import FunctionType
 
 import mlx.nn as nn
 
-from mlx_anvil.patching._rebind import code_names
+from mlx_anvil.patching._code import code_names
 
 NO_EXPERTS = "no kernel for products with the weights of chosen experts yet"
 OTHER_ACTIVATION = "no kernel for this activation"

@@ -24,7 +24,7 @@ class Namespace(dict[str, Any]):
     @staticmethod
     def of(origin: dict[str, Any]) -> "Namespace":
         # A class of its own, for __missing__ is looked up in the class: a method of the dict itself costs no Python call.
-        cls = type("Namespace", (Namespace,), {"__missing__": origin.__getitem__, "origin": origin})
+        cls: type[Namespace] = type("Namespace", (Namespace,), {"__missing__": origin.__getitem__, "origin": origin})
         return cls({name: origin[name] for name in _OF_THE_INTERPRETER if name in origin})
 
 

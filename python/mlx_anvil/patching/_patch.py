@@ -13,7 +13,7 @@ from mlx_anvil.patching._code import code_names
 from mlx_anvil.patching._left import is_of_experts, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._report import FallbackLog, Report, Row
-from mlx_anvil.patching._routes import Route, assign, install, remove, route_to
+from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
 from mlx_anvil.patching._stand_ins import stand_ins
 
 _lock = threading.RLock()  # of patch and unpatch; the models themselves need none
@@ -117,8 +117,7 @@ class _Patch:
                 functions.append((module, plan.functions))
             assign(functions)
         except BaseException:
-            for plan in self._plans.values():
-                remove(plan.functions)
+            sweep()
             raise
         return Report(_name(model), tuple(swapped), tuple(left), log=self._log)
 

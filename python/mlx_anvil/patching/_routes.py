@@ -71,6 +71,9 @@ def route_to(cls: type[nn.Module], name: str) -> Route:
     return route_of(method) or Route(cls, name, method)
 
 
+_installed: set[Route] = set()
+
+
 def install(routes: Iterable[Route]) -> None:
     """Puts routes into their classes: all of them, or none and the exception of the class that does not take one."""
     done: list[Route] = []
@@ -78,18 +81,25 @@ def install(routes: Iterable[Route]) -> None:
         for route in routes:
             if not route.is_installed:
                 done.append(route)
+                _installed.add(route)
                 setattr(route.cls, route.name, route.call)
                 if not route.is_installed:
                     raise TypeError(f"{route.cls.__name__}.{route.name} stays what it was")
     except BaseException:
-        remove(done)
+        _remove(done)
         raise
 
 
-def remove(routes: Iterable[Route]) -> None:
-    """Gives classes their methods back, where no instance needs the route and no other package has put a method there."""
+def sweep() -> None:
+    """Gives classes their methods back, where no instance needs the route and no other package has put a method there.
+    Not where the last instance goes away: that may be in the midst of a ``patch``."""
+    _remove(route for route in list(_installed) if not route.functions)
+
+
+def _remove(routes: Iterable[Route]) -> None:
     for route in routes:
-        if not route.functions and route.is_installed:
+        _installed.discard(route)
+        if route.is_installed:
             setattr(route.cls, route.name, route.original)
 
 
@@ -117,7 +127,7 @@ def assign(functions: Iterable[tuple[nn.Module, Mapping[Route, Function]]]) -> N
         for module, theirs in before:
             _assign(module, theirs)
         raise
-    remove(route for _, theirs in before for route in theirs)
+    sweep()
 
 
 def _assign(module: nn.Module, functions: Mapping[Route, Function]) -> None:
