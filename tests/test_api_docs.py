@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cpu_only
 
 API = Path(__file__).resolve().parent.parent / "docs" / "api"
 # Functions without arguments, or that refuse nothing; what the pages say of them is complete.
-REFUSE_NOTHING = {"mlx_anvil.info", "mlx_anvil.trace", "mlx_anvil.lm.unpatch_all"}
+REFUSE_NOTHING = {"mlx_anvil.info", "mlx_anvil.trace", "mlx_anvil.lm.reports", "mlx_anvil.lm.unpatch_all"}
 
 
 def public_names() -> dict[str, object]:

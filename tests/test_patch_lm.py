@@ -71,6 +71,65 @@ def test_the_last_options_count(directory):
     assert kernels_of(utils.load_model(directory)[0]) == []
 
 
+def test_a_sharded_model_is_patched_after_its_shards_are_made(directory, monkeypatch):
+    """In a group of one process."""
+    monkeypatch.setattr(utils, "load_tokenizer", lambda *args, **kwargs: "tokenizer")
+    plain, _ = utils.sharded_load(str(directory))
+    before = len(mlx_anvil.lm.reports())
+    mlx_anvil.lm.patch_all()
+    model, _ = utils.sharded_load(str(directory))
+    (report,) = mlx_anvil.lm.reports()[before:]
+    products = {row.path for row in report.swapped if row.op == "quantized_matmul"}
+    assert {f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qkvo"} <= products
+    assert type(model.model.layers[0].self_attn.q_proj) is nn.QuantizedAllToShardedLinear
+    prompt = mx.array([[1, 2, 3]])
+    with mlx_anvil.strict(), mlx_anvil.trace() as trace:
+        assert max_error(model(prompt), plain(prompt)) <= LIMIT
+    products_that_ran = [name for name in trace.kernels if name.startswith(("quantized_matmul", "quantized_gemv"))]
+    assert len(products_that_ran) >= 2 * 5
+    assert kernels_of(plain) == []
+
+
+def test_reports_can_be_read_afterwards(directory):
+    before = len(mlx_anvil.lm.reports())
+    mlx_anvil.lm.patch_all(rope=False)
+    model, _ = utils.load_model(directory)
+    utils.load_model(directory)
+    mlx_anvil.lm.unpatch_all()
+    first, second = mlx_anvil.lm.reports()[before:]
+    assert {row.why for row in first.left} == {"rope=False"}
+    assert first.fallbacks == ()
+    model.set_dtype(mx.float64)
+    with mx.stream(mx.cpu):
+        mx.eval(model.model.norm(mx.zeros((1, 64), mx.float64)))
+    assert [(fallback.op, fallback.count) for fallback in first.fallbacks] == [("rms_norm", 1)]
+    assert second.fallbacks == ()
+
+
+def test_a_wrapper_of_another_package_stays(directory, monkeypatch):
+    calls, original = [], utils.load_model
+    monkeypatch.setattr(utils, "load_model", original)
+    mlx_anvil.lm.patch_all()
+    ours = utils.load_model
+
+    def theirs(*args, **kwargs):
+        calls.append(args)
+        return ours(*args, **kwargs)
+
+    utils.load_model = theirs
+    assert kernels_of(utils.load_model(directory)[0])
+    mlx_anvil.lm.unpatch_all()
+    assert utils.load_model is theirs
+    assert kernels_of(utils.load_model(directory)[0]) == []
+    before = len(mlx_anvil.lm.reports())
+    mlx_anvil.lm.patch_all()
+    assert kernels_of(utils.load_model(directory)[0])
+    assert len(calls) == 3
+    assert len(mlx_anvil.lm.reports()) == before + 1
+    mlx_anvil.lm.unpatch_all()
+    assert utils.load_model is theirs
+
+
 def decode(model: nn.Module, cache: list, prompt: mx.array, following: mx.array) -> mx.array:
     steps = [model(prompt, cache=cache)]
     steps += [model(following[:, i : i + 1], cache=cache) for i in range(following.shape[1])]

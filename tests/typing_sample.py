@@ -113,7 +113,8 @@ def patched(model: mlx.nn.Module) -> tuple[str, str]:
     report: patching.Report = mlx_anvil.patch(model, rope=False)
     mlx_anvil.unpatch(model)
     mlx_anvil.lm.unpatch_all()
-    return report.swapped[0].op, str(report.fallbacks)
+    reports: tuple[patching.Report, ...] = mlx_anvil.lm.reports()
+    return report.swapped[0].op, str(reports[0].fallbacks)
 
 
 def built(x: mx.array) -> tuple[int, str]:

@@ -16,10 +16,15 @@ from mlx_anvil import _ext, reference
 from mlx_anvil import nn as anvil_nn
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
-from mlx_anvil.patching._stand_ins import ATTENTION, RMS_NORM, SWIGLU, originals, stand_in, widened
-from mlx_anvil.patching._swap import original_class
+from mlx_anvil.patching._routes import unrouted
+from mlx_anvil.patching._stand_ins import ATTENTION, RMS_NORM, SWIGLU, guarded, originals, stand_in, widened
 
 Methods = Mapping[str, FunctionType]
+
+# MLX's own, whatever another package puts in their place later.
+_SILU = nn.silu
+_EMBEDDING = nn.QuantizedEmbedding.__call__
+_PRODUCTS = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
 
 QUANTIZED_EMBEDDING = Call("quantized", "mx.dequantize", "quantized_embedding")
 SOFTCAPPED_ATTENTION = Call(ATTENTION.option, "attention with softcap, in line", ATTENTION.op)
@@ -40,16 +45,23 @@ def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: Fallb
     call = methods.get("__call__")
     if call is None:
         return
-    if call is nn.QuantizedEmbedding.__call__:
-        ours = stand_in(QUANTIZED_EMBEDDING.op, call, _embed, log)
-        yield Adapter(QUANTIZED_EMBEDDING, {"__call__": ours})
+
+    def adapter(what: Call, ours: Function) -> Adapter:
+        return Adapter(what, {"__call__": guarded(what.op.partition(",")[0], call, ours, log)})
+
+    if call is _EMBEDDING:
+        yield adapter(QUANTIZED_EMBEDDING, stand_in(QUANTIZED_EMBEDDING.op, call, _embed, log))
     elif _names_of_form(call, _norm_of_weight_less_one):
-        ours = stand_in(RMS_NORM.op, call, _gemma_norm, log)
-        yield Adapter(NORM_OF_WEIGHT_LESS_ONE, {"__call__": ours})
-    elif (cls.__module__, cls.__name__) == ("mlx_lm.models.gemma2", "Attention"):
-        yield Adapter(SOFTCAPPED_ATTENTION, {"__call__": _softcapped_attention(log)})
+        yield adapter(NORM_OF_WEIGHT_LESS_ONE, stand_in(RMS_NORM.op, call, _gemma_norm, log))
+    elif cls.__name__ == "Attention" and _is_written_in(call, "mlx_lm.models.gemma2"):
+        yield adapter(SOFTCAPPED_ATTENTION, _softcapped_attention(log))
     elif projections := _projections_of_mlp(call):
-        yield Adapter(GATED_MLP, {"__call__": _gated_mlp(*projections, quantized, log)})
+        yield adapter(GATED_MLP, _gated_mlp(*projections, quantized, log))
+
+
+def _is_written_in(method: FunctionType, module: str) -> bool:
+    """Whether it is the module's own method, not what another package has put around it."""
+    return bool(method.__globals__.get("__name__") == module) and method.__code__.co_name == "__call__"
 
 
 # Forms: what the method of a model has to be, up to the names of the projections. They never run.
@@ -92,7 +104,7 @@ def _projections_of_mlp(method: FunctionType) -> tuple[str, str, str] | None:
         return (gate, up, down) if known and method.__globals__.get("swiglu") is known[0] else None
     if names := _names_of_form(method, _mlp_in_line):
         down, _, _, gate, up = names
-        return (gate, up, down) if method.__globals__.get("nn") is nn else None
+        return (gate, up, down) if method.__globals__.get("nn") is nn and nn.silu is _SILU else None
     return None
 
 
@@ -129,14 +141,21 @@ def _gated_mlp(gate_name: str, up_name: str, down_name: str, quantized: bool, lo
     return __call__
 
 
-def _is_quantized_pair(*layers: nn.Module) -> bool:
+def _is_quantized_pair(gate: nn.Module, up: nn.Module) -> bool:
     """Whether two projections are in one quantized format and no more than that: no bias, and no method of their own
     around it. Asked at every call, for layers may be exchanged (LoRA)."""
-    products = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
     return (
-        all(original_class(layer).__call__ in products and "bias" not in layer for layer in layers)
-        and len({(layer.mode, layer.bits, layer.group_size, layer["weight"].shape) for layer in layers}) == 1
+        _is_product(type(gate))
+        and (type(up) is type(gate) or _is_product(type(up)))
+        and not ("bias" in gate or "bias" in up)
+        and (gate.mode, gate.bits, gate.group_size, gate["weight"].shape)
+        == (up.mode, up.bits, up.group_size, up["weight"].shape)
     )
+
+
+def _is_product(cls: type[nn.Module]) -> bool:
+    call = cls.__call__
+    return isinstance(call, FunctionType) and unrouted(call) in _PRODUCTS
 
 
 def _quantized_swiglu(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:

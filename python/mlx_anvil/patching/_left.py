@@ -1,23 +1,30 @@
 """What ``patch`` leaves alone whatever its options, and why: calls of the kinds that it is about, with no op for them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
+from typing import Any
 
 import mlx.nn as nn
 
-from mlx_anvil.patching._rebind import code_names
+from mlx_anvil.patching._code import code_names, nested_code
 
 NO_EXPERTS = "no kernel for products with the weights of chosen experts yet"
 OTHER_ACTIVATION = "no kernel for this activation"
 OTHER_SILU = "not in the form down(silu(gate(x)) * up(x)), or inside a compiled function"
 OWN_ROUTER = "written out in the model's own code; softmax_topk computes it in one kernel"
+OTHER_ROUTER = "chooses experts by groups, with a bias or by a mask: no kernel"
+CHOICE_OF_KEYS = "the choice of a sparse attention: no kernel"
 RECURRENCE = "a recurrence, not attention: no kernel"
 OWN_SOFTMAX = "attention written out in the model's own code"
 
 _ACTIVATION = re.compile(r"gelu|glu|silu|relu|xielu")
 _RECURRENT = re.compile(r"(Mamba\w*Mixer|Mamba2?Block|Delta\w+|LinearAttention|TimeMixing|RecurrentBlock)$")
-_ROUTER = {"argpartition", "argsort", "topk", "mlx_topk"}
+_RECURRENCES = {"ssm_update", "ssm_step", "gated_delta_update", "recurrent_gla", "rnn_scan"}
+_CHOICE = {"argpartition", "topk", "mlx_topk", "expert_routing"}
+_EXPERTS = {"experts", "switch_mlp"}
+_SCORES = {"softmax", "sigmoid"}
+_OTHER_CHOICE = re.compile(r"(expert|correction|router)_bias|biased|group_(scores|idx)|^put_along_axis$")
 
 
 def is_of_experts(cls: type[nn.Module]) -> bool:
@@ -39,12 +46,40 @@ def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterat
     for name in sorted(filter(_ACTIVATION.search, names - {"swiglu"})):
         if any(_calls_by_name(method, name) for method in methods.values()):
             yield name, "", OTHER_SILU if "silu" in name else OTHER_ACTIVATION
-    if "softmax" in names and names & _ROUTER:
-        yield "router", "softmax_topk", OWN_ROUTER
-    elif "softmax" in names and "rope" in names and "scaled_dot_product_attention" not in names:
-        yield "attention", "", OWN_SOFTMAX
-    if _RECURRENT.search(cls.__name__) and "scaled_dot_product_attention" not in names:
+    yield from _choices_and_attention(methods)
+    is_attention = "scaled_dot_product_attention" in names
+    if names & _RECURRENCES or (_RECURRENT.search(cls.__name__) and not is_attention):
         yield cls.__name__, "", RECURRENCE
+
+
+def _choices_and_attention(methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
+    """In the methods, or in functions beside them, which are often compiled."""
+    names: set[str] = set()
+    variables: set[str] = set()
+    for function in _with_helpers(methods.values()):
+        names |= code_names(function.__code__)
+        variables |= {name for code in nested_code(function.__code__) for name in code.co_varnames}
+    if names >= {"softmax", "rope"}:
+        yield "attention", "", OWN_SOFTMAX
+        return
+    # A mask over the scores chooses one expert after the other.
+    if names & _CHOICE or names >= {"argmax", "put_along_axis", "softmax"}:
+        if "rope" not in names and names & (_SCORES | _EXPERTS):
+            is_other = any(map(_OTHER_CHOICE.search, names | variables))
+            yield "router", *(("", OTHER_ROUTER) if is_other else ("softmax_topk", OWN_ROUTER))
+        else:
+            yield "choice of keys", "", CHOICE_OF_KEYS
+
+
+def _with_helpers(methods: Iterable[FunctionType]) -> list[Any]:
+    """Functions, and those of the same modules that they name; also what ``mx.compile`` made of one, which has its code."""
+    found: list[Any] = list(methods)
+    for function in found:  # grows
+        for name in code_names(function.__code__):
+            value: Any = function.__globals__.get(name)
+            if getattr(value, "__globals__", None) is function.__globals__ and not any(value is f for f in found):
+                found.append(value)
+    return found
 
 
 def _calls_by_name(method: FunctionType, name: str) -> bool:

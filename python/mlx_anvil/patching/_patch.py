@@ -1,19 +1,20 @@
-"""``patch`` and ``unpatch``: which module gets which class."""
+"""``patch`` and ``unpatch``: which module runs what."""
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 
 import mlx.nn as nn
 
 from mlx_anvil._prebuild import prebuild as _prebuild
 from mlx_anvil.patching._adapters import adapters
+from mlx_anvil.patching._code import code_names
 from mlx_anvil.patching._left import is_of_experts, reasons
-from mlx_anvil.patching._rebind import Call, Function, Rebinder, writes_globals
+from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._report import FallbackLog, Report, Row
+from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
 from mlx_anvil.patching._stand_ins import stand_ins
-from mlx_anvil.patching._swap import original_class, swapped_class
 
 _lock = threading.RLock()  # of patch and unpatch; the models themselves need none
 
@@ -62,8 +63,7 @@ def patch(
 
 
 def unpatch(model: nn.Module) -> None:
-    """Gives every module of a patched model its own class back; nothing else has changed. A model that is not patched
-    stays as it is.
+    """Gives every module of a patched model its own methods back. A model that is not patched stays as it is.
 
     Args:
         model (mlx.nn.Module): the model.
@@ -73,9 +73,7 @@ def unpatch(model: nn.Module) -> None:
     """
     _check("unpatch", model)
     with _lock:
-        for _, module in _named_modules(model):
-            if (original := original_class(module)) is not type(module):
-                module.__class__ = original
+        assign([(module, {}) for _, module in _named_modules(model)])
 
 
 def _check(name: str, model: object) -> None:
@@ -85,49 +83,60 @@ def _check(name: str, model: object) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one class becomes: the class for its instances, and the rows of each of them, without their path."""
+    """What the modules of one class run, and the rows of each of them, without their path."""
 
-    cls: type[nn.Module]
-    swapped: list[Row]
-    left: list[Row]
+    functions: dict[Route, Function] = field(default_factory=dict)
+    swapped: list[Row] = field(default_factory=list)
+    left: list[Row] = field(default_factory=list)
 
 
 class _Patch:
-    """One call of ``patch``: the classes that it makes, one for each class of the model."""
+    """One call of ``patch``: a plan for each class of the model, and then all modules at once."""
 
     def __init__(self, options: dict[str, bool]) -> None:
         self._options = options
         self._log = FallbackLog()
         every = stand_ins(self._log)
         self._finder = Rebinder(every)
-        self._rebinder = Rebinder({call: pair for call, pair in every.items() if options[call.option]})
+        self._rebinder = Rebinder({call: ours for call, ours in every.items() if options[call.option]})
         self._plans: dict[type[nn.Module], _Plan] = {}
 
     def apply(self, model: nn.Module) -> Report:
         swapped, left, seen = [], [], set()
-        for path, module in _named_modules(model):
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            if is_of_experts(original_class(module)):
-                seen.update(id(inner) for _, inner in _named_modules(module))
-            plan = self._plan(original_class(module))
-            swapped += [replace(row, path=path) for row in plan.swapped]
-            left += [replace(row, path=path) for row in plan.left]
-            if type(module) is not plan.cls:
-                module.__class__ = plan.cls
+        functions: list[tuple[nn.Module, Mapping[Route, Function]]] = []
+        try:
+            for path, module in _named_modules(model):
+                if id(module) in seen:
+                    continue
+                seen.add(id(module))
+                if is_of_experts(type(module)):
+                    seen.update(id(inner) for _, inner in _named_modules(module))
+                plan = self._plan(type(module))
+                swapped += [replace(row, path=path) for row in plan.swapped]
+                left += [replace(row, path=path) for row in plan.left]
+                functions.append((module, plan.functions))
+            assign(functions)
+        except BaseException:
+            sweep()
+            raise
         return Report(_name(model), tuple(swapped), tuple(left), log=self._log)
 
     def _plan(self, cls: type[nn.Module]) -> _Plan:
         if cls not in self._plans:
-            self._plans[cls] = self._make_plan(cls)
+            plan = self._make_plan(cls)
+            try:
+                install(plan.functions)
+            except Exception as error:
+                why = f"{cls.__name__} takes no other methods: {type(error).__name__}: {error}"
+                refused = [replace(row, why=why) for row in plan.swapped]
+                plan = _Plan({}, [], refused + plan.left)
+            self._plans[cls] = plan
         return self._plans[cls]
 
     def _make_plan(self, cls: type[nn.Module]) -> _Plan:
+        plan = _Plan()
         if cls.__module__.partition(".")[0] == "mlx_anvil":
-            return _Plan(cls, [], [])
-        methods, ours = {} if is_of_experts(cls) else dict(_methods(cls)), dict[str, Function]()
-        plan = _Plan(cls, [], [])
+            return plan
 
         def decide(call: Call) -> bool:
             wanted = self._options[call.option]
@@ -135,32 +144,43 @@ class _Patch:
             rows.append(Row("", call.what, call.op, cls.__name__ if wanted else f"{call.option}=False"))
             return wanted
 
+        routes = [] if is_of_experts(cls) else list(_routes(cls))
+        first = {route.name: route for route in reversed(routes)}
+        methods = {name: route.original for name, route in first.items()}
         for adapter in adapters(cls, methods, self._options["quantized"], self._log):
             if decide(adapter.call):
-                ours.update(adapter.methods)
+                plan.functions.update({first[name]: ours for name, ours in adapter.methods.items()})
             for name in adapter.methods:
                 del methods[name]
-        for name, method in methods.items():
-            calls = sorted(self._finder.calls(method), key=lambda call: call.what)
-            if calls and writes_globals(method.__code__):
-                why = f"{cls.__name__}.{name} assigns to globals of its module"
-                plan.left.extend(Row("", call.what, call.op, why) for call in calls)
-                continue
-            decisions = [decide(call) for call in calls]
+                routes.remove(first[name])
+        for route in routes:
+            reach = self._finder.reach(route.original)
+            plan.left.extend(Row("", call.what, call.op, why) for call, why in sorted(reach.left.items(), key=_by_name))
+            decisions = [decide(call) for call in sorted(reach.calls, key=lambda call: call.what)]
             if any(decisions):
-                ours[name] = self._rebinder.rebound(method)
+                plan.functions[route] = self._rebinder.rebound(route.original)
         plan.left.extend(Row("", what, op, why) for what, op, why in reasons(cls, methods))
-        return replace(plan, cls=swapped_class(cls, ours)) if ours else plan
+        return plan
 
 
-def _methods(cls: type[nn.Module]) -> Iterator[tuple[str, FunctionType]]:
-    """Methods that an instance of the class runs, of whichever base."""
-    seen = {"__init__"}
+def _by_name(item: tuple[Call, str]) -> str:
+    return item[0].what
+
+
+def _routes(cls: type[nn.Module]) -> Iterator[Route]:
+    """To the methods that an instance of the class runs, of whichever base, and to those that they call by ``super()``."""
+    hidden = {"__init__"}
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
-        for name, value in vars(base).items():
-            if name not in seen and isinstance(value, FunctionType):
-                yield name, value
-            seen.add(name)
+        for name, value in list(vars(base).items()):
+            if name in hidden:
+                continue
+            if not isinstance(value, FunctionType):
+                hidden.add(name)
+                continue
+            route = route_to(base, name)
+            yield route
+            if "super" not in code_names(route.original.__code__):
+                hidden.add(name)
 
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

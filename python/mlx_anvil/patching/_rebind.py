@@ -1,18 +1,20 @@
 """Functions that call ours: copies of functions, of the same code, whose global names lead elsewhere.
 
 A method finds ``scaled_dot_product_attention`` or ``mx`` among the globals of the module that it was written in. To change
-those would change every model of that architecture. A copy of the method with globals of its own changes one class of
-one patched model: nothing is looked up at run time, so threads, ``mx.compile`` and ``mx.checkpoint`` see plain functions.
+those would change every model of that architecture. A copy of the method sees them through a namespace of its own
+(:mod:`~mlx_anvil.patching._namespace`), in which the functions that we stand in for lead to ours.
 """
 
-import dis
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, FunctionType
 from typing import Any
 
 import mlx.core as mx
+
+from mlx_anvil.patching._code import code_names, contents, obstacle
+from mlx_anvil.patching._namespace import Current, Namespace, attribute, live, live_module
 
 Function = Callable[..., Any]
 
@@ -33,21 +35,25 @@ class Call:
     op: str
 
 
-def code_names(code: CodeType) -> set[str]:
-    """Global names and attributes that a function and those inside it use."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= code_names(constant)
-    return names
+@dataclass(frozen=True)
+class StandIn:
+    """A function that models call, and what makes the one to be called in its place."""
+
+    original: Function
+    make: Callable[[Current], Function]
 
 
-def writes_globals(code: CodeType) -> bool:
-    """Whether the function assigns to a name of its module, which a copy's own globals would keep from the module."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(code)) or any(
-        map(writes_globals, inner)
-    )
+@dataclass(frozen=True)
+class Reach:
+    """What a function calls, by itself or through functions that it names.
+
+    Attributes:
+        calls: those that a copy of it would call ours for.
+        left: those inside functions that cannot be copied, with the reason.
+    """
+
+    calls: frozenset[Call]
+    left: Mapping[Call, str]
 
 
 def attribute_path(call: Call) -> list[str]:
@@ -59,36 +65,49 @@ class Rebinder:
     """Copies functions so that they call other functions.
 
     Args:
-        stand_ins: of each call, the function that models call and the one to be called in its place.
+        stand_ins: of each call, the function that models call and what stands in for it.
     """
 
-    def __init__(self, stand_ins: Mapping[Call, tuple[Function, Function]]) -> None:
-        self._calls = {id(original): call for call, (original, _) in stand_ins.items()}
-        self._ours = {id(original): ours for original, ours in stand_ins.values()}
-        self._proxies = _proxies(stand_ins)
-        self._found: dict[FunctionType, frozenset[Call]] = {}
+    def __init__(self, stand_ins: Mapping[Call, StandIn]) -> None:
+        self._calls = {id(stand_in.original): call for call, stand_in in stand_ins.items()}
+        self._stand_ins = stand_ins
+        self._reached: dict[FunctionType, Reach] = {}
         self._copies: dict[FunctionType, FunctionType] = {}
-        self._namespaces: dict[int, dict[str, Any]] = {}
+        self._namespaces: dict[int, Namespace] = {}
 
-    def calls(self, function: FunctionType) -> frozenset[Call]:
-        """What the function calls that there is a stand-in for, by itself or through functions that it names."""
-        if function not in self._found:
-            reached, waiting = {function}, [function]
-            found: set[Call] = set()
-            while waiting:
-                values = list(_named(waiting.pop()))
-                found.update(call for value in values for call in self._calls_of(*value))
-                functions = {value for value, _ in values if isinstance(value, FunctionType)} - reached
-                reached |= functions
-                waiting += functions
-            self._found[function] = frozenset(found)
-        return self._found[function]
+    def reach(self, function: FunctionType) -> Reach:
+        """What the function calls that there is a stand-in for."""
+        if function not in self._reached:
+            calls, left = self._search(function)
+            self._reached[function] = Reach(frozenset(calls), {c: why for c, why in left.items() if c not in calls})
+        return self._reached[function]
+
+    def _search(self, function: FunctionType) -> tuple[set[Call], dict[Call, str]]:
+        calls: set[Call] = set()
+        left: dict[Call, str] = {}
+        reached: set[tuple[FunctionType, str]] = set()
+        waiting = [(function, "")]
+        while waiting:
+            function, why = waiting.pop()
+            if (function, why) in reached:
+                continue
+            reached.add((function, why))
+            why = why or obstacle(function)
+            for value, names in _named(function):
+                for call in self._calls_of(value, names):
+                    if why:
+                        left[call] = why
+                    else:
+                        calls.add(call)
+                if isinstance(value, FunctionType):
+                    waiting.append((value, why))
+        return calls, left
 
     def _calls_of(self, value: Any, names: set[str]) -> Iterator[Call]:
         """The call that a value is, or those that are attributes of it, where code uses such names."""
         if id(value) in self._calls:
             yield self._calls[id(value)]
-        elif id(value) in self._proxies:
+        elif value is mx or value is mx.fast:
             for call in self._calls.values():
                 path = attribute_path(call)
                 if path and names.issuperset(path[-1:] if value is mx.fast else path):
@@ -98,46 +117,53 @@ class Rebinder:
         """The copy that calls the stand-ins, for a function with ``calls``."""
         if function in self._copies:
             return self._copies[function]
-        self._copies[function] = function  # until there is one, for an inner function whose closure holds itself
+        namespace = self._namespace(function.__globals__)
+        # A variable that leads elsewhere has a cell of its own, filled below: the function may be in it itself.
+        own = {i: cell for i, cell in enumerate(function.__closure__ or ()) if self._is_replaced(contents(cell))}
+        cells = tuple(CellType() if i in own else cell for i, cell in enumerate(function.__closure__ or ()))
         copy = FunctionType(
-            function.__code__,
-            self._namespace(function.__globals__),
-            function.__name__,
-            function.__defaults__,
-            function.__closure__ and tuple(map(self._cell, function.__closure__)),
+            function.__code__, namespace, function.__name__, function.__defaults__, cells if cells else None
         )
         self._copies[function] = copy
         copy.__kwdefaults__ = function.__kwdefaults__
         functools.update_wrapper(copy, function)
+        origin = namespace.origin
         for name in code_names(function.__code__):
-            value = function.__globals__.get(name)
-            if isinstance(value, FunctionType) and self.calls(value):
-                copy.__globals__[name] = self.rebound(value)
+            if name in origin and name not in namespace and self._is_replaced(origin[name]):
+                namespace[name] = self._replacement(origin[name], functools.partial(origin.get, name))
+        for i, cell in own.items():
+            cells[i].cell_contents = self._replacement(contents(cell), functools.partial(contents, cell))
         return copy
 
-    def _namespace(self, globals_: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a module's names with the stand-ins among them, one for all its functions."""
+    def _namespace(self, globals_: dict[str, Any]) -> Namespace:
+        """One for all functions of a module."""
         if id(globals_) not in self._namespaces:
-            self._namespaces[id(globals_)] = {name: self._replaced(value) for name, value in globals_.items()}
+            self._namespaces[id(globals_)] = Namespace.of(globals_)
         return self._namespaces[id(globals_)]
 
-    def _replaced(self, value: Any) -> Any:
-        return self._proxies.get(id(value)) or self._ours.get(id(value)) or value
+    def _is_replaced(self, value: Any) -> bool:
+        if isinstance(value, FunctionType) and id(value) not in self._calls:
+            return not obstacle(value) and bool(self.reach(value).calls)
+        return id(value) in self._calls or value is mx or value is mx.fast
 
-    def _cell(self, cell: CellType) -> CellType:
-        """What a decorator wrapped is in a cell of the wrapper."""
-        value = _contents(cell)
-        if isinstance(value, FunctionType) and self.calls(value):
-            return CellType(self.rebound(value))
-        replaced = self._replaced(value)
-        return cell if replaced is value else CellType(replaced)
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+    def _replacement(self, value: Any, current: Current) -> Any:
+        if id(value) in self._calls:
+            return self._stand_ins[self._calls[id(value)]].make(current)
+        if isinstance(value, FunctionType):
+            return live(current, value, self.rebound(value))
+        fast = {
+            path[-1]: stand_in.make(attribute(current, *path[-1:] if value is mx.fast else path))
+            for call, stand_in in self._stand_ins.items()
+            if (path := attribute_path(call))[:1] == ["fast"]
+        }
+        if value is mx.fast:
+            return live_module(current, fast)
+        ours = {
+            path[0]: stand_in.make(attribute(current, *path))
+            for call, stand_in in self._stand_ins.items()
+            if len(path := attribute_path(call)) == 1
+        }
+        return live_module(current, ours | {"fast": live_module(attribute(current, "fast"), fast)})
 
 
 def _named(function: FunctionType) -> Iterator[tuple[Any, set[str]]]:
@@ -147,18 +173,4 @@ def _named(function: FunctionType) -> Iterator[tuple[Any, set[str]]]:
         if name in function.__globals__:
             yield function.__globals__[name], names
     for cell in function.__closure__ or ():
-        yield _contents(cell), names
-
-
-def _proxies(stand_ins: Mapping[Call, tuple[Function, Function]]) -> dict[int, ModuleType]:
-    """``mlx.core`` and ``mlx.core.fast`` with our ops in them, by the identity of the modules they stand for."""
-    core, fast = ModuleType("mlx.core"), ModuleType("mlx.core.fast")
-    fast.__dict__.update(vars(mx.fast))
-    core.__dict__.update(vars(mx), fast=fast)
-    for call, (_, ours) in stand_ins.items():
-        match attribute_path(call):
-            case ["fast", name]:
-                setattr(fast, name, ours)
-            case [name]:
-                setattr(core, name, ours)
-    return {id(mx): core, id(mx.fast): fast}
+        yield contents(cell), names

@@ -3,12 +3,15 @@
 import functools
 import sys
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
 
 from mlx_anvil import _ext
-from mlx_anvil.patching._rebind import Call, Function
+from mlx_anvil.patching._code import unchanged
+from mlx_anvil.patching._namespace import Current
+from mlx_anvil.patching._rebind import Call, Function, StandIn
 from mlx_anvil.patching._report import FallbackLog
 
 OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope")
@@ -19,6 +22,8 @@ RMS_NORM = Call("norm", "mx.fast.rms_norm", "rms_norm")
 LAYER_NORM = Call("norm", "mx.fast.layer_norm", "layer_norm")
 ROPE = Call("rope", "mx.fast.rope", "rope")
 SWIGLU = Call("swiglu", "swiglu", "silu_gate")
+
+REPLACED = "the function that the model calls is another one since the patch; patch again"
 
 
 def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None) -> mx.array:
@@ -54,14 +59,18 @@ def originals() -> dict[Call, tuple[Function, Function]]:
     return pairs
 
 
-def stand_in(op: str, original: Function, ours: Function, log: FallbackLog) -> Function:
+def stand_in(op: str, original: Function, ours: Function, log: FallbackLog, current: Current | None = None) -> Function:
     """``ours``, or ``original`` for calls that ours does not take or would itself replace by MLX's ops.
 
-    MLX is lazy: a graph that was built to see whether ours takes the call costs nothing if it is dropped.
+    MLX is lazy: a graph that was built to see whether ours takes the call costs nothing if it is dropped. Where
+    ``current`` reads another function by now, another package has put it there, and it is called.
     """
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if current is not None and (now := current()) is not original:
+            log.note(op, REPLACED)
+            return now(*args, **kwargs)
         before = _ext._fallback_count()
         try:
             result = ours(*args, **kwargs)
@@ -79,9 +88,27 @@ def stand_in(op: str, original: Function, ours: Function, log: FallbackLog) -> F
     return call
 
 
-def stand_ins(log: FallbackLog) -> Mapping[Call, tuple[Function, Function]]:
-    """Each call's function, and what stands in for it."""
-    return {call: (original, stand_in(call.op, original, ours, log)) for call, (original, ours) in originals().items()}
+def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
+    """Each call's function, and what makes its stand-in."""
+
+    def made(call: Call, original: Function, ours: Function) -> StandIn:
+        return StandIn(original, lambda current: stand_in(call.op, original, ours, log, current))
+
+    return {call: made(call, *pair) for call, pair in originals().items()}
+
+
+def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> Function:
+    """A method written anew, for as long as the functions that the model's method names are those of the patch."""
+    is_unchanged = unchanged(method)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_unchanged():
+            return ours(*args, **kwargs)
+        log.note(op, REPLACED)
+        return method(*args, **kwargs)
+
+    return call
 
 
 def _reason(op: str, error: Exception) -> str:

@@ -1,0 +1,108 @@
+"""What the bytecode of a function tells: the names that it uses, and whether a copy of it can stand for it."""
+
+import builtins
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+_NAMESPACES = {"globals", "eval", "exec"}
+
+
+def nested_code(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from nested_code(constant)
+
+
+def code_names(code: CodeType) -> set[str]:
+    """Global names and attributes that a function and those inside it use."""
+    return {name for inner in nested_code(code) for name in inner.co_names}
+
+
+def contents(cell: CellType) -> Any:
+    """What a variable of a closure holds; None where it has not been assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def obstacle(function: FunctionType) -> str:
+    """Why a copy of the function with a namespace of its own would not do the same; empty where it would."""
+    uses = _uses(function.__code__)
+    why = uses.obstacle
+    for name in sorted(uses.loads & _NAMESPACES):
+        if function.__globals__.get(name, getattr(builtins, name)) is getattr(builtins, name):
+            why = why or f"calls {name}()"
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name in uses.stores and (callable(contents(cell)) or isinstance(contents(cell), ModuleType)):
+            why = why or f"assigns to {name} of the function around it"
+    return why and f"{function.__qualname__.rpartition('<locals>.')[2]} {why}"
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """Global names that code reads, variables around it that it assigns to, and what no copy can do."""
+
+    loads: frozenset[str]
+    stores: frozenset[str]
+    obstacle: str
+
+
+@functools.lru_cache(maxsize=4096)
+def _uses(code: CodeType) -> _Uses:
+    loads: set[str] = set()
+    stores: set[str] = set()
+    why = ""
+    for inner in nested_code(code):
+        if not inner.co_flags & inspect.CO_OPTIMIZED:
+            why = "defines a class"  # whose body reads the namespace as a plain dict
+        for instruction in dis.get_instructions(inner):
+            match instruction.opname:
+                case "LOAD_GLOBAL":
+                    loads.add(instruction.argval)
+                case "STORE_GLOBAL" | "DELETE_GLOBAL":
+                    why = "assigns to globals of its module"
+                case "STORE_DEREF" | "DELETE_DEREF" if instruction.argval in code.co_freevars:
+                    stores.add(instruction.argval)
+    return _Uses(frozenset(loads), frozenset(stores), why)
+
+
+def unchanged(function: FunctionType) -> Callable[[], bool]:
+    """Whether the global functions that a function names are still those of now."""
+    found = list(_globals_of(function))
+
+    def ask() -> bool:
+        return not any(map(_is_another, found))
+
+    return ask
+
+
+def _is_another(found: tuple[Callable[[], Any], Any]) -> bool:
+    read, value = found
+    return read() is not value
+
+
+def _globals_of(function: FunctionType) -> Iterator[tuple[Callable[[], Any], Any]]:
+    """What reads a global name, or an attribute of a module that has one, and what it reads."""
+    value: Any = None
+    for instruction in dis.get_instructions(function.__code__):
+        read: Callable[[], Any]
+        match instruction.opname:
+            case "LOAD_GLOBAL" if instruction.argval in function.__globals__:
+                read = functools.partial(function.__globals__.get, instruction.argval)
+            case "LOAD_ATTR" | "LOAD_METHOD" if isinstance(value, ModuleType):
+                read = functools.partial(getattr, value, instruction.argval)
+            case "EXTENDED_ARG" | "CACHE":
+                continue
+            case _:
+                value = None
+                continue
+        value = read()
+        yield read, value

@@ -1,0 +1,125 @@
+"""What ``patch`` leaves alone is named: in every architecture of mlx-lm that has it."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.models
+import pytest
+
+import mlx_anvil
+from lm_models import Architecture, tokens
+from mlx_anvil.patching import _left
+from mlx_anvil.patching._patch import _routes
+from support import max_error
+
+pytestmark = pytest.mark.cpu_only
+
+LIMIT = 2e-5  # of float32 with attention
+SOURCES = {path.stem: path.read_text() for path in Path(mlx_lm.models.__path__[0]).glob("*.py")}
+# Parts of models, and one that ends the process where a package is missing.
+NO_MODELS = {"switch_layers", "olmo", "base", "activations"}
+
+
+def with_text(pattern: str) -> list[str]:
+    names = [module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)]
+    return [name for name in sorted(names) if name not in NO_MODELS and re.search(pattern, SOURCES[name])]
+
+
+def left_in(name: str) -> dict[str, str]:
+    """What the classes of a module have left, and why."""
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    rows = {}
+    for cls in vars(module).values():
+        if inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__ == module.__name__:
+            methods = {route.name: route.original for route in _routes(cls)}
+            rows |= {what: why for what, _, why in _left.reasons(cls, methods)}
+    return rows
+
+
+def test_routers_of_all_architectures():
+    with_routers = with_text(r"mx\.argpartition|sparsemixer|expert_routing\(")
+    assert len(with_routers) > 40
+    unnamed = [name for name in with_routers if not {"router", "choice of keys"} & left_in(name).keys()]
+    assert unnamed == []
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mixtral", _left.OWN_ROUTER),
+        ("llama4", _left.OWN_ROUTER),
+        ("ernie4_5_moe", _left.OWN_ROUTER),
+        ("deepseek_v3", _left.OTHER_ROUTER),  # in a compiled function
+        ("lfm2_moe", _left.OTHER_ROUTER),
+        ("phimoe", _left.OTHER_ROUTER),
+    ],
+)
+def test_why_a_router_is_left(name, why):
+    assert left_in(name)["router"] == why
+
+
+def test_recurrences_of_all_architectures():
+    names = with_text(r"ssm_update\(|ssm_step\(|gated_delta_update\(|recurrent_gla\(|rnn_scan\(|wkv7_kernel\(")
+    assert len(names) > 15
+    unnamed = [name for name in names if _left.RECURRENCE not in left_in(name).values()]
+    assert set(unnamed) <= {"ssm", "gated_delta"}  # the functions themselves
+
+
+SMALL = {
+    "falcon_h1": Architecture(
+        "falcon_h1",
+        {"head_dim": 16, "mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_d_state": 16},
+    ),
+    "plamo2": Architecture(
+        "plamo2", {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16, "full_attention_idx": [1]}
+    ),
+    "phi3small": Architecture(
+        "phi3small",
+        {
+            "dense_attention_every_n_layers": 2,
+            "ff_intermediate_size": 96,
+            "gegelu_limit": 1.0,
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
+    "deepseek_v3": Architecture(
+        "deepseek_v3",
+        {
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 2,
+            "num_experts_per_tok": 4,
+            "n_shared_experts": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 16,
+            "qk_nope_head_dim": 16,
+        },
+    ),
+}
+LEFT = {
+    "falcon_h1": ("FalconH1Mixer", _left.RECURRENCE),
+    "plamo2": ("Mamba", _left.RECURRENCE),
+    "phi3small": ("attention", _left.OWN_SOFTMAX),
+    "deepseek_v3": ("router", _left.OTHER_ROUTER),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_architectures_with_parts_that_are_left(name):
+    model, batch = SMALL[name].build(), tokens(2, 13)
+    want = model(batch)
+    report = mlx_anvil.patch(model)
+    assert LEFT[name] in {(row.what, row.why) for row in report.left}
+    assert report.swapped
+    with mlx_anvil.strict():
+        assert max_error(model(batch), want) <= LIMIT
+    mlx_anvil.unpatch(model)
+    assert mx.array_equal(model(batch), want)
