@@ -85,7 +85,7 @@ class Transform:
 
 
 DERIVATIVES = ("grad", "vjp", "jvp")
-KINDS = (*DERIVATIVES, "vmap", "compile", "shapeless", "checkpoint")
+KINDS = (*DERIVATIVES, "vmap", "vmap", "compile", "shapeless", "shapeless", "checkpoint")  # weighted
 
 
 @dataclass(repr=False)

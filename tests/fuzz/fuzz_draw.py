@@ -1,6 +1,7 @@
 """Draws an example: a call, the transformations around it, the memory layout of every array."""
 
 import re
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
@@ -71,10 +72,19 @@ CHANGED = (
 )
 
 
+@dataclass(frozen=True)
+class BadCall:
+    op: str
+    before: str  # what makes the arguments
+    call: str
+
+    def script(self) -> str:
+        return self.before + self.call
+
+
 @st.composite
-def bad_calls(draw, name: str, small: bool) -> tuple[str, str]:
-    """The op's name, and the text of a script whose last line is the call."""
-    source = Draw(draw, 0, small)
+def bad_calls(draw, name: str) -> BadCall:
+    source = Draw(draw, 0, small=True)
     call = call_of(source, name)
     while not call.arguments:
         call = call_of(source, name)
@@ -87,5 +97,5 @@ def bad_calls(draw, name: str, small: bool) -> tuple[str, str]:
         arguments[key] = wrong.format(x=key) if "{x}" in wrong else wrong
     lines = [f"rng = np.random.default_rng({draw(st.integers(0, 99))})"]
     lines += [f"{arg.name} = {arg.text(call.sizes)}" for arg in call.args]
-    lines.append(f"result = mlx_anvil.{call.op}({', '.join(f'{key}={text}' for key, text in arguments.items())})")
-    return call.op, with_helpers("\n".join(lines) + "\n")
+    lines += [f"arguments = {{{', '.join(f'{key!r}: {text}' for key, text in arguments.items())}}}"]
+    return BadCall(call.op, with_helpers("\n".join(lines) + "\n"), f"result = mlx_anvil.{call.op}(**arguments)\n")
