@@ -131,9 +131,11 @@ class Case:
                     self.args[i] = dataclasses.replace(arg, batches=(*arg.batches, (place, size)))
             self.results = [Result(inserted(r.dims, transform.out_axis, size), r.dtype) for r in self.results]
             axes = f"in_axes={transform.in_axes}, out_axes={transform.out_axis}"
-            ours, exact = f"mx.vmap({{f}}, {axes})", f"one_by_one({{f}}, {axes})"
+            inner = "distinct({f})" if len(self.results) > 1 else "{f}"
+            ours, exact = f"mx.vmap({inner}, {axes})", f"one_by_one({{f}}, {axes})"
         elif kind == "checkpoint":
-            ours = "mx.checkpoint({f})"
+            some = len(transform.argnums) < len(self.args)
+            ours = f"checkpoint({{f}}, {transform.argnums})" if some else "mx.checkpoint({f})"
         else:
             ours = f"mx.compile({{f}}{', shapeless=True' if kind == 'shapeless' else ''})"
         self.lines.append(f"ours = {ours.format(f='ours')}")

@@ -20,15 +20,17 @@ def cases(draw, name: str, depth: int, small: bool) -> Case:
     if not any(arg.differentiable for arg in call.args):
         kinds = ["vmap" if kind in DERIVATIVES else kind for kind in kinds]
     case = Case(call, sum(kind in DERIVATIVES for kind in kinds), seed=draw(st.integers(0, 2**16)))
-    for kind in kinds:
-        case.apply(_transform(source, case, kind))
+    for kind, after in zip(kinds, [*kinds[1:], ""], strict=True):
+        case.apply(_transform(source, case, kind, after))
     case.with_layouts([_layout(source, case, arg) for arg in case.args])
     return case
 
 
-def _transform(draw: Draw, case: Case, kind: str) -> Transform:
+def _transform(draw: Draw, case: Case, kind: str, after: str) -> Transform:
+    able = [i for i, arg in enumerate(case.args) if arg.differentiable]
+    if kind == "checkpoint":
+        return Transform(kind, argnums=tuple(able if after in DERIVATIVES else range(len(case.args))))
     if kind in DERIVATIVES:
-        able = [i for i, arg in enumerate(case.args) if arg.differentiable]
         some = [i for i in able if not draw.one_in(3)]
         return Transform(kind, argnums=tuple(some or able[:1]))
     if kind != "vmap":

@@ -75,6 +75,16 @@ def jvp(f, argnums):
     return lambda *xs: mx.jvp(in_some(f, xs[:-count], argnums), [xs[i] for i in argnums], list(xs[-count:]))[1]
 
 
+def checkpoint(f, argnums):
+    """Where derivatives follow, of the arguments that have any: ``mx.checkpoint`` takes them in all that it is given."""
+    return lambda *xs: mx.checkpoint(in_some(f, xs, argnums))(*(xs[i] for i in argnums))
+
+
+def distinct(f):
+    """MLX 0.32.4 moves the batch axis of an array once, however often it is among the results of a function."""
+    return lambda *xs: [y * 1 for y in f(*xs)]
+
+
 def one_by_one(f, in_axes, out_axes):
     """What ``mx.vmap`` should give."""
 
@@ -91,6 +101,6 @@ HELPERS = {
     for f in (
         *(normal, huge, integers, codes, visible, some_hidden, levels),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
-        *(in_some, grad, vjp, jvp, one_by_one),
+        *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )
 }

@@ -14,6 +14,8 @@ from support import GRADIENT_FACTOR, OUTPUT_FACTOR, Arrays, assert_accurate, in_
 LARGEST = {mx.float32: 3.4028e38, mx.float16: 65504.0, mx.bfloat16: 3.389e38}
 # A definition in float32 loses digits where numbers cancel; ours may lose a few times as many.
 CANCELLATION = 4
+# Of results that are nothing but rounding, such as a gradient that cancels, the scale is this share of the other results'.
+SHARE = 1e-3
 # What the definition in 16 bits is off by depends on luck: an error counts if other numbers have it too.
 OTHER_SEEDS = (10**6, 10**7)
 
@@ -45,8 +47,9 @@ def _problem(case: Case, seed: int) -> str:
         example = run(with_helpers(case.body(seed)))
         mx.eval(example["results"])
     except Exception as error:
-        if any(t.kind == "shapeless" for t in case.transforms) and "infer" in str(error):
-            return ""  # says that it cannot
+        shapeless = any(t.kind == "shapeless" for t in case.transforms)
+        if (shapeless and "infer" in str(error)) or re.match(r"\[\w+\] JVP not yet implemented", str(error)):
+            return ""  # it, or an op of MLX, says that it cannot
         return f"raises {type(error).__name__}: {error}"
     ours = example["results"]
     dtypes = [str(x.dtype).removeprefix("mlx.core.") for x in ours]
@@ -89,6 +92,7 @@ def _inaccuracy(case: Case, ours: Arrays, definition: Callable[..., Arrays], flo
     # The bar is for numbers that the definition in that dtype can reach: without infinities and overflow.
     truth = in_float64(definition, floats)
     composed = definition(*floats)
+    largest = [np.abs(to_numpy(exact)).max(initial=0.0, where=np.isfinite(to_numpy(exact))) for exact in truth]
     for i, (result, plain, exact) in enumerate(zip(ours, composed, truth, strict=True)):
         if result.shape != exact.shape:
             return f"result {i} has shape {result.shape}; wanted: {exact.shape}"
@@ -111,7 +115,7 @@ def _inaccuracy(case: Case, ours: Arrays, definition: Callable[..., Arrays], flo
 
             masked = part(result)
             lost = 0.0 if case.call.strict else CANCELLATION * max_error(part(plain), part(exact))
-        limit = max(tolerance, lost)
+        limit = max(tolerance, lost, tolerance * SHARE * max(largest) / (largest[i] or 1.0))
         try:
             assert_accurate(lambda *_, x=masked: [x], reached, floats, factor=factor, float32_tolerance=limit)
         except AssertionError as error:
