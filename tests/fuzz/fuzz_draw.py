@@ -74,6 +74,49 @@ CHANGED = (
 )
 
 
+def signature(op: str) -> str:
+    """The parameters, as text."""
+    return getattr(mlx_anvil, op).__nb_signature__[0][0].split("->")[0]
+
+
+def scalars(op: str) -> list[str]:
+    """The parameters that are numbers."""
+    return re.findall(r"(\w+): float", signature(op))
+
+
+@dataclass(frozen=True)
+class ScalarCall:
+    """The gradient in an option that is a number, given as an array."""
+
+    op: str
+    before: str
+
+    def script(self) -> str:
+        return f"{self.before}gradient = mx.grad(ours)(mx.array(value))\n{SLOPE}print(gradient, slope)\n"
+
+
+SLOPE = "step = 1e-2\nslope = (ours(value + step).item() - ours(value - step).item()) / (2 * step)\n"
+
+
+@st.composite
+def scalar_calls(draw, name: str) -> ScalarCall:
+    source = Draw(draw, 2, small=True)  # float32
+    call = call_of(source, name)
+    while not call.arguments:
+        call = call_of(source, name)
+    key = source.choice(*scalars(call.op))
+    arguments = call.arguments | {key: "value"}
+    if key == "base":
+        arguments.pop("freqs", None)
+    text = f"mlx_anvil.{call.op}({', '.join(f'{key}={text}' for key, text in arguments.items())})"
+    results = f"[{text}]" if len(call.results) == 1 else f"{text}{call.floats}"
+    lines = [f"rng = np.random.default_rng({draw(st.integers(0, 99))})"]
+    lines += [f"{arg.name} = {arg.text(call.sizes)}" for arg in call.args]
+    lines += ["", "def ours(value):", f"    return sum((y * mx.cos(y)).sum() for y in {results})", ""]
+    lines.append(f"value = {100.0 if key == 'base' else source.choice(0.5, 1.5)}")
+    return ScalarCall(call.op, with_helpers("\n".join(lines) + "\n"))
+
+
 @dataclass(frozen=True)
 class BadCall:
     op: str
@@ -90,7 +133,7 @@ def bad_calls(draw, name: str) -> BadCall:
     call = call_of(source, name)
     while not call.arguments:
         call = call_of(source, name)
-    names = re.findall(r"(\w+):", getattr(mlx_anvil, call.op).__nb_signature__[0][0].split("->")[0])
+    names = re.findall(r"(\w+):", signature(call.op))
     arguments = dict(call.arguments)
     for _ in range(source.count(1, 2)):
         key = source.choice(*names)

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis.strategies import SearchStrategy
 
-from fuzz_draw import bad_calls, cases
-from fuzz_judge import Wrong, check, check_bad_call
+from fuzz_draw import bad_calls, cases, scalar_calls, scalars
+from fuzz_judge import Wrong, check, check_bad_call, check_scalar_call
 from fuzz_ops import GENERATORS
 from fuzz_session import Run
 from mlx_anvil.reference import OPS
@@ -66,6 +66,11 @@ def test_values(name: str, depth: int, fuzz_run: Run, seed: int):
 @each_op
 def test_bad_calls(name: str, fuzz_run: Run, seed: int):
     run_examples(bad_calls(name), check_bad_call, fuzz_run, seed)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if scalars(name)])
+def test_scalars_given_as_arrays(name: str, fuzz_run: Run, seed: int):
+    run_examples(scalar_calls(name), check_scalar_call, fuzz_run, seed)
 
 
 def test_every_op_has_a_generator():
