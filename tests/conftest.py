@@ -26,7 +26,9 @@ SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="cpu", choices=sorted(BACKENDS), help="backend that the op tests run on")
     parser.addoption("--checked", action="store_true", help="with --backend simulator: find races and bad accesses")
-    parser.addoption("--fuzz", type=seconds, metavar="30m", help="run the random tests (tests/fuzz) alone, for that long")
+    parser.addoption(
+        "--fuzz", type=seconds, metavar="30m", help="run the random tests (tests/fuzz) alone, for that long"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-QUICK_SECONDS = 1.0  # of one test in a plain run; every op has four
+QUICK_SECONDS = 0.8  # of one test in a plain run; every op has four
 HANG_SECONDS = 300  # longer than any example takes
 COUNT = "examples"
 

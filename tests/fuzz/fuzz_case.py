@@ -165,7 +165,11 @@ class Case:
         one = len(call.results) == 1
         taken = call.floats if self.derivatives else ""
         definition = "def {}({}):\n    return " + ("[{}]" if one else f"list({{}}){taken}") + "\n"
-        lines = [f"rng = np.random.default_rng({self.seed if seed is None else seed})", "mx.random.seed(rng.integers(2**31))", ""]
+        lines = [
+            f"rng = np.random.default_rng({self.seed if seed is None else seed})",
+            "mx.random.seed(rng.integers(2**31))",
+            "",
+        ]
         ours = call.ours or f"mlx_anvil.{call.op}({call.keywords})"
         lines += [definition.format("ours", names, ours), definition.format("exact", names, exact)]
         for line in self.lines:

@@ -64,9 +64,7 @@ def in_some(f, xs, argnums):
 
 def vjp(f, argnums, results):
     """A function of the arguments and, behind them, a cotangent for each result."""
-    return lambda *xs: mx.vjp(
-        in_some(f, xs[:-results], argnums), [xs[i] for i in argnums], list(xs[-results:])
-    )[1]
+    return lambda *xs: mx.vjp(in_some(f, xs[:-results], argnums), [xs[i] for i in argnums], list(xs[-results:]))[1]
 
 
 def jvp(f, argnums):
@@ -89,9 +87,11 @@ def one_by_one(f, in_axes, out_axes):
     """What ``mx.vmap`` should give."""
 
     def mapped(*xs):
-        size = next(x.shape[axis] for x, axis in zip(xs, in_axes) if axis is not None)
-        elements = [[x if a is None else mx.moveaxis(x, a, 0)[i] for x, a in zip(xs, in_axes)] for i in range(size)]
-        return [mx.stack(ys, axis=out_axes) for ys in zip(*(f(*xs) for xs in elements))]
+        size = next(x.shape[axis] for x, axis in zip(xs, in_axes, strict=True) if axis is not None)
+        elements = [
+            [x if a is None else mx.moveaxis(x, a, 0)[i] for x, a in zip(xs, in_axes, strict=True)] for i in range(size)
+        ]
+        return [mx.stack(ys, axis=out_axes) for ys in zip(*(f(*xs) for xs in elements), strict=True)]
 
     return mapped
 

@@ -68,7 +68,9 @@ def _problem(case: Case, seed: int) -> str:
     def definition(*values: mx.array) -> Arrays:
         given = dict(zip(places, values, strict=False))
         in_64 = values[0].dtype == mx.float64
-        whole = [given.get(i, x.astype(mx.float64) if in_64 and x.dtype in LARGEST else x) for i, x in enumerate(arrays)]
+        whole = [
+            given.get(i, x.astype(mx.float64) if in_64 and x.dtype in LARGEST else x) for i, x in enumerate(arrays)
+        ]
         with mx.stream(mx.cpu):
             wanted = [example["exact"](*whole)[i] for i in of_floats]
             return wanted if in_64 else [x.astype(ours[i].dtype) for i, x in zip(of_floats, wanted, strict=True)]
