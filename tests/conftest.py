@@ -16,6 +16,7 @@ import pytest
 
 import mlx_anvil
 import support
+from fuzz_session import FuzzSession, seconds
 from mlx_anvil import _check
 
 BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu, "cuda": mx.gpu}
@@ -25,6 +26,9 @@ SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="cpu", choices=sorted(BACKENDS), help="backend that the op tests run on")
     parser.addoption("--checked", action="store_true", help="with --backend simulator: find races and bad accesses")
+    parser.addoption(
+        "--fuzz", type=seconds, metavar="30m", help="run the random tests (tests/fuzz) alone, for that long"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--backend {backend} is not usable here: {usable['detail']}")
     support.backend = backend
     support.check_simulation = config.getoption("--checked")
+    config.pluginmanager.register(FuzzSession(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -122,20 +122,37 @@ def assert_same_bits(a: mx.array, b: mx.array) -> None:
         assert mx.array_equal(mx.contiguous(a).view(bits), mx.contiguous(b).view(bits)).item()
 
 
+def transposed(x: mx.array) -> mx.array:
+    axes = tuple(reversed(range(x.ndim)))
+    return mx.contiguous(x.transpose(axes)).transpose(axes)
+
+
+def inside_larger(x: mx.array) -> mx.array:
+    inner = tuple(slice(1, 1 + n) for n in x.shape)
+    return mx.contiguous(mx.pad(x, [(1, 2)] * x.ndim))[inner]
+
+
+def every_second(x: mx.array) -> mx.array:
+    return mx.contiguous(mx.stack([x, mx.full(x.shape, math.nan).astype(x.dtype)], axis=-1))[..., 0]
+
+
+def reversed_twice(x: mx.array) -> mx.array:
+    return mx.contiguous(x[..., ::-1])[..., ::-1]
+
+
+def off_alignment(x: mx.array) -> mx.array:
+    return mx.contiguous(mx.concatenate([mx.zeros((1,), x.dtype), x.reshape(-1)]))[1:].reshape(x.shape)
+
+
 def layouts(x: mx.array) -> Iterator[tuple[str, mx.array]]:
     """The same values in other memory layouts: what views of a model's tensors look like."""
     yield "contiguous", x
-    axes = tuple(reversed(range(x.ndim)))
-    yield "transposed", mx.contiguous(x.transpose(axes)).transpose(axes)
-    padding = [(1, 2)] * x.ndim
-    inner = tuple(slice(1, 1 + n) for n in x.shape)
-    yield "inside a larger array", mx.contiguous(mx.pad(x, padding))[inner]
+    yield "transposed", transposed(x)
+    yield "inside a larger array", inside_larger(x)
     if x.ndim:
-        doubled = mx.contiguous(mx.stack([x, mx.full(x.shape, math.nan, x.dtype)], axis=-1))
-        yield "every second element", doubled[..., 0]
-        yield "reversed twice", mx.contiguous(x[..., ::-1])[..., ::-1]
-        flat = mx.contiguous(mx.concatenate([mx.zeros((1,), x.dtype), x.reshape(-1)]))
-        yield "one element off alignment", flat[1:].reshape(x.shape)
+        yield "every second element", every_second(x)
+        yield "reversed twice", reversed_twice(x)
+        yield "one element off alignment", off_alignment(x)
 
 
 def poison_memory(nbytes: int) -> None:

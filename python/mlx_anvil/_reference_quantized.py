@@ -85,7 +85,10 @@ def _dequantized(
 ) -> mx.array:
     with mx.stream(mx.cpu):
         ones, zeros = (scales, None) if biases is None else (mx.ones(scales.shape), mx.zeros(scales.shape))
-        codes = mx.dequantize(w, ones, zeros, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)
+        rows = w.shape[0]
+        if mode == "nvfp4":  # of which MLX 0.32.4 takes no odd number of groups on the CPU
+            w, ones = (mx.concatenate([x, x]) for x in (w, ones))
+        codes = mx.dequantize(w, ones, zeros, group_size=group_size, bits=bits, mode=mode, dtype=mx.float32)[:rows]
     if biases is None:
         return codes
     codes = codes.astype(mx.result_type(scales, biases))

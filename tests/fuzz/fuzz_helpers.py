@@ -1,0 +1,106 @@
+"""The functions that examples call. A script that is printed holds the source of those it uses: they need nothing but
+``math``, ``mx``, ``np`` and ``rng``."""
+
+import mlx.core as mx
+import numpy as np
+
+from support import every_second, inside_larger, off_alignment, reversed_twice, transposed
+
+rng = np.random.default_rng(0)  # a script has its own
+
+
+def normal(shape):
+    return mx.array(rng.standard_normal(shape).astype(np.float32))
+
+
+def huge(shape, largest):
+    """One number of a row close to the largest of its format."""
+    x = rng.standard_normal(shape)
+    x[..., :1] = largest * rng.uniform(0.5, 1, x[..., :1].shape)
+    return mx.array(x.astype(np.float32))
+
+
+def integers(low, high, shape, dtype):
+    return mx.array(rng.integers(low, high, shape, dtype=np.int64)).astype(dtype)
+
+
+def codes(shape, keep=0xFFFFFFFF):
+    """Packed weights; ``keep`` clears bits that would make a NaN."""
+    return mx.array(rng.integers(0, 2**32, shape, dtype=np.uint32) & np.uint32(keep))
+
+
+def visible(shape):
+    """A bool mask."""
+    return mx.array(rng.random(shape) < 0.7)
+
+
+def some_hidden(shape):
+    """An additive mask with some keys hidden."""
+    return mx.array(np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape)).astype(np.float32))
+
+
+def levels(shape, count):
+    """Biases by which ``count`` rows of a matrix stand out, each by its own."""
+    ranks = rng.permutation(shape[0])
+    biases = 0.25 * np.maximum(count + 1 - ranks, 0)[:, None]
+    return mx.array(np.broadcast_to(biases, shape).astype(np.float32))
+
+
+def repeated(x, axis):
+    """A broadcast view: the first along the axis in place of all."""
+    return mx.broadcast_to(mx.split(x, [1], axis)[0], x.shape)
+
+
+def grad(f, argnums):
+    """Of the sum of the squares of all results."""
+    gradient = mx.grad(lambda *xs: sum((y * y).sum() for y in f(*xs)), argnums)
+    return lambda *xs: list(gradient(*xs)) if len(argnums) > 1 else [gradient(*xs)]
+
+
+def in_some(f, xs, argnums):
+    """``f`` as a function of the arguments at ``argnums``, the others as in ``xs``."""
+    return lambda *ys: f(*(ys[argnums.index(i)] if i in argnums else x for i, x in enumerate(xs)))
+
+
+def vjp(f, argnums, results):
+    """A function of the arguments and, behind them, a cotangent for each result."""
+    return lambda *xs: mx.vjp(in_some(f, xs[:-results], argnums), [xs[i] for i in argnums], list(xs[-results:]))[1]
+
+
+def jvp(f, argnums):
+    """A function of the arguments and, behind them, a tangent for each of ``argnums``."""
+    count = len(argnums)
+    return lambda *xs: mx.jvp(in_some(f, xs[:-count], argnums), [xs[i] for i in argnums], list(xs[-count:]))[1]
+
+
+def checkpoint(f, argnums):
+    """Where derivatives follow, of the arguments that have any: ``mx.checkpoint`` takes them in all that it is given."""
+    return lambda *xs: mx.checkpoint(in_some(f, xs, argnums))(*(xs[i] for i in argnums))
+
+
+def distinct(f):
+    """MLX 0.32.4 moves the batch axis of an array once, however often it is among the results of a function."""
+    return lambda *xs: [y * 1 for y in f(*xs)]
+
+
+def one_by_one(f, in_axes, out_axes):
+    """What ``mx.vmap`` should give."""
+
+    def mapped(*xs):
+        size = next(x.shape[axis] for x, axis in zip(xs, in_axes, strict=True) if axis is not None)
+        elements = [
+            [x if a is None else mx.moveaxis(x, a, 0)[i] for x, a in zip(xs, in_axes, strict=True)] for i in range(size)
+        ]
+        return [mx.stack(ys, axis=out_axes) for ys in zip(*(f(*xs) for xs in elements), strict=True)]
+
+    return mapped
+
+
+HELPERS = {
+    f.__name__: f
+    for f in (
+        *(normal, huge, integers, codes, visible, some_hidden, levels),
+        *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
+        *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
+    )
+}
