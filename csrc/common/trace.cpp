@@ -9,6 +9,7 @@ namespace mlx_anvil {
 namespace {
 thread_local std::vector<std::shared_ptr<TraceLog>> open_logs;
 thread_local int strict_depth = 0;
+thread_local int unnoted_depth = 0;
 thread_local LastFallback last;
 }  // namespace
 
@@ -48,7 +49,18 @@ void end_strict() {
   strict_depth = std::max(0, strict_depth - 1);
 }
 
+FallbacksUnnoted::FallbacksUnnoted() {
+  ++unnoted_depth;
+}
+
+FallbacksUnnoted::~FallbacksUnnoted() {
+  --unnoted_depth;
+}
+
 void note_fallback(const std::string& op, const std::string& reason) {
+  if (unnoted_depth > 0) {
+    return;
+  }
   if (strict_depth > 0) {
     throw_internal_error(op, "strict(): no fused kernel for this call: " + reason + ".");
   }
@@ -63,7 +75,7 @@ const LastFallback& last_fallback() {
 }
 
 void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason) {
-  if (tracing()) {
+  if (unnoted_depth == 0 && tracing()) {
     record({TraceEvent::Kind::kKernel, op, kernel, "cuda", {}, {}, reason});
   }
 }

@@ -7,6 +7,7 @@
 #include "common/checks.h"
 #include "common/errors.h"
 #include "quantized_head/primitive.h"
+#include "quantized_matmul/shapeless.h"
 
 namespace mlx_anvil {
 
@@ -32,6 +33,14 @@ BestLogits best_logits(const char* op,
                               "; allowed: 1 to " + std::to_string(most) + ".");
   }
   const mx::Stream s = require_stream(op, stream);
+  if (traces_shapeless(x, {&matrix})) {
+    const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
+      BestLogits best = best_logits(op, own, std::move(matrices[0]), kept, options, s);
+      return {std::move(best.indices), std::move(best.values)};
+    };
+    const Arrays node = shapeless_node(op, s, x, {&matrix}, call);
+    return {node[0], node[1]};
+  }
   const mx::Dtype dtype = result_dtype(x, {&matrix});
   convert(matrix, dtype, s);
   return apply_quantized_head(op, format, mx::astype(x, dtype, s), std::move(matrix),
