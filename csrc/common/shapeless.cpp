@@ -46,11 +46,16 @@ bool is_shapeless_trace() {
   return mx::broadcast_arrays(unequal, mx::Device::cpu)[0].inputs().size() > 1;
 }
 
+// An array of which only shape and dtype are read.
+mx::array stand_in(const mx::Shape& shape, mx::Dtype dtype) {
+  return mx::array(shape, dtype, nullptr, {});
+}
+
 Arrays without_numbers(const Arrays& inputs) {
   Arrays all;
   all.reserve(inputs.size());
   for (const mx::array& x : inputs) {
-    all.emplace_back(x.shape(), x.dtype(), nullptr, Arrays{});
+    all.push_back(stand_in(x.shape(), x.dtype()));
   }
   return all;
 }
@@ -74,22 +79,39 @@ bool are_same(const Arrays& a, const Arrays& b) {
 
 class ShapelessNode : public FusedPrimitive {
  public:
-  ShapelessNode(mx::Stream stream, const char* op, Graph graph)
-      : FusedPrimitive(stream), op_(op), graph_(std::move(graph)) {}
+  // `outline` gives arrays like the results of `graph`. It runs while MLX traces for any shapes,
+  // where MLX's own transformations go wrong.
+  ShapelessNode(mx::Stream stream, const char* op, Graph graph, Graph outline)
+      : FusedPrimitive(stream), op_(op), graph_(std::move(graph)), outline_(std::move(outline)) {}
+
+  static Arrays make(const char* op, mx::Stream stream, Arrays inputs, Graph graph, Graph outline) {
+    auto node = std::make_shared<ShapelessNode>(stream, op, std::move(graph), std::move(outline));
+    std::vector<mx::Shape> shapes;
+    std::vector<mx::Dtype> dtypes;
+    for (const mx::array& x : node->build(node->outline_, without_numbers(inputs))) {
+      shapes.push_back(x.shape());
+      dtypes.push_back(x.dtype());
+    }
+    return mx::array::make_arrays(std::move(shapes), dtypes, node, inputs);
+  }
 
   const char* op() const override { return op_; }
   const char* name() const override { return "AnvilShapeless"; }
   bool is_equivalent(const mx::Primitive& other) const override { return this == &other; }
 
-  Arrays compose(const Arrays& inputs) override {
-    SimulationScope simulation(simulation_of_call());
-    BuildScope scope(stream());
-    return graph_(inputs);
-  }
+  Arrays compose(const Arrays& inputs) override { return build(graph_, inputs); }
 
+  // Asked for when the graph that was traced is given other shapes, and in the first call once it
+  // is traced: errors come then.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    const Arrays results = compose(without_numbers(inputs));
+    if (!are_on(results, stream())) {
+      throw_value_error(op_,
+                        "a graph of MLX ops on several devices is compiled with shapeless=True; "
+                        "allowed: mx.compile(function).");
+    }
     std::vector<mx::Shape> shapes;
-    for (const mx::array& x : compose(without_numbers(inputs))) {
+    for (const mx::array& x : results) {
       shapes.push_back(x.shape());
     }
     return shapes;
@@ -102,90 +124,160 @@ class ShapelessNode : public FusedPrimitive {
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
-                  const Arrays&) override {
-    return transformed(primals, cotangents, argnums,
-                       [](const Graph& graph, const Arrays& at, const Arrays& cotangents) {
-                         return mx::vjp(graph, at, cotangents).second;
-                       });
-  }
-
+                  const Arrays&) override;
   Arrays tangent(const Arrays& primals,
                  const Arrays& tangents,
-                 const std::vector<int>& argnums) override {
-    return transformed(primals, tangents, argnums,
-                       [](const Graph& graph, const Arrays& at, const Arrays& tangents) {
-                         return mx::jvp(graph, at, tangents).second;
-                       });
-  }
-
+                 const std::vector<int>& argnums) override;
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
-                                              const std::vector<int>& axes) override {
-    const Arrays outputs = shapeless_node(
-        op_, stream(), inputs,
-        [graph = graph_, axes](const Arrays& in) { return mx::vmap(graph, axes)(in); });
-    return {outputs, std::vector<int>(outputs.size(), 0)};
-  }
+                                              const std::vector<int>& axes) override;
 
  private:
-  // A node for vjp or jvp in the inputs at `argnums`; `others` are its cotangents or tangents.
-  template <class Transform>
-  Arrays transformed(const Arrays& primals,
-                     const Arrays& others,
-                     const std::vector<int>& argnums,
-                     Transform transform) {
-    const auto count = static_cast<int64_t>(primals.size());
-    Arrays inputs = primals;
-    inputs.insert(inputs.end(), others.begin(), others.end());
-    const Graph derivative = [graph = graph_, count, argnums, transform,
-                              s = stream()](const Arrays& in) {
-      const Arrays all(in.begin(), in.begin() + count);
-      Arrays at;
-      for (int i : argnums) {
-        at.push_back(all[i]);
+  // The graph as a function of some of its inputs.
+  static Graph in_some(const Graph& graph, const Arrays& inputs, const std::vector<int>& argnums) {
+    return [&graph, &inputs, &argnums](const Arrays& values) {
+      Arrays all = inputs;
+      for (size_t i = 0; i < argnums.size(); ++i) {
+        all[argnums[i]] = values[i];
       }
-      const Graph of_selected = [&](const Arrays& values) {
-        Arrays moved = all;
-        for (size_t i = 0; i < argnums.size(); ++i) {
-          moved[argnums[i]] = values[i];
-        }
-        return each_its_own(graph(moved), s);
-      };
-      return transform(of_selected, at, Arrays(in.begin() + count, in.end()));
+      return graph(all);
     };
-    return shapeless_node(op_, stream(), std::move(inputs), derivative);
   }
 
-  void evaluate(const Arrays& inputs, Arrays& outputs) {
-    Arrays stand_ins = without_numbers(inputs);
-    const Arrays results = [&] {
-      FallbacksUnnoted noted_already;
-      return compose(stand_ins);
-    }();
-    // A node that is one primitive is that primitive: its inputs may lend their memory.
-    if (!results.empty() && results[0].has_primitive() && are_same(results[0].outputs(), results) &&
-        are_same(results[0].inputs(), stand_ins)) {
-      evaluate_primitive(results[0].primitive(), inputs, outputs);
-      return;
+  static Arrays select(const Arrays& inputs, const std::vector<int>& argnums) {
+    Arrays some;
+    for (int i : argnums) {
+      some.push_back(inputs[i]);
     }
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      stand_ins[i].copy_shared_buffer(inputs[i]);
-    }
-    if (planning()) {
-      plan_graph(results);
-      for (mx::array& output : outputs) {
-        output.set_data(planned_memory());
+    return some;
+  }
+
+  Arrays build(const Graph& graph, const Arrays& inputs) {
+    SimulationScope simulation(simulation_of_call());
+    BuildScope scope(stream());
+    try {
+      return graph(inputs);
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      if (text.starts_with(op_message(op_, ""))) {
+        throw;
       }
-      return;
-    }
-    evaluate_graph(results, stand_ins, stream());
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      outputs[i].copy_shared_buffer(results[i]);
+      throw_value_error(op_, "in a graph compiled with shapeless=True: " + text);
     }
   }
+
+  void evaluate(const Arrays& inputs, Arrays& outputs);
 
   const char* const op_;
   const Graph graph_;
+  const Graph outline_;
 };
+
+Arrays ShapelessNode::gradient(const Arrays& primals,
+                               const Arrays& cotangents,
+                               const std::vector<int>& argnums,
+                               const Arrays& outputs) {
+  // Of integers there are none. MLX makes up zeros, whose shape its vmap fixes.
+  std::vector<int> differentiable;
+  Arrays inputs = primals;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (mx::issubdtype(outputs[i].dtype(), mx::floating)) {
+      differentiable.push_back(static_cast<int>(i));
+      inputs.push_back(cotangents[i]);
+    }
+  }
+  const auto count = static_cast<int64_t>(primals.size());
+  const auto primals_of = [count](const Arrays& in) {
+    return Arrays(in.begin(), in.begin() + count);
+  };
+  const Graph graph = [=, graph = graph_, s = stream()](const Arrays& in) {
+    const Arrays all = primals_of(in);
+    const Graph function = in_some(graph, all, argnums);
+    const Graph to_differentiable = [&](const Arrays& values) {
+      return each_its_own(select(function(values), differentiable), s);
+    };
+    return mx::vjp(to_differentiable, select(all, argnums), Arrays(in.begin() + count, in.end()))
+        .second;
+  };
+  const Graph outline = [argnums](const Arrays& in) { return select(in, argnums); };
+  return make(op_, stream(), std::move(inputs), graph, outline);
+}
+
+Arrays ShapelessNode::tangent(const Arrays& primals,
+                              const Arrays& tangents,
+                              const std::vector<int>& argnums) {
+  const auto count = static_cast<int64_t>(primals.size());
+  const auto primals_of = [count](const Arrays& in) {
+    return Arrays(in.begin(), in.begin() + count);
+  };
+  Arrays inputs = primals;
+  inputs.insert(inputs.end(), tangents.begin(), tangents.end());
+  const Graph graph = [=, graph = graph_](const Arrays& in) {
+    const Arrays all = primals_of(in);
+    return mx::jvp(in_some(graph, all, argnums), select(all, argnums),
+                   Arrays(in.begin() + count, in.end()))
+        .second;
+  };
+  const Graph outline = [=, outline = outline_](const Arrays& in) {
+    return outline(primals_of(in));
+  };
+  return make(op_, stream(), std::move(inputs), graph, outline);
+}
+
+std::pair<Arrays, std::vector<int>> ShapelessNode::batched(const Arrays& inputs,
+                                                           const std::vector<int>& axes) {
+  const Graph graph = [graph = graph_, axes](const Arrays& in) {
+    return mx::vmap(graph, axes)(in);
+  };
+  const Graph outline = [outline = outline_, axes](const Arrays& in) {
+    Arrays elements;
+    int count = 1;
+    for (size_t i = 0; i < in.size(); ++i) {
+      mx::Shape shape = in[i].shape();
+      if (axes[i] >= 0) {
+        count = shape[axes[i]];
+        shape.erase(shape.begin() + axes[i]);
+      }
+      elements.push_back(stand_in(shape, in[i].dtype()));
+    }
+    Arrays results;
+    for (const mx::array& x : outline(elements)) {
+      mx::Shape shape = x.shape();
+      shape.insert(shape.begin(), count);
+      results.push_back(stand_in(shape, x.dtype()));
+    }
+    return results;
+  };
+  const Arrays outputs = make(op_, stream(), inputs, graph, outline);
+  return {outputs, std::vector<int>(outputs.size(), 0)};
+}
+
+void ShapelessNode::evaluate(const Arrays& inputs, Arrays& outputs) {
+  Arrays stand_ins = without_numbers(inputs);
+  const Arrays results = [&] {
+    FallbacksUnnoted noted_already;
+    return compose(stand_ins);
+  }();
+  // A node that is one primitive is that primitive: its inputs may lend their memory.
+  if (!results.empty() && results[0].has_primitive() && are_same(results[0].outputs(), results) &&
+      are_same(results[0].inputs(), stand_ins)) {
+    evaluate_primitive(results[0].primitive(), inputs, outputs);
+    return;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    stand_ins[i].copy_shared_buffer(inputs[i]);
+  }
+  if (planning()) {
+    plan_graph(results);
+    for (mx::array& output : outputs) {
+      output.set_data(planned_memory());
+    }
+    return;
+  }
+  evaluate_graph(results, stand_ins, stream());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    outputs[i].copy_shared_buffer(results[i]);
+  }
+}
 
 }  // namespace
 
@@ -197,22 +289,8 @@ bool traces_shapeless(std::initializer_list<const mx::array*> arrays) {
          is_shapeless_trace();
 }
 
-Arrays shapeless_node(const char* op, mx::Stream stream, Arrays inputs, Graph graph) {
-  auto node = std::make_shared<ShapelessNode>(stream, op, std::move(graph));
-  const Arrays results = node->compose(without_numbers(inputs));
-  if (!are_on(results, stream)) {
-    throw_value_error(
-        op,
-        "the graph of MLX ops for this call runs on several devices, and "
-        "mx.compile(shapeless=True) traces it; allowed: mx.compile without shapeless.");
-  }
-  std::vector<mx::Shape> shapes;
-  std::vector<mx::Dtype> dtypes;
-  for (const mx::array& x : results) {
-    shapes.push_back(x.shape());
-    dtypes.push_back(x.dtype());
-  }
-  return mx::array::make_arrays(std::move(shapes), dtypes, node, inputs);
+Arrays shapeless_node(const char* op, mx::Stream stream, Arrays inputs, const Graph& graph) {
+  return ShapelessNode::make(op, stream, std::move(inputs), graph, graph);
 }
 
 }  // namespace mlx_anvil

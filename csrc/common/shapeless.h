@@ -22,7 +22,7 @@ bool traces_shapeless(std::initializer_list<const mx::array*> arrays);
 
 // The results of `graph` as those of one node. `graph` checks its inputs, which come without
 // numbers, and throws what the op throws: at the call, and for other shapes when they come.
-Arrays shapeless_node(const char* op, mx::Stream stream, Arrays inputs, Graph graph);
+Arrays shapeless_node(const char* op, mx::Stream stream, Arrays inputs, const Graph& graph);
 
 // Optional arguments among the inputs of a node, and back.
 class OptionalInputs {
