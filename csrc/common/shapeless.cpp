@@ -77,6 +77,15 @@ bool are_same(const Arrays& a, const Arrays& b) {
                     [](const mx::array& x, const mx::array& y) { return x.id() == y.id(); });
 }
 
+// What a cotangent is broadcast from, if it is: mx::vmap would give the broadcast the shape that it
+// has now.
+mx::array before_broadcast(mx::array x) {
+  while (x.has_primitive() && std::string(x.primitive().name()) == "Broadcast") {
+    x = mx::array(x.inputs()[0]);
+  }
+  return x;
+}
+
 class ShapelessNode : public FusedPrimitive {
  public:
   // `outline` gives arrays like the results of `graph`. It runs while MLX traces for any shapes,
@@ -182,7 +191,7 @@ Arrays ShapelessNode::gradient(const Arrays& primals,
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (mx::issubdtype(outputs[i].dtype(), mx::floating)) {
       differentiable.push_back(static_cast<int>(i));
-      inputs.push_back(cotangents[i]);
+      inputs.push_back(before_broadcast(cotangents[i]));
     }
   }
   const auto count = static_cast<int64_t>(primals.size());
@@ -195,8 +204,12 @@ Arrays ShapelessNode::gradient(const Arrays& primals,
     const Graph to_differentiable = [&](const Arrays& values) {
       return each_its_own(select(function(values), differentiable), s);
     };
-    return mx::vjp(to_differentiable, select(all, argnums), Arrays(in.begin() + count, in.end()))
-        .second;
+    const Arrays at = select(all, argnums), results = to_differentiable(at);
+    Arrays cotangents(in.begin() + count, in.end());
+    for (size_t i = 0; i < cotangents.size(); ++i) {
+      cotangents[i] = mx::broadcast_to(cotangents[i], results[i].shape(), s);
+    }
+    return mx::vjp(to_differentiable, at, cotangents).second;
   };
   const Graph outline = [argnums](const Arrays& in) { return select(in, argnums); };
   return make(op_, stream(), std::move(inputs), graph, outline);
