@@ -128,13 +128,17 @@ void plan_launch(const KernelLaunch& launch, const mx::Device& device) {
   }
 }
 
-std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs) {
-  Plan plan;
-  PlanScope scope(&plan);
+void plan_graph(const std::vector<mx::array>& outputs) {
   Planner planner;
   for (const mx::array& output : outputs) {
     planner.visit(output);
   }
+}
+
+std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs) {
+  Plan plan;
+  PlanScope scope(&plan);
+  plan_graph(outputs);
   return std::move(plan.kernels);
 }
 

@@ -22,6 +22,9 @@ struct PlannedKernel {
 // memory. Nothing is evaluated or allocated.
 std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs);
 
+// For a primitive that is planned and runs a graph of its own: adds the kernels of that.
+void plan_graph(const std::vector<mx::array>& outputs);
+
 // Builds the pipeline that launches of the kernel need, or waits for the thread that does.
 PipelineFacts build_pipeline(const PlannedKernel& planned);
 

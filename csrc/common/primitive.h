@@ -82,6 +82,9 @@ class FusedPrimitive : public mx::Primitive {
   virtual std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                                       const std::vector<int>& axes);
 
+  // What simulation_mode() was when the primitive was made.
+  const SimulationMode& simulation_of_call() const { return simulation_; }
+
  private:
   Arrays dense_primals(const Arrays& primals);
 

@@ -6,6 +6,7 @@
 namespace mlx_anvil {
 
 namespace {
+thread_local int unnoted_depth = 0;
 thread_local LastFallback last;
 }  // namespace
 
@@ -31,7 +32,18 @@ void record(const TraceEvent& event) {
   }
 }
 
+FallbacksUnnoted::FallbacksUnnoted() {
+  ++unnoted_depth;
+}
+
+FallbacksUnnoted::~FallbacksUnnoted() {
+  --unnoted_depth;
+}
+
 void note_fallback(const std::string& op, const std::string& reason) {
+  if (unnoted_depth > 0) {
+    return;
+  }
   if (inside_block(Block::Kind::kStrict)) {
     throw_internal_error(op, "strict(): no fused kernel for this call: " + reason + ".");
   }
@@ -46,7 +58,7 @@ const LastFallback& last_fallback() {
 }
 
 void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason) {
-  if (tracing()) {
+  if (unnoted_depth == 0 && tracing()) {
     record({TraceEvent::Kind::kKernel, op, kernel, "cuda", {}, {}, reason});
   }
 }

@@ -45,6 +45,15 @@ void record(const TraceEvent& event);
 // inside `strict()` it throws instead.
 void note_fallback(const std::string& op, const std::string& reason);
 
+// A scope in which nothing is noted: a graph that was noted when it was planned is built once more.
+class FallbacksUnnoted {
+ public:
+  FallbacksUnnoted();
+  ~FallbacksUnnoted();
+  FallbacksUnnoted(const FallbacksUnnoted&) = delete;
+  FallbacksUnnoted& operator=(const FallbacksUnnoted&) = delete;
+};
+
 // How many there were on this thread, and the last of them: for callers that would rather keep what
 // they had than a graph of MLX ops, and ask at every call.
 struct LastFallback {

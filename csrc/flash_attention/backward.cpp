@@ -99,6 +99,9 @@ class AttentionBackward : public AttentionPrimitive {
   }
 
  protected:
+  // The kernels read the lse as dense rows. vmap may give it without a copy for each element.
+  bool wants_dense(size_t input) const override { return input == operand_count() + 1; }
+
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override;
 

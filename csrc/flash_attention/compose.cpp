@@ -105,7 +105,10 @@ class Composer {
     return mx::astype(mx::sum(x, 2, false, s_), dtype, s_);
   }
 
-  mx::array sinks() const { return mx::expand_dims(split_heads(*in_.sinks), {-1, -2}, s_); }
+  // One axis at a time: vmap of several is wrong in MLX 0.32.4 (docs/troubleshooting.md).
+  mx::array sinks() const {
+    return mx::expand_dims(mx::expand_dims(split_heads(*in_.sinks), -1, s_), -1, s_);
+  }
 
   // cap(scale q k^T)
   mx::array capped_scores() const {

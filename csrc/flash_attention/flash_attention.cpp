@@ -7,6 +7,7 @@
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/launch.h"
+#include "common/shapeless.h"
 #include "common/trace.h"
 #include "flash_attention/forward.h"
 
@@ -118,12 +119,11 @@ mx::array checked_mask(const mx::array& mask,
   if (mask.dtype() != mx::bool_) {
     check_promotes("mask", mask, dtype);
   }
-  std::vector<int> leading(4 - mask.ndim());
-  for (size_t i = 0; i < leading.size(); ++i) {
-    leading[i] = static_cast<int>(i);
+  mx::array typed = mask.dtype() == mx::bool_ ? mask : mx::astype(mask, dtype, s);
+  while (typed.ndim() < 4) {  // one at a time: see compose.cpp
+    typed = mx::expand_dims(typed, 0, s);
   }
-  const mx::array typed = mask.dtype() == mx::bool_ ? mask : mx::astype(mask, dtype, s);
-  return leading.empty() ? typed : mx::expand_dims(typed, leading, s);
+  return typed;
 }
 
 // float32 [1, q_heads]
@@ -159,13 +159,38 @@ bool may_be_differentiated(const AttentionInputs& in) {
          is_tracer(in.sinks);
 }
 
+// In a graph that is traced for any shapes, where `scale` too is a matter of these.
+AttentionResult shapeless(const mx::array& q,
+                          const mx::array& k,
+                          const mx::array& v,
+                          const AttentionOptions& options,
+                          mx::Stream s) {
+  const auto* const mask = std::get_if<mx::array>(&options.mask);
+  Arrays inputs = {q, k, v};
+  if (mask) {
+    inputs.push_back(*mask);
+  }
+  OptionalInputs::append(inputs, options.sinks);
+  const auto graph = [options, s, has_mask = mask != nullptr](const Arrays& in) -> Arrays {
+    AttentionOptions own = options;
+    if (has_mask) {
+      own.mask = in[3];
+    }
+    OptionalInputs(in, 3 + has_mask).replace(own.sinks);
+    const auto [out, lse] = flash_attention(in[0], in[1], in[2], own, s);
+    return lse ? Arrays{out, *lse} : Arrays{out};
+  };
+  const Arrays outputs = shapeless_node(kOp, s, std::move(inputs), graph);
+  return {outputs[0], options.return_lse ? std::optional(outputs[1]) : std::nullopt};
+}
+
 }  // namespace
 
-std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& q,
-                                                               const mx::array& k,
-                                                               const mx::array& v,
-                                                               const AttentionOptions& options,
-                                                               mx::StreamOrDevice stream) {
+AttentionResult flash_attention(const mx::array& q,
+                                const mx::array& k,
+                                const mx::array& v,
+                                const AttentionOptions& options,
+                                mx::StreamOrDevice stream) {
   const std::initializer_list<NamedArray> arrays = {{"q", q}, {"k", k}, {"v", v}};
   require_kernel_dtypes(kOp, arrays);
   check_shapes(q, k, v);
@@ -175,6 +200,10 @@ std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& 
   config.window_left = window_side("left", options.window.first);
   config.window_right = window_side("right", options.window.second);
   const mx::Stream s = require_stream(kOp, stream);
+  if (traces_shapeless({&q, &k, &v, std::get_if<mx::array>(&options.mask),
+                        options.sinks ? &*options.sinks : nullptr})) {
+    return shapeless(q, k, v, options, s);
+  }
 
   const mx::Dtype dtype = promoted_dtype(arrays);
   AttentionInputs in{mx::astype(q, dtype, s), mx::astype(k, dtype, s), mx::astype(v, dtype, s),

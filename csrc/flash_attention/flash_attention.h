@@ -24,10 +24,12 @@ struct AttentionOptions {
 };
 
 // out, and lse when asked for.
-std::pair<mx::array, std::optional<mx::array>> flash_attention(const mx::array& q,
-                                                               const mx::array& k,
-                                                               const mx::array& v,
-                                                               const AttentionOptions& options,
-                                                               mx::StreamOrDevice stream);
+using AttentionResult = std::pair<mx::array, std::optional<mx::array>>;  // out, lse
+
+AttentionResult flash_attention(const mx::array& q,
+                                const mx::array& k,
+                                const mx::array& v,
+                                const AttentionOptions& options,
+                                mx::StreamOrDevice stream);
 
 }  // namespace mlx_anvil

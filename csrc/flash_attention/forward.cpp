@@ -129,8 +129,7 @@ Arrays AttentionForward::gradient(const Arrays& primals,
   const Arrays saved = with_lse_ ? outputs : apply_attention(config_, in, true, stream());
 
   Arrays inputs = primals;
-  inputs.push_back(saved[0]);
-  inputs.push_back(mx::contiguous(saved[1], false, stream()));
+  inputs.insert(inputs.end(), saved.begin(), saved.end());
   inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
   const Arrays gradients = apply_attention_backward(config_, wanted, inputs, with_lse_, stream());
 

@@ -14,7 +14,13 @@ class Formulas {
   mx::array wide(const mx::array& x) const { return mx::astype(x, mx::float32, s_); }
   mx::array add(const mx::array& a, const mx::array& b) const { return mx::add(a, b, s_); }
   mx::array times(const mx::array& a, const mx::array& b) const { return mx::multiply(a, b, s_); }
-  mx::array mean(const mx::array& x) const { return mx::mean(x, -1, true, s_); }
+  // mx::mean() has no forward-mode derivative where MLX traces for any shapes: that differentiates
+  // the count.
+  mx::array mean(const mx::array& x) const {
+    const mx::array fixed = mx::stop_gradient(x, s_);
+    return times(mx::sum(x, -1, true, s_),
+                 mx::number_of_elements(fixed, {-1}, /*inverted=*/true, mx::float32, s_));
+  }
 
   // h less its mean, where that is taken off.
   mx::array centred(const mx::array& h) const {

@@ -5,6 +5,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/shapeless.h"
 #include "norm/apply.h"
 
 namespace mlx_anvil {
@@ -45,6 +46,36 @@ NormResult norm(bool centred,
                 const mx::array& x,
                 OptionalArray weight,
                 NormOptions options,
+                const mx::StreamOrDevice& stream);
+
+NormResult shapeless(bool centred,
+                     const mx::array& x,
+                     const OptionalArray& weight,
+                     const NormOptions& options,
+                     mx::Stream s) {
+  Arrays inputs = {x};
+  for (const OptionalArray* other : {&weight, &options.residual, &options.gate, &options.bias}) {
+    OptionalInputs::append(inputs, *other);
+  }
+  const auto graph = [=](const Arrays& in) -> Arrays {
+    OptionalArray own_weight = weight;
+    NormOptions own = options;
+    OptionalInputs others(in, 1);
+    for (OptionalArray* other : {&own_weight, &own.residual, &own.gate, &own.bias}) {
+      others.replace(*other);
+    }
+    const NormResult result = norm(centred, in[0], own_weight, own, s);
+    return result.second ? Arrays{result.first, *result.second} : Arrays{result.first};
+  };
+  const Arrays outputs =
+      shapeless_node(centred ? "layer_norm" : "rms_norm", s, std::move(inputs), graph);
+  return {outputs[0], options.residual ? OptionalArray(outputs[1]) : std::nullopt};
+}
+
+NormResult norm(bool centred,
+                const mx::array& x,
+                OptionalArray weight,
+                NormOptions options,
                 const mx::StreamOrDevice& stream) {
   NormConfig config;
   config.centred = centred;
@@ -71,6 +102,11 @@ NormResult norm(bool centred,
                               "; allowed: finite numbers.");
   }
   const mx::Stream s = require_stream(op, stream);
+  const auto given = [](const OptionalArray& a) { return a ? &*a : nullptr; };
+  if (traces_shapeless(
+          {&x, given(weight), given(options.residual), given(options.gate), given(options.bias)})) {
+    return shapeless(centred, x, weight, options, s);
+  }
 
   mx::Dtype dtype = x.dtype();
   for (const OptionalArray* other : {&options.residual, &options.gate}) {

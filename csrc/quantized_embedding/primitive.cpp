@@ -19,11 +19,16 @@ constexpr const char* kOp = "quantized_embedding";
 // takes 0.1.
 constexpr int64_t kMostElementsAtOnce = 1 << 20;
 
-// Of each array of a matrix, the rows asked for.
+// Of each array of a matrix, the rows asked for: one at least, for MLX dequantises matrices only.
 QuantizedMatrix rows_of(const QuantizedMatrix& matrix, const mx::array& ids, mx::Stream s) {
-  const auto take = [&](const mx::array& x) { return mx::take(x, ids, 0, s); };
+  const mx::array some = ids.ndim() == 0 ? mx::expand_dims(ids, 0, s) : ids;
+  const auto take = [&](const mx::array& x) { return mx::take(x, some, 0, s); };
   return {take(matrix.w), take(matrix.scales),
           matrix.biases ? std::optional(take(*matrix.biases)) : std::nullopt};
+}
+
+mx::array without_row(const mx::array& rows, const mx::array& ids, mx::Stream s) {
+  return ids.ndim() == 0 ? mx::squeeze(rows, 0, s) : rows;
 }
 
 // Inputs: ids, w, scales, biases where the format has them.
@@ -51,7 +56,9 @@ class QuantizedEmbedding : public QuantizedPrimitive {
       wide.biases = mx::astype(*wide.biases, mx::float32, stream());
     }
     const QuantizedMatrix rows = rows_of(wide, inputs[0], stream());
-    return {mx::astype(compose_dequantized(format_, rows, stream()), dtype_, stream())};
+    const mx::array numbers =
+        mx::astype(compose_dequantized(format_, rows, stream()), dtype_, stream());
+    return {without_row(numbers, inputs[0], stream())};
   }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
@@ -168,8 +175,10 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
   if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
     note_fallback(kOp, why_not);
     const QuantizedMatrix rows = rows_of(matrix, ids, s);
-    return mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
-                          mode_name(format.kind), std::nullopt, dtype, s);
+    const mx::array numbers =
+        mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,
+                       mode_name(format.kind), std::nullopt, dtype, s);
+    return without_row(numbers, ids, s);
   }
   auto primitive = std::make_shared<QuantizedEmbedding>(s, format, dtype);
   Arrays inputs = inputs_with(std::move(ids), std::move(matrix));

@@ -7,6 +7,7 @@
 #include "common/checks.h"
 #include "common/errors.h"
 #include "quantized_embedding/primitive.h"
+#include "quantized_matmul/shapeless.h"
 
 namespace mlx_anvil {
 
@@ -78,6 +79,12 @@ mx::array quantized_embedding(const mx::array& ids,
   }
   const mx::Stream s = require_stream(kOp, stream);
   check_ids(ids, matrix.w.shape(0), s);
+  if (traces_shapeless(ids, {&matrix})) {
+    const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
+      return {quantized_embedding(own, std::move(matrices[0]), options, dtype, s)};
+    };
+    return shapeless_node(kOp, s, ids, {&matrix}, call)[0];
+  }
   // Kernels read ids of 32 and 64 bits.
   const mx::array wide = ids.itemsize() < 4 ? mx::astype(ids, mx::int32, s) : ids;
   if (!format.has_biases()) {

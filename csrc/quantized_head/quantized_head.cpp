@@ -7,6 +7,7 @@
 #include "common/checks.h"
 #include "common/errors.h"
 #include "quantized_head/primitive.h"
+#include "quantized_matmul/shapeless.h"
 
 namespace mlx_anvil {
 
@@ -16,6 +17,7 @@ BestLogits best_logits(const char* op,
                        const mx::array& x,
                        QuantizedMatrix matrix,
                        int64_t kept,
+                       bool squeezed,  // without the axis of those kept
                        const QuantizedOptions& options,
                        mx::StreamOrDevice stream) {
   require_kernel_dtypes(op, {{"x", x}});
@@ -32,10 +34,20 @@ BestLogits best_logits(const char* op,
                               "; allowed: 1 to " + std::to_string(most) + ".");
   }
   const mx::Stream s = require_stream(op, stream);
+  if (traces_shapeless(x, {&matrix})) {
+    const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
+      BestLogits best = best_logits(op, own, std::move(matrices[0]), kept, squeezed, options, s);
+      return {std::move(best.indices), std::move(best.values)};
+    };
+    const Arrays node = shapeless_node(op, s, x, {&matrix}, call);
+    return {node[0], node[1]};
+  }
   const mx::Dtype dtype = result_dtype(x, {&matrix});
   convert(matrix, dtype, s);
-  return apply_quantized_head(op, format, mx::astype(x, dtype, s), std::move(matrix),
-                              static_cast<int>(kept), s);
+  BestLogits best = apply_quantized_head(op, format, mx::astype(x, dtype, s), std::move(matrix),
+                                         static_cast<int>(kept), s);
+  return squeezed ? BestLogits{mx::squeeze(best.indices, -1, s), mx::squeeze(best.values, -1, s)}
+                  : best;
 }
 
 }  // namespace
@@ -44,9 +56,8 @@ BestLogits quantized_argmax(const mx::array& x,
                             QuantizedMatrix matrix,
                             const QuantizedOptions& options,
                             mx::StreamOrDevice stream) {
-  constexpr const char* op = "quantized_argmax";
-  const BestLogits best = best_logits(op, x, std::move(matrix), 1, options, stream);
-  return {mx::squeeze(best.indices, -1, stream), mx::squeeze(best.values, -1, stream)};
+  return best_logits("quantized_argmax", x, std::move(matrix), 1, /*squeezed=*/true, options,
+                     stream);
 }
 
 BestLogits quantized_topk(const mx::array& x,
@@ -54,7 +65,8 @@ BestLogits quantized_topk(const mx::array& x,
                           int64_t k,
                           const QuantizedOptions& options,
                           mx::StreamOrDevice stream) {
-  return best_logits("quantized_topk", x, std::move(matrix), k, options, stream);
+  return best_logits("quantized_topk", x, std::move(matrix), k, /*squeezed=*/false, options,
+                     stream);
 }
 
 }  // namespace mlx_anvil

@@ -8,6 +8,7 @@
 #include "common/errors.h"
 #include "quantized_matmul/checks.h"
 #include "quantized_matmul/primitive.h"
+#include "quantized_matmul/shapeless.h"
 
 namespace mlx_anvil {
 
@@ -75,7 +76,14 @@ mx::array quantized_matmul(const mx::array& x,
   const QuantizedFormat format = checked_format(op, options);
   check_matrix(op, "", format, matrix);
   check_x(op, x, "w", matrix, transpose ? columns_of(format, matrix) : matrix.w.shape(-2));
-  return multiply(op, x, std::move(matrix), transpose, format, require_stream(op, stream));
+  const mx::Stream s = require_stream(op, stream);
+  if (traces_shapeless(x, {&matrix})) {
+    const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
+      return {quantized_matmul(own, std::move(matrices[0]), transpose, options, s)};
+    };
+    return shapeless_node(op, s, x, {&matrix}, call)[0];
+  }
+  return multiply(op, x, std::move(matrix), transpose, format, s);
 }
 
 mx::array quantized_gemv(const mx::array& x,
@@ -93,7 +101,14 @@ mx::array quantized_gemv(const mx::array& x,
                               " rows for one w; allowed: at most " +
                               std::to_string(kQuantizedGemvRows) + ".");
   }
-  return multiply(op, x, std::move(matrix), /*transpose=*/true, format, require_stream(op, stream));
+  const mx::Stream s = require_stream(op, stream);
+  if (traces_shapeless(x, {&matrix})) {
+    const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
+      return {quantized_gemv(own, std::move(matrices[0]), options, s)};
+    };
+    return shapeless_node(op, s, x, {&matrix}, call)[0];
+  }
+  return multiply(op, x, std::move(matrix), /*transpose=*/true, format, s);
 }
 
 mx::array quantized_swiglu(const mx::array& x,
@@ -112,6 +127,12 @@ mx::array quantized_swiglu(const mx::array& x,
   }
   check_x(op, x, "gate w", gate, columns_of(format, gate));
   const mx::Stream s = require_stream(op, stream);
+  if (traces_shapeless(x, {&gate, &up})) {
+    const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
+      return {quantized_swiglu(own, std::move(matrices[0]), std::move(matrices[1]), options, s)};
+    };
+    return shapeless_node(op, s, x, {&gate, &up}, call)[0];
+  }
   const mx::Dtype dtype = result_dtype(x, {&gate, &up});
   convert(gate, dtype, s);
   convert(up, dtype, s);

@@ -8,6 +8,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/shapeless.h"
 #include "rope/primitive.h"
 
 namespace mlx_anvil {
@@ -32,6 +33,22 @@ void check_tensor(const char* op, const char* name, const mx::array& x, int64_t 
   if (dims > x.shape(-1)) {
     throw_value_error(op, "dims is " + std::to_string(dims) + " and " + describe(name, x) +
                               "; allowed: dims up to the last axis.");
+  }
+}
+
+void check_tensors(const char* op, const Arrays& tensors, const RopeOptions& options) {
+  if (tensors.size() == 1) {
+    return check_tensor(op, "x", tensors[0], options.dims);
+  }
+  const mx::array &q = tensors[0], &k = tensors[1];
+  check_tensor(op, "q", q, options.dims);
+  check_tensor(op, "k", k, options.dims);
+  const bool alike = q.dtype() == k.dtype() && q.shape(0) == k.shape(0) &&
+                     q.shape(-2) == k.shape(-2) && q.shape(-1) == k.shape(-1);
+  if (!alike) {
+    throw_value_error(op, describe("q", q) + " and dtype " + to_text(q.dtype()) + ", " +
+                              describe("k", k) + " and dtype " + to_text(k.dtype()) +
+                              "; allowed: one dtype, batch, length and head_dim.");
   }
 }
 
@@ -100,7 +117,34 @@ mx::array without_heads(mx::array out, const mx::array& x, mx::Stream s) {
                         : out;
 }
 
+Arrays rotate(const char* op, const Arrays& tensors, const RopeOptions& options, mx::Stream s);
+
+Arrays shapeless(const char* op, const Arrays& tensors, const RopeOptions& options, mx::Stream s) {
+  const auto* const offset = std::get_if<mx::array>(&options.offset);
+  Arrays inputs = tensors;
+  if (offset) {
+    inputs.push_back(*offset);
+  }
+  OptionalInputs::append(inputs, options.freqs);
+  return shapeless_node(
+      op, s, std::move(inputs),
+      [op, options, s, count = tensors.size(), has_offset = offset != nullptr](const Arrays& in) {
+        const Arrays tensors(in.begin(), in.begin() + static_cast<int64_t>(count));
+        RopeOptions own = options;
+        if (has_offset) {
+          own.offset = in[count];
+        }
+        OptionalInputs(in, count + has_offset).replace(own.freqs);
+        check_tensors(op, tensors, own);
+        return rotate(op, tensors, own, s);
+      });
+}
+
 Arrays rotate(const char* op, const Arrays& tensors, const RopeOptions& options, mx::Stream s) {
+  if (traces_shapeless({&tensors.front(), &tensors.back(), std::get_if<mx::array>(&options.offset),
+                        options.freqs ? &*options.freqs : nullptr})) {
+    return shapeless(op, tensors, options, s);
+  }
   RopePositions positions = {checked_offset(op, options, tensors[0].shape(0), s),
                              checked_freqs(op, options, s)};
   const RopeConfig config = {static_cast<int>(options.dims / 2),
@@ -125,7 +169,7 @@ mx::array rope(const mx::array& x, const RopeOptions& options, mx::StreamOrDevic
   constexpr const char* op = "rope";
   require_kernel_dtypes(op, {{"x", x}});
   check_options(op, options);
-  check_tensor(op, "x", x, options.dims);
+  check_tensors(op, {x}, options);
   return rotate(op, {x}, options, require_stream(op, stream))[0];
 }
 
@@ -136,15 +180,7 @@ std::pair<mx::array, mx::array> rope_qk(const mx::array& q,
   constexpr const char* op = "rope_qk";
   require_kernel_dtypes(op, {{"q", q}, {"k", k}});
   check_options(op, options);
-  check_tensor(op, "q", q, options.dims);
-  check_tensor(op, "k", k, options.dims);
-  const bool alike = q.dtype() == k.dtype() && q.shape(0) == k.shape(0) &&
-                     q.shape(-2) == k.shape(-2) && q.shape(-1) == k.shape(-1);
-  if (!alike) {
-    throw_value_error(op, describe("q", q) + " and dtype " + to_text(q.dtype()) + ", " +
-                              describe("k", k) + " and dtype " + to_text(k.dtype()) +
-                              "; allowed: one dtype, batch, length and head_dim.");
-  }
+  check_tensors(op, {q, k}, options);
   const Arrays both = rotate(op, {q, k}, options, require_stream(op, stream));
   return {both[0], both[1]};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/checks.h"
+#include "common/shapeless.h"
 #include "silu_gate/kernels.h"
 
 namespace mlx_anvil {
@@ -107,6 +108,11 @@ mx::array silu_gate(const mx::array& gate, const mx::array& up, mx::StreamOrDevi
   require_kernel_dtypes(kOp, arrays);
   require_broadcastable(kOp, arrays);
   const mx::Stream s = require_stream(kOp, stream);
+  if (traces_shapeless({&gate, &up})) {
+    return shapeless_node(kOp, s, {gate, up}, [s](const Arrays& in) -> Arrays {
+      return {silu_gate(in[0], in[1], s)};
+    })[0];
+  }
   const mx::Dtype dtype = promoted_dtype(arrays);
   return apply_elementwise(kForward, {mx::astype(gate, dtype, s), mx::astype(up, dtype, s)}, s)[0];
 }

@@ -26,8 +26,7 @@ class OpSpec:
         float32_tolerance: largest error allowed in float32, as a share of the result's largest magnitude.
         special_values: what the contract tests put in place of elements; the result has to be that of the definition
             in float32, to rounding.
-        scattered_gradients: whether MLX's scatter adds some of the gradients up, which it refuses to compile shapeless, and on
-            CUDA does in any order.
+        scattered_gradients: whether MLX's scatter adds some of the gradients up, on CUDA in any order.
     """
 
     name: str

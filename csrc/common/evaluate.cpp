@@ -1,0 +1,115 @@
+#include "common/evaluate.h"
+
+#include <algorithm>
+#include <memory>
+#include <unordered_set>
+#include <utility>
+
+#include "common/launch.h"
+#include "mlx/backend/cpu/encoder.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// One output of each primitive behind `results` that has not been evaluated, inputs first.
+Arrays in_order(const Arrays& results) {
+  Arrays order;
+  std::unordered_set<std::uintptr_t> seen;
+  std::vector<std::pair<mx::array, bool>> stack;  // whether its inputs are in order
+  for (const mx::array& x : results) {
+    stack.emplace_back(x, false);
+  }
+  while (!stack.empty()) {
+    const auto [x, is_next] = std::move(stack.back());
+    stack.pop_back();
+    if (is_next) {
+      order.push_back(x);
+      continue;
+    }
+    if (!x.has_primitive() || x.status() != mx::array::Status::unscheduled || seen.count(x.id())) {
+      continue;
+    }
+    for (const mx::array& output : x.outputs()) {
+      seen.insert(output.id());
+    }
+    stack.emplace_back(x, true);
+    for (const mx::array& input : x.inputs()) {
+      stack.emplace_back(input, false);
+    }
+  }
+  return order;
+}
+
+// As MLX does behind each primitive: the memory stays until the work that reads it is done. That of
+// the node itself is not held, so that the next one may take it over.
+void keep_memory_on_cpu(const mx::array& node, mx::Stream stream) {
+  std::unordered_set<std::shared_ptr<mx::array::Data>> memory;
+  for (const mx::array& input : node.inputs()) {
+    memory.insert(input.data_shared_ptr());
+  }
+  for (const mx::array& sibling : node.siblings()) {
+    memory.insert(sibling.data_shared_ptr());
+  }
+  memory.erase(node.data_shared_ptr());
+  auto& encoder = mx::cpu::get_command_encoder(stream);
+  encoder.dispatch(
+      [memory = std::move(memory), temporaries = std::exchange(encoder.temporaries(), {})] {});
+}
+
+const void* memory_of(const mx::array& x) {
+  return x.data_shared_ptr() ? x.buffer().ptr() : nullptr;
+}
+
+}  // namespace
+
+void evaluate_primitive(mx::Primitive& primitive, const Arrays& inputs, Arrays& outputs) {
+  if (primitive.stream().device == mx::Device::cpu) {
+    primitive.eval_cpu(inputs, outputs);
+  } else {
+    primitive.eval_gpu(inputs, outputs);
+  }
+}
+
+bool are_on(const Arrays& results, mx::Stream stream) {
+  const Arrays nodes = in_order(results);
+  return std::all_of(nodes.begin(), nodes.end(),
+                     [stream](const mx::array& x) { return x.primitive().stream() == stream; });
+}
+
+void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stream) {
+  const bool on_cpu = stream.device == mx::Device::cpu;
+  Arrays order = in_order(results), read;
+  for (mx::array& next : order) {
+    mx::array node = std::move(next);  // not held by `order` when its readers are evaluated
+    {
+      Arrays outputs = node.outputs();
+      evaluate_primitive(node.primitive(), node.inputs(), outputs);
+      for (const mx::array& output : outputs) {
+        output.set_status(mx::array::Status::evaluated);
+      }
+    }
+    if (on_cpu) {
+      keep_memory_on_cpu(node, stream);
+    } else {
+      read.insert(read.end(), node.inputs().begin(), node.inputs().end());
+      read.insert(read.end(), node.siblings().begin(), node.siblings().end());
+    }
+    node.detach();
+  }
+  if (on_cpu) {
+    return;
+  }
+  // Later kernels do not wait for temporaries: those that share the memory of what others read or
+  // wrote are none.
+  std::unordered_set<const void*> shared;
+  for (const Arrays* arrays : {&inputs, &results}) {
+    for (const mx::array& x : *arrays) {
+      shared.insert(memory_of(x));
+    }
+  }
+  std::erase_if(read, [&](const mx::array& x) { return shared.count(memory_of(x)) > 0; });
+  keep_until_done(std::move(read), stream);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,216 @@
+"""Calls of every op for the tests of transformations: each input at each rank that it may have."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+import mlx_anvil
+from mlx_anvil.reference import OPS
+
+Arrays = list[mx.array]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op as a function of arrays to one array. ``shapes`` are of two calls with the same ranks; where a dimension
+    stays, as that of matrices whose codes the call holds, both have it."""
+
+    id: str
+    op: str
+    function: Callable[..., mx.array]
+    make: Callable[[int], Arrays]  # of the first call and of the second
+
+
+def _normal(*shapes: tuple[int, ...]) -> Arrays:
+    return [mx.random.normal(shape) for shape in shapes]
+
+
+def _of_registry() -> list[Call]:
+    return [
+        Call(
+            f"{spec.id}",
+            spec.name,
+            spec.function,
+            lambda call, spec=spec: spec.make_inputs(spec.contract_shapes[-2 + call], mx.float32),
+        )
+        for spec in OPS.values()
+    ]
+
+
+# ---- attention: masks of every rank, with and without kernels ----------------------------------------------------------
+
+
+def _attention(head_dim: int, mask_axes: int, kind: str) -> Call:
+    """With a mask of the last ``mask_axes`` axes of the scores."""
+
+    def function(q, k, v, mask, sinks, **options):
+        return mlx_anvil.flash_attention(q, k, v, mask=mask, sinks=sinks, **options)
+
+    def make(call: int) -> Arrays:
+        heads, q_len, kv_len = (2, 3, 5) if call == 0 else (4, 5, 6)
+        scores = (2, heads, q_len, kv_len)[4 - mask_axes :]
+        mask = mx.random.bernoulli(0.7, scores) if kind == "bool" else mx.random.normal(scores)
+        q, k, v = _normal((2, heads, q_len, head_dim), (2, 2, kv_len, head_dim), (2, 2, kv_len, head_dim))
+        return [q, k, v, mask, mx.random.normal((heads,))]
+
+    return Call(f"attention, {kind} mask of rank {mask_axes}, head_dim {head_dim}", "flash_attention", function, make)
+
+
+def _attention_lse() -> Call:
+    def function(q, k, v, **options):
+        out, lse = mlx_anvil.flash_attention(q, k, v, mask="causal", return_lse=True, **options)
+        return out + lse[..., None]
+
+    def make(call: int) -> Arrays:
+        q_len, kv_len, dim = (3, 5, 8) if call == 0 else (4, 7, 6)
+        return _normal((1, 2, q_len, dim), (1, 1, kv_len, dim), (1, 1, kv_len, dim))
+
+    return Call("attention, lse", "flash_attention", function, make)
+
+
+# ---- rope: ranks of x, offsets and frequencies -------------------------------------------------------------------------
+
+
+def _rope(rank: int, offset_shape: tuple[int, ...] | None = None, with_freqs: bool = False) -> Call:
+    def function(x, *more, **options):
+        given = list(more)
+        offset = 3 if offset_shape is None else given.pop(0)
+        base = {"freqs": given.pop(0), "base": None} if with_freqs else {}
+        return mlx_anvil.rope(x, 4, offset=offset, **base, **options)
+
+    def make(call: int) -> Arrays:
+        shape = (2, *(2 + call,) * (rank - 3), 3 + call, 6 + call)
+        offset = [] if offset_shape is None else [mx.arange(mx.zeros(offset_shape).size).reshape(offset_shape) + 7]
+        freqs = [mx.random.uniform(1.0, 3.0, (2,))] if with_freqs else []
+        return [mx.random.normal(shape), *offset, *freqs]
+
+    return Call(f"rope of rank {rank}, offset {offset_shape}{', freqs' * with_freqs}", "rope", function, make)
+
+
+def _rope_qk() -> Call:
+    def function(q, k, offset, **options):
+        a, b = mlx_anvil.rope_qk(q, k, 4, offset=offset, **options)
+        return a + b
+
+    def make(call: int) -> Arrays:
+        length, dim = 3 + call, 5 + call
+        return [*_normal((2, 3, length, dim), (2, 3, length, dim)), mx.array([3, 11])]
+
+    return Call("rope_qk, offsets", "rope_qk", function, make)
+
+
+# ---- quantized matrices ------------------------------------------------------------------------------------------------
+
+
+def _quantized(id: str, op: str, x: tuple[int, ...], leading: tuple[int, ...] = (), **options) -> Call:
+    """``x`` without its last axis; ``leading`` axes of the matrix. Its codes are a constant of the function."""
+    codes = {}
+
+    def packed(shape: tuple[int, ...]) -> mx.array:
+        if shape not in codes:
+            codes[shape] = mx.random.randint(0, 2**31 - 1, (*shape[:-1], shape[-1] * 8)).astype(mx.uint32)
+            mx.eval(codes[shape])
+        return codes[shape]
+
+    def function(x, scales, biases, **more):
+        matrix = (packed((*leading, 4, 2)), scales, biases)
+        if op == "quantized_swiglu":
+            return mlx_anvil.quantized_swiglu(x, matrix, matrix, **more)
+        if op == "quantized_argmax":
+            return mlx_anvil.quantized_argmax(x, *matrix, return_values=True, **more)[1]
+        return getattr(mlx_anvil, op)(x, *matrix, **options, **more)
+
+    def make(call: int) -> Arrays:
+        wide = 4 if options.get("transpose") is False else 128
+        shape = tuple(n + call for n in x)
+        scales, biases = _normal((*leading, 4, 2), (*leading, 4, 2))
+        return [0.1 * mx.random.normal((*shape, wide)), 0.05 * scales, biases]
+
+    return Call(id, op, function, make)
+
+
+def _embedding(ids_shape: tuple[int, ...]) -> Call:
+    codes = mx.random.randint(0, 2**31 - 1, (7, 16)).astype(mx.uint32)
+    mx.eval(codes)
+
+    def function(ids, scales, biases, **options):
+        return mlx_anvil.quantized_embedding(ids, codes, scales, biases, **options)
+
+    def make(call: int) -> Arrays:
+        ids = mx.random.randint(-7, 3, tuple(n + call for n in ids_shape))
+        return [ids, *_normal((7, 2), (7, 2))]
+
+    return Call(f"embedding, ids of rank {len(ids_shape)}", "quantized_embedding", function, make)
+
+
+# ---- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def _silu(gate: tuple[int, ...], up: tuple[int, ...]) -> Call:
+    def make(call: int) -> Arrays:
+        return _normal(*(tuple(n if n == 1 else n + call for n in shape) for shape in (gate, up)))
+
+    return Call(f"silu_gate of {gate} and {up}", "silu_gate", mlx_anvil.silu_gate, make)
+
+
+def _norm(rank: int) -> Call:
+    def function(x, weight, residual, gate, **options):
+        y, h = mlx_anvil.rms_norm(x, weight, residual=residual, gate=gate, **options)
+        return y + h
+
+    def make(call: int) -> Arrays:
+        rows = (*(2 + call,) * (rank - 1), 9 + call)
+        return [mx.random.normal(shape) for shape in (rows, rows[-1:], rows, rows)]
+
+    return Call(f"rms_norm of rank {rank}", "rms_norm", function, make)
+
+
+def _router(rank: int, k: int, experts: int, scoring: str = "softmax") -> Call:
+    def function(logits, **options):
+        return mlx_anvil.softmax_topk(logits, k, norm=scoring == "sigmoid", scoring=scoring, **options)[0]
+
+    def make(call: int) -> Arrays:
+        shape = (*(2 + call,) * (rank - 1), experts + call)
+        return [0.1 * mx.argsort(mx.random.uniform(shape=shape), axis=-1).astype(mx.float32)]
+
+    return Call(f"softmax_topk of rank {rank}, k {k}, {scoring}", "softmax_topk", function, make)
+
+
+CALLS = [
+    *_of_registry(),
+    *(_attention(8, rank, "additive") for rank in (1, 2, 3)),
+    *(_attention(8, rank, "bool") for rank in (1, 2, 3, 4)),
+    *(_attention(260, rank, "additive") for rank in (1, 2)),
+    _attention_lse(),
+    _rope(3),
+    _rope(5),
+    _rope(4, offset_shape=()),
+    _rope(3, offset_shape=(1,)),
+    _rope(4, offset_shape=(2,)),
+    _rope(4, with_freqs=True),
+    _rope(4, offset_shape=(2,), with_freqs=True),
+    _rope_qk(),
+    _quantized("quantized_matmul, x of rank 1", "quantized_matmul", ()),
+    _quantized("quantized_matmul, x of rank 3", "quantized_matmul", (2, 3)),
+    _quantized("quantized_matmul, plain, x of rank 1", "quantized_matmul", (), transpose=False),
+    _quantized("quantized_matmul, w of rank 3", "quantized_matmul", (3,), (2,)),
+    _quantized("quantized_gemv, x of rank 1", "quantized_gemv", ()),
+    _quantized("quantized_gemv, x of rank 3", "quantized_gemv", (2, 1)),
+    _quantized("quantized_swiglu, x of rank 1", "quantized_swiglu", ()),
+    _quantized("quantized_swiglu, x of rank 3", "quantized_swiglu", (2, 3)),
+    _quantized("quantized_argmax, x of rank 1", "quantized_argmax", ()),
+    _quantized("quantized_argmax, x of rank 3", "quantized_argmax", (2, 2)),
+    _embedding(()),
+    _embedding((3,)),
+    _embedding((2, 3)),
+    _silu((), (3,)),
+    _silu((4,), (2, 4)),
+    _silu((2, 1), (3, 1, 4)),
+    _norm(1),
+    _norm(2),
+    _norm(4),
+    _router(1, 3, 9),
+    _router(3, 3, 9, "sigmoid"),
+    _router(2, 66, 70),
+]
