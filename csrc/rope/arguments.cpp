@@ -21,6 +21,22 @@ T to_number(const char* op, const char* argument, nb::handle value, const char* 
   return number;
 }
 
+int64_t to_offset(const char* op, nb::handle value) {
+  if (nb::isinstance<nb::bool_>(value) || !nb::isinstance<nb::int_>(value)) {
+    return to_number<int64_t>(op, "offset", value, "an int, or mlx.core.array");
+  }
+  int64_t number = 0;
+  uint64_t large = 0;
+  if (nb::try_cast(value, number)) {
+    return number;
+  }
+  if (nb::try_cast(value, large)) {
+    return static_cast<int64_t>(large);
+  }
+  throw_value_error(
+      op, std::string("offset is ") + nb::str(value).c_str() + "; allowed: an int of 64 bits.");
+}
+
 RopeOptions to_options(const char* op,
                        nb::handle dims,
                        nb::handle traditional,
@@ -41,7 +57,7 @@ RopeOptions to_options(const char* op,
   if (nb::isinstance<mx::array>(offset)) {
     options.offset = nb::cast<mx::array>(offset);
   } else {
-    options.offset = to_number<int64_t>(op, "offset", offset, "an int, or mlx.core.array");
+    options.offset = to_offset(op, offset);
   }
   if (!freqs.is_none()) {
     options.freqs = to_array(op, "freqs", freqs);
@@ -71,7 +87,7 @@ Args:
     traditional (bool): whether pairs are neighbours. Default: ``False``.
     base (float, optional): default: ``10000``. Not used with ``freqs``.
     scale (float): of positions. Default: ``1``.
-    offset (int or array): the first position; an integer array of shape ``()`` or ``(batch,)`` for
+    offset (int or array): the first position, of 64 bits; an integer array of shape ``()`` or ``(batch,)`` for
         one that is not known yet or differs between batch rows. Default: ``0``.
     freqs (array, optional): ``(dims / 2,)``; angles are ``(offset + l) * scale / freqs[j]`` then.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.

@@ -119,7 +119,8 @@ void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
   args.length = outputs[0].shape(2);
   args.head_dim = outputs[0].shape(3);
   args.pairs = config_.pairs;
-  args.offset = positions.offset.data<int32_t>();
+  args.offset = positions.offset.data<void>();
+  args.offset_is_wide = positions.offset.dtype() == mx::int64;
   args.offset_per_batch = positions.offset.size() > 1;
   args.freqs = positions.freqs ? positions.freqs->data<float>() : nullptr;
   args.frequencies = config_.frequencies;
