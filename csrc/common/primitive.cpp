@@ -1,5 +1,6 @@
 #include "common/primitive.h"
 
+#include "common/broadcast.h"
 #include "common/launch.h"
 #include "common/plan.h"
 #include "common/trace.h"
@@ -151,7 +152,7 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
     batched.push_back(axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream)
                                   : mx::moveaxis(inputs[i], axes[i], 0, stream));
   }
-  return mx::broadcast_arrays(batched, stream);
+  return stretch_arrays(batched, stream);
 }
 
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs) {
