@@ -1,8 +1,6 @@
 #include "common/broadcast.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <utility>
 
 #include "common/allocate.h"
@@ -42,22 +40,21 @@ struct Step {
 };
 
 // Runs of axes that are summed over, the longest first; what is between two of them is not.
-std::vector<Step> steps_of(const mx::Shape& from, const mx::Shape& to) {
+std::vector<Step> steps_of(const mx::Shape& shape, const std::vector<int>& axes) {
   struct Run {
     int64_t size;
     bool summed;
   };
   std::vector<Run> runs;
-  const size_t leading = from.size() - to.size();
-  for (size_t axis = 0; axis < from.size(); ++axis) {
-    const bool summed = from[axis] != 1 && (axis < leading || to[axis - leading] == 1);
-    if (from[axis] == 1) {
+  for (int axis = 0; axis < static_cast<int>(shape.size()); ++axis) {
+    if (shape[axis] == 1) {
       continue;
     }
+    const bool summed = std::find(axes.begin(), axes.end(), axis) != axes.end();
     if (!runs.empty() && runs.back().summed == summed) {
-      runs.back().size *= from[axis];
+      runs.back().size *= shape[axis];
     } else {
-      runs.push_back({from[axis], summed});
+      runs.push_back({shape[axis], summed});
     }
   }
   const auto product = [](auto begin, auto end) {
@@ -103,37 +100,48 @@ mx::array sum_in_stages(mx::array x, mx::Stream s) {
   return sum_axis(x, 1, s);
 }
 
-mx::array compose_sum(const mx::array& x, const mx::Shape& shape, mx::Stream s) {
+mx::Shape summed_shape(mx::Shape shape, const std::vector<int>& axes) {
+  for (int axis : axes) {
+    shape[axis] = 1;
+  }
+  return shape;
+}
+
+mx::array compose_sum(const mx::array& x, const std::vector<int>& axes, mx::Stream s) {
   mx::array sum = is_kernel_dtype(x.dtype()) ? mx::astype(x, mx::float32, s) : x;
-  for (const Step& step : steps_of(x.shape(), shape)) {
+  for (const Step& step : steps_of(x.shape(), axes)) {
     const mx::Shape rows = {static_cast<int>(step.outer), static_cast<int>(step.rows),
                             static_cast<int>(step.inner)};
     sum = sum_in_stages(mx::reshape(sum, rows, s), s);
   }
-  return mx::astype(mx::reshape(sum, shape, s), x.dtype(), s);
+  return mx::astype(mx::reshape(sum, summed_shape(x.shape(), axes), s), x.dtype(), s);
 }
+
+mx::array sum_over(const mx::array& x, const std::vector<int>& axes, mx::Stream s);
 
 int number_of(mx::Dtype dtype) {
   return dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
 }
 
-class SumTo : public FusedPrimitive {
+// Leaves the axes with length 1.
+class Sum : public FusedPrimitive {
  public:
-  SumTo(mx::Stream stream, mx::Shape shape) : FusedPrimitive(stream), shape_(std::move(shape)) {}
+  Sum(mx::Stream stream, std::vector<int> axes) : FusedPrimitive(stream), axes_(std::move(axes)) {}
 
   const char* op() const override { return kOp; }
-  const char* name() const override { return "AnvilSumTo"; }
+  const char* name() const override { return "AnvilSum"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    return FusedPrimitive::is_equivalent(other) &&
-           shape_ == static_cast<const SumTo&>(other).shape_;
+    return FusedPrimitive::is_equivalent(other) && axes_ == static_cast<const Sum&>(other).axes_;
   }
 
   Arrays compose(const Arrays& inputs) override {
-    return {compose_sum(inputs[0], shape_, stream())};
+    return {compose_sum(inputs[0], axes_, stream())};
   }
 
-  std::vector<mx::Shape> output_shapes(const Arrays&) override { return {shape_}; }
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    return {summed_shape(inputs[0].shape(), axes_)};
+  }
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
@@ -141,11 +149,16 @@ class SumTo : public FusedPrimitive {
       return;
     }
     const int dtype = number_of(inputs[0].dtype());
-    RowSum first{0, 0, 0, inputs[0].data<void>(), outputs[0].data<void>(), dtype, dtype};
+    const auto size = static_cast<int64_t>(outputs[0].size());
+    const RowSum first{size, 1, 1, inputs[0].data<void>(), outputs[0].data<void>(), dtype, dtype};
+    std::vector<Step> steps = steps_of(inputs[0].shape(), axes_);
+    if (steps.empty()) {  // axes of length 1
+      steps.push_back({size, 1, 1});
+    }
     auto& encoder = mx::cpu::get_command_encoder(stream());
     encoder.set_input_array(inputs[0]);
     encoder.set_output_array(outputs[0]);
-    encoder.dispatch([first, steps = steps_of(inputs[0].shape(), shape_)] {
+    encoder.dispatch([first, steps = std::move(steps)] {
       std::vector<float> between, read;
       RowSum sum = first;
       for (size_t i = 0; i < steps.size(); ++i) {
@@ -179,24 +192,33 @@ class SumTo : public FusedPrimitive {
                   const Arrays& cotangents,
                   const std::vector<int>&,
                   const Arrays&) override {
-    return {stretch(cotangents[0], primals[0].shape(), stream())};
+    return {stretch_arrays({cotangents[0], primals[0]}, stream())[0]};
   }
 
   Arrays tangent(const Arrays&, const Arrays& tangents, const std::vector<int>&) override {
-    return {sum_to(tangents[0], shape_, stream())};
+    return {sum_over(tangents[0], axes_, stream())};
   }
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    const size_t rank = inputs[0].ndim() - 1;
-    const mx::array front = with_batch(inputs[0], axes[0], rank, stream());
-    const mx::array sums = sum_to(front, with_batch(shape_, rank, front.shape(0)), stream());
-    return {{mx::reshape(sums, with_batch(shape_, shape_.size(), front.shape(0)), stream())}, {0}};
+    std::vector<int> behind_batch = axes_;
+    for (int& axis : behind_batch) {
+      ++axis;
+    }
+    const mx::array front = mx::moveaxis(inputs[0], axes[0], 0, stream());
+    return {{sum_over(front, behind_batch, stream())}, {0}};
   }
 
  private:
-  const mx::Shape shape_;
+  const std::vector<int> axes_;
 };
+
+mx::array sum_over(const mx::array& x, const std::vector<int>& axes, mx::Stream s) {
+  if (s.device == mx::Device::gpu || !is_kernel_dtype(x.dtype())) {
+    return compose_sum(x, axes, s);
+  }
+  return output_of(std::make_shared<Sum>(s, axes), x.dtype(), {x});
+}
 
 // ---- broadcasts ---------------------------------------------------------------------------------
 
@@ -277,6 +299,19 @@ mx::array stretch(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
 }
 
 Arrays stretch_arrays(const Arrays& arrays, mx::Stream stream) {
+  if (std::all_of(arrays.begin(), arrays.end(),
+                  [&](const mx::array& x) { return x.shape() == arrays[0].shape(); })) {
+    return arrays;
+  }
+  if (std::any_of(arrays.begin(), arrays.end(), [](const mx::array& x) { return x.is_tracer(); })) {
+    // In a graph for any shapes MLX's broadcasts have all arrays as inputs. Ours have one shape.
+    const Arrays by_mlx = mx::broadcast_arrays(arrays, stream);
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      if (by_mlx[i].id() != arrays[i].id() && by_mlx[i].inputs().size() > 1) {
+        return by_mlx;
+      }
+    }
+  }
   mx::Shape shape;
   for (const mx::array& x : arrays) {
     shape = mx::broadcast_shapes(shape, x.shape());
@@ -293,17 +328,19 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream stream) 
   if (x.shape() == shape) {
     return x;
   }
-  const int64_t size = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-  if (size == static_cast<int64_t>(x.size())) {  // no axis that is stretched
-    return mx::reshape(x, shape, stream);
+  const int rank = static_cast<int>(x.ndim()), leading = rank - static_cast<int>(shape.size());
+  std::vector<int> axes;
+  for (int axis = 0; axis < rank; ++axis) {
+    if (axis < leading || (shape[axis - leading] == 1 && x.shape(axis) != 1)) {
+      axes.push_back(axis);
+    }
   }
-  if (x.size() == 0) {
-    return mx::zeros(shape, x.dtype(), stream);
+  const mx::array sum = sum_over(x, axes, stream);
+  if (leading == 0) {
+    return sum;
   }
-  if (stream.device == mx::Device::gpu || !is_kernel_dtype(x.dtype())) {
-    return compose_sum(x, shape, stream);
-  }
-  return output_of(std::make_shared<SumTo>(stream, shape), x.dtype(), {x});
+  return leading == rank ? mx::squeeze(mx::flatten(sum, stream), 0, stream)
+                         : mx::flatten(sum, 0, leading, stream);
 }
 
 }  // namespace mlx_anvil

@@ -1,6 +1,7 @@
 #include <numbers>
 #include <vector>
 
+#include "common/broadcast.h"
 #include "rope/primitive.h"
 
 namespace mlx_anvil {
@@ -51,8 +52,8 @@ mx::array angles(const RopeConfig& config,
 
 mx::array rotate(const RopeConfig& config,
                  const mx::array& x,
-                 const mx::array& cos,
-                 const mx::array& sin,
+                 const mx::array& cos_of_pair,
+                 const mx::array& sin_of_pair,
                  mx::Stream s) {
   const int pairs = config.pairs, head_dim = x.shape(-1), length = x.shape(-2);
   const auto columns = [&](int begin, int end, int step) {
@@ -61,6 +62,8 @@ mx::array rotate(const RopeConfig& config,
   };
   const mx::array a = config.traditional ? columns(0, 2 * pairs, 2) : columns(0, pairs, 1);
   const mx::array b = config.traditional ? columns(1, 2 * pairs, 2) : columns(pairs, 2 * pairs, 1);
+  const mx::array cos = stretch(cos_of_pair, a.shape(), s);
+  const mx::array sin = stretch(sin_of_pair, a.shape(), s);
   const auto times = [&](const mx::array& u, const mx::array& v) { return mx::multiply(u, v, s); };
   const mx::array first = mx::subtract(times(a, cos), times(b, sin), s);
   const mx::array second = mx::add(times(a, sin), times(b, cos), s);
