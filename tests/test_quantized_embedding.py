@@ -117,6 +117,41 @@ def test_known_ids_outside(dtype, rng):
             quantized_embedding(ready(0, bad, 1, dtype=dtype), *matrix.arrays)
 
 
+VIEWS = {
+    "every second": lambda ids: mx.concatenate([ids[:, None], mx.zeros_like(ids)[:, None]], axis=1)[:, 0],
+    "backwards": lambda ids: mx.contiguous(ids)[::-1],
+    "transposed": lambda ids: mx.stack([ids, mx.zeros_like(ids)]).T,
+    "broadcast": lambda ids: mx.broadcast_to(ids[:, None], (3, 5)),
+    "broadcast scalar": lambda ids: mx.broadcast_to(ids[2], (2, 2)),
+    "part of a matrix": lambda ids: mx.broadcast_to(mx.contiguous(mx.stack([ids] * 4))[1:3, 1:], (2, 2, 2)),
+}
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_known_ids_outside_in_views(view, dtype, rng):
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    for bad in (9, *((-10,) if mx.issubdtype(dtype, mx.signedinteger) else ())):
+        ids = view(ready(0, 1, bad, dtype=dtype))
+        mx.eval(ids)
+        with pytest.raises(
+            ValueError, match=rf"^\[quantized_embedding\] ids has {bad} and w 9 rows; allowed: -9 to 8\."
+        ):
+            quantized_embedding(ids, *matrix.arrays)
+    inside = view(ready(0, 1, 8, dtype=dtype))
+    mx.eval(inside)
+    assert_rounded(quantized_embedding(inside, *matrix.arrays), matrix.weights[np.array(inside)], mx.float32)
+
+
+@pytest.mark.cpu_only
+def test_numbers_beside_a_view_are_not_looked_at(rng):
+    matrix = draw(FOUR_BITS, (9, 64), rng)
+    for view in (ready(8, 99, 0, 99, -9, 99)[::2], ready(99, 1, 2, 99)[1:3], ready(99, 5)[:0]):
+        mx.eval(view)
+        assert_rounded(quantized_embedding(view, *matrix.arrays), matrix.weights[np.array(view)], mx.float32)
+
+
 @pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32, mx.uint64], ids=str)
 def test_unknown_ids_outside(dtype, rng):
     """The nearest row; and the op does not evaluate a graph to find out."""

@@ -55,6 +55,52 @@ def test_every_size_near_and_far(traditional, dims, head_dim):
         )
 
 
+def in_integers(x, dims, offsets, freqs=None) -> np.ndarray:
+    """With positions and turns as Python's integers. ``BASE`` ** (-j / pairs) are powers of two, exact everywhere."""
+    pairs = dims // 2
+    one_turn = 1 / (2 * math.pi)
+    frequencies = [one_turn * 2.0**-j if freqs is None else one_turn / to_numpy(freqs)[j] for j in range(pairs)]
+    turns = [int(f % 1 * 2**64) for f in frequencies]
+    positions = [[offset + i for i in range(x.shape[-2])] for offset in offsets]
+    angles = [[[p * t % 2**64 / 2**64 * 2 * math.pi for t in turns] for p in of_row] for of_row in positions]
+    cos, sin = (np.expand_dims(function(np.array(angles)), 1) for function in (np.cos, np.sin))
+    a, b = to_numpy(x)[..., :pairs], to_numpy(x)[..., pairs:dims]
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos, to_numpy(x)[..., dims:]], axis=-1)
+
+
+BASE = 2.0**8  # with 8 pairs
+FARTHER = {
+    "uint32": [2**31, 2**32 - 3],
+    "int64": [2**31 - 2, -(2**40)],
+    "uint64": [2**63 - 1, 2**64 - 2],
+    "int32": [-(2**31), 2**31 - 1],
+}
+
+
+@pytest.mark.parametrize(("dtype", "offsets"), FARTHER.items(), ids=str)
+def test_no_position_is_too_far(dtype, offsets):
+    x = mx.random.normal((2, 3, 5, 18))
+    freqs = mx.random.uniform(1.0, 100.0, (8,))
+    array = mx.array(np.array(offsets, dtype))
+    assert error(rope(x, 16, base=BASE, offset=array), in_integers(x, 16, offsets)) <= 1e-6
+    assert error(rope_qk(x[:, :2], x, 16, base=BASE, offset=array)[1], in_integers(x, 16, offsets)) <= 1e-6
+    (back,) = mx.vjp(lambda x: rope(x, 16, base=BASE, offset=array), [x], [rope(x, 16, base=BASE, offset=array)])[1]
+    assert max_error(back, x) <= 1e-5
+    for i, number in enumerate(offsets):
+        one = rope(x[i : i + 1], 16, base=BASE, offset=number)
+        assert_same_bits(one, rope(x[i : i + 1], 16, base=BASE, offset=array[i]))
+    composed = mx.vmap(lambda freqs: rope(x, 16, base=None, offset=array, freqs=freqs))(mx.stack([freqs, freqs]))
+    assert error(composed[1], in_integers(x, 16, offsets, freqs)) <= 1e-6
+
+
+@pytest.mark.cpu_only  # a GPU divides by frequencies in 48 bits
+@pytest.mark.parametrize(("dtype", "offsets"), FARTHER.items(), ids=str)
+def test_no_position_is_too_far_for_frequencies(dtype, offsets):
+    x, freqs = mx.random.normal((2, 3, 5, 18)), mx.random.uniform(1.0, 100.0, (8,))
+    array = mx.array(np.array(offsets, dtype))
+    assert error(rope(x, 16, base=None, offset=array, freqs=freqs), in_integers(x, 16, offsets, freqs)) <= 1e-6
+
+
 @pytest.mark.parametrize("traditional", [False, True])
 def test_matches_mlx(traditional):
     """Where MLX's own angles are exact enough: the first positions."""
@@ -241,7 +287,8 @@ X = (2, 3, 4, 8)
         (X, 8, {"base": 0.0}, r"base is 0; allowed: positive finite numbers\."),
         (X, 8, {"base": math.nan}, r"base is nan; allowed: positive finite numbers\."),
         (X, 8, {"scale": math.inf}, r"scale is inf; allowed: finite numbers\."),
-        (X, 8, {"offset": 2**40}, r"offset is 1099511627776; allowed: an int of 32 bits\."),
+        (X, 8, {"offset": 2**64}, r"offset is 18446744073709551616; allowed: an int of 64 bits\."),
+        (X, 8, {"offset": -(2**63) - 1}, r"offset is -9223372036854775809; allowed: an int of 64 bits\."),
         (
             X,
             8,
@@ -272,6 +319,7 @@ def test_bad_values(shape, dims, options, text):
         ({"traditional": 1}, "traditional is a int; allowed: a bool"),
         ({"base": "x"}, "base is a str; allowed: None, or a number"),
         ({"scale": None}, "scale is a NoneType; allowed: a number"),
+        ({"offset": True}, r"offset is a bool; allowed: an int, or mlx\.core\.array"),
         ({"offset": 1.5}, r"offset is a float; allowed: an int, or mlx\.core\.array"),
         ({"freqs": [1.0]}, r"freqs is a list; allowed: mlx\.core\.array"),
     ],

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/broadcast.h"
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/composing.h"
@@ -211,7 +212,7 @@ void ElementwisePrimitive::eval_kernels(const Arrays& inputs, Arrays& outputs) {
 Arrays apply_elementwise(const ElementwiseVariant& variant,
                          const Arrays& inputs,
                          mx::Stream stream) {
-  const Arrays same_shape = mx::broadcast_arrays(inputs, stream);
+  const Arrays same_shape = stretch_arrays(inputs, stream);
   std::string why_not;
   if (stream.device == mx::Device::gpu && !can_launch(stream.device, &why_not)) {
     note_fallback(variant.op, why_not);

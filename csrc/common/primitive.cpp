@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/block.h"
+#include "common/broadcast.h"
 #include "common/freed_memory.h"
 #include "common/launch.h"
 #include "common/plan.h"
@@ -177,7 +178,7 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
     batched.push_back(axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream)
                                   : mx::moveaxis(inputs[i], axes[i], 0, stream));
   }
-  return mx::broadcast_arrays(batched, stream);
+  return stretch_arrays(batched, stream);
 }
 
 namespace {

@@ -105,7 +105,7 @@ class ShapelessNode : public FusedPrimitive {
   }
 
   const char* op() const override { return op_; }
-  const char* name() const override { return "AnvilShapeless"; }
+  const char* kind() const override { return "AnvilShapeless"; }
   bool is_equivalent(const mx::Primitive& other) const override { return this == &other; }
 
   Arrays compose(const Arrays& inputs) override { return build(graph_, inputs); }

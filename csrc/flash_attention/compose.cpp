@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "common/broadcast.h"
 #include "common/composing.h"
 
 namespace mlx_anvil {
@@ -32,7 +33,7 @@ class Composer {
     const mx::array weights = mx::exp(mx::subtract(scores, top, s_), s_);
     mx::array total = mx::sum(weights, -1, true, s_);
     if (in_.sinks) {
-      total = mx::add(total, mx::exp(mx::subtract(sinks(), top, s_), s_), s_);
+      total = mx::add(total, mx::exp(mx::subtract(sinks_of(top), top, s_), s_), s_);
     }
     const mx::array empty = equals(total, 0);
     const mx::array safe_total = mx::where(empty, number(1), total, s_);
@@ -78,10 +79,12 @@ class Composer {
       gradients.push_back(join_heads(d_scores));
     }
     if (wanted.sinks) {
-      const mx::array p_sink = mx::exp(mx::subtract(sinks(), safe_lse, s_), s_);
+      const mx::array p_sink = mx::exp(mx::subtract(sinks_of(safe_lse), safe_lse, s_), s_);
+      mx::Shape heads = delta.shape();
+      heads[3] = heads[4] = 1;
       const mx::array per_head =
-          mx::negative(mx::sum(mx::multiply(p_sink, delta, s_), {3, 4}, false, s_), s_);
-      gradients.push_back(mx::flatten(per_head, 1, 2, s_));
+          mx::negative(sum_to(mx::multiply(p_sink, delta, s_), heads, s_), s_);
+      gradients.push_back(mx::reshape(per_head, {in_.q.shape(0), in_.q.shape(1)}, s_));
     }
     return gradients;
   }
@@ -102,13 +105,17 @@ class Composer {
   }
   mx::array join_heads(const mx::array& x) const { return mx::flatten(x, 1, 2, s_); }
   mx::array over_group(const mx::array& x, mx::Dtype dtype) const {
-    return mx::astype(mx::sum(x, 2, false, s_), dtype, s_);
+    mx::Shape shape = x.shape();
+    shape[2] = 1;
+    return mx::astype(mx::squeeze(sum_to(x, shape, s_), 2, s_), dtype, s_);
   }
 
   // One axis at a time: vmap of several is wrong in MLX 0.32.4 (docs/troubleshooting.md).
   mx::array sinks() const {
     return mx::expand_dims(mx::expand_dims(split_heads(*in_.sinks), -1, s_), -1, s_);
   }
+
+  mx::array sinks_of(const mx::array& rows) const { return stretch(sinks(), rows.shape(), s_); }
 
   // cap(scale q k^T)
   mx::array capped_scores() const {
@@ -133,7 +140,7 @@ class Composer {
     const mx::array mask = mask_by_group();
     return config_.mask == AttentionMask::kBool
                ? mx::where(mask, scores, number(kMinusInfinity), s_)
-               : mx::add(scores, wide(mask), s_);
+               : mx::add(scores, stretch(wide(mask), scores.shape(), s_), s_);
   }
 
   // The mask's head axis is 1 or q_heads.
@@ -191,9 +198,8 @@ Arrays forward_without_pairs(const AttentionInputs& in, mx::Stream s) {
   mx::Shape rows = rows_shape(in, 1);
   rows.pop_back();
   const mx::array lse =
-      in.sinks
-          ? mx::broadcast_to(mx::expand_dims(mx::astype(*in.sinks, mx::float32, s), -1, s), rows, s)
-          : mx::full(rows, mx::array(-std::numeric_limits<float>::infinity()), s);
+      in.sinks ? stretch(mx::expand_dims(mx::astype(*in.sinks, mx::float32, s), -1, s), rows, s)
+               : mx::full(rows, mx::array(-std::numeric_limits<float>::infinity()), s);
   return {mx::zeros(rows_shape(in, in.v.shape(3)), in.q.dtype(), s), lse};
 }
 
@@ -214,8 +220,9 @@ Arrays backward_without_pairs(const AttentionInputs& in,
   }
   if (wanted.sinks) {  // all that a row's lse then consists of
     const bool flows = d_lse && d_lse->size() > 0;
-    gradients.push_back(flows ? mx::sum(*d_lse, 2, false, s)
-                              : mx::zeros({in.q.shape(0), in.q.shape(1)}, mx::float32, s));
+    const mx::Shape heads = {in.q.shape(0), in.q.shape(1)};
+    gradients.push_back(flows ? mx::reshape(sum_to(*d_lse, {heads[0], heads[1], 1}, s), heads, s)
+                              : mx::zeros(heads, mx::float32, s));
   }
   return gradients;
 }

@@ -90,18 +90,6 @@ class AttentionForward : public AttentionPrimitive {
   const bool with_lse_;
 };
 
-// Sums `gradient` over the axes along which `input` was stretched.
-mx::array sum_to(const mx::array& gradient, const mx::array& input, mx::Stream stream) {
-  std::vector<int> axes;
-  for (int axis = 0; axis < static_cast<int>(input.ndim()); ++axis) {
-    if (input.shape(axis) == 1 && gradient.shape(axis) != 1) {
-      axes.push_back(axis);
-    }
-  }
-  const mx::array sum = axes.empty() ? gradient : mx::sum(gradient, axes, true, stream);
-  return mx::astype(sum, input.dtype(), stream);
-}
-
 Arrays AttentionForward::gradient(const Arrays& primals,
                                   const Arrays& cotangents,
                                   const std::vector<int>& argnums,
@@ -142,7 +130,8 @@ Arrays AttentionForward::gradient(const Arrays& primals,
       continue;
     }
     const size_t from = at == 0 ? 0 : at < 3 ? kv + at - 1 : at == sinks_at() ? sinks : mask;
-    selected.push_back(at < 3 ? gradients[from] : sum_to(gradients[from], primals[at], stream()));
+    selected.push_back(mx::astype(sum_to(gradients[from], primals[at].shape(), stream()),
+                                  primals[at].dtype(), stream()));
   }
   return selected;
 }

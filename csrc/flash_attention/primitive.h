@@ -1,6 +1,7 @@
 // What the primitives of flash_attention share.
 #pragma once
 
+#include "common/broadcast.h"
 #include "common/checks.h"
 #include "common/run_native.h"
 #include "flash_attention/gpu.h"
@@ -28,7 +29,7 @@ class BatchFold {
     mx::Shape shape = front.shape();
     shape[0] = count_;
     shape[1] = batch_;
-    return mx::flatten(mx::broadcast_to(front, shape, stream_), 0, 1, stream_);
+    return mx::flatten(stretch(front, shape, stream_), 0, 1, stream_);
   }
 
   mx::array unfold(const mx::array& x) const {

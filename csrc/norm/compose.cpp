@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/broadcast.h"
+
 namespace mlx_anvil {
 
 namespace {
@@ -34,14 +36,9 @@ class Formulas {
 
   // A weight or a bias so that it broadcasts with `rows`: a group of rows has one of its own.
   mx::array along(const mx::array& rows, const mx::array& vector) const {
-    if (vector.ndim() == 1) {
-      return wide(vector);
-    }
-    const int groups = vector.shape(0), columns = vector.shape(1);
-    const int repeats =
-        static_cast<int>(rows.size() / std::max<size_t>(1, size_t(groups) * size_t(columns)));
-    const mx::array repeated = mx::repeat(wide(vector), repeats, 0, s_);
-    return mx::reshape(repeated, rows.shape(), s_);
+    const mx::Shape shape = by_group(rows, vector);
+    const mx::array of_group = mx::reshape(wide(vector), {shape[0], 1, shape[2]}, s_);
+    return mx::reshape(stretch(of_group, shape, s_), rows.shape(), s_);
   }
 
   mx::array weight_along(const mx::array& rows, const mx::array& weight) const {
@@ -57,15 +54,20 @@ class Formulas {
 
   // Sums rows to the shape of a weight or a bias.
   mx::array sum_to(const mx::array& rows, const mx::array& vector) const {
-    const int columns = vector.shape(-1);
-    const int groups = vector.ndim() == 1 ? 1 : vector.shape(0);
-    const int repeats =
-        static_cast<int>(rows.size() / std::max<size_t>(1, size_t(groups) * size_t(columns)));
-    const mx::array sum = mx::sum(mx::reshape(rows, {groups, repeats, columns}, s_), 1, false, s_);
+    const mx::Shape shape = by_group(rows, vector);
+    const mx::array sum =
+        mlx_anvil::sum_to(mx::reshape(rows, shape, s_), {shape[0], 1, shape[2]}, s_);
     return mx::astype(mx::reshape(sum, vector.shape(), s_), vector.dtype(), s_);
   }
 
  private:
+  // [groups, rows of a group, columns]
+  static mx::Shape by_group(const mx::array& rows, const mx::array& vector) {
+    const int columns = vector.shape(-1), groups = vector.ndim() == 1 ? 1 : vector.shape(0);
+    const size_t of_all = size_t(groups) * size_t(columns);
+    return {groups, static_cast<int>(rows.size() / std::max<size_t>(1, of_all)), columns};
+  }
+
   const NormConfig& config_;
   const mx::Stream s_;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/sum_rows.h"
 #include "common/thread_scratch.h"
 
 namespace mlx_anvil {
@@ -20,6 +21,7 @@ constexpr int64_t kGrain = 32768;
 // What the sums of a weight's gradient are taken in, whatever the number of threads: so many parts
 // at most, and no smaller than a grain.
 constexpr int64_t kMostParts = 64;
+constexpr int64_t kRunRows = 256;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -151,6 +153,28 @@ void norm_backward_native(const NormProblem& problem,
   const int64_t bytes = scratch_bytes({&args.h, &args.gate, &args.d_y, &args.d_h},
                                       args.stream_outputs, columns * element_size(problem.dtype));
   const NormBackwardKernel kernel = norm_backward_kernels().of[problem.dtype][problem.centred];
+  // Short runs of rows one after the other, whose sums are compensated: the error does not grow
+  // with the number of rows.
+  const auto add_rows = [&](int64_t first, int64_t last, const NormSums& own) {
+    if ((!own.weight && !own.bias) || last - first <= kRunRows) {
+      kernel(args, first, last, own, thread_scratch(bytes));
+      return;
+    }
+    const Floats memory(4 * padded);  // sums of a run, and what those of the part have lost
+    std::fill_n(memory.get(), 4 * padded, 0.0f);
+    const NormSums run = {own.weight ? memory.get() : nullptr,
+                          own.bias ? memory.get() + padded : nullptr};
+    for (int64_t row = first; row < last; row += kRunRows) {
+      std::fill_n(memory.get(), 2 * padded, 0.0f);
+      kernel(args, row, std::min(row + kRunRows, last), run, thread_scratch(bytes));
+      if (own.weight) {
+        add_compensated(run.weight, padded, own.weight, memory.get() + 2 * padded);
+      }
+      if (own.bias) {
+        add_compensated(run.bias, padded, own.bias, memory.get() + 3 * padded);
+      }
+    }
+  };
   parallel_for(all_parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
       const NormSums own = sums_from(part);
@@ -162,7 +186,7 @@ void norm_backward_native(const NormProblem& problem,
       const int64_t first_of_group = part / parts * rows_per_group;
       const int64_t first = part % parts * rows_per_part;
       const int64_t last = std::min(first + rows_per_part, rows_per_group);
-      kernel(args, first_of_group + first, first_of_group + last, own, thread_scratch(bytes));
+      add_rows(first_of_group + first, first_of_group + last, own);
     }
   });
 

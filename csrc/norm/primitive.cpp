@@ -1,5 +1,7 @@
 #include "norm/primitive.h"
 
+#include "common/broadcast.h"
+
 namespace mlx_anvil {
 
 int batch_size(const Arrays& inputs, const std::vector<int>& axes) {
@@ -28,9 +30,9 @@ Arrays NormPrimitive::fold(const Arrays& inputs, const std::vector<int>& axes, b
                                         : mx::moveaxis(inputs[i], axes[i], 0, stream());
     mx::Shape shape = front.shape();
     shape[0] = batch;
-    const mx::array stretched = mx::broadcast_to(front, shape, stream());
-    const bool has_groups = !is_of_rows(i) && stretched.ndim() == 3;
-    folded.push_back(has_groups ? mx::flatten(stretched, 0, 1, stream()) : stretched);
+    const mx::array repeated = stretch(front, shape, stream());
+    const bool has_groups = !is_of_rows(i) && repeated.ndim() == 3;
+    folded.push_back(has_groups ? mx::flatten(repeated, 0, 1, stream()) : repeated);
   }
   return folded;
 }

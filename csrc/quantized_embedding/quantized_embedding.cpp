@@ -16,24 +16,44 @@ namespace {
 constexpr const char* kOp = "quantized_embedding";
 
 template <class T>
+void check_id(T id, int64_t rows) {
+  const bool inside = id < 0 ? static_cast<int64_t>(id) >= -rows
+                             : static_cast<uint64_t>(id) < static_cast<uint64_t>(rows);
+  if (!inside) {
+    throw_value_error(kOp, "ids has " + std::to_string(id) + " and w " + std::to_string(rows) +
+                               " rows; allowed: " + std::to_string(-rows) + " to " +
+                               std::to_string(rows - 1) + ".");
+  }
+}
+
+// Views of any strides; what a broadcast repeats is read once.
+template <class T>
+void check_from(const T* ids, const mx::array& of, size_t axis, int64_t rows) {
+  if (axis == of.ndim()) {
+    return check_id(*ids, rows);
+  }
+  const int64_t stride = of.strides()[axis];
+  const int count = stride == 0 ? 1 : of.shape()[axis];
+  for (int i = 0; i < count; ++i) {
+    check_from(ids + i * stride, of, axis + 1, rows);
+  }
+}
+
+template <class T>
 void check_each(const mx::array& ids, int64_t rows) {
-  const T* const all = ids.data<T>();
-  for (size_t i = 0; i < ids.data_size(); ++i) {
-    const bool inside = all[i] < 0 ? static_cast<int64_t>(all[i]) >= -rows
-                                   : static_cast<uint64_t>(all[i]) < static_cast<uint64_t>(rows);
-    if (!inside) {
-      throw_value_error(kOp, "ids has " + std::to_string(all[i]) + " and w " +
-                                 std::to_string(rows) + " rows; allowed: " + std::to_string(-rows) +
-                                 " to " + std::to_string(rows - 1) + ".");
-    }
+  if (!ids.flags().row_contiguous) {
+    return check_from(ids.data<T>(), ids, 0, rows);
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    check_id(ids.data<T>()[i], rows);
   }
 }
 
 // Ids that the host can read at once. Those of a lazy graph, and all on CUDA, whose memory the host
 // does not share, are left to the kernels.
 void check_ids(const mx::array& ids, int64_t rows, mx::Stream s) {
-  const bool readable = s.device == mx::Device::cpu && ids.is_available() && !ids.is_tracer() &&
-                        ids.flags().contiguous;
+  const bool readable =
+      s.device == mx::Device::cpu && ids.is_available() && !ids.is_tracer() && ids.size() > 0;
   if (!readable) {
     return;
   }

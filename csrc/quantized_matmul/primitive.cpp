@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "common/allocate.h"
+#include "common/broadcast.h"
 #include "quantized_matmul/native.h"
 #include "quantized_matmul/quantized_primitive.h"
 
@@ -143,7 +144,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
           axes[i] < 0 ? mx::expand_dims(inputs[i], 0, s) : mx::moveaxis(inputs[i], axes[i], 0, s);
       mx::Shape shape = x.shape();
       shape[0] = count;
-      front.push_back(mx::broadcast_to(x, shape, s));
+      front.push_back(stretch(x, shape, s));
     }
     mx::Shape shape = front[0].shape();
     if (w_rank == 2) {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/broadcast.h"
 #include "common/checks.h"
 #include "common/errors.h"
 #include "quantized_matmul/checks.h"
@@ -21,7 +22,7 @@ mx::Shape leading(const mx::array& x) {
 mx::array with_leading(const mx::array& x, mx::Shape shape, mx::Stream s) {
   shape.push_back(x.shape(-2));
   shape.push_back(x.shape(-1));
-  return mx::broadcast_to(x, shape, s);
+  return stretch(x, shape, s);
 }
 
 QuantizedMatrix with_leading(const QuantizedMatrix& matrix, const mx::Shape& shape, mx::Stream s) {

@@ -12,6 +12,16 @@ using namespace nb::literals;
 
 namespace {
 
+// Angles wrap at 2^64 with their position, so those of 2^63 and above are the same as negative ones.
+int64_t to_offset(const char* op, nb::handle value) {
+  uint64_t large = 0;
+  if (nb::isinstance<nb::int_>(value) && !nb::isinstance<nb::bool_>(value) &&
+      nb::try_cast(value, large)) {
+    return static_cast<int64_t>(large);
+  }
+  return to_int(op, "offset", value, "an int, or mlx.core.array");
+}
+
 RopeOptions to_options(const char* op,
                        nb::handle dims,
                        nb::handle traditional,
@@ -29,7 +39,7 @@ RopeOptions to_options(const char* op,
   if (nb::isinstance<mx::array>(offset)) {
     options.offset = nb::cast<mx::array>(offset);
   } else {
-    options.offset = to_int(op, "offset", offset, "an int, or mlx.core.array");
+    options.offset = to_offset(op, offset);
   }
   if (!freqs.is_none()) {
     options.freqs = to_array(op, "freqs", freqs);
@@ -59,7 +69,7 @@ Args:
     traditional (bool): whether pairs are neighbours. Default: ``False``.
     base (float, optional): default: ``10000``. Not used with ``freqs``.
     scale (float): of positions. Default: ``1``.
-    offset (int or array): the first position; an integer array of shape ``()`` or ``(batch,)`` for
+    offset (int or array): the first position, of 64 bits; an integer array of shape ``()`` or ``(batch,)`` for
         one that is not known yet or differs between batch rows. Default: ``0``.
     freqs (array, optional): ``(dims / 2,)``; angles are ``(offset + l) * scale / freqs[j]`` then.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.

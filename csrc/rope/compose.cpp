@@ -1,40 +1,59 @@
 #include <numbers>
+#include <vector>
 
+#include "common/broadcast.h"
 #include "rope/primitive.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-// [batch or 1, 1, length, pairs] in float64, which only the CPU has, and without whole turns: at
-// far positions float32, in which MLX computes sines and cosines of float64 too, leaves an angle
-// few digits.
+// rope_fixed_point of each number.
+mx::array fixed_point(const mx::array& turns, mx::Stream s) {
+  const mx::array fraction = mx::subtract(turns, mx::floor(turns, s), s);
+  const mx::array one = mx::array(1.0, mx::float64), none = mx::array(0.0, mx::float64);
+  const mx::array proper = mx::where(mx::less(fraction, one, s), fraction, none, s);
+  return mx::astype(mx::multiply(proper, mx::array(0x1p64, mx::float64), s), mx::uint64, s);
+}
+
+// [batch or 1, 1, length, pairs] in float64, which only the CPU has. Whole turns overflow in 64-bit
+// integers, as in the kernels (problem.h).
 mx::array angles(const RopeConfig& config,
                  const RopePositions& positions,
                  int length,
                  mx::Stream s) {
   const mx::Dtype dtype = mx::float64;
   const auto number = [&](double x) { return mx::array(x, dtype); };
-  mx::array frequencies = number(rope_turns_over_freqs(config.frequencies));
-  if (positions.freqs) {
-    frequencies = mx::divide(frequencies, mx::astype(*positions.freqs, dtype, s), s);
-  } else {
-    const mx::array exponents =
-        mx::divide(mx::arange(0.0, config.pairs, 1.0, dtype, s), number(-config.pairs), s);
-    const mx::array powers = mx::power(number(config.frequencies.base), exponents, s);
-    frequencies = mx::multiply(frequencies, powers, s);
+  const mx::array offset =
+      mx::reshape(mx::astype(positions.offset, mx::uint64, s), {-1, 1, 1, 1}, s);
+  const mx::array steps = mx::reshape(mx::arange(0.0, length, 1.0, mx::uint64, s), {-1, 1}, s);
+  const mx::array position = mx::add(offset, steps, s);
+  const auto fraction_of = [&](const mx::array& turns) {
+    const mx::array signed_turns = mx::astype(mx::multiply(position, turns, s), mx::int64, s);
+    return mx::multiply(mx::astype(signed_turns, dtype, s), number(0x1p-64), s);
+  };
+  const auto radians = [&](const mx::array& turns) {
+    return mx::multiply(turns, number(2.0 * std::numbers::pi), s);
+  };
+  if (!positions.freqs) {
+    const std::vector<uint64_t> turns = rope_turns(config.frequencies, config.pairs);
+    return radians(fraction_of(mx::array(turns.begin(), mx::Shape{config.pairs}, mx::uint64)));
   }
-  const mx::array offset = mx::reshape(mx::astype(positions.offset, dtype, s), {-1, 1, 1, 1}, s);
-  const mx::array steps = mx::reshape(mx::arange(0.0, length, 1.0, dtype, s), {-1, 1}, s);
-  const mx::array turns = mx::multiply(mx::add(offset, steps, s), frequencies, s);
-  const mx::array fraction = mx::subtract(turns, mx::round(turns, 0, s), s);
-  return mx::multiply(fraction, number(2.0 * std::numbers::pi), s);
+  const mx::array per_position = mx::divide(number(rope_turns_over_freqs(config.frequencies)),
+                                            mx::astype(*positions.freqs, dtype, s), s);
+  // Integers have no derivative, though MLX takes one through casts. This zero has that of the
+  // turns, and is NaN where a frequency is none.
+  const mx::array signed_position = mx::astype(mx::astype(position, mx::int64, s), dtype, s);
+  const mx::array turns = mx::multiply(signed_position, per_position, s);
+  const mx::array zero = mx::subtract(turns, mx::stop_gradient(turns, s), s);
+  const mx::array fraction = mx::stop_gradient(fraction_of(fixed_point(per_position, s)), s);
+  return radians(mx::add(fraction, zero, s));
 }
 
 mx::array rotate(const RopeConfig& config,
                  const mx::array& x,
-                 const mx::array& cos,
-                 const mx::array& sin,
+                 const mx::array& cos_of_pair,
+                 const mx::array& sin_of_pair,
                  mx::Stream s) {
   const int pairs = config.pairs, head_dim = x.shape(-1), length = x.shape(-2);
   const auto columns = [&](int begin, int end, int step) {
@@ -43,6 +62,8 @@ mx::array rotate(const RopeConfig& config,
   };
   const mx::array a = config.traditional ? columns(0, 2 * pairs, 2) : columns(0, pairs, 1);
   const mx::array b = config.traditional ? columns(1, 2 * pairs, 2) : columns(pairs, 2 * pairs, 1);
+  const mx::array cos = stretch(cos_of_pair, a.shape(), s);
+  const mx::array sin = stretch(sin_of_pair, a.shape(), s);
   const auto times = [&](const mx::array& u, const mx::array& v) { return mx::multiply(u, v, s); };
   const mx::array first = mx::subtract(times(a, cos), times(b, sin), s);
   const mx::array second = mx::add(times(a, sin), times(b, cos), s);

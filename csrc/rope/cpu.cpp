@@ -47,12 +47,11 @@ inline u32v upper_halves(u64v a, u64v b, std::integer_sequence<int, kLane...>) {
 // added, which is exact and takes no product of 64 bits.
 void fill_angles(const RopeAngles& angles, float* to) {
   const uint32_t half_turn = angles.inverse ? 0x80000000u : 0u;
-  const auto position = static_cast<uint64_t>(angles.position);
   for (int64_t j = 0; j < angles.padded; j += kLanes) {
     const u64v first_step = load_bits<u64v>(angles.turns + j);
     const u64v second_step = load_bits<u64v>(angles.turns + j + kLanes / 2);
     const f32v defect = load_lanes(angles.defects + j);
-    u64v first = first_step * position, second = second_step * position;
+    u64v first = first_step * angles.position, second = second_step * angles.position;
     float* cos = to + j;
     for (int64_t l = 0; l < angles.count; ++l, cos += 2 * angles.padded) {
       const u32v turn = upper_halves(first, second, std::make_integer_sequence<int, kLanes>());

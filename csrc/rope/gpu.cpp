@@ -18,7 +18,12 @@ namespace mlx_anvil {
 namespace {
 
 // As numbered in strided_pack.h and rope.h.
-enum Constant : uint32_t { kPacksAreAligned, kPairsAreNeighbours, kFrequenciesAreGiven };
+enum Constant : uint32_t {
+  kPacksAreAligned,
+  kPairsAreNeighbours,
+  kFrequenciesAreGiven,
+  kOffsetsAreWide
+};
 
 constexpr int64_t kThreads = 256;
 constexpr int64_t kPackBytes = 16;
@@ -108,7 +113,8 @@ void rope_gpu(const RopeConfig& config,
       "rope", {tensors.size() == 1 ? "rope_one_" : "rope_qk_", dtype_name(tensors[0])},
       {{kPacksAreAligned, packs_are_aligned(config, tensors, outputs)},
        {kPairsAreNeighbours, config.traditional},
-       {kFrequenciesAreGiven, positions.freqs.has_value()}});
+       {kFrequenciesAreGiven, positions.freqs.has_value()},
+       {kOffsetsAreWide, positions.offset.dtype() == mx::int64}});
   for (const mx::array& x : tensors) {
     request.inputs.push_back(&x);
   }

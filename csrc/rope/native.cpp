@@ -90,7 +90,7 @@ class Rope {
                            i % groups_};
         if (item.first != known.first || offset(item.batch) != offset(known.batch)) {
           kernels().angles({frequencies_.turns.data(), frequencies_.defects.data(), padded_,
-                            offset(item.batch) + item.first, count(item), args_.inverse},
+                            position(item), count(item), args_.inverse},
                            table);
           known = item;
         }
@@ -108,7 +108,14 @@ class Rope {
   static int64_t groups_of(const RopeTensor& tensor) { return ceil_div(tensor.heads, kHeads); }
 
   int64_t offset(int64_t batch) const {
-    return args_.offset[args_.offset_per_batch ? std::max<int64_t>(0, batch) : 0];
+    const int64_t at = args_.offset_per_batch ? std::max<int64_t>(0, batch) : 0;
+    return args_.offset_is_wide ? static_cast<const int64_t*>(args_.offset)[at]
+                                : static_cast<const int32_t*>(args_.offset)[at];
+  }
+
+  // The first of an item, modulo 2^64.
+  uint64_t position(const Item& item) const {
+    return static_cast<uint64_t>(offset(item.batch)) + static_cast<uint64_t>(item.first);
   }
 
   int64_t count(const Item& item) const { return std::min(positions_, args_.length - item.first); }

@@ -20,7 +20,8 @@ struct RopeArgs {
   RopeTensor tensors[2];
   int count = 1;  // of tensors
   int64_t batch, length, head_dim, pairs;
-  const int32_t* offset;
+  const void* offset;
+  bool offset_is_wide;  // int64, else int32
   bool offset_per_batch;
   const float* freqs;  // null: those of base
   RopeFrequencies frequencies;

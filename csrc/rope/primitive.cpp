@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/allocate.h"
+#include "common/broadcast.h"
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/errors.h"
@@ -119,7 +120,8 @@ void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
   args.length = outputs[0].shape(2);
   args.head_dim = outputs[0].shape(3);
   args.pairs = config_.pairs;
-  args.offset = positions.offset.data<int32_t>();
+  args.offset = positions.offset.data<void>();
+  args.offset_is_wide = positions.offset.dtype() == mx::int64;
   args.offset_per_batch = positions.offset.size() > 1;
   args.freqs = positions.freqs ? positions.freqs->data<float>() : nullptr;
   args.frequencies = config_.frequencies;
@@ -221,7 +223,7 @@ std::pair<Arrays, std::vector<int>> Rope::batched(const Arrays& inputs,
         axes[i] < 0 ? mx::expand_dims(inputs[i], to, s) : mx::moveaxis(inputs[i], axes[i], to, s);
     mx::Shape shape = x.shape();
     shape[to] = count;
-    merged.push_back(mx::flatten(mx::broadcast_to(x, shape, s), to, to + 1, s));
+    merged.push_back(mx::flatten(stretch(x, shape, s), to, to + 1, s));
   }
   if (own_offsets) {
     const mx::array offset = mx::moveaxis(positions.offset, axes[tensors_], 0, s);

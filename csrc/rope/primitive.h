@@ -17,7 +17,7 @@ struct RopeConfig {
 };
 
 struct RopePositions {
-  mx::array offset;                // int32, of shape (), (1,) or (batch,)
+  mx::array offset;                // int32 or int64, of shape (), (1,) or (batch,)
   std::optional<mx::array> freqs;  // float32 (pairs,)
 };
 

@@ -23,7 +23,7 @@ struct RopeAngles {
   const uint64_t* turns;  // [padded]: turns per position times 2^64, modulo 2^64
   const float* defects;   // [padded]: NaN for frequencies that are none, else 0
   int64_t padded;         // pairs, rounded up to whole blocks
-  int64_t position;       // the first
+  uint64_t position;      // the first, modulo 2^64
   int64_t count;
   bool inverse;
 };

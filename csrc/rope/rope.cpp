@@ -71,11 +71,8 @@ void check_options(const char* op, const RopeOptions& options) {
 
 mx::array checked_offset(const char* op, const RopeOptions& options, int batch, mx::Stream s) {
   if (const int64_t* number = std::get_if<int64_t>(&options.offset)) {
-    if (*number != static_cast<int32_t>(*number)) {
-      throw_value_error(op,
-                        "offset is " + std::to_string(*number) + "; allowed: an int of 32 bits.");
-    }
-    return mx::array(static_cast<int32_t>(*number));
+    const auto narrow = static_cast<int32_t>(*number);
+    return *number == narrow ? mx::array(narrow) : mx::array(*number, mx::int64);
   }
   const auto& offset = std::get<mx::array>(options.offset);
   if (!mx::issubdtype(offset.dtype(), mx::integer)) {
@@ -87,7 +84,9 @@ mx::array checked_offset(const char* op, const RopeOptions& options, int batch, 
     throw_value_error(op, describe("offset", offset) + "; allowed: a scalar, or shape (" +
                               std::to_string(batch) + ",) with one position for each batch row.");
   }
-  return mx::astype(offset, mx::int32, s);
+  const mx::Dtype dtype = offset.dtype();
+  const bool is_wide = dtype == mx::uint32 || dtype == mx::int64 || dtype == mx::uint64;
+  return mx::astype(offset, is_wide ? mx::int64 : mx::int32, s);
 }
 
 std::optional<mx::array> checked_freqs(const char* op, const RopeOptions& options, mx::Stream s) {

@@ -16,6 +16,7 @@ struct RopeOptions {
   bool traditional = false;
   std::optional<double> base;
   double scale = 1.0;
+  // Positions count modulo 2^64: those from 2^63 up are the negative ones here.
   std::variant<int64_t, mx::array> offset = int64_t{0};
   std::optional<mx::array> freqs;  // instead of base
 };

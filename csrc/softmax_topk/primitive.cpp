@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/allocate.h"
+#include "common/broadcast.h"
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/launch.h"
@@ -97,7 +98,7 @@ class RouterPrimitive : public FusedPrimitive {
                                           : mx::moveaxis(inputs[i], axes[i], 0, stream());
       mx::Shape shape = front.shape();
       shape[0] = batch;
-      folded.push_back(mx::broadcast_to(front, shape, stream()));
+      folded.push_back(stretch(front, shape, stream()));
     }
     return folded;
   }

@@ -9,6 +9,7 @@
 
 constant bool pairs_are_neighbours [[function_constant(1)]];   // else half the rotated part apart
 constant bool frequencies_are_given [[function_constant(2)]];  // as freqs, else as turns
+constant bool offsets_are_wide [[function_constant(3)]];       // 64 bits each, else 32
 
 // ---- angles -------------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ struct RopeTensor {
 template <typename T>
 struct RopeOperands {
   RopeTensor<T> tensors[2];
-  const device int* offset;
+  const device int* offset;   // of 32 or 64 bits
   const device float* freqs;  // one of these two
   const device ulong* turns;
 };
@@ -94,7 +95,7 @@ struct PairsOfThread {
 
   METAL_FUNC void turn(const thread RopeOperands<T>& operands,
                        int pair,
-                       long position,
+                       ulong position,
                        constant RopeParams& params) thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSize; ++i) {
@@ -105,7 +106,7 @@ struct PairsOfThread {
       } else {
         frequency.turns = operands.turns[j];
       }
-      const ulong turns = frequency.turns * static_cast<ulong>(position);
+      const ulong turns = frequency.turns * position;
       const SinCos angle = sin_cos_of_turn(static_cast<uint>(turns >> 32));
       sin[i] = params.direction * angle.sin + frequency.defect;
       cos[i] = angle.cos + frequency.defect;
@@ -164,8 +165,11 @@ METAL_FUNC void rope(const thread RopeOperands<T>& operands,
   }
   for (long batch = group.z; batch < params.batch; batch += groups.z) {
     if (rotates) {
-      const long first = operands.offset[batch * params.offset_step];
-      pairs.turn(operands, column * kSize, first + position, params);
+      const long at = batch * params.offset_step;
+      const long first = offsets_are_wide
+                             ? reinterpret_cast<const device long*>(operands.offset)[at]
+                             : long(operands.offset[at]);
+      pairs.turn(operands, column * kSize, ulong(first) + ulong(position), params);
     }
     for (int head = chunk * params.chunk; head < end; ++head) {
       const bool second = head >= params.heads[0];

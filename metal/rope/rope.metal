@@ -4,10 +4,10 @@
 //
 // Kernels: rope_<one|qk>_<dtype>. Bindings: x (q, k), offset, freqs or turns, out (two of them),
 // params. Function constants: 0: whether packs of 16 bytes are aligned; 1: whether pairs are
-// neighbours; 2: whether the frequencies are freqs (float32) and not turns (64 bits each). Grid:
-// threads for every pack of columns, position and chunk of heads in x, batch rows in z, which may
-// be fewer than there are. Threadgroup: 256 x 1 x 1. Nothing but function constant 0 is assumed of
-// the alignment.
+// neighbours; 2: whether the frequencies are freqs (float32) and not turns (64 bits each); 3:
+// whether offsets are int64 and not int32. Grid: threads for every pack of columns, position and
+// chunk of heads in x, batch rows in z, which may be fewer than there are. Threadgroup: 256 x 1
+// x 1. Nothing but function constant 0 is assumed of the alignment.
 #include "metal/common/kernel.h"
 #include "metal/rope/rope.h"
 

@@ -158,7 +158,12 @@ def rope() -> Iterator[Call]:
     for dtype, dim, traditional, given in product(DTYPES, (32, 13), (False, True), (False, True)):
         q, k = mx.zeros((2, 4, 3, dim), dtype), mx.zeros((2, 1, 3, dim), dtype)
         freqs = mx.ones((4,)) if given else None
-        options = {"dims": 8, "traditional": traditional, "freqs": freqs, "offset": mx.array([1, 2])}
+        options = {
+            "dims": 8,
+            "traditional": traditional,
+            "freqs": freqs,
+        }
+        options["offset"] = mx.array([1, 2], mx.int64 if traditional else mx.int32)
         yield lambda q=q, o=options: mx.vjp(lambda q: mlx_anvil.rope(q, **o), [q], [q])
         yield lambda q=q, k=k, o=options: mlx_anvil.rope_qk(q, k, **o)
 

@@ -1,0 +1,185 @@
+#include "common/sum_rows.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/parallel.h"
+#include "common/sum_kernels.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+constexpr int64_t kMostLanes = 16;
+constexpr int64_t kChunk = 1024;  // columns that are summed at once, in the nearest cache
+constexpr int64_t kNarrow = 128;  // fewer columns are taken together with those of the next rows
+constexpr int64_t kRun = 16;      // rows that are read side by side
+// Parts of the rows, whose sums are added up at the end, have no fewer elements.
+constexpr int64_t kPartElements = 131072;
+constexpr int64_t kMostParts = 64;
+constexpr int64_t kGrain = 32768;  // elements that are worth waking a thread for
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+int64_t element_size(int dtype) {
+  return dtype == 0 ? 4 : 2;
+}
+
+// Several sums, since each waits for its last addition.
+double sum_of(const float* x, int64_t count) {
+  constexpr int kSums = 8;
+  double sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (int s = 0; s < kSums; ++s) {
+      sums[s] += x[i + s];
+    }
+  }
+  for (; i < count; ++i) {
+    sums[i % kSums] += x[i];
+  }
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+// As many as whole vectors hold.
+void clear(float* numbers, int64_t count) {
+  std::fill_n(numbers, ceil_div(count, kMostLanes) * kMostLanes, 0.0f);
+}
+
+// [outer, rows] -> [outer] with few rows, for many `outer` at once.
+void sum_short(const RowSum& sum) {
+  const int64_t at_once = kChunk / sum.rows;
+  const SumKernels& kernels = sum_kernels();
+  parallel_for(
+      ceil_div(sum.outer, at_once), ceil_div(kGrain, kChunk), [&](int64_t begin, int64_t end) {
+        alignas(64) float numbers[kChunk], lost[kChunk], totals[kChunk];
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t first = unit * at_once, count = std::min(at_once, sum.outer - first);
+          clear(numbers, count * sum.rows);
+          clear(lost, count * sum.rows);
+          kernels.add_rows[sum.in_dtype](
+              static_cast<const char*>(sum.in) + first * sum.rows * element_size(sum.in_dtype), 1,
+              0, count * sum.rows, numbers, lost);
+          for (int64_t i = 0; i < count; ++i) {
+            totals[i] = static_cast<float>(sum_of(numbers + i * sum.rows, sum.rows));
+          }
+          kernels.store[sum.out_dtype](
+              totals, count, static_cast<char*>(sum.out) + first * element_size(sum.out_dtype));
+        }
+      });
+}
+
+// The rows are taken as `full_` wide rows of `folded_` rows each and, at the end, part of one.
+class Summation {
+ public:
+  explicit Summation(const RowSum& sum)
+      : sum_(sum),
+        folded_(sum.inner < kNarrow
+                    ? std::clamp<int64_t>(kNarrow / sum.inner, 1, std::max<int64_t>(1, sum.rows))
+                    : 1),
+        width_(folded_ * sum.inner),
+        full_(sum.rows / folded_),
+        rest_(sum.rows % folded_ * sum.inner),
+        chunks_(ceil_div(width_, kChunk)),
+        parts_(
+            std::clamp<int64_t>(full_ * std::min(width_, kChunk) / kPartElements, 1, kMostParts)) {
+    if (parts_ > 1) {
+      partial_.resize(sum.outer * parts_ * width_);
+    }
+  }
+
+  void run() {
+    const int64_t elements = ceil_div(full_, parts_) * std::min(width_, kChunk);
+    const int64_t grain = ceil_div(kGrain, std::max<int64_t>(1, elements));
+    parallel_for(sum_.outer * chunks_ * parts_, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        add_part(unit / parts_ / chunks_, unit / parts_ % chunks_ * kChunk, unit % parts_);
+      }
+    });
+    if (parts_ > 1) {
+      for (int64_t outer = 0; outer < sum_.outer; ++outer) {
+        for (int64_t column = 0; column < width_; column += kChunk) {
+          finish(outer, column, partial(outer, 0) + column, parts_, width_);
+        }
+      }
+    }
+  }
+
+ private:
+  float* partial(int64_t outer, int64_t part) {
+    return partial_.data() + (outer * parts_ + part) * width_;
+  }
+
+  int64_t chunk_width(int64_t column) const { return std::min(kChunk, width_ - column); }
+
+  void add_part(int64_t outer, int64_t column, int64_t part) {
+    alignas(64) float sums[kChunk], lost[kChunk];
+    const int64_t size = element_size(sum_.in_dtype), columns = chunk_width(column);
+    clear(sums, columns);
+    clear(lost, columns);
+    const auto add_rows = sum_kernels().add_rows[sum_.in_dtype];
+    const auto* const first =
+        static_cast<const char*>(sum_.in) + outer * sum_.rows * sum_.inner * size;
+    const int64_t end = full_ * (part + 1) / parts_;
+    for (int64_t row = full_ * part / parts_; row < end; row += kRun) {
+      add_rows(first + (row * width_ + column) * size, std::min(kRun, end - row), width_, columns,
+               sums, lost);
+    }
+    if (part == parts_ - 1 && rest_ > 0) {  // narrow, so that there is one chunk
+      add_rows(first + full_ * width_ * size, 1, 0, rest_, sums, lost);
+    }
+    if (parts_ > 1) {
+      std::copy_n(sums, columns, partial(outer, part) + column);
+    } else {
+      finish(outer, column, sums, 1, 0);
+    }
+  }
+
+  // Adds up parts, `step` floats apart, and the rows that wide ones consist of.
+  void finish(int64_t outer, int64_t column, const float* parts, int64_t count, int64_t step) {
+    alignas(64) float totals[kChunk];
+    const int64_t columns = folded_ > 1 ? sum_.inner : chunk_width(column);
+    for (int64_t i = 0; i < columns; ++i) {
+      double total = 0;
+      for (int64_t part = 0; part < count; ++part) {
+        const float* const of_part = parts + part * step;
+        if (sum_.inner == 1) {
+          total += sum_of(of_part, width_);
+        } else {
+          for (int64_t row = 0; row < folded_; ++row) {
+            total += of_part[row * sum_.inner + i];
+          }
+        }
+      }
+      totals[i] = static_cast<float>(total);
+    }
+    void* const to =
+        static_cast<char*>(sum_.out) + (outer * sum_.inner + column) * element_size(sum_.out_dtype);
+    sum_kernels().store[sum_.out_dtype](totals, columns, to);
+  }
+
+  const RowSum& sum_;
+  const int64_t folded_, width_, full_, rest_, chunks_, parts_;
+  std::vector<float> partial_;
+};
+
+}  // namespace
+
+void add_compensated(const float* x, int64_t count, float* sums, float* lost) {
+  sum_kernels().add_rows[0](x, 1, 0, count, sums, lost);
+}
+
+void sum_rows(const RowSum& sum) {
+  if (sum.outer * sum.inner == 0) {
+    return;
+  }
+  if (sum.inner == 1 && sum.rows > 0 && sum.rows <= kNarrow) {
+    sum_short(sum);
+  } else {
+    Summation(sum).run();
+  }
+}
+
+}  // namespace mlx_anvil
