@@ -9,6 +9,9 @@ namespace mlx_anvil {
 // mx::broadcast_to. Its gradient is sum_to().
 mx::array stretch(const mx::array& x, const mx::Shape& shape, mx::Stream stream);
 
+// x in the shape of `other`, with which it broadcasts; also in graphs for any shapes.
+mx::array stretch_like(const mx::array& x, const mx::array& other, mx::Stream stream);
+
 // mx::broadcast_arrays, likewise.
 Arrays stretch_arrays(const Arrays& arrays, mx::Stream stream);
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "common/block.h"
 #include "common/errors.h"
 #include "common/evaluate.h"
 #include "common/plan.h"
@@ -295,8 +296,8 @@ void ShapelessNode::evaluate(const Arrays& inputs, Arrays& outputs) {
 }  // namespace
 
 bool traces_shapeless(std::initializer_list<const mx::array*> arrays) {
-  // A graph that is being built has its shapes.
-  return open_graphs == 0 &&
+  // A graph that is being built has its shapes; in composed() ops are MLX's, which a file can hold.
+  return open_graphs == 0 && !composing() &&
          std::any_of(arrays.begin(), arrays.end(),
                      [](const mx::array* x) { return x && x->is_tracer(); }) &&
          is_shapeless_trace();

@@ -84,7 +84,7 @@ class Composer {
       heads[3] = heads[4] = 1;
       const mx::array per_head =
           mx::negative(sum_to(mx::multiply(p_sink, delta, s_), heads, s_), s_);
-      gradients.push_back(mx::reshape(per_head, {in_.q.shape(0), in_.q.shape(1)}, s_));
+      gradients.push_back(mx::flatten(mx::squeeze(mx::squeeze(per_head, 4, s_), 3, s_), 1, 2, s_));
     }
     return gradients;
   }
@@ -115,7 +115,7 @@ class Composer {
     return mx::expand_dims(mx::expand_dims(split_heads(*in_.sinks), -1, s_), -1, s_);
   }
 
-  mx::array sinks_of(const mx::array& rows) const { return stretch(sinks(), rows.shape(), s_); }
+  mx::array sinks_of(const mx::array& rows) const { return stretch_like(sinks(), rows, s_); }
 
   // cap(scale q k^T)
   mx::array capped_scores() const {
@@ -140,7 +140,7 @@ class Composer {
     const mx::array mask = mask_by_group();
     return config_.mask == AttentionMask::kBool
                ? mx::where(mask, scores, number(kMinusInfinity), s_)
-               : mx::add(scores, stretch(wide(mask), scores.shape(), s_), s_);
+               : mx::add(scores, stretch_like(wide(mask), scores, s_), s_);
   }
 
   // The mask's head axis is 1 or q_heads.

@@ -36,6 +36,9 @@ class Formulas {
 
   // A weight or a bias so that it broadcasts with `rows`: a group of rows has one of its own.
   mx::array along(const mx::array& rows, const mx::array& vector) const {
+    if (vector.ndim() == 1) {
+      return stretch_like(wide(vector), rows, s_);
+    }
     const mx::Shape shape = by_group(rows, vector);
     const mx::array of_group = mx::reshape(wide(vector), {shape[0], 1, shape[2]}, s_);
     return mx::reshape(stretch(of_group, shape, s_), rows.shape(), s_);
@@ -54,6 +57,9 @@ class Formulas {
 
   // Sums rows to the shape of a weight or a bias.
   mx::array sum_to(const mx::array& rows, const mx::array& vector) const {
+    if (vector.ndim() == 1) {
+      return mx::astype(mlx_anvil::sum_to(rows, vector.shape(), s_), vector.dtype(), s_);
+    }
     const mx::Shape shape = by_group(rows, vector);
     const mx::array sum =
         mlx_anvil::sum_to(mx::reshape(rows, shape, s_), {shape[0], 1, shape[2]}, s_);
@@ -63,7 +69,7 @@ class Formulas {
  private:
   // [groups, rows of a group, columns]
   static mx::Shape by_group(const mx::array& rows, const mx::array& vector) {
-    const int columns = vector.shape(-1), groups = vector.ndim() == 1 ? 1 : vector.shape(0);
+    const int columns = vector.shape(1), groups = vector.shape(0);
     const size_t of_all = size_t(groups) * size_t(columns);
     return {groups, static_cast<int>(rows.size() / std::max<size_t>(1, of_all)), columns};
   }

@@ -62,8 +62,8 @@ mx::array rotate(const RopeConfig& config,
   };
   const mx::array a = config.traditional ? columns(0, 2 * pairs, 2) : columns(0, pairs, 1);
   const mx::array b = config.traditional ? columns(1, 2 * pairs, 2) : columns(pairs, 2 * pairs, 1);
-  const mx::array cos = stretch(cos_of_pair, a.shape(), s);
-  const mx::array sin = stretch(sin_of_pair, a.shape(), s);
+  const mx::array cos = stretch_like(cos_of_pair, a, s);
+  const mx::array sin = stretch_like(sin_of_pair, a, s);
   const auto times = [&](const mx::array& u, const mx::array& v) { return mx::multiply(u, v, s); };
   const mx::array first = mx::subtract(times(a, cos), times(b, sin), s);
   const mx::array second = mx::add(times(a, sin), times(b, cos), s);
