@@ -187,7 +187,7 @@ void launch_gemv(const char* kernel,
     return {static_cast<uint32_t>(shared ? all : ceil_div(all, kGemvSimdgroups)), row_blocks,
             batch};
   };
-  // A swiglu compiled shapeless may be given more rows than the op sends here.
+  // A swiglu has at most as many: the op sees to it.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const bool shared = gemv_shares_columns(all_outputs);
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});

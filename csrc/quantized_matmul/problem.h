@@ -66,8 +66,7 @@ struct QuantizedMatmulArgs {
   void* out;
 };
 
-// Product kTransposed, w of rank 2. The op sends up to kQuantizedGemvRows rows here; only a graph
-// that was compiled shapeless and is used for other shapes brings more.
+// Product kTransposed, w of rank 2, up to kQuantizedGemvRows rows.
 struct QuantizedSwigluArgs {
   QuantizedDtype dtype;
   QuantizedFormat format;

@@ -38,12 +38,6 @@ class Rope : public FusedPrimitive {
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     std::vector<mx::Shape> shapes;
     for (const mx::array& x : tensors_of(inputs)) {
-      // Checked by the op too, but a graph compiled shapeless is used for other shapes.
-      if (2 * config_.pairs > x.shape(3)) {
-        throw_value_error(op(), "dims is " + std::to_string(2 * config_.pairs) +
-                                    " and the last axis " + std::to_string(x.shape(3)) +
-                                    "; allowed: dims up to the last axis.");
-      }
       shapes.push_back(x.shape());
     }
     return shapes;
