@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -321,7 +322,7 @@ def test_command_line(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integer_division_by_zero_is_survived(rng, dtype):
-    """Its result is unspecified in Metal; other lanes, and what comes after, are not touched."""
+    """Its result is unspecified in Metal; other lanes, and what comes after, are not touched. Checks report it."""
     kind = METAL_TYPES[dtype]
     source = f"""kernel void k(const device {kind}* x [[buffer(0)]], const device {kind}* y [[buffer(1)]],
     device {kind}* quotient [[buffer(2)]], device {kind}* rest [[buffer(3)]], uint i [[thread_position_in_grid]]) {{
@@ -336,7 +337,11 @@ def test_integer_division_by_zero_is_survived(rng, dtype):
         x[5], y[5], zero[5] = np.iinfo(dtype).min, -1, True  # no quotient either
     for options in (UNCHECKED, CHECKED):
         quotient, rest = (np.zeros(64, dtype) for _ in range(2))
-        Library(HEAD + source, options=options).run("k", {0: x, 1: y, 2: quotient, 3: rest}, (2,), (32,), threads=2)
+        library = Library(HEAD + source, options=options)
+        with pytest.raises(SimulationError) if options.checked else nullcontext() as caught:
+            library.run("k", {0: x, 1: y, 2: quotient, 3: rest}, (2,), (32,), threads=2)
+        if options.checked:
+            assert [(f.kind, f.line) for f in caught.value.findings] == [("arithmetic", 5), ("arithmetic", 6)]
         np.testing.assert_array_equal(quotient[~zero], x[~zero] // y[~zero])
         np.testing.assert_array_equal(rest[~zero], x[~zero] % y[~zero])
 
