@@ -29,12 +29,6 @@ QUICK_EXAMPLES = 25
 def run_examples(strategy: SearchStrategy[Any], judge: Callable[[Any], None], run: Run, seed: int) -> None:
     """Rounds of examples until the time is over; a plain run has one, of few."""
 
-    @given(strategy)
-    def one(example: Any) -> None:
-        if not run.over:
-            with run.example(example):
-                judge(example)
-
     rules = settings(
         max_examples=200 if run.long else QUICK_EXAMPLES,
         database=None,
@@ -45,6 +39,13 @@ def run_examples(strategy: SearchStrategy[Any], judge: Callable[[Any], None], ru
     )
     rounds = 0
     while rounds == 0 or (run.long and not run.over):
+
+        @given(strategy)
+        def one(example: Any) -> None:
+            if not run.over:
+                with run.example(example):
+                    judge(example)
+
         try:
             with_seed(zlib.crc32(f"{seed} {rounds}".encode()))(rules(one))()
         except Exception:
