@@ -87,7 +87,7 @@ mx::array sum_axis(const mx::array& x, int axis, mx::Stream s) {
 
 // By MLX, of [outer, rows, inner] in float32: no sum has more than so many terms.
 mx::array sum_in_stages(mx::array x, mx::Stream s) {
-  constexpr int kTerms = 256;
+  constexpr int kTerms = 32;
   while (x.shape(1) > kTerms) {
     const int outer = x.shape(0), rows = x.shape(1), inner = x.shape(2);
     const int whole = rows / kTerms * kTerms;

@@ -36,8 +36,9 @@ constexpr int64_t kHeldElements = 16;  // of a row, in each thread
 constexpr int64_t kElementsPerThread = 8;
 constexpr int64_t kRowsPerThreadgroup = 8;  // of rows that have one SIMD group each
 
-constexpr int64_t kMostParts = 512;  // of a weight's gradient
+constexpr int64_t kMostParts = 512;  // of a weight's gradient, of up to kMostRows rows
 constexpr int64_t kLeastRows = 4;    // of a part
+constexpr int64_t kMostRows = 256;   // that a part adds up one after the other
 constexpr int64_t kSumColumns = 32;  // of a threadgroup of norm_sum_parts
 constexpr uint32_t kSumThreads = 256;
 
@@ -179,7 +180,7 @@ void norm_backward_gpu(const NormConfig& config,
   const bool sums = arrays.d_weight || arrays.d_bias;
   params.rows_per_part = 1;
   if (sums) {
-    const int64_t enough = std::max(kLeastRows, ceil_div(params.rows, kMostParts));
+    const int64_t enough = std::clamp(ceil_div(params.rows, kMostParts), kLeastRows, kMostRows);
     params.rows_per_part = static_cast<uint32_t>(std::min<int64_t>(enough, params.rows_per_group));
   }
   params.rows_per_part = std::max<uint32_t>(1, params.rows_per_part);

@@ -128,6 +128,9 @@ struct QuantizedCpuKernels {
                     int64_t columns,
                     void* to);
   void (*add)(float* to, const float* from, int64_t count);  // whole vectors
+  // The largest magnitude of a row; NaN above all. And a row times `factor`, in place.
+  float (*largest)(QuantizedDtype dtype, const void* from, int64_t count);
+  void (*scale)(QuantizedDtype dtype, void* row, int64_t count, float factor);
   void (*store_dense)(QuantizedDtype dtype, const float* from, int64_t count, void* to);
   void (*block_sums)(const float* row, int32_t values, int64_t blocks, float* sums);
   void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place

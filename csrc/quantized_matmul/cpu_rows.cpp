@@ -51,6 +51,32 @@ void load_row(QuantizedDtype dtype,
   });
 }
 
+// The largest magnitude; what is not finite is larger than any that is.
+float largest(QuantizedDtype dtype, const void* from, int64_t count) {
+  u32v most{};
+  with_dtype(dtype, [&](auto element) {
+    const auto* const in = static_cast<const decltype(element)*>(from);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const u32v x = bits_as<u32v>(absolute(load_columns(in, 1, i, count)));
+      most = x > most ? x : most;
+    }
+  });
+  uint32_t all = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    all = most[lane] > all ? most[lane] : all;
+  }
+  return bits_as<float>(all);
+}
+
+void scale(QuantizedDtype dtype, void* row, int64_t count, float factor) {
+  with_dtype(dtype, [&](auto element) {
+    auto* const numbers = static_cast<decltype(element)*>(row);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      store_columns(numbers, i, count, load_columns(numbers, 1, i, count) * factor);
+    }
+  });
+}
+
 void block_sums(const float* row, int32_t values, int64_t blocks, float* sums) {
   for (int64_t block = 0; block < blocks; ++block) {
     f32v sum{};
@@ -117,6 +143,8 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     load_row,
     quantized_store_row,
     add,
+    largest,
+    scale,
     store_dense,
     block_sums,
     silu_gate_rows,

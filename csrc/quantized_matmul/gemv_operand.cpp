@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quantized_matmul/large_rows.h"
+
 namespace mlx_anvil {
 
 namespace {
@@ -49,11 +51,23 @@ Floats GemvOperand::multiply(const QuantizedMatrixView& matrix,
   const QuantizedGemvArgs args = {matrix,   first,       count,     rows_,
                                   x_.get(), sums_.get(), out.get(), scratch.get()};
   integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
+  for (int64_t row : large_) {
+    kernels().scale(QuantizedDtype::kFloat32, out.get() + row * count, count, kLargeNumber);
+  }
   for (const auto& [row, operand] : not_finite_) {
     const Floats one = operand->multiply(matrix, first, count);
     std::copy_n(one.get(), count, out.get() + row * count);
   }
   return out;
+}
+
+void GemvOperand::divide_if_large(
+    const QuantizedMatrixView& matrix, const void* from, int64_t m, float* row, int64_t count) {
+  const float divisor = divisor_of_row(matrix.dtype, from, matrix.columns);
+  if (divisor != 1.0f) {
+    kernels().scale(QuantizedDtype::kFloat32, row, count, 1.0f / divisor);
+    large_.push_back(m);
+  }
 }
 
 void GemvOperand::pack_floats(const QuantizedMatrixView& matrix,
@@ -70,6 +84,7 @@ void GemvOperand::pack_floats(const QuantizedMatrixView& matrix,
     float* const row = x_.get() + m * step;
     kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, values, vectors, row,
                        2 * kernels().lanes);
+    divide_if_large(matrix, row_of(matrix, from, m), m, row, step);
     kernels().block_sums(row, values, vectors / values, sums_.get() + m * sums_step);
   }
 }
@@ -85,6 +100,7 @@ void GemvOperand::pack_integers(const QuantizedMatrixView& matrix,
     if (m < given_rows) {
       kernels().load_row(matrix.dtype, row_of(matrix, from, m), matrix.columns, 1, vectors,
                          row.get(), 2 * kernels().lanes);
+      divide_if_large(matrix, row_of(matrix, from, m), m, row.get(), vectors * kernels().lanes);
     }
     float* const to = x_.get() + m * row_floats;
     if (m >= given_rows || !kernels().int_pack(matrix, row.get(), to)) {

@@ -33,9 +33,14 @@ class GemvOperand {
   void pack_floats(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows);
   void pack_integers(const QuantizedMatrixView& matrix, const void* from, int64_t given_rows);
 
+  // Row m of x, which was read from `from` to `count` numbers at `row`.
+  void divide_if_large(
+      const QuantizedMatrixView& matrix, const void* from, int64_t m, float* row, int64_t count);
+
   bool integers_;
   int64_t rows_;
   Floats x_, sums_;
+  std::vector<int64_t> large_;  // rows that are divided by kLargeNumber
   // Rows that have no integers, by themselves.
   std::vector<std::pair<int64_t, std::unique_ptr<GemvOperand>>> not_finite_;
 };

@@ -5,6 +5,7 @@
 
 #include "common/parallel.h"
 #include "quantized_matmul/gemv_operand.h"
+#include "quantized_matmul/large_rows.h"
 
 namespace mlx_anvil {
 
@@ -61,12 +62,14 @@ void quantized_matmul_native(const QuantizedMatmulArgs& args) {
         matrix_of_batch(args.format, args.dtype, sizes, args.weights, batch);
     const void* const x = at(args.x, batch * sizes.rows * x_columns * size);
     void* const out = at(args.out, batch * sizes.rows * out_columns * size);
-    if (sizes.rows > kQuantizedGemvRows) {
-      quantized_gemm_native(matrix, args.product, x, sizes.rows, out);
-      continue;
-    }
-    if (!transposed) {
-      quantized_plain_gemv_native(matrix, x, sizes.rows, out);
+    if (sizes.rows > kQuantizedGemvRows || !transposed) {
+      const DividedRows divided(args.dtype, x, sizes.rows, x_columns);
+      if (sizes.rows > kQuantizedGemvRows) {
+        quantized_gemm_native(matrix, args.product, divided.x(), sizes.rows, out);
+      } else {
+        quantized_plain_gemv_native(matrix, divided.x(), sizes.rows, out);
+      }
+      divided.restore(out, out_columns);
       continue;
     }
     const GemvOperand operand(matrix, x, sizes.rows);

@@ -210,6 +210,7 @@ template <typename T, typename W, bool kCentred>
 }
 
 enum { kSumThreads = 256, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
+enum { kRunParts = 32 * kSumSimdgroups };  // 32 of each SIMD group
 
 // A lane has a column, and each SIMD group every eighth part.
 template <typename W>
@@ -224,9 +225,15 @@ template <typename W>
   const uint column = group.x * kSumColumns + lane;
   const bool exists = column < params.columns;
   const device float* const own = parts + long(group.y) * params.parts * params.columns + column;
+  // In runs, so that many parts lose no digits.
   float total = 0.0f;
-  for (uint part = simdgroup; exists && part < params.parts; part += kSumSimdgroups) {
-    total += own[long(part) * params.columns];
+  for (uint run = simdgroup; exists && run < params.parts; run += kRunParts) {
+    const uint end = metal::min(params.parts, run + kRunParts);
+    float sum_of_run = 0.0f;
+    for (uint part = run; part < end; part += kSumSimdgroups) {
+      sum_of_run += own[long(part) * params.columns];
+    }
+    total += sum_of_run;
   }
   shares[simdgroup][lane] = total;
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
