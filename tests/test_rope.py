@@ -287,8 +287,8 @@ X = (2, 3, 4, 8)
         (X, 8, {"base": 0.0}, r"base is 0; allowed: positive finite numbers\."),
         (X, 8, {"base": math.nan}, r"base is nan; allowed: positive finite numbers\."),
         (X, 8, {"scale": math.inf}, r"scale is inf; allowed: finite numbers\."),
-        (X, 8, {"offset": 2**64}, r"offset is 18446744073709551616; allowed: an int of 64 bits\."),
-        (X, 8, {"offset": -(2**63) - 1}, r"offset is -9223372036854775809; allowed: an int of 64 bits\."),
+        (X, 8, {"offset": 2**64}, r"offset is 18446744073709551616; allowed: ints of 64 bits\."),
+        (X, 8, {"offset": -(2**63) - 1}, r"offset is -9223372036854775809; allowed: ints of 64 bits\."),
         (
             X,
             8,
