@@ -259,6 +259,20 @@ def test_vmap_over_ids(rng):
         assert_same_bits(mapped, quantized_embedding(mx.moveaxis(ids, axis, 0), *matrix.arrays))
 
 
+@pytest.mark.parametrize("format", FLOAT_FORMATS, ids=str)
+def test_vmap_over_matrices(format, rng):
+    """Also where a matrix has an odd number of groups, of which MLX dequantizes none."""
+    matrices = [draw(format, (3, format.group_size), rng) for _ in range(2)]
+    stacked = [mx.stack(parts) for parts in zip(*(m.arrays for m in matrices), strict=True)]
+    ids = mx.array([2, 0])
+
+    def rows(*arrays):
+        return quantized_embedding(ids, *arrays, **format.options)
+
+    mapped = mx.vmap(rows)(*stacked)
+    assert_same_bits(mapped, mx.stack([rows(*matrix.arrays) for matrix in matrices]))
+
+
 def test_no_gradient_in_integers(rng):
     for format, index, name in ((FOUR_BITS, 0, "w"), (FLOAT_FORMATS[0], 1, "scales")):
         arrays = draw(format, (3, 64), rng).arrays

@@ -272,6 +272,13 @@ def test_vmap_gives_indices_too(rng):
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
+def test_vmap_over_matrices_without_rows_of_x(rng):
+    matrices = [draw(FOUR_BITS, (9, 64), rng) for _ in range(2)]
+    stacked = [mx.stack(parts) for parts in zip(*(m.arrays for m in matrices), strict=True)]
+    indices, values = mx.vmap(lambda x, *arrays: quantized_topk(x, *arrays, k=3))(mx.zeros((2, 0, 64)), *stacked)
+    assert indices.shape == values.shape == (2, 0, 3)
+
+
 def test_bad_arguments(rng):
     x, matrix = draw_x(2, 64, rng), draw(FOUR_BITS, (9, 64), rng)
     topk, argmax = r"^\[quantized_topk\] ", r"^\[quantized_argmax\] "

@@ -116,10 +116,17 @@ class QuantizedEmbedding : public QuantizedPrimitive {
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    for (size_t i = 1; i < inputs.size(); ++i) {
-      if (axes[i] >= 0) {
-        return FusedPrimitive::batched(inputs, axes);
+    const bool one_matrix =
+        std::all_of(axes.begin() + 1, axes.end(), [](int axis) { return axis < 0; });
+    if (!one_matrix && format_.has_biases()) {
+      return FusedPrimitive::batched(inputs, axes);
+    }
+    if (!one_matrix) {  // MLX has no vmap of the codes of float formats: each matrix has its turn
+      Arrays rows;
+      for (const Arrays& own : elements_of(inputs, axes, stream())) {
+        rows.push_back(apply_quantized_embedding(format_, own[0], matrix(own), dtype_, stream()));
       }
+      return {{mx::stack(rows, 0, stream())}, {0}};
     }
     return {{apply_quantized_embedding(format_, inputs[0], matrix(inputs), dtype_, stream())},
             {axes[0]}};

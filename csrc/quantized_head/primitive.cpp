@@ -111,16 +111,8 @@ class QuantizedHead : public QuantizedPrimitive {
       const BestLogits best = apply_quantized_head(op_, format_, rows, matrix(inputs), kept_, s);
       return {{best.indices, best.values}, {0, 0}};
     }
-    int count = 1;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
-    }
     Arrays indices, values;
-    for (int element = 0; element < count; ++element) {
-      Arrays own = inputs;
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        own[i] = axes[i] < 0 ? inputs[i] : mx::take(inputs[i], element, axes[i], s);
-      }
+    for (const Arrays& own : elements_of(inputs, axes, s)) {
       const BestLogits best = apply_quantized_head(op_, format_, own[0], matrix(own), kept_, s);
       indices.push_back(best.indices);
       values.push_back(best.values);

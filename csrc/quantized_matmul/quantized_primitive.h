@@ -54,6 +54,29 @@ inline QuantizedWeights pointers_of(const QuantizedWeightArrays& weights) {
           weights.biases ? weights.biases->data<void>() : nullptr};
 }
 
+// Under vmap, the inputs of each element of the batch. Slices, for mx::take refuses an x without
+// elements.
+inline std::vector<Arrays> elements_of(const Arrays& inputs,
+                                       const std::vector<int>& axes,
+                                       mx::Stream s) {
+  int count = 1;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
+  }
+  std::vector<Arrays> elements(count, inputs);
+  for (int element = 0; element < count; ++element) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (axes[i] >= 0) {
+        mx::Shape start(inputs[i].ndim(), 0), stop = inputs[i].shape();
+        start[axes[i]] = element;
+        stop[axes[i]] = element + 1;
+        elements[element][i] = mx::squeeze(mx::slice(inputs[i], start, stop, s), axes[i], s);
+      }
+    }
+  }
+  return elements;
+}
+
 // "affine4_g64"
 inline std::string format_text(const QuantizedFormat& format) {
   const std::string bits = format.has_biases() ? std::to_string(format.bits) : "";

@@ -30,7 +30,7 @@ def run_examples(strategy: SearchStrategy[Any], judge: Callable[[Any], None], ru
     """Rounds of examples until the time is over; a plain run has one, of few."""
 
     rules = settings(
-        max_examples=200 if run.long else QUICK_EXAMPLES,
+        max_examples=50 if run.long else QUICK_EXAMPLES,
         database=None,
         deadline=None,
         report_multiple_bugs=False,
