@@ -114,7 +114,7 @@ def patched(model: mlx.nn.Module) -> tuple[str, str]:
     mlx_anvil.unpatch(model)
     mlx_anvil.lm.unpatch_all()
     reports: tuple[patching.Report, ...] = mlx_anvil.lm.reports()
-    return report.swapped[0].op, str(reports[0].fallbacks)
+    return report.swapped[0].op, str([report.fallbacks for report in reports])
 
 
 def built(x: mx.array) -> tuple[int, str]:
