@@ -29,8 +29,10 @@ from mlx_anvil.bench.random_weights import patched_twin
 from mlx_anvil.bench.timing import seconds_of
 
 # name: processes that keep a core busy, niceness of this process
-CONDITIONS = {"idle": (0, 0), "one other": (1, 0), "two others": (2, 0), "two others, nice": (2, 10)}
-BURST_SECONDS = 0.01  # of calls of one side before it is the other's turn
+CONDITIONS = {"idle": (0, 0), "1 other": (1, 0), "2 others": (2, 0), "2 others, nice": (2, 10)}
+# Calls of one side before it is the other's turn: long beside the turns that the kernel gives to processes, or one side would
+# wait for the cores that the other has used up.
+BURST_SECONDS = 0.25
 Run = Callable[[], Any]
 
 
@@ -211,7 +213,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         for name in names:
             row = next(row for row in rows if row["condition"] == name and row["case"] == case)
             ratios = [row["MLX"][key] / row["ours"][key] for key in ("median", "p90")]
-            text = " | ".join(f"{x:.3g}" for x in ratios)
+            text = " | ".join(f"{x:.1f}" if x < 10 else f"{x:.0f}" for x in ratios)
             cells.append(text if min(ratios) >= 1 else f"[red]{text}[/red]")
         result.add_row(case, *cells)
     return result

@@ -53,9 +53,16 @@ void pause_thread() {
 // threads that it waits for: there it sleeps at once.
 constexpr auto kSpin = microseconds(100);
 
-// A machine is busy for a while after one of our threads stood still for so long without waiting.
+// A machine is busy after one of our threads stood still for so long without waiting, and for a
+// multiple of the time that it stood still.
 constexpr auto kStandstill = microseconds(300);
-constexpr auto kBusyFor = milliseconds(20);
+constexpr int kBusyTimes = 20;
+constexpr auto kBusyAtMost = milliseconds(1000);
+
+// On a busy machine a caller starts alone, and calls others only to work that takes longer than
+// this: one that loses its core while it holds a piece of the work keeps the caller for about as
+// long.
+constexpr auto kAlone = milliseconds(2);
 
 class Busy {
  public:
@@ -63,8 +70,13 @@ class Busy {
     return Clock::now().time_since_epoch().count() < until_.load(std::memory_order_relaxed);
   }
 
-  void notice() {
-    until_.store((Clock::now() + kBusyFor).time_since_epoch().count(), std::memory_order_relaxed);
+  void notice(std::chrono::nanoseconds standstill) {
+    if (standstill < kStandstill) {
+      return;
+    }
+    const auto until =
+        Clock::now() + std::min<std::chrono::nanoseconds>(kBusyTimes * standstill, kBusyAtMost);
+    until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
   }
 
  private:
@@ -131,9 +143,11 @@ class alignas(64) Job {
     users_allowed_.store(static_cast<uint32_t>(helpers) + 1, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
-    users_.fetch_or(kOpen, std::memory_order_release);
     return true;
   }
+
+  // By the caller: threads of the pool may join from now on.
+  void open() { users_.fetch_or(kOpen, std::memory_order_release); }
 
   // By a thread of the pool: joins if the job is open and wants another thread. The job may end,
   // and another begin in its place, before the exchange: then the thread joins that one.
@@ -148,15 +162,21 @@ class alignas(64) Job {
     return false;
   }
 
-  void work() {
+  // Takes indices until there are none (true) or the time has come.
+  bool work(Clock::time_point until = Clock::time_point::max()) {
     const int64_t count = count_.load(std::memory_order_relaxed);
-    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) {
+    while (until == Clock::time_point::max() || Clock::now() < until) {
+      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count) {
+        return true;
+      }
       (*body_)(i);
       const uint32_t before = done_.fetch_add(1, std::memory_order_acq_rel);
       if (before == (kSleeping | static_cast<uint32_t>(count - 1))) {
         futex_wake(done_, 1);
       }
     }
+    return false;
   }
 
   // By the caller: no thread joins from now on. Returns when all indices are done.
@@ -201,13 +221,11 @@ class Pool {
       }
       return;
     }
-    grow(helpers);
-    news_.fetch_add(1, std::memory_order_seq_cst);
-    const int asleep = asleep_.load(std::memory_order_seq_cst);
-    if (asleep > 0) {
-      futex_wake(news_, std::min(asleep, helpers));
+    if (!busy_.now() || !job->work(Clock::now() + kAlone)) {
+      job->open();
+      call(helpers);
+      job->work();
     }
-    job->work();
     job->finish(busy_);
     job->leave();
   }
@@ -223,6 +241,15 @@ class Pool {
       }
     }
     return nullptr;
+  }
+
+  void call(int helpers) {
+    grow(helpers);
+    news_.fetch_add(1, std::memory_order_seq_cst);
+    const int asleep = asleep_.load(std::memory_order_seq_cst);
+    if (asleep > 0) {
+      futex_wake(news_, std::min(asleep, helpers));
+    }
   }
 
   void grow(int helpers) {
@@ -256,9 +283,7 @@ class Pool {
       if (help()) {
         continue;
       }
-      if (standstill.elapsed() > kStandstill) {
-        busy_.notice();
-      }
+      busy_.notice(standstill.elapsed());
       const auto has_news = [&] { return news_.load(std::memory_order_seq_cst) != news; };
       if (!spin_until(busy_, has_news)) {
         asleep_.fetch_add(1, std::memory_order_seq_cst);
