@@ -15,7 +15,7 @@ from mlx_anvil._kernel_files import pack_cubins, pack_ptx, unpack_cubins, unpack
 
 pytestmark = [pytest.mark.cpu_only, needs_ptxas, needs_metal]
 
-OP, KEY = "rope", "rope_qk_bfloat16_c0t_c1f_c2t"
+OP, KEY = "rope", "rope_qk_bfloat16_c0t_c1f_c2t_c3f"
 EM_CUDA = 190  # of ELF
 
 

@@ -21,8 +21,8 @@ _BUILTINS = re.compile(
     r"__builtin_(?:aarch64|alloca|apply|arm|coro|dwarf|eh|extract_return|frame_address|frob_return|ia32|init_dwarf|longjmp|"
     r"ms_va|operator|os_log|readcycle|readsteady|return_address|set_thread|setjmp|stack|sve|thread_pointer|unwind|va|x86)"
 )
-# The runtime's functions; metal::simd_sum and the like are the ways to them.
-_RUNTIME = re.compile(r"mslc_\w+|__(?:tsan|ubsan|asan|sanitizer)_\w+")
+# The runtime's functions; metal::simd_sum and the like are the ways to them. The variables with the limits of kernels are none.
+_RUNTIME = re.compile(r"mslc_(?!max_threads_)\w+|__(?:tsan|ubsan|asan|sanitizer)_\w+")
 
 
 def reject_host_code(stream: TokenStream) -> None:
