@@ -46,7 +46,9 @@ mx::array angles(const RopeConfig& config,
   const mx::array signed_position = mx::astype(mx::astype(position, mx::int64, s), dtype, s);
   const mx::array turns = mx::multiply(signed_position, per_position, s);
   const mx::array zero = mx::subtract(turns, mx::stop_gradient(turns, s), s);
-  const mx::array fraction = mx::stop_gradient(fraction_of(fixed_point(per_position, s)), s);
+  // Before the integers, too: MLX's tangents of some ops are zeros on the default device.
+  const mx::array fixed = fixed_point(mx::stop_gradient(per_position, s), s);
+  const mx::array fraction = mx::stop_gradient(fraction_of(fixed), s);
   return radians(mx::add(fraction, zero, s));
 }
 
