@@ -24,6 +24,8 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
 
 const pid_t loaded_by = getpid();
 
+#if defined(__linux__)
+
 // The number after `key` in a file of lines "key number".
 std::optional<int64_t> read_field(const char* path, const std::string& key) {
   std::ifstream file(path);
@@ -56,6 +58,8 @@ std::optional<int64_t> available_in_container() {
   return *limit - *used + files.value_or(0);
 }
 
+#endif
+
 void raise_cache_limit() {
   const size_t raised = std::max(kDefaultCacheLimit, mx::get_memory_limit() / 4);
   const size_t before = mx::set_cache_limit(raised);
@@ -76,11 +80,15 @@ bool is_short(size_t bytes) {
 }  // namespace
 
 std::optional<int64_t> available_memory() {
+#if defined(__linux__)
   std::optional<int64_t> available = available_in_container();
   if (const auto kilobytes = read_field("/proc/meminfo", "MemAvailable:")) {
     available = std::min(available.value_or(INT64_MAX), *kilobytes * 1024);
   }
   return available;
+#else
+  return std::nullopt;
+#endif
 }
 
 void keep_freed_memory(size_t output_bytes, const mx::Stream& stream) {
