@@ -84,12 +84,16 @@ def distinct(f):
 
 
 def one_by_one(f, in_axes, out_axes):
-    """What ``mx.vmap`` should give."""
+    """What ``mx.vmap`` should give. Elements are split off: the gradient of an index crashes MLX 0.32.4 on empty arrays."""
 
     def mapped(*xs):
         size = next(x.shape[axis] for x, axis in zip(xs, in_axes, strict=True) if axis is not None)
         elements = [
-            [x if a is None else mx.moveaxis(x, a, 0)[i] for x, a in zip(xs, in_axes, strict=True)] for i in range(size)
+            [
+                x if a is None else mx.squeeze(mx.split(mx.moveaxis(x, a, 0), size)[i], 0)
+                for x, a in zip(xs, in_axes, strict=True)
+            ]
+            for i in range(size)
         ]
         return [mx.stack(ys, axis=out_axes) for ys in zip(*(f(*xs) for xs in elements), strict=True)]
 
