@@ -85,7 +85,7 @@ mx::array sum_axis(const mx::array& x, int axis, mx::Stream s) {
   return mx::sum(x, axis, false, s);
 }
 
-// By MLX, of [outer, rows, inner] in float32: no sum has more than so many terms.
+// MLX's sum of [outer, rows, inner] in float32, in stages of at most kTerms terms.
 mx::array sum_in_stages(mx::array x, mx::Stream s) {
   constexpr int kTerms = 32;
   while (x.shape(1) > kTerms) {

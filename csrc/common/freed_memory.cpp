@@ -68,7 +68,7 @@ void raise_cache_limit() {
   }
 }
 
-// Whether an output of so many bytes needs memory that lies unused in MLX's cache.
+// Whether an output of this size needs the memory that MLX's cache holds.
 bool is_short(size_t bytes) {
   if (mx::get_active_memory() + mx::get_cache_memory() + bytes > mx::get_memory_limit()) {
     return true;

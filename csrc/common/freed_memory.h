@@ -11,7 +11,7 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// To be called when an op makes an output of so many bytes, before MLX evaluates it.
+// An op calls this when it makes an output, before MLX evaluates it.
 //
 // MLX keeps only 32 MB of freed memory on the CPU. Every larger output is new memory then, and the
 // first touch of its pages takes longer than our kernels. The first large output raises that limit

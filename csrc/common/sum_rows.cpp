@@ -11,7 +11,7 @@ namespace mlx_anvil {
 namespace {
 
 constexpr int64_t kMostLanes = 16;
-constexpr int64_t kChunk = 1024;  // columns that are summed at once, in the nearest cache
+constexpr int64_t kChunk = 1024;  // columns that are summed at once, in the L1 cache
 constexpr int64_t kNarrow = 128;  // fewer columns are taken together with those of the next rows
 constexpr int64_t kRun = 16;      // rows that are read side by side
 // Parts of the rows, whose sums are added up at the end, have no fewer elements.
