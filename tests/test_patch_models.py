@@ -11,7 +11,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 import mlx_anvil
 from lm_models import ARCHITECTURES, tokens
 from mlx_anvil._check import FLOOR, GRADIENT_FACTOR, OUTPUT_FACTOR
-from support import luck_of_few, max_error
+from support import FEW, luck_of_few, max_error
 
 pytestmark = pytest.mark.cpu_only
 
@@ -82,9 +82,33 @@ def test_bfloat16(name, quantized):
     assert abs(value.item() - true_value.item()) <= 2 * OUTPUT_FACTOR * off
     largest = max(mx.abs(gradient).max().item() for gradient in true_gradients.values())
     for parameter, gradient in gradients.items():
+        if gradient.size <= FEW:  # test_bfloat16_gradients_of_few_elements
+            continue
         exact, scale = true_gradients[parameter], largest if parameter.endswith("k_proj.bias") else None
         allowed = GRADIENT_FACTOR * max_error(their_gradients[parameter], exact, scale=scale)
         assert max_error(gradient, exact, scale=scale) <= allowed + FLOOR + luck_of_few(gradient), parameter
+
+
+def gradients_over_batches(model: nn.Module, parameter: str, batches: list[mx.array]) -> mx.array:
+    return mx.concatenate([loss_and_gradients(model, batch)[1][parameter] for batch in batches])
+
+
+def root_mean_square_error(result: mx.array, truth: mx.array) -> float:
+    return mx.sqrt(mx.mean(mx.square(result.astype(mx.float32) - truth))).item()
+
+
+@pytest.mark.parametrize("parameter", ["self_attn.sinks", "mlp.router.bias"])
+def test_bfloat16_gradients_of_few_elements(parameter):
+    """The same criterion, on average: of four errors, the largest may be small by chance."""
+    model, batches = build("gpt_oss", mx.bfloat16, quantized=True), [tokens(2, 21) for _ in range(8)]
+    name = f"model.layers.0.{parameter}"
+    theirs = gradients_over_batches(model, name, batches)
+    mlx_anvil.patch(model)
+    ours = gradients_over_batches(model, name, batches)
+    mlx_anvil.unpatch(model)
+    model.set_dtype(mx.float32)
+    truth = gradients_over_batches(model, name, batches)
+    assert root_mean_square_error(ours, truth) <= GRADIENT_FACTOR * root_mean_square_error(theirs, truth)
 
 
 def generate(model: nn.Module, cache: list, prompt: mx.array, following: mx.array) -> mx.array:
