@@ -7,7 +7,7 @@
 #include "common/block.h"
 #include "common/checks.h"
 #include "common/plan.h"
-#include "common/run_native.h"
+#include "common/run_on_cpu.h"
 #include "common/sum_rows.h"
 
 namespace mlx_anvil {
@@ -147,7 +147,7 @@ class Sum : public FusedPrimitive {
     return {summed_shape(inputs[0].shape(), axes_)};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
     if (planning()) {
       return;
@@ -185,8 +185,8 @@ class Sum : public FusedPrimitive {
   }
 
   // Made on CPU streams only, where there is a simulation at most.
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
-    eval_native(inputs, outputs);
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    eval_cpu_kernels(inputs, outputs);
   }
 
  protected:
@@ -245,7 +245,7 @@ class Stretch : public FusedPrimitive {
   std::vector<mx::Shape> output_shapes(const Arrays&) override { return {shape_}; }
 
   // A view.
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const mx::array& x = inputs[0];
     if (outputs[0].size() == 0) {
       allocate_dense(outputs[0], stream());
@@ -264,8 +264,8 @@ class Stretch : public FusedPrimitive {
     outputs[0].copy_shared_buffer(x, strides, flags, x.data_size());
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
-    eval_native(inputs, outputs);
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    eval_cpu_kernels(inputs, outputs);
   }
 
  protected:

@@ -107,8 +107,8 @@ class ElementwisePrimitive : public FusedPrimitive {
            &variant_ == &static_cast<const ElementwisePrimitive&>(other).variant_;
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override;
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override;
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override;
 
  protected:
   Arrays gradient(const Arrays& primals,
@@ -136,7 +136,7 @@ class ElementwisePrimitive : public FusedPrimitive {
   const ElementwiseVariant& variant_;
 };
 
-void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
+void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
   const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, stream());
   if (layout.size == 0) {
     return;
@@ -178,7 +178,7 @@ void ElementwisePrimitive::eval_native(const Arrays& inputs, Arrays& outputs) {
   }
 }
 
-void ElementwisePrimitive::eval_kernels(const Arrays& inputs, Arrays& outputs) {
+void ElementwisePrimitive::eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) {
   const ElementwiseLayout layout = prepare_elementwise(inputs, outputs, stream());
   if (layout.size == 0) {
     return;

@@ -1,4 +1,4 @@
-// The only interface of the ops to a GPU. An op's eval_kernels allocates its outputs, chooses a
+// The only interface of the ops to a GPU. An op's eval_gpu_kernels allocates its outputs, chooses a
 // variant, fills a KernelLaunch and calls launch(). The backends (launch_<backend>.cpp) are the
 // only files that know Metal, CUDA or the simulator.
 #pragma once

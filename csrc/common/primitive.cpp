@@ -107,15 +107,15 @@ void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
 
 void FusedPrimitive::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   if (!simulation_.on) {
-    eval_dense(inputs, [&](const Arrays& in) { eval_native(in, outputs); });
+    eval_dense(inputs, [&](const Arrays& in) { eval_cpu_kernels(in, outputs); });
     return;
   }
   SimulationScope scope(simulation_);
-  eval_dense(inputs, [&](const Arrays& in) { eval_kernels(in, outputs); });
+  eval_dense(inputs, [&](const Arrays& in) { eval_gpu_kernels(in, outputs); });
 }
 
 void FusedPrimitive::eval_gpu(const Arrays& inputs, Arrays& outputs) {
-  eval_dense(inputs, [&](const Arrays& in) { eval_kernels(in, outputs); });
+  eval_dense(inputs, [&](const Arrays& in) { eval_gpu_kernels(in, outputs); });
 }
 
 Arrays FusedPrimitive::vjp(const Arrays& primals,

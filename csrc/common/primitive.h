@@ -38,12 +38,12 @@ class FusedPrimitive : public mx::Primitive {
   // Derived classes give the shapes without evaluating: shapeless compilation needs them.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override = 0;
 
-  // The op on a CPU stream, by native code; and by the Metal kernels, on a GPU stream or where the
-  // primitive was made inside `simulate()`.
-  virtual void eval_native(const Arrays& inputs, Arrays& outputs) = 0;
-  virtual void eval_kernels(const Arrays& inputs, Arrays& outputs) = 0;
+  // The op on a CPU stream, by the CPU kernels; and by the Metal kernels, on a GPU stream or where
+  // the primitive was made inside `simulate()`.
+  virtual void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) = 0;
+  virtual void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) = 0;
 
-  // Whether an evaluation is eval_kernels().
+  // Whether an evaluation is eval_gpu_kernels().
   bool launches_kernels() { return stream().device == mx::Device::gpu || simulation_.on; }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) final;
@@ -66,9 +66,10 @@ class FusedPrimitive : public mx::Primitive {
   }
 
  protected:
-  // Whether an input is to be row-contiguous when it comes to eval_native() and eval_kernels(): one
-  // that is not is copied then. A node of the graph would cost a microsecond or two each time.
-  // Derivatives get theirs from such nodes: MLX's products give other bits for other layouts.
+  // Whether an input is to be row-contiguous when it comes to eval_cpu_kernels() and
+  // eval_gpu_kernels(): one that is not is copied then. A node of the graph would cost a
+  // microsecond or two each time. Derivatives get theirs from such nodes: MLX's products give other
+  // bits for other layouts.
   virtual bool wants_dense(size_t) const { return false; }
 
   // By default the derivatives and the batching of `compose`; overridden where fused is better.

@@ -127,8 +127,12 @@ class ShapelessNode : public FusedPrimitive {
     return shapes;
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override { evaluate(inputs, outputs); }
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override { evaluate(inputs, outputs); }
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    evaluate(inputs, outputs);
+  }
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    evaluate(inputs, outputs);
+  }
 
  protected:
   Arrays gradient(const Arrays& primals,

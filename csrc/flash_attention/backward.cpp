@@ -1,7 +1,7 @@
 #include "flash_attention/backward.h"
 
 #include "common/allocate.h"
-#include "flash_attention/native.h"
+#include "flash_attention/cpu.h"
 #include "flash_attention/primitive.h"
 
 namespace mlx_anvil {
@@ -58,7 +58,7 @@ class AttentionBackward : public AttentionPrimitive {
     return dtypes;
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();
@@ -77,10 +77,10 @@ class AttentionBackward : public AttentionPrimitive {
     args.d_v = to.v ? output_of(*to.v) : AttentionOutput{};
     args.d_mask = to.mask ? to.mask->data<float>() : nullptr;
     args.d_sinks = to.sinks ? to.sinks->data<float>() : nullptr;
-    dispatch_native("backward", inputs, outputs, args, attention_backward_native);
+    dispatch_cpu("backward", inputs, outputs, args, attention_backward_cpu);
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();

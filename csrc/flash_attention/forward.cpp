@@ -5,7 +5,7 @@
 
 #include "common/allocate.h"
 #include "flash_attention/backward.h"
-#include "flash_attention/native.h"
+#include "flash_attention/cpu.h"
 #include "flash_attention/primitive.h"
 
 namespace mlx_anvil {
@@ -41,18 +41,18 @@ class AttentionForward : public AttentionPrimitive {
     return shapes;
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     allocate_outputs(in, outputs);
     AttentionForwardArgs args{};
     fill_operands(args, config_, in);
     args.out = output_of(outputs[0]);
     args.lse = with_lse_ ? outputs[1].data<float>() : nullptr;
-    dispatch_native(args.sizes.q_len <= kDecodeRows ? "decode" : "forward", inputs, outputs, args,
-                    attention_forward_native);
+    dispatch_cpu(args.sizes.q_len <= kDecodeRows ? "decode" : "forward", inputs, outputs, args,
+                 attention_forward_cpu);
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     allocate_outputs(in, outputs);
     AttentionForwardArrays arrays{};

@@ -3,7 +3,7 @@
 
 #include "common/broadcast.h"
 #include "common/checks.h"
-#include "common/run_native.h"
+#include "common/run_on_cpu.h"
 #include "flash_attention/gpu.h"
 #include "flash_attention/operands.h"
 
@@ -103,12 +103,12 @@ class AttentionPrimitive : public FusedPrimitive {
   }
 
   template <class Args>
-  void dispatch_native(const char* variant,
-                       const Arrays& inputs,
-                       Arrays& outputs,
-                       const Args& args,
-                       void (*kernel)(const Args&)) {
-    run_native(
+  void dispatch_cpu(const char* variant,
+                    const Arrays& inputs,
+                    Arrays& outputs,
+                    const Args& args,
+                    void (*kernel)(const Args&)) {
+    run_on_cpu(
         *this, inputs, outputs, [args, kernel] { kernel(args); },
         [&] {
           return std::string(op()) + "_" + variant + "_" + to_text(inputs[0].dtype()) + "_d" +

@@ -62,7 +62,7 @@ class NormBackward : public NormPrimitive {
     return dtypes;
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const NormView in = view(inputs);
     const bool fresh = allocate_outputs(inputs, outputs);
     if (are_empty(outputs)) {
@@ -82,12 +82,12 @@ class NormBackward : public NormPrimitive {
     void* const d_weight = to.weight ? to.weight->data<void>() : nullptr;
     void* const d_bias = to.bias ? to.bias->data<void>() : nullptr;
     const NormProblem problem = problem_of(in);
-    dispatch_native("backward", inputs, outputs, [problem, args, d_weight, d_bias] {
-      norm_backward_native(problem, args, d_weight, d_bias);
+    dispatch_cpu("backward", inputs, outputs, [problem, args, d_weight, d_bias] {
+      norm_backward_cpu(problem, args, d_weight, d_bias);
     });
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const NormView in = view(inputs);
     allocate_outputs(inputs, outputs);
     if (are_empty(outputs)) {

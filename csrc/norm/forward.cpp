@@ -21,7 +21,7 @@ class NormForward : public NormPrimitive {
     return std::vector<mx::Shape>(1 + config_.has_residual, inputs[0].shape());
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const NormView in = view(inputs);
     const bool fresh = allocate_outputs(in, outputs);
     if (are_empty(outputs)) {
@@ -38,11 +38,10 @@ class NormForward : public NormPrimitive {
     const int arrays = 1 + config_.has_gate + 2 * config_.has_residual + 1;
     args.stream_outputs = fresh && streams_rows(outputs[0], arrays);
     const NormProblem problem = problem_of(in);
-    dispatch_native("forward", inputs, outputs,
-                    [problem, args] { norm_forward_native(problem, args); });
+    dispatch_cpu("forward", inputs, outputs, [problem, args] { norm_forward_cpu(problem, args); });
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const NormView in = view(inputs);
     allocate_outputs(in, outputs);
     if (!are_empty(outputs)) {

@@ -7,9 +7,9 @@
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/launch_arrays.h"
-#include "common/run_native.h"
+#include "common/run_on_cpu.h"
 #include "norm/compose.h"
-#include "norm/native.h"
+#include "norm/cpu.h"
 #include "norm/operands.h"
 
 namespace mlx_anvil {
@@ -88,8 +88,8 @@ class NormPrimitive : public FusedPrimitive {
   }
 
   template <class Work>
-  void dispatch_native(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
-    run_native(*this, inputs, outputs, std::move(work),
+  void dispatch_cpu(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
+    run_on_cpu(*this, inputs, outputs, std::move(work),
                [&] { return std::string(op()) + "_" + variant + "_" + dtype_name(inputs[0]); });
   }
 

@@ -5,8 +5,8 @@
 
 #include "common/allocate.h"
 #include "common/errors.h"
+#include "quantized_embedding/cpu.h"
 #include "quantized_embedding/gpu.h"
-#include "quantized_embedding/native.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -67,22 +67,22 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     return {shape};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
-    dispatch_native(kOp, inputs, outputs, args_of(inputs, outputs[0]), quantized_embedding_native);
+    dispatch_cpu(kOp, inputs, outputs, args_of(inputs, outputs[0]), quantized_embedding_cpu);
   }
 
   // The rows here and now, on the calling thread. The inputs are at hand.
   mx::array rows_at_once(const Arrays& inputs) {
     mx::array out(std::move(output_shapes(inputs)[0]), dtype_, nullptr, {});
     allocate_dense(out, stream());
-    quantized_embedding_native(args_of(inputs, out));
-    record_native(*this, [&] { return kernel_text(kOp, out); });
+    quantized_embedding_cpu(args_of(inputs, out));
+    record_on_cpu(*this, [&] { return kernel_text(kOp, out); });
     out.set_status(mx::array::Status::available);
     return out;
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
     if (outputs[0].size() > 0) {
       quantized_embedding_gpu(format_, inputs[0], weights_at(format_, inputs, 1), outputs[0],

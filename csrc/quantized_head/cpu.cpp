@@ -1,72 +1,128 @@
-// Few logits are among the best, so the others should cost one comparison of a vector.
-#include <type_traits>
+#include "quantized_head/cpu.h"
 
-#include "common/panels.h"
-#include "quantized_head/kernels.h"
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <utility>
+#include <vector>
 
-namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+#include "common/parallel.h"
+#include "metal/quantized_head/candidate.h"
+#include "quantized_head/simd/kernels.h"
+#include "quantized_matmul/gemv_operand.h"
+
+namespace mlx_anvil {
 
 namespace {
 
-// Logits that are looked at one by one where any of them is above the bar.
-constexpr int64_t kRun = 4 * kLanes;
+// Rows of w whose logits are there at once: with 8 rows of x they take 8 KiB.
+constexpr int64_t kBlockOutputs = 256;
 
-template <class T>
-inline f32v rounded(f32v x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else {
-    T lanes[kLanes];
-    store_lanes(lanes, x);
-    return load_lanes(lanes);
-  }
-}
+// The best candidates of a row of x so far, among up to twice as many as are kept: putting them
+// apart only then takes a few comparisons for each that is offered, whatever is kept.
+class Best {
+ public:
+  explicit Best(size_t kept) : kept_(kept) {}
 
-inline bool any_lane(i32v flags) {
-  int32_t lanes[kLanes];
-  std::memcpy(lanes, &flags, sizeof(flags));
-  int32_t any = 0;
-  for (int32_t lane : lanes) {
-    any |= lane;
-  }
-  return any != 0;
-}
-
-template <class T>
-int64_t above(float* logits, int64_t count, float bar, int32_t* positions) {
-  int64_t found = 0;
-  for (int64_t first = 0; first < count; first += kRun) {
-    const int64_t end = count - first < kRun ? count : first + kRun;
-    i32v flags{};
-    for (int64_t i = first; i < end; i += kLanes) {
-      const f32v x = rounded<T>(load_columns(logits, 1, i, count));
-      store_columns(logits, i, count, x);
-      flags |= ~(x <= splat(bar));
+  void offer(uint64_t candidate) {
+    candidates_.push_back(candidate);
+    if (candidates_.size() == 2 * kept_) {
+      std::nth_element(candidates_.begin(), candidates_.begin() + kept_ - 1, candidates_.end(),
+                       std::greater());
+      candidates_.resize(kept_);
+      bar_ = std::bit_cast<float>(value_bits_of(candidates_.back()));
     }
-    if (any_lane(flags)) {
-      for (int64_t i = first; i < end; ++i) {
-        positions[found] = static_cast<int32_t>(i);
-        found += !(logits[i] <= bar);
+  }
+
+  void offer_all(const Best& other) {
+    for (uint64_t candidate : other.candidates_) {
+      offer(candidate);
+    }
+  }
+
+  // No logit at or below it is among the best if its index comes after those offered. NaN: there
+  // may be room for any.
+  float bar() const { return bar_; }
+
+  // Of at least as many as are kept.
+  std::vector<uint64_t> in_order() && {
+    std::sort(candidates_.begin(), candidates_.end(), std::greater());
+    candidates_.resize(kept_);
+    return std::move(candidates_);
+  }
+
+ private:
+  size_t kept_;
+  std::vector<uint64_t> candidates_;
+  float bar_ = std::numeric_limits<float>::quiet_NaN();
+};
+
+std::vector<GemvOperand> operands_of(const QuantizedHeadArgs& args) {
+  std::vector<GemvOperand> operands;
+  const int64_t row_bytes = args.matrix.columns * element_size(args.matrix.dtype);
+  for (int64_t row = 0; row < args.rows; row += kQuantizedGemvRows) {
+    operands.emplace_back(args.matrix, at(args.x, row * row_bytes),
+                          std::min<int64_t>(kQuantizedGemvRows, args.rows - row));
+  }
+  return operands;
+}
+
+// Of rows [begin, end) of w, for every row of x. Each row of w is read from memory once: all rows
+// of x take their turn while a block is in the cache.
+std::vector<Best> best_of(const QuantizedHeadArgs& args,
+                          const std::vector<GemvOperand>& operands,
+                          int64_t begin,
+                          int64_t end) {
+  std::vector<Best> best(args.rows, Best(args.kept));
+  int32_t positions[kBlockOutputs];
+  for (int64_t first = begin; first < end; first += kBlockOutputs) {
+    const int64_t count = std::min(kBlockOutputs, end - first);
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const Floats logits = operands[i].multiply(args.matrix, first, count);
+      const int64_t first_row = static_cast<int64_t>(i) * kQuantizedGemvRows;
+      const int64_t rows = std::min<int64_t>(kQuantizedGemvRows, args.rows - first_row);
+      for (int64_t m = 0; m < rows; ++m) {
+        Best& row = best[first_row + m];
+        float* const own = logits.get() + m * count;
+        const int64_t found =
+            quantized_head_kernels().above(args.matrix.dtype, own, count, row.bar(), positions);
+        for (int64_t j = 0; j < found; ++j) {
+          row.offer(candidate_of(std::bit_cast<uint32_t>(own[positions[j]]),
+                                 static_cast<uint32_t>(first + positions[j])));
+        }
       }
     }
   }
-  return found;
-}
-
-int64_t above_of(
-    QuantizedDtype dtype, float* logits, int64_t count, float bar, int32_t* positions) {
-  switch (dtype) {
-    case QuantizedDtype::kFloat32:
-      return above<float>(logits, count, bar, positions);
-    case QuantizedDtype::kFloat16:
-      return above<f16>(logits, count, bar, positions);
-    default:
-      return above<bf16>(logits, count, bar, positions);
-  }
+  return best;
 }
 
 }  // namespace
 
-constinit const QuantizedHeadKernels quantized_head_kernels_table = {above_of};
+void quantized_head_cpu(const QuantizedHeadArgs& args) {
+  const std::vector<GemvOperand> operands = operands_of(args);
+  std::vector<Best> best(args.rows, Best(args.kept));
+  std::mutex mutex;
+  parallel_for(args.matrix.outputs, gemv_grain(args.matrix), [&](int64_t begin, int64_t end) {
+    const std::vector<Best> own = best_of(args, operands, begin, end);
+    // In any order: candidates have one of their own.
+    const std::lock_guard lock(mutex);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      best[row].offer_all(own[row]);
+    }
+  });
+  std::vector<float> values(args.kept);
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const std::vector<uint64_t> candidates = std::move(best[row]).in_order();
+    for (int64_t i = 0; i < args.kept; ++i) {
+      args.indices[row * args.kept + i] = index_of(candidates[i]);
+      values[i] = std::bit_cast<float>(value_bits_of(candidates[i]));
+    }
+    quantized_cpu_kernels().store_dense(
+        args.matrix.dtype, values.data(), args.kept,
+        at(args.values, row * args.kept * element_size(args.matrix.dtype)));
+  }
+}
 
-}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
+}  // namespace mlx_anvil

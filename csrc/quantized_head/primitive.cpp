@@ -5,8 +5,8 @@
 #include <string>
 
 #include "common/allocate.h"
+#include "quantized_head/cpu.h"
 #include "quantized_head/gpu.h"
-#include "quantized_head/native.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -59,7 +59,7 @@ class QuantizedHead : public QuantizedPrimitive {
     return {shape, shape};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
     QuantizedHeadArgs args{};
@@ -70,10 +70,10 @@ class QuantizedHead : public QuantizedPrimitive {
     args.x = inputs[0].data<void>();
     args.indices = outputs[0].data<uint32_t>();
     args.values = outputs[1].data<void>();
-    dispatch_native("quantized_head", inputs, outputs, args, quantized_head_native);
+    dispatch_cpu("quantized_head", inputs, outputs, args, quantized_head_cpu);
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (outputs[0].size() > 0) {
       quantized_head_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), inputs[0],

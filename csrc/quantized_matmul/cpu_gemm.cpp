@@ -1,203 +1,156 @@
-// Products with many rows of x: tiles of W are dequantised into
-// panels (common/panels.h) that the cache holds, and multiplied by all rows of x.
-#include "common/panels.h"
-#include "quantized_matmul/cpu_entries.h"
-#include "quantized_matmul/cpu_unpack.h"
+// Products of many rows of x.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
 
-namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+#include "common/parallel.h"
+#include "quantized_matmul/cpu_support.h"
+
+namespace mlx_anvil {
 
 namespace {
 
-// Rows of the right operand in the cache at once: with a tile of 128 columns, 128 KiB.
-constexpr int64_t kDepth = 256;
+// Rows of x for which the panels are made at once.
+constexpr int64_t kGemmRows = 512;
+// Rows of x that are worth waking a thread for, to pack them.
+constexpr int64_t kPackGrain = 4;
+// Columns of a tile of the result, about.
+constexpr int64_t kTileColumns = 128;
 
-// Blocks [first, first + count) of the row that `scales` has read, in lane order.
-template <class Format>
-void dequantize(const uint32_t* row,
-                int64_t units,
-                const RowScales& scales,
-                int64_t first,
-                int64_t count,
-                LaneRows to) {
-  using BlockUnits = Units<Format::kBits>;
-  constexpr int kValues = BlockUnits::kValues;
-  for (int64_t b = 0; b < count; ++b) {
-    const int64_t unit = (first + b) * kLanes;
-    BlockUnits codes;
-    codes.load(row + unit * BlockUnits::kWords, units - unit);
-    const f32v scale = scales.scale(first + b);
-    f32v bias{};
-    if constexpr (Format::kHasBiases) {
-      bias = scales.bias(first + b);
+// Bytes of rows of x and of the result.
+struct RowSizes {
+  int64_t x, out;
+
+  RowSizes(const QuantizedMatrixView& matrix, QuantizedProduct product)
+      : x(matrix.columns * element_size(matrix.dtype)),
+        out(matrix.outputs * element_size(matrix.dtype)) {
+    if (product == QuantizedProduct::kPlain) {
+      std::swap(x, out);
     }
-    float* const out = to.data + b * (kValues / 2) * to.pair_step;
-    unroll<kValues>([&](auto i) {
-      const f32v value = Format::value(codes.template shifted<i.value>()) * scale + bias;
-      store_lanes(out + i.value / 2 * to.pair_step + i.value % 2 * kLanes, value);
+  }
+};
+
+void multiply_floats(const QuantizedMatrixView& matrix,
+                     QuantizedProduct product,
+                     const void* x,
+                     int64_t rows,
+                     void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const int values = unit_values(matrix.format.bits);
+  const int64_t block = int64_t{values} * kernels.lanes;
+  const int64_t x_columns = transposed ? matrix.columns : matrix.outputs;
+  const int64_t padded = round_up(x_columns, transposed ? block : kernels.panel);
+  const int64_t most_rows = round_up(std::min(rows, kGemmRows), kernels.tile_rows);
+  const Floats panels = floats(most_rows * padded);
+  const RowSizes bytes(matrix, product);
+
+  // Tiles in units of columns (transposed) or blocks.
+  const int64_t items = transposed ? matrix.outputs : ceil_div(matrix.columns, block);
+  const int64_t tile = transposed ? kTileColumns : std::max<int64_t>(1, kTileColumns / block);
+  for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
+    const int64_t count = std::min(kGemmRows, rows - first_row);
+    const int64_t panel_rows = round_up(count, kernels.tile_rows);
+    const LaneRows packed = {panels.get(), kernels.panel, panel_rows * kernels.panel};
+    parallel_for(panel_rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t m = begin; m < end; ++m) {
+        // Rows beyond the last are multiplied too, and their results left alone.
+        kernels.load_row(matrix.dtype, at(x, (first_row + m) * bytes.x), m < count ? x_columns : 0,
+                         transposed ? values : 1, padded / kernels.lanes,
+                         packed.data + m * packed.row_step, packed.pair_step);
+      }
+    });
+    parallel_for(ceil_div(items, tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = floats(kernels.gemm_scratch(matrix, product, tile, count));
+      for (int64_t t = begin; t < end; ++t) {
+        kernels.gemm({matrix, product, t * tile, std::min(tile, items - t * tile), count, packed,
+                      at(out, first_row * bytes.out), scratch.get()});
+      }
     });
   }
 }
 
-// The rows of x against one panel of the right operand, from column `column` of x on.
-void multiply_rows_of_x(const QuantizedGemmArgs& args,
-                        int64_t column,
-                        int64_t depth,
-                        const float* right,
-                        Panels result,
-                        int64_t panel) {
-  for (int64_t m = 0; m < args.x_rows; m += kTileRows) {
-    const LeftOperand left = {
-        args.x.data + m * args.x.row_step + column / kPanel * args.x.pair_step, args.x.pair_step,
-        kPanel};
-    const int64_t rows = args.x_rows - m < kTileRows ? args.x_rows - m : kTileRows;
-    float* const out = result.at(m, panel);
-    if (column == 0) {
-      const float one = 1.0f;
-      multiply<Words::kFloat32, Old::kNone>(left, right, rows, kPanel, depth, out, &one);
-    } else {
-      multiply<Words::kFloat32, Old::kAdd>(left, right, rows, kPanel, depth, out);
-    }
+// Rows of x that have no integers, in float32.
+void replace_rows(const QuantizedMatrixView& matrix,
+                  QuantizedProduct product,
+                  const void* x,
+                  const std::vector<uint8_t>& finite,
+                  void* out) {
+  const RowSizes bytes(matrix, product);
+  const int64_t rows = std::count(finite.begin(), finite.end(), 0);
+  if (rows == 0) {
+    return;
   }
-}
-
-struct GemmScratch {
-  Panels result;
-  Panels right;
-  float* rows;  // kPanel rows of W, not yet transposed
-  float* scales;
-};
-
-// Blocks that make about kDepth columns.
-template <class Format>
-constexpr int64_t depth_blocks() {
-  constexpr int64_t columns = Units<Format::kBits>::kValues * kLanes;
-  return columns < kDepth ? kDepth / columns : 1;
-}
-
-template <class Format>
-constexpr int64_t depth_columns() {
-  return depth_blocks<Format>() * Units<Format::kBits>::kValues * kLanes;
-}
-
-// Panels of the result's tile.
-template <class Format>
-int64_t result_panels(QuantizedProduct product, int64_t count) {
-  return product == QuantizedProduct::kTransposed
-             ? panel_count(count)
-             : count * Units<Format::kBits>::kValues * kLanes / kPanel;
-}
-
-struct ScratchSizes {
-  int64_t result, right, rows, scales;
-};
-
-template <class Format>
-ScratchSizes scratch_sizes(const QuantizedMatrixView& matrix,
-                           QuantizedProduct product,
-                           int64_t count,
-                           int64_t x_rows) {
-  const bool transposed = product == QuantizedProduct::kTransposed;
-  const int64_t panels = result_panels<Format>(product, count);
-  return {panels * round_up(x_rows, kTileRows) * kPanel,
-          transposed ? depth_columns<Format>() * kPanel : panels * kDepth * kPanel,
-          transposed ? depth_columns<Format>() * kPanel : 0, RowScales::scratch(matrix)};
-}
-
-template <class Format>
-GemmScratch take_scratch(const QuantizedGemmArgs& args) {
-  const ScratchSizes sizes =
-      scratch_sizes<Format>(args.matrix, args.product, args.count, args.x_rows);
-  float* const right = args.scratch + sizes.result;
-  const bool transposed = args.product == QuantizedProduct::kTransposed;
-  return {{args.scratch, round_up(args.x_rows, kTileRows)},
-          {right, transposed ? depth_columns<Format>() : kDepth},
-          right + sizes.right,
-          right + sizes.right + sizes.rows};
-}
-
-// Rows [first, first + count) of W, transposed on their way into panels. The sums run over columns
-// in lane order, in which x has them too.
-template <class Format>
-void gemm_transposed(const QuantizedGemmArgs& args, const GemmScratch& scratch) {
-  using BlockUnits = Units<Format::kBits>;
-  constexpr int64_t kBlock = BlockUnits::kValues * kLanes;
-  const int64_t units = args.matrix.columns / BlockUnits::kValues;
-  const int64_t blocks = (units + kLanes - 1) / kLanes;
-  RowScales scales(args.matrix, BlockUnits::kValues, scratch.scales);
-  for (int64_t panel = 0; panel < panel_count(args.count); ++panel) {
-    const int64_t n = panel * kPanel;
-    const int64_t rows = args.count - n < kPanel ? args.count - n : kPanel;
-    for (int64_t block = 0; block < blocks; block += depth_blocks<Format>()) {
-      const int64_t left = blocks - block;
-      const int64_t count = left < depth_blocks<Format>() ? left : depth_blocks<Format>();
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t row = args.first + n + r;
-        scales.read(row);
-        dequantize<Format>(args.matrix.weights.w + row * units * BlockUnits::kWords, units, scales,
-                           block, count, {scratch.rows + r * count * kBlock, 0, kPanel});
+  std::vector<char> some_x(rows * bytes.x), some_out(rows * bytes.out);
+  // row(m, i): row m of all is row i of those.
+  const auto for_each_row = [&](auto row) {
+    for (size_t m = 0, i = 0; m < finite.size(); ++m) {
+      if (!finite[m]) {
+        row(m, i++);
       }
-      pack_right_transposed<Words::kFloat32>(Source<float>{scratch.rows, count * kBlock, 1}, rows,
-                                             count * kBlock, scratch.right);
-      multiply_rows_of_x(args, block * kBlock, count * kBlock, scratch.right.data, scratch.result,
-                         panel);
     }
-  }
+  };
+  for_each_row([&](int64_t m, int64_t i) {
+    std::memcpy(some_x.data() + i * bytes.x, at(x, m * bytes.x), bytes.x);
+  });
+  multiply_floats(matrix, product, some_x.data(), rows, some_out.data());
+  for_each_row([&](int64_t m, int64_t i) {
+    std::memcpy(at(out, m * bytes.out), some_out.data() + i * bytes.out, bytes.out);
+  });
 }
 
-// Blocks [first, first + count) of W's rows, which are rows of panels as they come.
-template <class Format>
-void gemm_plain(const QuantizedGemmArgs& args, const GemmScratch& scratch) {
-  using BlockUnits = Units<Format::kBits>;
-  const int64_t units = args.matrix.columns / BlockUnits::kValues;
-  RowScales scales(args.matrix, BlockUnits::kValues, scratch.scales);
-  for (int64_t first = 0; first < args.matrix.outputs; first += kDepth) {
-    const int64_t left = args.matrix.outputs - first;
-    const int64_t depth = left < kDepth ? left : kDepth;
-    for (int64_t r = 0; r < depth; ++r) {
-      scales.read(first + r);
-      dequantize<Format>(args.matrix.weights.w + (first + r) * units * BlockUnits::kWords, units,
-                         scales, args.first, args.count,
-                         {scratch.right.at(r, 0), kPanel, scratch.right.rows * kPanel});
-    }
-    for (int64_t panel = 0; panel < result_panels<Format>(args.product, args.count); ++panel) {
-      multiply_rows_of_x(args, first, depth, scratch.right.at(0, panel), scratch.result, panel);
-    }
+// False: not for this format on this machine, or a number of the matrix is not finite.
+bool multiply_integers(const QuantizedMatrixView& matrix,
+                       QuantizedProduct product,
+                       const void* x,
+                       int64_t rows,
+                       void* out) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const QuantizedIntGemm& gemm = transposed ? kernels.int_gemm : kernels.int_plain_gemm;
+  const int64_t columns = transposed ? matrix.outputs : matrix.columns;
+  const int64_t tile = gemm.columns(matrix);
+  if (tile == 0) {
+    return false;
   }
+  const RowSizes bytes(matrix, product);
+  for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
+    const int64_t count = std::min(kGemmRows, rows - first_row);
+    const void* const from = at(x, first_row * bytes.x);
+    void* const to = at(out, first_row * bytes.out);
+    const Floats packed = floats(gemm.packed_bytes(matrix, count) / sizeof(float));
+    std::vector<uint8_t> finite(count);
+    parallel_for(count, kPackGrain, [&](int64_t begin, int64_t end) {
+      gemm.pack({matrix, from, count, begin, end - begin, packed.get(), finite.data()});
+    });
+    std::atomic<bool> done = true;
+    parallel_for(ceil_div(columns, tile), 1, [&](int64_t begin, int64_t end) {
+      const Floats scratch = floats(gemm.scratch(matrix, count) / sizeof(float));
+      if (!gemm.multiply({matrix, begin * tile, std::min(end * tile, columns) - begin * tile, count,
+                          packed.get(), to, scratch.get()})) {
+        done = false;
+      }
+    });
+    if (!done) {
+      return false;
+    }
+    replace_rows(matrix, product, from, finite, to);
+  }
+  return true;
 }
 
 }  // namespace
 
-void quantized_gemm_kernel(const QuantizedGemmArgs& args) {
-  with_format(args.matrix.format, [&](auto format) {
-    using Format = decltype(format);
-    const GemmScratch scratch = take_scratch<Format>(args);
-    const bool transposed = args.product == QuantizedProduct::kTransposed;
-    transposed ? gemm_transposed<Format>(args, scratch) : gemm_plain<Format>(args, scratch);
-    // The tile's columns of the result.
-    const int values = transposed ? 1 : unit_values(args.matrix.format.bits);
-    const int64_t step = transposed ? args.matrix.outputs : args.matrix.columns;
-    const int64_t first = transposed ? args.first : args.first * values * kLanes;
-    const int64_t most = transposed ? args.count : args.count * values * kLanes;
-    const int64_t columns = step - first < most ? step - first : most;
-    const int64_t size = args.matrix.dtype == QuantizedDtype::kFloat32 ? 4 : 2;
-    for (int64_t m = 0; m < args.x_rows; ++m) {
-      quantized_store_row(args.matrix.dtype, scratch.result.at(m, 0), scratch.result.rows * kPanel,
-                          values, columns,
-                          static_cast<char*>(args.out) + (m * step + first) * size);
-    }
-  });
+void quantized_gemm_cpu(const QuantizedMatrixView& matrix,
+                        QuantizedProduct product,
+                        const void* x,
+                        int64_t rows,
+                        void* out) {
+  if (!multiply_integers(matrix, product, x, rows, out)) {
+    multiply_floats(matrix, product, x, rows, out);
+  }
 }
 
-int64_t quantized_gemm_scratch(const QuantizedMatrixView& matrix,
-                               QuantizedProduct product,
-                               int64_t count,
-                               int64_t x_rows) {
-  int64_t total = 0;
-  with_format(matrix.format, [&](auto format) {
-    const ScratchSizes sizes = scratch_sizes<decltype(format)>(matrix, product, count, x_rows);
-    total = sizes.result + sizes.right + sizes.rows + sizes.scales;
-  });
-  return total;
-}
-
-}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
+}  // namespace mlx_anvil

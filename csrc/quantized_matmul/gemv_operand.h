@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "quantized_matmul/native_support.h"
+#include "quantized_matmul/cpu_support.h"
 
 namespace mlx_anvil {
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "quantized_matmul/native_support.h"
+#include "quantized_matmul/cpu_support.h"
 
 namespace mlx_anvil {
 

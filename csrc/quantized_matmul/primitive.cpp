@@ -6,7 +6,7 @@
 
 #include "common/allocate.h"
 #include "common/broadcast.h"
-#include "quantized_matmul/native.h"
+#include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -47,7 +47,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
     return {shape};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     QuantizedMatmulArgs args{};
     args.dtype = dtype_of(inputs[0]);
@@ -59,13 +59,13 @@ class QuantizedMatmul : public QuantizedPrimitive {
     args.out = outputs[0].data<void>();
     const bool few = args.sizes.rows <= kQuantizedGemvRows;
     const bool transposed = product_ == QuantizedProduct::kTransposed;
-    dispatch_native(!transposed ? "quantized_matmul_plain"
-                    : few       ? "quantized_gemv"
-                                : "quantized_matmul_transposed",
-                    inputs, outputs, args, quantized_matmul_native);
+    dispatch_cpu(!transposed ? "quantized_matmul_plain"
+                 : few       ? "quantized_gemv"
+                             : "quantized_matmul_transposed",
+                 inputs, outputs, args, quantized_matmul_cpu);
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       quantized_matmul_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), product_,

@@ -6,7 +6,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/run_native.h"
+#include "common/run_on_cpu.h"
 #include "common/simulate.h"
 #include "common/trace.h"
 #include "quantized_matmul/gpu.h"
@@ -108,12 +108,12 @@ class QuantizedPrimitive : public FusedPrimitive {
   }
 
   template <class Args>
-  void dispatch_native(const std::string& variant,
-                       const Arrays& inputs,
-                       Arrays& outputs,
-                       const Args& args,
-                       void (*kernel)(const Args&)) {
-    run_native(
+  void dispatch_cpu(const std::string& variant,
+                    const Arrays& inputs,
+                    Arrays& outputs,
+                    const Args& args,
+                    void (*kernel)(const Args&)) {
+    run_on_cpu(
         *this, inputs, outputs, [args, kernel] { kernel(args); },
         [&] { return kernel_text(variant, outputs.back()); });
   }

@@ -1,7 +1,7 @@
 #include <functional>
 
 #include "common/allocate.h"
-#include "quantized_matmul/native.h"
+#include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 #include "silu_gate/silu_gate.h"
 
@@ -37,7 +37,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     return {shape};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     QuantizedSwigluArgs args{};
     args.dtype = dtype_of(inputs[0]);
@@ -47,10 +47,10 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     args.up = pointers_of(up_weights(inputs));
     args.x = inputs[0].data<void>();
     args.out = outputs[0].data<void>();
-    dispatch_native("quantized_swiglu", inputs, outputs, args, quantized_swiglu_native);
+    dispatch_cpu("quantized_swiglu", inputs, outputs, args, quantized_swiglu_cpu);
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], gate_weights(inputs),

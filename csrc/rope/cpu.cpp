@@ -1,255 +1,166 @@
-// rope on the CPU: tables of cosines and sines, and the rotation by them. metal/rope/rope.h has the
-// same formulas.
-#include <type_traits>
+#include "rope/cpu.h"
 
-#include "common/simd.h"
-#include "rope/kernels.h"
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
 
-namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+#include "common/parallel.h"
+#include "common/thread_scratch.h"
+#include "rope/simd/kernels.h"
+
+namespace mlx_anvil {
 
 namespace {
 
-// ---- angles -------------------------------------------------------------------------------------
+// Numbers in a table of cosines and sines, which stays in the second cache: longer runs of rows are
+// worth more than the first.
+constexpr int64_t kTableFloats = 16384;
+// Heads that a kernel rotates together. More of them would be too many streams of memory at once.
+constexpr int64_t kHeads = 4;
+// Elements that are worth waking a thread for.
+constexpr int64_t kGrain = 32768;
 
-struct SinCos {
-  f32v sin, cos;
-};
-
-// Of a fraction of a turn, times 2^32; the negative sine where `half_turn` is one, not none. What
-// is left beside the nearest quarter turn is at most an eighth, for which a few terms are exact to
-// float32.
-inline SinCos sin_cos_of_turn(u32v turn, uint32_t half_turn, f32v defect) {
-  const i32v rest = bits_as<i32v>(turn << 2) >> 2;
-  const f32v x = __builtin_convertvector(rest, f32v) * 0x1.921fb6p-30f + defect;  // 2 pi / 2^32
-  const f32v z = x * x;
-  const f32v sin = x + x * (z * (-0.166666552f + z * (0.008332178f + z * -0.000195172339f)));
-  const f32v cos =
-      1.0f - 0.5f * z + z * z * (0.0416666456f + z * (-0.00138873665f + z * 2.44383791e-05f));
-  // Each quarter turn takes (sin, cos) to (cos, -sin): the upper two bits beside the nearest.
-  const u32v quarter = turn + 0x20000000u;
-  const auto odd = (quarter & 0x40000000u) != 0u;
-  const u32v minus_sin = (quarter + half_turn) & 0x80000000u;
-  const u32v minus_cos = (quarter + 0x40000000u) & 0x80000000u;
-  return {bits_as<f32v>(bits_as<u32v>(odd ? cos : sin) ^ minus_sin),
-          bits_as<f32v>(bits_as<u32v>(odd ? sin : cos) ^ minus_cos)};
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
 }
 
-// 64 bits a lane, of which a register has half as many.
-using u64v = uint64_t __attribute__((vector_size(sizeof(u32v))));
-
-// The upper halves of a's and b's lanes.
-template <int... kLane>
-inline u32v upper_halves(u64v a, u64v b, std::integer_sequence<int, kLane...>) {
-  return __builtin_shufflevector(bits_as<u32v>(a), bits_as<u32v>(b), (2 * kLane + 1)...);
-}
-
-// Positions times turns, whole turns of which overflow: from one position to the next the turns are
-// added, which is exact and takes no product of 64 bits.
-void fill_angles(const RopeAngles& angles, float* to) {
-  const uint32_t half_turn = angles.inverse ? 0x80000000u : 0u;
-  for (int64_t j = 0; j < angles.padded; j += kLanes) {
-    const u64v first_step = load_bits<u64v>(angles.turns + j);
-    const u64v second_step = load_bits<u64v>(angles.turns + j + kLanes / 2);
-    const f32v defect = load_lanes(angles.defects + j);
-    u64v first = first_step * angles.position, second = second_step * angles.position;
-    float* cos = to + j;
-    for (int64_t l = 0; l < angles.count; ++l, cos += 2 * angles.padded) {
-      const u32v turn = upper_halves(first, second, std::make_integer_sequence<int, kLanes>());
-      const SinCos of_turn = sin_cos_of_turn(turn, half_turn, defect);
-      store_lanes(cos, of_turn.cos);
-      store_lanes(cos + angles.padded, of_turn.sin);
-      first += first_step;
-      second += second_step;
-    }
-  }
-}
-
-// ---- rotation -----------------------------------------------------------------------------------
-
-struct Pair {
-  f32v a, b;
-};
-
-inline Pair rotate(Pair x, f32v cos, f32v sin) {
-  return {x.a * cos - x.b * sin, x.a * sin + x.b * cos};
-}
-
-// Elements a and b of a block of pairs that are apart.
-template <class T, bool kStream>
-inline void rotate_apart(
-    const T* a, const T* b, T* out_a, T* out_b, const float* cos, const float* sin) {
-  const Block x = load_block(a), y = load_block(b);
-  const Pair first = rotate({x.first, y.first}, load_lanes(cos), load_lanes(sin));
-  const Pair second =
-      rotate({x.second, y.second}, load_lanes(cos + kLanes), load_lanes(sin + kLanes));
-  store_block<kStream>(out_a, Block{first.a, second.a});
-  store_block<kStream>(out_b, Block{first.b, second.b});
-}
-
-// Neighbours of a block as two vectors, and back; a block of bfloat16 is these already.
-template <class T, int... kLane>
-inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return {x.first, x.second};
-  } else {
-    return {__builtin_shufflevector(x.first, x.second, 2 * kLane...),
-            __builtin_shufflevector(x.first, x.second, 2 * kLane + 1 ...)};
-  }
-}
-template <class T, int... kLane>
-inline Block join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return {x.a, x.b};
-  } else {
-    return {__builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes)...),
-            __builtin_shufflevector(x.a, x.b, (kLane / 2 + kLane % 2 * kLanes + kLanes / 2)...)};
-  }
-}
-
-// A block of pairs of neighbours: kLanes pairs.
-template <class T, bool kStream>
-inline void rotate_neighbours(const T* in, T* out, const float* cos, const float* sin) {
-  constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
-  const Pair x = split_pairs<T>(load_block(in), kAll);
-  store_block<kStream>(out, join_pairs<T>(rotate(x, load_lanes(cos), load_lanes(sin)), kAll));
-}
-
-// Up to a block of elements, some apart from each other, as a dense block.
+// In each block the even numbers, then the odd ones.
 template <class T>
-struct DenseBlock {
-  T elements[kBlock] = {};
-
-  DenseBlock() = default;
-  DenseBlock(const T* from, int64_t step, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      elements[i] = from[i * step];
-    }
-  }
-  void store(T* to, int64_t count) const { std::memcpy(to, elements, count * sizeof(T)); }
-};
-
-template <class T>
-inline void copy_rest(const RopeRows& rows, const T* in, T* out) {
-  const int64_t first = 2 * rows.pairs;
-  if (first == rows.head_dim || in == out) {
-    return;
-  }
-  if (rows.column_step == 1) {
-    std::memcpy(out + first, in + first, (rows.head_dim - first) * sizeof(T));
-    return;
-  }
-  for (int64_t i = first; i < rows.head_dim; ++i) {
-    out[i] = in[i * rows.column_step];
+void put_even_first(std::vector<T>& numbers, int64_t block) {
+  const std::vector<T> in_order = numbers;
+  const int64_t half = block / 2;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto j = static_cast<int64_t>(i);
+    numbers[i] = in_order[j / block * block + j % half * 2 + j % block / half];
   }
 }
 
-// Memory is asked for this far ahead, in the rows of every head: each head's share of a run is too
-// short for the processor to see a stream in it.
-inline constexpr int64_t kPrefetchBytes = 1024;
+// Frequencies, filled up to whole blocks, in the order that kernels take them in.
+struct PaddedFrequencies {
+  std::vector<uint64_t> turns;
+  std::vector<float> defects;
 
-template <class T>
-inline void prefetch_block(const T* from) {
-  constexpr int64_t kLine = 64, kBytes = kBlock * sizeof(T);
-  for (int64_t byte = 0; byte < kBytes; byte += kLine) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + byte);
-  }
-}
-
-// A row in whole blocks. Memory is written a row after the other: lines that are written past the
-// cache take longer the more rows they alternate between.
-template <class T, bool kTraditional, bool kStream>
-inline void rotate_blocks(const T* in, T* out, int64_t pairs, const float* cos, const float* sin) {
-  constexpr int64_t kAhead = kPrefetchBytes / static_cast<int64_t>(sizeof(T));
-  for (int64_t j = 0; j < pairs; j += kBlock) {
-    if constexpr (kTraditional) {
-      for (int64_t i = j; i < j + kBlock; i += kLanes) {
-        prefetch_block(in + kAhead + 2 * i);
-        rotate_neighbours<T, kStream>(in + 2 * i, out + 2 * i, cos + i, sin + i);
+  PaddedFrequencies(const RopeArgs& args, int64_t padded) : defects(padded, 0.0f) {
+    if (args.freqs == nullptr) {
+      turns = rope_turns(args.frequencies, args.pairs);
+    } else {
+      const double over_freqs = rope_turns_over_freqs(args.frequencies);
+      for (int64_t j = 0; j < args.pairs; ++j) {
+        const double of_one = over_freqs / args.freqs[j];
+        turns.push_back(rope_fixed_point(of_one));
+        defects[j] = std::isfinite(of_one) ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       }
-    } else {
-      prefetch_block(in + kAhead + j);
-      prefetch_block(in + kAhead + pairs + j);
-      rotate_apart<T, kStream>(in + j, in + pairs + j, out + j, out + pairs + j, cos + j, sin + j);
+    }
+    turns.resize(padded, 0);
+    if (args.dtype == mx::bfloat16 && !args.traditional) {
+      put_even_first(turns, rope_kernels().block);
+      put_even_first(defects, rope_kernels().block);
     }
   }
-}
+};
 
-// A row of any length, and of any step between columns.
-template <class T, bool kTraditional>
-void rotate_pieces(
-    const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
-  constexpr int64_t kPairs = kTraditional ? kLanes : kBlock;  // of a block
-  for (int64_t j = 0; j < pairs; j += kPairs) {
-    const int64_t count = pairs - j < kPairs ? pairs - j : kPairs;
-    if constexpr (kTraditional) {
-      const DenseBlock<T> dense(in + 2 * j * step, step, 2 * count);
-      DenseBlock<T> rotated;
-      rotate_neighbours<T, false>(dense.elements, rotated.elements, cos + j, sin + j);
-      rotated.store(out + 2 * j, 2 * count);
-    } else {
-      const T* const a = in + j * step;
-      const DenseBlock<T> dense_a(a, step, count), dense_b(a + pairs * step, step, count);
-      DenseBlock<T> out_a, out_b;
-      rotate_apart<T, false>(dense_a.elements, dense_b.elements, out_a.elements, out_b.elements,
-                             cos + j, sin + j);
-      out_a.store(out + j, count);
-      out_b.store(out + pairs + j, count);
+// A run of positions of a few heads of one tensor, in the order in which tables are shared: all
+// heads and, where they have one offset, all batch rows follow each other.
+struct Item {
+  int64_t first, batch, group;
+};
+
+class Rope {
+ public:
+  explicit Rope(const RopeArgs& args)
+      : args_(args),
+        padded_(ceil_div(args.pairs, kernels().block) * kernels().block),
+        frequencies_(args, padded_),
+        positions_(std::max<int64_t>(1, std::min(kTableFloats / (2 * padded_), args.length))) {
+    for (int i = 0; i < args.count; ++i) {
+      groups_ += groups_of(args.tensors[i]);
     }
   }
-}
 
-// body(in, out, cosines, sines) for every row, all heads of a position before the next one.
-template <class T, class Body>
-inline void for_each_row(const RopeRows& rows, Body body) {
-  const T* in = static_cast<const T*>(rows.in);
-  T* out = static_cast<T*>(rows.out);
-  const float* angles = rows.angles;
-  for (int64_t l = 0; l < rows.count; ++l) {
-    const T* head_in = in;
-    T* head_out = out;
-    for (int64_t head = 0; head < rows.heads; ++head) {
-      body(head_in, head_out, angles, angles + rows.padded);
-      copy_rest(rows, head_in, head_out);
-      head_in += rows.head_step;
-      head_out += rows.out_head_step;
-    }
-    in += rows.row_step;
-    out += rows.head_dim;
-    angles += 2 * rows.padded;
-  }
-}
-
-template <class T, bool kTraditional, bool kStream>
-void rotate_rows_of_blocks(const RopeRows& rows) {
-  for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
-    rotate_blocks<T, kTraditional, kStream>(in, out, rows.pairs, cos, sin);
-  });
-}
-
-template <class T, bool kTraditional>
-void rotate_rows(const RopeRows& rows) {
-  if (rows.column_step != 1 || rows.pairs % kBlock != 0) {
-    for_each_row<T>(rows, [&](const T* in, T* out, const float* cos, const float* sin) {
-      rotate_pieces<T, kTraditional>(in, out, rows.column_step, rows.pairs, cos, sin);
+  void run() const {
+    const int64_t items = ceil_div(args_.length, positions_) * args_.batch * groups_;
+    const int64_t grain = ceil_div(kGrain, positions_ * kHeads * args_.head_dim);
+    const auto table_bytes = static_cast<int64_t>(sizeof(float)) * positions_ * 2 * padded_;
+    parallel_for(items, grain, [&](int64_t begin, int64_t end) {
+      auto* const table = static_cast<float*>(thread_scratch(table_bytes));
+      Item known = {-1, -1, -1};
+      for (int64_t i = begin; i < end; ++i) {
+        const Item item = {i / groups_ / args_.batch * positions_, i / groups_ % args_.batch,
+                           i % groups_};
+        if (item.first != known.first || offset(item.batch) != offset(known.batch)) {
+          kernels().angles({frequencies_.turns.data(), frequencies_.defects.data(), padded_,
+                            position(item), count(item), args_.inverse},
+                           table);
+          known = item;
+        }
+        rotate(item, table);
+      }
+      if (args_.stream) {
+        kernels().finish_streaming();
+      }
     });
-  } else if (rows.stream && rows.head_dim % kBlock == 0 &&
-             reinterpret_cast<uintptr_t>(rows.out) % sizeof(f32v) == 0) {
-    rotate_rows_of_blocks<T, kTraditional, true>(rows);
-  } else {
-    rotate_rows_of_blocks<T, kTraditional, false>(rows);
   }
-}
 
-template <class T>
-void rotate_rows_of(const RopeRows& rows) {
-  rows.traditional ? rotate_rows<T, true>(rows) : rotate_rows<T, false>(rows);
-}
+ private:
+  static const RopeKernels& kernels() { return rope_kernels(); }
+
+  static int64_t groups_of(const RopeTensor& tensor) { return ceil_div(tensor.heads, kHeads); }
+
+  int64_t offset(int64_t batch) const {
+    const int64_t at = args_.offset_per_batch ? std::max<int64_t>(0, batch) : 0;
+    return args_.offset_is_wide ? static_cast<const int64_t*>(args_.offset)[at]
+                                : static_cast<const int32_t*>(args_.offset)[at];
+  }
+
+  // The first of an item, modulo 2^64.
+  uint64_t position(const Item& item) const {
+    return static_cast<uint64_t>(offset(item.batch)) + static_cast<uint64_t>(item.first);
+  }
+
+  int64_t count(const Item& item) const { return std::min(positions_, args_.length - item.first); }
+
+  void rotate(const Item& item, const float* table) const {
+    const int64_t groups_of_first = groups_of(args_.tensors[0]);
+    const bool of_first = item.group < groups_of_first;
+    const RopeTensor& tensor = args_.tensors[of_first ? 0 : 1];
+    const int64_t head = (of_first ? item.group : item.group - groups_of_first) * kHeads;
+    const auto size = static_cast<int64_t>(mx::size_of(args_.dtype));
+    const int64_t in =
+        item.batch * tensor.strides[0] + head * tensor.strides[1] + item.first * tensor.strides[2];
+    const int64_t out_head_step = args_.length * args_.head_dim;
+    const int64_t out =
+        (item.batch * tensor.heads + head) * out_head_step + item.first * args_.head_dim;
+    const RopeRows rows = {static_cast<const char*>(tensor.in) + in * size,
+                           static_cast<char*>(tensor.out) + out * size,
+                           count(item),
+                           std::min(kHeads, tensor.heads - head),
+                           tensor.strides[1],
+                           tensor.strides[2],
+                           tensor.strides[3],
+                           out_head_step,
+                           args_.head_dim,
+                           args_.pairs,
+                           args_.traditional,
+                           args_.stream,
+                           table,
+                           padded_};
+    args_.dtype == mx::float32   ? kernels().rotate_float32(rows)
+    : args_.dtype == mx::float16 ? kernels().rotate_float16(rows)
+                                 : kernels().rotate_bfloat16(rows);
+  }
+
+  const RopeArgs& args_;
+  const int64_t padded_;
+  const PaddedFrequencies frequencies_;
+  const int64_t positions_;  // of an item
+  int64_t groups_ = 0;       // of heads, of all tensors
+};
 
 }  // namespace
 
-constinit const RopeKernels rope_kernels_table = {
-    kBlock,           fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
-    finish_streaming,
-};
+void rope_cpu(const RopeArgs& args) {
+  Rope(args).run();
+}
 
-}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
+}  // namespace mlx_anvil

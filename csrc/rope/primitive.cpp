@@ -8,10 +8,10 @@
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/run_native.h"
+#include "common/run_on_cpu.h"
 #include "common/trace.h"
+#include "rope/cpu.h"
 #include "rope/gpu.h"
-#include "rope/native.h"
 
 namespace mlx_anvil {
 
@@ -43,8 +43,8 @@ class Rope : public FusedPrimitive {
     return shapes;
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override;
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override;
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override;
 
  protected:
   bool wants_dense(size_t input) const override { return input >= tensors_; }
@@ -104,7 +104,7 @@ bool Rope::allocate_outputs(const Arrays& inputs, Arrays& outputs) {
   return in_place;
 }
 
-void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
+void Rope::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
   const bool in_place = allocate_outputs(inputs, outputs);
   const RopePositions positions = positions_of(inputs);
   RopeArgs args{};
@@ -129,12 +129,12 @@ void Rope::eval_native(const Arrays& inputs, Arrays& outputs) {
     bytes += 2 * static_cast<int64_t>(outputs[i].nbytes());
   }
   args.stream = !in_place && streams_outputs(bytes);
-  run_native(
-      *this, inputs, outputs, [args] { rope_native(args); },
+  run_on_cpu(
+      *this, inputs, outputs, [args] { rope_cpu(args); },
       [&] { return std::string(op()) + "_" + to_text(args.dtype); });
 }
 
-void Rope::eval_kernels(const Arrays& inputs, Arrays& outputs) {
+void Rope::eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) {
   allocate_outputs(inputs, outputs);
   rope_gpu(config_, tensors_of(inputs), positions_of(inputs), outputs, stream());
 }

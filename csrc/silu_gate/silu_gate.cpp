@@ -4,7 +4,7 @@
 
 #include "common/checks.h"
 #include "common/shapeless.h"
-#include "silu_gate/kernels.h"
+#include "silu_gate/simd/kernels.h"
 
 namespace mlx_anvil {
 

@@ -9,11 +9,11 @@
 #include "common/errors.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
-#include "common/run_native.h"
+#include "common/run_on_cpu.h"
 #include "common/trace.h"
 #include "softmax_topk/compose.h"
+#include "softmax_topk/cpu.h"
 #include "softmax_topk/gpu.h"
-#include "softmax_topk/native.h"
 
 namespace mlx_anvil {
 
@@ -80,8 +80,8 @@ class RouterPrimitive : public FusedPrimitive {
   }
 
   template <class Work>
-  void dispatch_native(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
-    run_native(*this, inputs, outputs, std::move(work), [&] {
+  void dispatch_cpu(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
+    run_on_cpu(*this, inputs, outputs, std::move(work), [&] {
       return std::string(kSoftmaxTopk) + "_" + variant + "_" + dtype_name(inputs[0]);
     });
   }
@@ -124,18 +124,18 @@ class SoftmaxTopk : public RouterPrimitive {
     return {shape, shape};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     auto args = args_of<RouterForwardArgs>(inputs[0]);
     args.in_index_order = !options_.sorted;
     args.weights = outputs[0].data<void>();
     args.indices = outputs[1].data<uint32_t>();
     const RouterProblem problem = problem_of(inputs[0]);
-    dispatch_native("forward", inputs, outputs,
-                    [problem, args] { router_forward_native(problem, args); });
+    dispatch_cpu("forward", inputs, outputs,
+                 [problem, args] { router_forward_cpu(problem, args); });
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (inputs[0].size() > 0) {
       router_forward_gpu(options_, inputs[0], outputs, stream());
@@ -178,18 +178,18 @@ class SoftmaxTopkBackward : public RouterPrimitive {
     return {inputs[0].shape()};
   }
 
-  void eval_native(const Arrays& inputs, Arrays& outputs) override {
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     auto args = args_of<RouterBackwardArgs>(inputs[0]);
     args.indices = inputs[1].data<uint32_t>();
     args.d_weights = inputs[2].data<void>();
     args.d_logits = outputs[0].data<void>();
     const RouterProblem problem = problem_of(inputs[0]);
-    dispatch_native("backward", inputs, outputs,
-                    [problem, args] { router_backward_native(problem, args); });
+    dispatch_cpu("backward", inputs, outputs,
+                 [problem, args] { router_backward_cpu(problem, args); });
   }
 
-  void eval_kernels(const Arrays& inputs, Arrays& outputs) override {
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (inputs[0].size() > 0) {
       router_backward_gpu(options_, inputs, outputs[0], stream());

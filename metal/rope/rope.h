@@ -1,5 +1,5 @@
 // The rotation of pairs of elements by angles that grow with the position: csrc/rope/problem.h has
-// the formulas, csrc/rope/cpu.cpp the same sine and cosine.
+// the formulas, csrc/rope/simd/rope.cpp the same sine and cosine.
 #pragma once
 
 #include <metal_stdlib>

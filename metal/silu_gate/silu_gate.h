@@ -1,4 +1,4 @@
-// The three formulas of silu_gate; csrc/silu_gate/cpu.cpp has the same.
+// The three formulas of silu_gate; csrc/silu_gate/simd/silu_gate.cpp has the same.
 #pragma once
 
 #include "metal/common/activation.h"

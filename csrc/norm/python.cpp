@@ -1,0 +1,146 @@
+#include "common/bind_op.h"
+#include "common/errors.h"
+#include "common/python_args.h"
+#include "norm/norm.h"
+
+namespace mlx_anvil {
+
+using namespace nb::literals;
+
+namespace {
+
+std::optional<mx::array> to_optional_array(const char* op, const char* argument, nb::handle value) {
+  if (value.is_none()) {
+    return std::nullopt;
+  }
+  return to_array(op, argument, value);
+}
+
+nb::object to_python(const NormResult& result) {
+  const auto& [y, h] = result;
+  return h ? nb::object(nb::make_tuple(y, *h)) : nb::cast(y);
+}
+
+// Twice, so that type checkers know what a residual brings.
+#define MLX_ANVIL_RMS_NORM_SIGNATURE(residual, result)                                            \
+  "def rms_norm(x: mlx.core.array, weight: mlx.core.array | None = None, eps: float = 1e-05, *, " \
+  "residual: " residual                                                                           \
+  ", gate: mlx.core.array | None = None, weight_offset: float = 0.0, "                            \
+  "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
+
+#define MLX_ANVIL_LAYER_NORM_SIGNATURE(residual, result)                           \
+  "def layer_norm(x: mlx.core.array, weight: mlx.core.array | None = None, "       \
+  "bias: mlx.core.array | None = None, eps: float = 1e-05, *, residual: " residual \
+  ", "                                                                             \
+  "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
+
+#define MLX_ANVIL_PAIR "tuple[mlx.core.array, mlx.core.array]"
+
+constexpr const char* kRmsNormDoc =
+    R"(Root mean square norm over the last axis, with what surrounds it in a decoder layer.
+
+Formula:
+    ``h = x + residual``; ``y = h / sqrt(mean(h**2) + eps) * (weight_offset + weight) * silu(gate)``,
+    without the terms of arguments that are not given
+
+With ``residual`` one kernel gives ``y`` and ``h``; the norm is that of ``h`` as it is returned,
+rounded to its dtype. Statistics and arithmetic are float32, rounded once to the result's dtype.
+Arrays of any strides are read in place, so the heads of q and k may be views.
+
+One kernel gives the gradients of ``x``, ``residual`` and ``gate``; that of the weight is a sum in
+two passes, with the same bits every time. Forward mode and higher derivatives go through a graph of
+MLX ops. ``vmap`` works over any of the arrays, as more rows.
+
+Args:
+    x (array): ``[..., n]``; float32, float16 or bfloat16.
+    weight (array, optional): ``[n]``, of the dtype of the rows or another of those (then it takes
+        part in float32; it does not widen the result).
+    eps (float): added to the mean of squares. Default: ``1e-5``.
+    residual (array, optional): added to ``x`` first; of the shape of ``x``.
+    gate (array, optional): ``y`` is multiplied with its silu; of the shape of ``x``.
+    weight_offset (float): added to the weight; 1 where a model stores weights less 1, as Gemma
+        does. Default: 0.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array or (array, array): ``y``, or ``(y, h)`` with a residual; of the shape of ``x`` and of the
+    promoted dtype of ``x``, ``residual`` and ``gate``.
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: shapes that do not fit, a negative ``eps``, an unsupported dtype, a GPU stream where
+        MLX has no GPU backend.
+
+After Zhang and Sennrich 2019, "Root Mean Square Layer Normalization". Matches
+``mx.fast.rms_norm``.
+)";
+
+constexpr const char* kLayerNormDoc =
+    R"(Layer norm over the last axis, with the residual in the same kernel.
+
+Formula:
+    ``h = x + residual``; ``y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias``, without the
+    terms of arguments that are not given
+
+Rounding, strides, gradients and ``vmap`` are as for ``rms_norm``. The variance is the mean square of
+``h - mean(h)``, which does not cancel where the mean is large.
+
+Args:
+    x (array): ``[..., n]``; float32, float16 or bfloat16.
+    weight (array, optional): ``[n]``, as for ``rms_norm``.
+    bias (array, optional): likewise.
+    eps (float): added to the variance. Default: ``1e-5``.
+    residual (array, optional): added to ``x`` first; of the shape of ``x``.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array or (array, array): ``y``, or ``(y, h)`` with a residual, as for ``rms_norm``.
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: what ``rms_norm`` raises.
+
+After Ba, Kiros and Hinton 2016, "Layer Normalization". Matches ``mx.fast.layer_norm``.
+)";
+
+const BindOp bind_norm([](nb::module_& m) {
+  const auto rms_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle eps,
+                                     nb::handle residual, nb::handle gate, nb::handle weight_offset,
+                                     nb::handle stream) {
+    constexpr const char* op = "rms_norm";
+    NormOptions options;
+    options.eps = to_float32(op, "eps", eps);
+    options.weight_offset = to_float32(op, "weight_offset", weight_offset);
+    options.residual = to_optional_array(op, "residual", residual);
+    options.gate = to_optional_array(op, "gate", gate);
+    return to_python(rms_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
+                              std::move(options), to_stream_or_device(op, stream)));
+  };
+  for (const char* signature : {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
+                                MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
+    m.def("rms_norm", rms_norm_of_python, "x"_a.none(), "weight"_a = nb::none(),
+          "eps"_a.none() = 1e-5, nb::kw_only(), "residual"_a = nb::none(), "gate"_a = nb::none(),
+          "weight_offset"_a.none() = 0.0, "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
+  }
+
+  const auto layer_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle bias,
+                                       nb::handle eps, nb::handle residual, nb::handle stream) {
+    constexpr const char* op = "layer_norm";
+    NormOptions options;
+    options.eps = to_float32(op, "eps", eps);
+    options.bias = to_optional_array(op, "bias", bias);
+    options.residual = to_optional_array(op, "residual", residual);
+    return to_python(layer_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
+                                std::move(options), to_stream_or_device(op, stream)));
+  };
+  for (const char* signature : {MLX_ANVIL_LAYER_NORM_SIGNATURE("None = None", "mlx.core.array"),
+                                MLX_ANVIL_LAYER_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
+    m.def("layer_norm", layer_norm_of_python, "x"_a.none(), "weight"_a = nb::none(),
+          "bias"_a = nb::none(), "eps"_a.none() = 1e-5, nb::kw_only(), "residual"_a = nb::none(),
+          "stream"_a = nb::none(), nb::sig(signature), kLayerNormDoc);
+  }
+});
+
+}  // namespace
+
+}  // namespace mlx_anvil

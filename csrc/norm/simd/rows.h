@@ -1,0 +1,234 @@
+// Rows as the norms' CPU kernels read and write them, block by block. Kernel files only (see
+// simd.h).
+//
+// Sums run over blocks that are counted from the start of a row, wherever that lies in memory: the
+// bits of a result do not depend on where its operands are.
+#pragma once
+
+#include <type_traits>
+
+#include "common/simd/math.h"
+#include "norm/simd/kernels.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+// body(first column, whether the block is cut short) for every block of [begin, end).
+template <class Body>
+inline void for_each_block(int64_t begin, int64_t end, Body body) {
+  int64_t column = begin;
+  for (; column + kBlock <= end; column += kBlock) {
+    body(column, std::false_type{});
+  }
+  if (column < end) {
+    body(column, std::true_type{});
+  }
+}
+
+// body(kValue) with `value` as a constant: a loop that asks for it at every block, and has blocks
+// that depend on the answer, keeps them in memory.
+template <class Body>
+inline void with_constant(bool value, Body body) {
+  if (value) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
+// The last columns of a row, then zeros.
+template <class T>
+inline Block load_rest(const T* from, int64_t count) {
+  T padded[kBlock] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return load_block(padded);
+}
+
+template <bool kRest, class T>
+inline Block load_columns(const T* from, int64_t count) {
+  if constexpr (kRest) {
+    return load_rest(from, count);
+  } else {
+    return load_block(from);
+  }
+}
+
+template <class T>
+inline void store_rest(T* to, int64_t count, Block x) {
+  T padded[kBlock];
+  store_block<false>(padded, x);
+  std::memcpy(to, padded, count * sizeof(T));
+}
+
+template <bool kRest, class T>
+inline void store_columns(T* to, int64_t count, Block x) {
+  if constexpr (kRest) {
+    store_rest(to, count, x);
+  } else {
+    store_block<false>(to, x);
+  }
+}
+
+template <class T>
+inline void prefetch_block(const T* from) {
+  constexpr int64_t kLine = 64, kBytes = kBlock * sizeof(T);
+  constexpr int kToSecondLevel = 2;
+  for (int64_t byte = 0; byte < kBytes; byte += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from) + byte, 0, kToSecondLevel);
+  }
+}
+
+// Memory for a few rows, given out one after the other.
+template <class T>
+class RowMemory {
+ public:
+  RowMemory(void* memory, int64_t columns) : next_(static_cast<T*>(memory)), columns_(columns) {}
+  T* take() {
+    T* const row = next_;
+    next_ += columns_;
+    return row;
+  }
+
+ private:
+  T* next_;
+  int64_t columns_;
+};
+
+// One row after another of an operand; a row whose columns are not neighbours is gathered first.
+template <class T>
+class RowSource {
+ public:
+  RowSource(const NormOperand& operand, int64_t columns, RowMemory<T>& memory)
+      : operand_(operand), columns_(columns) {
+    if (operand.data && operand.rows.column_stride != 1) {
+      gathered_ = memory.take();
+    }
+  }
+
+  void move_to(int64_t row) {
+    if (!operand_.data) {
+      return;
+    }
+    row_ = at(row);
+    if (gathered_) {
+      for (int64_t i = 0; i < columns_; ++i) {
+        gathered_[i] = row_[i * operand_.rows.column_stride];
+      }
+      row_ = gathered_;
+    } else {
+      next_ = at(row + 1);
+    }
+  }
+
+  template <bool kRest>
+  Block load(int64_t column) const {
+    return load_columns<kRest>(row_ + column, columns_ - column);
+  }
+
+  // Asks for a block of the next row: memory would be idle while this one, in the cache by now, is
+  // read again.
+  void prefetch_next(int64_t column) const {
+    if (next_) {
+      prefetch_block(next_ + column);
+    }
+  }
+
+ private:
+  const T* at(int64_t row) const {
+    return static_cast<const T*>(operand_.data) +
+           norm_row_offset(&operand_.rows, static_cast<uint32_t>(row));
+  }
+
+  const NormOperand& operand_;
+  const int64_t columns_;
+  T* gathered_ = nullptr;
+  const T* row_ = nullptr;
+  const T* next_ = nullptr;  // beyond the last row: an address like any other to a prefetch
+};
+
+// One row after another of a dense output. What goes past the cache starts at a cache line in every
+// row.
+template <class T>
+class RowSink {
+ public:
+  RowSink(void* data, int64_t columns, bool stream)
+      : data_(static_cast<T*>(data)), columns_(columns), stream_(stream) {}
+
+  void move_to(int64_t row) { row_ = data_ + row * columns_; }
+  T* row() const { return row_; }
+
+  template <bool kRest>
+  void store(int64_t column, Block x) const {
+    if (!kRest && stream_) {
+      store_block<true>(row_ + column, x);
+    } else {
+      store_columns<kRest>(row_ + column, columns_ - column, x);
+    }
+  }
+
+ private:
+  T* const data_;
+  const int64_t columns_;
+  const bool stream_;
+  T* row_ = nullptr;
+};
+
+// ---- arithmetic on blocks -----------------------------------------------------------------------
+
+inline Block operator+(Block a, Block b) {
+  return {a.first + b.first, a.second + b.second};
+}
+inline Block operator-(Block a, Block b) {
+  return {a.first - b.first, a.second - b.second};
+}
+inline Block operator*(Block a, Block b) {
+  return {a.first * b.first, a.second * b.second};
+}
+inline Block operator*(Block a, float b) {
+  return {a.first * b, a.second * b};
+}
+inline Block operator-(Block a, float b) {
+  return {a.first - b, a.second - b};
+}
+
+inline float sum_of(Block x) {
+  return lane_sum(x.first + x.second);
+}
+
+template <class T>
+inline Block silu(Block x) {
+  return {silu<kAccuracyOf<T>>(x.first), silu<kAccuracyOf<T>>(x.second)};
+}
+
+// The sum of body(column, rest) over the blocks of a row, the odd ones apart from the even: an
+// addition waits for the one before it, and loads and products take less time than that.
+template <class Body>
+inline Block sum_of_blocks(int64_t columns, Body body) {
+  Block even = {}, odd = {};
+  int64_t column = 0;
+  for (; column + 2 * kBlock <= columns; column += 2 * kBlock) {
+    even = even + body(column, std::false_type{});
+    odd = odd + body(column + kBlock, std::false_type{});
+  }
+  for_each_block(column, columns, [&](int64_t last, auto rest) { even = even + body(last, rest); });
+  return even + odd;
+}
+
+// 1 in the columns that a row has, 0 beyond.
+template <class T>
+inline Block validity(int64_t count) {
+  T ones[kBlock];
+  store_block<false>(ones, Block{splat(1.0f), splat(1.0f)});
+  return load_rest(ones, count);
+}
+
+// x - mean; 0 beyond the columns, where that would count as a deviation.
+template <class T, bool kRest>
+inline Block deviation(Block x, float mean, int64_t count) {
+  if constexpr (kRest) {
+    return (x - mean) * validity<T>(count);
+  } else {
+    return x - mean;
+  }
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

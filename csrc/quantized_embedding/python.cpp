@@ -1,0 +1,101 @@
+#include "common/bind_op.h"
+#include "common/checks.h"
+#include "common/errors.h"
+#include "common/python_args.h"
+#include "quantized_embedding/quantized_embedding.h"
+#include "quantized_matmul/python_matrix.h"
+
+namespace mlx_anvil {
+
+using namespace nb::literals;
+
+namespace {
+
+constexpr const char* kOp = "quantized_embedding";
+
+const mx::array& to_ids(nb::handle value) {
+  const mx::array& ids = to_array(kOp, "ids", value);
+  if (!mx::issubdtype(ids.dtype(), mx::integer)) {
+    const std::string text =
+        "ids has dtype " + to_text(ids.dtype()) + "; allowed: an integer dtype.";
+    throw nb::type_error(op_message(kOp, text).c_str());
+  }
+  return ids;
+}
+
+std::optional<mx::Dtype> to_optional_dtype(nb::handle value) {
+  if (value.is_none()) {
+    return std::nullopt;
+  }
+  if (!nb::isinstance<mx::Dtype>(value)) {
+    throw_type_error(kOp, "dtype", value, "None, or mlx.core.Dtype");
+  }
+  return nb::cast<mx::Dtype>(value);
+}
+
+constexpr const char* kDoc =
+    R"(Rows of a quantized matrix in full: an embedding whose table stays quantized.
+
+Formula:
+    ``out[..., k] = scales[id, k // group_size] * value(code[id, k]) + biases[id, k // group_size]``
+    with ``id = ids[...]``
+
+The same as ``mx.dequantize(w[ids], scales[ids], biases[ids])``, in one kernel that reads nothing but
+the rows asked for. The arithmetic is float32, rounded once. On the CPU, up to 2^20 elements of which
+everything is there (ids and matrix evaluated, row-contiguous, not traced) are computed by the call
+itself, which takes less than waking the thread that evaluates graphs.
+
+Negative ids count from the last row. Ids that are outside raise an error where their values are known
+when the op is called: on the CPU, when the array has been evaluated. Of others, those beyond the last
+row give the last, those below minus the number of rows the first.
+
+The gradients in ``scales`` and ``biases`` (affine) add up what equal ids bring, through a graph of
+MLX ops; forward mode is fused. ``vmap`` works over any of the arrays.
+
+Args:
+    ids (array): any shape, any integer dtype.
+    w (array): uint32 ``[N, K * bits / 32]``.
+    scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
+    biases (array, optional): like ``scales``; affine only, and required there.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    dtype (Dtype, optional): of the result: float32, float16 or bfloat16. Default: ``None``, the
+        promoted dtype of ``scales`` and ``biases`` for affine, else bfloat16.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array: ``[*ids.shape, K]``, of ``dtype``.
+
+Raises:
+    TypeError: an argument of the wrong type; ids that are not integers.
+    ValueError: a format that is not in the list, shapes that do not fit it, ids outside the matrix, an
+        unsupported dtype, a GPU stream where MLX has no GPU backend.
+
+Matches ``mlx.nn.QuantizedEmbedding``.
+)";
+
+const BindOp bind_quantized_embedding([](nb::module_& m) {
+  m.def(
+      kOp,
+      [](nb::handle ids, nb::handle w, nb::handle scales, nb::handle biases, nb::handle group_size,
+         nb::handle bits, nb::handle mode, nb::handle dtype, nb::handle stream) {
+        const mx::array& id_array = to_ids(ids);
+        QuantizedMatrix matrix = to_quantized_matrix(kOp, "", w, scales, biases);
+        return quantized_embedding(id_array, std::move(matrix),
+                                   to_quantized_options(kOp, group_size, bits, mode),
+                                   to_optional_dtype(dtype), to_stream_or_device(kOp, stream));
+      },
+      "ids"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
+      "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine", nb::kw_only(),
+      "dtype"_a = nb::none(), "stream"_a = nb::none(),
+      nb::sig("def quantized_embedding(ids: mlx.core.array, w: mlx.core.array, "
+              "scales: mlx.core.array, biases: mlx.core.array | None = "
+              "None, " MLX_ANVIL_QUANTIZED_FORMAT "*, dtype: mlx.core.Dtype | None = None, "
+              "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
+      kDoc);
+});
+
+}  // namespace
+
+}  // namespace mlx_anvil

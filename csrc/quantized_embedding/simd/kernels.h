@@ -1,0 +1,22 @@
+// Rows of a quantized matrix in full: out[i] = W[id[i]]. quantized_matmul/problem.h has the
+// formats.
+#pragma once
+
+#include "common/isa.h"
+#include "quantized_matmul/simd/kernels.h"
+
+namespace mlx_anvil {
+
+struct QuantizedEmbeddingKernels {
+  // A row of the matrix to `out`, of the dtype given; `scratch` has scratch() numbers.
+  void (*row)(const QuantizedMatrixView& matrix,
+              int64_t row,
+              QuantizedDtype dtype,
+              void* out,
+              float* scratch);
+  int64_t (*scratch)(const QuantizedMatrixView& matrix);
+};
+
+MLX_ANVIL_DECLARE_KERNELS(QuantizedEmbeddingKernels, quantized_embedding_kernels)
+
+}  // namespace mlx_anvil

@@ -1,0 +1,95 @@
+// Rows of a quantized matrix, in the order of their columns: unlike the products, whose x is put in
+// the order in which codes unpack best (quantized_matmul/simd/unpack.h), a row is written as it is.
+#include "common/simd/panels.h"
+#include "quantized_embedding/simd/kernels.h"
+#include "quantized_matmul/simd/unpack.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+namespace {
+
+inline u32v lookup_words(u32v words, u32v index) {
+  return bits_as<u32v>(lookup(bits_as<f32v>(words), index));
+}
+
+// The codes of kLanes neighbouring columns in the lowest bits, with other bits above them.
+template <int kBits>
+inline u32v neighbouring_codes(const uint32_t* row, int64_t column, int64_t row_words) {
+  // kLanes codes are in no more than kLanes words: of fewer bits, or at the start of a word.
+  const int64_t bit = column * kBits, word = bit / 32, left = row_words - word;
+  u32v words;
+  if (left >= kLanes) {
+    words = load_bits<u32v>(row + word);
+  } else {
+    uint32_t padded[kLanes] = {};
+    std::memcpy(padded, row + word, left * sizeof(uint32_t));
+    words = load_bits<u32v>(padded);
+  }
+  u32v bits;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    bits[lane] = static_cast<uint32_t>(lane * kBits);
+  }
+  if constexpr (kLanes * kBits % 32 != 0) {  // else vectors begin with a word, and this is constant
+    bits += static_cast<uint32_t>(bit % 32);
+  }
+  const u32v index = bits >> 5, shift = bits & 31u;
+  const u32v low = lookup_words(words, index) >> shift;
+  if constexpr (32 % kBits == 0) {
+    return low;
+  } else {
+    // A code that straddles two words; a shift by 32 would not be one.
+    return low | (lookup_words(words, index + 1u) << 1) << (31u - shift);
+  }
+}
+
+template <class Format, class T>
+void write_row(const QuantizedMatrixView& matrix, int64_t row, T* out, float* scratch) {
+  RowScales scales(matrix, 1, scratch);
+  scales.read(row);
+  const int64_t columns = matrix.columns, group = matrix.format.group;
+  const int64_t row_words = columns / 16 * Format::kBits / 2;
+  const uint32_t* const words = matrix.weights.w + row * row_words;
+  for (int64_t first = 0; first < columns; first += group) {
+    // A group has whole vectors.
+    const f32v scale = scales.scale(first / kLanes);
+    f32v bias = {};
+    if constexpr (Format::kHasBiases) {
+      bias = scales.bias(first / kLanes);
+    }
+    for (int64_t column = first; column < first + group; column += kLanes) {
+      f32v value = Format::value(neighbouring_codes<Format::kBits>(words, column, row_words));
+      value *= scale;
+      if constexpr (Format::kHasBiases) {
+        value += bias;
+      }
+      store_lanes(out + column, value);
+    }
+  }
+}
+
+void write_row_of(const QuantizedMatrixView& matrix,
+                  int64_t row,
+                  QuantizedDtype dtype,
+                  void* out,
+                  float* scratch) {
+  with_format(matrix.format, [&](auto format) {
+    using Format = decltype(format);
+    switch (dtype) {
+      case QuantizedDtype::kFloat32:
+        return write_row<Format>(matrix, row, static_cast<float*>(out), scratch);
+      case QuantizedDtype::kFloat16:
+        return write_row<Format>(matrix, row, static_cast<f16*>(out), scratch);
+      default:
+        return write_row<Format>(matrix, row, static_cast<bf16*>(out), scratch);
+    }
+  });
+}
+
+}  // namespace
+
+constinit const QuantizedEmbeddingKernels quantized_embedding_kernels_table = {
+    write_row_of,
+    RowScales::scratch,
+};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

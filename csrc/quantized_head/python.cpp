@@ -1,0 +1,150 @@
+#include "common/bind_op.h"
+#include "common/python_args.h"
+#include "quantized_head/quantized_head.h"
+#include "quantized_matmul/python_matrix.h"
+
+namespace mlx_anvil {
+
+using namespace nb::literals;
+
+namespace {
+
+constexpr const char* kArgmaxDoc =
+    R"(Where the largest logit of each row is, and which it is: the step that ends greedy decoding.
+
+Formula:
+    ``logits = x @ W.T``, ``W`` as for ``quantized_matmul``; ``index = argmax(logits, axis=-1)``
+
+The same as ``mx.argmax(mlx_anvil.quantized_gemv(x, w, scales, biases), axis=-1)``, without an array
+of logits: each block of them is searched where it was computed. Logits are rounded to their dtype
+first, as they would be stored. Of equal ones the first is taken, whatever the number of threads;
+NaN is above all numbers, as ``mx.argmax`` has it.
+
+Any number of rows; up to 8 share one pass over ``w`` on a GPU, all do on the CPU. Indices have no
+gradient (it is zero, as that of ``mx.argmax``). Values have one in ``x``, ``scales`` and ``biases``
+(affine), and forward mode: products with the rows of ``w`` that were found. ``vmap`` works over
+any of the arrays.
+
+Args:
+    x (array): ``[..., K]``; float32, float16 or bfloat16.
+    w (array): uint32 ``[N, K * bits / 32]``.
+    scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
+    biases (array, optional): like ``scales``; affine only, and required there.
+    return_values (bool): whether the largest logits are returned too. Default: ``False``.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array or (array, array): indices, uint32 ``[...]``; with ``return_values`` also the values, in the
+    promoted dtype of ``x``, ``scales`` and ``biases``.
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: a format that is not in the list, shapes that do not fit it, an empty ``w``, an
+        unsupported dtype, a GPU stream where MLX has no GPU backend.
+)";
+
+constexpr const char* kTopkDoc =
+    R"(The ``k`` largest logits of each row, with their indices: what sampling chooses from.
+
+Formula:
+    ``logits = x @ W.T``, ``W`` as for ``quantized_matmul``; the ``k`` largest of each row, in
+    descending order
+
+Without an array of logits, as ``quantized_argmax``, which has the rules for rounding, ties, NaN,
+gradients and ``vmap``.
+
+Args:
+    x (array): ``[..., K]``; float32, float16 or bfloat16.
+    w (array): uint32 ``[N, K * bits / 32]``.
+    scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
+    biases (array, optional): like ``scales``; affine only, and required there.
+    k (int): from 1 to 256, and at most N.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    (array, array): indices and values, each ``[..., k]``: uint32, and the promoted dtype of ``x``,
+    ``scales`` and ``biases``.
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: ``k`` out of range; what ``quantized_argmax`` raises.
+)";
+
+#define MLX_ANVIL_HEAD_ARRAYS                                                                     \
+  "(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, biases: mlx.core.array | None " \
+  "= "                                                                                            \
+  "None, *, "
+#define MLX_ANVIL_HEAD_END \
+  MLX_ANVIL_QUANTIZED_FORMAT "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> "
+#define MLX_ANVIL_ARGMAX_SIGNATURE(return_values, result)                      \
+  "def quantized_argmax" MLX_ANVIL_HEAD_ARRAYS "return_values: " return_values \
+  ", " MLX_ANVIL_HEAD_END result
+
+constexpr const char* kArgmaxSignatures[] = {
+    MLX_ANVIL_ARGMAX_SIGNATURE("typing.Literal[False] = False", "mlx.core.array"),
+    MLX_ANVIL_ARGMAX_SIGNATURE("typing.Literal[True]", "tuple[mlx.core.array, mlx.core.array]"),
+};
+
+nb::object python_argmax(nb::handle x,
+                         nb::handle w,
+                         nb::handle scales,
+                         nb::handle biases,
+                         nb::handle return_values,
+                         nb::handle group_size,
+                         nb::handle bits,
+                         nb::handle mode,
+                         nb::handle stream) {
+  constexpr const char* op = "quantized_argmax";
+  const mx::array& x_array = to_array(op, "x", x);
+  QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+  const bool with_values = to_bool(op, "return_values", return_values);
+  const BestLogits best =
+      quantized_argmax(x_array, std::move(matrix), to_quantized_options(op, group_size, bits, mode),
+                       to_stream_or_device(op, stream));
+  return with_values ? nb::object(nb::make_tuple(best.indices, best.values))
+                     : nb::cast(best.indices);
+}
+
+nb::tuple python_topk(nb::handle x,
+                      nb::handle w,
+                      nb::handle scales,
+                      nb::handle biases,
+                      nb::handle k,
+                      nb::handle group_size,
+                      nb::handle bits,
+                      nb::handle mode,
+                      nb::handle stream) {
+  constexpr const char* op = "quantized_topk";
+  const mx::array& x_array = to_array(op, "x", x);
+  QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+  const BestLogits best = quantized_topk(x_array, std::move(matrix), to_int(op, "k", k),
+                                         to_quantized_options(op, group_size, bits, mode),
+                                         to_stream_or_device(op, stream));
+  return nb::make_tuple(best.indices, best.values);
+}
+
+const BindOp bind_quantized_head([](nb::module_& m) {
+  // Twice, so that type checkers know what return_values brings; the first takes every call.
+  for (const char* signature : kArgmaxSignatures) {
+    m.def("quantized_argmax", python_argmax, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
+          "biases"_a = nb::none(), nb::kw_only(), "return_values"_a.none() = false,
+          "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine",
+          "stream"_a = nb::none(), nb::sig(signature), kArgmaxDoc);
+  }
+  m.def("quantized_topk", python_topk, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
+        "biases"_a = nb::none(), nb::kw_only(), "k"_a.none(), "group_size"_a = nb::none(),
+        "bits"_a = nb::none(), "mode"_a.none() = "affine", "stream"_a = nb::none(),
+        nb::sig("def quantized_topk" MLX_ANVIL_HEAD_ARRAYS "k: int, " MLX_ANVIL_HEAD_END
+                "tuple[mlx.core.array, mlx.core.array]"),
+        kTopkDoc);
+});
+
+}  // namespace
+
+}  // namespace mlx_anvil

@@ -1,0 +1,104 @@
+#include "quantized_matmul/cpu.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/parallel.h"
+#include "quantized_matmul/gemv_operand.h"
+#include "quantized_matmul/large_rows.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
+                                    QuantizedDtype dtype,
+                                    const QuantizedSizes& sizes,
+                                    const QuantizedWeights& all,
+                                    int64_t batch) {
+  const int64_t words = sizes.columns * format.bits / 32, groups = sizes.columns / format.group;
+  const int64_t before = batch * sizes.outputs;
+  QuantizedWeights weights;
+  weights.w = all.w + before * words;
+  weights.scales =
+      at(all.scales, before * groups * (format.has_biases() ? element_size(dtype) : 1));
+  if (all.biases) {
+    weights.biases = at(all.biases, before * groups * element_size(dtype));
+  }
+  return {format, dtype, sizes.columns, sizes.outputs, weights};
+}
+
+// result(first, count) gives [rows][count] for rows [first, first + count) of the matrix.
+template <class Result>
+void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out, Result result) {
+  const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
+  parallel_for(matrix.outputs, gemv_grain(matrix), [&](int64_t begin, int64_t end) {
+    const Floats results = result(begin, end - begin);
+    const int64_t size = element_size(matrix.dtype);
+    for (int64_t m = 0; m < rows; ++m) {
+      kernels.store_dense(matrix.dtype, results.get() + m * (end - begin), end - begin,
+                          at(out, (m * matrix.outputs + begin) * size));
+    }
+  });
+}
+
+}  // namespace
+
+void quantized_matmul_cpu(const QuantizedMatmulArgs& args) {
+  const QuantizedSizes& sizes = args.sizes;
+  const bool transposed = args.product == QuantizedProduct::kTransposed;
+  const int64_t x_columns = transposed ? sizes.columns : sizes.outputs;
+  const int64_t out_columns = transposed ? sizes.outputs : sizes.columns;
+  if (sizes.batch * sizes.rows * out_columns == 0) {
+    return;
+  }
+  const int64_t size = element_size(args.dtype);
+  if (x_columns == 0) {
+    std::memset(args.out, 0, sizes.batch * sizes.rows * out_columns * size);
+    return;
+  }
+  for (int64_t batch = 0; batch < sizes.batch; ++batch) {
+    const QuantizedMatrixView matrix =
+        matrix_of_batch(args.format, args.dtype, sizes, args.weights, batch);
+    const void* const x = at(args.x, batch * sizes.rows * x_columns * size);
+    void* const out = at(args.out, batch * sizes.rows * out_columns * size);
+    if (sizes.rows > kQuantizedGemvRows || !transposed) {
+      const DividedRows divided(args.dtype, x, sizes.rows, x_columns);
+      if (sizes.rows > kQuantizedGemvRows) {
+        quantized_gemm_cpu(matrix, args.product, divided.x(), sizes.rows, out);
+      } else {
+        quantized_plain_gemv_cpu(matrix, divided.x(), sizes.rows, out);
+      }
+      divided.restore(out, out_columns);
+      continue;
+    }
+    const GemvOperand operand(matrix, x, sizes.rows);
+    gemv_in_parallel(matrix, sizes.rows, out, [&](int64_t first, int64_t count) {
+      return operand.multiply(matrix, first, count);
+    });
+  }
+}
+
+void quantized_swiglu_cpu(const QuantizedSwigluArgs& args) {
+  const QuantizedSizes& sizes = args.sizes;
+  if (sizes.rows * sizes.outputs == 0) {
+    return;
+  }
+  const QuantizedMatrixView gate = matrix_of_batch(args.format, args.dtype, sizes, args.gate, 0);
+  const QuantizedMatrixView up = matrix_of_batch(args.format, args.dtype, sizes, args.up, 0);
+  const int64_t size = element_size(args.dtype);
+  // More rows than the op sends here come from a compiled graph that is used for other shapes.
+  for (int64_t first_row = 0; first_row < sizes.rows; first_row += kQuantizedGemvRows) {
+    const int64_t rows = std::min<int64_t>(kQuantizedGemvRows, sizes.rows - first_row);
+    const GemvOperand operand(gate, at(args.x, first_row * sizes.columns * size), rows);
+    void* const out = at(args.out, first_row * sizes.outputs * size);
+    gemv_in_parallel(gate, rows, out, [&](int64_t first, int64_t count) {
+      Floats gates = operand.multiply(gate, first, count);
+      const Floats ups = operand.multiply(up, first, count);
+      quantized_cpu_kernels().silu_gate(gates.get(), ups.get(), operand.rows() * count);
+      return gates;
+    });
+  }
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,12 @@
+// Quantized products on the CPU. Both run on the calling thread and those of `parallel_for`, until
+// done.
+#pragma once
+
+#include "quantized_matmul/problem.h"
+
+namespace mlx_anvil {
+
+void quantized_matmul_cpu(const QuantizedMatmulArgs& args);
+void quantized_swiglu_cpu(const QuantizedSwigluArgs& args);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,195 @@
+#include <nanobind/stl/string.h>
+
+#include "common/bind_op.h"
+#include "common/errors.h"
+#include "common/python_args.h"
+#include "quantized_matmul/python_matrix.h"
+#include "quantized_matmul/quantized_matmul.h"
+
+namespace mlx_anvil {
+
+using namespace nb::literals;
+
+namespace {
+
+// (w, scales) or (w, scales, biases)
+QuantizedMatrix to_matrix(const char* op, const char* argument, nb::handle parts) {
+  const bool is_sequence = nb::isinstance<nb::tuple>(parts) || nb::isinstance<nb::list>(parts);
+  if (!is_sequence) {
+    throw_type_error(op, argument, parts, "a tuple (w, scales) or (w, scales, biases)");
+  }
+  const size_t count = nb::len(parts);
+  if (count != 2 && count != 3) {
+    throw_value_error(op, std::string(argument) + " has " + std::to_string(count) +
+                              " entries; allowed: (w, scales) or (w, scales, biases).");
+  }
+  const nb::object biases = count == 3 ? nb::object(parts[2]) : nb::none();
+  const std::string prefix = std::string(argument) + " ";
+  return to_quantized_matrix(op, prefix.c_str(), parts[0], parts[1], biases);
+}
+
+constexpr const char* kMatmulDoc =
+    R"(Product with a quantized matrix: ``x W^T``, or ``x W`` with ``transpose=False``.
+
+Formula:
+    ``W[n, k] = scales[n, k // group_size] * value(code[n, k]) + biases[n, k // group_size]``;
+    ``out = x @ W.T``
+
+A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/quantized.md`` draws it). Up to 8
+rows of ``x`` share one pass over ``w``, and each row's result is the same, bit for bit, whatever
+their number. The arithmetic is float32 whatever the dtype.
+
+The gradient in ``x`` is the other product, without a dequantised copy of ``w``; those in ``scales``
+and ``biases`` (affine) go through a graph of MLX ops. Forward mode is fused for all three. ``vmap``
+works over any of the arrays.
+
+Args:
+    x (array): ``[..., M, K]``, or ``[..., M, N]`` without ``transpose``; float32, float16 or
+        bfloat16.
+    w (array): uint32 ``[..., N, K * bits / 32]``; rank 2, or leading dimensions that broadcast with
+        those of ``x``.
+    scales (array): ``[..., N, K / group_size]``; floating point (affine), or uint8.
+    biases (array, optional): like ``scales``; affine only, and required there.
+    transpose (bool): whether ``w`` is transposed. Default: ``True``.
+    group_size (int, optional): 32, 64 (default) or 128 for affine; 32 for mxfp4 and mxfp8; 16 for
+        nvfp4.
+    bits (int, optional): 2, 3, 4 (default), 5, 6 or 8 for affine; 4 for mxfp4 and nvfp4; 8 for
+        mxfp8.
+    mode (str): ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array: ``[..., M, N]`` (``[..., M, K]``), in the promoted dtype of ``x``, ``scales`` and
+    ``biases`` (of ``x`` where the scales are codes).
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: a format that is not in the list, shapes that do not fit it, ``w`` that is not
+        uint32, missing or superfluous ``biases``, an unsupported dtype, a GPU stream where MLX has
+        no GPU backend.
+
+Matches ``mx.quantized_matmul``.
+)";
+
+constexpr const char* kGemvDoc =
+    R"(``quantized_matmul`` for at most 8 rows of ``x`` for each ``w``; more are an error.
+
+Formula:
+    ``out = x @ W.T``, ``W`` as for ``quantized_matmul``
+
+For decoding, where a call that takes another kernel is a mistake. Gradients and ``vmap`` are those of
+``quantized_matmul``.
+
+Args:
+    x (array): ``[..., M, K]``, M at most 8; float32, float16 or bfloat16.
+    w (array): uint32 ``[..., N, K * bits / 32]``, as for ``quantized_matmul``.
+    scales (array): ``[..., N, K / group_size]``; floating point (affine), or uint8.
+    biases (array, optional): like ``scales``; affine only, and required there.
+    group_size (int, optional): as for ``quantized_matmul``.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array: ``[..., M, N]``, in the promoted dtype of ``x``, ``scales`` and ``biases`` (of ``x`` where
+    the scales are codes).
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: more than 8 rows; what ``quantized_matmul`` raises.
+)";
+
+constexpr const char* kSwigluDoc =
+    R"(The gate of a quantized SwiGLU MLP in one kernel.
+
+Formula:
+    ``out = silu(x @ Wg.T) * (x @ Wu.T)``, both matrices as for ``quantized_matmul``
+
+For up to 8 rows ``x`` is read once and both matrices are streamed once; nothing in between is
+stored. More rows take two products and ``silu_gate``. Gradients and ``vmap`` are those of
+``quantized_matmul`` and ``silu_gate``.
+
+Args:
+    x (array): ``[..., K]``; float32, float16 or bfloat16.
+    gate (tuple): ``(w, scales, biases)`` of Wg, ``(w, scales)`` where the mode has no biases, as for
+        ``quantized_matmul``; rank 2.
+    up (tuple): likewise of Wu, of the same shapes.
+    group_size (int, optional): as for ``quantized_matmul``, the same for both matrices.
+    bits (int, optional): likewise.
+    mode (str): likewise.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array: ``[..., N]``, in the promoted dtype of ``x``, scales and biases (of ``x`` where the scales
+    are codes).
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: what ``quantized_matmul`` raises for either matrix; matrices of different shapes.
+)";
+
+#define MLX_ANVIL_QUANTIZED_END "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"
+
+const BindOp bind_quantized_matmul([](nb::module_& m) {
+  m.def(
+      "quantized_matmul",
+      [](nb::handle x, nb::handle w, nb::handle scales, nb::handle biases, nb::handle transpose,
+         nb::handle group_size, nb::handle bits, nb::handle mode, nb::handle stream) {
+        constexpr const char* op = "quantized_matmul";
+        const mx::array& x_array = to_array(op, "x", x);
+        QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+        const bool transposed = to_bool(op, "transpose", transpose);
+        return quantized_matmul(x_array, std::move(matrix), transposed,
+                                to_quantized_options(op, group_size, bits, mode),
+                                to_stream_or_device(op, stream));
+      },
+      "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
+      "transpose"_a.none() = true, "group_size"_a = nb::none(), "bits"_a = nb::none(),
+      "mode"_a.none() = "affine", nb::kw_only(), "stream"_a = nb::none(),
+      nb::sig("def quantized_matmul(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, "
+              "biases: mlx.core.array | None = None, transpose: bool = "
+              "True, " MLX_ANVIL_QUANTIZED_FORMAT "*, " MLX_ANVIL_QUANTIZED_END),
+      kMatmulDoc);
+
+  m.def(
+      "quantized_gemv",
+      [](nb::handle x, nb::handle w, nb::handle scales, nb::handle biases, nb::handle group_size,
+         nb::handle bits, nb::handle mode, nb::handle stream) {
+        constexpr const char* op = "quantized_gemv";
+        const mx::array& x_array = to_array(op, "x", x);
+        QuantizedMatrix matrix = to_quantized_matrix(op, "", w, scales, biases);
+        return quantized_gemv(x_array, std::move(matrix),
+                              to_quantized_options(op, group_size, bits, mode),
+                              to_stream_or_device(op, stream));
+      },
+      "x"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(), nb::kw_only(),
+      "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine",
+      "stream"_a = nb::none(),
+      nb::sig("def quantized_gemv(x: mlx.core.array, w: mlx.core.array, scales: mlx.core.array, "
+              "biases: mlx.core.array | None = None, *, " MLX_ANVIL_QUANTIZED_FORMAT
+                  MLX_ANVIL_QUANTIZED_END),
+      kGemvDoc);
+
+  m.def(
+      "quantized_swiglu",
+      [](nb::handle x, nb::handle gate, nb::handle up, nb::handle group_size, nb::handle bits,
+         nb::handle mode, nb::handle stream) {
+        constexpr const char* op = "quantized_swiglu";
+        const mx::array& x_array = to_array(op, "x", x);
+        QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);
+        QuantizedMatrix up_matrix = to_matrix(op, "up", up);
+        return quantized_swiglu(x_array, std::move(gate_matrix), std::move(up_matrix),
+                                to_quantized_options(op, group_size, bits, mode),
+                                to_stream_or_device(op, stream));
+      },
+      "x"_a.none(), "gate"_a.none(), "up"_a.none(), nb::kw_only(), "group_size"_a = nb::none(),
+      "bits"_a = nb::none(), "mode"_a.none() = "affine", "stream"_a = nb::none(),
+      nb::sig(
+          "def quantized_swiglu(x: mlx.core.array, gate: tuple[mlx.core.array, ...], "
+          "up: tuple[mlx.core.array, ...], *, " MLX_ANVIL_QUANTIZED_FORMAT MLX_ANVIL_QUANTIZED_END),
+      kSwigluDoc);
+});
+
+}  // namespace
+
+}  // namespace mlx_anvil

@@ -1,0 +1,50 @@
+// Entries of the table (cpu_kernels.h) that are not in its own file.
+#pragma once
+
+#include "quantized_matmul/simd/kernels.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+void quantized_gemv_kernel(const QuantizedGemvArgs& args);
+int64_t quantized_gemv_scratch(const QuantizedMatrixView& matrix);
+
+int64_t quantized_int_row_bytes(const QuantizedMatrixView& matrix);
+bool quantized_int_pack(const QuantizedMatrixView& matrix, const float* x, void* to);
+void quantized_int_gemv(const QuantizedGemvArgs& args);
+int64_t quantized_int_gemv_scratch(const QuantizedMatrixView& matrix);
+
+void quantized_plain_gemv(const QuantizedPlainGemvArgs& args);
+int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix);
+int64_t quantized_int_plain_skipped(const QuantizedMatrixView& matrix, int64_t x_rows);
+void quantized_int_plain_order(const QuantizedMatrixView& matrix,
+                               int64_t x_rows,
+                               int64_t blocks,
+                               float* row);
+bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args);
+
+void quantized_store_row(QuantizedDtype dtype,
+                         const float* from,
+                         int64_t pair_step,
+                         int32_t values,
+                         int64_t columns,
+                         void* to);
+
+void quantized_gemm_kernel(const QuantizedGemmArgs& args);
+int64_t quantized_gemm_scratch(const QuantizedMatrixView& matrix,
+                               QuantizedProduct product,
+                               int64_t count,
+                               int64_t x_rows);
+
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix);
+int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows);
+void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args);
+bool quantized_int_gemm(const QuantizedIntGemmArgs& args);
+int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows);
+
+int64_t quantized_int_plain_gemm_columns(const QuantizedMatrixView& matrix);
+int64_t quantized_int_plain_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows);
+void quantized_int_plain_gemm_pack(const QuantizedIntGemmPackArgs& args);
+bool quantized_int_plain_gemm(const QuantizedIntGemmArgs& args);
+int64_t quantized_int_plain_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows);
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,214 @@
+// What cpu_int_plain_gemv.cpp multiplies codes by: rows of x times scales, in integers. Kernel
+// files only, and only where the machine has byte products.
+#pragma once
+
+#include <numeric>
+#include <type_traits>
+
+#include "quantized_matmul/simd/int_codes.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+constexpr int kBandRows = 128, kQuads = kBandRows / 4;
+
+// What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
+// lane, of the groups from the first on; in lanes beyond the strip's may be anything. Integers are
+// kept as they are made, a vector of groups for each word (kByGroups), or a row of words for each
+// group. Codes are taken less kOffset.
+template <int kPieces, int kRows, int kOffset, bool kByGroups>
+class BandFactors {
+ public:
+  // Of rows [n, n + rows) and groups from `group` on. Both factors are brought below 1, each with a
+  // power of two of its own, so that the product is exact enough however small the scales are.
+  // False: a number is not finite.
+  bool read(const QuantizedPlainGemvArgs& args, int64_t n, int64_t rows, int64_t group) {
+    f32v scales[kBandRows];
+    read_rows(args, args.matrix.weights.scales, n, rows, group, scales);
+    Largest scale, x_of_lane;
+    for (const f32v& of_groups : scales) {
+      scale.add(of_groups);
+    }
+    alignas(64) float x[kBandRows * kRows];  // lane l of a vector has row l % kRows
+    std::memcpy(x, args.x + n * kRows, rows * kRows * sizeof(float));
+    std::memset(x + rows * kRows, 0, (kBandRows - rows) * kRows * sizeof(float));
+    for (int i = 0; i < kBandRows * kRows; i += kLanes) {
+      x_of_lane.add(load_lanes(x + i));
+    }
+    if (!scale.finite() || !x_of_lane.finite()) {
+      return false;
+    }
+    f32v shifts[kRows] = {};
+    if (args.matrix.weights.biases) {
+      f32v biases[kBandRows];
+      read_rows(args, args.matrix.weights.biases, n, rows, group, biases);
+      for (int r = 0; r < kBandRows; ++r) {
+        biases[r] += scales[r] * static_cast<float>(kOffset);
+      }
+      for (int m = 0; m < kRows; ++m) {
+        shifts[m] = sum_of_products(biases, x + m);
+      }
+    }
+
+    float largest[kRows] = {};
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float& most = largest[lane % kRows];
+      most = x_of_lane.value()[lane] > most ? x_of_lane.value()[lane] : most;
+    }
+    f32v x_exponent;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      x_exponent[lane] = largest[lane % kRows];
+    }
+    x_exponent = exponent_above(x_exponent);
+    for (int i = 0; i < kBandRows * kRows; i += kLanes) {
+      store_lanes(x + i, times_power(load_lanes(x + i), -x_exponent) * kScale);
+    }
+    const f32v scale_exponent = exponent_above(scale.value());
+    for (int m = 0; m < kRows; ++m) {
+      store_lanes(exponents_[m], scale_exponent + x_exponent[m]);
+      store_lanes(shifts_[m], shifts[m]);
+    }
+    quantize(x, scales, -scale_exponent);
+    return true;
+  }
+
+  // Bytes of X of four rows.
+  const int32_t& word(int64_t group, int64_t quad, int m, int piece) const {
+    return words_.rows[group][(quad * kRows + m) * kPieces + piece];
+  }
+  u32v words(int64_t quad, int m, int piece) const {
+    return words_.vectors[(quad * kRows + m) * kPieces + piece];
+  }
+  // x times scale ~= X * 2^exponent / kScale.
+  f32v exponents(int m) const { return load_lanes(exponents_[m]); }
+  float exponent(int m, int64_t group) const { return exponents_[m][group]; }
+  i32v sums(int m) const { return load_bits<i32v>(sums_[m]); }
+  int32_t sum(int m, int64_t group) const { return sums_[m][group]; }
+  // The sum of x times biases and what the offset of codes leaves.
+  f32v shifts(int m) const { return load_lanes(shifts_[m]); }
+  float shift(int m, int64_t group) const { return shifts_[m][group]; }
+
+  // X is no larger, so that its highest byte does not overflow when lower ones are negative.
+  static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
+
+ private:
+  // Scales or biases of the band's rows, zeros beyond the last. What is made of them are loops of
+  // their own, so that sums stay in registers whatever type the numbers have.
+  static void read_rows(const QuantizedPlainGemvArgs& args,
+                        const void* numbers,
+                        int64_t n,
+                        int64_t rows,
+                        int64_t group,
+                        f32v (&to)[kBandRows]) {
+    const int64_t groups = args.matrix.columns / args.matrix.format.group;
+    const int64_t total = args.matrix.outputs * groups;
+    with_scales(args.matrix, numbers, [&](const auto* from, auto widen) {
+      int64_t at = (args.first + n) * groups + group;
+      for (int64_t r = 0; r < rows; ++r, at += groups) {
+        __builtin_prefetch(from + at + kBandRows * groups, 0, 2);
+        to[r] = widen_some(from + at, total - at, widen);
+      }
+    });
+    std::memset(to + rows, 0, (kBandRows - rows) * sizeof(f32v));
+  }
+
+  // Over all rows. In four sums: each waits for its last addition.
+  static f32v sum_of_products(const f32v (&numbers)[kBandRows], const float* x) {
+    f32v sums[4] = {};
+    for (int r = 0; r < kBandRows; r += 4) {
+      unroll<4>([&](auto s) { sums[s.value] += numbers[r + s.value] * x[(r + s.value) * kRows]; });
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  // X, with scales times 2^exponent, to words, from a vector for each to a row for each group, as
+  // many quads at a time as make whole squares of words.
+  void quantize(const float* x, const f32v (&scales)[kBandRows], f32v exponent) {
+    constexpr int kOfQuad = kRows * kPieces;
+    constexpr int kAtOnce = kLanes / std::gcd(kLanes, kOfQuad);
+    i32v sums[kRows] = {};
+    for (int quad = 0; quad < kQuads; quad += kAtOnce) {
+      u32v words[kAtOnce * kOfQuad];
+      for (int q = 0; q < kAtOnce; ++q) {
+        const int row = 4 * (quad + q);
+        f32v of_quad[4];
+        unroll<4>([&](auto r) { of_quad[r.value] = times_power(scales[row + r.value], exponent); });
+        for (int m = 0; m < kRows; ++m) {
+          sums[m] += quantize_quad(x + row * kRows + m, of_quad, words + (q * kRows + m) * kPieces);
+        }
+      }
+      if constexpr (kByGroups) {
+        std::memcpy(words_.vectors + quad * kOfQuad, words, sizeof(words));
+      } else {
+        for (int first = 0; first < kAtOnce * kOfQuad; first += kLanes) {
+          u32v square[kLanes];
+          std::memcpy(square, words + first, sizeof(square));
+          transpose(square);
+          for (int group = 0; group < kLanes; ++group) {
+            std::memcpy(words_.rows[group] + quad * kOfQuad + first, &square[group], sizeof(u32v));
+          }
+        }
+      }
+    }
+    std::memcpy(sums_, sums, sizeof(sums));
+  }
+
+  // Four rows of X in bytes: a word for each piece. Gives the sum of X.
+  static i32v quantize_quad(const float* x, const f32v* scales, u32v* pieces) {
+    i32v sum{};
+    u32v numbers[4];
+    for (int r = 0; r < 4; ++r) {
+      const i32v number = rounded(scales[r] * x[r * kRows]);
+      sum += number;
+      // With this added, each byte but the highest is its piece with the top bit changed.
+      numbers[r] = bits_as<u32v>(number) + (kPieces == 2 ? 0x80u : 0x8080u);
+    }
+    const u32v low02 = (numbers[0] & 0xffffu) | (numbers[2] << 16);
+    const u32v low13 = (numbers[1] & 0xffffu) | (numbers[3] << 16);
+    pieces[0] = even_bytes(low02, low13) ^ 0x80808080u;
+    pieces[1] = odd_bytes(low02, low13);
+    if constexpr (kPieces == 3) {
+      const u32v high02 = (numbers[0] >> 16) | (numbers[2] & 0xffff0000u);
+      const u32v high13 = (numbers[1] >> 16) | (numbers[3] & 0xffff0000u);
+      pieces[1] ^= 0x80808080u;
+      pieces[2] = even_bytes(high02, high13);
+    }
+    return sum;
+  }
+  static u32v even_bytes(u32v a, u32v b) { return (a & 0x00ff00ffu) | ((b << 8) & 0xff00ff00u); }
+  static u32v odd_bytes(u32v a, u32v b) { return ((a >> 8) & 0x00ff00ffu) | (b & 0xff00ff00u); }
+
+  struct Vectors {
+    alignas(64) u32v vectors[kQuads * kRows * kPieces];
+  };
+  struct Rows {
+    // A cache line longer than needed, so that rows do not all begin in the same place of the
+    // cache.
+    alignas(64) int32_t rows[kLanes][kQuads * kRows * kPieces + kLanes];
+  };
+  std::conditional_t<kByGroups, Vectors, Rows> words_;
+  alignas(64) float exponents_[kRows][kLanes], shifts_[kRows][kLanes];
+  alignas(64) int32_t sums_[kRows][kLanes];
+};
+
+// The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
+template <class Format, int kCount, int kPieces, class Sum>
+inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, Sum sum_of_x) {
+  constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);
+  if constexpr (kMost <= int64_t{1} << 31) {
+    i32v sum = sums[kPieces - 1];
+    for (int p = kPieces - 2; p >= 0; --p) {
+      sum = (sum << 8) + sums[p];
+    }
+    return __builtin_convertvector(sum - offset * sum_of_x, f32v);
+  } else {
+    i32v high = sums[kPieces - 1];
+    for (int p = kPieces - 2; p > 0; --p) {
+      high = (high << 8) + sums[p];
+    }
+    high -= offset * (sum_of_x >> 8);
+    const i32v low = sums[0] - offset * (sum_of_x & 0xff);
+    return __builtin_convertvector(high, f32v) * 256.0f + __builtin_convertvector(low, f32v);
+  }
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,168 @@
+// Products with many rows of x in integers, where the machine has byte products (VNNI). The bytes
+// are those of cpu_int_rows.h, but that a whole group of columns has one step:
+//
+//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step for each group
+//   sum of (code - offset) * x ~= step * (sum of (code - offset) * X), which is exact
+//
+// Against the largest number of its group an element is off by at most 2^-23 (float32) or 2^-15.
+// A lane is a row of w: its words are transposed on their way into panels of bytes, which the cache
+// holds for all rows of x.
+#include "quantized_matmul/simd/entries.h"
+#if defined(__AVX512VNNI__)
+#include "quantized_matmul/simd/int_panels.h"
+#endif
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+#if defined(__AVX512VNNI__)
+
+namespace {
+
+// A chunk of columns of a panel and of a tile of rows of x.
+template <int kPieces>
+struct Tile {
+  const char* x;
+  const GroupFactors<kPieces>* factors;
+  const uint8_t* codes;
+  const float* scales;
+  float* totals;  // [rows][kPanelRows]
+};
+
+// Adds the products of kRows rows of x and a panel of w over `groups` groups of `runs` runs.
+template <int kPieces, int kRows>
+__attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
+                                            int64_t groups,
+                                            int64_t runs) {
+  const GroupFactors<kPieces>* factors = tile.factors;
+  const char* x = tile.x;
+  const uint8_t* w = tile.codes;
+  const float* scales = tile.scales;
+  for (int64_t group = 0; group < groups; ++group) {
+    TileSums<kPieces, kRows, kPanelVectors> sums;
+    start_sums<kPieces, kRows, kPanelVectors>(factors->start, sums);
+    add_runs<kPieces, kRows, kPanelVectors>(x, w, runs, sums);
+    for (int m = 0; m < kRows; ++m) {
+      for (int v = 0; v < kPanelVectors; ++v) {
+        const f32v sum = in_floats(sums[m], v);
+        const f32v scale = load_lanes(scales + v * kLanes);
+        const f32v shift = load_lanes(scales + kPanelRows + v * kLanes);
+        float* const total = tile.totals + m * kPanelRows + v * kLanes;
+        const f32v with_shift = load_lanes(total) + shift * factors->sum[m];
+        // In this order: a scale may be so small that its product with the step is not a number of
+        // full precision.
+        store_lanes(total, sum * factors->step[m] * scale + with_shift);
+      }
+    }
+    ++factors;
+    scales += 2 * kPanelRows;
+  }
+}
+
+struct IntGemmScratch {
+  int64_t codes, words, scales, totals;  // bytes before each
+
+  IntGemmScratch(const QuantizedMatrixView& matrix)
+      : codes(0),
+        words(kChunk * kPanelRows),
+        scales(words + kChunk * kLanes),
+        totals(scales + PanelScales::count(matrix) * sizeof(float)) {}
+
+  int64_t bytes(int64_t x_rows) const { return totals + x_rows * kPanelRows * sizeof(float); }
+};
+
+template <class Format, int kPieces>
+void multiply_panel(const QuantizedIntGemmArgs& args, int64_t first, int64_t count) {
+  const QuantizedMatrixView& matrix = args.matrix;
+  const IntGemmScratch at(matrix);
+  char* const scratch = static_cast<char*>(args.scratch);
+  float* const totals = reinterpret_cast<float*>(scratch + at.totals);
+  const PanelScales scales(matrix, reinterpret_cast<float*>(scratch + at.scales));
+  scales.read<Format>(first, count);
+  std::memset(totals, 0, args.x_rows * kPanelRows * sizeof(float));
+
+  const GemmRows<kPieces> x(matrix, args.x_rows);
+  const int64_t group = matrix.format.group;
+  CodePanel<Format> panel(matrix, first, count, reinterpret_cast<uint8_t*>(scratch + at.codes),
+                          reinterpret_cast<uint32_t*>(scratch + at.words));
+  for (int64_t chunk = 0; chunk < x.chunks; ++chunk) {
+    const int64_t column = chunk * kChunk;
+    const int64_t columns = matrix.columns - column < kChunk ? matrix.columns - column : kChunk;
+    panel.unpack(column, columns);
+    const int64_t next = chunk + 1 < x.chunks ? column + kChunk : 0;
+    for (int64_t tile = 0; tile < x.tiles; ++tile) {
+      panel.prefetch(next, tile, x.tiles);
+      const int64_t row = tile * kIntTileRows, left = args.x_rows - row;
+      const char* const packed = static_cast<const char*>(args.x) + x.at(chunk, tile);
+      with_tile_rows(left, [&](auto rows) {
+        add_products<kPieces, rows.value>({packed, x.factors(packed), panel.codes(),
+                                           scales.from(column / group), totals + row * kPanelRows},
+                                          columns / group, group / kRun);
+      });
+    }
+  }
+  with_elements(matrix.dtype, [&](auto element) {
+    auto* const out = static_cast<decltype(element)*>(args.out) + first;
+    for (int64_t m = 0; m < args.x_rows; ++m) {
+      for (int64_t n = 0; n < count; n += kLanes) {
+        store_columns(out + m * matrix.outputs, n, count, load_lanes(totals + m * kPanelRows + n));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView& matrix) {
+  return matrix.format.kind == QuantizedKind::kMxfp8 ? 0 : kPanelRows;
+}
+
+int64_t quantized_int_gemm_bytes(const QuantizedMatrixView& matrix, int64_t x_rows) {
+  int64_t bytes = 0;
+  with_pieces(matrix.dtype,
+              [&](auto pieces) { bytes = GemmRows<pieces.value>(matrix, x_rows).bytes(); });
+  return bytes;
+}
+
+void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs& args) {
+  with_int_format(args.matrix.format, [&](auto format) {
+    with_pieces(args.matrix.dtype,
+                [&](auto pieces) { pack_tiles<decltype(format), pieces.value>(args); });
+  });
+}
+
+bool quantized_int_gemm(const QuantizedIntGemmArgs& args) {
+  with_int_format(args.matrix.format, [&](auto format) {
+    with_pieces(args.matrix.dtype, [&](auto pieces) {
+      for (int64_t n = 0; n < args.count; n += kPanelRows) {
+        const int64_t left = args.count - n;
+        multiply_panel<decltype(format), pieces.value>(args, args.first + n,
+                                                       left < kPanelRows ? left : kPanelRows);
+      }
+    });
+  });
+  return true;
+}
+
+int64_t quantized_int_gemm_scratch(const QuantizedMatrixView& matrix, int64_t x_rows) {
+  return IntGemmScratch(matrix).bytes(x_rows);
+}
+
+#else
+
+int64_t quantized_int_gemm_columns(const QuantizedMatrixView&) {
+  return 0;
+}
+int64_t quantized_int_gemm_bytes(const QuantizedMatrixView&, int64_t) {
+  return 0;
+}
+void quantized_int_gemm_pack(const QuantizedIntGemmPackArgs&) {}
+bool quantized_int_gemm(const QuantizedIntGemmArgs&) {
+  return false;
+}
+int64_t quantized_int_gemm_scratch(const QuantizedMatrixView&, int64_t) {
+  return 0;
+}
+
+#endif
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,242 @@
+// The operands of cpu_int_gemm.cpp: panels of w in bytes with their scales, and rows of x in bytes.
+// Kernel files only, and only where the machine has byte products.
+//
+// Of the runs of cpu_int_products.h, a word has those columns that are cheap to unpack from w
+// (Bytes::code()).
+#pragma once
+
+#include "quantized_matmul/simd/entries.h"
+#include "quantized_matmul/simd/int_products.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+constexpr int kPanelVectors = 2, kPanelRows = kPanelVectors * kLanes;  // of w
+
+// ---- w ------------------------------------------------------------------------------------------
+
+// The scales of a panel's rows as vectors, group after group: of codes less Format::kOffset, and
+// then what the sum of x is multiplied by.
+class PanelScales {
+ public:
+  static int64_t count(const QuantizedMatrixView& matrix) {
+    return padded(matrix.columns / matrix.format.group) * 2 * kPanelRows;
+  }
+
+  PanelScales(const QuantizedMatrixView& matrix, float* scales)
+      : matrix_(matrix), groups_(matrix.columns / matrix.format.group), scales_(scales) {}
+
+  const float* from(int64_t group) const { return scales_ + group * 2 * kPanelRows; }
+
+  template <class Format>
+  void read(int64_t first, int64_t count) const {
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const int64_t row = first + v * kLanes, rows = count - v * kLanes;
+      for (int64_t group = 0; group < groups_; group += kLanes) {
+        f32v scales[kLanes], shifts[kLanes] = {};
+        read_scales(matrix_, matrix_.weights.scales, row, rows, group, scales);
+        if constexpr (Format::kHasBiases) {
+          read_scales(matrix_, matrix_.weights.biases, row, rows, group, shifts);
+        }
+        for (int i = 0; i < kLanes; ++i) {
+          float* const to = scales_ + (group + i) * 2 * kPanelRows + v * kLanes;
+          if constexpr (Format::kHasBiases) {
+            shifts[i] += scales[i] * float{Format::kOffset};
+          }
+          store_lanes(to, scales[i] * Format::kFactor);
+          store_lanes(to + kPanelRows, shifts[i]);
+        }
+      }
+    }
+  }
+
+ private:
+  const QuantizedMatrixView& matrix_;
+  const int64_t groups_;
+  float* const scales_;
+};
+
+// Codes of kPanelRows rows of w in bytes: for each word of the columns kPanelVectors vectors.
+template <class Format>
+class CodePanel {
+ public:
+  CodePanel(const QuantizedMatrixView& matrix,
+            int64_t first,
+            int64_t count,
+            uint8_t* codes,
+            uint32_t* words)
+      : row_words_(matrix.columns * Format::kBits / 32),
+        w_(matrix.weights.w + first * row_words_),
+        count_(count),
+        rows_left_(matrix.outputs - first),
+        codes_(codes),
+        words_(words) {}
+
+  const uint8_t* codes() const { return codes_; }
+
+  void unpack(int64_t column, int64_t columns) {
+    using Codes = Bytes<Format>;
+    constexpr int kWords = Codes::BlockUnits::kWords;
+    const int64_t word = column * Format::kBits / 32, words = columns * Format::kBits / 32;
+    for (int v = 0; v < kPanelVectors; ++v) {
+      transpose_words(v * kLanes, word, words);
+      for (int64_t unit = 0; unit < columns / Codes::kValues; ++unit) {
+        typename Codes::BlockUnits units;
+        for (int i = 0; i < kWords; ++i) {
+          units.words[i] = load_bits<u32v>(words_ + (unit * kWords + i) * kLanes);
+        }
+        uint8_t* const to = codes_ + (unit * Codes::kVectors * kPanelVectors + v) * 64;
+        unroll<Codes::kVectors>([&](auto i) {
+          const u32v bytes = Codes::template vector<i.value>(units);
+          std::memcpy(to + i.value * kPanelVectors * 64, &bytes, sizeof(bytes));
+        });
+      }
+    }
+  }
+
+  // Asks for part `part` of `parts` of the words that unpack() will read for columns from `column`
+  // on, or, with 0, for the next panel's first: rows of w are too far apart for the machine to see
+  // them coming. Inlined, for GCC takes a function that does nothing else for one without effects.
+  [[gnu::always_inline]] void prefetch(int64_t column, int64_t part, int64_t parts) const {
+    constexpr int64_t kLineWords = 16, kChunkWords = kChunk * Format::kBits / 32;
+    const int64_t row = column > 0 ? 0 : kPanelRows, first = column * Format::kBits / 32;
+    const int64_t left = row_words_ - first, words = left < kChunkWords ? left : kChunkWords;
+    for (int64_t r = part; r < kPanelRows && row + r < rows_left_; r += parts) {
+      const uint32_t* const from = w_ + (row + r) * row_words_ + first;
+      for (int64_t word = 0; word < words; word += kLineWords) {
+        __builtin_prefetch(from + word, 0, 2);
+      }
+      __builtin_prefetch(from + words - 1, 0, 2);  // rows do not begin with a line of the cache
+    }
+  }
+
+ private:
+  // Words of rows [row, row + kLanes) of the panel, a vector for each.
+  void transpose_words(int64_t row, int64_t first, int64_t count) {
+    for (int64_t word = 0; word < count; word += kLanes) {
+      const int64_t left = count - word;
+      const __mmask16 mask = left < kLanes ? (1u << left) - 1 : 0xffffu;
+      u32v square[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const uint32_t* const from = w_ + (row + i) * row_words_ + first + word;
+        square[i] = row + i < count_ ? bits_as<u32v>(_mm512_maskz_loadu_epi32(mask, from)) : u32v{};
+      }
+      transpose(square);
+      std::memcpy(words_ + word * kLanes, square, sizeof(square));
+    }
+  }
+
+  const int64_t row_words_;
+  const uint32_t* const w_;
+  const int64_t count_, rows_left_;
+  uint8_t* const codes_;
+  uint32_t* const words_;
+};
+
+// ---- x ------------------------------------------------------------------------------------------
+
+// What a group of a tile's rows needs beside bytes.
+template <int kPieces>
+struct GroupFactors {
+  int32_t start[kIntTileRows][kPieces];  // -offset of codes * sum of each piece
+  float step[kIntTileRows];
+  float sum[kIntTileRows];  // of X, times step
+};
+
+// Where rows of x are: tiles of kIntTileRows rows, the tiles of a chunk of columns one after
+// another. A tile has for every run and row kRunWords * kPieces words, then GroupFactors of every
+// group.
+template <int kPieces>
+struct GemmRows {
+  int64_t chunks, tiles, groups_of_chunk;
+
+  GemmRows(const QuantizedMatrixView& matrix, int64_t rows)
+      : chunks((matrix.columns + kChunk - 1) / kChunk),
+        tiles((rows + kIntTileRows - 1) / kIntTileRows),
+        groups_of_chunk(kChunk / matrix.format.group) {}
+
+  int64_t tile_bytes() const {
+    return round_up(kFactorsAt + groups_of_chunk * sizeof(GroupFactors<kPieces>), 64);
+  }
+  static const GroupFactors<kPieces>* factors(const char* tile) {
+    return reinterpret_cast<const GroupFactors<kPieces>*>(tile + kFactorsAt);
+  }
+  static GroupFactors<kPieces>* factors(char* tile) {
+    return reinterpret_cast<GroupFactors<kPieces>*>(tile + kFactorsAt);
+  }
+  int64_t at(int64_t chunk, int64_t tile) const { return (chunk * tiles + tile) * tile_bytes(); }
+  int64_t bytes() const { return at(chunks, 0); }
+
+ private:
+  static constexpr int64_t kFactorsAt = kChunk * kIntTileRows * kPieces;
+};
+
+template <class Format, int kPieces>
+class RowPacker {
+ public:
+  // A group of row m of a tile, whose first run is that of `bytes`. False: a number is not finite,
+  // and all are taken for zeros.
+  template <class T>
+  bool pack(const T* x, int64_t columns, char* bytes, GroupFactors<kPieces>& factors, int m) const {
+    f32v numbers[kMostRuns];
+    Largest largest_of_lane;
+    const int64_t runs = columns / kRun;
+    for (int64_t run = 0; run < runs; ++run) {
+      numbers[run] = load_lanes(x + run * kRun);
+      largest_of_lane.add(numbers[run]);
+    }
+    const bool finite = largest_of_lane.finite();
+    f32v largest = splat(lane_max(largest_of_lane.value()));
+    if (!finite) {
+      largest = f32v{};
+      std::memset(numbers, 0, sizeof(numbers));
+    }
+    const IntSteps powers(largest, 8 * kPieces);
+    i32v sums{};
+    for (int64_t run = 0; run < runs; ++run) {
+      const i32v integers = rounded(numbers[run] * powers.factor);
+      sums += integers;
+      packer_.pack(integers, bytes, run, m);
+    }
+    const int32_t sum = _mm512_reduce_add_epi32(bits_as<__m512i>(sums));
+    RunPacker<kPieces>::start(Format::kOffset, sum, factors.start[m]);
+    factors.step[m] = powers.step[0];
+    factors.sum[m] = static_cast<float>(sum) * powers.step[0];
+    return finite;
+  }
+
+ private:
+  using Codes = Bytes<Format>;
+  static constexpr int kMostRuns = 128 / kRun;
+
+  static float lane_max(f32v x) { return _mm512_reduce_max_ps(bits_as<__m512>(x)); }
+
+  // The columns of CodePanel's words.
+  const RunPacker<kPieces> packer_{[](int word, int b) {
+    return word / Codes::kVectors * Codes::kValues + Codes::code(word % Codes::kVectors, b);
+  }};
+};
+
+template <class Format, int kPieces>
+void pack_tiles(const QuantizedIntGemmPackArgs& args) {
+  const QuantizedMatrixView& matrix = args.matrix;
+  const GemmRows<kPieces> to(matrix, args.x_rows);
+  const RowPacker<Format, kPieces> packer;
+  const int64_t group = matrix.format.group;
+  with_elements(matrix.dtype, [&](auto element) {
+    const auto* const x = static_cast<const decltype(element)*>(args.x);
+    for (int64_t m = args.first; m < args.first + args.count; ++m) {
+      const int64_t tile = m / kIntTileRows, row = m % kIntTileRows;
+      bool finite = true;
+      for (int64_t column = 0; column < matrix.columns; column += group) {
+        char* const chunk = static_cast<char*>(args.to) + to.at(column / kChunk, tile);
+        const int64_t in_chunk = column % kChunk;
+        finite &= packer.pack(x + m * matrix.columns + column, group,
+                              chunk + in_chunk * kIntTileRows * kPieces,
+                              to.factors(chunk)[in_chunk / group], static_cast<int>(row));
+      }
+      args.finite[m] = finite;
+    }
+  });
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

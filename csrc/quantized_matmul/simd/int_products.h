@@ -1,0 +1,167 @@
+// Products of tiles of rows of x and panels of w in bytes, which the products of many rows share
+// (cpu_int_gemm.cpp, cpu_int_plain_gemm.cpp). Kernel files only, and only where the machine has
+// byte products.
+//
+// What is summed over comes in runs of 16 elements, which are 4 words of 4 bytes. A lane of a
+// vector of w has a word of one element of the result; a word of x goes to all lanes.
+//
+//   w:  [run][word][vectors]                 codes, which are not negative
+//   x:  [run][kIntTileRows][word][piece]     signed bytes
+#pragma once
+
+#include "common/simd/panels.h"
+#include "quantized_matmul/simd/int_rows.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+constexpr int kRun = 16, kRunWords = kRun / 4;
+// Elements that are summed over at once, so that the bytes of a panel stay in the nearest cache. A
+// multiple of every group.
+constexpr int64_t kChunk = 256;
+
+// Rows of x that are multiplied at once: with more, sums do not stay in registers between groups.
+constexpr int kIntTileRows = 2;
+
+template <class Action>
+inline void with_elements(QuantizedDtype dtype, Action action) {
+  dtype == QuantizedDtype::kFloat32   ? action(float())
+  : dtype == QuantizedDtype::kFloat16 ? action(f16())
+                                      : action(bf16());
+}
+
+template <class Action>
+inline void with_pieces(QuantizedDtype dtype, Action action) {
+  pieces_of(dtype) == 3 ? action(std::integral_constant<int, 3>())
+                        : action(std::integral_constant<int, 2>());
+}
+
+// action(the number of rows of a tile, of which `left` rows are left)
+template <class Action>
+inline void with_tile_rows(int64_t left, Action action) {
+  unroll<kIntTileRows>([&](auto fewer) {
+    constexpr int kRows = fewer.value + 1;
+    if (kRows == kIntTileRows ? left >= kRows : left == kRows) {
+      action(std::integral_constant<int, kRows>());
+    }
+  });
+}
+
+// Scales or biases of up to kLanes rows from `row` on: a vector of rows for each group from `group`
+// on; zeros beyond the last of either.
+inline void read_scales(const QuantizedMatrixView& matrix,
+                        const void* numbers,
+                        int64_t row,
+                        int64_t rows,
+                        int64_t group,
+                        f32v (&to)[kLanes]) {
+  const int64_t groups = matrix.columns / matrix.format.group;
+  with_scales(matrix, numbers, [&](const auto* from, auto widen) {
+    for (int i = 0; i < kLanes; ++i) {
+      to[i] =
+          i < rows ? widen_some(from + (row + i) * groups + group, groups - group, widen) : f32v{};
+    }
+  });
+  transpose(to);
+}
+
+// ---- x ------------------------------------------------------------------------------------------
+
+// Takes integers of kPieces bytes apart.
+template <int kPieces>
+class RunPacker {
+ public:
+  // element(word, byte): which of a run's.
+  template <class Element>
+  explicit RunPacker(Element element) {
+    for (int word = 0; word < kRunWords; ++word) {
+      for (int piece = 0; piece < kPieces; ++piece) {
+        for (int b = 0; b < 4; ++b) {
+          places_[(word * kPieces + piece) * 4 + b] =
+              static_cast<uint8_t>(element(word, b) * 4 + piece);
+        }
+      }
+    }
+  }
+
+  // `run` of row m of a tile.
+  void pack(i32v integers, char* tile, int64_t run, int m) const {
+    // A byte whose top bit is set stands for 256 less: what is above it has to be one more.
+    constexpr uint32_t kCarry = kPieces == 2 ? 0x80u : 0x8080u;
+    constexpr __mmask16 kWords = (1u << (kRunWords * kPieces)) - 1;
+    const u32v pieces = (bits_as<u32v>(integers) + kCarry) ^ kCarry;
+    const __m512i words =
+        _mm512_permutexvar_epi8(_mm512_load_si512(places_), bits_as<__m512i>(pieces));
+    _mm512_mask_storeu_epi32(tile + (run * kIntTileRows + m) * kRun * kPieces, kWords, words);
+  }
+
+  // What sums of each piece begin with, so that codes are taken less `offset`: -offset times the
+  // sum of the integers.
+  static void start(int32_t offset, int32_t sum, int32_t (&to)[kPieces]) {
+    for (int piece = 0; piece < kPieces - 1; ++piece, sum >>= 8) {
+      to[piece] = -offset * (sum & 0xff);
+    }
+    to[kPieces - 1] = -offset * sum;
+  }
+
+ private:
+  alignas(64) uint8_t places_[64] = {};
+};
+
+// ---- sums ---------------------------------------------------------------------------------------
+
+template <int kPieces, int kRows, int kVectors>
+using TileSums = i32v[kRows][kPieces][kVectors];
+
+template <int kPieces, int kRows, int kVectors>
+MLX_ANVIL_UNROLLED void start_sums(const int32_t (*start)[kPieces],
+                                   TileSums<kPieces, kRows, kVectors>& sums) {
+  for (int m = 0; m < kRows; ++m) {
+    for (int piece = 0; piece < kPieces; ++piece) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[m][piece][v] = i32v{} + start[m][piece];
+      }
+    }
+  }
+}
+
+// Adds `runs` runs, and leaves x and w behind them.
+template <int kPieces, int kRows, int kVectors>
+MLX_ANVIL_UNROLLED void add_runs(const char*& x,
+                                 const uint8_t*& w,
+                                 int64_t runs,
+                                 TileSums<kPieces, kRows, kVectors>& sums) {
+  for (int64_t run = 0; run < runs; ++run) {
+    unroll<kRunWords>([&](auto word) __attribute__((always_inline)) {
+      __m512i codes[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        codes[v] = _mm512_loadu_si512(w + (word.value * kVectors + v) * 64);
+      }
+      for (int m = 0; m < kRows; ++m) {
+        for (int piece = 0; piece < kPieces; ++piece) {
+          int32_t bytes;
+          std::memcpy(&bytes, x + ((m * kRunWords + word.value) * kPieces + piece) * 4, 4);
+          for (int v = 0; v < kVectors; ++v) {
+            i32v& sum = sums[m][piece][v];
+            sum = bits_as<i32v>(
+                _mm512_dpbusd_epi32(bits_as<__m512i>(sum), codes[v], _mm512_set1_epi32(bytes)));
+          }
+        }
+      }
+    });
+    w += kRunWords * kVectors * 64;
+    x += kIntTileRows * kRunWords * kPieces * 4;
+  }
+}
+
+// All pieces together, of at most kChunk elements.
+template <int kPieces, int kVectors>
+MLX_ANVIL_UNROLLED f32v in_floats(const i32v (&sums)[kPieces][kVectors], int v) {
+  const i32v high = (sums[kPieces - 1][v] << 8) + sums[kPieces - 2][v];
+  f32v sum = __builtin_convertvector(high, f32v);
+  if constexpr (kPieces == 3) {
+    sum = sum * 256.0f + __builtin_convertvector(sums[0][v], f32v);
+  }
+  return sum;
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

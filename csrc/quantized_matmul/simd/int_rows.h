@@ -1,0 +1,181 @@
+// Rows of x for products in integers (cpu_int_gemv.cpp), and codes as bytes. Kernel files only, and
+// only where the machine has byte products.
+#pragma once
+
+#include "quantized_matmul/simd/int_codes.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+// Bytes that an element of x is taken apart into.
+constexpr int pieces_of(QuantizedDtype dtype) {
+  return dtype == QuantizedDtype::kFloat32 ? 3 : 2;
+}
+
+constexpr int64_t padded(int64_t count) {
+  return (count + kLanes - 1) / kLanes * kLanes;
+}
+
+// The sums of the lanes of kCount vectors, in the lowest lanes of the result. Each is added up in
+// the same order, whatever kCount is.
+template <int kCount, int kBit = kLanes / 2>
+inline f32v sums_of_lanes(f32v* x) {
+  if constexpr (kBit == 0) {
+    return x[0];
+  } else {
+    constexpr bool kAlone = kCount <= kBit;
+    for (int i = 0; i < (kAlone ? kCount : kBit); ++i) {
+      f32v other = kAlone ? x[i] : x[i + kBit];
+      exchange<kBit>(x[i], other, std::make_integer_sequence<int, kLanes>());
+      x[i] += other;
+    }
+    return sums_of_lanes<kAlone ? kCount : kBit, kBit / 2>(x);
+  }
+}
+
+// Codes in a unit. Of 4 bits several words: what is done once for each block is a good part of the
+// work. No more than of a group, nor than have sums of codes times x that fit 32 bits.
+constexpr int int_unit_values(int bits, bool affine) {
+  return bits != 4 ? unit_values(bits) : affine ? 32 : 16;
+}
+
+// The codes of a block in bytes: vector v has four codes of each unit, in the unit's lane.
+template <class Format>
+struct Bytes {
+  static constexpr int kBits = Format::kBits;
+  static constexpr int kValues = int_unit_values(kBits, Format::kHasBiases);
+  static constexpr int kVectors = kValues / 4;
+  using BlockUnits = Units<kBits, kValues>;
+  // Codes are taken less so much, of 4 bits so that their sums fit.
+  static constexpr int32_t kOffset = Format::kHasBiases && kBits != 4 ? 0 : Format::kOffset;
+  static constexpr int32_t kMost =
+      kOffset > Format::kLargest - kOffset ? kOffset : Format::kLargest - kOffset;
+
+  // The code of byte b of vector v. Codes of 2 and 4 bits stay where shifting whole words puts
+  // them.
+  static constexpr int code(int v, int b) {
+    return kBits == 4 ? v / 2 * 8 + 2 * b + v % 2 : kBits == 2 ? 4 * b + v : 4 * v + b;
+  }
+
+  // The lowest four codes of each lane to its bytes, with other bits above them: a byte of the
+  // result is any 8 bits in a row of its pair of lanes.
+  static u32v spread(u32v codes) {
+    constexpr int64_t kLane = kBits << 8 | 2 * kBits << 16 | int64_t{3 * kBits} << 24;
+    constexpr int64_t kNextLane = kLane + 0x20202020;
+    const __m512i places = _mm512_set1_epi64(kNextLane << 32 | kLane);
+    return bits_as<u32v>(_mm512_multishift_epi64_epi8(places, bits_as<__m512i>(codes)));
+  }
+
+  template <int kVector>
+  static u32v vector(const BlockUnits& units) {
+    if constexpr (kBits == 8) {
+      return units.words[kVector];
+    } else if constexpr (kBits == 2 || kBits == 4) {
+      constexpr uint32_t kMask = kBits == 4 ? 0x0f0f0f0fu : 0x03030303u;
+      constexpr int kPerWord = 8 / kBits;
+      return Format::bytes((units.words[kVector / kPerWord] >> (kBits * (kVector % kPerWord))) &
+                           kMask);
+    } else {
+      constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
+      return spread(units.template shifted<4 * kVector, 4>()) & kMask;
+    }
+  }
+};
+
+// ---- x ------------------------------------------------------------------------------------------
+
+// A row of x: for each block and vector the bytes of each piece, lowest first; then the step of
+// each unit, in lanes; what the offset of codes adds to the sum of each unit, to be taken away; and
+// the sum of X times its step of every group (affine).
+struct IntRowLayout {
+  int64_t columns, blocks, block_columns, groups;
+  int pieces;
+
+  explicit IntRowLayout(const QuantizedMatrixView& matrix)
+      : columns(matrix.columns),
+        block_columns(int64_t{int_unit_values(matrix.format.bits, matrix.format.has_biases())} *
+                      kLanes),
+        groups(columns / matrix.format.group),
+        pieces(pieces_of(matrix.dtype)) {
+    blocks = (columns + block_columns - 1) / block_columns;
+  }
+
+  int64_t steps_at() const { return blocks * block_columns * pieces; }
+  int64_t offsets_at() const { return steps_at() + blocks * kLanes * 4; }
+  int64_t sums_at() const { return offsets_at() + blocks * kLanes * 4; }
+  // Of whole cache lines, in which the vectors of all rows lie.
+  int64_t bytes() const { return sums_at() + padded(groups) * 4; }
+};
+
+// The powers of two that take `largest` to so many bits, and their inverses.
+struct IntSteps {
+  f32v factor, step;
+
+  IntSteps(f32v largest, int bits) {
+    constexpr int32_t kLeast = -90;  // so that both are ordinary numbers
+    // Rounded up a little: the highest byte has 127 where the lower ones would carry into it.
+    i32v exponent = ((bits_as<i32v>(largest) + (1 << 17)) >> 23) - 127;
+    exponent = bits - 2 - (exponent < kLeast ? i32v{} + kLeast : exponent);
+    factor = bits_as<f32v>((127 + exponent) << 23);
+    step = bits_as<f32v>((127 - exponent) << 23);
+  }
+};
+
+template <class Format, int kPieces>
+bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
+  using Codes = Bytes<Format>;
+  constexpr int kValues = Codes::kValues;
+  const IntRowLayout layout(matrix);
+  float* const steps = reinterpret_cast<float*>(to + layout.steps_at());
+  float* const sums = reinterpret_cast<float*>(to + layout.sums_at());
+  int32_t* const offsets = reinterpret_cast<int32_t*>(to + layout.offsets_at());
+  const int group_shift = __builtin_ctz(static_cast<unsigned>(matrix.format.group));
+  if constexpr (Format::kHasBiases) {
+    std::memset(sums, 0, padded(layout.groups) * sizeof(float));
+  }
+  i32v units;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    units[lane] = Codes::BlockUnits::unit_of_lane(lane) * kValues;
+  }
+  for (int64_t block = 0; block < layout.blocks; ++block) {
+    const int64_t first = block * layout.block_columns;
+    f32v values[kValues];
+    Largest largest;
+    for (int i = 0; i < kValues; ++i) {
+      values[i] = bits_as<f32v>(_mm512_i32gather_ps(bits_as<__m512i>(units), x + first + i, 4));
+      largest.add(values[i]);
+    }
+    if (!largest.finite()) {
+      return false;
+    }
+    const IntSteps powers(largest.value(), 8 * kPieces);
+    i32v sum{};
+    u32v* const out = reinterpret_cast<u32v*>(to + first * kPieces);
+    unroll<Codes::kVectors>([&](auto v) {
+      u32v words[kPieces] = {};
+      unroll<4>([&](auto b) {
+        i32v left = rounded(values[Codes::code(v.value, b.value)] * powers.factor);
+        sum += left;
+        for (u32v& word : words) {
+          const i32v low = (left << 24) >> 24;
+          word |= bits_as<u32v>(low & 0xff) << (8 * b.value);
+          left = (left - low) >> 8;
+        }
+      });
+      std::memcpy(out + v.value * kPieces, words, sizeof(words));
+    });
+    store_lanes(steps + block * kLanes, powers.step);
+    if constexpr (Format::kHasBiases) {
+      // Biases multiply the same numbers as codes do, so that what rounding x changes is multiplied
+      // by w, not by the codes, which are much larger without their bias.
+      const f32v of_units = __builtin_convertvector(sum, f32v) * powers.step;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        sums[(first + units[lane]) >> group_shift] += of_units[lane];
+      }
+    }
+    const u32v offset = bits_as<u32v>(sum) * static_cast<uint32_t>(-Codes::kOffset);
+    std::memcpy(offsets + block * kLanes, &offset, sizeof(offset));
+  }
+  return true;
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

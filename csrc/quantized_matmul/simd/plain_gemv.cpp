@@ -1,0 +1,182 @@
+// out[m, k] = sum over n of x[m, n] W[n, k] for up to 8 rows m, which is the gradient in x of
+// cpu_gemv.cpp: each word of w is read once for all of them. A strip of columns is summed in the
+// nearest cache while several rows of w at a time go by, so that its sums are loaded and stored
+// once for all of those.
+#include "quantized_matmul/simd/entries.h"
+#include "quantized_matmul/simd/unpack.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+namespace {
+
+constexpr int kTaken = 4;  // rows of w at a time
+
+// Rows of w are far apart in memory, and of each only a strip is read: the hardware does not
+// foresee where the next one is.
+constexpr int64_t kAheadRows = 16;
+
+template <class Format, int kRows>
+class PlainGemv {
+ public:
+  explicit PlainGemv(const QuantizedPlainGemvArgs& args)
+      : args_(args), units_(args.matrix.columns / BlockUnits::kValues) {
+    const int64_t units_per_group = args.matrix.format.group / BlockUnits::kValues;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      group_of_lane_[lane] = static_cast<uint32_t>(lane / units_per_group);
+    }
+    group_shift_ = __builtin_ctz(static_cast<unsigned>(units_per_group));
+  }
+
+  void run() {
+    for (int64_t i = 0; i < kRows * args_.blocks * kBlock; i += kLanes) {
+      store_lanes(args_.out + i, f32v{});
+    }
+    int64_t n = 0;
+    for (; n + kTaken <= args_.count; n += kTaken) {
+      add_rows<kTaken>(n);
+    }
+    for (; n < args_.count; ++n) {
+      add_rows<1>(n);
+    }
+  }
+
+ private:
+  using BlockUnits = Units<Format::kBits>;
+  static constexpr int64_t kBlock = BlockUnits::kValues * kLanes;
+  static constexpr int64_t kBlockWords = BlockUnits::kWords * kLanes;
+
+  void prefetch_scales(const void* numbers, int64_t first) const {
+    const int64_t size = !Format::kHasBiases                              ? 1
+                         : args_.matrix.dtype == QuantizedDtype::kFloat32 ? 4
+                                                                          : 2;
+    __builtin_prefetch(static_cast<const char*>(numbers) + first * size, 0, 2);
+  }
+
+  int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
+
+  // Adds rows n to n + kCount of w, times their numbers of x.
+  template <int kCount>
+  void add_rows(int64_t n) {
+    const int64_t row_words = units_ * BlockUnits::kWords;
+    const uint32_t* const w = args_.matrix.weights.w + (args_.first + n) * row_words;
+    const float* const x = args_.x + n * kRows;
+    // The strip's groups fit in a vector. Beyond a row's last column may be anything: what comes of
+    // it is in lanes of their own.
+    const int64_t groups = args_.matrix.columns / args_.matrix.format.group;
+    const int64_t first_group = group_of_block(args_.first_block);
+    f32v scales[kCount], biases[kCount];
+    for (int r = 0; r < kCount; ++r) {
+      const int64_t first = (args_.first + n + r) * groups + first_group;
+      const int64_t total = args_.matrix.outputs * groups;
+      prefetch_scales(args_.matrix.weights.scales, first + kAheadRows * groups);
+      scales[r] = load_scales(args_.matrix, args_.matrix.weights.scales, first, total);
+      if constexpr (Format::kHasBiases) {
+        prefetch_scales(args_.matrix.weights.biases, first + kAheadRows * groups);
+        biases[r] = load_scales(args_.matrix, args_.matrix.weights.biases, first, total);
+      }
+    }
+    for (int64_t b = 0; b < args_.blocks; ++b) {
+      const int64_t block = args_.first_block + b;
+      BlockUnits packed[kCount];
+      const u32v group =
+          group_of_lane_ + static_cast<uint32_t>(group_of_block(block) - first_group);
+      f32v scale[kCount], bias[kCount];
+      for (int r = 0; r < kCount; ++r) {
+        const uint32_t* const from = w + r * row_words + block * kBlockWords;
+        packed[r].load(from, units_ - block * kLanes);
+        for (int64_t line = 0; line < BlockUnits::kWords; ++line) {
+          __builtin_prefetch(from + kAheadRows * row_words + line * kLanes, 0, 2);
+        }
+        scale[r] = lookup(scales[r], group);
+        if constexpr (Format::kHasBiases) {
+          bias[r] = lookup(biases[r], group);
+        }
+      }
+      float* const out = args_.out + b * kBlock;
+      if constexpr (kRows == 1) {
+        add_block_once<kCount>(packed, scale, bias, x, out);
+      } else {
+        add_block<kCount>(packed, scale, bias, x, out);
+      }
+    }
+  }
+
+  template <int kCount>
+  void add_block(const BlockUnits (&packed)[kCount],
+                 const f32v (&scale)[kCount],
+                 const f32v (&bias)[kCount],
+                 const float* x,
+                 float* out) {
+    const int64_t step = args_.blocks * kBlock;
+    unroll<BlockUnits::kValues>([&](auto i) {
+      f32v value[kCount];
+      for (int r = 0; r < kCount; ++r) {
+        value[r] = Format::value(packed[r].template shifted<i.value>()) * scale[r];
+        if constexpr (Format::kHasBiases) {
+          value[r] += bias[r];
+        }
+      }
+      for (int m = 0; m < kRows; ++m) {
+        float* const to = out + m * step + i.value * kLanes;
+        f32v sum = load_lanes(to);
+        for (int r = 0; r < kCount; ++r) {
+          sum += value[r] * splat(x[r * kRows + m]);
+        }
+        store_lanes(to, sum);
+      }
+    });
+  }
+
+  // For one row of x its numbers go into the scales and biases, which saves a multiplication for
+  // each code.
+  template <int kCount>
+  void add_block_once(const BlockUnits (&packed)[kCount],
+                      f32v (&scale)[kCount],
+                      const f32v (&bias)[kCount],
+                      const float* x,
+                      float* out) {
+    f32v shift{};
+    for (int r = 0; r < kCount; ++r) {
+      scale[r] *= splat(x[r]);
+      if constexpr (Format::kHasBiases) {
+        shift += bias[r] * splat(x[r]);
+      }
+    }
+    unroll<BlockUnits::kValues>([&](auto i) {
+      float* const to = out + i.value * kLanes;
+      f32v sum = load_lanes(to);
+      if constexpr (Format::kHasBiases) {
+        sum += shift;
+      }
+      for (int r = 0; r < kCount; ++r) {
+        sum += Format::value(packed[r].template shifted<i.value>()) * scale[r];
+      }
+      store_lanes(to, sum);
+    });
+  }
+
+  const QuantizedPlainGemvArgs& args_;
+  const int64_t units_;
+  u32v group_of_lane_;
+  int group_shift_;
+};
+
+}  // namespace
+
+void quantized_plain_gemv(const QuantizedPlainGemvArgs& args) {
+  with_format(args.matrix.format, [&](auto format) {
+    using Format = decltype(format);
+    switch (args.x_rows) {
+      case 1:
+        return PlainGemv<Format, 1>(args).run();
+      case 2:
+        return PlainGemv<Format, 2>(args).run();
+      case 4:
+        return PlainGemv<Format, 4>(args).run();
+      default:
+        return PlainGemv<Format, 8>(args).run();
+    }
+  });
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,170 @@
+// Rows of x and of results between their dtype and float32 in lane order (cpu_kernels.h), and the
+// table of all kernels.
+#include "common/simd/math.h"
+#include "common/simd/panels.h"
+#include "quantized_matmul/simd/entries.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+namespace {
+
+inline float* vector_at(float* row, int64_t vector, int64_t pair_step) {
+  return row + vector / 2 * pair_step + vector % 2 * kLanes;
+}
+
+template <class Action>
+inline void with_dtype(QuantizedDtype dtype, Action action) {
+  dtype == QuantizedDtype::kFloat32   ? action(float())
+  : dtype == QuantizedDtype::kFloat16 ? action(f16())
+                                      : action(bf16());
+}
+
+void load_row(QuantizedDtype dtype,
+              const void* from,
+              int64_t columns,
+              int32_t values,
+              int64_t vectors,
+              float* to,
+              int64_t pair_step) {
+  with_dtype(dtype, [&](auto element) {
+    const auto* const in = static_cast<const decltype(element)*>(from);
+    for (int64_t first = 0; first < vectors; first += values) {
+      for (int i = 0; i < values; ++i) {  // natural order to begin with
+        const int64_t column = (first + i) * kLanes;
+        float* const out = vector_at(to, first + i, pair_step);
+        store_lanes(out, column < columns ? load_columns(in, 1, column, columns) : f32v{});
+      }
+      if (values == 1) {
+        continue;
+      }
+      float block[32 * kLanes];
+      for (int i = 0; i < values; ++i) {
+        std::memcpy(block + i * kLanes, vector_at(to, first + i, pair_step), sizeof(f32v));
+      }
+      for (int i = 0; i < values; ++i) {
+        float* const out = vector_at(to, first + i, pair_step);
+        for (int lane = 0; lane < kLanes; ++lane) {
+          out[lane] = block[lane * values + i];
+        }
+      }
+    }
+  });
+}
+
+// The largest magnitude; what is not finite is larger than any that is.
+float largest(QuantizedDtype dtype, const void* from, int64_t count) {
+  u32v most{};
+  with_dtype(dtype, [&](auto element) {
+    const auto* const in = static_cast<const decltype(element)*>(from);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const u32v x = bits_as<u32v>(absolute(load_columns(in, 1, i, count)));
+      most = x > most ? x : most;
+    }
+  });
+  uint32_t all = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    all = most[lane] > all ? most[lane] : all;
+  }
+  return bits_as<float>(all);
+}
+
+void scale(QuantizedDtype dtype, void* row, int64_t count, float factor) {
+  with_dtype(dtype, [&](auto element) {
+    auto* const numbers = static_cast<decltype(element)*>(row);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      store_columns(numbers, i, count, load_columns(numbers, 1, i, count) * factor);
+    }
+  });
+}
+
+void block_sums(const float* row, int32_t values, int64_t blocks, float* sums) {
+  for (int64_t block = 0; block < blocks; ++block) {
+    f32v sum{};
+    for (int i = 0; i < values; ++i) {
+      sum += load_lanes(row + (block * values + i) * kLanes);
+    }
+    store_lanes(sums + block * kLanes, sum);
+  }
+}
+
+void silu_gate_rows(float* gate, const float* up, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const f32v x = load_columns(gate, 1, i, count), y = load_columns(up, 1, i, count);
+    store_columns(gate, i, count, silu<Accuracy::kFloat32>(x) * y);
+  }
+}
+
+void add(float* to, const float* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    store_lanes(to + i, load_lanes(to + i) + load_lanes(from + i));
+  }
+}
+
+void store_dense(QuantizedDtype dtype, const float* from, int64_t count, void* to) {
+  with_dtype(dtype, [&](auto element) {
+    auto* const out = static_cast<decltype(element)*>(to);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      store_columns(out, i, count, load_columns(from, 1, i, count));
+    }
+  });
+}
+
+}  // namespace
+
+void quantized_store_row(QuantizedDtype dtype,
+                         const float* from,
+                         int64_t pair_step,
+                         int32_t values,
+                         int64_t columns,
+                         void* to) {
+  with_dtype(dtype, [&](auto element) {
+    auto* const out = static_cast<decltype(element)*>(to);
+    const int64_t block_columns = int64_t{values} * kLanes;
+    for (int64_t first = 0; first < columns; first += block_columns) {
+      float block[32 * kLanes];
+      for (int i = 0; i < values; ++i) {
+        const int64_t vector = first / kLanes + i;
+        const float* const in = from + vector / 2 * pair_step + vector % 2 * kLanes;
+        for (int lane = 0; lane < kLanes; ++lane) {
+          block[lane * values + i] = in[lane];
+        }
+      }
+      for (int64_t c = 0; c < block_columns && first + c < columns; c += kLanes) {
+        store_columns(out, first + c, columns, load_lanes(block + c));
+      }
+    }
+  });
+}
+
+constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
+    kLanes,
+    kPanel,
+    kTileRows,
+    load_row,
+    quantized_store_row,
+    add,
+    largest,
+    scale,
+    store_dense,
+    block_sums,
+    silu_gate_rows,
+    quantized_gemv_kernel,
+    quantized_gemv_scratch,
+    quantized_int_row_bytes,
+    quantized_int_pack,
+    quantized_int_gemv,
+    quantized_int_gemv_scratch,
+    quantized_plain_gemv,
+    quantized_int_plain_columns,
+    quantized_int_plain_skipped,
+    quantized_int_plain_order,
+    quantized_int_plain_gemv,
+    quantized_gemm_kernel,
+    quantized_gemm_scratch,
+    {quantized_int_gemm_columns, quantized_int_gemm_bytes, quantized_int_gemm_pack,
+     quantized_int_gemm, quantized_int_gemm_scratch},
+    {quantized_int_plain_gemm_columns, quantized_int_plain_gemm_bytes,
+     quantized_int_plain_gemm_pack, quantized_int_plain_gemm, quantized_int_plain_gemm_scratch},
+};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

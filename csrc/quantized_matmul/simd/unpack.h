@@ -1,0 +1,363 @@
+// Codes of every format to vectors of float32, in lane order (cpu_kernels.h). Kernel files only.
+#pragma once
+
+#include <utility>
+
+#include "common/simd/simd.h"
+#include "quantized_matmul/simd/kernels.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+// Sums stay in registers only where unrolled loops are inlined. A sanitizer's checks in every copy
+// of them would take minutes to compile.
+#if defined(__SANITIZE_ADDRESS__)
+#define MLX_ANVIL_UNROLLED inline
+#else
+#define MLX_ANVIL_UNROLLED [[gnu::always_inline]] inline
+#endif
+
+// body(std::integral_constant<int, 0>), ... up to kCount
+template <class Body, int... kIndex>
+MLX_ANVIL_UNROLLED void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
+  (body(std::integral_constant<int, kIndex>()), ...);
+}
+template <int kCount, class Body>
+MLX_ANVIL_UNROLLED void unroll(Body body) {
+  unroll_over(body, std::make_integer_sequence<int, kCount>());
+}
+
+// table[index]; of AVX-512, indices are taken modulo 16, else modulo kLanes.
+inline f32v lookup(f32v table, u32v index) {
+#if defined(__AVX512F__)
+  return bits_as<f32v>(_mm512_permutexvar_ps(bits_as<__m512i>(index), bits_as<__m512>(table)));
+#elif defined(__AVX2__)
+  return bits_as<f32v>(_mm256_permutevar8x32_ps(bits_as<__m256>(table), bits_as<__m256i>(index)));
+#else
+  f32v values;
+  for (int i = 0; i < kLanes; ++i) {
+    values[i] = table[index[i] % kLanes];
+  }
+  return values;
+#endif
+}
+
+// ---- the units of a block -----------------------------------------------------------------------
+
+template <int kBits, int kValues_ = unit_values(kBits)>
+struct Units {
+  static constexpr int kValues = kValues_;
+  static constexpr int kWords = kValues * kBits / 32;
+
+  u32v words[kWords];  // word q of every unit
+
+  // `count` units, of which there may be fewer than lanes; zeros in the others.
+  void load(const uint32_t* from, int64_t count) {
+    count < kLanes ? load_some(from, count) : load_whole(from);
+  }
+  void load_some(const uint32_t* from, int64_t count) {
+    uint32_t padded[kWords * kLanes] = {};
+    std::memcpy(padded, from, count * kWords * sizeof(uint32_t));
+    load_whole(padded);
+  }
+
+  void load_whole(const uint32_t* from) {
+    if constexpr (kWords == 1) {
+      words[0] = load_bits<u32v>(from);
+    } else if constexpr (kWords == 2) {
+      const u32v low = load_bits<u32v>(from), high = load_bits<u32v>(from + kLanes);
+      constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+      words[0] = every_second<0>(low, high, kAll);
+      words[1] = every_second<1>(low, high, kAll);
+#if defined(__AVX512F__)
+    } else if constexpr (kWords == 4) {
+      // Squares of four words by four vectors: words stay in their four lanes, which compilers
+      // would not see.
+      __m512i rows[4];
+      for (int i = 0; i < 4; ++i) {
+        rows[i] = _mm512_loadu_si512(from + i * kLanes);
+        asm("" : "+v"(rows[i]));  // once: such a load mostly is of two cache lines
+      }
+      const __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
+      const __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
+      const __m512i high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+      const __m512i high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+      words[0] = bits_as<u32v>(_mm512_unpacklo_epi64(low01, low23));
+      words[1] = bits_as<u32v>(_mm512_unpackhi_epi64(low01, low23));
+      words[2] = bits_as<u32v>(_mm512_unpacklo_epi64(high01, high23));
+      words[3] = bits_as<u32v>(_mm512_unpackhi_epi64(high01, high23));
+#endif
+    } else {
+      unroll<kWords>([&](auto word) {
+        u32v all{};
+        unroll<kWords>([&](auto source) {
+          all = pick<word.value, source.value>(all, load_bits<u32v>(from + source.value * kLanes),
+                                               std::make_integer_sequence<int, kLanes>());
+        });
+        words[word.value] = all;
+      });
+    }
+  }
+
+  // Which unit of the block a lane has.
+  static constexpr int unit_of_lane(int lane) {
+    return kWords == 4 ? lane % 4 * (kLanes / 4) + lane / 4 : lane;
+  }
+
+  // Codes `kIndex` to kIndex + kCount of every unit in the lowest bits, with other bits above them.
+  template <int kIndex, int kCount = 1>
+  u32v shifted() const {
+    constexpr int kBit = kIndex * kBits, kWord = kBit / 32, kShift = kBit % 32;
+    const u32v low = kShift == 0 ? words[kWord] : words[kWord] >> kShift;
+    if constexpr (kShift + kCount * kBits > 32) {
+      return low | (words[kWord + 1] << (32 - kShift));
+    } else {
+      return low;
+    }
+  }
+
+ private:
+  // Every second word, of two vectors.
+  template <int kFirst, int... kLane>
+  static u32v every_second(u32v a, u32v b, std::integer_sequence<int, kLane...>) {
+    return __builtin_shufflevector(a, b, 2 * kLane + kFirst...);
+  }
+
+  template <int kWord, int kSource, int... kLane>
+  static u32v pick(u32v to, u32v from, std::integer_sequence<int, kLane...>) {
+    return __builtin_shufflevector(
+        to, from,
+        ((kLane * kWords + kWord) / kLanes == kSource ? kLanes + (kLane * kWords + kWord) % kLanes
+                                                      : kLane)...);
+  }
+};
+
+// ---- formats ------------------------------------------------------------------------------------
+
+// Of e4m3 but its NaN. In place in a float32 the exponent is short by 120, for subnormal numbers
+// too.
+inline f32v finite_e4m3_value(u32v code) {
+  const u32v in_place = bits_as<u32v>(bits_as<i32v>(code << 24) >> 4);
+  return bits_as<f32v>(in_place & 0x87f00000u) * 0x1p120f;
+}
+
+inline f32v e4m3_value(u32v code) {
+  const u32v nan = u32v{} + 0x7fc00000u;
+  return (code & 0x7fu) == 0x7fu ? bits_as<f32v>(nan) : finite_e4m3_value(code);
+}
+
+inline f32v e8m0_value(u32v code) {
+  const u32v smallest = u32v{} + 0x00400000u;  // 2^-127 is subnormal
+  return bits_as<f32v>((code & 0xffu) == 0u ? smallest : (code & 0xffu) << 23);
+}
+
+// A format gives `value` of a code that has other bits above it, and kHasBiases.
+template <int kBits_>
+struct Affine {
+  static constexpr int kBits = kBits_;
+  static constexpr bool kHasBiases = true;
+
+  static f32v value(u32v code) {
+#if defined(__AVX512F__)
+    if constexpr (kBits <= 4) {  // one permutation instead of a mask and a conversion
+      f32v table;
+      for (int i = 0; i < kLanes; ++i) {
+        table[i] = static_cast<float>(i % (1 << kBits));
+      }
+      return lookup(table, code);
+    }
+#endif
+    return __builtin_convertvector(bits_as<i32v>(code & ((1u << kBits) - 1u)), f32v);
+  }
+};
+
+struct E2m1 {
+  static constexpr int kBits = 4;
+  static constexpr bool kHasBiases = false;
+
+  static f32v value(u32v code) {
+#if defined(__AVX512F__)
+    const f32v table = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    return lookup(table, code);
+#else
+    const f32v magnitude = bits_as<f32v>((code & 7u) << 22) * 0x1p126f;
+    return bits_as<f32v>(bits_as<u32v>(magnitude) | ((code & 8u) << 28));
+#endif
+  }
+};
+
+struct E4m3 {
+  static constexpr int kBits = 8;
+  static constexpr bool kHasBiases = false;
+
+  static f32v value(u32v code) { return e4m3_value(code); }
+};
+
+// E4m3 without its NaN, in half as many instructions; and what finds that.
+struct FiniteE4m3 {
+  static constexpr int kBits = 8;
+  static constexpr bool kHasBiases = false;
+
+  static f32v value(u32v code) { return finite_e4m3_value(code); }
+
+  // Sets the top bit of every byte that is NaN; the other bits are anything.
+  static u32v nan_bytes(u32v word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
+};
+
+inline bool any_top_bit_of_bytes(u32v words) {
+  uint32_t all = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    all |= words[lane];
+  }
+  return (all & 0x80808080u) != 0;
+}
+
+// action(format) with the format of a call.
+template <class Action>
+inline void with_format(const QuantizedFormat& format, Action action) {
+  if (!format.has_biases()) {
+    return format.bits == 8 ? action(E4m3()) : action(E2m1());
+  }
+  switch (format.bits) {
+    case 2:
+      return action(Affine<2>());
+    case 3:
+      return action(Affine<3>());
+    case 4:
+      return action(Affine<4>());
+    case 5:
+      return action(Affine<5>());
+    case 6:
+      return action(Affine<6>());
+    default:
+      return action(Affine<8>());
+  }
+}
+
+// ---- scales -------------------------------------------------------------------------------------
+
+// `count` numbers of which there may be fewer than lanes, zeros in the others.
+template <class T, class Widen>
+inline f32v widen_some(const T* from, int64_t count, Widen widen) {
+  if (count >= kLanes) {
+    return widen(from);
+  }
+  T some[kLanes] = {};
+  std::memcpy(some, from, (count > 0 ? count : 0) * sizeof(T));
+  return widen(some);
+}
+
+// action(numbers, widen) with the scales or biases of a matrix as numbers of their type, and what
+// takes a vector of them to float32.
+template <class Action>
+inline auto with_scales(const QuantizedMatrixView& matrix, const void* numbers, Action action) {
+  const auto widen_floats = [](const auto* x) { return load_lanes(x); };
+  switch (matrix.format.kind) {
+    case QuantizedKind::kAffine:
+      return matrix.dtype == QuantizedDtype::kFloat32
+                 ? action(static_cast<const float*>(numbers), widen_floats)
+             : matrix.dtype == QuantizedDtype::kFloat16
+                 ? action(static_cast<const f16*>(numbers), widen_floats)
+                 : action(static_cast<const bf16*>(numbers), widen_floats);
+    case QuantizedKind::kNvfp4:
+      return action(static_cast<const uint8_t*>(numbers),
+                    [](const uint8_t* x) { return e4m3_value(zero_extend(load_bits<u8v>(x))); });
+    default:
+      return action(static_cast<const uint8_t*>(numbers),
+                    [](const uint8_t* x) { return e8m0_value(zero_extend(load_bits<u8v>(x))); });
+  }
+}
+
+// One vector of the scales (or biases) of all rows, from number `first` of `total` on.
+inline f32v load_scales(const QuantizedMatrixView& matrix,
+                        const void* numbers,
+                        int64_t first,
+                        int64_t total) {
+  return with_scales(matrix, numbers, [&](const auto* from, auto widen) {
+    return widen_some(from + first, total - first, widen);
+  });
+}
+
+// Scales and biases of rows of the matrix, in float32, as vectors for each block of lanes. One row,
+// or several in slots of their own (scratch() numbers each).
+class RowScales {
+ public:
+  static int64_t scratch(const QuantizedMatrixView& matrix) {
+    return 2 * stride(matrix.columns / matrix.format.group);
+  }
+
+  static constexpr int in_order(int lane) { return lane; }
+
+  // Units have `values` codes; a lane has the unit of the block that unit_of_lane says.
+  RowScales(const QuantizedMatrixView& matrix,
+            int values,
+            float* scratch,
+            int (*unit_of_lane)(int) = in_order)
+      : matrix_(matrix),
+        groups_(matrix.columns / matrix.format.group),
+        units_per_group_(matrix.format.group / values),
+        group_shift_(__builtin_ctz(static_cast<unsigned>(units_per_group_))),
+        scratch_(scratch) {
+    for (int i = 0; i < kLanes; ++i) {
+      group_of_lane_[i] = static_cast<uint32_t>(unit_of_lane(i) / units_per_group_);
+    }
+  }
+
+  void read(int64_t row, int64_t slot = 0) {
+    read_all(matrix_.weights.scales, row, scales(slot));
+    if (matrix_.weights.biases) {
+      read_all(matrix_.weights.biases, row, biases(slot));
+    }
+  }
+
+  // Of the groups from `group` on; zeros beyond the last.
+  f32v scales_from(int64_t group, int64_t slot = 0) const {
+    return load_lanes(scales(slot) + group);
+  }
+  f32v biases_from(int64_t group, int64_t slot = 0) const {
+    return load_lanes(biases(slot) + group);
+  }
+
+  f32v scale(int64_t block, int64_t slot = 0) const { return of_block(scales(slot), block); }
+  f32v bias(int64_t block, int64_t slot = 0) const { return of_block(biases(slot), block); }
+
+ private:
+  // A block reads a whole vector from its first group on.
+  static int64_t stride(int64_t groups) { return groups + 2 * kLanes; }
+
+  int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
+
+  // Those of following rows are next in memory: this much is asked for in advance, into the cache
+  // after the nearest, which x needs.
+  static constexpr int64_t kAheadBytes = 8192;
+
+  // With at least one number beyond the last, which is zero.
+  void read_all(const void* numbers, int64_t row, float* to) {
+    with_scales(matrix_, numbers, [&](const auto* first, auto widen) {
+      const auto* const from = first + row * groups_;
+      for (int64_t group = 0; group < groups_; group += kLanes) {
+        __builtin_prefetch(reinterpret_cast<const char*>(from + group) + kAheadBytes, 0, 2);
+        store_lanes(to + group, widen_some(from + group, groups_ - group, widen));
+      }
+    });
+    if (groups_ % kLanes == 0) {
+      store_lanes(to + groups_, f32v{});
+    }
+  }
+
+  float* scales(int64_t slot) const { return scratch_ + slot * 2 * stride(groups_); }
+  float* biases(int64_t slot) const { return scales(slot) + stride(groups_); }
+
+  f32v of_block(const float* numbers, int64_t block) const {
+    return lookup(load_lanes(numbers + group_of_block(block)), group_of_lane_);
+  }
+
+  const QuantizedMatrixView& matrix_;
+  const int64_t groups_;
+  const int64_t units_per_group_;  // a power of two
+  const int group_shift_;
+  float* const scratch_;
+  u32v group_of_lane_;
+};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,154 @@
+#include <string>
+
+#include "common/bind_op.h"
+#include "common/errors.h"
+#include "common/python_args.h"
+#include "rope/rope.h"
+
+namespace mlx_anvil {
+
+using namespace nb::literals;
+
+namespace {
+
+// Angles wrap at 2^64 with their position, so those of 2^63 and above are the same as negative
+// ones.
+int64_t to_offset(const char* op, nb::handle value) {
+  uint64_t large = 0;
+  if (nb::isinstance<nb::int_>(value) && !nb::isinstance<nb::bool_>(value) &&
+      nb::try_cast(value, large)) {
+    return static_cast<int64_t>(large);
+  }
+  return to_int(op, "offset", value, "an int, or mlx.core.array");
+}
+
+RopeOptions to_options(const char* op,
+                       nb::handle dims,
+                       nb::handle traditional,
+                       nb::handle base,
+                       nb::handle scale,
+                       nb::handle offset,
+                       nb::handle freqs) {
+  RopeOptions options;
+  options.dims = to_int(op, "dims", dims);
+  options.traditional = to_bool(op, "traditional", traditional);
+  if (!base.is_none()) {
+    options.base = to_number(op, "base", base, "None, or a number");
+  }
+  options.scale = to_number(op, "scale", scale);
+  if (nb::isinstance<mx::array>(offset)) {
+    options.offset = nb::cast<mx::array>(offset);
+  } else {
+    options.offset = to_offset(op, offset);
+  }
+  if (!freqs.is_none()) {
+    options.freqs = to_array(op, "freqs", freqs);
+  }
+  return options;
+}
+
+constexpr const char* kRopeDoc =
+    R"(Rotary position embedding, as ``mx.fast.rope``, with angles that stay exact at far positions.
+
+Formula:
+    ``angle(l, j) = (offset + l) * scale * base ** (-2 * j / dims)``;
+    ``(a, b) -> (a * cos - b * sin, a * sin + b * cos)`` for the elements ``a = x[..., l, j]`` and
+    ``b = x[..., l, j + dims / 2]`` (``2 * j`` and ``2 * j + 1`` with ``traditional``)
+
+Elements from ``dims`` on stay as they are. Inputs of any strides are read in place; a position's
+sines and cosines are computed once for all heads. Angles are reduced in 64-bit integers, so that
+they are as exact at position 10**6 as at the first.
+
+The gradient in ``x`` is the inverse rotation by the same kernel, forward mode the rotation of the
+tangent; the gradient in ``freqs`` goes through a graph of MLX ops. ``vmap`` works over any of the
+arrays.
+
+Args:
+    x (array): ``[batch, ..., length, head_dim]``; float32, float16 or bfloat16.
+    dims (int): how many elements are rotated: even, at most ``head_dim``.
+    traditional (bool): whether pairs are neighbours. Default: ``False``.
+    base (float, optional): default: ``10000``. Not used with ``freqs``.
+    scale (float): of positions. Default: ``1``.
+    offset (int or array): the first position, of 64 bits; an integer array of shape ``()`` or ``(batch,)`` for
+        one that is not known yet or differs between batch rows. Default: ``0``.
+    freqs (array, optional): ``(dims / 2,)``; angles are ``(offset + l) * scale / freqs[j]`` then.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    array: like ``x``.
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: odd ``dims``, or more than ``head_dim``; an ``offset`` or ``freqs`` of another shape
+        or dtype; an unsupported dtype; a GPU stream where MLX has no GPU backend.
+
+Matches ``mx.fast.rope`` (Su et al. 2021, "RoFormer").
+)";
+
+constexpr const char* kRopeQkDoc =
+    R"(``rope`` of queries and keys in one kernel, which share every sine and cosine.
+
+Formula:
+    that of ``rope``, for each row of ``q`` and of ``k``
+
+Args:
+    q (array): ``[batch, ..., length, head_dim]``.
+    k (array): likewise, with the same dtype, batch, length and head_dim; its heads are its own.
+    dims (int): how many elements are rotated, as for ``rope``.
+    traditional (bool): whether pairs are neighbours. Default: ``False``.
+    base (float, optional): default: ``10000``. Not used with ``freqs``.
+    scale (float): of positions. Default: ``1``.
+    offset (int or array): the first position, as for ``rope``. Default: ``0``.
+    freqs (array, optional): ``(dims / 2,)``, as for ``rope``.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    (array, array): like ``q`` and ``k``.
+
+Raises:
+    TypeError: an argument of the wrong type.
+    ValueError: what ``rope`` raises; ``q`` and ``k`` that differ in more than their heads.
+)";
+
+#define MLX_ANVIL_ROPE_OPTIONS                                                            \
+  "dims: int, *, traditional: bool = False, base: float | None = 10000.0, "               \
+  "scale: float = 1.0, offset: int | mlx.core.array = 0, freqs: mlx.core.array | None = " \
+  "None, stream: " MLX_ANVIL_STREAM_TYPE " = None"
+
+const BindOp bind_rope([](nb::module_& m) {
+  m.def(
+      "rope",
+      [](nb::handle x, nb::handle dims, nb::handle traditional, nb::handle base, nb::handle scale,
+         nb::handle offset, nb::handle freqs, nb::handle stream) {
+        constexpr const char* op = "rope";
+        return rope(to_array(op, "x", x),
+                    to_options(op, dims, traditional, base, scale, offset, freqs),
+                    to_stream_or_device(op, stream));
+      },
+      "x"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
+      "base"_a.none() = 10000.0, "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
+      nb::sig("def rope(x: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS ") -> mlx.core.array"),
+      kRopeDoc);
+
+  m.def(
+      "rope_qk",
+      [](nb::handle q, nb::handle k, nb::handle dims, nb::handle traditional, nb::handle base,
+         nb::handle scale, nb::handle offset, nb::handle freqs, nb::handle stream) {
+        constexpr const char* op = "rope_qk";
+        auto [q_out, k_out] = rope_qk(to_array(op, "q", q), to_array(op, "k", k),
+                                      to_options(op, dims, traditional, base, scale, offset, freqs),
+                                      to_stream_or_device(op, stream));
+        return nb::make_tuple(q_out, k_out);
+      },
+      "q"_a.none(), "k"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
+      "base"_a.none() = 10000.0, "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
+      nb::sig("def rope_qk(q: mlx.core.array, k: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS
+              ") -> tuple[mlx.core.array, mlx.core.array]"),
+      kRopeQkDoc);
+});
+
+}  // namespace
+
+}  // namespace mlx_anvil

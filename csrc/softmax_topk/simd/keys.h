@@ -1,0 +1,31 @@
+// Logits as integers of the same order, NaN above infinity and the two zeros equal: so comparisons
+// are of integers, and a key gives its logit back. Kernel files only (see simd.h).
+#pragma once
+
+#include "common/simd/simd.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+// Below that of any logit; there is still a number before it.
+inline constexpr int32_t kNoKey = INT32_MIN + 1;
+inline constexpr int32_t kKeyOfNan = INT32_MAX;
+
+inline i32v splat_key(int32_t key) {
+  return i32v{} + key;
+}
+
+inline i32v flipped(i32v bits) {
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+inline i32v keys_of(f32v logits) {
+  const i32v bits = bits_as<i32v>(logits), keys = flipped(bits);
+  const i32v ordered = keys == -1 ? i32v{} : keys;  // -1: that of -0
+  return (bits & 0x7fffffff) > 0x7f800000 ? splat_key(kKeyOfNan) : ordered;
+}
+
+inline f32v logits_of(i32v keys) {
+  return bits_as<f32v>(flipped(keys));
+}
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
