@@ -20,7 +20,7 @@ struct RowIds {
 struct QuantizedEmbeddingArgs {
   RowIds ids;
   QuantizedMatrixView matrix;  // `outputs` is the number of its rows
-  QuantizedDtype dtype;        // of out
+  KernelDtype dtype;           // of out
   void* out;                   // [ids.count, columns]
 };
 

@@ -23,6 +23,8 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
+
 namespace mlx_anvil {
 
 // Up to so many rows of x, the kernels are those that read w once for all rows; row i of the result
@@ -31,7 +33,6 @@ inline constexpr int kQuantizedGemvRows = 8;
 
 enum class QuantizedKind : int32_t { kAffine, kMxfp4, kMxfp8, kNvfp4 };
 enum class QuantizedProduct : int32_t { kTransposed, kPlain };
-enum class QuantizedDtype : int32_t { kFloat32, kFloat16, kBfloat16 };
 
 struct QuantizedFormat {
   QuantizedKind kind = QuantizedKind::kAffine;
@@ -57,7 +58,7 @@ struct QuantizedWeights {
 };
 
 struct QuantizedMatmulArgs {
-  QuantizedDtype dtype;  // of x, out, and of the scales and biases of affine
+  KernelDtype dtype;  // of x, out, and of the scales and biases of affine
   QuantizedFormat format;
   QuantizedProduct product;
   QuantizedSizes sizes;
@@ -68,7 +69,7 @@ struct QuantizedMatmulArgs {
 
 // Product kTransposed, w of rank 2, up to kQuantizedGemvRows rows.
 struct QuantizedSwigluArgs {
-  QuantizedDtype dtype;
+  KernelDtype dtype;
   QuantizedFormat format;
   QuantizedSizes sizes;
   QuantizedWeights gate, up;

@@ -14,12 +14,6 @@
 
 namespace mlx_anvil {
 
-inline QuantizedDtype dtype_of(const mx::array& x) {
-  return x.dtype() == mx::float32   ? QuantizedDtype::kFloat32
-         : x.dtype() == mx::float16 ? QuantizedDtype::kFloat16
-                                    : QuantizedDtype::kBfloat16;
-}
-
 // The arrays of a matrix among the inputs of a primitive, and back: for a graph, or to be read.
 inline void append(Arrays& inputs, QuantizedMatrix&& matrix) {
   inputs.push_back(std::move(matrix.w));

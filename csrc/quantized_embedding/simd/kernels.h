@@ -9,11 +9,8 @@ namespace mlx_anvil {
 
 struct QuantizedEmbeddingKernels {
   // A row of the matrix to `out`, of the dtype given; `scratch` has scratch() numbers.
-  void (*row)(const QuantizedMatrixView& matrix,
-              int64_t row,
-              QuantizedDtype dtype,
-              void* out,
-              float* scratch);
+  void (*row)(
+      const QuantizedMatrixView& matrix, int64_t row, KernelDtype dtype, void* out, float* scratch);
   int64_t (*scratch)(const QuantizedMatrixView& matrix);
 };
 

@@ -336,8 +336,8 @@ void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action actio
       }
     };
     // Three bytes of each product for float32, two for the 16-bit dtypes.
-    matrix.dtype == QuantizedDtype::kFloat32 ? of_rows(std::integral_constant<int, 3>())
-                                             : of_rows(std::integral_constant<int, 2>());
+    matrix.dtype == KernelDtype::kFloat32 ? of_rows(std::integral_constant<int, 3>())
+                                          : of_rows(std::integral_constant<int, 2>());
   });
 }
 

@@ -26,7 +26,7 @@ inline constexpr int64_t kQuantizedIntVectors = 32;
 // One matrix of a batch.
 struct QuantizedMatrixView {
   QuantizedFormat format;
-  QuantizedDtype dtype;  // of the scales and biases of affine
+  KernelDtype dtype;  // of the scales and biases of affine
   int64_t columns;
   int64_t outputs;
   QuantizedWeights weights;
@@ -113,7 +113,7 @@ struct QuantizedCpuKernels {
   int32_t panel;      // columns
   int32_t tile_rows;  // of the register tile: panels of x have a multiple of these
   // A row of x to lane order; `vectors` is even and covers the columns.
-  void (*load_row)(QuantizedDtype dtype,
+  void (*load_row)(KernelDtype dtype,
                    const void* from,
                    int64_t columns,
                    int32_t values,
@@ -121,7 +121,7 @@ struct QuantizedCpuKernels {
                    float* to,
                    int64_t pair_step);
   // The first `columns` of a row in lane order, of `values` vectors a block, to its dtype.
-  void (*store_row)(QuantizedDtype dtype,
+  void (*store_row)(KernelDtype dtype,
                     const float* from,
                     int64_t pair_step,
                     int32_t values,
@@ -129,9 +129,9 @@ struct QuantizedCpuKernels {
                     void* to);
   void (*add)(float* to, const float* from, int64_t count);  // whole vectors
   // The largest magnitude of a row; NaN above all. And a row times `factor`, in place.
-  float (*largest)(QuantizedDtype dtype, const void* from, int64_t count);
-  void (*scale)(QuantizedDtype dtype, void* row, int64_t count, float factor);
-  void (*store_dense)(QuantizedDtype dtype, const float* from, int64_t count, void* to);
+  float (*largest)(KernelDtype dtype, const void* from, int64_t count);
+  void (*scale)(KernelDtype dtype, void* row, int64_t count, float factor);
+  void (*store_dense)(KernelDtype dtype, const float* from, int64_t count, void* to);
   void (*block_sums)(const float* row, int32_t values, int64_t blocks, float* sums);
   void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place
   void (*gemv)(const QuantizedGemvArgs&);
