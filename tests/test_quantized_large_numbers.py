@@ -82,9 +82,9 @@ def test_swiglu_and_head(isa, dtype, rng):
     matrix, x = small_matrix(format, dtype, rng), rows_with(5, dtype, rng)
     exact = to_numpy(x) @ matrix.weights.T
     indices, values = mlx_anvil.quantized_topk(x, *matrix.arrays, k=3, **format.options)
-    # Logits that round to one number are ties, of which the lowest index is taken.
+    # Logits that round to the same number, one unit in the last place apart at most, tie: the lowest index wins.
     chosen, best = exact[np.arange(len(exact)), np.array(indices[:, 0])], exact.max(axis=-1)
-    assert (best - chosen <= (2**-8 if dtype == mx.bfloat16 else 1e-6) * np.abs(best)).all()
+    assert (best - chosen <= (1.01 * 2**-7 if dtype == mx.bfloat16 else 1e-6) * np.abs(best)).all()
     assert np.isfinite(to_numpy(values)).all()
     assert_same_bits(values[:, 0], mlx_anvil.quantized_gemv(x, *matrix.arrays, **format.options).max(axis=-1))
 

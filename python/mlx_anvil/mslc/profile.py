@@ -159,7 +159,9 @@ METRICS: dict[str, tuple[str, str]] = {
 }
 
 
-def read_profile(raw: abi.Profile, kernel: Kernel, report: abi.Report, place_of: Callable[[int], Place]) -> LaunchProfile:
+def read_profile(
+    raw: abi.Profile, kernel: Kernel, report: abi.Report, place_of: Callable[[int], Place]
+) -> LaunchProfile:
     """From the runtime's counts; several compiled copies of one place become one site."""
     parameters = {p.index: p for p in kernel.parameters if p.kind == BUFFER}
     memories = {i: CONSTANT if "constant" in p.type.split() else DEVICE for i, p in parameters.items()}
