@@ -141,8 +141,7 @@ void check_x(const char* op,
              int64_t wanted) {
   if (x.ndim() == 0 || x.shape(-1) != wanted) {
     throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
-                              "; allowed: a last axis of x of " + std::to_string(wanted) +
-                              " elements.");
+                              "; allowed: x [..., " + std::to_string(wanted) + "].");
   }
 }
 

@@ -16,7 +16,7 @@ constexpr int64_t kStripColumns = 512;
 // only, so results do not depend on the number of threads.
 constexpr int64_t kPartRows = 1024;
 // Integer kernels use smaller parts and wider strips, so that they read longer pieces of each row.
-// The strip width leaves at least kIntItems items, with sums that fit in L1 or L2.
+// The strip width leaves at least kIntItems items, with sums that fit in L2.
 constexpr int64_t kIntPartRows = 512;
 constexpr int64_t kIntItems = 8, kIntStripColumns = 8192, kIntStripSums = 32768;
 // Minimum elements per thread when adding up parts.

@@ -1,6 +1,6 @@
 // Bodies of all elementwise kernels: `elementwise_flat` for dense operands, `elementwise_strided`
-// for arbitrary strides. An Op is a struct with an enum of kInputs and kOutputs and `static void
-// apply(const thread float* in, thread float* out)`. It sees float32 whatever the dtype.
+// for arbitrary strides. An Op is a struct with an enum of kInputs and kOutputs and
+// `static void apply(const thread float* in, thread float* out)`. It sees float32 for every dtype.
 //
 // Every function is inlined and every loop over a pack is unrolled, so that packs stay in registers
 // instead of spilling to thread memory.

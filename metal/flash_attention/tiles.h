@@ -53,13 +53,13 @@
   X(dtype, type, 512, 1)                                 \
   X(dtype, type, 512, 2)
 
-// Backward. row_fragments counts the rows a threadgroup keeps (queries in dq, keys in dkv); tile
-// rows counts the rows of the other side that pass through threadgroup memory. Per row fragment, a
-// thread needs d / 4 registers for each of the two kept operands (half that for 16-bit types), d /
-// 4 for each accumulated gradient (one in dq, two in dkv), and tile rows / 2 for the scores and
-// their gradient. If that does not fit, the kept operands are reloaded for each tile
-// (kKeptNowhere). For wide heads the two gradients do not fit together: dk and dv are then separate
-// passes, and S is recomputed.
+// Backward. A simdgroup keeps 8 * row_fragments rows (queries in dq, keys in dkv). Tiles of the
+// other side's rows pass through threadgroup memory. Per row fragment, a thread needs d / 4
+// registers for each of the two kept operands (half that for 16-bit types), d / 4 for each
+// accumulated gradient (one in dq, two in dkv), and tile rows / 2 for the scores and their
+// gradient. If that does not fit, the kept operands are reloaded for each tile (kKeptNowhere). For
+// wide heads the two gradients do not fit together: dk and dv are then separate passes, and S is
+// recomputed.
 //
 // X(pass, dtype, type, d, dv, row_fragments, tile rows, keeping of each operand, staging)
 #define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                          \
@@ -109,10 +109,10 @@
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                               \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)
 
-// Tiles for GPUs with matrix units (see has_matrix_units() in csrc/common/launch.h). Their products
-// are 16 x 8 by 16 x 16, so 8 rows would leave half of a unit idle. They have 255 registers per
-// thread and 48 KB of threadgroup memory. More passing rows per tile measured faster wherever they
-// fit. Head dims that fit no tile here run in the tiles above.
+// Tiles for GPUs with matrix units (see has_matrix_units() in csrc/common/launch.h). A product has
+// 16 rows there, so 8 rows would leave half of a unit idle. A thread has 255 registers, and a
+// threadgroup 48 KB of memory. More passing rows per tile measured faster wherever they fit. Head
+// dims that fit no tile here run in the tiles above.
 #define MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, dtype, type) \
   X(dtype, type, 32, 32, 4, 96, true, 4, kStagesAhead)              \
   X(dtype, type, 64, 64, 4, 48, true, 4, kStagesAhead)              \

@@ -10,8 +10,10 @@
 // order of summation is fixed, so that results do not depend on scheduling.
 // Grid and threadgroup: backward: linear_grid of parts, threadgroup as in forward. norm_sum_parts:
 // (blocks of 32 columns, groups of rows), threadgroup 256.
-// Bindings: see params.h. Function constants: 0 to 5 as in forward, 7 to 9 below. Alignment: as in
-// forward.
+// Bindings:
+//   backward:  h, gate, weight, d_y, d_h, d_x, d_gate, d_weight_parts, d_bias_parts, params
+//   sum_parts: parts, sum, params
+// Function constants: 0 to 5 as in forward, 7 to 9 below. Alignment: as in forward.
 //
 //   for each row of the team's part:
 //     load h, d_y, gate

@@ -31,7 +31,8 @@ struct SmallCode<half> {
   METAL_FUNC static float factor() { return 0x1p24f; }
 };
 
-// bfloat16 has too few mantissa bits for that. From 128 to 255, adjacent values differ by one.
+// Subnormals of bfloat16 are too small for that (2^-133). From 128 to 255, adjacent values differ
+// by one, so a code goes into the lowest mantissa bits of 128.
 template <>
 struct SmallCode<bfloat> {
   enum { kBits = 0x43004300, kOffset = 128, kPlaces = 1 };

@@ -6,7 +6,8 @@
 // The gradient of an expert that was not chosen is 0, except for a softmax that is not normalised:
 // there it is -p dot, where p is that expert's softmax.
 //
-// Kernels: softmax_topk_backward_<dtype>_<elements of a lane>. Bindings: see params.h.
+// Kernels: softmax_topk_backward_<dtype>_<elements of a lane>.
+// Bindings: logits, indices, d_weights, d_logits, params. All arrays are dense.
 // Grid, threadgroup, function constants and alignment: as in forward.
 //
 //   load the lane's choices: index, logit, cotangent

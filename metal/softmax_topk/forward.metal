@@ -2,7 +2,8 @@
 // their weights. With the score e^logit or sigmoid(logit):
 //   weight = score / sum; sum: over the chosen (normalised), over the row (softmax), or 1 (sigmoid)
 //
-// Kernels: softmax_topk_forward_<dtype>_<elements of a lane>. Bindings: see params.h.
+// Kernels: softmax_topk_forward_<dtype>_<elements of a lane>.
+// Bindings: logits, weights, indices, params. All arrays are dense.
 // Grid: linear_grid of rows, eight to a threadgroup. Threadgroup: 256, one simdgroup per row.
 // Function constants: see rows.h. No alignment is assumed. A row of up to 32 * <elements of a lane>
 // experts stays in registers. At most 64 experts are chosen.

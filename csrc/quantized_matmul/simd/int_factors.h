@@ -11,10 +11,9 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 constexpr int kBandRows = 128, kQuads = kBandRows / 4;
 
-// Factors of a band of rows of w: rows of x times scales, split into byte pieces, with one group
-// per lane. Lanes past the strip's groups are undefined. Words are stored as quantised (kByGroups:
-// one vector of groups per word), or transposed to one row of words per group. Codes are taken
-// relative to kOffset.
+// Factors of a band of rows of w: x times scales in byte pieces, for codes relative to kOffset. A
+// lane is a group; lanes past the strip's groups are undefined. kByGroups keeps one vector of
+// groups per word, else words are transposed to one row per group.
 template <int kPieces, int kRows, int kOffset, bool kByGroups>
 class BandFactors {
  public:

@@ -141,10 +141,10 @@ struct QuantizedCpuKernels {
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
 
   // The same product in integers (int_gemv.cpp). int_row_bytes returns the bytes of a packed row of
-  // x, or 0 if this machine has no kernel for the format. int_pack takes float32 in natural order,
-  // a multiple of kQuantizedIntVectors vectors padded with zeros. It returns false if an element is
-  // not finite; `gemv` must then take the row.
+  // x, or 0 if this machine has no kernel for the format.
   int64_t (*int_row_bytes)(const QuantizedMatrixView&);
+  // Packs float32 in natural order: kQuantizedIntVectors vectors or a multiple, padded with zeros.
+  // Returns false if an element is not finite; `gemv` must then take the row.
   bool (*int_pack)(const QuantizedMatrixView&, const float* x, void* to);
   void (*int_gemv)(const QuantizedGemvArgs&);
   int64_t (*int_gemv_scratch)(const QuantizedMatrixView&);
