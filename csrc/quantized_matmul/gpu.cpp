@@ -75,8 +75,7 @@ MatrixTiles matrix_tiles(const MatrixTile& tile, const QuantizedSizes& sizes, in
 
 constexpr int kPlainThreads = 256;
 constexpr int64_t kEnoughThreadgroups = 128;
-constexpr int64_t kRowsOfTurn =
-    kPlainThreads;  // rows of w per turn; each simdgroup takes 32 at a time
+constexpr int64_t kRowsOfTurn = kPlainThreads;  // rows of w per turn, 32 per simdgroup
 
 // ---- matmul.metal -------------------------------------------------------------------------------
 

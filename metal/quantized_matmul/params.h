@@ -16,8 +16,7 @@ struct QuantizedParams {
   int32_t group_shift;  // log2 of the group size
 
   int32_t rows_per_part;  // split plain product: rows of w that one part sums
-  int32_t
-      whole_tiles;  // gemv_matrix.metal: tiles of full height; the remaining ones are half as high
+  int32_t whole_tiles;    // gemv_matrix.metal: full tiles; the remaining ones are half as high
 };
 
 struct QuantizedSumParams {

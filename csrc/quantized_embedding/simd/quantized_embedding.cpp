@@ -35,8 +35,8 @@ inline u32v neighbouring_codes(const uint32_t* row, int64_t column, int64_t row_
   for (int lane = 0; lane < kLanes; ++lane) {
     bits[lane] = static_cast<uint32_t>(lane * kBits);
   }
-  if constexpr (kLanes * kBits % 32 !=
-                0) {  // otherwise vectors start at a word, and `bits` is constant
+  // Otherwise vectors start at a word, and `bits` is constant.
+  if constexpr (kLanes * kBits % 32 != 0) {
     bits += static_cast<uint32_t>(bit % 32);
   }
   const u32v index = bits >> 5, shift = bits & 31u;
