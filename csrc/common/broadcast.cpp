@@ -123,10 +123,6 @@ mx::array compose_sum(const mx::array& x, const std::vector<int>& axes, mx::Stre
 
 mx::array sum_over(const mx::array& x, const std::vector<int>& axes, mx::Stream s);
 
-int number_of(mx::Dtype dtype) {
-  return dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
-}
-
 // Leaves the axes with length 1.
 class Sum : public FusedPrimitive {
  public:
@@ -152,7 +148,7 @@ class Sum : public FusedPrimitive {
     if (planning()) {
       return;
     }
-    const int dtype = number_of(inputs[0].dtype());
+    const KernelDtype dtype = kernel_dtype_of(inputs[0]);
     const auto size = static_cast<int64_t>(outputs[0].size());
     const RowSum first{size, 1, 1, inputs[0].data<void>(), outputs[0].data<void>(), dtype, dtype};
     std::vector<Step> steps = steps_of(inputs[0].shape(), axes_);
@@ -175,11 +171,11 @@ class Sum : public FusedPrimitive {
           between.resize(static_cast<size_t>(step.outer * step.inner));
         }
         sum.out = last ? first.out : between.data();
-        sum.out_dtype = last ? first.out_dtype : 0;
+        sum.out_dtype = last ? first.out_dtype : KernelDtype::kFloat32;
         sum_rows(sum);
         read.swap(between);
         sum.in = read.data();
-        sum.in_dtype = 0;
+        sum.in_dtype = KernelDtype::kFloat32;
       }
     });
   }

@@ -41,6 +41,12 @@ bool is_kernel_dtype(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
+KernelDtype kernel_dtype_of(const mx::array& x) {
+  return x.dtype() == mx::float32   ? KernelDtype::kFloat32
+         : x.dtype() == mx::float16 ? KernelDtype::kFloat16
+                                    : KernelDtype::kBfloat16;
+}
+
 void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arrays) {
   for (const auto& [name, value] : arrays) {
     if (!is_kernel_dtype(value.dtype())) {

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "common/dtype.h"
 #include "mlx/mlx.h"
 
 namespace mlx_anvil {
@@ -18,6 +19,9 @@ struct NamedArray {
 
 // float32, float16 and bfloat16: what our kernels compute in.
 bool is_kernel_dtype(mx::Dtype dtype);
+
+// Of an array whose dtype is_kernel_dtype().
+KernelDtype kernel_dtype_of(const mx::array& x);
 
 // Anything else throws.
 void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arrays);

@@ -80,13 +80,6 @@ constexpr int64_t kRangeUnit = 64;
 // Elements that are worth waking a thread for: about 15 us of work.
 constexpr int64_t kGrain = 32768;
 
-ElementwiseKernel cpu_kernel(const ElementwiseVariant& variant, mx::Dtype dtype) {
-  const ElementwiseKernels& kernels = variant.cpu();
-  return dtype == mx::float32   ? kernels.float32
-         : dtype == mx::float16 ? kernels.float16
-                                : kernels.bfloat16;
-}
-
 // ---- the primitive ------------------------------------------------------------------------------
 
 class ElementwisePrimitive : public FusedPrimitive {
@@ -154,7 +147,7 @@ void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& output
   const size_t bytes = outputs[0].nbytes() * (inputs.size() + outputs.size());
   args.stream_outputs = !layout.in_place && static_cast<int64_t>(bytes) > last_level_cache_bytes();
 
-  const ElementwiseKernel kernel = cpu_kernel(variant_, outputs[0].dtype());
+  const ElementwiseKernel kernel = variant_.cpu()[kernel_dtype_of(outputs[0])];
   encoder.dispatch([args, layout, kernel]() mutable {
     args.rank = layout.rank;
     args.shape = layout.shape;

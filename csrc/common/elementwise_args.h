@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
+
 namespace mlx_anvil {
 
 inline constexpr int kElementwiseMaxInputs = 4;
@@ -22,10 +24,6 @@ struct ElementwiseArgs {
 // Computes the outputs' elements [begin, end), counted in memory order.
 using ElementwiseKernel = void (*)(const ElementwiseArgs&, int64_t begin, int64_t end);
 
-struct ElementwiseKernels {
-  ElementwiseKernel float32;
-  ElementwiseKernel float16;
-  ElementwiseKernel bfloat16;
-};
+using ElementwiseKernels = PerDtype<ElementwiseKernel>;
 
 }  // namespace mlx_anvil

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/integers.h"
 #include "common/parallel.h"
 #include "common/sum_kernels.h"
 
@@ -18,14 +19,6 @@ constexpr int64_t kRun = 16;      // rows that are read side by side
 constexpr int64_t kPartElements = 131072;
 constexpr int64_t kMostParts = 64;
 constexpr int64_t kGrain = 32768;  // elements that are worth waking a thread for
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-int64_t element_size(int dtype) {
-  return dtype == 0 ? 4 : 2;
-}
 
 // Several sums, since each waits for its last addition.
 double sum_of(const float* x, int64_t count) {
@@ -45,13 +38,13 @@ double sum_of(const float* x, int64_t count) {
 
 // As many as whole vectors hold.
 void clear(float* numbers, int64_t count) {
-  std::fill_n(numbers, ceil_div(count, kMostLanes) * kMostLanes, 0.0f);
+  std::fill_n(numbers, round_up(count, kMostLanes), 0.0f);
 }
 
 // [outer, rows] -> [outer] with few rows, for many `outer` at once.
 void sum_short(const RowSum& sum) {
   const int64_t at_once = kChunk / sum.rows;
-  const SumKernels& kernels = sum_kernels();
+  const PerDtype<SumKernels>& kernels = sum_kernels();
   parallel_for(
       ceil_div(sum.outer, at_once), ceil_div(kGrain, kChunk), [&](int64_t begin, int64_t end) {
         alignas(64) float numbers[kChunk], lost[kChunk], totals[kChunk];
@@ -59,13 +52,13 @@ void sum_short(const RowSum& sum) {
           const int64_t first = unit * at_once, count = std::min(at_once, sum.outer - first);
           clear(numbers, count * sum.rows);
           clear(lost, count * sum.rows);
-          kernels.add_rows[sum.in_dtype](
+          kernels[sum.in_dtype].add_rows(
               static_cast<const char*>(sum.in) + first * sum.rows * element_size(sum.in_dtype), 1,
               0, count * sum.rows, numbers, lost);
           for (int64_t i = 0; i < count; ++i) {
             totals[i] = static_cast<float>(sum_of(numbers + i * sum.rows, sum.rows));
           }
-          kernels.store[sum.out_dtype](
+          kernels[sum.out_dtype].store(
               totals, count, static_cast<char*>(sum.out) + first * element_size(sum.out_dtype));
         }
       });
@@ -119,7 +112,7 @@ class Summation {
     const int64_t size = element_size(sum_.in_dtype), columns = chunk_width(column);
     clear(sums, columns);
     clear(lost, columns);
-    const auto add_rows = sum_kernels().add_rows[sum_.in_dtype];
+    const auto add_rows = sum_kernels()[sum_.in_dtype].add_rows;
     const auto* const first =
         static_cast<const char*>(sum_.in) + outer * sum_.rows * sum_.inner * size;
     const int64_t end = full_ * (part + 1) / parts_;
@@ -157,7 +150,7 @@ class Summation {
     }
     void* const to =
         static_cast<char*>(sum_.out) + (outer * sum_.inner + column) * element_size(sum_.out_dtype);
-    sum_kernels().store[sum_.out_dtype](totals, columns, to);
+    sum_kernels()[sum_.out_dtype].store(totals, columns, to);
   }
 
   const RowSum& sum_;
@@ -168,7 +161,7 @@ class Summation {
 }  // namespace
 
 void add_compensated(const float* x, int64_t count, float* sums, float* lost) {
-  sum_kernels().add_rows[0](x, 1, 0, count, sums, lost);
+  sum_kernels().float32.add_rows(x, 1, 0, count, sums, lost);
 }
 
 void sum_rows(const RowSum& sum) {

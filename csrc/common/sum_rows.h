@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
+
 namespace mlx_anvil {
 
 // Floats after compensation: sums += x, where `lost` has what they have rounded away so far.
@@ -13,7 +15,7 @@ struct RowSum {
   int64_t outer, rows, inner;  // dense [outer, rows, inner] -> [outer, inner]
   const void* in;
   void* out;
-  int in_dtype, out_dtype;  // 0: float32, 1: float16, 2: bfloat16
+  KernelDtype in_dtype, out_dtype;
 };
 
 void sum_rows(const RowSum& sum);

@@ -60,7 +60,7 @@ void forward_split(const AttentionForwardKernels& kernels,
 }  // namespace
 
 void attention_forward_cpu(const AttentionForwardArgs& args) {
-  const AttentionForwardKernels& kernels = kernels_for(args.dtype, attention_forward_kernels());
+  const AttentionForwardKernels& kernels = attention_forward_kernels()[args.dtype];
   const AttentionTile tile = forward_tile(args.sizes);
   const RowBlocks blocks(args.sizes, tile);
   if (blocks.count() == 0) {

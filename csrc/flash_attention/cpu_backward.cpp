@@ -16,7 +16,7 @@ class Backward {
  public:
   explicit Backward(const AttentionBackwardArgs& args)
       : args_(args),
-        kernels_(kernels_for(args.dtype, attention_backward_kernels())),
+        kernels_(attention_backward_kernels()[args.dtype]),
         blocks_(args.sizes, backward_tile(args.sizes)),
         heads_(args.sizes.batch * args.sizes.kv_heads),
         scratch_bytes_(kernels_.scratch_bytes(args.sizes, blocks_.tile)) {}

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/allocate.h"
+#include "common/checks.h"
 
 namespace mlx_anvil {
 
@@ -63,9 +64,7 @@ void allocate_like(mx::array& output, const mx::array& like, const mx::Stream& s
 void fill_operands(AttentionOperands& operands,
                    const AttentionConfig& config,
                    const AttentionInputs& in) {
-  operands.dtype = in.q.dtype() == mx::float32   ? AttentionDtype::kFloat32
-                   : in.q.dtype() == mx::float16 ? AttentionDtype::kFloat16
-                                                 : AttentionDtype::kBfloat16;
+  operands.dtype = kernel_dtype_of(in.q);
   operands.config = config;
   operands.sizes = sizes_of(in);
   operands.q = view_of(in.q);

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
+
 namespace mlx_anvil {
 
 // More than any sequence is long, and far enough from overflow to be added to a position.
@@ -21,7 +23,6 @@ inline constexpr int kDecodeRows = 8;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxDecodeHeadDim = 512;
 
-enum class AttentionDtype : int32_t { kFloat32, kFloat16, kBfloat16 };
 enum class AttentionMask : int32_t { kNone, kBool, kAdditive };
 
 // The parameters of a call that are not sizes.
@@ -64,7 +65,7 @@ struct AttentionOutput {
 };
 
 struct AttentionOperands {
-  AttentionDtype dtype;
+  KernelDtype dtype;
   AttentionConfig config;
   AttentionSizes sizes;
   AttentionView q, k, v;

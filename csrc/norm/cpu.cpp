@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "common/integers.h"
 #include "common/parallel.h"
 #include "common/sum_rows.h"
 #include "common/thread_scratch.h"
@@ -23,16 +24,8 @@ constexpr int64_t kGrain = 32768;
 constexpr int64_t kMostParts = 64;
 constexpr int64_t kRunRows = 256;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 int64_t rows_of_grain(int64_t columns) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns));
-}
-
-int64_t element_size(int dtype) {
-  return dtype == 0 ? 4 : 2;
 }
 
 // At the start of a cache line: a vector load across two lines takes twice as long.
@@ -122,7 +115,8 @@ void norm_forward_cpu(const NormProblem& problem, NormForwardArgs args) {
   args.rows_per_group = problem.rows / problem.groups;
   const int64_t bytes = scratch_bytes({&args.x, &args.residual, &args.gate}, args.stream_outputs,
                                       args.columns * element_size(problem.dtype));
-  const NormForwardKernel kernel = norm_forward_kernels().of[problem.dtype][problem.centred];
+  const NormKernels<NormForwardKernel>& kernels = norm_forward_kernels()[problem.dtype];
+  const NormForwardKernel kernel = problem.centred ? kernels.layer : kernels.rms;
   parallel_for(problem.rows, rows_of_grain(args.columns), [&](int64_t begin, int64_t end) {
     kernel(args, begin, end, thread_scratch(bytes));
   });
@@ -152,7 +146,8 @@ void norm_backward_cpu(const NormProblem& problem,
 
   const int64_t bytes = scratch_bytes({&args.h, &args.gate, &args.d_y, &args.d_h},
                                       args.stream_outputs, columns * element_size(problem.dtype));
-  const NormBackwardKernel kernel = norm_backward_kernels().of[problem.dtype][problem.centred];
+  const NormKernels<NormBackwardKernel>& kernels = norm_backward_kernels()[problem.dtype];
+  const NormBackwardKernel kernel = problem.centred ? kernels.layer : kernels.rms;
   // Short runs of rows one after the other, whose sums are compensated: the error does not grow
   // with the number of rows.
   const auto add_rows = [&](int64_t first, int64_t last, const NormSums& own) {

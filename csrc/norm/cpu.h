@@ -13,7 +13,7 @@ struct NormVectors {
 };
 
 struct NormProblem {
-  int dtype = 0;  // of the rows: float32, float16, bfloat16
+  KernelDtype dtype = KernelDtype::kFloat32;  // of the rows
   bool centred = false;
   int64_t rows = 0;
   int64_t groups = 1;  // equal ones of neighbouring rows, each with a weight and a bias of its own

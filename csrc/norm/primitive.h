@@ -73,10 +73,9 @@ class NormPrimitive : public FusedPrimitive {
   }
 
   NormProblem problem_of(const NormView& in) const {
-    const mx::Dtype dtype = in.x->dtype();
     const mx::array* const vector = in.vector();
     NormProblem problem;
-    problem.dtype = dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
+    problem.dtype = kernel_dtype_of(*in.x);
     problem.centred = config_.centred;
     problem.rows = static_cast<int64_t>(in.x->size()) / in.x->shape(-1);
     problem.groups = vector && vector->ndim() == 2 ? std::max(1, vector->shape(0)) : 1;

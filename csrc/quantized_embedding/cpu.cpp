@@ -37,7 +37,7 @@ void quantized_embedding_cpu(const QuantizedEmbeddingArgs& args) {
     return;
   }
   const QuantizedEmbeddingKernels& kernels = quantized_embedding_kernels();
-  const int64_t row_bytes = matrix.columns * (args.dtype == QuantizedDtype::kFloat32 ? 4 : 2);
+  const int64_t row_bytes = matrix.columns * element_size(args.dtype);
   const int64_t grain = std::max<int64_t>(1, kGrain / matrix.columns);
   parallel_for(args.ids.count, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(kernels.scratch(matrix));

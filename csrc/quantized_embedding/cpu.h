@@ -20,7 +20,7 @@ struct RowIds {
 struct QuantizedEmbeddingArgs {
   RowIds ids;
   QuantizedMatrixView matrix;  // `outputs` is its number of rows
-  QuantizedDtype dtype;        // of out
+  KernelDtype dtype;           // of out
   void* out;                   // [ids.count, columns]
 };
 

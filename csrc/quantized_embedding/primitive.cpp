@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/allocate.h"
+#include "common/checks.h"
 #include "common/errors.h"
 #include "quantized_embedding/cpu.h"
 #include "quantized_embedding/gpu.h"
@@ -139,9 +140,9 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     QuantizedEmbeddingArgs args{};
     args.ids = {ids.data<void>(), static_cast<int64_t>(ids.size()), ids.itemsize() == 8,
                 mx::issubdtype(ids.dtype(), mx::signedinteger)};
-    args.matrix = {format_, dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
+    args.matrix = {format_, kernel_dtype_of(inputs[2]), out.shape(-1), inputs[1].shape(0),
                    pointers_of(weights_at(format_, inputs, 1))};
-    args.dtype = dtype_of(out);
+    args.dtype = kernel_dtype_of(out);
     args.out = out.data<void>();
     return args;
   }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/allocate.h"
+#include "common/checks.h"
 #include "quantized_head/cpu.h"
 #include "quantized_head/gpu.h"
 #include "quantized_matmul/quantized_primitive.h"
@@ -62,7 +63,7 @@ class QuantizedHead : public QuantizedPrimitive {
     allocate_outputs(outputs);
     const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
     QuantizedHeadArgs args{};
-    args.matrix = {format_, dtype_of(inputs[0]), sizes.columns, sizes.outputs,
+    args.matrix = {format_, kernel_dtype_of(inputs[0]), sizes.columns, sizes.outputs,
                    pointers_of(weights_at(format_, inputs, 1))};
     args.rows = sizes.rows;
     args.kept = kept_;

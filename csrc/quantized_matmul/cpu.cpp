@@ -12,7 +12,7 @@ namespace mlx_anvil {
 namespace {
 
 QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
-                                    QuantizedDtype dtype,
+                                    KernelDtype dtype,
                                     const QuantizedSizes& sizes,
                                     const QuantizedWeights& all,
                                     int64_t batch) {

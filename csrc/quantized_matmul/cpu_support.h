@@ -6,16 +6,10 @@
 #include <memory>
 #include <new>
 
+#include "common/integers.h"
 #include "quantized_matmul/simd/kernels.h"
 
 namespace mlx_anvil {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr int64_t round_up(int64_t a, int64_t multiple) {
-  return ceil_div(a, multiple) * multiple;
-}
 
 // Aligns to cache lines: a vector load across two lines takes twice as long.
 constexpr std::align_val_t kLine{64};
@@ -37,10 +31,6 @@ using Floats = std::unique_ptr<float[], FreeFloats>;
 
 inline Floats floats(int64_t count) {
   return Floats(new (kLine) float[static_cast<size_t>(std::max<int64_t>(1, count))]);
-}
-
-inline int64_t element_size(QuantizedDtype dtype) {
-  return dtype == QuantizedDtype::kFloat32 ? 4 : 2;
 }
 
 inline const void* at(const void* data, int64_t bytes) {

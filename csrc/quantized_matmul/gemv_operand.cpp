@@ -52,7 +52,7 @@ Floats GemvOperand::multiply(const QuantizedMatrixView& matrix,
                                   x_.get(), sums_.get(), out.get(), scratch.get()};
   integers_ ? kernels().int_gemv(args) : kernels().gemv(args);
   for (int64_t row : large_) {
-    kernels().scale(QuantizedDtype::kFloat32, out.get() + row * count, count, kLargeNumber);
+    kernels().scale(KernelDtype::kFloat32, out.get() + row * count, count, kLargeNumber);
   }
   for (const auto& [row, operand] : not_finite_) {
     const Floats one = operand->multiply(matrix, first, count);
@@ -65,7 +65,7 @@ void GemvOperand::divide_if_large(
     const QuantizedMatrixView& matrix, const void* from, int64_t m, float* row, int64_t count) {
   const float divisor = divisor_of_row(matrix.dtype, from, matrix.columns);
   if (divisor != 1.0f) {
-    kernels().scale(QuantizedDtype::kFloat32, row, count, 1.0f / divisor);
+    kernels().scale(KernelDtype::kFloat32, row, count, 1.0f / divisor);
     large_.push_back(m);
   }
 }

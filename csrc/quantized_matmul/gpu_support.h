@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "common/integers.h"
 #include "common/kernel_name.h"
 #include "common/launch_arrays.h"
 #include "metal/quantized_matmul/params.h"
@@ -13,10 +14,6 @@ namespace mlx_anvil {
 
 // Function constants of dequant.h and gemv.h.
 enum QuantizedConstant : uint32_t { kRowsAreVectors, kColumnsAreShared };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Kernel names append the bits to affine modes only: "affine4", but "mxfp8".
 inline KernelName::Piece bits_in_name(const QuantizedFormat& format) {

@@ -10,9 +10,9 @@ constexpr int64_t kGrain = 1 << 16;  // minimum elements per thread
 
 }  // namespace
 
-DividedRows::DividedRows(QuantizedDtype dtype, const void* x, int64_t rows, int64_t columns)
+DividedRows::DividedRows(KernelDtype dtype, const void* x, int64_t rows, int64_t columns)
     : dtype_(dtype), x_(x) {
-  if (dtype == QuantizedDtype::kFloat16) {
+  if (dtype == KernelDtype::kFloat16) {
     return;
   }
   const int64_t row_bytes = columns * element_size(dtype);

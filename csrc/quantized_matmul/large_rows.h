@@ -16,8 +16,8 @@ inline constexpr float kLargeNumber = 0x1p64f;
 
 // Returns kLargeNumber if the row must be divided by it, else 1. Rows that are not finite are left
 // alone.
-inline float divisor_of_row(QuantizedDtype dtype, const void* row, int64_t columns) {
-  if (dtype == QuantizedDtype::kFloat16) {
+inline float divisor_of_row(KernelDtype dtype, const void* row, int64_t columns) {
+  if (dtype == KernelDtype::kFloat16) {
     return 1.0f;
   }
   const float largest = quantized_cpu_kernels().largest(dtype, row, columns);
@@ -28,7 +28,7 @@ inline float divisor_of_row(QuantizedDtype dtype, const void* row, int64_t colum
 // x with its large rows divided, for products that write results in x's dtype.
 class DividedRows {
  public:
-  DividedRows(QuantizedDtype dtype, const void* x, int64_t rows, int64_t columns);
+  DividedRows(KernelDtype dtype, const void* x, int64_t rows, int64_t columns);
 
   const void* x() const { return copy_ ? copy_.get() : x_; }
 
@@ -36,7 +36,7 @@ class DividedRows {
   void restore(void* out, int64_t columns) const;
 
  private:
-  const QuantizedDtype dtype_;
+  const KernelDtype dtype_;
   const void* const x_;
   std::vector<int64_t> large_;  // indices of divided rows
   Floats copy_;

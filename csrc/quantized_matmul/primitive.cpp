@@ -6,6 +6,7 @@
 
 #include "common/allocate.h"
 #include "common/broadcast.h"
+#include "common/checks.h"
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 
@@ -50,7 +51,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     QuantizedMatmulArgs args{};
-    args.dtype = dtype_of(inputs[0]);
+    args.dtype = kernel_dtype_of(inputs[0]);
     args.format = format_;
     args.product = product_;
     args.sizes = quantized_sizes(format_, inputs[0], inputs[1]);

@@ -22,6 +22,8 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
+
 namespace mlx_anvil {
 
 // Up to this many rows of x, GEMV kernels read w once for all rows. Row i of the result has the
@@ -30,7 +32,6 @@ inline constexpr int kQuantizedGemvRows = 8;
 
 enum class QuantizedKind : int32_t { kAffine, kMxfp4, kMxfp8, kNvfp4 };
 enum class QuantizedProduct : int32_t { kTransposed, kPlain };
-enum class QuantizedDtype : int32_t { kFloat32, kFloat16, kBfloat16 };
 
 struct QuantizedFormat {
   QuantizedKind kind = QuantizedKind::kAffine;
@@ -56,7 +57,7 @@ struct QuantizedWeights {
 };
 
 struct QuantizedMatmulArgs {
-  QuantizedDtype dtype;  // of x, out, and affine scales and biases
+  KernelDtype dtype;  // of x, out, and affine scales and biases
   QuantizedFormat format;
   QuantizedProduct product;
   QuantizedSizes sizes;
@@ -67,7 +68,7 @@ struct QuantizedMatmulArgs {
 
 // Product kTransposed with w of rank 2 and up to kQuantizedGemvRows rows.
 struct QuantizedSwigluArgs {
-  QuantizedDtype dtype;
+  KernelDtype dtype;
   QuantizedFormat format;
   QuantizedSizes sizes;
   QuantizedWeights gate, up;

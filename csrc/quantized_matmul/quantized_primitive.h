@@ -14,12 +14,6 @@
 
 namespace mlx_anvil {
 
-inline QuantizedDtype dtype_of(const mx::array& x) {
-  return x.dtype() == mx::float32   ? QuantizedDtype::kFloat32
-         : x.dtype() == mx::float16 ? QuantizedDtype::kFloat16
-                                    : QuantizedDtype::kBfloat16;
-}
-
 // Packs a matrix into the inputs of a primitive. matrix_at and weights_at are the inverse.
 inline void append(Arrays& inputs, QuantizedMatrix&& matrix) {
   inputs.push_back(std::move(matrix.w));

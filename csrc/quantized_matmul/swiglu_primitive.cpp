@@ -1,6 +1,7 @@
 #include <functional>
 
 #include "common/allocate.h"
+#include "common/checks.h"
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 #include "silu_gate/silu_gate.h"
@@ -40,7 +41,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     QuantizedSwigluArgs args{};
-    args.dtype = dtype_of(inputs[0]);
+    args.dtype = kernel_dtype_of(inputs[0]);
     args.format = format_;
     args.sizes = sizes(inputs);
     args.gate = pointers_of(gate_weights(inputs));

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/integers.h"
 #include "common/parallel.h"
 #include "common/thread_scratch.h"
 #include "rope/simd/kernels.h"
@@ -20,10 +21,6 @@ constexpr int64_t kTableFloats = 16384;
 constexpr int64_t kHeads = 4;
 // Elements that are worth waking a thread for.
 constexpr int64_t kGrain = 32768;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // In each block the even numbers, then the odd ones.
 template <class T>

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
 #include "metal/rope/params.h"
@@ -33,10 +34,6 @@ constexpr int64_t kEnoughThreads = 1 << 15;
 constexpr int64_t kMostBatches = 65535;  // of a grid's z
 // A model has one or two sorts of frequencies.
 constexpr size_t kMostTurnsKept = 64;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 bool packs_are_aligned(const RopeConfig& config, const Arrays& tensors, const Arrays& outputs) {
   const auto aligned = [](const mx::array& x) { return rows_are_vectors({&x}, kPackBytes); };

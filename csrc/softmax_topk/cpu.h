@@ -6,7 +6,7 @@
 namespace mlx_anvil {
 
 struct RouterProblem {
-  int dtype = 0;  // float32, float16, bfloat16
+  KernelDtype dtype = KernelDtype::kFloat32;
   int64_t rows = 0;
 };
 

@@ -61,9 +61,8 @@ class RouterPrimitive : public FusedPrimitive {
   }
 
   RouterProblem problem_of(const mx::array& logits) const {
-    const mx::Dtype dtype = logits.dtype();
     RouterProblem problem;
-    problem.dtype = dtype == mx::float32 ? 0 : dtype == mx::float16 ? 1 : 2;
+    problem.dtype = kernel_dtype_of(logits);
     problem.rows = static_cast<int64_t>(logits.size()) / logits.shape(-1);
     return problem;
   }

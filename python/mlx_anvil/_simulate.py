@@ -8,7 +8,7 @@ from mlx_anvil import _ext
 from mlx_anvil._block import Block
 
 if TYPE_CHECKING:
-    from mlx_anvil.mslc.simulator import Library
+    from mlx_anvil.mslc import Library
 
 # By path, so that findings can be traced back to the source they come from.
 _libraries: dict[str, "Library"] = {}
@@ -16,9 +16,7 @@ _libraries: dict[str, "Library"] = {}
 
 def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: bool) -> str:
     """Compiles a kernel of an op for the simulator; returns the path of the library."""
-    from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
-    from mlx_anvil.mslc.preprocess import Source
-    from mlx_anvil.mslc.simulator import Library
+    from mlx_anvil.mslc import CHECKED, UNCHECKED, Library, Source
 
     source = Source(text=_ext._kernel_source(kernel), name=f"metal/{op}")
     library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
@@ -34,7 +32,7 @@ def _describe(path: str, report: int) -> str:
 
 @cache
 def _register_toolchain() -> None:
-    from mlx_anvil.mslc.toolchain import find_zig
+    from mlx_anvil.mslc import find_zig
 
     find_zig()  # raises, with what to install, before anything is called
     _ext._set_simulator_toolchain(_compile, _describe)

@@ -11,6 +11,7 @@
 
 #include <utility>
 
+#include "common/integers.h"
 #include "common/simd/simd.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -21,10 +22,6 @@ inline constexpr int kPanel = 2 * kLanes;  // columns
 // 32 registers, or 8 of 16: enough to hide the latency of fused multiply-add, and a power of two,
 // so that tiles never straddle panels when the left operand is transposed.
 inline constexpr int kTileRows = kRegisters / 4;
-
-constexpr int64_t round_up(int64_t x, int64_t multiple) {
-  return (x + multiple - 1) / multiple * multiple;
-}
 
 constexpr int64_t panel_count(int64_t columns) {
   return (columns + kPanel - 1) / kPanel;

@@ -78,7 +78,10 @@ void store(const float* from, int64_t count, void* to) {
 
 }  // namespace
 
-constinit const SumKernels sum_kernels_table = {{add_rows<float>, add_rows<f16>, add_rows<bf16>},
-                                                {store<float>, store<f16>, store<bf16>}};
+constinit const PerDtype<SumKernels> sum_kernels_table = {
+    .float32 = {add_rows<float>, store<float>},
+    .float16 = {add_rows<f16>, store<f16>},
+    .bfloat16 = {add_rows<bf16>, store<bf16>},
+};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

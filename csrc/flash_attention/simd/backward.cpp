@@ -205,7 +205,7 @@ constexpr AttentionBackwardKernels kernels() {
 
 }  // namespace
 
-constinit const ByAttentionDtype<AttentionBackwardKernels> attention_backward_kernels_table = {
-    kernels<float>(), kernels<f16>(), kernels<bf16>()};
+constinit const PerDtype<AttentionBackwardKernels> attention_backward_kernels_table = {
+    .float32 = kernels<float>(), .float16 = kernels<f16>(), .bfloat16 = kernels<bf16>()};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

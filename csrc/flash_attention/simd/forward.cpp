@@ -267,7 +267,7 @@ constexpr AttentionForwardKernels kernels() {
 
 }  // namespace
 
-constinit const ByAttentionDtype<AttentionForwardKernels> attention_forward_kernels_table = {
-    kernels<float>(), kernels<f16>(), kernels<bf16>()};
+constinit const PerDtype<AttentionForwardKernels> attention_forward_kernels_table = {
+    .float32 = kernels<float>(), .float16 = kernels<f16>(), .bfloat16 = kernels<bf16>()};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

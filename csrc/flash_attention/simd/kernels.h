@@ -2,6 +2,7 @@
 // include this header (see common/isa.h for why they include no other kind).
 #pragma once
 
+#include "common/dtype.h"
 #include "common/isa.h"
 #include "flash_attention/problem.h"
 
@@ -81,14 +82,7 @@ struct AttentionBackwardKernels {
   void (*sink_gradient)(const AttentionBackwardArgs& args, int64_t batch, int64_t head);
 };
 
-template <class Kernels>
-struct ByAttentionDtype {
-  Kernels float32;
-  Kernels float16;
-  Kernels bfloat16;
-};
-
-MLX_ANVIL_DECLARE_KERNELS(ByAttentionDtype<AttentionForwardKernels>, attention_forward_kernels)
-MLX_ANVIL_DECLARE_KERNELS(ByAttentionDtype<AttentionBackwardKernels>, attention_backward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(PerDtype<AttentionForwardKernels>, attention_forward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(PerDtype<AttentionBackwardKernels>, attention_backward_kernels)
 
 }  // namespace mlx_anvil

@@ -135,10 +135,10 @@ void backward(
 
 }  // namespace
 
-constinit const NormBackwardTable norm_backward_kernels_table = {{
-    {backward<float, false>, backward<float, true>},
-    {backward<f16, false>, backward<f16, true>},
-    {backward<bf16, false>, backward<bf16, true>},
-}};
+constinit const PerDtype<NormKernels<NormBackwardKernel>> norm_backward_kernels_table = {
+    .float32 = {.rms = backward<float, false>, .layer = backward<float, true>},
+    .float16 = {.rms = backward<f16, false>, .layer = backward<f16, true>},
+    .bfloat16 = {.rms = backward<bf16, false>, .layer = backward<bf16, true>},
+};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -153,10 +153,10 @@ void forward(const NormForwardArgs& args, int64_t begin, int64_t end, void* scra
 
 }  // namespace
 
-constinit const NormForwardTable norm_forward_kernels_table = {{
-    {forward<float, false>, forward<float, true>},
-    {forward<f16, false>, forward<f16, true>},
-    {forward<bf16, false>, forward<bf16, true>},
-}};
+constinit const PerDtype<NormKernels<NormForwardKernel>> norm_forward_kernels_table = {
+    .float32 = {.rms = forward<float, false>, .layer = forward<float, true>},
+    .float16 = {.rms = forward<f16, false>, .layer = forward<f16, true>},
+    .bfloat16 = {.rms = forward<bf16, false>, .layer = forward<bf16, true>},
+};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

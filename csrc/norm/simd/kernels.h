@@ -1,6 +1,7 @@
 // What the host hands to the CPU kernels of the norms. Plain data (see isa.h).
 #pragma once
 
+#include "common/dtype.h"
 #include "common/isa.h"
 #include "metal/norm/params.h"
 
@@ -70,20 +71,17 @@ struct NormVectorKernels {
                     void* to);
 };
 
-// Of float32, float16, bfloat16; [1]: the mean is taken off.
-struct NormForwardTable {
-  NormForwardKernel of[3][2];
-};
-struct NormBackwardTable {
-  NormBackwardKernel of[3][2];
+template <class Kernel>
+struct NormKernels {
+  Kernel rms, layer;
 };
 struct NormVectorTable {
-  NormVectorKernels of[3];
+  PerDtype<NormVectorKernels> of;
   int64_t block;  // columns are padded to a multiple of it
 };
 
-MLX_ANVIL_DECLARE_KERNELS(NormForwardTable, norm_forward_kernels)
-MLX_ANVIL_DECLARE_KERNELS(NormBackwardTable, norm_backward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(PerDtype<NormKernels<NormForwardKernel>>, norm_forward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(PerDtype<NormKernels<NormBackwardKernel>>, norm_backward_kernels)
 MLX_ANVIL_DECLARE_KERNELS(NormVectorTable, norm_vector_kernels)
 
 }  // namespace mlx_anvil

@@ -100,9 +100,11 @@ void sum_parts(const float* parts,
 
 }  // namespace
 
-constinit const NormVectorTable norm_vector_kernels_table = {{{widen<float>, sum_parts<float>},
-                                                              {widen<f16>, sum_parts<f16>},
-                                                              {widen<bf16>, sum_parts<bf16>}},
-                                                             kBlock};
+constinit const NormVectorTable norm_vector_kernels_table = {
+    .of = {.float32 = {widen<float>, sum_parts<float>},
+           .float16 = {widen<f16>, sum_parts<f16>},
+           .bfloat16 = {widen<bf16>, sum_parts<bf16>}},
+    .block = kBlock,
+};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

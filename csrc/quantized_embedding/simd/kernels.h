@@ -9,11 +9,8 @@ namespace mlx_anvil {
 
 struct QuantizedEmbeddingKernels {
   // Dequantises one row of the matrix to `out`, in `dtype`. `scratch` has scratch() floats.
-  void (*row)(const QuantizedMatrixView& matrix,
-              int64_t row,
-              QuantizedDtype dtype,
-              void* out,
-              float* scratch);
+  void (*row)(
+      const QuantizedMatrixView& matrix, int64_t row, KernelDtype dtype, void* out, float* scratch);
   int64_t (*scratch)(const QuantizedMatrixView& matrix);
 };
 

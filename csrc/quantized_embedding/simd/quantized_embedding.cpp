@@ -74,17 +74,14 @@ void write_row(const QuantizedMatrixView& matrix, int64_t row, T* out, float* sc
   }
 }
 
-void write_row_of(const QuantizedMatrixView& matrix,
-                  int64_t row,
-                  QuantizedDtype dtype,
-                  void* out,
-                  float* scratch) {
+void write_row_of(
+    const QuantizedMatrixView& matrix, int64_t row, KernelDtype dtype, void* out, float* scratch) {
   with_format(matrix.format, [&](auto format) {
     using Format = decltype(format);
     switch (dtype) {
-      case QuantizedDtype::kFloat32:
+      case KernelDtype::kFloat32:
         return write_row<Format>(matrix, row, static_cast<float*>(out), scratch);
-      case QuantizedDtype::kFloat16:
+      case KernelDtype::kFloat16:
         return write_row<Format>(matrix, row, static_cast<f16*>(out), scratch);
       default:
         return write_row<Format>(matrix, row, static_cast<bf16*>(out), scratch);

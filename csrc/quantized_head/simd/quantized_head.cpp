@@ -57,12 +57,11 @@ int64_t above(float* logits, int64_t count, float bar, int32_t* positions) {
   return found;
 }
 
-int64_t above_of(
-    QuantizedDtype dtype, float* logits, int64_t count, float bar, int32_t* positions) {
+int64_t above_of(KernelDtype dtype, float* logits, int64_t count, float bar, int32_t* positions) {
   switch (dtype) {
-    case QuantizedDtype::kFloat32:
+    case KernelDtype::kFloat32:
       return above<float>(logits, count, bar, positions);
-    case QuantizedDtype::kFloat16:
+    case KernelDtype::kFloat16:
       return above<f16>(logits, count, bar, positions);
     default:
       return above<bf16>(logits, count, bar, positions);

@@ -22,7 +22,7 @@ void quantized_int_plain_order(const QuantizedMatrixView& matrix,
                                float* row);
 bool quantized_int_plain_gemv(const QuantizedPlainGemvArgs& args);
 
-void quantized_store_row(QuantizedDtype dtype,
+void quantized_store_row(KernelDtype dtype,
                          const float* from,
                          int64_t pair_step,
                          int32_t values,

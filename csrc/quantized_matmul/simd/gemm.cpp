@@ -185,7 +185,7 @@ void quantized_gemm_kernel(const QuantizedGemmArgs& args) {
     const int64_t first = transposed ? args.first : args.first * values * kLanes;
     const int64_t most = transposed ? args.count : args.count * values * kLanes;
     const int64_t columns = step - first < most ? step - first : most;
-    const int64_t size = args.matrix.dtype == QuantizedDtype::kFloat32 ? 4 : 2;
+    const int64_t size = element_size(args.matrix.dtype);
     for (int64_t m = 0; m < args.x_rows; ++m) {
       quantized_store_row(args.matrix.dtype, scratch.result.at(m, 0), scratch.result.rows * kPanel,
                           values, columns,

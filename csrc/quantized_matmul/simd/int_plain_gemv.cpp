@@ -341,8 +341,8 @@ void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action actio
       }
     };
     // float32 needs three bytes per factor, the 16-bit dtypes two.
-    matrix.dtype == QuantizedDtype::kFloat32 ? of_rows(std::integral_constant<int, 3>())
-                                             : of_rows(std::integral_constant<int, 2>());
+    matrix.dtype == KernelDtype::kFloat32 ? of_rows(std::integral_constant<int, 3>())
+                                          : of_rows(std::integral_constant<int, 2>());
   });
 }
 

@@ -7,8 +7,8 @@
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 // Bytes per element of x.
-constexpr int pieces_of(QuantizedDtype dtype) {
-  return dtype == QuantizedDtype::kFloat32 ? 3 : 2;
+constexpr int pieces_of(KernelDtype dtype) {
+  return dtype == KernelDtype::kFloat32 ? 3 : 2;
 }
 
 constexpr int64_t padded(int64_t count) {

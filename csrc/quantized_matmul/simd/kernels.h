@@ -27,7 +27,7 @@ inline constexpr int64_t kQuantizedIntVectors = 32;
 // One matrix of a batch.
 struct QuantizedMatrixView {
   QuantizedFormat format;
-  QuantizedDtype dtype;  // of affine scales and biases
+  KernelDtype dtype;  // of affine scales and biases
   int64_t columns;
   int64_t outputs;
   QuantizedWeights weights;
@@ -114,7 +114,7 @@ struct QuantizedCpuKernels {
   int32_t panel;      // columns per panel
   int32_t tile_rows;  // rows of the register tile; panels of x have a multiple of these
   // Converts a row of x to lane order. `vectors` is even and covers the columns.
-  void (*load_row)(QuantizedDtype dtype,
+  void (*load_row)(KernelDtype dtype,
                    const void* from,
                    int64_t columns,
                    int32_t values,
@@ -123,7 +123,7 @@ struct QuantizedCpuKernels {
                    int64_t pair_step);
   // Converts the first `columns` of a row in lane order, with `values` vectors per block, to its
   // dtype.
-  void (*store_row)(QuantizedDtype dtype,
+  void (*store_row)(KernelDtype dtype,
                     const float* from,
                     int64_t pair_step,
                     int32_t values,
@@ -132,9 +132,9 @@ struct QuantizedCpuKernels {
   void (*add)(float* to, const float* from, int64_t count);  // whole vectors
   // `largest` returns the largest magnitude of a row; NaN counts as above infinity. `scale`
   // multiplies a row by `factor` in place.
-  float (*largest)(QuantizedDtype dtype, const void* from, int64_t count);
-  void (*scale)(QuantizedDtype dtype, void* row, int64_t count, float factor);
-  void (*store_dense)(QuantizedDtype dtype, const float* from, int64_t count, void* to);
+  float (*largest)(KernelDtype dtype, const void* from, int64_t count);
+  void (*scale)(KernelDtype dtype, void* row, int64_t count, float factor);
+  void (*store_dense)(KernelDtype dtype, const float* from, int64_t count, void* to);
   void (*block_sums)(const float* row, int32_t values, int64_t blocks, float* sums);
   void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place
   void (*gemv)(const QuantizedGemvArgs&);

@@ -13,13 +13,13 @@ inline float* vector_at(float* row, int64_t vector, int64_t pair_step) {
 }
 
 template <class Action>
-inline void with_dtype(QuantizedDtype dtype, Action action) {
-  dtype == QuantizedDtype::kFloat32   ? action(float())
-  : dtype == QuantizedDtype::kFloat16 ? action(f16())
-                                      : action(bf16());
+inline void with_dtype(KernelDtype dtype, Action action) {
+  dtype == KernelDtype::kFloat32   ? action(float())
+  : dtype == KernelDtype::kFloat16 ? action(f16())
+                                   : action(bf16());
 }
 
-void load_row(QuantizedDtype dtype,
+void load_row(KernelDtype dtype,
               const void* from,
               int64_t columns,
               int32_t values,
@@ -52,7 +52,7 @@ void load_row(QuantizedDtype dtype,
 }
 
 // Returns the largest magnitude. Infinity and NaN exceed every finite value.
-float largest(QuantizedDtype dtype, const void* from, int64_t count) {
+float largest(KernelDtype dtype, const void* from, int64_t count) {
   u32v most{};
   with_dtype(dtype, [&](auto element) {
     const auto* const in = static_cast<const decltype(element)*>(from);
@@ -68,7 +68,7 @@ float largest(QuantizedDtype dtype, const void* from, int64_t count) {
   return bits_as<float>(all);
 }
 
-void scale(QuantizedDtype dtype, void* row, int64_t count, float factor) {
+void scale(KernelDtype dtype, void* row, int64_t count, float factor) {
   with_dtype(dtype, [&](auto element) {
     auto* const numbers = static_cast<decltype(element)*>(row);
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -100,7 +100,7 @@ void add(float* to, const float* from, int64_t count) {
   }
 }
 
-void store_dense(QuantizedDtype dtype, const float* from, int64_t count, void* to) {
+void store_dense(KernelDtype dtype, const float* from, int64_t count, void* to) {
   with_dtype(dtype, [&](auto element) {
     auto* const out = static_cast<decltype(element)*>(to);
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -111,7 +111,7 @@ void store_dense(QuantizedDtype dtype, const float* from, int64_t count, void* t
 
 }  // namespace
 
-void quantized_store_row(QuantizedDtype dtype,
+void quantized_store_row(KernelDtype dtype,
                          const float* from,
                          int64_t pair_step,
                          int32_t values,

@@ -147,8 +147,8 @@ void backward(const RouterBackwardArgs& args, int64_t begin, int64_t end, void* 
 }  // namespace
 
 constinit const RouterBackwardTable router_backward_kernels_table = {
-    {backward<float>, backward<f16>, backward<bf16>},
-    GradientMemory::bytes,
+    .of = {.float32 = backward<float>, .float16 = backward<f16>, .bfloat16 = backward<bf16>},
+    .scratch_bytes = GradientMemory::bytes,
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

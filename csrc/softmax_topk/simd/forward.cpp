@@ -159,8 +159,8 @@ void forward(const RouterForwardArgs& args, int64_t begin, int64_t end, void* sc
 }  // namespace
 
 constinit const RouterForwardTable router_forward_kernels_table = {
-    {forward<float>, forward<f16>, forward<bf16>},
-    ChoiceMemory::bytes,
+    .of = {.float32 = forward<float>, .float16 = forward<f16>, .bfloat16 = forward<bf16>},
+    .scratch_bytes = ChoiceMemory::bytes,
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
 #include "common/isa.h"
 
 namespace mlx_anvil {
@@ -38,13 +39,12 @@ using RouterBackwardKernel = void (*)(const RouterBackwardArgs& args,
                                       int64_t end,
                                       void* scratch);
 
-// Of float32, float16, bfloat16.
 struct RouterForwardTable {
-  RouterForwardKernel of[3];
+  PerDtype<RouterForwardKernel> of;
   int64_t (*scratch_bytes)(int64_t experts, int64_t chosen);
 };
 struct RouterBackwardTable {
-  RouterBackwardKernel of[3];
+  PerDtype<RouterBackwardKernel> of;
   int64_t (*scratch_bytes)(int64_t experts, int64_t chosen);
 };
 

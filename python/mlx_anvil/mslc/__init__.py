@@ -7,16 +7,18 @@ if find_spec("numpy") is None:
 
 from .checks import verify
 from .compiler import CHECKED, PROFILED, UNCHECKED, Options
+from .conformance import STANDARDS
 from .diagnostics import CompileError, Diagnostic
 from .metal_kernel import metal_kernel
 from .preprocess import Source
 from .profile import LaunchProfile
 from .simulator import Finding, Library, Report, SimulationError
-from .toolchain import ToolchainError
+from .toolchain import ToolchainError, find_zig
 
 __all__ = [
     "CHECKED",
     "PROFILED",
+    "STANDARDS",
     "UNCHECKED",
     "CompileError",
     "Diagnostic",
@@ -28,6 +30,7 @@ __all__ = [
     "SimulationError",
     "Source",
     "ToolchainError",
+    "find_zig",
     "metal_kernel",
     "verify",
 ]

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import abi
 from .entry import BUFFER, Kernel
-
-if TYPE_CHECKING:
-    from .simulator import Report
 
 SIMD_WIDTH = 32
 DEVICE, CONSTANT, THREADGROUP = "device", "constant", "threadgroup"
@@ -162,7 +159,7 @@ METRICS: dict[str, tuple[str, str]] = {
 }
 
 
-def read_profile(raw: abi.Profile, kernel: Kernel, report: Report, place_of: Callable[[int], Place]) -> LaunchProfile:
+def read_profile(raw: abi.Profile, kernel: Kernel, report: abi.Report, place_of: Callable[[int], Place]) -> LaunchProfile:
     """From the runtime's counts; several compiled copies of one place become one site."""
     parameters = {p.index: p for p in kernel.parameters if p.kind == BUFFER}
     memories = {i: CONSTANT if "constant" in p.type.split() else DEVICE for i, p in parameters.items()}

@@ -185,9 +185,9 @@ class Library:
         failed = self._library.mslc_run(ctypes.byref(launch), ctypes.byref(report))
         findings = self._findings(report)
         result = Report(findings, **{name: getattr(report, name) for name in abi.COUNTERS})
-        self._library.mslc_report_clear(ctypes.byref(report))
         if self.options.profiled and not failed:
-            result.profile = read_profile(profile, self.kernels[kernel], result, self._place_of_code)
+            result.profile = read_profile(profile, self.kernels[kernel], report, self._place_of_code)
+        self._library.mslc_report_clear(ctypes.byref(report))
         self._library.mslc_profile_clear(ctypes.byref(profile))
         if failed or (findings and self.options.checked):
             raise SimulationError(findings)

@@ -10,12 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mlx_anvil import _ext
-from mlx_anvil.mslc import conformance
+from mlx_anvil import _ext, mslc
 from mlx_anvil.report.section import Deadline, Outcome, Skipped
 
 # The metallib is built for the first; MLX may compile source kernels for any of them.
-STANDARDS = tuple(conformance.STANDARDS)
+STANDARDS = tuple(mslc.STANDARDS)
 _METAL = ("xcrun", "-sdk", "macosx", "metal")
 _MOST_SECONDS = 180.0
 _MOST_CHARACTERS = 20_000  # of the diagnostics of one compilation

@@ -1,0 +1,17 @@
+// Integer arithmetic of tiles and grids. Always inlined: kernel files use it too (see isa.h).
+#pragma once
+
+#include <cstdint>
+
+namespace mlx_anvil {
+
+[[gnu::always_inline]] constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// The smallest multiple of `multiple` that is at least `a`.
+[[gnu::always_inline]] constexpr int64_t round_up(int64_t a, int64_t multiple) {
+  return ceil_div(a, multiple) * multiple;
+}
+
+}  // namespace mlx_anvil
