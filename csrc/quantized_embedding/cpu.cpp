@@ -11,7 +11,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Elements that are worth waking a thread for.
+// Minimum elements per thread.
 constexpr int64_t kGrain = 32768;
 
 template <class T>

@@ -1,13 +1,13 @@
-// quantized_embedding on the CPU: runs on the calling thread and those of `parallel_for`, until
-// done.
+// quantized_embedding on the CPU. Uses the calling thread and those of `parallel_for`, and returns
+// when the result is complete.
 #pragma once
 
 #include "quantized_matmul/simd/kernels.h"
 
 namespace mlx_anvil {
 
-// Row numbers in any integer format of 32 or 64 bits. Negative ones count from the end; what is
-// still outside is the row next to it.
+// Row ids of any 32- or 64-bit integer type. Negative ids count from the end; ids still out of
+// range clamp to the first or last row.
 struct RowIds {
   const void* data;
   int64_t count;
@@ -19,7 +19,7 @@ struct RowIds {
 
 struct QuantizedEmbeddingArgs {
   RowIds ids;
-  QuantizedMatrixView matrix;  // `outputs` is the number of its rows
+  QuantizedMatrixView matrix;  // `outputs` is its number of rows
   KernelDtype dtype;           // of out
   void* out;                   // [ids.count, columns]
 };

@@ -12,7 +12,7 @@ namespace mlx_anvil {
 namespace {
 
 constexpr int64_t kThreads = 256;
-constexpr int64_t kPiece = 8;  // columns of a thread
+constexpr int64_t kPiece = 8;  // columns per thread
 
 }  // namespace
 

@@ -4,7 +4,7 @@
 
 namespace mlx_anvil {
 
-// `out` has its memory.
+// `out` must be allocated.
 void quantized_embedding_gpu(const QuantizedFormat& format,
                              const mx::array& ids,
                              const QuantizedWeightArrays& weights,

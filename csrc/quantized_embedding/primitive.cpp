@@ -16,11 +16,12 @@ namespace {
 
 constexpr const char* kOp = "quantized_embedding";
 
-// So many take 0.2 ms on two cores; to wake the thread of MLX's CPU stream and to be woken by it
-// takes 0.1.
+// This many elements take 0.2 ms on two cores. A round trip to the thread of MLX's CPU stream takes
+// 0.1 ms.
 constexpr int64_t kMostElementsAtOnce = 1 << 20;
 
-// Of each array of a matrix, the rows asked for: one at least, for MLX dequantises matrices only.
+// Takes the requested rows of each array of a matrix. Keeps one axis for a scalar id, because MLX
+// dequantises matrices only.
 QuantizedMatrix rows_of(const QuantizedMatrix& matrix, const mx::array& ids, mx::Stream s) {
   const mx::array some = ids.ndim() == 0 ? mx::expand_dims(ids, 0, s) : ids;
   const auto take = [&](const mx::array& x) { return mx::take(x, some, 0, s); };
@@ -32,7 +33,7 @@ mx::array without_row(const mx::array& rows, const mx::array& ids, mx::Stream s)
   return ids.ndim() == 0 ? mx::squeeze(rows, 0, s) : rows;
 }
 
-// Inputs: ids, w, scales, biases where the format has them.
+// Inputs: ids, w, scales, and biases for affine formats.
 class QuantizedEmbedding : public QuantizedPrimitive {
  public:
   QuantizedEmbedding(mx::Stream stream, const QuantizedFormat& format, mx::Dtype dtype)
@@ -48,8 +49,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     return format_ == o.format_ && dtype_ == o.dtype_;
   }
 
-  // Scales and biases in float32 before rows are taken: their gradients add up what equal ids
-  // bring.
+  // Widens scales and biases to float32 before the take, so that gradients of repeated ids
+  // accumulate in float32.
   Arrays compose(const Arrays& inputs) override {
     QuantizedMatrix wide = matrix(inputs);
     if (wide.biases) {
@@ -73,7 +74,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     dispatch_cpu(kOp, inputs, outputs, args_of(inputs, outputs[0]), quantized_embedding_cpu);
   }
 
-  // The rows here and now, on the calling thread. The inputs are at hand.
+  // Computes the rows eagerly on the calling thread. All inputs must be available.
   mx::array rows_at_once(const Arrays& inputs) {
     mx::array out(std::move(output_shapes(inputs)[0]), dtype_, nullptr, {});
     allocate_dense(out, stream());
@@ -100,8 +101,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
 
-  // The rows are linear in scales and biases: those of the tangents, where one that is not given is
-  // zero.
+  // The rows are linear in scales and biases, so their tangent is the same lookup with the tangents
+  // of scales and biases. A missing tangent is zero.
   Arrays tangent(const Arrays& primals,
                  const Arrays& tangents,
                  const std::vector<int>& argnums) override {
@@ -122,7 +123,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     if (!one_matrix && format_.has_biases()) {
       return FusedPrimitive::batched(inputs, axes);
     }
-    if (!one_matrix) {  // MLX has no vmap of the codes of float formats: each matrix has its turn
+    if (!one_matrix) {  // MLX has no vmap over codes of float formats, so loop over the matrices
       Arrays rows;
       for (const Arrays& own : elements_of(inputs, axes, stream())) {
         rows.push_back(apply_quantized_embedding(format_, own[0], matrix(own), dtype_, stream()));
@@ -162,8 +163,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   const mx::Dtype dtype_;
 };
 
-// Whether everything is there, as where a prompt's rows are asked for: then a node of the graph
-// would only be waited for.
+// True if all inputs are available and the result is small, as for the rows of a prompt. A graph
+// node would only add latency.
 bool can_be_had_at_once(const QuantizedFormat& format, const Arrays& inputs, mx::Stream s) {
   const int64_t rows = static_cast<int64_t>(inputs[0].size());
   const int64_t columns = int64_t{inputs[2].shape(-1)} * format.group;

@@ -4,7 +4,7 @@
 
 namespace mlx_anvil {
 
-// ids of 32 or 64 bits; `dtype` is that of scales and biases where there are any.
+// ids have 32 or 64 bits. `dtype` equals that of scales and biases for affine formats.
 mx::array apply_quantized_embedding(const QuantizedFormat& format,
                                     mx::array ids,
                                     QuantizedMatrix matrix,

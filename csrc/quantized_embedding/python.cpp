@@ -34,23 +34,23 @@ std::optional<mx::Dtype> to_optional_dtype(nb::handle value) {
 }
 
 constexpr const char* kDoc =
-    R"(Rows of a quantized matrix in full: an embedding whose table stays quantized.
+    R"(Dequantises the requested rows of a matrix: an embedding whose table stays quantized.
 
 Formula:
     ``out[..., k] = scales[id, k // group_size] * value(code[id, k]) + biases[id, k // group_size]``
     with ``id = ids[...]``
 
-The same as ``mx.dequantize(w[ids], scales[ids], biases[ids])``, in one kernel that reads nothing but
-the rows asked for. The arithmetic is float32, rounded once. On the CPU, up to 2^20 elements of which
-everything is there (ids and matrix evaluated, row-contiguous, not traced) are computed by the call
-itself, which takes less than waking the thread that evaluates graphs.
+Equals ``mx.dequantize(w[ids], scales[ids], biases[ids])``, in one kernel that reads only the
+requested rows. It computes in float32 and rounds once. On the CPU, results of up to 2^20 elements
+are computed eagerly if all inputs are available (evaluated, row-contiguous, not traced): that is
+faster than waking the thread that evaluates graphs.
 
-Negative ids count from the last row. Ids that are outside raise an error where their values are known
-when the op is called: on the CPU, when the array has been evaluated. Of others, those beyond the last
-row give the last, those below minus the number of rows the first.
+Negative ids count from the last row. Ids out of range raise an error if their values are known when
+the op is called: on the CPU, if the array has been evaluated. Otherwise they clamp to the first or
+last row.
 
-The gradients in ``scales`` and ``biases`` (affine) add up what equal ids bring, through a graph of
-MLX ops; forward mode is fused. ``vmap`` works over any of the arrays.
+Gradients with respect to ``scales`` and ``biases`` (affine) accumulate over equal ids, in a graph
+of MLX ops. Forward mode is fused. ``vmap`` works over any of the arrays.
 
 Args:
     ids (array): any shape, any integer dtype.
@@ -60,8 +60,8 @@ Args:
     group_size (int, optional): as for ``quantized_matmul``.
     bits (int, optional): likewise.
     mode (str): likewise.
-    dtype (Dtype, optional): of the result: float32, float16 or bfloat16. Default: ``None``, the
-        promoted dtype of ``scales`` and ``biases`` for affine, else bfloat16.
+    dtype (Dtype, optional): dtype of the result: float32, float16 or bfloat16. Default: ``None``,
+        the promoted dtype of ``scales`` and ``biases`` for affine, else bfloat16.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -69,8 +69,8 @@ Returns:
 
 Raises:
     TypeError: an argument of the wrong type; ids that are not integers.
-    ValueError: a format that is not in the list, shapes that do not fit it, ids outside the matrix, an
-        unsupported dtype, a GPU stream where MLX has no GPU backend.
+    ValueError: an unknown format, shapes that do not match the format, ids out of range, an
+        unsupported dtype, or a GPU stream if MLX has no GPU backend.
 
 Matches ``mlx.nn.QuantizedEmbedding``.
 )";

@@ -26,7 +26,7 @@ void check_id(T id, int64_t rows) {
   }
 }
 
-// Views of any strides; what a broadcast repeats is read once.
+// Handles views with any strides. Elements repeated by a broadcast are read once.
 template <class T>
 void check_from(const T* ids, const mx::array& of, size_t axis, int64_t rows) {
   if (axis == of.ndim()) {
@@ -49,8 +49,8 @@ void check_each(const mx::array& ids, int64_t rows) {
   }
 }
 
-// Ids that the host can read at once. Those of a lazy graph, and all on CUDA, whose memory the host
-// does not share, are left to the kernels.
+// Checks ids that the host can read now. Lazy ids, and all ids on CUDA, where the host does not
+// share memory, are left to the kernels, which clamp.
 void check_ids(const mx::array& ids, int64_t rows, mx::Stream s) {
   const bool readable =
       s.device == mx::Device::cpu && ids.is_available() && !ids.is_tracer() && ids.size() > 0;
@@ -105,7 +105,7 @@ mx::array quantized_embedding(const mx::array& ids,
     };
     return shapeless_node(kOp, s, ids, {&matrix}, call)[0];
   }
-  // Kernels read ids of 32 and 64 bits.
+  // Kernels read 32- and 64-bit ids.
   const mx::array wide = ids.itemsize() < 4 ? mx::astype(ids, mx::int32, s) : ids;
   if (!format.has_biases()) {
     return apply_quantized_embedding(format, wide, std::move(matrix), dtype.value_or(mx::bfloat16),

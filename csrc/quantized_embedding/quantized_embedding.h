@@ -4,8 +4,8 @@
 
 namespace mlx_anvil {
 
-// Rows ids of the matrix in full, [*ids.shape, K]. Affine: in `dtype`, else in the promoted dtype
-// of scales and biases; other modes: in `dtype`, else in bfloat16.
+// Dequantises the rows `ids` of the matrix to [*ids.shape, K]. `dtype` defaults to the promoted
+// dtype of scales and biases for affine formats, and to bfloat16 otherwise.
 mx::array quantized_embedding(const mx::array& ids,
                               QuantizedMatrix matrix,
                               const QuantizedOptions& options,

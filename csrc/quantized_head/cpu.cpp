@@ -17,11 +17,11 @@ namespace mlx_anvil {
 
 namespace {
 
-// Rows of w whose logits are there at once: with 8 rows of x they take 8 KiB.
+// Rows of w per block of logits. With 8 rows of x, a block takes 8 KiB and fits in L1.
 constexpr int64_t kBlockOutputs = 256;
 
-// The best candidates of a row of x so far, among up to twice as many as are kept: putting them
-// apart only then takes a few comparisons for each that is offered, whatever is kept.
+// The best candidates of a row of x so far. Holds up to twice as many as are kept before it
+// partitions them: that takes a few comparisons per candidate on average, whatever the number kept.
 class Best {
  public:
   explicit Best(size_t kept) : kept_(kept) {}
@@ -42,11 +42,11 @@ class Best {
     }
   }
 
-  // No logit at or below it is among the best if its index comes after those offered. NaN: there
-  // may be room for any.
+  // Logits at or below the bar cannot be among the best, if their indices follow those already
+  // offered. NaN means that any logit may be.
   float bar() const { return bar_; }
 
-  // Of at least as many as are kept.
+  // Returns the best in order. At least as many as are kept must have been offered.
   std::vector<uint64_t> in_order() && {
     std::sort(candidates_.begin(), candidates_.end(), std::greater());
     candidates_.resize(kept_);
@@ -69,8 +69,8 @@ std::vector<GemvOperand> operands_of(const QuantizedHeadArgs& args) {
   return operands;
 }
 
-// Of rows [begin, end) of w, for every row of x. Each row of w is read from memory once: all rows
-// of x take their turn while a block is in the cache.
+// Returns the best of rows [begin, end) of w for every row of x. Each row of w is read from memory
+// once: all rows of x use a block while it is in cache.
 std::vector<Best> best_of(const QuantizedHeadArgs& args,
                           const std::vector<GemvOperand>& operands,
                           int64_t begin,
@@ -106,7 +106,7 @@ void quantized_head_cpu(const QuantizedHeadArgs& args) {
   std::mutex mutex;
   parallel_for(args.matrix.outputs, gemv_grain(args.matrix), [&](int64_t begin, int64_t end) {
     const std::vector<Best> own = best_of(args, operands, begin, end);
-    // In any order: candidates have one of their own.
+    // The merge order does not matter: candidates are totally ordered.
     const std::lock_guard lock(mutex);
     for (int64_t row = 0; row < args.rows; ++row) {
       best[row].offer_all(own[row]);

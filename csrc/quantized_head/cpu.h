@@ -1,4 +1,5 @@
-// The best logits on the CPU: runs on the calling thread and those of `parallel_for`, until done.
+// Finds the best logits on the CPU. Uses the calling thread and those of `parallel_for`, and
+// returns when the result is complete.
 #pragma once
 
 #include "quantized_matmul/simd/kernels.h"
@@ -6,12 +7,12 @@
 namespace mlx_anvil {
 
 struct QuantizedHeadArgs {
-  QuantizedMatrixView matrix;  // matrix.dtype: of x and values too
-  int64_t rows;                // of x
+  QuantizedMatrixView matrix;  // matrix.dtype is also that of x and values
+  int64_t rows;                // rows of x
   int64_t kept;                // 1 to matrix.outputs
   const void* x;               // [rows, matrix.columns]
   uint32_t* indices;           // [rows, kept], best first
-  void* values;                // likewise
+  void* values;                // [rows, kept]
 };
 
 void quantized_head_cpu(const QuantizedHeadArgs& args);

@@ -12,13 +12,13 @@ namespace mlx_anvil {
 namespace {
 
 constexpr const char* kFolder = "quantized_head";
-constexpr uint32_t kIsLast = 2;  // function constant, of best.h
+constexpr uint32_t kIsLast = 2;  // function constant of best.h
 constexpr uint32_t kMergeThreads = 256;
 
-// Candidates in threadgroup memory: 16 KiB, so that two threadgroups have room on Apple's GPUs.
+// Candidates in threadgroup memory: 16 KiB, so that two threadgroups fit on an Apple GPU core.
 constexpr int64_t kMostSlots = 2048;
-// Rows of w of a threadgroup, at least, and in times of what is kept of them, so that candidates
-// are few beside the logits.
+// Minimum rows of w per threadgroup, absolute and as a multiple of those kept, so that there are
+// few candidates compared with logits.
 constexpr int64_t kFewestSlots = 64;
 constexpr int64_t kSlotsOfKept = 4;
 
@@ -27,15 +27,15 @@ struct Outputs {
   mx::array& values;
 };
 
-// What the kernels have in common: the best of `blocks` blocks for each row of x.
+// One pass of either kernel: the best of `blocks` blocks for each row of x.
 struct Pass {
   BestParams best;
-  int64_t rows;    // of x
-  int64_t blocks;  // 1: the last
+  int64_t rows;    // rows of x
+  int64_t blocks;  // 1 in the last pass
 
   FunctionConstant is_last() const { return {kIsLast, blocks == 1}; }
 
-  // Candidates for the next pass.
+  // Candidates per row for the next pass.
   int64_t candidates() const { return blocks * best.run; }
 
   Scratch candidate_array(const mx::Stream& stream) const {
@@ -76,7 +76,7 @@ void launch_merge(const Pass& pass,
   launch(request, stream);
 }
 
-// Until one block is left.
+// Merges until one block is left.
 void merge(Pass pass, Scratch candidates, Outputs outputs, const mx::Stream& stream) {
   while (pass.blocks > 1) {
     const int64_t count = pass.candidates();
@@ -107,7 +107,7 @@ void quantized_head_gpu(const QuantizedFormat& format,
   pass.best.kept = indices.shape(-1);
   const int64_t run = static_cast<int64_t>(kernel_rows(pass.best.kept));
   const int64_t slots = std::max(kFewestSlots, kSlotsOfKept * run);
-  // Rather several threadgroups for a block of w than fewer slots for each row of x.
+  // Splits rows of x over several threadgroups per block of w, rather than use fewer slots per row.
   const int64_t rows =
       std::min({kernel_rows(sizes.rows), int64_t{kQuantizedGemvRows}, kMostSlots / slots});
   pass.best.run = static_cast<int32_t>(run);

@@ -4,7 +4,7 @@
 
 namespace mlx_anvil {
 
-// `indices` and `values`: [..., kept], not empty, with their memory.
+// `indices` and `values` are [..., kept], not empty, and allocated.
 void quantized_head_gpu(const QuantizedFormat& format,
                         const QuantizedSizes& sizes,
                         const mx::array& x,

@@ -14,10 +14,9 @@ namespace mlx_anvil {
 
 namespace {
 
-// By MLX's stable sort, for which NaN is above all. It leaves equal logits in their order, and the
-// best at the end: of logits in reverse, that is the best first and equal ones in their order.
-// Without mx::arange and mx::take over the logits, which would fix their shape in a shapeless
-// graph.
+// Uses MLX's stable ascending argsort, in which NaN is the largest, on the reversed logits: read
+// from the end, the best come first and ties keep their order. Avoids mx::arange and mx::take over
+// the logits, which would fix their shape in a shapeless graph.
 mx::array indices_of_best(const mx::array& logits, int kept, mx::Stream s) {
   const mx::array ones = mx::astype(mx::ones_like(logits, s), mx::uint32, s);
   const mx::array backwards = mx::cumsum(ones, -1, /*reverse=*/true, /*inclusive=*/false, s);
@@ -31,7 +30,7 @@ mx::array indices_of_best(const mx::array& logits, int kept, mx::Stream s) {
   return mx::subtract(last, from_last, s);
 }
 
-// Inputs: x, w, scales, biases where the format has them. Outputs: indices and values.
+// Inputs: x, w, scales, and biases for affine formats. Outputs: indices and values.
 class QuantizedHead : public QuantizedPrimitive {
  public:
   QuantizedHead(mx::Stream stream, const char* op, const QuantizedFormat& format, int kept)
@@ -83,8 +82,7 @@ class QuantizedHead : public QuantizedPrimitive {
   }
 
  protected:
-  // Indices have none, as those of mx.argmax. Values are products with the rows of w that were
-  // found.
+  // Indices have no gradient, as in mx.argmax. Values are products with the selected rows of w.
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
@@ -103,7 +101,7 @@ class QuantizedHead : public QuantizedPrimitive {
             mx::jvp(values, chosen(primals, argnums), tangents).second[0]};
   }
 
-  // vmap's axis becomes more rows where w is shared; otherwise each matrix has a turn of its own.
+  // The vmap axis adds rows if w is shared; otherwise loops over the matrices.
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
     const mx::Stream s = stream();
@@ -140,9 +138,9 @@ class QuantizedHead : public QuantizedPrimitive {
     return arrays;
   }
 
-  // The logits at `indices` as a function of the chosen inputs: a product in which each row of x
-  // has a matrix of its own, so that it has derivatives of every order. In float32, for gradients
-  // add up what the rows of x that found the same row of w bring.
+  // Returns the logits at `indices` as a function of the chosen inputs. Each row of x gets a matrix
+  // of its selected rows of w, so the product has derivatives of every order. In float32, because
+  // gradients accumulate over rows of x that selected the same row of w.
   Function values_at(const mx::array& indices,
                      const Arrays& primals,
                      const std::vector<int>& argnums) {

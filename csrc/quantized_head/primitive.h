@@ -4,9 +4,9 @@
 
 namespace mlx_anvil {
 
-// The `kept` best logits of each row of x [..., K], by our kernels, or by MLX's ops where there are
-// none (which `trace()` shows under `op`). x, scales and biases have one dtype (but for scales of
-// uint8); w has rank 2.
+// Returns the `kept` best logits of each row of x [..., K]. Uses our kernels, or MLX's ops if no
+// kernel supports the call (`trace()` then shows them under `op`). x, scales and biases share one
+// dtype, except uint8 scales; w has rank 2.
 BestLogits apply_quantized_head(const char* op,
                                 const QuantizedFormat& format,
                                 mx::array x,

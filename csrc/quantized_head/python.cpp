@@ -10,51 +10,51 @@ using namespace nb::literals;
 namespace {
 
 constexpr const char* kArgmaxDoc =
-    R"(Where the largest logit of each row is, and which it is: the step that ends greedy decoding.
+    R"(Index, and optionally value, of each row's largest logit: the last step of greedy decoding.
 
 Formula:
     ``logits = x @ W.T``, ``W`` as for ``quantized_matmul``; ``index = argmax(logits, axis=-1)``
 
-The same as ``mx.argmax(mlx_anvil.quantized_gemv(x, w, scales, biases), axis=-1)``, without an array
-of logits: each block of them is searched where it was computed. Logits are rounded to their dtype
-first, as they would be stored. Of equal ones the first is taken, whatever the number of threads;
-NaN is above all numbers, as ``mx.argmax`` has it.
+Equals ``mx.argmax(mlx_anvil.quantized_gemv(x, w, scales, biases), axis=-1)``, without an array of
+logits: the kernel searches each block of logits as it computes it. Logits are first rounded to
+their dtype, as if stored. The first of equal logits wins, whatever the number of threads. NaN is
+larger than every number, as in ``mx.argmax``.
 
-Any number of rows; up to 8 share one pass over ``w`` on a GPU, all do on the CPU. Indices have no
-gradient (it is zero, as that of ``mx.argmax``). Values have one in ``x``, ``scales`` and ``biases``
-(affine), and forward mode: products with the rows of ``w`` that were found. ``vmap`` works over
-any of the arrays.
+``x`` may have any number of rows. Up to 8 rows share one pass over ``w`` on a GPU; all rows do on
+the CPU. The gradient of indices is zero, as for ``mx.argmax``. Values are differentiable with
+respect to ``x``, ``scales`` and ``biases`` (affine), in reverse and forward mode, through products
+with the selected rows of ``w``. ``vmap`` works over any of the arrays.
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
     w (array): uint32 ``[N, K * bits / 32]``.
     scales (array): ``[N, K / group_size]``; floating point (affine), or uint8.
     biases (array, optional): like ``scales``; affine only, and required there.
-    return_values (bool): whether the largest logits are returned too. Default: ``False``.
+    return_values (bool): also return the largest logits. Default: ``False``.
     group_size (int, optional): as for ``quantized_matmul``.
     bits (int, optional): likewise.
     mode (str): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or (array, array): indices, uint32 ``[...]``; with ``return_values`` also the values, in the
-    promoted dtype of ``x``, ``scales`` and ``biases``.
+    array or (array, array): indices, uint32 ``[...]``; with ``return_values`` also the values, in
+    the promoted dtype of ``x``, ``scales`` and ``biases``.
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: a format that is not in the list, shapes that do not fit it, an empty ``w``, an
-        unsupported dtype, a GPU stream where MLX has no GPU backend.
+    ValueError: an unknown format, shapes that do not match the format, an empty ``w``, an
+        unsupported dtype, or a GPU stream if MLX has no GPU backend.
 )";
 
 constexpr const char* kTopkDoc =
-    R"(The ``k`` largest logits of each row, with their indices: what sampling chooses from.
+    R"(The ``k`` largest logits of each row and their indices: the candidates of top-k sampling.
 
 Formula:
     ``logits = x @ W.T``, ``W`` as for ``quantized_matmul``; the ``k`` largest of each row, in
     descending order
 
-Without an array of logits, as ``quantized_argmax``, which has the rules for rounding, ties, NaN,
-gradients and ``vmap``.
+It needs no array of logits. Rounding, ties, NaN, gradients and ``vmap`` follow
+``quantized_argmax``.
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
@@ -73,7 +73,7 @@ Returns:
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: ``k`` out of range; what ``quantized_argmax`` raises.
+    ValueError: ``k`` out of range; any error of ``quantized_argmax``.
 )";
 
 #define MLX_ANVIL_HEAD_ARRAYS                                                                     \
@@ -130,7 +130,8 @@ nb::tuple python_topk(nb::handle x,
 }
 
 const BindOp bind_quantized_head([](nb::module_& m) {
-  // Twice, so that type checkers know what return_values brings; the first takes every call.
+  // Registered twice, so that type checkers infer the result from return_values. The first overload
+  // takes every call.
   for (const char* signature : kArgmaxSignatures) {
     m.def("quantized_argmax", python_argmax, "x"_a.none(), "w"_a.none(), "scales"_a.none(),
           "biases"_a = nb::none(), nb::kw_only(), "return_values"_a.none() = false,

@@ -17,7 +17,7 @@ BestLogits best_logits(const char* op,
                        const mx::array& x,
                        QuantizedMatrix matrix,
                        int64_t kept,
-                       bool squeezed,  // without the axis of those kept
+                       bool squeezed,  // drop the axis of length `kept`
                        const QuantizedOptions& options,
                        mx::StreamOrDevice stream) {
   require_kernel_dtypes(op, {{"x", x}});

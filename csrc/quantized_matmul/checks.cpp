@@ -15,7 +15,7 @@ namespace {
 
 struct Mode {
   QuantizedKind kind;
-  std::vector<int> bits;  // the first is the default, here and below
+  std::vector<int> bits;  // the first entry of each list is the default
   std::vector<int> groups;
 };
 
@@ -50,13 +50,13 @@ int choose(const char* op,
 
 // ---- arrays -------------------------------------------------------------------------------------
 
-// Everything but the last axis as `a` has it.
+// True if all axes but the last agree.
 bool same_leading(const mx::array& a, const mx::array& b) {
   return a.ndim() == b.ndim() &&
          std::equal(a.shape().begin(), a.shape().end() - 1, b.shape().begin());
 }
 
-// An array of the matrix by its name, which is put together where it is shown only.
+// Name of an array of the matrix. The string is built only for error messages.
 struct MatrixArray {
   const char* prefix;
   const char* name;
@@ -141,8 +141,7 @@ void check_x(const char* op,
              int64_t wanted) {
   if (x.ndim() == 0 || x.shape(-1) != wanted) {
     throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
-                              "; allowed: a last axis of x of " + std::to_string(wanted) +
-                              " elements.");
+                              "; allowed: x [..., " + std::to_string(wanted) + "].");
   }
 }
 

@@ -10,33 +10,33 @@
 namespace mlx_anvil {
 
 struct QuantizedOptions {
-  std::optional<int> group_size;  // default: that of the mode
+  std::optional<int> group_size;  // default depends on the mode
   std::optional<int> bits;        // likewise
   std::string mode = "affine";
 };
 
 QuantizedFormat checked_format(const char* op, const QuantizedOptions& options);
 
-// `prefix` comes before the names of the arrays: "gate " for those of a pair.
+// `prefix` precedes array names in errors, such as "gate " in swiglu.
 void check_matrix(const char* op,
                   const char* prefix,
                   const QuantizedFormat& format,
                   const QuantizedMatrix& matrix);
 
-// K: codes in a row of w.
+// Returns K, the codes per row of w.
 int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix);
 
-// That the last axis of x has `wanted` elements.
+// Checks that the last axis of x has `wanted` elements.
 void check_x(const char* op,
              const mx::array& x,
              const char* w_name,
              const QuantizedMatrix& matrix,
              int64_t wanted);
 
-// That of x, and of affine scales and biases.
+// Returns the promoted dtype of x and of affine scales and biases.
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);
 
-// Brings scales and biases of affine to `dtype`.
+// Converts affine scales and biases to `dtype`.
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
 // "w has shape (2, 3)"

@@ -27,7 +27,7 @@ mx::array compose_dequantized(const QuantizedFormat& format,
                               const QuantizedMatrix& matrix,
                               mx::Stream s) {
   const std::string mode = mode_name(format.kind);
-  if (matrix.w.size() == 0) {  // which MLX refuses
+  if (matrix.w.size() == 0) {  // MLX rejects empty matrices
     mx::Shape shape = matrix.scales.shape();
     shape.back() *= format.group;
     return mx::zeros(shape, mx::float32, s);
@@ -36,7 +36,8 @@ mx::array compose_dequantized(const QuantizedFormat& format,
     return mx::dequantize(matrix.w, matrix.scales, std::nullopt, format.group, format.bits, mode,
                           std::nullopt, mx::float32, s);
   }
-  // The codes alone through MLX; scales and biases in ops that have derivatives of every order.
+  // MLX dequantises the codes only. Scales and biases go through ops with derivatives of every
+  // order.
   const mx::Shape& shape = matrix.scales.shape();
   const mx::array codes =
       mx::dequantize(matrix.w, mx::ones(shape, mx::float32, s), mx::zeros(shape, mx::float32, s),

@@ -1,5 +1,6 @@
-// Quantized products as graphs of MLX ops, in float32 whatever the inputs' dtype: the definition
-// that the derivatives without a kernel come from; and MLX's own ops, for where no kernel serves.
+// Quantized products as graphs of MLX ops. The composed definition computes in float32 whatever the
+// dtype, and provides the derivatives that have no kernel. MLX's own op serves calls without a
+// kernel.
 #pragma once
 
 #include "common/primitive.h"
@@ -7,30 +8,29 @@
 
 namespace mlx_anvil {
 
-// The name that MLX gives to a format.
+// Returns MLX's name of a format.
 const char* mode_name(QuantizedKind kind);
 
-// One quantized matrix; `biases` where the format has them.
+// One quantized matrix. `biases` is set for affine formats.
 struct QuantizedMatrix {
   mx::array w, scales;
   std::optional<mx::array> biases;
 };
 
-// The arrays of one matrix among the inputs of a primitive, row-contiguous; `biases` is null for
-// all but affine.
+// One matrix among the inputs of a primitive, row-contiguous. `biases` is null unless affine.
 struct QuantizedWeightArrays {
   const mx::array* w = nullptr;
   const mx::array* scales = nullptr;
   const mx::array* biases = nullptr;
 };
 
-// The matrix in full, in float32. Differentiable in scales and biases, to any order.
+// Dequantises the whole matrix to float32. Differentiable in scales and biases, to any order.
 mx::array compose_dequantized(const QuantizedFormat& format,
                               const QuantizedMatrix& matrix,
                               mx::Stream s);
 
-// x [..., rows, *] against w [N, *] or [..., N, *] with the batch of x. Differentiable in x, scales
-// and biases, to any order.
+// Multiplies x [..., rows, *] by w [N, *], or by [..., N, *] with the batch of x. Differentiable in
+// x, scales and biases, to any order.
 mx::array compose_quantized_matmul(const QuantizedFormat& format,
                                    QuantizedProduct product,
                                    const mx::array& x,

@@ -28,7 +28,7 @@ QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
   return {format, dtype, sizes.columns, sizes.outputs, weights};
 }
 
-// result(first, count) gives [rows][count] for rows [first, first + count) of the matrix.
+// result(first, count) returns [rows][count] for rows [first, first + count) of the matrix.
 template <class Result>
 void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out, Result result) {
   const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
@@ -87,7 +87,7 @@ void quantized_swiglu_cpu(const QuantizedSwigluArgs& args) {
   const QuantizedMatrixView gate = matrix_of_batch(args.format, args.dtype, sizes, args.gate, 0);
   const QuantizedMatrixView up = matrix_of_batch(args.format, args.dtype, sizes, args.up, 0);
   const int64_t size = element_size(args.dtype);
-  // More rows than the op sends here come from a compiled graph that is used for other shapes.
+  // The op sends at most kQuantizedGemvRows rows, but a shapeless compiled graph may see more.
   for (int64_t first_row = 0; first_row < sizes.rows; first_row += kQuantizedGemvRows) {
     const int64_t rows = std::min<int64_t>(kQuantizedGemvRows, sizes.rows - first_row);
     const GemvOperand operand(gate, at(args.x, first_row * sizes.columns * size), rows);

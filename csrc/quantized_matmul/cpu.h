@@ -1,5 +1,5 @@
-// Quantized products on the CPU. Both run on the calling thread and those of `parallel_for`, until
-// done.
+// Quantized products on the CPU. Both use the calling thread and those of `parallel_for`, and
+// return when the result is complete.
 #pragma once
 
 #include "quantized_matmul/problem.h"

@@ -1,4 +1,4 @@
-// Products of many rows of x.
+// GEMM: quantized products of many rows of x.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -12,14 +12,14 @@ namespace mlx_anvil {
 
 namespace {
 
-// Rows of x for which the panels are made at once.
+// Rows of x per pass over the matrix. Dequantised panels are reused for all of them.
 constexpr int64_t kGemmRows = 512;
-// Rows of x that are worth waking a thread for, to pack them.
+// Minimum rows of x per thread when packing.
 constexpr int64_t kPackGrain = 4;
-// Columns of a tile of the result, about.
+// Approximate width of a tile of the result, in columns.
 constexpr int64_t kTileColumns = 128;
 
-// Bytes of rows of x and of the result.
+// Bytes per row of x and of the result.
 struct RowSizes {
   int64_t x, out;
 
@@ -47,7 +47,7 @@ void multiply_floats(const QuantizedMatrixView& matrix,
   const Floats panels = floats(most_rows * padded);
   const RowSizes bytes(matrix, product);
 
-  // Tiles in units of columns (transposed) or blocks.
+  // Tiles are in units of columns (transposed) or blocks (plain).
   const int64_t items = transposed ? matrix.outputs : ceil_div(matrix.columns, block);
   const int64_t tile = transposed ? kTileColumns : std::max<int64_t>(1, kTileColumns / block);
   for (int64_t first_row = 0; first_row < rows; first_row += kGemmRows) {
@@ -56,7 +56,7 @@ void multiply_floats(const QuantizedMatrixView& matrix,
     const LaneRows packed = {panels.get(), kernels.panel, panel_rows * kernels.panel};
     parallel_for(panel_rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin; m < end; ++m) {
-        // Rows beyond the last are multiplied too, and their results left alone.
+        // Padding rows are multiplied too, and their results discarded.
         kernels.load_row(matrix.dtype, at(x, (first_row + m) * bytes.x), m < count ? x_columns : 0,
                          transposed ? values : 1, padded / kernels.lanes,
                          packed.data + m * packed.row_step, packed.pair_step);
@@ -72,7 +72,7 @@ void multiply_floats(const QuantizedMatrixView& matrix,
   }
 }
 
-// Rows of x that have no integers, in float32.
+// Recomputes in float32 the rows of x that have no integer representation.
 void replace_rows(const QuantizedMatrixView& matrix,
                   QuantizedProduct product,
                   const void* x,
@@ -84,7 +84,7 @@ void replace_rows(const QuantizedMatrixView& matrix,
     return;
   }
   std::vector<char> some_x(rows * bytes.x), some_out(rows * bytes.out);
-  // row(m, i): row m of all is row i of those.
+  // Calls row(m, i) for each such row: m is its index in x, i its index among them.
   const auto for_each_row = [&](auto row) {
     for (size_t m = 0, i = 0; m < finite.size(); ++m) {
       if (!finite[m]) {
@@ -101,7 +101,8 @@ void replace_rows(const QuantizedMatrixView& matrix,
   });
 }
 
-// False: not for this format on this machine, or a number of the matrix is not finite.
+// Returns false if the format has no integer kernel on this machine, or if the matrix has a scale
+// or bias that is not finite.
 bool multiply_integers(const QuantizedMatrixView& matrix,
                        QuantizedProduct product,
                        const void* x,

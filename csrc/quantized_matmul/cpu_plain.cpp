@@ -1,5 +1,5 @@
-// The plain product of up to 8 rows, which is the gradient: columns in strips, rows of w in parts
-// that are added up in order.
+// Plain product of up to 8 rows, as in a gradient. Columns are split into strips and rows of w into
+// parts, whose sums are added in a fixed order (split-K).
 #include <atomic>
 
 #include "common/parallel.h"
@@ -9,25 +9,25 @@ namespace mlx_anvil {
 
 namespace {
 
-// Columns of a strip, about: with 8 rows its sums take 16 KiB, and one reads enough of each row of
-// w to be worth going to memory for.
+// Approximate columns per strip. Sums of 8 rows then take 16 KiB, and the contiguous bytes per row
+// of w are long enough for efficient memory access.
 constexpr int64_t kStripColumns = 512;
-// Rows of w that one item adds up, so that narrow matrices have work for all threads. A number of
-// the shape only: the result does not depend on how many threads there are.
+// Rows of w per work item, so that narrow matrices occupy all threads too. It depends on the shape
+// only, so results do not depend on the number of threads.
 constexpr int64_t kPartRows = 1024;
-// In integers they are fewer, which leaves wider strips: rows of w are read in longer pieces.
-// Strips are as wide as leaves so many items, with sums that stay in the nearer caches.
+// Integer kernels use smaller parts and wider strips, so that they read longer pieces of each row.
+// The strip width leaves at least kIntItems items, with sums that fit in L2.
 constexpr int64_t kIntPartRows = 512;
 constexpr int64_t kIntItems = 8, kIntStripColumns = 8192, kIntStripSums = 32768;
-// Numbers that are worth waking a thread for, to add them up.
+// Minimum elements per thread when adding up parts.
 constexpr int64_t kSumsGrain = 65536;
 
-// How the columns of a matrix are gone through.
+// How the columns and rows of a matrix are split into work items.
 struct PlainPlan {
   bool integers;
-  int values;            // of the order in which columns come (store_row)
-  int64_t block, strip;  // columns of a block, blocks of a strip
-  int64_t skipped;       // columns of the first block that are none of the matrix's
+  int values;            // column interleaving, as in store_row
+  int64_t block, strip;  // columns per block, blocks per strip
+  int64_t skipped;       // padding columns before the matrix in the first block
   int64_t blocks, strips, part_rows, parts;
 
   PlainPlan(const QuantizedMatrixView& matrix, int64_t rows, bool in_integers)
@@ -50,14 +50,14 @@ struct PlainPlan {
     strips = ceil_div(ceil_div(matrix.columns, block), strip);
   }
 
-  // The last strip has a block more, where columns are skipped.
+  // The skipped columns may add one block to the last strip.
   int64_t strip_blocks(int64_t s) const { return s + 1 < strips ? strip : blocks - s * strip; }
   int64_t most_blocks() const { return strip_blocks(strips - 1) > strip ? strip + 1 : strip; }
   int64_t first_block(int64_t item) const { return item / parts * strip; }
   int64_t first_row(int64_t item) const { return item % parts * part_rows; }
 };
 
-// x by columns, in float32: [outputs][rows].
+// Returns x transposed, in float32: [outputs][rows].
 Floats columns_of(const QuantizedMatrixView& matrix,
                   const void* x,
                   int64_t given_rows,
@@ -77,7 +77,7 @@ Floats columns_of(const QuantizedMatrixView& matrix,
   return columns;
 }
 
-// False: integers will not do, and nothing was written.
+// Returns false, without writing `out`, if the integer kernel rejects the matrix.
 bool plain_gemv(const QuantizedMatrixView& matrix,
                 const float* columns,
                 int64_t given_rows,
@@ -87,13 +87,13 @@ bool plain_gemv(const QuantizedMatrixView& matrix,
   const QuantizedCpuKernels& kernels = quantized_cpu_kernels();
   const PlainPlan plan(matrix, rows, integers);
   const int64_t sums_step = rows * plan.most_blocks() * plan.block;
-  // store_row reads whole vectors, from the first column on that is one.
+  // store_row reads whole vectors, starting at the first column of the matrix.
   const Floats sums = floats(plan.strips * plan.parts * sums_step + kernels.lanes);
   std::atomic<bool> done = true;
   parallel_for(plan.strips * plan.parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t first_block = plan.first_block(item), first = plan.first_row(item);
-      // Threads take ranges by turns.
+      // A thread's next range starts max_threads() ranges later.
       const int64_t next = item + 1 < end ? item + 1 : begin + max_threads() * (end - begin);
       const QuantizedPlainGemvArgs args = {matrix,
                                            first_block,

@@ -1,4 +1,4 @@
-// What cpu*.cpp and gemv_operand.cpp share.
+// Shared helpers of cpu*.cpp and gemv_operand.cpp.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace mlx_anvil {
 
-// At the start of a cache line: a vector load across two lines takes twice as long.
+// Aligns to cache lines: a vector load across two lines takes twice as long.
 constexpr std::align_val_t kLine{64};
 
 struct FreeFloats {
   void operator()(float* data) const { ::operator delete[](data, kLine); }
 };
 
-// Kernels are there for so many rows of x; the rest are zeros.
+// Rounds up to a power of two. Kernels exist for those row counts only; padding rows are zero.
 inline int64_t power_of_two_rows(int64_t rows) {
   int64_t power = 1;
   while (power < rows) {
@@ -40,13 +40,13 @@ inline void* at(void* data, int64_t bytes) {
   return static_cast<char*>(data) + bytes;
 }
 
-// The plain product of up to 8 rows of x: [rows][outputs] to [rows][columns], in matrix.dtype.
+// Plain product of up to 8 rows of x: [rows][outputs] to [rows][columns], in matrix.dtype.
 void quantized_plain_gemv_cpu(const QuantizedMatrixView& matrix,
                               const void* x,
                               int64_t rows,
                               void* out);
 
-// Either product of any number of rows of x, likewise.
+// Either product, for any number of rows of x, with the same layouts.
 void quantized_gemm_cpu(const QuantizedMatrixView& matrix,
                         QuantizedProduct product,
                         const void* x,

@@ -9,7 +9,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Codes that are worth waking a thread for.
+// Minimum codes per thread.
 constexpr int64_t kGrainCodes = 1 << 16;
 
 const QuantizedCpuKernels& kernels() {

@@ -15,26 +15,27 @@ namespace {
 
 constexpr const char* kFolder = "quantized_matmul";
 
-// As numbered in plain.metal, matmul.metal and gemv_stage.h.
+// Function constants of plain.metal, matmul.metal and gemv_stage.h.
 enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged };
 
-// gemv_matrix.metal
-constexpr int64_t kMatrixColumns = 256;             // that a SIMD group takes at a time
-constexpr int64_t kStages = 2;                      // of each SIMD group in threadgroup memory
-constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // that every GPU with such units can give
+// ---- gemv_matrix.metal --------------------------------------------------------------------------
 
-// Of the GPU that tiles are chosen for (an H200); on others they run in other rounds.
+constexpr int64_t kMatrixColumns = 256;             // per step of a simdgroup
+constexpr int64_t kStages = 2;                      // per simdgroup, in threadgroup memory
+constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // available on every GPU with matrix units
+
+// Tiles are tuned for an H200. Other GPUs run them in a different number of waves.
 constexpr int64_t kMultiprocessors = 132;
-constexpr int64_t kThreadsAtOnce = 512;  // of one, by registers
+constexpr int64_t kThreadsAtOnce = 512;  // per multiprocessor, limited by registers
 constexpr int64_t kMemoryAtOnce = 227 << 10;
-constexpr int64_t kMemoryOfSystem = 1 << 10;  // of each threadgroup
+constexpr int64_t kMemoryOfSystem = 1 << 10;  // reserved per threadgroup
 
-// What a threadgroup takes of the rows of w at a time, and who shares it.
+// Rows of w per tile, and simdgroups that share it.
 struct MatrixTile {
   int64_t outputs;
   int64_t simdgroups;
 
-  // Shares of sums, in bytes.
+  // Bytes of partial sums.
   int64_t static_memory() const { return simdgroups * (outputs / 8) * 32 * 8; }
 
   int64_t stages(int64_t rows_of_x, const QuantizedFormat& format) const {
@@ -43,22 +44,22 @@ struct MatrixTile {
   }
 };
 
-// Few tiles are shared by more SIMD groups; where tiles are larger, rows of x are prepared for
-// more rows of w. By the number of rows of w alone, or results would depend on those of x.
+// Fewer tiles get more simdgroups each. Larger tiles amortise the preparation of x over more rows
+// of w. The choice depends on w only; otherwise results would depend on the number of rows of x.
 MatrixTile matrix_tile(int64_t all_outputs) {
   constexpr int64_t kFewOutputs = 2 * 16 * kMultiprocessors, kManyOutputs = 65536;
   return all_outputs <= kFewOutputs ? MatrixTile{16, 8}
                                     : MatrixTile{32, all_outputs < kManyOutputs ? 4 : 8};
 }
 
-// How rows of w are cut into tiles: `whole` ones and, behind them, some of half as many rows.
+// Rows of w are cut into `whole` tiles, followed by tiles of half the height.
 struct MatrixTiles {
   int64_t whole;
   int64_t all;
 };
 
-// Where all run at once, each multiprocessor has the same number of whole ones and at most one
-// half: with whole ones alone, some would have another to do.
+// If all tiles run in one wave, each multiprocessor gets the same number of whole tiles and at most
+// one half tile. With whole tiles only, some multiprocessors would get one tile more than others.
 MatrixTiles matrix_tiles(const MatrixTile& tile, const QuantizedSizes& sizes, int64_t matrices) {
   const int64_t rows = tile.outputs / matrices, all = ceil_div(sizes.outputs, rows);
   const int64_t halves = ceil_div(sizes.outputs, rows / 2);
@@ -70,22 +71,24 @@ MatrixTiles matrix_tiles(const MatrixTile& tile, const QuantizedSizes& sizes, in
   return has_halves && at_once ? cut : MatrixTiles{all, all};
 }
 
-// plain.metal
+// ---- plain.metal --------------------------------------------------------------------------------
+
 constexpr int kPlainThreads = 256;
 constexpr int64_t kEnoughThreadgroups = 128;
-constexpr int64_t kRowsOfTurn = kPlainThreads;  // of w, which each SIMD group takes 32 at a time
+constexpr int64_t kRowsOfTurn = kPlainThreads;  // rows of w per turn, 32 per simdgroup
 
-// matmul.metal
+// ---- matmul.metal -------------------------------------------------------------------------------
+
 constexpr int64_t kTileRows = 32;
 constexpr int64_t kTileColumns = 64;
 
-// Columns of a threadgroup's block: those of its lanes, as PlainColumns.
+// Columns per threadgroup: those of its lanes, as in PlainColumns.
 int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
   const int64_t chunk = format.bits == 8 ? 16 : 32;
   return 32 * std::min(chunk, 64 / kernel_rows);
 }
 
-// What all launches of this file have in common.
+// Arguments shared by all launches in this file.
 struct Request {
   const mx::array& x;
   Few<QuantizedWeightArrays, 2> matrices;
@@ -98,8 +101,8 @@ struct Request {
     });
   }
 
-  // Whether scales and biases may be loaded as gemv_matrix.h does: those of 256 columns together,
-  // up to four.
+  // True if scales and biases can be loaded as vectors of up to four: those of 256 columns
+  // (gemv_stage.h).
   bool factors_are_vectors(const QuantizedFormat& format) const {
     const int bytes = format.group == 128 ? 4 : 8;
     return std::all_of(matrices.begin(), matrices.end(), [&](const QuantizedWeightArrays& m) {
@@ -131,7 +134,7 @@ struct Request {
   }
 };
 
-// One kernel for every number of rows from 1 to 8, or results would depend on it.
+// The choice must not depend on the number of rows from 1 to 8, or results would.
 bool takes_matrix_units(const QuantizedFormat& format,
                         const QuantizedSizes& sizes,
                         const Request& request) {
@@ -155,7 +158,7 @@ void launch_gemv_matrix(const char* kernel,
       kThreadsAtOnce / threads, kMemoryAtOnce / (memory + tile.static_memory() + kMemoryOfSystem));
   QuantizedParams params = params_of(format, sizes);
   const MatrixTiles tiles = matrix_tiles(tile, sizes, matrices);
-  // Only whole ones are taken one after the other.
+  // Threadgroups loop over tiles only if all tiles are whole.
   const int64_t threadgroups =
       tiles.whole < tiles.all ? tiles.all : std::min(tiles.all, at_once * kMultiprocessors);
   params.whole_tiles = static_cast<int32_t>(tiles.whole);
@@ -181,13 +184,13 @@ void launch_gemv(const char* kernel,
   const char* dtype = dtype_name(request.x);
   const auto row_blocks = static_cast<uint32_t>(ceil_div(sizes.rows, kQuantizedGemvRows));
   const auto batch = static_cast<uint32_t>(sizes.batch);
-  // streams: rows of w that a SIMD group takes, or all of a threadgroup's together.
+  // streams: rows of w per simdgroup, or per threadgroup if columns are shared.
   const auto grid = [&](int64_t streams, bool shared) -> Extent {
     const int64_t all = ceil_div(sizes.outputs, streams / matrices);
     return {static_cast<uint32_t>(shared ? all : ceil_div(all, kGemvSimdgroups)), row_blocks,
             batch};
   };
-  // A swiglu has at most as many: the op sees to it.
+  // The op limits a swiglu to this many rows.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const bool shared = gemv_shares_columns(all_outputs);
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});

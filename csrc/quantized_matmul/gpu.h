@@ -1,4 +1,4 @@
-// Quantized products on a GPU, and in the simulator: the choice of kernels and their launches.
+// Quantized products on a GPU, and in the simulator: kernel selection and launches.
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace mlx_anvil {
 
-// Whether kernels serve such a call on `stream`, and if not, why: then MLX's own op takes it.
+// Returns true if the kernels support such a call on `stream`. Otherwise sets *why_not, and MLX's
+// own op takes the call.
 bool can_launch_quantized(const QuantizedSizes& sizes,
                           const mx::Stream& stream,
                           std::string* why_not);
 
-// `out` is allocated, not empty, and so is the sum.
+// `out` must be allocated and not empty, and the summed dimension must not be empty.
 void quantized_matmul_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           QuantizedProduct product,

@@ -6,7 +6,7 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;  // elements that are worth waking a thread for
+constexpr int64_t kGrain = 1 << 16;  // minimum elements per thread
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Rows of x with numbers so large that sums of codes times x could overflow where the result does
-// not: they are multiplied by a power of two, and their results by its inverse.
+// Rows of x so large that a sum of codes times x could overflow although the result does not. They
+// are scaled down by a power of two, and their results scaled up.
 #pragma once
 
 #include <cmath>
@@ -11,11 +11,11 @@
 
 namespace mlx_anvil {
 
-// Numbers up to this leave room for sums of 2^20 codes of 8 bits times scales of 2^35.
+// Elements up to this leave headroom for sums of 2^20 8-bit codes times scales of 2^35.
 inline constexpr float kLargeNumber = 0x1p64f;
 
-// From a row of x: kLargeNumber where it has to be divided by that, else 1. A row that is not
-// finite is left alone.
+// Returns kLargeNumber if the row must be divided by it, else 1. Rows that are not finite are left
+// alone.
 inline float divisor_of_row(KernelDtype dtype, const void* row, int64_t columns) {
   if (dtype == KernelDtype::kFloat16) {
     return 1.0f;
@@ -25,20 +25,20 @@ inline float divisor_of_row(KernelDtype dtype, const void* row, int64_t columns)
                                                                                 : 1.0f;
 }
 
-// x with large rows divided, for products that write results in x's dtype.
+// x with its large rows divided, for products that write results in x's dtype.
 class DividedRows {
  public:
   DividedRows(KernelDtype dtype, const void* x, int64_t rows, int64_t columns);
 
   const void* x() const { return copy_ ? copy_.get() : x_; }
 
-  // Multiplies the rows of the results of x().
+  // Scales up the result rows that belong to divided rows of x.
   void restore(void* out, int64_t columns) const;
 
  private:
   const KernelDtype dtype_;
   const void* const x_;
-  std::vector<int64_t> large_;  // rows
+  std::vector<int64_t> large_;  // indices of divided rows
   Floats copy_;
 };
 

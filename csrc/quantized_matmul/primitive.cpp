@@ -75,7 +75,8 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
  protected:
-  // In x by the other product of the same w; in scales and biases by the graph of MLX ops.
+  // The gradient in x is the other product with the same w. Scales and biases use the composed
+  // graph.
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
@@ -93,7 +94,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
     return gradients;
   }
 
-  // The weights are linear in scales and biases, so that every tangent is a product of this kind.
+  // Weights are linear in scales and biases, so every tangent is again a product of this kind.
   Arrays tangent(const Arrays& primals,
                  const Arrays& tangents,
                  const std::vector<int>& argnums) override {
@@ -123,7 +124,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
     return {*sum};
   }
 
-  // vmap's axis becomes more rows where w is shared, and part of the batch otherwise.
+  // The vmap axis adds rows if w is shared; otherwise it becomes a batch axis.
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
     const mx::Stream s = stream();
@@ -185,8 +186,8 @@ QuantizedSizes quantized_sizes(const QuantizedFormat& format,
 
 namespace {
 
-// Whether MLX on CUDA has a kernel for the call that dequantises to 16 bits for tensor cores: for
-// many rows several times as fast as ours, which keep weights in float32. Derivatives and vmap are
+// True if MLX on CUDA has a tensor-core kernel for the call, which dequantises to 16 bits. For many
+// rows it is several times as fast as ours, which keep weights in float32. Derivatives and vmap use
 // ours.
 bool is_for_tensor_cores(const QuantizedFormat& format,
                          const QuantizedSizes& sizes,

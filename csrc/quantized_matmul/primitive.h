@@ -1,13 +1,13 @@
-// The primitives of quantized products. Both take x of any rank with w of rank 2, or x and w with
-// the same leading dimensions; scales and biases have the leading dimensions of w.
+// Primitives of quantized products. Both take x of any rank with w of rank 2, or x and w with equal
+// leading dimensions. Scales and biases have the leading dimensions of w.
 #pragma once
 
 #include "quantized_matmul/compose.h"
 
 namespace mlx_anvil {
 
-// The product by our kernels, or by MLX's op where there is none (which `trace()` shows under
-// `op`). x, scales and biases have one dtype (but for scales of uint8).
+// Applies our kernels, or MLX's op if no kernel supports the call (`trace()` then shows it under
+// `op`). x, scales and biases share one dtype, except uint8 scales.
 mx::array apply_quantized_matmul(const char* op,
                                  const QuantizedFormat& format,
                                  QuantizedProduct product,
@@ -21,7 +21,7 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
                                  QuantizedMatrix up,
                                  mx::Stream s);
 
-// Sizes of a call; the rows of a shared w count all rows of x.
+// Returns the sizes of a call. If w is shared, `rows` counts all rows of x.
 QuantizedSizes quantized_sizes(const QuantizedFormat& format,
                                const mx::array& x,
                                const mx::array& w);

@@ -1,6 +1,5 @@
-// What the kernels of quantized matrices are given, in plain numbers and pointers: read by the CPU
-// kernels (which include no library code, see common/isa.h), by the dispatch to a GPU and by the
-// primitives.
+// A quantized product in plain numbers and pointers. The CPU kernels (which include no library
+// code, see common/isa.h), the GPU dispatch and the primitives all read this header.
 //
 //   W[n, k] = scales[n, k / group] * value(code[n, k]) (+ biases[n, k / group], affine only)
 //
@@ -8,9 +7,9 @@
 //   product kPlain:       out[m, k] = sum over n of x[m, n] W[n, k]     x [rows, N], out [rows, K]
 //   swiglu:               out = silu(x Wg^T) * (x Wu^T)
 //
-// Packing: row n of w is one little-endian stream of bits, without padding: code k takes bits
-// [k * bits, (k + 1) * bits), counted from the lowest bit of the row's first 32-bit word. Codes of
-// 3, 5 and 6 bits straddle words; 32 codes always take `bits` words. K is a multiple of the group.
+// Packing: row n of w is one little-endian bit stream without padding. Code k takes bits [k * bits,
+// (k + 1) * bits), counted from the lowest bit of the row's first 32-bit word. Codes of 3, 5 and 6
+// bits straddle words; 32 codes always take `bits` words. K is a multiple of the group size.
 //
 //   format  bits           group       value(code)                scales
 //   affine  2 3 4 5 6 8    32 64 128   the unsigned integer       of x's dtype; biases likewise
@@ -27,8 +26,8 @@
 
 namespace mlx_anvil {
 
-// Up to so many rows of x, the kernels are those that read w once for all rows; row i of the result
-// is the same, bit for bit, for every number of rows up to this and every position.
+// Up to this many rows of x, GEMV kernels read w once for all rows. Row i of the result has the
+// same bits for every number of rows up to this, and at every position.
 inline constexpr int kQuantizedGemvRows = 8;
 
 enum class QuantizedKind : int32_t { kAffine, kMxfp4, kMxfp8, kNvfp4 };
@@ -43,22 +42,22 @@ struct QuantizedFormat {
   bool operator==(const QuantizedFormat&) const = default;
 };
 
-// All arrays are dense and row-contiguous. With batch > 1 every matrix has its own w.
+// All arrays are dense and row-contiguous. With batch > 1, each batch has its own w.
 struct QuantizedSizes {
   int64_t batch = 1;
-  int64_t rows = 0;     // of x and out, in each matrix of the batch
-  int64_t columns = 0;  // K: codes in a row of w
+  int64_t rows = 0;     // rows of x and out per batch
+  int64_t columns = 0;  // K: codes per row of w
   int64_t outputs = 0;  // N: rows of w
 };
 
 struct QuantizedWeights {
   const uint32_t* w = nullptr;   // [batch, N, K * bits / 32]
   const void* scales = nullptr;  // [batch, N, K / group]
-  const void* biases = nullptr;  // likewise; null for all but affine
+  const void* biases = nullptr;  // [batch, N, K / group]; null unless affine
 };
 
 struct QuantizedMatmulArgs {
-  KernelDtype dtype;  // of x, out, and of the scales and biases of affine
+  KernelDtype dtype;  // of x, out, and affine scales and biases
   QuantizedFormat format;
   QuantizedProduct product;
   QuantizedSizes sizes;
@@ -67,7 +66,7 @@ struct QuantizedMatmulArgs {
   void* out;
 };
 
-// Product kTransposed, w of rank 2, up to kQuantizedGemvRows rows.
+// Product kTransposed with w of rank 2 and up to kQuantizedGemvRows rows.
 struct QuantizedSwigluArgs {
   KernelDtype dtype;
   QuantizedFormat format;

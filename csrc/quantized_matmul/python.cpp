@@ -35,13 +35,13 @@ Formula:
     ``W[n, k] = scales[n, k // group_size] * value(code[n, k]) + biases[n, k // group_size]``;
     ``out = x @ W.T``
 
-A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/quantized.md`` draws it). Up to 8
-rows of ``x`` share one pass over ``w``, and each row's result is the same, bit for bit, whatever
-their number. The arithmetic is float32 whatever the dtype.
+A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/quantized.md`` draws it). Up to
+8 rows of ``x`` share one pass over ``w``. The bits of a row's result do not depend on the number of
+rows up to 8. The arithmetic is float32 for every dtype.
 
-The gradient in ``x`` is the other product, without a dequantised copy of ``w``; those in ``scales``
-and ``biases`` (affine) go through a graph of MLX ops. Forward mode is fused for all three. ``vmap``
-works over any of the arrays.
+The gradient with respect to ``x`` is the other product, without a dequantised copy of ``w``.
+Gradients with respect to ``scales`` and ``biases`` (affine) use a graph of MLX ops. Forward mode is
+fused for all three. ``vmap`` works over any of the arrays.
 
 Args:
     x (array): ``[..., M, K]``, or ``[..., M, N]`` without ``transpose``; float32, float16 or
@@ -60,25 +60,25 @@ Args:
 
 Returns:
     array: ``[..., M, N]`` (``[..., M, K]``), in the promoted dtype of ``x``, ``scales`` and
-    ``biases`` (of ``x`` where the scales are codes).
+    ``biases``; in the dtype of ``x`` for modes other than affine.
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: a format that is not in the list, shapes that do not fit it, ``w`` that is not
-        uint32, missing or superfluous ``biases``, an unsupported dtype, a GPU stream where MLX has
-        no GPU backend.
+    ValueError: an unknown format, shapes that do not match the format, ``w`` that is not uint32,
+        missing or superfluous ``biases``, an unsupported dtype, or a GPU stream if MLX has no GPU
+        backend.
 
 Matches ``mx.quantized_matmul``.
 )";
 
 constexpr const char* kGemvDoc =
-    R"(``quantized_matmul`` for at most 8 rows of ``x`` for each ``w``; more are an error.
+    R"(``quantized_matmul`` for at most 8 rows of ``x`` per ``w``; more rows raise an error.
 
 Formula:
     ``out = x @ W.T``, ``W`` as for ``quantized_matmul``
 
-For decoding, where a call that takes another kernel is a mistake. Gradients and ``vmap`` are those of
-``quantized_matmul``.
+Use it for decoding, where a call with more rows would be a mistake. Gradients and ``vmap`` are
+those of ``quantized_matmul``.
 
 Args:
     x (array): ``[..., M, K]``, M at most 8; float32, float16 or bfloat16.
@@ -91,12 +91,12 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: ``[..., M, N]``, in the promoted dtype of ``x``, ``scales`` and ``biases`` (of ``x`` where
-    the scales are codes).
+    array: ``[..., M, N]``, in the promoted dtype of ``x``, ``scales`` and ``biases``; in the dtype
+    of ``x`` for modes other than affine.
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: more than 8 rows; what ``quantized_matmul`` raises.
+    ValueError: more than 8 rows; any error of ``quantized_matmul``.
 )";
 
 constexpr const char* kSwigluDoc =
@@ -105,27 +105,27 @@ constexpr const char* kSwigluDoc =
 Formula:
     ``out = silu(x @ Wg.T) * (x @ Wu.T)``, both matrices as for ``quantized_matmul``
 
-For up to 8 rows ``x`` is read once and both matrices are streamed once; nothing in between is
-stored. More rows take two products and ``silu_gate``. Gradients and ``vmap`` are those of
-``quantized_matmul`` and ``silu_gate``.
+For up to 8 rows, the kernel reads ``x`` and both matrices once and stores no intermediate. More
+rows run as two products and ``silu_gate``. Gradients and ``vmap`` are those of ``quantized_matmul``
+and ``silu_gate``.
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
-    gate (tuple): ``(w, scales, biases)`` of Wg, ``(w, scales)`` where the mode has no biases, as for
+    gate (tuple): ``(w, scales, biases)`` of Wg, or ``(w, scales)`` for modes without biases, as for
         ``quantized_matmul``; rank 2.
-    up (tuple): likewise of Wu, of the same shapes.
+    up (tuple): the same for Wu, with the same shapes.
     group_size (int, optional): as for ``quantized_matmul``, the same for both matrices.
     bits (int, optional): likewise.
     mode (str): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: ``[..., N]``, in the promoted dtype of ``x``, scales and biases (of ``x`` where the scales
-    are codes).
+    array: ``[..., N]``, in the promoted dtype of ``x``, scales and biases; in the dtype of ``x``
+    for modes other than affine.
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: what ``quantized_matmul`` raises for either matrix; matrices of different shapes.
+    ValueError: any error of ``quantized_matmul`` for either matrix; matrices of different shapes.
 )";
 
 #define MLX_ANVIL_QUANTIZED_END "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"

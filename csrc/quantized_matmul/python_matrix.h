@@ -1,4 +1,4 @@
-// Python's arguments for quantized matrices, shared by the ops that take one.
+// Converts Python arguments of quantized matrices, for the ops that take one.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,11 +16,11 @@ QuantizedOptions to_quantized_options(const char* op,
                                       nb::handle bits,
                                       nb::handle mode);
 
-// `prefix` comes before the names of the arrays: "gate " for those of a pair.
+// `prefix` precedes array names in errors, such as "gate " in swiglu.
 QuantizedMatrix to_quantized_matrix(
     const char* op, const char* prefix, nb::handle w, nb::handle scales, nb::handle biases);
 
-// The end of a signature.
+// The tail of a signature.
 #define MLX_ANVIL_QUANTIZED_FORMAT                           \
   "group_size: int | None = None, bits: int | None = None, " \
   "mode: str = 'affine', "

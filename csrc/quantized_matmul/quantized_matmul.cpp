@@ -31,7 +31,7 @@ QuantizedMatrix with_leading(const QuantizedMatrix& matrix, const mx::Shape& sha
           matrix.biases ? std::optional(spread(*matrix.biases)) : std::nullopt};
 }
 
-// A vector is a matrix of one row while the product is taken.
+// Runs `product` on x with rank 2 or more: a vector becomes a matrix of one row.
 template <class Product>
 mx::array with_rows(mx::array x, mx::Stream s, Product product) {
   if (x.ndim() > 1) {

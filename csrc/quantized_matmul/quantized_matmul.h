@@ -1,4 +1,4 @@
-// The ops on quantized matrices: quantized_matmul, quantized_gemv, quantized_swiglu.
+// Ops on quantized matrices: quantized_matmul, quantized_gemv, quantized_swiglu.
 #pragma once
 
 #include "quantized_matmul/checks.h"

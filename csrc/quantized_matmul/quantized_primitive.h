@@ -1,4 +1,4 @@
-// What the primitives of quantized products share.
+// Shared parts of the primitives of quantized products.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace mlx_anvil {
 
-// The arrays of a matrix among the inputs of a primitive, and back: for a graph, or to be read.
+// Packs a matrix into the inputs of a primitive. matrix_at and weights_at are the inverse.
 inline void append(Arrays& inputs, QuantizedMatrix&& matrix) {
   inputs.push_back(std::move(matrix.w));
   inputs.push_back(std::move(matrix.scales));
@@ -23,7 +23,7 @@ inline void append(Arrays& inputs, QuantizedMatrix&& matrix) {
   }
 }
 
-// The inputs of a primitive with one matrix.
+// Returns the inputs of a primitive with one matrix.
 inline Arrays inputs_with(mx::array&& x, QuantizedMatrix&& matrix) {
   Arrays inputs;
   inputs.reserve(4);
@@ -48,7 +48,7 @@ inline QuantizedWeights pointers_of(const QuantizedWeightArrays& weights) {
           weights.biases ? weights.biases->data<void>() : nullptr};
 }
 
-// Under vmap, the inputs of each element of the batch. Slices, for mx::take refuses an x without
+// Returns the inputs of each vmap element. Uses slices, because mx::take rejects an x without
 // elements.
 inline std::vector<Arrays> elements_of(const Arrays& inputs,
                                        const std::vector<int>& axes,
@@ -89,7 +89,7 @@ class QuantizedPrimitive : public FusedPrimitive {
 
   size_t arrays_per_matrix() const { return 2 + format_.has_biases(); }
 
-  // Arguments count from 1 behind x; `at` is the first of their matrix.
+  // Argument indices include x; `at` is the index of the matrix's first argument.
   void require_differentiable(size_t argument, size_t at) const {
     if (argument == at) {
       throw_value_error(op_, "no gradient in w, which holds integer codes; allowed: x" +

@@ -1,4 +1,4 @@
-// Ops of quantized matrices in a graph that mx.compile(shapeless=True) traces.
+// Ops on quantized matrices inside graphs that mx.compile(shapeless=True) traces.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline bool traces_shapeless(const mx::array& x,
   });
 }
 
-// The node of an op: `call` is the op as a function of x (or of ids) and its matrices.
+// Builds the graph node of an op. `call` is the op as a function of x (or ids) and its matrices.
 template <class Call>
 Arrays shapeless_node(const char* op,
                       mx::Stream s,

@@ -93,7 +93,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     return quantized_sizes(format_, inputs[0], inputs[1]);
   }
 
-  // By ops that have fused derivatives of their own.
+  // The composed form, from ops with fused derivatives.
   Arrays in_steps(const Arrays& inputs) {
     const auto product = [&](const QuantizedMatrix& matrix) {
       return apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, inputs[0], matrix,

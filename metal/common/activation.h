@@ -4,10 +4,10 @@
 
 struct Sigmoid {
   float value;       // s = 1 / (1 + e^-x)
-  float complement;  // 1 - s, without the cancellation of that subtraction
+  float complement;  // 1 - s, computed without cancellation
 };
 
-// From small = e^-|x|, which never overflows, and major = 1 / (1 + small).
+// Takes small = e^-|x|, which cannot overflow, and major = 1 / (1 + small).
 METAL_FUNC Sigmoid sigmoid_of_parts(float x, float small, float major) {
   const float minor = small * major;
   Sigmoid s;
@@ -16,14 +16,14 @@ METAL_FUNC Sigmoid sigmoid_of_parts(float x, float small, float major) {
   return s;
 }
 
-// Both parts keep full relative accuracy at both ends.
+// Both parts keep full relative accuracy for large positive and large negative x.
 METAL_FUNC Sigmoid sigmoid(float x) {
   const float small = metal::precise::exp(-metal::fabs(x));
   return sigmoid_of_parts(x, small, 1.0f / (1.0f + small));
 }
 
-// With relative errors up to 5e-6, where the parts are smallest: for kernels to which memory
-// delivers 16-bit numbers so fast that there is time for some 30 instructions for each.
+// The relative error is at most 5e-6, reached where the parts are smallest. Bandwidth-bound kernels
+// on 16-bit data use this one: memory leaves them about 30 instructions per element.
 METAL_FUNC Sigmoid fast_sigmoid(float x) {
   const float small = metal::fast::exp2(-M_LOG2E_F * metal::fabs(x));
   return sigmoid_of_parts(x, small, metal::fast::divide(1.0f, 1.0f + small));

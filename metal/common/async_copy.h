@@ -1,12 +1,12 @@
-// Copies from device to threadgroup memory that run while their thread goes on, where the GPU has
-// such: as PTX. Elsewhere they are done when they are started.
+// Asynchronous copies from device to threadgroup memory. PTX has them (cp.async): the thread goes
+// on while the copy runs. On other targets each copy completes when it starts.
 //
-// A thread's copies are waited for in groups; others see them after the next barrier.
+// A thread waits for its own copies in groups. Other threads see the data after the next barrier.
 #pragma once
 
 #include <metal_stdlib>
 
-// Of a vector of 4, 8 or 16 bytes.
+// Copies a vector of 4, 8 or 16 bytes.
 template <typename Vector>
 METAL_FUNC void start_copy(threadgroup Vector* to, const device Vector* from) {
 #ifdef __MSLC_PTX__
@@ -16,7 +16,7 @@ METAL_FUNC void start_copy(threadgroup Vector* to, const device Vector* from) {
 #endif
 }
 
-// Of a vector of 16 bytes; where it does not exist, zeros.
+// Copies a vector of 16 bytes, or writes zeros if it does not exist.
 template <typename Vector>
 METAL_FUNC void start_copy(threadgroup Vector* to, const device Vector* from, bool exists) {
 #ifdef __MSLC_PTX__
@@ -26,14 +26,14 @@ METAL_FUNC void start_copy(threadgroup Vector* to, const device Vector* from, bo
 #endif
 }
 
-// Ends a group, of the copies since the one before.
+// Closes a group: the copies started since the previous group.
 METAL_FUNC void end_copies() {
 #ifdef __MSLC_PTX__
   mslc::end_copies();
 #endif
 }
 
-// Until no more than the last kPending groups are under way.
+// Waits until at most the last kPending groups are in flight.
 template <int kPending>
 METAL_FUNC void wait_for_copies() {
 #ifdef __MSLC_PTX__

@@ -1,10 +1,14 @@
-// The bodies of every elementwise kernel: `elementwise_flat` for dense operands,
-// `elementwise_strided` for any strides. An Op is a struct with an enum of kInputs and kOutputs and
-// `static void apply(const thread float* in, thread float* out)`; it sees float32 whatever the
-// dtype.
+// Bodies of all elementwise kernels: `elementwise_flat` for dense operands, `elementwise_strided`
+// for arbitrary strides. An Op is a struct with an enum of kInputs and kOutputs and
+// `static void apply(const thread float* in, thread float* out)`. It sees float32 for every dtype.
 //
-// Everything is inlined and every loop over a pack unrolled: only then are packs registers, and not
-// memory of the thread's own.
+// Every function is inlined and every loop over a pack is unrolled, so that packs stay in registers
+// instead of spilling to thread memory.
+//
+//   elementwise_flat:                            elementwise_strided:
+//     run = this threadgroup's elements            pack = this thread's pack of one row
+//     for j in 0, 1: load pack j of all inputs     (row, column) -> offset of each input
+//     for j in 0, 1: y = Op(x); store pack j       load, y = Op(x), store
 #pragma once
 
 #include <metal_stdlib>
@@ -13,7 +17,7 @@
 #include "metal/common/strided_pack.h"
 #include "metal/common/unroll.h"
 
-// Packs in flight per thread of a flat kernel; the host's kPacksPerThread is the same.
+// Packs in flight per thread of a flat kernel. The host defines the same kPacksPerThread.
 enum { kPacksPerThread = 2 };
 
 template <typename T, typename Op>
@@ -22,7 +26,7 @@ struct Operands {
   device T* out[Op::kOutputs];
 };
 
-// One pack of every input, and what the op makes of it.
+// One pack of every input; applies the op and stores its outputs.
 template <typename T, typename Op>
 struct PackOfAll {
   float x[Op::kInputs][Pack<T>::kSize];
@@ -52,8 +56,8 @@ struct PackOfAll {
   }
 };
 
-// The packs of one thread, `threads` apart. kWhole: all of them are full. Known when code is
-// generated, that leaves no branch between the loads, which then overlap.
+// Processes a thread's packs, which lie `threads` packs apart. kWhole states at compile time that
+// every pack is full: without branches between them, the loads overlap.
 template <bool kWhole, typename T, typename Op>
 METAL_FUNC void elementwise_packs(const thread Operands<T, Op>& operands,
                                   long size,
@@ -82,9 +86,8 @@ METAL_FUNC void elementwise_packs(const thread Operands<T, Op>& operands,
   }
 }
 
-// Grid: linear_grid(size, threads * kPacksPerThread * pack). A threadgroup covers one run of
-// elements; neighbouring threads take neighbouring packs, so that a SIMD group's load is one block
-// of memory.
+// Grid: linear_grid(size, threads * kPacksPerThread * pack). A threadgroup covers one contiguous
+// run of elements. Adjacent threads take adjacent packs, so that the loads of a simdgroup coalesce.
 template <typename T, typename Op>
 METAL_FUNC void elementwise_flat(const thread Operands<T, Op>& operands,
                                  constant ElementwiseParams& params,
@@ -103,8 +106,8 @@ METAL_FUNC void elementwise_flat(const thread Operands<T, Op>& operands,
   }
 }
 
-// Grid: linear_grid(rows * packs per row, threads); a thread takes one pack of one row, a row being
-// a run along the last axis. The outputs are dense.
+// Grid: linear_grid(rows * packs per row, threads), where a row is a run along the last axis. Each
+// thread processes one pack of one row. The outputs are dense.
 template <typename T, typename Op>
 METAL_FUNC void elementwise_strided(const thread Operands<T, Op>& operands,
                                     constant ElementwiseParams& params,

@@ -1,5 +1,6 @@
-// Parameters of the elementwise kernels, shared by the host (C++) and the kernels (MSL): plain 32-
-// and 64-bit fields in an order that needs no padding, so that both compilers lay it out alike.
+// Parameters of the elementwise kernels, shared by the host (C++) and the kernels (MSL). The fields
+// are plain 32- and 64-bit integers in an order without padding, so both compilers lay them out
+// alike.
 #pragma once
 
 #define MLX_ANVIL_ELEMENTWISE_MAX_RANK 8

@@ -1,7 +1,8 @@
-// How .metal files end: with the kernels that they give the host, below the line
+// Every .metal file ends with its instantiations, below the line
 //   // ---- kernels
-// A metallib has them all. Where MLX compiles source instead, the host cuts the file there and asks
-// for one kernel alone (csrc/common/kernel_source.cpp); tools/embed_metal.py lists them for it.
+// A metallib contains all of them. When MLX compiles from source instead, the host cuts the file at
+// that line and appends the one kernel it needs (csrc/common/kernel_source.cpp, from the list that
+// tools/embed_metal.py writes).
 #pragma once
 
 // MLX_ANVIL_KERNEL("name for the host", function<template arguments>)

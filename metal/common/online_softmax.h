@@ -1,21 +1,23 @@
-// Softmax of a row that arrives piece by piece, in units of log2.
+// Online softmax: the row arrives in pieces. Scores are in units of log2.
 #pragma once
 
 #include <metal_stdlib>
 
 struct OnlineSoftmax {
-  float highest;  // so far
-  float sum;      // of exp2(score - highest), as far as this lane has added it up
+  float highest;  // running maximum
+  float sum;      // this lane's share of the sum of exp2(score - highest)
 
   METAL_FUNC void clear() thread {
     highest = -INFINITY;
     sum = 0.0f;
   }
 
-  // What exponents are taken relative to: where nothing was seen, a number all the same.
+  // The exponents' reference. It stays finite if every score so far is -inf, since -inf - -inf is
+  // NaN.
   METAL_FUNC float base() const thread { return highest == -INFINITY ? 0.0f : highest; }
 
-  // A piece whose highest score is `piece` begins. Returns by what earlier results shrink.
+  // Starts a piece whose highest score is `piece`. Returns the factor that rescales earlier
+  // results.
   METAL_FUNC float begin_piece(float piece) thread {
     const float before = highest;
     highest = metal::fmax(highest, piece);
@@ -24,7 +26,8 @@ struct OnlineSoftmax {
     return factor;
   }
 
-  // A score without value. It is the end of a row: with `total`, the sum over all lanes.
+  // Adds a sink: a score that has no value row. Call it at the end of a row, with `total` summed
+  // over all lanes.
   METAL_FUNC float add_sink(float sink, float total) const thread {
     return total + metal::fast::exp2(sink - base());
   }
@@ -34,7 +37,7 @@ struct OnlineSoftmax {
   }
 };
 
-// 1 / total, and 0 for a row that saw nothing.
+// Returns 1 / total, or 0 for a fully masked row.
 METAL_FUNC float inverse_of_total(float total) {
   return total == 0.0f ? 0.0f : 1.0f / total;
 }

@@ -1,9 +1,9 @@
-// Sixteen bytes of elements, widened to float32: one vector load or store each.
+// Packs: 16 bytes of elements, widened to float32. Each is one vector load or store.
 #pragma once
 
 #include <metal_stdlib>
 
-// MSL's vectors end at four components, so eight 16-bit elements travel as a uint4.
+// MSL vectors have at most four components, so eight 16-bit elements are moved as a uint4.
 template <typename T>
 struct Pack {
   enum { kSize = 8 };

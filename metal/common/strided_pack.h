@@ -1,4 +1,4 @@
-// Packs of a run of elements that may end before the pack does, lie anywhere, or be apart.
+// Loads and stores of packs that may be partial, unaligned or strided.
 #pragma once
 
 #include <metal_stdlib>
@@ -6,10 +6,11 @@
 #include "metal/common/pack.h"
 #include "metal/common/unroll.h"
 
-// Whether every full pack lies at a multiple of 16 bytes; otherwise elements move one by one.
+// True if every full pack starts at a multiple of 16 bytes. Otherwise elements move one by one.
 constant bool packs_are_aligned [[function_constant(0)]];
 
-// `count` elements, `stride` apart, widened; a full pack of neighbours in one load where it can be.
+// Loads and widens `count` elements that lie `stride` apart. A full aligned pack is one vector
+// load.
 template <typename T>
 METAL_FUNC void load_pack(const device T* from, long stride, int count, thread float* x) {
   if (packs_are_aligned && count == Pack<T>::kSize) {
@@ -28,7 +29,7 @@ METAL_FUNC void store_pack(device T* to, int count, const thread float* x) {
     Pack<T>::store(to, x);
     return;
   }
-  // A fixed number of steps: x then stays in registers.
+  // The trip count is constant so that x stays in registers.
   MLX_ANVIL_UNROLL
   for (int i = 0; i < Pack<T>::kSize; ++i) {
     if (i < count) {

@@ -1,12 +1,12 @@
-// Tiles of matrices: in threadgroup memory, as 8x8 fragments in the registers of a SIMD group, and
-// the ways between.
+// Matrix tiles in threadgroup memory, 8x8 fragments in the registers of a simdgroup, and the
+// transfers between them.
 //
-// A fragment spreads an 8x8 matrix over the lanes of a SIMD group: each holds two neighbours of one
-// row. Loads and stores take a pointer to the lane's first element (see FragmentPlace), if they do
-// not say otherwise.
+// A fragment distributes an 8x8 matrix over the 32 lanes of a simdgroup: each lane holds two
+// adjacent elements of one row. Loads and stores take a pointer to the lane's first element
+// (FragmentPlace), unless they say otherwise.
 //
-// Arrays of fragments stay in registers only where every index is known when code is generated: all
-// functions that take part are METAL_FUNC (always inlined), all loops over them MLX_ANVIL_UNROLL.
+// Arrays of fragments stay in registers only if every index is a compile-time constant. So all
+// functions here are METAL_FUNC (always inlined), and loops over fragments are MLX_ANVIL_UNROLL.
 #pragma once
 
 #include <metal_stdlib>
@@ -20,7 +20,7 @@ using Fragment = metal::simdgroup_matrix<T, 8, 8>;
 template <typename T>
 using Pair = metal::vec<T, 2>;
 
-// Where the two elements of a lane stand in its fragment: (row, column) and (row, column + 1).
+// Position of a lane's two elements in its fragment: (row, column) and (row, column + 1).
 struct FragmentPlace {
   short row;
   short column;
@@ -49,13 +49,13 @@ METAL_FUNC Fragment<T> fragment_of(float2 elements) {
   return fragment_of<T>(static_cast<T>(elements.x), static_cast<T>(elements.y));
 }
 
-// The lane that has (row, column), the inverse of fragment_place.
+// Returns the lane that holds (row, column). This is the inverse of fragment_place.
 METAL_FUNC ushort lane_of(short row, short column) {
   return ushort(column / 2 % 2 | row % 4 << 1 | column / 4 << 3 | row / 4 << 4);
 }
 
-// Exchanged between lanes, of 16-bit numbers. As PTX a second operand of a product that comes from
-// here takes no instruction: the unit wants it the other way round.
+// Transposes a fragment of 16-bit elements by exchanging them between lanes. In PTX this costs no
+// instruction for the second operand of a product, which the matrix unit expects transposed.
 template <typename T>
 METAL_FUNC Fragment<T> transposed(Fragment<T> frag, FragmentPlace place) {
   static_assert(sizeof(T) == 2, "a pair is a word");
@@ -72,7 +72,7 @@ METAL_FUNC Fragment<T> transposed(Fragment<T> frag, FragmentPlace place) {
 #endif
 }
 
-// The lanes of one row of a fragment differ in bits 0 and 3 of their number.
+// The lanes of one fragment row differ in bits 0 and 3 of the lane index.
 METAL_FUNC float row_max(float x) {
   x = metal::fmax(x, metal::simd_shuffle_xor(x, ushort(1)));
   return metal::fmax(x, metal::simd_shuffle_xor(x, ushort(8)));
@@ -83,7 +83,7 @@ METAL_FUNC float row_sum(float x) {
   return x + metal::simd_shuffle_xor(x, ushort(8));
 }
 
-// Those of one column differ in bits 1, 2 and 4.
+// The lanes of one fragment column differ in bits 1, 2 and 4.
 METAL_FUNC float column_max(float x) {
   x = metal::fmax(x, metal::simd_shuffle_xor(x, ushort(2)));
   x = metal::fmax(x, metal::simd_shuffle_xor(x, ushort(4)));
@@ -98,9 +98,9 @@ METAL_FUNC float column_sum(float x) {
 
 // ---- threadgroup memory
 
-// A tile begins at a multiple of 16 bytes: its declaration says alignas(16), as its type promises
-// less. Elements from one row to the next: rows are an odd number of 16-byte units, so that
-// neither the lanes of a fragment nor those of a transposed one meet in a bank.
+// Row stride of a tile in threadgroup memory, in elements. A row is an odd number of 16-byte units,
+// so that neither a fragment load nor a transposed one has bank conflicts. Declare tiles
+// alignas(16): their element type promises less.
 template <typename T, int kColumns>
 struct TileRow {
   enum {
@@ -110,15 +110,15 @@ struct TileRow {
   };
 };
 
-// `from` points to the lane's element (row, column); even columns of a tile are aligned for a pair.
+// `from` points to the lane's element (row, column). Even columns of a tile are aligned for a pair.
 template <typename T>
 METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
   const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);
   return fragment_of<T>(pair.x, pair.y);
 }
 
-// The transpose of the 8x8 block that begins there. Loaded one by one, numbers of 32 bits take no
-// more instructions, and those of 16 bits more of them; but as PTX fewer registers.
+// Loads the transpose of the 8x8 block at `block`. Element-wise loads cost 32-bit types nothing
+// extra. They cost 16-bit types more instructions, but fewer registers in PTX.
 template <typename T, bool kOneByOne = sizeof(T) == 4>
 METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block,
                                        int stride,
@@ -132,7 +132,7 @@ METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block,
   return frag;
 }
 
-// The 8x8 block that begins there.
+// Loads the 8x8 block at `block`.
 template <typename T>
 METAL_FUNC Fragment<T> load_block(const threadgroup T* block, int stride, FragmentPlace place) {
   if (sizeof(T) == 4) {
@@ -150,17 +150,17 @@ METAL_FUNC void store_fragment(threadgroup T* to, Fragment<T> frag) {
 
 // ---- device memory
 
-// An operand's rows in device memory; strides in elements.
+// Rows of an operand in device memory. Strides are in elements.
 template <typename T>
 struct Rows {
   const device T* data;
   long row_stride;
   long column_stride;
-  int rows;     // of which this many exist; more read as zero
-  int columns;  // likewise
+  int rows;     // rows past this count read as zero
+  int columns;  // likewise for columns
 };
 
-// Those from row `first` on.
+// Returns the rows from `first` on.
 template <typename T>
 METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
   all.data += first * all.row_stride;
@@ -168,8 +168,8 @@ METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
   return all;
 }
 
-// A thread's share of a tile of rows [0, kRows), on its way to threadgroup memory, where rows are
-// TileRow::kStride elements apart. Loads are all under way before the first is waited for.
+// One thread's share of a tile, in registers between device and threadgroup memory. All loads are
+// issued before the first is used. Rows in threadgroup memory are TileRow::kStride apart.
 template <typename T, int kRows, int kColumns, int kThreads>
 struct TileShare {
   enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
@@ -198,7 +198,7 @@ struct TileShare {
     }
   }
 
-  // Both at once, by copies that run by themselves (async_copy.h).
+  // Loads and stores in one step, with asynchronous copies (async_copy.h).
   METAL_FUNC static void start_copies(threadgroup T* to, Rows<T> from, uint thread_index) {
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
@@ -225,8 +225,8 @@ struct TileShare {
   }
 
   METAL_FUNC static Source source_of(int j, Rows<T> from, uint thread_index) {
-    // Where a row's units divide the threads, all of a thread's lie in one column: one address and
-    // a step make all addresses, which otherwise take two registers each.
+    // If the units of a row divide kThreads, all of a thread's units share a column. One base
+    // address and a step then replace kCount 64-bit addresses, of two registers each.
     enum { kStep = kThreads % kUnits == 0 ? kThreads / kUnits : 0 };
     const int i = thread_index + j * kThreads;
     const int first_row = thread_index / kUnits, first_column = thread_index % kUnits * kUnit;
@@ -240,8 +240,9 @@ struct TileShare {
   }
 };
 
-// Copies rows [0, kRows) to threadgroup memory, by the kThreads threads of a threadgroup. vectors:
-// rows begin at, and their columns make, multiples of 16 bytes, and column_stride is 1.
+// Copies rows [0, kRows) to threadgroup memory with kThreads threads. `vectors` promises that rows
+// start at multiples of 16 bytes, that a row is a whole number of them, and that column_stride is
+// 1.
 template <typename T, int kRows, int kColumns, int kThreads>
 METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
   enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
@@ -266,7 +267,7 @@ METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint th
   }
 }
 
-// The pair at (row, column) of `from`, zero where there is none. vectors: as for copy_tile.
+// Returns the pair at (row, column) of `from`, zero outside it. `vectors` is as for copy_tile.
 template <typename T>
 METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
   Pair<T> pair = Pair<T>(T(0));
@@ -288,7 +289,8 @@ METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
   return pair;
 }
 
-// Writes a lane's pair of a row that has `columns` columns. vectors: pairs are aligned, and whole.
+// Stores a lane's pair into a row of `columns` columns. `vectors` promises that pairs are aligned
+// and complete.
 template <typename T>
 METAL_FUNC void store_pair(device T* row, int column, int columns, float2 pair, bool vectors) {
   if (vectors) {

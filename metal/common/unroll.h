@@ -1,4 +1,5 @@
-// Arrays stay in registers only where every index is a constant, and so every loop unrolled.
+// Arrays stay in registers only if every index is a compile-time constant, so their loops are
+// unrolled.
 #pragma once
 
 #define MLX_ANVIL_UNROLL _Pragma("clang loop unroll(full)")

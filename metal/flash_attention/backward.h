@@ -1,12 +1,16 @@
-// The rows of both halves of attention's backward that one SIMD group computes. P is formed again
-// from the saved log-sum-exp:
+// The rows of attention's backward that one simdgroup computes. P is recomputed from the saved
+// log-sum-exp:
+//   P  = 2^(S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O) - dlse
+//   dQ = scale dS K,  dK = scale dS^T Q,  dV = P^T dO          (dS times the slope of the softcap)
 //
-//   P = 2^(S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O) - dlse
-//   dQ = scale dS K,  dK = scale dS^T Q,  dV = P^T dO           (with dS times the cap's slope)
-//
-// For dQ, queries are kept (Q, dO) and keys pass (K, V). For dK and dV, keys are kept (K, V),
-// queries pass (Q, dO), and all is transposed: S^T = K Q^T, dP^T = V dO^T. So the products that are
-// added up read P and dS as they lie in registers, and nothing goes through memory but the tiles.
+// dQ keeps queries (Q, dO) and streams keys (K, V). dK and dV keep keys (K, V), stream queries (Q,
+// dO) and compute transposed scores: S^T = K Q^T, dP^T = V dO^T. The accumulating products then
+// take P and dS straight from registers; only the tiles pass through threadgroup memory. For each
+// tile:
+//   p        = kept x tile^T             KeptOperand::multiply (Q K^T, or K Q^T)
+//   d_scores = kept x tile^T             KeptOperand::multiply (dO V^T, or V dO^T)
+//   p -> P, d_scores -> dS               ScoreGradients::finish
+//   gradient += dS x tile (P for dV)     GradientSum::add
 #pragma once
 
 #include "metal/common/tile.h"
@@ -15,8 +19,8 @@
 constant bool has_d_lse [[function_constant(7)]];
 constant bool stores_d_mask [[function_constant(8)]];
 
-// What the probabilities of a query are formed with. A query that sees nothing, and one that does
-// not exist, has probabilities of 0.
+// Saved statistics of a query. A query that sees nothing, or is out of range, gets lse = inf, and
+// so probabilities of 0.
 struct SavedRow {
   float lse;  // in units of log2
   float delta;
@@ -35,8 +39,8 @@ METAL_FUNC SavedRow load_saved_row(const device float* lse,
   return row;
 }
 
-// What is saved of the queries that pass, tile by tile: loaded while the tile before is computed
-// with, in one of two places in turn.
+// Saved rows of the passing queries. They are double-buffered: the next tile's rows load while the
+// current tile is processed.
 template <int kTileRows>
 struct PassingSavedRows {
   const device float* lse;  // of the head
@@ -51,7 +55,7 @@ struct PassingSavedRows {
       coming = load_saved_row(lse, delta, begin + thread_index, q_len);
     }
   }
-  // Seen by others after a barrier.
+  // Other threads see the rows after a barrier.
   METAL_FUNC void store(int place) thread {
     if (thread_index < kTileRows) {
       tile(place)[thread_index] = coming;
@@ -62,15 +66,14 @@ struct PassingSavedRows {
   }
 };
 
-// Where kept rows are while others pass.
+// Where kept rows stay while the others pass.
 enum Keeping {
-  kKeptNowhere,      // read again for each tile
-  kKeptInRegisters,  // of the SIMD group that they are of
-  kKeptInMemory,     // of the threadgroup
+  kKeptNowhere,      // device memory, reloaded for each tile
+  kKeptInRegisters,  // registers of the simdgroup that owns the rows
+  kKeptInMemory,     // threadgroup memory
 };
 
-// Sums of products with the rows of one operand: fragments of `kept` by those of a tile, along the
-// operand's columns.
+// Computes kept rows x tile^T: sums over the columns of the operand.
 template <typename T, int kColumns, int kRowFragments, int kTileRows, Keeping kKeeping>
 struct KeptOperand {
   enum { kFragments = kColumns / 8 };
@@ -78,7 +81,7 @@ struct KeptOperand {
   enum { kStride = TileRow<T, kColumns>::kStride, kTileFragments = kTileRows / 8 };
 
   Rows<T> rows;
-  const threadgroup T* in_memory;  // the SIMD group's first row, where it is kept there
+  const threadgroup T* in_memory;  // first row of the simdgroup, for kKeptInMemory
   Fragment<T> held[kRowFragments][kHeld];
 
   METAL_FUNC Fragment<T> load(int row, int d, FragmentPlace place) const thread {
@@ -110,7 +113,7 @@ struct KeptOperand {
       }
     }
     if (kKeeping == kKeptNowhere) {
-      // A loop in earnest: unrolled, it would hold as many registers as it means to save.
+      // This loop must not unroll: unrolled, it would hold the registers that reloading saves.
       MLX_ANVIL_NO_UNROLL
       for (int d = 0; d < kFragments; ++d) {
         MLX_ANVIL_UNROLL
@@ -133,7 +136,7 @@ struct KeptOperand {
     }
   }
 
-  // held[..][d] by the eight columns of the tile that begin there.
+  // Accumulates held[..][d] times the eight columns of the tile that start at `columns`.
   METAL_FUNC void multiply_fragments(
       const threadgroup T* columns,
       int d,
@@ -150,7 +153,7 @@ struct KeptOperand {
   }
 };
 
-// A gradient of the kept rows: sums of weights by the rows of a tile.
+// Gradient of the kept rows: accumulates weights x tile.
 template <typename T, int kColumns, int kRowFragments, int kTileRows>
 struct GradientSum {
   enum { kFragments = kColumns / 8, kStride = TileRow<T, kColumns>::kStride };
@@ -189,7 +192,7 @@ struct GradientSum {
     }
   }
 
-  // `to`: row 0 of the head. Rows beyond `rows` are not written.
+  // `to` points to row 0 of the head. Rows from `rows` on are not written.
   METAL_FUNC void store(device T* to,
                         long row_stride,
                         int first,
@@ -211,8 +214,8 @@ struct GradientSum {
   }
 };
 
-// From the products of a tile, in place: `p` from q . k to P, `d_scores` from d_out . v to dS.
-// kKeepsKeys: rows are keys and the tile's are queries; otherwise the reverse.
+// Transforms the products of a tile in place: `p` from q . k to P, `d_scores` from d_out . v to dS.
+// With kKeepsKeys, fragment rows are keys and tile rows are queries; otherwise the reverse.
 template <typename T, bool kKeepsKeys, int kRowFragments, int kTileRows>
 struct ScoreGradients {
   enum { kTileFragments = kTileRows / 8 };
@@ -220,7 +223,7 @@ struct ScoreGradients {
   Fragment<float> p[kRowFragments][kTileFragments];
   Fragment<float> d_scores[kRowFragments][kTileFragments];
 
-  // Where only P is wanted.
+  // For passes that only need P.
   METAL_FUNC void clear_d_scores() thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
@@ -231,8 +234,8 @@ struct ScoreGradients {
     }
   }
 
-  // `saved`: of the kept queries; `saved_of_tile`: of those that pass. `d_mask`: of this batch and
-  // head.
+  // `saved` holds the kept queries, `saved_of_tile` the passing ones. `d_mask` belongs to this
+  // batch and head.
   METAL_FUNC void finish(int first,
                          int tile,
                          FragmentPlace place,
@@ -271,7 +274,7 @@ struct ScoreGradients {
         }
       }
     }
-    // Most tiles have no pair that is not seen: one branch for all elements, not one for each.
+    // In most tiles every pair is visible. One branch per tile replaces one per element.
     if (!all) {
       clear_unseen(first, tile, place, params);
     }

@@ -1,14 +1,21 @@
-// flash_attention, gradients of the keys and values. Formulas: backward.h.
+// Gradients of the keys and values of flash_attention. backward.h has the formulas.
 //
-// Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>; dk and dv
-// make one gradient each, for heads that are too wide for the registers of both. Bindings: q, k, v,
-// mask, sinks (not read), lse, d_out, delta, d_k, d_v, params. Function constants: those of
-// scores.h and grid.h. Grid: blocks of keys x kv heads x batch, or as grid.h says. Threadgroup:
-// 128 x 1 x 1. Assumes: columns of d_k and d_v are neighbours.
+// Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>. dk and dv
+// compute one gradient each, for heads too wide to hold both in registers.
+// Grid: (blocks of keys, kv heads, batch); grid.h may swap the first two. Threadgroup: 128 x 1 x 1.
+// Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_k, d_v, params.
+// Function constants: scores.h and grid.h.
+// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
+// contiguous.
 //
-// Four products for a tile of queries: k q^T, v d_out^T, P^T d_out and dS^T q. The heads of a group
-// follow one another, so that their sum never leaves the registers. Tiles outside the band are not
-// visited.
+//   keep this block of K and V; dK = dV = 0
+//   for each query head of the group:          (the sum over heads stays in registers)
+//     for each tile of queries that sees any key of the block:
+//       stage Q and dO; load lse and delta of the tile
+//       S^T = K Q^T; dP^T = V dO^T
+//       P^T = 2^(S^T - lse); dS^T = P^T (dP^T - delta)
+//       dV += P^T dO; dK += dS^T Q
+//   store scale dK and dV
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 #include "metal/flash_attention/grid.h"
@@ -49,7 +56,7 @@ template <typename T,
   alignas(16) threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
   threadgroup SavedRow saved_tiles[2 * kTileRows];
-  static_assert(kKeyKeeping != kKeptInMemory, "there is a place for values only");
+  static_assert(kKeyKeeping != kKeptInMemory, "threadgroup memory holds values only");
   constexpr bool kStagesValues = kValueKeeping == kKeptInMemory;
   alignas(16) threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
 
@@ -70,7 +77,7 @@ template <typename T,
   keys.begin(first, place);
   values.begin(first, place);
   if (kStagesValues) {
-    // Seen by all when the first tile is.
+    // The barrier of the first tile makes it visible.
     copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(values.rows, block),
                                              rows_are_vectors, thread_index);
     values.in_memory = kept_values + simdgroup * kGroupRows * Values::kStride;
@@ -125,7 +132,8 @@ template <typename T,
         } else {
           scores.clear_d_scores();
         }
-        // Keys and queries that do not exist are seen to by the saved rows and by what is stored.
+        // Out-of-range queries have P = 0 by their saved rows, and out-of-range keys are not
+        // stored.
         const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
         scores.finish(first, begin, place, all, unused, saved.tile(passing.turn), head_mask,
                       nullptr, common);

@@ -1,13 +1,20 @@
-// flash_attention, gradient of the queries (and of an additive mask). Formulas: backward.h.
+// Gradient of the queries of flash_attention, and of an additive mask. backward.h has the formulas.
 //
-// Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>. Bindings: q, k, v,
-// mask, sinks (not read), lse, d_out, delta, d_q, d_mask, params; where the last two are not
-// wanted, any buffer. Function constants: those of scores.h; 8: whether d_mask is stored. Grid:
-// blocks of queries x query heads x batch. Threadgroup: 128 x 1 x 1. Assumes: columns of d_q are
-// neighbours.
+// Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>.
+// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup: 128 x
+// 1 x 1.
+// Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_q, d_mask, params. d_mask may be
+// any buffer unless it is stored.
+// Function constants: scores.h and grid.h; 8: store d_mask.
+// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_q are contiguous.
 //
-// Three products for a tile of keys: q k^T, d_out v^T, and dS k. Tiles outside the band are not
-// visited, but where d_mask is stored: it has every pair.
+//   keep this block of Q and dO; load lse and delta; dQ = 0
+//   for each tile of keys that any query of the block sees (all tiles if d_mask is stored):
+//     stage K and V
+//     S = Q K^T; dP = dO V^T
+//     P = 2^(S - lse); dS = P (dP - delta); store d_mask = dS before the slope of the softcap
+//     dQ += dS K
+//   store scale dQ
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 #include "metal/flash_attention/grid.h"
@@ -43,7 +50,7 @@ template <typename T,
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
-                "there is no place for them");
+                "no threadgroup memory holds kept rows");
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
   alignas(16) threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
@@ -51,7 +58,7 @@ template <typename T,
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
   const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
-  // Late blocks are the longest of a causal call: they start first.
+  // In a causal call the last blocks take longest, so they start first.
   const int block = (grid.blocks - 1 - grid.block) * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.q_len) - 1;

@@ -1,10 +1,18 @@
-// flash_attention, what the gradients need of every row of d_out before the tiles pass:
-//   delta = rowsum(d_out out) - d_lse, and with it d_sink = -sum over rows 2^(sink - lse) delta.
+// Row statistics of the backward of flash_attention, computed before the tiled passes:
+//   delta  = rowsum(d_out out) - d_lse
+//   d_sink = -sum over queries of exp(sink - lse) delta
 //
-// Kernels: flash_attention_delta_<dtype>: bindings out, d_out, d_lse, delta, params; grid: blocks
-// of eight queries, query heads, batch; threadgroup 256; function constant 7: whether d_lse is
-// read. flash_attention_d_sinks: bindings sinks, lse, delta, d_sinks, params; grid: query heads,
-// batch; threadgroup 256. Nothing is assumed of alignment.
+// Kernels: flash_attention_delta_<dtype>.
+// Grid: (blocks of eight queries, query heads, batch). Threadgroup: 256, one simdgroup per query.
+// Bindings: out, d_out, d_lse, delta, params. Function constant 7: d_lse is read.
+//
+// Kernels: flash_attention_d_sinks.
+// Grid: (query heads, batch). Threadgroup: 256.
+// Bindings: sinks, lse, delta, d_sinks, params.
+// Alignment: none is assumed.
+//
+//   delta:   each lane sums d_out out over every 32nd column; simd_sum; subtract d_lse
+//   d_sinks: each thread sums over every 256th query; reduce over the threadgroup
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 
@@ -64,7 +72,7 @@ template <int kSimdgroups>
   float sum = 0.0f;
   for (int query = thread_index; query < params.common.q_len; query += 32 * kSimdgroups) {
     const float row_lse = lse[first + query];
-    // A row that saw nothing and has no sink either.
+    // lse is -inf for a row that sees no key and has no sink.
     const float p = row_lse == -INFINITY ? 0.0f : metal::precise::exp(sink - row_lse);
     sum -= p * delta[first + query];
   }

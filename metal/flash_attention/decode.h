@@ -1,4 +1,4 @@
-// The part of a decode that one SIMD group computes: all its query rows, some of the keys.
+// The part of a decode that one simdgroup computes: all its query rows, for some of the keys.
 #pragma once
 
 #include "metal/common/online_softmax.h"
@@ -6,7 +6,7 @@
 #include "metal/common/unroll.h"
 #include "metal/flash_attention/scores.h"
 
-// N neighbouring elements of a row of `columns`, widened; zeros beyond its end.
+// Loads and widens N contiguous elements of a row of `columns`. Reads zeros past its end.
 template <typename T, int N>
 METAL_FUNC void load_columns(
     const device T* row, long column_stride, int column, int columns, thread float* x) {
@@ -24,7 +24,7 @@ METAL_FUNC void load_columns(
       }
     }
   } else if (rows_are_vectors) {
-    // Half a pack: rows are whole packs, so it is there or not.
+    // Half a pack. Rows are whole packs, so it is entirely inside the row or outside.
     metal::vec<T, 4> four = metal::vec<T, 4>(T(0));
     if (column < columns) {
       four = *reinterpret_cast<const device metal::vec<T, 4>*>(row + column);
@@ -42,25 +42,25 @@ METAL_FUNC void load_columns(
   }
 }
 
-// A slot is the lanes that share a key, each with kElements of its columns. Each slot goes its own
-// way through its keys, so that slots meet once, at the end.
+// A slot is a group of lanes that share a key; each lane has kElements of its columns. Slots
+// process their keys independently and merge once, at the end.
 template <typename T, int kDim, int kRows>
 struct DecodeRows {
   enum {
     kPack = 16 / sizeof(T),
-    kLeast = kRows == 8 ? 4 : kPack,  // registers for 8 rows of q and out leave room for 4
+    kLeast = kRows == 8 ? 4 : kPack,  // 8 rows of q and out leave registers for only 4
     kElements = kDim / 32 > kLeast ? kDim / 32 : kLeast,
     kLanes = kDim / kElements,
     kSlots = 32 / kLanes,
-    // Keys of a slot whose loads are under way together.
+    // Keys of a slot whose loads are in flight together.
     kSteps = kElements * kRows <= 8 ? 4
     : kElements <= 8                ? 2
                                     : 1,
-    kKeys = kSlots * kSteps,  // of the SIMD group, at a time
+    kKeys = kSlots * kSteps,  // per simdgroup and iteration
   };
 
   int slot;
-  int column;  // the lane's first
+  int column;  // the lane's first column
   float q[kRows][kElements];
   float out[kRows][kElements];
   OnlineSoftmax softmax[kRows];
@@ -78,7 +78,7 @@ struct DecodeRows {
     }
   }
 
-  // q . k for every row, in all lanes of the slot.
+  // Computes q . k for every row, in all lanes of the slot.
   METAL_FUNC void multiply_key(const thread float* k, thread float* dots) const thread {
     MLX_ANVIL_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -95,7 +95,7 @@ struct DecodeRows {
     }
   }
 
-  // Adds kSteps keys to a row. A score of -inf is that of a key that the row does not see.
+  // Adds kSteps keys to a row. A key that the row does not see has a score of -inf.
   METAL_FUNC void add(int r,
                       const thread float (&scores)[kSteps],
                       const thread float (&v)[kSteps][kElements]) thread {
@@ -117,7 +117,7 @@ struct DecodeRows {
     }
   }
 
-  // Brings all slots together; every slot then has the whole.
+  // Merges all slots by a butterfly exchange. Afterwards every slot has the total.
   METAL_FUNC void join_slots() thread {
     MLX_ANVIL_UNROLL
     for (int distance = kLanes; distance < 32; distance *= 2) {
@@ -144,7 +144,7 @@ struct DecodeRows {
     }
   }
 
-  // The lane's columns of a row of floats; those of the slot make a whole row.
+  // Stores the lane's columns of a float32 row. The lanes of a slot store the whole row.
   METAL_FUNC void store(int r, threadgroup float* row) const thread {
     MLX_ANVIL_UNROLL
     for (int e = 0; e < kElements; e += 4) {

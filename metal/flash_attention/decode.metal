@@ -1,21 +1,33 @@
-// flash_attention of at most 8 queries, for which reading the keys and values is all the work.
-//
+// flash_attention for at most 8 queries, where reading keys and values dominates (bandwidth-bound):
 //   s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j],  cap(x) = softcap * tanh(x / softcap)
 //   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
 //   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
+// The rows of a kv head are the queries of all its query heads (decode_row.h). One read of a key
+// and its value serves up to `rows` of them.
 //
-// The rows of a kv head are the queries of all its query heads: row r is query r % q_len of the
-// group's head r / q_len. One read of a key and a value serves up to `rows` of them.
+// Kernels: flash_attention_decode_<dtype>_d<head dim>r<rows>.
+// Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 128, four simdgroups
+// that take blocks of keys in turn.
+// Bindings: q, k, v, mask, sinks, out, lse, params.
+// Function constants: scores.h; 16: keys are in parts (split-K). Then out and lse are float32
+// scratch: for each row and part, the weighted sum of values, and the maximum score and sum of
+// weights.
+// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out are contiguous.
 //
-// flash_attention_decode_<dtype>_d<head dim>r<rows>. Bindings: q, k, v, mask, sinks, out, lse,
-// params. Function constants: those of scores.h; 16: whether the keys are in parts. Then out and
-// lse are float32 scratch memory: for each row and part (the last axis but one), its weighted sum
-// of values, and its highest score and sum of weights. Grid: parts x (kv heads * blocks of rows) x
-// batch. Threadgroup: 128 x 1 x 1, whose four SIMD groups take turns with the keys. Assumes:
-// columns of out are neighbours; nothing else, unless rows_are_vectors.
+//   load q of all rows
+//   for each block of keys of this simdgroup:
+//     load kSteps keys and values per slot
+//     for each row: scores = cap(q . k) with mask and band; online softmax; out += weight v
+//   merge the slots of the simdgroup, then the four simdgroups through threadgroup memory
+//   split:     store the partial out, maximum and sum
+//   otherwise: add the sink; store out / sum and lse
 //
-// flash_attention_decode_combine_<dtype> makes out and lse of the parts. Bindings: partial out,
-// partial sums, sinks, out, lse, params. Grid: query heads * q_len x batch x 1. Threadgroup: 128.
+// Kernels: flash_attention_decode_combine_<dtype>, which merges the parts.
+// Grid: (query heads * q_len, batch). Threadgroup: 128.
+// Bindings: partial out, partial sums, sinks, out, lse, params.
+//
+//   m = max over parts and sink; sum = sum over parts of 2^(m_part - m) sum_part + 2^(sink - m)
+//   out = sum over parts of 2^(m_part - m) out_part / sum
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/decode.h"
 #include "metal/flash_attention/decode_row.h"
@@ -97,7 +109,7 @@ template <typename T, int kDim, int kRows>
     }
   }
 
-  // Each row has a SIMD group that finishes it; the others hand over what they have of it.
+  // One simdgroup finishes each row. The others hand over their share through threadgroup memory.
   rows.join_slots();
   MLX_ANVIL_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -115,7 +127,7 @@ template <typename T, int kDim, int kRows>
     if (first_row + r >= row_count || simdgroup != r % kDecodeSimdgroups) {
       continue;
     }
-    OnlineSoftmax share;  // of the SIMD group that has this lane's number
+    OnlineSoftmax share;  // lane i holds the share of simdgroup i
     share.clear();
     if (lane < kDecodeSimdgroups) {
       share = shares[lane][r];
@@ -176,7 +188,7 @@ template <typename T>
   const DecodeRow row = {int(group.y), int(group.x) / common.q_len, int(group.x) % common.q_len};
   const long first_part = row.index(common) * params.parts;
 
-  // Parts go round the lanes.
+  // Lanes take parts in turn.
   const device float* sums = partial_sums + 2 * first_part;
   float highest = -INFINITY;
   for (int part = lane; part < params.parts; part += 32) {
@@ -200,7 +212,7 @@ template <typename T>
   }
   const float inverse = inverse_of_total(total);
 
-  // SIMD groups take turns with the parts; then each thread has a column.
+  // Simdgroups take parts in turn. Then each thread sums one column.
   enum { kOwn = kDecodeThreads / 32 };
   const device float* parts = partial_out + first_part * common.v_head_dim;
   for (int begin = 0; begin < common.v_head_dim; begin += kDecodeThreads) {

@@ -1,11 +1,18 @@
-// The part of a decode that one SIMD group computes by matrix products: 8 query rows, some of the
-// keys.
+// The part of a decode that one simdgroup computes with matrix products: 8 query rows, for some of
+// the keys.
 //
-// Keys and values go from device memory into the operands of products as they are, 16 bytes at a
-// time. Scores are k q^T: a sum over columns takes them in any order, so that the four pairs of a
-// lane's 16 bytes of a key are its elements of four fragments. The output is kept as v^T p^T, whose
-// fragments take every eighth of 64 columns: a lane's elements come from its 16 bytes of two
-// neighbouring keys. The weights are where the scores were, which is where p^T is wanted.
+// Keys and values go from device memory straight into operand registers, 16 bytes at a time. Scores
+// are k q^T. A sum over columns may take them in any order, so the four pairs in a lane's 16 bytes
+// of a key serve as its elements of four fragments. The output is accumulated as v^T p^T. Each of
+// its fragments covers every eighth of 64 columns, so that a lane's elements come from its 16 bytes
+// of two adjacent keys. The weights replace the scores in place, which is where the product needs
+// p^T.
+//
+//   for each block of keys (attend):
+//     scores = k q^T; start loading the next keys
+//     softcap, mask, band; rescale if the maximum grows by more than kHeadroom
+//     weights = 2^(scores - m); sum += weights
+//     out += v^T weights; start loading the next values
 #pragma once
 
 #include "metal/common/online_softmax.h"
@@ -14,7 +21,7 @@
 #include "metal/flash_attention/decode_row.h"
 #include "metal/flash_attention/scores.h"
 
-// The 8 elements from (row, column) on; zeros where there are none.
+// Loads the 8 elements that start at (row, column). Reads zeros outside the operand.
 template <typename T>
 METAL_FUNC uint4 load_eight(Rows<T> from, int row, int column) {
   uint4 eight = uint4(0);
@@ -27,7 +34,7 @@ METAL_FUNC uint4 load_eight(Rows<T> from, int row, int column) {
     const int columns = row < from.rows ? from.columns - column : 0;
     at += column * from.column_stride;
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < 8; ++i) {  // step by step: offsets known beforehand would wait in registers
+    for (int i = 0; i < 8; ++i) {  // incremental addresses: precomputed ones would occupy registers
       if (i < columns) {
         eight[i / 2] |= uint(as_type<ushort>(*at)) << (16 * (i % 2));
         at += from.column_stride;
@@ -37,8 +44,8 @@ METAL_FUNC uint4 load_eight(Rows<T> from, int row, int column) {
   return eight;
 }
 
-// A new highest score that weights can pass 1 by takes no rescaling: most blocks then exchange
-// nothing between lanes. As 16-bit numbers weights of up to 2^8 are as exact as those of up to 1.
+// Rescale only if weights could exceed 2^8, so that most blocks exchange nothing between lanes.
+// 16-bit floats represent weights up to 2^8 with the same relative precision as those up to 1.
 enum { kHeadroom = 8 };
 
 template <typename T, int kDim, int kKeys>
@@ -46,24 +53,24 @@ struct DecodeMatrixRows {
   static_assert(sizeof(T) == 2, "eight elements are 16 bytes");
   enum {
     kKeyFragments = kKeys / 8,
-    kHeadVectors = kDim / 32,   // of a key, in each of the four lanes that share it
-    kValueVectors = kDim / 64,  // of a value, likewise of eight
+    kHeadVectors = kDim / 32,   // vectors per key in each of the four lanes that share it
+    kValueVectors = kDim / 64,  // likewise per value and eight lanes
     kOutFragments = kDim / 8,
     kRows = 8,
   };
 
   FragmentPlace place;
-  Rows<T> all_keys;    // of the part
-  Rows<T> all_values;  // likewise
+  Rows<T> all_keys;    // keys of this part
+  Rows<T> all_values;  // values of this part
   DecodeRow at[2];     // rows place.column and place.column + 1
   OnlineSoftmax softmax[2];
   Fragment<T> q[kHeadVectors][4];      // columns x rows
-  Fragment<float> out[kOutFragments];  // likewise: see value_column
-  // Of the next block, under way while this one is computed.
+  Fragment<float> out[kOutFragments];  // columns x rows: see value_column
+  // The next block, prefetched while the current one is processed.
   uint4 keys[kKeyFragments][kHeadVectors];        // key place.row of each fragment
   uint4 values[kKeyFragments][2][kValueVectors];  // keys place.column and place.column + 1
 
-  // query: row place.row.
+  // `query` is row place.row.
   METAL_FUNC void begin(const device T* query, constant AttentionParams& params) thread {
     const Rows<T> one = {query, 0, params.q_strides[3], 1, params.head_dim};
     MLX_ANVIL_UNROLL
@@ -106,7 +113,7 @@ struct DecodeMatrixRows {
     }
   }
 
-  // Adds the loaded block, which begins there, and loads the one that begins at `next`.
+  // Processes the loaded block, which starts at `begin`, and prefetches the one at `next`.
   METAL_FUNC void attend(int begin,
                          int next,
                          const device uchar* mask,
@@ -137,7 +144,7 @@ struct DecodeMatrixRows {
     }
   }
 
-  // Writes what the lane has of row place.column + e, which begins there.
+  // Writes the lane's elements of row place.column + e, which starts at `row`.
   template <typename U>
   METAL_FUNC void store(int e, device U* row, int columns) const thread {
     MLX_ANVIL_UNROLL
@@ -167,7 +174,7 @@ struct DecodeMatrixRows {
   }
 
  private:
-  // The first of a lane's eight columns: in vector i of a key, and of a value.
+  // First of the lane's eight columns in vector i of a key, and of a value.
   METAL_FUNC int head_column(int i) const thread { return 32 * i + 4 * place.column; }
   METAL_FUNC int value_column(int i) const thread { return 64 * i + 8 * place.row; }
 
@@ -195,7 +202,7 @@ struct DecodeMatrixRows {
     }
   }
 
-  // Scores of the block that begins there. Returns the lane's highest of both rows.
+  // Finishes the scores of the block at `begin`. Returns the lane's maximum of both rows.
   METAL_FUNC float2 finish_scores(int begin,
                                   const device uchar* mask,
                                   constant AttentionParams& params,
@@ -221,7 +228,7 @@ struct DecodeMatrixRows {
     return highest;
   }
 
-  // Before scores are added of which these are the lane's highest.
+  // Rescales before scores are added whose maximum in this lane is `highest`.
   METAL_FUNC void make_room(float2 highest) thread {
     if (!metal::simd_any(highest.x > softmax[0].highest + kHeadroom ||
                          highest.y > softmax[1].highest + kHeadroom)) {

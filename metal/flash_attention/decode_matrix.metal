@@ -1,16 +1,22 @@
-// What decode.metal computes, by matrix products: for 16-bit types, on GPUs that have units for
-// these, on which eight rows cost no more than one.
+// The same computation as decode.metal, with matrix products of 16-bit types. On GPUs with matrix
+// units, eight rows then cost no more than one.
 //
-// flash_attention_decode_matrix_<dtype>_d<head dim>r8. Bindings, function constants, grid and what
-// is assumed: those of decode.metal. Threadgroup: 32 * SIMD groups x 1 x 1, which take turns with
-// blocks of keys and join what they have at the end.
+// Kernels: flash_attention_decode_matrix_<dtype>_d<head dim>r8.
+// Grid, bindings, function constants and alignment: as for decode.metal.
+// Threadgroup: 32 * simdgroups x 1 x 1. Simdgroups take blocks of keys in turn.
+//
+//   load q of the 8 rows; prefetch the first block of keys and values
+//   for each block of keys of this simdgroup: attend (decode_matrix.h)
+//   merge the simdgroups by halves through threadgroup memory
+//   split:     store the partial out, maximum and sum of each row
+//   otherwise: add the sink; store out / sum and lse
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/decode_matrix.h"
 #include "metal/flash_attention/decode_row.h"
 #include "metal/flash_attention/tiles.h"
 
-// What a SIMD group has at the end, as its lanes hold it.
+// A simdgroup's final state, in the layout of its lanes.
 template <typename GroupRows>
 struct DecodeShare {
   float2 out[GroupRows::kOutFragments][32];
@@ -112,7 +118,7 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
   }
 
   float totals[2];
-  float2 weights = float2(1.0f);  // parts are weighted when they are joined
+  float2 weights = float2(1.0f);  // parts are weighted by the combine kernel
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
     totals[e] = column_sum(rows.softmax[e].sum);

@@ -1,5 +1,5 @@
-// The rows of a decode: those of a kv head are the queries of all its query heads. Row r is query
-// r % q_len of the group's head r / q_len.
+// Rows of a decode. The rows of a kv head are the queries of all its query heads: row r is query r
+// % q_len of head r / q_len of the group.
 #pragma once
 
 #include "metal/flash_attention/scores.h"
@@ -8,7 +8,7 @@ constant bool keys_are_in_parts [[function_constant(16)]];
 
 enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
 
-// A row of the results.
+// One row of the result.
 struct DecodeRow {
   int batch;
   int head;
@@ -26,7 +26,7 @@ struct DecodeRow {
   }
 };
 
-// Rows beyond the last repeat it, and are not stored.
+// Rows past the last repeat the last one and are not stored.
 METAL_FUNC DecodeRow decode_row(constant AttentionParams& params, int batch, int kv_head, int row) {
   row = metal::min(row, params.group * params.q_len - 1);
   return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};

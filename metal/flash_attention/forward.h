@@ -1,11 +1,17 @@
-// The rows of attention that one SIMD group computes.
+// The rows of the attention forward that one simdgroup computes.
 #pragma once
 
 #include "metal/common/online_softmax.h"
 #include "metal/common/tile.h"
 #include "metal/flash_attention/scores.h"
 
-// kRowFragments * 8 query rows: their q, and their output so far.
+// kRowFragments * 8 query rows: q, the running softmax and the accumulated output. For each tile of
+// keys and values, attend() does:
+//   S = q k^T                                      8x8 fragments, float32 accumulation
+//   S = softcap, mask and band applied
+//   m' = max(m, rowmax(S)); factor = 2^(m - m')
+//   P = 2^(S - m'); sum = sum * factor + rowsum(P)
+//   out = out * factor + P v
 template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, bool kKeepsQ>
 struct ForwardRows {
   enum {
@@ -14,12 +20,12 @@ struct ForwardRows {
     kKeyFragments = kKeys / 8,
     kHeadFragments = kHeadDim / 8,
     kValueFragments = kValueDim / 8,
-    kLoadsOneByOne = sizeof(T) == 4 || kHeadDim > 192,  // where registers are short
+    kLoadsOneByOne = sizeof(T) == 4 || kHeadDim > 192,  // saves registers
   };
 
   FragmentPlace place;  // of this lane
   int first;            // query of row 0
-  Rows<T> queries;      // all of the head
+  Rows<T> queries;      // all queries of the head
   Fragment<T> q[kRowFragments][kKeepsQ ? int(kHeadFragments) : 1];
   Fragment<float> out[kRowFragments][kValueFragments];
   OnlineSoftmax softmax[kRowFragments];
@@ -50,7 +56,7 @@ struct ForwardRows {
     }
   }
 
-  // Adds the keys from `begin` on, whose tiles these are.
+  // Adds the tile of keys that starts at `begin`.
   METAL_FUNC void attend(const threadgroup T* keys,
                          const threadgroup T* values,
                          int begin,
@@ -61,7 +67,7 @@ struct ForwardRows {
     const int last = first + 8 * kRowFragments - 1;
     const bool all = sees_all(params, first, last, begin, begin + kKeys);
     cap_and_mask(begin, mask, params, scores);
-    // Most tiles have no pair that is not seen: one branch for all elements, not one for each.
+    // In most tiles every pair is visible. One branch per tile replaces one per element.
     if (!all) {
       hide_unseen(begin, params, scores);
     }
@@ -132,7 +138,7 @@ struct ForwardRows {
     }
   }
 
-  // Most blocks of keys have no new highest score for any row.
+  // Most blocks of keys do not raise the maximum of any row, and skip the rescaling.
   METAL_FUNC void shrink_out(const thread float (&factors)[kRowFragments]) thread {
     bool shrinks = false;
     MLX_ANVIL_UNROLL
@@ -151,14 +157,14 @@ struct ForwardRows {
     }
   }
 
-  // Wide heads have no registers to spare for loads that a compiler would like to make early.
+  // Keeps the compiler from hoisting loads: wide heads have no registers to spare.
   METAL_FUNC void keep_order() const thread {
     if (kHeadDim * sizeof(T) > 256) {
       metal::simdgroup_barrier(metal::mem_flags::mem_none);
     }
   }
 
-  // scores = q k^T. Each fragment of k serves all rows.
+  // scores = q k^T. All rows of the simdgroup use each fragment of k.
   METAL_FUNC void multiply_keys(
       const threadgroup T* keys,
       thread Fragment<float> (&scores)[kRowFragments][kKeyFragments]) thread {
@@ -177,7 +183,8 @@ struct ForwardRows {
       }
       return;
     }
-    // A loop indeed: unrolled, all loads of q would come first and take the registers again.
+    // This loop must not unroll: the compiler would hoist all loads of q, and use the registers
+    // that reloading is meant to save.
 #pragma clang loop unroll(disable)
     for (int d = 0; d < kHeadFragments; ++d) {
       MLX_ANVIL_UNROLL
@@ -188,7 +195,7 @@ struct ForwardRows {
     }
   }
 
-  // Those of eight columns, which begin at `keys`.
+  // Accumulates the products of eight columns, which start at `keys`.
   METAL_FUNC void multiply_key_fragments(
       const threadgroup T* keys,
       int d,

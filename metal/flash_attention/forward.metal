@@ -1,18 +1,23 @@
-// The forward of flash_attention for more than a few queries.
-//
+// Forward of flash_attention for more than a few queries:
 //   s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j],  cap(x) = softcap * tanh(x / softcap)
 //   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
 //   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
 //
-// Kernels: flash_attention_<forward|forward_matrix>_<dtype>_d<head dim>v<value head dim>. Bindings:
-// q, k, v, mask, sinks, out, lse, params. Function constants: those of scores.h, stores_lse among
-// them, and of grid.h. Grid: blocks of queries x query heads x batch, or as grid.h says.
-// Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h). Assumes: columns of out are neighbours; nothing
-// else, unless rows_are_vectors.
+// Kernels: flash_attention_<forward|forward_matrix>_<dtype>_d<head dim>v<value head dim>.
+// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two.
+// Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
+// Bindings: q, k, v, mask, sinks, out, lse, params.
+// Function constants: scores.h (stores_lse included) and grid.h.
+// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out are contiguous.
 //
-// A threadgroup stages a block of keys and of values, of which each of its SIMD groups computes
-// 8 or 16 rows of both products. Blocks that no query sees are not visited; those that only other
-// SIMD groups see are not computed.
+//   each simdgroup: load its 8 or 16 rows of q; m = sink or -inf; sum = 0; out = 0
+//   for each block of keys that any query of the threadgroup sees:
+//     stage the block of keys and values in threadgroup memory
+//     if the simdgroup sees any of it:
+//       S = cap(q k^T) with mask and band; rescale by the new maximum
+//       P = 2^(S - m); sum += rowsum(P); out += P v
+//   sum = rowsum over lanes + 2^(sink - m)
+//   store lse = ln 2 (m + log2(sum)) and out / sum
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/forward.h"
 #include "metal/flash_attention/grid.h"
@@ -51,7 +56,7 @@ template <typename T,
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
   const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
-  // Late blocks are the longest of a causal call: they start first.
+  // In a causal call the last blocks take longest, so they start first.
   const int first = (grid.blocks - 1 - grid.block) * kRows;
   const int last = metal::min(first + kRows, common.q_len) - 1;
 

@@ -1,16 +1,16 @@
-// Which rows a threadgroup of the forward or of a gradient has.
+// Maps a threadgroup of the forward or backward kernels to its block of rows.
 #pragma once
 
 #include <metal_stdlib>
 
-// Whether heads lie along x of the grid and blocks of rows along y, or the reverse. Threadgroups
-// along x start first: with heads there, the long blocks of a causal call are under way before the
-// short ones of any head, which then fill the gaps.
+// True: heads lie along x of the grid and blocks of rows along y. False: the reverse. Threadgroups
+// start along x first. With heads along x, the long blocks of a causal call start first for every
+// head, and the short ones fill the tail.
 constant bool heads_are_along_x [[function_constant(9)]];
 
 struct GridPlace {
   int block;
-  int blocks;  // of a head
+  int blocks;  // per head
   long head;
   long batch;
 };

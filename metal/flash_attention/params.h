@@ -1,9 +1,10 @@
-// Parameters of the attention kernels, shared by the host (C++) and the kernels (MSL): plain 32-
-// and 64-bit fields in an order that needs no padding, so that both compilers lay it out alike.
+// Parameters of the attention kernels, shared by the host (C++) and the kernels (MSL). The fields
+// are plain 32- and 64-bit numbers in an order without padding, so that both compilers lay them out
+// alike.
 //
-// Bindings. Forward and decode:   q k v mask sinks | out lse | params
-//           of a decode in parts: q k v mask sinks | partial_out partial_sums | params
-// Where a call has no mask, sinks or lse, the host binds q or out in their place.
+// Bindings. Forward and decode:  q k v mask sinks | out lse | params
+//           decode in parts:     q k v mask sinks | partial_out partial_sums | params
+// The host binds q or out in place of an absent mask, sinks or lse.
 #pragma once
 
 #ifndef __METAL__
@@ -11,7 +12,7 @@
 namespace mlx_anvil {
 #endif
 
-// What all attention kernels need. Strides are in elements, [batch, head, row, column].
+// Parameters of every attention kernel. Strides are in elements: [batch, head, row, column].
 struct AttentionParams {
   int64_t q_strides[4];
   int64_t k_strides[4];
@@ -21,29 +22,29 @@ struct AttentionParams {
 
   int32_t q_heads;
   int32_t kv_heads;
-  int32_t group;  // query heads of a kv head
+  int32_t group;  // query heads per kv head
   int32_t q_len;
   int32_t kv_len;
   int32_t head_dim;
   int32_t v_head_dim;
 
-  // Query i sees keys i + band_low to i + band_high, both included. Limits that reach beyond all
-  // keys are clamped to such, so that sums with positions stay far from overflow.
+  // Query i sees keys i + band_low to i + band_high, both inclusive. The host clamps limits beyond
+  // the keys, so that adding a position cannot overflow.
   int32_t band_low;
   int32_t band_high;
 
-  // Scores are in units of log2, so these hold a factor of log2(e): a score is (q . k) *
-  // score_scale, or with softcap softcap * tanh((q . k) * score_scale), where the factor is in
+  // Scores are in units of log2, so a factor of log2(e) is folded in: score = (q . k) *
+  // score_scale. With softcap, score = softcap * tanh((q . k) * score_scale), and the factor is in
   // softcap instead.
   float score_scale;
   float softcap;
-  float scale;  // that of the call
+  float scale;  // scale as passed by the caller
 };
 
 struct AttentionForwardParams {
   AttentionParams common;
-  int64_t out_strides[3];  // [batch, head, row]; columns are neighbours
-  int32_t parts;           // of the keys, in a decode
+  int64_t out_strides[3];  // [batch, head, row]; the columns are contiguous
+  int32_t parts;           // parts of the keys, in decode
   int32_t keys_per_part;
 };
 
@@ -52,7 +53,7 @@ struct AttentionBackwardParams {
   int64_t out_strides[4];
   int64_t d_out_strides[4];
   int64_t d_lse_strides[3];  // [batch, head, row]
-  int64_t d_q_strides[3];    // of outputs: [batch, head, row]; columns are neighbours
+  int64_t d_q_strides[3];    // outputs: [batch, head, row]; the columns are contiguous
   int64_t d_k_strides[3];
   int64_t d_v_strides[3];
 };

@@ -1,25 +1,25 @@
-// From the product q . k to the score that softmax takes: scale, softcap, mask, and which keys a
-// query sees. Shared by all attention kernels. Scores are in units of log2: exp2 is what GPUs have.
+// Computes the score that enters softmax from the product q . k: scale, softcap, mask and band. All
+// attention kernels share it. Scores are in units of log2, because GPUs have an exp2 instruction.
 //
-// Specialisations of a kernel give the same bits: a result depends neither on what a gradient needs
-// stored nor on how rows lie in memory. So sums of products say fma: whether `a * b + c` is rounded
-// once, and which product of `a * b + c * d` is, a compiler may choose anew for each of them.
+// All specialisations of a kernel produce the same bits. Results depend neither on the gradients
+// that are requested nor on the layout of rows. So sums of products use explicit fma: contraction
+// of `a * b + c`, or of either product in `a * b + c * d`, could differ between specialisations.
 #pragma once
 
 #include <metal_stdlib>
 
 #include "metal/flash_attention/params.h"
 
-// The features of a call; kernels without one do not pay for it.
-constant bool has_band [[function_constant(0)]];  // causal or window
+// Features of a call. A specialisation pays only for those it has.
+constant bool has_band [[function_constant(0)]];  // causal or sliding window
 constant bool has_softcap [[function_constant(1)]];
 constant bool has_bool_mask [[function_constant(2)]];
 constant bool has_additive_mask [[function_constant(3)]];
 constant bool has_sinks [[function_constant(4)]];
-// Whether each row of q, k, v and the outputs is one run of whole, aligned 16-byte vectors;
-// otherwise elements move one by one.
+// True if each row of q, k, v and the outputs is a run of whole, aligned 16-byte vectors. Otherwise
+// elements move one by one.
 constant bool rows_are_vectors [[function_constant(5)]];
-// Of the kernels that can.
+// Only in kernels that can store it.
 constant bool stores_lse [[function_constant(6)]];
 
 struct KeyRange {
@@ -27,7 +27,7 @@ struct KeyRange {
   int end;
 };
 
-// The keys that some query of [first, last] sees; others need no visit.
+// Returns the keys that at least one query of [first, last] sees; the kernels skip the others.
 METAL_FUNC KeyRange visible_keys(constant AttentionParams& params, int first, int last) {
   if (!has_band) {
     return {0, params.kv_len};
@@ -41,7 +41,7 @@ struct QueryRange {
   int end;
 };
 
-// The queries that see some key of [first, last].
+// Returns the queries that see at least one key of [first, last].
 METAL_FUNC QueryRange seeing_queries(constant AttentionParams& params, int first, int last) {
   if (!has_band) {
     return {0, params.q_len};
@@ -50,7 +50,7 @@ METAL_FUNC QueryRange seeing_queries(constant AttentionParams& params, int first
           metal::min(params.q_len, last - params.band_low + 1)};
 }
 
-// Whether each query of [first, last] sees each key of [begin, end).
+// True if every query of [first, last] sees every key of [begin, end).
 METAL_FUNC bool sees_all(
     constant AttentionParams& params, int first, int last, int begin, int end) {
   return end <= params.kv_len &&
@@ -62,15 +62,15 @@ METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
          (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
 }
 
-// For scores of 16-bit operands: right to 2^-22, not to 2^-22 of a small result.
+// Accurate to an absolute error of 2^-22, which suffices for scores of 16-bit operands.
 METAL_FUNC float tanh_of_16_bits(float x) {
   return 1.0f - metal::fast::divide(2.0f, 1.0f + metal::fast::exp2(2.0f * M_LOG2E_F * x));
 }
 
-// Of operands of type T.
+// Score of operands of type T.
 template <typename T>
 struct CappedScore {
-  float tanh_of_score;  // with softcap
+  float tanh_of_score;  // set only with softcap
   float score;
 
   METAL_FUNC CappedScore(constant AttentionParams& params, float dot) thread {
@@ -81,20 +81,20 @@ struct CappedScore {
     }
   }
 
-  // d capped / d score
+  // d(capped score) / d(score)
   METAL_FUNC float slope() const thread {
     return has_softcap ? 1.0f - tanh_of_score * tanh_of_score : 1.0f;
   }
 };
 
-// The mask of one head. Its elements are bool, or numbers of the operands' dtype.
+// The mask of one head. Elements are bool, or have the operands' dtype.
 template <typename T>
 struct HeadMask {
   const device uchar* data;
   long row_stride;
   long column_stride;
 
-  // The score of a pair that exists, with the mask applied.
+  // Applies the mask to the score of a valid (query, key) pair.
   METAL_FUNC float apply(float score, int query, int key) const thread {
     const long at = query * row_stride + key * column_stride;
     if (has_bool_mask) {

@@ -1,16 +1,16 @@
-// How the rows that pass by reach threadgroup memory: tile by tile of two operands, keys and values
-// or queries and the gradients of their outputs.
+// Stages the passing rows in threadgroup memory, one tile at a time. They are rows of two operands:
+// keys and values, or queries and the gradients of their outputs.
 #pragma once
 
 #include "metal/common/tile.h"
 #include "metal/flash_attention/scores.h"
 
-// What of a tile's loads is under way at once.
+// How much of a tile's loads is in flight at once.
 enum Staging {
-  kStagesEach,      // a vector at a time
-  kStagesTogether,  // all of both tiles, which wait in registers
-  kStagesAhead,     // all of the next tiles, by copies that run by themselves (async_copy.h) to a
-                    // second place, while these are computed with
+  kStagesEach,      // one vector per thread
+  kStagesTogether,  // both tiles, through registers
+  kStagesAhead,  // both tiles of the next step, by asynchronous copies (async_copy.h) into a second
+                 // buffer
 };
 
 template <typename T,
@@ -22,19 +22,19 @@ template <typename T,
 struct PassingRows {
   using FirstShare = TileShare<T, kTileRows, kFirstColumns, kThreads>;
   using SecondShare = TileShare<T, kTileRows, kSecondColumns, kThreads>;
-  // Places for tiles, and the elements of one for each operand.
+  // Number of buffers, and elements per buffer for each operand.
   enum { kPlaces = kStaging == kStagesAhead ? 2 : 1 };
   enum { kFirstSize = kTileRows * FirstShare::kStride };
   enum { kSecondSize = kTileRows * SecondShare::kStride };
 
-  Rows<T> first;  // all of them
+  Rows<T> first;  // all rows of the head
   Rows<T> second;
   threadgroup T* first_places;
   threadgroup T* second_places;
   uint thread_index;
-  int turn = 0;  // 0 and 1, with every tile
+  int turn = 0;  // buffer of the current tile, alternates between 0 and 1
 
-  // Those that were taken last.
+  // The current tiles.
   METAL_FUNC threadgroup T* first_tile() const thread {
     return first_places + turn % kPlaces * kFirstSize;
   }
@@ -42,16 +42,17 @@ struct PassingRows {
     return second_places + turn % kPlaces * kSecondSize;
   }
 
-  // By all threads, before the first tiles, which begin there.
+  // Call with all threads before the first take(), with the same `begin`.
   METAL_FUNC void start(int begin) thread {
     if (kStaging == kStagesAhead) {
-      // Others may still compute with the last tiles of the rows before these.
+      // Other threads may still read the last tiles of the previous head.
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       write(begin, 1 - turn);
     }
   }
 
-  // By all threads, which then see the tiles that begin there. Rows from `end` on are not wanted.
+  // Call with all threads. Afterwards all of them see the tiles that start at `begin`. Rows from
+  // `end` on are not prefetched.
   METAL_FUNC void take(int begin, int end) thread {
     turn = 1 - turn;
     if (kStaging == kStagesAhead) {

@@ -1,13 +1,14 @@
-// The tiles of the attention kernels: the one list that the instantiations (MSL) and the dispatch
-// (C++) are made from. Smaller before larger: a call runs in the first tile that holds its head
-// dims, padded inside the kernel.
+// Tile sizes of the attention kernels. Both the instantiations (MSL) and the dispatch (C++) are
+// generated from these lists. Tiles are sorted by head dim: a call runs in the first tile that
+// holds its head dims, and the kernel pads to it.
 //
-// What limits a tile is the registers of a thread; Apple's GPUs give it 128 of 32 bits without
-// spilling. The 32 lanes of a SIMD group hold 8 rows of q (d / 4 registers a thread, half of that
-// for 16-bit types), of the accumulated output (dv / 4) and of the scores (keys / 4), times
-// row_fragments. 16 rows use each fragment of k and v from threadgroup memory twice, which is why
-// they are taken wherever these stay below 112 or so, and fewer keys where that makes them fit.
-// Wide float32 heads leave no room for q: it is read again for each block of keys (keeps_q false).
+// Registers limit a tile: Apple's GPUs give a thread 128 registers of 32 bits before it spills.
+// Over the 32 lanes of a simdgroup, 8 rows take d / 4 registers per thread for q (half that for
+// 16-bit types), dv / 4 for the accumulated output and keys / 4 for the scores, times
+// row_fragments. With 16 rows, each fragment of k and v read from threadgroup memory is used twice,
+// so two row fragments are preferred while the sum stays below about 112, with fewer keys if that
+// makes them fit. Wide float32 heads leave no room for q: they reload it for each block of keys
+// (keeps_q false).
 //
 // Threadgroup memory holds a block of keys and one of values: 5 to 17 KB for 16-bit types.
 #pragma once
@@ -37,8 +38,8 @@
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)     \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
 
-// Of a decode. A lane holds at least 4 columns (d / 32) of each row, in q and in out: 64 registers
-// in the widest.
+// Decode. A lane holds at least 4 columns (d / 32) of each row, of q and of out: 64 registers in
+// the widest tile.
 // X(dtype, type, d, rows)
 #define MLX_ANVIL_ATTENTION_DECODE_TILES(X, dtype, type) \
   X(dtype, type, 64, 1)                                  \
@@ -52,13 +53,13 @@
   X(dtype, type, 512, 1)                                 \
   X(dtype, type, 512, 2)
 
-// Of the backward: rows that a threadgroup keeps (of queries for dq, of keys for dkv), and rows of
-// the other side that pass by, tile by tile. A row fragment takes of every thread d / 4 registers
-// for each of the two kept operands (half of that for 16-bit types), d / 4 for each gradient that
-// is added up (one in dq, two in dkv) and tile rows / 2 for the scores and their gradient. Where
-// that does not fit, the kept operands are read again for each tile (kKeptNowhere). The two
-// gradients of wide heads do not fit together: dk and dv are passes of their own, and S is formed
-// once more.
+// Backward. A simdgroup keeps 8 * row_fragments rows (queries in dq, keys in dkv). Tiles of the
+// other side's rows pass through threadgroup memory. Per row fragment, a thread needs d / 4
+// registers for each of the two kept operands (half that for 16-bit types), d / 4 for each
+// accumulated gradient (one in dq, two in dkv), and tile rows / 2 for the scores and their
+// gradient. If that does not fit, the kept operands are reloaded for each tile (kKeptNowhere). For
+// wide heads the two gradients do not fit together: dk and dv are then separate passes, and S is
+// recomputed.
 //
 // X(pass, dtype, type, d, dv, row_fragments, tile rows, keeping of each operand, staging)
 #define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                          \
@@ -108,10 +109,10 @@
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                               \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)
 
-// The same for GPUs with units for products of 16 x 8 and 16 x 16 numbers, which 8 rows would leave
-// half empty, 255 registers a thread and 48 KB of threadgroup memory: see has_matrix_units() of
-// csrc/common/launch.h. Heads that fit none run in the tiles above. More of the rows that pass, in
-// a tile, was faster wherever they fitted.
+// Tiles for GPUs with matrix units (see has_matrix_units() in csrc/common/launch.h). A product has
+// 16 rows there, so 8 rows would leave half of a unit idle. A thread has 255 registers, and a
+// threadgroup 48 KB of memory. More passing rows per tile measured faster wherever they fit. Head
+// dims that fit no tile here run in the tiles above.
 #define MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, dtype, type) \
   X(dtype, type, 32, 32, 4, 96, true, 4, kStagesAhead)              \
   X(dtype, type, 64, 64, 4, 48, true, 4, kStagesAhead)              \
@@ -136,8 +137,8 @@
   MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, bfloat16, bfloat)
 
-// Of a decode. A block of keys and one of values take 32 registers of a thread each, q d / 8, the
-// output d / 4.
+// Decode with matrix units. Per thread, a block of keys and one of values take 32 registers each, q
+// takes d / 8 and the output d / 4.
 // X(dtype, type, d, keys, simdgroups)
 #define MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(X, dtype, type) \
   X(dtype, type, 64, 32, 4)                                     \

@@ -1,15 +1,28 @@
-// Gradients of rms_norm and layer_norm. With c = h - mean (or h), n = c rstd and
-// d_n = d_y silu(gate) weight:
-//   d_x = rstd (d_n - mean(d_n) - n mean(d_n n)) + d_h, without the first mean for rms_norm;
-//   d_gate = d_y n weight silu'(gate);
-//   d_weight = sum over rows of d_y silu(gate) n; d_bias = sum over rows of d_y.
-// A team takes the rows of a part one after the other and stores its sums of the last two, which
-// norm_sum_parts adds up, in one order whatever else runs. There is no bias where there is a gate.
+// Gradients of rms_norm and layer_norm. With c = h - mean (rms_norm: c = h), n = c rstd and d_n =
+// d_y silu(gate) weight:
+//   d_x = rstd (d_n - mean(d_n) - n mean(d_n n)) + d_h     (rms_norm: without mean(d_n))
+//   d_gate = d_y n weight silu'(gate)
+//   d_weight = sum over rows of d_y silu(gate) n
+//   d_bias = sum over rows of d_y
 //
-// Kernels: <rms_norm|layer_norm>_backward_<dtype of rows>_<dtype of weight and bias>; bindings:
-// params.h. Threadgroup: as forward. Grid: linear_grid of parts. Function constants: 0 to 5 as
-// forward, 7 to 9 below.
-// norm_sum_parts_<dtype of the sum>: threadgroup 256, grid: blocks of 32 columns, groups of rows.
+// Kernels: <rms_norm|layer_norm>_backward_<dtype of rows>_<dtype of weight and bias>, and
+// norm_sum_parts_<dtype of the sum>, which reduces the partial sums of d_weight and d_bias. The
+// order of summation is fixed, so that results do not depend on scheduling.
+// Grid and threadgroup: backward: linear_grid of parts, threadgroup as in forward. norm_sum_parts:
+// (blocks of 32 columns, groups of rows), threadgroup 256.
+// Bindings:
+//   backward:  h, gate, weight, d_y, d_h, d_x, d_gate, d_weight_parts, d_bias_parts, params
+//   sum_parts: parts, sum, params
+// Function constants: 0 to 5 as in forward, 7 to 9 below. Alignment: as in forward.
+//
+//   for each row of the team's part:
+//     load h, d_y, gate
+//     mean = sum(h) / columns                                 (layer_norm only)
+//     sum c^2, d_n c and, for layer_norm, d_n over the team
+//     rstd = rsqrt(sum(c^2) / columns + eps)
+//     for each pack: store d_gate; store d_x; add d_z n and d_z to the part's sums
+//   after the last row: store the part's sums of d_weight and d_bias
+//   norm_sum_parts: add up all parts of each column
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/norm/rows.h"
@@ -18,7 +31,7 @@ constant bool has_d_h [[function_constant(7)]];
 constant bool wants_weight [[function_constant(8)]];
 constant bool wants_bias [[function_constant(9)]];
 
-// Only rms_norm has a gate, and only layer_norm a bias.
+// Only rms_norm takes a gate, and only layer_norm a bias.
 template <bool kCentred>
 METAL_FUNC bool is_gated() {
   return !kCentred && has_gate;
@@ -28,7 +41,7 @@ METAL_FUNC bool sums_bias() {
   return kCentred && wants_bias;
 }
 
-// One row's operands in registers: d_z is d_y silu(gate).
+// Operands of one row, in registers. d_z is d_y silu(gate).
 template <typename T, bool kCentred>
 struct BackwardRow {
   const device T* h;
@@ -53,8 +66,8 @@ struct BackwardRow {
   }
 };
 
-// Adds one pack of a row's products to the sums of its part, which are in registers until its last
-// row, or for a long row in memory. float32, whatever the dtype of the rows.
+// Adds one pack of a row's products to the sums of its part, in float32. A short row keeps the sums
+// in registers until the part's last row; a long row keeps them in device memory.
 template <typename T>
 METAL_FUNC void add_to_part(device float* part,
                             bool first_row,
@@ -210,9 +223,9 @@ template <typename T, typename W, bool kCentred>
 }
 
 enum { kSumThreads = 256, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
-enum { kRunParts = 32 * kSumSimdgroups };  // 32 of each SIMD group
+enum { kRunParts = 32 * kSumSimdgroups };  // 32 parts per simdgroup
 
-// A lane has a column, and each SIMD group every eighth part.
+// Each lane has one column. Each simdgroup sums every eighth part.
 template <typename W>
 [[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void norm_sum_parts(
     const device float* parts [[buffer(0)]],
@@ -225,7 +238,7 @@ template <typename W>
   const uint column = group.x * kSumColumns + lane;
   const bool exists = column < params.columns;
   const device float* const own = parts + long(group.y) * params.parts * params.columns + column;
-  // In runs, so that many parts lose no digits.
+  // Sums in runs first, so that adding many parts loses no digits.
   float total = 0.0f;
   for (uint run = simdgroup; exists && run < params.parts; run += kRunParts) {
     const uint end = metal::min(params.parts, run + kRunParts);

@@ -1,11 +1,23 @@
-// rms_norm and layer_norm: h = x + residual (rounded, where there is a residual);
-//   y = (h - mean) rsqrt(mean of squares + eps) weight + bias, times silu(gate),
-// without mean and bias for rms_norm. Statistics in float32, the mean of squares of h - mean.
+// rms_norm and layer_norm:
+//   h = x + residual                                          (rounded to the dtype)
+//   y = ((h - mean) rsqrt(var + eps) weight + bias) silu(gate)
+// where var is the mean of (h - mean)^2. rms_norm has neither mean nor bias; residual, weight, bias
+// and gate are optional. Statistics are in float32, in two passes.
 //
-// Kernels: <rms_norm|layer_norm>_forward_<dtype of rows>_<dtype of weight and bias>; bindings:
-// params.h. Threadgroup: up to 256 columns, eight rows of 32 threads; longer rows have one of 32
-// threads for every 256 columns, 512 at most. Grid: linear_grid of rows. Function constants: 0
-// whether all packs of 16 bytes are aligned (nothing else is assumed), 1 to 6 rows.h.
+// Kernels: <rms_norm|layer_norm>_forward_<dtype of rows>_<dtype of weight and bias>.
+// Grid: linear_grid of rows. Threadgroup: eight simdgroups with a row each for up to 256 columns;
+// beyond that one row, with 32 threads per 256 columns and at most 512 threads.
+// Bindings: x, residual, gate, weight, bias, y, h, params.
+// Function constants: 0: packs are aligned to 16 bytes (no other alignment is assumed); 1 to 6: see
+// rows.h.
+//
+//   load h = x + residual, up to 16 elements per thread
+//   mean = sum(h) / columns                                   (layer_norm only)
+//   rstd = rsqrt(sum((h - mean)^2) / columns + eps)
+//   for each pack:
+//     z = (h - mean) rstd weight + bias
+//     store h if there is a residual; store y = z silu(gate)
+//   A long row does not fit in registers: each of the three passes loads h again.
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/norm/rows.h"

@@ -1,11 +1,11 @@
-// Parameters of the norm kernels, shared by the host (C++, its CPU kernels too) and the kernels
-// (MSL): plain 32- and 64-bit fields in an order that needs no padding, so that both compilers lay
-// it out alike.
+// Parameters of the norm kernels, shared by the host (C++, CPU kernels included) and the kernels
+// (MSL). The fields are plain 32- and 64-bit numbers in an order without padding, so that both
+// compilers lay them out alike.
 //
 // Bindings. Forward:   x residual gate weight bias | y h | params
 //           backward:  h gate weight d_y d_h | d_x d_gate d_weight_parts d_bias_parts | params
 //           sum_parts: parts | sum | params
-// Where a call lacks an array, the host binds another in its place.
+// The host binds some other array in place of an absent one.
 #pragma once
 
 #define MLX_ANVIL_NORM_ROW_AXES 4
@@ -15,8 +15,8 @@
 namespace mlx_anvil {
 #endif
 
-// Where the rows of an array lie: all of its axes but the last, those merged that memory allows.
-// Row-major order; strides are in elements.
+// Layout of an array's rows: all axes but the last, merged where their strides allow it. Row-major
+// order; strides are in elements.
 struct NormRowParams {
   int64_t strides[MLX_ANVIL_NORM_ROW_AXES];
   int64_t column_stride;
@@ -25,8 +25,8 @@ struct NormRowParams {
   uint32_t unused;
 };
 
-// `Rows` is a pointer to NormRowParams in whatever address space. Static: every build of the CPU
-// kernels has to have a copy of its own (csrc/common/isa.h).
+// `Rows` is a pointer to NormRowParams in any address space. The function is static because each
+// build of the CPU kernels needs its separate copy (csrc/common/isa.h).
 template <typename Rows>
 static inline int64_t norm_row_offset(Rows rows, uint32_t row) {
   int64_t offset = 0;
@@ -39,16 +39,16 @@ static inline int64_t norm_row_offset(Rows rows, uint32_t row) {
 }
 
 struct NormParams {
-  NormRowParams x;  // of a backward: h
+  NormRowParams x;  // h in backward
   NormRowParams residual;
   NormRowParams gate;
-  NormRowParams weight;  // a row for each group
+  NormRowParams weight;  // one row per group
   NormRowParams bias;
   NormRowParams d_y;
   NormRowParams d_h;
   uint32_t rows;
-  uint32_t rows_per_group;  // of neighbouring rows, which share a row of the weight and of the bias
-  uint32_t parts_per_group;  // of a backward: what its rows are shared out in
+  uint32_t rows_per_group;   // consecutive rows that share one row of weight and bias
+  uint32_t parts_per_group;  // backward splits the rows of a group into this many parts
   uint32_t rows_per_part;
   uint32_t columns;
   float eps;
@@ -58,7 +58,7 @@ struct NormParams {
 
 struct NormSumParams {
   uint32_t columns;
-  uint32_t parts;  // that each sum is of
+  uint32_t parts;  // parts per sum
 };
 
 static_assert(sizeof(NormRowParams) == 8 * 5 + 4 * 6, "same layout in C++ and MSL");

@@ -1,24 +1,24 @@
-// What the norm kernels share: how threads share a row, its sums, and its packs.
+// Shared parts of the norm kernels: how threads divide a row, reduce over it, and load its packs.
 //
-// A team of threads takes a row: a SIMD group, of which a threadgroup has several, or a whole
-// threadgroup. A thread's packs are kPacks at a time in registers, which is all of a row that is
-// not long; a long row is read again for every pass over it.
+// A team of threads processes a row. It is one of the simdgroups of a threadgroup, or all of its
+// threads. A thread keeps kPacks packs in registers. That covers a row unless it is long; a long
+// row is loaded again in every pass.
 //
-// Sums of products are written as fma: a compiler that fuses some of them, and others in another
-// specialisation, would let the bits of a result depend on where its operands lie.
+// Sums of products use explicit fma. Otherwise contraction could differ between specialisations,
+// and the bits of a result would depend on the layout of its operands.
 #pragma once
 
 #include "metal/common/strided_pack.h"
 #include "metal/norm/params.h"
 
-constant bool row_is_shared [[function_constant(1)]];  // by the SIMD groups of a threadgroup
+constant bool row_is_shared [[function_constant(1)]];  // the whole threadgroup processes one row
 constant bool row_is_long [[function_constant(2)]];
 constant bool has_residual [[function_constant(3)]];
 constant bool has_gate [[function_constant(4)]];
 constant bool has_weight [[function_constant(5)]];
 constant bool has_bias [[function_constant(6)]];
 
-// The host knows all of them.
+// The host defines the same values.
 enum { kSimdgroupThreads = 32, kMostSimdgroups = 16, kHeldElements = 16 };
 enum { kMostThreads = kSimdgroupThreads * kMostSimdgroups };
 
@@ -29,7 +29,7 @@ struct Held {
   float x[kPacks][kSize];
 };
 
-// Of a thread: its team, and which of its members it is.
+// A thread's team, and its position there.
 struct Team {
   uint index;
   uint member;
@@ -50,14 +50,14 @@ METAL_FUNC Team team_of(uint3 group, uint3 groups, uint threads, uint simdgroup,
   return team;
 }
 
-// Sums over a team, one barrier each. Two blocks of memory take turns: when a thread writes into
-// one of them, the barrier of the other has shown that everybody has read it.
+// Reduces over a team with one barrier per call. Two buffers alternate: a thread writes to one only
+// after the barrier of the other, by which time all threads have read it.
 template <int kMostSums>
 struct TeamSums {
   threadgroup float (*memory)[kMostSums][kMostSimdgroups];
   uint turn;
 
-  // values[k] = the sum of values[k] over all threads of the team
+  // values[k] = sum of values[k] over all threads of the team
   template <int kSums>
   METAL_FUNC void sum(Team team, thread float (&values)[kSums]) thread {
     MLX_ANVIL_UNROLL
@@ -84,7 +84,7 @@ struct TeamSums {
   }
 };
 
-// The columns of a thread's packs in the part of a row that begins at `first`.
+// Columns of a thread's packs, in the section of a row that starts at `first`.
 template <typename T>
 struct Columns {
   Team team;
@@ -94,7 +94,7 @@ struct Columns {
   METAL_FUNC int of(int pack) const thread {
     return first + (pack * team.threads + team.member) * Held<T>::kSize;
   }
-  // Elements of a pack that the row has; none or less beyond its end.
+  // Valid elements of a pack: fewer than kSize, or none, past the end of the row.
   METAL_FUNC int count(int pack) const thread {
     return metal::min(int(Held<T>::kSize), columns - of(pack));
   }
@@ -111,7 +111,7 @@ METAL_FUNC Columns<T> columns_of(Team team, int columns) {
   return place;
 }
 
-// Zeros beyond the end of the row.
+// Reads zeros past the end of the row.
 template <typename T>
 METAL_FUNC void load_held(const device T* row, long stride, Columns<T> at, thread Held<T>& held) {
   MLX_ANVIL_UNROLL
@@ -120,7 +120,7 @@ METAL_FUNC void load_held(const device T* row, long stride, Columns<T> at, threa
   }
 }
 
-// One pack of a weight or a bias of type W, for rows of T.
+// Loads one pack of a weight or bias of type W for rows of type T.
 template <typename T, typename W>
 METAL_FUNC void load_vector(const device W* vector,
                             constant NormRowParams& rows,
@@ -137,7 +137,7 @@ METAL_FUNC void load_vector(const device W* vector,
   }
 }
 
-// The weight as it multiplies, offset included; ones where there is none.
+// Loads the factor of each column: weight plus weight_offset, or 1 without a weight.
 template <typename T, typename W>
 METAL_FUNC void load_weight(const device W* weight,
                             constant NormParams& params,
@@ -164,7 +164,7 @@ METAL_FUNC float sum_of(const thread Held<T>& held) {
   return sum;
 }
 
-// Takes the mean off, but not off the zeros beyond the end of the row.
+// Subtracts the mean from the row's elements, and leaves the zeros past its end.
 template <typename T>
 METAL_FUNC void subtract_mean(float mean, Columns<T> at, thread Held<T>& held) {
   MLX_ANVIL_UNROLL

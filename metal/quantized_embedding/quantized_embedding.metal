@@ -1,11 +1,19 @@
-// out[i] = W[id[i]] in full: rows of a quantized matrix, whose formats are described in
-// csrc/quantized_matmul/problem.h. Only the rows asked for are read. Ids beyond the last row, and
-// below minus their number, give the row next to them.
+// Gathers and dequantises rows of a quantized matrix: out[i] = W[id[i]].
+// csrc/quantized_matmul/problem.h describes the formats. Only the requested rows are read. Ids out
+// of range clamp to the first or last row.
 //
-// Kernels: quantized_embedding_<dtype>_<format>. Bindings: ids (32 or 64 bits each), w, scales,
-// biases (none: scales in their place), out, params. Function constant 0: of dequant.h, of w and
-// out. Grid: linear_grid(elements of out / 8, 256); a thread has eight columns. Threadgroup: 256 x
-// 1 x 1. Arrays are dense; nothing but function constant 0 is assumed of the alignment.
+// Kernels: quantized_embedding_<dtype>_<format>.
+// Grid: linear_grid(elements of out / 8, 256); a thread has eight columns. Threadgroup: 256 x 1 x
+// 1.
+// Bindings: ids (32 or 64 bits each), w, scales, biases (scales in place of absent ones), out,
+// params.
+// Function constant 0: see dequant.h, here for w and out.
+// Alignment: none beyond function constant 0. Arrays are dense.
+//
+//   (index, piece of 8 columns) = this thread
+//   row = id[index]; negative signed ids count from the end; clamp to the matrix
+//   load the words of the piece, scale and bias
+//   out = (code value * factor) * scale + bias
 #include "metal/common/kernel.h"
 #include "metal/quantized_embedding/params.h"
 #include "metal/quantized_matmul/dequant.h"
@@ -29,7 +37,7 @@ METAL_FUNC long row_of_id(const device uchar* bytes,
   return metal::min(id, last);
 }
 
-// What Format::values() gives for the code of mxfp8 that is no number is beside its numbers.
+// For the NaN code of mxfp8, Format::values() returns a value outside the range of the others.
 template <typename Format>
 METAL_FUNC float number_of(float value) {
   const bool is_e4m3 = Format::kBits == 8 && !Format::kHasBiases;
@@ -82,7 +90,7 @@ template <typename T, typename Format>
   Format::values(words, 0, values);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kPiece; ++i) {
-    // The factor by itself: with the scale it might overflow.
+    // Multiply by the factor first: factor * scale could overflow.
     const float value = number_of<Format>(values[i]) * Format::factor();
     values[i] = Format::kHasBiases ? metal::fma(value, scale, bias) : value * scale;
   }

@@ -1,14 +1,14 @@
-// The best candidates of a block, in threadgroup memory.
+// Selects the best candidates of a block in threadgroup memory.
 #pragma once
 
 #include "metal/common/unroll.h"
 #include "metal/quantized_head/candidate.h"
 #include "metal/quantized_head/params.h"
 
-// Whether there is one block only, so that its best are the result.
+// True if there is only one block, so that its best candidates are the result.
 constant bool is_last [[function_constant(2)]];
 
-// Puts the greater of two slots `step` apart first, or second where `ascending`.
+// Orders two slots that lie `step` apart: the larger first, or last if `ascending`.
 METAL_FUNC void order_pair(threadgroup ulong* slots, int first, int step, bool ascending) {
   const ulong a = slots[first], b = slots[first + step];
   const bool wrong = ascending ? a > b : a < b;
@@ -16,14 +16,13 @@ METAL_FUNC void order_pair(threadgroup ulong* slots, int first, int step, bool a
   slots[first + step] = wrong ? a : b;
 }
 
-// Rows of `slots` candidates each, one behind the other: the best of each, `run` of them, come to
-// its front, in descending order. Every halving of the candidates takes 1 + log2(run) steps, each
-// of half as many pairs as those of the one before; with a run of 1 it is a maximum as a tree.
-// Every thread of the threadgroup calls it, after a barrier.
+// Moves the best `run` candidates of each row to its front, in descending order. Rows of `slots`
+// candidates follow each other. Each halving takes 1 + log2(run) steps over half as many pairs; run
+// = 1 is a tree maximum. Call with every thread of the threadgroup, after a barrier.
 METAL_FUNC void keep_best(
     threadgroup ulong* slots, int rows, BestParams params, uint thread_index, uint threads) {
   const int run = params.run;
-  // Bitonic sort into runs, all of them in descending order at the end.
+  // Bitonic sort into runs, all in descending order at the end.
   for (int size = 2; size <= run; size *= 2) {
     for (int step = size / 2; step > 0; step /= 2) {
       for (int pair = thread_index; pair < rows * params.slots / 2; pair += threads) {
@@ -33,10 +32,10 @@ METAL_FUNC void keep_best(
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
   }
-  // Of two runs the better half: opposite each other the greater ones are all of it, and they first
-  // fall and then rise, or the other way round, which halving steps put in order.
+  // Merges two runs into the better half. Comparing opposite elements selects it as a bitonic
+  // sequence, which the halving steps then sort.
   for (int distance = run; distance < params.slots; distance *= 2) {
-    const int apart = 2 * distance / run;  // of the runs that are left, in runs
+    const int apart = 2 * distance / run;  // distance between remaining runs, in runs
     const int count = rows * params.slots / apart;
     for (int i = thread_index; i < count; i += threads) {
       const int place = i & (run - 1), first = (i - place) * apart;
@@ -54,8 +53,8 @@ METAL_FUNC void keep_best(
   }
 }
 
-// What keep_best left of a block, to where the caller of the op, or the next pass, will look for
-// it. `row`: of x.
+// Stores the result of keep_best: as the op's output, or as candidates for the next pass. `row` is
+// the row of x.
 template <typename T>
 METAL_FUNC void store_best(const threadgroup ulong* best,
                            BestParams params,

@@ -1,5 +1,5 @@
-// Parameters of the kernels of quantized_argmax and quantized_topk, shared by the host (C++) and
-// the kernels (MSL). All numbers of slots are powers of two.
+// Parameters of the quantized_argmax and quantized_topk kernels, shared by the host (C++) and the
+// kernels (MSL). Slot and run counts are powers of two.
 #pragma once
 
 #include "metal/quantized_matmul/params.h"
@@ -8,12 +8,12 @@
 namespace mlx_anvil {
 #endif
 
-// What a threadgroup does to the candidates of a block.
+// How a threadgroup reduces the candidates of a block.
 struct BestParams {
-  int32_t slots;       // candidates of a row of x that it looks at
-  int32_t run;         // candidates that it keeps, of which
-  int32_t kept;        // are asked for
-  int32_t candidates;  // of a row of x, among which the blocks are (merge)
+  int32_t slots;       // candidates per row of x that it reduces
+  int32_t run;         // candidates that it keeps
+  int32_t kept;        // number of these that the caller asked for
+  int32_t candidates;  // merge only: candidates per row of x, over all blocks
 };
 
 struct QuantizedHeadParams {

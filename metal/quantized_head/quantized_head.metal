@@ -1,20 +1,27 @@
-// The best logits of each row of x, with their indices, without an array of all logits:
-//
+// Finds the largest logits of each row of x and their indices, without storing all logits:
 //   logit[m, n] = sum over k of x[m, k] W[n, k], rounded to T
 //
-// quantized_head_<dtype>_<format>_r<rows>, for at most so many rows of x: a threadgroup has the
-// logits of a block of rows of w in threadgroup memory and keeps the best. Bindings: x, w, scales,
-// biases (none: x in their place), indices, values, candidates, params (QuantizedHeadParams).
-// Grid: blocks of `slots` rows of w x blocks of rows of x. Threadgroup: 128 x 1 x 1.
+// Kernels: quantized_head_<dtype>_<format>_r<rows>, for at most that many rows of x.
+// Grid: (blocks of `slots` rows of w, blocks of rows of x). Threadgroup: 128 x 1 x 1.
+// Bindings: x, w, scales, biases (x in place of absent ones), indices, values, candidates, params
+// (QuantizedHeadParams).
 //
-// quantized_head_merge_<dtype>: the same of candidates. Bindings: candidates before, indices,
-// values, candidates after, params (BestParams). Grid: blocks of `slots` candidates x rows of x.
-// Threadgroup: 256 x 1 x 1.
+// Kernels: quantized_head_merge_<dtype>, which reduces candidates.
+// Grid: (blocks of `slots` candidates, rows of x). Threadgroup: 256 x 1 x 1.
+// Bindings: candidates before, indices, values, candidates after, params (BestParams).
 //
-// Function constants: 0: of dequant.h (merge: false), 1: of gemv.h (merge: false), 2: of best.h.
-// Threadgroup memory 0: 8 bytes for each slot and row of x. Candidates: [rows of x, blocks, run].
-// Where there is one block, its best are the result, and values in the place of candidates; else
-// indices and values are left alone. Arrays are dense; nothing else is assumed.
+// Function constants: 0: see dequant.h; 1: see gemv.h; 2: see best.h. merge: 0 and 1 are false.
+// Threadgroup memory 0: 8 bytes per slot and row of x. Candidates: [rows of x, blocks, run]. With a
+// single block, its best are the result, and values are bound in place of candidates. Otherwise
+// indices and values are not written.
+// Alignment: none beyond function constant 0. Arrays are dense.
+//
+//   head:  for each run of rows of w of this block:
+//            totals = GEMV of these rows                          (pseudocode in gemv.h)
+//            slots = candidates of (total rounded to T, index)
+//   merge: slots = candidates of this block
+//   both:  keep_best: bitonic sort into runs, then merge pairs of runs
+//          store the best: the result, or candidates for the next pass
 #include "metal/common/kernel.h"
 #include "metal/quantized_head/best.h"
 #include "metal/quantized_matmul/formats.h"
@@ -51,7 +58,7 @@ template <typename T, typename Format, int kRows>
       slots[lane / kStreams * block + n - first] =
           n < params.product.outputs ? candidate_of(as_type<uint>(logit), n) : 0;
     }
-    // Before the next turn's shares, and before others read the slots.
+    // The next iteration overwrites `shares`, and keep_best reads the slots of other threads.
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   keep_best(slots, kRows, params.best, thread_index, kGemvThreads);

@@ -1,15 +1,15 @@
-// The formats of quantized matrices: from packed codes to float32. csrc/quantized_matmul/problem.h
+// Formats of quantized matrices: from packed codes to float32. csrc/quantized_matmul/problem.h
 // describes the packing.
 //
-// A chunk is what a lane loads of a row of w at once, 16 bytes where codes fill them: neighbouring
-// lanes then read neighbouring vectors. A part is the codes of a chunk that are sure to share a
-// scale. Eight codes make a piece. A format has
+// A chunk is what a lane loads of a row of w at once: 16 bytes where the code size allows it, so
+// that adjacent lanes load adjacent vectors. A part is a run of codes of a chunk that share a
+// scale, for every group size. A piece is eight codes. A format provides
 //
 //   kBits, kChunk, kPart, kHasBiases, Scale<T>   T: dtype of x
-//   values(words, piece, v)                      of eight codes of a part, over factor(); of codes
-//                                                that are no numbers any
-//   scale(stored)                                apart from factor(), with which it might
-//   overflow has_nan<kWords>(words)                       whether a code is no number
+//   values(words, piece, v)                      eight codes of a part, divided by factor();
+//                                                undefined for NaN codes
+//   scale(stored)                                separate from factor(): their product may overflow
+//   has_nan<kWords>(words)                       true if any code is NaN
 #pragma once
 
 #include <metal_stdlib>
@@ -17,8 +17,8 @@
 #include "metal/common/pack.h"
 #include "metal/common/unroll.h"
 
-// Whether rows of w and of x are runs of whole, aligned vectors: of 16 bytes, or of w of what
-// load_words takes at once. Otherwise words and elements are read one by one.
+// True if rows of w and of x consist of whole, aligned vectors: 16 bytes, or for w what load_words
+// loads at once. Otherwise words and elements are read one by one.
 constant bool rows_are_vectors [[function_constant(0)]];
 
 template <int kWords>
@@ -47,7 +47,7 @@ METAL_FUNC void load_words(const device uint* from, thread uint* words) {
   }
 }
 
-// Code `index` of a stream of codes of kBits; may straddle two words.
+// Extracts code `index` from a stream of kBits codes. A code may straddle two words.
 template <int kBits>
 METAL_FUNC uint code_at(const thread uint* words, int index) {
   const int bit = index * kBits, word = bit / 32, shift = bit % 32;
@@ -58,9 +58,9 @@ METAL_FUNC uint code_at(const thread uint* words, int index) {
   return both & ((1u << kBits) - 1u);
 }
 
-// Bits moved into the fields of a half with more of them give their value over a power of two, that
-// of subnormal numbers too, with fewer instructions than integers of their own. Two codes share a
-// word.
+// Dequantises two codes per word through half: code bits placed in the exponent or mantissa field
+// of a half give the value, times a power of two. Subnormals stay exact. This takes fewer
+// instructions than an integer conversion per code.
 METAL_FUNC void store_halves(uint bits, thread float& low, thread float& high) {
   const half2 pair = as_type<half2>(bits);
   low = static_cast<float>(pair.x);
@@ -79,7 +79,7 @@ struct AffineCodes {
   METAL_FUNC static float factor() { return 1.0f; }
 };
 
-// A subnormal half is an integer times 2^-24. The price: products with x below 2^-102 may be lost.
+// A subnormal half is an integer times 2^-24. As a cost, products with x below 2^-102 may be lost.
 template <>
 struct AffineCodes<4> {
   enum { kChunk = 32 };
@@ -141,7 +141,7 @@ struct E2m1Format {
   }
 };
 
-// 2^(stored - 127)
+// Returns 2^(stored - 127).
 METAL_FUNC float e8m0(uchar stored) {
   return as_type<float>(stored == 0 ? 0x00400000u : uint(stored) << 23);
 }
@@ -176,7 +176,7 @@ struct Mxfp8Format {
   METAL_FUNC static float factor() { return 0x1p8f; }
   METAL_FUNC static float scale(uchar stored) { return e8m0(stored); }
 
-  // 0x7f, with either sign: adding 1 to each byte's lower bits carries into its top bit.
+  // NaN is 0x7f with either sign: adding 1 to each byte's low 7 bits then carries into its top bit.
   template <int kWords>
   METAL_FUNC static bool has_nan(const thread uint* words) {
     uint carries = 0;
@@ -188,15 +188,15 @@ struct Mxfp8Format {
   }
 };
 
-// A row of w.
+// One row of w.
 template <typename T, typename Format>
 struct WeightRow {
   const device uint* words;
   const device typename Format::template Scale<T>* scales;
-  const device T* biases;  // affine only
+  const device T* biases;  // affine formats only
 };
 
-// Row `row` of a matrix whose rows all batches count through.
+// Returns row `row`, numbered over all batches.
 template <typename T, typename Format>
 METAL_FUNC WeightRow<T, Format> weight_row(WeightRow<T, Format> first,
                                            long row,
@@ -207,8 +207,8 @@ METAL_FUNC WeightRow<T, Format> weight_row(WeightRow<T, Format> first,
           first.biases + groups};
 }
 
-// The words of the `kCodes` codes from `column` on, the first one in the lowest bits; kCodes is 8,
-// 16 or 32, of which a row may end in half a chunk.
+// Loads the words of the kCodes (8, 16 or 32) codes from `column` on, with the first code in the
+// lowest bits. A row may end after half a chunk.
 template <typename Format, int kCodes>
 METAL_FUNC void load_codes(const device uint* row, int column, int columns, thread uint* words) {
   enum { kTotal = kCodes * Format::kBits };
@@ -221,7 +221,7 @@ METAL_FUNC void load_codes(const device uint* row, int column, int columns, thre
     }
     return;
   }
-  // Codes that begin within a word; of those that they can touch, the last may be past the row.
+  // The codes start inside a word. The last of the words that they may touch can lie past the row.
   enum { kWords = (kTotal + 31) / 32, kAlignment = kTotal & -kTotal };
   enum { kTouched = (kTotal + 32 - kAlignment + 31) / 32 };
   const int bit = column % 32 * Format::kBits, last = Format::kBits - 1;
@@ -245,7 +245,7 @@ METAL_FUNC float2 scale_and_bias(WeightRow<T, Format> row, int group) {
                 Format::kHasBiases ? static_cast<float>(row.biases[group]) : 0.0f);
 }
 
-// Of codes whose sum alone is wanted: one that is no number makes it none.
+// For dot products: a NaN code makes the scale, and so the whole sum, NaN.
 template <int kCodes, typename T, typename Format>
 METAL_FUNC float2 scale_and_bias_of_sum(WeightRow<T, Format> row,
                                         int group,
@@ -255,7 +255,7 @@ METAL_FUNC float2 scale_and_bias_of_sum(WeightRow<T, Format> row,
                 factors.y);
 }
 
-// Format::values, and NaN where a code is no number.
+// Format::values, with NaN codes converted to NaN.
 template <typename Format>
 METAL_FUNC void values_or_nan(const thread uint* words, int piece, thread float* v) {
   Format::values(words, piece, v);
@@ -268,7 +268,7 @@ METAL_FUNC void values_or_nan(const thread uint* words, int piece, thread float*
   }
 }
 
-// Eight elements of x.
+// Loads eight elements of x.
 template <typename T>
 METAL_FUNC void load_eight(const device T* from, thread float* x) {
   if (rows_are_vectors) {

@@ -1,5 +1,5 @@
-// The formats that the kernels of quantized matrices are made for, by the names in those of the
-// kernels: X(name, format).
+// Formats that the quantized kernels are instantiated for, by their names in kernel names: X(name,
+// format).
 #pragma once
 
 #define MLX_ANVIL_QUANTIZED_FORMATS(X, ...) \

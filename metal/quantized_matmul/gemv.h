@@ -1,26 +1,35 @@
-// Products of up to kRows rows of x with rows of w, for which reading w is all the work.
+// Products of up to kRows rows of x with rows of w. Reading w dominates (bandwidth-bound).
 //
-// A lane takes chunks of columns: it unpacks the codes of a few rows of w, and multiplies each with
-// all rows of x. Every row of x goes through the same steps in the same order, however many
-// there are, so that the bits of a result do not depend on their number.
+// A lane processes chunks of columns: it dequantises the codes of a few rows of w and multiplies
+// them with all rows of x. Each row of x takes the same steps in the same order, so the bits of its
+// result do not depend on the number of rows.
+//
+//   for each chunk of this lane:
+//     load the packed words of kStreams rows of w
+//     for each part of the chunk:
+//       for each piece of 8 codes:
+//         dequantise kStreams x 8 values; load 8 elements of each row of x
+//         dots[m][s] += values * x; sums[m] += x
+//       totals[m][s] += scale * dots[m][s] + bias * sums[m]
+//   simd_sum each total; if columns are shared, add up the simdgroups in threadgroup memory
 #pragma once
 
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/params.h"
 
-// Whether the SIMD groups of a threadgroup share the columns of their rows of w; otherwise each
-// has rows of its own.
+// True: the simdgroups of a threadgroup split the columns of the same rows of w. False: each
+// simdgroup has different rows.
 constant bool columns_are_shared [[function_constant(1)]];
 
 enum { kGemvSimdgroups = 4, kGemvThreads = 32 * kGemvSimdgroups };
 
-// Rows of w that a SIMD group takes at a time: as many as registers allow.
+// Rows of w that a simdgroup processes at once, limited by registers.
 template <int kRows>
 struct GemvStreams {
   enum { kCount = kRows > 4 ? 2 : 4 };
 };
 
-// Where a SIMD group begins, among rows of x, rows of w and columns.
+// Where a simdgroup starts: row of x, row of w, chunk of columns.
 struct GemvPlace {
   int first_row;
   int first_output;
@@ -28,7 +37,7 @@ struct GemvPlace {
   int chunk_step;
 };
 
-// outputs: rows of w that a SIMD group takes.
+// `outputs` is the number of rows of w per simdgroup.
 METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows, int outputs) {
   const int row = int(group.y) * rows;
   if (columns_are_shared) {
@@ -53,7 +62,7 @@ struct GemvSums {
     }
   }
 
-  // Adds this lane's columns. Rows of x beyond the last repeat it.
+  // Accumulates this lane's columns. Rows of x past the last repeat the last one.
   METAL_FUNC void add(const thread WeightRow<T, Format>* streams,
                       const device T* x,
                       constant QuantizedParams& params,
@@ -77,7 +86,7 @@ struct GemvSums {
     }
   }
 
-  // Of total i = kStreams * row + stream over all lanes, in lane i.
+  // Returns in lane i the sum over all lanes of total i = kStreams * row + stream.
   METAL_FUNC float sum_of_lanes(uint lane) const thread {
     float mine = 0.0f;
     MLX_ANVIL_UNROLL
@@ -89,7 +98,7 @@ struct GemvSums {
   }
 
  private:
-  // `column` is that of the part, which begins with code `part` of the words.
+  // `column` is the first column of the part, whose codes start at code `part` of the words.
   METAL_FUNC void add_part(const thread WeightRow<T, Format>* streams,
                            const thread uint (*chunks)[kChunkWords],
                            int part,
@@ -110,7 +119,7 @@ struct GemvSums {
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
         float elements[8];
-        // Eight rows of 2^26 columns are within an int.
+        // An int suffices for eight rows of 2^26 columns.
         load_eight(x + metal::min(m, last_row) * params.columns + column + 8 * piece, elements);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < 8; ++i) {
@@ -137,8 +146,8 @@ struct GemvSums {
   }
 };
 
-// All columns' total i in lane i of the first SIMD group, or of each where they have rows of their
-// own.
+// Returns total i of all columns in lane i: of the first simdgroup if columns are shared, else of
+// each.
 template <typename T, typename Format, int kRows>
 METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
                              const device T* x,
@@ -163,8 +172,9 @@ METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
   return total;
 }
 
-// Likewise of the rows of one matrix from place.first_output on, in the order of lane % kStreams;
-// those beyond the last repeat it. `first_row`: of the matrix among rows of w.
+// The same for the rows of one matrix from place.first_output on; stream lane % kStreams is one
+// row. Rows past the last repeat the last one. `first_row` is the matrix's first row, over all
+// batches.
 template <typename T, typename Format, int kRows>
 METAL_FUNC float gemv_of_place(WeightRow<T, Format> first,
                                const device T* x,

@@ -1,13 +1,21 @@
-// Quantized products of up to 8 rows of x: each word of w is read once for all of them.
-//
+// Quantized GEMV for up to 8 rows of x. Each word of w is read once for all rows.
 //   quantized_gemv    out[m, n] = sum over k of x[m, k] W[n, k]
-//   quantized_swiglu  out[m, n] = silu(g) * u,  g and u: such products with gate and up
+//   quantized_swiglu  out[m, n] = silu(g) * u,  where g and u are such products with gate and up
 //
-// Kernels: quantized_<gemv|swiglu>_<dtype>_<format>_r<rows>, for at most so many rows. Bindings:
-// arrays (no biases: x in their place), out, params. Function constants: 0: of dequant.h, 1: of
-// gemv.h. Grid: blocks of rows of w x blocks of rows of x x batch; a SIMD group takes four rows of
-// w, two for eight rows of x (swiglu: half as many of each matrix). Threadgroup: 128 x 1 x 1.
-// Arrays are dense; nothing else is assumed.
+// Kernels: quantized_<gemv|swiglu>_<dtype>_<format>_r<rows>, for at most that many rows.
+// Grid: (blocks of rows of w, blocks of rows of x, batch). A simdgroup processes four rows of w, or
+// two for eight rows of x (swiglu: half as many of each matrix). Threadgroup: 128 x 1 x 1.
+// Bindings:
+//   gemv:   x, w, scales, biases, out, params
+//   swiglu: x, gate w, scales, biases, up w, scales, biases, out, params
+// Formats without biases bind x in their place. Function constants: 0: see dequant.h; 1: see
+// gemv.h.
+// Alignment: none beyond function constant 0. Arrays are dense.
+//
+//   place = first row of x, first row of w and first chunk of this lane
+//   totals = products of kStreams rows of w with kRows rows of x      (pseudocode in gemv.h)
+//   gemv:   lane i stores total i
+//   swiglu: lane i fetches up from lane i + kStreams / 2, and stores silu(gate) * up
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/formats.h"

@@ -1,47 +1,53 @@
-// Products of up to 8 rows of x with rows of w of 4-bit codes, by matrix products of 16-bit
-// numbers: for GPUs that have units for these, on which eight rows of x cost little more than one.
+// Products of up to 8 rows of x with 4-bit rows of w on matrix units of 16-bit types. Eight rows of
+// x then cost little more than one.
 //
-// The columns of a fragment are dealt so that a lane's two elements are codes i and i + 4 of one
-// word, which one mask gives, and that a group is whole fragments. So groups are summed up before
-// their scale is applied, and all rows of x take the same steps, however many there are. A lane
-// reads words of w and the columns of x that belong to them, and exchanges neither.
+// Columns are assigned to fragments so that a lane's two elements are codes i and i + 4 of one
+// word, which a single mask extracts, and so that a group is a whole number of fragments. Groups
+// are summed before their scale is applied. All rows of x take the same steps, whatever their
+// number. A lane reads words of w and the matching columns of x; lanes exchange neither.
 //
-// The SIMD groups of a threadgroup share the columns of its tile, some rows of w. What one needs
-// for its next step comes into threadgroup memory while it computes with what is there, across
-// tiles too: that hides what memory takes, and costs no registers.
+// The simdgroups of a threadgroup split the columns of its tile of rows of w. Each prefetches its
+// next step into threadgroup memory while it computes, across tiles too. That hides memory latency
+// and costs no registers.
+//
+//   for each step of 256 columns of this simdgroup:
+//     start copying the next step; wait for this one
+//     for each group: x.sums += ones * x; sums += codes * x         (matrix units)
+//       totals += scale * sums + bias * x.sums
 #pragma once
 
 #include "metal/common/tile.h"
 #include "metal/quantized_matmul/gemv_stage.h"
 
-// What a code is as a 16-bit number: with these bits around it, (code + kOffset) / factor(). Where
-// there are two places for it, a code may stand four bits higher and is 16 times as much.
+// Encodes codes as 16-bit floats: OR-ing kBits to a code gives (code + kOffset) / factor(). With
+// two places, the code may also stand four bits higher; it is then 16 times as large.
 template <typename T>
 struct SmallCode;
 
-// A subnormal number is an integer times 2^-24.
+// A subnormal half is an integer times 2^-24.
 template <>
 struct SmallCode<half> {
   enum { kBits = 0, kOffset = 0, kPlaces = 2 };
   METAL_FUNC static float factor() { return 0x1p24f; }
 };
 
-// Too few bits of range for that: from 128 to 255, neighbours are one apart.
+// Subnormals of bfloat16 are too small for that (2^-133). From 128 to 255, adjacent values differ
+// by one, so a code goes into the lowest mantissa bits of 128.
 template <>
 struct SmallCode<bfloat> {
   enum { kBits = 0x43004300, kOffset = 128, kPlaces = 1 };
   METAL_FUNC static float factor() { return 1.0f; }
 };
 
-// Plus zeros that only run time knows: as PTX, constants, and one register in several places of an
-// operand, are moved there anew for every product.
+// Adds run-time zeros to constants, so that they stay in registers. In PTX, a literal, or one
+// register in several places of an operand, is moved into place for every product.
 template <typename T>
 struct Constants {
-  uint ones[4];  // each of two numbers
-  uint codes;    // a mask of two
+  uint ones[4];  // each holds two numbers
+  uint codes;    // mask of two codes
 
   METAL_FUNC Constants(uint4 zeros) thread {
-    const uint mask = 0x000f000fu;  // as only operand it is part of the instruction
+    const uint mask = 0x000f000fu;  // as the only operand it is an immediate
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 4; ++i) {
       ones[i] = as_type<uint>(Pair<T>(T(1), T(1))) + zeros[i];
@@ -50,7 +56,7 @@ struct Constants {
   }
 };
 
-// Elements 0 and 4, 1 and 5, 2 and 6, 3 and 7 of eight neighbours.
+// Pairs up elements 0 and 4, 1 and 5, 2 and 6, 3 and 7 of eight contiguous elements.
 template <typename T>
 METAL_FUNC uint4 pairs_of(uint4 eight) {
   uint4 pairs;
@@ -63,12 +69,12 @@ METAL_FUNC uint4 pairs_of(uint4 eight) {
   return pairs;
 }
 
-// What a group of columns has of x.
+// The part of x that belongs to one group of columns.
 template <typename T, int kWords>
 struct GroupOfX {
   uint4 pairs[kWords];
-  // Of rows place.column and place.column + 1; the same for two fragments of w, which make a
-  // product that fills the unit.
+  // For rows place.column and place.column + 1. Computed twice, for two fragments of w, because a
+  // product of two fragments fills the matrix unit.
   float2 sums[2];
 
   METAL_FUNC Fragment<T> columns(int word, int code, FragmentPlace place) const thread {
@@ -95,12 +101,12 @@ struct GroupOfX {
 
 template <typename T, int kGroup, int kFragments>
 struct GemvMatrixSums {
-  // kWords: a lane's of a group.
+  // kWords: a lane's words of a group.
   enum { kGroups = kMatrixColumns / kGroup, kWords = kGroup / 32, kPlaces = SmallCode<T>::kPlaces };
   using Stage = MatrixStage<T, kGroup, kFragments>;
 
   FragmentPlace place;
-  // Of w's row place.row of each fragment and x's rows place.column and place.column + 1.
+  // For row place.row of w in each fragment, and rows place.column and place.column + 1 of x.
   float2 totals[kFragments];
 
   METAL_FUNC void clear() thread {
@@ -110,7 +116,8 @@ struct GemvMatrixSums {
     }
   }
 
-  // Adds a step, which lies in `stage`. Rows of x that do not exist have sums that are nobody's.
+  // Accumulates one step, which is in `stage`. Rows of x that do not exist have sums that are not
+  // stored.
   template <typename Copies>
   METAL_FUNC void add(threadgroup uint4* stage,
                       uint step,
@@ -148,7 +155,7 @@ struct GemvMatrixSums {
   }
 
  private:
-  // Of group g, among the words of a row and the vectors of x.
+  // First of this lane's words of group g in a row, and of its vectors of x.
   METAL_FUNC int first_word(int g) const thread {
     return g * (kGroup / 8) + place.column / 2 * kWords;
   }
@@ -208,15 +215,15 @@ struct GemvMatrixSums {
   }
 };
 
-// The steps of a SIMD group, tile after tile: while it computes with one, the next are copied,
-// those of the next tile too.
+// The steps of a simdgroup, tile after tile. The copies of the next step, of the next tile too,
+// overlap with the computation.
 template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
 class GemvMatrixSteps {
  public:
   using Stage = MatrixStage<T, kGroup, kFragments>;
   using Sums = GemvMatrixSums<T, kGroup, kFragments>;
 
-  // From tile `tile` on every tile_step'th. `memory`: of the threadgroup.
+  // Processes every tile_step-th tile from `tile` on. `memory` belongs to the threadgroup.
   METAL_FUNC GemvMatrixSteps(StagedMatrices<T, kMatrices> matrices,
                              StagedRows<T> x,
                              uint4 zeros,
@@ -274,7 +281,7 @@ class GemvMatrixSteps {
   StageCopies<T, kGroup, kFragments, kMatrices> copies_;
   Constants<T> constants_;
   uint stage_size_;
-  uint steps_;  // of a tile
+  uint steps_;  // per tile
   uint tiles_;
   uint tile_step_;
   uint simdgroup_;

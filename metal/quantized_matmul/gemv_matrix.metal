@@ -1,29 +1,39 @@
-// Quantized products of up to 8 rows of x by matrix products: what gemv.metal computes, for affine
-// codes of 4 bits and 16-bit x.
+// Quantized GEMV for up to 8 rows of x on matrix units: the same products as gemv.metal, for 4-bit
+// affine codes and 16-bit x.
+//   quantized_gemv_matrix    out[m, n] = sum over k of x[m, k] W[n, k]
+//   quantized_swiglu_matrix  out[m, n] = silu(g) * u,  g and u: such products with gate and up
 //
-// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<codes of a group>_n<rows of w>s<SIMD groups>.
-// Bindings: those of gemv.metal, and threadgroup memory for two stages of each SIMD group (see
-// MatrixStage::size). Function constants 0: true (see below); 4: whether x is staged. A tile is so
-// many rows of w (swiglu: half as many of each matrix); of gemv's n32s4, tiles from
-// params.whole_tiles on have 16. Grid: threadgroups x blocks of 8 rows of x x batch, of
-// threadgroups as many as tiles, or fewer where all are whole: each takes every so many'th tile.
-// Threadgroup: 32 for each SIMD group x 1 x 1. Arrays are dense, aligned to 16 bytes, and K is a
-// multiple of 256.
+// Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<group size>_n<rows of w>s<simdgroups>. A tile
+// has that many rows of w (swiglu: half as many of each matrix). For the n32s4 kernel of gemv,
+// tiles from params.whole_tiles on have 16 rows.
+// Grid: (threadgroups, blocks of 8 rows of x, batch). There are as many threadgroups as tiles, or
+// fewer if all tiles are full; each takes every groups.x-th tile. Threadgroup: 32 * simdgroups x 1
+// x 1.
+// Bindings: as for gemv.metal, and threadgroup memory 0 for two stages per simdgroup
+// (MatrixStage::size).
+// Function constants: 0: true; 4: x is staged.
+// Alignment: 16 bytes. Arrays are dense, and K is a multiple of 256.
+//
+//   start copying the first step of this simdgroup
+//   for each tile of this threadgroup:
+//     totals = 0; for each step: accumulate            (pseudocode in gemv_matrix.h)
+//     write totals to threadgroup memory; barrier
+//     simdgroup f: add up fragment f over all simdgroups; apply silu(gate) * up; store
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
 #include "metal/quantized_matmul/params.h"
 
-// Where a threadgroup and a lane stand.
+// Position of a lane in the grid.
 struct MatrixPlace {
   uint3 group;
-  uint groups;  // that share the tiles of a batch
+  uint groups;  // threadgroups that share the tiles of a batch
   uint simdgroup;
   uint lane;
 };
 
-// Element n of x's row m and the next row, where they exist. out: of this batch.
+// Stores element n of rows m and m + 1 of out, where they exist. `out` belongs to this batch.
 template <typename T>
 METAL_FUNC void store_two_rows(
     device T* out, int m, int n, float2 values, constant QuantizedParams& params) {
@@ -35,8 +45,8 @@ METAL_FUNC void store_two_rows(
   }
 }
 
-// Zeros that only run time knows: top bits of addresses. Each lane has its own, since what is the
-// same for all would lie in registers from which it is moved before every use.
+// Returns zeros that the compiler cannot fold: top bits of addresses. They differ per lane, because
+// uniform values live in uniform registers and are moved from there before every use.
 template <typename T>
 METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
   uint4 zeros;
@@ -47,8 +57,8 @@ METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
   return zeros;
 }
 
-// From `tile` on every so many'th tile of the rows of w that `matrices` names. Of one matrix its
-// products with x; of two, gate and up, silu(gate) * up.
+// Processes every place.groups-th tile from `tile` on. With one matrix, stores its products with x;
+// with two, gate and up, stores silu(gate) * up.
 template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
 METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
                                const device T* x,
@@ -59,7 +69,7 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
                                threadgroup uint4* memory,
                                threadgroup float2 (*shares)[kFragments][32]) {
   enum { kResults = kFragments / kMatrices };  // fragments
-  static_assert(int(kResults) <= int(kSimdgroups), "each is a SIMD group's");
+  static_assert(int(kResults) <= int(kSimdgroups), "one simdgroup stores each");
   const int batch = place.group.z, first_row = kMatrixRows * place.group.y;
   const long rows_before = long(batch) * params.rows;
   out += rows_before * params.outputs;
@@ -74,7 +84,8 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
   for (; tile < steps.tiles(); tile += place.groups) {
     sums.clear();
     steps.add_tile(sums);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the last tile's shares were read
+    threadgroup_barrier(
+        metal::mem_flags::mem_threadgroup);  // all have read the previous tile's shares
     MLX_ANVIL_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       shares[place.simdgroup][f][place.lane] = sums.totals[f];
@@ -101,7 +112,7 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
   }
 }
 
-// Rows of w of this batch, of matrices that are given.
+// First and last row of w of this batch.
 METAL_FUNC uint2 first_and_last_row(constant QuantizedParams& params, uint batch) {
   const uint first = batch * uint(params.outputs);
   return uint2(first, first + params.outputs - 1);

@@ -1,26 +1,26 @@
-// What products of few rows by matrix products (gemv_matrix.h) read of w and x, on its way through
-// threadgroup memory.
+// Staging of w and x in threadgroup memory for small products on matrix units (gemv_matrix.h).
 #pragma once
 
 #include "metal/common/async_copy.h"
 #include "metal/quantized_matmul/dequant.h"
 
-// Whether x passes through the stages too; otherwise it is loaded when it is needed.
+// True if x is staged too. Otherwise it is loaded from device memory when it is used.
 constant bool x_is_staged [[function_constant(4)]];
 
-// Of a threadgroup: rows of x. Of a SIMD group: columns at a time, of which K is a multiple.
+// Rows of x per threadgroup, and columns per step of a simdgroup. K is a multiple of
+// kMatrixColumns.
 enum { kMatrixRows = 8, kMatrixColumns = 256 };
-// So many threads have to fit into registers, to bound how many a thread takes.
+// Limits the registers per thread: this many threads must fit.
 enum { kMatrixThreadsOfRegisters = 512 };
 
-// Row `row` of rows that are so many bytes apart: as PTX one instruction.
+// Returns row `row` of rows that lie `bytes` apart. Compiles to one PTX instruction.
 template <typename U>
 METAL_FUNC const device U* row_at(const device U* first, uint row, uint bytes) {
   return reinterpret_cast<const device U*>(reinterpret_cast<const device uchar*>(first) +
                                            ulong(row) * bytes);
 }
 
-// Matrices of one shape from which rows of w are copied. Rows are numbered over all batches.
+// Matrices of one shape whose rows are staged. Rows are numbered over all batches.
 template <typename T, int kMatrices>
 struct StagedMatrices {
   const device uint* words[kMatrices];
@@ -28,54 +28,53 @@ struct StagedMatrices {
   const device T* biases[kMatrices];
   uint columns;
   uint group_shift;
-  uint first;  // of the rows of this batch
+  uint first;  // first and last row of this batch
   uint last;
 };
 
-// A SIMD group's part of threadgroup memory: what one step reads. Each row's words of w in vectors,
-// two of which (a chunk) change places with others of the row, so that the lanes of a fragment do
-// not meet in a bank; then each row's scales and biases; then rows of x.
+// What one step of a simdgroup reads from threadgroup memory: each row's words of w, then each
+// row's scales and biases, then rows of x. Chunks of two vectors are swizzled within a row, so that
+// the lanes of a fragment have no bank conflicts.
 template <typename T, int kGroup, int kFragments>
 struct MatrixStage {
   enum { kRows = 8 * kFragments, kGroups = kMatrixColumns / kGroup };
-  enum { kVectors = kMatrixColumns / 32, kXVectors = kMatrixColumns / 8 };  // in a row
+  enum { kVectors = kMatrixColumns / 32, kXVectors = kMatrixColumns / 8 };  // per row
   enum { kFactorSize = kGroups < 4 ? int(kGroups) : 4, kFactorVectors = kGroups / kFactorSize };
-  enum { kWeights = kRows * kVectors + kRows * kGroups / 4 };  // of uint4; x begins behind them
+  enum { kWeights = kRows * kVectors + kRows * kGroups / 4 };  // in uint4; x starts after them
   using Factors = metal::vec<T, kFactorSize>;
-  static_assert(kWeights % 8 == 0,
-                "copies to what begins within a line of banks take twice as long");
+  static_assert(kWeights % 8 == 0, "copies that straddle two lines of banks take twice as long");
 
-  // In uint4, with so many rows of x.
+  // Size in uint4 for `rows` rows of x.
   METAL_FUNC static uint size(uint rows) { return kWeights + (x_is_staged ? rows * kXVectors : 0); }
 
-  // Of a row, its words from `word` on, which do not leave a vector.
+  // Words of a row from `word` on, up to the end of their vector.
   METAL_FUNC static threadgroup uint* words(threadgroup uint4* stage, int row, int word) {
     const int vector = word / 4, chunk = vector / 2 ^ row % 4;
     return reinterpret_cast<threadgroup uint*>(stage + row * kVectors + 2 * chunk + vector % 2) +
            word % 4;
   }
-  // Of a row of x, eight columns: for each row in another place of a line of banks.
-  // As PTX what follows the row's place is part of the instruction.
+  // Eight columns of a row of x. The XOR swizzle spreads rows over the banks. In PTX, all of the
+  // address but the row's place is an immediate.
   METAL_FUNC static threadgroup uint4* x(threadgroup uint4* stage, int row, int vector) {
     threadgroup uint4* const place = stage + (row * int(kXVectors) + ((vector & 7) ^ (row & 7)));
     return place + (int(kWeights) + (vector & ~7));
   }
-  // Of a row: its scales, and behind them its biases.
+  // Scales of a row, followed by its biases.
   METAL_FUNC static threadgroup Factors* factors(threadgroup uint4* stage, int row) {
     return reinterpret_cast<threadgroup Factors*>(stage + kRows * kVectors) +
            2 * kFactorVectors * row;
   }
 };
 
-// Rows of x, of which there are 1 to 8.
+// 1 to 8 rows of x.
 template <typename T>
 struct StagedRows {
   const device T* first;
   uint rows;
 };
 
-// The copies of one lane for one step of a tile after the other. A tile is as many rows of each
-// matrix, one matrix's behind the other's.
+// Copies of one lane, for one step at a time. A tile has equally many rows of each matrix, one
+// matrix after the other.
 template <typename T, int kGroup, int kFragments, int kMatrices>
 class StageCopies {
   using Stage = MatrixStage<T, kGroup, kFragments>;
@@ -84,7 +83,7 @@ class StageCopies {
   enum { kCopiedRows = 32 / Stage::kVectors, kWordCopies = Stage::kRows / kCopiedRows };
   enum { kFactors = Stage::kRows * 2 * Stage::kFactorVectors };
   enum { kFactorCopies = (kFactors + 31) / 32 };
-  static_assert(kRowsOfMatrix % kCopiedRows == 0, "a copy is of one matrix");
+  static_assert(kRowsOfMatrix % kCopiedRows == 0, "a copy must not span matrices");
 
  public:
   METAL_FUNC StageCopies(StagedMatrices<T, kMatrices> matrices, StagedRows<T> x, uint lane) thread
@@ -111,7 +110,7 @@ class StageCopies {
     }
   }
 
-  // A step of columns into a stage.
+  // Starts copying one step of columns into a stage.
   METAL_FUNC void start(uint tile, uint step, threadgroup uint4* stage) const thread {
     const uint first = first_ + tile * kRowsOfMatrix;
     MLX_ANVIL_UNROLL
@@ -142,7 +141,7 @@ class StageCopies {
     }
   }
 
-  // Eight columns of a step, of a row of x; of the last one in place of those that do not exist.
+  // Returns eight columns of a row of x in this step. Rows past the last repeat the last one.
   METAL_FUNC uint4 x(threadgroup uint4* stage, uint step, uint row, uint vector) const thread {
     const uint existing = metal::min(row, rows_ - 1);
     return x_is_staged ? *Stage::x(stage, existing, vector) : columns(existing, step)[vector];
@@ -159,11 +158,11 @@ class StageCopies {
     return row_at(x_ + step * (kMatrixColumns / 8), row, 4 * bytes_of_words_);
   }
 
-  const device uint4* words_[kMatrices];  // where the lane's copies begin, in row 0
+  const device uint4* words_[kMatrices];  // first source address of this lane, in row 0
   const device Factors* factors_[kFactorCopies];
   uint first_;
   uint last_;
-  uint bytes_of_words_;  // of a row
+  uint bytes_of_words_;  // per row
   uint bytes_of_factors_;
   uint lane_;
   const device uint4* x_;

@@ -1,14 +1,23 @@
-// Quantized products of many rows of x: tiles of w are unpacked into threadgroup memory and
-// multiplied by tiles of x. Weights are float32 there: rounded to 16 bits they would add an error
+// Quantized GEMM for many rows of x. Tiles of w are dequantised into threadgroup memory and
+// multiplied by tiles of x. They are float32 there: rounding weights to 16 bits would add an error
 // as large as that of rounding the result.
-//
 //   quantized_matmul_transposed  out[m, n] = sum over k of x[m, k] W[n, k]
 //   quantized_matmul_plain       out[m, k] = sum over n of x[m, n] W[n, k]
 //
-// Kernels: quantized_matmul_<transposed|plain>_<dtype>_<format>. Bindings: x, w, scales, biases
-// (none: x in their place), out, params. Function constants: 0: of dequant.h; 3: whether rows of x
-// and of out are runs of whole, aligned 16-byte vectors. Grid: blocks of 64 columns of out x blocks
-// of 32 rows x batch. Threadgroup: 128 x 1 x 1. Arrays are dense; nothing else is assumed.
+// Kernels: quantized_matmul_<transposed|plain>_<dtype>_<format>.
+// Grid: (blocks of 64 columns of out, blocks of 32 rows, batch). Threadgroup: 128 x 1 x 1.
+// Bindings: x, w, scales, biases (x in place of absent ones), out, params.
+// Function constants: 0: see dequant.h; 3: rows of x and of out consist of whole, aligned 16-byte
+// vectors.
+// Alignment: none beyond these. Arrays are dense.
+//
+//   totals = 0
+//   for each tile of 64 along the summed dimension:
+//     stage 32 x 64 of x; dequantise 64 x 64 of w to float32      (threadgroup memory)
+//     barrier; sums = 0
+//     for each step of 8: sums += x fragments * w fragments       (16 x 32 per simdgroup)
+//     totals += sums in float32; barrier
+//   store totals
 #include "metal/common/kernel.h"
 #include "metal/common/tile.h"
 #include "metal/quantized_matmul/dequant.h"
@@ -17,12 +26,12 @@
 
 constant bool x_and_out_are_vectors [[function_constant(3)]];
 
-// SIMD groups are two by two; each has 16 rows and 32 columns of a threadgroup's 32 by 64.
+// The simdgroups form a 2 x 2 grid: each has 16 rows and 32 columns of the 32 x 64 tile of out.
 enum { kTileRows = 32, kTileColumns = 64, kTileDepth = 64, kTileThreads = 128 };
 enum { kRowFragments = 2, kColumnFragments = 4 };
 
-// Unpacks columns [column, column + 64) of rows [row, row + 64) of w; zeros beyond `end` and beyond
-// the last column. A thread has a chunk.
+// Dequantises columns [column, column + 64) of rows [row, row + 64) of w. Elements past the last
+// row or column become zero. Each thread has one chunk.
 template <typename T, typename Format>
 METAL_FUNC void unpack_tile(threadgroup float* to,
                             WeightRow<T, Format> first,
@@ -91,7 +100,8 @@ template <typename T, typename Format, bool kTransposed>
   float2 totals[kRowFragments][kColumnFragments] = {};  // a lane's elements of each fragment
 
   for (int begin = 0; begin < depth; begin += kTileDepth) {
-    // Matrix units may cut off what float arithmetic rounds: only the sums of a tile are theirs.
+    // Matrix units may truncate where float32 arithmetic rounds, so they accumulate within a tile
+    // only.
     Fragment<float> sums[kRowFragments][kColumnFragments];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {

@@ -1,4 +1,4 @@
-// Parameters of the kernels of quantized matrices, shared by the host (C++) and the kernels (MSL).
+// Parameters of the quantized matmul kernels, shared by the host (C++) and the kernels (MSL).
 //
 // All arrays are dense: x [batch, rows, K or N], w [batch, N, K * bits / 32] in 32-bit words,
 // scales and biases [batch, N, K / group], out [batch, rows, N or K].
@@ -10,17 +10,17 @@ namespace mlx_anvil {
 #endif
 
 struct QuantizedParams {
-  int32_t rows;         // of x and out, for each matrix
-  int32_t columns;      // K: codes in a row of w
+  int32_t rows;         // rows of x and out per batch
+  int32_t columns;      // K: codes per row of w
   int32_t outputs;      // N: rows of w
-  int32_t group_shift;  // log2 of the codes that share a scale
+  int32_t group_shift;  // log2 of the group size
 
-  int32_t rows_per_part;  // of a plain product in parts: rows of w that each part sums
-  int32_t whole_tiles;  // of gemv_matrix.metal: tiles of all their rows of w; the others have half
+  int32_t rows_per_part;  // split plain product: rows of w that one part sums
+  int32_t whole_tiles;    // gemv_matrix.metal: full tiles; the remaining ones are half as high
 };
 
 struct QuantizedSumParams {
-  int64_t size;  // elements of a part
+  int64_t size;  // elements per part
   int32_t parts;
   int32_t unused;
 };

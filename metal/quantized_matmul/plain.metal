@@ -1,15 +1,25 @@
-// out[m, k] = sum over n of x[m, n] W[n, k] for up to 8 rows of x: the gradient of a decoding step.
-// Each word of w is read once for all of them.
+// Untransposed quantized product for up to 8 rows of x, as in the gradient of a decode step. Each
+// word of w is read once for all rows.
+//   out[m, k] = sum over n of x[m, n] W[n, k]
 //
-// Kernels: quantized_plain_<dtype>_<format>_r<rows>, for at most so many rows. Bindings: x, w,
-// scales, biases (none: x in their place), out, params. Function constants: 0: of dequant.h; 2:
-// whether the rows of w are in parts; out is then scratch memory of float32, [parts, batch, rows,
-// K]. Grid: blocks of columns, 32 times PlainColumns, x parts x batch. Threadgroup: 256 x 1 x 1,
-// whose SIMD groups take turns with the rows of w, 32 at a time. Arrays are dense; nothing else is
-// assumed.
+// Kernels: quantized_plain_<dtype>_<format>_r<rows>, for at most that many rows.
+// Grid: (blocks of 32 * PlainColumns columns, parts, batch). Threadgroup: 256 x 1 x 1; its
+// simdgroups take rows of w in turn, 32 at a time.
+// Bindings: x, w, scales, biases (x in place of absent ones), out, params.
+// Function constants: 0: see dequant.h; 2: the rows of w are split into parts (split-K). Then out
+// is float32 scratch, [parts, batch, rows, K].
+// Alignment: none beyond function constant 0. Arrays are dense.
 //
-// quantized_sum_parts_<dtype> adds the parts up, in their order. Bindings: parts, out, params.
-// Function constant 0: false. Grid: blocks of 256 elements of out. Threadgroup: 256.
+//   for each 32 rows of w of this simdgroup:
+//     load 32 elements of each row of x, one per lane
+//     for each row n of w: broadcast x[m, n]; products[m] += (scale x[m, n]) * codes;
+//                          shifts[m] += bias * x[m, n]
+//   total = products + shifts; add up the simdgroups in threadgroup memory
+//   store out, or the part
+//
+// Kernels: quantized_sum_parts_<dtype>, which adds up the parts in order.
+// Grid: blocks of 256 elements of out. Threadgroup: 256.
+// Bindings: parts, out, params. Function constant 0: false.
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
@@ -19,7 +29,7 @@ constant bool outputs_are_in_parts [[function_constant(2)]];
 
 enum { kPlainSimdgroups = 8, kPlainThreads = 32 * kPlainSimdgroups };
 
-// Columns of a lane: a chunk, or as many as have room for their sums of all rows in 64 registers.
+// Columns per lane: a chunk, or fewer so that the sums of all rows fit in 64 registers.
 template <typename Format, int kRows>
 struct PlainColumns {
   enum { kMost = 64 / kRows, kChunk = Format::kChunk, kCount = kMost < kChunk ? kMost : kChunk };
@@ -30,8 +40,8 @@ struct PlainSums {
   enum { kColumns = PlainColumns<Format, kRows>::kCount };
   enum { kPart = kColumns < Format::kPart ? kColumns : Format::kPart, kParts = kColumns / kPart };
   enum { kWords = (kColumns * Format::kBits + 31) / 32 };
-  float products[kRows][kColumns];  // sums of x times scale times code
-  float shifts[kRows][kParts];      // of x times bias, which all columns of a part have in common
+  float products[kRows][kColumns];  // sums of x * scale * code
+  float shifts[kRows][kParts];      // sums of x * bias, shared by all columns of a part
 
   METAL_FUNC void clear() thread {
     MLX_ANVIL_UNROLL
@@ -90,8 +100,8 @@ struct PlainSums {
     return products[m][i] + shifts[m][i / kPart];
   }
 
-  // Adds up what the SIMD groups have: total(m, i) of lane l at [kColumns * m + i][l]. In each turn
-  // they are at different shares, so that all have work; a share's order is its own, but fixed.
+  // Adds up the simdgroups: total(m, i) of lane l goes to [kColumns * m + i][l]. In each turn every
+  // simdgroup works on a different share, so that none idles. The order per share is fixed.
   METAL_FUNC void reduce(threadgroup float (*shares)[33], uint simdgroup, uint lane) const thread {
     enum { kShare = kRows * kColumns / kPlainSimdgroups };
     MLX_ANVIL_NO_UNROLL
@@ -125,8 +135,8 @@ template <typename T, typename Format, int kRows>
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   enum { kColumns = PlainColumns<Format, kRows>::kCount, kBlock = 32 * kColumns };
-  // A lane's sums of a column are side by side with the other lanes'; one more, so that
-  // neighbouring columns of a lane are not in one bank either.
+  // Adjacent lanes have adjacent words for the same column. The padding to 33 avoids bank conflicts
+  // between adjacent columns of a lane.
   threadgroup float shares[kRows * kColumns][33];
   const long batch = group.z;
   const int first_column = group.x * kBlock, lane_column = first_column + kColumns * lane;
@@ -139,7 +149,7 @@ template <typename T, typename Format, int kRows>
   const device T* first_x = x + batch * params.rows * params.outputs;
   for (int n = begin + 32 * simdgroup; n < end; n += 32 * kPlainSimdgroups) {
     const int count = metal::min(32, end - n);
-    float elements[kRows];  // of row n + lane
+    float elements[kRows];  // column n + lane of each row of x
     MLX_ANVIL_UNROLL
     for (int m = 0; m < kRows; ++m) {
       const long row = metal::min(m, params.rows - 1);

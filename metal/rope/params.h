@@ -1,4 +1,4 @@
-// Parameters of the kernels of rope, shared by the host (C++) and the kernels (MSL).
+// Parameters of the rope kernels, shared by the host (C++) and the kernels (MSL).
 #pragma once
 
 #ifndef __METAL__
@@ -7,16 +7,16 @@ namespace mlx_anvil {
 #endif
 
 struct RopeParams {
-  int64_t strides[2][4];  // of the inputs: batch, head, position, column; in elements
-  int32_t heads[2];       // of each tensor; 0: there is no second
+  int64_t strides[2][4];  // input strides in elements: batch, head, position, column
+  int32_t heads[2];       // heads of each tensor; 0 if there is no second tensor
   int32_t batch;
   int32_t length;
   int32_t head_dim;
   int32_t pairs;
-  int32_t chunk;        // heads, of both tensors, that a thread takes
-  int32_t chunks;       // so many cover all heads
-  int32_t offset_step;  // 1 with an offset for each batch row, else 0
-  float turns_high;     // positions times turns_high + turns_low, over a frequency, are turns
+  int32_t chunk;        // heads per thread, counted over both tensors
+  int32_t chunks;       // chunks that cover all heads
+  int32_t offset_step;  // 1 if each batch row has its offset, else 0
+  float turns_high;     // turns of a position: position * (turns_high + turns_low) / freq
   float turns_low;
   float direction;  // 1, or -1 for the inverse rotation
 };

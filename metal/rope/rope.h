@@ -1,5 +1,5 @@
-// The rotation of pairs of elements by angles that grow with the position: csrc/rope/problem.h has
-// the formulas, csrc/rope/simd/rope.cpp the same sine and cosine.
+// Rotates pairs of elements by angles that grow with the position. csrc/rope/problem.h has the
+// formulas; csrc/rope/simd/rope.cpp computes the same sine and cosine.
 #pragma once
 
 #include <metal_stdlib>
@@ -7,24 +7,25 @@
 #include "metal/common/strided_pack.h"
 #include "metal/rope/params.h"
 
-constant bool pairs_are_neighbours [[function_constant(1)]];   // else half the rotated part apart
-constant bool frequencies_are_given [[function_constant(2)]];  // as freqs, else as turns
-constant bool offsets_are_wide [[function_constant(3)]];       // 64 bits each, else 32
+constant bool pairs_are_neighbours [[function_constant(1)]];   // 2j, 2j + 1; else j, j + pairs
+constant bool frequencies_are_given [[function_constant(2)]];  // float32 freqs; else 64-bit turns
+constant bool offsets_are_wide [[function_constant(3)]];       // int64; else int32
 
 // ---- angles -------------------------------------------------------------------------------------
 
-// Turns per position times 2^64, modulo 2^64: times a position, whole turns are what overflows.
+// Turns per position times 2^64, modulo 2^64. Multiplied by a position, whole turns overflow away.
 struct Frequency {
   ulong turns;
-  float defect;  // NaN for a frequency that is none, else 0
+  float defect;  // 0, or NaN for an invalid frequency
 };
 
 METAL_FUNC ulong fixed_point(float turns) {
   return static_cast<ulong>(static_cast<long>((turns - metal::rint(turns)) * 0x1p62f)) << 2;
 }
 
-// (turns_high + turns_low) / freq as a sum of two numbers too, since one of float32 leaves far
-// positions few digits. Both the division and the product give what they round away.
+// Computes (turns_high + turns_low) / freq as an unevaluated sum of two float32: a single one
+// leaves too few digits at large positions. The fma terms recover what the division and the product
+// round away.
 METAL_FUNC Frequency frequency_of(float freq, constant RopeParams& params) {
   const float over = 1.0f / freq;
   const float high = params.turns_high * over;
@@ -42,8 +43,8 @@ struct SinCos {
   float sin, cos;
 };
 
-// Of a fraction of a turn, times 2^32. What is left beside the nearest quarter turn is at most an
-// eighth, for which a few terms are exact to float32.
+// Sine and cosine of turn / 2^32 turns. After reduction to the nearest quarter turn, the rest is at
+// most an eighth of a turn, where these short polynomials are accurate to float32.
 METAL_FUNC SinCos sin_cos_of_turn(uint turn) {
   const uint quarter = (turn + 0x20000000u) >> 30;
   const int rest = static_cast<int>(turn - (quarter << 30));
@@ -52,7 +53,7 @@ METAL_FUNC SinCos sin_cos_of_turn(uint turn) {
   const float sin = x + x * (z * (-0.166666552f + z * (0.008332178f + z * -0.000195172339f)));
   const float cos =
       1.0f - 0.5f * z + z * z * (0.0416666456f + z * (-0.00138873665f + z * 2.44383791e-05f));
-  // Each quarter turn takes (sin, cos) to (cos, -sin).
+  // Each quarter turn maps (sin, cos) to (cos, -sin).
   const bool odd = (quarter & 1u) != 0;
   const float first = odd ? cos : sin, second = odd ? sin : cos;
   return {(quarter & 2u) != 0 ? -first : first, ((quarter + 1u) & 2u) != 0 ? -second : second};
@@ -60,7 +61,7 @@ METAL_FUNC SinCos sin_cos_of_turn(uint turn) {
 
 // ---- rotation -----------------------------------------------------------------------------------
 
-// One tensor, and how its input lies in memory. The output is dense.
+// One tensor and the layout of its input. The output is dense.
 template <typename T>
 struct RopeTensor {
   const device T* in;
@@ -72,18 +73,18 @@ struct RopeTensor {
 template <typename T>
 struct RopeOperands {
   RopeTensor<T> tensors[2];
-  const device int* offset;   // of 32 or 64 bits
-  const device float* freqs;  // one of these two
+  const device int* offset;   // int32 or int64
+  const device float* freqs;  // exactly one of freqs and turns is bound
   const device ulong* turns;
 };
 
-// As many pairs as a pack has elements: two packs of each head.
+// The pairs of one thread, as many as a pack has elements: two packs per head.
 template <typename T>
 struct PairsOfThread {
   enum { kSize = Pack<T>::kSize };
   float sin[kSize], cos[kSize];
-  int count;             // up to kSize
-  int first[2], own[2];  // column and elements of each pack
+  int count;             // at most kSize
+  int first[2], own[2];  // first column and element count of each pack
 
   METAL_FUNC void place(int pair, constant RopeParams& params) thread {
     count = metal::min(int(kSize), params.pairs - pair);
@@ -120,7 +121,8 @@ struct PairsOfThread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSize; ++i) {
       const int a = pairs_are_neighbours ? 2 * i : i, b = pairs_are_neighbours ? a + 1 : a + kSize;
-      // Which of two products is rounded would otherwise be the compiler's choice, in each variant.
+      // The explicit fma fixes which product is rounded. Contraction by the compiler could differ
+      // between kernel variants.
       y[a] = metal::fma(x[a], cos[i], -(x[b] * sin[i]));
       y[b] = metal::fma(x[a], sin[i], x[b] * cos[i]);
     }
@@ -129,7 +131,7 @@ struct PairsOfThread {
   }
 };
 
-// One pack of elements that stay as they are.
+// Copies one pack of elements behind the rotated part.
 template <typename T>
 METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int column, int columns) {
   float x[Pack<T>::kSize];
@@ -138,8 +140,8 @@ METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int co
   store_pack<T>(out + column, count, x);
 }
 
-// A thread takes a few columns of one position, for a chunk of heads, which have its angles in
-// common.
+// A thread processes a pack of columns of one position for a chunk of heads. It computes sines and
+// cosines once per position; all heads of the chunk share them.
 template <typename T>
 METAL_FUNC void rope(const thread RopeOperands<T>& operands,
                      constant RopeParams& params,

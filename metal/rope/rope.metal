@@ -1,13 +1,26 @@
 // rope: rotates pairs of elements of x [batch, heads, length, head_dim] by angles that grow with
-// the position; csrc/rope/problem.h has the formulas. rope_qk does so for two tensors that differ
-// in their heads only.
+// the position; rope_qk rotates two tensors that differ in their head counts only. For pair j at
+// position l, with angle = (offset + l) * scale * base^(-j / pairs), or (offset + l) * scale /
+// freqs[j]:
+//   (a, b) -> (a cos - b sin, a sin + b cos)
 //
-// Kernels: rope_<one|qk>_<dtype>. Bindings: x (q, k), offset, freqs or turns, out (two of them),
-// params. Function constants: 0: whether packs of 16 bytes are aligned; 1: whether pairs are
-// neighbours; 2: whether the frequencies are freqs (float32) and not turns (64 bits each); 3:
-// whether offsets are int64 and not int32. Grid: threads for every pack of columns, position and
-// chunk of heads in x, batch rows in z, which may be fewer than there are. Threadgroup: 256 x 1
-// x 1. Nothing but function constant 0 is assumed of the alignment.
+// Kernels: rope_<one|qk>_<dtype>.
+// Grid: x covers pack of columns, position and chunk of heads, one thread each; z covers batch rows
+// and may be smaller than the batch. Threadgroup: 256 x 1 x 1.
+//
+// Bindings:
+//   one: x, offset, freqs or turns, out, params
+//   qk:  q, k, offset, freqs or turns, q_out, k_out, params
+// Function constants: 0: full packs are aligned to 16 bytes (no other alignment is assumed); 1: the
+// elements of a pair are adjacent; 2: frequencies are float32 freqs, else 64-bit turns; 3: offsets
+// are int64, else int32.
+//
+//   (chunk of heads, position, column pack) = this thread
+//   for batch in z, z + groups.z, ...:
+//     if the pack is in the rotated part: angles = turns * (offset + position), then sin and cos
+//     for head in chunk:
+//       rotated part: load both packs of pairs, rotate, store
+//       rest:         copy one pack
 #include "metal/common/kernel.h"
 #include "metal/rope/rope.h"
 

@@ -1,4 +1,4 @@
-// The three formulas of silu_gate; csrc/silu_gate/simd/silu_gate.cpp has the same.
+// The three formulas of silu_gate, as in csrc/silu_gate/simd/silu_gate.cpp.
 #pragma once
 
 #include "metal/common/activation.h"
@@ -11,7 +11,7 @@ struct SiluGateForward {
   }
 };
 
-// gate, up, dy -> d gate, d up
+// gate, up, dy -> d_gate, d_up
 struct SiluGateBackward {
   enum { kInputs = 3, kOutputs = 2 };
   static void apply(const thread float* in, thread float* out) {
@@ -22,7 +22,7 @@ struct SiluGateBackward {
   }
 };
 
-// gate, up, their tangents -> tangent of the output
+// gate, up and their tangents -> tangent of the output
 struct SiluGateJvp {
   enum { kInputs = 4, kOutputs = 1 };
   static void apply(const thread float* in, thread float* out) {

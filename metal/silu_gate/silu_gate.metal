@@ -1,8 +1,21 @@
-// silu_gate: out = silu(gate) * up with silu(x) = x / (1 + e^-x), and its derivatives.
+// silu_gate: out = silu(gate) * up with silu(x) = x / (1 + e^-x), and its derivatives. With s =
+// sigmoid(gate) and silu'(gate) = s (1 + gate (1 - s)):
+//   backward: d_gate = dy up silu'(gate), d_up = dy silu(gate)
+//   jvp:      tangent = gate_tangent up silu'(gate) + up_tangent silu(gate)
 //
-// Kernels: silu_gate_<forward|backward|jvp>_<dtype>_<flat|strided>. Bindings: inputs, outputs,
-// params. Function constant 0: whether full packs of 16 bytes are aligned; the kernels assume
-// nothing else. Threadgroup: 256 x 1 x 1. Grid: see elementwise_flat and elementwise_strided.
+// Kernels: silu_gate_<forward|backward|jvp>_<dtype>_<flat|strided>.
+// Grid: see elementwise_flat and elementwise_strided. Threadgroup: 256 x 1 x 1.
+//
+// Bindings:
+//   forward:  gate, up, out, params
+//   backward: gate, up, dy, d_gate, d_up, params
+//   jvp:      gate, up, gate_tangent, up_tangent, tangent, params
+// Function constant 0: full packs are aligned to 16 bytes. The kernels assume no other alignment.
+//
+//   for each pack of this thread (flat: 2 of a contiguous run, strided: 1 of a row):
+//     load the pack of every input, widened to float32
+//     apply the formula of silu_gate.h to each element
+//     round to the dtype and store the pack of every output
 #include "metal/common/elementwise.h"
 #include "metal/common/kernel.h"
 #include "metal/silu_gate/silu_gate.h"

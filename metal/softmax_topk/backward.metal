@@ -1,24 +1,32 @@
-// The gradient of softmax_topk in the logits, for the choice that the forward has made. With the
-// weights w and the cotangents g of those chosen, and dot = sum of g w over them:
-//   normalised:  d_logit = w (g - dot), times 1 - s for scores s = sigmoid(logit)
+// Gradient of softmax_topk with respect to the logits, for the experts that forward chose. With
+// their weights w, cotangents g and dot = sum of g w over the chosen experts:
+//   normalised:  d_logit = w (g - dot), and for sigmoid scores s times 1 - s
 //   sigmoid:     d_logit = s (1 - s) g
 //   softmax:     d_logit = w (g - dot)
-// and 0 where an expert was not chosen, except for a softmax that is not normalised: -p dot, with p
-// the softmax of that logit.
+// The gradient of an expert that was not chosen is 0, except for a softmax that is not normalised:
+// there it is -p dot, where p is that expert's softmax.
 //
-// Kernels: softmax_topk_backward_<dtype>_<elements of a lane>; bindings: params.h; threadgroup,
-// grid and function constants as for the forward. Every element of d_logits is written once: by the
-// lane that has its choice, or else by the lane that has the element.
+// Kernels: softmax_topk_backward_<dtype>_<elements of a lane>.
+// Bindings: logits, indices, d_weights, d_logits, params. All arrays are dense.
+// Grid, threadgroup, function constants and alignment: as in forward.
+//
+//   load the lane's choices: index, logit, cotangent
+//   highest = the largest chosen logit; scores relative to it
+//   sum = sum of the chosen scores (normalised), of the row's exponentials (softmax), or 1
+//   dot = sum of cotangent * score / sum
+//   store d_logit of the lane's choices
+//   for each element of the row that was not chosen: store 0 or -p dot
+// Every element is written once: by the lane with its choice, or by the lane that holds it.
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/softmax_topk/rows.h"
 
-// Of the 32 elements from `begin` on, those that were chosen, as bits; the same in all lanes.
+// Returns a bit for each of the 32 elements from `begin` on that was chosen, equal in all lanes.
 METAL_FUNC uint chosen_bits(uint begin, const thread uint (&mine)[kSlots]) {
   uint bits = 0;
   MLX_ANVIL_UNROLL
   for (uint slot = 0; slot < kSlots; ++slot) {
-    const uint distance = mine[slot] - begin;  // wraps below `begin`
+    const uint distance = mine[slot] - begin;  // wraps for an index below `begin`
     bits |= distance < kLanes ? 1u << distance : 0u;
   }
   return metal::simd_or(bits);
@@ -56,7 +64,7 @@ template <typename T, int kHeld>
     chosen_logits[slot] = exists ? static_cast<float>(from[mine[slot]]) : 0.0f;
     highest_key = metal::max(highest_key, exists ? key_of(chosen_logits[slot]) : kNoKey);
   }
-  // The highest of the row was chosen.
+  // The largest logit of the row is among the chosen ones.
   const float highest = logit_of(metal::simd_max(highest_key));
   const float reference = reference_of(highest);
   MLX_ANVIL_UNROLL

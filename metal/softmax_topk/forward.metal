@@ -1,11 +1,20 @@
-// softmax_topk: of each row the `chosen` largest logits (ties to the lowest index) and their
-// weights: e^logit or sigmoid(logit), over the sum of those chosen or, for a softmax that is not
-// normalised, of the whole row.
+// softmax_topk: finds the `chosen` largest logits of each row (ties go to the lowest index) and
+// their weights. With the score e^logit or sigmoid(logit):
+//   weight = score / sum; sum: over the chosen (normalised), over the row (softmax), or 1 (sigmoid)
 //
-// Kernels: softmax_topk_forward_<dtype>_<elements of a lane>; bindings: params.h. Threadgroup:
-// eight rows of 32 threads. Grid: linear_grid of rows. Function constants: rows.h. A row is in
-// registers up to 32 * <elements of a lane> experts; at most 64 are chosen. No alignment is
-// assumed.
+// Kernels: softmax_topk_forward_<dtype>_<elements of a lane>.
+// Bindings: logits, weights, indices, params. All arrays are dense.
+// Grid: linear_grid of rows, eight to a threadgroup. Threadgroup: 256, one simdgroup per row.
+// Function constants: see rows.h. No alignment is assumed. A row of up to 32 * <elements of a lane>
+// experts stays in registers. At most 64 experts are chosen.
+//
+//   load the row as keys
+//   repeat `chosen` times:
+//     choice = largest key after the previous choice   (simd_max, then simd_min of the index)
+//     the lane with this slot keeps the choice
+//   scores relative to the largest logit; sum them
+//   if in_index_order: place = number of choices with a smaller index
+//   store score / sum and index at each place
 #include "metal/common/kernel.h"
 #include "metal/softmax_topk/rows.h"
 
@@ -13,13 +22,13 @@ struct Choice {
   int key;
   int index;
 
-  // Whether a logit is still to be chosen after this one.
+  // True if the element comes after this one in the order of choice.
   METAL_FUNC bool precedes(int other_key, int other_index) const thread {
     return other_key < key || (other_key == key && other_index > index);
   }
 };
 
-// The first of all elements that `last` precedes; the same in all lanes.
+// Returns the first element after `last`, equal in all lanes.
 template <typename T, int kHeld>
 METAL_FUNC Choice next_choice(const device T* row,
                               constant SoftmaxTopkParams& params,
@@ -44,7 +53,7 @@ METAL_FUNC Choice next_choice(const device T* row,
   return next;
 }
 
-// Where a lane's choices go in the order of their indices.
+// Ranks a lane's choices by index.
 METAL_FUNC void index_order(uint chosen,
                             const thread Choice (&mine)[kSlots],
                             thread uint (&places)[kSlots]) {
@@ -76,7 +85,7 @@ template <typename T, int kHeld>
   held.load(from, 0, params.experts, lane);
 
   Choice mine[kSlots] = {{kNoKey, 0}, {kNoKey, 0}};
-  Choice last = {0x7fffffff, -1};  // precedes everything
+  Choice last = {0x7fffffff, -1};  // comes before every element
   float highest = 0.0f;
   for (uint i = 0; i < params.chosen; ++i) {
     last = next_choice<T, kHeld>(from, params, lane, last, held);

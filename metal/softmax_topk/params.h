@@ -1,8 +1,8 @@
-// Parameters of the kernels of softmax_topk, shared by the host (C++) and the kernels (MSL).
+// Parameters of the softmax_topk kernels, shared by the host (C++) and the kernels (MSL).
 //
 // Bindings. Forward:  logits | weights indices | params
 //           backward: logits indices d_weights | d_logits | params
-// All arrays are dense: a row of `experts` or of `chosen` elements after the other.
+// All arrays are dense, with rows of `experts` or `chosen` elements.
 #pragma once
 
 #ifndef __METAL__

@@ -1,11 +1,12 @@
-// What the softmax_topk kernels share: a SIMD group's row of logits as keys, and its choices.
+// Shared parts of the softmax_topk kernels. A simdgroup holds a row of logits as integer keys.
 //
-// A key is a logit's bits as an integer of the same order: NaN above infinity, the two zeros equal.
-// So comparisons are of integers, and a key gives its logit back (whatever NaN it was).
+// A key is the bits of a logit, mapped to an integer of the same order. NaN sorts above infinity,
+// and both zeros are equal. Comparisons are then integer comparisons, and a key converts back to
+// its logit (every NaN to the same NaN).
 //
-// Lane l has the elements l, l + 32, ... of a row, kHeld of them in registers, which is all of a
-// row that is not long; a long row is read again for every pass over it. Of what was chosen it has
-// the numbers l and l + 32.
+// Lane l has elements l, l + 32, ... of a row, and holds kHeld of them in registers. That covers a
+// row unless it is long; a long row is loaded again in every pass. Of the choices, lane l has
+// numbers l and l + 32.
 #pragma once
 
 #include <metal_stdlib>
@@ -13,16 +14,16 @@
 #include "metal/common/unroll.h"
 #include "metal/softmax_topk/params.h"
 
-constant bool is_sigmoid [[function_constant(0)]];     // otherwise softmax
-constant bool is_normalised [[function_constant(1)]];  // weights of a row sum to 1
+constant bool is_sigmoid [[function_constant(0)]];     // else softmax
+constant bool is_normalised [[function_constant(1)]];  // the weights of a row sum to 1
 constant bool in_index_order [[function_constant(2)]];
 constant bool row_is_long [[function_constant(3)]];
 
-// The host knows all of them.
+// The host defines the same values.
 enum { kLanes = 32, kRowsPerThreadgroup = 8, kThreads = kLanes * kRowsPerThreadgroup };
 enum { kSlots = 2, kMostChosen = kLanes * kSlots };
 
-constant int kNoKey = -0x7fffffff - 1;  // below that of any logit
+constant int kNoKey = -0x7fffffff - 1;  // below the key of any logit
 
 METAL_FUNC int flipped(int bits) {
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -31,7 +32,7 @@ METAL_FUNC int flipped(int bits) {
 METAL_FUNC int key_of(float logit) {
   const int bits = as_type<int>(logit), key = flipped(bits);
   const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  return is_nan ? 0x7fffffff : key == -1 ? 0 : key;  // -1: that of -0
+  return is_nan ? 0x7fffffff : key == -1 ? 0 : key;  // -1 is the key of -0
 }
 
 METAL_FUNC float logit_of(int key) {
@@ -42,15 +43,15 @@ METAL_FUNC uint row_of(uint3 group, uint3 groups, uint simdgroup) {
   return (group.y * groups.x + group.x) * kRowsPerThreadgroup + simdgroup;
 }
 
-// The part of a row that a SIMD group has in registers.
+// The part of a row that a simdgroup holds in registers.
 template <typename T, int kHeld>
 struct HeldKeys {
   int keys[kHeld];
-  uint first;  // element of the row
+  uint first;  // index in the row of lane 0's first element
 
   METAL_FUNC uint element(int i, uint lane) const thread { return first + i * kLanes + lane; }
 
-  // kNoKey beyond the end.
+  // Sets keys past the end of the row to kNoKey.
   METAL_FUNC void load(const device T* row, uint begin, uint experts, uint lane) thread {
     first = begin;
     MLX_ANVIL_UNROLL
@@ -60,7 +61,7 @@ struct HeldKeys {
     }
   }
 
-  // The elements from `begin` on, which are there already where the row is not long.
+  // Loads the elements from `begin` on. A row that is not long is already in registers.
   METAL_FUNC void move_to(const device T* row, uint begin, uint experts, uint lane) thread {
     if (row_is_long) {
       load(row, begin, experts, lane);
@@ -68,7 +69,7 @@ struct HeldKeys {
   }
 };
 
-// This lane's share of a row's sum of e^(logit - highest).
+// Returns this lane's share of the row's sum of e^(logit - highest).
 template <typename T, int kHeld>
 METAL_FUNC float exponential_sum(const device T* row,
                                  constant SoftmaxTopkParams& params,
@@ -87,8 +88,9 @@ METAL_FUNC float exponential_sum(const device T* row,
   return sum;
 }
 
-// The score of a logit over e^reference, which keeps it from underflowing: e^logit, or
-// sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|). NaN stays NaN (metal::min drops it).
+// Returns the score over e^reference, which prevents underflow. The score is e^logit, or
+// sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|). The ternary keeps NaN, which metal::min
+// would drop.
 METAL_FUNC float relative_score(float logit, float reference) {
   if (!is_sigmoid) {
     return metal::precise::exp(logit - reference);
@@ -98,7 +100,8 @@ METAL_FUNC float relative_score(float logit, float reference) {
   return metal::precise::exp(exponent - reference) / (1.0f + small);
 }
 
-// What a row's scores are taken over e to the power of; 0 for a sigmoid as it is.
+// Returns the exponent by which a row's scores are scaled. A sigmoid that is not normalised has
+// none.
 METAL_FUNC float reference_of(float highest) {
   if (!is_sigmoid) {
     return highest;

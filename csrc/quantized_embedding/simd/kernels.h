@@ -1,5 +1,5 @@
-// Rows of a quantized matrix in full: out[i] = W[id[i]]. quantized_matmul/problem.h has the
-// formats.
+// Dequantises rows of a quantized matrix: out[i] = W[id[i]]. quantized_matmul/problem.h describes
+// the formats.
 #pragma once
 
 #include "common/isa.h"
@@ -8,7 +8,7 @@
 namespace mlx_anvil {
 
 struct QuantizedEmbeddingKernels {
-  // A row of the matrix to `out`, of the dtype given; `scratch` has scratch() numbers.
+  // Dequantises one row of the matrix to `out`, in `dtype`. `scratch` has scratch() floats.
   void (*row)(
       const QuantizedMatrixView& matrix, int64_t row, KernelDtype dtype, void* out, float* scratch);
   int64_t (*scratch)(const QuantizedMatrixView& matrix);

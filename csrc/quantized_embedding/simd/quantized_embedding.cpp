@@ -1,5 +1,10 @@
-// Rows of a quantized matrix, in the order of their columns: unlike the products, whose x is put in
-// the order in which codes unpack best (quantized_matmul/simd/unpack.h), a row is written as it is.
+// Dequantises rows of a quantized matrix in the order of their columns. The products instead use
+// lane order (quantized_matmul/simd/unpack.h), in which codes unpack fastest; a row is written in
+// natural order.
+//
+//   read the row's scales and biases
+//   for each group: for each vector of columns:
+//     gather kLanes adjacent codes; out = value(code) * scale + bias
 #include "common/simd/panels.h"
 #include "quantized_embedding/simd/kernels.h"
 #include "quantized_matmul/simd/unpack.h"
@@ -12,10 +17,11 @@ inline u32v lookup_words(u32v words, u32v index) {
   return bits_as<u32v>(lookup(bits_as<f32v>(words), index));
 }
 
-// The codes of kLanes neighbouring columns in the lowest bits, with other bits above them.
+// Returns the codes of kLanes adjacent columns in the lowest bits, with other bits above.
 template <int kBits>
 inline u32v neighbouring_codes(const uint32_t* row, int64_t column, int64_t row_words) {
-  // kLanes codes are in no more than kLanes words: of fewer bits, or at the start of a word.
+  // kLanes codes span at most kLanes words: narrow codes fit anyway, and 32-lane multiples start at
+  // a word.
   const int64_t bit = column * kBits, word = bit / 32, left = row_words - word;
   u32v words;
   if (left >= kLanes) {
@@ -29,7 +35,8 @@ inline u32v neighbouring_codes(const uint32_t* row, int64_t column, int64_t row_
   for (int lane = 0; lane < kLanes; ++lane) {
     bits[lane] = static_cast<uint32_t>(lane * kBits);
   }
-  if constexpr (kLanes * kBits % 32 != 0) {  // else vectors begin with a word, and this is constant
+  // Otherwise vectors start at a word, and `bits` is constant.
+  if constexpr (kLanes * kBits % 32 != 0) {
     bits += static_cast<uint32_t>(bit % 32);
   }
   const u32v index = bits >> 5, shift = bits & 31u;
@@ -37,7 +44,7 @@ inline u32v neighbouring_codes(const uint32_t* row, int64_t column, int64_t row_
   if constexpr (32 % kBits == 0) {
     return low;
   } else {
-    // A code that straddles two words; a shift by 32 would not be one.
+    // The code may straddle two words. Shifting twice avoids an undefined shift by 32.
     return low | (lookup_words(words, index + 1u) << 1) << (31u - shift);
   }
 }
@@ -50,7 +57,7 @@ void write_row(const QuantizedMatrixView& matrix, int64_t row, T* out, float* sc
   const int64_t row_words = columns / 16 * Format::kBits / 2;
   const uint32_t* const words = matrix.weights.w + row * row_words;
   for (int64_t first = 0; first < columns; first += group) {
-    // A group has whole vectors.
+    // A group is a whole number of vectors.
     const f32v scale = scales.scale(first / kLanes);
     f32v bias = {};
     if constexpr (Format::kHasBiases) {

@@ -1,4 +1,4 @@
-// What the CPU does to the logits of a block of rows of w, while they are in the cache.
+// Filters the logits of a block of rows of w while they are in cache.
 #pragma once
 
 #include "common/isa.h"
@@ -7,8 +7,8 @@
 namespace mlx_anvil {
 
 struct QuantizedHeadKernels {
-  // Rounds the logits to `dtype`, in place, and lists those that are not at or below `bar`, of
-  // which NaN is one (all of them, where `bar` is NaN). Gives their number.
+  // Rounds the logits to `dtype` in place. Writes the positions of those not at or below `bar`, NaN
+  // included (all of them if `bar` is NaN), and returns their number.
   int64_t (*above)(KernelDtype dtype, float* logits, int64_t count, float bar, int32_t* positions);
 };
 

@@ -1,4 +1,8 @@
-// Few logits are among the best, so the others should cost one comparison of a vector.
+// Few logits are among the best, so that the others should cost only a vector comparison.
+//
+//   for each run of kRun logits:
+//     round them to the dtype; flag any that is not <= bar
+//     if any is flagged: append the positions of the flagged ones
 #include <type_traits>
 
 #include "common/simd/panels.h"
@@ -8,7 +12,7 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Logits that are looked at one by one where any of them is above the bar.
+// Logits per run. A run is scanned one by one if any of them is above the bar.
 constexpr int64_t kRun = 4 * kLanes;
 
 template <class T>

@@ -1,4 +1,4 @@
-// Entries of the table (cpu_kernels.h) that are not in its own file.
+// Entries of the kernel table (kernels.h) that are defined outside rows.cpp.
 #pragma once
 
 #include "quantized_matmul/simd/kernels.h"

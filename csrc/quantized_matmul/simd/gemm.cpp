@@ -1,5 +1,10 @@
-// Products with many rows of x: tiles of W are dequantised into
-// panels (common/simd/panels.h) that the cache holds, and multiplied by all rows of x.
+// GEMM for many rows of x: tiles of W are dequantised into panels (common/simd/panels.h) that stay
+// in cache, and multiplied by all rows of x.
+//
+//   for each panel of kPanel rows of W (kTransposed), or each kDepth rows of W (kPlain):
+//     dequantise into panels, about kDepth deep
+//     for each tile of rows of x: multiply the tile by the panel; add to the result tile
+//   convert the result tile to its dtype
 #include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
 #include "quantized_matmul/simd/unpack.h"
@@ -8,10 +13,11 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Rows of the right operand in the cache at once: with a tile of 128 columns, 128 KiB.
+// Depth of the right operand per pass. With a tile of 128 columns it takes 128 KiB, which fits in
+// L2.
 constexpr int64_t kDepth = 256;
 
-// Blocks [first, first + count) of the row that `scales` has read, in lane order.
+// Dequantises blocks [first, first + count) of the row last read by `scales`, in lane order.
 template <class Format>
 void dequantize(const uint32_t* row,
                 int64_t units,
@@ -38,7 +44,7 @@ void dequantize(const uint32_t* row,
   }
 }
 
-// The rows of x against one panel of the right operand, from column `column` of x on.
+// Multiplies the rows of x by one panel of the right operand, from column `column` of x on.
 void multiply_rows_of_x(const QuantizedGemmArgs& args,
                         int64_t column,
                         int64_t depth,
@@ -63,11 +69,11 @@ void multiply_rows_of_x(const QuantizedGemmArgs& args,
 struct GemmScratch {
   Panels result;
   Panels right;
-  float* rows;  // kPanel rows of W, not yet transposed
+  float* rows;  // kPanel rows of W before the transposition
   float* scales;
 };
 
-// Blocks that make about kDepth columns.
+// Blocks that make up about kDepth columns.
 template <class Format>
 constexpr int64_t depth_blocks() {
   constexpr int64_t columns = Units<Format::kBits>::kValues * kLanes;
@@ -79,7 +85,7 @@ constexpr int64_t depth_columns() {
   return depth_blocks<Format>() * Units<Format::kBits>::kValues * kLanes;
 }
 
-// Panels of the result's tile.
+// Panels of the result tile.
 template <class Format>
 int64_t result_panels(QuantizedProduct product, int64_t count) {
   return product == QuantizedProduct::kTransposed
@@ -115,8 +121,8 @@ GemmScratch take_scratch(const QuantizedGemmArgs& args) {
           right + sizes.right + sizes.rows};
 }
 
-// Rows [first, first + count) of W, transposed on their way into panels. The sums run over columns
-// in lane order, in which x has them too.
+// Multiplies by rows [first, first + count) of W, transposed while packed into panels. The sums run
+// over columns in lane order, as x is stored.
 template <class Format>
 void gemm_transposed(const QuantizedGemmArgs& args, const GemmScratch& scratch) {
   using BlockUnits = Units<Format::kBits>;
@@ -144,7 +150,7 @@ void gemm_transposed(const QuantizedGemmArgs& args, const GemmScratch& scratch) 
   }
 }
 
-// Blocks [first, first + count) of W's rows, which are rows of panels as they come.
+// Multiplies by blocks [first, first + count) of W's rows, which are rows of panels as they are.
 template <class Format>
 void gemm_plain(const QuantizedGemmArgs& args, const GemmScratch& scratch) {
   using BlockUnits = Units<Format::kBits>;
@@ -173,7 +179,7 @@ void quantized_gemm_kernel(const QuantizedGemmArgs& args) {
     const GemmScratch scratch = take_scratch<Format>(args);
     const bool transposed = args.product == QuantizedProduct::kTransposed;
     transposed ? gemm_transposed<Format>(args, scratch) : gemm_plain<Format>(args, scratch);
-    // The tile's columns of the result.
+    // Store the tile's columns of the result.
     const int values = transposed ? 1 : unit_values(args.matrix.format.bits);
     const int64_t step = transposed ? args.matrix.outputs : args.matrix.columns;
     const int64_t first = transposed ? args.first : args.first * values * kLanes;

@@ -1,8 +1,13 @@
-// out[m, n] = sum over k of x[m, k] W[n, k] for up to 8 rows m: each word of w is read once for all
-// of them. Per block, in lanes: total += scale * sum(code * x) + bias * sum(x).
+// GEMV: out[m, n] = sum over k of x[m, k] W[n, k] for up to 8 rows m. Each word of w is read once
+// for all rows. A row takes the same steps whatever the number of rows, so its bits do not depend
+// on it.
 //
-// Every number of rows takes the same steps for each row, so that a row's result does not depend on
-// how many others there are.
+//   for each row n of w:
+//     read its scales and biases
+//     for each block (one unit per lane):
+//       sum[m] = sum of code * x[m] over the codes of the unit
+//       total[m] += scale * sum[m] + bias * (sum of x[m])
+//     out[m, n] = lane sum of total[m]
 #include <type_traits>
 
 #include "quantized_matmul/simd/entries.h"
@@ -12,10 +17,11 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Rows of w follow one another in memory: this much is asked for in advance.
+// Rows of w are contiguous in memory: prefetch this far ahead.
 constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
 
-// One row of w, whose scales have been read. False: it has a code that Format does not know.
+// Multiplies one row of w, whose scales have been read. Returns false if Format does not cover one
+// of its codes (NaN).
 template <class Format, int kRows>
 bool multiply_row(const QuantizedGemvArgs& args,
                   const uint32_t* w,

@@ -1,5 +1,4 @@
-// What all products in integers share. Kernel files only, and only where the machine has byte
-// products.
+// Shared parts of the integer products. For kernel files only, and only on machines with VNNI.
 #pragma once
 
 #include "quantized_matmul/simd/unpack.h"
@@ -10,7 +9,8 @@ inline i32v rounded(f32v x) {
   return bits_as<i32v>(_mm512_cvtps_epi32(bits_as<__m512>(x)));
 }
 
-// The largest magnitudes, as their bits: so infinity and NaN are larger than any number.
+// Tracks the largest magnitudes per lane by their bits, so that infinity and NaN exceed every
+// finite value.
 class Largest {
  public:
   void add(f32v x) {
@@ -24,20 +24,20 @@ class Largest {
   u32v bits_{};
 };
 
-// e of the least 2^e above x.
+// Returns the e of the smallest 2^e above x.
 inline f32v exponent_above(f32v x) {
   const f32v exponent = bits_as<f32v>(_mm512_getexp_ps(bits_as<__m512>(x))) + 1.0f;
-  return at_least(exponent, -200.0f);  // of 0, which has none
+  return at_least(exponent, -200.0f);  // 0 has no exponent
 }
 
-// x * 2^e, also where 2^e is no float32.
+// Returns x * 2^e, even if 2^e is not a float32.
 inline f32v times_power(f32v x, f32v e) {
   return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(x), bits_as<__m512>(e)));
 }
 
-// Adds to each lane of `sum` its four codes times the four signed bytes of x. In one instruction,
-// which compilers make two of: they would load many words of x at once, for want of registers into
-// memory again.
+// Adds four codes times four signed bytes of x to each lane of `sum`. The asm keeps the broadcast
+// inside the instruction. Compilers split it into two, and spill the words of x that they load
+// early.
 inline i32v with_products(i32v sum, u32v codes, const int32_t& x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(x));
   return sum;
@@ -50,8 +50,8 @@ inline i32v with_products(i32v sum, u32v codes, u32v x) {
 
 // ---- codes --------------------------------------------------------------------------------------
 
-// How bytes, of which none is above kLargest, stand for values: value = (byte - kOffset) * kFactor,
-// for affine + kOffset.
+// Maps codes to bytes of at most kLargest: value = (byte - kOffset) * kFactor, plus kOffset for
+// affine.
 template <int kBits_>
 struct IntAffine {
   static constexpr int kBits = kBits_, kLargest = (1 << kBits) - 1;

@@ -1,5 +1,5 @@
-// What cpu_int_plain_gemv.cpp multiplies codes by: rows of x times scales, in integers. Kernel
-// files only, and only where the machine has byte products.
+// The second operand of int_plain_gemv.cpp: rows of x times scales, as integers. For kernel files
+// only, and only on machines with VNNI.
 #pragma once
 
 #include <numeric>
@@ -11,16 +11,15 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 constexpr int kBandRows = 128, kQuads = kBandRows / 4;
 
-// What a band of rows of w is multiplied by: rows of x times scales, in pieces. A group in each
-// lane, of the groups from the first on; in lanes beyond the strip's may be anything. Integers are
-// kept as they are made, a vector of groups for each word (kByGroups), or a row of words for each
-// group. Codes are taken less kOffset.
+// Factors of a band of rows of w: x times scales in byte pieces, for codes relative to kOffset. A
+// lane is a group; lanes past the strip's groups are undefined. kByGroups keeps one vector of
+// groups per word, else words are transposed to one row per group.
 template <int kPieces, int kRows, int kOffset, bool kByGroups>
 class BandFactors {
  public:
-  // Of rows [n, n + rows) and groups from `group` on. Both factors are brought below 1, each with a
-  // power of two of its own, so that the product is exact enough however small the scales are.
-  // False: a number is not finite.
+  // Reads rows [n, n + rows) and the groups from `group` on. Each factor is normalised below 1 by a
+  // separate power of two, so that small scales lose no precision. Returns false if a value is not
+  // finite.
   bool read(const QuantizedPlainGemvArgs& args, int64_t n, int64_t rows, int64_t group) {
     f32v scales[kBandRows];
     read_rows(args, args.matrix.weights.scales, n, rows, group, scales);
@@ -71,7 +70,7 @@ class BandFactors {
     return true;
   }
 
-  // Bytes of X of four rows.
+  // Bytes of X for four rows.
   const int32_t& word(int64_t group, int64_t quad, int m, int piece) const {
     return words_.rows[group][(quad * kRows + m) * kPieces + piece];
   }
@@ -83,16 +82,16 @@ class BandFactors {
   float exponent(int m, int64_t group) const { return exponents_[m][group]; }
   i32v sums(int m) const { return load_bits<i32v>(sums_[m]); }
   int32_t sum(int m, int64_t group) const { return sums_[m][group]; }
-  // The sum of x times biases and what the offset of codes leaves.
+  // Sum of x times biases, plus the correction for the offset of codes.
   f32v shifts(int m) const { return load_lanes(shifts_[m]); }
   float shift(int m, int64_t group) const { return shifts_[m][group]; }
 
-  // X is no larger, so that its highest byte does not overflow when lower ones are negative.
+  // Bounds X, so that its highest byte does not overflow by the carry from negative lower bytes.
   static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
 
  private:
-  // Scales or biases of the band's rows, zeros beyond the last. What is made of them are loops of
-  // their own, so that sums stay in registers whatever type the numbers have.
+  // Reads scales or biases of the band's rows, with zeros past the last. Consumers loop separately
+  // over the result, so that their sums stay in registers whatever the type.
   static void read_rows(const QuantizedPlainGemvArgs& args,
                         const void* numbers,
                         int64_t n,
@@ -111,7 +110,7 @@ class BandFactors {
     std::memset(to + rows, 0, (kBandRows - rows) * sizeof(f32v));
   }
 
-  // Over all rows. In four sums: each waits for its last addition.
+  // Sums over all rows. Four independent sums hide the latency of the additions.
   static f32v sum_of_products(const f32v (&numbers)[kBandRows], const float* x) {
     f32v sums[4] = {};
     for (int r = 0; r < kBandRows; r += 4) {
@@ -120,8 +119,8 @@ class BandFactors {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
-  // X, with scales times 2^exponent, to words, from a vector for each to a row for each group, as
-  // many quads at a time as make whole squares of words.
+  // Quantises X with scales times 2^exponent. Without kByGroups, transposes from one vector per
+  // word to one row per group, kAtOnce quads at a time, which fill whole squares of words.
   void quantize(const float* x, const f32v (&scales)[kBandRows], f32v exponent) {
     constexpr int kOfQuad = kRows * kPieces;
     constexpr int kAtOnce = kLanes / std::gcd(kLanes, kOfQuad);
@@ -152,14 +151,14 @@ class BandFactors {
     std::memcpy(sums_, sums, sizeof(sums));
   }
 
-  // Four rows of X in bytes: a word for each piece. Gives the sum of X.
+  // Packs four rows of X into one word per piece. Returns the sum of X.
   static i32v quantize_quad(const float* x, const f32v* scales, u32v* pieces) {
     i32v sum{};
     u32v numbers[4];
     for (int r = 0; r < 4; ++r) {
       const i32v number = rounded(scales[r] * x[r * kRows]);
       sum += number;
-      // With this added, each byte but the highest is its piece with the top bit changed.
+      // With this bias, every byte but the highest is its piece with the top bit flipped.
       numbers[r] = bits_as<u32v>(number) + (kPieces == 2 ? 0x80u : 0x8080u);
     }
     const u32v low02 = (numbers[0] & 0xffffu) | (numbers[2] << 16);
@@ -181,8 +180,7 @@ class BandFactors {
     alignas(64) u32v vectors[kQuads * kRows * kPieces];
   };
   struct Rows {
-    // A cache line longer than needed, so that rows do not all begin in the same place of the
-    // cache.
+    // Padded by a cache line, so that rows do not map to the same cache set.
     alignas(64) int32_t rows[kLanes][kQuads * kRows * kPieces + kLanes];
   };
   std::conditional_t<kByGroups, Vectors, Rows> words_;
@@ -190,7 +188,8 @@ class BandFactors {
   alignas(64) int32_t sums_[kRows][kLanes];
 };
 
-// The sums of all pieces together, over at most kCount bytes, less `offset` times the sum of X.
+// Combines the sums of all pieces, over at most kCount bytes, and subtracts `offset` times the sum
+// of X.
 template <class Format, int kCount, int kPieces, class Sum>
 inline f32v in_floats(const i32v (&sums)[kPieces], int32_t offset, Sum sum_of_x) {
   constexpr int64_t kMost = int64_t{Format::kLargest} * kCount << (8 * kPieces - 1);

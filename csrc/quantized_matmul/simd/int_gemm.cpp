@@ -1,12 +1,18 @@
-// Products with many rows of x in integers, where the machine has byte products (VNNI). The bytes
-// are those of cpu_int_rows.h, but that a whole group of columns has one step:
-//
-//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step for each group
+// Integer GEMM for many rows of x, on machines with VNNI. x is quantised as in int_rows.h, but with
+// one step per group of columns:
+//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step per group
 //   sum of (code - offset) * x ~= step * (sum of (code - offset) * X), which is exact
+// Relative to the largest element of its group, an element is off by at most 2^-23 (float32) or
+// 2^-15. A lane is a row of w. Its words are transposed while unpacked into panels of bytes, which
+// stay in cache for all rows of x.
 //
-// Against the largest number of its group an element is off by at most 2^-23 (float32) or 2^-15.
-// A lane is a row of w: its words are transposed on their way into panels of bytes, which the cache
-// holds for all rows of x.
+//   for each panel of kPanelRows rows of w:
+//     for each chunk of columns:
+//       unpack the panel's codes to bytes; prefetch the next chunk
+//       for each tile of rows of x: for each group:
+//         sums = -offset * (sum of X) + codes * X                 (vpdpbusd)
+//         totals += sums * step * scale + shift * (sum of x)
+//     store totals
 #include "quantized_matmul/simd/entries.h"
 #if defined(__AVX512VNNI__)
 #include "quantized_matmul/simd/int_panels.h"
@@ -28,7 +34,7 @@ struct Tile {
   float* totals;  // [rows][kPanelRows]
 };
 
-// Adds the products of kRows rows of x and a panel of w over `groups` groups of `runs` runs.
+// Adds the products of kRows rows of x and a panel of w, over `groups` groups of `runs` runs.
 template <int kPieces, int kRows>
 __attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
                                             int64_t groups,
@@ -48,8 +54,7 @@ __attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
         const f32v shift = load_lanes(scales + kPanelRows + v * kLanes);
         float* const total = tile.totals + m * kPanelRows + v * kLanes;
         const f32v with_shift = load_lanes(total) + shift * factors->sum[m];
-        // In this order: a scale may be so small that its product with the step is not a number of
-        // full precision.
+        // Keep this order: a small scale times the step could be subnormal.
         store_lanes(total, sum * factors->step[m] * scale + with_shift);
       }
     }
@@ -59,7 +64,7 @@ __attribute__((noinline)) void add_products(const Tile<kPieces>& tile,
 }
 
 struct IntGemmScratch {
-  int64_t codes, words, scales, totals;  // bytes before each
+  int64_t codes, words, scales, totals;  // byte offset of each part
 
   IntGemmScratch(const QuantizedMatrixView& matrix)
       : codes(0),

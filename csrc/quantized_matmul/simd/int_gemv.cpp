@@ -1,11 +1,16 @@
-// The products of cpu_gemv.cpp in integers, where the machine has byte products (VNNI):
-//
-//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step for each unit
+// Integer GEMV: the products of gemv.cpp on machines with VNNI:
+//   x ~= step * X,  X = X0 + 256 X1 (+ 65536 X2), each X_i a signed byte, one step per unit
 //   sum of code * x ~= step * (sum of code * X), which is exact
+// x has three bytes for float32, else two: relative to the largest element of its unit, an element
+// is off by at most 2^-23 or 2^-15. One instruction sums four products, so that unpacking and
+// multiplying keep up with memory. As in gemv.cpp, a row takes the same steps for every row count.
 //
-// Three bytes for float32, else two: against the largest number of a unit an element is off by at
-// most 2^-23 or 2^-15. Sums over 4 codes take one instruction, so that unpacking and multiplying
-// keep up with memory. As in cpu_gemv.cpp every number of rows takes the same steps.
+//   for each strip of rows of w, range of blocks, kOutputs rows of the strip, block of the range:
+//     unpack the codes to bytes; prefetch; look up the scales
+//     for each kTogether rows of x:
+//       sums = offsets + sum of codes * X for each piece          (vpdpbusd)
+//       totals += sums * step * scale
+//   totals += biases * (sum of x); out = lane sums of totals
 #include "quantized_matmul/simd/entries.h"
 #if defined(__AVX512VNNI__)
 #include "quantized_matmul/simd/int_rows.h"
@@ -17,13 +22,12 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Rows of w side by side, and in a strip.
+// Rows of w that are multiplied together, and rows per strip.
 constexpr int kIntGemvOutputs = 2, kIntGemvStrip = 8;
 
-// Sums of codes times X of each lane's unit, in float32, for rows of w and rows of x side by side:
-// each of the former uses the same load of the latter, and the sums of all are under way at once,
-// as one alone waits for each of its instructions. In unrolled loops, as all that registers are to
-// hold.
+// Sums codes times X for each lane's unit, for several rows of w and of x together. Rows of w share
+// the loads of x, and independent sums hide the latency of each instruction. The loops are unrolled
+// so that registers hold everything.
 template <class Format, int kPieces, int kTogether, int kOutputs>
 MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Format>::kVectors],
                                        const char* x,
@@ -31,11 +35,11 @@ MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Forma
                                        int64_t row_bytes,
                                        f32v (&products)[kTogether][kOutputs]) {
   constexpr int kVectors = Bytes<Format>::kVectors;
-  // Whether the sums of all pieces together fit 32 bits. (On the way, with kOffset still in them,
-  // they may wrap around.)
+  // True if the combined sums of all pieces fit in 32 bits. Intermediate sums, which still contain
+  // kOffset, may wrap around.
   constexpr int64_t kMost = Bytes<Format>::kMost;
   constexpr bool kFits = 4 * kVectors * kMost << (8 * kPieces - 1) <= int64_t{1} << 31;
-  // The sums of each piece by themselves.
+  // One sum per piece.
   i32v sums[kTogether][kPieces][kOutputs] = {};
   if constexpr (Bytes<Format>::kOffset != 0) {
     static_assert(kFits);
@@ -51,7 +55,7 @@ MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Forma
       unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
         u32v bytes = load_bits<u32v>(reinterpret_cast<const uint32_t*>(
             x + m.value * row_bytes + (v.value * kPieces + piece.value) * 64));
-        asm("" : "+v"(bytes));  // in a register: else each use loads it again
+        asm("" : "+v"(bytes));  // keeps it in a register; otherwise each use reloads it
         unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
           i32v& sum = sums[m.value][piece.value][o.value];
           sum = with_products(sum, codes[o.value][v.value], bytes);
@@ -76,7 +80,7 @@ MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Forma
   });
 }
 
-// Rows of w follow one another in memory: this much is asked for in advance, but for strips.
+// Rows of w are contiguous in memory: without strips, prefetch this far ahead.
 constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
 
 template <class Format, int kPieces, int kRows>
@@ -110,21 +114,21 @@ class IntGemv {
  private:
   using BlockUnits = typename Bytes<Format>::BlockUnits;
   static constexpr int kVectors = Bytes<Format>::kVectors, kWords = BlockUnits::kWords;
-  static constexpr int kOutputs = kIntGemvOutputs;     // rows of w side by side
-  static constexpr int kTogether = kRows > 1 ? 2 : 1;  // rows of x
-  // Many rows of x are more than the nearest cache holds, and what is next to it is no faster than
-  // they are multiplied: some blocks of them are used for a strip of rows of w.
+  static constexpr int kOutputs = kIntGemvOutputs;     // rows of w together
+  static constexpr int kTogether = kRows > 1 ? 2 : 1;  // rows of x together
+  // Many rows of x exceed L1, and L2 is no faster than the multiplication. So a few blocks of x are
+  // reused for a strip of rows of w.
   static constexpr bool kInStrips = kRows * kPieces > 8;
   static constexpr int kStrip = kInStrips ? kIntGemvStrip : kOutputs;
   static constexpr int64_t kBlocksAtOnce =
       kInStrips ? (1024 + kLanes * Bytes<Format>::kValues - 1) / (kLanes * Bytes<Format>::kValues)
                 : int64_t{1} << 40;
 
-  // Rows r and following ones of the strip that begins at row n, for blocks from `block` on.
+  // Multiplies rows r to r + kOutputs of the strip at row n, for blocks from `block` on.
   void multiply(int64_t n, int64_t r, int64_t block, f32v (&totals)[kRows][kOutputs]) {
     const uint32_t* w[kOutputs];
     for (int o = 0; o < kOutputs; ++o) {
-      // Beyond the last row of w, that one again.
+      // Past the last row of w, repeat it.
       const int64_t row = n + r + o < args_.count ? n + r + o : args_.count - 1;
       w[o] = args_.matrix.weights.w + (args_.first + row) * units_ * kWords;
     }
@@ -155,7 +159,7 @@ class IntGemv {
       const uint32_t* const from = w[o.value] + block * kLanes * kWords;
       load(packed, from);
       for (int line = 0; line < kWords; ++line) {
-        // The line of the last word: that of the first may belong to the block before.
+        // The line of the last word: that of the first may belong to the previous block.
         __builtin_prefetch(from + ahead_words_ + (line + 1) * kLanes - 1, 0, 2);
       }
       unroll<kVectors>([&](auto v) {
@@ -168,8 +172,7 @@ class IntGemv {
     f32v(*total)[kOutputs] = totals;
     int rows = kRows;
     if constexpr (kRows > kTogether) {
-      // A loop: unrolled, which compilers do where they see how far it goes, registers do not hold
-      // it.
+      // Hides the trip count: compilers would unroll this loop fully and run out of registers.
       asm("" : "+r"(rows), "+r"(total));
     }
     for (; rows > 0; rows -= kTogether, total += kTogether, row += kTogether * row_bytes) {
@@ -182,8 +185,7 @@ class IntGemv {
             reinterpret_cast<const float*>(row + m.value * row_bytes + layout_.steps_at()) +
             block * kLanes);
         unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-          // In this order: a scale may be so small that its product with the step is not a number
-          // of full precision.
+          // Keep this order: a small scale times the step could be subnormal.
           total[m.value][o.value] += products[m.value][o.value] * step * scale[o.value];
         });
       });
@@ -227,7 +229,7 @@ class IntGemv {
   const IntRowLayout layout_;
   RowScales scales_;
   const int64_t units_;
-  const int64_t ahead_words_;  // in strips, to the same columns of the next one
+  const int64_t ahead_words_;  // with strips: to the same columns of the next strip
 };
 
 template <class Format, int kPieces>

@@ -1,6 +1,5 @@
-// Rows of w as bytes, the codes of four rows side by side, for products that are summed over rows
-// (cpu_int_plain_gemv.cpp, cpu_int_plain_gemm.cpp). Kernel files only, and only where the machine
-// has byte products.
+// Rows of w as bytes, with the codes of four rows interleaved, for products that sum over rows
+// (int_plain_gemv.cpp, int_plain_gemm.cpp). For kernel files only, and only on machines with VNNI.
 #pragma once
 
 #include <array>
@@ -9,31 +8,31 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Vectors of a panel of columns, which are neighbours of each other.
+// Vectors of adjacent columns per panel.
 constexpr int kPlainVectors = 4, kPlainPanel = kPlainVectors * kLanes;
 
-// A block of a row of w is what a vector holds: a cache line of codes of 2, 4 or 8 bits as they
-// are, whose words are taken apart into vectors of bytes, or 64 codes in bytes.
+// A block of a row of w fills one vector. Codes of 2, 4 or 8 bits stay packed, a cache line of
+// them, and are split into several vectors of bytes later. Other sizes are unpacked to 64 bytes.
 template <class Format>
 struct RowBytes {
   static constexpr int kBits = Format::kBits;
   static constexpr bool kWhole = kBits == 2 || kBits == 4 || kBits == 8;
-  static constexpr int kPerWord = kWhole ? 8 / kBits : 1;  // vectors of bytes of one of words
+  static constexpr int kPerWord = kWhole ? 8 / kBits : 1;  // byte vectors per word vector
   static constexpr int64_t kColumns = kPlainPanel * kPerWord;
   static constexpr int64_t kBlockBytes = kColumns * kBits / 8;
-  static constexpr int kVectors = kPlainVectors * kPerWord;  // of a block's columns
+  static constexpr int kVectors = kPlainVectors * kPerWord;  // per block
 
-  // The first column of a vector in its block; the following ones are kPerWord apart.
+  // First column of a vector in its block. The following ones lie kPerWord apart.
   static constexpr int column(int vector) {
     return vector / kPerWord * kLanes * kPerWord + vector % kPerWord;
   }
 
-  // The same of interleave_quarters(), of one lane.
+  // The column of one lane after interleave_quarters().
   static constexpr int column_by_quarters(int vector, int lane) {
     return (lane / 4 * 16 + vector / kPerWord * 4 + lane % 4) * kPerWord + vector % kPerWord;
   }
 
-  // The vectors of a block by quarters, or else of a panel, to the order of their columns.
+  // Reorders the vectors of a block (by quarters) or of a panel into the order of columns.
   template <bool kByQuarters>
   static constexpr int64_t kOrdered = kByQuarters ? kColumns : kPlainPanel;
   template <bool kByQuarters>
@@ -53,14 +52,14 @@ struct RowBytes {
     }
   }
 
-  // The bytes of a block that are in the row, which begins at byte `begin` of it and ends at `end`.
+  // Mask of the block's bytes inside the row, which spans bytes [begin, end) of the block.
   static __mmask64 in_row(int64_t begin, int64_t end) {
     const uint64_t before_end =
         end >= kBlockBytes ? ~uint64_t{0} >> (64 - kBlockBytes) : (uint64_t{1} << end) - 1;
     return before_end & ~uint64_t{0} << begin;
   }
 
-  // A block, with zeros in place of bytes that are not `there`. kInRow: all are.
+  // Loads a block, with zeros for bytes not in `there`. kInRow: all bytes are in the row.
   template <bool kInRow = false>
   static u32v words(const char* from, __mmask64 there) {
     const __m512i packed = kInRow && kBlockBytes == 64 ? _mm512_loadu_si512(from)
@@ -68,7 +67,8 @@ struct RowBytes {
     if constexpr (kWhole) {
       return bits_as<u32v>(packed);
     } else {
-      // Eight codes are kBits bytes: those to each 64 bits, and of these any 8 bits in a row.
+      // Eight codes are kBits bytes: move those to each 64-bit lane, then extract each code by a
+      // multishift.
       alignas(64) static constexpr auto kBytes = [] {
         std::array<uint8_t, 64> bytes{};
         for (int i = 0; i < 64; ++i) {
@@ -98,8 +98,8 @@ struct RowBytes {
     }
   }
 
-  // Cheaper than bytes(), for sums that unnest() takes to theirs: the codes of a byte from kIndex
-  // on together, by a mask and no shift. Of formats whose bytes are codes as they are.
+  // A cheaper bytes() for formats whose bytes are plain codes: codes of a byte from kIndex on stay
+  // together, extracted by a mask without a shift. unnest() corrects the sums.
   static constexpr bool kNested = kPerWord > 1 && Format::kHasBiases;
 
   template <int kIndex>
@@ -113,7 +113,8 @@ struct RowBytes {
     }
   }
 
-  // Sums of nested() times whatever to those of bytes(): less what later codes of a word make.
+  // Converts sums over nested() to sums over bytes(): subtracts the contribution of later codes,
+  // and shifts.
   template <int kCount>
   MLX_ANVIL_UNROLLED static void unnest(i32v (&sums)[kVectors][kCount]) {
     if constexpr (kNested) {
@@ -128,8 +129,8 @@ struct RowBytes {
   }
 };
 
-// Bytes of two rows by turns, of either half of them, so that unpacking pairs of bytes within the
-// quarters of vectors leaves 16 bytes of four rows in one vector, in their order.
+// Interleaves the bytes of two rows, one table per half. Unpacking byte pairs within 128-bit lanes
+// then yields 16 bytes of four rows per vector, in order.
 alignas(64) constexpr auto kByTwoRows = [] {
   std::array<std::array<uint8_t, 64>, 2> bytes{};
   for (int half = 0; half < 2; ++half) {
@@ -142,8 +143,8 @@ alignas(64) constexpr auto kByTwoRows = [] {
   return bytes;
 }();
 
-// A block of four rows, row_bytes apart. Of fewer rows the last stands for those beyond it, whose x
-// is zero.
+// Loads a block of four rows, row_bytes apart. If there are fewer, the last row is repeated; the
+// factors of those rows are zero.
 template <class Codes, bool kInRow>
 MLX_ANVIL_UNROLLED void load_quad(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, __m512i (&to)[4]) {
@@ -153,7 +154,7 @@ MLX_ANVIL_UNROLLED void load_quad(
   }
 }
 
-// Their words: a vector for each 16 bytes.
+// Interleaves a block of four rows: one vector for each 16 bytes.
 template <class Codes, bool kInRow>
 MLX_ANVIL_UNROLLED void interleave_quad(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {
@@ -172,8 +173,8 @@ MLX_ANVIL_UNROLLED void interleave_quad(
   to[3] = bits_as<u32v>(_mm512_unpackhi_epi16(second01, second23));
 }
 
-// Likewise, two thirds of the work, in another order: a quarter of a vector has 4 bytes of the 16
-// of that quarter of the block.
+// The same with two thirds of the work, in another order: each 128-bit lane of a vector has 4 of
+// the 16 bytes of that quarter of the block.
 template <class Codes, bool kInRow>
 MLX_ANVIL_UNROLLED void interleave_quarters(
     const char* w, int64_t row_bytes, int64_t rows, __mmask64 in_row, u32v (&to)[4]) {

@@ -1,7 +1,7 @@
-// The operands of cpu_int_gemm.cpp: panels of w in bytes with their scales, and rows of x in bytes.
-// Kernel files only, and only where the machine has byte products.
+// Operands of int_gemm.cpp: panels of w as bytes with their scales, and rows of x as bytes. For
+// kernel files only, and only on machines with VNNI.
 //
-// Of the runs of cpu_int_products.h, a word has those columns that are cheap to unpack from w
+// A word of a run (int_products.h) holds the columns that are cheap to unpack from w
 // (Bytes::code()).
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-constexpr int kPanelVectors = 2, kPanelRows = kPanelVectors * kLanes;  // of w
+constexpr int kPanelVectors = 2, kPanelRows = kPanelVectors * kLanes;  // rows of w per panel
 
 // ---- w ------------------------------------------------------------------------------------------
 
-// The scales of a panel's rows as vectors, group after group: of codes less Format::kOffset, and
-// then what the sum of x is multiplied by.
+// Scales of a panel's rows as vectors, group by group: first the scales of codes relative to
+// Format::kOffset, then the factors of the sum of x.
 class PanelScales {
  public:
   static int64_t count(const QuantizedMatrixView& matrix) {
@@ -55,7 +55,7 @@ class PanelScales {
   float* const scales_;
 };
 
-// Codes of kPanelRows rows of w in bytes: for each word of the columns kPanelVectors vectors.
+// Codes of kPanelRows rows of w as bytes: kPanelVectors vectors for each word of columns.
 template <class Format>
 class CodePanel {
  public:
@@ -93,9 +93,9 @@ class CodePanel {
     }
   }
 
-  // Asks for part `part` of `parts` of the words that unpack() will read for columns from `column`
-  // on, or, with 0, for the next panel's first: rows of w are too far apart for the machine to see
-  // them coming. Inlined, for GCC takes a function that does nothing else for one without effects.
+  // Prefetches part `part` of `parts` of the words that unpack() reads next: columns from `column`
+  // on, or with 0 the start of the next panel. Rows are too far apart for the hardware prefetcher.
+  // Inlined: GCC treats a call without visible effects as pure and drops it.
   [[gnu::always_inline]] void prefetch(int64_t column, int64_t part, int64_t parts) const {
     constexpr int64_t kLineWords = 16, kChunkWords = kChunk * Format::kBits / 32;
     const int64_t row = column > 0 ? 0 : kPanelRows, first = column * Format::kBits / 32;
@@ -105,12 +105,12 @@ class CodePanel {
       for (int64_t word = 0; word < words; word += kLineWords) {
         __builtin_prefetch(from + word, 0, 2);
       }
-      __builtin_prefetch(from + words - 1, 0, 2);  // rows do not begin with a line of the cache
+      __builtin_prefetch(from + words - 1, 0, 2);  // rows need not start at a cache line
     }
   }
 
  private:
-  // Words of rows [row, row + kLanes) of the panel, a vector for each.
+  // Transposes words of rows [row, row + kLanes) of the panel: one vector per word.
   void transpose_words(int64_t row, int64_t first, int64_t count) {
     for (int64_t word = 0; word < count; word += kLanes) {
       const int64_t left = count - word;
@@ -134,16 +134,16 @@ class CodePanel {
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// What a group of a tile's rows needs beside bytes.
+// Per-group data of a tile's rows, besides the bytes.
 template <int kPieces>
 struct GroupFactors {
   int32_t start[kIntTileRows][kPieces];  // -offset of codes * sum of each piece
   float step[kIntTileRows];
-  float sum[kIntTileRows];  // of X, times step
+  float sum[kIntTileRows];  // sum of X, times step
 };
 
-// Where rows of x are: tiles of kIntTileRows rows, the tiles of a chunk of columns one after
-// another. A tile has for every run and row kRunWords * kPieces words, then GroupFactors of every
+// Layout of packed rows of x: tiles of kIntTileRows rows, with the tiles of a chunk of columns
+// contiguous. A tile has kRunWords * kPieces words per run and row, then the GroupFactors of every
 // group.
 template <int kPieces>
 struct GemmRows {
@@ -173,8 +173,8 @@ struct GemmRows {
 template <class Format, int kPieces>
 class RowPacker {
  public:
-  // A group of row m of a tile, whose first run is that of `bytes`. False: a number is not finite,
-  // and all are taken for zeros.
+  // Packs a group of row m of a tile, starting at run `bytes`. If a value is not finite, returns
+  // false and packs zeros.
   template <class T>
   bool pack(const T* x, int64_t columns, char* bytes, GroupFactors<kPieces>& factors, int m) const {
     f32v numbers[kMostRuns];
@@ -210,7 +210,7 @@ class RowPacker {
 
   static float lane_max(f32v x) { return _mm512_reduce_max_ps(bits_as<__m512>(x)); }
 
-  // The columns of CodePanel's words.
+  // The column order of CodePanel's words.
   const RunPacker<kPieces> packer_{[](int word, int b) {
     return word / Codes::kVectors * Codes::kValues + Codes::code(word % Codes::kVectors, b);
   }};

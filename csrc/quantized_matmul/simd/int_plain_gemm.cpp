@@ -1,11 +1,18 @@
-// The product kPlain of many rows of x in integers, where the machine has byte products (VNNI):
-//
+// Integer GEMM for the product kPlain with many rows of x, on machines with VNNI:
 //   sum over n of x[n] scale[n, g] code[n, k] ~= step[g] * (sum over n of X[n, g] code[n, k])
+// for a chunk of rows n at a time. X is as in int_gemm.cpp, with one step per chunk, group and row
+// of x. A lane is a column and has the codes of four rows, as in int_plain_gemv.cpp. X depends on
+// the group, so it is computed for one tile of rows of x, used for the panels of that group, and
+// never leaves L1.
 //
-// for a chunk of rows n at a time, with X as in cpu_int_gemm.cpp and one step for each chunk, group
-// and row of x. A lane is a column, and has the codes of four rows, as in cpu_int_plain_gemv.cpp. X
-// depends on the group: it is made for a tile of rows of x at a time, which then multiplies the
-// panels of that group, so that it never leaves the nearest cache.
+//   for each strip of columns: for each chunk of rows of w:
+//     read and normalise the scales and biases of the strip's groups
+//     for each unit of columns:
+//       unpack its codes to interleaved bytes
+//       for each group of the unit: for each tile of rows of x:
+//         X = x * scale as bytes; prefetch part of the next unit
+//         for each panel of the group: totals += (codes * X) * 2^exponent + shift
+//   store totals in the order of columns
 #include "quantized_matmul/simd/entries.h"
 #if defined(__AVX512VNNI__)
 #include "quantized_matmul/simd/int_plain_panels.h"
@@ -17,11 +24,11 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Columns for which a chunk of x is read at once, so that it seldom comes from far away. No more
-// groups than a vector has lanes.
+// Columns per pass over a chunk of x, so that x seldom comes from memory. Spans at most one vector
+// of groups.
 constexpr int64_t kStripColumns = 512;
 
-// Columns that are unpacked at once: whole blocks and whole groups.
+// Columns unpacked at once: whole blocks and whole groups.
 template <class Format>
 int64_t unit_columns(const QuantizedMatrixView& matrix) {
   constexpr int64_t kBlock = RowBytes<Format>::kColumns;
@@ -29,7 +36,7 @@ int64_t unit_columns(const QuantizedMatrixView& matrix) {
 }
 
 struct PlainGemmScratch {
-  int64_t groups, codes, x, totals, bytes;  // bytes before each, and of all
+  int64_t groups, codes, x, totals, bytes;  // byte offset of each part, and total bytes
 
   template <class Format>
   static PlainGemmScratch of(Format, const QuantizedMatrixView& matrix, int64_t x_rows) {
@@ -57,7 +64,7 @@ class PlainGemm {
         packed_(static_cast<char*>(scratch(at_.x))),
         totals_(static_cast<float*>(scratch(at_.totals))) {}
 
-  // False: a number of w is not finite.
+  // Returns false if a scale or bias of w is not finite.
   bool run() {
     const int64_t end = args_.first + args_.count;
     for (int64_t first = args_.first; first < end; first += kStripColumns) {
@@ -70,7 +77,7 @@ class PlainGemm {
 
  private:
   using Codes = RowBytes<Format>;
-  // X is no larger, so that its highest byte does not overflow when lower ones are negative.
+  // Bounds X, so that its highest byte does not overflow by the carry from negative lower bytes.
   static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
 
   void* scratch(int64_t bytes) const { return static_cast<char*>(args_.scratch) + bytes; }
@@ -108,7 +115,7 @@ class PlainGemm {
     return left < 0 ? 0 : left < kChunk ? left : kChunk;
   }
 
-  // The columns of a group, from `in_unit` on of the unit at `column` of the strip.
+  // Multiplies one group, at column `in_unit` of the unit at `column` of the strip.
   void multiply_group(int64_t column, int64_t in_unit, int64_t runs) {
     const int64_t group = matrix_.format.group;
     for (int64_t row = 0; row < args_.x_rows; row += kIntTileRows) {
@@ -132,7 +139,7 @@ class PlainGemm {
   struct Factors {
     int32_t start[kRows][kPieces];
     float exponent[kRows];  // x times scale ~= X * 2^exponent / kScale
-    float shift[kRows];     // the sum of x times what goes with codes less the offset
+    float shift[kRows];     // sum of x times (bias + offset * scale)
   };
 
   template <int kRows>
@@ -206,18 +213,18 @@ class PlainGemm {
   const PlainGemmScratch at_;
   CodeColumns<Format> codes_;
   GroupNumbers* const groups_;
-  char* const packed_;   // a tile of X
+  char* const packed_;   // one tile of X
   float* const totals_;  // [panel][row][kPlainPanel]
   const RunPacker<kPieces> packer_{[](int word, int b) { return 4 * word + b; }};
   int64_t chunk_ = 0;
-  int64_t ahead_row_ = 0, ahead_column_ = 0;  // of what is unpacked next
+  int64_t ahead_row_ = 0, ahead_column_ = 0;  // start of the next unit
 };
 
 }  // namespace
 
 int64_t quantized_int_plain_gemm_columns(const QuantizedMatrixView& matrix) {
   int64_t columns = 0;
-  // The columns of a panel have to be of one group; and only affine formats have such groups.
+  // A panel's columns must share a group. Only affine formats have such groups.
   if (matrix.format.has_biases() && matrix.format.group >= kPlainPanel) {
     with_int_format(matrix.format,
                     [&](auto format) { columns = unit_columns<decltype(format)>(matrix); });

@@ -1,9 +1,13 @@
-// The products of cpu_plain_gemv.cpp in integers, where the machine has byte products:
-//
+// Integer version of plain_gemv.cpp, on machines with VNNI:
 //   sum over n of x[n] scale[n, g] code[n, k] ~= step[g] * (sum over n of X[n, g] code[n, k])
+// for a band of rows n at a time, with X as in int_gemv.cpp. A lane is a column and has the
+// interleaved codes of four rows. A band is unpacked once for all rows of x.
 //
-// for a band of rows n at a time, X as in cpu_int_gemv.cpp. A lane is a column and has the codes of
-// four rows, whose bytes are interleaved. A band is unpacked once for all rows of x.
+//   for each band of rows of w: for each block of columns:
+//     X = x * scale as bytes, for the groups of the next blocks        (BandFactors)
+//     for each four rows: interleave their codes; prefetch part of the next band
+//       sums += codes * X                                              (vpdpbusd)
+//     out += sums * 2^exponent + shift
 #include <algorithm>
 
 #include "quantized_matmul/simd/entries.h"
@@ -31,9 +35,9 @@ class IntPlainGemv {
     }
   }
 
-  // Blocks begin where cache lines do, if they are lines: else two blocks have a part of each line,
-  // and when the second comes, so many other rows have been read that the nearest cache has lost
-  // it. Only where groups may begin in a block wherever arrays begin in a line.
+  // Aligns blocks to cache lines if a block is one line. Otherwise two blocks share a line, and by
+  // the time the second needs it, L1 has evicted it. Applies only if groups may start anywhere in a
+  // block.
   static int64_t skipped_columns(const QuantizedMatrixView& matrix) {
     const bool rows_alike = matrix.columns * Format::kBits / 8 % 64 == 0;
     const uintptr_t w = reinterpret_cast<uintptr_t>(matrix.weights.w);
@@ -41,7 +45,7 @@ class IntPlainGemv {
                                               : 0;
   }
 
-  // A row of sums to the order of columns.
+  // Reorders a row of sums into the order of columns.
   static void put_in_order(float* row, int64_t blocks) {
     constexpr int64_t kCount = Codes::template kOrdered<kDirect>;
     for (float* at = row; at < row + blocks * Codes::kColumns; at += kCount) {
@@ -51,7 +55,7 @@ class IntPlainGemv {
     }
   }
 
-  // False: a number is not finite.
+  // Returns false if a value is not finite.
   bool run() {
     for (int64_t i = 0; i < kRows * row_step(); i += kLanes) {
       store_lanes(args_.out + i, f32v{});
@@ -79,26 +83,26 @@ class IntPlainGemv {
  private:
   using Codes = RowBytes<Format>;
   static constexpr int kVectors = Codes::kVectors;
-  // Whether registers hold the sums of a whole block, beside what interleaving takes: then bytes
-  // are multiplied as soon as they are interleaved, by quarters, which may be of several groups.
-  // Else they are stored, for some vectors after others, each of one group.
+  // True if registers hold the sums of a whole block while interleaving. Then bytes are multiplied
+  // as soon as they are interleaved, by quarters, which may span groups. Otherwise they are stored
+  // and multiplied a few vectors at a time, each within one group.
   static constexpr bool kDirect = kRows * kPieces * kVectors <= 24;
-  // And more of factors than one vector of each piece.
+  // kDirect with registers to spare for a second vector of factors per piece.
   static constexpr bool kSkips =
       kDirect && kRows * kPieces * kVectors <= 16 && Codes::kWhole && Codes::kBlockBytes == 64;
-  // Parts of a block's quarters that are of one group each.
+  // Parts of a block's quarters, each within one group.
   static constexpr int kParts = kSkips ? 2 : 1;
   using Factors = BandFactors<kPieces, kRows, Format::kOffset, kDirect>;
-  // Vectors of columns whose sums registers hold at once.
+  // Vectors of columns whose sums fit in registers together.
   static constexpr int kAtOnce = kRows * kPieces <= 4 ? 4 : kRows * kPieces <= 8 ? 2 : 1;
 
   int64_t row_step() const { return args_.blocks * Codes::kColumns; }
 
-  // Blocks whose groups are a vector's lanes, but for the columns that the first has of a group
-  // before.
+  // Blocks that span one vector of groups. With skipped columns, the first of them also has columns
+  // of the previous group.
   int64_t blocks_at_once() const { return (int64_t{kLanes} << group_shift_) / Codes::kColumns; }
 
-  // Of a block of the matrix. Below 0 in the first, where it begins before the row.
+  // First byte of a block in its row. Negative if the block starts before the row.
   int64_t first_byte(int64_t block) const { return block * Codes::kBlockBytes - skipped_bytes_; }
   int64_t first_column(int64_t block) const { return first_byte(block) * 8 / Format::kBits; }
 
@@ -107,7 +111,8 @@ class IntPlainGemv {
            first_byte(block);
   }
 
-  // Of the blocks from this one on, blocks_at_once() of them. False: a number is not finite.
+  // Reads the factors of blocks_at_once() blocks from `block` on. Returns false if a value is not
+  // finite.
   bool read_factors(int64_t n, int64_t rows, int64_t block) {
     first_group_ = block * Codes::kColumns >> group_shift_;
     if (skipped_bytes_ > 0) {
@@ -117,25 +122,24 @@ class IntPlainGemv {
       }
       now_ = 1 - now_;
     }
-    // The last block of a row may have columns of the group before only. Those beyond the row then
-    // take what was read for other rows, or zeros.
+    // The last block may have columns of the previous group only. Columns past the row then use
+    // stale factors or zeros, and their results are not stored.
     return first_group_ << group_shift_ >= args_.matrix.columns ||
            factors_[now_].read(args_, n, rows, first_group_);
   }
 
-  // Its first column from that of factors_[now_] on. Below 0: the columns before are of the factors
-  // before those.
+  // First column of a block, relative to factors_[now_]. Columns below 0 use the previous factors.
   int64_t column_of_factors(int64_t block) const {
     return first_column(block) - (first_group_ << group_shift_);
   }
 
-  // Whether it is of these factors only, and a row has all of its bytes.
+  // True if the block lies within these factors and within the row.
   bool is_whole(int64_t block) const {
     return column_of_factors(block) >= 0 && row_bytes_ - first_byte(block) >= Codes::kBlockBytes;
   }
 
-  // Asks for some of the next band, as many bytes as a quad of a block has: row after row of the
-  // strip, since memory gives soonest what is next to what it gave.
+  // Prefetches some of the next band: as many bytes as a quad of a block, row by row along the
+  // strip, since DRAM delivers adjacent lines fastest.
   void prefetch_some() {
     for (int64_t end = ahead_bytes_ + 4 * Codes::kBlockBytes; ahead_bytes_ < end;
          ahead_bytes_ += 64) {
@@ -147,7 +151,7 @@ class IntPlainGemv {
     }
   }
 
-  // kWhole: is_whole() says so.
+  // kWhole is the result of is_whole().
   template <bool kWhole>
   void multiply_block(int64_t n, int64_t rows, int64_t block) {
     if constexpr (kDirect) {
@@ -172,14 +176,15 @@ class IntPlainGemv {
     }
   }
 
-  // The lane of its group. Beyond a row's last column any will do.
+  // Returns the lane of the vector's group. Past the row's last column, any lane will do.
   int64_t group_of(int64_t block, int vector) const {
     const int64_t column = column_of_factors(args_.first_block + block) + Codes::column(vector);
     const int64_t group = column >> group_shift_;
     return group < kLanes ? group : kLanes - 1;
   }
 
-  // Vectors of columns, kAtOnce of them: from kIndex on after `whole`, the first of a word's.
+  // Multiplies kAtOnce vectors of columns, from kIndex on after `whole`, the first vector of its
+  // word.
   template <int kIndex>
   void multiply(int64_t block, int whole, int64_t quads) {
     const int first = whole + kIndex;
@@ -206,15 +211,15 @@ class IntPlainGemv {
     });
   }
 
-  // Both at once, for a block.
+  // Interleaves and multiplies a block in one pass.
   template <bool kWhole>
   void multiply_directly(int64_t n, int64_t rows, int64_t block) {
     const int64_t in_matrix = args_.first_block + block;
     const int64_t byte = first_byte(in_matrix);
     const __mmask64 in_row = Codes::in_row(byte < 0 ? -byte : 0, row_bytes_ - byte);
     const char* w = at(n, in_matrix);
-    // Groups' lanes. Those of groups before are the highest, which no other column of the block
-    // has. Columns before the first of the row are none: any lanes will do.
+    // Maps columns to lanes of groups. Previous groups use the highest lanes, which no other column
+    // of the block uses. Columns before the row use arbitrary lanes; their results are not stored.
     const int64_t first = column_of_factors(in_matrix);
     u32v groups[kParts];
     for (int part = 0; part < kParts; ++part) {
@@ -226,7 +231,7 @@ class IntPlainGemv {
     }
     const int64_t before = byte < 0 || first > 0 ? 0 : -(first >> group_shift_);
     const __mmask16 lanes_before = static_cast<__mmask16>(~0u << (kLanes - before));
-    // A vector of each part, of what factors have for groups.
+    // Looks up per-group factors for the lanes of each part.
     const auto of_lanes = [&](auto& parts, auto of_factors) __attribute__((always_inline)) {
       auto of_groups = of_factors(factors_[now_]);
       using Vector = decltype(of_groups);
@@ -284,8 +289,8 @@ class IntPlainGemv {
     });
   }
 
-  // The sums of a band to the totals of a vector of columns, for row m of x. What is said of groups
-  // is one number or a vector.
+  // Adds the sums of a band to the totals of a vector of columns, for row m of x. Per-group
+  // arguments are scalars or vectors.
   template <class Sum, class Number>
   MLX_ANVIL_UNROLLED void add_sums(int64_t block,
                                    int vector,
@@ -309,15 +314,15 @@ class IntPlainGemv {
   const int group_shift_;
   int64_t first_group_ = 0;  // of factors_[now_]
   int now_ = 0;
-  Factors factors_[kSkips ? 2 : 1];  // and those before
+  Factors factors_[kSkips ? 2 : 1];  // current and previous factors
   const char* ahead_ = nullptr;      // a row of the next band
   int64_t ahead_bytes_ = 0;
-  // Bytes of four rows side by side, before they are taken apart into codes: half as much to store
-  // of 4 bits.
+  // Interleaved bytes of four rows, not yet split into codes: 4-bit codes then take half the
+  // stores.
   alignas(64) u32v packed_[kQuads][4];
 };
 
-// action(type) with the kernel of these.
+// Calls action(type_identity of the kernel class) for the format, dtype and number of rows.
 template <class Action>
 void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action action) {
   with_int_format(matrix.format, [&](auto format) {
@@ -335,7 +340,7 @@ void with_kernel(const QuantizedMatrixView& matrix, int64_t x_rows, Action actio
           return action(std::type_identity<IntPlainGemv<Format, kPieces, 8>>());
       }
     };
-    // Three bytes of each product for float32, two for the 16-bit dtypes.
+    // float32 needs three bytes per factor, the 16-bit dtypes two.
     matrix.dtype == KernelDtype::kFloat32 ? of_rows(std::integral_constant<int, 3>())
                                           : of_rows(std::integral_constant<int, 2>());
   });
@@ -348,7 +353,7 @@ int64_t quantized_int_plain_columns(const QuantizedMatrixView& matrix) {
   if (matrix.format.kind != QuantizedKind::kMxfp8) {
     with_int_format(matrix.format, [&](auto format) {
       using Codes = RowBytes<decltype(format)>;
-      // The columns of a vector have to be of one group.
+      // The columns of a vector must share a group.
       const bool one_group = matrix.format.group >= kLanes * Codes::kPerWord;
       columns = one_group ? Codes::kColumns : 0;
     });

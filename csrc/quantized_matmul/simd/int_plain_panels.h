@@ -1,8 +1,6 @@
-// The operands of cpu_int_plain_gemm.cpp. Kernel files only, and only where the machine has byte
-// products.
+// Operands of int_plain_gemm.cpp. For kernel files only, and only on machines with VNNI.
 //
-// The sums run over rows of w, of which the four of a word of a run (cpu_int_products.h) are
-// neighbours.
+// The sums run over rows of w. The four rows in a word of a run (int_products.h) are adjacent.
 #pragma once
 
 #include "quantized_matmul/simd/entries.h"
@@ -13,13 +11,13 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 constexpr int64_t kChunkRuns = kChunk / kRun;
 
-// Numbers of a chunk, brought below 1 by a power of two of their own: the product of two such is as
-// exact whatever sizes rows of x and scales have.
+// Values of a chunk, normalised below 1 by a power of two. Products of two such values then keep
+// their precision, whatever the magnitudes of x and of the scales.
 struct ChunkNumbers {
   f32v runs[kChunkRuns];
-  float exponent;  // of the power of two that they are to be multiplied by
+  float exponent;  // the power of two to multiply them by
 
-  // False: a number is not finite, and all are taken for zeros.
+  // If a value is not finite, returns false and sets all to zero.
   bool normalize() {
     Largest largest;
     for (const f32v& run : runs) {
@@ -41,7 +39,7 @@ struct ChunkNumbers {
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// Where rows of x are: those of a chunk one after another.
+// Layout of rows of x: the rows of a chunk are contiguous.
 struct PlainGemmRows {
   int64_t chunks, rows;
 
@@ -78,14 +76,14 @@ inline void normalize_rows(const QuantizedIntGemmPackArgs& args) {
 
 // ---- w ------------------------------------------------------------------------------------------
 
-// What rows of x are multiplied by for a group of columns: scales, those of the integers that are
-// multiplied, and what goes with codes that are taken less an offset.
+// Factors of x for a group of columns: scales for the integer products, and shifts for the offset
+// of codes and the bias.
 struct GroupNumbers {
   ChunkNumbers scales, shifts;
 };
 
-// Of `rows` rows from `row` on and the groups [first, first + count), at most a vector of them.
-// False: a number is not finite.
+// Reads `rows` rows from `row` on, for the groups [first, first + count), at most one vector of
+// groups. Returns false if a value is not finite.
 inline bool read_groups(const QuantizedMatrixView& matrix,
                         float offset,
                         int64_t row,
@@ -110,7 +108,7 @@ inline bool read_groups(const QuantizedMatrixView& matrix,
   return finite;
 }
 
-// Codes of w in bytes, of a chunk of rows: panels of columns after each other.
+// Codes of w as bytes, for a chunk of rows: panels of columns, one after another.
 template <class Format>
 class CodeColumns {
  public:
@@ -124,7 +122,7 @@ class CodeColumns {
 
   const uint8_t* panel(int64_t panel) const { return codes_ + panel * kPanelBytes; }
 
-  // Whole runs of rows, and whole blocks of columns from a block's first on.
+  // Unpacks whole runs of rows and whole blocks of columns. `column` starts a block.
   void unpack(int64_t row, int64_t rows, int64_t column, int64_t columns) {
     for (int64_t first = 0; first < columns; first += Codes::kColumns) {
       const int64_t block = (column + first) / Codes::kColumns;
@@ -134,7 +132,7 @@ class CodeColumns {
       const int64_t quads = (rows + kRun - 1) / kRun * kRunWords;
       for (int64_t quad = 0; quad < quads; ++quad) {
         u32v words[4];
-        // Beyond the last row any will do.
+        // Rows past the last are arbitrary: their X is zero.
         const int64_t r = 4 * quad < rows ? 4 * quad : rows - 1;
         interleave_quad<Codes, false>(w + r * row_bytes_, row_bytes_, rows - r, in_row, words);
         unroll<Codes::kVectors>([&](auto v) __attribute__((always_inline)) {
@@ -148,8 +146,8 @@ class CodeColumns {
     }
   }
 
-  // Asks for part `part` of `parts` of what unpack() will read: of each row but a line of the cache
-  // or two, which the machine does not see coming.
+  // Prefetches part `part` of `parts` of what unpack() reads next. That is only a cache line or two
+  // per row, which the hardware prefetcher does not predict.
   [[gnu::always_inline]] void prefetch(
       int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t part, int64_t parts) {
     const int64_t bytes = columns * Format::kBits / 8;

@@ -1,9 +1,8 @@
-// Products of tiles of rows of x and panels of w in bytes, which the products of many rows share
-// (cpu_int_gemm.cpp, cpu_int_plain_gemm.cpp). Kernel files only, and only where the machine has
-// byte products.
+// Products of tiles of rows of x and panels of w as bytes, shared by the integer GEMMs
+// (int_gemm.cpp, int_plain_gemm.cpp). For kernel files only, and only on machines with VNNI.
 //
-// What is summed over comes in runs of 16 elements, which are 4 words of 4 bytes. A lane of a
-// vector of w has a word of one element of the result; a word of x goes to all lanes.
+// The summed dimension is split into runs of 16 elements: 4 words of 4 bytes. Each lane of a vector
+// of w holds a word of one element of the result. A word of x is broadcast to all lanes.
 //
 //   w:  [run][word][vectors]                 codes, which are not negative
 //   x:  [run][kIntTileRows][word][piece]     signed bytes
@@ -15,11 +14,11 @@
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 constexpr int kRun = 16, kRunWords = kRun / 4;
-// Elements that are summed over at once, so that the bytes of a panel stay in the nearest cache. A
-// multiple of every group.
+// Elements summed per chunk, so that the bytes of a panel stay in L1. A multiple of every group
+// size.
 constexpr int64_t kChunk = 256;
 
-// Rows of x that are multiplied at once: with more, sums do not stay in registers between groups.
+// Rows of x per tile. With more, sums would not stay in registers between groups.
 constexpr int kIntTileRows = 2;
 
 template <class Action>
@@ -35,7 +34,7 @@ inline void with_pieces(KernelDtype dtype, Action action) {
                         : action(std::integral_constant<int, 2>());
 }
 
-// action(the number of rows of a tile, of which `left` rows are left)
+// Calls action(rows of the next tile), given that `left` rows are left.
 template <class Action>
 inline void with_tile_rows(int64_t left, Action action) {
   unroll<kIntTileRows>([&](auto fewer) {
@@ -46,8 +45,8 @@ inline void with_tile_rows(int64_t left, Action action) {
   });
 }
 
-// Scales or biases of up to kLanes rows from `row` on: a vector of rows for each group from `group`
-// on; zeros beyond the last of either.
+// Reads scales or biases of up to kLanes rows from `row` on: one vector of rows per group, from
+// `group` on. Missing rows and groups are zero.
 inline void read_scales(const QuantizedMatrixView& matrix,
                         const void* numbers,
                         int64_t row,
@@ -66,11 +65,11 @@ inline void read_scales(const QuantizedMatrixView& matrix,
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// Takes integers of kPieces bytes apart.
+// Splits integers into kPieces bytes.
 template <int kPieces>
 class RunPacker {
  public:
-  // element(word, byte): which of a run's.
+  // element(word, byte) is the element of the run that goes there.
   template <class Element>
   explicit RunPacker(Element element) {
     for (int word = 0; word < kRunWords; ++word) {
@@ -83,9 +82,10 @@ class RunPacker {
     }
   }
 
-  // `run` of row m of a tile.
+  // Packs run `run` of row m of a tile.
   void pack(i32v integers, char* tile, int64_t run, int m) const {
-    // A byte whose top bit is set stands for 256 less: what is above it has to be one more.
+    // A byte with its top bit set is 256 less as a signed byte, so the byte above it must be one
+    // more.
     constexpr uint32_t kCarry = kPieces == 2 ? 0x80u : 0x8080u;
     constexpr __mmask16 kWords = (1u << (kRunWords * kPieces)) - 1;
     const u32v pieces = (bits_as<u32v>(integers) + kCarry) ^ kCarry;
@@ -94,8 +94,8 @@ class RunPacker {
     _mm512_mask_storeu_epi32(tile + (run * kIntTileRows + m) * kRun * kPieces, kWords, words);
   }
 
-  // What sums of each piece begin with, so that codes are taken less `offset`: -offset times the
-  // sum of the integers.
+  // Initial sum of each piece: -offset times the sum of the integers, so that codes count relative
+  // to `offset`.
   static void start(int32_t offset, int32_t sum, int32_t (&to)[kPieces]) {
     for (int piece = 0; piece < kPieces - 1; ++piece, sum >>= 8) {
       to[piece] = -offset * (sum & 0xff);
@@ -124,7 +124,7 @@ MLX_ANVIL_UNROLLED void start_sums(const int32_t (*start)[kPieces],
   }
 }
 
-// Adds `runs` runs, and leaves x and w behind them.
+// Accumulates `runs` runs, and advances x and w past them.
 template <int kPieces, int kRows, int kVectors>
 MLX_ANVIL_UNROLLED void add_runs(const char*& x,
                                  const uint8_t*& w,
@@ -153,7 +153,7 @@ MLX_ANVIL_UNROLLED void add_runs(const char*& x,
   }
 }
 
-// All pieces together, of at most kChunk elements.
+// Combines the sums of all pieces, over at most kChunk elements.
 template <int kPieces, int kVectors>
 MLX_ANVIL_UNROLLED f32v in_floats(const i32v (&sums)[kPieces][kVectors], int v) {
   const i32v high = (sums[kPieces - 1][v] << 8) + sums[kPieces - 2][v];

@@ -1,12 +1,12 @@
-// Rows of x for products in integers (cpu_int_gemv.cpp), and codes as bytes. Kernel files only, and
-// only where the machine has byte products.
+// Rows of x for integer GEMV (int_gemv.cpp), and codes as bytes. For kernel files only, and only on
+// machines with VNNI.
 #pragma once
 
 #include "quantized_matmul/simd/int_codes.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Bytes that an element of x is taken apart into.
+// Bytes per element of x.
 constexpr int pieces_of(KernelDtype dtype) {
   return dtype == KernelDtype::kFloat32 ? 3 : 2;
 }
@@ -15,8 +15,8 @@ constexpr int64_t padded(int64_t count) {
   return (count + kLanes - 1) / kLanes * kLanes;
 }
 
-// The sums of the lanes of kCount vectors, in the lowest lanes of the result. Each is added up in
-// the same order, whatever kCount is.
+// Sums the lanes of kCount vectors into the lowest lanes of the result. The order of additions does
+// not depend on kCount.
 template <int kCount, int kBit = kLanes / 2>
 inline f32v sums_of_lanes(f32v* x) {
   if constexpr (kBit == 0) {
@@ -32,32 +32,32 @@ inline f32v sums_of_lanes(f32v* x) {
   }
 }
 
-// Codes in a unit. Of 4 bits several words: what is done once for each block is a good part of the
-// work. No more than of a group, nor than have sums of codes times x that fit 32 bits.
+// Codes per unit. 4-bit units have several words, because the per-block work is significant. The
+// limits are the group size, and that sums of codes times X fit in 32 bits.
 constexpr int int_unit_values(int bits, bool affine) {
   return bits != 4 ? unit_values(bits) : affine ? 32 : 16;
 }
 
-// The codes of a block in bytes: vector v has four codes of each unit, in the unit's lane.
+// Codes of a block as bytes: vector v has four codes of each unit, in the unit's lane.
 template <class Format>
 struct Bytes {
   static constexpr int kBits = Format::kBits;
   static constexpr int kValues = int_unit_values(kBits, Format::kHasBiases);
   static constexpr int kVectors = kValues / 4;
   using BlockUnits = Units<kBits, kValues>;
-  // Codes are taken less so much, of 4 bits so that their sums fit.
+  // Subtracted from codes; nonzero for 4 bits, so that their sums fit.
   static constexpr int32_t kOffset = Format::kHasBiases && kBits != 4 ? 0 : Format::kOffset;
   static constexpr int32_t kMost =
       kOffset > Format::kLargest - kOffset ? kOffset : Format::kLargest - kOffset;
 
-  // The code of byte b of vector v. Codes of 2 and 4 bits stay where shifting whole words puts
+  // Index of the code in byte b of vector v. For 2 and 4 bits, codes stay where word shifts leave
   // them.
   static constexpr int code(int v, int b) {
     return kBits == 4 ? v / 2 * 8 + 2 * b + v % 2 : kBits == 2 ? 4 * b + v : 4 * v + b;
   }
 
-  // The lowest four codes of each lane to its bytes, with other bits above them: a byte of the
-  // result is any 8 bits in a row of its pair of lanes.
+  // Moves the lowest four codes of each lane to its bytes, leaving other bits above them:
+  // multishift extracts any 8 consecutive bits of a 64-bit lane.
   static u32v spread(u32v codes) {
     constexpr int64_t kLane = kBits << 8 | 2 * kBits << 16 | int64_t{3 * kBits} << 24;
     constexpr int64_t kNextLane = kLane + 0x20202020;
@@ -83,9 +83,9 @@ struct Bytes {
 
 // ---- x ------------------------------------------------------------------------------------------
 
-// A row of x: for each block and vector the bytes of each piece, lowest first; then the step of
-// each unit, in lanes; what the offset of codes adds to the sum of each unit, to be taken away; and
-// the sum of X times its step of every group (affine).
+// Layout of a packed row of x. For each block and vector, the bytes of each piece, lowest first.
+// Then the step of each unit, by lanes; the correction for the offset of codes per unit; and for
+// affine formats, the sum of X times its step per group.
 struct IntRowLayout {
   int64_t columns, blocks, block_columns, groups;
   int pieces;
@@ -102,17 +102,18 @@ struct IntRowLayout {
   int64_t steps_at() const { return blocks * block_columns * pieces; }
   int64_t offsets_at() const { return steps_at() + blocks * kLanes * 4; }
   int64_t sums_at() const { return offsets_at() + blocks * kLanes * 4; }
-  // Of whole cache lines, in which the vectors of all rows lie.
+  // A whole number of cache lines, so that the vectors of all rows are aligned.
   int64_t bytes() const { return sums_at() + padded(groups) * 4; }
 };
 
-// The powers of two that take `largest` to so many bits, and their inverses.
+// Powers of two that scale `largest` to `bits` bits, and their inverses.
 struct IntSteps {
   f32v factor, step;
 
   IntSteps(f32v largest, int bits) {
-    constexpr int32_t kLeast = -90;  // so that both are ordinary numbers
-    // Rounded up a little: the highest byte has 127 where the lower ones would carry into it.
+    constexpr int32_t kLeast = -90;  // keeps both normal numbers
+    // Rounds up slightly: if the highest byte is 127, a carry from the lower ones would overflow
+    // it.
     i32v exponent = ((bits_as<i32v>(largest) + (1 << 17)) >> 23) - 127;
     exponent = bits - 2 - (exponent < kLeast ? i32v{} + kLeast : exponent);
     factor = bits_as<f32v>((127 + exponent) << 23);
@@ -165,8 +166,8 @@ bool pack_row(const QuantizedMatrixView& matrix, const float* x, char* to) {
     });
     store_lanes(steps + block * kLanes, powers.step);
     if constexpr (Format::kHasBiases) {
-      // Biases multiply the same numbers as codes do, so that what rounding x changes is multiplied
-      // by w, not by the codes, which are much larger without their bias.
+      // Biases multiply the rounded x, as codes do. The rounding error of x is then multiplied by
+      // w, and not by codes, which are much larger without their bias.
       const f32v of_units = __builtin_convertvector(sum, f32v) * powers.step;
       for (int lane = 0; lane < kLanes; ++lane) {
         sums[(first + units[lane]) >> group_shift] += of_units[lane];

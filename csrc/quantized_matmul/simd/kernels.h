@@ -1,13 +1,14 @@
-// The CPU kernels of quantized matrices, and how they see the columns of a matrix.
+// The CPU kernels of quantized matrices, and the order in which they process columns.
 //
-// Lane order. A unit is the fewest 32-bit words that hold a whole number of codes: one word of 2-,
-// 4- and 8-bit codes, three of 3 and 6 bits, five of 5 bits. A block is one unit for each lane of a
-// vector. Vector i of a block has code i of each unit: unpacking is then shifts within lanes, and x
-// comes in the same order, so that nothing is ever put back in order but the columns of a result.
+// Lane order. A unit is the smallest number of 32-bit words that holds a whole number of codes: one
+// word of 2-, 4- and 8-bit codes, three of 3- and 6-bit codes, five of 5-bit codes. A block is one
+// unit per lane of a vector. Vector i of a block holds code i of each unit. Unpacking then only
+// shifts within lanes, and x is stored in the same order, so only the columns of a result are ever
+// reordered.
 //
 //   column (block * lanes + lane) * values + i   <->   vector block * values + i, lane `lane`
 //
-// With one value per unit this is the natural order. Columns beyond the last are zero.
+// With one value per unit this is the natural order. Columns past the last are zero.
 #pragma once
 
 #include "common/isa.h"
@@ -15,25 +16,25 @@
 
 namespace mlx_anvil {
 
-// Codes in a unit.
+// Codes per unit.
 constexpr int unit_values(int bits) {
   return bits == 4 ? 8 : bits == 8 ? 4 : bits == 3 || bits == 5 ? 32 : 16;
 }
 
-// A block of cpu_int_gemv.cpp has as many vectors, or a part of them.
+// A block of int_gemv.cpp has this many vectors, or a divisor of it.
 inline constexpr int64_t kQuantizedIntVectors = 32;
 
 // One matrix of a batch.
 struct QuantizedMatrixView {
   QuantizedFormat format;
-  KernelDtype dtype;  // of the scales and biases of affine
+  KernelDtype dtype;  // of affine scales and biases
   int64_t columns;
   int64_t outputs;
   QuantizedWeights weights;
 };
 
-// Rows of float32 vectors. Vectors 2 p and 2 p + 1 of a row are at p * pair_step: next to each
-// other in a plain row, apart in panels (common/simd/panels.h).
+// Rows of float32 vectors. Vectors 2 p and 2 p + 1 of a row start at p * pair_step: contiguous in a
+// plain row, strided in panels (common/simd/panels.h).
 struct LaneRows {
   float* data;
   int64_t row_step;
@@ -43,76 +44,76 @@ struct LaneRows {
 struct QuantizedGemvArgs {
   QuantizedMatrixView matrix;
   int64_t first, count;  // rows of the matrix
-  int64_t x_rows;        // 1, 2, 4 or 8: a power of two, so that few kernels serve
-  const float* x;        // x_rows plain rows in lane order; for int_gemv, int_pack's rows
+  int64_t x_rows;        // 1, 2, 4 or 8: a power of two limits the number of kernels
+  const float* x;        // x_rows plain rows in lane order; for int_gemv, rows from int_pack
   const float* sums;     // x_rows rows of one vector per block: the sum of the block's vectors
   float* out;            // [x_rows][count]
-  float* scratch;        // gemv_scratch() numbers, or int_gemv_scratch()
+  float* scratch;        // gemv_scratch() or int_gemv_scratch() floats
 };
 
-// Sums over some rows of the matrix for some of its columns, of the product kPlain.
+// Part of a product kPlain: sums over some rows of the matrix, for some of its columns.
 struct QuantizedPlainGemvArgs {
   QuantizedMatrixView matrix;
-  // Of columns, from the first of a group on; at most `lanes` groups, but for int_plain_gemv, for
-  // which `first_block` is a multiple of so many.
+  // Blocks of columns. The first starts with a group, and the blocks span at most `lanes` groups.
+  // For int_plain_gemv, `first_block` is a multiple of such a span instead.
   int64_t first_block, blocks;
   int64_t first, count;  // rows of the matrix
-  // Where the thread is likely to go on: asked for in advance (int_plain_gemv).
+  // The thread's likely next item, for int_plain_gemv to prefetch.
   int64_t next_block, next;
   int64_t x_rows;  // 1, 2, 4 or 8
   const float* x;  // [count][x_rows]
-  // [x_rows][blocks], each block in lane order, or in one of int_plain_gemv's own.
+  // [x_rows][blocks], each block in lane order, or in the order of int_plain_gemv.
   float* out;
 };
 
-// A tile of a result, of up to gemm_rows rows: columns [first, first + count) of W's rows
-// (kTransposed), or of its blocks (kPlain).
+// A tile of a result, of up to kGemmRows rows: columns [first, first + count) are rows of W
+// (kTransposed) or its blocks (kPlain).
 struct QuantizedGemmArgs {
   QuantizedMatrixView matrix;
   QuantizedProduct product;
   int64_t first, count;
   int64_t x_rows;
   LaneRows x;      // panels; in lane order for kTransposed
-  void* out;       // row-contiguous, of matrix.dtype's size; x_rows rows
-  float* scratch;  // gemm_scratch() numbers
+  void* out;       // row-contiguous, in matrix.dtype; x_rows rows
+  float* scratch;  // gemm_scratch() floats
 };
 
-// Rows [first, first + count) of x.
+// Packs rows [first, first + count) of x.
 struct QuantizedIntGemmPackArgs {
   QuantizedMatrixView matrix;
-  const void* x;  // [x_rows][summed over] of matrix.dtype
+  const void* x;  // [x_rows][summed dimension], in matrix.dtype
   int64_t x_rows;
   int64_t first, count;
-  void* to;         // of all rows: packed_bytes(), from the start of a cache line
-  uint8_t* finite;  // for each row; of one that is not, multiply makes a row of anything
+  void* to;         // packed_bytes() for all rows, aligned to a cache line
+  uint8_t* finite;  // per row; if false, `multiply` leaves an undefined result row
 };
 
-// Columns [first, first + count) of a result: rows of the matrix (kTransposed) or columns.
+// Columns [first, first + count) of a result: rows of the matrix (kTransposed) or its columns.
 struct QuantizedIntGemmArgs {
   QuantizedMatrixView matrix;
   int64_t first, count;  // `first` is a multiple of columns()
   int64_t x_rows;
   const void* x;  // packed
-  void* out;      // row-contiguous, of matrix.dtype; x_rows rows
-  void* scratch;  // scratch() bytes, from the start of a cache line
+  void* out;      // row-contiguous, in matrix.dtype; x_rows rows
+  void* scratch;  // scratch() bytes, aligned to a cache line
 };
 
-// A product of many rows of x in integers.
+// Integer GEMM: a product of many rows of x.
 struct QuantizedIntGemm {
-  // Of the result, that are multiplied at once; 0: not for this format on this machine.
+  // Returns the result columns per tile, or 0 if this machine has no kernel for the format.
   int64_t (*columns)(const QuantizedMatrixView&);
   int64_t (*packed_bytes)(const QuantizedMatrixView&, int64_t x_rows);
   void (*pack)(const QuantizedIntGemmPackArgs&);
-  // False: a number of the matrix is not finite, and gemm has to do it.
+  // Returns false if a scale or bias is not finite. `gemm` must then take the product.
   bool (*multiply)(const QuantizedIntGemmArgs&);
   int64_t (*scratch)(const QuantizedMatrixView&, int64_t x_rows);
 };
 
 struct QuantizedCpuKernels {
   int32_t lanes;
-  int32_t panel;      // columns
-  int32_t tile_rows;  // of the register tile: panels of x have a multiple of these
-  // A row of x to lane order; `vectors` is even and covers the columns.
+  int32_t panel;      // columns per panel
+  int32_t tile_rows;  // rows of the register tile; panels of x have a multiple of these
+  // Converts a row of x to lane order. `vectors` is even and covers the columns.
   void (*load_row)(KernelDtype dtype,
                    const void* from,
                    int64_t columns,
@@ -120,7 +121,8 @@ struct QuantizedCpuKernels {
                    int64_t vectors,
                    float* to,
                    int64_t pair_step);
-  // The first `columns` of a row in lane order, of `values` vectors a block, to its dtype.
+  // Converts the first `columns` of a row in lane order, with `values` vectors per block, to its
+  // dtype.
   void (*store_row)(KernelDtype dtype,
                     const float* from,
                     int64_t pair_step,
@@ -128,7 +130,8 @@ struct QuantizedCpuKernels {
                     int64_t columns,
                     void* to);
   void (*add)(float* to, const float* from, int64_t count);  // whole vectors
-  // The largest magnitude of a row; NaN above all. And a row times `factor`, in place.
+  // `largest` returns the largest magnitude of a row; NaN counts as above infinity. `scale`
+  // multiplies a row by `factor` in place.
   float (*largest)(KernelDtype dtype, const void* from, int64_t count);
   void (*scale)(KernelDtype dtype, void* row, int64_t count, float factor);
   void (*store_dense)(KernelDtype dtype, const float* from, int64_t count, void* to);
@@ -137,22 +140,23 @@ struct QuantizedCpuKernels {
   void (*gemv)(const QuantizedGemvArgs&);
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
 
-  // The same product in integers (cpu_int_gemv.cpp). Bytes of a packed row of x; 0: not for this
-  // format on this machine. int_pack takes a multiple of kQuantizedIntVectors vectors of float32 in
-  // their natural order, zeros beyond the row's columns; false: an element is not finite, and gemv
-  // has to do it.
+  // The same product in integers (int_gemv.cpp). int_row_bytes returns the bytes of a packed row of
+  // x, or 0 if this machine has no kernel for the format.
   int64_t (*int_row_bytes)(const QuantizedMatrixView&);
+  // Packs float32 in natural order: kQuantizedIntVectors vectors or a multiple, padded with zeros.
+  // Returns false if an element is not finite; `gemv` must then take the row.
   bool (*int_pack)(const QuantizedMatrixView&, const float* x, void* to);
   void (*int_gemv)(const QuantizedGemvArgs&);
   int64_t (*int_gemv_scratch)(const QuantizedMatrixView&);
 
   void (*plain_gemv)(const QuantizedPlainGemvArgs&);
-  // The same in integers: columns of a block, 0: not for this format on this machine. False: a
-  // number is not finite, and plain_gemv has to do it.
+  // The same in integers. int_plain_columns returns the columns per block, or 0 if this machine has
+  // no kernel for the format. int_plain_gemv returns false if a value is not finite; plain_gemv
+  // must then take the call.
   int64_t (*int_plain_columns)(const QuantizedMatrixView&);
-  // Columns of the first block that come before the matrix's first; of anything in the result.
+  // Columns of the first block that precede the matrix. Their results are undefined.
   int64_t (*int_plain_skipped)(const QuantizedMatrixView&, int64_t x_rows);
-  // A row of its result, of so many blocks, to the order of columns.
+  // Reorders one result row of `blocks` blocks into the order of columns.
   void (*int_plain_order)(const QuantizedMatrixView&, int64_t x_rows, int64_t blocks, float* row);
   bool (*int_plain_gemv)(const QuantizedPlainGemvArgs&);
 
@@ -161,7 +165,7 @@ struct QuantizedCpuKernels {
                           QuantizedProduct,
                           int64_t count,
                           int64_t x_rows);
-  QuantizedIntGemm int_gemm, int_plain_gemm;  // kTransposed and kPlain
+  QuantizedIntGemm int_gemm, int_plain_gemm;  // for kTransposed and kPlain
 };
 
 MLX_ANVIL_DECLARE_KERNELS(QuantizedCpuKernels, quantized_cpu_kernels)

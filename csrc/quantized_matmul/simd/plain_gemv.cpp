@@ -1,7 +1,11 @@
-// out[m, k] = sum over n of x[m, n] W[n, k] for up to 8 rows m, which is the gradient in x of
-// cpu_gemv.cpp: each word of w is read once for all of them. A strip of columns is summed in the
-// nearest cache while several rows of w at a time go by, so that its sums are loaded and stored
-// once for all of those.
+// Plain GEMV: out[m, k] = sum over n of x[m, n] W[n, k] for up to 8 rows m, the gradient in x of
+// gemv.cpp. Each word of w is read once for all rows. The sums of a strip of columns stay in L1
+// while rows of w stream past, several at a time, so that they are loaded and stored once for all
+// of these.
+//
+//   for each kTaken rows of w: for each block of the strip:
+//     unpack the codes; look up scales and biases; prefetch later rows
+//     for each code: value = code * scale + bias; out[m] += x[m] * value
 #include "quantized_matmul/simd/entries.h"
 #include "quantized_matmul/simd/unpack.h"
 
@@ -9,10 +13,10 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-constexpr int kTaken = 4;  // rows of w at a time
+constexpr int kTaken = 4;  // rows of w per pass
 
-// Rows of w are far apart in memory, and of each only a strip is read: the hardware does not
-// foresee where the next one is.
+// Prefetch distance in rows. Only a strip of each row is read, so the hardware prefetcher cannot
+// predict the next row.
 constexpr int64_t kAheadRows = 16;
 
 template <class Format, int kRows>
@@ -52,14 +56,14 @@ class PlainGemv {
 
   int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
 
-  // Adds rows n to n + kCount of w, times their numbers of x.
+  // Adds rows n to n + kCount of w, times their elements of x.
   template <int kCount>
   void add_rows(int64_t n) {
     const int64_t row_words = units_ * BlockUnits::kWords;
     const uint32_t* const w = args_.matrix.weights.w + (args_.first + n) * row_words;
     const float* const x = args_.x + n * kRows;
-    // The strip's groups fit in a vector. Beyond a row's last column may be anything: what comes of
-    // it is in lanes of their own.
+    // The strip's groups fit in one vector. Columns past the row's end are undefined; their results
+    // stay in separate lanes.
     const int64_t groups = args_.matrix.columns / args_.matrix.format.group;
     const int64_t first_group = group_of_block(args_.first_block);
     f32v scales[kCount], biases[kCount];
@@ -125,8 +129,8 @@ class PlainGemv {
     });
   }
 
-  // For one row of x its numbers go into the scales and biases, which saves a multiplication for
-  // each code.
+  // With one row of x, its elements are folded into scales and biases. That saves one
+  // multiplication per code.
   template <int kCount>
   void add_block_once(const BlockUnits (&packed)[kCount],
                       f32v (&scale)[kCount],

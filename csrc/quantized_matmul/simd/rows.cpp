@@ -1,5 +1,5 @@
-// Rows of x and of results between their dtype and float32 in lane order (cpu_kernels.h), and the
-// table of all kernels.
+// Converts rows of x and of results between their dtype and float32 in lane order (kernels.h).
+// Defines the kernel table.
 #include "common/simd/math.h"
 #include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
@@ -29,7 +29,7 @@ void load_row(KernelDtype dtype,
   with_dtype(dtype, [&](auto element) {
     const auto* const in = static_cast<const decltype(element)*>(from);
     for (int64_t first = 0; first < vectors; first += values) {
-      for (int i = 0; i < values; ++i) {  // natural order to begin with
+      for (int i = 0; i < values; ++i) {  // natural order at first
         const int64_t column = (first + i) * kLanes;
         float* const out = vector_at(to, first + i, pair_step);
         store_lanes(out, column < columns ? load_columns(in, 1, column, columns) : f32v{});
@@ -51,7 +51,7 @@ void load_row(KernelDtype dtype,
   });
 }
 
-// The largest magnitude; what is not finite is larger than any that is.
+// Returns the largest magnitude. Infinity and NaN exceed every finite value.
 float largest(KernelDtype dtype, const void* from, int64_t count) {
   u32v most{};
   with_dtype(dtype, [&](auto element) {

@@ -1,4 +1,5 @@
-// Codes of every format to vectors of float32, in lane order (cpu_kernels.h). Kernel files only.
+// Unpacks codes of every format to float32 vectors in lane order (kernels.h). For kernel files
+// only.
 #pragma once
 
 #include <utility>
@@ -8,15 +9,15 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Sums stay in registers only where unrolled loops are inlined. A sanitizer's checks in every copy
-// of them would take minutes to compile.
+// Sums stay in registers only if unrolled loops are inlined. Sanitizer builds do not inline: checks
+// in every copy would take minutes to compile.
 #if defined(__SANITIZE_ADDRESS__)
 #define MLX_ANVIL_UNROLLED inline
 #else
 #define MLX_ANVIL_UNROLLED [[gnu::always_inline]] inline
 #endif
 
-// body(std::integral_constant<int, 0>), ... up to kCount
+// Calls body(std::integral_constant<int, 0>) and so on, up to kCount.
 template <class Body, int... kIndex>
 MLX_ANVIL_UNROLLED void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
   (body(std::integral_constant<int, kIndex>()), ...);
@@ -26,7 +27,7 @@ MLX_ANVIL_UNROLLED void unroll(Body body) {
   unroll_over(body, std::make_integer_sequence<int, kCount>());
 }
 
-// table[index]; of AVX-512, indices are taken modulo 16, else modulo kLanes.
+// Returns table[index], with indices modulo 16 on AVX-512, else modulo kLanes.
 inline f32v lookup(f32v table, u32v index) {
 #if defined(__AVX512F__)
   return bits_as<f32v>(_mm512_permutexvar_ps(bits_as<__m512i>(index), bits_as<__m512>(table)));
@@ -50,7 +51,7 @@ struct Units {
 
   u32v words[kWords];  // word q of every unit
 
-  // `count` units, of which there may be fewer than lanes; zeros in the others.
+  // Loads `count` units, with zeros in lanes that have none.
   void load(const uint32_t* from, int64_t count) {
     count < kLanes ? load_some(from, count) : load_whole(from);
   }
@@ -70,12 +71,12 @@ struct Units {
       words[1] = every_second<1>(low, high, kAll);
 #if defined(__AVX512F__)
     } else if constexpr (kWords == 4) {
-      // Squares of four words by four vectors: words stay in their four lanes, which compilers
-      // would not see.
+      // Transposes 4x4 squares of words. Words stay in their 128-bit lanes, which compilers do not
+      // find.
       __m512i rows[4];
       for (int i = 0; i < 4; ++i) {
         rows[i] = _mm512_loadu_si512(from + i * kLanes);
-        asm("" : "+v"(rows[i]));  // once: such a load mostly is of two cache lines
+        asm("" : "+v"(rows[i]));  // load once: most such loads straddle two cache lines
       }
       const __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
       const __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
@@ -98,12 +99,13 @@ struct Units {
     }
   }
 
-  // Which unit of the block a lane has.
+  // The unit of the block that a lane has.
   static constexpr int unit_of_lane(int lane) {
     return kWords == 4 ? lane % 4 * (kLanes / 4) + lane / 4 : lane;
   }
 
-  // Codes `kIndex` to kIndex + kCount of every unit in the lowest bits, with other bits above them.
+  // Returns codes kIndex to kIndex + kCount of every unit in the lowest bits, with other bits
+  // above.
   template <int kIndex, int kCount = 1>
   u32v shifted() const {
     constexpr int kBit = kIndex * kBits, kWord = kBit / 32, kShift = kBit % 32;
@@ -116,7 +118,7 @@ struct Units {
   }
 
  private:
-  // Every second word, of two vectors.
+  // Every second word of two vectors.
   template <int kFirst, int... kLane>
   static u32v every_second(u32v a, u32v b, std::integer_sequence<int, kLane...>) {
     return __builtin_shufflevector(a, b, 2 * kLane + kFirst...);
@@ -133,8 +135,8 @@ struct Units {
 
 // ---- formats ------------------------------------------------------------------------------------
 
-// Of e4m3 but its NaN. In place in a float32 the exponent is short by 120, for subnormal numbers
-// too.
+// Decodes e4m3, except NaN. Placed in a float32, the exponent is 120 too small, also for
+// subnormals.
 inline f32v finite_e4m3_value(u32v code) {
   const u32v in_place = bits_as<u32v>(bits_as<i32v>(code << 24) >> 4);
   return bits_as<f32v>(in_place & 0x87f00000u) * 0x1p120f;
@@ -150,7 +152,7 @@ inline f32v e8m0_value(u32v code) {
   return bits_as<f32v>((code & 0xffu) == 0u ? smallest : (code & 0xffu) << 23);
 }
 
-// A format gives `value` of a code that has other bits above it, and kHasBiases.
+// A format has kHasBiases, and `value` of a code that may have other bits above it.
 template <int kBits_>
 struct Affine {
   static constexpr int kBits = kBits_;
@@ -158,7 +160,7 @@ struct Affine {
 
   static f32v value(u32v code) {
 #if defined(__AVX512F__)
-    if constexpr (kBits <= 4) {  // one permutation instead of a mask and a conversion
+    if constexpr (kBits <= 4) {  // one permutation replaces a mask and a conversion
       f32v table;
       for (int i = 0; i < kLanes; ++i) {
         table[i] = static_cast<float>(i % (1 << kBits));
@@ -193,14 +195,14 @@ struct E4m3 {
   static f32v value(u32v code) { return e4m3_value(code); }
 };
 
-// E4m3 without its NaN, in half as many instructions; and what finds that.
+// E4m3 without NaN, in half the instructions. nan_bytes() detects NaN codes.
 struct FiniteE4m3 {
   static constexpr int kBits = 8;
   static constexpr bool kHasBiases = false;
 
   static f32v value(u32v code) { return finite_e4m3_value(code); }
 
-  // Sets the top bit of every byte that is NaN; the other bits are anything.
+  // Sets the top bit of every NaN byte. The other bits are undefined.
   static u32v nan_bytes(u32v word) { return (word & 0x7f7f7f7fu) + 0x01010101u; }
 };
 
@@ -212,7 +214,7 @@ inline bool any_top_bit_of_bytes(u32v words) {
   return (all & 0x80808080u) != 0;
 }
 
-// action(format) with the format of a call.
+// Calls action(format) with the format's type.
 template <class Action>
 inline void with_format(const QuantizedFormat& format, Action action) {
   if (!format.has_biases()) {
@@ -236,7 +238,7 @@ inline void with_format(const QuantizedFormat& format, Action action) {
 
 // ---- scales -------------------------------------------------------------------------------------
 
-// `count` numbers of which there may be fewer than lanes, zeros in the others.
+// Loads `count` numbers, with zeros in the remaining lanes.
 template <class T, class Widen>
 inline f32v widen_some(const T* from, int64_t count, Widen widen) {
   if (count >= kLanes) {
@@ -247,8 +249,8 @@ inline f32v widen_some(const T* from, int64_t count, Widen widen) {
   return widen(some);
 }
 
-// action(numbers, widen) with the scales or biases of a matrix as numbers of their type, and what
-// takes a vector of them to float32.
+// Calls action(numbers, widen): the scales or biases with their type, and the function that
+// converts a vector of them to float32.
 template <class Action>
 inline auto with_scales(const QuantizedMatrixView& matrix, const void* numbers, Action action) {
   const auto widen_floats = [](const auto* x) { return load_lanes(x); };
@@ -268,7 +270,7 @@ inline auto with_scales(const QuantizedMatrixView& matrix, const void* numbers, 
   }
 }
 
-// One vector of the scales (or biases) of all rows, from number `first` of `total` on.
+// Loads one vector of the scales (or biases) of all rows, from number `first` of `total` on.
 inline f32v load_scales(const QuantizedMatrixView& matrix,
                         const void* numbers,
                         int64_t first,
@@ -278,8 +280,8 @@ inline f32v load_scales(const QuantizedMatrixView& matrix,
   });
 }
 
-// Scales and biases of rows of the matrix, in float32, as vectors for each block of lanes. One row,
-// or several in slots of their own (scratch() numbers each).
+// Scales and biases of rows of the matrix, in float32, expanded to vectors per block. Holds one
+// row, or several in separate slots of scratch() floats each.
 class RowScales {
  public:
   static int64_t scratch(const QuantizedMatrixView& matrix) {
@@ -288,7 +290,7 @@ class RowScales {
 
   static constexpr int in_order(int lane) { return lane; }
 
-  // Units have `values` codes; a lane has the unit of the block that unit_of_lane says.
+  // Units have `values` codes. unit_of_lane maps a lane to its unit of the block.
   RowScales(const QuantizedMatrixView& matrix,
             int values,
             float* scratch,
@@ -310,7 +312,7 @@ class RowScales {
     }
   }
 
-  // Of the groups from `group` on; zeros beyond the last.
+  // Loads the groups from `group` on, with zeros past the last.
   f32v scales_from(int64_t group, int64_t slot = 0) const {
     return load_lanes(scales(slot) + group);
   }
@@ -322,16 +324,15 @@ class RowScales {
   f32v bias(int64_t block, int64_t slot = 0) const { return of_block(biases(slot), block); }
 
  private:
-  // A block reads a whole vector from its first group on.
+  // A block loads a whole vector from its first group on.
   static int64_t stride(int64_t groups) { return groups + 2 * kLanes; }
 
   int64_t group_of_block(int64_t block) const { return block * kLanes >> group_shift_; }
 
-  // Those of following rows are next in memory: this much is asked for in advance, into the cache
-  // after the nearest, which x needs.
+  // Scales of later rows are contiguous: prefetch this far ahead, into L2, since L1 holds x.
   static constexpr int64_t kAheadBytes = 8192;
 
-  // With at least one number beyond the last, which is zero.
+  // Writes at least one zero past the last number.
   void read_all(const void* numbers, int64_t row, float* to) {
     with_scales(matrix_, numbers, [&](const auto* first, auto widen) {
       const auto* const from = first + row * groups_;
