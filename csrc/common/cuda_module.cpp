@@ -113,13 +113,13 @@ LoadedKernel load(const Kernel& kernel, int device) {
   return loaded;
 }
 
+}  // namespace
+
 int device_attribute(int device, int attribute) {
   int value = 0;
   cuda_driver()->device_attribute(&value, attribute, device);
   return value;
 }
-
-}  // namespace
 
 ComputeCapability compute_capability(int device) {
   return {device_attribute(device, kComputeCapabilityMajor),

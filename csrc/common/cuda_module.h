@@ -19,6 +19,9 @@ struct ComputeCapability {
 
 ComputeCapability compute_capability(int device);
 
+// Of the driver's enumeration of device attributes.
+int device_attribute(int device, int attribute);
+
 // Machine code for one architecture, such as "sm_90". Empty where the package has none.
 struct Cubin {
   std::string architecture;

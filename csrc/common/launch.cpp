@@ -145,8 +145,16 @@ bool launches_on_cuda(const mx::Device& device) {
 #endif
 }
 
-bool has_matrix_units(const mx::Device& device) {
-  return device == mx::Device::cpu ? simulation_mode().matrix_units : launches_on_cuda(device);
+DeviceTraits device_traits(const mx::Device& device) {
+  if (device == mx::Device::cpu) {
+    return simulation_mode().matrix_units ? kHopperTraits : DeviceTraits{};
+  }
+#if defined(MLX_ANVIL_CUDA)
+  if (launches_on_cuda(device)) {
+    return cuda_traits(device);
+  }
+#endif
+  return {};  // Metal: the kernels for matrix units are for NVIDIA's
 }
 
 void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream) {

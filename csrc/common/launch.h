@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/device_traits.h"
 #include "common/few.h"
 #include "common/kernel_name.h"
 #include "common/scratch.h"
@@ -86,10 +87,6 @@ bool can_launch(const mx::Device& device, std::string* why_not);
 // Whether it would on MLX's CUDA backend, some of whose own kernels are faster.
 bool launches_on_cuda(const mx::Device& device);
 
-// Whether `device` has units for matrix products of 16-bit numbers, many times as fast as its
-// arithmetic otherwise: NVIDIA's, and the simulator if told so.
-bool has_matrix_units(const mx::Device& device);
-
 // One group of threads per `per_threadgroup` work items, folded into two dimensions so that neither
 // passes what a grid may have; a kernel's linear index is y * grid.x + x.
 Extent linear_grid(int64_t items, int64_t per_threadgroup);
@@ -105,6 +102,7 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_cuda(std::vector<mx::array> arrays, const mx::Stream& stream);
 PipelineFacts build_cuda(const Kernel& kernel, const mx::Device& device);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
+DeviceTraits cuda_traits(const mx::Device& device);
 
 // What trace() says of where a kernel that was launched there runs: "cuda (sm_90)" where it was
 // loaded as a cubin of that architecture, "cuda" where the driver assembled its PTX.

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "common/build_once.h"
 #include "common/cuda_backend.h"
 #include "common/cuda_module.h"
 #include "common/errors.h"
@@ -21,9 +22,12 @@ constexpr uint32_t kMostBlocksInYz = 65535;  // of a grid
 // have.
 constexpr uint32_t kSharedWithoutAsking = 16 << 10;
 constexpr size_t kSharedAlignment = 16;
-constexpr int kLeastCapability = 8;  // the architecture that the PTX is made for
+constexpr int kSharedBytesOfSystem = 1 << 10;  // that the driver keeps, per block
+constexpr int kLeastCapability = 8;            // the architecture that the PTX is made for
 
-// Of the driver's enumeration of attributes.
+// Of the driver's enumerations of device and function attributes.
+constexpr int kMultiprocessorCount = 16;
+constexpr int kSharedBytesOfMultiprocessor = 81;
 constexpr int kMaxDynamicSharedBytes = 8;
 constexpr std::array<std::pair<const char*, int>, 4> kFacts = {{
     {"max_threads_per_threadgroup", 0},
@@ -134,6 +138,18 @@ bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
   }
   usable.fetch_or(bit, std::memory_order_relaxed);
   return true;
+}
+
+DeviceTraits cuda_traits(const mx::Device& device) {
+  static BuildOnce<int, DeviceTraits> all;
+  return all.get(device.index, [&] {
+    return DeviceTraits{
+        .matrix_units = true,
+        .multiprocessors = device_attribute(device.index, kMultiprocessorCount),
+        .threadgroup_memory =
+            device_attribute(device.index, kSharedBytesOfMultiprocessor) - kSharedBytesOfSystem,
+    };
+  });
 }
 
 std::string cuda_device_text(const Kernel& kernel, const mx::Device& device) {

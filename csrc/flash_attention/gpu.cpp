@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "common/errors.h"
+#include "common/integers.h"
 #include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -22,9 +23,9 @@ constexpr int kDecodeThreads = 128;
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfPart = 256;
 
-// With matrix units, threadgroups that run at once, on 132 multiprocessors. A last round of them
-// that is not full lasts as long as the others.
-constexpr int64_t kMatrixThreadgroups = 2 * 132;
+// With matrix units, resident threadgroups per multiprocessor, and the most waves of them. A last
+// wave that is not full takes as long as the others.
+constexpr int64_t kMatrixThreadgroups = 2;
 constexpr int64_t kMostRounds = 4;
 
 bool are_vectors(const AttentionForwardArrays& arrays) {
@@ -83,7 +84,7 @@ void launch_forward(const AttentionConfig& config,
                     const AttentionForwardArrays& arrays,
                     const mx::Stream& stream) {
   const ForwardTile& tile =
-      forward_tile(dtype_name(*arrays.q), sizes, has_matrix_units(stream.device));
+      forward_tile(dtype_name(*arrays.q), sizes, device_traits(stream.device).matrix_units);
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
@@ -154,16 +155,15 @@ int64_t visible_keys(const AttentionParams& params) {
 }
 
 // Into how many parts the keys are split, each of which takes so many threadgroups.
-int64_t parts_of_keys(int64_t keys, int64_t threadgroups, bool matrix_units) {
+int64_t parts_of_keys(int64_t keys, int64_t threadgroups, const DeviceTraits& traits) {
   const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
-  if (!matrix_units) {
+  if (!traits.matrix_units) {
     const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
     return std::clamp<int64_t>(possible, 1, wanted);
   }
-  const auto rounds = [&](int64_t parts) {
-    return (parts * threadgroups + kMatrixThreadgroups - 1) / kMatrixThreadgroups;
-  };
-  const int64_t most = std::min(possible, kMostRounds * kMatrixThreadgroups / threadgroups);
+  const int64_t resident = kMatrixThreadgroups * traits.multiprocessors;
+  const auto rounds = [&](int64_t parts) { return ceil_div(parts * threadgroups, resident); };
+  const int64_t most = std::min(possible, kMostRounds * resident / threadgroups);
   int64_t best = 1;
   for (int64_t parts = 2; parts <= most; ++parts) {
     // A round takes 1 / parts of the time of all keys. More parts are more to join: for 5 % at
@@ -203,8 +203,9 @@ void launch_decode(const AttentionConfig& config,
                    const AttentionSizes& sizes,
                    const AttentionForwardArrays& arrays,
                    const mx::Stream& stream) {
-  const bool matrix_units = arrays.q->itemsize() == 2 && has_matrix_units(stream.device);
-  const DecodeTile& tile = decode_tile(sizes, matrix_units);
+  DeviceTraits traits = device_traits(stream.device);
+  const DecodeTile& tile = decode_tile(sizes, arrays.q->itemsize() == 2 && traits.matrix_units);
+  traits.matrix_units = tile.matrix_units;
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays);
   copy_strides(params.out_strides, *arrays.out);
@@ -213,7 +214,7 @@ void launch_decode(const AttentionConfig& config,
   const int64_t row_blocks = (rows + tile.rows - 1) / tile.rows;
   const int64_t threadgroups = sizes.batch * sizes.kv_heads * row_blocks;
   const int64_t keys = visible_keys(params.common);
-  const int64_t parts = parts_of_keys(keys, threadgroups, tile.matrix_units);
+  const int64_t parts = parts_of_keys(keys, threadgroups, traits);
   params.parts = static_cast<int32_t>(parts);
   params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
 

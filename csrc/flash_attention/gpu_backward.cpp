@@ -110,7 +110,8 @@ struct Backward {
   const BackwardTile* tile_of(std::string_view pass) const {
     const char* dtype = dtype_name(*arrays.q);
     std::span<const BackwardTile> tiles = kTiles;
-    if (has_matrix_units(stream.device) && tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
+    if (device_traits(stream.device).matrix_units &&
+        tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
       tiles = kMatrixTiles;
     }
     return tile_among(tiles, pass, dtype, sizes);

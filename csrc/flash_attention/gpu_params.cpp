@@ -68,7 +68,8 @@ AttentionGrid attention_grid(const AttentionConfig& config,
   // Measured on NVIDIA's GPUs only, whose second-level cache holds the keys of several heads.
   constexpr int64_t kMostBlocksInY = 65535;
   AttentionGrid grid{};
-  grid.heads_are_along_x = has_band(config) && has_matrix_units(device) && blocks <= kMostBlocksInY;
+  grid.heads_are_along_x =
+      has_band(config) && device_traits(device).matrix_units && blocks <= kMostBlocksInY;
   grid.extent = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(heads),
                  static_cast<uint32_t>(batch)};
   if (grid.heads_are_along_x) {

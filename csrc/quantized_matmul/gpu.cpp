@@ -24,10 +24,7 @@ constexpr int64_t kMatrixColumns = 256;             // per step of a simdgroup
 constexpr int64_t kStages = 2;                      // per simdgroup, in threadgroup memory
 constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // available on every GPU with matrix units
 
-// Tiles are tuned for an H200. Other GPUs run them in a different number of waves.
-constexpr int64_t kMultiprocessors = 132;
-constexpr int64_t kThreadsAtOnce = 512;  // per multiprocessor, limited by registers
-constexpr int64_t kMemoryAtOnce = 227 << 10;
+constexpr int64_t kThreadsAtOnce = 512;       // per multiprocessor, limited by registers
 constexpr int64_t kMemoryOfSystem = 1 << 10;  // reserved per threadgroup
 
 // Rows of w per tile, and simdgroups that share it.
@@ -46,10 +43,11 @@ struct MatrixTile {
 
 // Fewer tiles get more simdgroups each. Larger tiles amortise the preparation of x over more rows
 // of w. The choice depends on w only; otherwise results would depend on the number of rows of x.
-MatrixTile matrix_tile(int64_t all_outputs) {
-  constexpr int64_t kFewOutputs = 2 * 16 * kMultiprocessors, kManyOutputs = 65536;
-  return all_outputs <= kFewOutputs ? MatrixTile{16, 8}
-                                    : MatrixTile{32, all_outputs < kManyOutputs ? 4 : 8};
+MatrixTile matrix_tile(int64_t all_outputs, const DeviceTraits& traits) {
+  constexpr int64_t kManyOutputs = 65536;
+  return all_outputs <= 2 * 16 * traits.multiprocessors
+             ? MatrixTile{16, 8}
+             : MatrixTile{32, all_outputs < kManyOutputs ? 4 : 8};
 }
 
 // Rows of w are cut into `whole` tiles, followed by tiles of half the height.
@@ -60,14 +58,17 @@ struct MatrixTiles {
 
 // If all tiles run in one wave, each multiprocessor gets the same number of whole tiles and at most
 // one half tile. With whole tiles only, some multiprocessors would get one tile more than others.
-MatrixTiles matrix_tiles(const MatrixTile& tile, const QuantizedSizes& sizes, int64_t matrices) {
+MatrixTiles matrix_tiles(const MatrixTile& tile,
+                         const QuantizedSizes& sizes,
+                         int64_t matrices,
+                         const DeviceTraits& traits) {
   const int64_t rows = tile.outputs / matrices, all = ceil_div(sizes.outputs, rows);
   const int64_t halves = ceil_div(sizes.outputs, rows / 2);
-  const int64_t whole = ceil_div(halves, kMultiprocessors) / 2 * kMultiprocessors;
+  const int64_t whole = ceil_div(halves, traits.multiprocessors) / 2 * traits.multiprocessors;
   const MatrixTiles cut = {whole, std::max(all, halves - whole)};
   const bool has_halves =
       tile.outputs == 32 && tile.simdgroups == 4 && matrices == 1 && sizes.batch == 1;
-  const bool at_once = cut.all * 32 * tile.simdgroups <= kThreadsAtOnce * kMultiprocessors;
+  const bool at_once = cut.all * 32 * tile.simdgroups <= kThreadsAtOnce * traits.multiprocessors;
   return has_halves && at_once ? cut : MatrixTiles{all, all};
 }
 
@@ -138,8 +139,8 @@ struct Request {
 bool takes_matrix_units(const QuantizedFormat& format,
                         const QuantizedSizes& sizes,
                         const Request& request) {
-  return has_matrix_units(request.stream.device) && format.has_biases() && format.bits == 4 &&
-         request.x.itemsize() == 2 && sizes.columns % kMatrixColumns == 0 &&
+  return device_traits(request.stream.device).matrix_units && format.has_biases() &&
+         format.bits == 4 && request.x.itemsize() == 2 && sizes.columns % kMatrixColumns == 0 &&
          sizes.outputs * sizes.batch <= std::numeric_limits<int32_t>::max() &&
          request.words_are_vectors(format) && request.factors_are_vectors(format) &&
          rows_are_vectors({&request.x});
@@ -150,17 +151,19 @@ void launch_gemv_matrix(const char* kernel,
                         const QuantizedSizes& sizes,
                         const Request& request) {
   const auto matrices = static_cast<int64_t>(request.matrices.size());
-  const MatrixTile tile = matrix_tile(sizes.outputs * matrices * sizes.batch);
+  const DeviceTraits traits = device_traits(request.stream.device);
+  const MatrixTile tile = matrix_tile(sizes.outputs * matrices * sizes.batch, traits);
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const bool staged = tile.stages(rows, format) + tile.static_memory() <= kMemoryOfThreadgroup;
   const int64_t memory = tile.stages(staged ? rows : 0, format), threads = 32 * tile.simdgroups;
-  const int64_t at_once = std::min(
-      kThreadsAtOnce / threads, kMemoryAtOnce / (memory + tile.static_memory() + kMemoryOfSystem));
+  const int64_t at_once =
+      std::min(kThreadsAtOnce / threads,
+               traits.threadgroup_memory / (memory + tile.static_memory() + kMemoryOfSystem));
   QuantizedParams params = params_of(format, sizes);
-  const MatrixTiles tiles = matrix_tiles(tile, sizes, matrices);
+  const MatrixTiles tiles = matrix_tiles(tile, sizes, matrices, traits);
   // Threadgroups loop over tiles only if all tiles are whole.
   const int64_t threadgroups =
-      tiles.whole < tiles.all ? tiles.all : std::min(tiles.all, at_once * kMultiprocessors);
+      tiles.whole < tiles.all ? tiles.all : std::min(tiles.all, at_once * traits.multiprocessors);
   params.whole_tiles = static_cast<int32_t>(tiles.whole);
   request.launch_kernel({"quantized_", kernel, "_matrix_", dtype_name(request.x), "_g",
                          format.group, "_n", tile.outputs, "s", tile.simdgroups},
