@@ -14,7 +14,7 @@ namespace {
 
 // What is shared by all cores of a server's package is larger, but a few threads gain nothing from
 // more of it: it lies far from them, and the others fill it.
-constexpr int64_t kMost = int64_t{32} << 20;
+constexpr int64_t kMaxBytes = int64_t{32} << 20;
 
 #if defined(__APPLE__)
 
@@ -49,7 +49,7 @@ int64_t read_size() {
 int64_t last_level_cache_bytes() {
   static const int64_t bytes = [] {
     const int64_t reported = read_size();
-    return reported > 0 ? std::min(reported, kMost) : kMost;
+    return reported > 0 ? std::min(reported, kMaxBytes) : kMaxBytes;
   }();
   return bytes;
 }

@@ -6,7 +6,7 @@
 
 namespace mlx_anvil {
 
-mx::array walkable_copy(const mx::array& x, mx::Stream stream) {
+mx::array dense_copy(const mx::array& x, mx::Stream stream) {
   return composing() ? x : mx::contiguous(x, false, stream);
 }
 

@@ -10,7 +10,7 @@ namespace mx = mlx::core;
 
 // A dense copy of `x` for kernels that cannot walk it. MLX exports no mx::contiguous, and its ops
 // need none.
-mx::array walkable_copy(const mx::array& x, mx::Stream stream);
+mx::array dense_copy(const mx::array& x, mx::Stream stream);
 
 // The length of an axis of `x`, and its indices from 0 on; int32. mx::arange fixes a length.
 mx::array length_of(const mx::array& x, int axis, mx::Stream stream);

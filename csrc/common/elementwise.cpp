@@ -215,7 +215,7 @@ Arrays apply_elementwise(const ElementwiseVariant& variant,
   for (const mx::array& x : same_shape) {
     // Dense arrays have one axis to a kernel, whatever their rank.
     const bool deep = x.ndim() > static_cast<size_t>(kElementwiseMaxRank);
-    operands.push_back(deep ? walkable_copy(x, stream) : x);
+    operands.push_back(deep ? dense_copy(x, stream) : x);
   }
   const std::vector<mx::Dtype> dtypes(variant.outputs, operands[0].dtype());
   return outputs_of(std::make_shared<ElementwisePrimitive>(stream, variant), dtypes,

@@ -13,7 +13,7 @@ namespace mlx_anvil {
 namespace {
 
 // One output of each primitive behind `results` that has not been evaluated, inputs first.
-Arrays in_order(const Arrays& results) {
+Arrays topological_order(const Arrays& results) {
   Arrays order;
   std::unordered_set<std::uintptr_t> seen;
   std::vector<std::pair<mx::array, bool>> stack;  // whether its inputs are in order
@@ -71,15 +71,15 @@ void evaluate_primitive(mx::Primitive& primitive, const Arrays& inputs, Arrays& 
   }
 }
 
-bool are_on(const Arrays& results, mx::Stream stream) {
-  const Arrays nodes = in_order(results);
+bool all_on_stream(const Arrays& results, mx::Stream stream) {
+  const Arrays nodes = topological_order(results);
   return std::all_of(nodes.begin(), nodes.end(),
                      [stream](const mx::array& x) { return x.primitive().stream() == stream; });
 }
 
 void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stream) {
   const bool on_cpu = stream.device == mx::Device::cpu;
-  Arrays order = in_order(results), read;
+  Arrays order = topological_order(results), read;
   for (mx::array& next : order) {
     mx::array node = std::move(next);  // not held by `order` when its readers are evaluated
     {

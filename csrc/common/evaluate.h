@@ -9,7 +9,7 @@ namespace mlx_anvil {
 void evaluate_primitive(mx::Primitive& primitive, const Arrays& inputs, Arrays& outputs);
 
 // Whether all primitives behind `results` that have not been evaluated are on `stream`.
-bool are_on(const Arrays& results, mx::Stream stream);
+bool all_on_stream(const Arrays& results, mx::Stream stream);
 
 // Gives `results` their memory, and `stream` the work that fills it. `inputs` are what the graph
 // starts from and have theirs.

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kLarge = size_t{4} << 20;
 constexpr size_t kDefaultCacheLimit = size_t{32} << 20;
 constexpr int64_t kReserve = int64_t{512} << 20;
-constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);
 
 const pid_t loaded_by = getpid();
 
@@ -69,7 +69,7 @@ void raise_cache_limit() {
 }
 
 // Whether an output of this size needs the memory that MLX's cache holds.
-bool is_short(size_t bytes) {
+bool is_memory_short(size_t bytes) {
   if (mx::get_active_memory() + mx::get_cache_memory() + bytes > mx::get_memory_limit()) {
     return true;
   }
@@ -106,13 +106,13 @@ void keep_freed_memory(size_t output_bytes, const mx::Stream& stream) {
     raise_cache_limit();
   }
   using Clock = std::chrono::steady_clock;
-  static std::atomic<Clock::rep> next_look{0};
+  static std::atomic<Clock::rep> next_check{0};
   const auto now = Clock::now();
-  if (now.time_since_epoch().count() < next_look.load(std::memory_order_relaxed)) {
+  if (now.time_since_epoch().count() < next_check.load(std::memory_order_relaxed)) {
     return;
   }
-  next_look = (now + kBetweenLooks).time_since_epoch().count();
-  if (mx::get_cache_memory() > 0 && is_short(output_bytes)) {
+  next_check = (now + kCheckInterval).time_since_epoch().count();
+  if (mx::get_cache_memory() > 0 && is_memory_short(output_bytes)) {
     WithoutGil unlocked;
     mx::clear_cache();
   }

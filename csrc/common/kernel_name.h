@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/few.h"
+#include "common/inline_vector.h"
 
 namespace mlx_anvil {
 
@@ -66,7 +66,7 @@ class KernelName {
   bool operator==(const KernelName&) const = default;
 
  private:
-  Few<Piece, 12> pieces_;
+  InlineVector<Piece, 12> pieces_;
 };
 
 }  // namespace mlx_anvil

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/device_traits.h"
-#include "common/few.h"
+#include "common/inline_vector.h"
 #include "common/kernel_name.h"
 #include "common/scratch.h"
 #include "mlx/mlx.h"
@@ -55,9 +55,9 @@ struct Extent {
 // What a backend tells of a pipeline, by the names that `python -m mlx_anvil report` prints.
 using PipelineFacts = std::map<std::string, uint64_t>;
 
-using KernelInputs = Few<const mx::array*, 16>;
-using KernelOutputs = Few<mx::array*, 8>;
-using KernelTemporaries = Few<const Scratch*, 4>;
+using KernelInputs = InlineVector<const mx::array*, 16>;
+using KernelOutputs = InlineVector<mx::array*, 8>;
+using KernelTemporaries = InlineVector<const Scratch*, 4>;
 
 // Bindings are numbered inputs first, then outputs, then the params. Array pointers and params must
 // live until launch() returns.
@@ -67,10 +67,10 @@ struct KernelLaunch {
   KernelOutputs outputs;
   const void* params = nullptr;
   size_t params_size = 0;
-  Extent grid;                          // threadgroups
-  Extent threadgroup;                   // threads
-  Few<uint32_t, 4> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
-  KernelTemporaries temporaries;        // those of the arrays that are this call's own
+  Extent grid;                                   // threadgroups
+  Extent threadgroup;                            // threads
+  InlineVector<uint32_t, 4> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
+  KernelTemporaries temporaries;                 // those of the arrays that are this call's own
 };
 
 // Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it,

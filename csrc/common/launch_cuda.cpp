@@ -15,15 +15,15 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr size_t kMostArguments = 32;
-constexpr size_t kLargestParams = 1024;      // by value; shim/ptx/entry_ptx.h has the same
-constexpr uint32_t kMostBlocksInYz = 65535;  // of a grid
+constexpr size_t kMaxArguments = 32;
+constexpr size_t kMaxParamsBytes = 1024;  // by value; shim/ptx/entry_ptx.h has the same
+constexpr uint32_t kMaxGridYz = 65535;    // of a grid
 // Bytes of a block that a launch gives: with up to 32 KB that kernels declare, what a launch may
 // have.
-constexpr uint32_t kSharedWithoutAsking = 16 << 10;
+constexpr uint32_t kDefaultSharedBytes = 16 << 10;
 constexpr size_t kSharedAlignment = 16;
 constexpr int kSharedBytesOfSystem = 1 << 10;  // that the driver keeps, per block
-constexpr int kLeastCapability = 8;            // the architecture that the PTX is made for
+constexpr int kMinCapability = 8;              // the architecture that the PTX is made for
 
 // Of the driver's enumerations of device and function attributes.
 constexpr int kMultiprocessorCount = 16;
@@ -42,12 +42,12 @@ class Arguments {
   Arguments(const KernelLaunch& launch, const LoadedKernel& kernel) {
     const size_t arrays = launch.inputs.size() + launch.outputs.size();
     const size_t offsets = std::max<size_t>(launch.threadgroup_memory.size(), 1) - 1;
-    if (arrays + 1 > kMostArguments || offsets > kMostArguments ||
-        launch.params_size > kLargestParams) {
+    if (arrays + 1 > kMaxArguments || offsets > kMaxArguments ||
+        launch.params_size > kMaxParamsBytes) {
       throw_internal_error(launch.kernel->op(),
                            launch.kernel->name() + " takes too many arguments.");
     }
-    std::array<void*, kMostArguments> bound{};
+    std::array<void*, kMaxArguments> bound{};
     size_t count = 0;
     const auto bind_array = [&](const mx::array& x) {
       pointers_[count] = device_address(x);
@@ -91,9 +91,9 @@ class Arguments {
   uint32_t shared_bytes() const { return shared_bytes_; }
 
  private:
-  std::array<void*, 2 * kMostArguments> addresses_{};
-  std::array<void*, kMostArguments> pointers_{};
-  std::array<uint32_t, kMostArguments> offsets_{};
+  std::array<void*, 2 * kMaxArguments> addresses_{};
+  std::array<void*, kMaxArguments> pointers_{};
+  std::array<uint32_t, kMaxArguments> offsets_{};
   uint32_t shared_bytes_ = 0;
 };
 
@@ -132,7 +132,7 @@ bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
     *why_not = "this build of mlx-anvil has no PTX (docs/backends.md)";
     return false;
   }
-  if (compute_capability(device.index).major < kLeastCapability) {
+  if (compute_capability(device.index).major < kMinCapability) {
     *why_not = "the kernels need compute capability 8.0 (Ampere) or newer";
     return false;
   }
@@ -159,13 +159,13 @@ std::string cuda_device_text(const Kernel& kernel, const mx::Device& device) {
 
 void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
   const Kernel& kernel = *launch.kernel;
-  if (launch.grid.y > kMostBlocksInYz || launch.grid.z > kMostBlocksInYz) {
+  if (launch.grid.y > kMaxGridYz || launch.grid.z > kMaxGridYz) {
     throw_internal_error(kernel.op(),
                          kernel.name() + " needs a grid of more than 65535 in y or z.");
   }
   const LoadedKernel& loaded = loaded_kernel(kernel, stream.device.index);
   Arguments arguments(launch, loaded);
-  if (arguments.shared_bytes() > kSharedWithoutAsking) {
+  if (arguments.shared_bytes() > kDefaultSharedBytes) {
     allow_shared_bytes(kernel, loaded, arguments.shared_bytes());
   }
   auto& encoder = mx::cu::get_command_encoder(stream);

@@ -73,7 +73,7 @@ const char* FusedPrimitive::name() const {
 Arrays FusedPrimitive::dense_primals(const Arrays& primals) {
   Arrays dense = primals;
   for (size_t i = 0; i < dense.size(); ++i) {
-    if (wants_dense(i) && !is_at_hand(primals[i])) {
+    if (wants_dense(i) && !is_evaluated_dense(primals[i])) {
       dense[i] = mx::contiguous(primals[i], false, stream());
     }
   }
@@ -168,7 +168,7 @@ std::pair<Arrays, std::vector<int>> FusedPrimitive::batched(const Arrays& inputs
   return {outputs, std::vector<int>(outputs.size(), 0)};
 }
 
-bool is_at_hand(const mx::array& x) {
+bool is_evaluated_dense(const mx::array& x) {
   return x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
 }
 

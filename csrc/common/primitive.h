@@ -97,7 +97,7 @@ class FusedPrimitive : public mx::Primitive {
 
 // Whether the numbers of `x` are there, row after row, and stay: what a transformation traces may
 // be given others.
-bool is_at_hand(const mx::array& x);
+bool is_evaluated_dense(const mx::array& x);
 
 // For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that
 // have none (axis -1), so that all inputs have one shape again.

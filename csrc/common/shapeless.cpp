@@ -52,7 +52,7 @@ mx::array stand_in(const mx::Shape& shape, mx::Dtype dtype) {
   return mx::array(shape, dtype, nullptr, {});
 }
 
-Arrays without_numbers(const Arrays& inputs) {
+Arrays without_data(const Arrays& inputs) {
   Arrays all;
   all.reserve(inputs.size());
   for (const mx::array& x : inputs) {
@@ -63,7 +63,7 @@ Arrays without_numbers(const Arrays& inputs) {
 
 // With a copy for each that comes again: of the cotangents of a result that is there twice, mx::vjp
 // (0.32.4) takes the first and drops the others.
-Arrays each_its_own(Arrays results, mx::Stream stream) {
+Arrays copy_repeated_results(Arrays results, mx::Stream stream) {
   for (size_t i = 1; i < results.size(); ++i) {
     const auto is_result = [&](const mx::array& x) { return x.id() == results[i].id(); };
     if (std::any_of(results.begin(), results.begin() + static_cast<int64_t>(i), is_result)) {
@@ -98,7 +98,7 @@ class ShapelessNode : public FusedPrimitive {
     auto node = std::make_shared<ShapelessNode>(stream, op, std::move(graph), std::move(outline));
     std::vector<mx::Shape> shapes;
     std::vector<mx::Dtype> dtypes;
-    for (const mx::array& x : node->build(node->outline_, without_numbers(inputs))) {
+    for (const mx::array& x : node->build(node->outline_, without_data(inputs))) {
       shapes.push_back(x.shape());
       dtypes.push_back(x.dtype());
     }
@@ -114,8 +114,8 @@ class ShapelessNode : public FusedPrimitive {
   // Asked for when the graph that was traced is given other shapes, and in the first call once it
   // is traced: errors come then.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
-    const Arrays results = compose(without_numbers(inputs));
-    if (!are_on(results, stream())) {
+    const Arrays results = compose(without_data(inputs));
+    if (!all_on_stream(results, stream())) {
       throw_value_error(op_,
                         "a graph of MLX ops on several devices is compiled with shapeless=True; "
                         "allowed: mx.compile(function).");
@@ -207,7 +207,7 @@ Arrays ShapelessNode::gradient(const Arrays& primals,
     const Arrays all = primals_of(in);
     const Graph function = in_some(graph, all, argnums);
     const Graph to_differentiable = [&](const Arrays& values) {
-      return each_its_own(select(function(values), differentiable), s);
+      return copy_repeated_results(select(function(values), differentiable), s);
     };
     const Arrays at = select(all, argnums), results = to_differentiable(at);
     Arrays cotangents(in.begin() + count, in.end());
@@ -270,7 +270,7 @@ std::pair<Arrays, std::vector<int>> ShapelessNode::batched(const Arrays& inputs,
 }
 
 void ShapelessNode::evaluate(const Arrays& inputs, Arrays& outputs) {
-  Arrays stand_ins = without_numbers(inputs);
+  Arrays stand_ins = without_data(inputs);
   const Arrays results = [&] {
     FallbacksUnnoted noted_already;
     return compose(stand_ins);

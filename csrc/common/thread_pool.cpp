@@ -55,7 +55,7 @@ constexpr auto kSpin = microseconds(100);
 
 // A machine is busy after one of our threads stood still for so long without waiting, and for a
 // multiple of the time that it stood still.
-constexpr auto kStandstill = microseconds(300);
+constexpr auto kMinPreemption = microseconds(300);
 constexpr int kBusyTimes = 20;
 constexpr auto kBusyAtMost = milliseconds(1000);
 
@@ -70,12 +70,12 @@ class Busy {
     return Clock::now().time_since_epoch().count() < until_.load(std::memory_order_relaxed);
   }
 
-  void notice(std::chrono::nanoseconds standstill) {
-    if (standstill < kStandstill) {
+  void notice(std::chrono::nanoseconds preemption) {
+    if (preemption < kMinPreemption) {
       return;
     }
     const auto until =
-        Clock::now() + std::min<std::chrono::nanoseconds>(kBusyTimes * standstill, kBusyAtMost);
+        Clock::now() + std::min<std::chrono::nanoseconds>(kBusyTimes * preemption, kBusyAtMost);
     until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
   }
 
@@ -84,7 +84,7 @@ class Busy {
 };
 
 // Compares the time that passes with the time that the calling thread runs.
-class Standstill {
+class Preemption {
  public:
   void restart() {
     wall_ = Clock::now().time_since_epoch();
@@ -245,10 +245,10 @@ class Pool {
 
   void call(int helpers) {
     grow(helpers);
-    news_.fetch_add(1, std::memory_order_seq_cst);
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
     const int asleep = asleep_.load(std::memory_order_seq_cst);
     if (asleep > 0) {
-      futex_wake(news_, std::min(asleep, helpers));
+      futex_wake(epoch_, std::min(asleep, helpers));
     }
   }
 
@@ -276,20 +276,20 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
-    Standstill standstill;
-    standstill.restart();
+    Preemption preemption;
+    preemption.restart();
     for (;;) {
-      const uint32_t news = news_.load(std::memory_order_seq_cst);
+      const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
       if (help()) {
         continue;
       }
-      busy_.notice(standstill.elapsed());
-      const auto has_news = [&] { return news_.load(std::memory_order_seq_cst) != news; };
-      if (!spin_until(busy_, has_news)) {
+      busy_.notice(preemption.elapsed());
+      const auto has_new_job = [&] { return epoch_.load(std::memory_order_seq_cst) != epoch; };
+      if (!spin_until(busy_, has_new_job)) {
         asleep_.fetch_add(1, std::memory_order_seq_cst);
-        futex_wait(news_, news);  // returns at once if there are news by now
+        futex_wait(epoch_, epoch);  // returns at once if there are news by now
         asleep_.fetch_sub(1, std::memory_order_relaxed);
-        standstill.restart();
+        preemption.restart();
       }
     }
   }
@@ -306,7 +306,7 @@ class Pool {
   }
 
   Job jobs_[kJobs];
-  alignas(64) std::atomic<uint32_t> news_{0};  // changes with every job
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // changes with every job
   std::atomic<int> asleep_{0};
   std::atomic<int> threads_{0};
   Busy busy_;

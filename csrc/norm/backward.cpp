@@ -172,7 +172,7 @@ Arrays apply_norm_backward(const NormConfig& config,
     return primitive->compose(inputs);
   }
   const std::vector<mx::Dtype> dtypes = primitive->output_dtypes(inputs);
-  return outputs_of(std::move(primitive), dtypes, walkable(inputs, stream));
+  return outputs_of(std::move(primitive), dtypes, limit_rank(inputs, stream));
 }
 
 }  // namespace mlx_anvil

@@ -29,9 +29,9 @@ int64_t rows_of_grain(int64_t columns) {
 }
 
 // At the start of a cache line: a vector load across two lines takes twice as long.
-class Floats {
+class AlignedFloats {
  public:
-  explicit Floats(int64_t count) : data_(new (kLine) float[static_cast<size_t>(count)]) {}
+  explicit AlignedFloats(int64_t count) : data_(new (kLine) float[static_cast<size_t>(count)]) {}
   float* get() const { return data_.get(); }
 
  private:
@@ -92,7 +92,7 @@ class WideVectors {
 
   const NormVectorKernels& kernels_;
   const int64_t padded_, bias_at_;
-  const Floats floats_;
+  const AlignedFloats floats_;
 };
 
 // Bytes of a kernel's scratch memory.
@@ -137,7 +137,7 @@ void norm_backward_cpu(const NormProblem& problem,
       std::max(ceil_div(rows_per_group, kMostParts), rows_of_grain(columns));
   const int64_t parts = ceil_div(rows_per_group, rows_per_part);  // of a group
   const int64_t all_parts = problem.groups * parts;
-  const Floats sums(all_parts * padded * ((d_weight != nullptr) + (d_bias != nullptr)));
+  const AlignedFloats sums(all_parts * padded * ((d_weight != nullptr) + (d_bias != nullptr)));
   const auto sums_from = [&](int64_t part) {
     const int64_t bias_at = d_weight ? all_parts * padded : 0;
     return NormSums{d_weight ? sums.get() + part * padded : nullptr,
@@ -155,7 +155,7 @@ void norm_backward_cpu(const NormProblem& problem,
       kernel(args, first, last, own, thread_scratch(bytes));
       return;
     }
-    const Floats memory(4 * padded);  // sums of a run, and what those of the part have lost
+    const AlignedFloats memory(4 * padded);  // sums of a run, and what those of the part have lost
     std::fill_n(memory.get(), 4 * padded, 0.0f);
     const NormSums run = {own.weight ? memory.get() : nullptr,
                           own.bias ? memory.get() + padded : nullptr};

@@ -118,7 +118,7 @@ Arrays apply_norm(const NormConfig& config, NormInputs in, mx::Stream stream) {
     note_fallback(config.op(), why_not);
     return primitive->compose(inputs);
   }
-  return outputs_of(std::move(primitive), dtypes, walkable(std::move(inputs), stream));
+  return outputs_of(std::move(primitive), dtypes, limit_rank(std::move(inputs), stream));
 }
 
 }  // namespace mlx_anvil

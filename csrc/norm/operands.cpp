@@ -5,11 +5,11 @@
 
 namespace mlx_anvil {
 
-Arrays walkable(Arrays arrays, mx::Stream stream) {
+Arrays limit_rank(Arrays arrays, mx::Stream stream) {
   constexpr size_t kMaxRank = MLX_ANVIL_NORM_ROW_AXES + 1;
   for (mx::array& x : arrays) {
     if (x.ndim() > kMaxRank) {
-      x = walkable_copy(x, stream);
+      x = dense_copy(x, stream);
     }
   }
   return arrays;

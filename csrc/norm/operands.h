@@ -9,7 +9,7 @@
 namespace mlx_anvil {
 
 // Arrays with more axes than a kernel walks are made dense: then they have one axis of rows.
-Arrays walkable(Arrays arrays, mx::Stream stream);
+Arrays limit_rank(Arrays arrays, mx::Stream stream);
 
 NormRowParams norm_rows_of(const mx::array& x);
 

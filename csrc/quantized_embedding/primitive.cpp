@@ -170,7 +170,7 @@ bool can_be_had_at_once(const QuantizedFormat& format, const Arrays& inputs, mx:
   const int64_t columns = int64_t{inputs[2].shape(-1)} * format.group;
   return s.device == mx::Device::cpu && !simulation_mode().on &&
          rows * columns <= kMostElementsAtOnce &&
-         std::all_of(inputs.begin(), inputs.end(), is_at_hand);
+         std::all_of(inputs.begin(), inputs.end(), is_evaluated_dense);
 }
 
 }  // namespace

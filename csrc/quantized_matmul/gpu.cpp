@@ -92,7 +92,7 @@ int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
 // Arguments shared by all launches in this file.
 struct Request {
   const mx::array& x;
-  Few<QuantizedWeightArrays, 2> matrices;
+  InlineVector<QuantizedWeightArrays, 2> matrices;
   mx::array& out;
   const mx::Stream& stream;
 

@@ -202,7 +202,7 @@ inline void unpack_row(Panels from, int64_t row, int64_t columns, float factor, 
 
 // What becomes of the values that the result had: set aside, added to, or multiplied by a factor
 // for each row and then added to.
-enum class Old { kNone, kAdd, kScale };
+enum class Accumulate { kNone, kAdd, kScale };
 
 struct LeftOperand {
   const float* data;
@@ -232,7 +232,7 @@ inline f32v multiply_add(f32v x, f32v y, f32v sum) {
   return x * y + sum;
 }
 
-template <Words kWords, Old kOld, bool kTransposed, int kRows, int kVectors>
+template <Words kWords, Accumulate kAccumulate, bool kTransposed, int kRows, int kVectors>
 __attribute__((noinline)) void multiply_tile(
     LeftOperand left, const float* right, int64_t depth, const float* factors, float* result) {
   constexpr int kRowStep = kTransposed ? 1 : kPanel;
@@ -240,12 +240,12 @@ __attribute__((noinline)) void multiply_tile(
   f32v sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kOld == Old::kNone) {
+      if constexpr (kAccumulate == Accumulate::kNone) {
         sum[r][v] = f32v{};
       } else {
         sum[r][v] = load_lanes(result + r * kPanel + v * kLanes);
       }
-      if constexpr (kOld == Old::kScale) {
+      if constexpr (kAccumulate == Accumulate::kScale) {
         sum[r][v] *= factors[r];
       }
     }
@@ -272,13 +272,13 @@ __attribute__((noinline)) void multiply_tile(
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
-      const f32v value = kOld == Old::kNone ? sum[r][v] * factors[0] : sum[r][v];
+      const f32v value = kAccumulate == Accumulate::kNone ? sum[r][v] * factors[0] : sum[r][v];
       store_lanes(result + r * kPanel + v * kLanes, value);
     }
   }
 }
 
-template <Words kWords, Old kOld, bool kTransposed, int kVectors>
+template <Words kWords, Accumulate kAccumulate, bool kTransposed, int kVectors>
 inline void multiply_rows(LeftOperand left,
                           const float* right,
                           int64_t rows,
@@ -286,16 +286,17 @@ inline void multiply_rows(LeftOperand left,
                           const float* factors,
                           float* result) {
   if (rows > kTileRows / 2) {
-    multiply_tile<kWords, kOld, kTransposed, kTileRows, kVectors>(left, right, depth, factors,
-                                                                  result);
+    multiply_tile<kWords, kAccumulate, kTransposed, kTileRows, kVectors>(left, right, depth,
+                                                                         factors, result);
   } else if (rows > kTileRows / 4) {
-    multiply_tile<kWords, kOld, kTransposed, kTileRows / 2, kVectors>(left, right, depth, factors,
-                                                                      result);
+    multiply_tile<kWords, kAccumulate, kTransposed, kTileRows / 2, kVectors>(left, right, depth,
+                                                                             factors, result);
   } else if (rows > 1) {
-    multiply_tile<kWords, kOld, kTransposed, kTileRows / 4, kVectors>(left, right, depth, factors,
-                                                                      result);
+    multiply_tile<kWords, kAccumulate, kTransposed, kTileRows / 4, kVectors>(left, right, depth,
+                                                                             factors, result);
   } else {
-    multiply_tile<kWords, kOld, kTransposed, 1, kVectors>(left, right, depth, factors, result);
+    multiply_tile<kWords, kAccumulate, kTransposed, 1, kVectors>(left, right, depth, factors,
+                                                                 result);
   }
 }
 
@@ -303,7 +304,7 @@ inline void multiply_rows(LeftOperand left,
 // `columns` (at least 1) columns of the panel in use. May write up to the next power of two of
 // rows. `factors`: with kScale one for each row, for the old values; with kNone one, for the
 // product.
-template <Words kWords, Old kOld, bool kTransposed = false>
+template <Words kWords, Accumulate kAccumulate, bool kTransposed = false>
 inline void multiply(LeftOperand left,
                      const float* right,
                      int64_t rows,
@@ -312,9 +313,9 @@ inline void multiply(LeftOperand left,
                      float* result,
                      const float* factors = nullptr) {
   if (columns > kLanes) {
-    multiply_rows<kWords, kOld, kTransposed, 2>(left, right, rows, depth, factors, result);
+    multiply_rows<kWords, kAccumulate, kTransposed, 2>(left, right, rows, depth, factors, result);
   } else {
-    multiply_rows<kWords, kOld, kTransposed, 1>(left, right, rows, depth, factors, result);
+    multiply_rows<kWords, kAccumulate, kTransposed, 1>(left, right, rows, depth, factors, result);
   }
 }
 

@@ -138,10 +138,10 @@ struct BackwardBand {
     const BackwardScratch& scratch = task.scratch;
     const AttentionSizes& sizes = task.args.sizes;
     constexpr float kOne = 1.0f;
-    multiply<kWords, Old::kNone>(
+    multiply<kWords, Accumulate::kNone>(
         left_rows(scratch.q_left, first + r, 0), scratch.k_transposed.at(0, panel), rows_at(r),
         kPanel, word_count<kWords>(sizes.head_dim), scratch.p.at(r, panel), &rules.factor);
-    multiply<kWords, Old::kNone>(
+    multiply<kWords, Accumulate::kNone>(
         left_rows(scratch.d_out_left, first + r, 0), scratch.v_transposed.at(0, panel), rows_at(r),
         kPanel, word_count<kWords>(sizes.v_head_dim), scratch.ds.at(r, panel), &kOne);
     const int64_t key = tile.begin + panel * kPanel;
@@ -206,9 +206,9 @@ struct BackwardBand {
         const int64_t depth = smaller(range.end * kPanel, tile.end - tile.begin) - key;
         if (depth > 0) {
           const int64_t word = word_count<kWords>(key);
-          multiply<kWords, Old::kAdd>(left_rows(scratch.ds_by_keys, r, word), scratch.k.at(word, p),
-                                      rows_at(r), head_dim - p * kPanel, word_count<kWords>(depth),
-                                      scratch.d_q.at(first + r, p));
+          multiply<kWords, Accumulate::kAdd>(
+              left_rows(scratch.ds_by_keys, r, word), scratch.k.at(word, p), rows_at(r),
+              head_dim - p * kPanel, word_count<kWords>(depth), scratch.d_q.at(first + r, p));
         }
       }
     }
@@ -244,7 +244,7 @@ struct BackwardBand {
     const int64_t offset = tile.begin - task.first_key;
     for (int64_t c = 0; c < panel_count(columns); ++c) {
       for (int64_t key = first_key; key < last_key; key += kTileRows) {
-        multiply<kWords, Old::kAdd, true>(
+        multiply<kWords, Accumulate::kAdd, true>(
             left_columns(scores, key, word_count<kWords>(begin)),
             values.at(word_count<kWords>(first + begin), c), smaller(kTileRows, last_key - key),
             columns - c * kPanel, word_count<kWords>(end - begin), sums.at(offset + key, c));

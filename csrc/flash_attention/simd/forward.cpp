@@ -124,9 +124,9 @@ struct Band {
     for (int64_t p = 0; p < panel_count(tile.end - tile.begin); ++p) {
       for (int64_t r = 0; r < count; r += kTileRows) {
         if (panels[r / kTileRows].begin <= p && p < panels[r / kTileRows].end) {
-          multiply<kWords, Old::kNone>(left_rows(scratch.q, first + r, 0), scratch.k.at(0, p),
-                                       rows_at(r), kPanel, word_count<kWords>(sizes.head_dim),
-                                       scratch.s.at(r, p), &rules.factor);
+          multiply<kWords, Accumulate::kNone>(
+              left_rows(scratch.q, first + r, 0), scratch.k.at(0, p), rows_at(r), kPanel,
+              word_count<kWords>(sizes.head_dim), scratch.s.at(r, p), &rules.factor);
         }
       }
     }
@@ -140,10 +140,10 @@ struct Band {
         const int64_t depth = smaller(range.end * kPanel, tile.end - tile.begin) - key;
         if (depth > 0) {
           const int64_t word = word_count<kWords>(key);
-          multiply<kWords, Old::kScale>(left_rows(scratch.p, r, word), scratch.v.at(word, p),
-                                        rows_at(r), sizes.v_head_dim - p * kPanel,
-                                        word_count<kWords>(depth), scratch.out.at(first + r, p),
-                                        scratch.state.rescale + r);
+          multiply<kWords, Accumulate::kScale>(
+              left_rows(scratch.p, r, word), scratch.v.at(word, p), rows_at(r),
+              sizes.v_head_dim - p * kPanel, word_count<kWords>(depth),
+              scratch.out.at(first + r, p), scratch.state.rescale + r);
         }
       }
     }

@@ -59,9 +59,9 @@ void multiply_rows_of_x(const QuantizedGemmArgs& args,
     float* const out = result.at(m, panel);
     if (column == 0) {
       const float one = 1.0f;
-      multiply<Words::kFloat32, Old::kNone>(left, right, rows, kPanel, depth, out, &one);
+      multiply<Words::kFloat32, Accumulate::kNone>(left, right, rows, kPanel, depth, out, &one);
     } else {
-      multiply<Words::kFloat32, Old::kAdd>(left, right, rows, kPanel, depth, out);
+      multiply<Words::kFloat32, Accumulate::kAdd>(left, right, rows, kPanel, depth, out);
     }
   }
 }

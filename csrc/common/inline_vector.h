@@ -9,14 +9,14 @@
 
 namespace mlx_anvil {
 
-template <class T, size_t kMost>
-class Few {
+template <class T, size_t kCapacity>
+class InlineVector {
  public:
-  Few() = default;
-  Few(std::initializer_list<T> elements) { append(elements); }
+  InlineVector() = default;
+  InlineVector(std::initializer_list<T> elements) { append(elements); }
 
   void push_back(T element) {
-    if (size_ == kMost) {
+    if (size_ == kCapacity) {
       throw std::length_error("more elements than there is room for");
     }
     elements_[size_++] = element;
@@ -33,12 +33,12 @@ class Few {
   const T* begin() const { return data(); }
   const T* end() const { return data() + size_; }
   const T& operator[](size_t i) const { return elements_[i]; }
-  bool operator==(const Few& other) const {
+  bool operator==(const InlineVector& other) const {
     return std::equal(begin(), end(), other.begin(), other.end());
   }
 
  private:
-  std::array<T, kMost> elements_{};
+  std::array<T, kCapacity> elements_{};
   size_t size_ = 0;
 };
 
