@@ -23,7 +23,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Smaller blocks come out of MLX's cache or the heap, where their pages have been touched already.
+// MLX's cache or the heap serves smaller blocks, and their pages have been touched already.
 [[maybe_unused]] constexpr size_t kHugePageThreshold = size_t{8} << 20;
 
 void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
@@ -34,22 +34,22 @@ void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t byt
   static const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t first = (reinterpret_cast<uintptr_t>(start) + page - 1) & ~(page - 1);
   const uintptr_t last = (reinterpret_cast<uintptr_t>(start) + bytes) & ~(page - 1);
-  // Advice only: where the kernel has no huge pages, nothing changes.
+  // madvise() is only a hint: a kernel without huge pages ignores it.
   madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
 }
 
-// Without a GPU backend; else the memory may be managed by its driver, whose pages and alignment
-// are not ours to deal with.
+// Returns true if allocator::malloc() gives heap memory. With a GPU backend the driver may manage
+// the memory; we then leave its pages and alignment alone.
 bool is_heap(const mx::Stream& stream) {
   return stream.device == mx::Device::cpu && !mx::gpu::is_available();
 }
 
 #ifdef MLX_ANVIL_CUDA
-// MLX's allocation in stream order is not exported; allocator::malloc() would give managed memory,
-// which faults on its way to the GPU, and would turn device memory out of MLX's cache into such.
-// But any unary op allocates its output so: as much as its operand says that it holds. One without
-// elements launches nothing.
+// MLX does not export its stream-ordered allocation. allocator::malloc() gives managed memory,
+// which page-faults, and even converts cached device memory to it. But a unary op allocates its
+// output in stream order, as large as its operand claims to be; without elements it launches
+// nothing.
 class StreamAllocator {
  public:
   explicit StreamAllocator(const mx::Stream& stream)
@@ -71,13 +71,13 @@ class StreamAllocator {
 
  private:
   const std::shared_ptr<mx::Exp> op_;
-  // Of another size an element than the output, so that the op cannot give it this memory.
+  // The element size differs from the output's, so the op cannot donate this memory to the output.
   std::vector<mx::array> operands_;
-  mx::array out_;  // the op asks it for the stream
+  mx::array out_;  // the op takes the stream from it
 };
 
 mx::allocator::Data allocate_on_cuda(size_t bytes, const mx::Stream& stream) {
-  // Kept from call to call: its arrays and op take longer to make than the memory to find.
+  // Kept across calls: building the arrays and the op takes longer than finding the memory.
   static thread_local std::optional<StreamAllocator> allocator;
   if (!allocator || !(allocator->stream() == stream)) {
     allocator.emplace(stream);
@@ -106,12 +106,13 @@ mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream) {
 
 void allocate_dense(mx::array& out, const mx::Stream& stream) {
   constexpr size_t kLine = 64, kPage = 4096;
-  // Large arrays of MLX start right behind a page boundary. If outputs did so too, a line further
-  // on, loads of an operand would have to wait for stores of the elements before: processors
-  // compare the lowest 12 bits of their addresses first.
+  // MLX's large arrays start right after a page boundary. An output that did so too, one line
+  // further on, would suffer 4K aliasing: loads compare the low 12 address bits with those of
+  // earlier stores.
   const bool is_large = out.nbytes() >= 4 * kPage;
   const size_t alignment = is_large ? kPage : kLine, start = is_large ? kPage / 2 : 0;
-  // Offsets into a GPU's buffers choose kernels, the simulator's too.
+  // On a GPU, and in the simulator, the offset into the buffer selects the kernel. It must not
+  // change.
   const bool may_shift = is_heap(stream) && !simulation_mode().on && !planning();
   out.set_data(allocate(out.nbytes() + (may_shift ? alignment : 0), stream));
   if (may_shift) {

@@ -1,4 +1,5 @@
-// Lets an op add its Python functions to the module: no file lists the ops.
+// Registers an op's Python functions with the module, so that no file has to list the ops.
+// csrc/bindings.cpp calls bind_all().
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,7 +22,7 @@ class BindOp {
   }
 
  private:
-  // Constructors of static objects run in no fixed order: this is initialised before any of them.
+  // constinit: static objects are constructed in no fixed order, and this must precede all of them.
   static inline constinit const BindOp* first_ = nullptr;
 
   Bind bind_;

@@ -13,7 +13,7 @@ namespace {
 
 thread_local std::optional<SimulationMode> mode_of_primitive;
 
-// Never deleted: a context may outlive the module.
+// Never deleted: a context can outlive the module.
 PyObject* variable() {
   static PyObject* const made = PyContextVar_New("mlx_anvil.block", nullptr);
   if (!made) {

@@ -1,6 +1,5 @@
-// The `with` blocks of Python that ops look at: `trace()`, `strict()`, `simulate()`, `composed()`.
-// A block holds for the thread or asyncio task that entered it, and for those that copy its
-// context.
+// The Python `with` blocks that ops react to: trace(), strict(), simulate() and composed(). A block
+// applies to the thread or asyncio task that entered it, and to tasks that copy its context.
 #pragma once
 
 #include <atomic>
@@ -15,26 +14,26 @@ struct Block {
   enum class Kind { kTrace, kStrict, kSimulate, kComposed };
 
   const Kind kind;
-  const SimulationMode simulation;      // of a simulate()
-  const std::shared_ptr<TraceLog> log;  // of a trace()
+  const SimulationMode simulation;      // simulate() only
+  const std::shared_ptr<TraceLog> log;  // trace() only
   const std::shared_ptr<Block> outer;
-  // A copied context still has the block when it has ended.
+  // A copied context still refers to the block after the block has ended.
   std::atomic<bool> open{true};
 };
 
 using BlockPointer = std::shared_ptr<Block>;
 
-// Both with Python's lock held.
+// Callers must hold the GIL.
 BlockPointer enter_block(Block::Kind kind, const SimulationMode& simulation = {});
 void leave_block(const BlockPointer& block);
 
 namespace detail {
 inline std::atomic<int> open_blocks{0};
-// The innermost open block of the calling context; takes Python's lock.
+// Returns the innermost open block of the calling context. Acquires the GIL.
 BlockPointer innermost_block();
 }  // namespace detail
 
-// Almost always there is none in the whole process, and then Python is not asked.
+// The process almost never has an open block. This check then avoids a call into Python.
 inline bool any_block() {
   return detail::open_blocks.load(std::memory_order_relaxed) != 0;
 }
@@ -43,7 +42,8 @@ inline BlockPointer innermost_block() {
   return any_block() ? detail::innermost_block() : nullptr;
 }
 
-// `block` itself, or the first around it, that is open; of `kind` in the second. May be null.
+// Returns the first open block among `block` and those around it, or null. The second overload also
+// requires `kind`.
 BlockPointer first_open(BlockPointer block);
 BlockPointer first_open(BlockPointer block, Block::Kind kind);
 
@@ -51,7 +51,7 @@ inline bool inside_block(Block::Kind kind) {
   return any_block() && first_open(innermost_block(), kind) != nullptr;
 }
 
-// Whether ops are to be graphs of MLX ops, as in `composed()`.
+// Returns true inside `composed()`, where every op is built as a graph of MLX ops.
 inline bool composing() {
   return inside_block(Block::Kind::kComposed);
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kOp = "broadcast";
 
-// vmap's axis in front of as many axes as the result has.
+// Moves vmap's axis to the front and pads the rank to that of the result.
 mx::array with_batch(const mx::array& x, int axis, size_t rank, mx::Stream s) {
   const mx::array front = mx::moveaxis(x, axis, 0, s);
   mx::Shape shape(rank + 1, 1);
@@ -40,7 +40,8 @@ struct Step {
   int64_t outer, rows, inner;
 };
 
-// Runs of axes that are summed over, the longest first; what is between two of them is not.
+// Each step sums one run of adjacent summed axes. The longest run goes first, because it shrinks
+// the data most.
 std::vector<Step> steps_of(const mx::Shape& shape, const std::vector<int>& axes) {
   struct Run {
     int64_t size;
@@ -85,7 +86,8 @@ mx::array sum_axis(const mx::array& x, int axis, mx::Stream s) {
   return mx::sum(x, axis, false, s);
 }
 
-// MLX's sum of [outer, rows, inner] in float32, in stages of at most kTerms terms.
+// MLX's sum of [outer, rows, inner] in float32, in stages of at most kTerms terms: a single long
+// sum would accumulate rounding errors.
 mx::array sum_in_stages(mx::array x, mx::Stream s) {
   constexpr int kTerms = 32;
   while (x.shape(1) > kTerms) {
@@ -110,7 +112,7 @@ mx::Shape summed_shape(mx::Shape shape, const std::vector<int>& axes) {
 
 mx::array compose_sum(const mx::array& x, const std::vector<int>& axes, mx::Stream s) {
   mx::array sum = is_kernel_dtype(x.dtype()) ? mx::astype(x, mx::float32, s) : x;
-  if (composing()) {  // a file may be for any shapes, and a reshape is for one
+  if (composing()) {  // an exported graph may serve any shape, but a reshape fixes one
     return mx::astype(mx::sum(sum, axes, true, s), x.dtype(), s);
   }
   for (const Step& step : steps_of(x.shape(), axes)) {
@@ -123,7 +125,7 @@ mx::array compose_sum(const mx::array& x, const std::vector<int>& axes, mx::Stre
 
 mx::array sum_over(const mx::array& x, const std::vector<int>& axes, mx::Stream s);
 
-// Leaves the axes with length 1.
+// Sums over `axes` and keeps them with length 1.
 class Sum : public FusedPrimitive {
  public:
   Sum(mx::Stream stream, std::vector<int> axes) : FusedPrimitive(stream), axes_(std::move(axes)) {}
@@ -152,7 +154,7 @@ class Sum : public FusedPrimitive {
     const auto size = static_cast<int64_t>(outputs[0].size());
     const RowSum first{size, 1, 1, inputs[0].data<void>(), outputs[0].data<void>(), dtype, dtype};
     std::vector<Step> steps = steps_of(inputs[0].shape(), axes_);
-    if (steps.empty()) {  // axes of length 1
+    if (steps.empty()) {  // all summed axes have length 1
       steps.push_back({size, 1, 1});
     }
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -180,7 +182,7 @@ class Sum : public FusedPrimitive {
     });
   }
 
-  // Made on CPU streams only, where there is a simulation at most.
+  // Sum exists on CPU streams only, so this runs at most in the simulator.
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     eval_cpu_kernels(inputs, outputs);
   }
@@ -240,7 +242,7 @@ class Stretch : public FusedPrimitive {
 
   std::vector<mx::Shape> output_shapes(const Arrays&) override { return {shape_}; }
 
-  // A view.
+  // The output is a view.
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const mx::array& x = inputs[0];
     if (outputs[0].size() == 0) {
@@ -308,7 +310,7 @@ Arrays stretch_arrays(const Arrays& arrays, mx::Stream stream) {
     return arrays;
   }
   if (std::any_of(arrays.begin(), arrays.end(), [](const mx::array& x) { return x.is_tracer(); })) {
-    // In a graph for any shapes MLX's broadcasts have all arrays as inputs. Ours have one shape.
+    // For shapeless traces, MLX's broadcasts take all arrays as inputs. Ours fix the shape.
     const Arrays by_mlx = mx::broadcast_arrays(arrays, stream);
     for (size_t i = 0; i < arrays.size(); ++i) {
       if (by_mlx[i].id() != arrays[i].id() && by_mlx[i].inputs().size() > 1) {

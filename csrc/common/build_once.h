@@ -1,5 +1,5 @@
-// What takes long to build and is built once: a kernel's pipeline, asked for by launches and by
-// prebuild() at the same time.
+// A cache of values that take long to build, such as a kernel's pipeline. Launches and prebuild()
+// may request the same value at the same time.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace mlx_anvil {
 
-// Values stay where they are for the life of the object. A thread that asks for what another one
-// builds waits for that one. What failed is tried again by the next who asks.
+// Builds each value once and never moves it. A thread that requests a value under construction
+// waits for it. A failed build is retried by the next caller.
 template <class Key, class Value>
 class BuildOnce {
  public:
@@ -22,7 +22,7 @@ class BuildOnce {
   const Value& get(const Key& key, Build build) {
     Entry& entry = entry_of(key);
     if (!entry.is_built.load(std::memory_order_acquire)) {
-      // The thread that builds calls Python.
+      // The building thread may call Python, so the waiting threads must not hold the GIL.
       WithoutGil released;
       std::lock_guard lock(entry.building);
       if (!entry.value) {

@@ -12,8 +12,8 @@ namespace mlx_anvil {
 
 namespace {
 
-// What is shared by all cores of a server's package is larger, but a few threads gain nothing from
-// more of it: it lies far from them, and the others fill it.
+// A server's shared cache is larger, but a few threads gain nothing from the excess: most of it is
+// far from their cores, and other cores fill it.
 constexpr int64_t kMaxBytes = int64_t{32} << 20;
 
 #if defined(__APPLE__)
@@ -26,8 +26,8 @@ int64_t read_size() {
 
 #else
 
-// From sysfs rather than from sysconf: glibc gives the sum over a package there, ten times the
-// cache that a core of a large AMD processor can use.
+// sysconf() is unsuitable: glibc returns the sum over a package, ten times what one core of a large
+// AMD processor can use.
 int64_t read_size() {
   for (int index = 4; index >= 2; --index) {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +

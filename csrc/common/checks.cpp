@@ -11,7 +11,7 @@ namespace {
 
 bool asks_for_gpu(const mx::StreamOrDevice& stream) {
   struct Visitor {
-    // No stream given: MLX takes the default device's.
+    // No stream given: MLX uses the default device.
     bool operator()(std::monostate) const { return mx::default_device() == mx::Device::gpu; }
     bool operator()(const mx::Stream& s) const { return s.device == mx::Device::gpu; }
     bool operator()(const mx::ThreadLocalStream& s) const { return s.device == mx::Device::gpu; }

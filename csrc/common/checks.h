@@ -1,5 +1,5 @@
-// Argument checks shared by the ops. Every message starts with "[op]" and says what was given and
-// what is allowed; every check runs when the op is called, not when it is evaluated.
+// Argument checks shared by the ops. Every message starts with "[op]", then says what was given and
+// what is allowed. Every check runs when the op is called, not when it is evaluated.
 #pragma once
 
 #include <initializer_list>
@@ -17,22 +17,22 @@ struct NamedArray {
   const mx::array& value;
 };
 
-// float32, float16 and bfloat16: what our kernels compute in.
+// Returns true for float32, float16 and bfloat16, the dtypes that our kernels support.
 bool is_kernel_dtype(mx::Dtype dtype);
 
-// Of an array whose dtype is_kernel_dtype().
+// Returns the kernel dtype of `x`, for which is_kernel_dtype() must hold.
 KernelDtype kernel_dtype_of(const mx::array& x);
 
-// Anything else throws.
+// Throws for any other dtype.
 void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arrays);
 
-// The common dtype by MLX's promotion rules (float16 with bfloat16 gives float32).
+// The common dtype under MLX's promotion rules (float16 with bfloat16 gives float32).
 mx::Dtype promoted_dtype(std::initializer_list<NamedArray> arrays);
 
-// The shape that all arrays broadcast to; throws with all shapes named.
+// Returns the shape that all arrays broadcast to. The error names every shape.
 mx::Shape require_broadcastable(const char* op, std::initializer_list<NamedArray> arrays);
 
-// Resolves `stream`, refusing a GPU where MLX has no GPU backend.
+// Resolves `stream`. Throws for a GPU stream if MLX has no GPU backend.
 mx::Stream require_stream(const char* op, const mx::StreamOrDevice& stream);
 
 // "(2, 3)", as Python prints a shape.

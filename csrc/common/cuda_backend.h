@@ -1,6 +1,6 @@
-// What we use of MLX's CUDA backend and of the CUDA driver, declared without a CUDA header: one
-// extension is built against MLX's CPU wheel and runs beside either. The declarations follow
-// mlx/backend/cuda of the release that pyproject.toml pins.
+// What we use of MLX's CUDA backend and of the CUDA driver, declared without CUDA headers: one
+// extension is built against MLX's CPU wheel and also runs beside its CUDA wheel. The declarations
+// follow mlx/backend/cuda of the release that pyproject.toml pins.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct dim3 {
   unsigned z = 1;
 };
 
-// Weak: beside MLX's CPU build these are null and the extension loads all the same.
+// Weak symbols: beside MLX's CPU build they are null, and the extension still loads.
 #define MLX_ANVIL_WEAK __attribute__((weak, visibility("default")))
 
 namespace mlx::core::cu {
@@ -53,13 +53,13 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// Whether the MLX in this process is a build for CUDA, with or without a GPU to use.
+// Returns true if the MLX in this process is a CUDA build, even without a usable GPU.
 inline bool mlx_has_cuda() {
   return mx::cu::get_command_encoder != nullptr;
 }
 
-// Where an array's first element lies for kernels. Not array.data(), which moves the array to
-// memory that the host can read.
+// The device address of an array's first element. array.data() is no substitute: it moves the array
+// to host-readable memory.
 inline void* device_address(const mx::array& x) {
   struct CudaBuffer {
     char* data;
@@ -68,7 +68,7 @@ inline void* device_address(const mx::array& x) {
   return buffer ? static_cast<const CudaBuffer*>(buffer)->data + x.offset() : nullptr;
 }
 
-// The driver's functions, from the library that MLX has loaded. Results are CUresult: 0 is success.
+// Driver functions from the library that MLX has loaded. They return CUresult: 0 is success.
 struct CudaDriver {
   int (*module_load)(CUmodule*, const void* text, unsigned count, int* options, void** values);
   int (*module_function)(CUfunction*, CUmodule, const char* name);
@@ -78,7 +78,7 @@ struct CudaDriver {
   int (*error_text)(int result, const char** text);
 };
 
-// Null where there is no driver.
+// Null if there is no driver.
 const CudaDriver* cuda_driver();
 
 }  // namespace mlx_anvil

@@ -28,7 +28,7 @@ CudaModules cuda_modules() {
   return registered_modules;
 }
 
-// The kernel's text with a value in place of every function constant, for the assembler to fold.
+// Replaces every function constant in the PTX by its value, so that the assembler can fold it.
 std::string specialised(const Kernel& kernel, const std::string& text) {
   constexpr std::string_view kName = "mslc_function_constant_";
   std::string result;
@@ -54,8 +54,8 @@ std::string specialised(const Kernel& kernel, const std::string& text) {
   return result.append(text, done, std::string::npos);
 }
 
-// Of the first line, which is taken off: an image then starts where the string does, at a multiple
-// of 16 bytes, where the driver can read its headers.
+// Removes the first line and returns the bindings that it lists. The image then starts where the
+// string does, at a multiple of 16 bytes: the driver requires that alignment for its headers.
 std::vector<uint8_t> take_bindings(std::string& module) {
   const size_t end = module.find('\n');
   std::istringstream line(module.substr(0, end));
@@ -69,8 +69,8 @@ std::vector<uint8_t> take_bindings(std::string& module) {
   return bindings;
 }
 
-// Null where the package has no cubin for this device, or the driver takes none of its: one from
-// before the assembler that made it.
+// Returns null if the package has no cubin for this device, or if the driver rejects it because it
+// is older than the assembler that made it.
 CUmodule load_cubin(const Kernel& kernel, int device, LoadedKernel& loaded) {
   Cubin cubin = cuda_modules().cubin(kernel, compute_capability(device));
   if (cubin.image.empty()) {
@@ -86,7 +86,7 @@ CUmodule load_cubin(const Kernel& kernel, int device, LoadedKernel& loaded) {
   return module;
 }
 
-// Assembled for the GPU by the driver, which keeps what it made in a cache of its own on disk.
+// The driver assembles the PTX for the GPU and caches the result on disk.
 CUmodule load_ptx(const Kernel& kernel, LoadedKernel& loaded) {
   std::string text = specialised(kernel, cuda_modules().ptx(kernel));
   loaded.bindings = take_bindings(text);

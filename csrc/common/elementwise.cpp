@@ -23,8 +23,8 @@ static_assert(kElementwiseMaxInputs == MLX_ANVIL_ELEMENTWISE_MAX_INPUTS);
 // ---- kernels on the GPU -------------------------------------------------------------------------
 
 constexpr uint32_t kThreads = 256;
-constexpr int64_t kPackBytes = 16;      // one vector load; metal/common/elementwise.h has the same
-constexpr int64_t kPacksPerThread = 2;  // likewise
+constexpr int64_t kPackBytes = 16;      // one vector load; must match metal/common/elementwise.h
+constexpr int64_t kPacksPerThread = 2;  // must match metal/common/elementwise.h
 
 const Kernel& gpu_kernel(const ElementwiseVariant& variant,
                          const mx::array& output,
@@ -36,12 +36,12 @@ const Kernel& gpu_kernel(const ElementwiseVariant& variant,
       {{0, aligned}});
 }
 
-// A GPU's buffers start at far larger powers of two, so the offset into them decides.
+// GPU buffers start at far larger powers of two, so only the offset into the buffer matters.
 bool is_aligned(const mx::array& x) {
   return x.offset() % kPackBytes == 0;
 }
 
-// Whether every full pack of every array starts at a multiple of 16 bytes.
+// Returns true if every full pack of every array starts at a multiple of 16 bytes.
 bool packs_are_aligned(const ElementwiseLayout& layout,
                        const Arrays& inputs,
                        const Arrays& outputs) {
@@ -74,10 +74,10 @@ ElementwiseParams make_params(const ElementwiseLayout& layout) {
 
 // ---- kernels on the CPU -------------------------------------------------------------------------
 
-// Ranges start at multiples of this many elements, so that every thread's vectors are aligned
-// alike.
+// Ranges start at multiples of this many elements, so that vectors have the same alignment in every
+// thread.
 constexpr int64_t kRangeUnit = 64;
-// Elements that are worth waking a thread for: about 15 us of work.
+// Minimum elements per thread: about 15 us of work, enough to pay for waking a thread.
 constexpr int64_t kGrain = 32768;
 
 // ---- the primitive ------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ Arrays apply_elementwise(const ElementwiseVariant& variant,
   }
   Arrays operands;
   for (const mx::array& x : same_shape) {
-    // Dense arrays have one axis to a kernel, whatever their rank.
+    // Rank does not matter to a kernel if an array is dense.
     const bool deep = x.ndim() > static_cast<size_t>(kElementwiseMaxRank);
     operands.push_back(deep ? dense_copy(x, stream) : x);
   }

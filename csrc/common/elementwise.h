@@ -1,6 +1,6 @@
-// Elementwise ops: up to four inputs of one shape and dtype, up to two outputs of that shape and
-// dtype. An op describes its formulas (ElementwiseVariant); layouts, memory, threads, grids, vmap
-// and the route to a kernel are here.
+// Elementwise ops: up to four inputs of one shape and dtype, up to two outputs of the same shape
+// and dtype. An op supplies its formulas as an ElementwiseVariant; this file handles layouts,
+// memory, threads, grids, vmap and routing.
 #pragma once
 
 #include "common/elementwise_layout.h"
@@ -8,8 +8,7 @@
 
 namespace mlx_anvil {
 
-// One formula of an op, with everything that is known about it. Ops keep one static variant for
-// each.
+// One formula of an op. Ops keep one static variant per formula.
 struct ElementwiseVariant {
   const char* op;         // the op's Python name
   const char* variant;    // "forward", "backward", ...; kernels are <op>_<variant>_<dtype>_<layout>
@@ -17,10 +16,10 @@ struct ElementwiseVariant {
   int outputs;
   const ElementwiseKernels& (*cpu)();  // for the current instruction set
 
-  // The formula in MLX ops: what the derivatives without a kernel of their own are taken of.
+  // The formula in MLX ops. Derivatives without a fused kernel are derived from it.
   Arrays (*compose)(const Arrays& inputs, mx::Stream stream);
 
-  // Fused derivatives; null where those of `compose` have to do.
+  // Fused derivatives. Null: differentiate `compose`.
   Arrays (*vjp)(const Arrays& primals,
                 const Arrays& cotangents,
                 const std::vector<int>& argnums,
@@ -31,8 +30,8 @@ struct ElementwiseVariant {
                 mx::Stream stream) = nullptr;
 };
 
-// Adds the formula to the graph, or its composition where `stream` has no kernels (which `trace()`
-// shows). Inputs have one dtype already; shapes broadcast.
+// Adds the formula to the graph. If `stream` has no kernels it adds the composition and notes the
+// fallback for `trace()`. Inputs must share one dtype; their shapes broadcast.
 Arrays apply_elementwise(const ElementwiseVariant& variant,
                          const Arrays& inputs,
                          mx::Stream stream);

@@ -1,5 +1,5 @@
-// What the host hands to an elementwise CPU kernel. Plain data: kernel files include this header
-// (see isa.h for why they include no other kind).
+// Arguments of elementwise CPU kernels. Plain data, because kernel files include this header (isa.h
+// says why they include no other kind).
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct ElementwiseArgs {
   int rank;                                       // at least 1
   const int64_t* shape;                           // [rank]
   const int64_t* strides[kElementwiseMaxInputs];  // [rank], in elements
-  bool stream_outputs;                            // write past the cache
+  bool stream_outputs;                            // use streaming stores
 };
 
-// Computes the outputs' elements [begin, end), counted in memory order.
+// Computes output elements [begin, end) in memory order.
 using ElementwiseKernel = void (*)(const ElementwiseArgs&, int64_t begin, int64_t end);
 
 using ElementwiseKernels = PerDtype<ElementwiseKernel>;

@@ -9,20 +9,20 @@ namespace mlx_anvil {
 
 namespace {
 
-// Dense, without gaps or repeats, though perhaps in an order other than row-major.
+// Dense means without gaps or repeats, but not necessarily row-major.
 bool is_dense(const mx::array& x) {
   return x.flags().contiguous && x.data_size() == x.size();
 }
 
-// When all inputs are dense in one common order, the outputs take that order: then nothing is
-// strided.
+// Returns true if all inputs are dense in one common order. The outputs then use that order, and
+// nothing is strided.
 bool share_dense_order(const Arrays& inputs) {
   return std::all_of(inputs.begin(), inputs.end(), [&](const mx::array& x) {
     return is_dense(x) && x.strides() == inputs[0].strides();
   });
 }
 
-// Appends an axis, or merges it into the one before where that is one axis in every input.
+// Appends an axis, or merges it into the previous one if the two are contiguous in every input.
 void add_axis(ElementwiseLayout& layout, const Arrays& inputs, size_t axis) {
   const int64_t extent = inputs[0].shape()[axis];
   const int previous = layout.rank - 1;
@@ -60,7 +60,7 @@ ElementwiseLayout strided_layout(const Arrays& inputs) {
       add_axis(layout, inputs, axis);
     }
   }
-  // Axes of length 1 may be all that kept the inputs from being dense.
+  // Only axes of length 1 may have kept the inputs from being dense.
   const bool flat =
       layout.rank == 0 ||
       (layout.rank == 1 && std::all_of(layout.strides, layout.strides + inputs.size(),

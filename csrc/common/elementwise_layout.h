@@ -1,3 +1,4 @@
+// Memory layout of an elementwise call, computed by elementwise.cpp.
 #pragma once
 
 #include "common/elementwise_args.h"
@@ -5,21 +6,21 @@
 
 namespace mlx_anvil {
 
-// How the inputs of an elementwise op lie in memory, after merging every two axes that are one axis
-// in all of them. The outputs are dense, in the order in which `shape` runs.
+// Strides of the inputs, after merging adjacent axes that are contiguous in all of them. The
+// outputs are dense, in the order of `shape`.
 struct ElementwiseLayout {
   int rank = 0;
   int64_t size = 0;
   int64_t shape[kElementwiseMaxRank] = {};
   int64_t strides[kElementwiseMaxInputs][kElementwiseMaxRank] = {};  // in elements
   bool flat = false;      // every input is dense in the outputs' order
-  bool in_place = false;  // an output uses an input's memory
+  bool in_place = false;  // an output reuses an input's memory
 
   int64_t width() const { return shape[rank - 1]; }
 };
 
-// Finds the layout and gives every output memory: an input's own where MLX says that nobody else
-// needs it (each element is read before it is written), else fresh.
+// Computes the layout and allocates the outputs. An output reuses a donatable input's memory: each
+// element is read before it is written.
 ElementwiseLayout prepare_elementwise(const Arrays& inputs,
                                       Arrays& outputs,
                                       const mx::Stream& stream);

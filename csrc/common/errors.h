@@ -1,3 +1,4 @@
+// The two kinds of errors that ops throw, and the form of their text.
 #pragma once
 
 #include <stdexcept>

@@ -12,11 +12,11 @@ namespace mlx_anvil {
 
 namespace {
 
-// One output of each primitive behind `results` that has not been evaluated, inputs first.
+// Returns one output per unevaluated primitive behind `results`, inputs first.
 Arrays topological_order(const Arrays& results) {
   Arrays order;
   std::unordered_set<std::uintptr_t> seen;
-  std::vector<std::pair<mx::array, bool>> stack;  // whether its inputs are in order
+  std::vector<std::pair<mx::array, bool>> stack;  // true: all its inputs have been listed
   for (const mx::array& x : results) {
     stack.emplace_back(x, false);
   }
@@ -41,8 +41,8 @@ Arrays topological_order(const Arrays& results) {
   return order;
 }
 
-// As MLX does behind each primitive: the memory stays until the work that reads it is done. That of
-// the node itself is not held, so that the next one may take it over.
+// Holds memory until the work that reads it is done, as MLX does after each primitive. The node's
+// own memory is not held, so that the next node can reuse it.
 void keep_memory_on_cpu(const mx::array& node, mx::Stream stream) {
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory;
   for (const mx::array& input : node.inputs()) {
@@ -81,7 +81,7 @@ void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stre
   const bool on_cpu = stream.device == mx::Device::cpu;
   Arrays order = topological_order(results), read;
   for (mx::array& next : order) {
-    mx::array node = std::move(next);  // not held by `order` when its readers are evaluated
+    mx::array node = std::move(next);  // `order` would keep its readers from reusing its memory
     {
       Arrays outputs = node.outputs();
       evaluate_primitive(node.primitive(), node.inputs(), outputs);
@@ -100,8 +100,8 @@ void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stre
   if (on_cpu) {
     return;
   }
-  // Later kernels do not wait for temporaries: those that share the memory of what others read or
-  // wrote are none.
+  // Later kernels do not wait for temporaries. Arrays that share memory with inputs or results must
+  // therefore not become temporaries.
   std::unordered_set<const void*> shared;
   for (const Arrays* arrays : {&inputs, &results}) {
     for (const mx::array& x : *arrays) {

@@ -16,7 +16,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Smaller outputs come out of the 32 MB, or out of the heap, where their pages stay.
+// Smaller outputs come from MLX's 32 MB cache or from the heap, which keeps their pages.
 constexpr size_t kLarge = size_t{4} << 20;
 constexpr size_t kDefaultCacheLimit = size_t{32} << 20;
 constexpr int64_t kReserve = int64_t{512} << 20;
@@ -26,7 +26,7 @@ const pid_t loaded_by = getpid();
 
 #if defined(__linux__)
 
-// The number after `key` in a file of lines "key number".
+// Reads the number after `key` in a file of "key number" lines.
 std::optional<int64_t> read_field(const char* path, const std::string& key) {
   std::ifstream file(path);
   std::string word;
@@ -43,11 +43,11 @@ std::optional<int64_t> read_field(const char* path, const std::string& key) {
 
 std::optional<int64_t> read_number(const char* path) {
   std::ifstream file(path);
-  int64_t value = 0;  // "max" where a container has no limit
+  int64_t value = 0;  // the file says "max" if the container has no limit
   return file >> value ? std::optional(value) : std::nullopt;
 }
 
-// What the container's limit leaves; the kernel drops inactive pages of files by itself.
+// Memory left within the container's limit. The kernel drops inactive file pages when needed.
 std::optional<int64_t> available_in_container() {
   const auto limit = read_number("/sys/fs/cgroup/memory.max");
   const auto used = read_number("/sys/fs/cgroup/memory.current");
@@ -63,12 +63,12 @@ std::optional<int64_t> available_in_container() {
 void raise_cache_limit() {
   const size_t raised = std::max(kDefaultCacheLimit, mx::get_memory_limit() / 4);
   const size_t before = mx::set_cache_limit(raised);
-  if (before != kDefaultCacheLimit) {  // the program's own
+  if (before != kDefaultCacheLimit) {  // set by the program, so restore it
     mx::set_cache_limit(before);
   }
 }
 
-// Whether an output of this size needs the memory that MLX's cache holds.
+// Returns true if an output of `bytes` needs memory that MLX's cache holds.
 bool is_memory_short(size_t bytes) {
   if (mx::get_active_memory() + mx::get_cache_memory() + bytes > mx::get_memory_limit()) {
     return true;
@@ -95,11 +95,12 @@ void keep_freed_memory(size_t output_bytes, const mx::Stream& stream) {
   if (output_bytes < kLarge || stream.device != mx::Device::cpu || mx::gpu::is_available()) {
     return;
   }
-  // MLX would wait for streams whose threads a forked child does not have.
+  // set_cache_limit() and clear_cache() wait for streams whose threads a forked child does not
+  // have.
   if (loaded_by != getpid()) {
     return;
   }
-  // MLX waits for its streams in these calls, and work on a stream may need Python's lock.
+  // MLX waits for its streams in these calls, and work on a stream may need the GIL.
   static std::atomic<bool> raised{false};
   if (!raised.exchange(true)) {
     WithoutGil unlocked;

@@ -1,4 +1,4 @@
-// A vector of a few elements, which lie in it: it allocates nothing.
+// A vector of fixed capacity that stores its elements inline and never allocates.
 #pragma once
 
 #include <algorithm>

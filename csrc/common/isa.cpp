@@ -41,7 +41,7 @@ Isa choose() {
       return isa;
     }
   }
-  // Another name ends the import (mlx_anvil/_compat.py).
+  // mlx_anvil/_compat.py rejects any other name on import.
   return best;
 }
 

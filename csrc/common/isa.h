@@ -1,9 +1,10 @@
-// CPU kernels are compiled once per instruction set, each time into a namespace of its own, and one
-// build is chosen when the library is first used. cmake/CpuKernels.cmake has the same list.
+// Runtime selection of an instruction set. Each CPU kernel is compiled once per instruction set,
+// each time into its own namespace. The best build is chosen on first use. cmake/CpuKernels.cmake
+// has the same list.
 //
-// A kernel file (csrc/<op>/cpu.cpp) includes only headers without library code that the compiler
-// may leave out of line (no containers, no MLX): the linker keeps one copy of such a function, and
-// that copy must not be one compiled for an instruction set which this machine lacks.
+// A kernel file (csrc/<op>/simd/*.cpp) must not include headers whose functions the compiler may
+// emit out of line (containers, MLX). The linker keeps one copy of such a function, and that copy
+// could use instructions that this machine lacks.
 #pragma once
 
 namespace mlx_anvil {
@@ -16,27 +17,27 @@ enum class Isa { kBaseline };  // arm64: NEON
 inline constexpr Isa kAllIsas[] = {Isa::kBaseline};
 #endif
 
-// This machine has its instructions, and this build its kernels.
+// Returns true if this machine has the instructions and this build has the kernels.
 bool isa_supported(Isa isa);
 
-// The best that both this machine and this build have. The environment variable MLX_ANVIL_ISA, one
-// of the names below, chooses another, for tests and comparisons.
+// The best instruction set that machine and build support. The environment variable MLX_ANVIL_ISA
+// selects another by its name below, for tests and comparisons.
 Isa current_isa();
 
-// Makes `current_isa()` give `isa`; false when this machine lacks it.
+// Makes current_isa() return `isa`. Returns false if the machine does not support it.
 bool set_current_isa(Isa isa);
 
 // "baseline", "avx2", "avx512", "avx512_bf16"
 const char* isa_name(Isa isa);
 
-// Declares `const Table <name>_table` in the namespace of every build, and `const Table& <name>()`,
-// which gives that of `current_isa()`. Kernel files define theirs in MLX_ANVIL_ISA_NAMESPACE.
+// Declares `const Table <name>_table` in each build's namespace, and `const Table& <name>()`, which
+// returns the table of current_isa(). Kernel files define theirs in MLX_ANVIL_ISA_NAMESPACE.
 #define MLX_ANVIL_DECLARE_TABLE(isa, Table, name) \
   namespace isa_##isa {                           \
     extern const Table name##_table;              \
   }
 
-// Builds for the sanitizers leave some out: MLX_ANVIL_HAS_... are 0 or 1.
+// Sanitizer builds omit some instruction sets: MLX_ANVIL_HAS_... are 0 or 1.
 #define MLX_ANVIL_TABLE_IF_1(isa, name) &isa_##isa::name##_table
 #define MLX_ANVIL_TABLE_IF_0(isa, name) nullptr
 #define MLX_ANVIL_TABLE_PASTED(has, isa, name) MLX_ANVIL_TABLE_IF_##has(isa, name)

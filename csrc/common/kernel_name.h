@@ -1,5 +1,5 @@
-// What a launch says which kernel it wants by: no text is made of it, and none hashed, until the
-// kernel is wanted for the first time.
+// Kernel names as lookup keys. A launch builds and hashes no string; the text is made once, when
+// the kernel is first needed.
 #pragma once
 
 #include <concepts>
@@ -17,7 +17,7 @@ struct FunctionConstant {
   bool value;
 };
 
-// The values of some of a kernel's function constants, whose indices are below 32.
+// Values of some of a kernel's function constants. Their indices are below 32.
 class FunctionConstants {
  public:
   FunctionConstants() = default;
@@ -40,8 +40,8 @@ class FunctionConstants {
   uint32_t values_ = 0;
 };
 
-// A name in pieces: text that lives as long as the program does, and numbers. Equal where the same
-// text and numbers are in the same places.
+// A name as a sequence of numbers and of strings with static storage. Two names are equal if their
+// pieces are.
 class KernelName {
  public:
   class Piece {
@@ -55,7 +55,7 @@ class KernelName {
     bool operator==(const Piece&) const = default;
 
    private:
-    const char* text_ = nullptr;  // compared by where it lies
+    const char* text_ = nullptr;  // compared by address
     int64_t number_ = 0;
   };
 

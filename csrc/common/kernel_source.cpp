@@ -10,7 +10,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Below it a .metal file has its kernels; see metal/common/kernel.h.
+// The kernels of a .metal file follow this line; see metal/common/kernel.h.
 constexpr std::string_view kKernelsLine = "// ---- kernels\n";
 constexpr std::string_view kInclude = "#include \"metal/";
 
@@ -23,8 +23,8 @@ std::string_view text_of(std::string_view path) {
   throw std::invalid_argument("no Metal source " + std::string(path) + ".");
 }
 
-// Text with each of our headers in front of its first use. Line markers keep the compiler's
-// messages pointing at the files that people edit.
+// Expands our includes, each on its first use. Line markers make compiler messages point to the
+// original files.
 class Resolver {
  public:
   void add(std::string_view path, std::string_view text) {
@@ -44,7 +44,7 @@ class Resolver {
       } else if (content != "#pragma once") {
         out_ << content;
       }
-      out_ << '\n';  // keeps the line numbers
+      out_ << '\n';  // preserves line numbers
     }
   }
   std::ostringstream& out() { return out_; }

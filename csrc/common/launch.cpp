@@ -29,14 +29,13 @@ std::string make_pipeline_key(const std::string& name,
   return key;
 }
 
-// What is bound, in order: the dtype and direction of each array ("=0": that of binding 0 once
-// more, in place of one that the call does not have), bytes of the params, bytes of threadgroup
-// memory.
+// Describes the bindings for trace(), in order: dtype and direction of each array, size of the
+// params, sizes of threadgroup memory. "=0" marks an array bound again in place of an absent one.
 std::vector<std::string> describe_bindings(const KernelLaunch& launch) {
   std::vector<std::string> described;
   std::vector<const mx::array*> bound;
-  // Not by array.data(), which on CUDA moves the array to memory of the host: away from where the
-  // kernel, which has its address but has not run, will look for it.
+  // array.data() would move a CUDA array to host memory, away from the address that the enqueued
+  // kernel will use.
   const auto describe = [&](const mx::array* x, const char* direction) {
     const auto same = std::find_if(bound.begin(), bound.end(), [&](const mx::array* other) {
       return other->buffer().ptr() == x->buffer().ptr() && other->offset() == x->offset();
@@ -60,8 +59,8 @@ std::vector<std::string> describe_bindings(const KernelLaunch& launch) {
   return described;
 }
 
-// MLX's encoder takes temporaries out of what later kernels wait for. With an array of the graph
-// among them, a later kernel could read it too early, or write it too early.
+// MLX's encoder orders no later kernel after a temporary. If an array of the graph were one, a
+// later kernel could read or overwrite it too early.
 void check_temporaries(const KernelLaunch& launch) {
   for (const Scratch* temporary : launch.temporaries) {
     if (!temporary->is_unshared()) {
@@ -73,7 +72,7 @@ void check_temporaries(const KernelLaunch& launch) {
   }
 }
 
-// Where a kernel ran, for trace().
+// Where a kernel ran, as trace() shows it.
 std::string device_text([[maybe_unused]] const Kernel& kernel, const mx::Device& device) {
   if (device == mx::Device::cpu) {
     return "simulator";

@@ -1,6 +1,6 @@
-// The only interface of the ops to a GPU. An op's eval_gpu_kernels allocates its outputs, chooses a
-// variant, fills a KernelLaunch and calls launch(). The backends (launch_<backend>.cpp) are the
-// only files that know Metal, CUDA or the simulator.
+// The ops' only interface to a GPU. An op's eval_gpu_kernels() allocates outputs, selects a
+// variant, fills a KernelLaunch and calls launch(). Only the backends (launch_<backend>.cpp) know
+// Metal, CUDA or the simulator.
 #pragma once
 
 #include <array>
@@ -20,18 +20,18 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// A kernel together with the function constants that specialise it: made once and kept, see
+// A kernel with the function constants that specialise it. Created once and kept; see
 // kernel_named().
 class Kernel {
  public:
-  // `op` names the folder under metal/ that holds the kernel.
+  // `op` names the folder under metal/ that contains the kernel.
   Kernel(std::string op, std::string name, std::vector<FunctionConstant> constants = {});
 
   const std::string& op() const { return op_; }
   const std::string& name() const { return name_; }
   const std::vector<FunctionConstant>& constants() const { return constants_; }
 
-  // Unique over name and constants: what a pipeline is cached by.
+  // Unique per name and constants. Pipelines are cached by this key.
   const std::string& pipeline_key() const { return pipeline_key_; }
 
  private:
@@ -41,7 +41,7 @@ class Kernel {
   std::string pipeline_key_;
 };
 
-// The kernel of this name and these constants, made when it is first asked for and kept.
+// Returns the kernel of this name with these constants. Creates it on first use and keeps it.
 const Kernel& kernel_named(const char* op,
                            const KernelName& name,
                            const FunctionConstants& constants);
@@ -52,15 +52,16 @@ struct Extent {
   uint32_t z = 1;
 };
 
-// What a backend tells of a pipeline, by the names that `python -m mlx_anvil report` prints.
+// What a backend reports about a pipeline, under the names that `python -m mlx_anvil report`
+// prints.
 using PipelineFacts = std::map<std::string, uint64_t>;
 
 using KernelInputs = InlineVector<const mx::array*, 16>;
 using KernelOutputs = InlineVector<mx::array*, 8>;
 using KernelTemporaries = InlineVector<const Scratch*, 4>;
 
-// Bindings are numbered inputs first, then outputs, then the params. Array pointers and params must
-// live until launch() returns.
+// Bindings are numbered in this order: inputs, outputs, params. Arrays and params must live until
+// launch() returns.
 struct KernelLaunch {
   const Kernel* kernel;
   KernelInputs inputs;
@@ -69,26 +70,27 @@ struct KernelLaunch {
   size_t params_size = 0;
   Extent grid;                                   // threadgroups
   Extent threadgroup;                            // threads
-  InlineVector<uint32_t, 4> threadgroup_memory;  // bytes of each [[threadgroup(i)]] argument
-  KernelTemporaries temporaries;                 // those of the arrays that are this call's own
+  InlineVector<uint32_t, 4> threadgroup_memory;  // bytes per [[threadgroup(i)]] argument
+  KernelTemporaries temporaries;                 // bound arrays that only this call uses
 };
 
-// Encodes the kernel on `stream` and records it for `trace()`. Throws where no backend serves it,
-// and where somebody else holds a temporary.
+// Encodes the kernel on `stream` and records it for trace(). Throws if no backend serves the
+// device, or if anyone else holds a temporary.
 void launch(const KernelLaunch& launch, const mx::Stream& stream);
 
-// Keeps arrays until all that `stream` was given so far has run. Later kernels do not wait for
-// them, so they must be arrays that nobody else holds.
+// Keeps arrays alive until all work submitted to `stream` so far has run. Later kernels do not wait
+// for them, so nobody else may hold them.
 void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream);
 
-// Whether launch() can serve `device`; if not, why (for the text of a fallback).
+// Returns true if launch() can serve `device`. Otherwise sets the reason, which a fallback reports.
 bool can_launch(const mx::Device& device, std::string* why_not);
 
-// Whether it would on MLX's CUDA backend, some of whose own kernels are faster.
+// Returns true if launch() would use MLX's CUDA backend. Some of MLX's own kernels are faster
+// there.
 bool launches_on_cuda(const mx::Device& device);
 
-// One group of threads per `per_threadgroup` work items, folded into two dimensions so that neither
-// passes what a grid may have; a kernel's linear index is y * grid.x + x.
+// Returns a grid with one threadgroup per `per_threadgroup` items, folded into two dimensions to
+// stay within the limit of each. The kernel's linear index is y * grid.x + x.
 Extent linear_grid(int64_t items, int64_t per_threadgroup);
 
 #ifdef MLX_ANVIL_METAL
@@ -104,8 +106,8 @@ PipelineFacts build_cuda(const Kernel& kernel, const mx::Device& device);
 bool can_launch_cuda(const mx::Device& device, std::string* why_not);
 DeviceTraits cuda_traits(const mx::Device& device);
 
-// What trace() says of where a kernel that was launched there runs: "cuda (sm_90)" where it was
-// loaded as a cubin of that architecture, "cuda" where the driver assembled its PTX.
+// The device that trace() reports for a kernel: "cuda (sm_90)" if it was loaded from a cubin of
+// that architecture, "cuda" if the driver assembled its PTX.
 std::string cuda_device_text(const Kernel& kernel, const mx::Device& device);
 #endif
 

@@ -13,7 +13,7 @@ bool is_of_vectors(const mx::array& x, int vector_bytes) {
   const auto whole = [&](int64_t elements) {
     return elements * static_cast<int64_t>(x.itemsize()) % vector_bytes == 0;
   };
-  // Where an array begins in its buffer decides, and buffers begin at page boundaries.
+  // Buffers start at page boundaries, so only the offset into the buffer matters.
   if (x.strides(-1) != 1 || !whole(x.shape(-1)) || x.offset() % vector_bytes != 0) {
     return false;
   }

@@ -1,4 +1,4 @@
-// What dispatches ask of arrays before a launch.
+// Properties of arrays that select a kernel variant.
 #pragma once
 
 #include <initializer_list>
@@ -9,10 +9,10 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// As in the names of kernels: "float32", "float16" or "bfloat16".
+// The dtype as kernel names spell it: "float32", "float16" or "bfloat16".
 const char* dtype_name(const mx::array& x);
 
-// Whether every row of each is a run of whole, aligned vectors of so many bytes.
+// Returns true if every row of every array consists of whole, aligned vectors of `vector_bytes`.
 bool rows_are_vectors(std::initializer_list<const mx::array*> arrays, int vector_bytes = 16);
 
 }  // namespace mlx_anvil

@@ -1,4 +1,4 @@
-// launch() on MLX's CUDA backend: the same kernels as PTX, which mslc made of them.
+// launch() on MLX's CUDA backend. mslc compiles the same kernels to PTX.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,16 +16,16 @@ namespace mlx_anvil {
 namespace {
 
 constexpr size_t kMaxArguments = 32;
-constexpr size_t kMaxParamsBytes = 1024;  // by value; shim/ptx/entry_ptx.h has the same
-constexpr uint32_t kMaxGridYz = 65535;    // of a grid
-// Bytes of a block that a launch gives: with up to 32 KB that kernels declare, what a launch may
-// have.
+constexpr size_t kMaxParamsBytes = 1024;  // passed by value; must match shim/ptx/entry_ptx.h
+constexpr uint32_t kMaxGridYz = 65535;    // limit of the y and z dimensions of a grid
+// Dynamic shared memory that needs no opt-in: 48 KB per block, less the 32 KB that kernels may
+// declare statically.
 constexpr uint32_t kDefaultSharedBytes = 16 << 10;
 constexpr size_t kSharedAlignment = 16;
-constexpr int kSharedBytesOfSystem = 1 << 10;  // that the driver keeps, per block
-constexpr int kMinCapability = 8;              // the architecture that the PTX is made for
+constexpr int kSharedBytesOfSystem = 1 << 10;  // reserved by the driver, per block
+constexpr int kMinCapability = 8;              // the PTX targets this architecture
 
-// Of the driver's enumerations of device and function attributes.
+// Values of the driver's enumerations of device and function attributes.
 constexpr int kMultiprocessorCount = 16;
 constexpr int kSharedBytesOfMultiprocessor = 81;
 constexpr int kMaxDynamicSharedBytes = 8;
@@ -36,7 +36,7 @@ constexpr std::array<std::pair<const char*, int>, 4> kFacts = {{
     {"registers_per_thread", 4},
 }};
 
-// A kernel's arguments: the driver wants their addresses, in the order of the parameters.
+// A kernel's arguments. The driver takes their addresses in the order of the parameters.
 class Arguments {
  public:
   Arguments(const KernelLaunch& launch, const LoadedKernel& kernel) {
@@ -74,7 +74,8 @@ class Arguments {
       }
       addresses_[i] = bound[kernel.bindings[i]];
     }
-    // Threadgroup buffers lie in one block; the kernel is told where those after the first do.
+    // All threadgroup buffers share one block. The kernel receives the offsets of all but the
+    // first.
     for (size_t i = 0; i < launch.threadgroup_memory.size(); ++i) {
       if (i > 0) {
         offsets_[i - 1] = shared_bytes_;
@@ -97,7 +98,7 @@ class Arguments {
   uint32_t shared_bytes_ = 0;
 };
 
-// Never less than it was given before: launches of more that are in a graph would not run.
+// The limit only grows: launches recorded in a CUDA graph with more memory would fail otherwise.
 void allow_shared_bytes(const Kernel& kernel, const LoadedKernel& loaded, uint32_t bytes) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -118,7 +119,7 @@ dim3 to_dim3(const Extent& extent) {
 }  // namespace
 
 bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
-  // Asked several times for each launch, so what was found for a device is kept, as a bit.
+  // Called several times per launch, so a positive answer is cached as one bit per device.
   static std::atomic<uint64_t> usable{0};
   const uint64_t bit = uint64_t{1} << (device.index % 64);
   if (device.index < 64 && (usable.load(std::memory_order_relaxed) & bit)) {
@@ -180,7 +181,7 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
 }
 
 PipelineFacts build_cuda(const Kernel& kernel, const mx::Device& device) {
-  mx::cu::device(device.index).make_current();  // of the calling thread
+  mx::cu::device(device.index).make_current();  // for the calling thread
   const LoadedKernel& loaded = loaded_kernel(kernel, device.index);
   PipelineFacts facts;
   for (const auto& [name, attribute] : kFacts) {

@@ -1,4 +1,4 @@
-// launch() on Metal. The only file that includes a Metal header; compiled when MLX was built with
+// launch() on Metal. The only file that includes a Metal header. Compiled if MLX was built with
 // Metal.
 #include <dlfcn.h>
 
@@ -14,7 +14,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// mlx_anvil.metallib lies beside the extension module, wherever the package is installed.
+// mlx_anvil.metallib is installed next to the extension module.
 std::string metallib_path() {
   Dl_info info;
   if (!dladdr(reinterpret_cast<const void*>(&metallib_path), &info) || !info.dli_fname) {
@@ -25,8 +25,8 @@ std::string metallib_path() {
   return std::filesystem::exists(path, error) ? path.string() : "";
 }
 
-// The compiled library when the package has one; else the embedded source of this kernel alone,
-// which MLX compiles once per process. MLX caches both by name.
+// Returns the compiled metallib if the package has one. Otherwise MLX compiles this kernel's
+// embedded source, once per process. MLX caches both libraries by name.
 MTL::Library* library_for(mx::metal::Device& device, const Kernel& kernel) {
   static const std::string metallib = metallib_path();
   if (!metallib.empty()) {
@@ -41,7 +41,7 @@ MTL::ComputePipelineState* pipeline_for(mx::metal::Device& device, const Kernel&
   for (const FunctionConstant& constant : kernel.constants()) {
     constants.emplace_back(&constant.value, MTL::DataType::DataTypeBool, constant.index);
   }
-  // MLX caches pipelines by the hash name: it must tell specialisations of one kernel apart.
+  // MLX caches pipelines by hash name, so it must distinguish the specialisations of a kernel.
   return device.get_kernel(kernel.name(), library_for(device, kernel), kernel.pipeline_key(),
                            constants);
 }

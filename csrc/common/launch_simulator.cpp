@@ -1,4 +1,4 @@
-// launch() in the Metal simulator: the same kernels, bindings, params and grid, on the CPU stream.
+// launch() in the Metal simulator: same kernels, bindings, params and grid, on the CPU stream.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -18,8 +18,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Synchronisation points and unbounded loop steps that a threadgroup may make before it counts as
-// hung.
+// A threadgroup counts as hung after this many synchronisation points and steps of unbounded loops.
 constexpr unsigned long long kStepLimit = 200'000'000;
 
 std::mutex toolchain_mutex;
@@ -33,7 +32,7 @@ SimulatorToolchain toolchain(const std::string& op) {
   return registered_toolchain;
 }
 
-// A library that mslc compiled, loaded for the life of the process.
+// A library compiled by mslc. It stays loaded for the life of the process.
 class SimulatorLibrary {
  public:
   SimulatorLibrary(const std::string& op, const std::string& path) : path_(path) {
@@ -41,7 +40,8 @@ class SimulatorLibrary {
     if (!handle_) {
       throw_internal_error(op, std::string("the simulator cannot load ") + path + ": " + dlerror());
     }
-    // Found through the kernel library, which is linked with the runtime.
+    // The kernel library links against the runtime, so dlsym() finds the runtime's symbols through
+    // it.
     run = symbol<decltype(run)>(op, "mslc_run");
     clear_report = symbol<decltype(clear_report)>(op, "mslc_report_clear");
     const auto version = symbol<unsigned int (*)()>(op, "mslc_abi_version");
@@ -88,8 +88,8 @@ const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
   });
 }
 
-// What a kernel may touch of an array: bytes relative to its first element. Views that run
-// backwards reach below it.
+// The byte range that a kernel may access, relative to the array's first element. Views with
+// negative strides extend below it.
 struct Reach {
   int64_t low = 0;
   int64_t high = 0;
@@ -108,9 +108,9 @@ Reach reach_of(const mx::array& x) {
   return {reach.low * itemsize, (reach.high + 1) * itemsize};
 }
 
-// A copy of an array's memory for one launch. MLX's memory on the CPU starts 8 bytes behind a
-// multiple of 16. The copy lies as far behind a multiple of MSLC_BUFFER_ALIGNMENT as the array in
-// its buffer on a GPU, is aligned no better than that, and has nothing of ours around it.
+// A copy of an array's memory for one launch. MLX's CPU memory starts 8 bytes after a multiple of
+// 16. The copy has the alignment that a GPU buffer would have, no better, and no data of ours
+// adjoins it.
 class DeviceCopy {
  public:
   DeviceCopy(const mx::array& x, bool is_output)
@@ -161,13 +161,13 @@ mslc_size to_size(const Extent& extent) {
   return {extent.x, extent.y, extent.z};
 }
 
-// One launch: its arrays, copied to where a GPU would have them, and back.
+// One launch. Copies its arrays to where a GPU would have them, runs the kernel, and copies back.
 struct Simulation {
   const SimulatorLibrary* library;
   const mslc_kernel* kernel;
   const KernelLaunch* launch;
   std::vector<DeviceCopy> arrays;
-  std::vector<size_t> bindings;  // index into arrays: an output may lie in an input's memory
+  std::vector<size_t> bindings;  // indices into arrays: an output may share an input's memory
 
   void bind(const mx::array& x, bool is_output) {
     const auto known = std::find_if(arrays.begin(), arrays.end(), [&](const DeviceCopy& copy) {
@@ -193,8 +193,8 @@ struct Simulation {
     if (launch->params_size > 0) {
       bound.push_back({const_cast<void*>(launch->params), launch->params_size, 0});
     }
-    // A view that runs backwards reaches below its first element. Overlapping buffers count as one
-    // to the checks, so its whole memory is bound once more, where no kernel looks.
+    // A view with negative strides extends below its first element. The checks treat overlapping
+    // buffers as one, so its whole memory is bound again, at an index that no kernel reads.
     for (const DeviceCopy& array : arrays) {
       if (array.reaches_back()) {
         bound.push_back(array.whole());
@@ -259,8 +259,8 @@ void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream) {
   for (const mx::array* output : launch.outputs) {
     simulation.bind(*output, true);
   }
-  // Here and now, not as a task of the stream: an error in a task stays with the stream, and MLX
-  // would raise it again in a later evaluation that has nothing to do with it.
+  // Runs synchronously. An error in a stream's task stays with the stream, and MLX would raise it
+  // again in a later, unrelated evaluation.
   mx::synchronize(stream);
   simulation.run();
 }

@@ -20,13 +20,13 @@ namespace mlx_anvil {
 
 namespace {
 
-// Ranges get shorter, so that threads end at nearly the same time without taking many: a thread's
-// share in units, for as many ranges as this has numbers.
+// Ranges get shorter, so that threads finish at nearly the same time with few ranges each. The
+// numbers are a thread's successive shares, in units.
 constexpr int kUnits[] = {7, 6, 4, 3, 2, 1, 1};
 constexpr int kUnitsPerThread = 24;
 static_assert(std::accumulate(std::begin(kUnits), std::end(kUnits), 0) == kUnitsPerThread);
 
-// Of less work than makes units worth it, equal ones.
+// Smaller jobs get ranges of equal length instead.
 constexpr int kEqualRangesPerThread = 4;
 
 class Ranges {
@@ -60,7 +60,7 @@ class Ranges {
 
 namespace {
 
-// 0: any number.
+// 0: no limit.
 int env_threads() {
   for (const char* name : {
            "OMP_NUM_THREADS",
@@ -77,10 +77,10 @@ int env_threads() {
 }
 
 #if defined(__linux__)
-// The cores' worth of time that a container may use (cgroup v2), or none where it has no limit.
+// The CPU quota of the container in cores (cgroup v2). Empty if there is no limit.
 std::optional<int> container_cores() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
-  int64_t quota = 0, period = 0;  // "max 100000" without a limit
+  int64_t quota = 0, period = 0;  // the file says "max 100000" if there is no limit
   if (file >> quota >> period && quota > 0 && period > 0) {
     return static_cast<int>((quota + period - 1) / period);
   }

@@ -1,3 +1,5 @@
+// Data-parallel loops of the CPU kernels, on the thread pool (Linux) or Grand Central Dispatch
+// (macOS).
 #pragma once
 
 #include <cstdint>
@@ -5,15 +7,17 @@
 
 namespace mlx_anvil {
 
-// Threads that `parallel_for` may use: as many as the cores that this process may run on, within
-// its container's share of them (Linux), or as OMP_NUM_THREADS says if that is fewer.
+// The number of threads that parallel_for() may use: the cores in this process's affinity mask,
+// limited by the container's quota (Linux) and by OMP_NUM_THREADS.
 int max_threads();
 
-// Calls `body(begin, end)` over disjoint ranges that cover [0, count), on several threads. No range
-// is shorter than `grain` unless `count` is, so `grain` is the amount of work that is worth waking
-// a thread for, and smaller work stays on the calling thread. There are a few ranges for each
-// thread, taken as threads become free, so that a thread that is held up does not hold up the
-// whole. The ranges depend on `count`, `grain` and `max_threads()` only. `body` must not throw.
+// Calls `body(begin, end)` on several threads, over disjoint ranges that cover [0, count). `body`
+// must not throw.
+//
+// No range is shorter than `grain` unless `count` is. `grain` is the smallest amount of work that
+// pays for waking a thread; smaller jobs stay on the calling thread. Each thread takes several
+// ranges, one at a time, so a preempted thread delays only its current range. The ranges depend
+// only on `count`, `grain` and max_threads().
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace mlx_anvil

@@ -17,7 +17,7 @@ namespace {
 
 struct Plan {
   std::vector<PlannedKernel> kernels;
-  std::set<std::tuple<const Kernel*, bool>> known;  // with simulation_mode().checked
+  std::set<std::tuple<const Kernel*, bool>> known;  // the flag is simulation_mode().checked
 };
 
 thread_local Plan* current_plan = nullptr;
@@ -33,8 +33,7 @@ class PlanScope {
   Plan* before_;
 };
 
-// Primitives of MLX that compute no element: evaluating one makes strides and an offset of those of
-// its input.
+// Returns true for MLX's view primitives. Evaluating one only sets strides and an offset.
 bool is_view(const mx::Primitive& primitive) {
   static constexpr std::array<std::string_view, 9> kViews = {
       "Transpose", "Broadcast", "BroadcastAxes",    "ExpandDims", "Squeeze",
@@ -42,10 +41,10 @@ bool is_view(const mx::Primitive& primitive) {
   return std::find(kViews.begin(), kViews.end(), primitive.name()) != kViews.end();
 }
 
-// A walk over a graph from its inputs to its outputs.
+// Walks a graph from its inputs to its outputs.
 class Planner {
  public:
-  // Those of all arrays that `output` needs, without recursion: graphs are deep.
+  // Plans everything that `output` depends on. Iterative, because graphs can be deep.
   void visit(const mx::array& output) {
     std::vector<mx::array> stack{output};
     while (!stack.empty()) {
@@ -73,7 +72,7 @@ class Planner {
   }
 
  private:
-  // Adds the outputs of the primitive of `x`, which `x` is one of.
+  // Plans the primitive that produced `x` and adds all its outputs.
   void plan(const mx::array& x) {
     std::vector<mx::array> inputs;
     for (const mx::array& input : x.inputs()) {
@@ -102,7 +101,7 @@ class Planner {
     }
   }
 
-  std::unordered_map<std::uintptr_t, mx::array> arrays_;  // by what they stand in for
+  std::unordered_map<std::uintptr_t, mx::array> arrays_;  // by the id of the array they replace
 };
 
 }  // namespace

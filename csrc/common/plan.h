@@ -1,4 +1,4 @@
-// Which kernels a graph is going to launch, found without running it: what prebuild() is made of.
+// Finds the kernels that a graph will launch without running it. Python's prebuild() uses it.
 #pragma once
 
 #include <vector>
@@ -14,25 +14,26 @@ namespace mx = mlx::core;
 struct PlannedKernel {
   const Kernel* kernel;
   mx::Device device;
-  SimulationMode simulation;  // on a CPU device
+  SimulationMode simulation;  // for a CPU device
 };
 
-// Of the ops in the graph behind `outputs` that has not been evaluated, in the order of their first
-// launch. Each op dispatches as it would, on arrays that have a shape, a dtype and strides, but no
-// memory. Nothing is evaluated or allocated.
+// Returns the kernels of all unevaluated ops behind `outputs`, in the order of their first launch.
+// Each op dispatches as usual, on arrays that have a shape, a dtype and strides, but no memory.
+// Nothing is evaluated or allocated.
 std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs);
 
-// For a primitive that is planned and runs a graph of its own: adds the kernels of that.
+// Plans a graph that a planned primitive would build and run itself.
 void plan_graph(const std::vector<mx::array>& outputs);
 
-// Builds the pipeline that launches of the kernel need, or waits for the thread that does.
+// Builds the pipeline that launches of the kernel need, or waits for the thread that is building
+// it.
 PipelineFacts build_pipeline(const PlannedKernel& planned);
 
-// For allocate() and launch(): whether the calling thread plans.
+// Returns true while the calling thread plans. allocate() and launch() check it.
 bool planning();
 mx::allocator::Data planned_memory();
 void plan_launch(const KernelLaunch& launch, const mx::Device& device);
-// Stands in for a copy of `x` that is row-contiguous, or for `x` before it is evaluated.
+// Stands in for a row-contiguous copy of `x`, or for an unevaluated `x`.
 mx::array planned_array(const mx::array& x);
 
 }  // namespace mlx_anvil

@@ -15,7 +15,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// `primals` with those at `argnums` replaced by `values`.
+// Returns `primals` with those at `argnums` replaced by `values`.
 Arrays substitute(const Arrays& primals, const std::vector<int>& argnums, const Arrays& values) {
   Arrays all = primals;
   for (size_t i = 0; i < argnums.size(); ++i) {
@@ -32,8 +32,7 @@ Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
   return selected;
 }
 
-// For use in an evaluation: MLX's primitive is asked to copy here and now. Its array tells it the
-// stream.
+// Copies during an evaluation, by calling MLX's primitive directly. The array supplies the stream.
 mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {
   if (planning()) {
     return planned_array(x);
@@ -58,7 +57,8 @@ size_t bytes_of(const mx::Shape& shape, mx::Dtype dtype) {
 
 }  // namespace
 
-// The error of mx.export_function() ends with the name, up to a blank: it says what to do.
+// mx.export_function() ends its error with this name, up to a blank. The name therefore contains
+// the remedy.
 const char* FusedPrimitive::name() const {
   static std::mutex mutex;
   static std::map<std::string, std::string> names;
@@ -96,7 +96,7 @@ void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
   }
   try {
     eval(all);
-  } catch (...) {  // the copying may not have run yet
+  } catch (...) {  // the copies may not have run yet
     all.clear();
     keep_until_done(std::move(copies), stream());
     throw;
@@ -183,7 +183,7 @@ Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::St
 
 namespace {
 
-// In `composed()`, what a primitive is instead.
+// Returns true inside `composed()`, where the composition replaces the primitive.
 bool is_composed(const FusedPrimitive& primitive) {
   const bool composed = composing();
   if (composed) {
@@ -209,7 +209,7 @@ Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
   if (is_composed(*primitive)) {
     return primitive->compose(inputs);
   }
-  if (dtypes.size() != 1) {  // none, or several, which MLX alone can tell that they belong together
+  if (dtypes.size() != 1) {  // MLX must know that several outputs have one primitive
     std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
     for (size_t i = 0; i < shapes.size(); ++i) {
       keep_freed_memory(bytes_of(shapes[i], dtypes[i]), primitive->stream());

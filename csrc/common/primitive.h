@@ -1,6 +1,6 @@
-// The base of every op's primitives. A derived class says how the op is defined in MLX ops
-// (`compose`) and gets vjp, jvp and vmap from that definition; it overrides those for which a fused
-// kernel is better. So every op is differentiable to any order.
+// The base class of every op's primitives. A derived class defines the op in MLX ops (`compose`)
+// and inherits vjp, jvp and vmap from that definition. It overrides those for which a fused kernel
+// is faster, so every op is differentiable to any order.
 #pragma once
 
 #include <memory>
@@ -23,33 +23,33 @@ class FusedPrimitive : public mx::Primitive {
   explicit FusedPrimitive(mx::Stream stream)
       : mx::Primitive(stream), simulation_(simulation_mode()) {}
 
-  // The Python name of the op, for messages and `trace()`.
+  // The op's Python name, for messages and trace().
   virtual const char* op() const = 0;
 
-  // What it computes, for messages: "SiluGateBackward".
+  // What the primitive computes, for messages: "SiluGateBackward".
   virtual const char* kind() const = 0;
 
-  // Never that of a primitive that MLX can export: MLX would read a state that ours do not have.
+  // Never the name of a primitive that MLX can export: MLX would read state that ours do not have.
   const char* name() const final;
 
-  // What this primitive computes, as a graph of MLX ops on this primitive's stream. Differentiable.
+  // The computation as a differentiable graph of MLX ops on this primitive's stream.
   virtual Arrays compose(const Arrays& inputs) = 0;
 
-  // Derived classes give the shapes without evaluating: shapeless compilation needs them.
+  // Computes the shapes without evaluating. Shapeless compilation needs them.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override = 0;
 
-  // The op on a CPU stream, by the CPU kernels; and by the Metal kernels, on a GPU stream or where
-  // the primitive was made inside `simulate()`.
+  // eval_cpu_kernels() runs the CPU kernels. eval_gpu_kernels() runs the Metal kernels, on a GPU
+  // stream or if the primitive was created inside simulate().
   virtual void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) = 0;
   virtual void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) = 0;
 
-  // Whether an evaluation is eval_gpu_kernels().
+  // Returns true if evaluation calls eval_gpu_kernels().
   bool launches_kernels() { return stream().device == mx::Device::gpu || simulation_.on; }
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) final;
   void eval_gpu(const Arrays& inputs, Arrays& outputs) final;
 
-  // MLX's entry points; derivatives of a simulated primitive are simulated too.
+  // MLX's entry points. Derivatives of a simulated primitive are simulated too.
   Arrays vjp(const Arrays& primals,
              const Arrays& cotangents,
              const std::vector<int>& argnums,
@@ -58,21 +58,19 @@ class FusedPrimitive : public mx::Primitive {
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs,
                                            const std::vector<int>& axes) final;
 
-  // True when both are of the same class and run in the same way; a class with parameters compares
-  // them too.
+  // Compares class and simulation mode. A class with parameters must compare those too.
   bool is_equivalent(const mx::Primitive& other) const override {
     return typeid(*this) == typeid(other) &&
            simulation_ == static_cast<const FusedPrimitive&>(other).simulation_;
   }
 
  protected:
-  // Whether an input is to be row-contiguous when it comes to eval_cpu_kernels() and
-  // eval_gpu_kernels(): one that is not is copied then. A node of the graph would cost a
-  // microsecond or two each time. Derivatives get theirs from such nodes: MLX's products give other
-  // bits for other layouts.
+  // Returns true if input i must be row-contiguous in eval_cpu_kernels() and eval_gpu_kernels(); it
+  // is copied there if not, since a copy node costs 1-2 us per call. Derivatives do use copy nodes:
+  // MLX's matrix products return different bits for different layouts.
   virtual bool wants_dense(size_t) const { return false; }
 
-  // By default the derivatives and the batching of `compose`; overridden where fused is better.
+  // The defaults differentiate or vectorise `compose`. Override them if a fused version is faster.
   virtual Arrays gradient(const Arrays& primals,
                           const Arrays& cotangents,
                           const std::vector<int>& argnums,
@@ -83,7 +81,7 @@ class FusedPrimitive : public mx::Primitive {
   virtual std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                                       const std::vector<int>& axes);
 
-  // What simulation_mode() was when the primitive was made.
+  // The value of simulation_mode() when the primitive was created.
   const SimulationMode& simulation_of_call() const { return simulation_; }
 
  private:
@@ -95,16 +93,16 @@ class FusedPrimitive : public mx::Primitive {
   const SimulationMode simulation_;
 };
 
-// Whether the numbers of `x` are there, row after row, and stay: what a transformation traces may
-// be given others.
+// Returns true if `x` is evaluated, row-contiguous and constant. A tracer is not constant: a
+// transformation may call the traced graph with other values.
 bool is_evaluated_dense(const mx::array& x);
 
-// For elementwise primitives: moves each batch axis to the front and broadcasts the inputs that
-// have none (axis -1), so that all inputs have one shape again.
+// For elementwise primitives: moves each batch axis to the front and broadcasts the inputs without
+// one (axis -1), so that all inputs have the same shape again.
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
 
-// The results of a primitive, as nodes of the graph. To be given `inputs` that nobody needs any
-// more: every copy of an array costs two atomic operations, and they add up in a call of an op.
+// The outputs of a primitive, as graph nodes. Move `inputs` in if possible: each copy of an array
+// costs two atomic operations, which add up in an op call.
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs);
 Arrays outputs_of(std::shared_ptr<FusedPrimitive> primitive,
                   const std::vector<mx::Dtype>& dtypes,

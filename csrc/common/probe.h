@@ -1,3 +1,4 @@
+// Test and benchmark access to the vectorised functions of simd/math.h and simd/simd.h.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,7 @@
 
 namespace mlx_anvil {
 
-// Lets tests reach the vectorised functions of simd_math.h and simd.h in every build of them, and
-// benchmarks the copy that bandwidth is measured against.
+// Tests call these functions in every build. Benchmarks measure copy bandwidth with stream_copy.
 struct Probe {
   using Map = void (*)(const float* x, float* out, int64_t count);
   Map exp;
@@ -17,11 +17,11 @@ struct Probe {
   Map exp2_bounded;
   Map exp2_bounded_float16;
   Map tanh;
-  Map through_float16;  // rounded to float16 and widened again
+  Map through_float16;  // rounds to float16 and widens again
   Map through_bfloat16;
-  Map stream_copy;  // past the cache
+  Map stream_copy;  // with streaming stores
 
-  // Reads everything as fast as memory gives it; what it returns depends on every element.
+  // Reads at full memory bandwidth. The result depends on every element.
   float (*read)(const float* x, int64_t count);
 };
 

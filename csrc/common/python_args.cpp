@@ -8,7 +8,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// As a message shows it: Python refuses to print ints of some thousands of digits.
+// Formats a number for a message. Python refuses to print integers of several thousand digits.
 std::string text_of(nb::handle value) {
   const nb::object text = nb::steal(PyObject_Str(value.ptr()));
   if (text.is_valid() && nb::len(text) <= 40) {
@@ -25,7 +25,7 @@ void require_number(const char* op,
                     const char* allowed,
                     const char* why_no_array = "") {
   const bool is_exact = PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr());
-  if (is_exact && is_number) {  // nearly always, and cheaper than the other questions
+  if (is_exact && is_number) {  // the common case, and the cheapest check
     return;
   }
   if (nb::isinstance<mx::array>(value)) {
@@ -37,7 +37,7 @@ void require_number(const char* op,
   }
 }
 
-// A type that converts to no number, or a number out of `range`.
+// Throws for a type that does not convert to a number, or for a number outside `range`.
 [[noreturn]] void refuse_number(const char* op,
                                 const char* argument,
                                 nb::handle value,

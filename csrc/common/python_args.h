@@ -1,6 +1,5 @@
-// Conversion of Python arguments, with errors in the form that all our ops use. nanobind's own
-// message
-// ("incompatible function arguments") names neither the argument nor what it should have been.
+// Conversion of Python arguments, with the error texts that all our ops use. nanobind's own message
+// ("incompatible function arguments") names neither the argument nor the allowed types.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,26 +15,26 @@ namespace mlx_anvil {
 namespace mx = mlx::core;
 namespace nb = nanobind;
 
-// The type part of a stream parameter in a signature.
+// The type of a stream parameter in a signature.
 #define MLX_ANVIL_STREAM_TYPE \
   "mlx.core.Stream | mlx.core.ThreadLocalStream | mlx.core.Device | mlx.core.DeviceType | None"
 
-// "[op] argument is a str; allowed: ...", as Python's TypeError.
+// Throws Python's TypeError: "[op] argument is a str; allowed: ...".
 [[noreturn]] void throw_type_error(const char* op,
                                    const char* argument,
                                    nb::handle value,
                                    const char* allowed);
 
-// The array that `value` is; a TypeError that names the argument otherwise, with `prefix` before
-// it.
+// Returns the array in `value`. Otherwise throws a TypeError that names the argument, after
+// `prefix`.
 const mx::array& to_array(const char* op,
                           const char* argument,
                           nb::handle value,
                           const char* prefix = "");
 
-// Numbers of Python or NumPy, no bool. An array is refused: it would have no gradient, silently. A
-// number that the C++ type cannot hold is a ValueError; NaN and infinity are left to the op's
-// checks.
+// Converts Python and NumPy numbers, but no bool. An array is rejected, because it would silently
+// lose its gradient. A number outside the C++ type's range is a ValueError. The op checks NaN and
+// infinity.
 double to_number(const char* op,
                  const char* argument,
                  nb::handle value,
@@ -56,7 +55,7 @@ float to_float32(const char* op,
 
 bool to_bool(const char* op, const char* argument, nb::handle value);
 
-// None, a stream or a device.
+// Accepts None, a stream or a device.
 mx::StreamOrDevice to_stream_or_device(const char* op, nb::handle value);
 
 }  // namespace mlx_anvil

@@ -55,7 +55,7 @@ void set_isa(const std::string& name) {
 
 using FloatVector = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The text of a Python exception becomes that of the error that the evaluation ends with.
+// Converts a Python exception to an error with the same text, which the evaluation raises.
 template <class Call>
 auto call_python(const std::string& op, const char* callee, Call call) {
   nb::gil_scoped_acquire lock;
@@ -68,7 +68,7 @@ auto call_python(const std::string& op, const char* callee, Call call) {
 }
 
 void set_toolchain(nb::callable compile, nb::callable describe) {
-  // Kept for the life of the process: evaluation may need them after Python has begun to end.
+  // Kept for the life of the process: an evaluation may need them during interpreter shutdown.
   const nb::handle to_compile = compile.release();
   const nb::handle to_describe = describe.release();
   SimulatorToolchain toolchain;
@@ -91,7 +91,7 @@ void set_toolchain(nb::callable compile, nb::callable describe) {
 
 #ifdef MLX_ANVIL_CUDA
 void set_modules(nb::callable ptx, nb::callable cubin) {
-  const nb::handle to_ptx = ptx.release();  // as those of set_toolchain
+  const nb::handle to_ptx = ptx.release();  // kept, as in set_toolchain()
   const nb::handle to_cubin = cubin.release();
   CudaModules modules;
   modules.ptx = [to_ptx](const Kernel& kernel) {
@@ -125,7 +125,7 @@ void bind_gpu(nb::module_& m) {
     return false;
 #endif
   });
-  m.def("_why_no_gpu", [] {  // empty where kernels can be launched
+  m.def("_why_no_gpu", [] {  // empty if kernels can be launched
     std::string why_not;
     return can_launch(mx::Device::gpu, &why_not) ? std::string() : why_not;
   });
@@ -141,8 +141,8 @@ void bind_gpu(nb::module_& m) {
               "cubin: typing.Callable[[str, str, int, int], tuple[str, bytes]]) -> None"));
 }
 
-// For the tests: a launch whose temporary somebody else holds, as the "array" or as a "view" of its
-// memory.
+// For the tests: launches with a temporary that is also held elsewhere, as the "array" itself or as
+// a "view" of its memory.
 void launch_with_held_temporary(const std::string& held) {
   const mx::Stream stream = mx::default_stream(mx::Device::cpu);
   const Scratch temporary({4}, mx::float32, stream);
@@ -178,7 +178,7 @@ void bind_trace(nb::module_& m) {
       .def_ro("reason", &TraceEvent::reason)
       .def_ro("bindings", &TraceEvent::bindings);
   nb::class_<TraceLog>(m, "_TraceLog").def("events", &TraceLog::events);
-  // For ops that Python code swaps in, which falls back to what was there before.
+  // For patched ops: their Python code falls back to the original.
   m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
   m.def("_fallback_count", [] { return last_fallback().count; });
   m.def("_last_fallback", [] { return std::tuple(last_fallback().op, last_fallback().reason); });
@@ -219,8 +219,7 @@ Probe::Map probe_named(const std::string& name) {
   throw nb::value_error(("[_probe] unknown function " + name + ".").c_str());
 }
 
-// Copies on all threads. `stream` writes past the cache; otherwise the C library's memcpy does as
-// it likes.
+// Copies on all threads. `stream` selects streaming stores; otherwise memcpy() decides.
 void copy(FloatVector from, FloatVector to, bool stream) {
   constexpr int64_t kUnit = 4096;
   const int64_t count = static_cast<int64_t>(from.size());
@@ -246,7 +245,7 @@ void read(FloatVector from) {
   nb::gil_scoped_release release;
   parallel_for((count + kUnit - 1) / kUnit, 1, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kUnit;
-    // Kept, so that the compiler cannot leave the reading out.
+    // volatile: the compiler must not remove the read.
     [[maybe_unused]] volatile const float kept =
         probe().read(source + first, std::min(end * kUnit, count) - first);
   });

@@ -1,4 +1,4 @@
-// How primitives hand their CPU kernels to MLX.
+// Dispatch of CPU kernels to MLX's CPU streams, used by the primitives.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace mlx_anvil {
 
-// For `trace()`. `kernel()` gives the kernel's name, which is asked for only then.
+// Records a CPU kernel for trace(). `kernel()` returns its name and runs only inside trace().
 template <class KernelName>
 void record_on_cpu(const FusedPrimitive& primitive, KernelName kernel) {
   if (tracing()) {
@@ -20,7 +20,7 @@ void record_on_cpu(const FusedPrimitive& primitive, KernelName kernel) {
   }
 }
 
-// Runs `work()` on the primitive's stream, with all arrays registered, and records it.
+// Registers all arrays, runs `work()` on the primitive's stream, and records it for trace().
 template <class Work, class KernelName>
 void run_on_cpu(FusedPrimitive& primitive,
                 const Arrays& inputs,

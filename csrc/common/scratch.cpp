@@ -28,7 +28,7 @@ Scratch::~Scratch() {
 }
 
 void Scratch::leave_to_stream() noexcept {
-  // A moved-from array holds nothing. One that somebody copied out is theirs to keep.
+  // A moved-from array holds nothing. If the array was copied, the copy keeps the memory.
   if (is_unshared()) {
     keep_until_done({std::move(array_)}, stream_);
   }

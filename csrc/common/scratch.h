@@ -1,4 +1,4 @@
-// Memory that one call of an op makes for itself and that no graph knows.
+// Scratch memory of one op call, which is not part of any graph.
 #pragma once
 
 #include "mlx/mlx.h"
@@ -7,11 +7,11 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// Owns an array that only this call's launches read and write. The destructor leaves the memory to
-// the stream, which frees it once those launches have run.
+// Owns an array that only this call's launches read and write. The destructor hands the memory to
+// the stream, which frees it after those launches.
 //
-// MLX does not make later kernels wait for such memory. An array of the graph must therefore never
-// end up in one: it cannot be moved in, and launch() refuses one that was copied out.
+// MLX does not make later kernels wait for such memory, so it must never hold an array of the
+// graph. No array can be moved in, and launch() rejects one that was copied out.
 class Scratch {
  public:
   Scratch(mx::Shape shape, mx::Dtype dtype, const mx::Stream& stream);
@@ -24,7 +24,7 @@ class Scratch {
   mx::array& operator*() { return array_; }
   const mx::array& operator*() const { return array_; }
 
-  // Whether nobody else holds the array or its memory.
+  // Returns true if nobody else holds the array or its memory.
   bool is_unshared() const { return array_.is_donatable(); }
 
  private:

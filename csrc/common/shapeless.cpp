@@ -16,8 +16,9 @@ namespace {
 
 thread_local int open_graphs = 0;
 
-// MLX's default stream is that of the node while its graph is built: transformations of MLX put
-// arrays of zeros there. MLX's StreamContext would leave the default of another device changed.
+// While a graph is built, its stream is MLX's default: MLX's transformations place arrays of zeros
+// on the default stream. MLX's StreamContext is unsuitable, it leaves another device's default
+// changed.
 class BuildScope {
  public:
   explicit BuildScope(mx::Stream stream)
@@ -39,15 +40,15 @@ class BuildScope {
   const mx::Stream stream_;
 };
 
-// MLX does not export whether it traces for any shapes. But then the nodes of a broadcast have all
-// the arrays whose shapes they depend on.
+// MLX does not export whether the current trace is shapeless. In a shapeless trace, however, the
+// nodes of a broadcast take every array whose shape they depend on.
 bool is_shapeless_trace() {
   static const Arrays unequal = {mx::array({1}, mx::float32, nullptr, {}),
                                  mx::array({2}, mx::float32, nullptr, {})};
   return mx::broadcast_arrays(unequal, mx::Device::cpu)[0].inputs().size() > 1;
 }
 
-// An array of which only shape and dtype are read.
+// An array without data: only its shape and dtype are read.
 mx::array stand_in(const mx::Shape& shape, mx::Dtype dtype) {
   return mx::array(shape, dtype, nullptr, {});
 }
@@ -61,8 +62,8 @@ Arrays without_data(const Arrays& inputs) {
   return all;
 }
 
-// With a copy for each that comes again: of the cotangents of a result that is there twice, mx::vjp
-// (0.32.4) takes the first and drops the others.
+// Copies repeated results: if a result occurs twice, mx::vjp (0.32.4) keeps its first cotangent and
+// drops the others.
 Arrays copy_repeated_results(Arrays results, mx::Stream stream) {
   for (size_t i = 1; i < results.size(); ++i) {
     const auto is_result = [&](const mx::array& x) { return x.id() == results[i].id(); };
@@ -78,8 +79,8 @@ bool are_same(const Arrays& a, const Arrays& b) {
                     [](const mx::array& x, const mx::array& y) { return x.id() == y.id(); });
 }
 
-// What a cotangent is broadcast from, if it is: mx::vmap would give the broadcast the shape that it
-// has now.
+// Returns what a broadcast cotangent was broadcast from: mx::vmap would fix the broadcast to the
+// current shape.
 mx::array before_broadcast(mx::array x) {
   while (x.has_primitive() && std::string(x.primitive().name()) == "Broadcast") {
     x = mx::array(x.inputs()[0]);
@@ -89,8 +90,8 @@ mx::array before_broadcast(mx::array x) {
 
 class ShapelessNode : public FusedPrimitive {
  public:
-  // `outline` gives arrays like the results of `graph`. It runs while MLX traces for any shapes,
-  // where MLX's own transformations go wrong.
+  // `outline` returns arrays with the shapes and dtypes of the results of `graph`. It runs during a
+  // shapeless trace, where MLX's own transformations fail.
   ShapelessNode(mx::Stream stream, const char* op, Graph graph, Graph outline)
       : FusedPrimitive(stream), op_(op), graph_(std::move(graph)), outline_(std::move(outline)) {}
 
@@ -111,8 +112,8 @@ class ShapelessNode : public FusedPrimitive {
 
   Arrays compose(const Arrays& inputs) override { return build(graph_, inputs); }
 
-  // Asked for when the graph that was traced is given other shapes, and in the first call once it
-  // is traced: errors come then.
+  // Runs in the first call after tracing, and whenever the traced graph is called with other
+  // shapes. Errors are raised then.
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const Arrays results = compose(without_data(inputs));
     if (!all_on_stream(results, stream())) {
@@ -146,7 +147,7 @@ class ShapelessNode : public FusedPrimitive {
                                               const std::vector<int>& axes) override;
 
  private:
-  // The graph as a function of some of its inputs.
+  // The graph as a function of the inputs at `argnums`.
   static Graph in_some(const Graph& graph, const Arrays& inputs, const std::vector<int>& argnums) {
     return [&graph, &inputs, &argnums](const Arrays& values) {
       Arrays all = inputs;
@@ -190,7 +191,7 @@ Arrays ShapelessNode::gradient(const Arrays& primals,
                                const Arrays& cotangents,
                                const std::vector<int>& argnums,
                                const Arrays& outputs) {
-  // Of integers there are none. MLX makes up zeros, whose shape its vmap fixes.
+  // Integer outputs have no cotangents. MLX would supply zeros, whose shape its vmap fixes.
   std::vector<int> differentiable;
   Arrays inputs = primals;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -275,7 +276,8 @@ void ShapelessNode::evaluate(const Arrays& inputs, Arrays& outputs) {
     FallbacksUnnoted noted_already;
     return compose(stand_ins);
   }();
-  // A node that is one primitive is that primitive: its inputs may lend their memory.
+  // A graph of one primitive is evaluated as that primitive, which may then reuse its inputs'
+  // memory.
   if (!results.empty() && results[0].has_primitive() && are_same(results[0].outputs(), results) &&
       are_same(results[0].inputs(), stand_ins)) {
     evaluate_primitive(results[0].primitive(), inputs, outputs);
@@ -300,7 +302,8 @@ void ShapelessNode::evaluate(const Arrays& inputs, Arrays& outputs) {
 }  // namespace
 
 bool traces_shapeless(std::initializer_list<const mx::array*> arrays) {
-  // A graph that is being built has its shapes; in composed() ops are MLX's, which a file can hold.
+  // A graph under construction has concrete shapes. In composed(), ops are MLX ops, which can be
+  // exported.
   return open_graphs == 0 && !composing() &&
          std::any_of(arrays.begin(), arrays.end(),
                      [](const mx::array* x) { return x && x->is_tracer(); }) &&

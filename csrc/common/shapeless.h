@@ -1,9 +1,10 @@
-// Ops in a graph that mx.compile(shapeless=True) traces.
+// Ops traced by mx.compile(shapeless=True).
 //
-// MLX runs such a graph for other shapes without calling the ops again: it asks each primitive for
-// its output_shapes(). What an op read off a shape when it was traced (a default, a route, an axis
-// to sum over, a shape to broadcast to) would stay that of the first call. So there an op is one
-// node, as is each of its derivatives and vmaps: it builds its graph when it has the shapes.
+// MLX runs such a graph for other shapes without calling the ops again: it only calls each
+// primitive's output_shapes(). Anything an op derived from a shape while tracing (a default, a
+// route, a reduction axis, a broadcast shape) would keep its first value. Each op is therefore one
+// node in such a trace, as is each derivative and each vmap of it. The node builds its graph once
+// the shapes are known.
 #pragma once
 
 #include <functional>
@@ -14,17 +15,18 @@
 
 namespace mlx_anvil {
 
-// Builds a graph from its inputs. The number and dtypes of the results do not depend on shapes.
+// Builds a graph from its inputs. The number and dtypes of the results must not depend on shapes.
 using Graph = std::function<Arrays(const Arrays&)>;
 
-// Whether MLX traces for any shapes and one of the arrays is of that trace. Null: no array.
+// Returns true if MLX runs a shapeless trace and one of the arrays belongs to it. Null entries are
+// ignored.
 bool traces_shapeless(std::initializer_list<const mx::array*> arrays);
 
-// The results of `graph` as those of one node. `graph` checks its inputs, which come without
-// numbers, and throws what the op throws: at the call, and for other shapes when they come.
+// Returns the results of `graph` as outputs of one node. `graph` checks its inputs, which have no
+// data, and throws the op's errors: at the call, and again for other shapes.
 Arrays shapeless_node(const char* op, mx::Stream stream, Arrays inputs, const Graph& graph);
 
-// Optional arguments among the inputs of a node, and back.
+// Passes optional arguments as inputs of a node.
 class OptionalInputs {
  public:
   static void append(Arrays& inputs, const std::optional<mx::array>& x) {
@@ -35,7 +37,7 @@ class OptionalInputs {
 
   OptionalInputs(const Arrays& inputs, size_t first) : inputs_(inputs), next_(first) {}
 
-  // The next input where `x` is given.
+  // Replaces `x` by the next input, if `x` has a value.
   void replace(std::optional<mx::array>& x) {
     if (x) {
       x = inputs_[next_++];

@@ -1,5 +1,5 @@
-// Whether the ops that are being called run their Metal kernels in the simulator (`simulate()` in
-// Python). A primitive remembers what it was when it was made.
+// The simulator mode of ops (`simulate()` in Python): whether they run their Metal kernels in the
+// simulator. A primitive keeps the mode in which it was created.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace mlx_anvil {
 
 struct SimulationMode {
   bool on = false;
-  bool checked = false;       // record races and accesses out of bounds; slower
-  uint64_t seed = 0;          // other than 0: shuffles the order in which threads run
-  bool matrix_units = false;  // choose kernels as for a GPU that has these
+  bool checked = false;       // detect races and out-of-bounds accesses; slower
+  uint64_t seed = 0;          // nonzero: shuffles the order in which threads run
+  bool matrix_units = false;  // select kernels as for a GPU with matrix units
 
   bool operator==(const SimulationMode&) const = default;
 };
 
-// That of the innermost SimulationScope of this thread; without one, of the innermost `simulate()`.
+// The mode of this thread's innermost SimulationScope, otherwise of the innermost `simulate()`.
 SimulationMode simulation_mode();
 
-// For work on behalf of a primitive, whose mode it is, whatever block the caller is in.
+// Applies a primitive's mode to work on its behalf, whatever block the caller is in.
 class SimulationScope {
  public:
   explicit SimulationScope(const SimulationMode& mode);
@@ -36,13 +36,13 @@ class SimulationScope {
   const std::optional<SimulationMode> before_;
 };
 
-// What Python does for the simulator, since the compiler lives there (mlx_anvil.mslc).
+// Functions that Python supplies, because the compiler is Python code (mlx_anvil.mslc).
 struct SimulatorToolchain {
-  // Compiles a kernel with its function constants; gives the path of a library that holds it alone.
-  // Throws what the compiler has to say.
+  // Compiles a kernel with its function constants. Returns the path of a library with only this
+  // kernel. Throws the compiler's message.
   std::function<std::string(const Kernel& kernel, bool checked)> compile;
-  // Text of the findings in a report (the address of an mslc_report) of a library that it compiled,
-  // with their places in the .metal files.
+  // Formats the findings of a report (`report` is an mslc_report*) on a compiled library, with
+  // locations in the .metal files.
   std::function<std::string(const std::string& path, const void* report)> describe;
 };
 

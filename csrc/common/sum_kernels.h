@@ -1,4 +1,4 @@
-// Sums over rows on the CPU: what kernel files give sum_rows.cpp.
+// CPU kernels for sums over rows, used by sum_rows.cpp.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 namespace mlx_anvil {
 
 struct SumKernels {
-  // Adds rows, `step` elements apart, to compensated sums: what a sum has rounded away so far is in
-  // `lost`. Both have room for whole vectors.
+  // Adds rows, `step` elements apart, to compensated sums. `lost` holds each sum's rounding error
+  // so far. `sums` and `lost` must have room for whole vectors.
   void (*add_rows)(
       const void* from, int64_t rows, int64_t step, int64_t columns, float* sums, float* lost);
   void (*store)(const float* from, int64_t count, void* to);

@@ -12,15 +12,15 @@ namespace mlx_anvil {
 namespace {
 
 constexpr int64_t kMostLanes = 16;
-constexpr int64_t kChunk = 1024;  // columns that are summed at once, in the L1 cache
-constexpr int64_t kNarrow = 128;  // fewer columns are taken together with those of the next rows
-constexpr int64_t kRun = 16;      // rows that are read side by side
-// Parts of the rows, whose sums are added up at the end, have no fewer elements.
+constexpr int64_t kChunk = 1024;  // columns summed at once, in the L1 cache
+constexpr int64_t kNarrow = 128;  // fewer columns are combined with those of the next rows
+constexpr int64_t kRun = 16;      // rows read side by side
+// Minimum elements per part. The parts' sums are added at the end.
 constexpr int64_t kPartElements = 131072;
 constexpr int64_t kMostParts = 64;
-constexpr int64_t kGrain = 32768;  // elements that are worth waking a thread for
+constexpr int64_t kGrain = 32768;  // minimum elements per thread
 
-// Several sums, since each waits for its last addition.
+// Uses several accumulators to hide the latency of the addition.
 double sum_of(const float* x, int64_t count) {
   constexpr int kSums = 8;
   double sums[kSums] = {};
@@ -36,12 +36,12 @@ double sum_of(const float* x, int64_t count) {
   return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 
-// As many as whole vectors hold.
+// Clears `count` floats, rounded up to whole vectors.
 void clear(float* numbers, int64_t count) {
   std::fill_n(numbers, round_up(count, kMostLanes), 0.0f);
 }
 
-// [outer, rows] -> [outer] with few rows, for many `outer` at once.
+// [outer, rows] -> [outer] for few rows; processes many `outer` at once.
 void sum_short(const RowSum& sum) {
   const int64_t at_once = kChunk / sum.rows;
   const PerDtype<SumKernels>& kernels = sum_kernels();
@@ -64,7 +64,7 @@ void sum_short(const RowSum& sum) {
       });
 }
 
-// The rows are taken as `full_` wide rows of `folded_` rows each and, at the end, part of one.
+// Treats the rows as `full_` wide rows of `folded_` rows each, plus a partial wide row at the end.
 class Summation {
  public:
   explicit Summation(const RowSum& sum)
@@ -120,7 +120,7 @@ class Summation {
       add_rows(first + (row * width_ + column) * size, std::min(kRun, end - row), width_, columns,
                sums, lost);
     }
-    if (part == parts_ - 1 && rest_ > 0) {  // narrow, so that there is one chunk
+    if (part == parts_ - 1 && rest_ > 0) {  // rest_ > 0 implies narrow rows, and thus one chunk
       add_rows(first + full_ * width_ * size, 1, 0, rest_, sums, lost);
     }
     if (parts_ > 1) {
@@ -130,7 +130,7 @@ class Summation {
     }
   }
 
-  // Adds up parts, `step` floats apart, and the rows that wide ones consist of.
+  // Adds the parts, `step` floats apart, and the rows within each wide row.
   void finish(int64_t outer, int64_t column, const float* parts, int64_t count, int64_t step) {
     alignas(64) float totals[kChunk];
     const int64_t columns = folded_ > 1 ? sum_.inner : chunk_width(column);

@@ -1,5 +1,5 @@
 // Sums on the CPU whose error does not grow with the number of terms. The order of additions
-// depends on the shape only.
+// depends only on the shape.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace mlx_anvil {
 
-// Floats after compensation: sums += x, where `lost` has what they have rounded away so far.
+// Compensated addition: sums += x. `lost` holds the rounding error of the sums so far.
 void add_compensated(const float* x, int64_t count, float* sums, float* lost);
 
 struct RowSum {

@@ -48,20 +48,19 @@ void pause_thread() {
 #endif
 }
 
-// Waking a thread takes the kernel up to 50 us, so on an idle machine a thread waits for a while
-// without sleeping. Where other processes want the cores, that would keep them from the very
-// threads that it waits for: there it sleeps at once.
+// Waking a thread takes the kernel up to 50 us, so threads spin for a while on an idle machine. If
+// other processes need the cores, spinning would block the very threads that it waits for. Threads
+// then sleep at once.
 constexpr auto kSpin = microseconds(100);
 
-// A machine is busy after one of our threads stood still for so long without waiting, and for a
-// multiple of the time that it stood still.
+// The machine counts as busy after one of our threads was preempted for at least this long while
+// running. It stays busy for a multiple of that time.
 constexpr auto kMinPreemption = microseconds(300);
 constexpr int kBusyTimes = 20;
 constexpr auto kBusyAtMost = milliseconds(1000);
 
-// On a busy machine a caller starts alone, and calls others only to work that takes longer than
-// this: one that loses its core while it holds a piece of the work keeps the caller for about as
-// long.
+// On a busy machine a caller starts alone, and calls in other threads only for work that takes
+// longer than this. A preempted helper delays the caller by about as long.
 constexpr auto kAlone = milliseconds(2);
 
 class Busy {
@@ -83,7 +82,7 @@ class Busy {
   std::atomic<Clock::rep> until_{0};
 };
 
-// Compares the time that passes with the time that the calling thread runs.
+// Measures preemption: the difference between wall time and the thread's CPU time.
 class Preemption {
  public:
   void restart() {
@@ -91,7 +90,7 @@ class Preemption {
     running_ = running();
   }
 
-  // Since the last restart(), in which time the thread must not have slept; restarts.
+  // Time preempted since the last restart(); restarts. The thread must not have slept in between.
   std::chrono::nanoseconds elapsed() {
     const std::chrono::nanoseconds wall = wall_, ran = running_;
     restart();
@@ -108,7 +107,7 @@ class Preemption {
   std::chrono::nanoseconds wall_{}, running_{};
 };
 
-// Whether `ready()` came true within the time that this machine allows for spinning.
+// Spins until `ready()` returns true. Returns false once this machine's spin time is over.
 template <class Ready>
 bool spin_until(const Busy& busy, Ready ready) {
   if (busy.now()) {
@@ -128,11 +127,11 @@ bool spin_until(const Busy& busy, Ready ready) {
 
 // ---- jobs ---------------------------------------------------------------------------------------
 
-// One call of run_on_pool. Jobs lie in fixed places, so that a thread may look at one that has
-// ended; `body` belongs to the caller and is read only by a thread that has taken an index.
+// One call of run_on_pool(). Jobs have fixed slots, so that a thread may inspect one that has
+// ended. `body` belongs to the caller and is read only by a thread that has taken an index.
 class alignas(64) Job {
  public:
-  // By the caller: false if the place is in use.
+  // Called by the caller. Returns false if the slot is in use.
   bool claim(int64_t count, int helpers, const std::function<void(int64_t)>& body) {
     uint32_t free = 0;
     if (!users_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
@@ -146,11 +145,11 @@ class alignas(64) Job {
     return true;
   }
 
-  // By the caller: threads of the pool may join from now on.
+  // Called by the caller. Pool threads may join from now on.
   void open() { users_.fetch_or(kOpen, std::memory_order_release); }
 
-  // By a thread of the pool: joins if the job is open and wants another thread. The job may end,
-  // and another begin in its place, before the exchange: then the thread joins that one.
+  // Called by a pool thread. Joins if the job is open and accepts another thread. If the job ends
+  // before the exchange and another starts in its slot, the thread joins that one.
   bool join() {
     uint32_t users = users_.load(std::memory_order_acquire);
     while ((users & kOpen) && (users & ~kOpen) < users_allowed_.load(std::memory_order_relaxed) &&
@@ -162,7 +161,7 @@ class alignas(64) Job {
     return false;
   }
 
-  // Takes indices until there are none (true) or the time has come.
+  // Takes indices until none are left (returns true) or until the deadline (returns false).
   bool work(Clock::time_point until = Clock::time_point::max()) {
     const int64_t count = count_.load(std::memory_order_relaxed);
     while (until == Clock::time_point::max() || Clock::now() < until) {
@@ -179,7 +178,7 @@ class alignas(64) Job {
     return false;
   }
 
-  // By the caller: no thread joins from now on. Returns when all indices are done.
+  // Called by the caller. No thread joins from now on. Returns when all indices are done.
   void finish(const Busy& busy) {
     users_.fetch_and(~kOpen, std::memory_order_relaxed);
     const uint32_t all = static_cast<uint32_t>(count_.load(std::memory_order_relaxed));
@@ -201,12 +200,12 @@ class alignas(64) Job {
  private:
   static constexpr uint32_t kOpen = uint32_t{1} << 31, kSleeping = uint32_t{1} << 31;
 
-  std::atomic<uint32_t> users_{0};  // threads that use this place, and kOpen
+  std::atomic<uint32_t> users_{0};  // threads that use this slot, and kOpen
   std::atomic<uint32_t> users_allowed_{0};
   std::atomic<int64_t> count_{0};
   const std::function<void(int64_t)>* body_ = nullptr;
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<uint32_t> done_{0};  // indices that are done, and kSleeping
+  alignas(64) std::atomic<uint32_t> done_{0};  // completed indices, and kSleeping
 };
 
 // ---- threads ------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ class Pool {
   }
 
  private:
-  // A caller that finds every place taken works alone: then there are other threads enough.
+  // A caller that finds every slot taken works alone: enough threads are busy then.
   static constexpr int kJobs = 16;
 
   Job* claim(int64_t count, int helpers, const std::function<void(int64_t)>& body) {
@@ -261,7 +260,8 @@ class Pool {
     }
   }
 
-  // Signals are for the threads of the program. Where no thread can be had, the caller works alone.
+  // Blocks signals, which belong to the program's threads. If no thread can be created, the caller
+  // works alone.
   void start_thread() {
     sigset_t all, before;
     sigfillset(&all);
@@ -287,7 +287,7 @@ class Pool {
       const auto has_new_job = [&] { return epoch_.load(std::memory_order_seq_cst) != epoch; };
       if (!spin_until(busy_, has_new_job)) {
         asleep_.fetch_add(1, std::memory_order_seq_cst);
-        futex_wait(epoch_, epoch);  // returns at once if there are news by now
+        futex_wait(epoch_, epoch);  // returns at once if a job has been published since
         asleep_.fetch_sub(1, std::memory_order_relaxed);
         preemption.restart();
       }
@@ -306,14 +306,14 @@ class Pool {
   }
 
   Job jobs_[kJobs];
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // changes with every job
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // incremented for every job
   std::atomic<int> asleep_{0};
   std::atomic<int> threads_{0};
   Busy busy_;
 };
 
-// Never destroyed: threads may use it while the process ends. A forked child has none of the
-// threads, and begins with a pool of its own.
+// Never destroyed, because threads may use it during process exit. A forked child has none of the
+// threads and creates its own pool.
 std::atomic<Pool*> current_pool{nullptr};
 
 Pool& pool() {

@@ -1,10 +1,11 @@
+// Scratch memory of the CPU kernels, used by the CPU drivers.
 #pragma once
 
 #include <cstdint>
 
 namespace mlx_anvil {
 
-// Memory of this thread, from a page boundary on, kept for its next call; contents undefined.
+// Returns page-aligned memory of this thread, reused by its next call. The contents are undefined.
 void* thread_scratch(int64_t bytes);
 
 }  // namespace mlx_anvil

@@ -1,6 +1,6 @@
-// What `trace()` and `strict()` see: every kernel that is launched and every fall back to a graph
-// of MLX ops, with its reason. MLX evaluates a graph on the thread that asks for it, which is in
-// the block (see block.h).
+// Events for trace() and strict(): every kernel launch, and every fallback to a graph of MLX ops
+// with its reason. MLX evaluates a graph on the calling thread, which is inside the block (see
+// block.h).
 #pragma once
 
 #include <array>
@@ -21,10 +21,10 @@ struct TraceEvent {
   std::array<uint32_t, 3> grid{};          // threadgroups; zero on the CPU
   std::array<uint32_t, 3> threadgroup{};   // threads; zero on the CPU
   std::string reason;                      // why this route was taken; may be empty for a kernel
-  std::vector<std::string> bindings = {};  // of a GPU's kernel, in order; see mlx_anvil.trace
+  std::vector<std::string> bindings = {};  // of a GPU kernel, in order; see mlx_anvil.trace
 };
 
-// Events of one `with trace():` block. Readable from any thread while it grows.
+// Events of one `with trace():` block. Any thread may read them while the log grows.
 class TraceLog {
  public:
   void add(const TraceEvent& event);
@@ -35,17 +35,17 @@ class TraceLog {
   std::vector<TraceEvent> events_;
 };
 
-// Of the calling context. False almost always, so that callers build no event text that nobody
-// reads.
+// Returns true if the calling context is inside trace(). Usually false, so callers build event
+// texts only if it is true.
 bool tracing();
-// Blocks nest: each sees the events of those inside it.
+// Blocks nest: each block receives the events of the blocks inside it.
 void record(const TraceEvent& event);
 
-// To be called wherever an op is about to be replaced by a graph of MLX ops. Records the reason;
-// inside `strict()` it throws instead.
+// Call this before an op is replaced by a graph of MLX ops. Records the reason, or throws inside
+// strict().
 void note_fallback(const std::string& op, const std::string& reason);
 
-// A scope in which nothing is noted: a graph that was noted when it was planned is built once more.
+// Suppresses fallback notes, because building a planned graph again would note them twice.
 class FallbacksUnnoted {
  public:
   FallbacksUnnoted();
@@ -54,8 +54,8 @@ class FallbacksUnnoted {
   FallbacksUnnoted& operator=(const FallbacksUnnoted&) = delete;
 };
 
-// How many there were on this thread, and the last of them: for callers that would rather keep what
-// they had than a graph of MLX ops, and ask at every call.
+// The number of fallbacks on this thread, and the last one. Patched modules read it at every call,
+// because they prefer the original module to a graph of MLX ops.
 struct LastFallback {
   uint64_t count = 0;
   std::string op;
@@ -63,8 +63,8 @@ struct LastFallback {
 };
 const LastFallback& last_fallback();
 
-// To be called where an op is MLX's own fused kernel, `kernel`, because that is faster. Not a
-// fallback: `strict()` allows it.
+// Call this if an op runs MLX's own fused kernel, `kernel`, because it is faster. This is not a
+// fallback: strict() allows it.
 void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason);
 
 }  // namespace mlx_anvil

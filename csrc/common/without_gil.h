@@ -1,9 +1,9 @@
-// Python's lock, given up while a thread waits for another that may need it.
+// Releases the GIL while a thread waits for another one that may need it.
 #pragma once
 
 namespace mlx_anvil {
 
-// Releases the lock for its life, if the calling thread holds it.
+// Releases the GIL during its lifetime, if the calling thread holds it.
 class WithoutGil {
  public:
   WithoutGil();

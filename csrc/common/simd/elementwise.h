@@ -1,8 +1,8 @@
-// The loop of every elementwise CPU kernel, for any strides. Kernel files only (see simd.h).
+// The loop of every elementwise CPU kernel, for any strides. For kernel files only (see simd.h).
 //
-// An Op is a struct with `static constexpr int kInputs, kOutputs` and
-// `template <class T> static void apply(const f32v* in, f32v* out)`; it sees float32 whatever the
-// dtype T, which tells it how exact the result has to be.
+// An Op is a struct with `static constexpr int kInputs, kOutputs` and `template <class T> static
+// void apply(const f32v* in, f32v* out)`. Its operands are float32 for every dtype T; T determines
+// the required accuracy.
 #pragma once
 
 #include "common/elementwise_args.h"
@@ -26,7 +26,7 @@ inline void apply_block(const T* const* in, T* const* out, int64_t i) {
   }
 }
 
-// Fewer elements than a block, through padded copies: reads and writes nothing beyond them.
+// Processes less than a block, through padded copies. Accesses nothing beyond `count` elements.
 template <class T, class Op>
 inline void apply_partial(const T* const* in, T* const* out, int64_t i, int64_t count) {
   T x[Op::kInputs][kBlock] = {};
@@ -46,7 +46,7 @@ inline void apply_partial(const T* const* in, T* const* out, int64_t i, int64_t 
   }
 }
 
-// Elements until `pointer` is at a multiple of a vector's bytes, or -1 if it never is.
+// Returns the number of elements until `pointer` is vector-aligned, or -1 if it never is.
 template <class T>
 inline int64_t elements_to_alignment(const T* pointer) {
   const uintptr_t past = reinterpret_cast<uintptr_t>(pointer) % sizeof(f32v);
@@ -81,7 +81,7 @@ inline void apply_dense(const T* const* in, T* const* out, int64_t count, bool s
   }
 }
 
-// Walks the rows (runs along the last axis) of one input in the outputs' order.
+// Iterates over the rows (runs along the last axis) of one input, in the outputs' order.
 template <class T>
 struct RowWalk {
   const T* row;                        // first element of the current row
@@ -117,7 +117,7 @@ inline void next_row(const ElementwiseArgs& args, int input, RowWalk<T>& walk) {
   }
 }
 
-// Copies the next `count` elements of one input, whatever its strides, into a dense run.
+// Copies the next `count` elements of one input, with any strides, to contiguous memory.
 template <class T>
 inline void gather(const ElementwiseArgs& args, int input, RowWalk<T>& walk, T* to, int64_t count) {
   const int64_t width = args.shape[args.rank - 1];
@@ -141,8 +141,8 @@ inline void gather(const ElementwiseArgs& args, int input, RowWalk<T>& walk, T* 
   }
 }
 
-// Below this width the loop over a row costs less than starting it, and gathering several rows into
-// one run is faster.
+// Below this width, starting the loop over a row costs more than running it. Gathering several rows
+// into one run is faster.
 inline constexpr int64_t kMinDirectWidth = 2 * kBlock;
 
 template <class Op>

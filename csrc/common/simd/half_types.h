@@ -4,9 +4,9 @@
 
 namespace mlx_anvil {
 
-// Storage of the two 16-bit floating-point formats. They carry no arithmetic on purpose: kernels
-// widen to float32 at the edges (simd.h). Their bits are those of mlx::core::float16_t and
-// bfloat16_t.
+// Storage types of the two 16-bit floating-point formats, with the bits of mlx::core::float16_t and
+// bfloat16_t. They have no arithmetic: kernels convert to float32 on load and back on store
+// (simd.h).
 struct f16 {
   uint16_t bits;
 };

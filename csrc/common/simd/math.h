@@ -1,11 +1,11 @@
-// Vectorised elementary functions. Kernel files only (see simd.h).
+// Vectorised elementary functions. For kernel files only (see simd.h).
 #pragma once
 
 #include "common/simd/simd.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// How exact a function has to be: as the format that its result is rounded to next demands.
+// The accuracy of a function: that of the format to which the result is rounded next.
 enum class Accuracy { kFloat32, kFloat16, kBfloat16 };
 
 template <class T>
@@ -15,9 +15,9 @@ inline constexpr Accuracy kAccuracyOf<f16> = Accuracy::kFloat16;
 template <>
 inline constexpr Accuracy kAccuracyOf<bf16> = Accuracy::kBfloat16;
 
-// e^r for |r| <= ln2 / 2. Polynomials of degree 6, 4 and 3 with relative errors of 7e-8 (rounding
-// included), 2.9e-6 and 1.1e-4; each minimises its largest relative error among those that are 1
-// at 0.
+// e^r for |r| <= ln2 / 2. Polynomials of degree 6, 4 and 3 with relative errors of 7e-8 (including
+// rounding), 2.9e-6 and 1.1e-4. Each minimises the largest relative error among polynomials that
+// are 1 at 0.
 template <Accuracy kAccuracy>
 inline f32v exp_of_remainder(f32v r) {
   f32v p;
@@ -38,16 +38,16 @@ inline f32v exp_of_remainder(f32v r) {
   return p * r + 1.0f;
 }
 
-inline constexpr float kRoundToWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds
+inline constexpr float kRoundToWhole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 
-// e^x = 2^n e^r with whole n and |r| <= ln2 / 2.
+// e^x = 2^n e^r with integer n and |r| <= ln2 / 2.
 struct ExpParts {
   f32v mantissa;  // e^r
-  f32v shifted;   // n + kRoundToWhole, so that the lowest bits of its representation are n
+  f32v shifted;   // n + kRoundToWhole: the low bits of its representation are n
   f32v n;
 };
 
-// For kFloat32, ln2 is split in two so that n times its upper part is exact.
+// For kFloat32, ln2 is split in two so that n times the upper part is exact.
 template <Accuracy kAccuracy>
 inline ExpParts exp_parts(f32v x) {
   constexpr float kLog2E = 1.44269504088896341f;
@@ -64,13 +64,12 @@ inline ExpParts exp_parts(f32v x) {
   return parts;
 }
 
-// e^x for every float, with an error below 1.4 ulp (1.1 with fused multiply-add), or below 1 unit
-// of the smallest subnormal where the result is subnormal: +inf where e^x overflows, 0 where it
-// underflows, NaN for NaN.
+// e^x for every float: +inf on overflow, 0 on underflow, NaN for NaN. The error is below 1.4 ulp
+// (1.1 with FMA), or below one unit of the smallest subnormal if the result is subnormal.
 inline f32v exp(f32v x) {
-  x = at_least(at_most(x, 89.5f), -105.0f);  // beyond: inf and 0, which scaling then produces
+  x = at_least(at_most(x, 89.5f), -105.0f);  // beyond, scaling produces inf and 0
   const ExpParts parts = exp_parts<Accuracy::kFloat32>(x);
-  // 2^n in two factors, since 2^n itself may lie outside the range of float.
+  // 2^n as two factors, because 2^n itself can lie outside the range of float.
   const i32v n = __builtin_convertvector(parts.n, i32v);
   const i32v half = n >> 1;
   const f32v first = bits_as<f32v>((half + 127) << 23);
@@ -78,10 +77,9 @@ inline f32v exp(f32v x) {
   return parts.mantissa * first * second;
 }
 
-// e^x for x <= 0 and for NaN, which is what sigmoid and softmax need: cheaper, since nothing
-// overflows. Accurate as `exp` (kFloat32), or to a relative 2^-18 (kFloat16; 2^-17 without fused
-// multiply-add) or 2^-13 (kBfloat16). Below -87.336 (results from 1.0006 * 2^-126 down) it is 0, as
-// GPUs make of subnormal numbers. NaN gives 0 too: callers keep x itself as a factor.
+// e^x for x <= 0, cheaper than exp(): nothing overflows. Relative error: as exp() (kFloat32), 2^-18
+// (kFloat16; 2^-17 without FMA) or 2^-13 (kBfloat16). x < -87.336 (1.0006 * 2^-126) gives 0, as
+// GPUs flush subnormals. NaN gives 0 too: callers also multiply by x itself.
 template <Accuracy kAccuracy>
 inline f32v exp_nonpositive(f32v x) {
   constexpr float kSmallestNormal = -87.336f;  // the logarithm of 2^-126, rounded up
@@ -90,9 +88,9 @@ inline f32v exp_nonpositive(f32v x) {
   return bits_as<f32v>(x > splat(kSmallestNormal) ? scaled : u32v{});
 }
 
-// 2^x for x below 127, -inf and NaN: what a softmax in the log2 domain needs. Relative error as
-// that of `exp_of_remainder` plus 4e-8; below 2^-126 it is 0, or correctly subnormal with AVX-512.
-// NaN stays NaN.
+// 2^x for x < 127, -inf and NaN, as a softmax in the log2 domain needs it. The relative error is
+// that of exp_of_remainder() plus 4e-8. Results below 2^-126 are 0, or correct subnormals with
+// AVX-512. NaN stays NaN.
 template <Accuracy kAccuracy>
 inline f32v exp2_bounded(f32v x) {
   constexpr float kLn2 = 0.69314718055994531f;
@@ -104,13 +102,13 @@ inline f32v exp2_bounded(f32v x) {
 #else
   const f32v shifted = at_least(x, -126.0f) + kRoundToWhole;
   const f32v mantissa = exp_of_remainder<kAccuracy>((x - (shifted - kRoundToWhole)) * kLn2);
-  // A product, not a sum of exponents: NaN has to come through.
+  // A product instead of an exponent addition, because it propagates NaN.
   const f32v scaled = mantissa * bits_as<f32v>((bits_as<u32v>(shifted) + 127u) << 23);
   return x < splat(-126.0f) ? f32v{} : scaled;
 #endif
 }
 
-// tanh(x) to an absolute 2e-7; +-1 at +-inf, NaN for NaN.
+// tanh(x) with an absolute error of 2e-7; +-1 at +-inf, NaN for NaN.
 inline f32v tanh(f32v x) {
   constexpr float kTwoLog2E = 2.88539008177792681f;
   const f32v small = exp2_bounded<Accuracy::kFloat32>(absolute(x) * -kTwoLog2E);
@@ -125,7 +123,8 @@ struct Silu {
 
 #if defined(__AVX512F__)
 
-// 2^(i / 32) and 2^(i / 16), raised by half of what 1 + r falls short of e^r at the ends of a step.
+// 2^(i / 32) and 2^(i / 16), scaled up by half the error of 1 + r against e^r at the ends of a
+// step.
 alignas(64) inline constexpr float kSteps32[32] = {
     1.00002932f, 1.02192712f, 1.04430441f, 1.06717169f, 1.09053971f, 1.11441942f, 1.13882203f,
     1.16375898f, 1.18924199f, 1.215283f,   1.24189423f, 1.26908817f, 1.29687758f, 1.32527551f,
@@ -137,19 +136,18 @@ alignas(64) inline constexpr float kSteps16[16] = {
     1.29699167f, 1.3544144f,  1.41437945f, 1.47699937f, 1.54239172f, 1.61067924f,
     1.6819901f,  1.75645817f, 1.83422321f, 1.91543121f};
 
-// e^-x for results of 16 bits, to a relative 2^-15 (kFloat16) or 2^-13 (kBfloat16): 2^n comes from
-// a table with steps of 1/32 or 1/16, which a permutation reads, and leaves a remainder so small
-// that 1 + r does for e^r. That takes less of the multipliers' time than a polynomial, and they are
-// what bounds silu here. NaN gives a number: callers keep x itself as a factor.
+// e^-x to a relative 2^-15 (kFloat16) or 2^-13 (kBfloat16). A permutation looks up 2^n in steps of
+// 1/32 or 1/16, which leaves r so small that 1 + r replaces e^r. Silu is bound by the multipliers,
+// and this uses them less than a polynomial. NaN gives a number: callers also multiply by x itself.
 template <Accuracy kAccuracy>
 inline f32v exp_of_negative(f32v x) {
   constexpr bool kFine = kAccuracy == Accuracy::kFloat16;
   constexpr float kLog2E = 1.44269504088896341f;
-  // Adding it rounds to a whole number of steps, which its lowest bits then count.
+  // Adding it rounds to a whole number of steps. The low bits then count the steps.
   constexpr float kRound = kFine ? 393216.0f : 786432.0f;  // 1.5 * 2^18, 1.5 * 2^19
   if constexpr (!kFine) {
-    // float16 ends where the reduction still works; other numbers need an end put to them.
-    constexpr int kSmallerMagnitude = 2;  // with the sign of the first operand
+    // The range reduction works for every float16. Other formats need x clamped.
+    constexpr int kSmallerMagnitude = 2;  // keeps the sign of the first operand
     x = bits_as<f32v>(
         _mm512_range_ps(bits_as<__m512>(x), _mm512_set1_ps(104.0f), kSmallerMagnitude));
   }
@@ -160,14 +158,14 @@ inline f32v exp_of_negative(f32v x) {
   const f32v root = bits_as<f32v>(
       kFine ? _mm512_permutex2var_ps(_mm512_load_ps(kSteps32), step, _mm512_load_ps(kSteps32 + 16))
             : _mm512_permutexvar_ps(step, _mm512_load_ps(kSteps16)));
-  // Scales by 2^floor(n), to infinity and zero too. For an infinite x the mantissa is NaN, which
-  // this instruction takes to zero or infinity as the sign of n says.
+  // Scales by 2^floor(n), also to infinity and zero. An infinite x makes the mantissa NaN, which
+  // the instruction turns into zero or infinity according to the sign of n.
   return bits_as<f32v>(_mm512_scalef_ps(bits_as<__m512>(root * r + root), bits_as<__m512>(n)));
 }
 
 #endif
 
-// NaN for NaN and for -inf (where x s is -inf * 0); finite for finite x.
+// NaN for NaN and for -inf (-inf * 0); finite for finite x.
 template <Accuracy kAccuracy>
 inline f32v silu(f32v x) {
 #if defined(__AVX512F__)
@@ -175,7 +173,7 @@ inline f32v silu(f32v x) {
     return x / (1.0f + exp_of_negative<kAccuracy>(x));
   }
 #endif
-  // From e^-|x|, which never overflows: full relative accuracy at both ends.
+  // Uses e^-|x|, which never overflows and keeps full relative accuracy at both ends.
   const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
   return (bits_as<i32v>(x) < 0 ? x * small : x) / (1.0f + small);
 }
@@ -189,7 +187,7 @@ inline Silu silu_with_derivative(f32v x) {
     return {value, value * (1.0f - sigmoid) + sigmoid};
   }
 #endif
-  // The smaller of s and 1 - s is formed as such: 1 - s by subtraction would cancel.
+  // Computes the smaller of s and 1 - s directly, because subtracting from 1 would cancel.
   const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
   const f32v major = 1.0f / (1.0f + small);
   const f32v minor = small * major;

@@ -1,12 +1,12 @@
-// Matrices in panels, and the register-tiled product of two of them with float32 sums. Kernel files
-// only (see simd.h).
+// Matrices packed in panels, and their register-tiled product with float32 accumulation. For kernel
+// files only (see simd.h).
 //
-// A panel holds kPanel neighbouring columns of all rows, row after row, so that the product reads
-// its right operand as one stream whatever the matrix' width. All operands have this layout.
+// A panel holds kPanel adjacent columns of all rows, row by row. The product then reads its right
+// operand as one stream, whatever the matrix width. All operands use this layout.
 //
-// Elements are 32-bit words. A word is a float32; or, where the machine multiplies bfloat16, two of
-// them that are neighbours along the axis that the product sums over. Such a matrix has half as
-// many columns (as left operand) or rows (as right operand), and the product is otherwise the same.
+// Elements are 32-bit words. A word is a float32, or, if the machine multiplies bfloat16, a pair of
+// bfloat16 adjacent along the summed axis. A matrix of pairs has half the columns (as left operand)
+// or half the rows (as right operand); the product is otherwise the same.
 #pragma once
 
 #include <utility>
@@ -18,9 +18,9 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 inline constexpr int kPanel = 2 * kLanes;  // columns
 
-// Rows that the product computes at once. With a panel's two vectors that makes 16 accumulators of
-// 32 registers, or 8 of 16: enough to hide the latency of fused multiply-add, and a power of two,
-// so that tiles never straddle panels when the left operand is transposed.
+// Rows per register tile. With a panel's two vectors they give 16 accumulators out of 32 registers,
+// or 8 out of 16: enough to hide the FMA latency. It is a power of two, so that tiles never
+// straddle panels if the left operand is transposed.
 inline constexpr int kTileRows = kRegisters / 4;
 
 constexpr int64_t panel_count(int64_t columns) {
@@ -29,7 +29,7 @@ constexpr int64_t panel_count(int64_t columns) {
 
 enum class Words { kFloat32, kBf16Pairs };
 
-// The words that operands of type T are best multiplied as.
+// The word type that suits operands of type T best.
 template <class T>
 inline constexpr Words kWordsOf = Words::kFloat32;
 #if defined(__AVX512BF16__)
@@ -37,7 +37,7 @@ template <>
 inline constexpr Words kWordsOf<bf16> = Words::kBf16Pairs;
 #endif
 
-// Words that hold so many elements along the axis that is summed over.
+// The number of words for `elements` elements along the summed axis.
 template <Words kWords>
 constexpr int64_t word_count(int64_t elements) {
   return kWords == Words::kBf16Pairs ? (elements + 1) / 2 : elements;
@@ -45,7 +45,7 @@ constexpr int64_t word_count(int64_t elements) {
 
 struct Panels {
   float* data;
-  int64_t rows;  // for which there is memory
+  int64_t rows;  // allocated rows
 
   float* at(int64_t row, int64_t panel) const { return data + (panel * rows + row) * kPanel; }
 };
@@ -61,7 +61,7 @@ struct Source {
   const T* at(int64_t row) const { return data + row * row_stride; }
 };
 
-// kCount elements of which `count` are at a stride and the others 0.
+// Gathers `count` elements at a stride and pads to kCount with zeros.
 template <int kCount, class T>
 struct Gathered {
   T elements[kCount] = {};
@@ -77,7 +77,7 @@ struct Gathered {
   }
 };
 
-// The vector of float32 from `column` on; zeros in the lanes beyond `columns`.
+// Loads a float32 vector that starts at `column`. Lanes beyond `columns` are 0.
 template <class T>
 inline f32v load_columns(const T* row, int64_t stride, int64_t column, int64_t columns) {
   const int64_t left = columns - column;
@@ -88,7 +88,7 @@ inline f32v load_columns(const T* row, int64_t stride, int64_t column, int64_t c
   return load_lanes(Gathered<kLanes, T>(row + column * stride, stride, count).elements);
 }
 
-// The vector of words from `word` on.
+// Loads a vector of words that starts at `word`.
 template <Words kWords, class T>
 inline f32v load_words(const T* row, int64_t stride, int64_t word, int64_t columns) {
   if constexpr (kWords == Words::kFloat32) {
@@ -104,7 +104,7 @@ inline f32v load_words(const T* row, int64_t stride, int64_t word, int64_t colum
   }
 }
 
-// Source as a left operand, into rows [to_row, to_row + rows).
+// Packs `source` as a left operand, into rows [to_row, to_row + rows).
 template <Words kWords, class T>
 void pack_left(Source<T> source, int64_t rows, int64_t columns, Panels to, int64_t to_row) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -116,7 +116,7 @@ void pack_left(Source<T> source, int64_t rows, int64_t columns, Panels to, int64
   }
 }
 
-// Of one row, a panel of columns as half a panel of pairs: for left operands that are computed.
+// Stores one panel of columns of a row as half a panel of pairs, for computed left operands.
 inline void store_column_pairs(Panels to, int64_t row, int64_t panel, f32v first, f32v second) {
 #if defined(__AVX512BF16__)
   const f32v pairs =
@@ -130,15 +130,15 @@ inline void store_column_pairs(Panels to, int64_t row, int64_t panel, f32v first
   store_lanes(to.at(row, panel / 2) + panel % 2 * kLanes, pairs);
 }
 
-// A row of words of a right operand, from one row of the source, or from two (`odd` may be null:
-// 0).
+// Packs one row of words of a right operand from one or two rows of the source. A null `odd` means
+// zeros.
 template <Words kWords, class T>
 inline void pack_right_row(
     const T* even, const T* odd, int64_t stride, int64_t columns, Panels to, int64_t to_row) {
   for (int64_t c = 0; c < columns; c += kLanes) {
     f32v words = load_columns(even, stride, c, columns);
     if constexpr (kWords == Words::kBf16Pairs) {
-      // Widened, a bfloat16 is the upper half of its word.
+      // The upper half of a widened bfloat16's word is the bfloat16 itself.
       const u32v low = bits_as<u32v>(words) >> 16;
       words = bits_as<f32v>(odd ? low | bits_as<u32v>(load_columns(odd, stride, c, columns)) : low);
     }
@@ -146,7 +146,7 @@ inline void pack_right_row(
   }
 }
 
-// Source as a right operand.
+// Packs `source` as a right operand.
 template <Words kWords, class T>
 void pack_right(Source<T> source, int64_t rows, int64_t columns, Panels to) {
   constexpr int64_t kStep = kWords == Words::kBf16Pairs ? 2 : 1;
@@ -156,8 +156,8 @@ void pack_right(Source<T> source, int64_t rows, int64_t columns, Panels to) {
   }
 }
 
-// source^T as a right operand: its rows become columns, from column 0 on. `to` has memory for rows
-// of words rounded up to whole vectors; the columns that fill up the last panel are 0.
+// Packs source^T as a right operand: its rows become columns, starting at column 0. `to` must have
+// rows for whole vectors of words. Columns that pad the last panel are 0.
 template <Words kWords, class T>
 void pack_right_transposed(Source<T> source, int64_t rows, int64_t columns, Panels to) {
   for (int64_t r = 0; r < round_up(rows, kPanel); r += kLanes) {
@@ -176,7 +176,7 @@ void pack_right_transposed(Source<T> source, int64_t rows, int64_t columns, Pane
   }
 }
 
-// Writes columns of one row.
+// Stores a vector to columns of one row, up to `columns`.
 template <class T>
 inline void store_columns(T* to, int64_t column, int64_t columns, f32v x) {
   if (columns - column >= kLanes) {
@@ -188,7 +188,7 @@ inline void store_columns(T* to, int64_t column, int64_t columns, f32v x) {
   std::memcpy(to + column, lanes, (columns - column) * sizeof(T));
 }
 
-// factor * one row of panels, in T.
+// Stores factor * one row of panels as T.
 template <class T>
 inline void unpack_row(Panels from, int64_t row, int64_t columns, float factor, T* to) {
   const float* in = from.at(row, 0);
@@ -200,8 +200,8 @@ inline void unpack_row(Panels from, int64_t row, int64_t columns, float factor, 
 
 // ---- product ------------------------------------------------------------------------------------
 
-// What becomes of the values that the result had: set aside, added to, or multiplied by a factor
-// for each row and then added to.
+// How the product treats the previous values of the result: ignore them, add to them, or scale each
+// row by a factor and then add.
 enum class Accumulate { kNone, kAdd, kScale };
 
 struct LeftOperand {
@@ -210,12 +210,12 @@ struct LeftOperand {
   int64_t first_run;   // words of the first run; the others have kPanel
 };
 
-// Rows of `m` from `row` on, from word `column` on.
+// Rows of `m` that start at `row`, from word `column` on.
 inline LeftOperand left_rows(Panels m, int64_t row, int64_t column) {
   return {m.at(row, column / kPanel) + column % kPanel, m.rows * kPanel, kPanel - column % kPanel};
 }
 
-// Rows of m^T: columns of `m` from `column` on, taken from word `row` on. A word of m holds
+// Rows of m^T: columns of `m` that start at `column`, from word `row` on. A word of `m` holds
 // elements of one column.
 inline LeftOperand left_columns(Panels m, int64_t column, int64_t row) {
   return {m.at(row, column / kPanel) + column % kPanel, kPanel * kPanel, kPanel};
@@ -300,10 +300,9 @@ inline void multiply_rows(LeftOperand left,
   }
 }
 
-// `rows` rows (at most kTileRows) of one panel of a product, summed over `depth` words, with
-// `columns` (at least 1) columns of the panel in use. May write up to the next power of two of
-// rows. `factors`: with kScale one for each row, for the old values; with kNone one, for the
-// product.
+// Computes `rows` rows (at most kTileRows) of one panel of a product over `depth` words, of which
+// `columns` (at least 1) columns are used. May write rows up to the next power of two. `factors`
+// holds one factor per row for the old values with kScale, and one for the product with kNone.
 template <Words kWords, Accumulate kAccumulate, bool kTransposed = false>
 inline void multiply(LeftOperand left,
                      const float* right,

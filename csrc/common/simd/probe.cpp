@@ -43,7 +43,7 @@ struct Identity {
   static f32v of(f32v x) { return x; }
 };
 
-// Through the blocks that kernels use. Whatever order a block of T has, the way back undoes it.
+// Uses the kernels' blocks. The second conversion undoes a block's element order.
 template <class T>
 void round_trip(const float* x, float* out, int64_t count) {
   for (int64_t i = 0; i < count; i += kBlock) {

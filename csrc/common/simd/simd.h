@@ -1,8 +1,8 @@
-// One float32 SIMD vector per instruction set, with loads and stores that convert from and to the
-// 16-bit formats. Built on the compilers' vector extension; intrinsics only where that has no word
-// for an instruction (float16 conversion, streaming stores, scaling by powers of two).
+// One float32 SIMD vector type per instruction set, with loads and stores that convert from and to
+// the 16-bit formats. Uses the compilers' vector extension, and intrinsics only for instructions
+// that it cannot express (float16 conversion, streaming stores, scaling by powers of two).
 //
-// Included by kernel files only, which are compiled once per instruction set into the namespace
+// For kernel files only. They are compiled once per instruction set, into the namespace
 // MLX_ANVIL_ISA_NAMESPACE (see isa.h).
 #pragma once
 
@@ -38,7 +38,7 @@ typedef uint32_t u32v __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t u16v __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t u8v __attribute__((vector_size(kLanes)));
 
-// Vector registers: what a register-tiled loop may keep in them.
+// The number of vector registers, which bounds a register tile.
 #if defined(__AVX512F__) || defined(__aarch64__)
 inline constexpr int kRegisters = 32;
 #else
@@ -53,12 +53,12 @@ inline To bits_as(From from) {
   return to;
 }
 
-// By its bits: adding x to a vector of zeros would be an addition, for the sake of -0.
+// Copies the bits: adding x to a vector of zeros would be a real addition, because of -0.
 inline f32v splat(float x) {
   return bits_as<f32v>(u32v{} + bits_as<uint32_t>(x));
 }
 
-// Comparisons with NaN are false, so a NaN in `x` passes through both.
+// Comparisons with NaN are false, so NaN in `x` passes through both functions.
 inline f32v at_least(f32v x, float low) {
   return x < splat(low) ? splat(low) : x;
 }
@@ -70,7 +70,7 @@ inline f32v absolute(f32v x) {
   return bits_as<f32v>(bits_as<u32v>(x) & 0x7fffffffu);
 }
 
-// In pairs; the order depends on nothing but the number of lanes.
+// Pairwise; the order depends only on the number of lanes.
 inline float lane_sum(f32v x) {
   float lanes[kLanes];
   std::memcpy(lanes, &x, sizeof(x));
@@ -84,7 +84,7 @@ inline float lane_sum(f32v x) {
 
 // ---- conversion ---------------------------------------------------------------------------------
 
-// The upper half of each result is `x` in bfloat16: to nearest, ties to even; a NaN becomes quiet.
+// Rounds to bfloat16 in the upper half of each lane: to nearest, ties to even; NaN becomes quiet.
 inline u32v round_to_bf16(f32v x) {
   const u32v bits = bits_as<u32v>(x);
   const u32v rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -120,8 +120,8 @@ inline u16v narrow(f16, f32v x) {
 
 #else
 
-// Shifted into place, a half's exponent is short by 112; multiplying by 2^112 mends that for normal
-// and subnormal numbers alike. Infinity and NaN need the exponent of all ones put back.
+// A shifted half has an exponent that is too small by 112. Multiplying by 2^112 corrects normal and
+// subnormal numbers alike. Infinity and NaN need their all-ones exponent restored.
 inline f32v widen(f16, u16v bits) {
   const u32v wide = __builtin_convertvector(bits, u32v);
   const u32v magnitude = (wide & 0x7fffu) << 13;
@@ -131,7 +131,7 @@ inline f32v widen(f16, u16v bits) {
   return bits_as<f32v>(value | ((wide & 0x8000u) << 16));
 }
 
-// Rounds to nearest, ties to even. Below the normal range of half, adding 0.5 makes the float adder
+// Rounds to nearest, ties to even. Below half's normal range, adding 0.5 makes the float adder
 // round at half's smallest step, 2^-24.
 inline u16v narrow(f16, f32v x) {
   const u32v bits = bits_as<u32v>(x);
@@ -158,8 +158,8 @@ inline V load_bits(const T* from) {
   return bits;
 }
 
-// What __builtin_convertvector does, for which GCC 12 splits vectors of 512 bits in two, and takes
-// those of bytes apart into elements.
+// Replaces __builtin_convertvector: GCC 12 splits 512-bit vectors in two, and scalarises vectors of
+// bytes.
 inline u32v zero_extend(u8v x) {
 #if defined(__AVX512F__)
   return bits_as<u32v>(_mm512_cvtepu8_epi32(bits_as<__m128i>(x)));
@@ -203,7 +203,7 @@ inline void store_lanes(f16* to, f32v x) {
 }
 inline void store_lanes(bf16* to, f32v x) {
 #if defined(__AVX512BF16__)
-  // As bf16_pairs() does it.
+  // Rounds as bf16_pairs() does.
   const u16v bits = bits_as<u16v>(_mm512_cvtneps_pbh(bits_as<__m512>(x)));
 #else
   const u16v bits = truncate(round_to_bf16(x) >> 16);
@@ -233,19 +233,19 @@ inline void stream_bits(void* to, V bits) {
     return;
   }
 #endif
-  std::memcpy(to, &bits, sizeof(bits));  // no such instruction for this size: an ordinary store
+  std::memcpy(to, &bits, sizeof(bits));  // no streaming store of this size
 }
 
-// Orders streaming stores before whatever tells another thread that they are done.
+// Orders streaming stores before any signal to another thread that they are done.
 inline void finish_streaming() {
 #if defined(__x86_64__) || defined(_M_X64)
   _mm_sfence();
 #endif
 }
 
-// ---- as many vectors as lanes -------------------------------------------------------------------
+// ---- transpose ----------------------------------------------------------------------------------
 
-// Lane l of result: a[l] where bit kBit of l is clear, else b[l - kBit]; and the other halves.
+// Result lane l is a[l] where bit kBit of l is clear, else b[l - kBit]. `b` gets the other halves.
 template <int kBit, class V, int... kLane>
 inline void exchange(V& a, V& b, std::integer_sequence<int, kLane...>) {
   const V low =
@@ -270,9 +270,9 @@ inline void transpose(V (&x)[kLanes]) {
 
 // ---- blocks -------------------------------------------------------------------------------------
 
-// Two vectors' worth of neighbouring elements, in whatever order is cheapest for the format; every
-// operand of one dtype has the same order. bfloat16 comes as even and odd elements: the two halves
-// of each 32-bit word, which a shift and a mask tell apart.
+// Two vectors of adjacent elements, in the order that is cheapest for the format. All operands of
+// one dtype use the same order. bfloat16 is split into even and odd elements: a shift and a mask
+// separate the halves of each 32-bit word.
 
 inline constexpr int kBlock = 2 * kLanes;
 
@@ -294,8 +294,8 @@ inline Block load_block(const bf16* from) {
   return {bits_as<f32v>(pairs << 16), bits_as<f32v>(pairs & 0xffff0000u)};
 }
 
-// kStream: past the cache. Without that, writing an output that no cache can hold first reads it.
-// The address must then be aligned to the block.
+// kStream selects a streaming store, which does not read the overwritten line first. It requires an
+// address aligned to the vector.
 template <bool kStream, class V>
 inline void store_bits(void* to, V bits) {
   if constexpr (kStream) {
@@ -317,13 +317,13 @@ inline void store_block(f16* to, Block x) {
   store_bits<kStream>(to + kLanes, narrow(f16{}, x.second));
 }
 
-// Words of two bfloat16: lane l holds low[l] in its lower half and high[l] in its upper.
+// Packs pairs of bfloat16: the lower half of lane l is low[l], the upper half is high[l].
 inline u32v bf16_pairs(f32v low, f32v high) {
 #if defined(__AVX512BF16__)
-  // The instruction takes subnormal numbers for zero, which the other builds keep.
+  // The instruction flushes subnormals to zero, which the other builds keep.
   const __m512i halves =
       bits_as<__m512i>(_mm512_cvtne2ps_pbh(bits_as<__m512>(high), bits_as<__m512>(low)));
-  // Rows of lower and upper halves become pairs.
+  // Interleaves the rows of lower and upper halves.
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return bits_as<u32v>(_mm512_permutexvar_epi16(order, halves));

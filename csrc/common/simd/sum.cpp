@@ -1,5 +1,5 @@
-// Sums over rows: in pairs of up to eight rows, then by Kahan's summation, so that the error does
-// not grow with the number of rows.
+// Sums over rows: pairwise over up to eight rows, then Kahan summation. The error does not grow
+// with the number of rows.
 #include "common/simd/simd.h"
 #include "common/sum_kernels.h"
 
@@ -32,7 +32,7 @@ inline f32v pairwise(const T* from, int64_t step, int64_t count) {
 struct Compensated {
   f32v sum, lost;
 
-  // A sum that is infinite has lost nothing: inf - inf would make it NaN.
+  // An infinite sum has lost nothing. inf - inf would turn it into NaN.
   void add(f32v x) {
     const f32v corrected = x - lost;
     const f32v next = sum + corrected;
