@@ -6,7 +6,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// `config` is that of the call, whose sum of x and residual comes as h here.
+// `config` describes the forward call. Here its sum of x and residual arrives as h.
 NormConfig without_residual(NormConfig config) {
   config.has_residual = false;
   return config;
@@ -124,7 +124,7 @@ class NormBackward : public NormPrimitive {
             wanted_.bias ? &outputs[at + wanted_.weight] : nullptr};
   }
 
-  // Whether the gradients that have rows are all in new memory.
+  // Returns true if no row gradient reuses an input's memory.
   bool allocate_outputs(const Arrays& inputs, Arrays& outputs) {
     bool fresh = true;
     if (config_.has_gate) {
@@ -141,7 +141,7 @@ class NormBackward : public NormPrimitive {
   const bool has_d_h_;
 };
 
-// Every element of the batch has a gradient of the weight of its own.
+// Each batch element has its own weight gradient.
 std::pair<Arrays, std::vector<int>> NormBackward::batched(const Arrays& inputs,
                                                           const std::vector<int>& axes) {
   const bool sums = wanted_.weight || wanted_.bias;
@@ -149,7 +149,7 @@ std::pair<Arrays, std::vector<int>> NormBackward::batched(const Arrays& inputs,
   config.has_residual = has_d_h_;
   const Arrays folded = fold(inputs, axes, /*may_share=*/!sums);
   Arrays outputs = apply_norm_backward(config, wanted_, folded, stream());
-  // [batch * groups, columns], of weights that had groups before.
+  // Unfolds [batch * groups, columns], for weights that already had groups.
   const bool had_groups = sums && inputs[weight_at()].ndim() - (axes[weight_at()] >= 0) == 2;
   const int batch = batch_size(inputs, axes);
   for (size_t i = 1 + config_.has_gate; had_groups && i < outputs.size(); ++i) {

@@ -8,7 +8,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// The formulas, in float32 whatever the inputs' dtype.
+// The formulas, in float32 for every input dtype.
 class Formulas {
  public:
   Formulas(const NormConfig& config, mx::Stream stream) : config_(config), s_(stream) {}
@@ -16,15 +16,14 @@ class Formulas {
   mx::array wide(const mx::array& x) const { return mx::astype(x, mx::float32, s_); }
   mx::array add(const mx::array& a, const mx::array& b) const { return mx::add(a, b, s_); }
   mx::array times(const mx::array& a, const mx::array& b) const { return mx::multiply(a, b, s_); }
-  // mx::mean() has no forward-mode derivative where MLX traces for any shapes: that differentiates
-  // the count.
+  // mx::mean() has no forward-mode derivative in a shapeless trace: it differentiates the count.
   mx::array mean(const mx::array& x) const {
     const mx::array fixed = mx::stop_gradient(x, s_);
     return times(mx::sum(x, -1, true, s_),
                  mx::number_of_elements(fixed, {-1}, /*inverted=*/true, mx::float32, s_));
   }
 
-  // h less its mean, where that is taken off.
+  // h - mean(h) for layer_norm, h for rms_norm.
   mx::array centred(const mx::array& h) const {
     return config_.centred ? mx::subtract(h, mean(h), s_) : h;
   }
@@ -34,7 +33,8 @@ class Formulas {
     return mx::rsqrt(add(mean(mx::square(c, s_)), mx::array(config_.eps)), s_);
   }
 
-  // A weight or a bias so that it broadcasts with `rows`: a group of rows has one of its own.
+  // Broadcasts a weight or bias to `rows`. With a [groups, columns] vector, each group of rows has
+  // its own.
   mx::array along(const mx::array& rows, const mx::array& vector) const {
     if (vector.ndim() == 1) {
       return stretch_like(wide(vector), rows, s_);
@@ -55,7 +55,7 @@ class Formulas {
     return in.bias ? add(z, along(normed, *in.bias)) : z;
   }
 
-  // Sums rows to the shape of a weight or a bias.
+  // Sums rows to the shape of a weight or bias.
   mx::array sum_to(const mx::array& rows, const mx::array& vector) const {
     if (vector.ndim() == 1) {
       return mx::astype(mlx_anvil::sum_to(rows, vector.shape(), s_), vector.dtype(), s_);
@@ -67,7 +67,7 @@ class Formulas {
   }
 
  private:
-  // [groups, rows of a group, columns]
+  // [groups, rows per group, columns]
   static mx::Shape by_group(const mx::array& rows, const mx::array& vector) {
     const int columns = vector.shape(1), groups = vector.shape(0);
     const size_t of_all = size_t(groups) * size_t(columns);

@@ -1,4 +1,4 @@
-// What a norm is given, and its definition in MLX ops.
+// The arguments of a norm, and its definition in MLX ops.
 #pragma once
 
 #include <optional>
@@ -7,9 +7,9 @@
 
 namespace mlx_anvil {
 
-// All that a call fixes but its arrays.
+// Everything about a call except its arrays.
 struct NormConfig {
-  bool centred = false;  // layer_norm: the mean is taken off
+  bool centred = false;  // layer_norm: subtract the mean
   bool has_residual = false, has_gate = false, has_weight = false, has_bias = false;
   float eps = 0;
   float weight_offset = 0;
@@ -18,15 +18,15 @@ struct NormConfig {
   bool operator==(const NormConfig&) const = default;
 };
 
-// Weight and bias are [columns], or [groups, columns] where as many equal groups of neighbouring
-// rows have one of their own (vmap makes such).
+// Weight and bias are [columns], or [groups, columns] if each of `groups` equal runs of adjacent
+// rows has its own. vmap creates groups.
 struct NormInputs {
   mx::array x;
   std::optional<mx::array> residual, gate, weight, bias;
 };
 
-// The same arrays where a primitive has them, to be read: a copy would keep their memory from
-// becoming an output's. Null where a call has none.
+// The same arrays as pointers, for a primitive's evaluation: a copy would prevent their memory from
+// being donated to an output. Absent arrays are null.
 struct NormView {
   const mx::array* x = nullptr;
   const mx::array* residual = nullptr;
@@ -34,21 +34,22 @@ struct NormView {
   const mx::array* weight = nullptr;
   const mx::array* bias = nullptr;
 
-  // Weight or bias, which have one dtype.
+  // Weight or bias. If both exist they have the same dtype.
   const mx::array* vector() const { return weight ? weight : bias; }
 };
 
-// Which gradients a backward has beside those of x (which is the residual's too) and of the gate.
+// The optional gradients of a backward. Those of x (also the residual's) and of the gate are always
+// computed.
 struct NormGradients {
   bool weight = false, bias = false;
   bool operator==(const NormGradients&) const = default;
 };
 
-// y, and h = x + residual where there is a residual.
+// Returns y, and h = x + residual if there is a residual.
 Arrays compose_norm(const NormConfig& config, const NormInputs& in, mx::Stream stream);
 
-// The gradients of x, of the gate, of the weight and of the bias: those that there are, in this
-// order. `in.x` is h, and `d_h` is given where h was a result of the call.
+// Returns the gradients of x, gate, weight and bias, in this order, as far as they exist or are
+// wanted. `in.x` is h. `d_h` is given if h was an output of the call.
 Arrays compose_norm_backward(const NormConfig& config,
                              const NormGradients& wanted,
                              const NormInputs& in,

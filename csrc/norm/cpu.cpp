@@ -1,3 +1,4 @@
+// CPU driver of the norms: threads, parts and scratch memory.
 #include "norm/cpu.h"
 
 #include <algorithm>
@@ -16,11 +17,11 @@ namespace mlx_anvil {
 
 namespace {
 
-// Elements that are worth waking a thread for: about 15 us of work.
+// Minimum elements per thread: about 15 us of work, enough to pay for waking a thread.
 constexpr int64_t kGrain = 32768;
 
-// What the sums of a weight's gradient are taken in, whatever the number of threads: so many parts
-// at most, and no smaller than a grain.
+// A weight gradient is summed in at most this many parts of at least a grain each. The parts do not
+// depend on the number of threads, so neither does the result.
 constexpr int64_t kMostParts = 64;
 constexpr int64_t kRunRows = 256;
 
@@ -28,7 +29,7 @@ int64_t rows_of_grain(int64_t columns) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns));
 }
 
-// At the start of a cache line: a vector load across two lines takes twice as long.
+// A float buffer aligned to a cache line: a vector load across two lines takes twice as long.
 class AlignedFloats {
  public:
   explicit AlignedFloats(int64_t count) : data_(new (kLine) float[static_cast<size_t>(count)]) {}
@@ -42,8 +43,8 @@ class AlignedFloats {
   std::unique_ptr<float[], Free> data_;
 };
 
-// The weight and layer_norm's bias of every group, as the kernels read them: ones and zeros where
-// there is none.
+// The weight and layer_norm's bias of every group, widened for the kernels. Absent ones become ones
+// and zeros.
 class WideVectors {
  public:
   WideVectors(const NormProblem& problem, int64_t columns)
@@ -66,7 +67,7 @@ class WideVectors {
 
   int64_t padded_columns() const { return padded_; }
   const float* weight() const { return floats_.get(); }
-  const float* bias() const { return floats_.get() + bias_at_; }  // of layer_norm
+  const float* bias() const { return floats_.get() + bias_at_; }  // layer_norm only
 
  private:
   void widen(const NormOperand& from,
@@ -95,7 +96,7 @@ class WideVectors {
   const AlignedFloats floats_;
 };
 
-// Bytes of a kernel's scratch memory.
+// Scratch memory of a kernel in bytes.
 int64_t scratch_bytes(std::initializer_list<const NormOperand*> operands,
                       bool stream_outputs,
                       int64_t row_bytes) {
@@ -135,7 +136,7 @@ void norm_backward_cpu(const NormProblem& problem,
 
   const int64_t rows_per_part =
       std::max(ceil_div(rows_per_group, kMostParts), rows_of_grain(columns));
-  const int64_t parts = ceil_div(rows_per_group, rows_per_part);  // of a group
+  const int64_t parts = ceil_div(rows_per_group, rows_per_part);  // per group
   const int64_t all_parts = problem.groups * parts;
   const AlignedFloats sums(all_parts * padded * ((d_weight != nullptr) + (d_bias != nullptr)));
   const auto sums_from = [&](int64_t part) {
@@ -148,14 +149,15 @@ void norm_backward_cpu(const NormProblem& problem,
                                       args.stream_outputs, columns * element_size(problem.dtype));
   const NormKernels<NormBackwardKernel>& kernels = norm_backward_kernels()[problem.dtype];
   const NormBackwardKernel kernel = problem.centred ? kernels.layer : kernels.rms;
-  // Short runs of rows one after the other, whose sums are compensated: the error does not grow
-  // with the number of rows.
+  // Processes short runs of rows and adds their sums with compensation. The error then does not
+  // grow with the number of rows.
   const auto add_rows = [&](int64_t first, int64_t last, const NormSums& own) {
     if ((!own.weight && !own.bias) || last - first <= kRunRows) {
       kernel(args, first, last, own, thread_scratch(bytes));
       return;
     }
-    const AlignedFloats memory(4 * padded);  // sums of a run, and what those of the part have lost
+    const AlignedFloats memory(4 *
+                               padded);  // sums of a run, and rounding errors of the part's sums
     std::fill_n(memory.get(), 4 * padded, 0.0f);
     const NormSums run = {own.weight ? memory.get() : nullptr,
                           own.bias ? memory.get() + padded : nullptr};

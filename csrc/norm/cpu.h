@@ -1,14 +1,15 @@
-// The norms on the CPU. Both run on the calling thread and those of `parallel_for`, until done.
+// The norms on the CPU, called from the primitives' stream tasks. Both functions return when the
+// work is done; they use the calling thread and those of parallel_for().
 #pragma once
 
 #include "norm/simd/kernels.h"
 
 namespace mlx_anvil {
 
-// The weight and the bias as the call has them, a row for each group of rows.
+// Weight and bias as the call passes them, one row per group.
 struct NormVectors {
   NormOperand weight, bias;
-  bool are_float32 = false;  // otherwise of the dtype of the rows
+  bool are_float32 = false;  // otherwise they have the rows' dtype
   float weight_offset = 0;
 };
 
@@ -16,14 +17,14 @@ struct NormProblem {
   KernelDtype dtype = KernelDtype::kFloat32;  // of the rows
   bool centred = false;
   int64_t rows = 0;
-  int64_t groups = 1;  // equal ones of neighbouring rows, each with a weight and a bias of its own
+  int64_t groups = 1;  // equal runs of adjacent rows, each with its own weight and bias
   NormVectors vectors;
 };
 
-// `args` without the weight and the bias, which are filled in from the problem.
+// Weight and bias in `args` are filled in from the problem.
 void norm_forward_cpu(const NormProblem& problem, NormForwardArgs args);
 
-// Gradients of the weight and of the bias that are not wanted are null.
+// Null `d_weight` or `d_bias`: not wanted.
 void norm_backward_cpu(const NormProblem& problem,
                        NormBackwardArgs args,
                        void* d_weight,

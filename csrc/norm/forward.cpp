@@ -63,9 +63,10 @@ class NormForward : public NormPrimitive {
   }
 
  private:
-  // Whether all of them are new memory.
+  // Returns true if no output reuses an input's memory.
   bool allocate_outputs(const NormView& in, Arrays& outputs) {
-    if (config_.has_residual) {  // as MLX's graphs have it, two outputs both keep all inputs
+    if (config_.has_residual) {  // in MLX, two outputs both keep all inputs alive, so none is
+                                 // donatable
       for (mx::array& out : outputs) {
         allocate_dense(out, stream());
       }

@@ -1,3 +1,4 @@
+// Launches the norms' Metal kernels.
 #include "norm/gpu.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr const char* kFolder = "norm";
 
-// As numbered in rows.h.
+// Indices as in metal/norm/rows.h.
 enum Constant : uint32_t {
   kPacksAreAligned,
   kRowIsShared,
@@ -29,25 +30,25 @@ enum Constant : uint32_t {
   kWantsBias,
 };
 
-// As in rows.h.
+// Must match metal/norm/rows.h.
 constexpr int64_t kSimdgroupThreads = 32;
 constexpr int64_t kMostSimdgroups = 16;
-constexpr int64_t kHeldElements = 16;  // of a row, in each thread
-// A row gets SIMD groups until each thread has so few elements.
+constexpr int64_t kHeldElements = 16;  // of a row, per thread
+// A row gets more SIMD groups until each thread has at most this many elements.
 constexpr int64_t kElementsPerThread = 8;
-constexpr int64_t kRowsPerThreadgroup = 8;  // of rows that have one SIMD group each
+constexpr int64_t kRowsPerThreadgroup = 8;  // if each row has one SIMD group
 
-constexpr int64_t kMostParts = 512;  // of a weight's gradient, of up to kMostRows rows
-constexpr int64_t kLeastRows = 4;    // of a part
-constexpr int64_t kMostRows = 256;   // that a part adds up one after the other
-constexpr int64_t kSumColumns = 32;  // of a threadgroup of norm_sum_parts
+constexpr int64_t kMostParts = 512;  // per weight gradient, unless parts would exceed kMostRows
+constexpr int64_t kLeastRows = 4;    // per part
+constexpr int64_t kMostRows = 256;   // per part, which adds them sequentially
+constexpr int64_t kSumColumns = 32;  // per threadgroup of norm_sum_parts
 constexpr uint32_t kSumThreads = 256;
 
-// How threads share a row; a matter of its length only, so that the bits of a row do not depend on
-// how many others there are.
+// How threads share a row. It depends only on the row's length, so that the result does not depend
+// on the number of rows.
 struct Team {
   int64_t simdgroups;
-  bool long_row;  // longer than what its threads hold
+  bool long_row;  // longer than what its threads can hold in registers
 
   explicit Team(int64_t columns)
       : simdgroups(std::clamp<int64_t>(
@@ -88,7 +89,7 @@ struct Request {
     return params;
   }
 
-  // Bound in place of an array that the call does not have.
+  // Binds x in place of an absent array.
   const mx::array* or_x(const mx::array* x) const { return x ? x : in.x; }
 
   void launch_kernel(const char* variant,

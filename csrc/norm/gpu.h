@@ -1,4 +1,4 @@
-// The norms' Metal kernels: which one, how many threads, in what parts.
+// Launches of the norms' Metal kernels: kernel, threads and parts. Called by the primitives.
 #pragma once
 
 #include <string>
@@ -9,14 +9,15 @@ namespace mlx_anvil {
 
 struct NormBackwardArrays {
   const mx::array* d_y;
-  const mx::array* d_h;  // null where h was not a result of the call
+  const mx::array* d_h;  // null if h was not an output of the call
   mx::array* d_x;
-  mx::array* d_gate;    // null without a gate
-  mx::array* d_weight;  // null where it is not wanted
+  mx::array* d_gate;    // null if there is no gate
+  mx::array* d_weight;  // null if not wanted
   mx::array* d_bias;
 };
 
-// Whether there are kernels for rows of `x` on `stream`, the CPU's own included; if not, why.
+// Returns true if kernels can process rows of `x` on `stream`, CPU streams included. Otherwise sets
+// the reason.
 bool can_launch_norm(const mx::array& x, const mx::Stream& stream, std::string* why_not);
 
 void norm_forward_gpu(const NormConfig& config,

@@ -112,7 +112,8 @@ NormResult norm(bool centred,
   for (const OptionalArray* other : {&options.residual, &options.gate}) {
     dtype = *other ? mx::promote_types(dtype, (*other)->dtype()) : dtype;
   }
-  // In one dtype, that of the rows or float32: so many kernels there are.
+  // Weight and bias share one dtype, that of the rows or float32. Kernels exist for these
+  // combinations.
   const auto is_of_rows = [&](const OptionalArray& v) { return !v || v->dtype() == dtype; };
   const mx::Dtype vector_dtype =
       is_of_rows(weight) && is_of_rows(options.bias) ? dtype : mx::float32;

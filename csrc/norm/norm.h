@@ -1,3 +1,4 @@
+// The op functions rms_norm and layer_norm. Formulas: the docstrings in python.cpp.
 #pragma once
 
 #include <optional>
@@ -9,7 +10,7 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
-// What both norms may take beside x and the weight. Formulas and rules: arguments.cpp.
+// Options of both norms, apart from x and the weight.
 struct NormOptions {
   float eps = 1e-5f;
   float weight_offset = 0;
@@ -18,7 +19,7 @@ struct NormOptions {
   std::optional<mx::array> gate = {};
 };
 
-// The result, and x + residual where there is a residual.
+// y, and x + residual if there is a residual.
 using NormResult = std::pair<mx::array, std::optional<mx::array>>;
 
 NormResult rms_norm(const mx::array& x,

@@ -18,7 +18,7 @@ Arrays limit_rank(Arrays arrays, mx::Stream stream) {
 NormRowParams norm_rows_of(const mx::array& x) {
   NormRowParams rows{};
   rows.column_stride = x.strides(-1);
-  // With one axis too few to say where rows lie, there is one row.
+  // A single row needs one axis too.
   rows.axes = 1;
   rows.extents[0] = 1;
   bool first = true;

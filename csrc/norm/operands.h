@@ -1,4 +1,4 @@
-// From the arrays of a call to what its kernels are given.
+// Converts the arrays of a call to kernel arguments.
 #pragma once
 
 #include <initializer_list>
@@ -8,14 +8,14 @@
 
 namespace mlx_anvil {
 
-// Arrays with more axes than a kernel walks are made dense: then they have one axis of rows.
+// Makes arrays with more axes than a kernel supports dense, which leaves one axis of rows.
 Arrays limit_rank(Arrays arrays, mx::Stream stream);
 
 NormRowParams norm_rows_of(const mx::array& x);
 
-// Gives a dense output its memory: that of the first of `donors` that nobody else holds, or new.
-// Kernels read an element of every operand before they write it, and no other thread reads it.
-// Says whether it is new.
+// Allocates a dense output, reusing the memory of the first donatable array in `donors`. That is
+// safe: a thread reads an element of every operand before it writes it, and no other thread reads
+// it. Returns true if the memory is new.
 bool allocate_rows(mx::array& out,
                    std::initializer_list<const mx::array*> donors,
                    const mx::Stream& stream);

@@ -1,4 +1,4 @@
-// What the primitives of the norms share.
+// Base class of the norms' primitives.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 namespace mlx_anvil {
 
-// The first inputs of each: x (or h), residual, gate, weight, bias, those that the call has.
+// The first inputs are x (or h), residual, gate, weight and bias, without those that the call
+// lacks.
 class NormPrimitive : public FusedPrimitive {
  public:
   NormPrimitive(mx::Stream stream, const NormConfig& config)
@@ -50,17 +51,17 @@ class NormPrimitive : public FusedPrimitive {
     return {*in.x, copy(in.residual), copy(in.gate), copy(in.weight), copy(in.bias)};
   }
 
-  // Whether input `i` has a row for each row of x, and not one for each group of them.
+  // Returns true if input `i` has one row per row of x, rather than one per group.
   bool is_of_rows(size_t i) const { return i < weight_at() || i >= operand_count(); }
 
-  // Without rows there may still be the gradient of a weight, of zeros.
+  // The output may still include weight gradients, which are zero without rows.
   static bool are_empty(const Arrays& outputs) {
     return std::all_of(outputs.begin(), outputs.end(),
                        [](const mx::array& x) { return x.size() == 0; });
   }
 
-  // Whether a call with so many arrays like `out`, which is fresh, writes past the cache. Its rows
-  // have to be whole cache lines for that.
+  // Returns true if a call with this many arrays of the size of `out` should use streaming stores.
+  // They require fresh memory, and rows that consist of whole cache lines.
   static bool streams_rows(const mx::array& out, int64_t arrays) {
     constexpr size_t kLine = 64;
     return reinterpret_cast<uintptr_t>(out.data<void>()) % kLine == 0 &&
@@ -92,14 +93,14 @@ class NormPrimitive : public FusedPrimitive {
                [&] { return std::string(op()) + "_" + variant + "_" + dtype_name(inputs[0]); });
   }
 
-  // Inputs with vmap's axis in front of the rows. A weight or a bias gets a row for each group and
-  // element of the batch, or stays one for all of them where it is such and `may_share`.
+  // Moves vmap's axis of the inputs in front of the rows. Weight and bias get one row per group and
+  // batch element, unless they are shared by all rows and `may_share` permits it.
   Arrays fold(const Arrays& inputs, const std::vector<int>& axes, bool may_share);
 
   const NormConfig config_;
 };
 
-// The number of elements of vmap's axis.
+// The length of vmap's axis.
 int batch_size(const Arrays& inputs, const std::vector<int>& axes);
 
 }  // namespace mlx_anvil

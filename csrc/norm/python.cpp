@@ -21,7 +21,7 @@ nb::object to_python(const NormResult& result) {
   return h ? nb::object(nb::make_tuple(y, *h)) : nb::cast(y);
 }
 
-// Twice, so that type checkers know what a residual brings.
+// Two overloads tell type checkers how a residual changes the result type.
 #define MLX_ANVIL_RMS_NORM_SIGNATURE(residual, result)                                            \
   "def rms_norm(x: mlx.core.array, weight: mlx.core.array | None = None, eps: float = 1e-05, *, " \
   "residual: " residual                                                                           \

@@ -1,9 +1,12 @@
-// The norms on the CPU, backward. With c = h - mean (or h), n = c rstd the normalised row and
-// d_n = d_y silu(gate) weight:
-//   d_x = rstd (d_n - mean(d_n) - n mean(d_n n)) + d_h, without the first mean where none is taken
-//   off; d_gate = d_y n weight silu'(gate); d_weight = sum over rows of d_y silu(gate) n; d_bias =
-//   sum over rows of d_y. There is no bias where there is a gate.
-// Mean and rstd are formed again: the row is in the cache then.
+// Backward of the norms on the CPU. Let c = h - mean (rms_norm: c = h), n = c rstd the normalised
+// row, and d_n = d_y silu(gate) weight. The host (cpu.cpp) calls it for ranges of rows.
+//
+//   d_x      = rstd (d_n - mean(d_n) - n mean(d_n n)) + d_h     rms_norm omits mean(d_n)
+//   d_gate   = d_y n weight silu'(gate)                         there is no bias with a gate
+//   d_weight = sum over rows of d_y silu(gate) n
+//   d_bias   = sum over rows of d_y
+//
+// mean and rstd are recomputed, since the row is in the cache then.
 #include "norm/simd/kernels.h"
 #include "norm/simd/rows.h"
 

@@ -1,5 +1,6 @@
-// The norms on the CPU, forward: h = x + residual; y = (h - mean) rstd weight + bias, times
-// silu(gate). A row is read from memory once: all passes but the first find h in the cache.
+// Forward of the norms on the CPU: h = x + residual; y = (h - mean) rstd weight + bias, times
+// silu(gate). Each row is read from memory once; later passes find h in the cache. The host
+// (cpu.cpp) calls it for ranges of rows.
 #include "norm/simd/kernels.h"
 #include "norm/simd/rows.h"
 
@@ -7,8 +8,8 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// x + residual as the output has it. The first pass over a row writes it, the others read it back:
-// from memory of the thread's own where the output has gone past the cache.
+// x + residual as rounded for the output. The first pass over a row writes it and later passes read
+// it back, from a private copy if the output uses streaming stores.
 template <class T>
 class ResidualRows {
  public:
@@ -84,7 +85,7 @@ struct ForwardRows {
   }
 };
 
-// The vectors of the group that a row belongs to.
+// Weight and bias of a row's group.
 struct GroupVectors {
   const float* weight;
   const float* bias;
@@ -93,9 +94,9 @@ struct GroupVectors {
 template <class T, bool kCentred, bool kResidual, bool kGate>
 void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors vectors) {
   const int64_t columns = args.columns;
-  // Of h where its mean is taken off, else of squares.
+  // Sums h for layer_norm, and h^2 for rms_norm.
   Block sum = sum_of_blocks(columns, [&](int64_t column, auto rest) {
-    // Half of the next row in each pass, so that neither leaves memory idle.
+    // Each pass prefetches one operand of the next row, which keeps memory busy throughout.
     if constexpr (kResidual) {
       rows.residual.prefetch_next(column);
     }

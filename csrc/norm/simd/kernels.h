@@ -1,4 +1,4 @@
-// What the host hands to the CPU kernels of the norms. Plain data (see isa.h).
+// Arguments of the norms' CPU kernels, filled by cpu.cpp. Plain data (see isa.h).
 #pragma once
 
 #include "common/dtype.h"
@@ -7,26 +7,26 @@
 
 namespace mlx_anvil {
 
-// An input of rows; no data where the call has none.
+// An input with rows. `data` is null if the call lacks it.
 struct NormOperand {
   const void* data = nullptr;
   NormRowParams rows = {};
 };
 
-inline constexpr int kNormScratchRows = 4;  // rows that a kernel may need memory for
+inline constexpr int kNormScratchRows = 4;  // most rows of scratch memory that a kernel needs
 
-// Of all rows; every output is dense. The weight and the bias are widened, in the kernels' order of
-// elements (NormVectorKernels), `padded_columns` to a group of rows.
+// The arguments cover all rows, and every output is dense. Weight and bias are float32, in the
+// kernels' element order (NormVectorKernels), with `padded_columns` per group.
 struct NormForwardArgs {
   NormOperand x, residual, gate;
   const float* weight;
-  const float* bias;  // of layer_norm
+  const float* bias;  // layer_norm only
   void* y;
   void* h;  // x + residual
   int64_t rows_per_group;
   int64_t columns, padded_columns;
   float eps;
-  bool stream_outputs;  // write past the cache; every row then starts at a cache line
+  bool stream_outputs;  // use streaming stores; every row then starts at a cache line
 };
 
 struct NormBackwardArgs {
@@ -40,14 +40,14 @@ struct NormBackwardArgs {
   bool stream_outputs;
 };
 
-// Where a backward adds up its rows' shares of these gradients: padded, in the kernels' order.
+// Accumulators for weight and bias gradients over the rows: padded, in the kernels' element order.
 struct NormSums {
   float* weight;  // null: not wanted
   float* bias;
 };
 
-// `scratch`: kNormScratchRows rows of the dtype, where a column stride is not 1 or outputs are
-// streamed.
+// `scratch` holds kNormScratchRows rows of the dtype. It is needed if a column stride is not 1 or
+// if outputs use streaming stores.
 using NormForwardKernel = void (*)(const NormForwardArgs& args,
                                    int64_t begin,
                                    int64_t end,
@@ -55,13 +55,14 @@ using NormForwardKernel = void (*)(const NormForwardArgs& args,
 using NormBackwardKernel = void (*)(
     const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch);
 
-// Weights, biases and their gradients between memory and the kernels' order of elements.
+// Convert weights, biases and their gradients between memory order and the kernels' element order.
 struct NormVectorKernels {
-  // to = offset + from, padded to a multiple of the block; `from` has the kernels' dtype, or
+  // to = offset + from, padded to a multiple of the block. `from` has the kernels' dtype, or
   // float32.
   void (*widen)(const void* from, bool is_float32, float offset, int64_t columns, float* to);
 
-  // to[begin, end) = the sum of `parts`, `stride` floats apart; `begin` is a multiple of the block.
+  // to[begin, end) = the sum of `count` parts, `stride` floats apart. `begin` is a multiple of the
+  // block.
   void (*sum_parts)(const float* parts,
                     int64_t count,
                     int64_t stride,
@@ -77,7 +78,7 @@ struct NormKernels {
 };
 struct NormVectorTable {
   PerDtype<NormVectorKernels> of;
-  int64_t block;  // columns are padded to a multiple of it
+  int64_t block;  // columns are padded to a multiple of this
 };
 
 MLX_ANVIL_DECLARE_KERNELS(PerDtype<NormKernels<NormForwardKernel>>, norm_forward_kernels)

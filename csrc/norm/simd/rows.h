@@ -1,8 +1,7 @@
-// Rows as the norms' CPU kernels read and write them, block by block. Kernel files only (see
-// simd.h).
+// Block-wise access to rows for the norms' CPU kernels. For kernel files only (see simd.h).
 //
-// Sums run over blocks that are counted from the start of a row, wherever that lies in memory: the
-// bits of a result do not depend on where its operands are.
+// Sums run over blocks counted from the start of the row, wherever it is in memory. Results
+// therefore do not depend on the alignment of operands.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +11,8 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// body(first column, whether the block is cut short) for every block of [begin, end).
+// Calls body(first column, partial) for every block of [begin, end). `partial` marks a last,
+// partial block.
 template <class Body>
 inline void for_each_block(int64_t begin, int64_t end, Body body) {
   int64_t column = begin;
@@ -24,8 +24,8 @@ inline void for_each_block(int64_t begin, int64_t end, Body body) {
   }
 }
 
-// body(kValue) with `value` as a constant: a loop that asks for it at every block, and has blocks
-// that depend on the answer, keeps them in memory.
+// Calls body with `value` as a compile-time constant. With a runtime test per block, the compiler
+// would keep the blocks that depend on it in memory instead of registers.
 template <class Body>
 inline void with_constant(bool value, Body body) {
   if (value) {
@@ -35,7 +35,7 @@ inline void with_constant(bool value, Body body) {
   }
 }
 
-// The last columns of a row, then zeros.
+// Loads the last columns of a row, padded with zeros.
 template <class T>
 inline Block load_rest(const T* from, int64_t count) {
   T padded[kBlock] = {};
@@ -77,7 +77,7 @@ inline void prefetch_block(const T* from) {
   }
 }
 
-// Memory for a few rows, given out one after the other.
+// Hands out memory for a few rows.
 template <class T>
 class RowMemory {
  public:
@@ -93,7 +93,7 @@ class RowMemory {
   int64_t columns_;
 };
 
-// One row after another of an operand; a row whose columns are not neighbours is gathered first.
+// Iterates over the rows of an operand. Rows with a column stride other than 1 are gathered first.
 template <class T>
 class RowSource {
  public:
@@ -124,8 +124,8 @@ class RowSource {
     return load_columns<kRest>(row_ + column, columns_ - column);
   }
 
-  // Asks for a block of the next row: memory would be idle while this one, in the cache by now, is
-  // read again.
+  // Prefetches a block of the next row. Memory would be idle while the current row is read again
+  // from the cache.
   void prefetch_next(int64_t column) const {
     if (next_) {
       prefetch_block(next_ + column);
@@ -142,11 +142,11 @@ class RowSource {
   const int64_t columns_;
   T* gathered_ = nullptr;
   const T* row_ = nullptr;
-  const T* next_ = nullptr;  // beyond the last row: an address like any other to a prefetch
+  const T* next_ = nullptr;  // may point past the last row, which is harmless for a prefetch
 };
 
-// One row after another of a dense output. What goes past the cache starts at a cache line in every
-// row.
+// Iterates over the rows of a dense output. Streaming stores require rows that start at cache
+// lines.
 template <class T>
 class RowSink {
  public:
@@ -199,8 +199,8 @@ inline Block silu(Block x) {
   return {silu<kAccuracyOf<T>>(x.first), silu<kAccuracyOf<T>>(x.second)};
 }
 
-// The sum of body(column, rest) over the blocks of a row, the odd ones apart from the even: an
-// addition waits for the one before it, and loads and products take less time than that.
+// Sums body(column, rest) over the blocks of a row, with separate sums for odd and even blocks: a
+// single sum would be bound by the latency of the addition.
 template <class Body>
 inline Block sum_of_blocks(int64_t columns, Body body) {
   Block even = {}, odd = {};
@@ -213,7 +213,7 @@ inline Block sum_of_blocks(int64_t columns, Body body) {
   return even + odd;
 }
 
-// 1 in the columns that a row has, 0 beyond.
+// 1 in valid columns, 0 beyond.
 template <class T>
 inline Block validity(int64_t count) {
   T ones[kBlock];
@@ -221,7 +221,7 @@ inline Block validity(int64_t count) {
   return load_rest(ones, count);
 }
 
-// x - mean; 0 beyond the columns, where that would count as a deviation.
+// x - mean, and 0 beyond the last column, where -mean would otherwise count as a deviation.
 template <class T, bool kRest>
 inline Block deviation(Block x, float mean, int64_t count) {
   if constexpr (kRest) {

@@ -1,6 +1,6 @@
-// Weights and biases widened for the norms' other CPU kernels, and the sums of their gradients.
+// Widens weights and biases for the norms' CPU kernels, and adds up the parts of their gradients.
 //
-// The order of elements is that in which a block of the rows' dtype is loaded.
+// The element order is that of a loaded block of the rows' dtype.
 #include <type_traits>
 
 #include "norm/simd/kernels.h"
@@ -10,7 +10,7 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Only bfloat16 has an order of its own, of even and odd elements.
+// Only bfloat16 blocks are reordered, into even and odd elements.
 template <class T>
 inline constexpr bool kReorders = std::is_same_v<T, bf16>;
 
