@@ -1,3 +1,4 @@
+// The definition of rope in MLX ops.
 #include <numbers>
 #include <vector>
 
@@ -8,7 +9,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// rope_fixed_point of each number.
+// Applies rope_fixed_point() elementwise.
 mx::array fixed_point(const mx::array& turns, mx::Stream s) {
   const mx::array fraction = mx::subtract(turns, mx::floor(turns, s), s);
   const mx::array one = mx::array(1.0, mx::float64), none = mx::array(0.0, mx::float64);
@@ -16,8 +17,8 @@ mx::array fixed_point(const mx::array& turns, mx::Stream s) {
   return mx::astype(mx::multiply(proper, mx::array(0x1p64, mx::float64), s), mx::uint64, s);
 }
 
-// [batch or 1, 1, length, pairs] in float64, which only the CPU has. Whole turns overflow in 64-bit
-// integers, as in the kernels (problem.h).
+// Angles [batch or 1, 1, length, pairs] in float64, which MLX supports on the CPU only. Whole turns
+// overflow in 64-bit integers, as in the kernels (problem.h).
 mx::array angles(const RopeConfig& config,
                  const RopePositions& positions,
                  int length,
@@ -41,12 +42,13 @@ mx::array angles(const RopeConfig& config,
   }
   const mx::array per_position = mx::divide(number(rope_turns_over_freqs(config.frequencies)),
                                             mx::astype(*positions.freqs, dtype, s), s);
-  // Integers have no derivative, though MLX takes one through casts. This zero has that of the
-  // turns, and is NaN where a frequency is none.
+  // Integers have no derivative, and MLX differentiates through casts. This zero carries the
+  // derivative of the turns, and is NaN if a frequency is not finite.
   const mx::array signed_position = mx::astype(mx::astype(position, mx::int64, s), dtype, s);
   const mx::array turns = mx::multiply(signed_position, per_position, s);
   const mx::array zero = mx::subtract(turns, mx::stop_gradient(turns, s), s);
-  // Before the integers, too: MLX's tangents of some ops are zeros on the default device.
+  // Also stops the gradient before the integers: some ops' tangents are zeros on MLX's default
+  // device.
   const mx::array fixed = fixed_point(mx::stop_gradient(per_position, s), s);
   const mx::array fraction = mx::stop_gradient(fraction_of(fixed), s);
   return radians(mx::add(fraction, zero, s));

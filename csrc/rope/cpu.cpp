@@ -1,3 +1,4 @@
+// CPU driver of rope: work items, tables and threads.
 #include "rope/cpu.h"
 
 #include <algorithm>
@@ -14,15 +15,15 @@ namespace mlx_anvil {
 
 namespace {
 
-// Numbers in a table of cosines and sines, which stays in the second cache: longer runs of rows are
-// worth more than the first.
+// Floats in a table of cosines and sines. The table fits in L2: longer runs of rows gain more than
+// L1 would.
 constexpr int64_t kTableFloats = 16384;
-// Heads that a kernel rotates together. More of them would be too many streams of memory at once.
+// Heads that a kernel rotates together. More would be too many concurrent memory streams.
 constexpr int64_t kHeads = 4;
-// Elements that are worth waking a thread for.
+// Minimum elements per thread.
 constexpr int64_t kGrain = 32768;
 
-// In each block the even numbers, then the odd ones.
+// Puts the even elements of each block first, then the odd ones.
 template <class T>
 void put_even_first(std::vector<T>& numbers, int64_t block) {
   const std::vector<T> in_order = numbers;
@@ -33,7 +34,7 @@ void put_even_first(std::vector<T>& numbers, int64_t block) {
   }
 }
 
-// Frequencies, filled up to whole blocks, in the order that kernels take them in.
+// Frequencies, padded to whole blocks, in the kernels' order.
 struct PaddedFrequencies {
   std::vector<uint64_t> turns;
   std::vector<float> defects;
@@ -57,8 +58,8 @@ struct PaddedFrequencies {
   }
 };
 
-// A run of positions of a few heads of one tensor, in the order in which tables are shared: all
-// heads and, where they have one offset, all batch rows follow each other.
+// A run of positions of a few heads of one tensor. Items that share a table are adjacent: all
+// heads, and all batch rows if they share an offset.
 struct Item {
   int64_t first, batch, group;
 };
@@ -110,7 +111,7 @@ class Rope {
                                 : static_cast<const int32_t*>(args_.offset)[at];
   }
 
-  // The first of an item, modulo 2^64.
+  // The first position of an item, modulo 2^64.
   uint64_t position(const Item& item) const {
     return static_cast<uint64_t>(offset(item.batch)) + static_cast<uint64_t>(item.first);
   }
@@ -150,8 +151,8 @@ class Rope {
   const RopeArgs& args_;
   const int64_t padded_;
   const PaddedFrequencies frequencies_;
-  const int64_t positions_;  // of an item
-  int64_t groups_ = 0;       // of heads, of all tensors
+  const int64_t positions_;  // per item
+  int64_t groups_ = 0;       // of heads, over all tensors
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// rope on the CPU: runs on the calling thread and those of `parallel_for`, until done.
+// rope on the CPU, called from the primitive's stream task. Returns when the work is done; uses the
+// calling thread and those of parallel_for().
 #pragma once
 
 #include "mlx/mlx.h"
@@ -18,16 +19,16 @@ struct RopeTensor {
 struct RopeArgs {
   mx::Dtype dtype = mx::float32;
   RopeTensor tensors[2];
-  int count = 1;  // of tensors
+  int count = 1;  // number of tensors
   int64_t batch, length, head_dim, pairs;
   const void* offset;
-  bool offset_is_wide;  // int64, else int32
+  bool offset_is_wide;  // int64, otherwise int32
   bool offset_per_batch;
-  const float* freqs;  // null: those of base
+  const float* freqs;  // null: derived from base
   RopeFrequencies frequencies;
   bool traditional;
   bool inverse;
-  bool stream;  // write past the cache
+  bool stream;  // use streaming stores
 };
 
 void rope_cpu(const RopeArgs& args);

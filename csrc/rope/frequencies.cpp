@@ -22,7 +22,7 @@ std::vector<uint64_t> computed_turns(const RopeFrequencies& frequencies, int64_t
 
 uint64_t rope_fixed_point(double turns) {
   const double fraction = turns - std::floor(turns);
-  // Rounding may leave a tiny negative number with a whole turn, which is none.
+  // Rounding can turn a tiny negative number into a whole turn, which counts as 0.
   return fraction >= 0.0 && fraction < 1.0 ? static_cast<uint64_t>(fraction * 0x1p64) : 0;
 }
 
@@ -31,7 +31,7 @@ double rope_turns_over_freqs(const RopeFrequencies& frequencies) {
 }
 
 std::vector<uint64_t> rope_turns(const RopeFrequencies& frequencies, int64_t pairs) {
-  // A thread's own, so that none waits for another. Models have one base or two.
+  // Cached per thread, so that no thread waits for another. Models use one or two bases.
   struct Known {
     RopeFrequencies frequencies;
     std::vector<uint64_t> turns;

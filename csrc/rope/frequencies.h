@@ -1,4 +1,4 @@
-// How fast pairs turn, as the kernels want it: see problem.h.
+// Turns per position of each pair, in the kernels' fixed-point format (problem.h).
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 namespace mlx_anvil {
 
 struct RopeFrequencies {
-  double base;   // used where there are no freqs
+  double base;   // ignored if freqs are given
   double scale;  // of positions
 
   bool operator==(const RopeFrequencies&) const = default;
 };
 
-// Turns per position times 2^64, modulo 2^64, of as many frequencies as there are pairs. The last
-// few are remembered: a model asks for the same ones in every layer, and for a single position they
-// take longer than the rotation.
+// Returns the turns per position times 2^64, modulo 2^64, one per pair. The last few results are
+// cached: every layer of a model requests the same ones, and for a single position computing them
+// takes longer than the rotation.
 std::vector<uint64_t> rope_turns(const RopeFrequencies& frequencies, int64_t pairs);
 
-// 0 where `turns` is not finite.
+// Returns 0 if `turns` is not finite.
 uint64_t rope_fixed_point(double turns);
 
-// Positions times this, over an entry of freqs, are turns.
+// position * (this / freqs[j]) is the angle in turns.
 double rope_turns_over_freqs(const RopeFrequencies& frequencies);
 
 }  // namespace mlx_anvil

@@ -1,3 +1,4 @@
+// Launches rope's Metal kernel.
 #include "rope/gpu.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// As numbered in strided_pack.h and rope.h.
+// Indices as in metal/common/strided_pack.h and metal/rope/rope.h.
 enum Constant : uint32_t {
   kPacksAreAligned,
   kPairsAreNeighbours,
@@ -28,11 +29,12 @@ enum Constant : uint32_t {
 
 constexpr int64_t kThreads = 256;
 constexpr int64_t kPackBytes = 16;
-// Heads that share a thread's angles, where there is work for so many threads without.
+// A thread reuses its angles for up to kMostHeads heads, as long as kEnoughThreads threads have
+// work.
 constexpr int64_t kMostHeads = 8;
 constexpr int64_t kEnoughThreads = 1 << 15;
-constexpr int64_t kMostBatches = 65535;  // of a grid's z
-// A model has one or two sorts of frequencies.
+constexpr int64_t kMostBatches = 65535;  // limit of a grid's z dimension
+// Models use one or two sets of frequencies.
 constexpr size_t kMostTurnsKept = 64;
 
 bool packs_are_aligned(const RopeConfig& config, const Arrays& tensors, const Arrays& outputs) {
@@ -62,14 +64,13 @@ RopeParams params_of(const RopeConfig& config,
   return params;
 }
 
-// Kept for the next launches: on CUDA, memory that the host has just written moves to the GPU when
-// a kernel first reads it, which takes ten times as long as the kernel. Never dropped, since
-// kernels that are under way may read it; once there are too many kinds, further ones last for one
-// call.
+// Cached across launches. On CUDA, freshly written host memory migrates to the GPU on first use,
+// which takes ten times as long as the kernel. Entries are never evicted, because running kernels
+// may read them. Once the cache is full, further arrays last for one call.
 mx::array turns_array(const RopeConfig& config, const mx::Device& device) {
   using Key = std::tuple<uint64_t, uint64_t, int64_t, mx::Device::DeviceType, int>;
   static std::mutex mutex;
-  static auto& kept = *new std::map<Key, mx::array>;  // MLX may end before static objects do
+  static auto& kept = *new std::map<Key, mx::array>;  // leaked: MLX may shut down first
   const auto& [base, scale] = config.frequencies;
   const Key key{std::bit_cast<uint64_t>(base), std::bit_cast<uint64_t>(scale), config.pairs,
                 device.type, device.index};
@@ -126,7 +127,7 @@ void rope_gpu(const RopeConfig& config,
       static_cast<uint32_t>(std::min<int64_t>(params.batch, kMostBatches))};
   request.threadgroup = {kThreads, 1, 1};
   launch(request, stream);
-  if (frequencies.is_donatable()) {  // of this call alone: neither the caller's nor kept
+  if (frequencies.is_donatable()) {  // neither cached nor the caller's
     keep_until_done({std::move(frequencies)}, stream);
   }
 }

@@ -1,10 +1,11 @@
+// The launch of rope's Metal kernel, called by the primitive.
 #pragma once
 
 #include "rope/primitive.h"
 
 namespace mlx_anvil {
 
-// Outputs have their memory.
+// `outputs` must be allocated.
 void rope_gpu(const RopeConfig& config,
               const Arrays& tensors,
               const RopePositions& positions,

@@ -17,7 +17,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Inputs: one or two tensors, offset, freqs if there are any.
+// Inputs: one or two tensors, offset, and freqs if given.
 class Rope : public FusedPrimitive {
  public:
   Rope(mx::Stream stream, const RopeConfig& config, size_t tensors)
@@ -77,13 +77,13 @@ class Rope : public FusedPrimitive {
     }
   }
 
-  // `values` of the tensors at these places, rotated in one kernel.
+  // Rotates `values` with the positions of `inputs`, in one kernel.
   Arrays rotate(const RopeConfig& config, const Arrays& values, const Arrays& inputs) {
     return apply_rope(config, values, positions_of(inputs), stream());
   }
 
-  // An input's own memory where nobody else needs it: each pair is read before it is written.
-  // Whether an output is in such memory.
+  // Reuses an input's memory if it is donatable: each pair is read before it is written. Returns
+  // true if any output does so.
   bool allocate_outputs(const Arrays& inputs, Arrays& outputs);
 
   const RopeConfig config_;
@@ -139,8 +139,8 @@ void Rope::eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) {
   rope_gpu(config_, tensors_of(inputs), positions_of(inputs), outputs, stream());
 }
 
-// In the tensors by the inverse rotation, of those that are asked for only; in freqs by the graph
-// of MLX ops.
+// The gradient of a tensor is the inverse rotation, launched only for the tensors in `argnums`. The
+// gradient of freqs is a graph of MLX ops.
 Arrays Rope::gradient(const Arrays& primals,
                       const Arrays& cotangents,
                       const std::vector<int>& argnums,
@@ -196,8 +196,7 @@ Arrays Rope::tangent(const Arrays& primals,
   return outputs;
 }
 
-// vmap's axis becomes part of the batch where every element has offsets of its own, else more
-// heads.
+// Folds vmap's axis into the batch if each element has its own offsets, otherwise into the heads.
 std::pair<Arrays, std::vector<int>> Rope::batched(const Arrays& inputs,
                                                   const std::vector<int>& axes) {
   const mx::Stream s = stream();
@@ -210,7 +209,7 @@ std::pair<Arrays, std::vector<int>> Rope::batched(const Arrays& inputs,
   }
   RopePositions positions = positions_of(inputs);
   const bool own_offsets = axes[tensors_] >= 0;
-  const int to = own_offsets ? 0 : 1;  // the axis that vmap's is merged with
+  const int to = own_offsets ? 0 : 1;  // the axis that vmap's is folded into
   Arrays merged;
   for (size_t i = 0; i < tensors_; ++i) {
     const mx::array x =

@@ -1,3 +1,4 @@
+// rope as a graph node: configuration, inputs, and the two ways to build it.
 #pragma once
 
 #include <optional>
@@ -10,7 +11,7 @@ namespace mlx_anvil {
 struct RopeConfig {
   int pairs;
   bool traditional;
-  bool inverse;  // by the negative angle
+  bool inverse;  // rotate by the negative angle
   RopeFrequencies frequencies;
 
   bool operator==(const RopeConfig&) const = default;
@@ -21,11 +22,11 @@ struct RopePositions {
   std::optional<mx::array> freqs;  // float32 (pairs,)
 };
 
-// Rotates one or two arrays [batch, heads, length, head_dim], which differ in their heads only, in
-// one kernel.
+// Rotates one or two arrays [batch, heads, length, head_dim] in one kernel. Only their number of
+// heads may differ.
 Arrays apply_rope(const RopeConfig& config, Arrays tensors, RopePositions positions, mx::Stream s);
 
-// The same as a graph of MLX ops, differentiable in the arrays and in freqs.
+// The same computation in MLX ops, differentiable in the arrays and in freqs.
 Arrays compose_rope(const RopeConfig& config,
                     const Arrays& tensors,
                     const RopePositions& positions,

@@ -11,8 +11,7 @@ using namespace nb::literals;
 
 namespace {
 
-// Angles wrap at 2^64 with their position, so those of 2^63 and above are the same as negative
-// ones.
+// Positions wrap at 2^64, so offsets from 2^63 up equal negative ones.
 int64_t to_offset(const char* op, nb::handle value) {
   uint64_t large = 0;
   if (nb::isinstance<nb::int_>(value) && !nb::isinstance<nb::bool_>(value) &&

@@ -103,7 +103,7 @@ std::optional<mx::array> checked_freqs(const char* op, const RopeOptions& option
   return mx::astype(freqs, mx::float32, s);
 }
 
-// [batch, heads, length, head_dim], whatever the axes between batch and length.
+// Merges the axes between batch and length: [batch, heads, length, head_dim].
 mx::array with_heads(const mx::array& x, mx::Stream s) {
   return x.ndim() == 3  ? mx::expand_dims(x, 1, s)
          : x.ndim() > 4 ? mx::flatten(x, 1, static_cast<int>(x.ndim()) - 3, s)

@@ -1,4 +1,4 @@
-// Rotary position embedding: rope of one array, rope_qk of queries and keys in one kernel.
+// The op functions: rope for one array, rope_qk for queries and keys in one kernel.
 #pragma once
 
 #include <optional>
@@ -16,9 +16,9 @@ struct RopeOptions {
   bool traditional = false;
   std::optional<double> base;
   double scale = 1.0;
-  // Positions count modulo 2^64: those from 2^63 up are the negative ones here.
+  // Positions count modulo 2^64: those from 2^63 up are stored as negative numbers.
   std::variant<int64_t, mx::array> offset = int64_t{0};
-  std::optional<mx::array> freqs;  // instead of base
+  std::optional<mx::array> freqs;  // replaces base
 };
 
 mx::array rope(const mx::array& x, const RopeOptions& options, mx::StreamOrDevice stream = {});

@@ -1,3 +1,4 @@
+// Declarations of rope's CPU kernels.
 #pragma once
 
 #include "common/isa.h"

@@ -1,5 +1,5 @@
-// rope on the CPU: tables of cosines and sines, and the rotation by them. metal/rope/rope.h has the
-// same formulas.
+// rope on the CPU: tables of cosines and sines, and the rotation by them. metal/rope/rope.h uses
+// the same formulas.
 #include <type_traits>
 
 #include "common/simd/simd.h"
@@ -15,9 +15,9 @@ struct SinCos {
   f32v sin, cos;
 };
 
-// Of a fraction of a turn, times 2^32; the negative sine where `half_turn` is one, not none. What
-// is left beside the nearest quarter turn is at most an eighth, for which a few terms are exact to
-// float32.
+// Sine and cosine of a fraction of a turn, given times 2^32. A `half_turn` of 2^31 negates the
+// sine. The rest after the nearest quarter turn is at most an eighth of a turn, for which a short
+// polynomial is accurate to float32.
 inline SinCos sin_cos_of_turn(u32v turn, uint32_t half_turn, f32v defect) {
   const i32v rest = bits_as<i32v>(turn << 2) >> 2;
   const f32v x = __builtin_convertvector(rest, f32v) * 0x1.921fb6p-30f + defect;  // 2 pi / 2^32
@@ -25,7 +25,7 @@ inline SinCos sin_cos_of_turn(u32v turn, uint32_t half_turn, f32v defect) {
   const f32v sin = x + x * (z * (-0.166666552f + z * (0.008332178f + z * -0.000195172339f)));
   const f32v cos =
       1.0f - 0.5f * z + z * z * (0.0416666456f + z * (-0.00138873665f + z * 2.44383791e-05f));
-  // Each quarter turn takes (sin, cos) to (cos, -sin): the upper two bits beside the nearest.
+  // Each quarter turn maps (sin, cos) to (cos, -sin). The upper two bits count the quarter turns.
   const u32v quarter = turn + 0x20000000u;
   const auto odd = (quarter & 0x40000000u) != 0u;
   const u32v minus_sin = (quarter + half_turn) & 0x80000000u;
@@ -34,17 +34,17 @@ inline SinCos sin_cos_of_turn(u32v turn, uint32_t half_turn, f32v defect) {
           bits_as<f32v>(bits_as<u32v>(odd ? sin : cos) ^ minus_cos)};
 }
 
-// 64 bits a lane, of which a register has half as many.
+// 64-bit lanes; a register holds half as many.
 using u64v = uint64_t __attribute__((vector_size(sizeof(u32v))));
 
-// The upper halves of a's and b's lanes.
+// The upper halves of the lanes of a and b.
 template <int... kLane>
 inline u32v upper_halves(u64v a, u64v b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(bits_as<u32v>(a), bits_as<u32v>(b), (2 * kLane + 1)...);
 }
 
-// Positions times turns, whole turns of which overflow: from one position to the next the turns are
-// added, which is exact and takes no product of 64 bits.
+// Each further position adds the turns per position. That is exact, since whole turns overflow, and
+// needs no 64-bit product.
 void fill_angles(const RopeAngles& angles, float* to) {
   const uint32_t half_turn = angles.inverse ? 0x80000000u : 0u;
   for (int64_t j = 0; j < angles.padded; j += kLanes) {
@@ -74,7 +74,7 @@ inline Pair rotate(Pair x, f32v cos, f32v sin) {
   return {x.a * cos - x.b * sin, x.a * sin + x.b * cos};
 }
 
-// Elements a and b of a block of pairs that are apart.
+// Rotates one block of each half of a row, for pairs (j, j + pairs).
 template <class T, bool kStream>
 inline void rotate_apart(
     const T* a, const T* b, T* out_a, T* out_b, const float* cos, const float* sin) {
@@ -86,7 +86,8 @@ inline void rotate_apart(
   store_block<kStream>(out_b, Block{first.b, second.b});
 }
 
-// Neighbours of a block as two vectors, and back; a block of bfloat16 is these already.
+// Splits a block into even and odd elements, and joins them again. A bfloat16 block already is
+// split.
 template <class T, int... kLane>
 inline Pair split_pairs(Block x, std::integer_sequence<int, kLane...>) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -106,7 +107,7 @@ inline Block join_pairs(Pair x, std::integer_sequence<int, kLane...>) {
   }
 }
 
-// A block of pairs of neighbours: kLanes pairs.
+// Rotates kLanes adjacent pairs.
 template <class T, bool kStream>
 inline void rotate_neighbours(const T* in, T* out, const float* cos, const float* sin) {
   constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
@@ -114,7 +115,7 @@ inline void rotate_neighbours(const T* in, T* out, const float* cos, const float
   store_block<kStream>(out, join_pairs<T>(rotate(x, load_lanes(cos), load_lanes(sin)), kAll));
 }
 
-// Up to a block of elements, some apart from each other, as a dense block.
+// Up to a block of elements, gathered at any step into a dense block.
 template <class T>
 struct DenseBlock {
   T elements[kBlock] = {};
@@ -143,8 +144,8 @@ inline void copy_rest(const RopeRows& rows, const T* in, T* out) {
   }
 }
 
-// Memory is asked for this far ahead, in the rows of every head: each head's share of a run is too
-// short for the processor to see a stream in it.
+// Prefetch distance, applied to the rows of every head: each head's share of a run is too short for
+// the hardware prefetcher to detect a stream.
 inline constexpr int64_t kPrefetchBytes = 1024;
 
 template <class T>
@@ -155,8 +156,8 @@ inline void prefetch_block(const T* from) {
   }
 }
 
-// A row in whole blocks. Memory is written a row after the other: lines that are written past the
-// cache take longer the more rows they alternate between.
+// Rotates a row of whole blocks. Rows are written one after another: streaming stores get slower
+// the more rows they alternate between.
 template <class T, bool kTraditional, bool kStream>
 inline void rotate_blocks(const T* in, T* out, int64_t pairs, const float* cos, const float* sin) {
   constexpr int64_t kAhead = kPrefetchBytes / static_cast<int64_t>(sizeof(T));
@@ -174,11 +175,11 @@ inline void rotate_blocks(const T* in, T* out, int64_t pairs, const float* cos, 
   }
 }
 
-// A row of any length, and of any step between columns.
+// Rotates a row of any length and column stride.
 template <class T, bool kTraditional>
 void rotate_pieces(
     const T* in, T* out, int64_t step, int64_t pairs, const float* cos, const float* sin) {
-  constexpr int64_t kPairs = kTraditional ? kLanes : kBlock;  // of a block
+  constexpr int64_t kPairs = kTraditional ? kLanes : kBlock;  // per block
   for (int64_t j = 0; j < pairs; j += kPairs) {
     const int64_t count = pairs - j < kPairs ? pairs - j : kPairs;
     if constexpr (kTraditional) {
@@ -198,7 +199,8 @@ void rotate_pieces(
   }
 }
 
-// body(in, out, cosines, sines) for every row, all heads of a position before the next one.
+// Calls body(in, out, cosines, sines) for every row: all heads of a position, then the next
+// position.
 template <class T, class Body>
 inline void for_each_row(const RopeRows& rows, Body body) {
   const T* in = static_cast<const T*>(rows.in);
