@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kOp = "silu_gate";
 
-// ---- definitions in MLX ops, in float32 whatever the inputs' dtype -----------------------------
+// ---- definitions in MLX ops, in float32 for every input dtype -----------------------------------
 
 mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
@@ -22,7 +22,7 @@ mx::array silu(const mx::array& x, mx::Stream s) {
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }
 
-// s (1 + x (1 - s)) with s = sigmoid(x); 1 - s as sigmoid(-x), which does not cancel
+// s (1 + x (1 - s)) with s = sigmoid(x). 1 - s is computed as sigmoid(-x), which does not cancel.
 mx::array silu_derivative(const mx::array& x, mx::Stream s) {
   const mx::array sigmoid = mx::sigmoid(x, s);
   const mx::array complement = mx::sigmoid(mx::negative(x, s), s);
@@ -71,7 +71,7 @@ Arrays jvp(const Arrays& primals,
 constinit const ElementwiseVariant kForward{
     kOp, "forward", "SiluGate", 1, silu_gate_forward_kernels, compose_forward, vjp, jvp};
 
-// Both gradients come from one kernel, which recomputes the sigmoid.
+// One kernel computes both gradients and recomputes the sigmoid.
 Arrays vjp(const Arrays& primals,
            const Arrays& cotangents,
            const std::vector<int>& argnums,
@@ -84,8 +84,7 @@ Arrays vjp(const Arrays& primals,
   return wanted;
 }
 
-// With one tangent only, the other is left out rather than taken as zero: zero times infinity is
-// NaN.
+// A missing tangent is omitted rather than replaced by zero: zero times infinity is NaN.
 Arrays jvp(const Arrays& primals,
            const Arrays& tangents,
            const std::vector<int>& argnums,

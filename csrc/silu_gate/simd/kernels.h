@@ -1,3 +1,4 @@
+// Declarations of silu_gate's CPU kernels.
 #pragma once
 
 #include "common/elementwise_args.h"

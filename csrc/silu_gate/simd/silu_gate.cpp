@@ -1,4 +1,4 @@
-// silu_gate on the CPU. The formulas are those of metal/silu_gate/silu_gate.h.
+// silu_gate on the CPU, with the formulas of metal/silu_gate/silu_gate.h.
 #include "common/simd/elementwise.h"
 #include "common/simd/math.h"
 #include "silu_gate/simd/kernels.h"
