@@ -6,8 +6,9 @@ namespace mlx_anvil {
 
 namespace {
 
-// Of a choice that is made, in float32 whatever the dtype. The derivatives are written out: MLX's
-// own of a sigmoid takes 1 - s as that difference, of which little is left where s is nearly 1.
+// The weights of a given choice and their derivatives, in float32 for every dtype. The derivatives
+// are written out because MLX's derivative of a sigmoid computes 1 - s, which cancels if s is
+// nearly 1.
 class Formulas {
  public:
   Formulas(const RouterOptions& options,
@@ -54,7 +55,7 @@ class Formulas {
  private:
   bool is_sigmoid() const { return options_.scoring == RouterScoring::kSigmoid; }
 
-  // Whether weights depend on logits that were not chosen.
+  // Returns true if the weights depend on logits that were not chosen.
   bool whole_row() const { return !is_sigmoid() && !options_.norm; }
 
   mx::array times(const mx::array& a, const mx::array& b) const { return mx::multiply(a, b, s_); }
@@ -62,7 +63,7 @@ class Formulas {
   mx::array softmax() const { return mx::softmax(logits_, -1, true, s_); }
   mx::array chosen(const mx::array& x) const { return mx::take_along_axis(x, indices_, -1, s_); }
 
-  // Times the derivative of the logarithm of the score: 1, or 1 - sigmoid(logit).
+  // Multiplies by the derivative of the score's logarithm: 1, or 1 - sigmoid(logit).
   mx::array times_slope(const mx::array& x) const {
     return is_sigmoid() ? times(x, mx::sigmoid(mx::negative(chosen(logits_), s_), s_)) : x;
   }
@@ -75,9 +76,9 @@ class Formulas {
 
 }  // namespace
 
-// Sorts numbers that are all different, so that what is chosen does not depend on how MLX's sort
-// treats equal ones: in their upper halves the logits as integers of the opposite order (NaN above
-// infinity, the two zeros equal), in their lower halves the indices.
+// Sorts unique int64 keys, so that the choice does not depend on how MLX's sort treats ties. The
+// upper half holds the logit as an order-reversing integer (NaN above infinity, both zeros equal),
+// the lower half the index.
 mx::array compose_choice(const RouterOptions& options, const mx::array& logits, mx::Stream s) {
   constexpr int32_t kMagnitude = std::numeric_limits<int32_t>::max();
   const mx::array wide =

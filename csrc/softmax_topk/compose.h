@@ -1,4 +1,4 @@
-// softmax_topk in MLX ops.
+// softmax_topk in MLX ops: the fallback, and the source of derivatives without a kernel.
 #pragma once
 
 #include "common/primitive.h"
@@ -6,16 +6,16 @@
 
 namespace mlx_anvil {
 
-// Indices of what is chosen of each row, as the kernels choose.
+// Returns the chosen indices of each row, with the kernels' tie rules.
 mx::array compose_choice(const RouterOptions& options, const mx::array& logits, mx::Stream stream);
 
-// The weights of a choice that is made already.
+// Returns the weights of a given choice.
 mx::array compose_weights(const RouterOptions& options,
                           const mx::array& logits,
                           const mx::array& indices,
                           mx::Stream stream);
 
-// Of those weights: their tangent for one of the logits, and the gradient in the logits.
+// The tangent of those weights for a tangent of the logits, and their gradient in the logits.
 mx::array compose_tangent(const RouterOptions& options,
                           const mx::array& logits,
                           const mx::array& indices,

@@ -1,3 +1,4 @@
+// CPU driver of softmax_topk: splits rows among threads.
 #include "softmax_topk/cpu.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Experts that are worth waking a thread for, and how many take as long as what a row costs beside.
+// Minimum work per thread in experts, and the fixed cost of a row in experts.
 constexpr int64_t kGrain = 32768;
 constexpr int64_t kRowExperts = 64;
 

@@ -1,3 +1,4 @@
+// Launches softmax_topk's Metal kernels.
 #include "softmax_topk/gpu.h"
 
 #include <string>
@@ -10,13 +11,13 @@ namespace mlx_anvil {
 
 namespace {
 
-// As numbered in rows.h.
+// Indices as in metal/softmax_topk/rows.h.
 enum Constant : uint32_t { kIsSigmoid, kIsNormalised, kInIndexOrder, kRowIsLong };
 
-// As in rows.h.
+// Must match metal/softmax_topk/rows.h.
 constexpr int64_t kLanes = 32;
 constexpr int64_t kRowsPerThreadgroup = 8;
-// Elements of a lane: what there are kernels for.
+// Elements per lane; kernels exist for these two values.
 constexpr int64_t kFew = 4, kMany = 16;
 
 void launch_rows(const char* variant,

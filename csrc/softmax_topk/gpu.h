@@ -1,4 +1,4 @@
-// The Metal kernels of softmax_topk: which one, how many threads.
+// Launches of softmax_topk's Metal kernels, called by the primitives.
 #pragma once
 
 #include "common/primitive.h"

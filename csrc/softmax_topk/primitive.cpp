@@ -19,7 +19,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// What the kernels' registers are laid out for.
+// Limits of the kernels' register layout.
 constexpr int64_t kMostChosen = 64;
 constexpr int64_t kMostExperts = 4096;
 
@@ -85,7 +85,7 @@ class RouterPrimitive : public FusedPrimitive {
     });
   }
 
-  // Inputs with vmap's axis in front.
+  // Moves vmap's axis of the inputs to the front.
   Arrays fold(const Arrays& inputs, const std::vector<int>& axes) {
     int batch = 1;
     for (size_t i = 0; i < inputs.size(); ++i) {

@@ -1,3 +1,4 @@
+// softmax_topk as graph nodes. Called by the op function (softmax_topk.cpp).
 #pragma once
 
 #include "common/primitive.h"
@@ -7,13 +8,14 @@ namespace mlx_anvil {
 
 inline constexpr const char* kSoftmaxTopk = "softmax_topk";
 
-// Throws where a row of `shape` has not so many to choose.
+// Throws if the last axis of `shape` has fewer than options.chosen elements.
 void require_chosen(const RouterOptions& options, const mx::Shape& shape);
 
-// Adds the kernel to the graph, or its composition where there is none. Gives weights and indices.
+// Adds the kernel to the graph, or its composition if no kernel serves. Returns weights and
+// indices.
 Arrays apply_softmax_topk(const RouterOptions& options, const mx::array& logits, mx::Stream stream);
 
-// The gradient in the logits, for the indices that the forward gave.
+// Returns the gradient in the logits for the indices that the forward returned.
 mx::array apply_softmax_topk_backward(const RouterOptions& options,
                                       const mx::array& logits,
                                       const mx::array& indices,

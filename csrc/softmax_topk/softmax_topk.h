@@ -1,3 +1,4 @@
+// The op function softmax_topk. Formulas: the docstring in python.cpp.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,9 @@ namespace mx = mlx::core;
 
 enum class RouterScoring { kSoftmax, kSigmoid };
 
-// Formulas and rules: arguments.cpp.
+// Options of softmax_topk, as in Python.
 struct RouterOptions {
-  int64_t chosen = 0;  // the k of Python
+  int64_t chosen = 0;  // `k` in Python
   RouterScoring scoring = RouterScoring::kSoftmax;
   bool norm = true;
   bool sorted = true;
@@ -21,7 +22,7 @@ struct RouterOptions {
   bool operator==(const RouterOptions&) const = default;
 };
 
-// Weights, of the dtype of the logits, and indices, uint32; each [..., chosen].
+// Returns weights in the dtype of the logits, and uint32 indices; both [..., chosen].
 std::pair<mx::array, mx::array> softmax_topk(const mx::array& logits,
                                              const RouterOptions& options,
                                              mx::StreamOrDevice stream = {});

@@ -1,8 +1,7 @@
-// The gradient of softmax_topk on the CPU. The formulas are those of
-// metal/softmax_topk/backward.metal.
+// Backward of softmax_topk on the CPU, with the formulas of metal/softmax_topk/backward.metal.
 //
-// What was chosen is taken for several rows side by side. All of a row is read only where its
-// softmax is not normalised.
+// Chosen elements of several rows are processed side by side. A whole row is read only for a
+// softmax that is not normalised over the choice.
 #include "softmax_topk/simd/columns.h"
 #include "softmax_topk/simd/kernels.h"
 #include "softmax_topk/simd/scores.h"
@@ -11,7 +10,7 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Memory of a block of rows: a vector for each choice.
+// Scratch memory of a block of rows: one vector per choice and quantity.
 struct GradientMemory {
   float* logits;
   float* cotangents;
@@ -62,7 +61,7 @@ class BlockGradient {
     };
   }
 
-  // Gives the highest of the logits that were chosen, NaN above all, which is that of the row.
+  // Returns the highest chosen logit, which is also the row's highest. NaN ranks above all.
   f32v gather() {
     f32v highest = {};
     for (int64_t i = 0; i < args_.chosen; ++i) {
@@ -76,7 +75,7 @@ class BlockGradient {
     return highest;
   }
 
-  // Gives the sum of the scores.
+  // Returns the sum of the scores.
   f32v score(f32v reference) {
     f32v sum = {};
     for (int64_t i = 0; i < args_.chosen; ++i) {
@@ -105,7 +104,7 @@ class BlockGradient {
     return dot;
   }
 
-  // e^(logit - highest) * factor of all experts.
+  // Writes e^(logit - highest) * factor for all experts.
   void write_rows(f32v highest, f32v factor) {
     for (int64_t row = 0; row < block_.rows(); ++row) {
       const int64_t at = row * args_.experts;
@@ -121,7 +120,7 @@ class BlockGradient {
       const f32v weight = load_lanes(memory_.scores + i * kLanes) / sum;
       f32v d = weight * (load_lanes(memory_.cotangents + i * kLanes) - dot);
       if (args_.is_sigmoid) {
-        // 1 - s as sigmoid(-logit), which does not cancel.
+        // Computes 1 - s as sigmoid(-logit), which does not cancel.
         d = d * relative_score(true, -load_lanes(memory_.logits + i * kLanes), f32v{});
       }
       block_.store(d_logits_, args_.experts, expert_of(i), d);

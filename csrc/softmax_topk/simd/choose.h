@@ -1,8 +1,8 @@
-// The choice of the largest keys of a long row on the CPU. Kernel files only (see simd.h).
+// Selects the k largest keys of a long row on the CPU. For kernel files only (see simd.h).
 //
-// The maxima of as many groups as there are to choose, or more, give a bound that all of those
-// reach: the k-th largest of the maxima. The few elements that reach it too are candidates. The
-// rank of each, by comparison with all of them, is its place in the result.
+// Elements are divided into at least k groups. The k-th largest of the group maxima is a lower
+// bound for every chosen key, so only the few elements that reach it are candidates. The rank of a
+// candidate among all candidates is its place in the result.
 #pragma once
 
 #include "softmax_topk/simd/keys.h"
@@ -10,14 +10,14 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Groups for each one to choose: more of them cost time, and make the bound sharper.
+// Groups per choice. More groups cost time, but sharpen the bound.
 inline constexpr int64_t kGroupsPerChoice = 2;
 
 inline i32v larger(i32v a, i32v b) {
   return a > b ? a : b;
 }
 
-// Bit l: whether lane l is set.
+// Bit l is set if lane l is.
 inline uint32_t lane_bits(i32v mask) {
 #if defined(__AVX512F__)
   return _mm512_movepi32_mask(bits_as<__m512i>(mask));
@@ -34,8 +34,8 @@ inline uint32_t lane_bits(i32v mask) {
 #endif
 }
 
-// ranks[i]: how many keys come before key i: those that are larger, and those before it that are
-// equal. Both arrays are padded to whole vectors; what ranks the padding gets does not matter.
+// ranks[i] = the number of keys that precede key i: larger ones, and equal ones with a lower index.
+// Both arrays are padded to whole vectors. The ranks of the padding are irrelevant.
 inline void rank_keys(const int32_t* keys, int64_t count, int32_t* ranks) {
   int32_t lane[kLanes];
   for (int i = 0; i < kLanes; ++i) {
@@ -46,7 +46,7 @@ inline void rank_keys(const int32_t* keys, int64_t count, int32_t* ranks) {
     const i32v place = load_bits<i32v>(lane) + static_cast<int32_t>(first);
     i32v rank = {};
     for (int64_t i = 0; i < count; ++i) {
-      // One less where key i is the earlier one: then it comes first if it is equal, too.
+      // One less if key i is the earlier one, so that it also precedes an equal key.
       const i32v earlier = place > static_cast<int32_t>(i);
       const i32v bound = bits_as<i32v>(bits_as<u32v>(own) + bits_as<u32v>(earlier));
       rank -= splat_key(keys[i]) > bound;
@@ -55,13 +55,13 @@ inline void rank_keys(const int32_t* keys, int64_t count, int32_t* ranks) {
   }
 }
 
-// Memory of a row's choice, all of it padded to whole vectors.
+// Scratch memory for the choice of one row. Every array is padded to whole vectors.
 struct ChoiceMemory {
   int32_t* keys;        // of all experts
-  int32_t* candidates;  // keys, and
-  int32_t* indices;     // where they are from
+  int32_t* candidates;  // their keys
+  int32_t* indices;     // their positions
   int32_t* ranks;
-  int32_t* chosen_keys;  // one more than are chosen
+  int32_t* chosen_keys;  // one more than chosen
   int32_t* chosen_indices;
 
   ChoiceMemory(void* scratch, int64_t experts, int64_t chosen) {
@@ -79,13 +79,13 @@ struct ChoiceMemory {
   }
 
  private:
-  // The experts, or the maxima of groups.
+  // Holds either the experts or the group maxima.
   static int64_t most_candidates(int64_t experts, int64_t chosen) {
     return padded(experts) + padded(kGroupsPerChoice * chosen);
   }
 };
 
-// The `chosen`-th largest of the maxima of groups: element i is in group i % groups.
+// Returns the `chosen`-th largest group maximum. Element i belongs to group i % groups.
 inline int32_t bound_of_choice(const ChoiceMemory& memory, int64_t experts, int64_t chosen) {
   const int64_t groups = padded(kGroupsPerChoice * chosen);
   int32_t* const maxima = memory.candidates;
@@ -104,8 +104,8 @@ inline int32_t bound_of_choice(const ChoiceMemory& memory, int64_t experts, int6
   return bound;
 }
 
-// In the order of their indices those above the bound, then the first of those that are equal to
-// it: as many as may be chosen, so that a row of equal logits has no more candidates than others.
+// Collects keys above the bound in index order, then the first `chosen` keys equal to it. The limit
+// keeps a row of equal logits from having more candidates than others.
 inline int64_t collect_candidates(const ChoiceMemory& memory, int64_t experts, int64_t chosen) {
   const int32_t bound = bound_of_choice(memory, experts, chosen);
   int64_t count = 0, equal = 0;
@@ -132,20 +132,20 @@ inline int64_t collect_candidates(const ChoiceMemory& memory, int64_t experts, i
   return count;
 }
 
-// Fills chosen_keys and chosen_indices, the largest key first. The keys are there, the vectors of
-// them filled up with kNoKey.
+// Fills chosen_keys and chosen_indices, largest key first. `memory.keys` must be set, and padded
+// with kNoKey.
 inline void choose(const ChoiceMemory& memory, int64_t experts, int64_t chosen) {
   const int64_t count = collect_candidates(memory, experts, chosen);
   rank_keys(memory.candidates, count, memory.ranks);
   for (int64_t i = 0; i < count; ++i) {
-    // Those that are not chosen go to one place beyond, without a branch that nobody could predict.
+    // Rejected candidates share one slot past the end, which avoids an unpredictable branch.
     const int64_t place = memory.ranks[i] < chosen ? memory.ranks[i] : chosen;
     memory.chosen_keys[place] = memory.candidates[i];
     memory.chosen_indices[place] = memory.indices[i];
   }
 }
 
-// Into the order of indices.
+// Sorts the choice by index.
 inline void sort_by_index(const ChoiceMemory& memory, int64_t chosen) {
   int32_t *const keys = memory.candidates, *const opposites = memory.indices;
   for (int64_t i = 0; i < chosen; ++i) {

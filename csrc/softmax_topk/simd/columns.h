@@ -1,6 +1,5 @@
-// Neighbouring rows side by side: lane l of a vector belongs to row l of a block. What takes a few
-// steps for each row and little arithmetic is done for kLanes rows at once. Kernel files only (see
-// simd.h).
+// Processes adjacent rows side by side: lane l of a vector belongs to row l of a block. This suits
+// work with few steps per row and little arithmetic. For kernel files only (see simd.h).
 #pragma once
 
 #include "common/simd/simd.h"
@@ -9,12 +8,12 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 class RowBlock {
  public:
-  // Of `rows` rows, at most kLanes; the other lanes repeat the last.
+  // `rows` is clamped to kLanes. Unused lanes repeat the last row.
   explicit RowBlock(int64_t rows) : rows_(rows < kLanes ? rows : kLanes) {}
 
   int64_t rows() const { return rows_; }
 
-  // From each row, `stride` elements apart, one element: `place(lane)`.
+  // Loads element `place(lane)` of each row. Rows are `stride` elements apart.
   template <class T, class Place>
   f32v load(const T* from, int64_t stride, Place place) const {
     T some[kLanes];
@@ -38,7 +37,7 @@ class RowBlock {
   const int64_t rows_;
 };
 
-// body(block, its first row) for all of [begin, end).
+// Calls body(block, its first row) for the rows [begin, end).
 template <class Body>
 inline void for_each_block_of_rows(int64_t begin, int64_t end, Body body) {
   for (int64_t row = begin; row < end; row += kLanes) {

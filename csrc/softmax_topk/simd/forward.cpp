@@ -1,7 +1,7 @@
-// softmax_topk on the CPU, forward. The definition is that of metal/softmax_topk/forward.metal.
+// Forward of softmax_topk on the CPU, as defined in metal/softmax_topk/forward.metal.
 //
-// Short rows are taken side by side, longer ones one by one; which, depends on nothing but their
-// length.
+// Short rows are processed side by side, longer rows one at a time. The path depends only on the
+// row's length.
 #include "softmax_topk/simd/choose.h"
 #include "softmax_topk/simd/columns.h"
 #include "softmax_topk/simd/kernels.h"
@@ -46,8 +46,8 @@ class ShortRows {
   }
 
  private:
-  // One expert after the other takes its place among the best so far, after those that are equal to
-  // it; all that follow move on.
+  // Insertion sort: each expert is inserted behind the better and equal ones, and the rest shift
+  // down.
   void choose() {
     const T* const logits = static_cast<const T*>(args_.logits) + row_ * args_.experts;
     for (int64_t i = 0; i < args_.chosen; ++i) {
@@ -70,7 +70,8 @@ class ShortRows {
     }
   }
 
-  // Of all experts; 0 where the highest is NaN or infinite, for which scores are NaN.
+  // Sums over all experts. Returns 0 if the highest logit is NaN or infinite; the scores are NaN
+  // then.
   f32v exponential_sum() const {
     f32v sum = {};
     for (int64_t expert = 0; expert < args_.experts; ++expert) {
@@ -79,7 +80,7 @@ class ShortRows {
     return sum;
   }
 
-  // Where a choice goes in its row.
+  // Returns the position of a choice within its output row.
   i32v place_of(int64_t choice) const {
     if (!args_.in_index_order) {
       return i32v{} + static_cast<int32_t>(choice);
@@ -95,7 +96,7 @@ class ShortRows {
   const RowBlock block_;
   const int64_t row_;
   i32v keys_[kShortRow];
-  i32v chosen_[kShortRow];  // the best first
+  i32v chosen_[kShortRow];  // best first
   i32v indices_[kShortRow];
 };
 

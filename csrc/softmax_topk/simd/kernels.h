@@ -1,4 +1,4 @@
-// What the host hands to the CPU kernels of softmax_topk. Plain data (see isa.h).
+// Arguments of softmax_topk's CPU kernels, filled by primitive.cpp. Plain data (see isa.h).
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace mlx_anvil {
 
-// All rows, each dense after the other: `experts` logits, `chosen` weights and indices.
+// Covers all rows. Rows are dense: `experts` logits, `chosen` weights and indices.
 struct RouterForwardArgs {
   const void* logits;
   void* weights;
   uint32_t* indices;
   int64_t experts, chosen;
   bool is_sigmoid;      // otherwise softmax
-  bool is_normalised;   // weights of a row sum to 1
-  bool in_index_order;  // otherwise the largest weight comes first
+  bool is_normalised;   // the weights of a row sum to 1
+  bool in_index_order;  // otherwise by descending weight
 };
 
 struct RouterBackwardArgs {
@@ -29,7 +29,7 @@ struct RouterBackwardArgs {
   bool is_normalised;
 };
 
-// `scratch`: of `scratch_bytes`.
+// `scratch` must hold scratch_bytes().
 using RouterForwardKernel = void (*)(const RouterForwardArgs& args,
                                      int64_t begin,
                                      int64_t end,

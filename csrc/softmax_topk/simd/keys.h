@@ -1,12 +1,13 @@
-// Logits as integers of the same order, NaN above infinity and the two zeros equal: so comparisons
-// are of integers, and a key gives its logit back. Kernel files only (see simd.h).
+// Maps logits to order-preserving integers, with NaN above infinity and both zeros equal.
+// Comparisons are then integer comparisons, and a key can be mapped back. For kernel files only
+// (see simd.h).
 #pragma once
 
 #include "common/simd/simd.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Below that of any logit; there is still a number before it.
+// Below the key of every logit. The value leaves room for one number below it.
 inline constexpr int32_t kNoKey = INT32_MIN + 1;
 inline constexpr int32_t kKeyOfNan = INT32_MAX;
 
@@ -20,7 +21,7 @@ inline i32v flipped(i32v bits) {
 
 inline i32v keys_of(f32v logits) {
   const i32v bits = bits_as<i32v>(logits), keys = flipped(bits);
-  const i32v ordered = keys == -1 ? i32v{} : keys;  // -1: that of -0
+  const i32v ordered = keys == -1 ? i32v{} : keys;  // -1 is the key of -0
   return (bits & 0x7fffffff) > 0x7f800000 ? splat_key(kKeyOfNan) : ordered;
 }
 

@@ -1,5 +1,5 @@
-// Rows of logits and the scores of what was chosen, for both CPU kernels of softmax_topk. Kernel
-// files only (see simd.h).
+// Loads of logit rows and the scores of chosen elements, for both CPU kernels of softmax_topk. For
+// kernel files only (see simd.h).
 #pragma once
 
 #include "common/simd/math.h"
@@ -10,7 +10,7 @@ inline int64_t padded(int64_t count) {
   return (count + kLanes - 1) / kLanes * kLanes;
 }
 
-// body(first element, how many the vector has) for every vector of a row.
+// Calls body(first element, valid elements) for every vector of a row.
 template <class Body>
 inline void for_each_vector(int64_t count, Body body) {
   int64_t i = 0;
@@ -22,7 +22,7 @@ inline void for_each_vector(int64_t count, Body body) {
   }
 }
 
-// A vector of which a row has `count` elements, filled up with zeros.
+// Loads `count` elements and pads the vector with zeros.
 template <class T>
 inline f32v load_some(const T* from, int64_t count) {
   if (count == kLanes) {
@@ -48,7 +48,7 @@ inline void store_some(T* to, int64_t count, f32v x) {
   }
 }
 
-// 0 in the lanes from `count` on.
+// Clears the lanes from `count` on.
 inline f32v first_lanes(f32v x, int64_t count) {
   int32_t lane[kLanes];
   for (int i = 0; i < kLanes; ++i) {
@@ -57,8 +57,8 @@ inline f32v first_lanes(f32v x, int64_t count) {
   return load_bits<i32v>(lane) < static_cast<int32_t>(count) ? x : f32v{};
 }
 
-// What a row's scores are taken over e to the power of, which keeps them from underflowing; 0 for a
-// sigmoid as it is.
+// Scores are divided by e^reference, which keeps their sum from underflowing. The reference is 0
+// for sigmoids that are not normalised.
 template <class Args>
 inline f32v reference_of(const Args& args, f32v highest) {
   if (!args.is_sigmoid) {
@@ -67,7 +67,8 @@ inline f32v reference_of(const Args& args, f32v highest) {
   return args.is_normalised ? at_most(highest, 0.0f) : f32v{};
 }
 
-// e^logit, or sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|), over e^reference. NaN stays NaN.
+// e^logit or sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|), divided by e^reference. NaN stays
+// NaN.
 inline f32v relative_score(bool is_sigmoid, f32v logit, f32v reference) {
   if (!is_sigmoid) {
     return exp(logit - reference);
@@ -75,8 +76,8 @@ inline f32v relative_score(bool is_sigmoid, f32v logit, f32v reference) {
   return exp(at_most(logit, 0.0f) - reference) / (1.0f + exp(-absolute(logit)));
 }
 
-// The sum of e^(logit - highest) over a row; 0 or NaN where `highest` is NaN or infinite, for which
-// the scores are NaN.
+// Sums e^(logit - highest) over a row. Returns 0 or NaN if `highest` is NaN or infinite; the scores
+// are NaN then.
 template <class T>
 inline float exponential_sum(const T* logits, int64_t experts, float highest) {
   f32v sum = {};
