@@ -8,7 +8,7 @@ namespace mlx_anvil {
 
 namespace {
 
-// Inputs: the operands, out, lse, d_out and perhaps d_lse. Outputs: the gradients that are wanted.
+// Inputs: the operands, out, lse, d_out and optionally d_lse. Outputs: the wanted gradients.
 class AttentionBackward : public AttentionPrimitive {
  public:
   AttentionBackward(mx::Stream stream,
@@ -99,7 +99,7 @@ class AttentionBackward : public AttentionPrimitive {
   }
 
  protected:
-  // The kernels read the lse as dense rows. vmap may give it without a copy for each element.
+  // The kernels read lse as dense rows. Under vmap it can be a broadcast view.
   bool wants_dense(size_t input) const override { return input == operand_count() + 1; }
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,

@@ -1,12 +1,14 @@
-// The gradients of flash_attention, from what the forward saved.
+// The gradients of flash_attention, computed from what the forward saved. Called by the forward's
+// vjp.
 #pragma once
 
 #include "flash_attention/compose.h"
 
 namespace mlx_anvil {
 
-// `inputs`: the operands of the forward, out, lse (dense), d_out and perhaps d_lse. Gives d_q; d_k,
-// d_v; d_mask (float32, of the scores' shape); d_sinks (float32 [batch, q_heads]): those wanted.
+// `inputs`: the forward's operands, out, lse (dense), d_out and optionally d_lse. Returns those of
+// these that are wanted: d_q; d_k and d_v; d_mask (float32, shape of the scores); d_sinks (float32
+// [batch, q_heads]).
 Arrays apply_attention_backward(const AttentionConfig& config,
                                 const AttentionGradients& wanted,
                                 const Arrays& inputs,

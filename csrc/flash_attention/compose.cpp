@@ -9,8 +9,8 @@ namespace mlx_anvil {
 
 namespace {
 
-// Arrays have two axes for the query head: [batch, kv head, query head of the group, ...]. Keys and
-// values have length 1 along the second.
+// Arrays have two axes for the query head: [batch, kv head, query head within the group, ...]. The
+// second has length 1 in keys and values.
 class Composer {
  public:
   Composer(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s)
@@ -24,7 +24,8 @@ class Composer {
 
   Arrays forward() const {
     const mx::array scores = masked_scores();
-    // The row's maximum, or 0 where nothing is visible: exp(-inf - 0) is 0, exp(-inf + inf) is not.
+    // The row's maximum, or 0 if nothing is visible: exp(-inf - 0) is 0, but exp(-inf + inf) is
+    // NaN.
     mx::array top = mx::max(mx::stop_gradient(scores, s_), -1, true, s_);
     if (in_.sinks) {
       top = mx::maximum(top, sinks(), s_);
@@ -59,7 +60,7 @@ class Composer {
     const mx::array d_scores =
         mx::multiply(p, mx::subtract(mx::matmul(grad, transposed(v_), s_), delta, s_), s_);
 
-    // Through the cap and the scale.
+    // Applies the derivatives of the cap and the scale.
     mx::array d_product = mx::multiply(d_scores, number(config_.scale), s_);
     if (config_.softcap > 0) {
       const mx::array slope = mx::subtract(
@@ -110,7 +111,7 @@ class Composer {
     return mx::astype(mx::squeeze(sum_to(x, shape, s_), 2, s_), dtype, s_);
   }
 
-  // One axis at a time: vmap of several is wrong in MLX 0.32.4 (docs/troubleshooting.md).
+  // Expands one axis at a time: MLX 0.32.4's vmap of several is wrong (docs/troubleshooting.md).
   mx::array sinks() const {
     return mx::expand_dims(mx::expand_dims(split_heads(*in_.sinks), -1, s_), -1, s_);
   }
@@ -128,7 +129,7 @@ class Composer {
     return mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s_), s_), s_);
   }
 
-  // With -inf where nothing is to be seen.
+  // Masked scores are -inf.
   mx::array masked_scores() const {
     mx::array scores = capped_;
     if (std::optional<mx::array> visible = band()) {
@@ -149,15 +150,16 @@ class Composer {
                                    : mx::unflatten(*in_.mask, 1, {in_.k.shape(1), -1}, s_);
   }
 
-  // [q_len, kv_len]: whether the window has the key; none when it has all.
+  // Returns a [q_len, kv_len] mask of the keys within the window. Empty if the window covers all
+  // keys.
   std::optional<mx::array> band() const {
     const bool left = config_.window_left < kUnboundedWindow;
     const bool right = config_.window_right < kUnboundedWindow;
     const mx::array ahead = mx::subtract(length_of(in_.k, 2, s_), length_of(in_.q, 2, s_), s_);
     const mx::array position = mx::expand_dims(mx::add(indices_of(in_.q, 2, s_), ahead, s_), 1, s_);
-    const mx::array distance =  // of the key, to the right
+    const mx::array distance =  // how far the key is to the right
         mx::subtract(indices_of(in_.k, 2, s_), position, s_);
-    // A window longer than any sequence that int32 can index is as good as none.
+    // A window longer than any sequence that int32 can index covers everything.
     const auto bound = [](int64_t x) {
       return mx::array(
           static_cast<int32_t>(std::min<int64_t>(x, std::numeric_limits<int32_t>::max())));
@@ -180,10 +182,10 @@ class Composer {
   const mx::array capped_;
 };
 
-// ---- no query and key to meet -------------------------------------------------------------------
+// ---- no query or no key -------------------------------------------------------------------------
 //
-// Answered without arrays that have no elements: several of MLX's ops on CUDA (0.32.4) divide by
-// their sizes, which ends the process.
+// Handled without empty arrays: several of MLX's CUDA ops (0.32.4) divide by their sizes, which
+// terminates the process.
 
 bool has_pairs(const AttentionInputs& in) {
   return in.q.size() > 0 && in.k.size() > 0;
@@ -218,7 +220,7 @@ Arrays backward_without_pairs(const AttentionInputs& in,
   if (wanted.mask) {
     gradients.push_back(mx::zeros(rows_shape(in, in.k.shape(2)), mx::float32, s));
   }
-  if (wanted.sinks) {  // all that a row's lse then consists of
+  if (wanted.sinks) {  // a row's lse then consists of its sink only
     const bool flows = d_lse && d_lse->size() > 0;
     const mx::Shape heads = {in.q.shape(0), in.q.shape(1)};
     gradients.push_back(flows ? mx::reshape(sum_to(*d_lse, {heads[0], heads[1], 1}, s), heads, s)

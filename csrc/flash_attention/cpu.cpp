@@ -1,3 +1,4 @@
+// CPU driver of the attention forward: row blocks, split keys and threads.
 #include "flash_attention/cpu.h"
 
 #include <algorithm>
@@ -12,11 +13,11 @@ namespace mlx_anvil {
 
 namespace {
 
-// Reading keys and values is most of a decode, so they are split among threads, into the same parts
-// whatever the number of threads: results do not depend on it.
+// Split-K for decoding, which is bound by reading keys and values. The parts do not depend on the
+// number of threads, so neither do the results.
 struct Splits {
   int64_t count;
-  int64_t keys;  // of all but the last
+  int64_t keys;  // of all splits but the last
 };
 
 Splits plan_splits(const AttentionSizes& sizes, int64_t items, int64_t tile_keys) {

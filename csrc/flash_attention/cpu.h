@@ -1,4 +1,5 @@
-// Attention on the CPU. Both run on the calling thread and those of `parallel_for`, until done.
+// Attention on the CPU, called from the primitives' stream tasks. Both functions return when the
+// work is done; they use the calling thread and those of parallel_for().
 #pragma once
 
 #include "flash_attention/problem.h"

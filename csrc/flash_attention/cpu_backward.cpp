@@ -1,5 +1,5 @@
-// The backward's two schedules. Both add the contributions of row blocks to a key in the same
-// order, so that they give the same bits, whatever the number of threads.
+// CPU driver of the attention backward, with two schedules. Both add the row blocks' contributions
+// to a key in the same order, so they return the same bits for any number of threads.
 #include <algorithm>
 
 #include "common/parallel.h"
@@ -41,9 +41,10 @@ class Backward {
 
  private:
   static constexpr int64_t kKeysPerItem = 256;
-  static constexpr int64_t kMostKeyGradientBytes = 4 << 20;  // for each thread
+  static constexpr int64_t kMostKeyGradientBytes = 4 << 20;  // per thread
 
-  // Five products instead of seven, but no more items of work than heads, and sums for all keys.
+  // One pass takes five matrix products instead of seven. But its work items are whole heads, and
+  // it needs sums for all keys.
   bool one_pass_pays() const {
     const int threads = max_threads();
     const bool busy = heads_ >= 4 * threads || heads_ % threads == 0;
@@ -61,7 +62,7 @@ class Backward {
     });
   }
 
-  // One item of work: all rows of a kv head, with `keys_per_item` keys.
+  // A work item is all rows of a kv head against `keys_per_item` keys.
   void key_pass(int64_t keys_per_item, bool row_gradients) const {
     const int64_t kv_len = args_.sizes.kv_len;
     const int64_t ranges = kv_len == 0 ? (row_gradients ? 1 : 0) : ceil_div(kv_len, keys_per_item);

@@ -1,4 +1,5 @@
-// How a call is cut into work for threads: blocks of query rows, tiles of keys, scratch memory.
+// Splits a CPU call into work items: blocks of query rows, tiles of keys. Used by cpu.cpp and
+// cpu_backward.cpp.
 #pragma once
 
 #include "common/integers.h"
@@ -6,33 +7,33 @@
 
 namespace mlx_anvil {
 
-// Tiles that keep a block's operands in the second-level cache. Those of the forward have fewer
-// rows where there would not be work for every thread otherwise, which does not change its results.
+// Tile sizes that keep a block's operands in L2. The forward uses fewer rows if there would not be
+// work for every thread otherwise; that does not change its results.
 AttentionTile forward_tile(const AttentionSizes& sizes);
 AttentionTile backward_tile(const AttentionSizes& sizes);
 
-// All query rows of a call, cut into blocks whose rows share keys and values.
+// All query rows of a call, in blocks whose rows share keys and values.
 class RowBlocks {
  public:
-  // `tile.rows` is the most rows of a block.
+  // `tile.rows` is the maximum number of rows of a block.
   RowBlocks(const AttentionSizes& sizes, AttentionTile tile);
 
   int64_t per_kv_head() const { return head_blocks_ * query_blocks_; }
   int64_t count() const { return sizes_.batch * sizes_.kv_heads * per_kv_head(); }
 
-  // Block `index` of the kv head `item % kv_heads` of batch `item / kv_heads`.
+  // Returns block `index` of kv head `item % kv_heads` of batch `item / kv_heads`.
   AttentionRows at(int64_t item, int64_t index) const;
 
-  // Block `turn` of all, in an order for sharing out among threads: late blocks of a head (of which
-  // causal ones cost the most) alternate with early ones.
+  // Returns the `turn`-th block in scheduling order. Late blocks of a head, the most expensive ones
+  // with a causal mask, alternate with early blocks.
   AttentionRows in_turn(int64_t turn) const;
 
   AttentionTile tile;  // rows: those of the largest block
 
  private:
   const AttentionSizes sizes_;
-  int64_t heads_ = 1;    // of a block
-  int64_t queries_ = 1;  // of a block
+  int64_t heads_ = 1;    // per block
+  int64_t queries_ = 1;  // per block
   int64_t head_blocks_ = 0;
   int64_t query_blocks_ = 0;
 };

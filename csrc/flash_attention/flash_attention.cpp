@@ -23,7 +23,7 @@ std::string describe(const char* name, const mx::array& x) {
   return std::string(name) + " has shape " + to_text(x.shape());
 }
 
-// `a` and `b` disagree about `what`.
+// Throws for two arrays whose shapes do not fit together.
 [[noreturn]] void throw_mismatch(const char* a_name,
                                  const mx::array& a,
                                  const char* b_name,
@@ -64,7 +64,7 @@ void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
   }
 }
 
-// One more key on a side than the 2^31 that a shape can have is as good as all.
+// A shape has at most 2^31 keys, so a larger window side is unbounded.
 int64_t window_side(const char* side, int64_t keys) {
   if (keys < -1) {
     throw_value_error(kOp, "window_size has " + std::to_string(keys) + " on the " + side +
@@ -89,7 +89,7 @@ float checked_scale(const std::optional<float>& scale, int head_dim) {
   return scale.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
 }
 
-// `x` in `dtype`, if its own promotes to that.
+// Throws unless the dtype of `x` promotes to `dtype`.
 void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
   if (mx::promote_types(x.dtype(), dtype) != dtype) {
     throw_value_error(kOp, std::string(name) + " has dtype " + to_text(x.dtype()) +
@@ -98,7 +98,7 @@ void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
   }
 }
 
-// Of rank 4, each dimension 1 or that of the scores.
+// Returns the mask with rank 4, where each dimension is 1 or that of the scores.
 mx::array checked_mask(const mx::array& mask,
                        const mx::Shape& scores,
                        mx::Dtype dtype,
@@ -120,7 +120,7 @@ mx::array checked_mask(const mx::array& mask,
     check_promotes("mask", mask, dtype);
   }
   mx::array typed = mask.dtype() == mx::bool_ ? mask : mx::astype(mask, dtype, s);
-  while (typed.ndim() < 4) {  // one at a time: see compose.cpp
+  while (typed.ndim() < 4) {  // one at a time, as in compose.cpp
     typed = mx::expand_dims(typed, 0, s);
   }
   return typed;
@@ -139,7 +139,7 @@ mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dt
 
 // ---- the route ----------------------------------------------------------------------------------
 
-// Why the call goes to a graph of MLX ops; empty when a kernel serves it.
+// Returns the reason for falling back to a graph of MLX ops. Empty if a kernel serves the call.
 std::string why_composed(const AttentionInputs& in, mx::Stream s) {
   if (const char* reason =
           why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/false)) {
@@ -152,14 +152,14 @@ std::string why_composed(const AttentionInputs& in, mx::Stream s) {
   return "";
 }
 
-// Whether a gradient may be asked for later: then the forward saves what that needs.
+// Returns true if a gradient may follow. The forward then also saves the lse.
 bool may_be_differentiated(const AttentionInputs& in) {
   const auto is_tracer = [](const std::optional<mx::array>& x) { return x && x->is_tracer(); };
   return in.q.is_tracer() || in.k.is_tracer() || in.v.is_tracer() || is_tracer(in.mask) ||
          is_tracer(in.sinks);
 }
 
-// In a graph that is traced for any shapes, where `scale` too is a matter of these.
+// The op in a shapeless trace, where even the default of `scale` depends on the shapes.
 AttentionResult shapeless(const mx::array& q,
                           const mx::array& k,
                           const mx::array& v,

@@ -1,4 +1,4 @@
-// flash_attention: the op function.
+// The op function flash_attention.
 #pragma once
 
 #include <optional>
@@ -14,17 +14,17 @@ namespace mx = mlx::core;
 
 struct AttentionOptions {
   std::optional<float> scale;  // default: head_dim^-0.5
-  // "causal", or bool (true: visible) or added to the scores.
+  // "causal", a bool mask (true: visible), or a mask added to the scores.
   std::variant<std::monostate, std::string, mx::array> mask;
   std::optional<mx::array> sinks;
-  // Keys to the left and right of the query's own position; -1: all.
+  // Keys to the left and right of the query's own position; -1: unbounded.
   std::pair<int64_t, int64_t> window = {-1, -1};
   std::optional<float> softcap;
   bool return_lse = false;
 };
 
-// out, and lse when asked for.
-using AttentionResult = std::pair<mx::array, std::optional<mx::array>>;  // out, lse
+// out, and lse if requested.
+using AttentionResult = std::pair<mx::array, std::optional<mx::array>>;
 
 AttentionResult flash_attention(const mx::array& q,
                                 const mx::array& k,

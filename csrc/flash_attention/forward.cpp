@@ -100,7 +100,7 @@ Arrays AttentionForward::gradient(const Arrays& primals,
     note_fallback(op(), why_not);
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
-  // Nothing comes back through a bool mask.
+  // A bool mask has no gradient.
   const auto is_bool_mask = [&](size_t at) {
     return config_.mask == AttentionMask::kBool && at == mask_at();
   };
@@ -113,7 +113,7 @@ Arrays AttentionForward::gradient(const Arrays& primals,
                                     : wanted.mask;
     slot = slot || !is_bool_mask(at);
   }
-  // Differentiated although nothing at the call said so: only then is the forward run again.
+  // Without a saved lse, nothing at the call indicated a gradient. The forward must run again.
   const Arrays saved = with_lse_ ? outputs : apply_attention(config_, in, true, stream());
 
   Arrays inputs = primals;

@@ -1,17 +1,18 @@
-// The forward of flash_attention, for shapes that have a kernel.
+// The forward of flash_attention as a graph node, for shapes with a kernel.
 #pragma once
 
 #include "flash_attention/compose.h"
 
 namespace mlx_anvil {
 
-// out, and lse when `with_lse`.
+// Returns out, and lse if `with_lse`.
 Arrays apply_attention(const AttentionConfig& config,
                        AttentionInputs in,
                        bool with_lse,
                        mx::Stream stream);
 
-// Why no kernel serves heads of this size, or null; with `gradient`, those of the backward.
+// Returns the reason why no kernel supports these sizes, or null. `gradient` asks about the
+// backward.
 const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient);
 
 }  // namespace mlx_anvil

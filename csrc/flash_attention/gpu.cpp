@@ -1,3 +1,5 @@
+// Launches the attention forward's Metal kernels: tile selection, decode splits and their
+// combination.
 #include "flash_attention/gpu.h"
 
 #include <algorithm>
@@ -14,17 +16,17 @@ namespace mlx_anvil {
 
 namespace {
 
-// metal/flash_attention/decode_row.h
+// Index as in metal/flash_attention/decode_row.h.
 constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
 constexpr int kDecodeThreads = 128;
 
-// Keys of a decode are split until there are so many threadgroups, for the larger GPUs, but not
-// into parts that would do little more than start.
+// Decoding splits the keys until there are this many threadgroups, enough for the larger GPUs.
+// Smaller parts than kLeastKeysOfPart would do little more than start.
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfPart = 256;
 
-// With matrix units, resident threadgroups per multiprocessor, and the most waves of them. A last
-// wave that is not full takes as long as the others.
+// With matrix units: resident threadgroups per multiprocessor, and the maximum number of waves. A
+// partly filled last wave takes as long as a full one.
 constexpr int64_t kMatrixThreadgroups = 2;
 constexpr int64_t kMostRounds = 4;
 
@@ -47,7 +49,7 @@ struct ForwardTile {
   }
 };
 
-// Null where none is for heads of this size.
+// Returns null if no tile supports heads of this size.
 const ForwardTile* first_that_holds(std::span<const ForwardTile> tiles,
                                     std::string_view dtype,
                                     const AttentionSizes& sizes) {
@@ -116,7 +118,8 @@ struct DecodeTile {
   bool matrix_units;
 };
 
-// The narrowest tile, and in it the one that takes all rows at once, or the most.
+// Returns the narrowest tile; among equals, the smallest that takes all rows at once, or else the
+// largest.
 const DecodeTile* narrowest(std::span<const DecodeTile> tiles, const AttentionSizes& sizes) {
   const int64_t dim = std::max(sizes.head_dim, sizes.v_head_dim);
   const int64_t rows = sizes.group() * sizes.q_len;
@@ -147,14 +150,14 @@ const DecodeTile& decode_tile(const AttentionSizes& sizes, bool matrix_units) {
   return *tile;
 }
 
-// Keys that some query sees.
+// Returns the number of keys that at least one query sees.
 int64_t visible_keys(const AttentionParams& params) {
   const int64_t end =
       std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
   return std::max<int64_t>(end - std::max(0, params.band_low), 0);
 }
 
-// Into how many parts the keys are split, each of which takes so many threadgroups.
+// Returns the number of parts to split the keys into. Each part takes `threadgroups` threadgroups.
 int64_t parts_of_keys(int64_t keys, int64_t threadgroups, const DeviceTraits& traits) {
   const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
   if (!traits.matrix_units) {
@@ -166,8 +169,8 @@ int64_t parts_of_keys(int64_t keys, int64_t threadgroups, const DeviceTraits& tr
   const int64_t most = std::min(possible, kMostRounds * resident / threadgroups);
   int64_t best = 1;
   for (int64_t parts = 2; parts <= most; ++parts) {
-    // A round takes 1 / parts of the time of all keys. More parts are more to join: for 5 % at
-    // least.
+    // A round takes 1 / parts of the time for all keys. More parts cost more to combine, so they
+    // must save at least 5 %.
     if (20 * rounds(parts) * best < 19 * rounds(best) * parts) {
       best = parts;
     }

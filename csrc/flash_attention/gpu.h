@@ -1,4 +1,4 @@
-// Attention on a GPU, and in the simulator: the choice of kernels and their launches.
+// Attention on GPUs and in the simulator: kernel selection and launches. Called by the primitives.
 #pragma once
 
 #include "common/primitive.h"
@@ -6,7 +6,7 @@
 
 namespace mlx_anvil {
 
-// Arrays of a call; those that it does not have are null. Outputs are allocated.
+// The arrays of a call. Absent arrays are null; outputs are allocated.
 struct AttentionArrays {
   const mx::array* q;
   const mx::array* k;

@@ -1,4 +1,4 @@
-// The launches of the gradients: delta, the sinks' share, then dQ, then dK and dV.
+// Launches the attention backward's Metal kernels: delta, the sinks' gradient, dQ, then dK and dV.
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -29,7 +29,7 @@ struct BackwardTile {
   const char* dtype;
   int head_dim;
   int v_head_dim;
-  int rows;  // that a threadgroup keeps
+  int rows;  // that a threadgroup keeps in registers
 
   KernelName kernel() const {
     return {"flash_attention_backward_", pass, suffix, "_", dtype, "_d", head_dim, "v", v_head_dim};
@@ -47,7 +47,7 @@ constexpr BackwardTile kMatrixTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TIL
 #undef TILE
 #undef TILE_OF
 
-// Null where heads of this size have other passes, or none.
+// Returns null if heads of this size use other passes, or have none.
 const BackwardTile* tile_among(std::span<const BackwardTile> tiles,
                                std::string_view pass,
                                std::string_view dtype,
@@ -56,7 +56,7 @@ const BackwardTile* tile_among(std::span<const BackwardTile> tiles,
     return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
            sizes.v_head_dim <= tile.v_head_dim;
   };
-  // The first size that holds the heads decides which passes there are for it.
+  // The first size that fits the heads determines which passes exist for it.
   const auto first = std::find_if(tiles.begin(), tiles.end(), [&](const auto& tile) {
     return holds(tile) && tile.is_pass("dq") == (pass == "dq");
   });
@@ -68,7 +68,7 @@ const BackwardTile* tile_among(std::span<const BackwardTile> tiles,
   return same_size ? &*found : nullptr;
 }
 
-// One call: what every launch of it needs.
+// One backward call: the state that all its launches share.
 struct Backward {
   const AttentionConfig& config;
   const AttentionSizes& sizes;
@@ -145,7 +145,7 @@ void Backward::launch_sinks() {
 }
 
 void Backward::launch_queries() {
-  // The mask's gradient comes of this pass, whether or not that of q is wanted.
+  // This pass also computes the mask's gradient, so it runs even if d_q is not wanted.
   std::optional<Scratch> unwanted;
   if (!arrays.d_q) {
     unwanted.emplace(arrays.q->shape(), arrays.q->dtype(), stream);
@@ -193,7 +193,7 @@ void attention_backward_gpu(const AttentionConfig& config,
   if (arrays.d_lse) {
     copy_strides(params.d_lse_strides, *arrays.d_lse);
   }
-  // Without queries there are no rows, and still gradients of zero to be written.
+  // Without queries there are no rows, but zero gradients must still be written.
   if (sizes.q_len > 0) {
     backward.launch_delta();
   }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kLog2e = std::numbers::log2e_v<float>;
 
-// Lengths below this leave room in 32 bits for sums of positions and band limits.
+// Shorter lengths leave room in 32 bits for sums of positions and band limits.
 constexpr int64_t kLongest = int64_t{1} << 28;
 
 }  // namespace
@@ -65,7 +65,7 @@ AttentionGrid attention_grid(const AttentionConfig& config,
                              int64_t heads,
                              int64_t batch,
                              const mx::Device& device) {
-  // Measured on NVIDIA's GPUs only, whose second-level cache holds the keys of several heads.
+  // Measured on NVIDIA GPUs only, whose L2 holds the keys of several heads.
   constexpr int64_t kMostBlocksInY = 65535;
   AttentionGrid grid{};
   grid.heads_are_along_x =

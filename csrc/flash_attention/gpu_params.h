@@ -1,4 +1,4 @@
-// What the dispatches of the forward and the backward share: parameters and function constants.
+// Parameters, function constants and grids shared by the launches of forward and backward.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace mlx_anvil {
 
 inline constexpr const char* kAttentionOp = "flash_attention";
 
-// As numbered in metal/flash_attention/scores.h.
+// Indices as in metal/flash_attention/scores.h.
 enum class AttentionConstant : uint32_t {
   kBand,
   kSoftcap,
@@ -21,24 +21,24 @@ enum class AttentionConstant : uint32_t {
   kSinks,
   kVectors,
   kStoresLse,
-  kHasDLse,         // of the backward
-  kStoresDMask,     // likewise
-  kHeadsAreAlongX,  // of the forward and the backward: metal/flash_attention/grid.h
+  kHasDLse,         // backward only
+  kStoresDMask,     // backward only
+  kHeadsAreAlongX,  // forward and backward: metal/flash_attention/grid.h
 };
 
-// Each kernel's own begin here.
+// Constants of individual kernels start at this index.
 inline constexpr uint32_t kFirstOwnConstant = 16;
 
 AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
                                  const AttentionArrays& arrays);
 
-// Of all attention kernels. `vectors`: what rows_are_vectors says is so.
+// Constants of all attention kernels. `vectors` is the result of rows_are_vectors().
 FunctionConstants attention_constants(const AttentionConfig& config,
                                       bool vectors,
                                       bool stores_lse = false);
 
-// Of blocks of rows, each head having as many.
+// A grid over row blocks. Every head has the same number of blocks.
 struct AttentionGrid {
   Extent extent;
   bool heads_are_along_x;
@@ -54,16 +54,16 @@ AttentionGrid attention_grid(const AttentionConfig& config,
                              int64_t batch,
                              const mx::Device& device);
 
-// Bindings 0 to 4 of every kernel: where there is no mask and no sinks, q stands in.
+// Bindings 0 to 4 of every kernel. q replaces an absent mask or absent sinks.
 KernelInputs attention_inputs(const AttentionArrays& arrays);
 
-// Copies the first strides, as many as there is room for.
+// Copies the first kRank strides.
 template <size_t kRank>
 void copy_strides(int64_t (&to)[kRank], const mx::array& x) {
   std::copy_n(x.strides().begin(), kRank, to);
 }
 
-// The kernel of this name and these constants, made when it is first asked for and kept.
+// Returns the kernel of this name with these constants. Creates it on first use and keeps it.
 const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants);
 
 }  // namespace mlx_anvil

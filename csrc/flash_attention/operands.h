@@ -1,4 +1,4 @@
-// From the arrays of a call to what its kernels are given.
+// Converts the arrays of a call to kernel arguments.
 #pragma once
 
 #include "common/primitive.h"
@@ -12,15 +12,16 @@ AttentionSizes sizes_of(const AttentionInputs& in);
 AttentionView view_of(const mx::array& x);
 AttentionOutput output_of(mx::array& x);
 
-// `x` with stride 0 along every axis that `shape` stretches; the memory is shared.
+// Returns a view of `x` broadcast to `shape`, with stride 0 along broadcast axes.
 mx::array stretched(const mx::array& x, const mx::Shape& shape);
 
-// Memory for an output of rank 4. Where `like` is a view that has its heads inside its rows
-// ([batch, length, head, dim] seen as [batch, head, length, dim]), so has the output: the model
-// that made such a view will undo it.
+// Allocates an output of rank 4. If `like` is a transposed view ([batch, length, head, dim] seen as
+// [batch, head, length, dim]), the output uses the same layout: the model that made such a view
+// will transpose the result back.
 void allocate_like(mx::array& output, const mx::array& like, const mx::Stream& stream);
 
-// All but the pointers that a pass adds. `mask` and `sinks` are stretched already.
+// Fills everything except the pointers that a pass adds. `mask` and `sinks` must be broadcast
+// already.
 void fill_operands(AttentionOperands& operands,
                    const AttentionConfig& config,
                    const AttentionInputs& in);

@@ -1,4 +1,4 @@
-// What the primitives of flash_attention share.
+// Base class of flash_attention's primitives.
 #pragma once
 
 #include "common/broadcast.h"
@@ -9,7 +9,7 @@
 
 namespace mlx_anvil {
 
-// vmap's axis becomes part of the batch: [n, batch, ...] -> [n * batch, ...].
+// Folds vmap's axis into the batch: [n, batch, ...] -> [n * batch, ...].
 class BatchFold {
  public:
   BatchFold(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream)
@@ -19,7 +19,7 @@ class BatchFold {
     }
   }
 
-  // An input without vmap's axis is repeated, unless it may stay of length 1 (`stretches`).
+  // Repeats an input without vmap's axis, unless it may keep length 1 (`stretches`).
   mx::array fold(const mx::array& x, int axis, bool stretches) const {
     if (axis < 0 && stretches && x.shape(0) == 1) {
       return x;
@@ -42,7 +42,7 @@ class BatchFold {
   mx::Stream stream_;
 };
 
-// The first inputs of each are q, k, v, the mask and the sinks, those that the call has.
+// The first inputs are q, k, v, mask and sinks, without those that the call lacks.
 class AttentionPrimitive : public FusedPrimitive {
  public:
   AttentionPrimitive(mx::Stream stream, const AttentionConfig& config)
@@ -72,7 +72,7 @@ class AttentionPrimitive : public FusedPrimitive {
     return in;
   }
 
-  // With the mask and the sinks as a kernel reads them; for use in an evaluation.
+  // Broadcasts mask and sinks as the kernels read them. For use during an evaluation.
   AttentionInputs stretched_operands(const Arrays& inputs) const {
     AttentionInputs in = operands(inputs);
     const mx::Shape &q = in.q.shape(), &k = in.k.shape();

@@ -1,11 +1,11 @@
-// What an attention kernel is given, in plain numbers and pointers: read by the CPU kernels (which
-// include no library code, see common/isa.h), by the dispatch to a GPU and by the primitives.
+// The attention problem as plain data. Read by the CPU kernels (which include no library code, see
+// common/isa.h), the GPU launches and the primitives.
 //
 //   s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j]       cap(x) = softcap * tanh(x / softcap)
 //   lse[i]  = log(sum over visible j of exp(s[i, j]) (+ exp(sink)))
 //   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) v[j]
 //
-// A row with nothing to attend has out = 0 and gradients of 0; its lse is the sink, or -inf.
+// A row without visible keys has out = 0 and zero gradients; its lse is the sink, or -inf.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,23 @@
 
 namespace mlx_anvil {
 
-// More than any sequence is long, and far enough from overflow to be added to a position.
+// Longer than any sequence, yet far enough from overflow to be added to a position.
 inline constexpr int64_t kUnboundedWindow = int64_t{1} << 40;
 
-// Up to so many queries, the kernels are those for decoding.
+// The decode kernels serve up to this many queries.
 inline constexpr int kDecodeRows = 8;
-// Largest head dims that have kernels: for everything, and for the forward of a decode.
+// The largest head dims with kernels: for everything, and for the forward of a decode.
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxDecodeHeadDim = 512;
 
 enum class AttentionMask : int32_t { kNone, kBool, kAdditive };
 
-// The parameters of a call that are not sizes.
+// The parameters of a call other than sizes.
 struct AttentionConfig {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0: none
-  // Query i stands at position p = i + kv_len - q_len, so that the last query and the last key are
-  // level. It sees the keys p - window_left to p + window_right, both included; causal is
-  // window_right = 0.
+  // Query i is at position p = i + kv_len - q_len, which aligns the last query with the last key.
+  // It sees keys p - window_left to p + window_right, inclusive. A causal mask is window_right = 0.
   int64_t window_left = kUnboundedWindow;
   int64_t window_right = kUnboundedWindow;
   AttentionMask mask = AttentionMask::kNone;
@@ -52,13 +51,13 @@ struct AttentionSizes {
   int64_t group() const { return q_heads / kv_heads; }
 };
 
-// [batch, head, row, column]; strides in elements, any of them, also 0 (broadcast) and negative.
+// [batch, head, row, column]. Strides in elements; 0 (broadcast) and negative ones are allowed.
 struct AttentionView {
   const void* data = nullptr;
   int64_t strides[4] = {};
 };
 
-// Likewise, written; the last stride is 1 and rows do not overlap.
+// An output in the same layout. Its last stride is 1 and its rows do not overlap.
 struct AttentionOutput {
   void* data = nullptr;  // null: not wanted
   int64_t strides[4] = {};
@@ -85,7 +84,7 @@ struct AttentionBackwardArgs : AttentionOperands {
   const float* d_lse = nullptr;  // [batch, q_heads, q_len], strides in elements; null: zero
   int64_t d_lse_strides[3] = {};
   AttentionOutput d_q;       // of the operands' dtype
-  AttentionOutput d_k, d_v;  // likewise; both or none
+  AttentionOutput d_k, d_v;  // of the operands' dtype; both or neither
   float* d_mask = nullptr;   // dense [batch, q_heads, q_len, kv_len]; null: not wanted
   float* d_sinks = nullptr;  // dense [batch, q_heads]; null: not wanted
 };

@@ -22,7 +22,7 @@ int64_t to_keys(nb::handle value) {
   return to_int(kOp, "window_size", value, "None, an int, or a pair of ints (left, right)");
 }
 
-// An int counts the keys up to and with the query's own, on either side.
+// An int counts the keys on either side, including the query's own position.
 std::pair<int64_t, int64_t> to_window(nb::handle value) {
   if (value.is_none()) {
     return {-1, -1};
@@ -74,7 +74,7 @@ AttentionOptions to_attention_options(nb::handle scale,
   "window_size: int | tuple[int, int] | None = None, softcap: float | None = None, "      \
   "return_lse: " return_lse ", stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
-// Without and with the log-sum-exp: type checkers then know what return_lse brings.
+// The signatures without and with the log-sum-exp tell type checkers what return_lse changes.
 constexpr const char* kSignatures[2] = {
     MLX_ANVIL_ATTENTION_SIGNATURE("typing.Literal[False] = False", "mlx.core.array"),
     MLX_ANVIL_ATTENTION_SIGNATURE("typing.Literal[True]", "tuple[mlx.core.array, mlx.core.array]"),
@@ -150,7 +150,7 @@ nb::object flash_attention_of_python(nb::handle q,
 }
 
 const BindOp bind_flash_attention([](nb::module_& m) {
-  for (const char* signature : kSignatures) {  // the first takes every call
+  for (const char* signature : kSignatures) {  // the first overload takes every call
     m.def("flash_attention", flash_attention_of_python, "q"_a.none(), "k"_a.none(), "v"_a.none(),
           nb::kw_only(), "scale"_a = nb::none(), "mask"_a = nb::none(), "sinks"_a = nb::none(),
           "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a.none() = false,

@@ -1,10 +1,11 @@
-// Attention backward on the CPU. The probabilities are computed again from the saved log-sum-exp:
+// Attention backward on the CPU. Recomputes the probabilities from the saved log-sum-exp:
 //
 //   p = exp(s - lse)    delta = rowsum(d_out * out) - d_lse    ds = p (d_out v^T - delta)
 //   d_v = p^T d_out     d_mask = ds     d_q = scale ds' k      d_k = scale ds'^T q
 //
-// with ds' = ds times the derivative of the softcap. Each block of query rows meets each tile of
-// keys once; what it adds to is what the caller wants (cpu.cpp has the two schedules).
+// where ds' = ds times the derivative of the softcap. Each block of query rows processes each tile
+// of keys once. The caller chooses which gradients it adds to (cpu_backward.cpp has the two
+// schedules).
 #include "flash_attention/simd/backward_band.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {

@@ -1,12 +1,12 @@
-// The backward's innermost part: a band of rows against a tile of keys. Formulas and use:
-// cpu_backward.cpp. Kernel files only (see common/simd/simd.h).
+// The innermost part of the backward: a band of rows against a tile of keys. Formulas:
+// backward.cpp. For kernel files only (see common/simd/simd.h).
 #pragma once
 
 #include "flash_attention/simd/rows.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Sums over rows for a range of keys, [keys, head_dim] and [keys, v_head_dim].
+// Sums over rows for a range of keys: [keys, head_dim] and [keys, v_head_dim].
 struct KeyGradients {
   Panels d_k;
   Panels d_v;
@@ -17,8 +17,8 @@ inline KeyGradients take_key_gradients(Arena& arena, const AttentionSizes& sizes
   return {arena.take_panels(keys, sizes.head_dim), arena.take_panels(keys, sizes.v_head_dim)};
 }
 
-// Operands that the two sides of products need in different words have two copies where words are
-// pairs, else one under two names.
+// If words are pairs, left and right operands of the same matrix need separate copies. Otherwise
+// the two names refer to one copy.
 struct BackwardScratch {
   Panels q_left;
   Panels q_right;
@@ -30,9 +30,9 @@ struct BackwardScratch {
   Panels k;
   Panels p;          // of a band of rows: scores, then probabilities
   Panels ds;         // of a band of rows: d_out v^T, then ds'
-  Panels p_by_rows;  // with words along the rows: for sums over rows
+  Panels p_by_rows;  // words along the rows, for sums over rows
   Panels ds_by_rows;
-  Panels ds_by_keys;  // with words along the keys: for sums over keys
+  Panels ds_by_keys;  // words along the keys, for sums over keys
   float* lse;         // in the log2 domain
   float* delta;
   RowTable table;
@@ -72,7 +72,7 @@ BackwardScratch take_backward_scratch(Arena& arena,
   return scratch;
 }
 
-// What the loops below need to know of a call.
+// Everything the loops below need about a call.
 struct BackwardTask {
   const AttentionBackwardArgs& args;
   const AttentionRows& rows;
@@ -91,7 +91,7 @@ inline float* d_mask_row(const BackwardTask& task, int64_t r) {
          ((task.rows.batch * sizes.q_heads + head) * sizes.q_len + query) * sizes.kv_len;
 }
 
-// One band of rows against one packed tile.
+// Processes one band of rows against one packed tile.
 template <class T>
 struct BackwardBand {
   static constexpr Words kWords = kWordsOf<T>;
@@ -133,7 +133,7 @@ struct BackwardBand {
     return range.begin <= panel && panel < range.end;
   }
 
-  // p and ds' of kTileRows rows and one panel of keys.
+  // Computes p and ds' for kTileRows rows and one panel of keys.
   void score_gradients(int64_t r, int64_t panel) const {
     const BackwardScratch& scratch = task.scratch;
     const AttentionSizes& sizes = task.args.sizes;
@@ -172,7 +172,8 @@ struct BackwardBand {
     }
   }
 
-  // p and ds' of kTileRows rows and one panel, as words. Rows that fill up the last pair are 0.
+  // Packs p and ds' of kTileRows rows and one panel into words. A row that completes the last pair
+  // is 0.
   void store_pairs(int64_t r, int64_t panel) const {
     const BackwardScratch& scratch = task.scratch;
     for (int64_t i = r; task.write_d_q && i < r + rows_at(r); ++i) {

@@ -1,5 +1,5 @@
 // Attention forward on the CPU: blocks of query rows against tiles of packed keys and values, with
-// the online softmax. Formulas: problem.h. Everything is float32 inside, scores in the log2 domain.
+// online softmax. Formulas: problem.h. The arithmetic is float32, with scores in the log2 domain.
 #include "flash_attention/simd/softmax.h"
 #include "flash_attention/simd/stream.h"
 
@@ -12,8 +12,8 @@ struct ForwardScratch {
   Panels k;    // transposed tile: rows are the head's dimensions
   Panels v;    // tile
   Panels s;    // scores of a band of rows
-  Panels p;    // their exponentials; where these are float32, in place of the scores
-  Panels out;  // not yet normalised
+  Panels p;    // their exponentials; if those are float32, in place of the scores
+  Panels out;  // not normalised yet
   SoftmaxState state;
   RowTable table;
 };
@@ -37,7 +37,7 @@ ForwardScratch take_scratch(Arena& arena, const AttentionSizes& sizes, Attention
   return scratch;
 }
 
-// The sink is as a key with a value of 0.
+// A sink acts as a key whose value is 0.
 void start_rows(const AttentionForwardArgs& args,
                 const AttentionRows& rows,
                 bool with_sinks,
@@ -70,7 +70,7 @@ struct Band {
   int64_t first;  // row
   int64_t count;
 
-  // With packed keys and values.
+  // For packed keys and values.
   void process() const {
     PanelRange panels[kBandRows / kTileRows];
     for (int64_t r = 0; r < count; r += kTileRows) {
@@ -81,7 +81,7 @@ struct Band {
     add_values(panels);
   }
 
-  // With keys and values as they lie in memory. At most kStreamedRows rows.
+  // For keys and values read in place. At most kStreamedRows rows.
   void process(const Stream<T>& keys, const Stream<T>& values) const {
     const PanelRange seen = visible_panels(scratch.table, first, count, tile);
     if (seen.begin == seen.end) {
@@ -119,7 +119,7 @@ struct Band {
     stream_values<T, kRows>(values, begin, end, scratch.s, scratch.state.rescale, scratch.out);
   }
 
-  // Panel by panel, so that one of k stays in the first cache while all rows meet it.
+  // Iterates over panels first, so that a panel of k stays in L1 for all rows.
   void scores(const PanelRange* panels) const {
     for (int64_t p = 0; p < panel_count(tile.end - tile.begin); ++p) {
       for (int64_t r = 0; r < count; r += kTileRows) {

@@ -1,5 +1,5 @@
-// The CPU kernels of attention, as the driver (cpu.cpp) calls them. Plain data: kernel files
-// include this header (see common/isa.h for why they include no other kind).
+// Interface of the CPU attention kernels, called by cpu.cpp and cpu_backward.cpp. Plain data:
+// kernel files include this header (common/isa.h says why they include no other kind).
 #pragma once
 
 #include "common/dtype.h"
@@ -24,12 +24,12 @@ struct KeyRange {
   int64_t end;
 };
 
-// What the scratch memory of a kernel is laid out for.
+// Determines the layout of a kernel's scratch memory.
 struct AttentionTile {
-  int64_t rows;  // most rows of a call
-  int64_t keys;  // keys worked on at a time; every range of keys begins at a multiple of it
-  // Forward only: keys and values are read where they lie instead of packed. At most kStreamedRows
-  // rows. The order of additions differs, so it is one for all rows of a call.
+  int64_t rows;  // maximum rows of a call
+  int64_t keys;  // keys processed at a time; every key range starts at a multiple of it
+  // Forward only: read keys and values in place instead of packing them. At most kStreamedRows
+  // rows. All rows of a call use the same setting, because it changes the order of additions.
   bool streamed = false;
 };
 
@@ -38,9 +38,9 @@ inline constexpr int64_t kStreamedRows = 8;
 struct AttentionForwardKernels {
   int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
 
-  // Rows of out and lse from the keys in `keys`. With `partial`, instead: for each row its weighted
-  // sum of values [v_head_dim], not yet normalised, the largest score (in the log2 domain) and the
-  // normaliser, for `combine`. The sinks count for the range that begins at 0.
+  // Computes rows of out and lse from `keys`. With `partial` it stores, per row, the unnormalised
+  // sum of values [v_head_dim], the largest score (log2 domain) and the normaliser, for `combine`.
+  // Sinks count in the range that begins at 0.
   void (*forward)(const AttentionForwardArgs& args,
                   const AttentionRows& rows,
                   KeyRange keys,
@@ -48,7 +48,7 @@ struct AttentionForwardKernels {
                   float* partial,
                   void* scratch);
 
-  // Rows of out and lse from `splits` partial results, one after the other.
+  // Combines `splits` consecutive partial results into rows of out and lse.
   void (*combine)(const AttentionForwardArgs& args,
                   const AttentionRows& rows,
                   const float* partials,
@@ -58,12 +58,12 @@ struct AttentionForwardKernels {
 struct AttentionBackwardKernels {
   int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
 
-  // Memory for the sums that become d_k and d_v of so many keys.
+  // Memory for the sums that become d_k and d_v of `keys` keys.
   int64_t (*key_gradient_bytes)(const AttentionSizes& sizes, int64_t keys);
   void (*clear_key_gradients)(const AttentionSizes& sizes, KeyRange keys, void* key_gradients);
 
-  // What the scores of `rows` with `keys` contribute: to `key_gradients`, unless that is null, and,
-  // with `row_gradients` (`keys` are then all), rows of d_q and d_mask, as far as these are wanted.
+  // Adds the contributions of `rows` with `keys` to `key_gradients`, unless that is null. With
+  // `row_gradients`, `keys` must be all keys, and rows of d_q and d_mask are written if wanted.
   void (*backward)(const AttentionBackwardArgs& args,
                    const AttentionRows& rows,
                    KeyRange keys,
@@ -78,7 +78,7 @@ struct AttentionBackwardKernels {
                               KeyRange keys,
                               void* key_gradients);
 
-  // d_sinks of one head.
+  // Computes d_sinks of one head.
   void (*sink_gradient)(const AttentionBackwardArgs& args, int64_t batch, int64_t head);
 };
 

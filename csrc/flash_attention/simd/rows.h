@@ -1,5 +1,5 @@
-// What forward and backward share: scratch memory, the keys that each row sees, and the way from
-// products to scores. Kernel files only (see common/simd/simd.h).
+// Shared by the forward and backward kernels: scratch memory, the keys visible to each row, and the
+// conversion of products to scores. For kernel files only (see common/simd/simd.h).
 #pragma once
 
 #include "common/simd/math.h"
@@ -12,13 +12,13 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 inline constexpr float kInfinity = __builtin_inff();
 
-// The log-sum-exp is a float32 result even of bfloat16 operands, so their exponentials are more
-// exact than the output needs.
+// The log-sum-exp is float32 even for bfloat16 operands, so exponentials are more accurate than the
+// output requires.
 template <class T>
 inline constexpr Accuracy kExpAccuracy =
     sizeof(T) == sizeof(float) ? Accuracy::kFloat32 : Accuracy::kFloat16;
 
-// Rows that are worked on between one product and the next: their scores stay in the cache.
+// Rows processed between two matrix products. Their scores stay in the cache.
 inline constexpr int64_t kBandRows = 64;
 
 inline int64_t smaller(int64_t a, int64_t b) {
@@ -28,7 +28,7 @@ inline int64_t larger(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
-// Hands out a block of memory piece by piece; without one, only counts.
+// A bump allocator over a block of memory. With a null base it only counts.
 struct Arena {
   char* base;
   int64_t used = 0;
@@ -68,8 +68,8 @@ inline int64_t query_of(const AttentionRows& rows, int64_t r) {
   return rows.first_query + r % rows.queries;
 }
 
-// Packs a view's rows of all heads of a block as a left operand, and rows of 0 that fill up the
-// last product tile.
+// Packs a block's rows of all heads as a left operand, padded with zero rows to whole product
+// tiles.
 template <Words kWords, class T>
 void pack_left_block(const AttentionView& view,
                      const AttentionRows& rows,
@@ -87,7 +87,7 @@ void pack_left_block(const AttentionView& view,
   }
 }
 
-// Likewise as a right operand of bfloat16 pairs; a pair may be of two heads.
+// Packs the block as a right operand of bfloat16 pairs. A pair may span two heads.
 template <class T>
 void pack_pairs_block(const AttentionView& view,
                       const AttentionRows& rows,
@@ -103,7 +103,7 @@ void pack_pairs_block(const AttentionView& view,
   }
 }
 
-// ---- the keys that rows see --------------------------------------------------------------------
+// ---- visible keys -------------------------------------------------------------------------------
 
 inline KeyRange visible_keys(const AttentionOperands& args, int64_t query) {
   const AttentionSizes& sizes = args.sizes;
@@ -118,7 +118,7 @@ inline KeyRange intersection(KeyRange a, KeyRange b) {
   return both.begin < both.end ? both : KeyRange{0, 0};
 }
 
-// The smallest range that holds both.
+// The smallest range that contains both.
 inline KeyRange span(KeyRange a, KeyRange b) {
   if (a.begin == a.end || b.begin == b.end) {
     return a.begin == a.end ? b : a;
@@ -126,10 +126,10 @@ inline KeyRange span(KeyRange a, KeyRange b) {
   return {smaller(a.begin, b.begin), larger(a.end, b.end)};
 }
 
-// The rows of a block, filled up with rows that see nothing to a whole number of product tiles.
+// The rows of a block, padded to whole product tiles with rows that see no keys.
 struct RowTable {
-  KeyRange* seen;     // keys of each row
-  const char** mask;  // row of the mask; only for calls that have one
+  KeyRange* seen;     // visible keys of each row
+  const char** mask;  // row of the mask; unset if the call has none
 };
 
 inline RowTable take_row_table(Arena& arena, int64_t rows) {
@@ -142,7 +142,7 @@ inline int64_t mask_item_bytes(const AttentionOperands& args) {
   return args.config.mask == AttentionMask::kBool ? 1 : sizeof(T);
 }
 
-// Fills the table; gives the span of keys that any row sees.
+// Fills the table. Returns the span of keys visible to any row.
 template <class T>
 KeyRange set_row_table(const AttentionOperands& args,
                        const AttentionRows& rows,
@@ -168,7 +168,7 @@ KeyRange set_row_table(const AttentionOperands& args,
   return all;
 }
 
-// Panels of the tile that starts at key `tile` which hold keys that one of `count` rows sees.
+// The panels of a tile that contain keys visible to a group of rows.
 struct PanelRange {
   int64_t begin;
   int64_t end;
@@ -189,7 +189,7 @@ inline PanelRange visible_panels(const RowTable& table, int64_t row, int64_t cou
 
 // How q . k becomes a score in the log2 domain.
 struct ScoreRules {
-  float factor;  // of the product; with a softcap, that in units of the cap
+  float factor;  // scales the product; with a softcap, in units of the cap
   float cap;     // in the log2 domain; 0: none
   AttentionMask mask;
   int64_t mask_stride;
@@ -214,7 +214,7 @@ inline i32v lane_index() {
   return index;
 }
 
-// All bits set in the lanes of keys [key, key + kLanes) that are in `seen`.
+// Sets all bits in the lanes of keys [key, key + kLanes) that are in `seen`.
 inline i32v lanes_seen(KeyRange seen, int64_t key) {
   const int32_t begin = static_cast<int32_t>(smaller(larger(seen.begin - key, 0), kLanes));
   const int32_t end = static_cast<int32_t>(smaller(larger(seen.end - key, 0), kLanes));
@@ -241,8 +241,8 @@ inline f32v apply_mask(
   return s + load_columns(from, rules.mask_stride, 0, count) * kLog2E;
 }
 
-// Scores of one row and one panel of keys, in place of their products. `slope`: where to put the
-// derivative of the softcap; null where that is not wanted.
+// Converts products to scores in place, for one row and one panel of keys. Stores the derivative of
+// the softcap to `slope` unless that is null.
 template <class T>
 inline void finish_scores(
     const ScoreRules& rules, KeyRange seen, const char* mask, int64_t key, float* s, float* slope) {

@@ -1,5 +1,5 @@
-// The online softmax: what a band of rows keeps from tile to tile. Kernel files only (see
-// common/simd/simd.h).
+// The online softmax: the state that a band of rows carries from tile to tile. For kernel files
+// only (see common/simd/simd.h).
 #pragma once
 
 #include "flash_attention/simd/rows.h"
@@ -7,9 +7,9 @@
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 struct SoftmaxState {
-  float* max;      // largest score of each row so far
-  float* sum;      // [rows][kLanes], normaliser of each row so far, spread over lanes
-  float* rescale;  // of a band: what sums from before are worth under the new largest scores
+  float* max;      // running maximum of each row's scores
+  float* sum;      // [rows][kLanes], running normaliser of each row, spread over lanes
+  float* rescale;  // of a band: factor for earlier sums under the new maxima
 };
 
 inline SoftmaxState take_softmax_state(Arena& arena, int64_t rows) {
@@ -17,7 +17,7 @@ inline SoftmaxState take_softmax_state(Arena& arena, int64_t rows) {
           arena.take<float>(round_up(kBandRows, kLanes))};
 }
 
-// Before any key, a row has seen its sink; -inf where it has none.
+// A row starts with its sink, or -inf without one.
 inline void start_row(const SoftmaxState& state, int64_t row, float sink) {
   state.max[row] = sink;
   store_lanes(state.sum + row * kLanes, f32v{});
@@ -30,7 +30,7 @@ inline float normaliser(const SoftmaxState& state, int64_t row) {
 
 template <class T, Words kWords>
 struct OnlineSoftmax {
-  Panels s;  // products; exponentials if these are float32
+  Panels s;  // products; then exponentials, if those are float32
   Panels p;  // exponentials, as a left operand of kWords
   const SoftmaxState& state;
   const RowTable& table;
@@ -39,8 +39,8 @@ struct OnlineSoftmax {
   int64_t first;  // row
   int64_t count;
 
-  // Turns a tile's products, in the panels that each kTileRows rows see, into exponentials relative
-  // to the largest score so far.
+  // Converts a tile's products to exponentials relative to the running maximum, in the panels
+  // visible to each group of kTileRows rows.
   void advance(const PanelRange* panels) const {
     new_maxima(panels);
     for (int64_t r = 0; r < count; ++r) {
@@ -59,7 +59,7 @@ struct OnlineSoftmax {
     }
     for (int64_t r = 0; r < count; r += kLanes) {
       const f32v was = load_lanes(before + r), is = load_lanes(after + r);
-      // Nothing seen yet: -inf - (-inf) would be NaN.
+      // If nothing is visible yet, -inf - (-inf) would be NaN.
       const f32v base = is == splat(-kInfinity) ? f32v{} : is;
       store_lanes(state.rescale + r, exp2_bounded<Accuracy::kFloat32>(was - base));
     }
@@ -77,7 +77,7 @@ struct OnlineSoftmax {
     f32v b = a;
     for (int64_t p = panels.begin; p < panels.end; ++p) {
       const f32v x = load_lanes(s.at(r, p)), y = load_lanes(s.at(r, p) + kLanes);
-      a = x > a ? x : a;  // a NaN in x is passed over: its exponential brings it back
+      a = x > a ? x : a;  // skips NaN in x; its exponential propagates it
       b = y > b ? y : b;
     }
     return lane_max(a > b ? a : b);

@@ -1,5 +1,5 @@
-// Products of a few rows with keys and values as they lie in memory: for decoding, which reads each
-// of them once, so that packing would cost more than the arithmetic. Kernel files only (see
+// Products of a few rows with keys and values read in place, for decoding. A decode reads each key
+// once, so packing would cost more than the arithmetic. For kernel files only (see
 // common/simd/simd.h).
 #pragma once
 
@@ -12,9 +12,8 @@ struct Stream {
   Source<T> source;
   int64_t columns;
 
-  // Rows that far ahead are asked for while one is read: several loops read a tile's rows, in an
-  // order that the hardware does not foresee. Measured (Zen 4): 4 KiB gives two thirds of the
-  // bandwidth that 32 KiB gives.
+  // Prefetch distance. Several loops read a tile's rows, in an order that the hardware prefetcher
+  // does not detect. Measured on Zen 4: 4 KiB reaches two thirds of the bandwidth of 32 KiB.
   int64_t ahead() const {
     constexpr int64_t kAheadBytes = 32768;
     const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(T));
@@ -22,7 +21,7 @@ struct Stream {
   }
 };
 
-// Into the second-level cache: the first has too few requests in flight to keep memory busy.
+// Prefetches into L2: L1 has too few outstanding requests to saturate memory.
 template <class T>
 inline void prefetch(const T* from, int columns) {
   constexpr int kLine = 64;
@@ -47,7 +46,7 @@ inline f32v lane_sums(f32v (&x)[kLanes]) {
   }
 }
 
-// Products of rows of q with kKeys keys, still spread over the lanes.
+// Computes products of rows of q with kKeys keys, without the final sum over lanes.
 template <class T, int kRows, int kKeys>
 inline void dot_tile(
     const Stream<T>& keys, const T* const* key, Panels q, f32v (*sums)[kLanes], int at) {
@@ -87,8 +86,8 @@ inline void dot_tile(
   }
 }
 
-// factor * products of rows with the keys [begin, end), `begin` at the start of a panel of s. Those
-// up to the end of the last panel become those of the last key.
+// Computes factor * products of rows with the keys [begin, end). `begin` starts a panel of s. The
+// last panel is filled by repeating the last key.
 template <class T, int kRows>
 void stream_scores(
     const Stream<T>& keys, int64_t begin, int64_t end, float factor, Panels q, Panels s) {
@@ -111,8 +110,8 @@ void stream_scores(
 
 // ---- weighted sums of values -------------------------------------------------------------------
 
-// Columns [column, column + kVectors * kLanes) of out = factors * out + p values, for the keys
-// [begin, end).
+// Updates columns [column, column + kVectors * kLanes): out = factors * out + p values, for the
+// keys [begin, end).
 template <class T, int kRows, int kVectors, bool kWhole>
 inline void value_tile(const Stream<T>& values,
                        int64_t begin,
@@ -163,7 +162,7 @@ void stream_values(const Stream<T>& values,
                    Panels p,
                    const float* factors,
                    Panels out) {
-  // Several columns of few rows: as many independent sums as there are registers for.
+  // Processes several columns if there are few rows: as many accumulators as registers allow.
   constexpr int kMost = kRegisters / 2 / kRows;
   constexpr int kWide = kMost > 4 ? 4 : kMost > 2 ? kMost : 2;
   const bool dense = values.source.column_stride == 1;
