@@ -127,7 +127,7 @@ def test_others(op: str, name: str):
 
 def test_pair_of_window_sizes():
     for bad in ((1, 2**63), (2**64, 0), [0, -(2**70)]):
-        refused("flash_attention", "window_size", bad, ValueError, "window_size is .*; allowed: ints of 64 bits")
+        refused("flash_attention", "window_size", bad, ValueError, "window_size is .*; allowed: 64-bit ints")
     for bad in ((1, 1.5), ("a", 0), (True, 1), (1, mx.array(1))):
         refused("flash_attention", "window_size", bad, TypeError, "window_size is .*; allowed: None, an int, or a pair")
 

@@ -287,8 +287,8 @@ X = (2, 3, 4, 8)
         (X, 8, {"base": 0.0}, r"base is 0; allowed: positive finite numbers\."),
         (X, 8, {"base": math.nan}, r"base is nan; allowed: positive finite numbers\."),
         (X, 8, {"scale": math.inf}, r"scale is inf; allowed: finite numbers\."),
-        (X, 8, {"offset": 2**64}, r"offset is 18446744073709551616; allowed: ints of 64 bits\."),
-        (X, 8, {"offset": -(2**63) - 1}, r"offset is -9223372036854775809; allowed: ints of 64 bits\."),
+        (X, 8, {"offset": 2**64}, r"offset is 18446744073709551616; allowed: 64-bit ints\."),
+        (X, 8, {"offset": -(2**63) - 1}, r"offset is -9223372036854775809; allowed: 64-bit ints\."),
         (
             X,
             8,
@@ -338,5 +338,5 @@ def test_q_and_k_that_differ(k):
 
 
 def test_no_gradient_in_offset():
-    with pytest.raises(ValueError, match=r"^\[rope\] no gradient in offset, which counts positions\."):
+    with pytest.raises(ValueError, match=r"^\[rope\] offset has no gradient, because it counts positions\."):
         mx.vjp(lambda o: rope(mx.zeros(X), 8, offset=o), [mx.array(1)], [mx.zeros(X)])

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.cpu_only
 @pytest.mark.parametrize("held", ["array", "view"])
 def test_launch_refuses_a_temporary_that_somebody_holds(held):
     message = (
-        r"^\[silu_gate\] .*silu_gate_forward_float32_flat was given a temporary that somebody else holds; "
-        r"allowed: memory that this call alone uses\."
+        r"^\[silu_gate\] .*silu_gate_forward_float32_flat received a temporary that is also held elsewhere; "
+        r"allowed: memory that only this call uses\."
     )
     with mlx_anvil.simulate(), pytest.raises(RuntimeError, match=message):
         _ext._launch_with_held_temporary(held)

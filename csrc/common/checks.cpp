@@ -83,9 +83,10 @@ mx::Shape require_broadcastable(const char* op, std::initializer_list<NamedArray
 
 mx::Stream require_stream(const char* op, const mx::StreamOrDevice& stream) {
   if (asks_for_gpu(stream) && !mx::gpu::is_available()) {
-    throw_value_error(op,
-                      "stream is on the GPU, but the MLX that is installed has no GPU backend; "
-                      "allowed here: mx.cpu or a stream on it.");
+    throw_value_error(
+        op,
+        "stream is on the GPU, but the installed MLX has no GPU backend; allowed here: "
+        "mx.cpu or a CPU stream.");
   }
   return mx::to_stream(stream);
 }

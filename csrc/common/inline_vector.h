@@ -17,7 +17,7 @@ class InlineVector {
 
   void push_back(T element) {
     if (size_ == kCapacity) {
-      throw std::length_error("more elements than there is room for");
+      throw std::length_error("the inline vector is full");
     }
     elements_[size_++] = element;
   }

@@ -66,8 +66,8 @@ void check_temporaries(const KernelLaunch& launch) {
     if (!temporary->is_unshared()) {
       throw_internal_error(launch.kernel->op(),
                            launch.kernel->name() +
-                               " was given a temporary that somebody else holds; allowed: memory "
-                               "that this call alone uses.");
+                               " received a temporary that is also held elsewhere; allowed: "
+                               "memory that only this call uses.");
     }
   }
 }

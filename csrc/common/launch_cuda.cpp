@@ -64,12 +64,15 @@ class Arguments {
       bound[count++] = const_cast<void*>(launch.params);
     }
     if (kernel.bindings.size() < offsets) {
-      throw_internal_error(launch.kernel->op(), launch.kernel->name() + " takes fewer buffers.");
+      throw_internal_error(
+          launch.kernel->op(),
+          launch.kernel->name() + " has fewer parameters than threadgroup buffers.");
     }
     const size_t bindings = kernel.bindings.size() - offsets;
     for (size_t i = 0; i < bindings; ++i) {
       if (kernel.bindings[i] >= count) {
-        throw_internal_error(launch.kernel->op(), launch.kernel->name() + " is given no binding " +
+        throw_internal_error(launch.kernel->op(), launch.kernel->name() +
+                                                      " received no argument for binding " +
                                                       std::to_string(kernel.bindings[i]) + ".");
       }
       addresses_[i] = bound[kernel.bindings[i]];

@@ -46,7 +46,7 @@ class SimulatorLibrary {
     clear_report = symbol<decltype(clear_report)>(op, "mslc_report_clear");
     const auto version = symbol<unsigned int (*)()>(op, "mslc_abi_version");
     if (version() != MSLC_ABI_VERSION) {
-      throw_internal_error(op, "the simulator's runtime is of another version: " + path);
+      throw_internal_error(op, "the simulator's runtime has a different version: " + path);
     }
     kernels_ = symbol<mslc_kernels_function>(op, "mslc_kernels")(&count_);
   }

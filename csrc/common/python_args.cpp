@@ -77,7 +77,7 @@ double to_number(const char* op, const char* argument, nb::handle value, const c
                  ": an array would have no gradient");
   const double number = PyFloat_AsDouble(value.ptr());
   if (number == -1.0 && PyErr_Occurred()) {
-    refuse_number(op, argument, value, allowed, "numbers that a float64 holds");
+    refuse_number(op, argument, value, allowed, "numbers in the range of float64");
   }
   return number;
 }
@@ -89,7 +89,7 @@ int64_t to_int(const char* op, const char* argument, nb::handle value, const cha
   const int64_t number =
       index.is_valid() ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : -1;
   if (overflow != 0 || PyErr_Occurred()) {
-    refuse_number(op, argument, value, allowed, "ints of 64 bits");
+    refuse_number(op, argument, value, allowed, "64-bit ints");
   }
   return number;
 }
@@ -97,7 +97,7 @@ int64_t to_int(const char* op, const char* argument, nb::handle value, const cha
 int to_int32(const char* op, const char* argument, nb::handle value, const char* allowed) {
   const int64_t number = to_int(op, argument, value, allowed);
   if (number != static_cast<int>(number)) {
-    refuse_number(op, argument, value, allowed, "ints of 32 bits");
+    refuse_number(op, argument, value, allowed, "32-bit ints");
   }
   return static_cast<int>(number);
 }
@@ -106,7 +106,7 @@ float to_float32(const char* op, const char* argument, nb::handle value, const c
   const double number = to_number(op, argument, value, allowed);
   const float narrow = static_cast<float>(number);
   if (std::isfinite(number) && !std::isfinite(narrow)) {
-    refuse_number(op, argument, value, allowed, "numbers that a float32 holds");
+    refuse_number(op, argument, value, allowed, "numbers in the range of float32");
   }
   return narrow;
 }

@@ -93,7 +93,7 @@ float checked_scale(const std::optional<float>& scale, int head_dim) {
 void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
   if (mx::promote_types(x.dtype(), dtype) != dtype) {
     throw_value_error(kOp, std::string(name) + " has dtype " + to_text(x.dtype()) +
-                               "; allowed: one that promotes to that of q, k and v, " +
+                               "; allowed: dtypes that promote to that of q, k and v, " +
                                to_text(dtype) + ".");
   }
 }
@@ -113,7 +113,7 @@ mx::array checked_mask(const mx::array& mask,
     return true;
   }();
   if (!fits) {
-    throw_value_error(kOp, describe("mask", mask) + "; allowed: one that broadcasts with " +
+    throw_value_error(kOp, describe("mask", mask) + "; allowed: shapes that broadcast with " +
                                to_text(scores) + ", [batch, q heads, q length, k length].");
   }
   if (mask.dtype() != mx::bool_) {
@@ -130,7 +130,7 @@ mx::array checked_mask(const mx::array& mask,
 mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
   if (sinks.ndim() != 1 || sinks.shape(0) != q.shape(1)) {
     throw_value_error(kOp, describe("sinks", sinks) + " and " + describe("q", q) +
-                               "; allowed: sinks with one number for each head of q, (" +
+                               "; allowed: one number per head of q, (" +
                                std::to_string(q.shape(1)) + ",).");
   }
   check_promotes("sinks", sinks, dtype);

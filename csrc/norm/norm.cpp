@@ -26,7 +26,7 @@ void require_shape_of_x(const char* op,
                         const mx::Shape& shape) {
   if (x && x->shape() != shape) {
     throw_value_error(op, std::string(name) + " has shape " + to_text(x->shape()) +
-                              "; allowed: that of x, " + to_text(shape) + ".");
+                              "; allowed: the shape of x, " + to_text(shape) + ".");
   }
 }
 
@@ -86,8 +86,7 @@ NormResult norm(bool centred,
   require_floats(op, "residual", options.residual);
   require_floats(op, "gate", options.gate);
   if (x.ndim() == 0) {
-    throw_value_error(op,
-                      "x has shape (); allowed: one axis or more, of which the last is normed.");
+    throw_value_error(op, "x has shape (); allowed: one axis or more; the last one is normalised.");
   }
   require_length(op, "weight", weight, x.shape(-1));
   require_length(op, "bias", options.bias, x.shape(-1));
@@ -95,7 +94,7 @@ NormResult norm(bool centred,
   require_shape_of_x(op, "gate", options.gate, x.shape());
   if (!(options.eps >= 0) || !std::isfinite(options.eps)) {
     throw_value_error(
-        op, "eps is " + std::to_string(options.eps) + "; allowed: finite numbers from 0 up.");
+        op, "eps is " + std::to_string(options.eps) + "; allowed: finite numbers, 0 or more.");
   }
   if (!std::isfinite(options.weight_offset)) {
     throw_value_error(op, "weight_offset is " + std::to_string(options.weight_offset) +

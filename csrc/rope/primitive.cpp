@@ -73,7 +73,7 @@ class Rope : public FusedPrimitive {
 
   void require_differentiable(const std::vector<int>& argnums) const {
     if (std::count(argnums.begin(), argnums.end(), static_cast<int>(tensors_)) > 0) {
-      throw_value_error(op(), "no gradient in offset, which counts positions.");
+      throw_value_error(op(), "offset has no gradient, because it counts positions.");
     }
   }
 

@@ -82,7 +82,7 @@ mx::array checked_offset(const char* op, const RopeOptions& options, int batch, 
   const bool fits = offset.ndim() <= 1 && (offset.size() == 1 || offset.shape(0) == batch);
   if (!fits) {
     throw_value_error(op, describe("offset", offset) + "; allowed: a scalar, or shape (" +
-                              std::to_string(batch) + ",) with one position for each batch row.");
+                              std::to_string(batch) + ",) with one position per batch row.");
   }
   const mx::Dtype dtype = offset.dtype();
   const bool is_wide = dtype == mx::uint32 || dtype == mx::int64 || dtype == mx::uint64;

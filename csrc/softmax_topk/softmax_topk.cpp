@@ -12,9 +12,9 @@ std::pair<mx::array, mx::array> softmax_topk(const mx::array& logits,
                                              mx::StreamOrDevice stream) {
   require_kernel_dtypes(kSoftmaxTopk, {{"logits", logits}});
   if (logits.ndim() == 0) {
-    throw_value_error(kSoftmaxTopk,
-                      "logits has shape (); allowed: one axis or more, of which the last is that "
-                      "of the experts.");
+    throw_value_error(
+        kSoftmaxTopk,
+        "logits has shape (); allowed: one axis or more; the last one indexes the experts.");
   }
   require_chosen(options, logits.shape());
   const mx::Stream s = require_stream(kSoftmaxTopk, stream);
