@@ -81,53 +81,56 @@ constexpr const char* kSignatures[2] = {
 };
 
 constexpr const char* kDoc =
-    R"(Scaled dot-product attention, fused forward and backward, without the matrix of scores.
+    R"(Scaled dot-product attention, fused forward and backward, without a score matrix in memory.
 
 Formula:
     ``s[i, j] = cap(scale * q[i] . k[j]) + mask[i, j]``, ``cap(x) = softcap * tanh(x / softcap)``;
     ``lse[i] = log(sum_j exp(s[i, j]) + exp(sink))``; ``out[i] = sum_j exp(s[i, j] - lse[i]) v[j]``.
 
-    The sums run over the keys that query ``i`` may see: those inside the window and not masked. A
-    query that sees none gets 0 (its lse is the sink, or -inf), and gradients of 0.
+    The sums run over the keys visible to query ``i``: those inside the window that are not masked.
+    A query without visible keys has an output of 0, an lse of ``sink`` or -inf, and zero gradients.
 
-A drop-in for ``mx.fast.scaled_dot_product_attention``, with a sliding window, softcap, the
-log-sum-exp, and gradients that need O(length) memory: the backward kernels recompute the scores
-from ``lse``. The arithmetic is float32 whatever the dtype. Inputs of any strides are read in place;
-where ``q`` is a view of ``[B, L, H, D]``, so is the result.
+A drop-in replacement for ``mx.fast.scaled_dot_product_attention``. It adds a sliding window,
+softcap, the log-sum-exp, and gradients in O(length) memory: the backward kernels recompute the
+scores and use the saved ``lse``. The arithmetic is float32 for every dtype. Inputs may have any
+strides and are not copied. If ``q`` is a transposed view of ``[B, L, H, D]``, the result has the
+same layout.
 
-Gradients of ``q``, ``k``, ``v``, ``sinks`` and an additive ``mask`` are fused, those of the lse
-included; forward mode and higher derivatives go through a graph of MLX ops that holds the scores.
-``vmap`` works over any of the arrays. Head dims above 256 (512 for at most 8 queries) run as a
-graph of MLX ops; ``trace()`` says so.
+Fused kernels compute the gradients of ``q``, ``k``, ``v``, ``sinks`` and an additive ``mask``,
+including those through ``lse``. Forward mode and higher derivatives use a graph of MLX ops that
+materialises the scores. ``vmap`` works over any of the arrays. Head dims above 256 (512 for at most
+8 queries) run as a graph of MLX ops, which ``trace()`` reports.
 
 Args:
     q (array): queries ``[B, Hq, Lq, D]``; float32, float16 or bfloat16.
-    k (array): keys ``[B, Hkv, Lk, D]``, ``Hq`` a multiple of ``Hkv`` (grouped-query attention).
+    k (array): keys ``[B, Hkv, Lk, D]``, with ``Hq`` a multiple of ``Hkv`` (grouped-query
+        attention).
     v (array): values ``[B, Hkv, Lk, Dv]``.
-    scale (float, optional): factor of the products. Default: ``D ** -0.5``.
+    scale (float, optional): factor of ``q . k``. Default: ``D ** -0.5``.
     mask (str or array, optional): ``"causal"``, aligned so that the last query sees the last key;
-        or an array that broadcasts with ``[B, Hq, Lq, Lk]``: bool (``True``: may be seen), or of a
-        dtype that promotes to that of the result, added to the scores. Never materialised.
-    sinks (array, optional): ``[Hq]``, a logit for each head that takes part in the sum and has no
+        or an array that broadcasts with ``[B, Hq, Lq, Lk]``. A bool mask marks visible keys with
+        ``True``. Any other mask is added to the scores; its dtype must promote to that of the
+        result. The broadcast is never materialised.
+    sinks (array, optional): ``[Hq]``, one logit per head. It enters the softmax sum but has no
         value.
-    window_size (int or (int, int), optional): a pair ``(left, right)`` is how many keys a query
-        sees before and after its own position; an int ``w`` is ``(w - 1, w - 1)``, so that with
-        ``"causal"`` a query sees ``w`` keys, its own included. -1: no bound. The positions are
+    window_size (int or (int, int), optional): ``(left, right)``, the number of keys that a query
+        sees before and after its own position. An int ``w`` means ``(w - 1, w - 1)``; with
+        ``"causal"`` a query then sees ``w`` keys, including its own. -1: unbounded. Positions are
         aligned as for ``"causal"``, and the window combines with any mask.
     softcap (float, optional): bounds the scores to (-softcap, softcap) before the mask is added.
-        Default: ``None``, or 0: no bound.
-    return_lse (bool): give ``lse`` as well.
+        ``None`` and 0: unbounded. Default: ``None``.
+    return_lse (bool): also return ``lse``. Default: ``False``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
     array or (array, array): ``[B, Hq, Lq, Dv]`` in the promoted dtype of ``q``, ``k`` and ``v``;
-    and the natural log-sum-exp ``[B, Hq, Lq]`` in float32, if asked for.
+    with ``return_lse`` also the natural log-sum-exp ``[B, Hq, Lq]`` in float32.
 
 Raises:
-    TypeError: an argument of the wrong type.
-    ValueError: ranks, head counts, lengths or head dims that do not fit; a mask that does not
-        broadcast, or whose dtype does not promote; a negative softcap or window; an unsupported
-        dtype; a GPU stream where MLX has no GPU backend.
+    TypeError: an argument has the wrong type.
+    ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
+        or its dtype does not promote; softcap or window is negative; a dtype is unsupported; the
+        stream is on a GPU and MLX has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
 )";

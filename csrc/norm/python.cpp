@@ -37,68 +37,68 @@ nb::object to_python(const NormResult& result) {
 #define MLX_ANVIL_PAIR "tuple[mlx.core.array, mlx.core.array]"
 
 constexpr const char* kRmsNormDoc =
-    R"(Root mean square norm over the last axis, with what surrounds it in a decoder layer.
+    R"(Root mean square norm over the last axis, with optional residual and gate in one kernel.
 
 Formula:
     ``h = x + residual``; ``y = h / sqrt(mean(h**2) + eps) * (weight_offset + weight) * silu(gate)``,
-    without the terms of arguments that are not given
+    omitting the terms of absent arguments
 
-With ``residual`` one kernel gives ``y`` and ``h``; the norm is that of ``h`` as it is returned,
-rounded to its dtype. Statistics and arithmetic are float32, rounded once to the result's dtype.
-Arrays of any strides are read in place, so the heads of q and k may be views.
+With ``residual``, one kernel computes ``y`` and ``h``. The norm uses ``h`` as returned, rounded to
+its dtype. Statistics and arithmetic are float32, rounded once to the result's dtype. Inputs may
+have any strides and are not copied, so the heads of q and k may be views.
 
-One kernel gives the gradients of ``x``, ``residual`` and ``gate``; that of the weight is a sum in
-two passes, with the same bits every time. Forward mode and higher derivatives go through a graph of
-MLX ops. ``vmap`` works over any of the arrays, as more rows.
+One kernel computes the gradients of ``x``, ``residual`` and ``gate``. The weight's gradient is
+summed in two passes and is deterministic. Forward mode and higher derivatives use a graph of MLX
+ops. ``vmap`` works over any of the arrays; it adds rows.
 
 Args:
     x (array): ``[..., n]``; float32, float16 or bfloat16.
-    weight (array, optional): ``[n]``, of the dtype of the rows or another of those (then it takes
-        part in float32; it does not widen the result).
+    weight (array, optional): ``[n]``; float32, float16 or bfloat16. Its dtype does not affect the
+        dtype of the result.
     eps (float): added to the mean of squares. Default: ``1e-5``.
-    residual (array, optional): added to ``x`` first; of the shape of ``x``.
-    gate (array, optional): ``y`` is multiplied with its silu; of the shape of ``x``.
-    weight_offset (float): added to the weight; 1 where a model stores weights less 1, as Gemma
-        does. Default: 0.
+    residual (array, optional): added to ``x`` first; same shape as ``x``.
+    gate (array, optional): ``y`` is multiplied by ``silu(gate)``; same shape as ``x``.
+    weight_offset (float): added to the weight. Use 1 for models that store weights minus 1, such as
+        Gemma. Default: 0.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or (array, array): ``y``, or ``(y, h)`` with a residual; of the shape of ``x`` and of the
+    array or (array, array): ``y``, or ``(y, h)`` with a residual; the shape of ``x`` and the
     promoted dtype of ``x``, ``residual`` and ``gate``.
 
 Raises:
-    TypeError: an argument of the wrong type.
-    ValueError: shapes that do not fit, a negative ``eps``, an unsupported dtype, a GPU stream where
-        MLX has no GPU backend.
+    TypeError: an argument has the wrong type.
+    ValueError: shapes do not match, ``eps`` is negative, a dtype is unsupported, or the stream is
+        on a GPU and MLX has no GPU backend.
 
 After Zhang and Sennrich 2019, "Root Mean Square Layer Normalization". Matches
 ``mx.fast.rms_norm``.
 )";
 
 constexpr const char* kLayerNormDoc =
-    R"(Layer norm over the last axis, with the residual in the same kernel.
+    R"(Layer norm over the last axis, with an optional residual in the same kernel.
 
 Formula:
-    ``h = x + residual``; ``y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias``, without the
-    terms of arguments that are not given
+    ``h = x + residual``; ``y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias``, omitting the
+    terms of absent arguments
 
-Rounding, strides, gradients and ``vmap`` are as for ``rms_norm``. The variance is the mean square of
-``h - mean(h)``, which does not cancel where the mean is large.
+Rounding, strides, gradients and ``vmap`` are as for ``rms_norm``. The variance is computed as the
+mean square of ``h - mean(h)``, which does not cancel if the mean is large.
 
 Args:
     x (array): ``[..., n]``; float32, float16 or bfloat16.
     weight (array, optional): ``[n]``, as for ``rms_norm``.
-    bias (array, optional): likewise.
+    bias (array, optional): ``[n]``, as for ``weight``.
     eps (float): added to the variance. Default: ``1e-5``.
-    residual (array, optional): added to ``x`` first; of the shape of ``x``.
+    residual (array, optional): added to ``x`` first; same shape as ``x``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
     array or (array, array): ``y``, or ``(y, h)`` with a residual, as for ``rms_norm``.
 
 Raises:
-    TypeError: an argument of the wrong type.
-    ValueError: what ``rms_norm`` raises.
+    TypeError: an argument has the wrong type.
+    ValueError: as for ``rms_norm``.
 
 After Ba, Kiros and Hinton 2016, "Layer Normalization". Matches ``mx.fast.layer_norm``.
 )";

@@ -47,66 +47,67 @@ RopeOptions to_options(const char* op,
 }
 
 constexpr const char* kRopeDoc =
-    R"(Rotary position embedding, as ``mx.fast.rope``, with angles that stay exact at far positions.
+    R"(Rotary position embedding, like ``mx.fast.rope``, with exact angles at any position.
 
 Formula:
     ``angle(l, j) = (offset + l) * scale * base ** (-2 * j / dims)``;
     ``(a, b) -> (a * cos - b * sin, a * sin + b * cos)`` for the elements ``a = x[..., l, j]`` and
     ``b = x[..., l, j + dims / 2]`` (``2 * j`` and ``2 * j + 1`` with ``traditional``)
 
-Elements from ``dims`` on stay as they are. Inputs of any strides are read in place; a position's
-sines and cosines are computed once for all heads. Angles are reduced in 64-bit integers, so that
-they are as exact at position 10**6 as at the first.
+Elements from ``dims`` on are copied unchanged. Inputs may have any strides and are not copied.
+Sines and cosines are computed once per position and shared by all heads. Angles are reduced in
+64-bit integers, so they are as exact at position 10**6 as at position 0.
 
-The gradient in ``x`` is the inverse rotation by the same kernel, forward mode the rotation of the
-tangent; the gradient in ``freqs`` goes through a graph of MLX ops. ``vmap`` works over any of the
-arrays.
+The gradient in ``x`` is the inverse rotation, computed by the same kernel. Forward mode rotates the
+tangent. The gradient in ``freqs`` uses a graph of MLX ops. ``vmap`` works over any of the arrays.
 
 Args:
     x (array): ``[batch, ..., length, head_dim]``; float32, float16 or bfloat16.
-    dims (int): how many elements are rotated: even, at most ``head_dim``.
-    traditional (bool): whether pairs are neighbours. Default: ``False``.
-    base (float, optional): default: ``10000``. Not used with ``freqs``.
-    scale (float): of positions. Default: ``1``.
-    offset (int or array): the first position, of 64 bits; an integer array of shape ``()`` or ``(batch,)`` for
-        one that is not known yet or differs between batch rows. Default: ``0``.
-    freqs (array, optional): ``(dims / 2,)``; angles are ``(offset + l) * scale / freqs[j]`` then.
+    dims (int): number of elements to rotate; even, at most ``head_dim``.
+    traditional (bool): pair adjacent elements. Default: ``False``.
+    base (float, optional): base of the frequencies; ignored if ``freqs`` is given. Default:
+        ``10000``.
+    scale (float): factor of the positions. Default: ``1``.
+    offset (int or array): the first position, a 64-bit integer. An integer array of shape ``()`` or
+        ``(batch,)`` may be unevaluated, or differ between batch rows. Default: ``0``.
+    freqs (array, optional): ``(dims / 2,)``; then ``angle = (offset + l) * scale / freqs[j]``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: like ``x``.
+    array: the shape and dtype of ``x``.
 
 Raises:
-    TypeError: an argument of the wrong type.
-    ValueError: odd ``dims``, or more than ``head_dim``; an ``offset`` or ``freqs`` of another shape
-        or dtype; an unsupported dtype; a GPU stream where MLX has no GPU backend.
+    TypeError: an argument has the wrong type.
+    ValueError: ``dims`` is odd or larger than ``head_dim``; ``offset`` or ``freqs`` has a wrong
+        shape or dtype; a dtype is unsupported; the stream is on a GPU and MLX has no GPU backend.
 
 Matches ``mx.fast.rope`` (Su et al. 2021, "RoFormer").
 )";
 
 constexpr const char* kRopeQkDoc =
-    R"(``rope`` of queries and keys in one kernel, which share every sine and cosine.
+    R"(``rope`` of queries and keys in one kernel, which shares all sines and cosines.
 
 Formula:
-    that of ``rope``, for each row of ``q`` and of ``k``
+    as for ``rope``, applied to each row of ``q`` and ``k``
 
 Args:
     q (array): ``[batch, ..., length, head_dim]``.
-    k (array): likewise, with the same dtype, batch, length and head_dim; its heads are its own.
-    dims (int): how many elements are rotated, as for ``rope``.
-    traditional (bool): whether pairs are neighbours. Default: ``False``.
-    base (float, optional): default: ``10000``. Not used with ``freqs``.
-    scale (float): of positions. Default: ``1``.
+    k (array): the same dtype, batch, length and head_dim as ``q``; the number of heads may differ.
+    dims (int): number of elements to rotate, as for ``rope``.
+    traditional (bool): pair adjacent elements. Default: ``False``.
+    base (float, optional): base of the frequencies; ignored if ``freqs`` is given. Default:
+        ``10000``.
+    scale (float): factor of the positions. Default: ``1``.
     offset (int or array): the first position, as for ``rope``. Default: ``0``.
     freqs (array, optional): ``(dims / 2,)``, as for ``rope``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    (array, array): like ``q`` and ``k``.
+    (array, array): the rotated ``q`` and ``k``, with their shapes and dtype.
 
 Raises:
-    TypeError: an argument of the wrong type.
-    ValueError: what ``rope`` raises; ``q`` and ``k`` that differ in more than their heads.
+    TypeError: an argument has the wrong type.
+    ValueError: as for ``rope``, or ``q`` and ``k`` differ in more than their heads.
 )";
 
 #define MLX_ANVIL_ROPE_OPTIONS                                                            \

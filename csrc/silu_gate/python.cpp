@@ -11,29 +11,29 @@ namespace {
 constexpr const char* kOp = "silu_gate";
 
 constexpr const char* kDoc =
-    R"(SwiGLU's gate: ``silu(gate) * up``, elementwise, in one kernel.
+    R"(The gate of SwiGLU: ``silu(gate) * up``, elementwise, in one kernel.
 
 Formula:
     ``out = gate / (1 + exp(-gate)) * up``
 
-Shapes broadcast, and dtypes promote by MLX's rules. The arithmetic is float32 whatever the dtype,
-rounded once to the result's dtype. Inputs of any strides are read in place.
+Shapes broadcast, and dtypes promote by MLX's rules. The arithmetic is float32 for every dtype, and
+is rounded once to the result's dtype. Inputs may have any strides and are not copied.
 
-Gradients of both inputs come from one fused kernel; so does the forward-mode derivative. Higher
-derivatives go through a graph of MLX ops. ``vmap`` works over either or both inputs.
+One fused kernel computes the gradients of both inputs, and another the forward-mode derivative.
+Higher derivatives use a graph of MLX ops. ``vmap`` works over either or both inputs.
 
 Args:
     gate (array): float32, float16 or bfloat16, of any shape.
-    up (array): likewise, of a shape that broadcasts with that of ``gate``.
+    up (array): float32, float16 or bfloat16, of a shape that broadcasts with that of ``gate``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array: of the broadcast shape and the promoted dtype.
+    array: the broadcast shape and the promoted dtype.
 
 Raises:
     TypeError: an argument is not an ``mlx.core.array``, or ``stream`` is not a stream or device.
-    ValueError: an unsupported dtype, shapes that do not broadcast, or a GPU stream where MLX has no
-        GPU backend.
+    ValueError: a dtype is unsupported, shapes do not broadcast, or the stream is on a GPU and MLX
+        has no GPU backend.
 
 Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transformer").
 )";

@@ -12,54 +12,54 @@ using namespace nb::literals;
 namespace {
 
 constexpr const char* kDoc =
-    R"(The router of a mixture of experts: the k best experts of every row and their weights, in one
-kernel.
+    R"(Router of a mixture of experts: top k experts per row and their weights, in one kernel.
 
 Formula:
     ``scores = softmax(logits, axis=-1)`` or ``sigmoid(logits)``; ``indices`` are those of the k
     largest logits; ``weights = scores[indices]``, divided by their sum with ``norm``
 
-The two scores grow with the logit, so the choice is by the logits themselves: it does not depend on
-how scores round. Of equal logits the lowest index is chosen; NaN counts as larger than infinity.
-Arithmetic is float32, rounded once to the dtype of the weights.
+Both scores increase with the logit, so the choice compares the logits and does not depend on how
+scores round. Ties go to the lowest index. NaN ranks above infinity. The arithmetic is float32,
+rounded once to the dtype of the weights.
 
-With ``norm`` the softmax over all experts cancels: what is left is the softmax of the k logits. So
-``norm=True`` is both the router that renormalises (Qwen3-MoE) and the one that takes the softmax
-after the choice (Mixtral, GPT-OSS); ``norm=False`` is OLMoE and Qwen2-MoE; ``scoring="sigmoid"`` is
-that of DeepSeek-V3, without its groups and the bias of its choice. A sum of sigmoids is formed so
-that it does not underflow.
+With ``norm`` and softmax scoring, the softmax over all experts cancels, which leaves the softmax of
+the k logits. ``norm=True`` therefore covers routers that renormalise (Qwen3-MoE) and routers that
+apply the softmax after the choice (Mixtral, GPT-OSS). ``norm=False`` covers OLMoE and Qwen2-MoE.
+``scoring="sigmoid"`` is the scoring of DeepSeek-V3, without its expert groups and selection bias;
+the sum of sigmoids does not underflow.
 
-As for MLX's softmax, a row whose largest logit is NaN or infinite has NaN for weights; with
-``scoring="sigmoid"`` infinities have the weights of the limit, unless all that was chosen is
+As in MLX's softmax, a row whose largest logit is NaN or infinite gets NaN weights. With
+``scoring="sigmoid"``, infinite logits get the weights of the limit, unless all chosen logits are
 ``-inf`` and ``norm`` is set.
 
-Gradient in the logits, for cotangents g of the weights w, with ``dot = sum(g * w)``: ``w * (g -
-dot)`` where an expert was chosen (times ``1 - sigmoid(logit)`` for sigmoids; without the dot where
-they are not normalised), else 0, or ``-dot * softmax(logits)`` for a softmax that is not
-normalised. It is one kernel, takes the indices of the forward and chooses nothing again. Forward
-mode and higher derivatives go through a graph of MLX ops. ``vmap`` adds rows.
+Let g be the cotangents of the weights w, and ``dot = sum(g * w)``. The gradient in the logits is
+``w * (g - dot)`` for chosen experts and 0 for the others. Sigmoids multiply it by
+``1 - sigmoid(logit)``, and unnormalised sigmoids omit dot. With an unnormalised softmax, the other
+experts get ``-dot * softmax(logits)``. One kernel computes the gradient from the forward's indices,
+without another selection. Forward mode and higher derivatives use a graph of MLX ops. ``vmap`` adds
+rows.
 
 Args:
-    logits (array): ``[..., experts]``; float32, float16 or bfloat16. A view that is not dense is
+    logits (array): ``[..., experts]``; float32, float16 or bfloat16. A non-contiguous view is
         copied first.
-    k (int): experts to choose, from 1 to their number. More than 64, or of more than 4096, are
-        chosen by a graph of MLX ops.
-    norm (bool): whether the weights of a row sum to 1. Default: ``True``.
+    k (int): number of experts to choose, from 1 to ``experts``. A ``k`` above 64, or more than 4096
+        experts, use a graph of MLX ops.
+    norm (bool): normalise the weights of a row to sum to 1. Default: ``True``.
     scoring (str): ``"softmax"`` or ``"sigmoid"``. Default: ``"softmax"``.
-    sorted (bool): whether the largest weight comes first; otherwise a row is in the order of its
-        indices. Default: ``True``.
+    sorted (bool): order each row by descending weight, otherwise by ascending index. Default:
+        ``True``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    (array, array): weights, of the dtype of the logits, and indices, uint32; both ``[..., k]``.
+    (array, array): weights in the dtype of the logits, and uint32 indices; both ``[..., k]``.
 
 Raises:
-    TypeError: an argument of the wrong type.
-    ValueError: a ``k`` below 1 or above the number of experts, logits without an axis, another
-        ``scoring``, an unsupported dtype, a GPU stream where MLX has no GPU backend.
+    TypeError: an argument has the wrong type.
+    ValueError: ``k`` is below 1 or above the number of experts, ``logits`` has no axis, ``scoring``
+        is unknown, the dtype is unsupported, or the stream is on a GPU and MLX has no GPU backend.
 
-Matches ``mx.softmax``, ``mx.argpartition`` and ``mx.take_along_axis`` one after the other (Shazeer
-et al. 2017, "Outrageously Large Neural Networks").
+Matches ``mx.softmax`` followed by ``mx.argpartition`` and ``mx.take_along_axis`` (Shazeer et al.
+2017, "Outrageously Large Neural Networks").
 )";
 
 RouterScoring to_scoring(nb::handle value) {
