@@ -1,4 +1,5 @@
-// What the choice of a kernel, its tiles and its grid depends on in a GPU. The backend fills it in.
+// Facts about a GPU that select kernels, tiles and grids. The backend fills them in; the ops' GPU
+// launches read them.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,15 @@ namespace mlx_anvil {
 namespace mx = mlx::core;
 
 struct DeviceTraits {
-  // Units for matrix products of 16-bit numbers, many times as fast as the other arithmetic.
+  // Matrix units for 16-bit operands, which are many times faster than the other arithmetic.
   bool matrix_units = false;
 
-  // The other traits are known where there are matrix units.
+  // The other traits are set only if there are matrix units.
   int64_t multiprocessors = 0;
   int64_t threadgroup_memory = 0;  // bytes per multiprocessor, for its resident threadgroups
 };
 
-// An H100 or H200. The simulator stands for one where it is told to have matrix units.
+// An H100 or H200. The simulator uses these traits if it is configured with matrix units.
 inline constexpr DeviceTraits kHopperTraits = {
     .matrix_units = true,
     .multiprocessors = 132,

@@ -1,4 +1,4 @@
-// The dtypes that the kernels compute in, for headers that must not include MLX (see isa.h).
+// The dtypes of the kernels, for headers that must not include MLX (see isa.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ enum class KernelDtype : int32_t { kFloat32, kFloat16, kBfloat16 };
   return dtype == KernelDtype::kFloat32 ? 4 : 2;
 }
 
-// A kernel, or a table of kernels, for each dtype.
+// One kernel, or one table of kernels, per dtype.
 template <class T>
 struct PerDtype {
   T float32;

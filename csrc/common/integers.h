@@ -1,4 +1,4 @@
-// Integer arithmetic of tiles and grids. Always inlined: kernel files use it too (see isa.h).
+// Integer arithmetic for tiles and grids. Always inlined, because kernel files use it too (isa.h).
 #pragma once
 
 #include <cstdint>

@@ -153,7 +153,7 @@ DeviceTraits device_traits(const mx::Device& device) {
     return cuda_traits(device);
   }
 #endif
-  return {};  // Metal: the kernels for matrix units are for NVIDIA's
+  return {};  // Metal: the matrix-unit kernels target NVIDIA
 }
 
 void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream) {
