@@ -105,16 +105,6 @@ def language_model(results: Results) -> str:
     return _markdown((*heads, "llama.cpp, tokens/s", "over llama.cpp"), rows)
 
 
-def language_model_briefly(results: Results) -> str:
-    """Ours, and times as fast as others."""
-    rows = []
-    for row in _in_order(results["rows"]):
-        beside = row["speedup"].get("llama.cpp")
-        ratios = [f"{row['speedup']['MLX']:.0f}x", f"{beside:.2f}x" if beside else ""]
-        rows.append([row["op"], row["dtype"], f"{row['tokens_per_second']:.1f}", *ratios])
-    return _markdown(("", "dtype", "tokens/s", "vs MLX", "vs llama.cpp"), rows)
-
-
 def language_model_parts(results: Results) -> str:
     """Milliseconds of each part, and its share of the step."""
     lines = results["rows"]
@@ -268,7 +258,6 @@ TABLES = {
     "busy": ("busy_cpu", busy),
     "language model": ("lm_cpu", language_model),
     "language model, Xeon": ("lm_xeon", language_model),
-    "language model, briefly": ("lm_cpu", language_model_briefly),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
     "cuda, briefly": ("cuda_h200", cuda_briefly),
