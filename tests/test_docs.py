@@ -22,7 +22,7 @@ NOT_RUN = {
     "docs/backends.md": 1,
     "docs/benchmarks.md": 2,
     "docs/index.md": 1,
-    "docs/macos.md": 3,
+    "docs/macos.md": 4,
 }
 
 
