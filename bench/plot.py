@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from harness import RESULTS
+from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 
 BANDWIDTH_COLORS = {
@@ -116,7 +117,12 @@ def draw_parts(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-PICTURES = {"silu_gate_cpu": draw_silu_gate, "lm_cpu": draw_language_model, "lm_parts_cpu": draw_parts}
+PICTURES = {
+    "silu_gate_cpu": draw_silu_gate,
+    "lm_cpu": draw_language_model,
+    "lm_parts_cpu": draw_parts,
+    **OP_PICTURES,
+}
 
 
 @click.command()
