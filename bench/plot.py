@@ -18,6 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from harness import RESULTS
+from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 
 BANDWIDTH_COLORS = {
@@ -148,6 +149,7 @@ PICTURES = {
     "flash_attention_cpu": draw_attention,
     "lm_cpu": draw_language_model,
     "lm_parts_cpu": draw_parts,
+    **OP_PICTURES,
 }
 
 

@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import RESULTS
+from op_tables import OP_TABLES
+from op_tables import markdown as _markdown
 
 ROOT = RESULTS.parent.parent
 GENERATED = re.compile(r"(<!-- table: ([^\n]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Results = dict[str, Any]
-
-
-def _markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = list(heads)
-    lines = ["| " + " | ".join(line) + " |" for line in (heads, *rows)]
-    lines.insert(1, "|---" * len(heads) + "|")
-    return "\n".join(lines).replace("|  |", "| |")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -70,7 +65,7 @@ def silu_gate(results: Results) -> str:
         shape = " x ".join(map(str, row["shape"]))
         figures = [f"{ours:.2f} ms, {row['gb_per_s']} GB/s", f"{row['share_of_copy']:.2f}"]
         rows.append([shape, row["direction"], row["dtype"], *figures, *others])
-    heads = ("shape", "direction", "dtype", "ours", "share of copy", "over MLX", "over MLX compiled", "over PyTorch")
+    heads = ("shape", "direction", "dtype", "ours", "share of copy", "vs MLX", "vs MLX compiled", "vs PyTorch")
     return _markdown(heads, rows)
 
 
@@ -101,8 +96,8 @@ def language_model(results: Results) -> str:
         ]
         cells += [f"{rates['llama.cpp']:.1f}", f"{speedup['llama.cpp']:.2f}x"] if "llama.cpp" in rates else ["", ""]
         rows.append(cells)
-    heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "over MLX")
-    return _markdown((*heads, "llama.cpp, tokens/s", "over llama.cpp"), rows)
+    heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "vs MLX")
+    return _markdown((*heads, "llama.cpp, tokens/s", "vs llama.cpp"), rows)
 
 
 def language_model_parts(results: Results) -> str:
@@ -263,6 +258,7 @@ TABLES = {
     "cuda, briefly": ("cuda_h200", cuda_briefly),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
     "cuda, first": ("cuda_first_h200", cuda_first),
+    **OP_TABLES,
 }
 
 

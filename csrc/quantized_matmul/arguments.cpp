@@ -36,9 +36,9 @@ Formula:
     ``W[n, k] = scales[n, k // group_size] * value(code[n, k]) + biases[n, k // group_size]``;
     ``out = x @ W.T``
 
-A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/quantized.md`` draws it). Up to 8
-rows of ``x`` share one pass over ``w``, and each row's result is the same, bit for bit, whatever
-their number. The arithmetic is float32 whatever the dtype.
+A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/design/quantized_matmul.md``
+draws it). Up to 8 rows of ``x`` share one pass over ``w``, and each row's result is the same, bit
+for bit, whatever their number. The arithmetic is float32 whatever the dtype.
 
 The gradient in ``x`` is the other product, without a dequantised copy of ``w``; those in ``scales``
 and ``biases`` (affine) go through a graph of MLX ops. Forward mode is fused for all three. ``vmap``
