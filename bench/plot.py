@@ -6,6 +6,7 @@ draws the pictures beside the results, and writes the tables into the Markdown p
 `<!-- table: NAME -->` and `<!-- end -->`. A test compares the tables with the results.
 """
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from harness import RESULTS
+from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 
 BANDWIDTH_COLORS = {
     "copy": "#b8b8b8", "ours": "#0b6e4f", "PyTorch": "#e07a1f", "MLX compiled": "#5b8fd6", "MLX": "#2f4b8f",
 }  # fmt: skip
+ATTENTION_COLORS = {"MLX": "#2f4b8f", "PyTorch": "#e07a1f", "ours": "#0b6e4f"}
 MODEL_COLORS = {"MLX": "#2f4b8f", "MLX, patched": "#0b6e4f", "llama.cpp": "#8d99ae"}
 
 
@@ -71,6 +74,31 @@ def draw_silu_gate(results: Results, path: Path) -> None:
     finish(figure, axes, path)
 
 
+def draw_attention(results: Results, path: Path) -> None:
+    """One panel per shape and direction, with a causal mask."""
+    panels = itertools.product(("8 heads of 64, 1024", "32/8 heads of 128, 2048"), ("forward", "forward + backward"))
+    figure, axes = plt.subplots(1, 4, figsize=(14, 3.9), sharey=True, layout="constrained")
+    for axis, (problem, direction) in zip(axes, panels, strict=True):
+        rows = [
+            row
+            for row in results["rows"]
+            if row["mask"] == "causal" and (row["problem"], row["direction"]) == (problem, direction)
+        ]
+        for index, (name, color) in enumerate(ATTENTION_COLORS.items()):
+            for group, row in enumerate(rows):
+                speedup = 1.0 if name == "ours" else row["speedup"].get(name)
+                if speedup is not None:
+                    rate = float(row["rate"].split()[0]) / speedup
+                    label(axis, axis.bar(group + (index - 1) * 0.28, rate, 0.26, color=color, label=name), [rate])
+        axis.set_yscale("log")
+        axis.margins(y=0.1)
+        axis.set_title(f"{problem}, {direction}", fontsize=9)
+        axis.set_xticks(range(len(rows)), [row["dtype"] for row in rows])
+    axes[0].set_ylabel("GFLOP/s")
+    figure.suptitle(title("flash_attention, causal,", results["machine"]), fontsize=10)
+    finish(figure, axes, path)
+
+
 def draw_language_model(results: Results, path: Path) -> None:
     """A panel for decoding, one for prefill."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
@@ -116,7 +144,13 @@ def draw_parts(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-PICTURES = {"silu_gate_cpu": draw_silu_gate, "lm_cpu": draw_language_model, "lm_parts_cpu": draw_parts}
+PICTURES = {
+    "silu_gate_cpu": draw_silu_gate,
+    "flash_attention_cpu": draw_attention,
+    "lm_cpu": draw_language_model,
+    "lm_parts_cpu": draw_parts,
+    **OP_PICTURES,
+}
 
 
 @click.command()

@@ -2,22 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from harness import RESULTS
+from op_tables import OP_TABLES
+from op_tables import markdown as _markdown
 
 ROOT = RESULTS.parent.parent
 GENERATED = re.compile(r"(<!-- table: ([^\n]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Results = dict[str, Any]
-
-
-def _markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = list(heads)
-    lines = ["| " + " | ".join(line) + " |" for line in (heads, *rows)]
-    lines.insert(1, "|---" * len(heads) + "|")
-    return "\n".join(lines).replace("|  |", "| |")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -25,23 +20,38 @@ def _milliseconds(seconds: float) -> str:
     return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
 
 
-def attention(results: Results) -> str:
+def _attention(rows_of_file: Iterable[Results]) -> str:
     """Forward, gradients and decoding."""
     rows = []
-    for row in results["rows"]:
-        if "rate" not in row or row["direction"] == "decode, cached":
-            continue
+    for row in rows_of_file:
         speedup = row["speedup"]
         over_torch = min((speedup[x] for x in ("PyTorch", "PyTorch repeated") if x in speedup), default=None)
         rate = row["rate"]
         if row["direction"] == "decode":
-            rate += f", {row['share_of_limit']:.2f} of reading"
+            rate += f", {row['share_of_limit']:.2f} of read bandwidth"
         cells = [row["problem"], row["direction"], row["mask"], row["dtype"]]
         cells += [_milliseconds(row["seconds"]["ours"]["median"]), rate]
         cells.append("" if over_torch is None else f"{over_torch:.2f}x")
         cells.append(f"{speedup['MLX']:.0f}x" if "MLX" in speedup else "")
         rows.append(cells)
-    return _markdown(("heads, lengths", "", "mask", "dtype", "ours", "rate", "over PyTorch", "over MLX"), rows)
+    return _markdown(("heads, lengths", "", "mask", "dtype", "ours", "rate", "vs PyTorch", "vs MLX"), rows)
+
+
+def _attention_rows(results: Results) -> list[Results]:
+    return [row for row in results["rows"] if "rate" in row and row["direction"] != "decode, cached"]
+
+
+def attention(results: Results) -> str:
+    """Every row but those of a window and of a cached decode."""
+    return _attention(_attention_rows(results))
+
+
+def attention_briefly(results: Results) -> str:
+    """The larger shape with a causal mask, and a decode."""
+    rows = _attention_rows(results)
+    return _attention(
+        row for row in rows if "32/8" in row["problem"] and (row["mask"] == "causal" or "1 of" in row["problem"])
+    )
 
 
 def silu_gate(results: Results) -> str:
@@ -55,7 +65,7 @@ def silu_gate(results: Results) -> str:
         shape = " x ".join(map(str, row["shape"]))
         figures = [f"{ours:.2f} ms, {row['gb_per_s']} GB/s", f"{row['share_of_copy']:.2f}"]
         rows.append([shape, row["direction"], row["dtype"], *figures, *others])
-    heads = ("shape", "direction", "dtype", "ours", "share of copy", "over MLX", "over MLX compiled", "over PyTorch")
+    heads = ("shape", "direction", "dtype", "ours", "share of copy", "vs MLX", "vs MLX compiled", "vs PyTorch")
     return _markdown(heads, rows)
 
 
@@ -86,18 +96,8 @@ def language_model(results: Results) -> str:
         ]
         cells += [f"{rates['llama.cpp']:.1f}", f"{speedup['llama.cpp']:.2f}x"] if "llama.cpp" in rates else ["", ""]
         rows.append(cells)
-    heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "over MLX")
-    return _markdown((*heads, "llama.cpp, tokens/s", "over llama.cpp"), rows)
-
-
-def language_model_briefly(results: Results) -> str:
-    """Ours, and times as fast as others."""
-    rows = []
-    for row in _in_order(results["rows"]):
-        beside = row["speedup"].get("llama.cpp")
-        ratios = [f"{row['speedup']['MLX']:.0f}x", f"{beside:.2f}x" if beside else ""]
-        rows.append([row["op"], row["dtype"], f"{row['tokens_per_second']:.1f}", *ratios])
-    return _markdown(("", "dtype", "tokens/s", "over MLX", "over llama.cpp"), rows)
+    heads = ("", "dtype", "patched, tokens/s", "spread", "MLX, tokens/s", "vs MLX")
+    return _markdown((*heads, "llama.cpp, tokens/s", "vs llama.cpp"), rows)
 
 
 def language_model_parts(results: Results) -> str:
@@ -117,10 +117,12 @@ def language_model_parts(results: Results) -> str:
     return _markdown(heads, rows)
 
 
-def cuda(results: Results) -> str:
+def cuda(results: Results, wanted: Callable[[str], bool] = lambda what: True) -> str:
     """Large calls: our time, that of MLX's ops over it by the host's clock and by the GPU's, and a rate."""
     rows = []
     for row in results["rows"]:
+        if not wanted(row["what"]):
+            continue
         base = next((name for name in ("mlx", "composed", "compiled") if f"times_{name}" in row), None)
         if base is None or "64x64" in row["what"]:
             continue
@@ -137,6 +139,16 @@ def cuda(results: Results) -> str:
         microseconds = f"{row['ours_us']:.{1 if row['ours_us'] < 100 else 0}f}"
         rows.append([row["what"], microseconds, *times, rate])
     return _markdown(("call", "ours, us", "MLX / ours", "on the GPU", ""), rows)
+
+
+def cuda_briefly(results: Results) -> str:
+    """One row of each kind, in bfloat16."""
+
+    def wanted(what: str) -> bool:
+        sizes = ("16384x16384", "4096->14336", "32/8", "window_size", "softcap", "decoder")
+        return "bfloat16" in what and any(size in what for size in sizes)
+
+    return cuda(results, wanted)
 
 
 def cuda_overhead(results: Results) -> str:
@@ -183,18 +195,70 @@ def busy(results: Results) -> str:
     return _markdown(("", *conditions), ([case, *texts] for case, texts in cells.items()))
 
 
+def _results(name: str) -> list[Results]:
+    return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+
+
+def in_brief(results: Results) -> str:
+    """The README's: one line for each kind of work, in bfloat16, beside MLX and the fastest other implementation."""
+
+    def ratio(row: Results, name: str) -> str:
+        value = row["speedup"].get(name)
+        return (
+            ""
+            if value is None
+            else f"{value:.0f}x"
+            if value >= 20
+            else f"{value:.1f}x"
+            if value >= 3
+            else f"{value:.2f}x"
+        )
+
+    def line(what: str, file: str, other: str, **wanted: Any) -> list[str]:
+        row = next(
+            row
+            for row in _results(file)
+            if row["dtype"] == "bfloat16" and all(row.get(key) == value for key, value in wanted.items())
+        )
+        return [what, ratio(row, "MLX"), other, ratio(row, other)]
+
+    hidden = {"shape": [4096, 11008], "memory": "reused"}
+    causal = {"shape": [32, 8, 2048, 2048, 128], "mask": "causal"}
+    rows = [
+        line("4-bit Llama, prefill of 64 tokens", "lm_cpu", "llama.cpp", op="prefill"),
+        line("4-bit Llama, decode", "lm_cpu", "llama.cpp", op="decode"),
+        line("the same on an Intel Xeon, prefill", "lm_xeon", "llama.cpp", op="prefill"),
+        line("the same on an Intel Xeon, decode", "lm_xeon", "llama.cpp", op="decode"),
+        line("attention, causal, 2048 tokens", "flash_attention_cpu", "PyTorch", direction="forward", **causal),
+        line("its forward and backward", "flash_attention_cpu", "PyTorch", direction="forward + backward", **causal),
+        line(
+            "4-bit product, one row, 4096 to 14336",
+            "quantized_matmul_cpu",
+            "PyTorch int4",
+            op="decode",
+            shape=[1, 14336, 4096],
+        ),
+        line("`silu_gate`, 4096 x 11008", "silu_gate_cpu", "PyTorch", direction="forward", **hidden),
+        line("its backward", "silu_gate_cpu", "PyTorch", direction="backward", **hidden),
+    ]
+    return _markdown(("bfloat16, two CPU cores", "vs MLX", "next best", "vs next best"), rows)
+
+
 # What a page calls a table: the file of its results, and what makes it.
 TABLES = {
     "silu_gate": ("silu_gate_cpu", silu_gate),
+    "in brief": ("lm_cpu", in_brief),
     "flash_attention": ("flash_attention_cpu", attention),
+    "flash_attention, briefly": ("flash_attention_cpu", attention_briefly),
     "busy": ("busy_cpu", busy),
     "language model": ("lm_cpu", language_model),
     "language model, Xeon": ("lm_xeon", language_model),
-    "language model, briefly": ("lm_cpu", language_model_briefly),
     "language model, parts": ("lm_parts_cpu", language_model_parts),
     "cuda": ("cuda_h200", cuda),
+    "cuda, briefly": ("cuda_h200", cuda_briefly),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
     "cuda, first": ("cuda_first_h200", cuda_first),
+    **OP_TABLES,
 }
 
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/attention.md: ``python docs/figures.py`` (needs the ``bench`` extra)."""
+"""Draws the pictures of docs/design/flash_attention.md: ``python docs/figures.py`` (needs the ``bench`` extra)."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ def canvas(width: float, height: float, title: str) -> tuple[plt.Figure, Axes]:
 
 
 def tiling() -> plt.Figure:
-    """A block of queries stays; tiles of keys and values pass by."""
-    figure, axis = canvas(7, 3.6, "Forward: a block of queries stays, tiles of keys and values pass by")
+    """A block of queries stays; tiles of keys and values stream past."""
+    figure, axis = canvas(7, 3.6, "Forward: a block of queries stays, tiles of keys and values stream past")
     for i in range(4):
         box(axis, 0, 3 - i, 2.4, 0.95, KEPT, f"q, SIMD group {i}")
     for j in range(4):
@@ -52,7 +52,7 @@ def tiling() -> plt.Figure:
 
 
 def band(left: int = 40, queries: int = 128, keys: int = 160, rows: int = 16, columns: int = 16) -> plt.Figure:
-    """Which tiles are visited, and which of them pay for masking, with a causal window."""
+    """Which tiles a causal window visits, and which of those it has to mask."""
     figure, axis = canvas(6.4, 5.2, f"Causal, window of {left + 1} keys: {queries} queries, {keys} keys")
     for first in range(0, queries, rows):
         for key in range(0, keys, columns):
@@ -74,7 +74,7 @@ def band(left: int = 40, queries: int = 128, keys: int = 160, rows: int = 16, co
 
 def backward() -> plt.Figure:
     """The two passes of the gradients."""
-    figure, axis = canvas(8.6, 3.8, "Backward: each gradient is added up where its rows stay")
+    figure, axis = canvas(8.6, 3.8, "Backward: each pass keeps the rows whose gradient it accumulates")
     for x, title, kept, passing, result, products in (
         (0, "dQ pass", "q, dO, lse, delta", "k, v", "dQ", "S = q kᵀ    dP = dO vᵀ    dQ += dS k"),
         (
@@ -87,9 +87,9 @@ def backward() -> plt.Figure:
         ),
     ):
         axis.text(x + 3.5, 4.5, title, ha="center", fontsize=10)
-        box(axis, x, 1, 2.5, 2.4, KEPT, f"stays:\n{kept}")
+        box(axis, x, 1, 2.5, 2.4, KEPT, f"kept:\n{kept}")
         for i in range(3):
-            box(axis, x + 2.8 + 0.2 * i, 2.9 - 0.35 * i, 2.4, 1.0, PASSING, f"passes:\n{passing}" if i == 2 else "")
+            box(axis, x + 2.8 + 0.2 * i, 2.9 - 0.35 * i, 2.4, 1.0, PASSING, f"streamed:\n{passing}" if i == 2 else "")
         box(axis, x + 5.7, 1, 1.5, 2.4, KEPT, result)
         arrow(axis, (x + 2.5, 1.6), (x + 5.6, 1.6))
         axis.text(x + 3.5, 0.3, products, ha="center", fontsize=8)

@@ -18,11 +18,11 @@ PAGES = {str(page.relative_to(documents.ROOT)): page for page in documents.pages
 
 # Blocks that are not run, for the reason that the page gives in a comment above. A new one is to be counted here.
 NOT_RUN = {
-    "README.md": 1,
+    "README.md": 2,
     "docs/backends.md": 1,
     "docs/benchmarks.md": 2,
     "docs/index.md": 1,
-    "docs/macos.md": 3,
+    "docs/macos.md": 4,
 }
 
 

@@ -109,7 +109,7 @@
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                               \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)
 
-// Tiles for GPUs with matrix units (see has_matrix_units() in csrc/common/launch.h). A product has
+// Tiles for GPUs with matrix units (see csrc/common/device_traits.h). A product has
 // 16 rows there, so 8 rows would leave half of a unit idle. A thread has 255 registers, and a
 // threadgroup 48 KB of memory. More passing rows per tile measured faster wherever they fit. Head
 // dims that fit no tile here run in the tiles above.

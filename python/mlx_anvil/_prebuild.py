@@ -18,7 +18,7 @@ _MOST_THREADS = 8
 
 
 class Prebuilt:
-    """Pipelines that are being built, or have been. What :func:`prebuild` returns.
+    """Pipelines that are being built, or have been. What :func:`mlx_anvil.prebuild` returns.
 
     Attributes:
         kernels: their names, in the order in which the model launches them first; empty where it launches none.

@@ -33,8 +33,8 @@ def patch_all(
 ) -> None:
     """From now on, whatever loads a model through mlx-lm (``mlx_lm.load``, its commands, its server) gets it as after
     :func:`mlx_anvil.patch` with these options; a model that is sharded while it is loaded, as after its shards are made.
-    Models that exist are not changed; :func:`reports` has what became of those that were loaded. A second call replaces
-    the options.
+    Models that exist are not changed; :func:`mlx_anvil.lm.reports` has what became of those that were loaded. A second
+    call replaces the options.
 
     Args:
         attention: as for :func:`mlx_anvil.patch`.
@@ -68,8 +68,8 @@ def patch_all(
 
 
 def unpatch_all() -> None:
-    """Ends what :func:`patch_all` began. Models loaded in between stay patched until ``mlx_anvil.unpatch(model)``. What
-    another package has put around a function of mlx-lm since stays there, too."""
+    """Ends what :func:`mlx_anvil.lm.patch_all` began. Models loaded in between stay patched until
+    ``mlx_anvil.unpatch(model)``. What another package has put around a function of mlx-lm since stays there, too."""
     global _options
     with _lock:
         _options = None
@@ -78,11 +78,11 @@ def unpatch_all() -> None:
 
 
 def reports() -> tuple[Report, ...]:
-    """What :func:`mlx_anvil.patch` reported of each model that was loaded since :func:`patch_all`, the oldest first: of the
-    last 64. The calls that fall back are counted as the models run.
+    """What :func:`mlx_anvil.patch` reported of each model that was loaded since :func:`mlx_anvil.lm.patch_all`, the
+    oldest first: of the last 64. The calls that fall back are counted as the models run.
 
     Returns:
-        tuple[Report, ...]: one for each model; kept by :func:`unpatch_all`.
+        tuple[Report, ...]: one for each model; kept by :func:`mlx_anvil.lm.unpatch_all`.
     """
     return tuple(_reports)
 
