@@ -35,9 +35,9 @@ Formula:
     ``W[n, k] = scales[n, k // group_size] * value(code[n, k]) + biases[n, k // group_size]``;
     ``out = x @ W.T``
 
-A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/design/quantized_matmul.md`` draws it). Up to
-8 rows of ``x`` share one pass over ``w``. The bits of a row's result do not depend on the number of
-rows up to 8. The arithmetic is float32 for every dtype.
+A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/design/quantized_matmul.md``
+draws it). Up to 8 rows of ``x`` share one pass over ``w``. The bits of a row's result do not depend
+on the number of rows up to 8. The arithmetic is float32 for every dtype.
 
 The gradient with respect to ``x`` is the other product, without a dequantised copy of ``w``.
 Gradients with respect to ``scales`` and ``biases`` (affine) use a graph of MLX ops. Forward mode is
