@@ -10,7 +10,10 @@ import pytest
 
 import mlx_anvil
 import support
-from attention_cases import (
+from mlx_anvil import flash_attention
+from mlx_anvil.reference import DTYPES
+from support import assert_same_bits, to_numpy
+from tests.flash_attention.cases import (
     FEATURES,
     FLOAT32_TOLERANCE,
     OUTPUT_FACTOR,
@@ -20,10 +23,7 @@ from attention_cases import (
     error_of,
     gradients_of,
 )
-from attention_numpy import ROUNDING, attention
-from mlx_anvil import flash_attention
-from mlx_anvil.reference import DTYPES
-from support import assert_same_bits, to_numpy
+from tests.flash_attention.formulas import ROUNDING, attention
 
 HEAD_DIMS = (32, 40, 64, 72, 80, 96, 111, 128, 192, 256)
 HEADS = ((4, 4), (4, 2), (3, 1))  # multi-head, grouped-query, multi-query

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from quantized_metal import (
+from quantized_numpy import FLOAT_FORMATS, Format
+from tests.quantized_matmul.profiles import (
     GEMV,
     PLAIN,
     PRODUCTS,
@@ -20,7 +21,6 @@ from quantized_metal import (
     profile_mlx,
     profile_ours,
 )
-from quantized_numpy import FLOAT_FORMATS, Format
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 

@@ -5,7 +5,7 @@ import pytest
 
 import support
 from support import OTHER_KERNEL, Arrays, as_list, max_error, on_one_device
-from transform_cases import CALLS, Call
+from tests.contract.transform_cases import CALLS, Call
 
 pytestmark = pytest.mark.parametrize("call", CALLS, ids=[call.id for call in CALLS])
 

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 import mlx_anvil
-from attention_cases import FEATURES, check, draw
+from tests.flash_attention.cases import FEATURES, check, draw
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.usefixtures("matrix_units")]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from attention_cases import FEATURES, OUTPUT_FACTOR, Case, assert_close, draw
-from attention_numpy import ROUNDING
 from support import assert_same_bits, poison_memory, to_numpy
+from tests.flash_attention.cases import FEATURES, OUTPUT_FACTOR, Case, assert_close, draw
+from tests.flash_attention.formulas import ROUNDING
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.usefixtures("matrix_units")]
 

@@ -10,17 +10,17 @@ from functools import cache
 
 import pytest
 
-from metal_launches import TESTS, output_of
-from metal_launches.calls import CALLS
-from metal_launches.compare import Interface, constant_misfits, misfits
-from metal_launches.record import Launch
 from metal_support import kernels_for_apple
 from mlx_anvil import _ext
 from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.preprocess import Source
+from tests.metal_launches import ROOT, output_of
+from tests.metal_launches.calls import CALLS
+from tests.metal_launches.compare import Interface, constant_misfits, misfits
+from tests.metal_launches.record import Launch
 
 pytestmark = pytest.mark.cpu_only
-CUBINS = TESTS.parent / "tools" / "cubins.txt"
+CUBINS = ROOT / "tools" / "cubins.txt"
 
 
 @cache
@@ -37,7 +37,7 @@ def interface_of(op: str) -> Interface:
 
 
 def test_calls_cover_every_op():
-    assert set(CALLS) == {path.name for path in (TESTS.parent / "metal").iterdir()} - {"common"}
+    assert set(CALLS) == {path.name for path in (ROOT / "metal").iterdir()} - {"common"}
 
 
 @pytest.mark.parametrize("op", CALLS)
@@ -58,7 +58,7 @@ def test_a_mac_has_what_it_launches(op):
 def test_cubins_are_of_what_models_launch():
     launched = output_of("models")
     assert launched == CUBINS.read_text(), (
-        "the list is another now; in tests/: python -m metal_launches.models > ../tools/cubins.txt"
+        "the list is another now; python -m tests.metal_launches.models > tools/cubins.txt"
     )
 
 

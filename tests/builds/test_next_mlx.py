@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.cpu_only
 _SPEC = importlib.util.spec_from_file_location(
-    "next_mlx", Path(__file__).resolve().parents[1] / "tools" / "next_mlx.py"
+    "next_mlx", Path(__file__).resolve().parents[2] / "tools" / "next_mlx.py"
 )
 next_mlx = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(next_mlx)

@@ -16,7 +16,7 @@ from mlx_anvil import _build_info, _info
 
 pytestmark = pytest.mark.cpu_only
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MLX_CMAKE = Path(next(iter(mlx.__path__))) / "share" / "cmake" / "MLX" / "extension.cmake"
 FILES = sorted((ROOT / "metal").glob("*/*.metal"))
 

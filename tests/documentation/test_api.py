@@ -14,7 +14,7 @@ import mlx_anvil.patching
 
 pytestmark = pytest.mark.cpu_only
 
-API = Path(__file__).resolve().parent.parent / "docs" / "api"
+API = Path(__file__).resolve().parents[2] / "docs" / "api"
 # Functions without arguments, or that refuse nothing; what the pages say of them is complete.
 REFUSE_NOTHING = {"mlx_anvil.info", "mlx_anvil.trace", "mlx_anvil.lm.reports", "mlx_anvil.lm.unpatch_all"}
 

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 
 import support
-from attention_numpy import ROUNDING, Attention, attention
 from mlx_anvil import flash_attention
 from support import GRADIENT_FACTOR, assert_same_bits, to_numpy
+from tests.flash_attention.formulas import ROUNDING, Attention, attention
 
 FLOAT32_TOLERANCE = 2e-5
 OUTPUT_FACTOR, FLOOR = support.OUTPUT_FACTOR, support.FLOOR

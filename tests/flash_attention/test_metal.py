@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from attention_cases import FEATURES, assert_close, draw
-from attention_metal import MLX, Call, Shape, profile_ours
-from attention_numpy import ROUNDING
+from tests.flash_attention.cases import FEATURES, assert_close, draw
+from tests.flash_attention.formulas import ROUNDING
+from tests.flash_attention.profiles import MLX, Call, Shape, profile_ours
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 

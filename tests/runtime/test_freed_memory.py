@@ -5,7 +5,7 @@ import sys
 import mlx.core as mx
 import pytest
 
-from test_threads import run_script
+from tests.runtime.test_threads import run_script
 
 pytestmark = [
     pytest.mark.cpu_only,

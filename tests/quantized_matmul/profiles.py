@@ -7,7 +7,6 @@ trace. Arrays are dense, and both sides are given the same ones.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,12 +21,10 @@ from mlx_anvil.mslc import PROFILED, Library
 from mlx_anvil.mslc.preprocess import Source
 from mlx_anvil.mslc.ptx import compile_ptx
 from mlx_anvil.mslc.simulator import Report
-from ptx_loops import Loop, hot_loop
 from quantized_numpy import Format, Matrix, draw
-
-sys.path.insert(0, str(Path(__file__).parent / "mslc" / "control"))
-from mlx_kernels import include_dir, source
-from test_quantized import AFFINE, FLOATING, batch
+from tests.mslc.control.mlx_kernels import include_dir, source
+from tests.mslc.control.test_quantized import AFFINE, FLOATING, batch
+from tests.quantized_matmul.ptx_loops import Loop, hot_loop
 
 # metal/quantized_matmul/params.h
 PARAMS = np.dtype(
@@ -262,7 +259,7 @@ LAUNCH: dict[str, Callable[..., Report]] = {
 
 # MLX's loops over a few rows leave it to the compiler to unroll them, as Apple's does: without, sums are in memory.
 UNROLLED = ("-mllvm", "-unroll-threshold=5000")
-METAL = Path(__file__).resolve().parents[1]
+METAL = Path(__file__).resolve().parents[2]
 
 
 def our_instructions(product: str, format: Format, dtype: str, rows: int) -> dict[str, float]:

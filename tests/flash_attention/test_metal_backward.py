@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from attention_cases import FEATURES, assert_close, draw, gradients_of
-from attention_metal import COMMON, Counts, our_library
-from attention_numpy import ROUNDING, attention
 from support import GRADIENT_FACTOR, assert_same_bits
+from tests.flash_attention.cases import FEATURES, assert_close, draw, gradients_of
+from tests.flash_attention.formulas import ROUNDING, attention
+from tests.flash_attention.profiles import COMMON, Counts, our_library
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 STRIDES = ("out", 4), ("d_out", 4), ("d_lse", 3), ("d_q", 3), ("d_k", 3), ("d_v", 3)
 BACKWARD = np.dtype([*COMMON, *((f"{name}_strides", "i8", rank) for name, rank in STRIDES)])
 TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, \w+\)")
-TILE_TABLE = Path(__file__).parents[1] / "metal" / "flash_attention" / "tiles.h"
+TILE_TABLE = Path(__file__).parents[2] / "metal" / "flash_attention" / "tiles.h"
 SIMDGROUPS = 4
 
 PRODUCTS = {"dq": 3, "dkv": 4, "dk": 3, "dv": 2}  # of matrices of scores by rows of head_dim

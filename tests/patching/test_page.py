@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.cpu_only
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_matrix_is_that_of_this_build():

@@ -14,7 +14,7 @@ from mlx_anvil.mslc.preprocess import Source
 from mlx_anvil.mslc.toolchain import SHIM, find_zig, run_tool
 
 pytestmark = pytest.mark.cpu_only
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HEADERS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "metal").rglob("*params.h"))}
 CLANG_HEADERS = Path(find_zig()).parent / "lib" / "include"
 DUMP = ["-Xclang", "-fdump-record-layouts-complete", "-fsyntax-only"]

@@ -7,11 +7,9 @@ trace. Arrays are dense, [heads, length, head_dim], and both sides are given the
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -21,10 +19,8 @@ from mlx_anvil import _ext
 from mlx_anvil.mslc import PROFILED, Library
 from mlx_anvil.mslc.preprocess import Source
 from mlx_anvil.mslc.simulator import Report
-
-sys.path.insert(0, str(Path(__file__).parent / "mslc" / "control"))
-from mlx_kernels import include_dir, source
-from test_attention import ATTENTION_PARAMS, vector_constants
+from tests.mslc.control.mlx_kernels import include_dir, source
+from tests.mslc.control.test_attention import ATTENTION_PARAMS, vector_constants
 
 # metal/flash_attention/params.h
 COMMON = [(f"{name}_strides", "i8", 4) for name in ("q", "k", "v", "mask")]

@@ -16,7 +16,7 @@ from mlx_anvil.mslc.compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compile
 from mlx_anvil.mslc.preprocess import UNDEFINED
 
 pytestmark = pytest.mark.cpu_only
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OPS = sorted(path.name for path in (ROOT / "metal").iterdir() if path.name != "common")
 FILES = sorted((ROOT / "metal").glob("*/*.metal"))
 AS_APPLE = (("__MSLC__", UNDEFINED),)  # the kernels that Apple's compiler sees
