@@ -1,6 +1,6 @@
 """The Metal source inside the extension: whole for each op, and cut down to one kernel for MLX's compiler on a Mac.
 
-That it fits the host: test_metal_launches.py.
+That it fits the host: tests/metal_launches/test_launches.py.
 """
 
 import re

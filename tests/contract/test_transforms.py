@@ -113,7 +113,7 @@ def test_vmap_of_each_input_at_each_axis(call: Call):
 def assert_shapeless(function, *calls: Arrays, tolerance: float = OTHER_KERNEL) -> None:
     """The graph of the first call's shapes serves the second, and the first again."""
     if support.backend == "simulator":
-        pytest.skip("tests/test_shapeless.py does that in the simulator, which takes minutes for every op")
+        pytest.skip("tests/contract/test_shapeless.py does that in the simulator, which takes minutes for every op")
     compiled = mx.compile(function, shapeless=True)
     for arrays in (*calls, calls[0]):
         mx.eval(arrays)

@@ -1,4 +1,4 @@
-"""Uses the whole public interface; tests/test_typing.py has a type checker read it, and runs it."""
+"""Uses the whole public interface; test_typing.py has a type checker read it, and runs it."""
 
 import mlx.core as mx
 import mlx.nn

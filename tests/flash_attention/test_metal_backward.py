@@ -1,5 +1,5 @@
 """The Metal kernels of flash_attention's gradients themselves: what they do, counted, against what the algorithm needs,
-and that they have no races. That they are right is what test_flash_attention.py tests, with --backend simulator.
+and that they have no races. That they are right is what test_op.py tests, with --backend simulator.
 """
 
 import re

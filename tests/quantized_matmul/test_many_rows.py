@@ -1,6 +1,6 @@
 """Products of more rows than the kernels of few rows take, x W^T and x W: bounds of each number by itself, extremes of x
 and of scales, and rows that do not depend on each other. What holds for any number of rows is in
-test_quantized_products.py."""
+test_op.py."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,5 +1,5 @@
 """The Metal kernels of quantized matrices themselves: what they cost beside MLX's on the same arrays, and that they have no
-races. That they are right is what test_quantized_products.py and test_quantized_swiglu.py test, with --backend simulator.
+races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
 """
 
 import mlx.core as mx

@@ -78,7 +78,7 @@ def test_forward(format, dtype, rng):
 def test_matrices_of_many_rows(dtype, group_size, outputs, columns, rng, request):
     # On GPUs, tiles of more rows of w, some of half as many among them, and threadgroups that take several.
     if request.config.getoption("--backend") == "simulator":
-        pytest.skip("too many for the simulator; test_quantized_matrix_units.py has some")
+        pytest.skip("too many for the simulator; test_matrix_units.py has some")
     matrix = draw(Format("affine", group_size, 4), (outputs, columns), rng, dtype)
     x = normal((8, columns), dtype)
     whole = multiply(x, matrix)
