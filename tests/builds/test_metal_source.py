@@ -84,6 +84,7 @@ def compile_seconds(text: str, output: Path, optimisation: str) -> float:
 
 
 # Apple's compiler optimises. The op with the most kernels is far enough from the limit without that, and takes a sixth as long.
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "optimisation"), [("flash_attention", "-O1"), ("quantized_matmul", "-O0")])
 def test_a_kernel_compiles_in_a_twentieth_of_the_op(op, optimisation, tmp_path):
     names = _ext._kernel_names(op)

@@ -20,7 +20,7 @@ import long_context
 import train
 
 # What they print is checked, not numbers: the ops have tests of their own.
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow]
 
 EXAMPLES = Path(common.__file__).parent
 PNG = b"\x89PNG\r\n\x1a\n"

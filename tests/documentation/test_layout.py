@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cpu_only
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [path for path in sorted((ROOT / "csrc").iterdir()) if path.is_dir() and path.name != "common"]
-NAMES = sorted({spec.name for spec in OPS})
+NAMES = sorted({spec.name for spec in OPS.values()})
 PLACES = ("csrc/{}/*.cpp", "metal/{}/*.metal", "tests/{}/test_*.py", "docs/{}.md")
 
 

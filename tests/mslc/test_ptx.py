@@ -78,6 +78,7 @@ def assert_assembles(module, names, may_spill=lambda kernel: 0):
         assert report.shared_bytes == description.static_threadgroup_memory
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MLX_KERNELS)
@@ -86,6 +87,7 @@ def test_mlx_kernels_assemble(name, arch):
     assert_assembles(compile_ptx(mlx_source(headers, instances), arch, constants), [i[0] for i in instances])
 
 
+@pytest.mark.slow
 @needs_ptxas
 @needs_metal
 @pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])

@@ -74,6 +74,7 @@ def test_deferred_constant_must_be_a_bool():
         deferred_ptx(text)
 
 
+@pytest.mark.slow
 @needs_ptxas
 @needs_metal
 def test_packed_kernels_load_one_by_one(tmp_path):

@@ -23,7 +23,7 @@ from support import to_numpy
 from train import README, Text, add_adapters, train
 
 # float64 exists on the CPU only, and hundreds of steps are too many for the simulator.
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow]
 
 STEPS, BATCH, LENGTH = 200, 2, 32
 NUDGED = 3  # trainings of MLX from weights moved in the last place
