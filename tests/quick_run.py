@@ -29,7 +29,11 @@ def choose_workers(config: pytest.Config) -> None:
     if not hasattr(option, "numprocesses") or hasattr(config, "workerinput"):
         return  # without pytest-xdist, or in one of its workers
     names_one = any("::" in argument for argument in config.args)
-    if option.numprocesses is None and option.backend in ("cpu", "simulator") and not (option.usepdb or names_one):
+    if (
+        option.numprocesses is None
+        and option.backend in ("cpu", "simulator")
+        and not (getattr(option, "usepdb", False) or names_one)
+    ):
         option.numprocesses = "logical"
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"  # neighbours in a file stay together: they share what its fixtures have built
