@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from attention_metal import MLX, Call, Shape, profile_ours  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from tests.flash_attention.profiles import MLX, Call, Shape, profile_ours  # noqa: E402
 
 FORWARD = [("steel_attention", Shape(4, 2, 256, 256, dim), causal) for dim in (64, 80, 128) for causal in (False, True)]
 DECODE = [("sdpa_vector", Shape(8, 2, 1, 512, dim), False) for dim in (64, 128)]

@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from ptx_loops import CLASSES  # noqa: E402
-from quantized_metal import (  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from quantized_numpy import FLOAT_FORMATS, Format  # noqa: E402
+from tests.quantized_matmul.profiles import (  # noqa: E402
     GEMV,
     PLAIN,
     SWIGLU,
@@ -26,7 +26,7 @@ from quantized_metal import (  # noqa: E402
     profile_mlx,
     profile_ours,
 )
-from quantized_numpy import FLOAT_FORMATS, Format  # noqa: E402
+from tests.quantized_matmul.ptx_loops import CLASSES  # noqa: E402
 
 FOUR_BITS = Format("affine", 64, 4)
 FORMATS = [*(Format("affine", 64, bits) for bits in (2, 3, 4, 5, 6, 8)), *FLOAT_FORMATS]

@@ -2,7 +2,7 @@
 
 ``--backend NAME [--checked]`` runs the op tests on that backend (default: cpu); tests marked ``cpu_only`` are about the CPU kernels
 or about no kernel at all and are left out elsewhere. ``MLX_ANVIL_TEST_SEED`` fixes the random inputs;
-without it every run draws a fresh seed and prints it.
+without it every run draws a fresh seed and prints it. ``--all`` runs the tests that a plain run leaves out (quick_run.py).
 """
 
 import os
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+import quick_run
 import support
 from fuzz_session import FuzzSession, seconds
 from mlx_anvil import _check
@@ -26,9 +27,15 @@ SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backend", default="cpu", choices=sorted(BACKENDS), help="backend that the op tests run on")
     parser.addoption("--checked", action="store_true", help="with --backend simulator: find races and bad accesses")
+    quick_run.add_options(parser)
     parser.addoption(
         "--fuzz", type=seconds, metavar="30m", help="run the random tests (tests/fuzz) alone, for that long"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    quick_run.choose_workers(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--backend {backend} is not usable here: {usable['detail']}")
     support.backend = backend
     support.check_simulation = config.getoption("--checked")
+    config.pluginmanager.register(quick_run.QuickRun(config, os.environ[SEED_VARIABLE]))
     config.pluginmanager.register(FuzzSession(config))
 
 

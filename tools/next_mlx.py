@@ -67,9 +67,7 @@ def steps(python: str, version: str, folder: Path) -> list[Step]:
         Step("headers", [*wheel, str(ROOT)]),
         Step("exports, ABI", [*pip, "install", "--quiet", "--no-deps", "--no-index", "-f", str(folder), "mlx-anvil"]),
         Step("exports, ABI", [python, "-c", "import mlx_anvil"]),
-        Step(
-            "tests", [python, "-m", "pytest", "-q", "-x", "--rootdir", str(ROOT), str(ROOT / "tests/test_silu_gate.py")]
-        ),
+        Step("tests", [python, "-m", "pytest", "-q", "-x", "--rootdir", str(ROOT), str(ROOT / "tests/silu_gate")]),
         Step("macOS", [python, str(ROOT / "tools/macos/build.py"), "--check"]),
     ]
 

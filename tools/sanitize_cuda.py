@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FINDING = 99  # exit status of compute-sanitizer when it has found something
 
@@ -30,7 +30,7 @@ def python(*arguments: str) -> list[str]:
 
 def run(command: list[str], log: Path, seconds: float) -> int | None:
     """The exit status; None when it took too long."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with log.open("w") as output:
         try:
             return subprocess.run(
@@ -64,13 +64,13 @@ def main(tools: tuple[str, ...], processes: int, cover: Path | None, seconds: fl
         folder.mkdir(parents=True, exist_ok=True)
         if cover is None:
             cover = folder / "cover.json"
-            if run(python("metal_launches.cover"), cover, seconds) != 0:
+            if run(python("tests.metal_launches.cover"), cover, seconds) != 0:
                 raise SystemExit(cover.read_text())
         for tool in tools or TOOLS:
             sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FINDING)]
             targets = {folder / f"{tool}_{part}.log": part for part in range(processes)}
             commands = {
-                log: [*sanitizer, *python("metal_launches.on_gpu", str(cover), str(part), str(processes))]
+                log: [*sanitizer, *python("tests.metal_launches.on_gpu", str(cover), str(part), str(processes))]
                 for log, part in targets.items()
             }
             with ThreadPoolExecutor(processes) as pool:

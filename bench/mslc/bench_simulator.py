@@ -26,12 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "mslc" / "control")]
-
-from mlx_kernels import DECODE, assert_close, include_dir, library, source  # noqa: E402
-from test_attention import ATTENTION_PARAMS, attention  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from mlx_anvil.mslc import Library, toolchain  # noqa: E402
+from tests.mslc.control.mlx_kernels import DECODE, assert_close, include_dir, library, source  # noqa: E402
+from tests.mslc.control.test_attention import ATTENTION_PARAMS, attention  # noqa: E402
 
 LENGTH, HEAD_DIM, BLOCK = 128, 64, 32
 HEADERS = ["steel/attn/kernels/steel_attention.h"]

@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from metal_launches.record import Launch
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
 from mlx_anvil.mslc.entry import BUFFER, THREADGROUP, Kernel, Parameter
 from mlx_anvil.mslc.lint import lint
 from mlx_anvil.mslc.preprocess import Source
+from tests.metal_launches.record import Launch
 
 # Metal's names of the dtypes. uchar is not among them: kernels take masks of any dtype as bytes.
 DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "uint32", "ulong": "uint64"}

@@ -1,4 +1,4 @@
-"""Few calls that launch every kernel: python -m metal_launches.cover [OP...] prints JSON, by op which of its calls.
+"""Few calls that launch every kernel: python -m tests.metal_launches.cover [OP...] prints JSON, by op which of its calls.
 
 Nothing is run: launches are recorded, as in record.py, and in a process of its own for the same reason.
 """
@@ -9,8 +9,8 @@ import sys
 import mlx.core as mx
 
 import mlx_anvil
-from metal_launches.calls import CALLS
-from metal_launches.record import recording
+from tests.metal_launches.calls import CALLS
+from tests.metal_launches.record import recording
 
 
 def cover(op: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What language models launch on an NVIDIA GPU: python -m metal_launches.models > ../tools/cubins.txt
+"""What language models launch on an NVIDIA GPU: python -m tests.metal_launches.models > tools/cubins.txt
 
 These specialisations of the kernels come assembled with the package (tools/build_cubins.py). Nothing is run: launches are
 recorded, as in record.py, and in a process of its own for the same reason. Sizes are those of models where a dispatch goes
@@ -13,12 +13,12 @@ from itertools import product
 import mlx.core as mx
 
 import mlx_anvil
-from metal_launches.calls import Call
-from metal_launches.record import recording
+from tests.metal_launches.calls import Call
+from tests.metal_launches.record import recording
 
 HEADER = """\
 # Specialisations that language models launch, as op/pipeline key: cubins of these come with the package.
-# Written in tests/ by `python -m metal_launches.models > ../tools/cubins.txt`; its source has the calls.
+# Written by `python -m tests.metal_launches.models > tools/cubins.txt`; its source has the calls.
 """
 
 DTYPES = (mx.float16, mx.bfloat16)  # of weights and activations

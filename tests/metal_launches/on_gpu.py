@@ -1,4 +1,4 @@
-"""Runs calls of cover.py on the GPU: python -m metal_launches.on_gpu COVER PART PARTS
+"""Runs calls of cover.py on the GPU: python -m tests.metal_launches.on_gpu COVER PART PARTS
 
 prints the kernels that were launched, one a line. tools/sanitize_cuda.py runs it under compute-sanitizer.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 import mlx_anvil
-from metal_launches.calls import CALLS
+from tests.metal_launches.calls import CALLS
 
 
 def main(cover: Path, part: int, parts: int) -> None:

@@ -1,4 +1,4 @@
-"""What the host code launches, recorded without running a kernel: python -m metal_launches.record OP... prints JSON.
+"""What the host code launches, recorded without running a kernel: python -m tests.metal_launches.record OP... prints JSON.
 
 To be run as a process of its own: the host keeps the libraries that it has loaded for kernels, and here they are none.
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 import mlx.core as mx
 
 import mlx_anvil
-from metal_launches.calls import CALLS
 from mlx_anvil import _ext
 from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.toolchain import PACKAGE, find_zig
+from tests.metal_launches.calls import CALLS
 
 
 @dataclass

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from msl import HEAD
 
 from mlx_anvil.mslc import Source, ToolchainError
 from mlx_anvil.mslc.ptx import compile_ptx, find_ptxas
+from tests.mslc.msl import HEAD
 
 # The checkout, where there is one.
 METAL = next((p for p in Path(__file__).resolve().parents if (p / "metal" / "silu_gate").is_dir()), None)

@@ -5,10 +5,10 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
-from msl import HEAD
 
 from mlx_anvil.mslc import Library, SimulationError, metal_kernel
 from mlx_anvil.mslc.compiler import CHECKED, PROFILED, UNCHECKED
+from tests.mslc.msl import HEAD
 
 ARGUMENTS = """const device half* x [[buffer(0)]], device uint4* o [[buffer(1)]], constant uint& two [[buffer(2)]],
     threadgroup half* passed [[threadgroup(0)]], uint t [[thread_index_in_threadgroup]]"""

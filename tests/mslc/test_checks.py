@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from msl import HEAD
 
 from mlx_anvil.mslc import Library, SimulationError, Source, checks
 from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
 from mlx_anvil.mslc.line_table import LineTable
+from tests.mslc.msl import HEAD
 
 ARGUMENTS = """const device float* x [[buffer(0)]], device float* o [[buffer(1)]],
     threadgroup float* shared [[threadgroup(0)]], uint t [[thread_index_in_threadgroup]],

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from ptx_support import METAL, needs_metal, needs_ptxas
 
 import mlx_anvil
 from mlx_anvil import _cuda
 from mlx_anvil._kernel_files import pack_cubins, pack_ptx, unpack_cubins, unpack_ptx
+from tests.mslc.ptx_support import METAL, needs_metal, needs_ptxas
 
 pytestmark = [pytest.mark.cpu_only, needs_ptxas, needs_metal]
 

@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from msl import HEAD
 
 from mlx_anvil.mslc import Library, SimulationError
 from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
+from tests.mslc.msl import HEAD
 
 FUNCTIONS = """struct S { float a; float b; };
 int endless(int n) { return n == -1 ? 0 : (1 + endless(n + 1)) ^ n; }

@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 import pytest
-from custom_kernels import EXP_STRIDED, close, elementwise, normal, run, same
 
 from mlx_anvil.mslc import CompileError, metal_kernel
+from tests.mslc.custom_kernels import EXP_STRIDED, close, elementwise, normal, run, same
 
 EXP = "uint elem = thread_position_in_grid.x;\nT tmp = inp[elem];\nout[elem] = metal::exp(tmp);\n"
 DTYPES = [getattr(mx, f"{s}int{b}") for s in ("", "u") for b in (8, 16, 32, 64)]

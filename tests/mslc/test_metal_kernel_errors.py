@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 import pytest
-from custom_kernels import EXP_STRIDED, close, elementwise, normal, run
 
 from mlx_anvil.mslc import CompileError, SimulationError, metal_kernel
+from tests.mslc.custom_kernels import EXP_STRIDED, close, elementwise, normal, run
 
 
 def test_sizes_are_checked():

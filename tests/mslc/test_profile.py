@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from msl import HEAD
 
 from mlx_anvil.mslc import PROFILED, Library
 from mlx_anvil.mslc.profile import by_kernel, combine
+from tests.mslc.msl import HEAD
 
 
 def profile(body, threads=32, threadgroup=32, dispatch="threads", parameters=(), buffers=(), prelude="", **launch):

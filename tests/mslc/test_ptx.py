@@ -2,25 +2,21 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from functools import cache, cached_property
-from pathlib import Path
 
-import pytest
-from click.testing import CliRunner
-from mlx_kernels import ENCODE, include_dir, source
-from msl import HEAD
-from ptx_support import METAL, has_ptxas, most_spills, needs_metal, needs_ptxas, ptx
-
-sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import make_bundle
+import pytest
 import run_ptx
+from click.testing import CliRunner
 
 from mlx_anvil.mslc import UNCHECKED, Library, Source
 from mlx_anvil.mslc.commands.ptx import command
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
 from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx
+from tests.mslc.control.mlx_kernels import ENCODE, include_dir, source
+from tests.mslc.msl import HEAD
+from tests.mslc.ptx_support import METAL, has_ptxas, most_spills, needs_metal, needs_ptxas, ptx
 
 
 def entries(module):
@@ -82,6 +78,7 @@ def assert_assembles(module, names, may_spill=lambda kernel: 0):
         assert report.shared_bytes == description.static_threadgroup_memory
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MLX_KERNELS)
@@ -90,6 +87,7 @@ def test_mlx_kernels_assemble(name, arch):
     assert_assembles(compile_ptx(mlx_source(headers, instances), arch, constants), [i[0] for i in instances])
 
 
+@pytest.mark.slow
 @needs_ptxas
 @needs_metal
 @pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])

@@ -7,12 +7,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from msl import HEAD
-from ptx_support import METAL, most_spills, needs_metal, needs_ptxas, ptx
 
 from mlx_anvil._kernel_files import unpack_ptx
 from mlx_anvil.mslc import CompileError, Source
 from mlx_anvil.mslc.ptx import PtxModule, assemble, compile_ptx, cubin, with_constants
+from tests.mslc.msl import HEAD
+from tests.mslc.ptx_support import METAL, most_spills, needs_metal, needs_ptxas, ptx
 
 DEFERRED_SOURCE = """
 constant bool doubles [[function_constant(2)]];
@@ -74,6 +74,7 @@ def test_deferred_constant_must_be_a_bool():
         deferred_ptx(text)
 
 
+@pytest.mark.slow
 @needs_ptxas
 @needs_metal
 def test_packed_kernels_load_one_by_one(tmp_path):

@@ -4,9 +4,9 @@ eight lanes, whose addresses decide what is loaded."""
 import re
 
 import pytest
-from ptx_support import ptx
 
 from mlx_anvil.mslc.ptx_ldmatrix import merge_loads, turn_loads
+from tests.mslc.ptx_support import ptx
 
 LOAD = re.compile(r"\s*ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?\.shared\.b16 \{(.*)\}, \[(%\w+)(?:\+(-?\d+))?\];")
 

@@ -5,21 +5,17 @@ Only the machine's two approximations are replaced, by ones that are off by as m
 
 import ctypes
 import re
-import sys
-from pathlib import Path
 
-import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import functions
 import make_bundle
-from ptx_interpreter import Kernel
+import numpy as np
+import pytest
 
 from mlx_anvil.mslc import Source
 from mlx_anvil.mslc.compiler import LANGUAGE_FLAGS
 from mlx_anvil.mslc.ptx import compile_ptx
 from mlx_anvil.mslc.toolchain import SHIM, link_shared, require, run_tool
+from tests.mslc.ptx_interpreter import Kernel
 
 HOST = """
 typedef unsigned int uint;

@@ -1,13 +1,9 @@
 """Pairing matrix products keeps what the text computes: both texts are evaluated with symbols for numbers and compared."""
 
 import re
-import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 import make_bundle
+import pytest
 
 from mlx_anvil.mslc import Source, ptx
 from mlx_anvil.mslc.ptx_matrix import expand_products

@@ -1,11 +1,11 @@
 """What Apple's compiler refuses has a finding at its file, line and column; the twin that it takes has none."""
 
 import pytest
-from refused import CATALOGUE, HOST
 
 from mlx_anvil.mslc import Library, Source
 from mlx_anvil.mslc.conformance import conformance
 from mlx_anvil.mslc.diagnostics import CompileError
+from tests.mslc.refused import CATALOGUE, HOST
 
 FILE = "mine.metal"
 

@@ -1,14 +1,10 @@
 """Accuracy of the simulator's maths functions: tables 8.1 (float) and 8.3 (half) of the MSL specification, Metal 4."""
 
-import sys
-from pathlib import Path
-
+import functions
 import numpy as np
 import pytest
-from msl import from_bfloat, library, to_bfloat
 
-sys.path.insert(0, str(Path(__file__).parent / "gpu"))
-import functions
+from tests.mslc.msl import from_bfloat, library, to_bfloat
 
 # Units in the last place; 0.5 is correctly rounded. Every half is tried.
 HALF = {

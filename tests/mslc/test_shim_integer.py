@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from msl import evaluate
+
+from tests.mslc.msl import evaluate
 
 DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from msl import METAL_TYPES, evaluate, from_bfloat, to_bfloat
+
+from tests.mslc.msl import METAL_TYPES, evaluate, from_bfloat, to_bfloat
 
 UNARY = {
     "acos": (np.arccos, -1, 1),

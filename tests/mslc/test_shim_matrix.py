@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from msl import HEAD, evaluate, library
 
 from mlx_anvil.mslc import CompileError, Library
 from mlx_anvil.mslc.lint import lint
 from mlx_anvil.mslc.preprocess import Source
+from tests.mslc.msl import HEAD, evaluate, library
 
 SHAPES = list(itertools.product((2, 3, 4), (2, 3, 4)))  # columns, rows
 # Of one product or sum.

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from msl import METAL_TYPES, evaluate, from_bfloat, library, to_bfloat
+
+from tests.mslc.msl import METAL_TYPES, evaluate, from_bfloat, library, to_bfloat
 
 LANE = np.arange(32)
 QUAD = LANE // 4 * 4

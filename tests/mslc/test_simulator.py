@@ -6,11 +6,11 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from msl import HEAD, METAL_TYPES, library
 
 from mlx_anvil.mslc import Library, SimulationError, Source, ToolchainError, toolchain
 from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
 from mlx_anvil.mslc.static_memory import static_threadgroup_memory
+from tests.mslc.msl import HEAD, METAL_TYPES, library
 
 POSITIONS = """
 kernel void positions(device uint* o [[buffer(0)]],

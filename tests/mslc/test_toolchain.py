@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msl import HEAD
 
 from mlx_anvil.mslc import Library, Source, ToolchainError, toolchain
 from mlx_anvil.mslc.launches import LaunchError, load_launches
+from tests.mslc.msl import HEAD
 
 SOURCE = HEAD + "kernel void k(device int* o [[buffer(0)]]) { *o = 7; }\n"
 FILES = ("k.so", "k.ii", "k.json", "manifest", "libmslc_runtime.so", "libmslc_runtime.digest")

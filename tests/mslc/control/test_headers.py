@@ -1,11 +1,11 @@
 """How much of MLX's Metal library compiles: every header in the wheel, or a reason why not."""
 
 import pytest
-from headers import PREREQUISITES, unsupported
-from mlx_kernels import HEADERS, include_dir, source
 
 from mlx_anvil.mslc import Source, compiler
 from mlx_anvil.mslc.conformance import conformance
+from tests.mslc.control.headers import PREREQUISITES, unsupported
+from tests.mslc.control.mlx_kernels import HEADERS, include_dir, source
 
 KERNELS = include_dir() / HEADERS
 ALL = sorted(str(path.relative_to(KERNELS)) for path in KERNELS.rglob("*.h"))

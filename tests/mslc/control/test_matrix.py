@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from mlx_kernels import DECODE, ENCODE, assert_close, library
 
 from mlx_anvil.mslc import SimulationError
 from mlx_anvil.mslc.compiler import CHECKED
+from tests.mslc.control.mlx_kernels import DECODE, ENCODE, assert_close, library
 
 GEMM_PARAMS = np.dtype(
     [(name, "i4") for name in ("M", "N", "K", "lda", "ldb", "ldd", "tiles_n", "tiles_m")]

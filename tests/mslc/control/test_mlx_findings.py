@@ -1,10 +1,10 @@
 """What checked mode finds in MLX's own kernels: known, and kept here so that a change of either side is noticed."""
 
-import mlx_kernels
 import numpy as np
 import pytest
 
 from mlx_anvil.mslc import CHECKED, Library, SimulationError
+from tests.mslc.control import mlx_kernels
 
 
 def test_gemv_with_several_simd_groups_a_row_waits_in_a_divergent_barrier(rng):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from mlx_kernels import include_dir, source
-from test_attention import ATTENTION_PARAMS
 
 from mlx_anvil.mslc import PROFILED, Library
+from tests.mslc.control.mlx_kernels import include_dir, source
+from tests.mslc.control.test_attention import ATTENTION_PARAMS
 
 
 def profiled(headers, instances, constants=None):

@@ -3,7 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_kernels import DECODE, ENCODE, assert_close, library
+
+from tests.mslc.control.mlx_kernels import DECODE, ENCODE, assert_close, library
 
 AFFINE = ["steel/utils.h", "steel/gemm/gemm.h", "quantized_utils.h", "quantized.h"]
 FLOATING = ["steel/utils.h", "steel/gemm/gemm.h", "quantized_utils.h", "fp_quantized.h"]

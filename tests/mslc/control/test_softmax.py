@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from mlx_kernels import DECODE, ENCODE, assert_close, library
+
+from tests.mslc.control.mlx_kernels import DECODE, ENCODE, assert_close, library
 
 
 def row_threads(size):

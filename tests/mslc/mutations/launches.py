@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import mlx_kernels
 import numpy as np
-from mlx_kernels import DECODE, ENCODE
-from test_attention import ATTENTION_PARAMS, attention
+
+from tests.mslc.control import mlx_kernels
+from tests.mslc.control.mlx_kernels import DECODE, ENCODE
+from tests.mslc.control.test_attention import ATTENTION_PARAMS, attention
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]  # of the repository: our own kernels are included from there

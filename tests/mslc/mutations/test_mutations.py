@@ -1,23 +1,20 @@
 """Every seeded bug is caught, at its line; the kernels as they are have no findings."""
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import mlx_kernels
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from catalogue import MUTATIONS, WRONG, Mutation
-from launches import ELEMENTWISE_PARAMS, HERE, ROOT, Launch
-from launches import LAUNCHES as PLAIN_LAUNCHES
-from mlx_kernels import ENCODE
-from tiles import TILED_LAUNCHES
-
 from mlx_anvil.mslc import Library, SimulationError, checks
 from mlx_anvil.mslc.compiler import CHECKED
+from tests.mslc.control import mlx_kernels
+from tests.mslc.control.mlx_kernels import ENCODE
+from tests.mslc.mutations.catalogue import MUTATIONS, WRONG, Mutation
+from tests.mslc.mutations.launches import ELEMENTWISE_PARAMS, HERE, ROOT, Launch
+from tests.mslc.mutations.launches import LAUNCHES as PLAIN_LAUNCHES
+from tests.mslc.mutations.tiles import TILED_LAUNCHES
 
 INCLUDE_DIRS = [HERE, ROOT, mlx_kernels.include_dir()]
 SEEDS = (0, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from launches import ROOT, Launch
-from mlx_kernels import DECODE, ENCODE
 
-from attention_metal import COMMON, FORWARD
+from tests.flash_attention.profiles import COMMON, FORWARD
+from tests.mslc.control.mlx_kernels import DECODE, ENCODE
+from tests.mslc.mutations.launches import ROOT, Launch
 
 BACKWARD = [*COMMON, ("out_strides", "i8", 4), ("d_out_strides", "i8", 4), ("d_lse_strides", "i8", 3)]
 BACKWARD += [(f"d_{name}_strides", "i8", 3) for name in "qkv"]

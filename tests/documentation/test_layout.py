@@ -1,0 +1,35 @@
+"""Every public op is found in one guess: under its name, or under that of the folder of csrc/ that defines it."""
+
+from pathlib import Path
+
+import pytest
+
+from mlx_anvil.reference import OPS
+
+pytestmark = pytest.mark.cpu_only
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = [path for path in sorted((ROOT / "csrc").iterdir()) if path.is_dir() and path.name != "common"]
+NAMES = sorted({spec.name for spec in OPS.values()})
+PLACES = ("csrc/{}/*.cpp", "metal/{}/*.metal", "tests/{}/test_*.py", "docs/{}.md")
+
+
+def folders_that_define(op: str) -> list[str]:
+    """The folder of that name, or those whose sources call an op by it."""
+    named = [path.name for path in FOLDERS if path.name == op]
+    return named or [path.name for path in FOLDERS if any(f'"{op}"' in file.read_text() for file in path.glob("*.cpp"))]
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_one_folder_defines_an_op(op):
+    assert len(folders_that_define(op)) == 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("folder", [path.name for path in FOLDERS])
+def test_an_op_has_its_files(folder, place):
+    assert list(ROOT.glob(place.format(folder))), f"no {place.format(folder)}"
+
+
+def test_folders_are_those_of_ops():
+    assert {path.name for path in FOLDERS} == {folder for op in NAMES for folder in folders_that_define(op)}

@@ -1,0 +1,100 @@
+"""The Metal kernels of flash_attention themselves: what they cost beside MLX's on the same arrays, and that they have no
+races. That they are right is what test_op.py tests, with --backend simulator.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from tests.flash_attention.cases import FEATURES, assert_close, draw
+from tests.flash_attention.formulas import ROUNDING
+from tests.flash_attention.profiles import MLX, Call, Shape, profile_ours
+
+pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
+
+# Every count that differs between good and bad kernels whatever the GPU; none may be higher than MLX's.
+BUDGETS = (
+    "device_bytes_read",
+    "device_bytes_written",
+    "matrix_multiplies",
+    "threadgroup_bytes",
+    "bank_conflicts",
+    "barriers",
+)
+
+
+def assert_within_budget(call: Call, theirs: str) -> None:
+    ours, mlx = profile_ours(call), MLX[theirs](call)
+    over = {
+        name: (getattr(ours, name), getattr(mlx, name)) for name in BUDGETS if getattr(ours, name) > getattr(mlx, name)
+    }
+    assert not over
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_forward_beside_steel_attention(rng: np.random.Generator, head_dim: int, dtype: str, causal: bool):
+    assert_within_budget(Call.draw(rng, Shape(2, 1, 128, 128, head_dim), dtype, causal), "steel_attention")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_ragged_forward_beside_steel_attention(rng: np.random.Generator, head_dim: int, causal: bool):
+    assert_within_budget(Call.draw(rng, Shape(1, 1, 97, 145, head_dim), "float16", causal), "steel_attention")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("q_heads", "q_len"), [(1, 1), (4, 1), (4, 3)])
+def test_decode_beside_sdpa_vector(rng: np.random.Generator, q_heads: int, q_len: int, head_dim: int, dtype: str):
+    assert_within_budget(Call.draw(rng, Shape(q_heads, 1, q_len, 200, head_dim), dtype, q_len > 1), "sdpa_vector")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_long_decode_beside_sdpa_vector(rng: np.random.Generator, head_dim: int, dtype: str):
+    assert_within_budget(Call.draw(rng, Shape(4, 1, 1, 2048, head_dim), dtype, False), "sdpa_vector_2pass")
+
+
+def test_more_parts_than_lanes(rng: np.random.Generator):
+    """One head alone is split into so many parts that a SIMD group, which adds them up, goes round more than once."""
+    q, k, v = (rng.standard_normal((1, 1, length, 32)).astype(np.float32) for length in (1, 9000, 9000))
+    arrays = [mx.array(x) for x in (q, k, v)]
+    with mlx_anvil.simulate(checked=True), mlx_anvil.trace() as trace:
+        out = mlx_anvil.flash_attention(*arrays)
+        mx.eval(out)
+    assert trace.events[0].grid[0] > 32
+    scores = (k[0, 0].astype(np.float64) @ q[0, 0, 0]) * 32**-0.5
+    weights = np.exp(scores - scores.max())
+    np.testing.assert_allclose(np.array(out)[0, 0, 0], weights @ v[0, 0] / weights.sum(), rtol=0, atol=1e-6)
+
+
+def test_keys_are_read_once_for_a_group(rng: np.random.Generator):
+    """A decode of 8 query heads reads little more than one of them alone: their queries, and their parts again."""
+    one, eight = (
+        profile_ours(Call.draw(rng, Shape(heads, 1, 1, 512, 128), "float16", False)).device_bytes_read
+        for heads in (1, 8)
+    )
+    assert eight <= 1.1 * one
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("q_len", "dims"), [(45, (64, 64)), (33, (192, 128)), (5, (80, 80)), (3, (111, 40))], ids=str)
+def test_no_races(q_len: int, dims: tuple[int, int], feature: str, dtype: mx.Dtype):
+    """In three orders of execution, with every access checked: no finding, and the same bits."""
+    case = draw((4, 2), (q_len, 71), dims, dtype, feature)
+    results = []
+    for seed in range(3):
+        with mlx_anvil.simulate(checked=True, seed=seed):
+            out, lse = mlx_anvil.flash_attention(case.q, case.k, case.v, return_lse=True, **case.options)
+            mx.eval(out, lse)
+        results.append((out, lse))
+    for out, lse in results[1:]:
+        assert mx.array_equal(out, results[0][0])
+        assert mx.array_equal(lse, results[0][1])
+    rounding = ROUNDING.get(dtype)
+    exact, composed = case.reference(), case.reference(round_to=rounding) if rounding else None
+    assert_close("out", results[0][0], exact.out, composed and composed.out, 2)

@@ -1,0 +1,197 @@
+"""The Metal kernels of flash_attention's gradients themselves: what they do, counted, against what the algorithm needs,
+and that they have no races. That they are right is what test_op.py tests, with --backend simulator.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from support import GRADIENT_FACTOR, assert_same_bits
+from tests.flash_attention.cases import FEATURES, assert_close, draw, gradients_of
+from tests.flash_attention.formulas import ROUNDING, attention
+from tests.flash_attention.profiles import COMMON, Counts, our_library
+
+pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
+
+# metal/flash_attention/params.h
+STRIDES = ("out", 4), ("d_out", 4), ("d_lse", 3), ("d_q", 3), ("d_k", 3), ("d_v", 3)
+BACKWARD = np.dtype([*COMMON, *((f"{name}_strides", "i8", rank) for name, rank in STRIDES)])
+TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, \w+\)")
+TILE_TABLE = Path(__file__).parents[2] / "metal" / "flash_attention" / "tiles.h"
+SIMDGROUPS = 4
+
+PRODUCTS = {"dq": 3, "dkv": 4, "dk": 3, "dv": 2}  # of matrices of scores by rows of head_dim
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: str
+    head_dim: int
+    causal: bool = False
+    q_heads: int = 2
+    kv_heads: int = 1
+    length: int = 256
+
+
+@dataclass(frozen=True)
+class Tile:
+    rows: int  # that a threadgroup keeps
+    passing: int  # rows of the other side that are looked at at a time
+    holds: bool  # the kept rows stay in registers
+
+
+def tile_of(kernel_pass: str, case: Case) -> Tile:
+    """The first size in the table that holds the heads."""
+    text = TILE_TABLE.read_text()
+    wide, narrow = text.split("#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)")
+    for name, dim, _, fragments, passing, holds in TILE.findall(narrow if case.dtype == "float32" else wide):
+        if name == kernel_pass and int(dim) >= case.head_dim:
+            return Tile(8 * SIMDGROUPS * int(fragments), int(passing), holds == "kKeptInRegisters")
+    raise AssertionError(f"no tile for {kernel_pass} of {case}")
+
+
+def params_of(case: Case, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    params = np.zeros(1, BACKWARD)
+    for name in ("q", "k", "v", "out", "d_out", "d_lse", "d_q", "d_k", "d_v"):
+        strides = [stride // arrays[name].itemsize for stride in arrays[name].strides]
+        params[f"{name}_strides"] = strides[: params[f"{name}_strides"].shape[1]]
+    sizes = case.q_heads, case.kv_heads, case.q_heads // case.kv_heads, case.length, case.length
+    for name, value in zip(("q_heads", "kv_heads", "group", "q_len", "kv_len"), sizes, strict=True):
+        params[name] = value
+    params["head_dim"] = params["v_head_dim"] = case.head_dim
+    params["band_low"] = -2 * case.length
+    params["band_high"] = 0 if case.causal else 2 * case.length
+    params["scale"] = case.head_dim**-0.5
+    params["score_scale"] = params["scale"] * np.log2(np.e)
+    return params
+
+
+def profile(case: Case) -> dict[str, Counts]:
+    """Counts of each kernel that the op's own dispatch launches, by pass. Its results are checked."""
+    rng = np.random.default_rng(case.head_dim)
+    shapes = {"q": case.q_heads, "k": case.kv_heads, "v": case.kv_heads, "d_out": case.q_heads}
+    given = {
+        name: rng.standard_normal((1, heads, case.length, case.head_dim)).astype(case.dtype)
+        for name, heads in shapes.items()
+    }
+    q, k, v, d_out = (mx.array(x) for x in given.values())
+    options = {"mask": "causal"} if case.causal else {}
+    exact = attention(q, k, v, d_out, **options)
+    with mx.stream(mx.cpu), mlx_anvil.simulate(), mlx_anvil.trace() as trace:
+        mx.eval(mx.vjp(lambda *x: mlx_anvil.flash_attention(*x, **options), [q, k, v], [d_out])[1])
+
+    arrays = given | {
+        "out": exact.out.astype(case.dtype),
+        "lse": exact.lse.astype(np.float32),
+        "d_lse": np.zeros(exact.lse.shape, np.float32),
+        "delta": np.zeros(exact.lse.shape, np.float32),
+        **{f"d_{name}": np.zeros_like(given[name]) for name in ("q", "k", "v")},
+    }
+    params = params_of(case, arrays)
+    operands = ["q", "k", "v", "q", "q", "lse", "d_out", "delta"]
+    bindings = {"delta": ["out", "d_out", "d_lse", "delta"], "dq": [*operands, "d_q", "d_q"]}
+    counts = {}
+    for event in trace.events:
+        found = re.fullmatch(r"(flash_attention_(?:backward_)?(delta|dq|dkv|dk|dv)_\w*?)((?:_c\d+[tf])*)", event.kernel)
+        if not found:
+            assert "forward" in event.kernel
+            continue
+        constants = tuple((int(i), flag == "t") for i, flag in re.findall(r"_c(\d+)([tf])", found[3]))
+        bound = [arrays[name] for name in bindings.get(found[2], [*operands, "d_k", "d_v"])]
+        counts[found[2]] = Counts()
+        counts[found[2]].add(
+            our_library(found[1], constants).run(
+                found[1], dict(enumerate([*bound, params])), event.grid, event.threadgroup
+            )
+        )
+    for name in ("q", "k", "v"):
+        error = np.abs(arrays[f"d_{name}"] - exact.gradients[name]).max()
+        assert error <= (2e-5 if case.dtype == "float32" else 5e-3) * np.abs(exact.gradients[name]).max(), name
+    return counts
+
+
+def visits(case: Case, rows: int, tile: int) -> int:
+    """Pairs of a block of kept rows and a tile of the other side that the mask leaves something of. The same for
+    blocks of queries and of keys: the triangle is its own mirror image."""
+    blocks, tiles = -(-case.length // rows), -(-case.length // tile)
+    if not case.causal:
+        return blocks * tiles
+    return sum(-(-min((i + 1) * rows, case.length) // tile) for i in range(blocks))
+
+
+CASES = [
+    Case("float16", 64),
+    Case("float16", 64, causal=True),
+    Case("float16", 128),
+    Case("float32", 64),
+    Case("float32", 128, causal=True),
+    Case("float16", 192, length=128),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_counts(case: Case):
+    counts = profile(case)
+    itemsize, length = np.dtype(case.dtype).itemsize, case.length
+    row = case.head_dim * itemsize
+    assert set(counts) == ({"delta", "dq", "dkv"} if case.head_dim <= 128 else {"delta", "dq", "dk", "dv"})
+
+    delta = counts.pop("delta")
+    assert delta.device_bytes_read == case.q_heads * length * (2 * row + 4)  # out, d_out; d_lse
+    assert delta.device_bytes_written == case.q_heads * length * 4
+    assert delta.barriers == delta.matrix_multiplies == 0
+
+    for name, done in counts.items():
+        tile = tile_of(name, case)
+        # Products: each SIMD group makes those of its own rows with the tiles that they see. 8x8x8 at a time.
+        group_rows = tile.rows // SIMDGROUPS
+        pairs = case.q_heads * visits(case, group_rows, tile.passing) * group_rows * tile.passing
+        assert done.matrix_multiplies == PRODUCTS[name] * pairs * case.head_dim / 512
+
+        # A threadgroup reads each tile once and meets before and after.
+        tiles = case.q_heads * visits(case, tile.rows, tile.passing)
+        assert done.barriers == 2 * tiles
+
+        # Bytes: tiles, the kept rows once, or once a tile where registers have no room for them.
+        kept = length * (case.q_heads if name == "dq" else case.kv_heads)
+        kept_operands = 1 if name == "dv" else 2
+        if not tile.holds:
+            kept = case.q_heads * visits(case, group_rows, tile.passing) * group_rows
+        needed = tiles * tile.passing * 2 * row + kept * kept_operands * row
+        assert needed <= done.device_bytes_read <= 1.1 * needed
+        outputs = (2 if name == "dkv" else 1) * (case.q_heads if name == "dq" else case.kv_heads) * length * row
+        assert done.device_bytes_written == outputs
+        assert done.bank_conflicts == 0
+        assert done.threadgroup_memory <= 32768
+
+
+# Dtypes take turns over the features, and every kind of kernel is there: with and without room for the kept rows, both
+# gradients of the keys in one pass and in two, vectors and single elements.
+RACES = [(("float16", "float32")[i % 2], feature, (64, 64)) for i, feature in enumerate(FEATURES)]
+RACES += [("bfloat16", "additive mask", (80, 80)), ("bfloat16", "window", (256, 256)), ("float32", "none", (192, 192))]
+RACES += [("float16", "causal", (192, 128)), ("float16", "sinks", (111, 40))]
+
+
+@pytest.mark.parametrize(("dtype", "feature", "dims"), RACES, ids=str)
+def test_no_races(dtype: str, feature: str, dims: tuple[int, int]):
+    """In three orders of execution, with every access checked: no finding, and the same bits."""
+    of_dtype = getattr(mx, dtype)
+    case = draw((4, 2), (45, 71), dims, of_dtype, feature)
+    results = []
+    for seed in range(3):
+        with mlx_anvil.simulate(checked=True, seed=seed):
+            _, gradients = gradients_of(case)
+            mx.eval(gradients)
+        results.append(gradients)
+    rounding = ROUNDING.get(of_dtype)
+    exact, composed = case.reference(), case.reference(round_to=rounding) if rounding else None
+    for name, gradient in results[0].items():
+        for other in results[1:]:
+            assert_same_bits(gradient, other[name])
+        rounded, terms = composed and composed.gradients[name], exact.terms.get(name)
+        assert_close(f"gradient of {name}", gradient, exact.gradients[name], rounded, GRADIENT_FACTOR, terms=terms)

@@ -1,7 +1,0 @@
-"""Tests of mslc. They need the compiler (PyPI ziglang)."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "control"))

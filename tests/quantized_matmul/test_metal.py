@@ -1,0 +1,144 @@
+"""The Metal kernels of quantized matrices themselves: what they cost beside MLX's on the same arrays, and that they have no
+races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+from quantized_numpy import FLOAT_FORMATS, Format
+from tests.quantized_matmul.profiles import (
+    GEMV,
+    PLAIN,
+    PRODUCTS,
+    SWIGLU,
+    Call,
+    Counts,
+    evaluate,
+    mlx_instructions,
+    our_instructions,
+    profile_mlx,
+    profile_ours,
+)
+
+pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
+
+FOUR_BITS = Format("affine", 64, 4)
+FORMATS = [*(Format("affine", 64, bits) for bits in (2, 3, 4, 5, 6, 8)), *FLOAT_FORMATS]
+# Those whose chunks are whole vectors; the others' straddle words, or the words that lanes share.
+WHOLE_VECTORS = [format for format in FORMATS if format.bits in (4, 8)]
+
+each_format = pytest.mark.parametrize("format", FORMATS, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", ["float16", "float32"])
+each_rows = pytest.mark.parametrize("rows", [1, 2, 4, 8])
+several_rows = pytest.mark.parametrize("rows", [2, 4, 8])
+
+
+def mlx_wide(rows: int) -> tuple[int, int, str]:
+    """How MLX dispatches qmv_wide for 2, 4 and 8 rows: equally many at a time, 5 at most, by 8 lanes."""
+    return min(rows, 4), 8, "false"
+
+
+def assert_reads_no_more(ours: Counts, mlx: Counts) -> None:
+    assert ours.matrix_unique == mlx.matrix_unique
+    assert ours.matrix_bytes <= mlx.matrix_bytes
+    assert ours.matrix_lines <= mlx.matrix_lines
+    assert ours.x_lines <= mlx.x_lines
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("format", WHOLE_VECTORS, ids=str)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_words_are_read_once_for_all_rows(product: str, format: Format, rows: int, rng: np.random.Generator):
+    """And every access to w, scales and biases touches no more lines than its bytes fill."""
+    counts = profile_ours(Call.draw(rng, product, format, "float16", rows, 64, 1024))
+    assert counts.word_bytes == counts.word_unique
+    assert counts.matrix_lines == counts.matrix_fewest_lines
+
+
+@each_dtype
+@each_format
+def test_one_row_beside_qmv_fast(format: Format, dtype: str, rng: np.random.Generator):
+    call = Call.draw(rng, GEMV, format, dtype, 1, 16, 1024)
+    assert_reads_no_more(profile_ours(call), profile_mlx("qmv_fast", call, "false"))
+
+
+@several_rows
+def test_several_rows_beside_qmv_fast_and_qmv_wide(rows: int, rng: np.random.Generator):
+    call = Call.draw(rng, GEMV, FOUR_BITS, "float16", rows, 16, 1024)
+    ours, wide = profile_ours(call), profile_mlx("qmv_wide", call, *mlx_wide(rows))
+    assert_reads_no_more(ours, profile_mlx("qmv_fast", call, "false"))
+    # Lanes of qmv_wide have groups of their own, so that they do not load a scale together; but neither do they together
+    # load anything else.
+    assert 16 * ours.matrix_lines <= wide.matrix_lines
+    assert 8 * ours.x_lines <= wide.x_lines
+
+
+@each_dtype
+def test_ragged_sizes_beside_qmv(dtype: str, rng: np.random.Generator):
+    call = Call.draw(rng, GEMV, FOUR_BITS, dtype, 1, 29, 960)
+    assert_reads_no_more(profile_ours(call), profile_mlx("qmv", call, "false"))
+
+
+def test_swiglu_reads_x_once(rng: np.random.Generator):
+    """As often as one product, although a SIMD group has half as many rows of either matrix."""
+    call = Call.draw(rng, SWIGLU, FOUR_BITS, "float16", 1, 16, 1024)
+    ours, mlx = profile_ours(call), profile_mlx("qmv_fast", call, "false")
+    assert_reads_no_more(ours, mlx)
+    assert 2 * ours.other_bytes <= mlx.other_bytes
+
+
+@each_rows
+@pytest.mark.parametrize("bits", [3, 4, 5, 8])
+def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator):
+    call = Call.draw(rng, PLAIN, Format("affine", 64, bits), "float16", rows, 96, 1024)
+    ours = profile_ours(call)
+    for function, *arguments in (("qvm", "false"), ("qvm_split_k", 3)):
+        mlx = profile_mlx(function, call, *arguments)
+        assert ours.matrix_lines <= mlx.matrix_lines
+        assert ours.x_lines <= mlx.x_lines
+
+
+def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
+    """Of few rows of w there is one; of many, what is written and read back is little beside w."""
+    few, many = (profile_ours(Call.draw(rng, PLAIN, FOUR_BITS, "float16", 1, rows, 1024)) for rows in (256, 512))
+    assert few.other_bytes == 2 * 1024
+    assert many.other_bytes == 2 * 1024 + 2 * (2 * 4 * 1024)
+    assert many.other_bytes <= 0.1 * many.matrix_unique
+
+
+@each_dtype
+@each_format
+def test_instructions_for_each_weight(format: Format, dtype: str):
+    """No more than MLX's, in the inner loops."""
+    assert (
+        our_instructions(GEMV, format, dtype, 1)["total"]
+        <= mlx_instructions("qmv_fast", format, dtype, "false")["total"]
+    )
+    assert (
+        our_instructions(PLAIN, format, dtype, 1)["total"] <= mlx_instructions("qvm", format, dtype, "false")["total"]
+    )
+
+
+@several_rows
+def test_instructions_of_several_rows(rows: int):
+    width, *others = mlx_wide(rows)
+    wide = mlx_instructions("qmv_wide", FOUR_BITS, "float16", width, *others)["total"] * rows / width
+    for product in PRODUCTS:
+        assert our_instructions(product, FOUR_BITS, "float16", rows)["total"] <= wide
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("format", [FOUR_BITS, Format("affine", 32, 3), *FLOAT_FORMATS], ids=str)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_no_races(product: str, format: Format, rows: int, rng: np.random.Generator):
+    """In three orders of execution, with every access checked: no finding, and the same bits."""
+    call = Call.draw(rng, product, format, "float16", rows, 45 if product != PLAIN else 300, 5 * 64)
+    results = []
+    for seed in range(3):
+        with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, seed=seed):
+            results.append(np.array(evaluate(call)))
+    call.assert_close(results[0])
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])

@@ -1,0 +1,391 @@
+"""quantized_matmul and quantized_gemv beyond the contract: every format, shape and dtype against NumPy in float64."""
+
+import itertools
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+import support
+from mlx_anvil.reference import DTYPES
+from quantized_numpy import AFFINE_FORMATS, FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw, gradients
+from support import GRADIENT_FACTOR, assert_same_bits, poison_memory, to_numpy
+
+quantized_matmul, quantized_gemv = mlx_anvil.quantized_matmul, mlx_anvil.quantized_gemv
+
+ROWS = (1, 2, 3, 5, 8, 9, 33)
+GROUPS = (1, 3, 5, 10)  # columns, in groups
+OUTPUTS = (1, 7, 31, 64, 97)
+
+each_format = pytest.mark.parametrize("format", FORMATS, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# One of each unpacking and scale: for what does not depend on the arithmetic.
+some_formats = pytest.mark.parametrize(
+    "format", [Format("affine", 64, 4), Format("affine", 32, 3), *FLOAT_FORMATS], ids=str
+)
+
+
+def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> mx.array:
+    x = mx.random.normal(shape).astype(dtype)
+    mx.eval(x)
+    return x
+
+
+def multiply(x: mx.array, matrix: Matrix, transpose: bool = True) -> mx.array:
+    return quantized_matmul(x, *matrix.arrays, transpose=transpose, **matrix.format.options)
+
+
+def views(x: mx.array) -> Iterator[mx.array]:
+    """The same matrix, of any dtype, in other memory layouts."""
+    yield mx.contiguous(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    yield mx.contiguous(mx.repeat(x, 2, axis=0))[::2]
+    yield mx.contiguous(mx.repeat(x, 3, axis=-1))[..., 1::3]
+    yield mx.contiguous(x[:, ::-1])[:, ::-1]
+    yield mx.contiguous(mx.concatenate([x.reshape(-1)[:1], x.reshape(-1)]))[1:].reshape(x.shape)
+
+
+def exact_product(x: mx.array, matrix: Matrix, transpose: bool = True) -> np.ndarray:
+    weights = matrix.weights
+    return to_numpy(x) @ (weights.swapaxes(-1, -2) if transpose else weights)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@each_dtype
+@each_format
+def test_forward(format, dtype, rng):
+    for index, rows in enumerate(ROWS):
+        groups, outputs = GROUPS[index % len(GROUPS)], OUTPUTS[index % len(OUTPUTS)]
+        matrix = draw(format, (outputs, groups * format.group_size), rng, dtype)
+        for transpose, inner in ((True, groups * format.group_size), (False, outputs)):
+            x = normal((rows, inner), dtype)
+            exact = exact_product(x, matrix, transpose)
+            poison_memory(2 * exact.size)
+            with mlx_anvil.strict():
+                result = multiply(x, matrix, transpose)
+                mx.eval(result)
+            assert_rounded(result, exact, dtype, terms=inner)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "columns"), [(4667, 2304), (17411, 256), (65539, 512)], ids=["4667", "17411", "65539"]
+)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+def test_matrices_of_many_rows(dtype, group_size, outputs, columns, rng, request):
+    # On GPUs, tiles of more rows of w, some of half as many among them, and threadgroups that take several.
+    if request.config.getoption("--backend") == "simulator":
+        pytest.skip("too many for the simulator; test_matrix_units.py has some")
+    matrix = draw(Format("affine", group_size, 4), (outputs, columns), rng, dtype)
+    x = normal((8, columns), dtype)
+    whole = multiply(x, matrix)
+    assert_rounded(whole, exact_product(x, matrix), dtype, terms=columns)
+    for first, count in ((0, 1), (5, 2), (2, 5)):
+        assert_same_bits(multiply(x[first : first + count], matrix), whole[first : first + count])
+
+
+@each_dtype
+@some_formats
+def test_matrices_larger_than_a_block(format, dtype, rng):
+    """Sizes at which work is split between threads, blocks and parts of w's rows, a little off every round number."""
+    if support.backend == "simulator":
+        pytest.skip("minutes in the simulator; its tests have sizes of their own")
+    matrix = draw(format, (1155, 17 * 128), rng, dtype)
+    for rows, transpose in itertools.product((1, 4, 8, 50, 133), (True, False)):
+        x = normal((rows, 17 * 128 if transpose else 1155), dtype)
+        assert_rounded(multiply(x, matrix, transpose), exact_product(x, matrix, transpose), dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "format",
+    [Format("affine", 32, 4), Format("affine", 64, 4), Format("affine", 128, 8), Format("mxfp4", 32, 4)],
+    ids=str,
+)
+def test_where_in_a_cache_line_arrays_begin(format, dtype, rng):
+    """Blocks of columns begin with cache lines in some kernels: that changes who sums, not what is summed."""
+    if support.backend == "simulator":
+        pytest.skip("addresses are nothing to its kernels")
+    for outputs, columns in ((37, 128), (140, 1152), (9, 17 * 1024)):
+        matrix = draw(format, (outputs, columns), rng, dtype)
+        for transpose in (True, False):
+            x = normal((1, columns if transpose else outputs), dtype)
+            first, exact = multiply(x, matrix, transpose), exact_product(x, matrix, transpose)
+            assert_rounded(first, exact, dtype, terms=x.shape[1])
+            words = matrix.w.reshape(-1)
+            for place in range(1, 16):
+                moved = mx.contiguous(mx.concatenate([words[:place], words]))[place:].reshape(matrix.w.shape)
+                others = matrix.arrays[1:]
+                again = quantized_matmul(x, moved, *others, transpose=transpose, **format.options)
+                if support.backend == "cuda":  # there another kernel serves arrays that wide loads cannot read
+                    assert_rounded(again, exact, dtype, terms=x.shape[1])
+                else:
+                    assert_same_bits(again, first)
+
+
+@each_dtype
+@each_format
+def test_gradients(format, dtype, rng):
+    for rows, outputs, groups in ((3, 37, 3), (9, 5, 1)):
+        matrix = draw(format, (outputs, groups * format.group_size), rng, dtype)
+        x, dy = normal((rows, groups * format.group_size), dtype), normal((rows, outputs), dtype)
+        others = matrix.arrays[1:] if format.affine else ()
+
+        def product(x, *others, matrix=matrix):
+            return quantized_matmul(x, matrix.w, *(others or matrix.arrays[1:]), **matrix.format.options)
+
+        results = mx.vjp(product, [x, *others], [dy])[1]
+        for result, exact in zip(results, gradients(x, matrix, dy), strict=True):
+            assert_rounded(result, exact, dtype, factor=GRADIENT_FACTOR)
+
+
+@each_format
+def test_tangents(format, rng):
+    matrix = draw(format, (21, 3 * format.group_size), rng)
+    primals = [normal((5, 3 * format.group_size)), *(matrix.arrays[1:] if format.affine else ())]
+    tangents = [normal(x.shape) for x in primals]
+
+    def product(x, *others):
+        return quantized_matmul(x, matrix.w, *(others or matrix.arrays[1:]), **format.options)
+
+    exact = exact_product(tangents[0], matrix)
+    if format.affine:
+        exact = exact + exact_product(primals[0], Matrix(format, matrix.w, *tangents[1:]))
+    (result,) = mx.jvp(product, primals, tangents)[1]
+    assert_rounded(result, exact, mx.float32, factor=GRADIENT_FACTOR)
+
+
+@some_formats
+def test_second_derivative_in_x(format, rng):
+    """Of |x W^T|^2 the gradient is 2 x W^T W, and the slope of its norm follows."""
+    matrix = draw(format, (19, 2 * format.group_size), rng)
+    x, direction = (normal((3, 2 * format.group_size)) for _ in range(2))
+    weights = matrix.weights
+    gradient = mx.grad(lambda x: (multiply(x, matrix) ** 2).sum())
+    (result,) = mx.vjp(gradient, [x], [direction])[1]
+    assert_rounded(result, 2 * to_numpy(direction) @ weights.T @ weights, mx.float32, factor=GRADIENT_FACTOR)
+
+
+# ---- rows do not depend on each other --------------------------------------------------------------------------------
+
+
+@each_dtype
+@each_format
+def test_rows_do_not_depend_on_their_number(format, dtype, rng):
+    """What speculative decoding relies on: bit for bit the same, for every number of rows and position."""
+    for outputs, groups in ((37, 5), (3, 33)):
+        matrix = draw(format, (outputs, groups * format.group_size), rng, dtype)
+        x = normal((8, groups * format.group_size), dtype)
+        single = mx.concatenate([multiply(x[i : i + 1], matrix) for i in range(8)])
+        for count in range(2, 9):
+            for first in {0, 8 - count, (8 - count) // 2}:
+                rows = slice(first, first + count)
+                assert_same_bits(multiply(x[rows], matrix), single[rows])
+        assert_same_bits(multiply(x[::-1], matrix), mx.contiguous(single[::-1]))
+        assert_same_bits(multiply(x.reshape(2, 4, -1), matrix), single.reshape(2, 4, -1))
+        assert_same_bits(multiply(x[3], matrix), single[3])
+
+
+@some_formats
+def test_rows_do_not_depend_on_their_neighbours(format, rng):
+    """A NaN or an infinity stays in its own row."""
+    matrix = draw(format, (9, 2 * format.group_size), rng)
+    for rows in (2, 8, 20):
+        x = normal((rows, 2 * format.group_size))
+        clean = multiply(x, matrix)
+        for poison in (np.nan, np.inf):
+            spoiled = to_numpy(x).astype(np.float32)
+            spoiled[1, 3] = poison
+            result = multiply(mx.array(spoiled), matrix)
+            others = mx.array([i for i in range(rows) if i != 1])
+            assert_same_bits(result[others], clean[others])
+            assert not np.isfinite(to_numpy(result[1])).any()
+
+
+def test_gemv_is_the_product_of_few_rows(rng):
+    format = Format("affine", 64, 4)
+    matrix = draw(format, (33, 192), rng)
+    for shape in ((192,), (1, 192), (8, 192), (2, 4, 192)):
+        x = normal(shape)
+        assert_same_bits(quantized_gemv(x, *matrix.arrays, **format.options), multiply(x, matrix))
+    with pytest.raises(ValueError, match=r"^\[quantized_gemv\] x has shape \(9, 192\).*allowed: at most 8"):
+        quantized_gemv(normal((9, 192)), *matrix.arrays, **format.options)
+
+
+# ---- extremes of the formats -----------------------------------------------------------------------------------------
+
+
+@each_format
+def test_every_code(format):
+    """The rows of the identity pick the weights one by one: all codes, at all places in a word."""
+    count = 2**format.bits
+    codes = (np.arange(format.group_size) + np.arange(max(count, format.group_size))[:, None]) % count
+    matrix = Matrix.of_codes(format, codes, scale=1.0, bias=-3.0)
+    for rows in (slice(0, 8), slice(0, format.group_size)):
+        x = mx.array(np.eye(format.group_size, dtype=np.float32)[rows])
+        result, exact = to_numpy(multiply(x, matrix)), exact_product(x, matrix)
+        # 0 times NaN: the code that is no number shows in every product of its row.
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(exact))
+        np.testing.assert_allclose(result, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, -1.0, 1e-40, -1e-40, 1e-30, 1e30], ids=str)
+@pytest.mark.parametrize("format", AFFINE_FORMATS[1::3], ids=str)
+def test_affine_scales(format, scale, rng):
+    codes = rng.integers(0, 2**format.bits, (5, 2 * format.group_size))
+    for rows in (1, 12):
+        x = normal((rows, 2 * format.group_size))
+        for bias in (0.0, scale, 1.0):
+            matrix = Matrix.of_codes(format, codes, scale=scale, bias=bias)
+            exact = exact_product(x, matrix)
+            error = np.abs(to_numpy(multiply(x, matrix)) - exact)
+            terms = np.abs(to_numpy(x)) @ np.abs(matrix.weights).T
+            # NVIDIA's tensor cores, which many rows take, have no subnormal factors.
+            smallest = 2.0**-126 * np.abs(to_numpy(x)).sum() if support.backend == "cuda" and rows > 8 else 1e-42
+            assert (error <= 1e-6 * terms + smallest).all()
+
+
+@each_dtype
+def test_subnormal_scales_of_16_bits(dtype, rng):
+    tiny = {mx.float32: 2.0**-140, mx.float16: 2.0**-24, mx.bfloat16: 2.0**-130}[dtype]
+    format = Format("affine", 32, 4)
+    codes = rng.integers(0, 16, (6, 64))
+    matrix = Matrix.of_codes(format, codes, scale=3 * tiny, bias=-tiny, dtype=dtype)
+    x = mx.full((2, 64), 1024.0, dtype)
+    exact = exact_product(x, matrix)
+    error = np.abs(to_numpy(multiply(x, matrix)) - exact)
+    ulp = {mx.float32: 1e-5, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}[dtype]
+    assert (error <= np.abs(exact).max() * ulp).all()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 12])
+def test_nan_codes_spoil_their_own_column_alone(rows, rng):
+    codes = rng.integers(0, 0x7F, (40, 96))
+    codes[[3, 17, 39], [0, 45, 95]] = 0x7F, 0xFF, 0x7F
+    matrix = Matrix.of_codes(Format("mxfp8", 32, 8), codes)
+    result = to_numpy(multiply(normal((rows, 40)), matrix, transpose=False))
+    spoilt = np.isnan(result).all(axis=0)
+    assert np.flatnonzero(spoilt).tolist() == [0, 45, 95]
+    assert np.isfinite(result[:, ~spoilt]).all()
+
+
+@pytest.mark.parametrize("format", FLOAT_FORMATS, ids=str)
+def test_every_scale(format):
+    """One row of weights for each of the 256 scales."""
+    top = {"mxfp4": 7, "mxfp8": 0x7E, "nvfp4": 7}[format.mode]
+    codes = np.tile(np.array([1, top]), (256, format.group_size // 2))
+    matrix = Matrix.of_codes(format, codes, raw_scales=np.arange(256)[:, None])
+    x = np.zeros((1, format.group_size), np.float32)
+    x[0, :2] = 0.5, 0.25
+    with np.errstate(invalid="ignore"):
+        exact = exact_product(mx.array(x), matrix)[0]
+    result = to_numpy(multiply(mx.array(x), matrix))[0]
+    known = np.isfinite(exact) & (np.abs(exact) < 2.0**127)  # scale 0xff of e8m0: NaN by the standard, infinite in MLX
+    if format.mode != "nvfp4":
+        assert known.sum() >= 245
+    else:
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(exact))
+    # Below 2^-126 a result may lose digits or be taken for 0.
+    np.testing.assert_allclose(result[known], exact[known], rtol=1e-6, atol=2.0**-126)
+
+
+# ---- shapes and layouts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "w_batch"),
+    [
+        ((2, 3, 4), ()),
+        ((2, 3, 4), (3,)),
+        ((2, 3, 4), (2, 3)),
+        ((2, 3, 4), (2, 1)),
+        ((4,), (3,)),
+        ((1, 9), (3,)),
+        ((3, 1), (2, 1)),
+        ((2, 0, 4), ()),
+        ((0, 4), (0,)),
+        ((0,), ()),
+    ],
+)
+@some_formats
+def test_batches(format, x_shape, w_batch, rng):
+    columns, outputs = 2 * format.group_size, 11
+    matrix = draw(format, (*w_batch, outputs, columns), rng)
+    for transpose, inner in ((True, columns), (False, outputs)):
+        x = normal((*x_shape, inner))
+        result, exact = multiply(x, matrix, transpose), exact_product(x, matrix, transpose)
+        assert_rounded(result, exact, mx.float32)
+        dy = normal(result.shape)
+        (gradient,) = mx.vjp(lambda x, transpose=transpose: multiply(x, matrix, transpose), [x], [dy])[1]
+        by_rows = to_numpy(dy) @ (matrix.weights if transpose else matrix.weights.swapaxes(-1, -2))
+        summed = by_rows.sum(axis=tuple(range(by_rows.ndim - x.ndim)))
+        stretched = tuple(i for i, n in enumerate(x.shape) if n == 1 and summed.shape[i] != 1)
+        assert_rounded(gradient, summed.sum(axis=stretched, keepdims=True), mx.float32, factor=GRADIENT_FACTOR)
+
+
+@each_dtype
+@some_formats
+def test_any_layout_of_the_matrix(format, dtype, rng):
+    matrix = draw(format, (2, 6, 2 * format.group_size), rng, dtype)
+    x = normal((2, 3, 2 * format.group_size), dtype)
+    expected = multiply(x, matrix)
+    for index, array in enumerate(matrix.arrays):
+        for view in views(array):
+            moved = [*matrix.arrays[:index], view, *matrix.arrays[index + 1 :]]
+            assert_same_bits(quantized_matmul(x, *moved, **format.options), expected)
+
+
+@pytest.mark.parametrize("scales_dtype", DTYPES, ids=str)
+@each_dtype
+def test_scales_of_another_dtype(dtype, scales_dtype, rng):
+    format = Format("affine", 64, 4)
+    matrix, x = draw(format, (13, 128), rng, scales_dtype), normal((3, 128), dtype)
+    result = multiply(x, matrix)
+    assert result.dtype == (mx.zeros((), dtype) + mx.zeros((), scales_dtype)).dtype
+    assert_rounded(result, exact_product(x, matrix), result.dtype)
+
+
+def test_the_defaults_are_those_of_mlx(rng):
+    for mode in ("affine", "mxfp4", "mxfp8", "nvfp4"):
+        parts = mx.quantize(normal((8, 128)), mode=mode)
+        x = normal((2, 128))
+        expected = mx.quantized_matmul(x, *parts, mode=mode, stream=mx.cpu)
+        result = quantized_matmul(x, *parts, mode=mode)
+        assert support.max_error(result, expected) <= support.FLOAT32_TOLERANCE
+
+
+# ---- transformations -------------------------------------------------------------------------------------------------
+
+
+@some_formats
+def test_vmap_over_every_subset(format, rng):
+    """Of all arrays, w among them, which MLX's own op refuses."""
+    matrix = draw(format, (3, 7, 2 * format.group_size), rng)
+    batched = [normal((3, 2, 2 * format.group_size)), *matrix.arrays]
+
+    def product(*arrays):
+        return quantized_matmul(*arrays, **format.options)
+
+    for axes in itertools.product((0, None), repeat=len(batched)):
+        if all(axis is None for axis in axes):
+            continue
+        given = [x if axis == 0 else x[0] for x, axis in zip(batched, axes, strict=True)]
+        expected = [product(*(x if a is None else x[i] for x, a in zip(given, axes, strict=True))) for i in range(3)]
+        mapped = mx.vmap(product, in_axes=axes)(*given)
+        assert support.max_error(mapped, mx.stack(expected)) <= support.OTHER_KERNEL
+
+
+def test_one_kernel_forward_and_one_for_the_gradient_in_x(rng):
+    format = Format("affine", 64, 4)
+    matrix = draw(format, (16, 128), rng)
+    for rows in (1, 8, 40):
+        x, dy = normal((rows, 128)), normal((rows, 16))
+        with mlx_anvil.trace() as trace, mlx_anvil.strict():
+            mx.eval(multiply(x, matrix))
+        assert len(trace.kernels) == 1
+        with mlx_anvil.trace() as trace, mlx_anvil.strict():
+            mx.eval(mx.vjp(lambda x: multiply(x, matrix), [x], [dy])[1])
+        assert len(trace.kernels) == 1

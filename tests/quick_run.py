@@ -1,0 +1,89 @@
+"""A plain ``pytest`` takes minutes: it leaves out tests marked ``slow``, and of every test with many cases keeps a few, drawn by
+the run's seed. ``pytest --all`` leaves out none, and neither does a run that selects tests: by a path, -k, -m, --lf or --fuzz.
+``pytest --rest``, with the same seed, runs what the plain one leaves out.
+"""
+
+import zlib
+from collections import defaultdict
+
+import pytest
+
+CASES = 6  # of one test function
+COUNTS = "quick_run"  # in what a worker hands back
+
+
+def add_options(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run everything: no test is left out as slow or as one of many")
+    parser.addoption("--rest", action="store_true", help="run what a plain run with this seed leaves out")
+    parser.addoption(
+        "--cases",
+        type=int,
+        metavar="N",
+        help=f"of each test function (default: {CASES}, or all where tests are selected)",
+    )
+
+
+def choose_workers(config: pytest.Config) -> None:
+    """One process for each core, unless the command line says how many, names one test, or the tests share a GPU."""
+    option = config.option
+    if not hasattr(option, "numprocesses") or hasattr(config, "workerinput"):
+        return  # without pytest-xdist, or in one of its workers
+    names_one = any("::" in argument for argument in config.args)
+    if (
+        option.numprocesses is None
+        and option.backend in ("cpu", "simulator")
+        and not (getattr(option, "usepdb", False) or names_one)
+    ):
+        option.numprocesses = "logical"
+    if option.numprocesses and option.dist == "no":
+        option.dist = "worksteal"  # neighbours in a file stay together: they share what its fixtures have built
+
+
+def selects(config: pytest.Config) -> bool:
+    """Tells if the command line names tests."""
+    option = config.option
+    by_path = config.args_source == pytest.Config.ArgsSource.ARGS
+    return bool(by_path or option.keyword or option.markexpr or getattr(option, "lf", False) or option.fuzz)
+
+
+class QuickRun:
+    """A plugin of pytest, in every worker and in what starts them."""
+
+    def __init__(self, config: pytest.Config, seed: str) -> None:
+        self.config, self.seed = config, seed
+        self.rest: bool = config.option.rest
+        self.cases: int = config.option.cases or CASES
+        samples = self.rest or config.option.cases is not None
+        self.everything: bool = config.option.all or (not samples and selects(config))
+        self.left_out = self.collected = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.everything:
+            return
+        functions: dict[str, list[str]] = defaultdict(list)
+        for item in items:
+            if item.get_closest_marker("slow") is None:
+                functions[item.nodeid.partition("[")[0]].append(item.nodeid)
+        kept = {case for cases in functions.values() for case in sorted(cases, key=self._draw)[: self.cases]}
+        left_out = [item for item in items if (item.nodeid in kept) == self.rest]
+        self.left_out, self.collected = len(left_out), len(items)
+        self.config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if (item.nodeid in kept) != self.rest]
+
+    def _draw(self, case: str) -> int:
+        return zlib.crc32(f"{self.seed} {case}".encode())
+
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput[COUNTS] = self.left_out, self.collected
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """Every worker has collected the same tests."""
+        self.left_out, self.collected = getattr(node, "workeroutput", {}).get(COUNTS, (self.left_out, self.collected))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.left_out:
+            terminalreporter.section("quick run" if not self.rest else "the rest of a quick run")
+            terminalreporter.line(f"{self.left_out} of {self.collected} tests left out; `pytest --all` runs everything")
