@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.cpu_only
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "mlx_anvil"
 MSLC = PACKAGE / "mslc"
 
