@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/rounding.h"
 #include "common/sum_kernels.h"
 
 namespace mlx_anvil {
@@ -17,11 +18,7 @@ constexpr int64_t kRun = 16;      // rows that are read side by side
 // Parts of the rows, whose sums are added up at the end, have no fewer elements.
 constexpr int64_t kPartElements = 131072;
 constexpr int64_t kMostParts = 64;
-constexpr int64_t kGrain = 32768;  // elements that are worth waking a thread for
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+constexpr int64_t kSumGrain = 32768;  // elements that are worth waking a thread for
 
 int64_t element_size(int dtype) {
   return dtype == 0 ? 4 : 2;
@@ -53,7 +50,7 @@ void sum_short(const RowSum& sum) {
   const int64_t at_once = kChunk / sum.rows;
   const SumKernels& kernels = sum_kernels();
   parallel_for(
-      ceil_div(sum.outer, at_once), ceil_div(kGrain, kChunk), [&](int64_t begin, int64_t end) {
+      ceil_div(sum.outer, at_once), ceil_div(kSumGrain, kChunk), [&](int64_t begin, int64_t end) {
         alignas(64) float numbers[kChunk], lost[kChunk], totals[kChunk];
         for (int64_t unit = begin; unit < end; ++unit) {
           const int64_t first = unit * at_once, count = std::min(at_once, sum.outer - first);
@@ -92,7 +89,7 @@ class Summation {
 
   void run() {
     const int64_t elements = ceil_div(full_, parts_) * std::min(width_, kChunk);
-    const int64_t grain = ceil_div(kGrain, std::max<int64_t>(1, elements));
+    const int64_t grain = ceil_div(kSumGrain, std::max<int64_t>(1, elements));
     parallel_for(sum_.outer * chunks_ * parts_, grain, [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         add_part(unit / parts_ / chunks_, unit / parts_ % chunks_ * kChunk, unit % parts_);

@@ -1,16 +1,10 @@
 // How a call is cut into work for threads: blocks of query rows, tiles of keys, scratch memory.
 #pragma once
 
+#include "common/rounding.h"
 #include "flash_attention/cpu_kernels.h"
 
 namespace mlx_anvil {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr int64_t round_up(int64_t a, int64_t multiple) {
-  return ceil_div(a, multiple) * multiple;
-}
 
 // Tiles that keep a block's operands in the second-level cache. Those of the forward have fewer
 // rows where there would not be work for every thread otherwise, which does not change its results.

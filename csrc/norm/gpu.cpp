@@ -6,6 +6,7 @@
 
 #include "common/launch.h"
 #include "common/launch_arrays.h"
+#include "common/rounding.h"
 #include "norm/operands.h"
 
 namespace mlx_anvil {
@@ -41,10 +42,6 @@ constexpr int64_t kLeastRows = 4;    // of a part
 constexpr int64_t kMostRows = 256;   // that a part adds up one after the other
 constexpr int64_t kSumColumns = 32;  // of a threadgroup of norm_sum_parts
 constexpr uint32_t kSumThreads = 256;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // How threads share a row; a matter of its length only, so that the bits of a row do not depend on
 // how many others there are.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/rounding.h"
 #include "common/sum_rows.h"
 #include "common/thread_scratch.h"
 
@@ -20,12 +21,8 @@ constexpr int64_t kGrain = 32768;
 
 // What the sums of a weight's gradient are taken in, whatever the number of threads: so many parts
 // at most, and no smaller than a grain.
-constexpr int64_t kMostParts = 64;
+constexpr int64_t kMostRunsOfGroup = 64;
 constexpr int64_t kRunRows = 256;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 int64_t rows_of_grain(int64_t columns) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns));
@@ -140,7 +137,7 @@ void norm_backward_native(const NormProblem& problem,
   args.rows_per_group = rows_per_group;
 
   const int64_t rows_per_part =
-      std::max(ceil_div(rows_per_group, kMostParts), rows_of_grain(columns));
+      std::max(ceil_div(rows_per_group, kMostRunsOfGroup), rows_of_grain(columns));
   const int64_t parts = ceil_div(rows_per_group, rows_per_part);  // of a group
   const int64_t all_parts = problem.groups * parts;
   const Floats sums(all_parts * padded * ((d_weight != nullptr) + (d_bias != nullptr)));

@@ -7,13 +7,12 @@
 #include "common/errors.h"
 #include "quantized_embedding/gpu.h"
 #include "quantized_embedding/native.h"
+#include "quantized_embedding/quantized_embedding.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-constexpr const char* kOp = "quantized_embedding";
 
 // So many take 0.2 ms on two cores; to wake the thread of MLX's CPU stream and to be woken by it
 // takes 0.1.
@@ -35,7 +34,7 @@ mx::array without_row(const mx::array& rows, const mx::array& ids, mx::Stream s)
 class QuantizedEmbedding : public QuantizedPrimitive {
  public:
   QuantizedEmbedding(mx::Stream stream, const QuantizedFormat& format, mx::Dtype dtype)
-      : QuantizedPrimitive(stream, kOp, format), dtype_(dtype) {}
+      : QuantizedPrimitive(stream, kQuantizedEmbedding, format), dtype_(dtype) {}
 
   const char* kind() const override { return "QuantizedEmbedding"; }
 
@@ -69,7 +68,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
 
   void eval_native(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
-    dispatch_native(kOp, inputs, outputs, args_of(inputs, outputs[0]), quantized_embedding_native);
+    dispatch_native(kQuantizedEmbedding, inputs, outputs, args_of(inputs, outputs[0]),
+                    quantized_embedding_native);
   }
 
   // The rows here and now, on the calling thread. The inputs are at hand.
@@ -77,7 +77,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     mx::array out(std::move(output_shapes(inputs)[0]), dtype_, nullptr, {});
     allocate_dense(out, stream());
     quantized_embedding_native(args_of(inputs, out));
-    record_native(*this, [&] { return kernel_text(kOp, out); });
+    record_native(*this, [&] { return kernel_text(kQuantizedEmbedding, out); });
     out.set_status(mx::array::Status::available);
     return out;
   }
@@ -151,9 +151,10 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     for (int i : argnums) {
       if (i < 2 || !format_.has_biases()) {
         const char* const names[] = {"ids", "w", "scales", "biases"};
-        throw_value_error(kOp, std::string("no gradient in ") + names[i] +
-                                   ", which holds integers; allowed: scales and biases of mode "
-                                   "'affine'.");
+        throw_value_error(kQuantizedEmbedding,
+                          std::string("no gradient in ") + names[i] +
+                              ", which holds integers; allowed: scales and biases of mode "
+                              "'affine'.");
       }
     }
   }
@@ -180,7 +181,7 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
                                     mx::Stream s) {
   std::string why_not;
   if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
-    note_fallback(kOp, why_not);
+    note_fallback(kQuantizedEmbedding, why_not);
     const QuantizedMatrix rows = rows_of(matrix, ids, s);
     const mx::array numbers =
         mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,

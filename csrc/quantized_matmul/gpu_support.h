@@ -6,6 +6,7 @@
 
 #include "common/kernel_name.h"
 #include "common/launch_arrays.h"
+#include "common/rounding.h"
 #include "metal/quantized_matmul/params.h"
 #include "quantized_matmul/compose.h"
 
@@ -13,10 +14,6 @@ namespace mlx_anvil {
 
 // Function constants, as numbered in dequant.h and gemv.h.
 enum QuantizedConstant : uint32_t { kRowsAreVectors, kColumnsAreShared };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // In the names of kernels the mode is followed by these: "affine4", but "mxfp8".
 inline KernelName::Piece bits_in_name(const QuantizedFormat& format) {

@@ -6,16 +6,10 @@
 #include <memory>
 #include <new>
 
+#include "common/rounding.h"
 #include "quantized_matmul/cpu_kernels.h"
 
 namespace mlx_anvil {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr int64_t round_up(int64_t a, int64_t multiple) {
-  return ceil_div(a, multiple) * multiple;
-}
 
 // At the start of a cache line: a vector load across two lines takes twice as long.
 constexpr std::align_val_t kLine{64};

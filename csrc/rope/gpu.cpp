@@ -11,6 +11,7 @@
 
 #include "common/launch.h"
 #include "common/launch_arrays.h"
+#include "common/rounding.h"
 #include "metal/rope/params.h"
 
 namespace mlx_anvil {
@@ -33,10 +34,6 @@ constexpr int64_t kEnoughThreads = 1 << 15;
 constexpr int64_t kMostBatches = 65535;  // of a grid's z
 // A model has one or two sorts of frequencies.
 constexpr size_t kMostTurnsKept = 64;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 bool packs_are_aligned(const RopeConfig& config, const Arrays& tensors, const Arrays& outputs) {
   const auto aligned = [](const mx::array& x) { return rows_are_vectors({&x}, kPackBytes); };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/rounding.h"
 #include "common/thread_scratch.h"
 #include "rope/kernels.h"
 
@@ -20,10 +21,6 @@ constexpr int64_t kTableFloats = 16384;
 constexpr int64_t kHeads = 4;
 // Elements that are worth waking a thread for.
 constexpr int64_t kGrain = 32768;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // In each block the even numbers, then the odd ones.
 template <class T>
@@ -66,9 +63,9 @@ struct Item {
   int64_t first, batch, group;
 };
 
-class Rope {
+class RopeCall {
  public:
-  explicit Rope(const RopeArgs& args)
+  explicit RopeCall(const RopeArgs& args)
       : args_(args),
         padded_(ceil_div(args.pairs, kernels().block) * kernels().block),
         frequencies_(args, padded_),
@@ -160,7 +157,7 @@ class Rope {
 }  // namespace
 
 void rope_native(const RopeArgs& args) {
-  Rope(args).run();
+  RopeCall(args).run();
 }
 
 }  // namespace mlx_anvil
