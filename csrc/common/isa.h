@@ -19,6 +19,9 @@ inline constexpr Isa kAllIsas[] = {Isa::kBaseline};
 // This machine has its instructions, and this build its kernels.
 bool isa_supported(Isa isa);
 
+// This machine has its instructions, but this build lacks its kernels (MLX_ANVIL_ISAS of CMake).
+bool isa_left_out(Isa isa);
+
 // The best that both this machine and this build have. The environment variable MLX_ANVIL_ISA, one
 // of the names below, chooses another, for tests and comparisons.
 Isa current_isa();
@@ -36,7 +39,7 @@ const char* isa_name(Isa isa);
     extern const Table name##_table;              \
   }
 
-// Builds for the sanitizers leave some out: MLX_ANVIL_HAS_... are 0 or 1.
+// Most builds leave some out (cmake/CpuKernels.cmake): MLX_ANVIL_HAS_... are 0 or 1.
 #define MLX_ANVIL_TABLE_IF_1(isa, name) &isa_##isa::name##_table
 #define MLX_ANVIL_TABLE_IF_0(isa, name) nullptr
 #define MLX_ANVIL_TABLE_PASTED(has, isa, name) MLX_ANVIL_TABLE_IF_##has(isa, name)
