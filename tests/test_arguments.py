@@ -160,7 +160,9 @@ def test_prompt_lengths_of_prebuild():
 
 def test_instruction_set_that_the_build_left_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLX_ANVIL_ISA", "avx2")
-    with pytest.raises(ImportError, match=r"^\[MLX_ANVIL_ISA\] is 'avx2', for which this build has no kernels; it has ba"):
+    with pytest.raises(
+        ImportError, match=r"^\[MLX_ANVIL_ISA\] is 'avx2', for which this build has no kernels; it has ba"
+    ):
         _compat.check_isa(["baseline"], ["avx2"])
     _compat.check_isa(["baseline", "avx2"], [])
 
