@@ -8,30 +8,33 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   list(APPEND MLX_ANVIL_KERNEL_FLAGS -fschedule-insns -fsched-pressure -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
 
-set(MLX_ANVIL_ISAS_DEFAULT native)
+# MLX_ANVIL_ISAS says which of them: native, the best of this machine; all; or a list of names. baseline always.
+# As a definition, or from the environment, which is remembered: an editable install configures again on import.
 if(DEFINED ENV{MLX_ANVIL_ISAS})
-  set(MLX_ANVIL_ISAS_DEFAULT "$ENV{MLX_ANVIL_ISAS}")
+  set(MLX_ANVIL_ISAS_REMEMBERED "$ENV{MLX_ANVIL_ISAS}" CACHE INTERNAL "")
 endif()
-set(MLX_ANVIL_ISAS "${MLX_ANVIL_ISAS_DEFAULT}" CACHE STRING
-  "Instruction sets to compile kernels for: all; native, the best of this machine; or some of their names. baseline always")
+if(NOT DEFINED MLX_ANVIL_ISAS)
+  set(MLX_ANVIL_ISAS native)
+  if(DEFINED MLX_ANVIL_ISAS_REMEMBERED)
+    set(MLX_ANVIL_ISAS "${MLX_ANVIL_ISAS_REMEMBERED}")
+  endif()
+endif()
 
 # Sets `isa` to the name of this machine's best, by the code that chooses at run time.
 function(mlx_anvil_native_isa isa)
-  if(NOT DEFINED MLX_ANVIL_NATIVE_ISA)
-    set(folder ${CMAKE_CURRENT_SOURCE_DIR})
-    try_run(ran compiled
-      SOURCES ${folder}/cmake/native_isa.cpp ${folder}/csrc/common/isa.cpp
-      CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${folder}/csrc
-      COMPILE_DEFINITIONS -DMLX_ANVIL_HAS_AVX2=1 -DMLX_ANVIL_HAS_AVX512=1 -DMLX_ANVIL_HAS_AVX512_BF16=1
-      CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON
-      COMPILE_OUTPUT_VARIABLE errors RUN_OUTPUT_STDOUT_VARIABLE name)
-    if(NOT compiled OR NOT ran EQUAL 0)
-      message(FATAL_ERROR "cannot tell this machine's instruction set; MLX_ANVIL_ISAS=all does without: ${errors}")
-    endif()
-    string(STRIP "${name}" name)
-    set(MLX_ANVIL_NATIVE_ISA ${name} CACHE INTERNAL "")
+  set(root ${CMAKE_CURRENT_SOURCE_DIR})
+  try_run(ran compiled
+    SOURCES ${root}/cmake/native_isa.cpp ${root}/csrc/common/isa.cpp
+    NO_CACHE
+    CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${root}/csrc
+    COMPILE_DEFINITIONS -DMLX_ANVIL_HAS_AVX2=1 -DMLX_ANVIL_HAS_AVX512=1 -DMLX_ANVIL_HAS_AVX512_BF16=1
+    CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON
+    COMPILE_OUTPUT_VARIABLE errors RUN_OUTPUT_STDOUT_VARIABLE name)
+  if(NOT compiled OR NOT ran EQUAL 0)
+    message(FATAL_ERROR "cannot tell this machine's instruction set; MLX_ANVIL_ISAS=all does without: ${errors}")
   endif()
-  set(${isa} ${MLX_ANVIL_NATIVE_ISA} PARENT_SCOPE)
+  string(STRIP "${name}" name)
+  set(${isa} ${name} PARENT_SCOPE)
 endfunction()
 
 function(mlx_anvil_add_isa target isa)
@@ -62,14 +65,11 @@ function(mlx_anvil_add_cpu_kernels target)
   if(processor MATCHES "x86_64|AMD64")
     list(APPEND all avx2 avx512 avx512_bf16)
   endif()
-  if(MLX_ANVIL_ISAS STREQUAL "all" OR all STREQUAL "baseline")
+  if(MLX_ANVIL_ISAS STREQUAL "all" OR all STREQUAL "baseline" OR CMAKE_CROSSCOMPILING)
     set(isas ${all})
   elseif(MLX_ANVIL_ISAS STREQUAL "native")
-    set(isas ${all})
-    if(NOT CMAKE_CROSSCOMPILING)
-      mlx_anvil_native_isa(native)
-      set(isas baseline ${native})
-    endif()
+    mlx_anvil_native_isa(native)
+    set(isas baseline ${native})
   else()
     set(isas baseline ${MLX_ANVIL_ISAS})
     foreach(isa IN LISTS isas)
@@ -80,7 +80,12 @@ function(mlx_anvil_add_cpu_kernels target)
   endif()
   list(REMOVE_DUPLICATES isas)
   message(STATUS "CPU kernels for ${isas}")
-  mlx_anvil_add_isa(${target} baseline SOURCES ${ARGN})
+  # This machine runs the other kernels; baseline ones are for where the package may be moved.
+  set(optimisation "")
+  if(MLX_ANVIL_ISAS STREQUAL "native" AND NOT isas STREQUAL "baseline")
+    set(optimisation -O1)
+  endif()
+  mlx_anvil_add_isa(${target} baseline SOURCES ${ARGN} FLAGS ${optimisation})
   if(processor MATCHES "x86_64|AMD64")
     mlx_anvil_add_isa(${target} avx2 SOURCES ${ARGN} FLAGS -mavx2 -mfma -mf16c)
     # Vectors of 512 bits are what these kernels are written in; compilers would keep to 256.
