@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from mlx_anvil import _ext
 from mlx_anvil._check import FLOOR, OUTPUT_FACTOR
 from mlx_anvil._check import GRADIENT_FACTOR as GRADIENT_FACTOR  # for the tests that judge gradients
 
@@ -28,6 +29,12 @@ def backend_scope(*, checked: bool | None = None) -> AbstractContextManager[None
     """What makes a thread's ops run on the backend that is tested; every new thread needs its own."""
     checked = check_simulation if checked is None else checked
     return mlx_anvil.simulate(checked=checked) if backend == "simulator" else nullcontext()
+
+
+def isas() -> list:
+    """Parameters of a test for every instruction set of this machine; it skips those that the build left out."""
+    left_out = pytest.mark.skip(reason="this build has no kernels for it: MLX_ANVIL_ISAS=all pip install .")
+    return [*_ext._supported_isas(), *(pytest.param(name, marks=left_out) for name in _ext._left_out_isas())]
 
 
 def kernel_names(trace: mlx_anvil.Trace) -> list[str]:

@@ -34,7 +34,7 @@ def main() -> int:
         options = [
             f"-Cbuild-dir={folder}/build",
             "-Ccmake.define.MLX_ANVIL_SANITIZE=ON",
-            f"-Ccmake.define.MLX_ANVIL_SANITIZED_ISAS=baseline;{chosen_isa()}",
+            f"-Ccmake.define.MLX_ANVIL_ISAS=baseline;{chosen_isa()}",
             "-Ccmake.build-type=RelWithDebInfo",
         ]
         subprocess.run([*install, "--target", f"{folder}/site", *options, str(ROOT)], check=True)

@@ -10,6 +10,9 @@ namespace mlx_anvil {
 namespace {
 
 #if defined(__x86_64__) || defined(_M_X64)
+constexpr bool kBuilt[] = {true, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
+                           MLX_ANVIL_HAS_AVX512_BF16};
+
 bool machine_has(Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
@@ -26,6 +29,12 @@ bool machine_has(Isa isa) {
              __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   }
   return false;
+}
+#else
+constexpr bool kBuilt[] = {true};
+
+bool machine_has(Isa) {
+  return true;
 }
 #endif
 
@@ -53,13 +62,11 @@ std::atomic<Isa>& chosen() {
 }  // namespace
 
 bool isa_supported(Isa isa) {
-#if defined(__x86_64__) || defined(_M_X64)
-  constexpr bool kBuilt[] = {true, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
-                             MLX_ANVIL_HAS_AVX512_BF16};
   return kBuilt[static_cast<int>(isa)] && machine_has(isa);
-#else
-  return isa == Isa::kBaseline;
-#endif
+}
+
+bool isa_left_out(Isa isa) {
+  return !kBuilt[static_cast<int>(isa)] && machine_has(isa);
 }
 
 const char* isa_name(Isa isa) {

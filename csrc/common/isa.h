@@ -20,6 +20,10 @@ inline constexpr Isa kAllIsas[] = {Isa::kBaseline};
 // Returns true if this machine has the instructions and this build has the kernels.
 bool isa_supported(Isa isa);
 
+// Returns true if this machine has the instructions, but this build lacks the kernels (CMake's
+// MLX_ANVIL_ISAS).
+bool isa_left_out(Isa isa);
+
 // The best instruction set that machine and build support. The environment variable MLX_ANVIL_ISA
 // selects another by its name below, for tests and comparisons.
 Isa current_isa();
@@ -37,7 +41,7 @@ const char* isa_name(Isa isa);
     extern const Table name##_table;              \
   }
 
-// Sanitizer builds omit some instruction sets: MLX_ANVIL_HAS_... are 0 or 1.
+// Most builds omit some instruction sets (cmake/CpuKernels.cmake): MLX_ANVIL_HAS_... are 0 or 1.
 #define MLX_ANVIL_TABLE_IF_1(isa, name) &isa_##isa::name##_table
 #define MLX_ANVIL_TABLE_IF_0(isa, name) nullptr
 #define MLX_ANVIL_TABLE_PASTED(has, isa, name) MLX_ANVIL_TABLE_IF_##has(isa, name)

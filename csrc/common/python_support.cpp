@@ -34,10 +34,10 @@ namespace mlx_anvil {
 
 namespace {
 
-std::vector<std::string> supported_isas() {
+std::vector<std::string> isa_names(bool (*wanted)(Isa)) {
   std::vector<std::string> names;
   for (Isa isa : kAllIsas) {
-    if (isa_supported(isa)) {
+    if (wanted(isa)) {
       names.push_back(isa_name(isa));
     }
   }
@@ -289,7 +289,8 @@ void bind_support(nb::module_& m) {
   bind_trace(m);
   bind_blocks(m);
   bind_simulate(m);
-  m.def("_supported_isas", &supported_isas);
+  m.def("_supported_isas", [] { return isa_names(isa_supported); });
+  m.def("_left_out_isas", [] { return isa_names(isa_left_out); });
   m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });
   m.def("_set_isa", &set_isa, "name"_a);
   m.def("_max_threads", &max_threads);

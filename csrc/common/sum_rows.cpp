@@ -18,7 +18,7 @@ constexpr int64_t kRun = 16;      // rows read side by side
 // Minimum elements per part. The parts' sums are added at the end.
 constexpr int64_t kPartElements = 131072;
 constexpr int64_t kMostParts = 64;
-constexpr int64_t kGrain = 32768;  // minimum elements per thread
+constexpr int64_t kSumGrain = 32768;  // minimum elements per thread
 
 // Uses several accumulators to hide the latency of the addition.
 double sum_of(const float* x, int64_t count) {
@@ -46,7 +46,7 @@ void sum_short(const RowSum& sum) {
   const int64_t at_once = kChunk / sum.rows;
   const PerDtype<SumKernels>& kernels = sum_kernels();
   parallel_for(
-      ceil_div(sum.outer, at_once), ceil_div(kGrain, kChunk), [&](int64_t begin, int64_t end) {
+      ceil_div(sum.outer, at_once), ceil_div(kSumGrain, kChunk), [&](int64_t begin, int64_t end) {
         alignas(64) float numbers[kChunk], lost[kChunk], totals[kChunk];
         for (int64_t unit = begin; unit < end; ++unit) {
           const int64_t first = unit * at_once, count = std::min(at_once, sum.outer - first);
@@ -85,7 +85,7 @@ class Summation {
 
   void run() {
     const int64_t elements = ceil_div(full_, parts_) * std::min(width_, kChunk);
-    const int64_t grain = ceil_div(kGrain, std::max<int64_t>(1, elements));
+    const int64_t grain = ceil_div(kSumGrain, std::max<int64_t>(1, elements));
     parallel_for(sum_.outer * chunks_ * parts_, grain, [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         add_part(unit / parts_ / chunks_, unit / parts_ % chunks_ * kChunk, unit % parts_);

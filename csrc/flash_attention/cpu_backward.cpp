@@ -12,9 +12,9 @@ namespace mlx_anvil {
 
 namespace {
 
-class Backward {
+class BackwardCall {
  public:
-  explicit Backward(const AttentionBackwardArgs& args)
+  explicit BackwardCall(const AttentionBackwardArgs& args)
       : args_(args),
         kernels_(attention_backward_kernels()[args.dtype]),
         blocks_(args.sizes, backward_tile(args.sizes)),
@@ -103,7 +103,7 @@ class Backward {
 }  // namespace
 
 void attention_backward_cpu(const AttentionBackwardArgs& args) {
-  Backward(args).run();
+  BackwardCall(args).run();
 }
 
 }  // namespace mlx_anvil

@@ -15,8 +15,6 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr const char* kOp = "flash_attention";
-
 // ---- checks -------------------------------------------------------------------------------------
 
 std::string describe(const char* name, const mx::array& x) {
@@ -29,18 +27,19 @@ std::string describe(const char* name, const mx::array& x) {
                                  const char* b_name,
                                  const mx::array& b,
                                  const std::string& allowed) {
-  throw_value_error(
-      kOp, describe(a_name, a) + " and " + describe(b_name, b) + "; allowed: " + allowed + ".");
+  throw_value_error(kFlashAttention, describe(a_name, a) + " and " + describe(b_name, b) +
+                                         "; allowed: " + allowed + ".");
 }
 
 void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
   for (const auto& [name, x] : {NamedArray{"q", q}, NamedArray{"k", k}, NamedArray{"v", v}}) {
     if (x.ndim() != 4) {
-      throw_value_error(kOp,
+      throw_value_error(kFlashAttention,
                         describe(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
     }
     if (x.shape(3) == 0) {
-      throw_value_error(kOp, describe(name, x) + "; allowed: a head_dim of at least 1.");
+      throw_value_error(kFlashAttention,
+                        describe(name, x) + "; allowed: a head_dim of at least 1.");
     }
   }
   if (q.shape(0) != k.shape(0)) {
@@ -67,24 +66,24 @@ void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
 // A shape has at most 2^31 keys, so a larger window side is unbounded.
 int64_t window_side(const char* side, int64_t keys) {
   if (keys < -1) {
-    throw_value_error(kOp, "window_size has " + std::to_string(keys) + " on the " + side +
-                               "; allowed: 0 or more, or -1 for all.");
+    throw_value_error(kFlashAttention, "window_size has " + std::to_string(keys) + " on the " +
+                                           side + "; allowed: 0 or more, or -1 for all.");
   }
   return keys < 0 ? kUnboundedWindow : std::min(keys, kUnboundedWindow);
 }
 
 float checked_softcap(const std::optional<float>& softcap) {
   if (softcap && !(*softcap >= 0 && std::isfinite(*softcap))) {
-    throw_value_error(kOp, "softcap is " + std::to_string(*softcap) +
-                               "; allowed: None, or a positive number (0 is None).");
+    throw_value_error(kFlashAttention, "softcap is " + std::to_string(*softcap) +
+                                           "; allowed: None, or a positive number (0 is None).");
   }
   return softcap.value_or(0.0f);
 }
 
 float checked_scale(const std::optional<float>& scale, int head_dim) {
   if (scale && !std::isfinite(*scale)) {
-    throw_value_error(
-        kOp, "scale is " + std::to_string(*scale) + "; allowed: None, or a finite number.");
+    throw_value_error(kFlashAttention, "scale is " + std::to_string(*scale) +
+                                           "; allowed: None, or a finite number.");
   }
   return scale.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
 }
@@ -92,9 +91,10 @@ float checked_scale(const std::optional<float>& scale, int head_dim) {
 // Throws unless the dtype of `x` promotes to `dtype`.
 void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
   if (mx::promote_types(x.dtype(), dtype) != dtype) {
-    throw_value_error(kOp, std::string(name) + " has dtype " + to_text(x.dtype()) +
-                               "; allowed: dtypes that promote to that of q, k and v, " +
-                               to_text(dtype) + ".");
+    throw_value_error(kFlashAttention,
+                      std::string(name) + " has dtype " + to_text(x.dtype()) +
+                          "; allowed: dtypes that promote to that of q, k and v, " +
+                          to_text(dtype) + ".");
   }
 }
 
@@ -113,8 +113,9 @@ mx::array checked_mask(const mx::array& mask,
     return true;
   }();
   if (!fits) {
-    throw_value_error(kOp, describe("mask", mask) + "; allowed: shapes that broadcast with " +
-                               to_text(scores) + ", [batch, q heads, q length, k length].");
+    throw_value_error(kFlashAttention,
+                      describe("mask", mask) + "; allowed: shapes that broadcast with " +
+                          to_text(scores) + ", [batch, q heads, q length, k length].");
   }
   if (mask.dtype() != mx::bool_) {
     check_promotes("mask", mask, dtype);
@@ -129,9 +130,9 @@ mx::array checked_mask(const mx::array& mask,
 // float32 [1, q_heads]
 mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
   if (sinks.ndim() != 1 || sinks.shape(0) != q.shape(1)) {
-    throw_value_error(kOp, describe("sinks", sinks) + " and " + describe("q", q) +
-                               "; allowed: one number per head of q, (" +
-                               std::to_string(q.shape(1)) + ",).");
+    throw_value_error(kFlashAttention, describe("sinks", sinks) + " and " + describe("q", q) +
+                                           "; allowed: one number per head of q, (" +
+                                           std::to_string(q.shape(1)) + ",).");
   }
   check_promotes("sinks", sinks, dtype);
   return mx::expand_dims(mx::astype(sinks, mx::float32, s), 0, s);
@@ -180,7 +181,7 @@ AttentionResult shapeless(const mx::array& q,
     const auto [out, lse] = flash_attention(in[0], in[1], in[2], own, s);
     return lse ? Arrays{out, *lse} : Arrays{out};
   };
-  const Arrays outputs = shapeless_node(kOp, s, std::move(inputs), graph);
+  const Arrays outputs = shapeless_node(kFlashAttention, s, std::move(inputs), graph);
   return {outputs[0], options.return_lse ? std::optional(outputs[1]) : std::nullopt};
 }
 
@@ -192,14 +193,14 @@ AttentionResult flash_attention(const mx::array& q,
                                 const AttentionOptions& options,
                                 mx::StreamOrDevice stream) {
   const std::initializer_list<NamedArray> arrays = {{"q", q}, {"k", k}, {"v", v}};
-  require_kernel_dtypes(kOp, arrays);
+  require_kernel_dtypes(kFlashAttention, arrays);
   check_shapes(q, k, v);
   AttentionConfig config;
   config.scale = checked_scale(options.scale, q.shape(3));
   config.softcap = checked_softcap(options.softcap);
   config.window_left = window_side("left", options.window.first);
   config.window_right = window_side("right", options.window.second);
-  const mx::Stream s = require_stream(kOp, stream);
+  const mx::Stream s = require_stream(kFlashAttention, stream);
   if (traces_shapeless({&q, &k, &v, std::get_if<mx::array>(&options.mask),
                         options.sinks ? &*options.sinks : nullptr})) {
     return shapeless(q, k, v, options, s);
@@ -210,7 +211,8 @@ AttentionResult flash_attention(const mx::array& q,
                      std::nullopt, std::nullopt};
   if (const auto* name = std::get_if<std::string>(&options.mask)) {
     if (*name != "causal") {
-      throw_value_error(kOp, "mask is '" + *name + "'; allowed: None, 'causal', or an array.");
+      throw_value_error(kFlashAttention,
+                        "mask is '" + *name + "'; allowed: None, 'causal', or an array.");
     }
     config.window_right = 0;
   }
@@ -225,7 +227,7 @@ AttentionResult flash_attention(const mx::array& q,
 
   Arrays outputs;
   if (const std::string reason = why_composed(in, s); !reason.empty()) {
-    note_fallback(kOp, reason);
+    note_fallback(kFlashAttention, reason);
     outputs = compose_attention(config, in, s);
   } else {
     const bool with_lse = options.return_lse || may_be_differentiated(in);

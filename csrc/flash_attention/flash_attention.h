@@ -12,6 +12,8 @@ namespace mlx_anvil {
 
 namespace mx = mlx::core;
 
+inline constexpr const char* kFlashAttention = "flash_attention";  // in messages
+
 struct AttentionOptions {
   std::optional<float> scale;  // default: head_dim^-0.5
   // "causal", a bool mask (true: visible), or a mask added to the scores.

@@ -76,7 +76,7 @@ const ForwardTile& forward_tile(std::string_view dtype,
   const ForwardTile* tile = matrix_units ? first_that_holds(kMatrixTiles, dtype, sizes) : nullptr;
   tile = tile ? tile : first_that_holds(kTiles, dtype, sizes);
   if (!tile) {
-    throw_internal_error(kAttentionOp, "no kernel for this head_dim.");
+    throw_internal_error(kFlashAttention, "no kernel for this head_dim.");
   }
   return *tile;
 }
@@ -145,7 +145,7 @@ const DecodeTile& decode_tile(const AttentionSizes& sizes, bool matrix_units) {
   const DecodeTile* tile = matrix_units ? narrowest(kMatrixTiles, sizes) : nullptr;
   tile = tile ? tile : narrowest(kTiles, sizes);
   if (!tile) {
-    throw_internal_error(kAttentionOp, "no decode kernel for this head_dim.");
+    throw_internal_error(kFlashAttention, "no decode kernel for this head_dim.");
   }
   return *tile;
 }

@@ -20,7 +20,7 @@ AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
                                  const AttentionArrays& arrays) {
   if (std::max(sizes.q_len, sizes.kv_len) > kLongest) {
-    throw_internal_error(kAttentionOp, "the kernels take at most 2^28 queries and keys.");
+    throw_internal_error(kFlashAttention, "the kernels take at most 2^28 queries and keys.");
   }
   AttentionParams params{};
   copy_strides(params.q_strides, *arrays.q);
@@ -101,7 +101,7 @@ KernelInputs attention_inputs(const AttentionArrays& arrays) {
 }
 
 const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants) {
-  return kernel_named(kAttentionOp, name, constants);
+  return kernel_named(kFlashAttention, name, constants);
 }
 
 }  // namespace mlx_anvil

@@ -5,12 +5,11 @@
 
 #include "common/launch.h"
 #include "common/launch_arrays.h"
+#include "flash_attention/flash_attention.h"
 #include "flash_attention/gpu.h"
 #include "metal/flash_attention/params.h"
 
 namespace mlx_anvil {
-
-inline constexpr const char* kAttentionOp = "flash_attention";
 
 // Indices as in metal/flash_attention/scores.h.
 enum class AttentionConstant : uint32_t {

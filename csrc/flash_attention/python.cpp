@@ -11,15 +11,15 @@ using namespace nb::literals;
 
 namespace {
 
-constexpr const char* kOp = "flash_attention";
-
 std::optional<float> to_optional_number(const char* argument, nb::handle value) {
-  return value.is_none() ? std::nullopt
-                         : std::optional(to_float32(kOp, argument, value, "None, or a number"));
+  return value.is_none()
+             ? std::nullopt
+             : std::optional(to_float32(kFlashAttention, argument, value, "None, or a number"));
 }
 
 int64_t to_keys(nb::handle value) {
-  return to_int(kOp, "window_size", value, "None, an int, or a pair of ints (left, right)");
+  return to_int(kFlashAttention, "window_size", value,
+                "None, an int, or a pair of ints (left, right)");
 }
 
 // An int counts the keys on either side, including the query's own position.
@@ -29,15 +29,17 @@ std::pair<int64_t, int64_t> to_window(nb::handle value) {
   }
   if (nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value)) {
     if (nb::len(value) != 2) {
-      throw_value_error(kOp, "window_size has " + std::to_string(nb::len(value)) +
-                                 " entries; allowed: None, an int, or a pair (left, right).");
+      throw_value_error(kFlashAttention,
+                        "window_size has " + std::to_string(nb::len(value)) +
+                            " entries; allowed: None, an int, or a pair (left, right).");
     }
     return {to_keys(value[0]), to_keys(value[1])};
   }
   const int64_t keys = to_keys(value);
   if (keys != -1 && keys < 1) {
-    throw_value_error(kOp, "window_size is " + std::to_string(keys) +
-                               "; allowed: at least 1 (the query's own position), or -1 for all.");
+    throw_value_error(kFlashAttention,
+                      "window_size is " + std::to_string(keys) +
+                          "; allowed: at least 1 (the query's own position), or -1 for all.");
   }
   const int64_t side = keys == -1 ? -1 : keys - 1;
   return {side, side};
@@ -56,14 +58,14 @@ AttentionOptions to_attention_options(nb::handle scale,
   } else if (nb::isinstance<mx::array>(mask)) {
     options.mask = nb::cast<mx::array>(mask);
   } else if (!mask.is_none()) {
-    throw_type_error(kOp, "mask", mask, "None, 'causal', mlx.core.array");
+    throw_type_error(kFlashAttention, "mask", mask, "None, 'causal', mlx.core.array");
   }
   if (!sinks.is_none()) {
-    options.sinks = to_array(kOp, "sinks", sinks);
+    options.sinks = to_array(kFlashAttention, "sinks", sinks);
   }
   options.window = to_window(window_size);
   options.softcap = to_optional_number("softcap", softcap);
-  options.return_lse = to_bool(kOp, "return_lse", return_lse);
+  options.return_lse = to_bool(kFlashAttention, "return_lse", return_lse);
   return options;
 }
 
@@ -146,9 +148,10 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle return_lse,
                                      nb::handle stream) {
   auto [out, lse] =
-      flash_attention(to_array(kOp, "q", q), to_array(kOp, "k", k), to_array(kOp, "v", v),
+      flash_attention(to_array(kFlashAttention, "q", q), to_array(kFlashAttention, "k", k),
+                      to_array(kFlashAttention, "v", v),
                       to_attention_options(scale, mask, sinks, window_size, softcap, return_lse),
-                      to_stream_or_device(kOp, stream));
+                      to_stream_or_device(kFlashAttention, stream));
   return lse ? nb::object(nb::make_tuple(out, *lse)) : nb::cast(out);
 }
 

@@ -22,7 +22,7 @@ constexpr int64_t kGrain = 32768;
 
 // A weight gradient is summed in at most this many parts of at least a grain each. The parts do not
 // depend on the number of threads, so neither does the result.
-constexpr int64_t kMostParts = 64;
+constexpr int64_t kMostRunsOfGroup = 64;
 constexpr int64_t kRunRows = 256;
 
 int64_t rows_of_grain(int64_t columns) {
@@ -135,7 +135,7 @@ void norm_backward_cpu(const NormProblem& problem,
   args.rows_per_group = rows_per_group;
 
   const int64_t rows_per_part =
-      std::max(ceil_div(rows_per_group, kMostParts), rows_of_grain(columns));
+      std::max(ceil_div(rows_per_group, kMostRunsOfGroup), rows_of_grain(columns));
   const int64_t parts = ceil_div(rows_per_group, rows_per_part);  // per group
   const int64_t all_parts = problem.groups * parts;
   const AlignedFloats sums(all_parts * padded * ((d_weight != nullptr) + (d_bias != nullptr)));

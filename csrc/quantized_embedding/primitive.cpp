@@ -8,13 +8,12 @@
 #include "common/errors.h"
 #include "quantized_embedding/cpu.h"
 #include "quantized_embedding/gpu.h"
+#include "quantized_embedding/quantized_embedding.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-constexpr const char* kOp = "quantized_embedding";
 
 // This many elements take 0.2 ms on two cores. A round trip to the thread of MLX's CPU stream takes
 // 0.1 ms.
@@ -37,7 +36,7 @@ mx::array without_row(const mx::array& rows, const mx::array& ids, mx::Stream s)
 class QuantizedEmbedding : public QuantizedPrimitive {
  public:
   QuantizedEmbedding(mx::Stream stream, const QuantizedFormat& format, mx::Dtype dtype)
-      : QuantizedPrimitive(stream, kOp, format), dtype_(dtype) {}
+      : QuantizedPrimitive(stream, kQuantizedEmbedding, format), dtype_(dtype) {}
 
   const char* kind() const override { return "QuantizedEmbedding"; }
 
@@ -71,7 +70,8 @@ class QuantizedEmbedding : public QuantizedPrimitive {
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_dense(outputs[0], stream());
-    dispatch_cpu(kOp, inputs, outputs, args_of(inputs, outputs[0]), quantized_embedding_cpu);
+    dispatch_cpu(kQuantizedEmbedding, inputs, outputs, args_of(inputs, outputs[0]),
+                 quantized_embedding_cpu);
   }
 
   // Computes the rows eagerly on the calling thread. All inputs must be available.
@@ -79,7 +79,7 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     mx::array out(std::move(output_shapes(inputs)[0]), dtype_, nullptr, {});
     allocate_dense(out, stream());
     quantized_embedding_cpu(args_of(inputs, out));
-    record_on_cpu(*this, [&] { return kernel_text(kOp, out); });
+    record_on_cpu(*this, [&] { return kernel_text(kQuantizedEmbedding, out); });
     out.set_status(mx::array::Status::available);
     return out;
   }
@@ -153,9 +153,10 @@ class QuantizedEmbedding : public QuantizedPrimitive {
     for (int i : argnums) {
       if (i < 2 || !format_.has_biases()) {
         const char* const names[] = {"ids", "w", "scales", "biases"};
-        throw_value_error(kOp, std::string("no gradient in ") + names[i] +
-                                   ", which holds integers; allowed: scales and biases of mode "
-                                   "'affine'.");
+        throw_value_error(kQuantizedEmbedding,
+                          std::string("no gradient in ") + names[i] +
+                              ", which holds integers; allowed: scales and biases of mode "
+                              "'affine'.");
       }
     }
   }
@@ -182,7 +183,7 @@ mx::array apply_quantized_embedding(const QuantizedFormat& format,
                                     mx::Stream s) {
   std::string why_not;
   if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
-    note_fallback(kOp, why_not);
+    note_fallback(kQuantizedEmbedding, why_not);
     const QuantizedMatrix rows = rows_of(matrix, ids, s);
     const mx::array numbers =
         mx::dequantize(rows.w, rows.scales, rows.biases, format.group, format.bits,

@@ -11,14 +11,12 @@ using namespace nb::literals;
 
 namespace {
 
-constexpr const char* kOp = "quantized_embedding";
-
 const mx::array& to_ids(nb::handle value) {
-  const mx::array& ids = to_array(kOp, "ids", value);
+  const mx::array& ids = to_array(kQuantizedEmbedding, "ids", value);
   if (!mx::issubdtype(ids.dtype(), mx::integer)) {
     const std::string text =
         "ids has dtype " + to_text(ids.dtype()) + "; allowed: an integer dtype.";
-    throw nb::type_error(op_message(kOp, text).c_str());
+    throw nb::type_error(op_message(kQuantizedEmbedding, text).c_str());
   }
   return ids;
 }
@@ -28,7 +26,7 @@ std::optional<mx::Dtype> to_optional_dtype(nb::handle value) {
     return std::nullopt;
   }
   if (!nb::isinstance<mx::Dtype>(value)) {
-    throw_type_error(kOp, "dtype", value, "None, or mlx.core.Dtype");
+    throw_type_error(kQuantizedEmbedding, "dtype", value, "None, or mlx.core.Dtype");
   }
   return nb::cast<mx::Dtype>(value);
 }
@@ -77,14 +75,15 @@ Matches ``mlx.nn.QuantizedEmbedding``.
 
 const BindOp bind_quantized_embedding([](nb::module_& m) {
   m.def(
-      kOp,
+      kQuantizedEmbedding,
       [](nb::handle ids, nb::handle w, nb::handle scales, nb::handle biases, nb::handle group_size,
          nb::handle bits, nb::handle mode, nb::handle dtype, nb::handle stream) {
         const mx::array& id_array = to_ids(ids);
-        QuantizedMatrix matrix = to_quantized_matrix(kOp, "", w, scales, biases);
-        return quantized_embedding(id_array, std::move(matrix),
-                                   to_quantized_options(kOp, group_size, bits, mode),
-                                   to_optional_dtype(dtype), to_stream_or_device(kOp, stream));
+        QuantizedMatrix matrix = to_quantized_matrix(kQuantizedEmbedding, "", w, scales, biases);
+        return quantized_embedding(
+            id_array, std::move(matrix),
+            to_quantized_options(kQuantizedEmbedding, group_size, bits, mode),
+            to_optional_dtype(dtype), to_stream_or_device(kQuantizedEmbedding, stream));
       },
       "ids"_a.none(), "w"_a.none(), "scales"_a.none(), "biases"_a = nb::none(),
       "group_size"_a = nb::none(), "bits"_a = nb::none(), "mode"_a.none() = "affine", nb::kw_only(),

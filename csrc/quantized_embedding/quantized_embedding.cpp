@@ -13,16 +13,15 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr const char* kOp = "quantized_embedding";
-
 template <class T>
 void check_id(T id, int64_t rows) {
   const bool inside = id < 0 ? static_cast<int64_t>(id) >= -rows
                              : static_cast<uint64_t>(id) < static_cast<uint64_t>(rows);
   if (!inside) {
-    throw_value_error(kOp, "ids has " + std::to_string(id) + " and w " + std::to_string(rows) +
-                               " rows; allowed: " + std::to_string(-rows) + " to " +
-                               std::to_string(rows - 1) + ".");
+    throw_value_error(kQuantizedEmbedding, "ids has " + std::to_string(id) + " and w " +
+                                               std::to_string(rows) +
+                                               " rows; allowed: " + std::to_string(-rows) + " to " +
+                                               std::to_string(rows - 1) + ".");
   }
 }
 
@@ -84,26 +83,28 @@ mx::array quantized_embedding(const mx::array& ids,
                               const QuantizedOptions& options,
                               const std::optional<mx::Dtype>& dtype,
                               mx::StreamOrDevice stream) {
-  const QuantizedFormat format = checked_format(kOp, options);
-  check_matrix(kOp, "", format, matrix);
+  const QuantizedFormat format = checked_format(kQuantizedEmbedding, options);
+  check_matrix(kQuantizedEmbedding, "", format, matrix);
   if (matrix.w.ndim() != 2) {
-    throw_value_error(kOp, describe("w", matrix.w) + "; allowed: rank 2, [rows, packed columns].");
+    throw_value_error(kQuantizedEmbedding,
+                      describe("w", matrix.w) + "; allowed: rank 2, [rows, packed columns].");
   }
   if (matrix.w.shape(0) == 0 && ids.size() > 0) {
-    throw_value_error(kOp, describe("w", matrix.w) + " and " + describe("ids", ids) +
-                               "; allowed: at least one row.");
+    throw_value_error(
+        kQuantizedEmbedding,
+        describe("w", matrix.w) + " and " + describe("ids", ids) + "; allowed: at least one row.");
   }
   if (dtype && !is_kernel_dtype(*dtype)) {
-    throw_value_error(
-        kOp, "dtype is " + to_text(*dtype) + "; allowed: None, float32, float16, bfloat16.");
+    throw_value_error(kQuantizedEmbedding, "dtype is " + to_text(*dtype) +
+                                               "; allowed: None, float32, float16, bfloat16.");
   }
-  const mx::Stream s = require_stream(kOp, stream);
+  const mx::Stream s = require_stream(kQuantizedEmbedding, stream);
   check_ids(ids, matrix.w.shape(0), s);
   if (traces_shapeless(ids, {&matrix})) {
     const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
       return {quantized_embedding(own, std::move(matrices[0]), options, dtype, s)};
     };
-    return shapeless_node(kOp, s, ids, {&matrix}, call)[0];
+    return shapeless_node(kQuantizedEmbedding, s, ids, {&matrix}, call)[0];
   }
   // Kernels read 32- and 64-bit ids.
   const mx::array wide = ids.itemsize() < 4 ? mx::astype(ids, mx::int32, s) : ids;

@@ -81,7 +81,7 @@ constexpr int64_t kRowsOfTurn = kPlainThreads;  // rows of w per turn, 32 per si
 // ---- matmul.metal -------------------------------------------------------------------------------
 
 constexpr int64_t kTileRows = 32;
-constexpr int64_t kTileColumns = 64;
+constexpr int64_t kGpuTileColumns = 64;
 
 // Columns per threadgroup: those of its lanes, as in PlainColumns.
 int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
@@ -265,7 +265,7 @@ void launch_tiled(const QuantizedFormat& format,
       {{kRowsAreVectors, request.words_are_vectors(format)},
        {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})}},
       params_of(format, sizes),
-      {static_cast<uint32_t>(ceil_div(columns, kTileColumns)),
+      {static_cast<uint32_t>(ceil_div(columns, kGpuTileColumns)),
        static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)), static_cast<uint32_t>(sizes.batch)});
 }
 

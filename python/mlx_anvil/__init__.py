@@ -76,5 +76,5 @@ __all__ = [
     "unpatch",
 ]
 
-_compat.check_isa(_ext._supported_isas())
+_compat.check_isa(_ext._supported_isas(), _ext._left_out_isas())
 _cuda.register()

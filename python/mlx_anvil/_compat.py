@@ -36,9 +36,14 @@ def installed_nanobind_tags() -> list[str]:
     return [match["tag"] for match in matches if match]
 
 
-def check_isa(supported: list[str]) -> None:
+def check_isa(supported: list[str], left_out: list[str]) -> None:
     """Raises ImportError where MLX_ANVIL_ISA asks for kernels that this machine or build lacks."""
     wanted = os.environ.get("MLX_ANVIL_ISA")
+    if wanted in left_out:
+        raise ImportError(
+            f"[MLX_ANVIL_ISA] is {wanted!r}, for which this build has no kernels; it has {', '.join(supported)}.\n"
+            f"To build all, from the source folder: MLX_ANVIL_ISAS=all pip install ."
+        )
     if wanted and wanted not in supported:
         raise ImportError(f"[MLX_ANVIL_ISA] is {wanted!r}; allowed on this machine: {', '.join(supported)}.")
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from mlx_anvil import _compat
 
 pytestmark = pytest.mark.cpu_only  # of the call alone; nothing is evaluated
 
@@ -155,6 +156,15 @@ def test_prompt_lengths_of_prebuild():
         mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=5)
     with pytest.raises(ValueError, match=r"^\[prebuild\] prompt_lengths is .*; allowed: whole numbers of 1 or more"):
         mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=(1.5,))
+
+
+def test_instruction_set_that_the_build_left_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLX_ANVIL_ISA", "avx2")
+    with pytest.raises(
+        ImportError, match=r"^\[MLX_ANVIL_ISA\] is 'avx2', for which this build has no kernels; it has ba"
+    ):
+        _compat.check_isa(["baseline"], ["avx2"])
+    _compat.check_isa(["baseline", "avx2"], [])
 
 
 @pytest.mark.parametrize("name", ["bogus", "AVX2", " avx2", "avx512,avx2"])

@@ -7,7 +7,7 @@ import pytest
 import mlx_anvil
 from mlx_anvil import _ext
 from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw
-from support import assert_same_bits, to_numpy
+from support import assert_same_bits, isas, to_numpy
 
 pytestmark = pytest.mark.cpu_only  # kernels of a GPU add up codes times x as they are
 
@@ -17,7 +17,7 @@ OUTPUTS = COLUMNS = 128
 LARGE = 3e38
 
 
-@pytest.fixture(params=_ext._supported_isas())
+@pytest.fixture(params=isas())
 def isa(request):
     before = _ext._current_isa()
     _ext._set_isa(request.param)

@@ -11,11 +11,11 @@ import pytest
 import mlx_anvil
 from mlx_anvil import _ext
 from mlx_anvil.reference import DTYPES
-from support import max_error, to_numpy, vjp_of
+from support import isas, max_error, to_numpy, vjp_of
 
 pytestmark = pytest.mark.cpu_only
 
-ISAS = _ext._supported_isas()
+ISAS = isas()
 
 
 @pytest.fixture(params=ISAS)

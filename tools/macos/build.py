@@ -32,6 +32,8 @@ def build_wheel(sdk_folder: Path, folder: Path, options: list[str]) -> Path:
     defines = {
         "CMAKE_TOOLCHAIN_FILE": HERE / "toolchain.cmake",
         "MLX_ANVIL_MACOS_SDK": sdk_folder,
+        # File by file: an edit compiles one of them again, and a file that includes too little shows.
+        "MLX_ANVIL_UNITY": "OFF",
         "MLX_ROOT": released.mlx() / "share" / "cmake" / "MLX",
     }
     settings = [f"-Ccmake.define.{name}={value}" for name, value in defines.items()]
