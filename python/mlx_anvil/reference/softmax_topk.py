@@ -59,7 +59,7 @@ def _spec(variant: str, shapes: tuple[tuple[int, ...], ...], check: tuple[int, .
 
 _FEW_SHAPES = ((0, 9), (3, 130), (7, 3, 13), (2, 5, 11))
 
-ROUTER_SPECS = (
+SPECS = (
     _spec("", ((0, 9), (3, 0, 8), (4,), (1, 1, 257), (3, 1031), (7, 3, 13), (2, 5, 11)), check=(512, 128), k=4),
     _spec("all experts", _FEW_SHAPES, check=(512, 64), k=2, norm=False),
     _spec("sigmoid", _FEW_SHAPES, check=(512, 256), k=8, scoring="sigmoid"),

@@ -93,7 +93,7 @@ def _spec(
     )
 
 
-NORM_SPECS = (
+SPECS = (
     _spec("rms_norm", "", ("x", "weight"), check_shapes=((3, 1021), (256, 4096))),
     _spec("rms_norm", "residual", ("x", "weight", "residual"), check_shapes=((64, 4096),), weight_offset=1.0),
     _spec("rms_norm", "gate", ("x", "weight", "gate"), check_shapes=((64, 4096),)),

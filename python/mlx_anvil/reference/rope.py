@@ -108,7 +108,7 @@ _SHAPES = (
     (2, 3, 11, 26),
 )
 
-ROPE_SPECS = (
+SPECS = (
     _spec("halves", 1.0, offset=10**6),
     _spec("traditional", 0.75, traditional=True, base=500.0, scale=0.25, offset=3),
     OpSpec(
