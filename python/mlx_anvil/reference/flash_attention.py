@@ -133,8 +133,8 @@ _MASKED_SPECIAL_VALUES = (0.0, -0.0, 30.0)
 
 
 SPECS = (
-    _attention_spec("full", shapes=((1, 6, 2, 113, 203, 72), (1, 8, 8, 256, 256, 64))),
     _attention_spec("causal", shapes=((1, 8, 8, 512, 512, 64),), mask="causal"),
+    _attention_spec("full", shapes=((1, 6, 2, 113, 203, 72), (1, 8, 8, 256, 256, 64))),
     _attention_spec("decode", shapes=((1, 32, 8, 1, 2048, 128),)),
     OpSpec(
         name="flash_attention",

@@ -68,7 +68,7 @@ def _head_spec(name: str, bits: int, **options: Any) -> OpSpec:
         arguments=("x", "scales", "biases"),
         operands=("x", "scales"),
         contract_shapes=((1, 3, 1), (0, 3, 1), (8, 5, 3), (9, 67, 2), (12, 11, 2), (5, 11, 2)),
-        check_shapes=((1, 4096, 8), (3, 513, 4)),
+        check_shapes=((3, 513, 4), (1, 4096, 8)),
         float32_tolerance=5e-5,
         special_values=SPECIAL_VALUES,
         scattered_gradients=True,  # rows of w that are best for several of x are added up by MLX's scatter
