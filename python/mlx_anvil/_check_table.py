@@ -96,7 +96,7 @@ def notes(show_all: bool) -> list[str]:
     return [
         f"{relative}; of all dtypes, shapes and variants, the one nearest to its limit.",
         "ours, MLX: time of a forward call, float32 on a CPU and bfloat16 on a GPU.",
-        "forward, grad: speed-up of a call and of its gradient: time of MLX's ops over ours.",
+        "forward, grad: time of MLX's ops over ours, for a call and for its gradient.",
     ]
 
 
