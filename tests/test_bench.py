@@ -189,8 +189,8 @@ def test_a_file_gives_its_rows_back(tmp_path: Path):
         ("{", "is not JSON"),
         ("[]", "has schema None"),
         ('{"schema": "mlx_anvil.bench/0"}', f"allowed: '{SCHEMA}'"),
-        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": [{{"suite": "op"}}]}}', "lacks or misstates"),
-        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": 3}}', "lacks or misstates"),
+        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": [{{"suite": "op"}}]}}', "has a missing or invalid field"),
+        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": 3}}', "has a missing or invalid field"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str):

@@ -11,7 +11,8 @@ Value = TypeVar("Value", covariant=True)
 
 
 class Block(ContextDecorator, Generic[Value]):
-    """A ``with`` block of one thread or asyncio task. Enter it once. As a decorator, it makes a new block for each call.
+    """A ``with`` block of one thread or asyncio task. Enter it once. As a decorator, it makes a new block for each
+    call.
 
     The state is a context variable: asyncio tasks that start inside the block inherit it, and so do functions that
     ``asyncio.to_thread`` runs, until the block ends.

@@ -85,7 +85,7 @@ class Row:
         return math.inf if math.isnan(self.error) else self.error / self.limit
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields and ``passed``; the fields of ``times`` stand beside the others, and are absent if there are none."""
+        """All fields and ``passed``, with the fields of ``times``, if any, at the same level."""
         fields = asdict(self)
         return fields | (fields.pop("times") or {}) | {"passed": self.passed}
 
@@ -117,7 +117,8 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def keep_float32_exact() -> None:
-    """Turns off TF32 in MLX's float32 matrix products on CUDA, unless the environment sets it. Call it before the first.
+    """Turns off TF32 in MLX's float32 matrix products on CUDA, unless the environment sets it. Call it before the
+    first.
 
     TF32 rounds each factor to 11 bits. That would show as an error of float32, in MLX's results and in those of our
     gradients that end in a product of MLX's.

@@ -1,7 +1,8 @@
 """Checks on import that the installed MLX matches the one that the extension was compiled against.
 
 MLX's C++ ABI changes with every release, and nanobind passes types between two modules only if both were built with the
-same internals. Without this check, a mismatch appears later as a missing symbol or as "incompatible function arguments".
+same internals. Without this check, a mismatch appears later as a missing symbol or as "incompatible function
+arguments".
 """
 
 import ctypes

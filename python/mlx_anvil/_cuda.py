@@ -55,6 +55,6 @@ def _cubin(op: str, key: str, major: int, minor: int) -> tuple[str, bytes]:
 
 
 def register() -> None:
-    """Registers the loaders of PTX and cubins with the extension, if the build has any. Files are read on first launch."""
+    """Registers the loaders of PTX and cubins with the extension. Files are read on the first launch."""
     if _ext._has_cuda() and FOLDER.is_dir():
         _ext._set_cuda_modules(_ptx, _cubin)

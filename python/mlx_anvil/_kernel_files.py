@@ -1,5 +1,5 @@
-"""The format of the kernel files beside the extension, one per op. tools/build_ptx.py and tools/build_cubins.py write them,
-_cuda.py reads them. This module imports nothing of the package, because it runs before the extension exists.
+"""The format of the kernel files beside the extension, one per op. tools/build_ptx.py and tools/build_cubins.py write
+them, _cuda.py reads them. This module imports nothing of the package, because it runs before the extension exists.
 
 Each kernel starts with a line that maps its parameters to bindings, such as `// bindings 0 1 2 4`, because a kernel may
 skip an index. The image that the driver loads follows.
@@ -42,8 +42,9 @@ def cubins_name(op: str, architecture: str) -> str:
 
 
 def pack_cubins(cubins: Mapping[str, bytes]) -> bytes:
-    """Packs the cubins of one architecture, keyed by pipeline, into a .tar.xz whose bytes are reproducible. One archive holds
-    all of them, because the cubins of one kernel compress well together."""
+    """Packs the cubins of one architecture, keyed by pipeline, into a .tar.xz whose bytes are reproducible. One archive
+    holds all of them, because the cubins of one kernel compress well together.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for key, body in sorted(cubins.items()):

@@ -100,8 +100,8 @@ def prebuild(
 
     The model is called, but nothing is evaluated: the ops in the returned graph report which kernels they would launch.
     This allocates no memory for results and reads no weight. On Metal, MLX builds one pipeline at a time and blocks
-    launches meanwhile; on CUDA the threads build in parallel. The choice of kernels depends on the shapes of the arrays.
-    A kernel that these calls do not reach is built on its first launch.
+    launches meanwhile; on CUDA the threads build in parallel. The choice of kernels depends on the shapes of the
+    arrays. A kernel that these calls do not reach is built on its first launch.
 
     Args:
         model (mlx.nn.Module): a model, usually after :func:`mlx_anvil.patch`. It is not changed.
@@ -146,7 +146,8 @@ def _generation(model: nn.Module, prompt_lengths: Sequence[int], batch_size: int
     """Unevaluated results of an mlx-lm model, for a prompt of each length and the token that follows."""
     if not hasattr(model, "layers"):
         raise ValueError(
-            f"[prebuild] {type(model).__name__} has no layers, as mlx-lm's models have; allowed: such a model, or inputs=."
+            f"[prebuild] {type(model).__name__} has no layers, as mlx-lm's models have; allowed: such a model, or "
+            "inputs=."
         )
     from mlx_lm.models.cache import make_prompt_cache
 

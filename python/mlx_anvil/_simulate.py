@@ -56,15 +56,15 @@ def _seed(value: object) -> int:
 def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False) -> Block[None]:
     """Inside the block, ops of this thread (or asyncio task) on CPU streams run their Metal kernels in the simulator.
 
-    The launch is the one that Metal gets: the same kernel, function constants, bindings, params and grid. Use it to test
-    kernels without a Mac. It is slow. An op that was called inside the block is simulated wherever it is evaluated, and
-    so are its derivatives.
+    The launch is the one that Metal gets: the same kernel, function constants, bindings, params and grid. Use it to
+    test kernels without a Mac. It is slow. An op that was called inside the block is simulated wherever it is
+    evaluated, and so are its derivatives.
 
     The ``sim`` extra provides the compiler: ``pip install "mlx-anvil[sim]"``.
 
     Args:
-        checked: detect races, out-of-bounds accesses and the other errors that docs/mslc.md lists; several times slower.
-            A finding raises RuntimeError, with its line in the ``.metal`` file, when the op is evaluated.
+        checked: detect races, out-of-bounds accesses and the other errors that docs/mslc.md lists; several times
+            slower. A finding raises RuntimeError, with its line in the ``.metal`` file, when the op is evaluated.
         seed: shuffles the order in which threads run, unless it is 0. Results must not depend on it.
         matrix_units: choose the kernels of a GPU that has matrix units for 16-bit types, such as NVIDIA's.
 

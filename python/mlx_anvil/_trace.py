@@ -24,8 +24,8 @@ class Event:
         threadgroup: threads per threadgroup; zeros on the CPU.
         is_fallback: True if MLX ops ran instead of a kernel.
         reason: why the op chose this kernel or fallback.
-        bindings: buffers of a GPU kernel in binding order: ``"float16 in"``, ``"float32 out"``, ``"params 40"`` (bytes).
-            ``"float16 in =0"`` repeats the array of binding 0 for an operand that the call does not have.
+        bindings: buffers of a GPU kernel in binding order: ``"float16 in"``, ``"float32 out"``, ``"params 40"``
+            (bytes). ``"float16 in =0"`` repeats the array of binding 0 for an operand that the call does not have.
     """
 
     op: str
@@ -94,7 +94,8 @@ class Trace:
 
 
 def trace() -> Block[Trace]:
-    """Records every kernel that this thread (or asyncio task) launches inside the block, and every fallback with its reason.
+    """Records every kernel that this thread (or asyncio task) launches inside the block, and every fallback with its
+    reason.
 
     MLX is lazy and launches a kernel when its result is evaluated, so evaluate inside the block. Blocks nest.
 
@@ -126,7 +127,7 @@ def strict() -> Block[None]:
         Block: use it as ``with strict():``, or as a decorator.
 
     Raises:
-        RuntimeError: an op inside the block would fall back; the text names the op and the reason that ``trace()`` shows.
-            Also if the same block is entered twice.
+        RuntimeError: an op inside the block would fall back; the text names the op and the reason that ``trace()``
+            shows. Also if the same block is entered twice.
     """
     return Block("strict", lambda: (_ext._enter_strict(), None))

@@ -31,8 +31,8 @@ def patch_all(
     rope: bool = True,
     prebuild: bool = False,
 ) -> None:
-    """Applies :func:`mlx_anvil.patch` to every model that mlx-lm loads from now on: by ``mlx_lm.load``, its commands and
-    its server.
+    """Applies :func:`mlx_anvil.patch` to every model that mlx-lm loads from now on: by ``mlx_lm.load``, its commands
+    and its server.
 
     A model that is sharded while it loads is patched after it was sharded. Models that exist already are not changed.
     :func:`reports` has the report of each model. A second call replaces the options.
@@ -95,8 +95,8 @@ def reports() -> tuple[Report, ...]:
 def _patching(load: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a loader so that it patches the model.
 
-    The wrapper only calls the loader after ``unpatch_all``, because another package may still hold it, and inside another
-    wrapped loader, because that one may still change the model: ``sharded_load`` does.
+    The wrapper only calls the loader after ``unpatch_all``, because another package may still hold it, and inside
+    another wrapped loader, because that one may still change the model: ``sharded_load`` does.
     """
 
     @functools.wraps(load)

@@ -19,8 +19,8 @@ from mlx_anvil._ext import (
 class SwiGLU(nn.Module):
     """The Llama MLP, ``down(silu(gate(x)) * up(x))``. One kernel computes ``silu(gate) * up``.
 
-    Input and output are ``[..., dims]``, in float32, float16 or bfloat16. The parameters have the names of mlx-lm's Llama
-    (``gate_proj``, ``up_proj``, ``down_proj``), so its weights load unchanged.
+    Input and output are ``[..., dims]``, in float32, float16 or bfloat16. The parameters have the names of mlx-lm's
+    Llama (``gate_proj``, ``up_proj``, ``down_proj``), so its weights load unchanged.
 
     Args:
         dims: size of the last axis of input and output.
@@ -41,8 +41,8 @@ class SwiGLU(nn.Module):
 class QuantizedLinear(nn.QuantizedLinear):
     """``mlx.nn.QuantizedLinear``, computed by :func:`mlx_anvil.quantized_matmul`: ``y = x W^T + b``.
 
-    ``x`` is ``[..., input_dims]``, the result ``[..., output_dims]``. Arguments and parameters are those of MLX's layer,
-    so weights load and save unchanged. ``from_linear`` is inherited.
+    ``x`` is ``[..., input_dims]``, the result ``[..., output_dims]``. Arguments and parameters are those of MLX's
+    layer, so weights load and save unchanged. ``from_linear`` is inherited.
     """
 
     @classmethod
@@ -98,7 +98,8 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
 class RoPE(nn.RoPE):
     """``mlx.nn.RoPE``, computed by :func:`mlx_anvil.rope`. It has no parameters.
 
-    ``x`` is ``[batch, heads, length, head_dim]``; ``offset`` is the position of its first element, an int or one per batch.
+    ``x`` is ``[batch, heads, length, head_dim]``; ``offset`` is the position of its first element, an int or one per
+    batch.
     """
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -211,20 +212,25 @@ class RMSNorm(nn.RMSNorm):
     def __call__(
         self, x: mx.array, residual: mx.array | None = None, gate: mx.array | None = None
     ) -> mx.array | tuple[mx.array, mx.array]:
-        """The norm of ``x``, times ``silu(gate)`` if there is a gate. With a residual, returns the norm of ``x + residual`` and
-        that sum. All are ``[..., dims]``."""
+        """The norm of ``x``, times ``silu(gate)`` if there is a gate. With a residual, returns the norm of ``x +
+        residual`` and that sum. All are ``[..., dims]``.
+        """
         options: dict[str, Any] = {"residual": residual, "gate": gate, "weight_offset": self.weight_offset}
         return cast(mx.array, rms_norm(x, self["weight"], self.eps, **options))
 
 
 class LayerNorm(nn.LayerNorm):
-    """``mlx.nn.LayerNorm``, computed by :func:`mlx_anvil.layer_norm`. Arguments and parameters are those of MLX's layer."""
+    """``mlx.nn.LayerNorm``, computed by :func:`mlx_anvil.layer_norm`. Arguments and parameters are those of MLX's
+    layer.
+    """
 
     @overload
     def __call__(self, x: mx.array, residual: None = None) -> mx.array: ...
     @overload
     def __call__(self, x: mx.array, residual: mx.array) -> tuple[mx.array, mx.array]: ...
     def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array | tuple[mx.array, mx.array]:
-        """The norm of ``x``. With a residual, returns the norm of ``x + residual`` and that sum. All are ``[..., dims]``."""
+        """The norm of ``x``. With a residual, returns the norm of ``x + residual`` and that sum. All are ``[...,
+        dims]``.
+        """
         options: dict[str, Any] = {"residual": residual}
         return cast(mx.array, layer_norm(x, self.get("weight"), self.get("bias"), self.eps, **options))

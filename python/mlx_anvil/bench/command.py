@@ -1,4 +1,4 @@
-"""``python -m mlx_anvil bench``: measure, save, draw; or compare two runs."""
+"""``python -m mlx_anvil bench``: measures, saves and plots; or compares two saved runs."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -56,9 +56,8 @@ def comparison(changes: Sequence[Change]) -> Columns:
 
 
 COMPARISON_NOTE = (
-    "change: time before over time now; above 1 is faster. MLX: the same ratio for MLX, whose code did not change, so the "
-    f"machine's own drift. A verdict needs medians that differ by {LEAST_CHANGE:.0%} and a rank test at "
-    f"p < {SIGNIFICANCE:g}."
+    "change: time before over time now; above 1 is faster. MLX: the same ratio for MLX, which shows drift of the machine. "
+    f"A verdict needs medians that differ by {LEAST_CHANGE:.0%} and a rank test at p < {SIGNIFICANCE:g}."
 )
 
 

@@ -1,9 +1,9 @@
-"""The definition of every op in plain MLX, and the registry that the check, the tests and the benchmarks run over.
+"""The definition of every op in MLX ops, and the registry of ops for the check, the tests and the benchmarks.
 
-A reference takes the op's arguments and nothing else. Called with float64 arrays on the CPU it is the truth that
-errors are measured against; called in the dtype itself it is what a user would write without this package.
+A definition takes the arguments of its op. On float64 arrays on the CPU it is the reference that errors are measured
+against. In a lower precision it is what a user would write without this package.
 
-Each module of this package holds one folder's ops, and lists them in ``SPECS``: adding the file registers them.
+Each module defines the ops of one folder, and lists them in ``SPECS``. Adding a module registers its ops in ``OPS``.
 """
 
 from importlib import import_module
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def _registered() -> dict[str, OpSpec]:
-    """The entries of every module whose name has no leading underscore, in alphabetical order of the modules."""
+    """The entries of all public modules, in alphabetical order of the modules."""
     names = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
     specs = [spec for name in names for spec in import_module(f"{__name__}.{name}").SPECS]
     return {spec.id: spec for spec in specs}

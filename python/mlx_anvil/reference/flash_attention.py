@@ -1,4 +1,4 @@
-"""The definition of attention in plain MLX, and its entries in the registry of ops."""
+"""flash_attention: its definition in MLX ops, and its entries in the registry."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,11 @@ def flash_attention(
     softcap: float | None = None,
     return_lse: bool = False,
 ) -> mx.array | tuple[mx.array, mx.array]:
-    """Attention by its N x N matrix of scores, which a query that sees nothing leaves with 0."""
+    """``softmax(scale * q k^T + mask) v`` from the full ``[batch, Hq, Lq, Lk]`` matrix of scores.
+
+    ``q`` is ``[batch, Hq, Lq, D]``, ``k`` and ``v`` are ``[batch, Hkv, Lk, D]``. A query without a visible key gives 0.
+    With ``return_lse``, also returns the log-sum-exp of the scores, ``[batch, Hq, Lq]``.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
     keys, values = (mx.repeat(x, group, axis=1) if group > 1 else x for x in (k, v))
@@ -57,7 +61,7 @@ def flash_attention(
 
 
 def _window(q_len: int, kv_len: int, causal: bool, window_size: int | tuple[int, int] | None) -> mx.array:
-    """``[q_len, kv_len]``: which keys each query may see; the last query is level with the last key."""
+    """Boolean ``[q_len, kv_len]``: the keys that each query sees. The last query aligns with the last key."""
     if window_size is None:
         window_size = -1
     if isinstance(window_size, int):
@@ -91,7 +95,7 @@ def _attention_inputs_with_bias(shape: tuple[int, ...], dtype: mx.Dtype) -> list
 
 
 def _with_bias(attention: Callable[..., Any]) -> Callable[..., mx.array]:
-    """As a function of all its array arguments, with the other features on."""
+    """Attention as a function of all its arrays, with a window and a softcap."""
 
     def function(q: mx.array, k: mx.array, v: mx.array, mask: mx.array, sinks: mx.array, **options: Any) -> mx.array:
         result = attention(q, k, v, mask=mask, sinks=sinks, window_size=(40, 9), softcap=3.0, **options)
@@ -126,9 +130,9 @@ def _attention_spec(variant: str, shapes: tuple[tuple[int, ...], ...], **options
     )
 
 
-# Without 1e4: scores of 1e8 have no digits behind the point. The tests of the op say what such scores should give.
+# No 1e4: scores of 1e8 have no fractional digits in float32. The tests of the op cover such scores.
 _ATTENTION_SPECIAL_VALUES = (math.nan, math.inf, -math.inf, 0.0, -0.0)
-# The definition above has NaN where a query may not see one, for it takes 0 times NaN.
+# No NaN: the definition multiplies a NaN value by a weight of 0, and returns NaN where the op ignores a hidden key.
 _MASKED_SPECIAL_VALUES = (0.0, -0.0, 30.0)
 
 

@@ -1,4 +1,4 @@
-"""The definition of quantized_embedding in plain MLX, and its entries in the registry of ops."""
+"""quantized_embedding: its definition in MLX ops, and its entries in the registry."""
 
 import random
 from collections.abc import Callable
@@ -21,14 +21,14 @@ def quantized_embedding(
     bits: int = 4,
     mode: str = "affine",
 ) -> mx.array:
-    """Rows of the matrix that ``w`` stands for, of which only these are made."""
+    """Rows ``ids`` of the quantized matrix ``w``, ``[..., columns]``. Dequantizes only these rows."""
     rows = (w[ids], scales[ids], None if biases is None else biases[ids])
     return dequantized(*rows, group_size, bits, mode)
 
 
 @cache
 def _ids(rows: int) -> mx.array:
-    """Twice as many as there are rows, so that some come several times; some count from the end."""
+    """Random ids ``[2, rows]``. Some repeat, and some are negative."""
     draw = random.Random(rows)
     return mx.array([[draw.randrange(-rows, rows) for _ in range(rows)] for _ in range(2)], mx.int32)
 
@@ -38,7 +38,7 @@ def _embedding_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]
 
 
 def _embedding_with_codes(function: Callable[..., mx.array], bits: int) -> Callable[..., mx.array]:
-    """As a function of its floating-point arguments."""
+    """The op as a function of its floating-point arguments."""
 
     def of_floats(scales: mx.array, biases: mx.array, **more: Any) -> mx.array:
         rows, groups = biases.shape
@@ -57,11 +57,11 @@ def _embedding_spec(variant: str, bits: int, check_shapes: tuple[tuple[int, ...]
         make_inputs=_embedding_inputs,
         arguments=("scales", "biases"),
         operands=("scales",),
-        # The last twice: codes and ids are constants of a compiled graph.
+        # The last two are equal, because codes and ids are constants of a compiled graph.
         contract_shapes=((1, 1), (7, 1), (5, 3), (37, 2), (11, 2), (11, 2)),
         check_shapes=check_shapes,
         special_values=SPECIAL_VALUES,
-        scattered_gradients=True,  # rows that come several times are added up by MLX's scatter
+        scattered_gradients=True,  # MLX's scatter sums the gradients of repeated rows
     )
 
 

@@ -1,4 +1,4 @@
-"""The definitions of quantized_topk and quantized_argmax in plain MLX, and their entries in the registry of ops."""
+"""quantized_topk and quantized_argmax: their definitions in MLX ops, and their entries in the registry."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,7 +20,10 @@ def quantized_topk(
     k: int,
     **options: Any,
 ) -> tuple[mx.array, mx.array]:
-    """All logits, sorted. MLX's sort is stable, with NaN above all: in reverse order the first of equal ones comes last."""
+    """Indices and values of the ``k`` largest logits of ``x W^T``, ``[..., k]``; sorts all logits.
+
+    MLX's sort is stable and puts NaN last. The logits are reversed, so that the first of equal ones is chosen.
+    """
     logits = quantized_matmul(x, w, scales, biases, **options)
     last = logits.shape[-1] - 1
     indices = mx.stop_gradient(last - mx.argsort(logits[..., ::-1], axis=-1)[..., ::-1][..., :k])
@@ -36,14 +39,16 @@ def quantized_argmax(
     return_values: bool = False,
     **options: Any,
 ) -> mx.array | tuple[mx.array, mx.array]:
-    """The first of those."""
+    """Index of the largest logit of ``x W^T``, ``[...]``; with ``return_values``, also its value."""
     indices, values = quantized_topk(x, w, scales, biases, k=1, **options)
     return (indices[..., 0], values[..., 0]) if return_values else indices[..., 0]
 
 
 def _head_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
-    """With up to 4 rows of the matrix that stand out, each by its own bias: tests take differences, over which the order
-    of logits should not change, and compare with products in other formats, which should not change it either."""
+    """Inputs for which up to 4 rows of the matrix have clearly larger logits.
+
+    Finite differences and products in another precision must not change the order of the logits.
+    """
     rows, outputs, groups = shape
     x = 1 + 0.3 * mx.random.normal((rows, groups * 64))
     scales = 0.004 * mx.random.normal((outputs, groups))
@@ -57,7 +62,7 @@ def _values_of(function: Callable[..., Any]) -> Callable[..., mx.array]:
 
 
 def _head_spec(name: str, bits: int, **options: Any) -> OpSpec:
-    """Of the values: indices have no derivatives and no tolerance, and the tests of the op judge them."""
+    """Compares the values alone. Indices have neither derivatives nor a tolerance; the tests of the op check them."""
     function, reference = getattr(_ext, name), {"quantized_argmax": quantized_argmax, "quantized_topk": quantized_topk}
     return OpSpec(
         name=name,
@@ -71,7 +76,7 @@ def _head_spec(name: str, bits: int, **options: Any) -> OpSpec:
         check_shapes=((3, 513, 4), (1, 4096, 8)),
         float32_tolerance=5e-5,
         special_values=SPECIAL_VALUES,
-        scattered_gradients=True,  # rows of w that are best for several of x are added up by MLX's scatter
+        scattered_gradients=True,  # MLX's scatter sums the gradients of a row of w that several rows of x choose
     )
 
 

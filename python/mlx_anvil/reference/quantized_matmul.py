@@ -1,4 +1,4 @@
-"""The definitions of quantized_matmul and quantized_swiglu in plain MLX, and their entries in the registry of ops."""
+"""quantized_matmul and quantized_swiglu: their definitions in MLX ops, and their entries in the registry."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ def quantized_matmul(
     bits: int = 4,
     mode: str = "affine",
 ) -> mx.array:
-    """The product with the matrix that ``w`` stands for, in full."""
+    """``x W^T``, or ``x W`` without ``transpose``, where ``W`` is the dequantized ``w``. ``x`` is ``[..., K]``."""
     matrix = dequantized(w, scales, biases, group_size, bits, mode)
     dtype = x.dtype if biases is None else mx.result_type(x, matrix)
     matrix = matrix.astype(dtype)
@@ -29,7 +29,7 @@ def quantized_matmul(
 
 
 def quantized_swiglu(x: mx.array, gate: tuple[mx.array, ...], up: tuple[mx.array, ...], **options: Any) -> mx.array:
-    """``silu(x Wg^T) * (x Wu^T)`` with both matrices in full."""
+    """``silu(x Wg^T) * (x Wu^T)``, where ``Wg`` and ``Wu`` are the dequantized ``gate`` and ``up``."""
     product: Callable[..., mx.array] = quantized_matmul
     gates, ups = product(x, *gate, **options), product(x, *up, **options)
     return gates * mx.sigmoid(gates) * ups
@@ -39,7 +39,7 @@ def quantized_swiglu(x: mx.array, gate: tuple[mx.array, ...], up: tuple[mx.array
 
 
 def _swiglu_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
-    """With a small ``x``: tests take differences along random directions, over which silu should hardly bend."""
+    """Inputs with a small ``x``, so that silu is nearly linear over the steps of finite differences."""
     x, scales, biases = quantized_inputs(shape, mx.float32)
     return [a.astype(dtype) for a in (0.05 * x, scales, biases)]
 

@@ -1,4 +1,4 @@
-"""The definition of silu_gate in plain MLX, and its entry in the registry of ops."""
+"""silu_gate: its definition in MLX ops, and its entry in the registry."""
 
 import mlx.core as mx
 
@@ -7,7 +7,7 @@ from mlx_anvil._op_spec import OpSpec
 
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
-    """``silu(gate) * up``, as ``mlx.nn.silu`` has it."""
+    """``silu(gate) * up`` with ``silu(x) = x * sigmoid(x)``, elementwise."""
     return gate * mx.sigmoid(gate) * up
 
 
