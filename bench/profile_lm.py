@@ -2,7 +2,7 @@
 
     python bench/profile_lm.py [--dtype bfloat16]
 
-writes bench/results/lm_parts_cpu.json, for the model of bench_lm.py. A part is all calls of one kind that the step makes, in
+writes bench/results/lm_parts_cpu.json, for the model of lm.py. A part is all calls of one kind that the step makes, in
 all layers, with the weights of the layers and arrays of the shapes that the model has there, in one graph; its time has
 the building of that graph in it, so the parts add up to somewhat more or less than the step, which is measured beside
 them. "Read" is a sum over as many bytes as the weights have: what a token cannot beat.
@@ -18,8 +18,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from rich.console import Console
 from rich.table import Table
 
-from bench_lm import PROMPT, SHAPE, Run
 from harness import as_json, console_table, measure, write_results
+from lm import PROMPT, SHAPE, Run
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.model import decode_step, prefill, random_llama, random_tokens

@@ -8,8 +8,8 @@ and ``mx.checkpoint``::
 
     y = mlx_anvil.silu_gate(gate, up)
 
-``patch(model)`` puts the ops into a model in place, ``trace()`` shows which kernels ran, ``strict()`` refuses fall-backs,
-``composed()`` is for ``mx.export_function``, ``info()`` says what this installation is.
+``patch(model)`` puts the ops into an existing model, in place. ``trace()`` shows which kernels ran, ``strict()`` raises
+on a fallback, and ``composed()`` is for ``mx.export_function``. ``info()`` describes the installation.
 """
 
 from mlx_anvil import _build_info, _compat

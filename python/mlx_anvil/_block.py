@@ -1,4 +1,4 @@
-"""What ``trace()``, ``strict()``, ``simulate()`` and ``composed()`` return."""
+"""The context manager that ``trace()``, ``strict()``, ``simulate()`` and ``composed()`` return."""
 
 from collections.abc import Callable
 from contextlib import ContextDecorator
@@ -11,10 +11,11 @@ Value = TypeVar("Value", covariant=True)
 
 
 class Block(ContextDecorator, Generic[Value]):
-    """A ``with`` block of this thread or asyncio task, to be entered once; also a decorator, which makes one for each call.
+    """A ``with`` block of one thread or asyncio task. Enter it once. As a decorator, it makes a new block for each
+    call.
 
-    It is kept in a context variable: tasks that are started inside the block, and functions that ``asyncio.to_thread`` runs,
-    are in it too, until it ends.
+    The state is a context variable: asyncio tasks that start inside the block inherit it, and so do functions that
+    ``asyncio.to_thread`` runs, until the block ends.
     """
 
     def __init__(self, name: str, enter: Callable[[], tuple[_ext._Block, Value]]) -> None:

@@ -1,29 +1,65 @@
-"""The main job, ``python -m mlx_anvil``: is every op right on this machine, and how fast is it?
+"""``python -m mlx_anvil``: is every op correct on this machine, and how fast is it?
 
-Every op runs forward and backward, in every dtype, on every usable backend, on fresh random inputs. Errors are taken
-against the op's definition in float64, and judged by what the same definition reaches when it is computed in the dtype
-itself; then both are timed side by side.
+Every op runs forward and backward, in every dtype, on every usable backend, on fresh random inputs. The error is
+measured against the op's definition in float64. Its limit follows from the error that the same definition has when it
+is computed in the dtype itself. Ours and MLX's ops are timed interleaved.
 """
 
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from mlx_anvil._trace import trace
 from mlx_anvil.bench.timing import Timing, measure, ratio
 from mlx_anvil.reference import DTYPES, OPS, OpSpec
 
-# The FlashAttention criterion: a low-precision result may be off by this many times what the plain definition in that
-# dtype is off by, plus a floor.
+# The FlashAttention criterion: a low-precision result may have this many times the error of the definition in the same
+# dtype, plus a floor.
 OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
 
 
 @dataclass(frozen=True)
+class Times:
+    """Median seconds per call, and the memory of one call.
+
+    Attributes:
+        ours: seconds of the op.
+        mlx: seconds of its definition in MLX ops.
+        speedup: median over the rounds of ``mlx / ours``.
+        spread: the larger of both interquartile ranges, as a fraction of the median.
+        peak_memory: bytes that the op allocates beyond its inputs.
+    """
+
+    ours: float
+    mlx: float
+    speedup: float
+    spread: float
+    peak_memory: int
+
+
+@dataclass(frozen=True)
 class Row:
-    """One line of the table. Times in seconds, memory in bytes; errors relative to the result's largest magnitude; spread:
-    the larger of ours and MLX's, as a share of the median."""
+    """The result of one case.
+
+    Attributes:
+        op: Python name of the op.
+        variant: which of its entries in ``OPS``.
+        what: ``"forward"`` or ``"gradient"``.
+        dtype: such as ``"float16"``.
+        shape: as ``make_inputs`` of the entry takes it.
+        backend: the backend whose stream ran the case.
+        ran_on: the backend that launched kernels, or ``"MLX ops"`` if a graph of MLX ops replaced them.
+        error: largest error, relative to the largest magnitude of the result; NaN if the case raised.
+        limit: largest error allowed.
+        times: None if the case was not timed.
+        exception: type and text of what the case raised; empty if it returned.
+        represents_op: True if its times stand for the op in the summary.
+    """
 
     op: str
     variant: str
@@ -31,18 +67,27 @@ class Row:
     dtype: str
     shape: tuple[int, ...]
     backend: str
-    error: float
-    limit: float
-    ours: float
-    mlx: float
-    speedup: float
-    spread: float
-    peak_memory: int
+    ran_on: str = ""
+    error: float = math.nan
+    limit: float = 0.0
+    times: Times | None = None
+    exception: str = ""
+    represents_op: bool = False
 
     @property
     def passed(self) -> bool:
-        """Whether the error is a number and within its limit."""
+        """True if the error is a number and within its limit."""
         return self.error <= self.limit
+
+    @property
+    def share(self) -> float:
+        """The error as a fraction of its limit; infinite for NaN."""
+        return math.inf if math.isnan(self.error) else self.error / self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and ``passed``, with the fields of ``times``, if any, at the same level."""
+        fields = asdict(self)
+        return fields | (fields.pop("times") or {}) | {"passed": self.passed}
 
 
 @dataclass(frozen=True)
@@ -56,28 +101,33 @@ class Case:
     backend: str
 
     @property
+    def what(self) -> str:
+        """``"forward"`` or ``"gradient"``."""
+        return "gradient" if self.gradient else "forward"
+
+    @property
     def label(self) -> str:
-        """For the progress display."""
-        what = "gradient" if self.gradient else "forward"
-        return f"{self.spec.id} {what} {dtype_name(self.dtype)} {self.shape} {self.backend}"
+        """Names the case, for the progress bar and the seed of its inputs."""
+        return f"{self.spec.id} {self.what} {dtype_name(self.dtype)} {self.shape} {self.backend}"
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """``float32`` for ``mx.float32``."""
+    """``"float32"`` for ``mx.float32``."""
     return str(dtype).removeprefix("mlx.core.")
 
 
 def keep_float32_exact() -> None:
-    """Turns off TF32 in MLX's float32 products on CUDA, before the first of them, unless the environment says otherwise.
+    """Turns off TF32 in MLX's float32 matrix products on CUDA, unless the environment sets it. Call it before the
+    first.
 
-    TF32 keeps 11 bits of each factor. The comparisons here judge float32, in MLX's results and in those of our gradients
-    (in scales and biases) that are products of MLX.
+    TF32 rounds each factor to 11 bits. That would show as an error of float32, in MLX's results and in those of our
+    gradients that end in a product of MLX's.
     """
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
 def cases(ops: list[str], backends: list[str]) -> list[Case]:
-    """Everything that one run checks, in the order of the table."""
+    """All cases of one run, in the order of the table."""
     return [
         Case(spec, gradient, dtype, shape, backend)
         for spec in OPS.values()
@@ -89,8 +139,20 @@ def cases(ops: list[str], backends: list[str]) -> list[Case]:
     ]
 
 
+def timed_dtype(backend: str) -> mx.Dtype:
+    """The dtype of the times in the summary: float32 on the CPU, where MLX's half-precision ops are slow."""
+    return mx.float32 if backend == "cpu" else mx.bfloat16
+
+
+def represents_op(case: Case) -> bool:
+    """True for the case whose times stand for its op in the summary: the first variant, at its last shape."""
+    first = next(spec for spec in OPS.values() if spec.name == case.spec.name)
+    is_first = case.spec.id == first.id and case.shape == first.check_shapes[-1]
+    return is_first and case.dtype == timed_dtype(case.backend)
+
+
 def results_of(function: Callable[..., mx.array], case: Case) -> Callable[..., list[mx.array]]:
-    """What the case computes, by ``function``: its output, or ``(inputs..., cotangent) -> gradients``."""
+    """What the case computes, with ``function``: the output, or ``(inputs..., cotangent) -> gradients``."""
     count = len(case.spec.arguments)
 
     def output(*arrays: mx.array) -> list[mx.array]:
@@ -103,7 +165,7 @@ def results_of(function: Callable[..., mx.array], case: Case) -> Callable[..., l
 
 
 def inputs(case: Case) -> list[mx.array]:
-    """Random ones; with the cotangent behind them where the case is a gradient."""
+    """Random inputs, followed by a cotangent if the case is a gradient."""
     arrays = case.spec.make_inputs(case.shape, case.dtype)
     if case.gradient:
         output = case.spec.function(*arrays)
@@ -113,7 +175,7 @@ def inputs(case: Case) -> list[mx.array]:
 
 
 def largest_error(results: list[mx.array], truth: list[mx.array]) -> float:
-    """Largest deviation, as a share of the truth's largest magnitude; NaN if any result is NaN."""
+    """Largest error, relative to the largest magnitude of the truth; NaN if any result is NaN."""
     with mx.stream(mx.cpu):
         worst = 0.0
         for result, exact in zip(results, truth, strict=True):
@@ -126,7 +188,7 @@ def largest_error(results: list[mx.array], truth: list[mx.array]) -> float:
 
 
 def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
-    """The op's error on ``arrays``, and the most that it may be."""
+    """The op's error on ``arrays``, and its limit."""
     ours, plain = results_of(case.spec.function, case), results_of(case.spec.reference, case)
     with mx.stream(mx.cpu):
         truth = plain(*(x.astype(mx.float64) for x in arrays))
@@ -141,14 +203,13 @@ def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
 
 
 def time_both(case: Case, arrays: list[mx.array], rounds: int = 5) -> dict[str, Timing]:
-    """Ours and MLX's, taken in turn."""
+    """Times the op and its definition in MLX ops, interleaved."""
     ours, plain = results_of(case.spec.function, case), results_of(case.spec.reference, case)
     contestants = {"ours": lambda: mx.eval(ours(*arrays)), "MLX": lambda: mx.eval(plain(*arrays))}
     return measure(contestants, rounds=rounds, least_seconds=0.004)
 
 
 def _peak_memory(case: Case, arrays: list[mx.array]) -> int:
-    """Bytes that the op needs beyond its inputs."""
     function = results_of(case.spec.function, case)
     mx.synchronize()
     before = mx.get_active_memory()
@@ -157,24 +218,10 @@ def _peak_memory(case: Case, arrays: list[mx.array]) -> int:
     return max(0, mx.get_peak_memory() - before)
 
 
-def run_case(case: Case) -> Row:
-    """Checks and times one case."""
-    device = mx.cpu if case.backend == "cpu" else mx.gpu
-    with mx.stream(device):
-        arrays = inputs(case)
-        error, limit = error_and_limit(case, arrays)
-        memory = _peak_memory(case, arrays)
-        timings = time_both(case, arrays)
-    what = "gradient" if case.gradient else "forward"
-    return Row(
-        case.spec.name,
-        case.spec.variant,
-        what,
-        dtype_name(case.dtype),
-        case.shape,
-        case.backend,
-        error,
-        limit,
+def _times(case: Case, arrays: list[mx.array]) -> Times:
+    memory = _peak_memory(case, arrays)
+    timings = time_both(case, arrays)
+    return Times(
         timings["ours"].median,
         timings["MLX"].median,
         ratio(timings["MLX"], timings["ours"]),
@@ -183,9 +230,30 @@ def run_case(case: Case) -> Row:
     )
 
 
-def run(ops: list[str], backends: list[str], seed: int) -> Iterator[tuple[Case, Row]]:
-    """Runs every case; yields each with its row as soon as it is known."""
+def run_case(case: Case, timed: bool = True) -> Row:
+    """Checks one case, and times it if ``timed``."""
+    row = (case.spec.name, case.spec.variant, case.what, dtype_name(case.dtype), case.shape, case.backend)
+    device = mx.cpu if case.backend == "cpu" else mx.gpu
+    with mx.stream(device):
+        arrays = inputs(case)
+        with trace() as log:
+            error, limit = error_and_limit(case, arrays)
+        kernels = [event.device.partition(" ")[0] for event in log.events if not event.is_fallback]
+        times = _times(case, arrays) if timed else None
+    return Row(*row, kernels[0] if kernels else "MLX ops", error, limit, times, "", represents_op(case))
+
+
+def run(ops: list[str], backends: list[str], seed: int, time_all: bool = False) -> Iterator[Row]:
+    """Runs every case, and yields its row. A case that raises fails; the others still run.
+
+    The inputs of a case depend on the seed and the case alone, so a run of one op repeats its part of a longer run.
+    """
     keep_float32_exact()
-    mx.random.seed(seed)
     for case in cases(ops, backends):
-        yield case, run_case(case)
+        mx.random.seed(seed + zlib.crc32(case.label.encode()))
+        try:
+            yield run_case(case, time_all or represents_op(case))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            row = (case.spec.name, case.spec.variant, case.what, dtype_name(case.dtype), case.shape, case.backend)
+            yield Row(*row, exception=what)

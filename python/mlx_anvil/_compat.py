@@ -1,8 +1,8 @@
-"""The check on import: does the installed MLX fit the one that the extension was compiled against?
+"""Checks on import that the installed MLX matches the one that the extension was compiled against.
 
-MLX's C++ interface changes with every release, and nanobind passes types between two modules only when both were
-built with the same internals. A mismatch would otherwise show as missing symbols or as "incompatible function
-arguments", far from its cause.
+MLX's C++ ABI changes with every release, and nanobind passes types between two modules only if both were built with the
+same internals. Without this check, a mismatch appears later as a missing symbol or as "incompatible function
+arguments".
 """
 
 import ctypes
@@ -14,7 +14,11 @@ _KEY = re.compile(r"__nb_internals_(?P<tag>.+)_mlx__")
 
 
 def import_mlx() -> ModuleType:
-    """Imports ``mlx.core``; an ImportError says what to install when MLX or its backend is missing."""
+    """Imports ``mlx.core``.
+
+    Raises:
+        ImportError: MLX or its backend is missing; the text says what to install.
+    """
     try:
         import mlx.core as mx
     except ImportError as error:
@@ -27,9 +31,9 @@ def import_mlx() -> ModuleType:
 
 
 def installed_nanobind_tags() -> list[str]:
-    """ABI tags of the nanobind builds that serve MLX's types in this process (one, in practice)."""
+    """ABI tags of the nanobind builds that provide MLX's types in this process; in practice there is one."""
     get_state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", ctypes.pythonapi))
-    # The dictionary comes as a borrowed reference: taken as py_object, ctypes would free it.
+    # PyInterpreterState_GetDict returns a borrowed reference. With restype py_object, ctypes would release it.
     get_dict = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("PyInterpreterState_GetDict", ctypes.pythonapi))
     keys = ctypes.cast(get_dict(get_state()), ctypes.py_object).value
     matches = (_KEY.fullmatch(key) for key in keys if isinstance(key, str))
@@ -37,7 +41,7 @@ def installed_nanobind_tags() -> list[str]:
 
 
 def check_isa(supported: list[str], left_out: list[str]) -> None:
-    """Raises ImportError where MLX_ANVIL_ISA asks for kernels that this machine or build lacks."""
+    """Raises ImportError if MLX_ANVIL_ISA names an instruction set that this machine or build does not support."""
     wanted = os.environ.get("MLX_ANVIL_ISA")
     if wanted in left_out:
         raise ImportError(
@@ -49,7 +53,7 @@ def check_isa(supported: list[str], left_out: list[str]) -> None:
 
 
 def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: list[str]) -> None:
-    """Raises ImportError, naming both sides and the mending command, unless the two builds fit."""
+    """Raises ImportError if the two builds do not match; the text names both, and the command that fixes it."""
     if installed_mlx != built_mlx:
         raise ImportError(
             f"mlx_anvil was built for MLX {built_mlx}, but MLX {installed_mlx} is installed. MLX's C++ interface "
@@ -62,5 +66,5 @@ def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: li
         raise ImportError(
             f"mlx_anvil was built with nanobind ABI {built_tag}, but MLX {installed_mlx} here uses {found}. "
             f"Types cannot pass between the two.\n"
-            f"Reinstall, so that both come from builds that fit: pip install --force-reinstall --no-cache-dir mlx-anvil"
+            f"Reinstall to get builds that match: pip install --force-reinstall --no-cache-dir mlx-anvil"
         )

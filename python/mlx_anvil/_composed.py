@@ -1,21 +1,22 @@
-"""``composed()``: the ops as graphs of MLX ops, which any MLX can run."""
+"""``composed()``: ops as graphs of MLX ops, which run without this package."""
 
 from mlx_anvil import _ext
 from mlx_anvil._block import Block
 
 
 def composed() -> Block[None]:
-    """Inside the block, ops of this thread (or asyncio task) are graphs of MLX ops instead of fused kernels.
+    """Inside the block, this thread (or asyncio task) builds graphs of MLX ops instead of launching fused kernels.
 
-    For ``mx.export_function`` and ``mx.exporter``, which write MLX's own primitives only: the file then needs MLX, not
-    mlx-anvil, and runs at the speed of MLX. Outside the block they raise ValueError for a function with ops of mlx-anvil. To
-    ``trace()`` and ``strict()`` such a graph is a fall-back. A function of ``mx.compile`` stays what it was when it was traced.
+    Use it with ``mx.export_function`` and ``mx.exporter``, which can write only MLX's own primitives. The exported file
+    needs MLX but not mlx-anvil, and runs at the speed of MLX. Outside the block, both raise ValueError for a function
+    that calls mlx-anvil. ``trace()`` and ``strict()`` count such a graph as a fallback. A function that ``mx.compile``
+    traced outside the block keeps its kernels.
 
     Returns:
-        Block: for ``with composed():``, or as a decorator.
+        Block: use it as ``with composed():``, or as a decorator.
 
     Raises:
-        RuntimeError: one block is entered twice.
+        RuntimeError: the same block is entered twice.
 
     Example:
         >>> with mlx_anvil.composed():

@@ -1,4 +1,4 @@
-"""The kernels for MLX's CUDA backend: what tools/build_ptx.py and tools/build_cubins.py packed beside the extension."""
+"""Kernels for MLX's CUDA backend, which tools/build_ptx.py and tools/build_cubins.py pack beside the extension."""
 
 import os
 import re
@@ -14,7 +14,7 @@ CUBINS = FOLDER.with_name("cubin")
 
 @cache
 def _modules(op: str) -> dict[str, str]:
-    """Kernel name to the PTX module that holds it alone."""
+    """Maps the name of a kernel to its PTX module."""
     return unpack_ptx((FOLDER / f"{op}.ptx.xz").read_bytes())
 
 
@@ -24,14 +24,14 @@ def _ptx(op: str, kernel: str) -> str:
 
 @cache
 def _cubins(op: str, architecture: str) -> dict[str, bytes]:
-    """Pipeline key to machine code; of few keys."""
+    """Maps pipeline keys to machine code. Most keys have none, and the driver assembles their PTX."""
     path = CUBINS / cubins_name(op, architecture)
     return unpack_cubins(path.read_bytes()) if path.exists() else {}
 
 
 @cache
 def architectures() -> tuple[str, ...]:
-    """Those that this installation has cubins for, such as "sm_90", the oldest first. None with MLX_ANVIL_CUBINS=0."""
+    """Architectures with cubins in this installation, such as "sm_90", oldest first; empty with MLX_ANVIL_CUBINS=0."""
     if os.environ.get("MLX_ANVIL_CUBINS") == "0":
         return ()
     found = {match[1] for path in CUBINS.glob("*") if (match := re.search(r"\.(sm_\d+)\.", path.name))}
@@ -43,9 +43,9 @@ def _capability(architecture: str) -> tuple[int, int]:
 
 
 def _cubin(op: str, key: str, major: int, minor: int) -> tuple[str, bytes]:
-    """A cubin for a device of this compute capability, with its architecture; both empty where there is none.
+    """The architecture and the cubin for a device of this compute capability; both empty if there is none.
 
-    Machine code runs on devices of its own major version that are not older: sm_80 on 8.0, 8.6 and 8.9, sm_90 on 9.0.
+    A cubin runs on devices of the same major version and the same or a higher minor version.
     """
     for architecture in reversed(architectures()):
         of_major, least_minor = _capability(architecture)
@@ -55,6 +55,6 @@ def _cubin(op: str, key: str, major: int, minor: int) -> tuple[str, bytes]:
 
 
 def register() -> None:
-    """Gives the extension access to the files, where this build has them. Nothing is read before a kernel is launched."""
+    """Registers the loaders of PTX and cubins with the extension. Files are read on the first launch."""
     if _ext._has_cuda() and FOLDER.is_dir():
         _ext._set_cuda_modules(_ptx, _cubin)

@@ -1,4 +1,4 @@
-"""What this installation is: versions, backends, build facts."""
+"""``info()``: versions, backends and build options of this installation."""
 
 import platform
 from importlib.metadata import version
@@ -14,7 +14,7 @@ __version__ = version("mlx-anvil")
 
 
 class BackendInfo(TypedDict):
-    """One backend of this build."""
+    """State of one backend: compiled in, usable here, and details or the reason why not."""
 
     built: bool
     usable: bool
@@ -22,7 +22,7 @@ class BackendInfo(TypedDict):
 
 
 class Info(TypedDict):
-    """What ``info()`` returns."""
+    """The dictionary that ``info()`` returns."""
 
     version: str
     mlx: str
@@ -50,7 +50,7 @@ def _backends() -> dict[str, BackendInfo]:
         "simulator": {
             "built": True,
             "usable": simulator_usable,
-            "detail": "inside simulate()" if simulator_usable else 'needs pip install "mlx-anvil[sim]"',
+            "detail": "used inside simulate()" if simulator_usable else 'needs pip install "mlx-anvil[sim]"',
         },
         "metal": {
             "built": metal_built,
@@ -66,7 +66,7 @@ def _backends() -> dict[str, BackendInfo]:
 
 
 def metal_kernels(folder: Path = Path(_ext.__file__).parent) -> str:
-    """Whether Metal kernels come from a metallib, which lies beside the extension, or from source; and why."""
+    """Says if the Metal kernels come from the metallib beside the extension or from source, and why."""
     if (folder / "mlx_anvil.metallib").is_file():
         return "kernels from a metallib"
     why = _build_info.WHY_NO_METALLIB or "it was removed"
@@ -74,13 +74,14 @@ def metal_kernels(folder: Path = Path(_ext.__file__).parent) -> str:
 
 
 def info() -> Info:
-    """Versions, backends and build facts of this installation, as a dictionary that JSON can hold.
+    """Versions, backends and build options of this installation, as a dictionary that ``json.dumps`` accepts.
 
     Returns:
-        Info: ``version``, ``mlx`` (installed) and ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
-            ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads``, and ``backends``:
-            for each name whether it is ``built`` and ``usable``, and a ``detail`` that says why not; of Metal also whether
-            the kernels come from a metallib or as source, of CUDA which cubins there are.
+        Info: ``version``, ``mlx`` (installed), ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
+            ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads`` (of the CPU
+            kernels), and ``backends``. ``backends`` maps each name to ``built``, ``usable`` and ``detail``. The detail
+            says why a backend is not usable, if Metal kernels come from a metallib or from source, and which cubins
+            CUDA has.
     """
     return {
         "version": __version__,
@@ -100,5 +101,5 @@ def info() -> Info:
 
 
 def usable_backends() -> list[str]:
-    """Names of the backends on which ops run here as a user calls them; the simulator is for tests."""
+    """Names of the backends that run ops here, without the simulator, which is for tests."""
     return [name for name, backend in _backends().items() if backend["usable"] and name != "simulator"]

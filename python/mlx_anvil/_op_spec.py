@@ -1,4 +1,4 @@
-"""What the registry of ops holds for each op."""
+"""One entry of the registry of ops."""
 
 import math
 from collections.abc import Callable
@@ -11,22 +11,22 @@ DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 @dataclass(frozen=True)
 class OpSpec:
-    """What the check, the contract tests and the benchmarks need to know of an op.
+    """One way of calling an op, as the check, the contract tests and the benchmarks run it.
 
     Attributes:
-        name: Python name, also the name of its folders and files.
-        variant: which way of calling it this is, where an op has several entries.
-        function: the op.
-        reference: its definition, with the same array arguments.
-        make_inputs: ``(shape, dtype) -> arrays``, random from MLX's global generator.
+        name: Python name of the op.
+        variant: distinguishes the entries of one op; empty if it has a single entry.
+        function: the op, as a function of arrays.
+        reference: its definition in MLX ops, with the same arguments.
+        make_inputs: ``(shape, dtype) -> arrays``, drawn from MLX's global generator.
         arguments: names of the array arguments, in order.
-        operands: the first of them, which have to be arrays of float32, float16 or bfloat16.
-        contract_shapes: shapes of the contract tests: odd, prime, empty, one element; the last two with the same rank.
-        check_shapes: shapes of ``python -m mlx_anvil``: one small and odd, one of a model's size.
-        float32_tolerance: largest error allowed in float32, as a share of the result's largest magnitude.
-        special_values: what the contract tests put in place of elements; the result has to be that of the definition
-            in float32, to rounding.
-        scattered_gradients: whether MLX's scatter adds some of the gradients up, on CUDA in any order.
+        operands: the leading arguments that must be float32, float16 or bfloat16.
+        contract_shapes: shapes of the contract tests: odd, prime, empty, one element. The last two have the same rank.
+        check_shapes: shapes of ``python -m mlx_anvil``: a small odd one first, one of a model's size last.
+        float32_tolerance: largest error in float32, relative to the largest magnitude of the result.
+        special_values: values that the contract tests write into the inputs. The result must equal the definition in
+            float32, up to rounding.
+        scattered_gradients: True if MLX's scatter sums some of the gradients; on CUDA its order is not fixed.
     """
 
     name: str
@@ -44,5 +44,5 @@ class OpSpec:
 
     @property
     def id(self) -> str:
-        """``silu_gate``; with the variant where there are several."""
+        """``"rope/halves"``; the name alone if there is no variant."""
         return f"{self.name}/{self.variant}" if self.variant else self.name

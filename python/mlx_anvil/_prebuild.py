@@ -1,4 +1,4 @@
-"""``prebuild(model)``: a model's pipelines, built in background threads before the first token needs them."""
+"""``prebuild(model)``: builds a model's pipelines in background threads, before the first token needs them."""
 
 import os
 import threading
@@ -13,16 +13,16 @@ from mlx.utils import tree_flatten
 
 from mlx_anvil import _ext
 
-PROMPT_LENGTHS = (16, 512, 2048)  # mlx-lm reads prompts by 2048 tokens
+PROMPT_LENGTHS = (16, 512, 2048)  # mlx-lm splits prompts into chunks of 2048 tokens
 _MOST_THREADS = 8
 
 
 class Prebuilt:
-    """Pipelines that are being built, or have been. What :func:`mlx_anvil.prebuild` returns.
+    """The pipelines that :func:`mlx_anvil.prebuild` builds, finished or in progress.
 
     Attributes:
-        kernels: their names, in the order in which the model launches them first; empty where it launches none.
-        reason: why there are none; empty where there are some.
+        kernels: names of the kernels, in the order of their first launch; empty if the model launches none.
+        reason: why there are no kernels; empty if there are some.
     """
 
     def __init__(self, planned: Sequence[_ext._PlannedKernel], reason: str = "") -> None:
@@ -35,23 +35,23 @@ class Prebuilt:
         self._errors: list[tuple[str, Exception]] = []
         self._changed = threading.Condition()
         for _ in range(min(len(planned), _MOST_THREADS, os.cpu_count() or 1)):
-            # Daemons: a process may end while they work.
+            # Daemon threads, so that the process can exit before they finish.
             threading.Thread(target=self._work, name="mlx_anvil.prebuild", daemon=True).start()
 
     @property
     def done(self) -> bool:
-        """Whether every pipeline has been built, or has failed to."""
+        """True once every pipeline was built or failed to build."""
         return self._left == 0
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until all are built. A launch that needs one of them waits for that one by itself.
+        """Waits until all pipelines are built. You need not call it: a launch waits for its own pipeline.
 
         Args:
-            timeout: seconds; forever by default.
+            timeout: seconds. Default: no limit.
 
         Raises:
-            TimeoutError: some are still being built after that time.
-            RuntimeError: some could not be built; the text has the first error.
+            TimeoutError: the timeout expired before all pipelines were built.
+            RuntimeError: a pipeline failed to build; the text has the first error.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -96,27 +96,29 @@ def prebuild(
     prompt_lengths: Sequence[int] = PROMPT_LENGTHS,
     batch_size: int = 1,
 ) -> Prebuilt:
-    """Builds the pipelines that a model is going to launch, in background threads, before its first token.
+    """Builds the pipelines that a model will launch, in background threads, before its first token.
 
-    The model is called, but nothing is evaluated: the ops in the graph that it returns say which kernels they would launch.
-    No memory is taken, no weight is read. On Metal, MLX builds one pipeline at a time and makes launches wait for it; on
-    CUDA the threads build at once. Ops whose pipelines are built differ by the sizes of arrays: a kernel that these calls
-    do not need is built when it is launched, as without this function.
+    The model is called, but nothing is evaluated: the ops in the returned graph report which kernels they would launch.
+    This allocates no memory for results and reads no weight. On Metal, MLX builds one pipeline at a time and blocks
+    launches meanwhile; on CUDA the threads build in parallel. The choice of kernels depends on the shapes of the
+    arrays. A kernel that these calls do not reach is built on its first launch.
 
     Args:
-        model (mlx.nn.Module): a model, as a rule after :func:`mlx_anvil.patch`. It is not changed.
-        inputs: calls the model as it is going to be called, and returns what that returns, not evaluated. By default the
-            model is one of mlx-lm, called with a prompt of each length and then with one token, as its generation does.
-        prompt_lengths: how many tokens the prompts have; of mlx-lm's models.
-        batch_size: how many prompts there are at once; of mlx-lm's models.
+        model (mlx.nn.Module): a model, usually after :func:`mlx_anvil.patch`. It is not changed.
+        inputs: a function that calls the model as the program will, and returns the result unevaluated. By default, the
+            model is called as mlx-lm generates text: with a prompt of each length, then with one token.
+        prompt_lengths: numbers of tokens of the prompts; ignored with ``inputs``.
+        batch_size: number of prompts per batch; ignored with ``inputs``.
 
     Returns:
-        Prebuilt: the kernels; ``wait()`` for the end of it. Empty, with a ``reason``, where the model launches none, such
-            as on the CPU.
+        Prebuilt: the kernels. Its ``wait()`` blocks until they are built. It is empty and has a ``reason`` if the model
+            launches no kernel that needs building, as on the CPU.
 
     Raises:
-        TypeError: ``model`` is not an ``mlx.nn.Module``, ``inputs`` cannot be called, or ``prompt_lengths`` is no sequence.
-        ValueError: a length or a batch size less than 1; without ``inputs``, a model that is not like those of mlx-lm.
+        TypeError: ``model`` is not an ``mlx.nn.Module``, ``inputs`` is not callable, or ``prompt_lengths`` is not a
+            sequence.
+        ValueError: a length or the batch size is below 1; or ``inputs`` is None and the model has no ``layers``, as
+            mlx-lm's models have.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"[prebuild] model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
@@ -126,11 +128,11 @@ def prebuild(
         )
     if not isinstance(prompt_lengths, Sequence):
         raise TypeError(
-            f"[prebuild] prompt_lengths is a {type(prompt_lengths).__name__}; allowed: a sequence of whole numbers."
+            f"[prebuild] prompt_lengths is a {type(prompt_lengths).__name__}; allowed: a sequence of positive integers."
         )
     for name, values in (("prompt_lengths", prompt_lengths), ("batch_size", (batch_size,))):
         if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
-            raise ValueError(f"[prebuild] {name} is {values!r}; allowed: whole numbers of 1 or more.")
+            raise ValueError(f"[prebuild] {name} is {values!r}; allowed: positive integers.")
     planned: dict[str, _ext._PlannedKernel] = {}
     for results in [inputs()] if inputs is not None else _generation(model, prompt_lengths, batch_size):
         leaves = [item[1] for item in tree_flatten(results)]
@@ -141,10 +143,11 @@ def prebuild(
 
 
 def _generation(model: nn.Module, prompt_lengths: Sequence[int], batch_size: int) -> Iterator[Any]:
-    """What a model of mlx-lm returns for a prompt of each length and the token after it."""
+    """Unevaluated results of an mlx-lm model, for a prompt of each length and the token that follows."""
     if not hasattr(model, "layers"):
         raise ValueError(
-            f"[prebuild] {type(model).__name__} has no layers, as mlx-lm's models have; allowed: such a model, or inputs=."
+            f"[prebuild] {type(model).__name__} has no layers, as mlx-lm's models have; allowed: such a model, or "
+            "inputs=."
         )
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -158,5 +161,5 @@ def _why_none() -> str:
     if why_no_gpu := _ext._why_no_gpu():
         return why_no_gpu
     if mx.default_device() == mx.cpu:
-        return "the default device is the CPU, whose kernels need no building"
-    return "none of these calls launches a kernel of mlx-anvil; patch(model) puts them in"
+        return "the default device is the CPU, whose kernels are compiled in advance"
+    return "these calls launch no kernel of mlx-anvil; call patch(model) first"

@@ -1,4 +1,4 @@
-"""``trace()`` and ``strict()``: see, or refuse, what an op does behind its name."""
+"""``trace()`` records the kernels that ops launch; ``strict()`` raises if an op would fall back to MLX ops."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ class Event:
 
     Attributes:
         op: Python name of the op.
-        kernel: name of the kernel, with its specialisation; empty for a fall-back.
-        device: where it ran, such as ``"metal"`` or ``"cpu (avx512)"``; ``"cuda (sm_90)"`` if its machine code came with the
-            package, ``"cuda"`` if the driver assembled it. Empty for a fall-back.
+        kernel: name of the kernel, with its specialisation; empty for a fallback.
+        device: where it ran, such as ``"metal"`` or ``"cpu (avx512)"``. ``"cuda (sm_90)"`` ran a cubin of the package,
+            ``"cuda"`` ran PTX that the driver assembled. Empty for a fallback.
         grid: threadgroups launched; zeros on the CPU.
         threadgroup: threads per threadgroup; zeros on the CPU.
-        is_fallback: whether MLX ops ran in place of a kernel.
-        reason: why this route was taken.
-        bindings: what a GPU's kernel was given, in the order of its bindings: ``"float16 in"``, ``"float32 out"``,
-            ``"params 40"`` (bytes); ``"float16 in =0"`` is the array of binding 0 again, where the call has none.
+        is_fallback: True if MLX ops ran instead of a kernel.
+        reason: why the op chose this kernel or fallback.
+        bindings: buffers of a GPU kernel in binding order: ``"float16 in"``, ``"float32 out"``, ``"params 40"``
+            (bytes). ``"float16 in =0"`` repeats the array of binding 0 for an operand that the call does not have.
     """
 
     op: str
@@ -44,7 +44,7 @@ def _extent(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 class Trace:
-    """What happened inside one ``with trace()`` block, in order. Prints as a table."""
+    """The events of one ``with trace()`` block, in order. Prints as a table."""
 
     def __init__(self, log: _ext._TraceLog) -> None:
         self._log = log
@@ -73,7 +73,7 @@ class Trace:
 
     @property
     def fallbacks(self) -> list[Event]:
-        """Ops that MLX ops stood in for."""
+        """Events of the ops that MLX ops replaced so far."""
         return [event for event in self.events if event.is_fallback]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -94,15 +94,16 @@ class Trace:
 
 
 def trace() -> Block[Trace]:
-    """Records every kernel launched by this thread (or asyncio task) inside the block, and every fall-back with its reason.
+    """Records every kernel that this thread (or asyncio task) launches inside the block, and every fallback with its
+    reason.
 
-    MLX is lazy: a kernel is launched when its result is evaluated, so evaluate inside the block. Blocks nest.
+    MLX is lazy and launches a kernel when its result is evaluated, so evaluate inside the block. Blocks nest.
 
     Returns:
-        Block: for ``with trace() as t``, where ``t`` is a ``Trace``: what happened so far, complete when the block ends.
+        Block: use it as ``with trace() as t``. ``t`` is a ``Trace`` with the events so far.
 
     Raises:
-        RuntimeError: one block is entered twice.
+        RuntimeError: the same block is entered twice.
 
     Example:
         >>> with mlx_anvil.trace() as t:
@@ -118,15 +119,15 @@ def trace() -> Block[Trace]:
 
 
 def strict() -> Block[None]:
-    """Inside the block, an op of this thread (or asyncio task) that would fall back to a graph of MLX ops raises RuntimeError.
+    """Inside the block, an op of this thread (or asyncio task) raises instead of falling back to a graph of MLX ops.
 
-    The error is raised when the op (or its gradient) is called, before anything is evaluated. Blocks nest.
+    The op, or its gradient, raises when it is called, before anything is evaluated. Blocks nest.
 
     Returns:
-        Block: for ``with strict():``, or as a decorator.
+        Block: use it as ``with strict():``, or as a decorator.
 
     Raises:
-        RuntimeError: an op inside the block falls back; the text has the op and the reason that ``trace()`` would show. Or
-            one block is entered twice.
+        RuntimeError: an op inside the block would fall back; the text names the op and the reason that ``trace()``
+            shows. Also if the same block is entered twice.
     """
     return Block("strict", lambda: (_ext._enter_strict(), None))

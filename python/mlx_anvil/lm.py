@@ -1,4 +1,4 @@
-"""mlx-lm with our ops: every model that it loads, patched."""
+"""Patches every model that mlx-lm loads."""
 
 import functools
 import sys
@@ -12,12 +12,12 @@ from mlx_anvil.patching import Report, patch
 
 __all__ = ["patch_all", "reports", "unpatch_all"]
 
-_LOADERS = ("load_model", "sharded_load")  # all others of mlx-lm call these
+_LOADERS = ("load_model", "sharded_load")  # mlx-lm's other loaders call these
 _MOST_REPORTS = 64
 
 _lock = threading.Lock()
 _options: dict[str, bool] | None = None
-_originals: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what has been put in their place
+_originals: dict[Callable[..., Any], Callable[..., Any]] = {}  # keyed by the wrapper that replaced them
 _reports: deque[Report] = deque(maxlen=_MOST_REPORTS)
 _loading = threading.local()
 
@@ -31,18 +31,19 @@ def patch_all(
     rope: bool = True,
     prebuild: bool = False,
 ) -> None:
-    """From now on, whatever loads a model through mlx-lm (``mlx_lm.load``, its commands, its server) gets it as after
-    :func:`mlx_anvil.patch` with these options; a model that is sharded while it is loaded, as after its shards are made.
-    Models that exist are not changed; :func:`mlx_anvil.lm.reports` has what became of those that were loaded. A second
-    call replaces the options.
+    """Applies :func:`mlx_anvil.patch` to every model that mlx-lm loads from now on: by ``mlx_lm.load``, its commands
+    and its server.
+
+    A model that is sharded while it loads is patched after it was sharded. Models that exist already are not changed.
+    :func:`mlx_anvil.lm.reports` has the report of each model. A second call replaces the options.
 
     Args:
-        attention: as for :func:`mlx_anvil.patch`.
-        swiglu: likewise.
-        quantized: likewise.
-        norm: likewise.
-        rope: likewise.
-        prebuild: likewise.
+        attention: see :func:`mlx_anvil.patch`.
+        swiglu: see :func:`mlx_anvil.patch`.
+        quantized: see :func:`mlx_anvil.patch`.
+        norm: see :func:`mlx_anvil.patch`.
+        rope: see :func:`mlx_anvil.patch`.
+        prebuild: see :func:`mlx_anvil.patch`.
 
     Raises:
         ImportError: mlx-lm is not installed (``pip install "mlx-anvil[lm]"``).
@@ -68,8 +69,11 @@ def patch_all(
 
 
 def unpatch_all() -> None:
-    """Ends what :func:`mlx_anvil.lm.patch_all` began. Models loaded in between stay patched until
-    ``mlx_anvil.unpatch(model)``. What another package has put around a function of mlx-lm since stays there, too."""
+    """Undoes :func:`mlx_anvil.lm.patch_all`: models that mlx-lm loads from now on are not patched.
+
+    Models that were loaded meanwhile stay patched until ``mlx_anvil.unpatch(model)``. Wrappers that another package put
+    around mlx-lm's functions meanwhile stay, too.
+    """
     global _options
     with _lock:
         _options = None
@@ -78,18 +82,22 @@ def unpatch_all() -> None:
 
 
 def reports() -> tuple[Report, ...]:
-    """What :func:`mlx_anvil.patch` reported of each model that was loaded since :func:`mlx_anvil.lm.patch_all`, the
-    oldest first: of the last 64. The calls that fall back are counted as the models run.
+    """The reports of :func:`mlx_anvil.patch` for the last 64 models that were loaded since :func:`mlx_anvil.lm.patch_all`.
+
+    Fallbacks are counted while the models run. :func:`mlx_anvil.lm.unpatch_all` keeps the reports.
 
     Returns:
-        tuple[Report, ...]: one for each model; kept by :func:`mlx_anvil.lm.unpatch_all`.
+        tuple[Report, ...]: one per model, oldest first.
     """
     return tuple(_reports)
 
 
 def _patching(load: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, and then ``patch``. It does no more than the function after ``unpatch_all``, for another package may
-    hold it, and inside a call of another of these: that may go on with the model, as ``sharded_load`` does."""
+    """Wraps a loader so that it patches the model.
+
+    The wrapper only calls the loader after ``unpatch_all``, because another package may still hold it, and inside
+    another wrapped loader, because that one may still change the model: ``sharded_load`` does.
+    """
 
     @functools.wraps(load)
     def load_and_patch(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +116,7 @@ def _patching(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replace(current: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """In every module of mlx-lm that holds the function by name."""
+    """Rebinds the function in every module of mlx-lm that has a name for it."""
     for module in _modules_of_mlx_lm():
         for name, value in list(vars(module).items()):
             if value is current:

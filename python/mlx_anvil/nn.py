@@ -1,4 +1,4 @@
-"""Modules that use the ops: drop-in parts for models built with ``mlx.nn``."""
+"""Modules that use the ops, as drop-in replacements for those of ``mlx.nn``."""
 
 from typing import Any, cast, overload
 
@@ -17,14 +17,15 @@ from mlx_anvil._ext import (
 
 
 class SwiGLU(nn.Module):
-    """The Llama MLP: ``down(silu(gate(x)) * up(x))``, with the gate in one fused kernel.
+    """The Llama MLP, ``down(silu(gate(x)) * up(x))``. One kernel computes ``silu(gate) * up``.
 
-    Parameters are named as in mlx-lm's Llama (``gate_proj``, ``up_proj``, ``down_proj``), so weights load unchanged.
+    Input and output are ``[..., dims]``, in float32, float16 or bfloat16. The parameters have the names of mlx-lm's
+    Llama (``gate_proj``, ``up_proj``, ``down_proj``), so its weights load unchanged.
 
     Args:
         dims: size of the last axis of input and output.
-        hidden_dims: size of the hidden axis.
-        bias: whether the three projections have a bias. Default: ``False``.
+        hidden_dims: size of the last axis between the projections.
+        bias: if True, the three projections have a bias. Default: ``False``.
     """
 
     def __init__(self, dims: int, hidden_dims: int, bias: bool = False) -> None:
@@ -38,15 +39,15 @@ class SwiGLU(nn.Module):
 
 
 class QuantizedLinear(nn.QuantizedLinear):
-    """``mlx.nn.QuantizedLinear`` through :func:`mlx_anvil.quantized_matmul`.
+    """``mlx.nn.QuantizedLinear``, computed by :func:`mlx_anvil.quantized_matmul`: ``y = x W^T + b``.
 
-    Arguments, parameters and their names are those of MLX's, so weights load and save unchanged; ``from_linear`` is
-    inherited.
+    ``x`` is ``[..., input_dims]``, the result ``[..., output_dims]``. Arguments and parameters are those of MLX's
+    layer, so weights load and save unchanged. ``from_linear`` is inherited.
     """
 
     @classmethod
     def from_mlx(cls, layer: nn.QuantizedLinear) -> "QuantizedLinear":
-        """With the parameters of MLX's layer, which are shared, not copied."""
+        """Makes a layer that shares the parameters of MLX's layer."""
         outputs, packed = layer.weight.shape
         inputs = packed * 32 // layer.bits
         ours = cls(inputs, outputs, "bias" in layer, layer.group_size, layer.bits, layer.mode)
@@ -67,16 +68,16 @@ class QuantizedLinear(nn.QuantizedLinear):
 
 
 class QuantizedEmbedding(nn.QuantizedEmbedding):
-    """``mlx.nn.QuantizedEmbedding`` through :func:`mlx_anvil.quantized_embedding`; ``as_linear``, for models that share
-    the table with their last layer, through :func:`mlx_anvil.quantized_matmul`.
+    """``mlx.nn.QuantizedEmbedding``, computed by :func:`mlx_anvil.quantized_embedding`.
 
-    Arguments, parameters and their names are those of MLX's, so weights load and save unchanged; ``from_embedding`` is
-    inherited.
+    Takes integer ids of any shape and returns ``[..., dims]``. ``as_linear``, for models whose output head shares the
+    table, is computed by :func:`mlx_anvil.quantized_matmul`. Arguments and parameters are those of MLX's layer, so
+    weights load and save unchanged. ``from_embedding`` is inherited.
     """
 
     @classmethod
     def from_mlx(cls, layer: nn.QuantizedEmbedding) -> "QuantizedEmbedding":
-        """With the parameters of MLX's layer, which are shared, not copied."""
+        """Makes a layer that shares the parameters of MLX's layer."""
         ours = cls(1, layer.dims, layer.group_size, layer.bits, layer.mode)
         ours.update(layer.parameters())  # type: ignore[no-untyped-call]
         ours.num_embeddings = layer.num_embeddings
@@ -90,25 +91,32 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
         return quantized_embedding(x, **self._matrix())
 
     def as_linear(self, x: mx.array) -> mx.array:
+        """``x W^T``: logits of ``[..., dims]`` over the rows of the table."""
         return quantized_matmul(x, **self._matrix())
 
 
 class RoPE(nn.RoPE):
-    """``mlx.nn.RoPE`` through :func:`mlx_anvil.rope`; it has no parameters."""
+    """``mlx.nn.RoPE``, computed by :func:`mlx_anvil.rope`. It has no parameters.
+
+    ``x`` is ``[batch, heads, length, head_dim]``; ``offset`` is the position of its first element, an int or one per
+    batch.
+    """
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         return rope(x, self.dims, traditional=self.traditional, base=self.base, scale=self.scale, offset=offset)
 
 
 class QuantizedSwiGLU(nn.Module):
-    """The Llama MLP with quantized projections: gate and up in one kernel for up to 8 rows.
+    """The Llama MLP with quantized projections. For up to 8 rows, one kernel computes ``silu(x Wg^T) * (x Wu^T)``.
+
+    Input and output are ``[..., dims]``. See :func:`mlx_anvil.quantized_swiglu`.
 
     Args:
         dims: size of the last axis of input and output.
-        hidden_dims: size of the hidden axis.
-        group_size: as for ``mlx.nn.QuantizedLinear``.
-        bits: likewise.
-        mode: likewise.
+        hidden_dims: size of the last axis between the projections.
+        group_size: see ``mlx.nn.QuantizedLinear``.
+        bits: see ``mlx.nn.QuantizedLinear``.
+        mode: see ``mlx.nn.QuantizedLinear``.
     """
 
     def __init__(
@@ -129,7 +137,11 @@ class QuantizedSwiGLU(nn.Module):
     def from_swiglu(
         cls, module: SwiGLU, group_size: int | None = None, bits: int | None = None, mode: str = "affine"
     ) -> "QuantizedSwiGLU":
-        """Quantizes the projections of ``module``, which have to be without a bias."""
+        """Quantizes the projections of ``module``.
+
+        Raises:
+            ValueError: a projection has a bias.
+        """
         projections = {name: module[name] for name in ("gate_proj", "up_proj", "down_proj")}
         if any("bias" in projection for projection in projections.values()):
             raise ValueError("[QuantizedSwiGLU] module has biases; allowed: SwiGLU(..., bias=False).")
@@ -142,8 +154,12 @@ class QuantizedSwiGLU(nn.Module):
 
     @classmethod
     def from_mlx(cls, mlp: nn.Module) -> "QuantizedSwiGLU":
-        """From an MLP after ``mlx.nn.quantize``: its ``gate_proj``, ``up_proj`` and ``down_proj`` are MLX's
-        ``QuantizedLinear`` without a bias, gate and up in one format. Parameters are shared, not copied."""
+        """Makes a module that shares the parameters of an MLP after ``mlx.nn.quantize``.
+
+        Raises:
+            ValueError: ``gate_proj``, ``up_proj`` or ``down_proj`` is not an ``mlx.nn.QuantizedLinear`` without a bias,
+                or gate and up differ in format.
+        """
         names = ("gate_proj", "up_proj", "down_proj")
         layers = []
         for name in names:
@@ -175,12 +191,13 @@ class QuantizedSwiGLU(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """``mlx.nn.RMSNorm`` through :func:`mlx_anvil.rms_norm`; its parameter is that of MLX's.
+    """``mlx.nn.RMSNorm``, computed by :func:`mlx_anvil.rms_norm`. Its parameter is that of MLX's layer.
 
     Args:
         dims: size of the last axis.
         eps: added to the mean of squares. Default: ``1e-5``.
-        weight_offset: added to the weight; 1 for Gemma's weights. The weight starts at what makes 1 with it. Default: 0.
+        weight_offset: added to the weight; 1 for Gemma's weights. The weight is initialized to ``1 - weight_offset``.
+            Default: 0.
     """
 
     def __init__(self, dims: int, eps: float = 1e-5, weight_offset: float = 0.0) -> None:
@@ -195,19 +212,25 @@ class RMSNorm(nn.RMSNorm):
     def __call__(
         self, x: mx.array, residual: mx.array | None = None, gate: mx.array | None = None
     ) -> mx.array | tuple[mx.array, mx.array]:
-        """With a residual: the norm of ``x + residual``, and that sum."""
+        """The norm of ``x``, times ``silu(gate)`` if there is a gate. With a residual, returns the norm of ``x +
+        residual`` and that sum. All are ``[..., dims]``.
+        """
         options: dict[str, Any] = {"residual": residual, "gate": gate, "weight_offset": self.weight_offset}
         return cast(mx.array, rms_norm(x, self["weight"], self.eps, **options))
 
 
 class LayerNorm(nn.LayerNorm):
-    """``mlx.nn.LayerNorm`` through :func:`mlx_anvil.layer_norm`; arguments and parameters are those of MLX's."""
+    """``mlx.nn.LayerNorm``, computed by :func:`mlx_anvil.layer_norm`. Arguments and parameters are those of MLX's
+    layer.
+    """
 
     @overload
     def __call__(self, x: mx.array, residual: None = None) -> mx.array: ...
     @overload
     def __call__(self, x: mx.array, residual: mx.array) -> tuple[mx.array, mx.array]: ...
     def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array | tuple[mx.array, mx.array]:
-        """With a residual: the norm of ``x + residual``, and that sum."""
+        """The norm of ``x``. With a residual, returns the norm of ``x + residual`` and that sum. All are ``[...,
+        dims]``.
+        """
         options: dict[str, Any] = {"residual": residual}
         return cast(mx.array, layer_norm(x, self.get("weight"), self.get("bias"), self.eps, **options))

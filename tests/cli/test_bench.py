@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import mlx_anvil
 from mlx_anvil.__main__ import main
-from mlx_anvil.bench import timing
+from mlx_anvil.bench import command, timing
 from mlx_anvil.bench.compare import LEAST_CHANGE, SIGNIFICANCE, compare, tail_probability, verdict
 from mlx_anvil.bench.results import SCHEMA, Results, ResultsError, Row, load, save
 from mlx_anvil.bench.timing import Timing
@@ -189,8 +189,8 @@ def test_a_file_gives_its_rows_back(tmp_path: Path):
         ("{", "is not JSON"),
         ("[]", "has schema None"),
         ('{"schema": "mlx_anvil.bench/0"}', f"allowed: '{SCHEMA}'"),
-        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": [{{"suite": "op"}}]}}', "lacks or misstates"),
-        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": 3}}', "lacks or misstates"),
+        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": [{{"suite": "op"}}]}}', "has a missing or invalid field"),
+        (f'{{"schema": "{SCHEMA}", "machine": {{}}, "rows": 3}}', "has a missing or invalid field"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str):
@@ -232,10 +232,11 @@ def test_compares_two_files(tmp_path: Path):
     now = replace(before, ours=Timing.of([value / 2 for value in before.ours.rounds]))
     result = invoke("--compare", save_rows(tmp_path / "a.json", before, other), save_rows(tmp_path / "b.json", now))
     assert result.exit_code == 0, result.output
-    (line,) = [line for line in result.stdout.splitlines() if "softmax_topk" in line]
+    heading, line = result.stdout.splitlines()[1:3]
+    assert heading.split() == ["softmax_topk", "3x5", "cpu"]
     assert "2.00x" in line
     assert "faster" in line
-    assert "1 rows are only in the run before" in result.stdout
+    assert "1 row is only in the first file." in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -244,17 +245,30 @@ def test_compares_two_files(tmp_path: Path):
         (["everything"], "'everything' is not one of 'op', 'layer', 'model'"),
         (["op", "--op", "sort"], "'sort' is not one of"),
         (["op", "--backend", "abacus"], "abacus is not usable here; usable: cpu"),
-        (["layer", "--op", "rope"], "--op belongs to the suite op"),
+        (["layer", "--op", "rope"], "--op is an option of the suite op"),
         (["op", "--rounds", "3"], "--rounds"),
-        (["op", "--json", "/no/such/folder/a.json"], "no folder /no/such/folder"),
+        (["op", "--json", "/no/such/folder/a.json"], "the folder /no/such/folder does not exist"),
         (["--compare", "/no/such/a.json", "/no/such/b.json"], "does not exist"),
-        (["op", "--compare", __file__, __file__], "takes no suite"),
+        (["op", "--compare", __file__, __file__], "neither a suite nor another option"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], message: str):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("arguments", [["op", "--op", "rope", "--quick"], ["layer", "--quick"]])
+def test_tables_fit_80_columns(arguments: list[str]):
+    lines = invoke(*arguments, "--rounds", 5).stdout.splitlines()
+    assert all(len(line) <= 80 and "…" not in line for line in lines)
+
+
+def test_the_suite_of_a_model_needs_mlx_lm(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    result = invoke("model", "--quick")
+    assert result.exit_code == 1
+    assert result.output == 'Error: The suite model needs mlx-lm: pip install "mlx-anvil[lm]".\n'
 
 
 def test_files_without_a_common_row_are_refused(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""``python -m mlx_anvil``: the table, its options, its exit code."""
+"""``python -m mlx_anvil``: the table, its options, its exit status."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ from click.testing import CliRunner
 import mlx_anvil
 from mlx_anvil import _check
 from mlx_anvil.__main__ import main
+from mlx_anvil._cli import time_text
 from mlx_anvil.reference import DTYPES, OPS
 
 pytestmark = pytest.mark.cpu_only
@@ -17,6 +18,14 @@ pytestmark = pytest.mark.cpu_only
 
 def invoke(*arguments: str):
     return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(9.996e-4, "1 ms"), (9.994e-4, "999 us"), (0.9999, "1 s"), (12.34e-6, "12.3 us"), (1234.5, "1230 s")],
+)
+def test_time_text(seconds, text):
+    assert time_text(seconds) == text
 
 
 @pytest.fixture
@@ -28,9 +37,24 @@ def small(monkeypatch):
     monkeypatch.setattr(_check, "OPS", small_ops)
 
 
+def few(monkeypatch, **functions):
+    """Leaves the named ops alone in the registry, with other functions."""
+    specs = {
+        name: _check.OPS[name].__class__(**{**_check.OPS[name].__dict__, "function": function})
+        for name, function in functions.items()
+    }
+    monkeypatch.setattr(_check, "OPS", specs)
+
+
+def check_tables(text: str) -> None:
+    assert "…" not in text
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+
+
 @pytest.mark.usefixtures("small")
-def test_check_covers_everything():
-    result = invoke("check", "--json", "--seed", "3")
+@pytest.mark.parametrize("show_all", [False, True])
+def test_check_covers_everything(show_all):
+    result = invoke("check", "--json", "--seed", "3", *(["--all"] if show_all else []))
     assert result.exit_code == 0, result.output
     body = json.loads(result.stdout)
     assert body["seed"] == 3
@@ -41,43 +65,107 @@ def test_check_covers_everything():
     for row in body["rows"]:
         assert 0 <= row["error"] <= row["limit"]
         assert row["passed"]
-        assert row["ours"] > 0
-        assert row["mlx"] > 0
-        assert row["peak_memory"] > 0
+        assert row["ran_on"] == "cpu" or row["what"] == "gradient"
+        assert ("ours" in row) == (show_all or row["represents_op"])
+        if "ours" in row:
+            assert row["ours"] > 0
+            assert row["mlx"] > 0
+            assert row["peak_memory"] > 0
 
 
 @pytest.mark.usefixtures("small")
 def test_no_command_means_check():
-    result = invoke()
+    result = invoke("--backend", "cpu")
     assert result.exit_code == 0, result.output
-    assert "silu_gate" in result.stdout
-    assert "within limits" in result.stdout
+    lines = result.stdout.splitlines()
+    rows = lines[1 : lines.index("")]
+    assert [line.split()[0] for line in rows] == sorted({spec.name for spec in OPS.values()})
+    assert len(rows) <= 25
+    assert all("-" not in line.split()[4:] for line in rows), "every op has its times"
+    assert "Passed: all" in result.stdout
+    check_tables(result.stdout)
+
+
+@pytest.mark.usefixtures("small")
+def test_all_has_every_row():
+    result = invoke("--all", "--op", "softmax_topk", "--op", "rope_qk")
+    assert result.exit_code == 0, result.output
+    variants = sum(spec.name in ("softmax_topk", "rope_qk") for spec in OPS.values())
+    assert sum(line.startswith(("  forward", "  gradient")) for line in result.stdout.splitlines()) == 6 * variants
+    check_tables(result.stdout)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_missed_limit_fails(monkeypatch):
     monkeypatch.setattr(_check, "error_and_limit", lambda case, arrays: (2e-5, 1e-5))
-    result = invoke("check")
+    result = invoke("check", "--op", "silu_gate", "--seed", "5")
     assert result.exit_code == 1
-    assert "above their limit" in result.stdout
+    assert "FAILED: 6 of 6 results, of silu_gate." in result.stdout
+    assert result.stdout.splitlines()[-1] == "python -m mlx_anvil --all --op silu_gate --seed 5"
+    check_tables(result.stdout)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_wrong_op_fails(monkeypatch):
-    spec = _check.OPS["silu_gate"]
-    wrong = spec.__class__(**{**spec.__dict__, "function": lambda g, u: mlx_anvil.silu_gate(u, g)})
-    monkeypatch.setattr(_check, "OPS", {"silu_gate": wrong})
+    few(monkeypatch, silu_gate=lambda g, u: mlx_anvil.silu_gate(u, g))
     result = invoke("check", "--op", "silu_gate")
     assert result.exit_code == 1
 
 
-def test_unknown_choices():
-    result = invoke("check", "--op", "nonsense")
-    assert result.exit_code == 2
-    assert "silu_gate" in result.stderr
-    result = invoke("check", "--backend", "metal" if not mlx_anvil.info()["backends"]["metal"]["usable"] else "none")
-    assert result.exit_code == 2
-    assert "not usable here; usable: cpu" in result.stderr
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("arguments", [[], ["--all"], ["--json"]])
+def test_an_op_that_raises_fails_and_the_others_run(monkeypatch, arguments):
+    def broken(gate, up):
+        raise RuntimeError("no such kernel\nand more")
+
+    few(monkeypatch, silu_gate=broken, softmax_topk=_check.OPS["softmax_topk"].function)
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    if "--json" in arguments:
+        rows = json.loads(result.stdout)["rows"]
+        assert {(row["op"], row["error"] is None, row["exception"]) for row in rows} == {
+            ("silu_gate", True, "RuntimeError: no such kernel"),
+            ("softmax_topk", False, ""),
+        }
+        return
+    text = " ".join(result.stdout.split())
+    assert "FAILED: 6 of 12 results, of silu_gate; silu_gate raised RuntimeError: no such kernel." in text
+    check_tables(result.stdout)
+
+
+@pytest.mark.usefixtures("small")
+def test_inputs_depend_on_the_seed_and_the_case_alone():
+    together = [row.error for row in _check.run(["layer_norm", "rms_norm"], ["cpu"], 7) if row.op == "rms_norm"]
+    alone = [row.error for row in _check.run(["rms_norm"], ["cpu"], 7)]
+    assert together == alone
+
+
+def test_a_composed_graph_is_named():
+    (case, *_) = _check.cases(["silu_gate"], ["cpu"])
+    assert _check.run_case(case, timed=False).ran_on == "cpu"
+    with mlx_anvil.composed():
+        assert _check.run_case(case, timed=False).ran_on == "MLX ops"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["check", "--op", "nonsense"], 2, "'nonsense' is not one of"),
+        (["check", "--backend", "abacus"], 2, "abacus is not usable here; usable: cpu"),
+        (["--seed", "x"], 2, "'x' is not a valid integer"),
+        (["--nonsense"], 2, "No such option"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["report", "--out", "/dev/null/folder"], 1, "NotADirectoryError: "),
+    ],
+)
+def test_errors_are_one_line(arguments, status, message):
+    result = invoke(*arguments)
+    assert result.exit_code == status
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_info():
@@ -86,6 +174,7 @@ def test_info():
     text = invoke("info").stdout
     for word in ("0.1.0", "backend", "cpu", "metal"):
         assert word in text
+    check_tables(text)
 
 
 def test_as_a_module():

@@ -154,13 +154,13 @@ def test_wrong_results_and_exceptions_are_findings(monkeypatch):
     assert outcome.findings == 2
     text = "\n".join(markdown._ops(outcome.data))
     assert "ZeroDivisionError" in text
-    assert "Not within limits" in text
+    assert "Above their limits" in text
 
 
 def test_time_that_is_up_is_said():
     outcome = ops.run("cpu", True, Deadline(0))
     assert outcome.data["rows"] == []
-    assert "time was up before" in outcome.summary
+    assert "the time limit left out" in outcome.summary
 
 
 @pytest.mark.parametrize("arguments", [["report", "--quick", "--out", "."], ["check", "--op", "silu_gate"]])
@@ -216,7 +216,7 @@ def test_a_crash_leaves_what_was_known(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 11
     text, body = read(tmp_path)
     assert [section["status"] for section in body["sections"]][-1] == "running"
-    assert "did not end" in text
+    assert "did not finish" in text
     assert body["sections"][0]["data"]["info"]
 
 

@@ -147,14 +147,16 @@ def test_seed_of_simulate(seed: object):
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_seed_of_simulate_out_of_range(seed: int):
-    with pytest.raises(ValueError, match=rf"^\[simulate\] seed is {seed}; allowed: 0 or more, of 64 bits"):
+    with pytest.raises(ValueError, match=rf"^\[simulate\] seed is {seed}; allowed: 0 to 2"):
         mlx_anvil.simulate(seed=seed)
 
 
 def test_prompt_lengths_of_prebuild():
-    with pytest.raises(TypeError, match=r"^\[prebuild\] prompt_lengths is a int; allowed: a sequence of whole numbers"):
+    with pytest.raises(
+        TypeError, match=r"^\[prebuild\] prompt_lengths is a int; allowed: a sequence of positive integers"
+    ):
         mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=5)
-    with pytest.raises(ValueError, match=r"^\[prebuild\] prompt_lengths is .*; allowed: whole numbers of 1 or more"):
+    with pytest.raises(ValueError, match=r"^\[prebuild\] prompt_lengths is .*; allowed: positive integers"):
         mlx_anvil.prebuild(mlx.nn.RMSNorm(8), prompt_lengths=(1.5,))
 
 

@@ -205,7 +205,7 @@ def test_patch_prebuilds():
     [
         ({"model": 3}, TypeError, r"\[prebuild\] model is a int; allowed: an mlx.nn.Module"),
         ({"inputs": 3}, TypeError, r"\[prebuild\] inputs is a int; allowed: a function"),
-        ({"prompt_lengths": [0]}, ValueError, r"\[prebuild\] prompt_lengths is \[0\]; allowed: whole numbers of 1"),
+        ({"prompt_lengths": [0]}, ValueError, r"\[prebuild\] prompt_lengths is \[0\]; allowed: positive integers"),
         ({"prompt_lengths": [2.5]}, ValueError, r"\[prebuild\] prompt_lengths is \[2.5\]"),
         ({"batch_size": True}, ValueError, r"\[prebuild\] batch_size is \(True,\)"),
         (

@@ -1,4 +1,4 @@
-"""``python -m mlx_anvil bench``: how fast the ops are on this machine beside MLX's own, in files that can be compared.
+"""``python -m mlx_anvil bench``: times the ops beside MLX's, saves the results, and compares two runs.
 
-:mod:`~mlx_anvil.bench.timing` is what all benchmarks of the project measure with.
+All benchmarks of the project measure with :mod:`~mlx_anvil.bench.timing`.
 """

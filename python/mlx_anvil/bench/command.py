@@ -1,12 +1,11 @@
-"""``python -m mlx_anvil bench``: measure, save, draw; or compare two runs."""
+"""``python -m mlx_anvil bench``: measures, saves and plots; or compares two saved runs."""
 
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from mlx_anvil._cli import chosen_backends, progress_bar
+from mlx_anvil._cli import chosen_backends, console, progress_bar, say
 from mlx_anvil.bench import report
 from mlx_anvil.bench.compare import compare
 from mlx_anvil.bench.results import Results, ResultsError, load, machine, save
@@ -21,14 +20,26 @@ _NEW = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 @click.command()
 @click.argument("suites", nargs=-1, type=click.Choice(list(SUITES)), metavar="[op|layer|model]...")
-@click.option("--backend", "backends", multiple=True, help="Only this backend; may be repeated.")
-@click.option("--op", "ops", multiple=True, type=click.Choice(_OPS), help="Only this op; may be repeated. Suite op.")
-@click.option("--rounds", type=click.IntRange(min=5), default=9, show_default=True, help="Rounds of each row.")
-@click.option("--quick", is_flag=True, help="float32 and small shapes only: does it run?")
-@click.option("--json", "json_path", type=_NEW, help="Save the results.")
-@click.option("--plot", "plot_path", type=_NEW, help="Draw them as PNG; needs matplotlib.")
+@click.option("--backend", "backends", multiple=True, metavar="BACKEND", help="Measure only this backend. Repeatable.")
 @click.option(
-    "--compare", "compared", nargs=2, type=_EXISTING, metavar="A.json B.json", help="B beside A; measures nothing."
+    "--op",
+    "ops",
+    multiple=True,
+    type=click.Choice(_OPS),
+    metavar="OP",
+    help="Measure only this op (suite op). Repeatable.",
+)
+@click.option("--rounds", type=click.IntRange(min=5), default=9, show_default=True, help="Rounds per row.")
+@click.option("--quick", is_flag=True, help="Measure float32 and small shapes only.")
+@click.option("--json", "json_path", type=_NEW, metavar="FILE", help="Save the results as JSON.")
+@click.option("--plot", "plot_path", type=_NEW, metavar="FILE", help="Draw the results as PNG. Needs matplotlib.")
+@click.option(
+    "--compare",
+    "compared",
+    nargs=2,
+    type=_EXISTING,
+    metavar="A.json B.json",
+    help="Compare two saved runs; measure nothing.",
 )
 def bench(
     suites: tuple[str, ...],
@@ -40,26 +51,29 @@ def bench(
     plot_path: Path | None,
     compared: tuple[Path, Path] | None,
 ) -> None:
-    """Time the ops, modules with them, and a small language model, beside MLX's own.
+    """Time ops, layers and a small model beside MLX's.
 
-    All suites without an argument. Both sides run in turn, in one process; figures are medians, and the spread is the
-    middle half of the rounds.
+    Runs all suites if none is given. Ours and MLX's run interleaved in one process. Times are medians; the spread is
+    the interquartile range.
     """
-    console = Console(width=None if sys.stdout.isatty() else 160)
     if compared:
         if suites or backends or ops or quick or json_path or plot_path:
-            raise click.UsageError("--compare reads two files; it takes no suite and no other option.")
-        _compare(console, *compared)
+            raise click.UsageError("--compare takes two files, and neither a suite nor another option.")
+        _compare(*compared)
         return
     if ops and suites != ("op",):
-        raise click.UsageError("--op belongs to the suite op: bench op --op NAME.")
+        raise click.UsageError("--op is an option of the suite op: bench op --op NAME.")
     for path in (json_path, plot_path):
         if path is not None and not path.parent.is_dir():
             raise click.BadParameter(
-                f"no folder {path.parent}.", param_hint="--json" if path is json_path else "--plot"
+                f"the folder {path.parent} does not exist.", param_hint="--json" if path is json_path else "--plot"
             )
     if plot_path is not None:
         report.require_matplotlib()
+    if find_spec("mlx_lm") is None:
+        if "model" in suites:
+            raise click.ClickException('The suite model needs mlx-lm: pip install "mlx-anvil[lm]".')
+        suites = suites or tuple(suite for suite in SUITES if suite != "model")
     settings = Settings(rounds=rounds, quick=quick)
     cases = [
         case
@@ -73,18 +87,21 @@ def bench(
             progress.update(task, description=case.label)
             results.rows.append(case.run(settings))
             progress.advance(task)
-    console.print(report.table(results))
+    target = console()
+    report.table(results).print_to(target)
+    target.print()
+    say(target, report.TABLE_NOTE, style="dim")
     if note := busy_note(max(row.ours.spread, row.mlx.spread) for row in results.rows):
-        console.print(f"[yellow]{note}[/yellow]")
+        say(target, note, style="yellow")
     if json_path is not None:
         save(results, json_path)
-        console.print(f"written: {json_path}")
+        say(target, f"Results saved to {json_path}.")
     if plot_path is not None:
         report.draw(results, plot_path)
-        console.print(f"written: {plot_path}")
+        say(target, f"Plot saved to {plot_path}.")
 
 
-def _compare(console: Console, before: Path, now: Path) -> None:
+def _compare(before: Path, now: Path) -> None:
     try:
         a, b = load(before), load(now)
     except ResultsError as error:
@@ -92,6 +109,9 @@ def _compare(console: Console, before: Path, now: Path) -> None:
     changes = compare(a.rows, b.rows)
     if not changes:
         raise click.ClickException(f"{before} and {now} have no row in common.")
-    console.print(report.comparison(changes))
+    target = console()
+    report.comparison(changes).print_to(target)
+    target.print()
+    say(target, report.COMPARISON_NOTE, style="dim")
     for line in report.differences(a, b, len(changes)):
-        console.print(line)
+        say(target, line, style="yellow")

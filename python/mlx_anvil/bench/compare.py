@@ -1,8 +1,7 @@
-"""Two runs set side by side: which rows became faster, which slower, and which only differ as rounds of one run do.
+"""Compares two runs: which rows became faster, which slower, and which differ by noise alone.
 
-A verdict needs both: the rounds of one run have to lie above those of the other beyond what chance would do (the test of
-Mann and Whitney, which asks nothing of the distribution: timings have long tails), and the medians have to differ by
-more than runs of the same build on a machine with other users do.
+A verdict needs two things. A Mann-Whitney U test on the rounds must reject equality; it makes no assumption about the
+distribution, and timings have long tails. And the medians must differ by more than two runs of the same build do.
 """
 
 import math
@@ -15,16 +14,23 @@ from mlx_anvil.bench.timing import Timing
 
 Verdict = Literal["faster", "slower", "same"]
 
-# Chance of a verdict on a row where nothing changed. Below three in a thousand five rounds a side can say nothing.
+# The probability of a false verdict on an unchanged row. With five rounds per side, the smallest p-value is 0.008.
 SIGNIFICANCE = 0.01
-# Alignment of memory and order of code alone move medians by so much between builds.
+# Memory alignment and code layout alone change medians by this much between builds.
 LEAST_CHANGE = 0.03
 
 
 @dataclass(frozen=True)
 class Change:
-    """One row in both runs. ``ratio``: time before over time now, above 1 if it is faster now; ``baseline`` likewise of
-    MLX, which did not change: if it moved as well, the machine did."""
+    """One row that both runs have.
+
+    Attributes:
+        before: the row in the first run.
+        now: the row in the second run.
+        verdict: ``"faster"``, ``"slower"`` or ``"same"``.
+        ratio: time before over time now; above 1 is faster.
+        baseline: the same ratio for MLX, whose code did not change; it shows drift of the machine.
+    """
 
     before: Row
     now: Row
@@ -34,8 +40,10 @@ class Change:
 
 
 def tail_probability(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided probability, were both drawn alike, of ``a`` and ``b`` being at least as far apart in rank; exact without
-    ties, and otherwise no smaller than that (equal values count half, and the statistic is rounded towards no difference).
+    """Two-sided p-value of the Mann-Whitney U test of ``a`` and ``b``.
+
+    It is exact without ties. With ties it is an upper bound: equal values count half, and U is rounded towards
+    equality.
     """
     wins = sum((x > y) + 0.5 * (x == y) for x in a for y in b)
     fewer = math.ceil(min(wins, len(a) * len(b) - wins))
@@ -44,7 +52,7 @@ def tail_probability(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _orders(m: int, n: int) -> list[int]:
-    """Element ``u``: of the orders of ``m`` and ``n`` values, how many have ``u`` pairs the other way round.
+    """Element ``u`` is the number of orders of ``m`` and ``n`` values for which the statistic U is ``u``.
 
     These are the coefficients of the Gaussian binomial (m + n over m), the product over i of (1 - q^(n+i)) / (1 - q^i).
     """
@@ -58,7 +66,7 @@ def _orders(m: int, n: int) -> list[int]:
 
 
 def verdict(before: Timing, now: Timing) -> Verdict:
-    """Whether ``now`` is faster or slower than ``before``, beyond the spread of the rounds."""
+    """``"faster"`` or ``"slower"`` if ``now`` differs significantly from ``before``, else ``"same"``."""
     change = before.median / now.median
     if max(change, 1 / change) < 1 + LEAST_CHANGE or tail_probability(before.rounds, now.rounds) > SIGNIFICANCE:
         return "same"
@@ -66,7 +74,7 @@ def verdict(before: Timing, now: Timing) -> Verdict:
 
 
 def compare(before: Sequence[Row], now: Sequence[Row]) -> list[Change]:
-    """The rows that are in both, in the order of ``now``."""
+    """The rows that both runs have, in the order of ``now``."""
     earlier = {row.key: row for row in before}
     return [
         Change(

@@ -1,4 +1,4 @@
-"""Llamas of mlx-lm with random 4-bit weights, of any shape, and the two things that generating text does with them."""
+"""mlx-lm Llamas of any shape with random 4-bit weights, and the two steps of text generation: prefill and decode."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from mlx_anvil.bench.random_weights import quantized_embedding, quantized_linear
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """As mlx-lm's configuration names them: hidden_size, num_hidden_layers, and so on. No ties between embedding and
-    output head."""
+    """Sizes of a Llama, as in mlx-lm's configuration (hidden_size, num_hidden_layers, ...). The output head is not tied
+    to the embedding.
+    """
 
     hidden: int
     layers: int
@@ -28,7 +29,7 @@ class LlamaShape:
 
 
 def random_llama(shape: LlamaShape, dtype: mx.Dtype) -> Any:
-    """The model, its weights drawn.
+    """A model with random weights.
 
     Raises:
         ImportError: mlx-lm is not installed.
@@ -48,7 +49,7 @@ def random_llama(shape: LlamaShape, dtype: mx.Dtype) -> Any:
             tie_word_embeddings=False,
         )
     )
-    # The weights of MLX's layers are never evaluated: a model takes as long to make as its codes take to draw.
+    # The float weights of MLX's layers are never evaluated, so only the codes cost time.
     leaves: Any = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
     quantized: list[tuple[str, nn.Module]] = []
     for path, leaf in leaves:
@@ -66,15 +67,16 @@ def random_llama(shape: LlamaShape, dtype: mx.Dtype) -> Any:
 
 
 def random_tokens(shape: LlamaShape, count: int) -> mx.array:
-    """``[1, count]``."""
+    """Random token ids, ``[1, count]``."""
     tokens = mx.random.randint(0, shape.vocabulary, (1, count))
     mx.eval(tokens)
     return tokens
 
 
 def prefill(model: Any, tokens: mx.array) -> Callable[[], None]:
-    """Runs all tokens through the model, into a new cache, and the last of them through the output head: what has to be
-    done before the first token of an answer is known."""
+    """Returns a function that prefills: it runs all tokens through the model, with a new cache, and the last one
+    through the output head.
+    """
     from mlx_lm.models.cache import make_prompt_cache
 
     def run() -> None:
@@ -85,7 +87,7 @@ def prefill(model: Any, tokens: mx.array) -> Callable[[], None]:
 
 
 def decode_step(model: Any, tokens: mx.array, context: int = 64) -> Callable[[], None]:
-    """Runs one token after ``context`` others, whose keys and values are drawn, and chooses the next."""
+    """Returns a function that decodes one token after ``context`` others, whose keys and values are random."""
     from mlx_lm.models.cache import make_prompt_cache
 
     cache = make_prompt_cache(model)

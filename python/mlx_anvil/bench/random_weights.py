@@ -1,4 +1,4 @@
-"""Layers with random weights, quantized without anything to quantize, which takes MLX long; and patched copies."""
+"""Quantized layers with random codes, which avoids MLX's slow quantization; and patched copies of models."""
 
 import copy
 from typing import Any
@@ -12,8 +12,8 @@ GROUP_SIZE, BITS = 64, 4
 
 
 def _matrix(outputs: int, columns: int, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Parameters of a quantized layer of random codes, which keeps the size of what goes through it."""
-    # Not drawn as 32 bits at once: MLX makes integers of random float32, whose lowest bits are zeros.
+    """Parameters of a quantized layer with random codes. The scales keep the magnitude of activations."""
+    # MLX makes random integers from float32, so 32-bit ones would have zeros in their lowest bits.
     codes = mx.random.randint(0, 2**16, (outputs, columns * BITS // 16), mx.uint16).view(mx.uint32)
     middle, deviation = (2**BITS - 1) / 2, 4.6
     scales = mx.random.uniform(0.5, 1.5, (outputs, columns // GROUP_SIZE)) * (columns**-0.5 / deviation)
@@ -22,14 +22,14 @@ def _matrix(outputs: int, columns: int, dtype: mx.Dtype) -> dict[str, mx.array]:
 
 
 def quantized_linear(inputs: int, outputs: int, dtype: mx.Dtype) -> nn.QuantizedLinear:
-    """``mlx.nn.QuantizedLinear`` without a bias."""
+    """A random ``mlx.nn.QuantizedLinear`` without a bias."""
     layer = nn.QuantizedLinear(GROUP_SIZE, 1, bias=False, group_size=GROUP_SIZE, bits=BITS)
     layer.update(_matrix(outputs, inputs, dtype))
     return layer
 
 
 def quantized_embedding(count: int, dims: int, dtype: mx.Dtype) -> nn.QuantizedEmbedding:
-    """``mlx.nn.QuantizedEmbedding``."""
+    """A random ``mlx.nn.QuantizedEmbedding``."""
     layer = nn.QuantizedEmbedding(1, GROUP_SIZE, group_size=GROUP_SIZE, bits=BITS)
     layer.num_embeddings, layer.dims = count, dims
     layer.update(_matrix(count, dims, dtype))
@@ -37,7 +37,7 @@ def quantized_embedding(count: int, dims: int, dtype: mx.Dtype) -> nn.QuantizedE
 
 
 def patched_twin(model: nn.Module) -> Any:
-    """A copy after ``mlx_anvil.patch``; the arrays are the same ones."""
+    """A copy of the model after ``mlx_anvil.patch``, which shares its arrays."""
     twin = copy.deepcopy(model)
     mlx_anvil.patch(twin)
     return twin

@@ -1,93 +1,85 @@
-"""Results as tables and as a picture."""
+"""Results as tables, and as a plot."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.text import Text
 
-from mlx_anvil._cli import time_text
+from mlx_anvil._cli import Columns, ratio_text, time_text
 from mlx_anvil.bench.compare import LEAST_CHANGE, SIGNIFICANCE, Change
 from mlx_anvil.bench.results import Results, Row
 
 _COLORS = {"float32": "#2f4b8f", "float16": "#e07a1f", "bfloat16": "#0b6e4f"}
 _VERDICTS = {"faster": "green", "slower": "bold red", "same": "dim"}
-_MACHINE = ("cpu_model", "threads", "isa", "mlx", "mlx_anvil")
+_MACHINE = ("cpu_model", "threads", "isa", "mlx", "version")
 
 
-def _grid(names: Sequence[str], figures: Sequence[str], **options: str) -> Table:
-    table = Table(**options)  # type: ignore[arg-type]
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _in_groups(table: Table, rows: Sequence[tuple[Row, list[str]]]) -> Table:
+def _add_rows(table: Columns, rows: Sequence[tuple[Row, list[str | Text]]]) -> Columns:
+    """Rows that differ in dtype alone share a heading."""
     previous = None
     for row, cells in rows:
-        group = (row.suite, row.name.partition(",")[0].partition("/")[0] if row.suite == "op" else "")
-        if previous not in (None, group):
-            table.add_section()
-        previous = group
-        table.add_row(row.suite, row.name, row.dtype, row.shape, row.backend, *cells)
+        title = f"{row.name}  {row.shape}  {row.backend}"
+        if title != previous:
+            table.heading(title)
+        previous = title
+        table.row(f"  {row.dtype}", *cells)
     return table
 
 
-def table(results: Results) -> Table:
-    """One line a row; the spread is that of ours."""
-    grid = _grid(
-        ("suite", "", "dtype", "shape", "backend"),
-        ("ours", "spread", "MLX", "speed-up"),
-        title="Medians; spread: between the quartiles, as a share of the median",
-    )
-    lines = []
+def table(results: Results) -> Columns:
+    """One row per measurement."""
+    lines: list[tuple[Row, list[str | Text]]] = []
     for row in results.rows:
-        color = "green" if row.speedup >= 1 else "red"
-        cells = [time_text(row.ours.median), f"{row.ours.spread:.0%}", time_text(row.mlx.median)]
-        lines.append((row, [*cells, f"[{color}]{row.speedup:.2f}x[/{color}]"]))
-    return _in_groups(grid, lines)
+        speedup = Text(ratio_text(row.speedup), style="green" if row.speedup >= 1 else "red")
+        spreads = [f"{timing.spread:.0%}" for timing in (row.ours, row.mlx)]
+        lines.append((row, [time_text(row.ours.median), spreads[0], time_text(row.mlx.median), spreads[1], speedup]))
+    return _add_rows(Columns(("",), ("ours", "spread", "MLX", "spread", "speed-up")), lines)
 
 
-def comparison(changes: Sequence[Change]) -> Table:
-    """One line a row that both runs have."""
-    grid = _grid(
-        ("suite", "", "dtype", "shape", "backend"),
-        ("before", "spread", "now", "spread", "change", "MLX's", "verdict"),
-        title="change: time before over time now, above 1 is faster now",
-        caption=f"A verdict: medians {LEAST_CHANGE:.0%} apart, and rounds that chance would rank so in 1 of {1 / SIGNIFICANCE:.0f}"
-        " runs at most. MLX's: its own change; it is the same code, so the machine's.",
-    )
-    lines = []
+TABLE_NOTE = (
+    "Times are medians. spread: interquartile range as a fraction of the median. speed-up: time of MLX's over ours."
+)
+
+
+def comparison(changes: Sequence[Change]) -> Columns:
+    """One row per measurement that both runs have."""
+    lines: list[tuple[Row, list[str | Text]]] = []
     for change in changes:
         before, now = change.before.ours, change.now.ours
-        cells = [time_text(before.median), f"{before.spread:.0%}", time_text(now.median), f"{now.spread:.0%}"]
-        color = _VERDICTS[change.verdict]
-        cells += [f"{change.ratio:.2f}x", f"{change.baseline:.2f}x", f"[{color}]{change.verdict}[/{color}]"]
-        lines.append((change.now, cells))
-    return _in_groups(grid, lines)
+        times = [cell for timing in (before, now) for cell in (time_text(timing.median), f"{timing.spread:.0%}")]
+        verdict = Text(change.verdict, style=_VERDICTS[change.verdict])
+        lines.append((change.now, [*times, ratio_text(change.ratio), ratio_text(change.baseline), verdict]))
+    heads = ("before", "spread", "now", "spread", "change", "MLX", "verdict")
+    return _add_rows(Columns(("",), heads), lines)
+
+
+COMPARISON_NOTE = (
+    "change: time before over time now; above 1 is faster. MLX: the same ratio for MLX, which shows drift of the machine. "
+    f"A verdict needs medians that differ by {LEAST_CHANGE:.0%} and a rank test at p < {SIGNIFICANCE:g}."
+)
 
 
 def differences(before: Results, now: Results, common: int) -> Iterator[str]:
-    """What else a reader of a comparison has to know."""
-    for results, name in ((before, "before"), (now, "now")):
-        if len(results.rows) > common:
-            yield f"{len(results.rows) - common} rows are only in the run {name}"
+    """What else differs between two runs: rows that only one of them has, and facts of the machine."""
+    for results, name in ((before, "first"), (now, "second")):
+        if only := len(results.rows) - common:
+            yield f"{only} {'row is' if only == 1 else 'rows are'} only in the {name} file."
     for fact in _MACHINE:
-        if before.machine.get(fact) != now.machine.get(fact):
-            yield f"[yellow]not the same {fact}[/yellow]: {before.machine.get(fact)} before, {now.machine.get(fact)} now"
+        values = [str(results.machine.get(fact, "unknown")) for results in (before, now)]
+        if values[0] != values[1]:
+            yield f"The runs differ in {fact.replace('_', ' ')}: {values[0]} in the first, {values[1]} in the second."
 
 
 def require_matplotlib() -> None:
-    """``click.ClickException`` without it."""
+    """Raises ``click.ClickException`` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise click.ClickException('--plot needs matplotlib: pip install "mlx-anvil[plot]".')
 
 
 def draw(results: Results, path: Path) -> None:
-    """How many times faster than MLX, by row; a bar each dtype, on a logarithmic axis."""
+    """Writes a PNG: the speed-up over MLX of every row, one bar per dtype, on a logarithmic axis."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -103,7 +95,7 @@ def draw(results: Results, path: Path) -> None:
         places = [
             groups.index((row.name, row.shape, row.backend)) + (index - (len(shown) - 1) / 2) * height for row in rows
         ]
-        # From 1 on, so that slower rows go to the left.
+        # Bars start at 1, so that those of slower rows point to the left.
         bars = axis.barh(places, [row.speedup - 1 for row in rows], height, left=1, color=_COLORS[dtype], label=dtype)
         axis.bar_label(bars, labels=[f"{row.speedup:.3g}" for row in rows], fontsize=6, padding=2)
     axis.set_xscale("log")
@@ -111,7 +103,7 @@ def draw(results: Results, path: Path) -> None:
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(groups)), labels, fontsize=7)
     axis.invert_yaxis()
-    axis.set_xlabel("times faster than MLX")
+    axis.set_xlabel("speed-up over MLX")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
     facts = results.machine

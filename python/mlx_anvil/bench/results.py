@@ -1,4 +1,4 @@
-"""Files of results: written by ``python -m mlx_anvil bench --json``, read by ``--compare`` and ``--plot``."""
+"""Result files of ``python -m mlx_anvil bench``: ``--json`` writes them, ``--compare`` reads them."""
 
 import json
 import platform
@@ -10,17 +10,17 @@ from typing import Any
 import mlx_anvil
 from mlx_anvil.bench.timing import Timing, as_json, ratio
 
-# Raised when a reader of older files would misread newer ones.
+# Increase the version when a reader of older files would misread newer ones.
 SCHEMA = "mlx_anvil.bench/1"
 
 
 class ResultsError(ValueError):
-    """A file that is not of results, or of ones that this version cannot read."""
+    """The file is not a result file, or this version cannot read it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured: ``ours`` and ``mlx`` ran interleaved, ``speedup`` is the median of their rounds' ratios."""
+    """One measurement. The rounds of ``ours`` and ``mlx`` ran interleaved."""
 
     suite: str
     name: str
@@ -32,25 +32,25 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes rows of two runs the same row."""
+        """Identifies the row across runs."""
         return (self.suite, self.name, self.backend, self.dtype, self.shape)
 
     @property
     def speedup(self) -> float:
-        """How many times faster than MLX."""
+        """Median over the rounds of MLX's time over ours."""
         return ratio(self.mlx, self.ours)
 
 
 @dataclass(frozen=True)
 class Results:
-    """One run."""
+    """The rows of one run, and the machine that it ran on."""
 
     machine: dict[str, Any]
     rows: list[Row]
 
 
 def machine() -> dict[str, Any]:
-    """What a reader has to know to place the figures."""
+    """``mlx_anvil.info()``, the CPU model and the date."""
     facts: dict[str, Any] = dict(mlx_anvil.info())
     facts["cpu_model"] = _cpu_model()
     facts["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d")
@@ -66,7 +66,7 @@ def _cpu_model() -> str:
 
 
 def save(results: Results, path: Path) -> None:
-    """Writes a file that :func:`load` reads."""
+    """Writes a result file, with one line per row."""
     rows = [
         asdict(row) | {"ours": as_json(row.ours), "mlx": as_json(row.mlx), "speedup": round(row.speedup, 3)}
         for row in results.rows
@@ -77,10 +77,10 @@ def save(results: Results, path: Path) -> None:
 
 
 def load(path: Path) -> Results:
-    """Reads a file of :func:`save`.
+    """Reads a file that :func:`save` wrote.
 
     Raises:
-        ResultsError: the file is no JSON, of another schema, or lacks something.
+        ResultsError: the file is not JSON, has another schema, or lacks a field.
     """
     try:
         body = json.loads(path.read_text())
@@ -88,11 +88,11 @@ def load(path: Path) -> Results:
         raise ResultsError(f"{path} is not JSON: {error}") from error
     schema = body.get("schema") if isinstance(body, dict) else None
     if schema != SCHEMA:
-        raise ResultsError(f"{path} has schema {schema!r}; allowed: {SCHEMA!r}, as `bench --json` writes.")
+        raise ResultsError(f"{path} has schema {schema!r}; allowed: {SCHEMA!r}, which `bench --json` writes.")
     try:
         return Results(body["machine"], [_row(row) for row in body["rows"]])
     except (KeyError, TypeError, ValueError) as error:
-        raise ResultsError(f"{path} lacks or misstates a part of its rows: {error!r}") from error
+        raise ResultsError(f"{path} has a missing or invalid field: {error!r}") from error
 
 
 def _row(row: dict[str, Any]) -> Row:

@@ -1,4 +1,4 @@
-"""What ``python -m mlx_anvil bench`` measures: single ops, modules of a model, and a small model."""
+"""The suites of ``python -m mlx_anvil bench``: single ops, layers, and a small model."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure. Five rounds a side are the fewest that ``--compare`` can judge.
+    """How much to measure. ``--compare`` needs at least five rounds per side for a verdict.
 
     Attributes:
-        rounds: of each row, after a warm-up.
-        round_seconds: a round repeats short calls until about so much has passed.
-        row_seconds: a row that takes longer gets fewer rounds, but five.
-        quick: float32 only, small shapes only.
+        rounds: rounds per row, after a warm-up.
+        round_seconds: duration of a round; short calls are repeated to fill it.
+        row_seconds: time limit of a row; when it is exceeded, the row ends after five rounds.
+        quick: measure float32 and small shapes only.
     """
 
     rounds: int = 9
@@ -35,13 +35,13 @@ class Settings:
 
     @property
     def dtypes(self) -> tuple[mx.Dtype, ...]:
-        """Those that are measured."""
+        """The dtypes to measure."""
         return (mx.float32,) if self.quick else DTYPES
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row to be measured; ``contestants`` draws its inputs, and returns ours and MLX's."""
+    """One row to measure. ``contestants`` makes random inputs, and returns our call and MLX's."""
 
     suite: str
     name: str
@@ -52,11 +52,11 @@ class Case:
 
     @property
     def label(self) -> str:
-        """For the progress display."""
+        """Text for the progress bar."""
         return f"{self.name} {dtype_name(self.dtype)} {self.shape} {self.backend}"
 
     def run(self, settings: Settings) -> Row:
-        """Measures both."""
+        """Measures ours and MLX's, interleaved."""
         with mx.stream(mx.cpu if self.backend == "cpu" else mx.gpu):
             ours, mlx = self.contestants()
             timings = measure(
@@ -74,7 +74,7 @@ class Case:
 
 
 def op_cases(settings: Settings, backends: Iterable[str], ops: Iterable[str]) -> Iterator[Case]:
-    """Every op at the shapes of ``python -m mlx_anvil``, forward and gradient."""
+    """Every op at its ``check_shapes``, forward and gradient."""
     for case in _check.cases(list(ops), list(backends)):
         shapes = case.spec.check_shapes
         if case.dtype not in settings.dtypes or (settings.quick and case.shape != shapes[0]):
@@ -93,7 +93,7 @@ def op_cases(settings: Settings, backends: Iterable[str], ops: Iterable[str]) ->
 
 
 class _SwiGLU(nn.Module):
-    """As models write it."""
+    """The MLP as models implement it."""
 
     def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,7 +145,7 @@ _LAYERS = (
 
 
 def layer_cases(settings: Settings, backends: Iterable[str], ops: Iterable[str]) -> Iterator[Case]:
-    """Modules of ``mlx.nn`` as they are, and after ``mlx_anvil.patch``."""
+    """Layers of ``mlx.nn``, unchanged and after ``mlx_anvil.patch``."""
     for layer in _LAYERS:
         for backend in backends:
             for dtype in settings.dtypes:
@@ -163,7 +163,7 @@ def layer_cases(settings: Settings, backends: Iterable[str], ops: Iterable[str])
 
 
 def model_cases(settings: Settings, backends: Iterable[str], ops: Iterable[str]) -> Iterator[Case]:
-    """A small 4-bit Llama of mlx-lm with random weights: one token after a prompt, and a prompt."""
+    """A small 4-bit Llama of mlx-lm with random weights: decode and prefill."""
     from mlx_anvil.bench import model
 
     shape = model.LlamaShape(hidden=256, layers=2, intermediate=704, heads=8, kv_heads=4, vocabulary=1000)

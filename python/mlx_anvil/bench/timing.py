@@ -1,8 +1,8 @@
-"""Timing that can be trusted on a shared machine.
+"""Timing that is reliable on a shared machine.
 
-Contestants run interleaved (A B C, then C B A, and so on) in one process, so that drift of the machine's speed hits
-all alike; before its timed calls each makes one that is not. Figures are medians with the spread of the middle half.
-Ratios are formed round by round before the median is taken.
+The contestants run interleaved in one process (A B C, then C B A, and so on), so that drift of the machine affects all
+of them alike. Each makes one untimed call before its timed ones. Results are medians with the interquartile range. A
+ratio of two contestants is the median of the ratios of their rounds.
 """
 
 import itertools
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Filling the caches is a small part of a call that takes this long: it needs no untimed call before each timed one.
+# For a call that takes this long, filling the caches is negligible: it needs no untimed call.
 _LONG_SECONDS = 0.05
-# On an idle machine the median of the rows' spreads is 0.1 to 0.2; with a process for every core it is 0.6 to 0.8.
+# The median spread of the rows is 0.1 to 0.2 on an idle machine, and 0.6 to 0.8 with one other process per core.
 BUSY_SPREAD = 0.4
 
 
 @dataclass
 class Timing:
-    """Seconds per call of one contestant: median, quartiles, and every round."""
+    """Seconds per call of one contestant: the median, the quartiles, and every round."""
 
     median: float
     low: float
@@ -29,7 +29,7 @@ class Timing:
 
     @classmethod
     def of(cls, rounds: Sequence[float]) -> "Timing":
-        """Of the rounds' seconds; of a single one, that one."""
+        """Makes a timing from the seconds per call of each round."""
         if len(rounds) == 1:
             return cls(rounds[0], rounds[0], rounds[0], list(rounds))
         low, median, high = statistics.quantiles(rounds, n=4)
@@ -37,18 +37,18 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Distance between the quartiles as a share of the median."""
+        """Interquartile range as a fraction of the median."""
         return (self.high - self.low) / self.median
 
 
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    """A contestant that makes another of the calls each time: on more data than caches hold, none finds its own there."""
+    """A contestant that cycles through the calls. If their data exceeds the caches, every call reads memory."""
     turns = itertools.cycle(calls)
     return lambda: next(turns)()
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Of a single call."""
+    """Duration of one call, in seconds."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -62,14 +62,17 @@ def measure(
     least_seconds: float = 0.01,
     budget_seconds: float = 20.0,
 ) -> dict[str, Timing]:
-    """Times every contestant. A contestant is a function that computes and waits for its result.
+    """Times every contestant. A contestant is a function that computes a result and waits for it.
 
     Args:
-        contestants: label to function.
-        rounds: rounds after one warm-up; odd, so that the median is one of them.
-        least_rounds: see ``budget_seconds``.
-        least_seconds: a round repeats a call until about this much has passed.
-        budget_seconds: fewer rounds, but ``least_rounds``, are run when all of them would take longer.
+        contestants: functions by label.
+        rounds: number of rounds after one warm-up; odd, so that the median is one of them.
+        least_rounds: number of rounds that run even if they exceed ``budget_seconds``.
+        least_seconds: duration of a round; short calls are repeated to fill it.
+        budget_seconds: time limit for all rounds.
+
+    Returns:
+        dict[str, Timing]: seconds per call, by label.
     """
     once = {label: seconds_of(run) for label, run in contestants.items()}
     once = {label: t if t > _LONG_SECONDS else seconds_of(contestants[label]) for label, t in once.items()}
@@ -79,7 +82,7 @@ def measure(
     start = time.perf_counter()
     for index in range(rounds):
         for label in order if index % 2 == 0 else reversed(order):
-            # Threads of the contestant before may still be spinning, and caches still hold its data.
+            # Threads of the previous contestant may still spin, and the caches hold its data.
             time.sleep(0.002)
             if once[label] < _LONG_SECONDS:
                 contestants[label]()
@@ -93,24 +96,27 @@ def measure(
 
 
 def ratio(numerator: Timing, denominator: Timing) -> float:
-    """Median over rounds of numerator / denominator: how many times faster the denominator is."""
+    """Median over the rounds of numerator / denominator, which is the speed-up of the denominator."""
     return statistics.median(a / b for a, b in zip(numerator.rounds, denominator.rounds, strict=True))
 
 
 def busy_note(spreads: Iterable[float]) -> str | None:
-    """What to tell a reader if most rows' rounds are far apart, from the larger spread of each row's contestants;
-    ``None`` if the machine was at rest."""
+    """A warning if the machine was too busy for reliable times, else ``None``.
+
+    Args:
+        spreads: of each row, the larger spread of its contestants.
+    """
     spreads = list(spreads)
     if not spreads or (usual := statistics.median(spreads)) <= BUSY_SPREAD:
         return None
     return (
-        f"This machine was busy: rounds of one row usually differ by {usual:.0%}. "
+        f"This machine was busy: the rounds of a row typically vary by {usual:.0%}. "
         "Stop other programs and measure again."
     )
 
 
 def as_json(timing: Timing) -> dict[str, Any]:
-    """A timing as JSON: microseconds would be noise beyond four digits."""
+    """A timing as JSON, rounded to four digits."""
 
     def rounded(value: float) -> float:
         return float(f"{value:.4g}")

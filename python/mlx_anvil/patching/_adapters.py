@@ -1,7 +1,7 @@
-"""Methods written anew: what our ops compute in one call and a model spreads over several.
+"""Rewritten methods, for what an op computes in one call and a model in several.
 
-Most are found by what the method does, not by the name of its class: a *form* is a method with the bytecode of one of the
-examples below, whatever its projections are called.
+Most are found by the code of the method, not by the name of its class: a method has a *form* if its bytecode equals
+that of an example below, up to the names of its projections.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from mlx_anvil.patching._stand_ins import ATTENTION, RMS_NORM, SWIGLU, guarded, 
 
 Methods = Mapping[str, FunctionType]
 
-# MLX's own, whatever another package puts in their place later.
+# MLX's functions as they are on import, before another package replaces them.
 _SILU = nn.silu
 _EMBEDDING = nn.QuantizedEmbedding.__call__
 _PRODUCTS = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
@@ -34,14 +34,14 @@ GATED_MLP = Call(SWIGLU.option, "swiglu of two projections", "silu_gate, quantiz
 
 @dataclass(frozen=True)
 class Adapter:
-    """Methods for a class, by their names, and the call that they take over."""
+    """Rewritten methods of a class, by name, and the call that they replace."""
 
     call: Call
     methods: dict[str, Function]
 
 
 def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: FallbackLog) -> Iterator[Adapter]:
-    """Those that fit the class, of which ``methods`` are what its instances run."""
+    """The adapters that apply to a class. ``methods`` are the methods that its instances run."""
     call = methods.get("__call__")
     if call is None:
         return
@@ -60,11 +60,11 @@ def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: Fallb
 
 
 def _is_written_in(method: FunctionType, module: str) -> bool:
-    """Whether it is the module's own method, not what another package has put around it."""
+    """True if the module defines the method, and no other package has wrapped it."""
     return bool(method.__globals__.get("__name__") == module) and method.__code__.co_name == "__call__"
 
 
-# Forms: what the method of a model has to be, up to the names of the projections. They never run.
+# Forms. A method matches one up to the names of its projections. They never run.
 
 swiglu: Any = None
 
@@ -82,7 +82,7 @@ def _norm_of_weight_less_one(self, x):  # type: ignore[no-untyped-def]
 
 
 def _names_of_form(method: FunctionType, form: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Attributes and globals that the method uses, in order, if it is the form with other names of projections."""
+    """The names that the method uses, in order, if it has the form; else None."""
     code, expected = method.__code__, form.__code__
     if _shape(code) != _shape(expected):
         return None
@@ -92,12 +92,12 @@ def _names_of_form(method: FunctionType, form: Callable[..., Any]) -> tuple[str,
 
 
 def _shape(code: Any) -> tuple[Any, ...]:
-    constants = tuple(c for c in code.co_consts if c is not None and not isinstance(c, str))  # no documentation
+    constants = tuple(c for c in code.co_consts if c is not None and not isinstance(c, str))  # without the docstring
     return code.co_code, code.co_argcount, code.co_kwonlyargcount, constants, len(code.co_names)
 
 
 def _projections_of_mlp(method: FunctionType) -> tuple[str, str, str] | None:
-    """Names of the projections of a SwiGLU MLP: gate, up, down."""
+    """The attribute names of gate, up and down, if the method is a SwiGLU MLP; else None."""
     if names := _names_of_form(method, _mlp):
         known = originals().get(SWIGLU)
         down, _, gate, up = names
@@ -108,7 +108,7 @@ def _projections_of_mlp(method: FunctionType) -> tuple[str, str, str] | None:
     return None
 
 
-# What stands in for them.
+# Rewritten methods.
 
 
 def _format(layer: nn.Module) -> dict[str, Any]:
@@ -142,8 +142,10 @@ def _gated_mlp(gate_name: str, up_name: str, down_name: str, quantized: bool, lo
 
 
 def _is_quantized_pair(gate: nn.Module, up: nn.Module) -> bool:
-    """Whether two projections are in one quantized format and no more than that: no bias, and no method of their own
-    around it. Asked at every call, for layers may be exchanged (LoRA)."""
+    """True if both projections are plain quantized layers of one format, without a bias.
+
+    Checked at every call, because layers can be replaced, for example by LoRA.
+    """
     return (
         _is_product(type(gate))
         and (type(up) is type(gate) or _is_product(type(up)))
@@ -167,7 +169,7 @@ def _quantized_swiglu(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
 
 
 def _softcapped_attention(log: FallbackLog) -> Function:
-    """Gemma 2's attention: scores are bounded before the mask is added, which no function of MLX's does."""
+    """Gemma 2's attention, which caps the scores before it adds the mask. ``mx.fast`` has no such function."""
     attention = stand_in(ATTENTION.op, reference.flash_attention, _ext.flash_attention, log)
 
     def heads(x: mx.array, count: int) -> mx.array:

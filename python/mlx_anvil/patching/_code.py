@@ -1,4 +1,4 @@
-"""What the bytecode of a function tells: the names that it uses, and whether a copy of it can stand for it."""
+"""Inspects the bytecode of functions: the names they use, and obstacles to copying them."""
 
 import builtins
 import dis
@@ -13,7 +13,7 @@ _NAMESPACES = {"globals", "eval", "exec"}
 
 
 def nested_code(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of those inside it."""
+    """The code of a function and of the functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -21,12 +21,12 @@ def nested_code(code: CodeType) -> Iterator[CodeType]:
 
 
 def code_names(code: CodeType) -> set[str]:
-    """Global names and attributes that a function and those inside it use."""
+    """Names of the globals and attributes that a function and its nested functions use."""
     return {name for inner in nested_code(code) for name in inner.co_names}
 
 
 def contents(cell: CellType) -> Any:
-    """What a variable of a closure holds; None where it has not been assigned."""
+    """The value of a closure variable; None if it is unassigned."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -34,7 +34,7 @@ def contents(cell: CellType) -> Any:
 
 
 def obstacle(function: FunctionType) -> str:
-    """Why a copy of the function with a namespace of its own would not do the same; empty where it would."""
+    """Why a copy of the function with other globals would behave differently; empty if it would not."""
     uses = _uses(function.__code__)
     why = uses.obstacle
     for name in sorted(uses.loads & _NAMESPACES):
@@ -42,13 +42,13 @@ def obstacle(function: FunctionType) -> str:
             why = why or f"calls {name}()"
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if name in uses.stores and (callable(contents(cell)) or isinstance(contents(cell), ModuleType)):
-            why = why or f"assigns to {name} of the function around it"
+            why = why or f"assigns to {name} of the enclosing function"
     return why and f"{function.__qualname__.rpartition('<locals>.')[2]} {why}"
 
 
 @dataclass(frozen=True)
 class _Uses:
-    """Global names that code reads, variables around it that it assigns to, and what no copy can do."""
+    """Globals that code reads, closure variables that it assigns, and an obstacle to copying it."""
 
     loads: frozenset[str]
     stores: frozenset[str]
@@ -62,7 +62,7 @@ def _uses(code: CodeType) -> _Uses:
     why = ""
     for inner in nested_code(code):
         if not inner.co_flags & inspect.CO_OPTIMIZED:
-            why = "defines a class"  # whose body reads the namespace as a plain dict
+            why = "defines a class"  # a class body reads globals as a plain dict, without __missing__
         for instruction in dis.get_instructions(inner):
             match instruction.opname:
                 case "LOAD_GLOBAL":
@@ -75,7 +75,7 @@ def _uses(code: CodeType) -> _Uses:
 
 
 def unchanged(function: FunctionType) -> Callable[[], bool]:
-    """Whether the global functions that a function names are still those of now."""
+    """Returns a function that tells if the globals that ``function`` names are still the same objects."""
     found = list(_globals_of(function))
 
     def ask() -> bool:
@@ -90,7 +90,7 @@ def _is_another(found: tuple[Callable[[], Any], Any]) -> bool:
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[Callable[[], Any], Any]]:
-    """What reads a global name, or an attribute of a module that has one, and what it reads."""
+    """For each global name, and attribute of a global module: a function that reads it, and its current value."""
     value: Any = None
     for instruction in dis.get_instructions(function.__code__):
         read: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""What ``patch`` leaves alone whatever its options, and why: calls of the kinds that it is about, with no op for them."""
+"""Calls that ``patch`` cannot swap, because there is no op for them, and the reasons that its report gives."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +28,14 @@ _OTHER_CHOICE = re.compile(r"(expert|correction|router)_bias|biased|group_(score
 
 
 def is_of_experts(cls: type[nn.Module]) -> bool:
-    """Whether modules of the class, and all in them, are left alone: mlx-lm's products with the weights of chosen experts,
-    whose activation may be one object for every model."""
+    """True for mlx-lm's products with the weights of chosen experts, which ``patch`` skips with all modules inside
+    them: every model may share one activation object.
+    """
     return cls.__module__ == "mlx_lm.models.switch_layers"
 
 
 def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
-    """What methods call, our op for it or an empty string, and why it stays; ``methods`` are those that will not change."""
+    """Yields what the methods call, the op for it or an empty string, and why it is not swapped."""
     if is_of_experts(cls):
         yield cls.__name__, "", NO_EXPERTS
         return
@@ -53,7 +54,7 @@ def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterat
 
 
 def _choices_and_attention(methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
-    """In the methods, or in functions beside them, which are often compiled."""
+    """Routers and attention in the methods and in their helper functions, which are often compiled."""
     names: set[str] = set()
     variables: set[str] = set()
     for function in _with_helpers(methods.values()):
@@ -62,7 +63,7 @@ def _choices_and_attention(methods: Mapping[str, FunctionType]) -> Iterator[tupl
     if names >= {"softmax", "rope"}:
         yield "attention", "", OWN_SOFTMAX
         return
-    # A mask over the scores chooses one expert after the other.
+    # argmax, then a mask over the scores, chooses one expert after the other.
     if names & _CHOICE or names >= {"argmax", "put_along_axis", "softmax"}:
         if "rope" not in names and names & (_SCORES | _EXPERTS):
             is_other = any(map(_OTHER_CHOICE.search, names | variables))
@@ -72,7 +73,7 @@ def _choices_and_attention(methods: Mapping[str, FunctionType]) -> Iterator[tupl
 
 
 def _with_helpers(methods: Iterable[FunctionType]) -> list[Any]:
-    """Functions, and those of the same modules that they name; also what ``mx.compile`` made of one, which has its code."""
+    """The functions, and those of their module that they name, including results of ``mx.compile``."""
     found: list[Any] = list(methods)
     for function in found:  # grows
         for name in code_names(function.__code__):
@@ -83,7 +84,7 @@ def _with_helpers(methods: Iterable[FunctionType]) -> list[Any]:
 
 
 def _calls_by_name(method: FunctionType, name: str) -> bool:
-    """Whether a name in the method's code is a function of ``mlx.nn`` or of the method's module, not an attribute."""
+    """True if the name refers to a function of ``mlx.nn`` or of the method's module, not to an attribute."""
     names = code_names(method.__code__)
     is_of_nn = method.__globals__.get("nn") is nn and "nn" in names and hasattr(nn, name)
     return name in names and (is_of_nn or callable(method.__globals__.get(name)))

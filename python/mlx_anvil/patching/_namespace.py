@@ -1,4 +1,4 @@
-"""The globals of a copied function: those of its module, as they are when they are read, with ours among them."""
+"""The globals of a copied function: a live view of its module's globals, with some names overridden."""
 
 import functools
 import operator
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-Current = Callable[[], Any]  # reads what the model's own code would find now
+Current = Callable[[], Any]  # reads what the model's own code would see now
 
-# Read by the interpreter itself, which does not ask __missing__.
+# The interpreter reads these directly, without __missing__.
 _OF_THE_INTERPRETER = ("__builtins__", "__name__", "__package__", "__spec__", "__file__")
 
 
 class Namespace(dict[str, Any]):
-    """Holds what differs from the module's globals; all other names are looked up there, each time.
+    """Holds the overridden names. All other names are looked up in the module's globals at each access.
 
     Attributes:
         origin: the module's globals.
@@ -23,19 +23,19 @@ class Namespace(dict[str, Any]):
 
     @staticmethod
     def of(origin: dict[str, Any]) -> "Namespace":
-        # A class of its own, for __missing__ is looked up in the class: a method of the dict itself costs no Python call.
+        # One class per namespace, because __missing__ is looked up in the class. A method of dict costs no Python call.
         cls: type[Namespace] = type("Namespace", (Namespace,), {"__missing__": origin.__getitem__, "origin": origin})
         return cls({name: origin[name] for name in _OF_THE_INTERPRETER if name in origin})
 
 
 def live_module(current: Current, ours: dict[str, Any]) -> ModuleType:
-    """A module with functions of ours in it; all else is that of the module, when it is read or assigned.
+    """A live view of a module with some attributes overridden. Assignments go to the module.
 
     Args:
         current: reads the module.
-        ours: what it has in their place.
+        ours: the overriding attributes.
     """
-    # As in Namespace: attributes are the items of a dict, found with no Python call where they are ours.
+    # As in Namespace, attributes are items of a dict, so that reading ours costs no Python call.
     missing = {"__missing__": staticmethod(lambda name: getattr(current(), name))}
     attributes = type("Attributes", (dict,), missing)(ours)
     body = {
@@ -48,13 +48,13 @@ def live_module(current: Current, ours: dict[str, Any]) -> ModuleType:
 
 
 def attribute(current: Current, *path: str) -> Current:
-    """Reads an attribute of what ``current`` reads."""
+    """Returns a function that reads an attribute of what ``current`` reads."""
     get = operator.attrgetter(".".join(path))
     return lambda: get(current())
 
 
 def live(current: Current, original: Callable[..., Any], copy: Callable[..., Any]) -> Callable[..., Any]:
-    """The copy of a function, for as long as the module has that function."""
+    """Calls the copy as long as the name still refers to ``original``, and else what it refers to now."""
 
     @functools.wraps(copy)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``patch`` and ``unpatch``: which module runs what."""
+"""``patch`` and ``unpatch``: decides which functions each module runs."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from mlx_anvil.patching._report import FallbackLog, Report, Row
 from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
 from mlx_anvil.patching._stand_ins import stand_ins
 
-_lock = threading.RLock()  # of patch and unpatch; the models themselves need none
+_lock = threading.RLock()  # held by patch and unpatch; calls of models need no lock
 
 
 def patch(
@@ -29,31 +29,31 @@ def patch(
     rope: bool = True,
     prebuild: bool = False,
 ) -> Report:
-    """Puts the ops into a model, in place: any model of mlx-lm, any tree of ``mlx.nn`` modules.
+    """Makes a model call the ops, in place. The model is any model of mlx-lm, or any tree of ``mlx.nn`` modules.
 
-    Parameters, their names, what is frozen and what is in training mode stay as they are, and so do other models of the
-    same architecture. A call that an op does not take runs as before and is counted in ``report.fallbacks``; inside
-    ``strict()`` it raises RuntimeError. Patching again gives the same model, with the options of the last call; do so
-    after modules were added or quantized.
+    Parameters, their names, and the frozen and training states do not change. Other models of the same architecture are
+    not affected. A call that an op does not support runs as before, and is counted in ``report.fallbacks``; inside
+    ``strict()`` it raises RuntimeError. Call ``patch`` again after you add or quantize modules; the last options apply.
 
     Args:
         model (mlx.nn.Module): the model.
-        attention: ``mx.fast.scaled_dot_product_attention``, mlx-lm's function of that name, Gemma 2's attention in line.
-        swiglu: mlx-lm's ``swiglu``, and ``nn.silu(gate) * up`` of a SwiGLU MLP; with ``quantized`` projections too in
-            one kernel.
-        quantized: ``nn.QuantizedLinear``, ``nn.QuantizedEmbedding`` as table and as output head, the products with a
-            quantized cache.
-        norm: RMS norms, Gemma's with weights less 1 included, and layer norms.
-        rope: ``nn.RoPE`` and what mlx-lm builds on ``mx.fast.rope``.
-        prebuild: build the pipelines of a model of mlx-lm in background threads, as :func:`mlx_anvil.prebuild` does;
-            ``report.prebuilt`` tells how far that is.
+        attention: swap ``mx.fast.scaled_dot_product_attention``, mlx-lm's function of that name, and Gemma 2's
+            attention.
+        swiglu: swap mlx-lm's ``swiglu``, and ``nn.silu(gate) * up`` in a SwiGLU MLP. With ``quantized``, one kernel
+            also computes the projections.
+        quantized: swap ``nn.QuantizedLinear``, ``nn.QuantizedEmbedding`` (as table and as output head), and the
+            products with a quantized cache.
+        norm: swap RMS norms, including Gemma's ``1 + weight``, and layer norms.
+        rope: swap ``nn.RoPE`` and mlx-lm's layers that use ``mx.fast.rope``.
+        prebuild: build the pipelines of a model of mlx-lm in background threads, see :func:`mlx_anvil.prebuild`.
+            ``report.prebuilt`` has their state.
 
     Returns:
-        Report: what was swapped, what was not, and why. A model with nothing to swap is no error.
+        Report: what was swapped, what was not, and why. A model with nothing to swap is not an error.
 
     Raises:
         TypeError: ``model`` is not an ``mlx.nn.Module``.
-        ValueError: ``prebuild`` of a model that is not like those of mlx-lm; the model is patched.
+        ValueError: ``prebuild`` is set, and the model is not like those of mlx-lm. The model is patched nonetheless.
     """
     _check("patch", model)
     options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
@@ -63,7 +63,7 @@ def patch(
 
 
 def unpatch(model: nn.Module) -> None:
-    """Gives every module of a patched model its own methods back. A model that is not patched stays as it is.
+    """Restores the methods of every module of a patched model. It does nothing if the model is not patched.
 
     Args:
         model (mlx.nn.Module): the model.
@@ -83,7 +83,7 @@ def _check(name: str, model: object) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the modules of one class run, and the rows of each of them, without their path."""
+    """What the modules of one class run, and their rows of the report, without the path."""
 
     functions: dict[Route, Function] = field(default_factory=dict)
     swapped: list[Row] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _Plan:
 
 
 class _Patch:
-    """One call of ``patch``: a plan for each class of the model, and then all modules at once."""
+    """One call of ``patch``. It makes a plan for each class of the model, then assigns all modules at once."""
 
     def __init__(self, options: dict[str, bool]) -> None:
         self._options = options
@@ -127,7 +127,7 @@ class _Patch:
             try:
                 install(plan.functions)
             except Exception as error:
-                why = f"{cls.__name__} takes no other methods: {type(error).__name__}: {error}"
+                why = f"the methods of {cls.__name__} cannot be replaced: {type(error).__name__}: {error}"
                 refused = [replace(row, why=why) for row in plan.swapped]
                 plan = _Plan({}, [], refused + plan.left)
             self._plans[cls] = plan
@@ -168,7 +168,9 @@ def _by_name(item: tuple[Call, str]) -> str:
 
 
 def _routes(cls: type[nn.Module]) -> Iterator[Route]:
-    """To the methods that an instance of the class runs, of whichever base, and to those that they call by ``super()``."""
+    """Routes to the methods that an instance of the class runs, inherited ones and those called by ``super()``
+    included.
+    """
     hidden = {"__init__"}
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for name, value in list(vars(base).items()):
@@ -184,7 +186,7 @@ def _routes(cls: type[nn.Module]) -> Iterator[Route]:
 
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules with their paths, layers in the order of their numbers."""
+    """All modules with their paths, with layers in numeric order."""
 
     def order(item: tuple[str, nn.Module]) -> list[tuple[bool, int, str]]:
         parts = item[0].split(".")
@@ -194,6 +196,6 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _name(model: nn.Module) -> str:
-    """``llama.Model``: the class alone has the same name in every architecture."""
+    """``"llama.Model"``: the class alone has the same name in every architecture."""
     cls = type(model)
     return f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"

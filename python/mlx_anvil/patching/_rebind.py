@@ -1,8 +1,8 @@
-"""Functions that call ours: copies of functions, of the same code, whose global names lead elsewhere.
+"""Copies functions so that they call our ops: the same code, with other globals.
 
-A method finds ``scaled_dot_product_attention`` or ``mx`` among the globals of the module that it was written in. To change
-those would change every model of that architecture. A copy of the method sees them through a namespace of its own
-(:mod:`~mlx_anvil.patching._namespace`), in which the functions that we stand in for lead to ours.
+A method looks up ``scaled_dot_product_attention`` or ``mx`` in the globals of its module. Changing those would affect
+every model of that architecture. Instead, a copy of the method has its own namespace
+(:mod:`~mlx_anvil.patching._namespace`), in which these names refer to our functions.
 """
 
 import functools
@@ -21,11 +21,11 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Call:
-    """A function that models call, and the op that can stand in for it.
+    """A function that models call, and the op that can replace it.
 
     Attributes:
-        option: the argument of ``patch`` that decides.
-        what: the function as the report names it. What begins with ``mx.`` is also found as an attribute of
+        option: the argument of ``patch`` that enables the replacement.
+        what: name of the function in the report. If it begins with ``mx.``, it is also an attribute path in
             ``mlx.core``.
         op: name of our op.
     """
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class StandIn:
-    """A function that models call, and what makes the one to be called in its place."""
+    """A function that models call, and a factory of its replacement."""
 
     original: Function
     make: Callable[[Current], Function]
@@ -45,11 +45,11 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a function calls, by itself or through functions that it names.
+    """The calls that a function makes, itself or through functions that it names.
 
     Attributes:
-        calls: those that a copy of it would call ours for.
-        left: those inside functions that cannot be copied, with the reason.
+        calls: calls that a copy of the function replaces.
+        left: calls inside functions that cannot be copied, with the reason.
     """
 
     calls: frozenset[Call]
@@ -57,7 +57,7 @@ class Reach:
 
 
 def attribute_path(call: Call) -> list[str]:
-    """``["fast", "rope"]`` for ``mx.fast.rope``; empty for a function that is not MLX's."""
+    """``["fast", "rope"]`` for ``mx.fast.rope``; empty if the function is not MLX's."""
     return call.what.split(".")[1:]
 
 
@@ -65,7 +65,7 @@ class Rebinder:
     """Copies functions so that they call other functions.
 
     Args:
-        stand_ins: of each call, the function that models call and what stands in for it.
+        stand_ins: the replacement of each call.
     """
 
     def __init__(self, stand_ins: Mapping[Call, StandIn]) -> None:
@@ -76,7 +76,7 @@ class Rebinder:
         self._namespaces: dict[int, Namespace] = {}
 
     def reach(self, function: FunctionType) -> Reach:
-        """What the function calls that there is a stand-in for."""
+        """The calls of the function that have a stand-in."""
         if function not in self._reached:
             calls, left = self._search(function)
             self._reached[function] = Reach(frozenset(calls), {c: why for c, why in left.items() if c not in calls})
@@ -104,7 +104,7 @@ class Rebinder:
         return calls, left
 
     def _calls_of(self, value: Any, names: set[str]) -> Iterator[Call]:
-        """The call that a value is, or those that are attributes of it, where code uses such names."""
+        """The call that a value is; for ``mx`` and ``mx.fast``, the calls whose attribute names the code uses."""
         if id(value) in self._calls:
             yield self._calls[id(value)]
         elif value is mx or value is mx.fast:
@@ -114,11 +114,11 @@ class Rebinder:
                     yield call
 
     def rebound(self, function: FunctionType) -> FunctionType:
-        """The copy that calls the stand-ins, for a function with ``calls``."""
+        """A copy of the function that calls the stand-ins."""
         if function in self._copies:
             return self._copies[function]
         namespace = self._namespace(function.__globals__)
-        # A variable that leads elsewhere has a cell of its own, filled below: the function may be in it itself.
+        # A replaced closure variable gets a new cell, filled below, because it may hold the function itself.
         own = {i: cell for i, cell in enumerate(function.__closure__ or ()) if self._is_replaced(contents(cell))}
         cells = tuple(CellType() if i in own else cell for i, cell in enumerate(function.__closure__ or ()))
         copy = FunctionType(
@@ -136,7 +136,7 @@ class Rebinder:
         return copy
 
     def _namespace(self, globals_: dict[str, Any]) -> Namespace:
-        """One for all functions of a module."""
+        """The namespace of a module, which all copies of its functions share."""
         if id(globals_) not in self._namespaces:
             self._namespaces[id(globals_)] = Namespace.of(globals_)
         return self._namespaces[id(globals_)]
@@ -167,7 +167,7 @@ class Rebinder:
 
 
 def _named(function: FunctionType) -> Iterator[tuple[Any, set[str]]]:
-    """Values of the global names that a function uses, and of its closure; with all names that it uses."""
+    """Values of the globals and closure variables of a function, each with all names that the function uses."""
     names = code_names(function.__code__)
     for name in names:
         if name in function.__globals__:

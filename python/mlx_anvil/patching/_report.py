@@ -1,4 +1,4 @@
-"""What ``patch()`` did, what it left alone, and which calls fell back since."""
+"""The report of ``patch()``: calls that were swapped, calls that were not, and fallbacks since."""
 
 import re
 import threading
@@ -19,10 +19,10 @@ class Row:
     """One call of one module.
 
     Attributes:
-        path: of the module in the model, such as ``"model.layers.0.mlp"``; empty for the model itself.
-        what: what the module calls, such as ``"mx.fast.rms_norm"``.
-        op: our op: the one that stands in, or that would; empty where there is none.
-        why: of a call that was swapped, which module makes it; of one that was left alone, the reason.
+        path: path of the module in the model, such as ``"model.layers.0.mlp"``; empty for the model itself.
+        what: the function that the module calls, such as ``"mx.fast.rms_norm"``.
+        op: our op for the call; empty if there is none.
+        why: the class of the module if the call was swapped, else the reason why not.
     """
 
     path: str
@@ -33,12 +33,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Calls that ran as they did before the patch.
+    """Calls of swapped modules that ran as before the patch.
 
     Attributes:
-        op: our op that did not take them.
-        reason: why not.
-        count: how many.
+        op: the op that did not support them.
+        reason: why it did not.
+        count: number of calls.
     """
 
     op: str
@@ -47,37 +47,37 @@ class Fallback:
 
 
 class FallbackLog:
-    """Counts the calls that fell back; from any thread."""
+    """Counts fallbacks. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, op: str, reason: str) -> None:
-        """Counts a call that ``trace()`` and ``strict()`` know of already."""
+        """Counts a call that ``trace()`` and ``strict()`` have seen already."""
         with self._lock:
             self._counts[op, reason] += 1
 
     def note(self, op: str, reason: str) -> None:
-        """Counts a call, and tells ``trace()`` and ``strict()``; the latter raises RuntimeError."""
+        """Counts a call, and reports it to ``trace()`` and ``strict()``, which raises RuntimeError."""
         self.add(op, reason)
         _ext._note_fallback(op, reason)
 
     def rows(self) -> tuple[Fallback, ...]:
-        """The most frequent first."""
+        """The counts, most frequent first."""
         with self._lock:
             return tuple(Fallback(op, reason, count) for (op, reason), count in self._counts.most_common())
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a model's calls. Prints as a table; equal layers share a line.
+    """The result of ``patch``. Prints as a table, in which equal layers share a line.
 
     Attributes:
         model: name of the model's class.
-        swapped: calls that our ops stand in for.
-        left: calls that run as before, though an option of ``patch`` names their kind, and why.
-        prebuilt: of ``patch(model, prebuild=True)``, the pipelines that are being built.
+        swapped: calls that our ops replace.
+        left: calls that were not swapped, with the reason.
+        prebuilt: the pipelines of ``patch(model, prebuild=True)``, else None.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Calls of swapped modules that ran as before, counted since the patch, the most frequent first."""
+        """Calls of swapped modules that ran as before the patch, counted since, most frequent first."""
         return self.log.rows()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -100,7 +100,7 @@ class Report:
                 _add(table, paths, f"x {count}", row.what, row.op, row.why)
             yield table
         if self.left:
-            table = _table("left as they are", "modules", "", "call", "why")
+            table = _table("not swapped", "modules", "", "call", "why")
             for paths, count, row in _grouped(self.left):
                 _add(table, paths, f"x {count}", row.what, row.why)
             yield table
@@ -125,11 +125,11 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    table.add_row(*map(Text, cells))  # as text: rich would take the [batch] of a reason for a style
+    table.add_row(*map(Text, cells))  # as Text, because rich would parse "[batch]" in a reason as markup
 
 
 def _grouped(rows: Iterable[Row]) -> Iterator[tuple[str, int, Row]]:
-    """Rows that differ in the numbers of their path only, as one: its path with stars, how many, one of them."""
+    """Groups rows whose paths differ only in numbers. Yields the path with stars, the count, and one row."""
     groups: dict[Row, list[Row]] = {}
     for row in rows:
         alike = Row(re.sub(r"\b\d+\b", "*", row.path), row.what, row.op, row.why)

@@ -1,7 +1,7 @@
-"""Routes: methods that are called for every instance of a class, and do for some instances what ``patch`` wrote for them.
+"""Routes: methods that run another function for patched instances of a class.
 
-A route takes the place of a method in the class that defines it. It looks up the instance by its identity, so nothing is
-stored in a module: copies and pickles of it are not patched, and ``type(module)`` is what it was.
+A route replaces a method in the class that defines it. It looks up the instance by identity, so a patched module stores
+nothing: its copies and pickles are not patched, and ``type(module)`` does not change.
 """
 
 import functools
@@ -20,14 +20,14 @@ _MARK = "_mlx_anvil_route"
 
 @dataclass(eq=False)
 class Route:
-    """A method of a class, and what some instances run in its place.
+    """A method of a class, and the functions that patched instances run instead.
 
     Attributes:
         cls: the class that defines the method.
-        name: of the method.
+        name: name of the method.
         original: the method.
-        functions: by the identity of the instance.
-        call: what the class holds.
+        functions: replacement functions, by the id of the instance.
+        call: the function that replaces the method in the class.
     """
 
     cls: type[nn.Module]
@@ -50,23 +50,24 @@ class Route:
 
     @property
     def is_installed(self) -> bool:
+        """True if the class currently has the route."""
         return vars(self.cls).get(self.name) is self.call
 
 
 def route_of(function: FunctionType) -> Route | None:
-    """The route that a function is. What ``functools.wraps`` made of one has its attributes, but is none."""
+    """The route of a function, or None. A wrapper by ``functools.wraps`` has the attributes of a route, but is none."""
     route: Route | None = function.__dict__.get(_MARK)
     return route if route is not None and route.call is function else None
 
 
 def unrouted(function: FunctionType) -> FunctionType:
-    """The method behind a route; any other function as it is."""
+    """The original method of a route; any other function unchanged."""
     route = route_of(function)
     return function if route is None else route.original
 
 
 def route_to(cls: type[nn.Module], name: str) -> Route:
-    """The route that the class has for a method, or a new one that is not installed."""
+    """The route that the class has for a method, or a new one, which is not installed."""
     method = vars(cls)[name]
     return route_of(method) or Route(cls, name, method)
 
@@ -75,7 +76,7 @@ _installed: set[Route] = set()
 
 
 def install(routes: Iterable[Route]) -> None:
-    """Puts routes into their classes: all of them, or none and the exception of the class that does not take one."""
+    """Installs all routes in their classes, or none if a class raises."""
     done: list[Route] = []
     try:
         for route in routes:
@@ -84,15 +85,17 @@ def install(routes: Iterable[Route]) -> None:
                 _installed.add(route)
                 setattr(route.cls, route.name, route.call)
                 if not route.is_installed:
-                    raise TypeError(f"{route.cls.__name__}.{route.name} stays what it was")
+                    raise TypeError(f"assigning {route.cls.__name__}.{route.name} had no effect")
     except BaseException:
         _remove(done)
         raise
 
 
 def sweep() -> None:
-    """Gives classes their methods back, where no instance needs the route and no other package has put a method there.
-    Not where the last instance goes away: that may be in the midst of a ``patch``."""
+    """Restores methods whose route no instance needs, unless another package replaced them.
+
+    The deletion of the last instance does not restore them, because that can happen in the middle of a ``patch``.
+    """
     _remove(route for route in list(_installed) if not route.functions)
 
 
@@ -105,7 +108,7 @@ def _remove(routes: Iterable[Route]) -> None:
 
 @dataclass
 class _Patched:
-    """One patched module: what it runs by which route."""
+    """One patched module, and the function that it runs for each route."""
 
     reference: weakref.ref[nn.Module]
     functions: Mapping[Route, Function]
@@ -115,8 +118,7 @@ _patched: dict[int, _Patched] = {}
 
 
 def assign(functions: Iterable[tuple[nn.Module, Mapping[Route, Function]]]) -> None:
-    """Makes modules run these functions by routes that are installed, and no others: all of the modules, or none. A module
-    with no functions has its methods back."""
+    """Sets the functions of all modules, or of none if one fails. An empty mapping restores a module's methods."""
     before: list[tuple[nn.Module, Mapping[Route, Function]]] = []
     try:
         for module, ours in functions:
@@ -145,7 +147,7 @@ def _assign(module: nn.Module, functions: Mapping[Route, Function]) -> None:
 
 
 def _forget(key: int, reference: weakref.ref[nn.Module]) -> None:
-    """A module is gone, and its identity may soon be that of another."""
+    """Removes a deleted module, because another object can get the same id."""
     entry = _patched.get(key)
     if entry is not None and entry.reference is reference:
         del _patched[key]

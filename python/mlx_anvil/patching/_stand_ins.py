@@ -1,4 +1,4 @@
-"""What stands in for a call: our op, and where that does not take the call, what was there before, counted."""
+"""Stand-ins: functions that call our op, or the original function if the op does not support the call."""
 
 import functools
 import sys
@@ -23,7 +23,7 @@ LAYER_NORM = Call("norm", "mx.fast.layer_norm", "layer_norm")
 ROPE = Call("rope", "mx.fast.rope", "rope")
 SWIGLU = Call("swiglu", "swiglu", "silu_gate")
 
-REPLACED = "the function that the model calls is another one since the patch; patch again"
+REPLACED = "the function that the model calls was replaced after patch(); call patch() again"
 
 
 def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None) -> mx.array:
@@ -37,7 +37,7 @@ def _layer_norm(
 
 
 def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
-    """A parameter of a wider dtype widens the result of MLX's norms, not that of ours."""
+    """Casts ``x`` to the dtype of MLX's result: wider parameters widen the result of MLX's norms, but not of ours."""
     dtype = x.dtype
     for parameter in parameters:
         if parameter is not None and parameter.dtype != dtype:
@@ -46,7 +46,7 @@ def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
 
 
 def originals() -> dict[Call, tuple[Function, Function]]:
-    """Each call's function and our op for it; mlx-lm's only where mlx-lm has been imported."""
+    """The function and our op for each call. mlx-lm's functions are included only if mlx-lm was imported."""
     pairs: dict[Call, tuple[Function, Function]] = {
         ATTENTION: (mx.fast.scaled_dot_product_attention, _ext.flash_attention),
         QUANTIZED_MATMUL: (mx.quantized_matmul, _ext.quantized_matmul),
@@ -60,10 +60,10 @@ def originals() -> dict[Call, tuple[Function, Function]]:
 
 
 def stand_in(op: str, original: Function, ours: Function, log: FallbackLog, current: Current | None = None) -> Function:
-    """``ours``, or ``original`` for calls that ours does not take or would itself replace by MLX's ops.
+    """Returns a function that calls ``ours``, or ``original`` if ours rejects the call or would fall back to MLX ops.
 
-    MLX is lazy: a graph that was built to see whether ours takes the call costs nothing if it is dropped. Where
-    ``current`` reads another function by now, another package has put it there, and it is called.
+    MLX is lazy, so trying ours costs nothing if its graph is dropped. If ``current`` reads a function other than
+    ``original``, another package has replaced it, and that one is called.
     """
 
     @functools.wraps(ours)
@@ -81,7 +81,7 @@ def stand_in(op: str, original: Function, ours: Function, log: FallbackLog, curr
                 return result
             log.add(*_ext._last_fallback())
             return original(*args, **kwargs)
-        result = original(*args, **kwargs)  # raises what it always raised where the call itself is wrong
+        result = original(*args, **kwargs)  # an invalid call raises its usual error
         log.note(op, refusal)
         return result
 
@@ -89,7 +89,7 @@ def stand_in(op: str, original: Function, ours: Function, log: FallbackLog, curr
 
 
 def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
-    """Each call's function, and what makes its stand-in."""
+    """The stand-in of each call."""
 
     def made(call: Call, original: Function, ours: Function) -> StandIn:
         return StandIn(original, lambda current: stand_in(call.op, original, ours, log, current))
@@ -98,7 +98,7 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
 
 
 def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> Function:
-    """A method written anew, for as long as the functions that the model's method names are those of the patch."""
+    """Calls the rewritten method as long as the globals that the original method names have not been replaced."""
     is_unchanged = unchanged(method)
 
     @functools.wraps(method)
@@ -112,7 +112,7 @@ def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> 
 
 
 def _reason(op: str, error: Exception) -> str:
-    """Our op's own words, without its name; the binding's list of signatures says less than one sentence."""
+    """The error text without the name of the op; a list of nanobind signatures becomes one sentence."""
     text = str(error).strip()
     if "incompatible function arguments" in text or "unexpected keyword" in text:
         return f"arguments that {op} does not take"

@@ -1,6 +1,6 @@
-"""``python -m mlx_anvil report``: what a machine tells about this package, as one Markdown and one JSON file.
+"""``python -m mlx_anvil report``: tests this machine and writes a Markdown and a JSON file.
 
-An owner of a Mac runs it once and attaches both files to an issue. Every section runs by itself: one that fails is
-recorded with its traceback, and the others go on. The files are written anew before each section, so that a crash of the
-interpreter leaves what was known until then.
+The owner of a Mac runs it once and attaches both files to an issue. A section that fails is recorded with its
+traceback, and the others still run. The files are rewritten before each section, so that a crash of the interpreter
+keeps the results so far.
 """

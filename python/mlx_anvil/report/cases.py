@@ -1,4 +1,4 @@
-"""Which calls the report makes, and on which backends."""
+"""The cases that the report runs, and their backends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +15,15 @@ GPUS, SIMULATOR = ("metal", "cuda"), "simulator"
 
 
 def backends() -> list[str]:
-    """All on which ops can run here, GPUs first."""
+    """All backends that are usable here, GPUs first."""
     facts = _info.info()["backends"]
     return [name for name in (*GPUS, "cpu", SIMULATOR) if facts[name]["usable"]]
 
 
 def small(backend: str, quick: bool) -> list[Case]:
-    """Odd, small shapes of the contract tests: for correctness. One of each op where running them takes long.
+    """Cases for correctness, at the small odd shapes of the contract tests; one shape per op if ``quick`` or simulated.
 
-    One shape of each op comes before the second of any, so that no op is left out if the time is up.
+    The first shape of every op comes before the second of any, so that a time limit leaves out no op.
     """
     brief = quick or backend == SIMULATOR
     of_ops = [[(spec, shape) for shape in _full(spec.contract_shapes)[-1 if brief else 0 :]] for spec in OPS.values()]
@@ -37,7 +37,7 @@ def small(backend: str, quick: bool) -> list[Case]:
 
 
 def large(backend: str, quick: bool) -> list[Case]:
-    """Shapes of a model's size: for times. None in the simulator, whose times say nothing."""
+    """Cases for times, at the size of a model. The simulator has none, because its times mean nothing."""
     if quick or backend == SIMULATOR:
         return []
     return [
@@ -54,7 +54,7 @@ def _full(shapes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
 
 @contextmanager
 def running_on(backend: str) -> Iterator[None]:
-    """Inside, ops run on the backend."""
+    """Inside the block, ops run on the backend."""
     if backend == SIMULATOR:
         with mx.stream(mx.cpu), simulate():
             yield

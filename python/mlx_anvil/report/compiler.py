@@ -1,4 +1,4 @@
-"""Every ``.metal`` file of the package through Apple's compiler, in each version of the language."""
+"""Compiles every ``.metal`` file of the package with Apple's compiler, in each version of the language."""
 
 import os
 import re
@@ -13,11 +13,11 @@ from typing import Any
 from mlx_anvil import _ext, mslc
 from mlx_anvil.report.section import Deadline, Outcome, Skipped
 
-# The metallib is built for the first; MLX may compile source kernels for any of them.
+# The metallib is built for the first version. MLX may compile kernels from source for any of them.
 STANDARDS = tuple(mslc.STANDARDS)
 _METAL = ("xcrun", "-sdk", "macosx", "metal")
 _MOST_SECONDS = 180.0
-_MOST_CHARACTERS = 20_000  # of the diagnostics of one compilation
+_MOST_CHARACTERS = 20_000  # longer diagnostics are cut
 
 
 def _compile(path: str, standard: str, folder: Path, deadline: Deadline) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _compile(path: str, standard: str, folder: Path, deadline: Deadline) -> dict
         return row
     source = folder / path.replace("/", "_")
     source.write_text(_ext._file_source(path))
-    # Machine-independent code of the first version, with the optimizer; the front end alone of the others.
+    # AIR with optimization for the first version, syntax only for the others.
     output = ["-c", "-o", f"{source}.air"] if standard == STANDARDS[0] else ["-fsyntax-only"]
     start = time.monotonic()
     try:
@@ -48,16 +48,16 @@ def _compile(path: str, standard: str, folder: Path, deadline: Deadline) -> dict
 
 
 def run(deadline: Deadline) -> Outcome:
-    """A finding is a file that the compiler refuses; a version that it does not know is none."""
+    """A finding is a file that the compiler rejects. A language version that it does not know is not a finding."""
     if not shutil.which("xcrun"):
-        raise Skipped("there is no xcrun here; Apple's Metal compiler runs on macOS only")
+        raise Skipped("no xcrun found: Apple's Metal compiler runs on macOS only")
     version = subprocess.run([*_METAL, "--version"], capture_output=True, text=True, timeout=60)
     if version.returncode:
         first = (version.stderr.strip() or "no message").splitlines()[0]
         raise Skipped(f"xcrun -sdk macosx metal does not work: {first}")
     files = _ext._metal_file_names()
     with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        # The first version of all files first: if the time is up, the others lack.
+        # All files in the first version come first: they matter most if the time limit is reached.
         todo = [(path, standard) for standard in STANDARDS for path in files]
         rows = list(pool.map(lambda job: _compile(job[0], job[1], Path(folder), deadline), todo))
     count = {

@@ -1,4 +1,4 @@
-"""The report as Markdown: a table of the sections first, then each of them, with its long tables folded."""
+"""The report as Markdown: a table of contents with results, then each section, with long tables folded."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
@@ -12,14 +12,14 @@ _SIGNS = {
     "findings": "**findings**",
     "skipped": "skipped",
     "failed": "**failed**",
-    "running": "**did not end**",
+    "running": "**did not finish**",
     "not run": "not run",
 }
 Rows = list[dict[str, Any]]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; cells may hold any text."""
+    """A Markdown table. Cells may contain any text."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
 
@@ -125,7 +125,7 @@ def _ops(data: dict[str, Any]) -> list[str]:
     wrong = [row for row in rows if not row["passed"]]
     if wrong:
         columns = ("op", "variant", "what", "dtype", "shape", "error", "limit", "exception")
-        parts.append("Not within limits:\n\n" + table(columns, ([row.get(c, "-") for c in columns] for row in wrong)))
+        parts.append("Above their limits:\n\n" + table(columns, ([row.get(c, "-") for c in columns] for row in wrong)))
     timed = [row for row in rows if "speedup" in row]
     if timed:
         lines = [_times(row) for row in timed]
@@ -154,12 +154,12 @@ def _body(section: Section) -> list[str]:
     if section.status == "failed":
         return [_fenced(section.data["traceback"])]
     if not section.data:
-        return [section.summary or "Nothing is known of it."]
+        return [section.summary or "No results."]
     return _BODIES[section.name.partition("/")[0]](section.data)
 
 
 def document(sections: Sequence[Section], heading: str) -> str:
-    """The whole text."""
+    """The whole report."""
     head = table(
         ("section", "", "result", "time"),
         ((s.title, _SIGNS[s.status], s.summary, time_text(s.seconds) if s.seconds else "") for s in sections),

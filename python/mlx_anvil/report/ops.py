@@ -1,7 +1,6 @@
-"""Every op against its definition in float64, and its time beside MLX's."""
+"""Checks every op against its definition in float64, and times it beside MLX's."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from mlx_anvil import _check
@@ -11,16 +10,15 @@ from mlx_anvil.report.section import Deadline, Outcome
 
 
 def _checked(case: Case) -> dict[str, Any]:
-    """Its error alone."""
+    """Checks the case, without times."""
     with cases.running_on(case.backend):
         error, limit = _check.error_and_limit(case, _check.inputs(case))
     return {"error": error, "limit": limit, "passed": error <= limit}
 
 
 def _timed(case: Case) -> dict[str, Any]:
-    """Its error, and both times."""
-    row = _check.run_case(case)
-    return asdict(row) | {"passed": row.passed}
+    """Checks and times the case."""
+    return _check.run_case(case).as_dict()
 
 
 def _row(case: Case, function: Callable[[Case], dict[str, Any]]) -> dict[str, Any]:
@@ -51,5 +49,5 @@ def run(backend: str, quick: bool, deadline: Deadline) -> Outcome:
     failed = sum(not row["passed"] for row in rows)
     summary = f"{len(rows) - failed} of {len(rows)} cases within limits"
     if len(rows) < len(todo):
-        summary += f"; time was up before {len(todo) - len(rows)} more"
+        summary += f"; the time limit left out {len(todo) - len(rows)} cases"
     return Outcome(summary, failed, {"rows": rows, "cases_not_run": len(todo) - len(rows)})

@@ -1,4 +1,4 @@
-"""The pipelines that the cases launch: built one by one, with the time that each takes and what the GPU tells of it."""
+"""Builds the pipelines that the cases launch, one by one, and records time and limits of each."""
 
 import time
 from typing import Any
@@ -20,9 +20,9 @@ def _build(kernel: _ext._PlannedKernel, op: str) -> dict[str, Any]:
 
 
 def run(backend: str, quick: bool, deadline: Deadline) -> Outcome:
-    """A finding is a pipeline that cannot be built."""
+    """A finding is a pipeline that fails to build."""
     if backend == "cpu":
-        raise Skipped("CPU kernels are part of the extension")
+        raise Skipped("CPU kernels are compiled into the extension")
     rows: dict[str, dict[str, Any]] = {}
     not_run = 0
     with cases.running_on(backend):
@@ -38,5 +38,5 @@ def run(backend: str, quick: bool, deadline: Deadline) -> Outcome:
     seconds = sum(row["seconds"] for row in rows.values())
     summary = f"{len(rows) - failed} of {len(rows)} built in {seconds:.1f} s"
     if not_run:
-        summary += f"; time was up before {not_run} cases"
+        summary += f"; the time limit left out {not_run} cases"
     return Outcome(summary, failed, {"rows": list(rows.values()), "cases_not_run": not_run})

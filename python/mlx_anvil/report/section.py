@@ -1,4 +1,4 @@
-"""A section of the report: how it is run, what it leaves behind, and the time that all of them share."""
+"""One section of the report, its outcome, and the deadline that all sections share."""
 
 import time
 import traceback
@@ -10,38 +10,38 @@ Status = Literal["ok", "findings", "skipped", "failed", "running", "not run"]
 
 
 class Skipped(Exception):
-    """The section has nothing to do on this machine; the text says why."""
+    """Raised by a section that does not apply to this machine; the text says why."""
 
 
 class Deadline:
-    """When the report has to be done."""
+    """A point in time at which work must stop."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds; 0 when the time is up."""
+        """Seconds left; 0 after the deadline."""
         return max(0.0, self._end - time.monotonic())
 
     def part(self, share: float) -> "Deadline":
-        """An earlier one, that share of the time left from now."""
+        """A deadline at a fraction of the time left."""
         return Deadline(self.left * share)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be started."""
+        """True after the deadline."""
         return self.left == 0.0
 
 
 @dataclass
 class Outcome:
-    """What a section found.
+    """The result of a section.
 
     Attributes:
-        summary: one line of the table at the head of the report.
-        findings: how many of its results are wrong; 0 is success.
-        data: all of it, as JSON can hold it.
+        summary: one line for the table at the top of the report.
+        findings: number of wrong results; 0 is success.
+        data: all results, as ``json.dumps`` accepts them.
     """
 
     summary: str
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass
 class Section:
-    """One section; ``data`` is empty unless it ran to its end."""
+    """One section. ``data`` is empty unless it finished."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class Section:
     data: dict[str, Any] = field(default_factory=dict)
 
     def run(self, function: Callable[[], Outcome]) -> None:
-        """Calls the function and keeps its outcome, or the traceback of its failure."""
+        """Calls the function, and stores its outcome or its traceback."""
         start = time.monotonic()
         try:
             outcome = function()

@@ -1,4 +1,4 @@
-"""What the machine is: chip, memory, versions of everything that takes part."""
+"""The machine: chip, memory, and the versions of all software involved."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ _IDENTIFYING = ("uuid", "pci_bus_id")
 
 
 def _output(command: tuple[str, ...]) -> str:
-    """What a tool says of itself, or why it says nothing."""
+    """The first lines of a tool's output, or why there is none."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
@@ -32,25 +32,25 @@ def _output(command: tuple[str, ...]) -> str:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """MLX's facts of the GPU, without those that identify this one; nothing where there is no GPU."""
+    """``mx.device_info`` of the GPU, without fields that identify the machine; empty if there is no GPU."""
     if not mx.is_available(mx.gpu):
         return {}
     return {name: str(value) for name, value in mx.device_info(mx.gpu).items() if name not in _IDENTIFYING}
 
 
 def virtual_gpu() -> str:
-    """What a GPU that a virtual machine shares cannot do; empty for a real one."""
+    """A warning about the GPU of a virtual machine; empty for physical GPUs."""
     name = gpu_facts().get("device_name", "")
     if "virtual" not in name.lower():
         return ""
     return (
-        f"{name} is the GPU of a virtual machine. Its times say nothing about Apple's GPUs, it offers fewer threads and "
-        "less memory, and kernels that need a real GPU may fail on it."
+        f"{name} is the GPU of a virtual machine. Its times do not represent Apple's GPUs, it has fewer threads and "
+        "less memory, and kernels that need a physical GPU may fail."
     )
 
 
 def run(deadline: Deadline) -> Outcome:
-    """Never has findings, and takes no time worth a deadline."""
+    """Has no findings, and ignores the deadline because it is fast."""
     info = _info.info()
     gpu = gpu_facts()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

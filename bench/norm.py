@@ -1,6 +1,6 @@
 """rms_norm and layer_norm on the CPU: against MLX's ops and against the machine's copy bandwidth.
 
-    python bench/bench_norm.py
+    python bench/norm.py
 
 writes bench/results/norm_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says).
 

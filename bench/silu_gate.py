@@ -1,6 +1,6 @@
 """silu_gate on the CPU: forward and backward against MLX (eager and compiled), PyTorch and the machine's copy bandwidth.
 
-    python bench/bench_silu_gate.py
+    python bench/silu_gate.py
 
 writes bench/results/silu_gate_cpu.json; ``python bench/plot.py silu_gate_cpu`` draws it. Figures are from one run on two
 threads (or as many as OMP_NUM_THREADS says).

@@ -1,7 +1,7 @@
 """How fast the simulator is: attention forward of 128 queries, 128 keys, head_dim 64 (MLX's own steel_attention, half,
 one head, no checks) on one core and on two, and what compiling a kernel file costs, cold and from the cache.
 
-    python bench/mslc/bench_simulator.py [--rounds 15] [--json FILE]
+    python bench/mslc/simulator.py [--rounds 15] [--json FILE]
 
 One-core and two-core runs alternate, so that a busy machine hits both alike. Figures are the median and the quartiles;
 the ratio is formed round by round. `least` is the fastest round: what the machine does when nothing else wants it.

@@ -1,6 +1,6 @@
 """Quantized products on the CPU against MLX, PyTorch and what the machine can read.
 
-    python bench/bench_quantized_matmul.py [--only GROUP]
+    python bench/quantized_matmul.py [--only GROUP]
 
 writes bench/results/quantized_matmul_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
 says). "Read" is a sum over as many bytes as w, scales and biases have, from memory of MLX's: what a product of one row

@@ -1,4 +1,4 @@
-"""The definition of the rotary embedding in plain MLX, and its entries in the registry of ops."""
+"""rope and rope_qk: the definition in MLX ops, and the entries in the registry."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,11 @@ def rope(
     offset: int | mx.array = 0,
     freqs: mx.array | None = None,
 ) -> mx.array:
-    """Pairs of elements as complex numbers that turn with the position, ``[batch, heads, length, head_dim]``.
+    """Rotates pairs of the first ``dims`` elements of ``x``, ``[batch, heads, length, head_dim]``.
 
-    Angles are in float64, on the CPU, without whole turns: those of far positions have no digits left in float32, in
-    which MLX computes sines, cosines and exponentials of float64 too.
+    Pair ``i`` at position ``p`` turns by ``p * scale * base**(-2i / dims)``. The angles are computed in float64 and
+    reduced to one turn, because MLX evaluates sines and cosines in float32, which has no digits left for distant
+    positions.
     """
     pairs = dims // 2
 
@@ -57,7 +58,7 @@ def _pair_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
 
 
 def _of_share(function: Callable[..., mx.array], share: float, **options: Any) -> Callable[..., mx.array]:
-    """Rotates a share of the elements."""
+    """The op as a function of ``x``, which rotates a fraction of its elements."""
 
     def of_arrays(x: mx.array, **more: Any) -> mx.array:
         return function(x, _dims(x, share), **options, **more)
@@ -93,7 +94,7 @@ def _spec(variant: str, share: float, **options: Any) -> OpSpec:
     )
 
 
-# Without infinities: in the definition a pair with one has infinity minus infinity or not, by the last bit of a cosine.
+# No infinities: rounding of a cosine decides if the definition subtracts two infinities.
 _SPECIAL_VALUES = (math.nan, 1e4, -1e4, 0.0, -0.0)
 _SHAPES = (
     (1, 1, 1, 2),
@@ -108,7 +109,7 @@ _SHAPES = (
     (2, 3, 11, 26),
 )
 
-ROPE_SPECS = (
+SPECS = (
     _spec("halves", 1.0, offset=10**6),
     _spec("traditional", 0.75, traditional=True, base=500.0, scale=0.25, offset=3),
     OpSpec(

@@ -1,6 +1,6 @@
 """quantized_embedding on the CPU against MLX's gathers and dequantisation.
 
-    python bench/bench_quantized_embedding.py
+    python bench/quantized_embedding.py
 
 writes bench/results/quantized_embedding_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
 says); the matrix is that of a vocabulary of 32000 and a hidden size of 2048, ids are drawn at random. "Floor" is what the

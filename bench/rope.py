@@ -1,6 +1,6 @@
 """rope and rope_qk on the CPU against ``mx.fast.rope`` and copying the same bytes.
 
-    python bench/bench_rope.py
+    python bench/rope.py
 
 writes bench/results/rope_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says). "In a
 graph" are 64 calls that are evaluated as one, as a model's step is. The share of copy bandwidth, of arrays of over 1 MB,

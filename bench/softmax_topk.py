@@ -1,6 +1,6 @@
 """softmax_topk on the CPU against the router that models compose of MLX's ops.
 
-    python bench/bench_softmax_topk.py
+    python bench/softmax_topk.py
 
 writes bench/results/softmax_topk_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says).
 MLX's contestants are the softmax of all logits, argpartition, take_along_axis and the division by the sum, which leave a

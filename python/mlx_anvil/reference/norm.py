@@ -1,4 +1,4 @@
-"""The definitions of the norms in plain MLX, and their entries in the registry of ops."""
+"""rms_norm and layer_norm: their definitions in MLX ops, and their entries in the registry."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,10 @@ def rms_norm(
     gate: mx.array | None = None,
     weight_offset: float = 0.0,
 ) -> mx.array | tuple[mx.array, mx.array]:
-    """``h / sqrt(mean(h**2) + eps) * (weight_offset + weight) * silu(gate)`` with ``h = x + residual``."""
+    """``h / sqrt(mean(h**2) + eps) * (weight_offset + weight) * silu(gate)`` with ``h = x + residual``.
+
+    ``x``, ``residual`` and ``gate`` are ``[..., N]``, ``weight`` is ``[N]``. Returns ``(result, h)`` with a residual.
+    """
     h = x if residual is None else x + residual
     y = h * mx.rsqrt(mx.mean(h * h, axis=-1, keepdims=True) + eps)
     if weight is not None:
@@ -37,7 +40,11 @@ def layer_norm(
     *,
     residual: mx.array | None = None,
 ) -> mx.array | tuple[mx.array, mx.array]:
-    """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` with ``h = x + residual``."""
+    """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` with ``h = x + residual``.
+
+    ``x`` and ``residual`` are ``[..., N]``, ``weight`` and ``bias`` are ``[N]``. Returns ``(result, h)`` with a
+    residual.
+    """
     h = x if residual is None else x + residual
     centred = h - mx.mean(h, axis=-1, keepdims=True)
     y = centred * mx.rsqrt(mx.mean(centred * centred, axis=-1, keepdims=True) + eps)
@@ -48,14 +55,14 @@ def layer_norm(
     return y if residual is None else (y, h)
 
 
-# Rows have 8 columns or more: with very few, a norm is hardly more than a sign, and its gradient the difference of
-# two numbers that are nearly equal. Widths are around packs, SIMD groups and what threads hold of a row.
+# Rows have 8 columns or more: with very few, the gradient of a norm is the difference of two nearly equal numbers.
+# Widths lie near multiples of the vector width, the simdgroup size, and the elements per thread.
 _SHAPES = ((0, 9), (3, 0, 8), (8,), (1, 1, 257), (3, 1031), (1, 8200), (7, 3, 40), (2, 5, 31))
 _FEW_SHAPES = ((0, 9), (2, 517), (7, 3, 40), (2, 5, 31))
 
 
 def _inputs(roles: tuple[str, ...], shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
-    """Of rows (x, residual, gate) or of columns (weight, bias)."""
+    """Random arrays of ``shape`` for x, residual and gate, and of its last axis for weight and bias."""
     of_columns = {"weight": 1.0, "bias": 0.0}
     return [
         (
@@ -66,7 +73,7 @@ def _inputs(roles: tuple[str, ...], shape: tuple[int, ...], dtype: mx.Dtype) -> 
 
 
 def _of_arrays(norm: Callable[..., Any], roles: tuple[str, ...], **options: Any) -> Callable[..., mx.array]:
-    """As a function of its arrays; of two results, their sum."""
+    """The norm as a function of its arrays. Two results are added."""
 
     def function(*arrays: mx.array, **more: Any) -> mx.array:
         result = norm(**dict(zip(roles, arrays, strict=True)), **options, **more)
@@ -93,7 +100,7 @@ def _spec(
     )
 
 
-NORM_SPECS = (
+SPECS = (
     _spec("rms_norm", "", ("x", "weight"), check_shapes=((3, 1021), (256, 4096))),
     _spec("rms_norm", "residual", ("x", "weight", "residual"), check_shapes=((64, 4096),), weight_offset=1.0),
     _spec("rms_norm", "gate", ("x", "weight", "gate"), check_shapes=((64, 4096),)),

@@ -1,6 +1,6 @@
 """Generating text on the CPU: a 4-bit Llama of mlx-lm as it is, after mlx_anvil.patch, and one in llama.cpp beside it.
 
-    python bench/bench_lm.py [--dtype bfloat16] [--without-llama-cpp]
+    python bench/lm.py [--dtype bfloat16] [--without-llama-cpp]
 
 writes bench/results/lm_cpu.json; rows of dtypes that were not asked for stay in it. 16 layers, hidden 2048, intermediate
 5632, 32/8 heads, vocabulary 32000; random weights, 4 bits in groups of 64 (llama.cpp: Q4_0, the same 4.5 bits a weight).

@@ -1,6 +1,6 @@
 """quantized_argmax and quantized_topk on the CPU against the product that they contain, and MLX's product and argmax.
 
-    python bench/bench_quantized_head.py
+    python bench/quantized_head.py
 
 writes bench/results/quantized_head_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says); the
 matrix is that of a vocabulary of 128256 and a hidden size of 4096 (Llama 3) in 4 bits, which no cache holds. What counts is the

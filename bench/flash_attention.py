@@ -1,6 +1,6 @@
 """flash_attention on the CPU: forward, backward, decode and window against MLX, PyTorch and the machine's limits.
 
-    python bench/bench_flash_attention.py
+    python bench/flash_attention.py
 
 writes bench/results/flash_attention_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
 says).

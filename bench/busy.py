@@ -1,6 +1,6 @@
 """Ours beside MLX on a busy CPU: every op small and large, and decoding, while other processes want the cores.
 
-    python bench/bench_busy.py [--condition NAME]...
+    python bench/busy.py [--condition NAME]...
 
 writes bench/results/busy_cpu.json. A condition is a process of its own, so that each starts with new threads. In it, calls
 of ours and of MLX's op alternate until the time of a row is over. Figures are the median and the 90th percentile of

@@ -1,6 +1,6 @@
 """All ops on an NVIDIA GPU, inside MLX's CUDA backend, against what MLX has there and against copying memory.
 
-    python bench/bench_cuda.py [--only GROUP] [--name cuda_h200]
+    python bench/cuda.py [--only GROUP] [--name cuda_h200]
 
 writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the last;
 contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the GPU needs

@@ -1,4 +1,4 @@
-"""The definition of softmax_topk in plain MLX, and its entries in the registry of ops."""
+"""softmax_topk: its definition in MLX ops, and its entries in the registry."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,11 @@ def softmax_topk(
     scoring: str = "softmax",
     sorted: bool = True,
 ) -> tuple[mx.array, mx.array]:
-    """The k largest of ``softmax(logits)`` or ``sigmoid(logits)`` in every row, over their sum with ``norm``."""
-    # MLX sorts NaN last and keeps the order of equal numbers: of a row read backwards, the last are the largest, and of
-    # equal ones those of the lowest index.
+    """The ``k`` largest of ``softmax(logits)`` or ``sigmoid(logits)`` per row, and their indices, both ``[..., k]``.
+
+    With ``norm``, they are divided by their sum.
+    """
+    # MLX's sort is stable and puts NaN last. It sorts the reversed row, so that of equal logits the lowest index wins.
     order = mx.argsort(mx.stop_gradient(logits)[..., ::-1], axis=-1)[..., ::-1]
     indices = (logits.shape[-1] - 1 - order)[..., :k].astype(mx.uint32)
     if not sorted:
@@ -32,8 +34,10 @@ def softmax_topk(
 
 
 def _spaced_logits(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
-    """In random order and so far apart that a small step in any direction does not change the choice, over which the
-    weights jump. The largest are near 0, where a sigmoid has a slope."""
+    """Logits in random order, so far apart that the steps of finite differences do not change the choice of experts.
+
+    The largest are near 0, where the sigmoid is steep.
+    """
     ranks = mx.argsort(mx.random.uniform(shape=shape), axis=-1).astype(mx.float32)
     logits = 0.3 * (ranks - shape[-1] + 4) + mx.random.uniform(-0.05, 0.05, shape)
     return [logits.astype(dtype)]
@@ -59,7 +63,7 @@ def _spec(variant: str, shapes: tuple[tuple[int, ...], ...], check: tuple[int, .
 
 _FEW_SHAPES = ((0, 9), (3, 130), (7, 3, 13), (2, 5, 11))
 
-ROUTER_SPECS = (
+SPECS = (
     _spec("", ((0, 9), (3, 0, 8), (4,), (1, 1, 257), (3, 1031), (7, 3, 13), (2, 5, 11)), check=(512, 128), k=4),
     _spec("all experts", _FEW_SHAPES, check=(512, 64), k=2, norm=False),
     _spec("sigmoid", _FEW_SHAPES, check=(512, 256), k=8, scoring="sigmoid"),

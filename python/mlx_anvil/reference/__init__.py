@@ -1,0 +1,47 @@
+"""The definition of every op in MLX ops, and the registry of ops for the check, the tests and the benchmarks.
+
+A definition takes the arguments of its op. On float64 arrays on the CPU it is the reference that errors are measured
+against. In a lower precision it is what a user would write without this package.
+
+Each module defines the ops of one folder, and lists them in ``SPECS``. Adding a module registers its ops in ``OPS``.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from mlx_anvil._op_spec import DTYPES, OpSpec
+from mlx_anvil.reference.flash_attention import flash_attention
+from mlx_anvil.reference.norm import layer_norm, rms_norm
+from mlx_anvil.reference.quantized_embedding import quantized_embedding
+from mlx_anvil.reference.quantized_head import quantized_argmax, quantized_topk
+from mlx_anvil.reference.quantized_matmul import quantized_matmul, quantized_swiglu
+from mlx_anvil.reference.rope import rope
+from mlx_anvil.reference.silu_gate import silu_gate
+from mlx_anvil.reference.softmax_topk import softmax_topk
+
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "OpSpec",
+    "flash_attention",
+    "layer_norm",
+    "quantized_argmax",
+    "quantized_embedding",
+    "quantized_matmul",
+    "quantized_swiglu",
+    "quantized_topk",
+    "rms_norm",
+    "rope",
+    "silu_gate",
+    "softmax_topk",
+]
+
+
+def _registered() -> dict[str, OpSpec]:
+    """The entries of all public modules, in alphabetical order of the modules."""
+    names = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    specs = [spec for name in names for spec in import_module(f"{__name__}.{name}").SPECS]
+    return {spec.id: spec for spec in specs}
+
+
+OPS = _registered()
