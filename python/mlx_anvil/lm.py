@@ -82,7 +82,7 @@ def unpatch_all() -> None:
 
 
 def reports() -> tuple[Report, ...]:
-    """The reports of :func:`mlx_anvil.patch` for the last 64 models that were loaded since :func:`mlx_anvil.lm.patch_all`.
+    """The reports of the last 64 models that were loaded since :func:`mlx_anvil.lm.patch_all`.
 
     Fallbacks are counted while the models run. :func:`mlx_anvil.lm.unpatch_all` keeps the reports.
 
