@@ -1,4 +1,4 @@
-"""What Metal asks of a kernel's parameters and calls, as far as words show it."""
+"""Metal's rules for a kernel's parameters and calls that the text alone can check."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _limit(stream: TokenStream, i: int) -> Iterator[Violation]:
 
 
 def _parameter(stream: TokenStream, attribute: int) -> list[str]:
-    """The words of the parameter that the attribute whose name is token `attribute` belongs to."""
+    """Returns the words of the parameter whose attribute name is token `attribute`."""
     i = attribute - 3
     last = i
     while stream.at(i) not in ("(", ",", ""):

@@ -1,4 +1,4 @@
-"""C++ that Metal 3.1 does not have, as far as words show it."""
+"""Finds C++ that Metal 3.1 lacks, as far as the text alone shows it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NOT_IN_METAL = {
     "std": "Metal's standard library is the namespace metal",
 }
 LAMBDAS_SINCE = 320
-# Words of Metal that the shim leaves to the author, so that upstream clang would take them as names.
+# Metal keywords that the shim does not define, so that upstream clang would accept them as names.
 RESERVED = frozenset(("vertex", "fragment", "ray_data", "object_data", "threadgroup_imageblock"))
-# What declarations begin with that are of no variable.
+# First words of declarations that declare no variable.
 _NOT_VARIABLES = frozenset(
     [
         "using",
@@ -65,7 +65,7 @@ def violations(stream: TokenStream, version: int) -> Iterator[Violation]:
 
 
 def _number(text: str) -> str:
-    """What is wrong with a literal."""
+    """Returns the error in a numeric literal, or ""."""
     suffix = text.lower().lstrip("0123456789.'") if not text.lower().startswith("0x") else ""
     if suffix in ("ll", "ull", "llu") or text.lower().endswith(("ll", "llu")):
         return "Metal does not have this type; long has 64 bits"
@@ -79,7 +79,7 @@ def _is_member(stream: TokenStream, i: int) -> bool:
 
 
 def _in_attribute(stream: TokenStream, i: int) -> bool:
-    """Whether a token lies in [[...]]."""
+    """Tells if a token is inside [[...]]."""
     while i > 0 and stream.at(i) not in (";", "{", "}"):
         if stream.at(i) == "[" and stream.at(i - 1) == "[":
             return True
@@ -88,7 +88,7 @@ def _in_attribute(stream: TokenStream, i: int) -> bool:
 
 
 def _opens_lambda(stream: TokenStream, i: int) -> bool:
-    """A bracket that neither indexes what is before it nor belongs to an attribute."""
+    """Tells if a bracket opens a lambda: it neither indexes what precedes it nor belongs to an attribute."""
     before, after = stream.at(i - 1), stream.at(i + 1)
     if "[" in (before, after) or before in (")", "]"):
         return False
@@ -97,7 +97,7 @@ def _opens_lambda(stream: TokenStream, i: int) -> bool:
 
 
 def _declaration(stream: TokenStream, first: int) -> list[str]:
-    """The words of a declaration up to its initialiser, without template arguments, parameters and attributes."""
+    """Returns the words of a declaration up to its initialiser, without template arguments, parameters and attributes."""
     words: list[str] = []
     i = first
     while i < len(stream) and stream.text[i] not in ("=", ";", "{"):
@@ -116,8 +116,9 @@ def _declaration(stream: TokenStream, first: int) -> list[str]:
 
 
 def _lacks_address_space(stream: TokenStream, first: int) -> bool:
-    """Whether a declaration is of a variable that is not `constant`. Functions have parameters; types and instantiations
-    begin with a word of their own."""
+    """Tells if a declaration declares a variable that is not `constant`.
+
+    A parenthesis identifies a function, the first word a type or an instantiation."""
     words = _declaration(stream, first)
     declares_variable = len([w for w in words if w.isidentifier()]) >= 2 and "(" not in words
     return declares_variable and not {"constant", *_NOT_VARIABLES} & set(words)

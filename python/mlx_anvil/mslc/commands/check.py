@@ -1,4 +1,4 @@
-"""check: strict lint, and what else Apple's compiler may refuse."""
+"""check: runs the strict lint and, on request, the conformance checks."""
 
 from __future__ import annotations
 

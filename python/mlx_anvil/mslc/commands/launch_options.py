@@ -1,4 +1,4 @@
-"""The launch that `run` and `profile` take: a description file, or a source file, a kernel and its buffers."""
+"""The launch options of `run` and `profile`: a description file, or a source with a kernel and its buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DECORATORS = (
 
 
 def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the arguments that `described_launches` takes."""
+    """Adds the options that `described_launches` takes."""
     function = source_options(function)
     for decorator in reversed(_DECORATORS):
         function = decorator(function)

@@ -1,4 +1,4 @@
-"""profile: what kernels do to memory, beside others."""
+"""profile: counts the memory traffic of kernels and compares it between kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(against: str | None, places: int, as_json: bool, **launch: Any) -> N
         return
     console = Console(soft_wrap=True)
     if not console.is_terminal:
-        console.width = 160  # instead of the 80 columns that rich assumes of a pipe
+        console.width = 160  # rich assumes 80 columns for a pipe
     if theirs:
         columns = [_column(launches, ours), _column(others, theirs)]
         console.print(metrics_table(columns, compare=True))

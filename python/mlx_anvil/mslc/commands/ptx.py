@@ -1,4 +1,4 @@
-"""ptx: kernels for NVIDIA GPUs."""
+"""ptx: compiles kernels for NVIDIA GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run: launch kernels on arrays from files, or made up."""
+"""run: launches kernels on arrays that are loaded from files or generated."""
 
 from __future__ import annotations
 
