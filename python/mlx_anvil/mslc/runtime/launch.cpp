@@ -1,4 +1,4 @@
-// Entry point of the runtime: validates a launch as Metal would, then runs it.
+// The runtime's entry point: validates a launch as Metal would, then runs it.
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -99,7 +99,7 @@ Counters run_instrumented(Launch& launch, AccessSink sink, unsigned threads) {
   return counters;
 }
 
-// On one host thread: the counts need no locks then.
+// Profiles use one host thread, so that the counts need no locks.
 Counters run_profiled(Launch& launch) {
   Profile profile(*launch.request);
   launch.profile = &profile;
