@@ -47,7 +47,7 @@ def _seed(value: object) -> int:
     if seed is None or isinstance(value, bool):
         raise TypeError(f"[simulate] seed is a {type(value).__name__}; allowed: an int.")
     if not 0 <= seed < 2**64:
-        raise ValueError(f"[simulate] seed is {seed}; allowed: 0 or more, of 64 bits.")
+        raise ValueError(f"[simulate] seed is {seed}; allowed: a 64-bit unsigned integer.")
     return seed
 
 

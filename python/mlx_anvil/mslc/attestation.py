@@ -50,7 +50,7 @@ class Attested:
     def hint(self, spelling: str) -> str:
         """Says that the last word of an unknown spelling is known, if it is."""
         last = re.findall(r"\w+", spelling)[-1]
-        return f"; '{last}' stands there in another spelling" if last in self.words else ""
+        return f"; '{last}' occurs there in another spelling" if last in self.words else ""
 
 
 def attested(folders: Iterable[str | Path] = ()) -> Attested:
@@ -152,7 +152,7 @@ def _keep_lines(match: re.Match) -> str:
 
 
 def _finding(spelling: str, known: Attested, file: str, line: int, column: int, text: str) -> Diagnostic:
-    message = f"'{spelling}' is in no Metal source that is known to compile{known.hint(spelling)}"
+    message = f"'{spelling}' occurs in no Metal source that is known to compile{known.hint(spelling)}"
     return Diagnostic(file, line, column, "error", message, text)
 
 

@@ -197,7 +197,7 @@ def compile_library(source: Source, constants: Constants | None = None, options:
     keep(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
     compiled = _load(directory, manifest, source)
     if compiled is None:
-        raise ToolchainError(f"the cache directory {directory} changes while it is used")
+        raise ToolchainError(f"the cache directory {directory} changed during the compilation")
     return compiled
 
 
@@ -267,7 +267,9 @@ def _foreign_uses(
         source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
         found = list(undefined_uses(code.read_text(encoding="utf-8"), symbols, source_map))
     if not found:
-        raise ToolchainError(f"the compiler wants what the simulator does not have: {', '.join(sorted(symbols))}")
+        raise ToolchainError(
+            f"the compiler needs symbols that the simulator does not provide: {', '.join(sorted(symbols))}"
+        )
     return found
 
 

@@ -152,9 +152,9 @@ def _bindings(module: Module) -> Iterator[Diagnostic]:
             indices = Counter(p.index for p in kernel.parameters if p.kind == kind)
             for index, count in indices.items():
                 if count > 1:
-                    yield _of_kernel(kernel, f"has {kind}({index}) twice")
+                    yield _of_kernel(kernel, f"binds {kind}({index}) twice")
                 if index > LAST_BUFFER:
-                    yield _of_kernel(kernel, f"has {kind}({index}); the last is {LAST_BUFFER}")
+                    yield _of_kernel(kernel, f"binds {kind}({index}); the last index is {LAST_BUFFER}")
 
 
 def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:
@@ -164,7 +164,7 @@ def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[
     memory = static_threadgroup_memory(source, kernels=in_doubt) if in_doubt else {}
     for kernel in module.kernels:
         if memory.get(kernel.name, 0) > MOST_THREADGROUP_MEMORY:
-            message = f"uses {memory[kernel.name]} bytes of threadgroup memory; there are {MOST_THREADGROUP_MEMORY}"
+            message = f"uses {memory[kernel.name]} bytes of threadgroup memory; the limit is {MOST_THREADGROUP_MEMORY}"
             yield _of_kernel(kernel, message)
 
 

@@ -50,7 +50,7 @@ def _names(stream: TokenStream) -> Iterator[Violation]:
         before = stream.at(i - 1)
         declares = before in _SCALARS or before in METAL_TYPES or before == "auto"
         if declares and stream.at(i - 2) != "::":
-            yield stream.position(i), f"'{text}' is a type of Metal, not a name"
+            yield stream.position(i), f"'{text}' is a Metal type, not a name"
 
 
 def _pointers(stream: TokenStream, structure: Structure) -> Iterator[Violation]:
@@ -69,7 +69,7 @@ def _pointers(stream: TokenStream, structure: Structure) -> Iterator[Violation]:
         if not _begins_declaration(stream, first):
             continue
         kind = "pointer" if text == "*" else "reference"
-        yield stream.position(first), f"a {kind} has to say the address space of '{stream.joined(first, i - 1)}'"
+        yield stream.position(first), f"a {kind} needs an address space for '{stream.joined(first, i - 1)}'"
 
 
 def _declares_function(stream: TokenStream, structure: Structure, i: int) -> bool:
@@ -114,9 +114,9 @@ def _threadgroup_variables(stream: TokenStream, structure: Structure) -> Iterato
         if not name:
             continue
         if not _is_kernel(stream, structure, i):
-            yield stream.position(i), f"threadgroup variable '{name}' is declared in a function that is no kernel"
+            yield stream.position(i), f"threadgroup variable '{name}' is declared outside a kernel"
         if stream.at(end) in ("=", "{"):
-            yield stream.position(end), f"threadgroup variable '{name}' has an initialiser"
+            yield stream.position(end), f"threadgroup variable '{name}' cannot have an initialiser"
 
 
 def _in_brackets(stream: TokenStream, i: int) -> bool:
@@ -159,15 +159,15 @@ def _function_constants(stream: TokenStream, structure: Structure) -> Iterator[V
         if _in_brackets(stream, opening - 1):
             continue  # belongs to a parameter that the constant enables
         if structure.kind[structure.enclosing[i]] != NAMESPACE:
-            yield stream.position(i), "a function constant is declared outside functions and structs"
+            yield stream.position(i), "a function constant must be declared outside functions and structs"
         start = stream.statement_start(i)
         if "constant" not in stream.text[start:i]:
-            yield stream.position(start), "a function constant has to be 'constant'"
+            yield stream.position(start), "a function constant must be 'constant'"
         after = stream.partner[i + 1] + 1
         while stream.at(after) == "]":
             after += 1
         if stream.at(after) in ("=", "{"):
-            yield stream.position(after), "a function constant has no initialiser: its value comes with the pipeline"
+            yield stream.position(after), "a function constant cannot have an initialiser: the pipeline sets its value"
         index = stream.joined(i + 2, stream.partner[i + 1] - 1)
         if index in seen:
             yield stream.position(i), f"function constant {index} is declared twice"

@@ -26,7 +26,7 @@ _SPACE_MISMATCH = re.compile(
 _SPELLINGS = (
     (
         re.compile(r"declaration requires a global (constructor|destructor).*"),
-        r"a variable outside functions has to have a value that the compiler knows, and no \1 to call",
+        r"a variable outside functions needs a compile-time value and cannot have a \1",
     ),
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
     (re.compile(r"(?:::)?mslc::as_type"), "as_type"),

@@ -30,16 +30,16 @@ def reject_host_code(stream: TokenStream) -> None:
     """Raises SourceError at the first construct that would reach the host."""
     for i, text in enumerate(stream.text):
         if text == "extern" and stream.kind[i + 1 : i + 2] == ["string"]:
-            message = f"'extern {stream.text[i + 1]}': kernels call no functions of another language, or of the host"
+            message = f"'extern {stream.text[i + 1]}': kernels cannot call functions of the host or of another language"
             raise SourceError(message, stream.position(i))
         if stream.kind[i] != "name":
             continue
         if text in _WORDS:
             raise SourceError(f"'{text}': Metal does not have it", stream.position(i))
         if _BUILTINS.match(text):
-            raise SourceError(f"'{text}' is about the host's processor: Metal does not have it", stream.position(i))
+            raise SourceError(f"'{text}' depends on the host's processor: Metal does not have it", stream.position(i))
         if _RUNTIME.fullmatch(text):
-            raise SourceError(f"'{text}' is a name of mslc's own", stream.position(i))
+            raise SourceError(f"'{text}' is reserved for mslc", stream.position(i))
     for i in _attribute_words(stream):
         if stream.text[i].strip("_") in _ATTRIBUTES:
             message = f"attribute '{stream.text[i]}' is for the host's linker or processor: Metal does not have it"

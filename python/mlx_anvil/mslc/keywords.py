@@ -37,7 +37,9 @@ def reject_misused_keywords(stream: TokenStream) -> None:
         if stream.kind[i] != "name":
             continue
         if text in NEVER_QUALIFIED and stream.at(i - 1) == "::":
-            raise SourceError(f"'{_qualified(stream, i)}': '{text}' is a keyword, in no namespace", stream.position(i))
+            raise SourceError(
+                f"'{_qualified(stream, i)}': '{text}' is a keyword and belongs to no namespace", stream.position(i)
+            )
         if text in CASTS and stream.at(i + 1) != "<":
             raise SourceError(f"'{text}' is a cast operator: {text}<T>(x)", stream.position(i))
 

@@ -15,7 +15,10 @@ NOT_IN_METAL = {
     **dict.fromkeys(("new", "delete"), "Metal has no heap"),
     "register": "Metal does not have it",
     **dict.fromkeys(("double", "wchar_t", "char8_t", "char16_t", "char32_t"), "Metal does not have this type"),
-    **dict.fromkeys(("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"), "is C++20"),
+    **dict.fromkeys(
+        ("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"),
+        "Metal does not have C++20",
+    ),
     "std": "Metal's standard library is the namespace metal",
 }
 LAMBDAS_SINCE = 320
@@ -49,19 +52,19 @@ def violations(stream: TokenStream, version: int) -> Iterator[Violation]:
             elif text == "long" and stream.at(i + 1) == "long":
                 yield stream.position(i), "'long long': Metal does not have this type; long has 64 bits"
             elif text in RESERVED and not _in_attribute(stream, i):
-                yield stream.position(i), f"'{text}' is a word of Metal, not a name"
+                yield stream.position(i), f"'{text}' is a Metal keyword, not a name"
             elif text == "static" and not outside and _lacks_address_space(stream, i):
-                yield stream.position(i), "a static variable has to be 'constant'"
+                yield stream.position(i), "a static variable must be 'constant'"
         elif stream.kind[i] == "number" and (reason := _number(text)):
             yield stream.position(i), f"'{text}': {reason}"
         elif text == "..." and stream.at(i - 1) in ("(", ",") and stream.at(i + 1) == ")":
             yield stream.position(i), "Metal has no functions with a variable number of arguments"
         elif version < LAMBDAS_SINCE and text == "[" and _opens_lambda(stream, i):
-            yield stream.position(i), "Metal has lambdas since 3.2 only"
+            yield stream.position(i), "Metal has lambdas only since version 3.2"
         elif text in (";", "{") and outside:
             first = stream.statement_start(i)
             if i > first and _lacks_address_space(stream, first):
-                yield stream.position(first), "a variable outside functions has to be 'constant'"
+                yield stream.position(first), "a variable outside functions must be 'constant'"
 
 
 def _number(text: str) -> str:

@@ -78,7 +78,7 @@ def metal_kernel(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"[metal_kernel] `seed` is a {type(seed).__name__}; allowed: an int.")
     if not 0 <= seed < 2**64:
-        raise ValueError(f"[metal_kernel] `seed` is {seed}; allowed: 0 or more, of 64 bits.")
+        raise ValueError(f"[metal_kernel] `seed` is {seed}; allowed: a 64-bit unsigned integer.")
     if simulate is None:
         simulate = not mx.metal.is_available()
     if not simulate:
@@ -249,8 +249,8 @@ def _without_derivatives(name: str, inputs: list[mx.array], results: list[mx.arr
     def refuse(transformation: str) -> Callable[..., Any]:
         def rule(*_: Any) -> Any:
             raise ValueError(
-                f"[metal_kernel] {transformation} of `{name}`: a kernel has no derivative; allowed: a function of "
-                "mx.custom_function around it, with a rule of its own."
+                f"[metal_kernel] {transformation} of `{name}`: a kernel has no derivative; allowed: an "
+                "mx.custom_function around it that defines the derivative."
             )
 
         return rule

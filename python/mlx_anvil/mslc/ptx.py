@@ -157,7 +157,7 @@ def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
     text = _ENTRY.sub(finish_entry, text)
     missing = {k.name for k in module.kernels} - {k.name for k in kernels}
     if missing:
-        raise ToolchainError(f"the compiler made no entry point of {', '.join(sorted(missing))}")
+        raise ToolchainError(f"the compiler emitted no entry point for {', '.join(sorted(missing))}")
     return PtxModule(arch, text, kernels)
 
 

@@ -42,12 +42,10 @@ def find_zig() -> str:
 
 
 def _given_zig(given: str) -> str:
-    allowed = (
-        "it has to name an executable of zig, by its path or as a command; without it mslc uses that of PyPI's ziglang"
-    )
+    allowed = "it must be the path or the command name of a zig executable; if unset, mslc uses the ziglang package"
     found = shutil.which(given)
     if found is None:
-        raise ToolchainError(f"MLX_ANVIL_ZIG is '{given}', which is no executable file: {allowed}")
+        raise ToolchainError(f"MLX_ANVIL_ZIG is '{given}', which is not an executable file: {allowed}")
     try:
         answer = subprocess.run([found, "version"], capture_output=True, text=True, errors="replace", check=False)
         version = answer.stdout.strip() if answer.returncode == 0 else ""
@@ -90,12 +88,10 @@ def _cache_error(directory: Path, error: OSError) -> ToolchainError:
     given = os.environ.get("MLX_ANVIL_CACHE")
     why = error.strerror or str(error)
     if given:
-        message = (
-            f"MLX_ANVIL_CACHE is '{given}', where mslc cannot keep what it compiles ({directory}: {why}): it has to "
-        )
-        message += "name a folder that can be written or made; without it mslc uses the user's cache folder"
+        message = f"MLX_ANVIL_CACHE is '{given}', where mslc cannot write its cache ({directory}: {why}): it must "
+        message += "name a folder that mslc can create or write; if unset, mslc uses the user's cache folder"
     else:
-        message = f"mslc cannot keep what it compiles in {directory} ({why}): MLX_ANVIL_CACHE can name another folder"
+        message = f"mslc cannot write its cache in {directory} ({why}): MLX_ANVIL_CACHE can name another folder"
     return ToolchainError(message)
 
 

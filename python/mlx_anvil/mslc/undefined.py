@@ -65,10 +65,10 @@ def undefined_uses(code: str, symbols: Collection[str], source_map: SourceMap) -
 
 def _message(symbol: str) -> str:
     if symbol.startswith("__cxa_guard_"):
-        return "a static variable of a function has to have a value that the compiler knows"
+        return "a static variable of a function needs a compile-time value"
     if symbol.startswith(("_Zn", "_Zd")):
         return "Metal has no heap"
-    return f"'{readable(symbol)}' is defined nowhere: Metal has no functions or variables of the host"
+    return f"'{readable(symbol)}' is not defined: Metal has no functions or variables of the host"
 
 
 def _place(code: str, number: str) -> tuple[str, int, int] | None:

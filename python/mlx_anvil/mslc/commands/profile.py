@@ -20,14 +20,14 @@ from ..simulator import SimulationError
 from .launch_options import BUFFERS_HELP, described_launches, launch_options
 
 
-@click.command(name="profile", help=f"Count what KERNEL of FILE does to memory.\n\n{BUFFERS_HELP}")
+@click.command(name="profile", help=f"Profile the memory accesses of KERNEL in FILE.\n\n{BUFFERS_HELP}")
 @launch_options
 @click.option(
     "--against",
     metavar="LAUNCH",
-    help="Profile another one beside it: a launch description, or KERNEL or FILE:KERNEL for the same launch.",
+    help="Compare with a second launch: a launch description, or KERNEL or FILE:KERNEL with the same arguments.",
 )
-@click.option("--places", default=10, show_default=True, help="How many places of the source to list.")
+@click.option("--places", default=10, show_default=True, help="Number of source positions to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(against: str | None, places: int, as_json: bool, **launch: Any) -> None:
     try:

@@ -4,7 +4,7 @@
 namespace mslc {
 
 constexpr const char* kNoQuotient =
-    "integer division that has no quotient: by zero, or of the lowest number by -1";
+    "integer division without a quotient: by zero, or the lowest number by -1";
 
 // In Metal, such a quotient is unspecified and the kernel continues. Some processors trap instead;
 // this makes all threads that run kernels continue, from now on.

@@ -98,7 +98,7 @@ mslc_finding finding_of(const Worker& worker, const FaultState& fault) {
   } else {
     finding.offset = static_cast<long long>(fault.address);
     snprintf(text, sizeof finding.message,
-             "%s at an address where there is no memory, outside every buffer and variable", verb);
+             "%s at an unmapped address, outside every buffer and variable", verb);
   }
   return finding;
 }

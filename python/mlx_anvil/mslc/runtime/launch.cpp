@@ -76,7 +76,7 @@ bool check(const mslc_launch& request, Findings& findings) {
                    i, request.threadgroup_lengths[i], MSLC_THREADGROUP_BUFFER_ALIGNMENT);
   const unsigned limit = threadgroup_memory_limit(request);
   launch.require(limit <= MSLC_MOST_THREADGROUP_MEMORY,
-                 "a limit of %u bytes of threadgroup memory, which may be %d at most", limit,
+                 "a limit of %u bytes of threadgroup memory; the largest is %d", limit,
                  MSLC_MOST_THREADGROUP_MEMORY);
   launch.require(bytes <= limit, "%llu bytes of threadgroup memory, the limit is %u",
                  static_cast<unsigned long long>(bytes), limit);
