@@ -1,5 +1,5 @@
-# Writes what the extension was built with, for the check on import (python/mlx_anvil/_compat.py) and `info`.
-# The nanobind tag is asked of the compiler, since it depends on the compiler's own ABI.
+# Records what the extension was built with, for the check on import (python/mlx_anvil/_compat.py) and for `info`. The
+# compiler evaluates nanobind's tag, because it depends on the compiler's ABI.
 function(mlx_anvil_nanobind_tag output)
   set(probe ${CMAKE_CURRENT_BINARY_DIR}/nanobind_tag.cpp)
   file(WRITE ${probe} "#include \"nb_internals.h\"\nMLX_ANVIL_TAG NB_INTERNALS_KEY\n")

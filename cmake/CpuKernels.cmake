@@ -1,10 +1,10 @@
-# CPU kernels are compiled once per instruction set, each time into a namespace of its own; csrc/common/isa.h
-# chooses among them at run time and has the same list.
-set(MLX_ANVIL_KERNEL_OPTIMISATION -O3 CACHE STRING "Of the CPU kernels; other than -O3 where the build is not to run")
+# CPU kernels are compiled once per instruction set, each time into a separate namespace. csrc/common/isa.h has the same
+# list and selects one at run time.
+set(MLX_ANVIL_KERNEL_OPTIMISATION -O3 CACHE STRING "Optimisation of the CPU kernels; other than -O3 for builds that never run")
 set(MLX_ANVIL_KERNEL_FLAGS ${MLX_ANVIL_KERNEL_OPTIMISATION} -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  # Scheduling before register allocation interleaves the vectors of a block: 5 to 10% on Zen 4. The warnings are
-  # about GCC's own AVX-512 headers.
+  # Scheduling before register allocation interleaves the vectors of a block, which gains 5 to 10% on Zen 4. The
+  # disabled warnings come from GCC's AVX-512 headers.
   list(APPEND MLX_ANVIL_KERNEL_FLAGS -fschedule-insns -fsched-pressure -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
 
@@ -88,7 +88,7 @@ function(mlx_anvil_add_cpu_kernels target)
   mlx_anvil_add_isa(${target} baseline SOURCES ${ARGN} FLAGS ${optimisation})
   if(processor MATCHES "x86_64|AMD64")
     mlx_anvil_add_isa(${target} avx2 SOURCES ${ARGN} FLAGS -mavx2 -mfma -mf16c)
-    # Vectors of 512 bits are what these kernels are written in; compilers would keep to 256.
+    # The kernels are written for vectors of 512 bits; compilers would use 256 by default.
     set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
     mlx_anvil_add_isa(${target} avx512 SOURCES ${ARGN} FLAGS ${avx512})
     mlx_anvil_add_isa(${target} avx512_bf16 SOURCES ${ARGN} FLAGS ${avx512} -mavx512bf16 -mavx512vnni -mavx512vbmi)

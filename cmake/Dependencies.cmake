@@ -1,4 +1,4 @@
-# Finds the Python that builds us, and MLX and nanobind through it, so that the three belong together.
+# Finds Python, and through it the matching MLX and nanobind.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
 execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
@@ -11,6 +11,6 @@ if(NOT MLX_ROOT)
 endif()
 find_package(MLX CONFIG REQUIRED)
 if(CMAKE_CROSSCOMPILING AND APPLE)
-  # MLX's targets name Apple's frameworks by a path inside Xcode; libmlx.dylib itself binds them.
+  # MLX's targets refer to Apple's frameworks by a path inside Xcode. libmlx.dylib links them itself.
   set_target_properties(mlx PROPERTIES INTERFACE_LINK_LIBRARIES "")
 endif()

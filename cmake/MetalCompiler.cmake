@@ -1,8 +1,8 @@
-# Whether Apple's Metal compiler works here. Only compiling and linking a kernel tells: the Command Line Tools have no
-# such compiler, and in an Xcode whose Metal toolchain was not downloaded, xcrun finds one that cannot compile.
+# Tests Apple's Metal compiler by compiling and linking a kernel. No cheaper test works: the Command Line Tools have no
+# Metal compiler, and without Xcode's Metal toolchain, xcrun finds a compiler that cannot compile.
 set(MLX_ANVIL_METAL_OPTIONS -std=metal3.1)
 
-# Sets `why_not` to one line that says which step failed, and how; to nothing where all work.
+# Sets `why_not` to one line that describes the failed step, or to "" if all steps work.
 function(mlx_anvil_probe_metal why_not)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/metal_probe)
   set(kernel ${folder}/probe)

@@ -1,6 +1,6 @@
-# Metal kernels travel twice: as a metallib, which Apple's compiler makes on a Mac that has it, and as source
-# inside the extension, which MLX compiles at run time, kernel by kernel, when the metallib is missing. The source
-# also serves the simulator and the tests. For MLX's CUDA backend the kernels are compiled to PTX.
+# Metal kernels are shipped twice: as a metallib, built on a Mac with Apple's compiler, and as source inside the
+# extension. Without a metallib, MLX compiles the source at run time, kernel by kernel. The simulator and the tests use
+# the source too. For MLX's CUDA backend, the kernels are compiled to PTX.
 include(MetalCompiler)  # mlx_anvil_probe_metal, MLX_ANVIL_METAL_OPTIONS
 
 file(GLOB MLX_ANVIL_METAL_HEADERS CONFIGURE_DEPENDS metal/*/*.h)
@@ -11,7 +11,7 @@ function(mlx_anvil_embed_metal target)
   set(script ${CMAKE_CURRENT_SOURCE_DIR}/tools/embed_metal.py)
   set(visible "")
   if(MLX_BUILD_METAL)
-    set(visible --apple)  # some kernels are for other GPUs alone
+    set(visible --apple)  # leaves out the kernels for other GPUs
   endif()
   add_custom_command(
     OUTPUT ${output}
@@ -26,7 +26,7 @@ endfunction()
 set(MLX_ANVIL_METALLIB AUTO CACHE STRING "Compile the kernels to a metallib: AUTO (where Apple's compiler works), ON, OFF")
 set_property(CACHE MLX_ANVIL_METALLIB PROPERTY STRINGS AUTO ON OFF)
 
-# Builds and installs the metallib, or sets MLX_ANVIL_WHY_NO_METALLIB to one line and says so.
+# Builds and installs the metallib, or sets MLX_ANVIL_WHY_NO_METALLIB to one line and prints it.
 function(mlx_anvil_add_metallib target)
   set(why "")
   if(CMAKE_CROSSCOMPILING)
@@ -40,7 +40,7 @@ function(mlx_anvil_add_metallib target)
   if(NOT why STREQUAL "")
     set(advice "for a metallib, install Xcode, run `xcodebuild -downloadComponent MetalToolchain`, and install this package again")
     if(MLX_ANVIL_METALLIB STREQUAL "AUTO" OR NOT MLX_ANVIL_METALLIB)
-      message(STATUS "Metal kernels go in as source, which MLX compiles at their first launch: ${why}; ${advice}")
+      message(STATUS "Metal kernels are shipped as source, which MLX compiles at their first launch: ${why}; ${advice}")
     else()
       message(FATAL_ERROR "MLX_ANVIL_METALLIB is ${MLX_ANVIL_METALLIB}, and ${why}; ${advice}")
     endif()
@@ -58,9 +58,9 @@ function(mlx_anvil_add_metallib target)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/mlx_anvil.metallib DESTINATION mlx_anvil)
 endfunction()
 
-# Needs the compiler of mslc (pip install ziglang), and makes the package 3 MB larger: for the wheels that serve CUDA.
+# Needs mslc's compiler (pip install ziglang) and adds 3 MB to the package. Meant for wheels that support CUDA.
 option(MLX_ANVIL_PTX "Compile the kernels to PTX for MLX's CUDA backend" OFF)
-# Needs ptxas as well (pip install nvidia-cuda-nvcc); 2 MB more.
+# Needs ptxas as well (pip install nvidia-cuda-nvcc) and adds 2 MB.
 option(MLX_ANVIL_CUBIN "Assemble the kernels of tools/cubins.txt for some architectures; with MLX_ANVIL_PTX" OFF)
 
 function(mlx_anvil_add_ptx target)
@@ -80,7 +80,7 @@ function(mlx_anvil_add_ptx target)
   install(DIRECTORY ${output} DESTINATION mlx_anvil FILES_MATCHING PATTERN "*.ptx.xz")
 endfunction()
 
-# After mlx_anvil_add_ptx, from what that makes.
+# Call after mlx_anvil_add_ptx, whose output it assembles.
 function(mlx_anvil_add_cubins target)
   set(ptx ${CMAKE_CURRENT_BINARY_DIR}/ptx)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/cubin)

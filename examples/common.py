@@ -1,4 +1,4 @@
-"""What the examples share: a Llama of mlx-lm with random weights, options, sizes for people, and where plots go."""
+"""Shared by the examples: an mlx-lm Llama with random weights, options, readable sizes, and the output of plots."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import mlx.core as mx
 
-if TYPE_CHECKING:  # generate.py draws nothing
+if TYPE_CHECKING:  # generate.py runs without matplotlib
     from matplotlib.figure import Figure
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -18,8 +18,8 @@ COLORS = {OURS: "#0b6e4f", MLX: "#2f4b8f"}
 def random_llama(
     *, dims: int, layers: int, heads: int, kv_heads: int, mlp: int, vocabulary: int, dtype: mx.Dtype
 ) -> Any:
-    """mlx-lm's Llama of this shape; embedding and output head share their weights."""
-    from mlx_lm.models import llama  # here, since it takes seconds and long_context.py does without
+    """Creates an mlx-lm Llama of this shape. The embedding and the output head share their weights."""
+    from mlx_lm.models import llama  # the import takes seconds, and long_context.py does not need it
 
     model = llama.Model(
         llama.ModelArgs(
@@ -39,7 +39,7 @@ def random_llama(
 
 
 def check_heads(dims: int, heads: int, kv_heads: int) -> None:
-    """What a Llama asks of its heads, as an error of the command line."""
+    """Raises a usage error if the head counts do not fit a Llama."""
     if heads % kv_heads:
         raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}.")
     if dims % (2 * heads):
@@ -56,7 +56,7 @@ def plot_option(default: str) -> Any:
 
 
 def size(count: float) -> str:
-    """Bytes, for people."""
+    """Formats a number of bytes for reading."""
     power = min(3, int(math.log2(max(count, 1)) / 10))
     value = count / 1024**power
     digits = 0 if value >= 100 or power == 0 else 1 if value >= 10 else 2

@@ -1,4 +1,4 @@
-"""Generates text with a 4-bit Llama, with mlx-anvil and without, and says how many tokens a second:
+"""Generates text with a 4-bit Llama, with and without mlx-anvil, and prints the tokens per second:
 
 python examples/generate.py                        # random weights: for the speed only
 python examples/generate.py --dims 2048 --mlp 5632 --layers 16 --heads 32 --kv-heads 8 --no-compare
@@ -29,17 +29,17 @@ class Generation:
     label: str
     tokens: list[int]
     prompt_tokens: int
-    prefill_seconds: float  # until the first token is there
-    decode_seconds: float  # of those after it
+    prefill_seconds: float  # until the first token
+    decode_seconds: float  # for the tokens after the first
     peak_bytes: int
 
     def rates(self) -> tuple[float, float]:
-        """Tokens a second of the prompt, and of the answer."""
+        """Returns tokens per second for prefill and decode."""
         return self.prompt_tokens / self.prefill_seconds, (len(self.tokens) - 1) / self.decode_seconds
 
 
 def generate(label: str, model: nn.Module, prompt: mx.array, count: int) -> Generation:
-    """``count`` tokens, each the likeliest one."""
+    """Generates ``count`` tokens greedily."""
     from mlx_lm.generate import generate_step
 
     mx.reset_peak_memory()
@@ -81,26 +81,28 @@ def table_of(runs: list[Generation]) -> Table:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A local model directory in the format of mlx-lm; without it, random weights of the shape below.",
 )
-@click.option("--prompt", help="Text to go on from; with --model only. Default: random tokens.")
-@click.option("--prompt-tokens", type=click.IntRange(2), default=32, show_default=True, help="Of a random prompt.")
+@click.option("--prompt", help="Text to continue; requires --model. Default: random tokens.")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(2), default=32, show_default=True, help="Length of a random prompt."
+)
 @click.option("--tokens", type=click.IntRange(2), default=16, show_default=True, help="Tokens to generate.")
-@click.option("--dims", type=click.IntRange(2), default=512, show_default=True, help="Size of the hidden axis.")
+@click.option("--dims", type=click.IntRange(2), default=512, show_default=True, help="Hidden size.")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--heads", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--kv-heads", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--mlp", type=click.IntRange(1), default=1408, show_default=True, help="Size of the MLP's axis.")
+@click.option("--mlp", type=click.IntRange(1), default=1408, show_default=True, help="Hidden size of the MLP.")
 @click.option("--vocabulary", type=click.IntRange(2), default=4096, show_default=True)
 @click.option(
     "--bits",
     type=click.Choice(["2", "3", "4", "5", "6", "8", "16"]),
     default="4",
     show_default=True,
-    help="Of the random weights; 16 leaves them as they are.",
+    help="Bits of the random weights; 16 leaves them unquantized.",
 )
 @dtype_option("bfloat16")
 @click.option("--compare/--no-compare", default=True, show_default=True, help="Run without mlx-anvil too.")
 def main(folder: Path | None, prompt: str | None, compare: bool, **options: Any) -> None:
-    """Tokens a second of a model, with mlx-anvil's ops and without."""
+    """Measures a model's tokens per second with and without mlx-anvil's ops."""
     if prompt is not None and folder is None:
         raise click.UsageError("--prompt needs a tokenizer, and so --model.")
     console = Console()
@@ -117,7 +119,7 @@ def main(folder: Path | None, prompt: str | None, compare: bool, **options: Any)
         ids = mx.random.randint(0, vocabulary, (options["prompt_tokens"],))
 
     with patched(model, console):
-        generate(OURS, model, ids[:2], 2)  # what is slow once: threads, memory
+        generate(OURS, model, ids[:2], 2)  # warm up threads and memory
         runs = [generate(OURS, model, ids, options["tokens"])]
     if compare:
         with console.status("the same without mlx-anvil"):

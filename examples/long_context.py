@@ -1,10 +1,10 @@
-"""Attention, forward and backward, at growing length: time and memory, of mlx-anvil and of MLX.
+"""Measures the time and memory of attention, forward and backward, at growing lengths, for mlx-anvil and MLX.
 
-    python examples/long_context.py
-    python examples/long_context.py --longest 32768 --window 1024 --memory-limit 4
+  python examples/long_context.py
+  python examples/long_context.py --longest 32768 --window 1024 --memory-limit 4
 
-On the CPU, MLX's attention is a graph that holds matrices of length x length; on Metal its gradient is. Such a run stops before
-the length whose matrices would not fit the limit.
+On the CPU, MLX's attention is a graph with matrices of length x length; on Metal, its gradient is. A curve therefore
+stops before the length whose matrices would exceed the memory limit.
 """
 
 import time
@@ -36,11 +36,11 @@ class Point:
 class Curve:
     label: str
     points: list[Point]
-    stopped: str = ""  # why there are no more points
+    stopped: str = ""  # reason why the curve ends
 
 
 def attentions(window: int | None, scale: float) -> dict[str, Attention]:
-    """Ours and MLX's of the same function: causal, each query with the ``window`` keys up to its own."""
+    """Returns our and MLX's version of the same function: causal, with ``window`` keys per query, its own included."""
 
     def ours(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         return mlx_anvil.flash_attention(q, k, v, scale=scale, mask="causal", window_size=window)
@@ -57,7 +57,7 @@ def attentions(window: int | None, scale: float) -> dict[str, Attention]:
 
 
 def measured(attend: Attention, length: int, options: dict[str, Any]) -> Point:
-    """One call, forward and all three gradients. Memory is what MLX holds for it, inputs and gradients counted."""
+    """Measures one call, forward and all three gradients. Memory includes the inputs and the gradients."""
     before = mx.get_active_memory()
     dtype = DTYPES[options["dtype"]]
     heads = (options["heads"], options["kv_heads"], options["kv_heads"])
@@ -72,15 +72,16 @@ def measured(attend: Attention, length: int, options: dict[str, Any]) -> Point:
 
 
 def grow(label: str, attend: Attention, lengths: list[int], options: dict[str, Any], console: Console) -> Curve:
-    """Points until the next would exceed the limit, as the last two foretell it. Two shorter lengths go before, for the
-    first forecast and for what is slow once; they are not in the curve."""
+    """Measures lengths until the memory predicted from the last two points would exceed the limit.
+
+    Two shorter lengths come first, for the first prediction and to warm up. They are not part of the curve."""
     points: list[Point] = []
     stopped = ""
     limit = options["memory_limit"] * 2**30
     for length in [max(1, lengths[0] // 4), max(1, lengths[0] // 2), *lengths]:
         if len(points) >= 2:
             before, last = (point.peak_bytes for point in points[-2:])
-            expected = last * last / before  # lengths double: memory grows by a factor that tends to 2 or to 4
+            expected = last * last / before  # lengths double, so memory grows by a factor that approaches 2 or 4
             if expected > limit:
                 stopped = f"length {length} would take {size(expected)}, above the limit of {size(limit)}"
                 break
@@ -103,7 +104,7 @@ def table_of(curves: list[Curve]) -> Table:
 
 
 def draw(curves: list[Curve], title: str, path: Path) -> None:
-    figure = Figure(figsize=(10, 4), layout="constrained")  # drawn to a file: no screen is needed
+    figure = Figure(figsize=(10, 4), layout="constrained")  # a plain Figure needs no display
     panels = figure.subplots(1, 2)
     values: list[tuple[str, Callable[[Point], float]]] = [
         ("time of forward and backward, s", lambda point: point.seconds),
@@ -131,23 +132,25 @@ def draw(curves: list[Curve], title: str, path: Path) -> None:
 
 @click.command()
 @click.option("--shortest", type=click.IntRange(1), default=512, show_default=True, help="First length.")
-@click.option("--longest", type=click.IntRange(1), default=16384, show_default=True, help="Lengths double up to it.")
+@click.option(
+    "--longest", type=click.IntRange(1), default=16384, show_default=True, help="Last length; lengths double."
+)
 @click.option("--heads", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--kv-heads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--head-dim", type=click.IntRange(2), default=64, show_default=True)
-@click.option("--window", type=click.IntRange(1), help="Keys that a query sees. Default: all before it.")
+@click.option("--window", type=click.IntRange(1), help="Keys per query, its own included. Default: all up to its own.")
 @dtype_option("float32")
 @click.option(
     "--memory-limit",
     type=click.FloatRange(0, min_open=True),
     default=0.5,
     show_default=True,
-    help="GiB that a run may be expected to take.",
+    help="Limit in GiB on the predicted memory of a run.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @plot_option("long_context.png")
 def main(shortest: int, longest: int, window: int | None, seed: int, plot: Path, **options: Any) -> None:
-    """Time and memory of attention, forward and backward, at growing length."""
+    """Measures the time and memory of attention, forward and backward, at growing lengths."""
     if longest < shortest:
         raise click.UsageError(f"--longest {longest} is below --shortest {shortest}.")
     check_heads(options["heads"] * options["head_dim"], options["heads"], options["kv_heads"])

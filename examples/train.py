@@ -3,7 +3,7 @@
 python examples/train.py                           # on this repository's README
 python examples/train.py book.txt --steps 500 --length 1024
 python examples/train.py --lora                    # adapters on 4-bit weights
-python examples/train.py --compare                 # with mlx-anvil and without, both curves in one plot
+python examples/train.py --compare                 # with and without mlx-anvil, both curves in one plot
 """
 
 import time
@@ -32,7 +32,7 @@ ADAPTERS = {"rank": 8, "scale": 2.0, "dropout": 0.0}
 
 @dataclass
 class Text:
-    """A text as the places of its characters in ``alphabet``."""
+    """A text encoded as indices of its characters in ``alphabet``."""
 
     alphabet: str
     tokens: np.ndarray
@@ -48,7 +48,7 @@ class Text:
         return cls(alphabet, np.array([place[character] for character in text], dtype=np.int32))
 
     def batches(self, steps: int, batch: int, length: int, seed: int) -> Iterator[mx.array]:
-        """``steps`` arrays of ``batch`` pieces of the text, each of ``length`` characters and the one that follows."""
+        """Yields ``steps`` arrays of ``batch`` excerpts, each of ``length`` characters and the next one."""
         if len(self.tokens) <= length:
             raise click.ClickException(
                 f"the text has {len(self.tokens)} characters; sequences of --length {length} need at least {length + 1}."
@@ -60,7 +60,9 @@ class Text:
 
 
 def loss(model: nn.Module, tokens: mx.array) -> mx.array:
-    """Mean cross-entropy of each character after those before it, in nats; in float32 whatever the model's dtype."""
+    """Returns the mean cross-entropy of next-character prediction in nats. At least float32, for any dtype of the
+    model.
+    """
     logits = model(tokens[:, :-1])
     logits = logits if logits.dtype == mx.float64 else logits.astype(mx.float32)
     return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
@@ -72,13 +74,13 @@ def train(
     optimizer: optim.Optimizer,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> list[float]:
-    """Trains in place; the loss of every step."""
+    """Trains the model in place. Returns the loss of every step."""
     loss_and_gradients = nn.value_and_grad(model, loss)
     losses = []
     for tokens in batches:
         value, gradients = loss_and_gradients(model, tokens)
         optimizer.update(model, gradients)
-        # All at once, so that a step's activations are gone before the next begins.
+        # Evaluate everything at once, so that a step's activations are freed before the next step.
         mx.eval(value, model.trainable_parameters(), optimizer.state)
         losses.append(value.item())
         on_step(losses[-1])
@@ -86,7 +88,7 @@ def train(
 
 
 def add_adapters(model: Any) -> None:
-    """Makes the model one for QLoRA: its weights in 4 bits and frozen, low-rank adapters beside every projection."""
+    """Prepares the model for QLoRA: frozen 4-bit weights, and low-rank adapters on every projection."""
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     nn.quantize(model, **QUANTIZED)
@@ -104,7 +106,7 @@ class Run:
 
 
 def measured_run(label: str, model: nn.Module, text: Text, console: Console, options: dict[str, Any]) -> Run:
-    """Trains with a progress bar, and says how fast and in how much memory."""
+    """Trains with a progress bar. Returns the speed and the peak memory."""
     steps, batch, length = options["steps"], options["batch"], options["length"]
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[figures]}", TimeRemainingColumn())
     mx.reset_peak_memory()
@@ -124,13 +126,13 @@ def measured_run(label: str, model: nn.Module, text: Text, console: Console, opt
 
 
 def draw(runs: list[Run], title: str, path: Path) -> None:
-    figure = Figure(figsize=(7, 4), layout="constrained")  # drawn to a file: no screen is needed
+    figure = Figure(figsize=(7, 4), layout="constrained")  # a plain Figure needs no display
     axis = figure.subplots()
     for index, run in enumerate(runs):
-        # The second lies on the first; dashes let both be seen.
+        # The second curve covers the first; dashes keep both visible.
         style = {"color": COLORS[run.label], "linestyle": "--" if index else "-", "linewidth": 1.5}
         axis.plot(range(1, len(run.losses) + 1), run.losses, label=run.label, **style)
-    axis.set(xlabel="step", ylabel="loss, nats a character", title=title)
+    axis.set(xlabel="step", ylabel="loss, nats per character", title=title)
     axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     save(figure, path)
@@ -149,21 +151,21 @@ def table_of(runs: list[Run]) -> Table:
 @click.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=README)
 @click.option("--steps", type=click.IntRange(1), default=200, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=2, show_default=True, help="Sequences of a step.")
-@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters of a sequence.")
-@click.option("--dims", type=click.IntRange(2), default=128, show_default=True, help="Size of the hidden axis.")
+@click.option("--batch", type=click.IntRange(1), default=2, show_default=True, help="Sequences per step.")
+@click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters per sequence.")
+@click.option("--dims", type=click.IntRange(2), default=128, show_default=True, help="Hidden size.")
 @click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--heads", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--kv-heads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=3e-3, show_default=True)
 @dtype_option("float32")
-@click.option("--lora", is_flag=True, help="QLoRA: 4-bit weights, frozen, and adapters that are trained.")
+@click.option("--lora", is_flag=True, help="QLoRA: train adapters on frozen 4-bit weights.")
 @click.option("--anvil/--no-anvil", default=True, show_default=True, help="Swap mlx-anvil's ops into the model.")
-@click.option("--compare", is_flag=True, help="Train with mlx-anvil and without, from the same weights.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights and batches.")
+@click.option("--compare", is_flag=True, help="Train with and without mlx-anvil, from the same weights.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights and batches.")
 @plot_option("loss.png")
 def main(text: Path, plot: Path, **options: Any) -> None:
-    """Trains a character-level Llama on TEXT (default: this repository's README) and draws its loss."""
+    """Trains a character-level Llama on TEXT (default: this repository's README) and plots its loss."""
     check_heads(options["dims"], options["heads"], options["kv_heads"])
     if options["lora"] and options["dims"] % QUANTIZED["group_size"]:
         raise click.UsageError(f"--dims {options['dims']}: --lora needs a multiple of {QUANTIZED['group_size']}.")
@@ -186,10 +188,10 @@ def main(text: Path, plot: Path, **options: Any) -> None:
 
 
 def new_model(vocabulary: int, options: dict[str, Any]) -> nn.Module:
-    """The same weights for the same seed."""
+    """Creates a model. The same seed gives the same weights."""
     mx.random.seed(options["seed"])
     shape = {key: options[key] for key in ("dims", "layers", "heads", "kv_heads")}
-    # Llama's MLP is 8/3 as wide as its hidden axis, in whole groups of the quantized formats.
+    # Llama's MLP is 8/3 as wide as its hidden size, rounded up to whole groups of the quantized formats.
     mlp = -(-options["dims"] * 8 // 3 // 32) * 32
     model = random_llama(**shape, mlp=mlp, vocabulary=vocabulary, dtype=DTYPES[options["dtype"]])
     if options["lora"]:

@@ -1,10 +1,10 @@
-"""Assembles the kernels that language models launch: one .tar.xz file per op and architecture, for the loader in
-csrc/common/cuda_module.cpp.
+"""Assembles the kernels that language models launch, for the loader in csrc/common/cuda_module.cpp.
 
-    python tools/build_cubins.py --root . --ptx build/ptx --output build/cubin [--op rope] [--arch sm_90]
+  python tools/build_cubins.py --root . --ptx build/ptx --output build/cubin [--op rope] [--arch sm_90]
 
-The PTX is that of tools/build_ptx.py, tools/cubins.txt the list of kernels with the values of their function constants. ptxas is
-found as mslc finds it (pip install nvidia-cuda-nvcc); architectures that it does not know are left out.
+It writes one .tar.xz file per op and architecture. The PTX comes from tools/build_ptx.py. tools/cubins.txt lists the
+kernels with the values of their function constants. ptxas is found like mslc finds it (pip install nvidia-cuda-nvcc).
+Architectures that it does not support are skipped.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-# A cubin runs on its architecture and on those of the same generation after it: Ampere and Ada, Hopper, Blackwell.
+# A cubin also runs on later architectures of the same generation: Ampere and Ada, Hopper, Blackwell.
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
@@ -30,7 +30,7 @@ def keys_by_op(path: Path) -> dict[str, list[str]]:
 
 
 def supported(architectures: Iterable[str]) -> list[str]:
-    """Those that the ptxas at hand has code for."""
+    """Returns the architectures that the installed ptxas supports."""
     from mslc.ptx import find_ptxas
 
     ptxas = find_ptxas()
@@ -40,12 +40,12 @@ def supported(architectures: Iterable[str]) -> list[str]:
         if f"'{architecture}'" in known:
             found.append(architecture)
         else:
-            print(f"{architecture}: left out, {ptxas} has no code for it")
+            print(f"{architecture}: skipped, {ptxas} does not support it")
     return found
 
 
 def assembled(modules: dict[str, str], key: str, architecture: str) -> bytes:
-    """The cubin of one pipeline, after the line that tells its bindings."""
+    """Returns the cubin of one pipeline, after the line with its bindings."""
     from _kernel_files import parse_key
     from mslc.ptx import cubin, with_constants
 
@@ -56,10 +56,10 @@ def assembled(modules: dict[str, str], key: str, architecture: str) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="the folder that holds metal/ and python/")
-    parser.add_argument("--ptx", type=Path, required=True, help="the folder that tools/build_ptx.py wrote")
-    parser.add_argument("--output", type=Path, required=True, help="a folder")
-    parser.add_argument("--op", action="append", help="leave out the others")
+    parser.add_argument("--root", type=Path, required=True, help="the folder with metal/ and python/")
+    parser.add_argument("--ptx", type=Path, required=True, help="the output folder of tools/build_ptx.py")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write to")
+    parser.add_argument("--op", action="append", help="build only this op")
     parser.add_argument("--arch", action="append", help=f"default: {', '.join(ARCHITECTURES)}")
     args = parser.parse_args()
     root = args.root.resolve()

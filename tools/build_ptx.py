@@ -1,9 +1,10 @@
 """Compiles the Metal kernels to PTX: one xz file per op, for the loader in csrc/common/cuda_module.cpp.
 
-    python tools/build_ptx.py --root . --output build/ptx [--op silu_gate]
+  python tools/build_ptx.py --root . --output build/ptx [--op silu_gate]
 
-A file is a sequence of PTX modules, each with one kernel and all it needs: a module alone loads in a fraction of the time
-that all would take. python/mlx_anvil/_kernel_files.py has the format. Function constants are deferred: see mslc's compile_ptx.
+A file is a sequence of PTX modules. Each has one kernel and all it needs, because a single module loads in a fraction
+of the time of all of them. python/mlx_anvil/_kernel_files.py defines the format. Function constants are deferred; see
+mslc's compile_ptx.
 """
 
 import argparse
@@ -13,17 +14,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# The oldest that has the bfloat16 arithmetic and matrix products that mslc emits; drivers compile it for newer ones.
+# The oldest architecture with the bfloat16 arithmetic and matrix products that mslc emits. Drivers compile it for newer
+# ones.
 ARCHITECTURE = "sm_80"
 ENTRY = re.compile(r"^\.visible \.entry (\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
-# What stands outside of functions and spans lines in no output of the compiler.
+# Variables outside of functions. The compiler writes each on one line.
 VARIABLE = re.compile(
     r"^(?:\.visible |\.extern |\.weak )?\.(?:shared|const|global) [^\n]*?([\w$]+)(?:\[\d*\])?(?: = [^\n]*)?;\n"
 )
 
 
 def single_kernels(text: str) -> dict[str, str]:
-    """A PTX module of many kernels as modules of one kernel each, without the variables that it does not use."""
+    """Splits a PTX module of many kernels into modules of one kernel each, without unused variables."""
     shared_text = ENTRY.sub("", text).splitlines(keepends=True)
     modules = {}
     for entry in ENTRY.finditer(text):
@@ -49,12 +51,12 @@ def compile_file(root: Path, path: Path) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="the folder that holds metal/ and python/")
-    parser.add_argument("--output", type=Path, required=True, help="a folder")
-    parser.add_argument("--op", action="append", help="leave out the others")
+    parser.add_argument("--root", type=Path, required=True, help="the folder with metal/ and python/")
+    parser.add_argument("--output", type=Path, required=True, help="the folder to write to")
+    parser.add_argument("--op", action="append", help="build only this op")
     args = parser.parse_args()
     root, output = args.root.resolve(), args.output.resolve()
-    # By this path mslc does not import the package around it, whose extension is not built yet.
+    # This path avoids importing the package around mslc, whose extension is not built yet.
     sys.path.insert(0, str(root / "python" / "mlx_anvil"))
     from _kernel_files import pack_ptx
 

@@ -1,7 +1,8 @@
 """Writes metal_source.cpp: the Metal source of the kernels for csrc/common/kernel_source.cpp.
 
-Every file of metal/ once, as it is, and a list of the kernels: for each its file, and the template instance behind its name,
-which the C++ preprocessor tells. Kernels that only mslc sees (`#ifdef __MSLC__`) are in the list unless --apple.
+It contains every file of metal/ unchanged, and a list of the kernels. For each kernel the list has its file and the
+template instance behind its name, taken from the C++ preprocessor's output. Kernels that only mslc sees (`#ifdef
+__MSLC__`) are listed unless --apple is given.
 """
 
 import argparse
@@ -11,16 +12,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# What MLX_ANVIL_KERNEL (metal/common/kernel.h) becomes; the name may be several literals side by side.
+# The expansion of MLX_ANVIL_KERNEL (metal/common/kernel.h). The name may be several adjacent literals.
 KERNEL = re.compile(r"template \[\[host_name\(([^)]*)\)\]\] \[\[kernel\]\] decltype\(.*?\) ([^;]*);")
-# Compilers limit the length of one string literal; longer text is written as several, side by side.
+# Compilers limit the length of a string literal, so longer text is split into adjacent ones.
 LITERAL_LIMIT = 8000
 
 
 def kernels(compiler: str, root: Path, source: Path, apple: bool) -> Iterator[tuple[str, str]]:
-    """The kernels of one .metal file: name and template instance."""
+    """Yields the name and template instance of each kernel in one .metal file."""
     with tempfile.TemporaryDirectory() as empty:
-        Path(empty, "metal_stdlib").touch()  # nothing of Metal's library decides which kernels there are
+        Path(empty, "metal_stdlib").touch()  # Metal's library does not affect which kernels exist
         command = [compiler, "-E", "-P", "-x", "c++", "-D__METAL__", f"-I{root}", f"-I{empty}", str(source)]
         command += [] if apple else ["-D__MSLC__"]
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -29,14 +30,14 @@ def kernels(compiler: str, root: Path, source: Path, apple: bool) -> Iterator[tu
 
 
 def literals(text: str) -> str:
-    """`text` as adjacent C++ raw string literals."""
+    """Formats `text` as adjacent C++ raw string literals."""
     pieces = [text[i : i + LITERAL_LIMIT] for i in range(0, len(text), LITERAL_LIMIT)]
     return "\n".join(f'     R"MSL({piece})MSL"' for piece in pieces)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="the folder that holds metal/")
+    parser.add_argument("--root", type=Path, required=True, help="the folder with metal/")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--compiler", required=True, help="the C++ compiler, for its preprocessor")
     parser.add_argument("--apple", action="store_true", help="only kernels that Apple's compiler sees")

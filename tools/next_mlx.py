@@ -1,10 +1,10 @@
-"""Tries a release of MLX that this package is not pinned to yet, and says in one line what breaks.
+"""Tries a release of MLX that this package is not pinned to yet, and prints in one line what breaks.
 
-    python tools/next_mlx.py             the newest release, if it is newer than the pinned one
-    python tools/next_mlx.py 0.32.3      that one
+  python tools/next_mlx.py             the newest release, if it is newer than the pinned one
+  python tools/next_mlx.py 0.32.3      the given release
 
-Exit status 1: something breaks. Builds in a temporary environment; needs network, a C++ compiler and, for the macOS part,
-LLVM's ld64.lld.
+The exit status is 1 if something breaks. It builds in a temporary environment and needs network, a C++ compiler and,
+for the macOS part, LLVM's ld64.lld.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PINNED = re.search(r'"mlx==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
 REQUIREMENTS = re.findall(r'^  "((?:scikit-build-core|nanobind)[^"]*)",$', (ROOT / "pyproject.toml").read_text(), re.M)
 TOOLS = ["cmake", "ninja", "wheel", "lief", "ziglang>=0.17,<0.18"]
-# What a log says about the cause, in the order in which causes hide one another.
+# Patterns for causes in a log. Earlier ones hide later ones.
 CAUSES = (
     r"nanobind ABI .*|ABI tag .*",
     r"undefined symbol.*",
@@ -45,7 +45,7 @@ def newest() -> str:
 
 
 def cause(log: str) -> str:
-    """The line of a log that names what went wrong."""
+    """Returns the line of a log that names the cause."""
     found = (re.search(pattern, log, re.M) for pattern in CAUSES)
     return next((match[0].strip() for match in found if match), log.strip().rpartition("\n")[2])
 
@@ -74,7 +74,7 @@ def steps(python: str, version: str, folder: Path) -> list[Step]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("version", nargs="?", help="of MLX; default: the newest")
+    parser.add_argument("version", nargs="?", help="version of MLX; default: the newest")
     version = parser.parse_args().version or newest()
     if version == PINNED:
         print(f"MLX {version}: the newest release, and the one that this package is for")

@@ -1,8 +1,8 @@
 """Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the tests against it (Linux).
 
-Run it in an environment that has the `test` extra and the build requirements (`pip install ".[cpu,test]"
-scikit-build-core nanobind==3.1.0`); arguments go to pytest, such as `--all`. A finding ends the run with its report. Of the
-CPU kernels the build has those that this machine chooses, and those that any machine can run.
+Run it in an environment with the `test` extra and the build requirements (`pip install ".[cpu,test]" scikit-build-core
+nanobind==3.1.0`). It passes its arguments, such as `--all`, to pytest. A finding ends the run with a report. The build contains the
+baseline CPU kernels and those of this machine's instruction set.
 """
 
 import os
@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Not about the extension's memory: the type checker, and the stub, which a sanitized module cannot be asked for.
+# Type checks do not touch the extension's memory, and a sanitized build cannot generate the stub that they need.
 LEFT_OUT = ["tests/documentation/test_typing.py"]
 
 
 def runtime(name: str) -> str:
-    """The sanitizer's runtime library, which has to be loaded before Python itself."""
+    """Returns the sanitizer's runtime library, which must be loaded before Python."""
     compiler = os.environ.get("CXX", "c++")
     run = subprocess.run([compiler, f"-print-file-name=lib{name}.so"], check=True, capture_output=True, text=True)
     return run.stdout.strip()
@@ -41,8 +41,8 @@ def main() -> int:
         environment = {
             **os.environ,
             "LD_PRELOAD": f"{runtime('asan')} {runtime('ubsan')}",
-            # Python itself does not free everything at exit; one test needs an array of more than 4 GiB.
-            # To files: pytest holds back what the process prints.
+            # Python does not free all memory at exit, and one test needs an array of more than 4 GiB. The reports go to
+            # files because pytest captures the output.
             "ASAN_OPTIONS": f"detect_leaks=0:handle_abort=1:max_allocation_size_mb=16384:log_path={folder}/report",
             "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={folder}/report",
             "PYTHONPATH": f"{folder}/site",
@@ -54,7 +54,7 @@ def main() -> int:
         )
         if not loaded.stdout.strip().startswith(folder):
             raise SystemExit(f"the tests would load {loaded.stdout.strip()}, not the sanitized build")
-        # pytest's own handler of crashes would take the signals from the sanitizer, which has the native stack.
+        # pytest's crash handler would hide the signals from the sanitizer, which prints the native stack.
         plugins = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]
         pytest = [sys.executable, "-m", "pytest", *plugins, *ignored, *sys.argv[1:]]
         status = subprocess.run(pytest, cwd=ROOT, env=environment).returncode

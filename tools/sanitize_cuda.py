@@ -1,11 +1,11 @@
-"""Every kernel under compute-sanitizer, on an NVIDIA GPU.
+"""Runs every kernel under compute-sanitizer on an NVIDIA GPU.
 
-    python tools/sanitize_cuda.py [--tool memcheck] [--processes 8]
+  python tools/sanitize_cuda.py [--tool memcheck] [--processes 8]
 
-Needs an installation with PTX (docs/backends.md) beside MLX with CUDA, CUDA's compute-sanitizer, and the `sim` extra, which finds
-calls that between them launch every kernel (tests/metal_launches/cover.py); `--cover` takes them from a file instead. MLX hands out
-memory from pools whose blocks are larger than the arrays in them, so an access just past an array is not seen here: that is
-what the simulator's checks are for.
+It needs an installation with PTX (docs/backends.md), MLX with CUDA, CUDA's compute-sanitizer, and the `sim` extra. The
+latter finds a set of calls that launches every kernel (tests/metal_launches/cover.py); `--cover` reads them from a file
+instead. MLX allocates from pools whose blocks are larger than the arrays, so this does not detect accesses just past an
+array. The simulator's checks do.
 """
 
 import os
@@ -21,7 +21,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck", "synccheck")
-FINDING = 99  # exit status of compute-sanitizer when it has found something
+FINDING = 99  # exit status of compute-sanitizer after a finding
 
 
 def python(*arguments: str) -> list[str]:
@@ -29,7 +29,7 @@ def python(*arguments: str) -> list[str]:
 
 
 def run(command: list[str], log: Path, seconds: float) -> int | None:
-    """The exit status; None when it took too long."""
+    """Returns the exit status, or None on a timeout."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with log.open("w") as output:
         try:
@@ -41,7 +41,7 @@ def run(command: list[str], log: Path, seconds: float) -> int | None:
 
 
 def summary(log: str) -> list[str]:
-    """compute-sanitizer's lines about errors, how often each came first."""
+    """Returns compute-sanitizer's error lines with their counts, the most frequent first."""
     lines = [line.removeprefix("=========").strip() for line in log.splitlines() if line.startswith("=========")]
     kinds = Counter(line for line in lines if line.startswith(("Invalid", "Error", "Race", "Barrier", "Program hit")))
     return [f"{count} x {line}" for line, count in kinds.most_common(5)]
@@ -49,14 +49,14 @@ def summary(log: str) -> list[str]:
 
 @click.command()
 @click.option(
-    "--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="One of them; may be repeated. Default: all."
+    "--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="Tool to run; may be repeated. Default: all."
 )
-@click.option("--processes", default=8, show_default=True, help="Side by side on the GPU.")
-@click.option("--cover", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="What cover.py printed.")
-@click.option("--seconds", default=1200.0, show_default=True, help="After which a process is stopped.")
-@click.option("--logs", type=click.Path(path_type=Path), help="Folder for what each process printed.")
+@click.option("--processes", default=8, show_default=True, help="Processes that share the GPU.")
+@click.option("--cover", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Output of cover.py.")
+@click.option("--seconds", default=1200.0, show_default=True, help="Time limit per process.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Folder for the output of each process.")
 def main(tools: tuple[str, ...], processes: int, cover: Path | None, seconds: float, logs: Path | None) -> None:
-    """Runs every kernel under compute-sanitizer. Exit code 1 when it finds something."""
+    """Runs every kernel under compute-sanitizer. Exits with 1 if it finds an error."""
     console = Console(soft_wrap=True)
     failed = False
     with tempfile.TemporaryDirectory() as temporary:

@@ -163,13 +163,13 @@ CATALOGUE = [
         "pointer without an address space",
         "@float* p = nullptr; x[i] = p != nullptr;",
         "device float* p = nullptr; x[i] = p != nullptr;",
-        "has to say the address space of 'float'",
+        "needs an address space for 'float'",
     ),
     in_file(
         "reference without an address space",
         "inline void f(@float& a) { a = 1; }",
         "inline void f(thread float& a) { a = 1; }",
-        "has to say the address space of 'float'",
+        "needs an address space for 'float'",
     ),
     in_body(
         "pointer to a function",

@@ -69,7 +69,7 @@ def test_what_is_known_passes(text):
 
 def test_a_hint_names_the_word_in_another_spelling():
     (found,) = unattested(HEAD + KERNEL.format("x[i] = metal::as_type<float>(i);"))
-    assert "'as_type' stands there in another spelling" in found
+    assert "'as_type' occurs there in another spelling" in found
 
 
 def test_an_included_file_is_looked_at(tmp_path):
@@ -98,7 +98,7 @@ def test_the_command_checks_a_file_of_the_user(tmp_path):
     path.write_text(HEAD + KERNEL.format("x[i] = metal::foo(1.0f);"))
     code, output = check(path, "--conformance")
     assert code == 1
-    assert f"{path}:4:10: error: 'metal::foo' is in no Metal source that is known to compile" in output
+    assert f"{path}:4:10: error: 'metal::foo' occurs in no Metal source that is known to compile" in output
     path.write_text(HEAD + KERNEL.format("x[i] = metal::sin(1.0f);"))
     assert check(path, "--conformance") == (0, f"{path}: 0 errors\n")
 
@@ -119,7 +119,7 @@ def test_the_command_takes_versions_of_the_language(tmp_path):
     assert check(path, "--conformance", "--std", "metal3.2", "--std", "metal4.0")[0] == 0
     code, output = check(path, "--conformance")
     assert code == 1
-    assert "Metal has lambdas since 3.2 only (metal3.1)" in output
+    assert "Metal has lambdas only since version 3.2 (metal3.1)" in output
 
 
 @pytest.mark.parametrize("option", [["--std", "metal3.1"], ["--attested", "."]])

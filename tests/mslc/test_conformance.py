@@ -50,12 +50,12 @@ def test_plain_kernel_conforms():
 @pytest.mark.parametrize(
     ("declarations", "body", "message"),
     [
-        ("", "auto f = [&](int y) { return y; }; x[i] = f(1);", "Metal has lambdas since 3.2 only"),
+        ("", "auto f = [&](int y) { return y; }; x[i] = f(1);", "Metal has lambdas only since version 3.2"),
         ("", "double d = 1; x[i] = d;", "'double': Metal does not have this type"),
         ("", "goto end; end: x[i] = 0;", "'goto': Metal does not have it"),
-        ("", "static int n = 0; x[i] = n;", "a static variable has to be 'constant'"),
-        ("", "float fragment = 1; x[i] = fragment;", "'fragment' is a word of Metal, not a name"),
-        ("float g = 1;\n", "x[i] = g;", "a variable outside functions has to be 'constant'"),
+        ("", "static int n = 0; x[i] = n;", "a static variable must be 'constant'"),
+        ("", "float fragment = 1; x[i] = fragment;", "'fragment' is a Metal keyword, not a name"),
+        ("float g = 1;\n", "x[i] = g;", "a variable outside functions must be 'constant'"),
         ("struct S { virtual void f() {} };\n", "x[i] = 0;", "'virtual': Metal has no run-time types"),
         (
             "struct P { int a; int b; };\n",
@@ -151,4 +151,4 @@ def test_language_versions_differ(standard, body, since):
 
 def test_a_finding_says_which_versions_have_it():
     text = HEAD + KERNEL.format(body="auto f = [](float a) { return a; }; x[i] = f(1);")
-    assert [d.message for d in conformance(Source(text))] == ["Metal has lambdas since 3.2 only (metal3.1)"]
+    assert [d.message for d in conformance(Source(text))] == ["Metal has lambdas only since version 3.2 (metal3.1)"]

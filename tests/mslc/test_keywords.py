@@ -37,12 +37,12 @@ def error(body: str, declarations: str = "") -> tuple[int, int, str]:
 def test_no_keyword_is_a_member_of_a_namespace(body, word):
     line, column, message = error(body)
     assert (line, column) == (4, 3 + body.index(word)), message
-    assert f"'{word}' is a keyword, in no namespace" in message
+    assert f"'{word}' is a keyword and belongs to no namespace" in message
 
 
 def test_a_qualified_keyword_in_a_macro_is_found_where_the_macro_is_used():
     line, _, message = error("x[0] = BITS(1);", "#define BITS(v) metal::as_type<float>(v)\n")
-    assert (line, message) == (5, "'metal::as_type': 'as_type' is a keyword, in no namespace")
+    assert (line, message) == (5, "'metal::as_type': 'as_type' is a keyword and belongs to no namespace")
 
 
 def test_qualified_kernel_is_no_kernel():

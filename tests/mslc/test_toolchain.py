@@ -78,7 +78,7 @@ def test_folder_for_the_cache_that_cannot_be_written(tmp_path, monkeypatch):
         with pytest.raises(ToolchainError, match=re.escape(f"MLX_ANVIL_CACHE is '{given}'")) as error:
             Library(tmp_path / "k.metal")
         assert "Not a directory" in str(error.value)
-        assert "it has to name a folder that can be written or made" in str(error.value)
+        assert "it must name a folder that mslc can create or write" in str(error.value)
     failed = run(*LAUNCH, cwd=tmp_path)
     assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", f"{error.value}\n")
 
@@ -115,10 +115,10 @@ def test_cache_in_a_relative_folder_stays_where_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("/nowhere/zig", "which is no executable file"),
-        ("no-such-command", "which is no executable file"),
-        ("{folder}", "which is no executable file"),
-        ("{folder}/text", "which is no executable file"),
+        ("/nowhere/zig", "which is not an executable file"),
+        ("no-such-command", "which is not an executable file"),
+        ("{folder}", "which is not an executable file"),
+        ("{folder}/text", "which is not an executable file"),
         ("{folder}/broken", "which is not zig"),
         (sys.executable, "which is not zig"),
     ],

@@ -8,10 +8,10 @@ import griffe
 
 
 class StubOverloads(griffe.Extension):
-    """Functions that a stub gives as overloads only.
+    """Handles functions that a stub declares only as overloads.
 
-    nanobind writes ``_ext.pyi`` with one signature for each way of calling an op and the docstring at the last. A stub has no
-    implementation behind its overloads, without which griffe drops the function; here the last overload stands for it.
+    nanobind writes ``_ext.pyi`` with one signature for each way of calling an op, and puts the docstring on the last.
+    griffe drops overloads without an implementation, which a stub does not have, so the last overload stands in for it.
     """
 
     def on_module_members(
@@ -22,7 +22,7 @@ class StubOverloads(griffe.Extension):
         agent: griffe.Visitor | griffe.Inspector,
         **_: Any,
     ) -> None:
-        """Runs when a module has been read."""
+        """Runs after a module is read."""
         for name, overloads in mod.overloads.items():
             if overloads and name not in mod.members:
                 last = overloads[-1]
@@ -39,9 +39,9 @@ class StubOverloads(griffe.Extension):
 
 
 class Roles(griffe.Extension):
-    """``:func:`` and ``:class:`` in a docstring become links."""
+    """Turns ``:func:`` and ``:class:`` in docstrings into links."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Runs when an object and what is in it have been read."""
+        """Runs after an object and its members are read."""
         if obj.docstring:
             obj.docstring.value = re.sub(r":(?:func|class):`~?([\w.]+)`", r"[`\1`][\1]", obj.docstring.value)

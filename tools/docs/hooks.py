@@ -1,7 +1,7 @@
-"""Hooks of MkDocs: what pages link to outside of ``docs/`` becomes part of the site.
+"""Hooks of MkDocs: add the files outside of ``docs/`` that pages link to.
 
-Pages are read in the repository too, where ``../bench/results/rope_cpu.json`` is the file itself. In the site the same
-link finds a copy, so that every figure on a page is one click from the measurement, wherever the site is put.
+Pages are read in the repository too, where ``../bench/results/rope_cpu.json`` is the file itself. In the site, the same
+link leads to a copy, so every figure stays one click from its measurement, wherever the site is hosted.
 """
 
 import posixpath
@@ -16,17 +16,17 @@ _LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 
 
 def _target(page: str, link: str) -> str:
-    """The linked file, relative to the repository; ``page`` is relative to ``docs/``."""
+    """Returns the linked file, relative to the repository. ``page`` is relative to ``docs/``."""
     return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
 
 
 def _copy(target: str) -> str:
-    """Where the site has it. MkDocs leaves out names that start with a dot."""
+    """Returns the path of the copy in the site. MkDocs leaves out names that start with a dot."""
     return f"repository/{target}".replace("/.", "/")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the linked files; a link to what is not there stays, and fails the build."""
+    """Adds the linked files. Links to missing files stay as they are and fail the build."""
     root = Path(config.config_file_path).parent
     for page in list(files.documentation_pages()):
         for _, link in _LINK.findall(page.content_string):
@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points the links at the copies."""
+    """Redirects the links to the copies."""
     source = page.file.src_uri
 
     def replace(match: re.Match[str]) -> str:

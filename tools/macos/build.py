@@ -1,10 +1,10 @@
-"""Builds the package for arm64 macOS on this machine, and checks what can be checked without a Mac.
+"""Builds the package for arm64 macOS on this machine, and runs the checks that need no Mac.
 
-    python tools/macos/build.py --check          build and check
-    python tools/macos/build.py --wheel dist     likewise, and leave the wheel in dist/
+  python tools/macos/build.py --check          build and check
+  python tools/macos/build.py --wheel dist     also put the wheel into dist/
 
-The environment needs the build requirements of pyproject.toml, `ziglang`, `lief` and LLVM's ld64.lld (Debian: lld). MLX's
-macOS wheels come by pip. Downloads and builds are kept in ~/.cache/mlx-anvil/macos (MLX_ANVIL_MACOS_CACHE).
+The environment needs the build requirements of pyproject.toml, `ziglang`, `lief` and LLVM's ld64.lld (Debian: lld). pip
+downloads MLX's macOS wheels. Downloads and builds are cached in ~/.cache/mlx-anvil/macos (MLX_ANVIL_MACOS_CACHE).
 """
 
 import argparse
@@ -28,7 +28,7 @@ PYTHON = f"{sys.version_info.major}{sys.version_info.minor}"
 
 
 def build_wheel(sdk_folder: Path, folder: Path, options: list[str]) -> Path:
-    """The wheel, made by the same build as any other, with another compiler."""
+    """Builds the wheel with the normal build and a cross-compiler."""
     defines = {
         "CMAKE_TOOLCHAIN_FILE": HERE / "toolchain.cmake",
         "MLX_ANVIL_MACOS_SDK": sdk_folder,
@@ -45,7 +45,7 @@ def build_wheel(sdk_folder: Path, folder: Path, options: list[str]) -> Path:
         env={**os.environ, "SETUPTOOLS_EXT_SUFFIX": f".cpython-{PYTHON}-darwin.so"},
     )
     (made,) = folder.glob("*.whl")
-    # The build names the machine that it ran on.
+    # The build tags the wheel with the machine that it runs on.
     tag = f"macosx_{released.TARGET[0]}_{released.TARGET[1]}_arm64"
     subprocess.run(
         [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, made],
@@ -75,7 +75,8 @@ def main() -> int:
     what.add_argument("--check", action="store_true", help="build, check, keep nothing but the cache")
     what.add_argument("--wheel", type=Path, metavar="FOLDER", help="build, check, and leave the wheel in FOLDER")
     args = parser.parse_args()
-    # Only what is released is optimised: a check wants the symbols. Always said: the build folder remembers what was last.
+    # Only releases are optimised. The checks look at symbols. Pass both options always, because the build folder caches
+    # them.
     build_type, kernels = ("Release", "-O3") if args.wheel else ("MinSizeRel", "-Os")
     options = [f"-Ccmake.build-type={build_type}", f"-Ccmake.define.MLX_ANVIL_KERNEL_OPTIMISATION={kernels}"]
 

@@ -1,4 +1,4 @@
-"""What can be said of a macOS build without a Mac: would its module load beside MLX on macOS 14, and find every symbol?"""
+"""Checks a macOS build without a Mac: would its module load beside MLX on macOS 14, and find every symbol?"""
 
 import ctypes
 import re
@@ -13,13 +13,13 @@ LIBMLX = "@rpath/libmlx.dylib"
 LIBRARIES = {LIBMLX, system.LIBCXX, system.LIBOBJC, system.LIBSYSTEM}
 RUN_PATH = "@loader_path/../mlx/lib"
 INIT = "_PyInit__ext"
-METAL_DEVICE = "__ZN3mlx4core5metal6deviceENS0_6DeviceE"  # what launch_metal.cpp cannot do without
+METAL_DEVICE = "__ZN3mlx4core5metal6deviceENS0_6DeviceE"  # launch_metal.cpp always uses it
 _NANOBIND_TAG = re.compile(rb"nanobind_\w+_v\d+\w*")
 
 
 @dataclass(frozen=True)
 class Exports:
-    """What a module may import: symbols by the library that has them."""
+    """The symbols that a module may import, by library."""
 
     mlx: frozenset[str]
     system: dict[str, frozenset[str]]
@@ -30,7 +30,7 @@ class Exports:
 
 
 def nanobind_tag(path: Path) -> str:
-    """The ABI tag of the nanobind in a module: modules see each other's types where it is the same."""
+    """Returns nanobind's ABI tag in a module. Modules with the same tag can exchange types."""
     tags = sorted(set(_NANOBIND_TAG.findall(path.read_bytes())))
     return b", ".join(tags).decode() or "none"
 
@@ -40,9 +40,9 @@ def is_of_python(symbol: str) -> bool:
 
 
 def wrong_import(symbol: str, library: str, exports: Exports) -> str | None:
-    """What is wrong with one import; None if the library has the symbol."""
+    """Returns the problem with one import, or None if the library exports the symbol."""
     if is_of_python(symbol):
-        # CPython's C API is the same on every platform, so that of this interpreter tells.
+        # CPython's C API is the same on every platform, so this interpreter serves as reference.
         return None if hasattr(ctypes.pythonapi, symbol[1:]) else f"{symbol}: CPython does not export it"
     if library == LIBMLX:
         return None if symbol in exports.mlx else f"{symbol}: libmlx.dylib does not export it"
@@ -54,7 +54,7 @@ def wrong_import(symbol: str, library: str, exports: Exports) -> str | None:
 
 
 def problems(module: macho.Binary, exports: Exports) -> list[str]:
-    """Everything that would stop the module from loading, or from sharing MLX's types; empty if nothing would."""
+    """Lists everything that would prevent the module from loading, or from sharing MLX's types."""
     found = [
         problem
         for symbol, library in sorted(module.imports.items())

@@ -1,7 +1,7 @@
 """c++, ar and ranlib for arm64 macOS on any machine: zig compiles, LLVM's ld64 links.
 
-Zig's own linker for Mach-O makes no bundles, and `zig c++` would link a second libc++ into them. Run through the scripts
-that sdk.py writes: compiler.py SDK c++|ar|ranlib ARGUMENTS...
+Zig's Mach-O linker cannot create bundles, and `zig c++` would link a second libc++ into them. The scripts that sdk.py
+writes call this file: compiler.py SDK c++|ar|ranlib ARGUMENTS...
 """
 
 import shutil
@@ -10,7 +10,8 @@ import sys
 
 OLDEST_MACOS = "14.0"
 
-# libc++'s headers leave its availability to Apple's own; on, a function newer than the target is an error.
+# Enable libc++'s availability annotations, which it leaves to Apple's headers, so that a function newer than the target
+# is an error.
 COMPILE = [
     "-target",
     f"aarch64-macos.{OLDEST_MACOS}",
@@ -18,7 +19,7 @@ COMPILE = [
     "-D_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS=1",
     "-Werror=unguarded-availability",
     "-Werror=unguarded-availability-new",
-    "-fno-sized-deallocation",  # Apple's default
+    "-fno-sized-deallocation",  # as in Apple's compiler
     "-Wno-unused-command-line-argument",
 ]
 LINK = ["-arch", "arm64", "-platform_version", "macos", OLDEST_MACOS, OLDEST_MACOS, "--error-limit=0", "-demangle"]
@@ -39,7 +40,7 @@ def find_linker() -> str:
 
 
 def linker_arguments(arguments: list[str]) -> list[str]:
-    """Those of a compiler that links, as the linker takes them; what only concerns compiling is left out."""
+    """Translates the arguments of a linking compiler for the linker. Options for compilation are dropped."""
     out: list[str] = []
     rest = iter(arguments)
     for argument in rest:

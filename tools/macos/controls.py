@@ -1,11 +1,11 @@
-"""Negative controls: calls that must not link, because libmlx does not export what MLX's headers declare."""
+"""Negative controls: calls that must not link, because MLX's headers declare them but libmlx does not export them."""
 
 import subprocess
 from pathlib import Path
 
 import released
 
-# Declared in MLX's headers, defined in libmlx, exported by no release.
+# Declared in MLX's headers and defined in libmlx, but not exported by any release.
 NOT_EXPORTED = {
     "get_block_dims": ("mlx/backend/metal/utils.h", "(void)mlx::core::get_block_dims(1, 2, 3, 10)"),
     "contiguous_copy_gpu": (
@@ -17,7 +17,7 @@ EXPORTED = ("mlx/backend/gpu/device_info.h", "(void)mlx::core::gpu::is_available
 
 
 def link(sdk: Path, folder: Path, header: str, call: str) -> str:
-    """Compiles and links a module that makes one call; gives what the linker complains of."""
+    """Compiles and links a module that makes one call. Returns the linker's error, or ""."""
     mlx = released.mlx()
     includes = ["-isystem", str(mlx / "include"), "-isystem", str(mlx / "include" / "metal_cpp")]
     source, compiled = folder / "control.cpp", folder / "control.o"
@@ -36,7 +36,7 @@ def link(sdk: Path, folder: Path, header: str, call: str) -> str:
 
 
 def problems(sdk: Path, folder: Path) -> list[str]:
-    """Controls that did not behave; empty if the linker refuses what it should, for the reason that it should."""
+    """Lists the controls that failed. The linker must reject what it should, for the expected reason."""
     found = []
     if complaint := link(sdk, folder, *EXPORTED):
         found.append(f"a call that libmlx exports does not link:\n{complaint}")

@@ -1,4 +1,4 @@
-"""What the checks need to know of a Mach-O file, read with LIEF."""
+"""Reads the parts of a Mach-O file that the checks need, with LIEF."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import lief
 
 ARM64 = lief.MachO.Header.CPU_TYPE.ARM64
 OWN_NAME = lief.MachO.LoadCommand.TYPE.ID_DYLIB
-# Library ordinals of imports that no one library is named for: found in any loaded image when the module is.
+# Stands for special library ordinals: such imports bind to any image that is loaded with the module.
 ANY_LIBRARY = "any"
 
 
@@ -23,13 +23,13 @@ class Binary:
 
 
 def read(path: Path) -> Binary:
-    """The arm64 part of a file."""
+    """Reads the arm64 part of a file."""
     parsed = lief.MachO.parse(str(path))
     images = [image for image in parsed or () if image.header.cpu_type == ARM64]
     if not images:
         raise SystemExit(f"{path} has no arm64 code")
     image = images[0]
-    # LIEF lists a library's own name among those it loads; ordinals do not count it.
+    # LIEF lists a library's own name among the libraries it loads, but ordinals do not count it.
     loaded = [library for library in image.libraries if library.command != OWN_NAME]
     libraries = tuple(library.name for library in loaded)
     return Binary(

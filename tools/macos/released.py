@@ -1,5 +1,6 @@
-"""Released macOS wheels, got by pip: MLX's, to compile and link against, and others whose binaries show what the libraries
-of macOS export."""
+"""Downloads released macOS wheels with pip.
+
+MLX's wheels are needed to compile and link against. The others show which symbols the libraries of macOS export."""
 
 import os
 import subprocess
@@ -9,23 +10,24 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-TARGET = (14, 0)  # the oldest macOS that MLX's wheels and ours run on
+TARGET = (14, 0)  # the oldest macOS that MLX's wheels and ours support
 
-# Modules of much C++ that run on macOS 14 and older. There is no list of what a macOS exports; what these import, it does.
+# C++-heavy modules that run on macOS 14 and older. No list of macOS exports exists, but macOS exports what these
+# import.
 WITNESSES = ("duckdb", "grpcio", "rapidfuzz")
 
-# pip takes a wheel for any of these: MLX's have the first, the witnesses' the others.
+# pip accepts wheels for any of these. MLX's wheels have the first platform, the witnesses the others.
 PLATFORMS = (f"macosx_{TARGET[0]}_0_arm64", "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2")
 
 
 def cache_folder() -> Path:
-    """Where downloads and builds are kept: outside the checkout, MLX_ANVIL_MACOS_CACHE if it is set."""
+    """Returns the folder for downloads and builds. It is outside the checkout; MLX_ANVIL_MACOS_CACHE overrides it."""
     default = Path.home() / ".cache" / "mlx-anvil" / "macos"
     return Path(os.environ.get("MLX_ANVIL_MACOS_CACHE", default))
 
 
 def unpack(requirements: list[str], folder: Path) -> Path:
-    """Downloads wheels without their dependencies and unpacks them into one folder, once."""
+    """Downloads wheels without dependencies and unpacks them into one folder, unless it exists."""
     if folder.exists():
         return folder
     pip = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:"]
@@ -41,13 +43,13 @@ def unpack(requirements: list[str], folder: Path) -> Path:
         try:
             unpacked.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # otherwise another process was faster
                 raise
     return folder
 
 
 def mlx() -> Path:
-    """MLX for macOS, of the version that is installed here: the folder that holds include/, lib/ and core*.so."""
+    """Returns the installed version of MLX for macOS: the folder with include/, lib/ and core*.so."""
     wanted = version("mlx")
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     requirements = [f"mlx=={wanted}", f"mlx-metal=={wanted}"]
@@ -59,7 +61,7 @@ def witnesses() -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """At once, since another process may be reading the file."""
+    """Writes a file atomically, since another process may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         file.write(text)
@@ -67,7 +69,7 @@ def write(path: Path, text: str) -> None:
 
 
 def binaries(folder: Path) -> list[Path]:
-    """The Mach-O files of an unpacked wheel."""
+    """Returns the Mach-O files of an unpacked wheel."""
     magic = {b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe"}
 
     def is_mach_o(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A folder that stands in for Apple's SDK and compiler: bin/c++, bin/ar, bin/ranlib, include/, lib/*.tbd."""
+"""Creates a folder that replaces Apple's SDK and compiler: bin/c++, bin/ar, bin/ranlib, include/, lib/*.tbd."""
 
 import shlex
 import sys

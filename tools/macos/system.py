@@ -1,4 +1,4 @@
-"""What macOS exports, as far as released binaries show; and the files that a compiler and a linker want of it."""
+"""Collects macOS's exports from released binaries, and writes the headers and linker stubs that a build needs."""
 
 import re
 from collections import defaultdict
@@ -12,7 +12,7 @@ LIBCXX = "/usr/lib/libc++.1.dylib"
 LIBOBJC = "/usr/lib/libobjc.A.dylib"
 LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
 
-# No witness imports these, but they are older than macOS on arm64. dyld_stub_binder is what a linker adds itself.
+# No witness imports these, but they are older than macOS on arm64. The linker itself adds dyld_stub_binder.
 _STRING = "__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE"
 OLDER_THAN_ARM64 = {
     LIBCXX: {f"{_STRING}21__grow_by_and_replaceEmmmmmmPKc"},
@@ -21,7 +21,7 @@ OLDER_THAN_ARM64 = {
 
 CXX_RUNTIME = re.compile(r"__Z(?:n|d)[wal]|__Z(?:TI|TS|TV|NSt|NKSt|St)|___(?:cxa|gxx)_")
 
-# What metal-cpp wants of Apple's headers, in place of them.
+# Replacements for the Apple headers that metal-cpp includes.
 HEADERS = {
     "CoreFoundation/CoreFoundation.h": "#include <TargetConditionals.h>\n#include <stdint.h>\n"
     "typedef double CFTimeInterval;\n",
@@ -31,7 +31,7 @@ HEADERS = {
 
 @cache
 def exported_by_system() -> dict[str, frozenset[str]]:
-    """Install name to the symbols that binaries for macOS 14 or older import from it."""
+    """Maps install names to the symbols that binaries for macOS 14 or older import from them."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for folder in (released.mlx(), released.witnesses()):
         for path in released.binaries(folder):
@@ -39,7 +39,7 @@ def exported_by_system() -> dict[str, frozenset[str]]:
             if binary.minimum_os[:2] <= released.TARGET:
                 for symbol, library in binary.imports.items():
                     found[library].add(symbol)
-    # A module may replace the C++ runtime's own functions (operator new, say), so they are bound to no one library.
+    # A module may replace functions of the C++ runtime such as operator new, so those are not bound to a library.
     found[LIBCXX] |= {symbol for symbol in found.pop(macho.ANY_LIBRARY) if CXX_RUNTIME.match(symbol)}
     for library, symbols in OLDER_THAN_ARM64.items():
         found[library] |= symbols
@@ -47,7 +47,7 @@ def exported_by_system() -> dict[str, frozenset[str]]:
 
 
 def write_linker_stubs(folder: Path) -> None:
-    """Text stubs (.tbd) of the system's libraries that export what is known of them, and no more."""
+    """Writes text stubs (.tbd) of the system's libraries that export only the known symbols."""
     exports = exported_by_system()
     for name in (LIBCXX, LIBOBJC, LIBSYSTEM):
         listed = ", ".join(f"'{symbol}'" for symbol in sorted(exports[name]))

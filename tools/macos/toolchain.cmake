@@ -1,4 +1,4 @@
-# arm64 macOS with the compiler of tools/macos/sdk.py, whose folder MLX_ANVIL_MACOS_SDK names.
+# Targets arm64 macOS with the compiler in MLX_ANVIL_MACOS_SDK, a folder written by tools/macos/sdk.py.
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES MLX_ANVIL_MACOS_SDK)
 set(CMAKE_SYSTEM_NAME Darwin)
 set(CMAKE_SYSTEM_VERSION 23.0)  # the kernel of macOS 14
@@ -8,7 +8,7 @@ set(CMAKE_AR ${MLX_ANVIL_MACOS_SDK}/bin/ar)
 set(CMAKE_RANLIB ${MLX_ANVIL_MACOS_SDK}/bin/ranlib)
 set(CMAKE_INSTALL_NAME_TOOL "")
 set(CMAKE_OSX_SYSROOT "")
-set(CMAKE_OSX_DEPLOYMENT_TARGET "")  # bin/c++ has it
+set(CMAKE_OSX_DEPLOYMENT_TARGET "")  # bin/c++ sets it
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
-set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)  # nothing here can edit a Mach-O file when it is installed
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)  # no tool here can edit an installed Mach-O file
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)

@@ -1,4 +1,4 @@
-"""mslc: the Metal Shading Language on any machine, compiled with upstream clang."""
+"""mslc: compiles the Metal Shading Language with upstream clang, on any machine."""
 
 from importlib.util import find_spec
 

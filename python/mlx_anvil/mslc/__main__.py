@@ -1,4 +1,4 @@
-"""Command line of mslc: python -m mlx_anvil.mslc COMMAND."""
+"""The command line of mslc: python -m mlx_anvil.mslc COMMAND."""
 
 from __future__ import annotations
 

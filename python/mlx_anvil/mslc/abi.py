@@ -1,4 +1,4 @@
-"""runtime/abi.h for ctypes."""
+"""ctypes declarations of runtime/abi.h."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Report(c.Structure):
 
 
 def declare_functions(library: c.CDLL) -> None:
-    """Sets the signatures of the runtime's functions, found through a library that is linked with it."""
+    """Sets the signatures of the runtime's functions. `library` is any library linked with the runtime."""
     library.mslc_kernels.restype = c.POINTER(Kernel)
     library.mslc_kernels.argtypes = [c.POINTER(c.c_uint)]
     library.mslc_run.restype = c.c_int

@@ -1,9 +1,9 @@
-"""Attestation: has anybody seen Apple's compiler take this spelling?
+"""Attestation: checks that each spelling in Metal source is known to compile with Apple's compiler.
 
-Each qualified name (metal::...), attribute, pragma and double-underscore word of Metal source has to stand, in exactly that
-spelling, in one of these: the headers of kernels in the installed mlx package, folders that the caller names, library.txt
-(Metal's standard library, from its specification) or attested.txt (what else this project's kernels need). The spelling
-without its namespace counts only as a hint: `as_type` does not attest `metal::as_type`.
+Every qualified name (metal::...), attribute, pragma and double-underscore word must appear, in exactly that spelling,
+in one of these: the kernel headers of the installed mlx package, folders that the caller names, library.txt (Metal's
+standard library, from its specification) or attested.txt (what else this project's kernels need). A spelling without
+its namespace is only a hint: `as_type` does not attest `metal::as_type`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IGNORED = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _PRAGMA = re.compile(r'^[ \t]*#[ \t]*pragma\b([^\n]*)|\b_Pragma\s*\(\s*"([^"]*)"\s*\)', re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?!pragma\b)[^\n]*", re.MULTILINE)
 _LINE = re.compile(r'^[ \t]*#[ \t]*(?:line[ \t]+)?(\d+)(?:[ \t]+"([^"]*)")?')
-# The nested namespaces of the library count as such without metal:: too.
+# The library's nested namespaces are checked without a leading metal:: too.
 _QUALIFIED = re.compile(r"\b(?:metal|fast|precise)(?:\s*::\s*\w+)+")
 _RESERVED = re.compile(r"\b__\w+")
 _OPENING = re.compile(r"\[\s*\[|\b__attribute__\s*\(\s*\(")
@@ -39,7 +39,7 @@ _ONCE = "#pragma once"
 
 @dataclass(frozen=True)
 class Attested:
-    """Spellings that are known to compile, and the words that those texts consist of."""
+    """Spellings that are known to compile, and all words of the texts that they come from."""
 
     spellings: frozenset[str]
     words: frozenset[str]
@@ -48,13 +48,13 @@ class Attested:
         return spelling in self.spellings or f"metal::{spelling}" in self.spellings
 
     def hint(self, spelling: str) -> str:
-        """What is known of the last word of an unknown spelling."""
+        """Says that the last word of an unknown spelling is known, if it is."""
         last = re.findall(r"\w+", spelling)[-1]
-        return f"; '{last}' stands there in another spelling" if last in self.words else ""
+        return f"; '{last}' occurs there in another spelling" if last in self.words else ""
 
 
 def attested(folders: Iterable[str | Path] = ()) -> Attested:
-    """What the installed mlx package, the tables and the given folders of Metal source attest."""
+    """Collects the spellings of the installed mlx package, the tables and the given folders of Metal source."""
     known = [_tables(), *(_folder(Path(folder)) for folder in (*_mlx_headers(), *folders))]
     return Attested(
         frozenset().union(*(part.spellings for part in known)), frozenset().union(*(part.words for part in known))
@@ -62,7 +62,7 @@ def attested(folders: Iterable[str | Path] = ()) -> Attested:
 
 
 def unattested(source: Source, preprocessed: str, folders: Sequence[str | Path] = ()) -> list[Diagnostic]:
-    """The spellings of one file, and of those it includes, that nothing attests: each at every place."""
+    """Finds every use of an unattested spelling in a file and the files it includes."""
     known = attested(folders)
     source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
     found = []
@@ -78,7 +78,7 @@ def unattested(source: Source, preprocessed: str, folders: Sequence[str | Path] 
 
 
 def spellings(text: str) -> Iterator[tuple[str, int]]:
-    """(spelling, offset) of what needs an attestation in Metal source, preprocessed or not."""
+    """Yields (spelling, offset) for everything that needs an attestation in Metal source, preprocessed or not."""
     blank = _blanked(text)
     for match in _PRAGMA.finditer(_blanked(text, strings=False)):
         spelling = " ".join(f"#pragma {match[1] or match[2] or ''}".split())
@@ -95,7 +95,7 @@ def spellings(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _attributes(text: str) -> Iterator[tuple[str, int]]:
-    """[[a, b(c)]] has the spellings [[a]] and [[b]]; likewise __attribute__((a))."""
+    """Yields [[a]] and [[b]] for [[a, b(c)]]. __attribute__((a)) works the same way."""
     for match in _OPENING.finditer(text):
         form = "[[{}]]" if match.group().startswith("[") else "__attribute__(({}))"
         i = match.end()
@@ -108,7 +108,7 @@ def _attributes(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _after_arguments(text: str, i: int) -> int:
-    """Where an attribute ends that may have arguments in brackets from i on."""
+    """Returns the end of an attribute whose optional arguments start at i."""
     depth = 0
     while i < len(text) and (depth or text[i] == "(" or text[i].isspace()):
         depth += (text[i] == "(") - (text[i] == ")")
@@ -117,7 +117,7 @@ def _after_arguments(text: str, i: int) -> int:
 
 
 def _blanked(text: str, strings: bool = True) -> str:
-    """Without comments, strings and line continuations, everything else where it was."""
+    """Blanks out comments, strings and line continuations; all other text keeps its place."""
 
     def blank(match: re.Match) -> str:
         if match.group().startswith('"') and not strings:
@@ -133,7 +133,9 @@ def _positions(text: str, found: Iterable[tuple[str, int]]) -> Iterator[tuple[st
 
 
 def _unattested_macros(name: str, text: str, known: Attested) -> Iterator[Diagnostic]:
-    """Double-underscore words of directives, which the preprocessor has used up. #line directives say what a file is."""
+    """Checks the double-underscore words in directives, which preprocessing removes. #line directives set the file
+    name.
+    """
     file, line = name, 0
     for raw, content in zip(text.split("\n"), _IGNORED.sub(_keep_lines, text).split("\n"), strict=True):
         line += 1
@@ -150,7 +152,7 @@ def _keep_lines(match: re.Match) -> str:
 
 
 def _finding(spelling: str, known: Attested, file: str, line: int, column: int, text: str) -> Diagnostic:
-    message = f"'{spelling}' is in no Metal source that is known to compile{known.hint(spelling)}"
+    message = f"'{spelling}' occurs in no Metal source that is known to compile{known.hint(spelling)}"
     return Diagnostic(file, line, column, "error", message, text)
 
 
@@ -161,7 +163,7 @@ def _tables() -> Attested:
 
 
 def table(path: Path) -> dict[str, list[str]]:
-    """For each place where spellings were seen, which."""
+    """Reads a table of spellings, grouped by the place where they were seen."""
     entries: dict[str, list[str]] = {}
     where = ""
     for line in path.read_text().splitlines():
@@ -174,7 +176,7 @@ def table(path: Path) -> dict[str, list[str]]:
 
 
 def expanded(item: str) -> list[str]:
-    """metal::{a b} is metal::a and metal::b; {a b}{2 3} is a2, a3, b2 and b3."""
+    """Expands braces: metal::{a b} is metal::a and metal::b; {a b}{2 3} is a2, a3, b2 and b3."""
     match = _BRACES.fullmatch(item)
     if not match:
         return [item]

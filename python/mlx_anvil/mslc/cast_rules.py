@@ -1,4 +1,4 @@
-"""Casts of arrays to pointers to vectors that need more alignment than the array promises."""
+"""Finds casts of arrays to vector pointers that need more alignment than the array guarantees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNING = frozenset(("alignas", "aligned"))
 
 
 def violations(stream: TokenStream, structure: Structure) -> Iterator[Violation]:
-    """Of arrays declared in the text; what a pointer points to, checked runs of the simulator see."""
+    """Checks arrays declared in the text. Checked runs of the simulator cover accesses through other pointers."""
     arrays = _arrays(stream)
     for i, text in enumerate(stream.text):
         if text == "(":
@@ -48,7 +48,7 @@ def violations(stream: TokenStream, structure: Structure) -> Iterator[Violation]
 
 
 def _arrays(stream: TokenStream) -> dict[str, tuple[str, int]]:
-    """(element type, alignment) of the arrays in the text, by name: the least, where several have one name."""
+    """Maps array names to (element type, alignment). If arrays share a name, the smallest alignment counts."""
     arrays: dict[str, tuple[str, int]] = {}
     for i, text in enumerate(stream.text):
         if text != "[" or stream.kind[i - 1] != "name" or stream.at(i - 2) not in ALIGNMENTS:

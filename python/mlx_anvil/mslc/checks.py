@@ -1,4 +1,4 @@
-"""Checked runs: many schedules of one launch, which must find nothing wrong and agree bit for bit."""
+"""Checked runs: one launch under several schedules, with no findings and bit-identical results."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ def verify(
     constants: Constants | None = None,
     defines: Mapping[str, object] | None = None,
 ) -> Report:
-    """Runs a launch once per seed, each in a schedule of its own, with all checks on.
+    """Runs a launch once per seed, each with a different schedule and all checks enabled.
 
-    Every run starts from the given contents of `buffers`; in the end they hold the results.
+    Every run starts from the given contents of `buffers`, which hold the results afterwards.
 
     Args:
-        source: what `Library` takes, or a library that was compiled with `options=CHECKED`.
-        kernel: its host name.
-        buffers: as for `Library.run`.
-        grid: likewise.
-        threadgroup: likewise.
-        threadgroup_memory: likewise.
-        dispatch: likewise.
-        seeds: one schedule each.
-        deterministic: whether results must have the same bits in every schedule. A float sum by atomics depends on the
-            order by its nature.
-        step_limit: as for `Library.run`.
-        include_dirs: as for `Library`.
-        constants: likewise.
-        defines: likewise.
+      source: anything `Library` accepts, or a library compiled with `options=CHECKED`.
+      kernel: the kernel's host name.
+      buffers: as for `Library.run`.
+      grid: as for `Library.run`.
+      threadgroup: as for `Library.run`.
+      threadgroup_memory: as for `Library.run`.
+      dispatch: as for `Library.run`.
+      seeds: one schedule per seed.
+      deterministic: requires the same bits from every schedule. Set it to False for kernels whose results depend on the
+        order of execution, such as float sums by atomics.
+      step_limit: as for `Library.run`.
+      include_dirs: as for `Library`.
+      constants: as for `Library`.
+      defines: as for `Library`.
 
     Returns:
-        The report of the last run.
+      The report of the last run.
 
     Raises:
-        SimulationError: what the checks find in any of the schedules, or where results differ between them.
-        CompileError: the source is no valid Metal.
-        ValueError: what `Library.run` raises; no seeds; a library without checks.
+      SimulationError: a check failed under some schedule, or results differ between schedules.
+      CompileError: the source is not valid Metal.
+      ValueError: `Library.run` raises it, `seeds` is empty, or the library was compiled without checks.
     """
     library = source
     if not isinstance(library, Library):

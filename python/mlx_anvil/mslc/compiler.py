@@ -1,4 +1,4 @@
-"""Metal source to a shared library that the simulator's runtime can run; results are cached by content."""
+"""Compiles Metal source to a shared library for the simulator's runtime. Results are cached by content."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from .toolchain import (
 from .undefined import undefined_in_object, undefined_uses
 
 Constants = Mapping[int | str, object]
-# What reading a file of the cache raises that is missing, was cut off or holds something else.
+# Errors raised when a cache file is missing, truncated or has other contents.
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
-# The warnings that are off complain about Metal idioms or about what the rewriter writes.
+# The disabled warnings complain about Metal idioms or about code that the rewriter generates.
 LANGUAGE_FLAGS = [
     "-x",
     "c++",
@@ -43,14 +43,14 @@ LANGUAGE_FLAGS = [
     "-nostdinc",
     "-fno-exceptions",
     "-fno-rtti",
-    "-fdeclspec",  # swizzles of structs are properties; see shim/swizzle.h
+    "-fdeclspec",  # the members for swizzles are properties; see shim/swizzle.h
     "-fno-math-errno",
     "-fsigned-char",
-    "-fno-strict-float-cast-overflow",  # as integers, NaN is 0 and what is too large the limit
-    "-ffp-contract=fast-honor-pragmas",  # plain "fast" fuses what a pragma excepts, too
+    "-fno-strict-float-cast-overflow",  # converting NaN to an integer gives 0, and large values saturate
+    "-ffp-contract=fast-honor-pragmas",  # plain "fast" also fuses what a pragma excludes
     "-ferror-limit=20",
     "-Wall",
-    "-Werror=global-constructors",  # code that would run when the library is loaded, outside of any launch
+    "-Werror=global-constructors",  # rejects code that would run at load time, outside of a launch
     "-Wno-unused",
     "-Wno-duplicate-decl-specifier",
     "-Wno-unknown-attributes",
@@ -64,17 +64,17 @@ LANGUAGE_FLAGS = [
     "-Wno-ignored-attributes",
     "-Wno-deprecated",
 ]
-# MSL rounds half and bfloat after every operation; clang would keep expressions in float.
+# MSL rounds half and bfloat after every operation; clang would keep intermediate results in float.
 PRECISION_FLAGS = ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
-# Metal's rules for address spaces, minus what makes copying a struct impossible; see shim/address_space.h.
+# These flags enable Metal's address-space rules except those that make structs impossible to copy; see
+# shim/address_space.h.
 RELAXED_SPACES = ["-Xclang", "-fsycl-is-device", "-Xclang", "-aux-triple", "-Xclang", "x86_64-unknown-linux-gnu"]
 STRICT_SPACES = ["-DMSLC_STRICT"]
-# The machine's own instructions, but not those for halves: with them a product and a sum would become one operation, rounded
-# once. What arm64 always has does without them.
+# Use the machine's own instructions except AVX512-FP16, which would fuse a half product and sum into one operation with
+# a single rounding. The baseline instructions of arm64 do not do that.
 MACHINE_FLAGS = ["-march=native", "-mno-avx512fp16"] if platform.machine() == "x86_64" else []
-# What is undefined in C++ stays an instruction that the processor refuses, of which the runtime makes a finding: accesses
-# through null pointers, loops and recursion without end, code that cannot be reached, and frames that jump over the guard
-# pages of a stack.
+# These flags turn undefined behaviour (null accesses, endless loops and recursion, unreachable code, frames that jump
+# over a stack's guard pages) into an instruction that traps, which the runtime reports as a finding.
 SURVIVABLE_FLAGS = [
     "-fno-delete-null-pointer-checks",
     "-fno-finite-loops",
@@ -82,8 +82,8 @@ SURVIVABLE_FLAGS = [
     "-mllvm",
     "-trap-unreachable",
 ]
-# The runtime recognises collectives by their return address, which a tail call would not leave, and which must not be
-# shared by two calls in the source: no call may be merged with another, or copied into branches.
+# The runtime identifies a collective by its return address. A tail call would remove that address, and merging two
+# calls or copying one into branches would change which calls share it.
 CPU_FLAGS = [
     "-O2",
     *MACHINE_FLAGS,
@@ -91,23 +91,23 @@ CPU_FLAGS = [
     "-fvisibility=hidden",
     "-fno-optimize-sibling-calls",
     "-fconvergent-functions",
-    "-fmax-type-align=8",  # instructions for vectors that may lie anywhere: a misaligned one must not end the process
+    "-fmax-type-align=8",  # emits unaligned vector loads and stores, so that a misaligned access cannot end the process
     "-gdwarf-4",
-    "-gline-tables-only",  # after the version, which alone would ask for variables as well
+    "-gline-tables-only",  # must follow -gdwarf-4, which alone would emit variables too
     "-fdebug-compilation-dir=.",
     *SURVIVABLE_FLAGS,
 ]
 
 
-# Every access to memory becomes a call of the runtime (runtime/access.h). The passes that are turned off would hide
-# accesses: the instrumentation knows no vectors of 32 bytes, loops turned into memcpy escape the bounds checks, and code
-# that two branches share has no line of its own. A vector whose elements are used one by one would be loaded so.
+# Every memory access becomes a runtime call (runtime/access.h). The disabled passes would hide accesses: TSan ignores
+# 32-byte vectors, memcpy loops escape the bounds checks, code merged from two branches loses its line, and a vector
+# used by element would be loaded element by element.
 INSTRUMENTATION = (
     "-O1",
     "-fsanitize=thread,array-bounds,local-bounds",
     "-fno-sanitize-recover=all",
     "-fno-sanitize-trap=all",
-    "-fno-max-type-align",  # the callbacks are to know what types require
+    "-fno-max-type-align",  # the callbacks must see the alignment that types require
     "-fno-vectorize",
     "-fno-slp-vectorize",
     *(
@@ -117,26 +117,26 @@ INSTRUMENTATION = (
             "-tsan-instrument-read-before-write",
             "-disable-loop-idiom-all",
             "-disable-vector-combine",
-            "-disable-lsr",  # a quarter of the compiler's time, for loops whose time is that of the calls in them
+            "-disable-lsr",  # LSR takes a quarter of the compile time, and calls dominate the loops anyway
         )
         for argument in ("-mllvm", option)
     ),
 )
 
 
-# Calls before each use of a pointer, for checks only: code that is optimised around them makes accesses that it would not
-# make otherwise. Of a pointer to nothing the runtime says so at the access, and not that it is misaligned.
+# These checks report through calls before each use of a pointer. Only checked builds have them, because optimising
+# around the calls adds accesses. At a null pointer, the runtime reports the access rather than its misalignment.
 POINTER_CHECKS = ("-fsanitize=null,alignment", "-fsanitize-recover=null,alignment")
-# A kernel goes on after a division by zero, as on a GPU; what it gives is not specified.
+# A kernel continues after a division by zero, as on a GPU, with an unspecified result.
 DIVISION_CHECKS = ("-fsanitize=integer-divide-by-zero", "-fsanitize-recover=integer-divide-by-zero")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is compiled into a library besides its source. `flags` are added to the compiler's.
+    """Build options of a library. `flags` are added to the compiler's flags.
 
-    `checked` looks for races and other mistakes, `profiled` counts accesses; both need INSTRUMENTATION. `kernels` names those
-    that are wanted, where not all are: compiling takes as long as there is code.
+    `checked` detects races and other errors; `profiled` counts accesses; both need INSTRUMENTATION. `kernels` restricts
+    the build to the named kernels, because compile time grows with the amount of code.
     """
 
     checked: bool = False
@@ -152,7 +152,7 @@ PROFILED = Options(profiled=True, flags=(*INSTRUMENTATION, "-DMSLC_PROFILED_BUIL
 
 @dataclass
 class Compiled:
-    """A library on disk, and what is known about it."""
+    """A compiled library on disk, with its description."""
 
     path: Path
     module: Module
@@ -167,7 +167,7 @@ class Compiled:
 
 
 def compile_library(source: Source, constants: Constants | None = None, options: Options = UNCHECKED) -> Compiled:
-    """Compiles, or finds in the cache. Raises CompileError with places in the author's files."""
+    """Compiles a source, or loads it from the cache. Raises CompileError with positions in the author's files."""
     constants = dict(constants or {})
     settings = sorted((str(k), repr(v)) for k, v in constants.items()), options
     request = digest(fingerprint(), source, *settings)
@@ -189,7 +189,7 @@ def compile_library(source: Source, constants: Constants | None = None, options:
             "positions": rewritten.positions.lines,
             "digests": {".ii": digest(text), ".so": digest(library)},
         }
-        # The description comes last: it tells whether the rest is whole.
+        # Write the description last: its presence means that the other files are complete.
         keep(path.with_suffix(".ii"), text)
         keep(path, library)
         keep(path.with_suffix(".json"), json.dumps(description).encode())
@@ -197,7 +197,7 @@ def compile_library(source: Source, constants: Constants | None = None, options:
     keep(manifest, json.dumps({"key": key, "dependencies": dependencies}).encode())
     compiled = _load(directory, manifest, source)
     if compiled is None:
-        raise ToolchainError(f"the cache directory {directory} changes while it is used")
+        raise ToolchainError(f"the cache directory {directory} changed during the compilation")
     return compiled
 
 
@@ -233,7 +233,7 @@ def run_rewriter(
 
 
 def run_compiler(source: Source, preprocessed: str, rewritten: Rewritten, flags: Sequence[str]) -> list[Diagnostic]:
-    """Runs clang on rewritten text. Returns its warnings, raises CompileError for errors."""
+    """Runs clang on the rewritten text. Returns its warnings; raises CompileError for errors."""
     arguments = ["clang", *LANGUAGE_FLAGS, "-include", str(SHIM / "mslc.h"), *flags, "-"]
     result = run_tool(arguments, text=rewritten.text)
     source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
@@ -267,12 +267,14 @@ def _foreign_uses(
         source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
         found = list(undefined_uses(code.read_text(encoding="utf-8"), symbols, source_map))
     if not found:
-        raise ToolchainError(f"the compiler wants what the simulator does not have: {', '.join(sorted(symbols))}")
+        raise ToolchainError(
+            f"the compiler needs symbols that the simulator does not provide: {', '.join(sorted(symbols))}"
+        )
     return found
 
 
 def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:
-    """The cached library of a request, unless it is missing or damaged, or a file that it includes has changed."""
+    """Loads the cached library of a request. Returns None if it is missing or damaged, or an included file has changed."""
     try:
         recorded = json.loads(manifest.read_bytes())
         path = directory / f"{recorded['key']}.so"
@@ -284,14 +286,14 @@ def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:
     description = _description(path)
     if description is None:
         return None
-    build_runtime()  # which the library needs; it may be missing or damaged, too
+    build_runtime()  # the library needs the runtime, which may be missing or damaged too
     with contextlib.suppress(OSError):
-        os.utime(manifest)  # when it was last used, for whoever cleans the cache
+        os.utime(manifest)  # records the last use for whatever cleans the cache
     return Compiled(path, Module.from_json(description["module"]), source, description["positions"])
 
 
 def _description(path: Path) -> dict | None:
-    """What is recorded of a cached library, if all of its files are as they were written."""
+    """Returns the description of a cached library if all its files match their recorded digests."""
     try:
         description = json.loads(path.with_suffix(".json").read_bytes())
         for suffix, recorded in description["digests"].items():

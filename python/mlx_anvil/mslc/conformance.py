@@ -1,8 +1,8 @@
-"""What Apple's compiler would refuse, or might, though upstream clang takes it.
+"""Finds code that upstream clang accepts but Apple's compiler rejects or may reject.
 
-Beside the strict lint: C++ that Metal leaves out, features of C++ that MLX's own kernels do without, what declarations have to
-say (declaration_rules.py, kernel_rules.py), casts (cast_rules.py), recursion, the limits of kernels and their bindings, and
-spellings that nobody has seen Apple's compiler take (attestation.py). Each version of the language is looked at.
+Besides the strict lint, it checks for C++ that Metal leaves out, C++ features that MLX's own kernels avoid, the rules
+for declarations (declaration_rules.py, kernel_rules.py) and casts (cast_rules.py), recursion, the limits and bindings
+of kernels, and spellings that are not known to compile (attestation.py). It covers every version of the language.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .structure import Structure
 from .toolchain import SHIM
 from .undefined import undefined_in_code, undefined_uses
 
-# The versions that MLX may compile with, and what __METAL_VERSION__ is in them.
+# The language versions that MLX may compile with, and the __METAL_VERSION__ of each.
 STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
 CPP17_SINCE = 400
 GENERIC_THIS_SINCE = (
-    410  # an implicit `this` is __metal_generic, and so takes objects in every memory that can be written
+    410  # since 4.1 an implicit `this` is __metal_generic, which accepts objects in all writable memory
 )
 
 LAST_BUFFER = 30
 MOST_THREADGROUP_MEMORY = 32 * 1024
 
-# Of C++17; Apple's compiler takes them in Metal 3.1, since MLX's kernels have them.
+# C++17 features that Apple's compiler accepts in Metal 3.1: MLX's kernels use them.
 _TAKEN = ("constexpr if", "'static_assert' with no message", "inline variables")
 
 
 @dataclass(frozen=True)
 class _Finding:
-    """A diagnostic without what comes of the version that it was found in."""
+    """A diagnostic without the parts that depend on the language version."""
 
     file: str
     line: int
@@ -56,13 +56,13 @@ class _Finding:
 def conformance(
     source: Source, standards: Sequence[str] = tuple(STANDARDS), attested: Sequence[str | Path] = ()
 ) -> list[Diagnostic]:
-    """Everything that is doubtful in one file, in the author's places; empty for Metal that should compile anywhere.
+    """Returns every doubtful place in one file, with positions in the author's files.
 
-    `standards` are keys of STANDARDS; a finding that not all of them have says which do. `attested` are folders of Metal source
-    that is known to compile, beside the headers of the mlx package.
+    `standards` are keys of STANDARDS. A finding that does not apply to all of them names those it applies to.
+    `attested` are folders of Metal source that is known to compile, in addition to the headers of the mlx package.
     """
     found: dict[_Finding, tuple[Diagnostic, list[str]]] = {}
-    compiled: dict[str, list[Diagnostic]] = {}  # by preprocessed text: few sources depend on the version
+    compiled: dict[str, list[Diagnostic]] = {}  # keyed by preprocessed text, because few sources depend on the version
     for standard in standards:
         for d in _in_version(source, STANDARDS[standard], attested, compiled):
             key = _Finding(d.file, d.line, d.column, d.severity, d.message)
@@ -76,7 +76,7 @@ def conformance(
 def _in_version(
     source: Source, version: int, attested: Sequence[str | Path], compiled: dict[str, list[Diagnostic]]
 ) -> list[Diagnostic]:
-    # What Apple's compiler sees.
+    # Define the macros as Apple's compiler does.
     defines = {**dict(source.defines), "__MSLC__": UNDEFINED, "__METAL_VERSION__": str(version)}
     source = replace(source, defines=tuple(defines.items()))
     try:
@@ -90,14 +90,14 @@ def _in_version(
 
 
 def _allowed_in(diagnostic: Diagnostic, version: int) -> bool:
-    """Whether a later version of the language takes what a diagnostic is about."""
+    """Tells if a later language version allows the code that a diagnostic complains about."""
     if "incompatible with C++ standards before C++17" in diagnostic.message:
         return version >= CPP17_SINCE
     return version >= GENERIC_THIS_SINCE and space_of_object(diagnostic) in ("device", "threadgroup")
 
 
 def _of_text(source: Source, preprocessed: str, version: int, attested: Sequence[str | Path]) -> list[Diagnostic]:
-    """What words show."""
+    """Checks that work on the text."""
     stream = TokenStream(preprocessed)
     structure = Structure(stream)
     source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
@@ -114,13 +114,13 @@ def _of_text(source: Source, preprocessed: str, version: int, attested: Sequence
 
 
 def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
-    """What the compiler shows."""
+    """Checks that compile the code."""
     rewritten = run_rewriter(source, preprocessed)
     module = rewritten.module
     opaque: dict[int | str, object] = {constant.index: OPAQUE for constant in module.constants}
     found = [*lint(source, opaque, CONFORMANCE), *_bindings(module)]
     if any(d.severity == "error" for d in found):
-        return found  # the rest compiles the file again
+        return found  # the remaining checks compile the file again
     code = IntermediateCode.of(source, optimised=False)
     return [
         *found,
@@ -132,12 +132,14 @@ def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
 
 
 def repeated_names(kernels: Iterable[str]) -> list[str]:
-    """Host names that more than one kernel has: a metallib holds those of all files."""
+    """Returns the host names that several kernels share. A metallib holds the kernels of all files, so names must be
+    unique.
+    """
     return sorted(name for name, count in Counter(kernels).items() if count > 1)
 
 
 def _newer_language(source: Source, preprocessed: str, rewritten: Rewritten) -> list[Diagnostic]:
-    """What clang says is not in C++14, in the author's text."""
+    """Returns clang's diagnostics about features newer than C++14 in the author's text."""
     flags = [*PRECISION_FLAGS, *RELAXED_SPACES, "-fsyntax-only", "-Wpre-c++17-compat", "-Wpre-c++20-compat"]
     found = run_compiler(source, preprocessed, rewritten, flags)
     newer = [d for d in found if "incompatible with C++ standards before" in d.message]
@@ -150,18 +152,19 @@ def _bindings(module: Module) -> Iterator[Diagnostic]:
             indices = Counter(p.index for p in kernel.parameters if p.kind == kind)
             for index, count in indices.items():
                 if count > 1:
-                    yield _of_kernel(kernel, f"has {kind}({index}) twice")
+                    yield _of_kernel(kernel, f"binds {kind}({index}) twice")
                 if index > LAST_BUFFER:
-                    yield _of_kernel(kernel, f"has {kind}({index}); the last is {LAST_BUFFER}")
+                    yield _of_kernel(kernel, f"binds {kind}({index}); the last index is {LAST_BUFFER}")
 
 
 def _limits(source: Source, module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:
-    # The optimiser, which knows the branches that are never taken, needs ten times as long as everything else here.
+    # Only the optimiser knows which branches are dead, but it takes ten times as long as all other checks. Run it only
+    # for kernels in doubt.
     in_doubt = {k for k, size in most_static_threadgroup_memory(code).items() if size > MOST_THREADGROUP_MEMORY}
     memory = static_threadgroup_memory(source, kernels=in_doubt) if in_doubt else {}
     for kernel in module.kernels:
         if memory.get(kernel.name, 0) > MOST_THREADGROUP_MEMORY:
-            message = f"uses {memory[kernel.name]} bytes of threadgroup memory; there are {MOST_THREADGROUP_MEMORY}"
+            message = f"uses {memory[kernel.name]} bytes of threadgroup memory; the limit is {MOST_THREADGROUP_MEMORY}"
             yield _of_kernel(kernel, message)
 
 
@@ -171,7 +174,7 @@ def _undefined(source: Source, preprocessed: str, rewritten: Rewritten, code: In
 
 
 def _recursion(module: Module, code: IntermediateCode) -> Iterator[Diagnostic]:
-    """Recursion in what kernels call, read off code that the optimiser has not turned into loops."""
+    """Finds recursion below kernels in unoptimised code, because the optimiser turns recursion into loops."""
     recursive = {f for f in code.functions if any(f in code.reached_from(called) for called in code.calls[f])}
     for kernel in module.kernels:
         for function in sorted(recursive & code.reached_from(code.entries[kernel.name])):

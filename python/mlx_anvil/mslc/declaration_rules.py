@@ -1,4 +1,6 @@
-"""What Metal asks of declarations, as far as words show it: address spaces, threadgroup variables, function constants."""
+"""Metal's rules for declarations that the text alone can check: address spaces, threadgroup variables, function
+constants.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +43,18 @@ def violations(stream: TokenStream, structure: Structure) -> Iterator[Violation]
 
 
 def _names(stream: TokenStream) -> Iterator[Violation]:
-    """int half = 1;"""
+    """Finds Metal types used as names: int half = 1;"""
     for i, text in enumerate(stream.text):
         if text not in METAL_TYPES or stream.at(i + 1) not in ("=", ";", ",", "[", ")"):
             continue
         before = stream.at(i - 1)
         declares = before in _SCALARS or before in METAL_TYPES or before == "auto"
         if declares and stream.at(i - 2) != "::":
-            yield stream.position(i), f"'{text}' is a type of Metal, not a name"
+            yield stream.position(i), f"'{text}' is a Metal type, not a name"
 
 
 def _pointers(stream: TokenStream, structure: Structure) -> Iterator[Violation]:
-    """float* p; void f(S& s); Metal wants the address space of what is pointed to."""
+    """Finds pointers and references without an address space, which Metal requires: float* p; void f(S& s);"""
     types = _type_names(stream)
     for i, text in enumerate(stream.text):
         if text not in ("*", "&") or stream.kind[i + 1 : i + 2] != ["name"]:
@@ -67,7 +69,7 @@ def _pointers(stream: TokenStream, structure: Structure) -> Iterator[Violation]:
         if not _begins_declaration(stream, first):
             continue
         kind = "pointer" if text == "*" else "reference"
-        yield stream.position(first), f"a {kind} has to say the address space of '{stream.joined(first, i - 1)}'"
+        yield stream.position(first), f"a {kind} needs an address space for '{stream.joined(first, i - 1)}'"
 
 
 def _declares_function(stream: TokenStream, structure: Structure, i: int) -> bool:
@@ -75,7 +77,7 @@ def _declares_function(stream: TokenStream, structure: Structure, i: int) -> boo
 
 
 def _type_names(stream: TokenStream) -> frozenset[str]:
-    """The names of types, as far as declarations in the text show them. A template's parameter may be a pointer."""
+    """Collects the type names that the text declares. Template parameters are left out: they may be pointers."""
     names = {*_SCALARS, *_FIXED_WIDTH, *METAL_TYPES, "size_t", "void"}
     for i, text in enumerate(stream.text):
         if text in ("struct", "class", "union") and stream.at(i + 2) in ("{", ":", ";"):
@@ -84,7 +86,7 @@ def _type_names(stream: TokenStream) -> frozenset[str]:
 
 
 def _specifiers_start(stream: TokenStream, i: int, types: frozenset[str]) -> int:
-    """The first token of the type that ends at i; i + 1 where none does."""
+    """Returns the first token of the type that ends at i, or a position after i if there is no type."""
     first, seen = i + 1, False
     while i >= 0:
         text = stream.text[i]
@@ -112,18 +114,18 @@ def _threadgroup_variables(stream: TokenStream, structure: Structure) -> Iterato
         if not name:
             continue
         if not _is_kernel(stream, structure, i):
-            yield stream.position(i), f"threadgroup variable '{name}' is declared in a function that is no kernel"
+            yield stream.position(i), f"threadgroup variable '{name}' is declared outside a kernel"
         if stream.at(end) in ("=", "{"):
-            yield stream.position(end), f"threadgroup variable '{name}' has an initialiser"
+            yield stream.position(end), f"threadgroup variable '{name}' cannot have an initialiser"
 
 
 def _in_brackets(stream: TokenStream, i: int) -> bool:
-    """Whether a token lies in brackets that its statement opened: parameters, casts."""
+    """Tells if a token is inside brackets opened by its own statement, such as parameters or casts."""
     return any(stream.text[j] in ("(", "[") and stream.partner[j] > i for j in range(stream.statement_start(i), i))
 
 
 def _declared(stream: TokenStream, i: int) -> tuple[str, int]:
-    """(name, token after its array bounds) of the variable whose declaration has `threadgroup` at i; "" for pointers."""
+    """Returns (name, token after its array bounds) of the variable declared with `threadgroup` at i; "" for pointers."""
     while stream.at(i) not in (";", "*", "&", "(", "=", "{", ""):
         if stream.at(i) == "<":
             i = stream.close_angle(i) or i
@@ -138,7 +140,7 @@ def _declared(stream: TokenStream, i: int) -> tuple[str, int]:
 
 
 def _is_kernel(stream: TokenStream, structure: Structure, i: int) -> bool:
-    """Whether the outermost function around token i is a kernel."""
+    """Tells if the outermost function around token i is a kernel."""
     brace = structure.enclosing[i]
     function = brace
     while brace >= 0:
@@ -155,17 +157,17 @@ def _function_constants(stream: TokenStream, structure: Structure) -> Iterator[V
             continue
         opening = i - 1 if stream.at(i - 2) == "[" else i
         if _in_brackets(stream, opening - 1):
-            continue  # of a parameter, which the constant switches on
+            continue  # belongs to a parameter that the constant enables
         if structure.kind[structure.enclosing[i]] != NAMESPACE:
-            yield stream.position(i), "a function constant is declared outside functions and structs"
+            yield stream.position(i), "a function constant must be declared outside functions and structs"
         start = stream.statement_start(i)
         if "constant" not in stream.text[start:i]:
-            yield stream.position(start), "a function constant has to be 'constant'"
+            yield stream.position(start), "a function constant must be 'constant'"
         after = stream.partner[i + 1] + 1
         while stream.at(after) == "]":
             after += 1
         if stream.at(after) in ("=", "{"):
-            yield stream.position(after), "a function constant has no initialiser: its value comes with the pipeline"
+            yield stream.position(after), "a function constant cannot have an initialiser: the pipeline sets its value"
         index = stream.joined(i + 2, stream.partner[i + 1] - 1)
         if index in seen:
             yield stream.position(i), f"function constant {index} is declared twice"
@@ -175,7 +177,7 @@ def _function_constants(stream: TokenStream, structure: Structure) -> Iterator[V
 
 
 def _function_pointers(stream: TokenStream) -> Iterator[Violation]:
-    """float (*f)(float): Metal takes functions as template parameters only."""
+    """Finds pointers to functions, which Metal allows as template parameters only: float (*f)(float);"""
     for i in range(1, len(stream) - 4):
         if stream.text[i : i + 2] != ["(", "*"] or stream.kind[i + 2] != "name":
             continue

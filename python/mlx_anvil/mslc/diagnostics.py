@@ -1,4 +1,4 @@
-"""Messages of the compiler, in terms of the author's source."""
+"""Translates the compiler's messages into the names and positions of the author's source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPACE_MISMATCH = re.compile(
 _SPELLINGS = (
     (
         re.compile(r"declaration requires a global (constructor|destructor).*"),
-        r"a variable outside functions has to have a value that the compiler knows, and no \1 to call",
+        r"a variable outside functions needs a compile-time value and cannot have a \1",
     ),
     (re.compile(r"::mslc::cast|mslc::cast"), "static_cast"),
     (re.compile(r"(?:::)?mslc::as_type"), "as_type"),
@@ -48,7 +48,7 @@ _SPELLINGS = (
 
 @dataclass
 class Diagnostic:
-    """A message of the compiler, at a place in the author's text; prints as compilers do."""
+    """A compiler message with its position in the author's source. It prints in the format of compilers."""
 
     file: str
     line: int
@@ -57,7 +57,7 @@ class Diagnostic:
     message: str
     source_line: str = ""
     notes: list[Diagnostic] = field(default_factory=list)
-    shim_lacks_space: bool = False  # a member of the shim was not found because its object is in an address space
+    shim_lacks_space: bool = False  # a shim member was not found because the object has an address space
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}:{self.column}: {self.severity}: {self.message}"
@@ -67,7 +67,7 @@ class Diagnostic:
 
 
 class CompileError(Exception):
-    """The source does not compile. `diagnostics` lists why."""
+    """The source does not compile. `diagnostics` lists the reasons."""
 
     def __init__(self, diagnostics: list[Diagnostic]):
         super().__init__("\n".join(str(d) for d in diagnostics))
@@ -75,7 +75,7 @@ class CompileError(Exception):
 
 
 class SourceMap:
-    """Places in the rewritten text, which keep the author's lines, to places in the author's files."""
+    """Maps positions in the rewritten text, which keeps the author's lines, to positions in the author's files."""
 
     def __init__(self, preprocessed: str, positions: PositionMap, sources: dict[str, str] | None = None):
         self._lines = ["", *preprocessed.split("\n")]
@@ -88,7 +88,7 @@ class SourceMap:
                 self._physical.setdefault(origin, []).append(number)
 
     def original(self, file: str, line: int, column: int) -> tuple[int, int]:
-        """(line, column) in the author's `file` for a place that the compiler names."""
+        """Returns (line, column) in the author's `file` for a position that the compiler reports."""
         candidates = self._physical.get((file, line))
         if not candidates:
             return line, column
@@ -96,12 +96,12 @@ class SourceMap:
         return line, self._raw_column(file, line, physical, self._positions.original_column(physical, column))
 
     def of_preprocessed(self, line: int, column: int) -> tuple[str, int, int]:
-        """(file, line, column) for a place in the preprocessed text."""
+        """Returns (file, line, column) for a position in the preprocessed text."""
         file, original = self.line_of_preprocessed(line)
         return file, original, self._raw_column(file, original, line, column) if original else 0
 
     def line_of_preprocessed(self, line: int) -> tuple[str, int]:
-        """Likewise without the column, which takes aligning two lines."""
+        """Returns (file, line) only, which avoids the cost of aligning two lines."""
         return self._origins[line] if line < len(self._origins) else ("", 0)
 
     def source_line(self, file: str, line: int) -> str:
@@ -115,7 +115,7 @@ class SourceMap:
         return lines[line - 1] if 0 < line <= len(lines) else ""
 
     def _raw_column(self, file: str, line: int, physical: int, column: int) -> int:
-        """Undoes what the preprocessor did to the columns of one line, by aligning its tokens with the author's."""
+        """Reverts the preprocessor's column changes in one line by aligning its tokens with the author's."""
         raw = self.source_line(file, line)
         text = self._lines[physical] if physical < len(self._lines) else ""
         if not raw or raw == text:
@@ -130,12 +130,12 @@ class SourceMap:
                 if tag == "equal":
                     start, name = theirs[other + index - first]
                     return start + min(max(column - ours[index][0], 0), len(name) - 1)
-                return theirs[min(other, len(theirs) - 1)][0]  # the macro that this came from
+                return theirs[min(other, len(theirs) - 1)][0]  # the macro that expanded to this
         return column
 
 
 def author_words(message: str) -> str:
-    """A compiler message in Metal's vocabulary."""
+    """Translates a compiler message into Metal's vocabulary."""
     message = _VECTOR.sub(_vector_name, message)
     for pattern, replacement in _SPELLINGS:
         message = pattern.sub(replacement, message)
@@ -155,8 +155,9 @@ def _vector_name(match: re.Match) -> str:
 
 
 def parse(stderr: str, source_map: SourceMap | None) -> list[Diagnostic]:
-    """Errors and warnings of a compiler run, each with its notes. An error inside the shim is moved to the author's
-    line that led there."""
+    """Parses the errors and warnings of a compiler run, each with its notes.
+
+    An error inside the shim moves to the author's line that led there."""
     found: list[Diagnostic] = []
     for text in stderr.splitlines():
         match = _MESSAGE.match(text)

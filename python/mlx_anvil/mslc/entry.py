@@ -1,4 +1,4 @@
-"""Kernels of a file: what they are called, what they take, and the entry points that the runtime calls."""
+"""Describes the kernels of a file and their parameters, and generates the entry points that the runtime calls."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ BUILTINS = frozenset(
 @dataclass
 class Parameter:
     name: str
-    type: str  # as written
+    type: str  # as written in the source
     kind: str  # BUFFER, THREADGROUP or BUILTIN
-    index: int = -1  # binding index of a buffer, index of dynamic threadgroup memory
-    builtin: str = ""  # name of the attribute, for a builtin
-    function_constant: str = ""  # the parameter exists only where this function constant is true
+    index: int = -1  # binding index of a buffer or of dynamic threadgroup memory
+    builtin: str = ""  # attribute name of a builtin
+    function_constant: str = ""  # the parameter exists only if this function constant is true
 
 
 @dataclass
 class Kernel:
     name: str  # host name
-    function: str  # the C++ expression that names the function, template arguments included
+    function: str  # C++ expression for the function, with its template arguments
     parameters: list[Parameter]
-    max_threads: str = ""  # max_total_threads_per_threadgroup, as an expression
-    line: int = 0  # of the instantiation or definition, in the preprocessed text
+    max_threads: str = ""  # max_total_threads_per_threadgroup as an expression
+    line: int = 0  # line of the instantiation or definition in the preprocessed text
     file: str = ""  # set from the line markers
     file_line: int = 0
     missing_constants: list[str] = field(
         default_factory=list
-    )  # function constants that it needs and that have no value
+    )  # function constants that the kernel needs but that have no value
 
 
 @dataclass
@@ -66,7 +66,7 @@ class FunctionConstant:
 
 @dataclass
 class Module:
-    """Everything that the rewriter found in one file."""
+    """All kernels and function constants that the rewriter found in one file."""
 
     kernels: list[Kernel] = field(default_factory=list)
     constants: list[FunctionConstant] = field(default_factory=list)
@@ -85,7 +85,7 @@ def entry_symbol(number: int) -> str:
 
 
 def cpu_entry_point(number: int, kernel: Kernel) -> str:
-    """The definitions that make a kernel callable, on one line, to stand where the kernel is instantiated."""
+    """Returns the definitions that make a kernel callable, on one line, for insertion where the kernel is instantiated."""
     entry = entry_symbol(number)
     parameters = ", ".join(_argument_type(p) for p in kernel.parameters)
     described = ", ".join(_describe(p) for p in kernel.parameters)
@@ -100,7 +100,7 @@ def cpu_entry_point(number: int, kernel: Kernel) -> str:
 
 
 def cpu_kernel_table(kernels: list[Kernel]) -> str:
-    """The exported list of kernels, to stand at the end of the file."""
+    """Returns the exported kernel table for the end of the file."""
     count = len(kernels)
     declarations = "".join(f"void mslc_describe_{i}(mslc_kernel*); " for i in range(count))
     calls = "".join(f"mslc_describe_{i}(&table[{i}]); " for i in range(count))

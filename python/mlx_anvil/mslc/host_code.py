@@ -1,4 +1,4 @@
-"""What of C++ reaches the host, or goes where no check looks: refused before anything is compiled. Metal has none of it."""
+"""Rejects C++ that reaches the host or escapes the checks, before anything is compiled. Metal has none of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from .lexer import SourceError, TokenStream
 
 _WORDS = frozenset(("goto", "asm", "__asm", "__asm__", "__declspec", "_declspec", "thread_local"))
-# Attributes by which a loader or linker runs code, binds names or places them, and that replace what the compiler writes.
+# Attributes that make a loader or linker run code, bind names or place symbols, or that replace the generated code.
 _ATTRIBUTES = frozenset(
     (
         *("constructor", "destructor", "init_priority"),
@@ -21,24 +21,25 @@ _BUILTINS = re.compile(
     r"__builtin_(?:aarch64|alloca|apply|arm|coro|dwarf|eh|extract_return|frame_address|frob_return|ia32|init_dwarf|longjmp|"
     r"ms_va|operator|os_log|readcycle|readsteady|return_address|set_thread|setjmp|stack|sve|thread_pointer|unwind|va|x86)"
 )
-# The runtime's functions; metal::simd_sum and the like are the ways to them. The variables with the limits of kernels are none.
+# The runtime's own functions: kernels reach them through metal::simd_sum and the like. The mslc_max_threads_ variables,
+# which hold the limits of kernels, are not functions.
 _RUNTIME = re.compile(r"mslc_(?!max_threads_)\w+|__(?:tsan|ubsan|asan|sanitizer)_\w+")
 
 
 def reject_host_code(stream: TokenStream) -> None:
-    """Raises SourceError at the first thing that would reach the host."""
+    """Raises SourceError at the first construct that would reach the host."""
     for i, text in enumerate(stream.text):
         if text == "extern" and stream.kind[i + 1 : i + 2] == ["string"]:
-            message = f"'extern {stream.text[i + 1]}': kernels call no functions of another language, or of the host"
+            message = f"'extern {stream.text[i + 1]}': kernels cannot call functions of the host or of another language"
             raise SourceError(message, stream.position(i))
         if stream.kind[i] != "name":
             continue
         if text in _WORDS:
             raise SourceError(f"'{text}': Metal does not have it", stream.position(i))
         if _BUILTINS.match(text):
-            raise SourceError(f"'{text}' is about the host's processor: Metal does not have it", stream.position(i))
+            raise SourceError(f"'{text}' depends on the host's processor: Metal does not have it", stream.position(i))
         if _RUNTIME.fullmatch(text):
-            raise SourceError(f"'{text}' is a name of mslc's own", stream.position(i))
+            raise SourceError(f"'{text}' is reserved for mslc", stream.position(i))
     for i in _attribute_words(stream):
         if stream.text[i].strip("_") in _ATTRIBUTES:
             message = f"attribute '{stream.text[i]}' is for the host's linker or processor: Metal does not have it"
@@ -46,7 +47,7 @@ def reject_host_code(stream: TokenStream) -> None:
 
 
 def _attribute_words(stream: TokenStream) -> Iterator[int]:
-    """Names of attributes in __attribute__((...)) and [[...]], not what stands in their parentheses."""
+    """Yields the attribute names in __attribute__((...)) and [[...]] without their arguments."""
     for i, text in enumerate(stream.text):
         if text in ("__attribute__", "__attribute") and stream.at(i + 1) == "(" and stream.at(i + 2) == "(":
             first = i + 3

@@ -1,4 +1,4 @@
-"""The compiler's intermediate code (LLVM IR) of a file, function by function."""
+"""The LLVM IR of a file, function by function."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .preprocess import Source
 
 _FUNCTION = re.compile(r"^define [^@]*@([\w.$]+|\"[^\"]*\")\(.*?^\}", re.MULTILINE | re.DOTALL)
 _SYMBOL = re.compile(r"@([\w.$]+|\"[^\"]*\")")
-# Which branches are left is what is asked for; what would make loops fast takes most of the compiler's time.
+# Only dead branches must go. The loop optimisations would take most of the compile time.
 _FEWER_PASSES = ["-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops"]
 
 
 @dataclass
 class IntermediateCode:
-    """`functions` holds the text of each; `entries` the function that runs each kernel, by the kernel's name."""
+    """`functions` maps function names to IR; `entries` maps kernel names to the functions that run them."""
 
     functions: dict[str, str]
     entries: dict[str, str]
@@ -44,7 +44,7 @@ class IntermediateCode:
         optimised: bool = True,
         kernels: Collection[str] = (),
     ) -> IntermediateCode:
-        """Of the kernels named, or of all."""
+        """Compiles the named kernels, or all of them."""
         preprocessed = run_preprocessor(source)
         rewritten = run_rewriter(source, preprocessed, constants, only=kernels)
         with tempfile.TemporaryDirectory() as directory:
@@ -69,12 +69,12 @@ class IntermediateCode:
 
     @cached_property
     def calls(self) -> dict[str, set[str]]:
-        """The functions of this file that each function mentions."""
+        """Maps each function to the functions of this file that it refers to."""
         bodies = {name: text.partition("\n")[2] for name, text in self.functions.items()}
         return {name: self.functions.keys() & set(_SYMBOL.findall(body)) for name, body in bodies.items()}
 
     def reached_from(self, entry: str) -> set[str]:
-        """A function and all that it may call, however far down."""
+        """Returns a function and everything it may call, directly or indirectly."""
         seen, pending = {entry}, [entry]
         while pending:
             called = self.calls[pending.pop()] - seen

@@ -1,4 +1,4 @@
-"""What Metal asks of a kernel's parameters and calls, as far as words show it."""
+"""Metal's rules for a kernel's parameters and calls that the text alone can check."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def violations(stream: TokenStream, structure: Structure) -> Iterator[Violation]
             yield from _limit(stream, i)
     for i, text in enumerate(stream.text):
         if text == "kernel" and stream.at(i + 1) in ("=", ";", "{", ")", ".") and stream.at(i - 1) not in ("[", ","):
-            yield stream.position(i), "'kernel' is a word of Metal, not a name"
+            yield stream.position(i), "'kernel' is a Metal keyword, not a name"
         if text == "void" and stream.at(i + 2) == "(" and "kernel" in stream.text[stream.statement_start(i) : i]:
             kernels.add(stream.at(i + 1))
     for i, text in enumerate(stream.text):
@@ -57,7 +57,7 @@ def _limit(stream: TokenStream, i: int) -> Iterator[Violation]:
 
 
 def _parameter(stream: TokenStream, attribute: int) -> list[str]:
-    """The words of the parameter that the attribute whose name is token `attribute` belongs to."""
+    """Returns the words of the parameter whose attribute name is token `attribute`."""
     i = attribute - 3
     last = i
     while stream.at(i) not in ("(", ",", ""):
@@ -79,7 +79,7 @@ def _binding(stream: TokenStream, i: int) -> Iterator[Violation]:
     name = next((w for w in reversed(words) if w.isidentifier()), "")
     if not {"*", "&", "["} & set(words):
         if not {"<", "::"} & set(words) and set(words[:-1]) & _PLAIN:
-            yield stream.position(i), f"parameter '{name}' of a kernel has to be a pointer or a reference to be bound"
+            yield stream.position(i), f"parameter '{name}' of a kernel must be a pointer or a reference"
         return
     wanted = ("device", "constant") if kind == "buffer" else ("threadgroup",)
     if not set(wanted) & set(words):

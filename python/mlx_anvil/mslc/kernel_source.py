@@ -1,7 +1,7 @@
-"""The Metal source that mx.fast.metal_kernel makes of a kernel's body: same text, same binding order.
+"""Generates the Metal source that mx.fast.metal_kernel would: the same text and the same binding order.
 
-MLX decides by the arguments of the call: types of inputs and outputs, template arguments, whether an input is a scalar
-(bound as a reference) or small (constant address space), and which names the body mentions.
+As in MLX, the source depends on the call: the types of inputs and outputs, the template arguments, which inputs are
+scalars (bound as references) or small (in the constant address space), and which names the body mentions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TemplateArgument = tuple[str, "bool | int | mx.Dtype"]
 
 # Inputs with fewer elements go to the constant address space.
 MAX_CONSTANT_SIZE = 8
-# MLX puts its helpers (elem_to_loc, ceildiv, ...) before every kernel, and with them `using namespace metal`.
+# MLX puts its helpers (elem_to_loc, ceildiv, ...), and with them `using namespace metal`, before every kernel.
 PRELUDE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 _TYPES = {
     mx.bool_: "bool",
@@ -57,7 +57,7 @@ def metal_type(dtype: mx.Dtype) -> str:
 
 @dataclass(frozen=True)
 class InputInfo:
-    """Which properties of an input are arguments of the kernel: those that the body names."""
+    """The properties of an input that the kernel takes as arguments: those that the body names."""
 
     name: str
     shape: bool
@@ -76,11 +76,11 @@ class GeneratedKernel:
     name: str
     text: str
     header_lines: int
-    body_line: int  # of `text`, from 1, where the body starts
+    body_line: int  # line of `text` where the body starts; the first line is 1
     body_lines: int
 
     def place(self, line: int) -> tuple[str, int]:
-        """Which of the author's strings a line of PRELUDE + text belongs to, and the line in it."""
+        """Maps a line of PRELUDE + text to one of the author's strings and a line in it."""
         line -= PRELUDE.count("\n")
         if self.body_line <= line < self.body_line + self.body_lines:
             return "source", line - self.body_line + 1
@@ -111,7 +111,7 @@ def generate(
 
 
 def _function_name(name: str, arguments: str, inputs: Sequence[mx.array], outputs: Sequence[mx.Dtype]) -> str:
-    """A name for each specialisation, since MLX finds compiled kernels by name."""
+    """Builds a unique name for each specialisation, since MLX looks up compiled kernels by name."""
     parts = [f"custom_kernel_{name}"]
     if arguments:
         parts.append("_" + arguments.replace(", ", "_"))

@@ -1,4 +1,4 @@
-"""C++ that Metal 3.1 does not have, as far as words show it."""
+"""Finds C++ that Metal 3.1 lacks, as far as the text alone shows it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ NOT_IN_METAL = {
     **dict.fromkeys(("new", "delete"), "Metal has no heap"),
     "register": "Metal does not have it",
     **dict.fromkeys(("double", "wchar_t", "char8_t", "char16_t", "char32_t"), "Metal does not have this type"),
-    **dict.fromkeys(("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"), "is C++20"),
+    **dict.fromkeys(
+        ("concept", "requires", "consteval", "constinit", "co_await", "co_yield", "co_return"),
+        "Metal does not have C++20",
+    ),
     "std": "Metal's standard library is the namespace metal",
 }
 LAMBDAS_SINCE = 320
-# Words of Metal that the shim leaves to the author, so that upstream clang would take them as names.
+# Metal keywords that the shim does not define, so that upstream clang would accept them as names.
 RESERVED = frozenset(("vertex", "fragment", "ray_data", "object_data", "threadgroup_imageblock"))
-# What declarations begin with that are of no variable.
+# First words of declarations that declare no variable.
 _NOT_VARIABLES = frozenset(
     [
         "using",
@@ -49,23 +52,23 @@ def violations(stream: TokenStream, version: int) -> Iterator[Violation]:
             elif text == "long" and stream.at(i + 1) == "long":
                 yield stream.position(i), "'long long': Metal does not have this type; long has 64 bits"
             elif text in RESERVED and not _in_attribute(stream, i):
-                yield stream.position(i), f"'{text}' is a word of Metal, not a name"
+                yield stream.position(i), f"'{text}' is a Metal keyword, not a name"
             elif text == "static" and not outside and _lacks_address_space(stream, i):
-                yield stream.position(i), "a static variable has to be 'constant'"
+                yield stream.position(i), "a static variable must be 'constant'"
         elif stream.kind[i] == "number" and (reason := _number(text)):
             yield stream.position(i), f"'{text}': {reason}"
         elif text == "..." and stream.at(i - 1) in ("(", ",") and stream.at(i + 1) == ")":
             yield stream.position(i), "Metal has no functions with a variable number of arguments"
         elif version < LAMBDAS_SINCE and text == "[" and _opens_lambda(stream, i):
-            yield stream.position(i), "Metal has lambdas since 3.2 only"
+            yield stream.position(i), "Metal has lambdas only since version 3.2"
         elif text in (";", "{") and outside:
             first = stream.statement_start(i)
             if i > first and _lacks_address_space(stream, first):
-                yield stream.position(first), "a variable outside functions has to be 'constant'"
+                yield stream.position(first), "a variable outside functions must be 'constant'"
 
 
 def _number(text: str) -> str:
-    """What is wrong with a literal."""
+    """Returns the error in a numeric literal, or ""."""
     suffix = text.lower().lstrip("0123456789.'") if not text.lower().startswith("0x") else ""
     if suffix in ("ll", "ull", "llu") or text.lower().endswith(("ll", "llu")):
         return "Metal does not have this type; long has 64 bits"
@@ -79,7 +82,7 @@ def _is_member(stream: TokenStream, i: int) -> bool:
 
 
 def _in_attribute(stream: TokenStream, i: int) -> bool:
-    """Whether a token lies in [[...]]."""
+    """Tells if a token is inside [[...]]."""
     while i > 0 and stream.at(i) not in (";", "{", "}"):
         if stream.at(i) == "[" and stream.at(i - 1) == "[":
             return True
@@ -88,7 +91,7 @@ def _in_attribute(stream: TokenStream, i: int) -> bool:
 
 
 def _opens_lambda(stream: TokenStream, i: int) -> bool:
-    """A bracket that neither indexes what is before it nor belongs to an attribute."""
+    """Tells if a bracket opens a lambda: it neither indexes what precedes it nor belongs to an attribute."""
     before, after = stream.at(i - 1), stream.at(i + 1)
     if "[" in (before, after) or before in (")", "]"):
         return False
@@ -97,7 +100,7 @@ def _opens_lambda(stream: TokenStream, i: int) -> bool:
 
 
 def _declaration(stream: TokenStream, first: int) -> list[str]:
-    """The words of a declaration up to its initialiser, without template arguments, parameters and attributes."""
+    """Returns the words of a declaration up to its initialiser, without template arguments, parameters and attributes."""
     words: list[str] = []
     i = first
     while i < len(stream) and stream.text[i] not in ("=", ";", "{"):
@@ -116,8 +119,9 @@ def _declaration(stream: TokenStream, first: int) -> list[str]:
 
 
 def _lacks_address_space(stream: TokenStream, first: int) -> bool:
-    """Whether a declaration is of a variable that is not `constant`. Functions have parameters; types and instantiations
-    begin with a word of their own."""
+    """Tells if a declaration declares a variable that is not `constant`.
+
+    A parenthesis identifies a function, the first word a type or an instantiation."""
     words = _declaration(stream, first)
     declares_variable = len([w for w in words if w.isidentifier()]) >= 2 and "(" not in words
     return declares_variable and not {"constant", *_NOT_VARIABLES} & set(words)

@@ -1,28 +1,28 @@
-"""Launches as text: what `run` and `profile` take on the command line, and files that hold several.
+"""Launches as text: the arguments of `run` and `profile`, and files that hold several launches.
 
-A file (.toml or .json) has one table, or a list of tables named `launch`, with these keys:
+A .toml or .json file has one table, or a list of tables named `launch`, with these keys:
 
-    source = "softmax.metal"          # relative to the file
-    kernel = "softmax_float32"
-    grid = [64, 1, 1]                 # threadgroups, or threads with dispatch = "threads"
-    threadgroup = [256, 1, 1]
-    dispatch = "threadgroups"         # and the following may be left out
-    threadgroup_memory = [1024]       # bytes, by index
-    include = ["../include"]
-    label = "ours"
-    constants = {aligned = true}      # function constants, by name or index
-    defines = {TILE = 32}
-    buffers = {0 = "random:float16:64,1024", 1 = "zeros:float16:64,1024", 2 = "uint32:1024"}
+  source = "softmax.metal"          # relative to the file
+  kernel = "softmax_float32"
+  grid = [64, 1, 1]                 # threadgroups, or threads with dispatch = "threads"
+  threadgroup = [256, 1, 1]
+  dispatch = "threadgroups"         # optional, as are the following keys
+  threadgroup_memory = [1024]       # bytes, by index
+  include = ["../include"]
+  label = "ours"
+  constants = {aligned = true}      # function constants, by name or index
+  defines = {TILE = 32}
+  buffers = {0 = "random:float16:64,1024", 1 = "zeros:float16:64,1024", 2 = "uint32:1024"}
 
-Buffers, by index or parameter name, are one of
+The keys of `buffers` are indices or parameter names. A buffer is one of
 
-    in.npy                            read from a file
-    zeros:DTYPE:SHAPE                 also ones, arange and random; random is normal for real types, any bits for
-                                      unsigned ones, 0 to 99 for signed ones, and the same in every run
-    DTYPE:VALUE                       a constant; a number alone is int32 or float32
-    struct:DTYPE=VALUE*COUNT,...      the fields of a struct, without padding
+  in.npy                            read from a file
+  zeros:DTYPE:SHAPE                 also ones, arange and random. random gives the same values in every run: normal for
+                                    real types, all bits for unsigned integers, 0 to 99 for signed integers
+  DTYPE:VALUE                       a constant; a number alone is int32 or float32
+  struct:DTYPE=VALUE*COUNT,...      the fields of a struct, without padding
 
-and the arrays may end in `:out.npy`, which is written after the run. DTYPE is NumPy's name, or bfloat16.
+An array may end in `:out.npy`: it is written to that file after the run. DTYPE is NumPy's name, or bfloat16.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEYS |= {"defines", "buffers"}
 
 
 class LaunchError(ValueError):
-    """A launch is described wrongly."""
+    """The description of a launch is invalid."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class LaunchDescription:
         return Bindings({key: parse_buffer(text, key) for key, text in self.buffers.items()})
 
     def arguments(self, bindings: Bindings) -> dict[str, Any]:
-        """For Library.run and profile()."""
+        """Returns the arguments for Library.run and profile()."""
         return {
             "kernel": self.kernel,
             "buffers": bindings.arrays,
@@ -84,7 +84,7 @@ class LaunchDescription:
 
 
 class Bindings:
-    """The arrays of one launch, and which of them to save afterwards."""
+    """The arrays of one launch and the files to save them to."""
 
     def __init__(self, parsed: Mapping[int | str, tuple[np.ndarray, str]]):
         self.arrays = {key: array for key, (array, _) in parsed.items()}
@@ -167,7 +167,7 @@ def parse_extent(text: str) -> tuple[int, ...]:
 
 
 def parse_buffer(text: str, key: int | str = 0) -> tuple[np.ndarray, str]:
-    """The array to bind, and the file to save it to afterwards ("" for none)."""
+    """Returns the array to bind and the file to save it to afterwards ("" for none)."""
     kind, *rest = text.split(":")
     if kind in _FILLS:
         if len(rest) not in (2, 3):
@@ -189,7 +189,7 @@ def parse_buffer(text: str, key: int | str = 0) -> tuple[np.ndarray, str]:
 
 
 def to_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Converted, with bfloat16 as its bits in uint16."""
+    """Converts to a data type. bfloat16 values become their bits in uint16."""
     if dtype != "bfloat16":
         return values.astype(_numpy_dtype(dtype))
     bits = np.asarray(values, np.float32).view(np.uint32)

@@ -1,4 +1,4 @@
-"""Tokens of preprocessed Metal source, and edits to them that remember where everything came from."""
+"""Tokenises preprocessed Metal source and edits it. The edits keep track of the original positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def significant_tokens(line: str) -> list[tuple[int, str]]:
-    """(column, text) of the tokens of one line."""
+    """Returns (column, text) of the tokens in one line."""
     return [(m.start() + 1, m.group()) for m in _TOKEN.finditer(line) if m.lastgroup not in _INSIGNIFICANT]
 
 
@@ -44,17 +44,17 @@ class Token:
     column: int
     before: str = ""  # inserted text
     after: str = ""
-    output: str | None = None  # replacement, None: unchanged
+    output: str | None = None  # replacement text; None leaves the token unchanged
     erased: bool = False
     dropped: bool = False
 
 
 @dataclass
 class PositionMap:
-    """Columns of the edited text, line by line. Edits never add or remove a line break."""
+    """Maps columns of the edited text to the original ones, line by line. Edits never add or remove a line break."""
 
     lines: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
-    # line: [(first new column, old column, whether the columns from there on were inserted)]
+    # line: [(first new column, old column, True if the columns from there on were inserted)]
 
     def add(self, line: int, new: int, old: int, inserted: bool) -> None:
         self.lines.setdefault(line, []).append((new, old, inserted))
@@ -69,10 +69,10 @@ class PositionMap:
 
 
 class TokenStream:
-    """The tokens of one file. Rewriting passes see the significant ones, by index, as the author wrote them.
+    """The tokens of one file. Rewriting passes index the significant tokens, as the author wrote them.
 
-    `text[i]` is the i-th significant token, `partner[i]` the index of its closing or opening bracket. Edits do not
-    change either, so passes do not depend on each other's output; erased tokens are told by `erased(i)`.
+    `text[i]` is the i-th significant token; `partner[i]` is the index of its closing or opening bracket. Edits change
+    neither, so passes do not depend on each other's output. `erased(i)` identifies erased tokens.
     """
 
     def __init__(self, source: str):
@@ -108,7 +108,7 @@ class TokenStream:
             raise SourceError(f"'{self.text[opened[-1]]}' is never closed", self.position(opened[-1]))
 
     def at(self, i: int) -> str:
-        """The text of token i, empty outside the file."""
+        """Returns the text of token i, or "" outside the file."""
         return self.text[i] if 0 <= i < len(self.text) else ""
 
     def position(self, i: int) -> tuple[int, int]:
@@ -118,11 +118,13 @@ class TokenStream:
         return self._code[i].erased
 
     def joined(self, first: int, last: int) -> str:
-        """The source of tokens first..last, as one line."""
+        """Returns the source of tokens first..last as one line."""
         return " ".join(self.text[first : last + 1])
 
     def close_angle(self, i: int) -> int | None:
-        """The index of the '>' that closes the template argument list opened at i; None if '<' is an operator."""
+        """Returns the index of the '>' that closes the template argument list opened at i, or None if '<' is an
+        operator.
+        """
         depth = 0
         while i < len(self.text):
             text = self.text[i]
@@ -140,7 +142,7 @@ class TokenStream:
         return None
 
     def statement_start(self, i: int) -> int:
-        """The first token of the declaration or statement that contains token i."""
+        """Returns the first token of the declaration or statement that contains token i."""
         while i > 0:
             previous = self.text[i - 1]
             if previous in (")", "]"):
@@ -165,7 +167,7 @@ class TokenStream:
             self._code[i].after += text
 
     def drop(self, first: int, last: int) -> None:
-        """Removes code for good: what other passes insert there is removed with it."""
+        """Removes code permanently. Insertions by other passes there are removed too."""
         self.erase(first, last)
         for token in self._code[first : last + 1]:
             token.dropped = True
@@ -178,7 +180,7 @@ class TokenStream:
         parts: list[str] = []
         positions = PositionMap()
         column: int = 1
-        shift: int | None = 0  # shift: by how much columns currently differ, None after inserted text
+        shift: int | None = 0  # current column difference; None after inserted text
         for token in self.tokens:
             if token.kind == "newline":
                 parts.append("\n")

@@ -1,4 +1,4 @@
-"""Where the instructions of a compiled library come from: the part of ELF and DWARF 4 that says so."""
+"""Maps instructions of a compiled library to source lines. Reads the parts of ELF and DWARF 4 needed for that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class LineTable:
-    """The line table of a shared library that was compiled with -gdwarf-4."""
+    """The line table of a shared library compiled with -gdwarf-4."""
 
     def __init__(self, path: Path):
         self._data = path.read_bytes()
@@ -20,7 +20,7 @@ class LineTable:
         self.sections = self._read_sections()
 
     def find(self, return_address: int) -> tuple[str, int, int] | None:
-        """(file, line, column) of the call that returns to an address, which counts from where the library is loaded."""
+        """Returns (file, line, column) of the call that returns to an address, which is relative to the load address."""
         addresses, places = self._rows
         index = bisect.bisect_right(addresses, return_address - 1) - 1
         place = places[index] if index >= 0 else None
@@ -28,7 +28,7 @@ class LineTable:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """Addresses of the exported symbols."""
+        """The addresses of the exported symbols."""
         names, table = self.sections[".dynstr"], self.sections[".dynsym"]
         found = {}
         for name, _info, _other, _section, value, _size in struct.iter_unpack("<IBBHQQ", table):
@@ -37,7 +37,7 @@ class LineTable:
 
     @cached_property
     def _rows(self) -> tuple[list[int], list[tuple[str, int, int] | None]]:
-        """All rows by address; a row holds up to the next one, None ends a sequence."""
+        """All rows, sorted by address. A row applies up to the next one; None ends a sequence."""
         rows = [row for unit in _units(self.sections.get(".debug_line", b"")) for row in unit.rows()]
         rows.sort(key=lambda row: row[0])
         return [address for address, _ in rows], [place for _, place in rows]
@@ -54,7 +54,7 @@ class LineTable:
 
 
 class _Reader:
-    """A position in bytes, moved by what is read."""
+    """Reads values from bytes and advances its position."""
 
     def __init__(self, data: bytes, at: int = 0, end: int | None = None):
         self.data, self.at, self.end = data, at, len(data) if end is None else end
@@ -114,8 +114,8 @@ class _Unit:
         header_length = reader.unpack("I")
         program = reader.at + header_length
         minimum_length = reader.unpack("B")
-        reader.unpack("B")  # operations per instruction
-        reader.unpack("B")  # whether rows start as statements
+        reader.unpack("B")  # maximum operations per instruction
+        reader.unpack("B")  # default_is_stmt
         line_base, line_range, opcode_base = reader.unpack("b"), reader.unpack("B"), reader.unpack("B")
         operand_counts = [reader.unpack("B") for _ in range(opcode_base - 1)]
         directories = [""]
@@ -135,12 +135,12 @@ class _Unit:
         address, file, line, column = 0, 1, 1, 0
         while program.at < program.end:
             opcode = program.unpack("B")
-            if opcode >= opcode_base:  # special: advances both and adds a row
+            if opcode >= opcode_base:  # special opcode: advances both and adds a row
                 step, advance = divmod(opcode - opcode_base, self.line_range)
                 address += step * self.minimum_length
                 line += self.line_base + advance
                 yield address, (self.files[file], line, column)
-            elif opcode == 0:  # extended
+            elif opcode == 0:  # extended opcode
                 length = program.unsigned()
                 after = program.at + length
                 extended = program.unpack("B")
@@ -160,7 +160,7 @@ class _Unit:
                 file = program.unsigned()
             elif opcode == 5:
                 column = program.unsigned()
-            elif opcode == 8:  # advance as special opcode 255 would
+            elif opcode == 8:  # advance like special opcode 255
                 address += (255 - opcode_base) // self.line_range * self.minimum_length
             elif opcode == 9:
                 address += program.unpack("H")

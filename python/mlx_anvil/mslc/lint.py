@@ -1,4 +1,4 @@
-"""The strict check: Metal's rules for address spaces, which the compiler for running relaxes."""
+"""The strict check: enforces Metal's address-space rules, which the compiler relaxes for execution."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CALL = re.compile(r"(?:\.|->)\s*(\w+)\s*\(")
 
 
 def lint(source: Source, constants: Constants | None = None, target: Target = CPU) -> list[Diagnostic]:
-    """Errors and warnings of one file, in the author's words and places.
+    """Returns the errors and warnings of one file, in the author's vocabulary and positions.
 
-    Left out are errors that Metal's compiler would not give: there, the members of packed and bool vectors and of logs, and the
-    copy constructors of structs, exist for every address space; in strict mode clang has only the plain ones. It also
-    takes members that name the object's address space, which clang sees without it.
+    It drops errors that Metal's compiler would not report. In Metal, the members of packed vectors, bool vectors and
+    logs, and the copy constructors of structs, exist for every address space; clang's strict mode has only the plain
+    ones. Metal also accepts members qualified with the object's address space, which clang sees without the qualifier.
     """
     preprocessed = ""
     try:
@@ -42,7 +42,7 @@ def lint(source: Source, constants: Constants | None = None, target: Target = CP
 
 
 def space_of_object(diagnostic: Diagnostic) -> str:
-    """The address space of an object whose member was called, where the diagnostic is about that; else ""."""
+    """Returns the address space of the object whose member call is diagnosed, or "" for other diagnostics."""
     match = _OBJECT.match(diagnostic.message)
     return match[1] if match else ""
 
@@ -54,7 +54,7 @@ def _calls_qualified_member(diagnostic: Diagnostic, qualified: frozenset[tuple[s
 
 
 def _is_struct_copy(diagnostic: Diagnostic) -> bool:
-    """Whether a diagnostic only says that a struct was copied out of `device` or `constant` memory."""
+    """Tells if a diagnostic only reports a copy of a struct from `device` or `constant` memory."""
     if not diagnostic.message.startswith(
         ("no matching constructor", "no viable constructor", "no viable overloaded '='")
     ):

@@ -1,4 +1,4 @@
-"""mx.fast.metal_kernel for machines without Metal: the same kernels, run by the simulator."""
+"""mx.fast.metal_kernel for machines without Metal: the simulator runs the same kernels."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ def metal_kernel(
     profiled: bool = False,
     seed: int = 0,
 ) -> Callable[..., list[mx.array]]:
-    """A custom Metal kernel: `mx.fast.metal_kernel`, which see, that also runs where there is no Metal.
+    """Creates a custom Metal kernel like `mx.fast.metal_kernel`, which also runs without Metal.
 
-    Where Metal is available this returns `mx.fast.metal_kernel(...)` itself, unless `simulate=True`. Elsewhere the
-    kernel that is returned takes the same arguments and runs in the simulator, at once: inputs are evaluated, outputs
-    are not lazy. `stream` is accepted and ignored. Like MLX's, it has no derivative: `mx.grad` and `mx.jvp` raise
-    ValueError where they come to it, and `mx.custom_function` gives it one.
+    Where Metal is available, this function returns `mx.fast.metal_kernel(...)` itself, unless `simulate=True`.
+    Elsewhere it returns a kernel that takes the same arguments and runs in the simulator immediately: it evaluates the
+    inputs, and the outputs are not lazy. `stream` is accepted and ignored. As in MLX, the kernel has no derivative:
+    `mx.grad` and `mx.jvp` raise ValueError when they reach it. Define one with `mx.custom_function`.
 
     Args:
-        name: of the kernel, as for `mx.fast.metal_kernel`.
-        input_names: likewise.
-        output_names: likewise.
-        source: the kernel's body, likewise.
-        header: what goes before it, likewise.
-        ensure_row_contiguous: likewise.
-        atomic_outputs: likewise.
-        compile_options: likewise.
-        simulate: run in the simulator; by default only where there is no Metal.
-        checked: find races, accesses out of bounds and the like, and raise SimulationError for the first launch that
-            has any (simulator only).
-        profiled: count accesses to memory; the kernel's `report.profile` holds those of its latest launch (simulator
-            only).
-        seed: other than 0 shuffles the order of threads between synchronisation points (simulator only).
+      name: the kernel's name, as for `mx.fast.metal_kernel`.
+      input_names: as for `mx.fast.metal_kernel`.
+      output_names: as for `mx.fast.metal_kernel`.
+      source: the kernel's body, as for `mx.fast.metal_kernel`.
+      header: code before the kernel, as for `mx.fast.metal_kernel`.
+      ensure_row_contiguous: as for `mx.fast.metal_kernel`.
+      atomic_outputs: as for `mx.fast.metal_kernel`.
+      compile_options: as for `mx.fast.metal_kernel`.
+      simulate: run in the simulator. The default is to do so only where Metal is not available.
+      checked: detect races, out-of-bounds accesses and other errors; the first launch with findings raises
+        SimulationError (simulator only).
+      profiled: count memory accesses; the kernel's `report.profile` holds the counts of its latest launch (simulator
+        only).
+      seed: a value other than 0 shuffles the order of threads between synchronisation points (simulator only).
 
     Returns:
-        A function of `inputs`, `template`, `grid`, `threadgroup`, `output_shapes`, `output_dtypes`, `init_value` and
-        `verbose`, as MLX's, that gives a list of arrays. Elements that a kernel leaves unwritten are undefined in MLX;
-        here they are NaN, all ones or true.
+      A function of `inputs`, `template`, `grid`, `threadgroup`, `output_shapes`, `output_dtypes`, `init_value` and
+      `verbose`, as in MLX. It returns a list of arrays. Elements that the kernel does not write are undefined in MLX;
+      here they are NaN, all ones or true.
 
     Raises:
-        TypeError: `checked`, `profiled` or `simulate` that is no bool, `seed` that is no int.
-        ValueError: `checked` together with `profiled`; arguments that do not fit, as in MLX.
-        CompileError: the source is no valid Metal; raised by the first call.
-        SimulationError: the checks found something; raised by the call.
+      TypeError: `checked`, `profiled` or `simulate` is not a bool, or `seed` is not an int.
+      ValueError: `checked` and `profiled` are both set, or arguments do not match, as in MLX.
+      CompileError: the source is not valid Metal; raised by the first call.
+      SimulationError: a check failed; raised by the call.
     """
     for option, value in (("simulate", simulate), ("checked", checked), ("profiled", profiled)):
         if not isinstance(value, bool) and not (option == "simulate" and value is None):
@@ -78,11 +78,11 @@ def metal_kernel(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"[metal_kernel] `seed` is a {type(seed).__name__}; allowed: an int.")
     if not 0 <= seed < 2**64:
-        raise ValueError(f"[metal_kernel] `seed` is {seed}; allowed: 0 or more, of 64 bits.")
+        raise ValueError(f"[metal_kernel] `seed` is {seed}; allowed: a 64-bit unsigned integer.")
     if simulate is None:
         simulate = not mx.metal.is_available()
     if not simulate:
-        # Older versions of MLX know no compile_options.
+        # Older versions of MLX do not accept compile_options.
         options = {} if compile_options is None else {"compile_options": compile_options}
         native: Callable[..., list[mx.array]] = mx.fast.metal_kernel(  # type: ignore[assignment]
             name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs, **options
@@ -105,7 +105,7 @@ def metal_kernel(
 
 
 class SimulatedKernel:
-    """What metal_kernel returns for the simulator. `report` describes the latest launch."""
+    """A kernel that runs in the simulator, returned by metal_kernel. `report` describes its latest launch."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class SimulatedKernel:
         self.options = options
         self.seed = seed
         self.report = Report()
-        # The macro by which a kernel can see the math mode. The simulator's functions are accurate in every mode.
+        # Kernels can test this macro for the math mode. The simulator's functions are accurate in every mode.
         self._defines = {"__FAST_MATH__": "1"} if _math_mode(compile_options) == "fast" else {}
         self._libraries: dict[str, Library] = {}
 
@@ -150,7 +150,7 @@ class SimulatedKernel:
         verbose: bool = False,
         stream: object = None,
     ) -> list[mx.array]:
-        """Runs the kernel; the arguments are those of `mx.fast.metal_kernel`'s kernels."""
+        """Runs the kernel. The arguments are those of a kernel from `mx.fast.metal_kernel`."""
         _check_size(len(inputs), len(self.input_infos), "inputs")
         _check_size(len(output_shapes), len(self.output_names), "output_shapes")
         _check_size(len(output_dtypes), len(self.output_names), "output_dtypes")
@@ -192,7 +192,7 @@ class SimulatedKernel:
         return self._libraries[generated.text]
 
     def _bind(self, inputs: Sequence[BoundInput]) -> list[np.ndarray]:
-        """Inputs with the properties that the body names, in the order of the generated parameters."""
+        """Returns the inputs and the properties that the body names, in the order of the generated parameters."""
         buffers: list[np.ndarray] = []
         for info, bound in zip(self.input_infos, inputs, strict=True):
             buffers.append(bound.memory)
@@ -216,7 +216,7 @@ class SimulatedKernel:
         if 0 in grid:
             self.report = Report()
             return
-        # MLX shrinks the threadgroup to the grid.
+        # MLX clamps the threadgroup to the grid.
         size = tuple(min(t, g) for t, g in zip(threadgroup, grid, strict=True))
         try:
             self.report = library.run(
@@ -231,7 +231,7 @@ class SimulatedKernel:
             raise SimulationError(self.report.findings)
 
     def _in_strings(self, found: Located, generated: GeneratedKernel) -> Located:
-        """A place in the compiled text as a place in the strings that the author gave."""
+        """Maps a position in the compiled text to one in the author's strings."""
         if found.file != f"{self.name}.metal":
             return found
         string, line = generated.place(found.line)
@@ -239,7 +239,9 @@ class SimulatedKernel:
 
 
 def _without_derivatives(name: str, inputs: list[mx.array], results: list[mx.array]) -> list[mx.array]:
-    """`results`, in a graph that depends on `inputs`: a derivative raises, where it would see constants."""
+    """Returns `results` in a graph that depends on `inputs`, so that a derivative raises instead of treating them as
+    constants.
+    """
 
     def kernel(*_: mx.array) -> list[mx.array]:
         return results
@@ -247,8 +249,8 @@ def _without_derivatives(name: str, inputs: list[mx.array], results: list[mx.arr
     def refuse(transformation: str) -> Callable[..., Any]:
         def rule(*_: Any) -> Any:
             raise ValueError(
-                f"[metal_kernel] {transformation} of `{name}`: a kernel has no derivative; allowed: a function of "
-                "mx.custom_function around it, with a rule of its own."
+                f"[metal_kernel] {transformation} of `{name}`: a kernel has no derivative; allowed: an "
+                "mx.custom_function around it that defines the derivative."
             )
 
         return rule
@@ -313,7 +315,7 @@ def _template_argument(value: object) -> bool | int | mx.Dtype:
     if isinstance(value, (bool, int)):
         if not -(2**31) <= value < 2**31:
             raise ValueError(f"[metal_kernel] Template argument {value} does not fit an `int`.")
-        if value < 0:  # MLX would write the sign into the name of the function, and Metal refuse that
+        if value < 0:  # MLX would put the sign into the function name, which Metal rejects
             raise ValueError(f"[metal_kernel] Template argument {value} is negative, which MLX cannot compile.")
         return value
     raise ValueError("[metal_kernel] Invalid template argument. Must be `mlx.core.Dtype`, `int` or `bool`.")

@@ -1,4 +1,4 @@
-"""MLX arrays as memory that the simulator can bind, and back."""
+"""Converts MLX arrays to memory that the simulator can bind, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-# NumPy has no bfloat16: it travels as its bits.
+# NumPy has no bfloat16, so its bits travel as uint16.
 _SAME_NAME = ("float16", "float32", "complex64", *(f"{s}int{bits}" for s in ("", "u") for bits in (8, 16, 32, 64)))
 _NUMPY: dict[mx.Dtype, np.dtype] = {
     mx.bool_: np.dtype(np.bool_),
@@ -20,7 +20,7 @@ _NUMPY: dict[mx.Dtype, np.dtype] = {
 
 @dataclass(frozen=True)
 class BoundInput:
-    """The memory of an input as a flat array, starting at its first element, and its layout in elements."""
+    """The memory of an input as a flat array that starts at its first element, and its layout in elements."""
 
     memory: np.ndarray
     shape: tuple[int, ...]
@@ -28,9 +28,9 @@ class BoundInput:
 
 
 def bind_input(array: mx.array, row_contiguous: bool) -> BoundInput:
-    """Evaluates `array`. A strided view is bound without a copy, unless `row_contiguous` asks for one."""
+    """Evaluates `array`. A strided view is bound without a copy, unless `row_contiguous` requires one."""
     view = _as_numpy(array)
-    # A view that runs backwards starts inside its buffer, where a binding cannot: it is copied, and the kernel
+    # A view with negative strides starts inside its buffer, where no binding can start. It is copied, and the kernel
     # gets the strides of the copy.
     if (row_contiguous and not view.flags.c_contiguous) or any(stride < 0 for stride in view.strides):
         view = np.ascontiguousarray(view)
@@ -42,10 +42,11 @@ def bind_input(array: mx.array, row_contiguous: bool) -> BoundInput:
 
 
 def new_output(shape: Sequence[int], dtype: mx.Dtype, init_value: float | None) -> np.ndarray:
-    """Memory for an output: filled with `init_value`, or with NaNs or all ones, so that what a kernel forgets to write
-    does not look like a result."""
+    """Allocates an output filled with `init_value`, or else with NaNs or ones.
+
+    That way, elements that a kernel forgets to write do not look like results."""
     if init_value is not None:
-        # mx.full(..., dtype) does not convert every value to every dtype.
+        # mx.full(..., dtype) cannot convert every value to every dtype.
         filled = mx.full(tuple(shape), float(init_value), stream=mx.cpu).astype(dtype, stream=mx.cpu)
         return np.array(_as_numpy(filled), order="C", copy=True)
     if dtype == mx.bool_:
@@ -56,16 +57,16 @@ def new_output(shape: Sequence[int], dtype: mx.Dtype, init_value: float | None) 
 
 
 def to_mlx(memory: np.ndarray, dtype: mx.Dtype) -> mx.array:
-    # The array is made on the CPU and copied, so that it owns what it holds.
+    # mx.array copies the memory, so the result owns its data.
     array = mx.array(memory)
     return array.view(mx.bfloat16, stream=mx.cpu) if dtype == mx.bfloat16 else array
 
 
-_LARGEST_VECTOR = 16  # bytes, of vectors of up to 32-bit elements
+_LARGEST_VECTOR = 16  # in bytes, for vectors with elements of up to 32 bits
 
 
 def _as_aligned(memory: np.ndarray) -> np.ndarray:
-    """The memory of an MLX array that begins within a buffer, as far into one of NumPy's."""
+    """Copies an array that starts inside an MLX buffer to the same offset in a NumPy buffer."""
     offset = (memory.ctypes.data - _start_of_mlx_buffers()) % _LARGEST_VECTOR
     if not offset:
         return memory
@@ -76,13 +77,15 @@ def _as_aligned(memory: np.ndarray) -> np.ndarray:
 
 @cache
 def _start_of_mlx_buffers() -> int:
-    """Where the memory of a whole array begins, from a multiple of the largest vector on; MLX tells no array's offset."""
+    """Measures where a whole array starts relative to the largest vector's alignment, since MLX does not expose
+    offsets.
+    """
     whole = mx.arange(64, stream=mx.cpu)
     return int(_as_numpy(whole).ctypes.data % _LARGEST_VECTOR)
 
 
 def _as_numpy(array: mx.array) -> np.ndarray:
-    """A view of the array's memory, with its strides."""
+    """Returns a view of the array's memory, with its strides."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16, stream=mx.cpu)
     try:
@@ -90,6 +93,6 @@ def _as_numpy(array: mx.array) -> np.ndarray:
     except (RuntimeError, ValueError) as error:
         if "transformations" not in str(error):
             raise
-        message = "[metal_kernel] The simulator needs values, which there are none of inside mx.compile and mx.vmap."
+        message = "[metal_kernel] The simulator needs values; there are none inside mx.compile and mx.vmap."
         raise ValueError(message) from None
     return np.asarray(array)

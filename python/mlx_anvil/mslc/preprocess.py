@@ -1,4 +1,4 @@
-"""The preprocessor: resolves #include and macros, keeps line markers."""
+"""The preprocessor: resolves #include and macros, and keeps line markers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from .toolchain import STUBS, run_tool
 
-# What Apple's compiler defines for Metal 3.1, and that it is not Apple's. The stub headers are empty: the shim provides the
-# library.
+# The macros that Apple's compiler defines for Metal 3.1, and __MSLC__. The stub headers are empty because the shim
+# provides the library.
 DEFINES = {
     "__MSLC__": "1",
     "__METAL__": "1",
@@ -23,7 +23,7 @@ DEFINES = {
     "__HAVE_BFLOAT__": "1",
     "METAL_FUNC": "METAL_FUNC",
 }
-UNDEFINED = "\0"  # in place of a value: such a macro is not defined
+UNDEFINED = "\0"  # value that removes a macro's definition
 
 _LINE_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\])*)"', re.MULTILINE)
 _ENTERED_FILE = re.compile(r'^# \d+ "((?:\\.|[^"\\])*)" 1(?: |$)', re.MULTILINE)
@@ -33,7 +33,7 @@ _STANDARD = re.compile(r"<(metal_\w+|simd/simd\.h)>")
 
 @dataclass(frozen=True)
 class Source:
-    """One translation unit. `name` is what messages call it."""
+    """One translation unit. `name` is its name in messages."""
 
     text: str
     name: str = "kernel.metal"
@@ -44,7 +44,7 @@ class Source:
     def load(
         cls, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, object] | None = None
     ) -> Source:
-        """From a path, or from source text (any string with a line break)."""
+        """Loads a path, or wraps source text (any string with a line break)."""
         directories = tuple(str(d) for d in include_dirs)
         macros = tuple(sorted((name, str(value)) for name, value in (defines or {}).items()))
         if isinstance(source, Path) or "\n" not in source:
@@ -53,7 +53,7 @@ class Source:
         return cls(source, include_dirs=directories, defines=macros)
 
     def is_self_contained(self) -> bool:
-        """Whether the text alone decides the result of preprocessing."""
+        """Tells if preprocessing depends on this text alone."""
         return all(_STANDARD.fullmatch(name.strip()) for name in _INCLUDE.findall(self.text))
 
 
@@ -71,7 +71,7 @@ def _text_of(path: Path) -> str:
 
 
 class NotTextError(ValueError):
-    """A file is not Metal source but something binary, such as a metallib."""
+    """A file is binary, such as a metallib, and not Metal source."""
 
     def __init__(self, path: Path, line: int, column: int, byte: int):
         super().__init__(
@@ -80,7 +80,7 @@ class NotTextError(ValueError):
 
 
 class PreprocessorError(Exception):
-    """Carries the compiler's messages, whose places are already the author's."""
+    """Carries the compiler's messages, whose positions already refer to the author's files."""
 
     def __init__(self, stderr: str):
         super().__init__(stderr)
@@ -95,22 +95,22 @@ def preprocess(source: Source) -> str:
     for directory in source.include_dirs:
         arguments += ["-I", directory]
     escaped = source.name.replace("\\", "\\\\").replace('"', '\\"')
-    # From a folder of its own: beside the text, or in the current folder if it came by standard input, the compiler would
-    # look for quoted headers before it does in `include_dirs`.
+    # Preprocess a temporary file: the compiler searches the folder of the file, or the current folder for standard
+    # input, for quoted headers before `include_dirs`.
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "source.metal")
         path.write_text(f'# 1 "{escaped}"\n{source.text}', encoding="utf-8")
         result = run_tool([*arguments, str(path)])
     if result.returncode:
         raise PreprocessorError(result.stderr)
-    return result.stdout.replace(str(path), "<stdin>")  # the same for the same source: results are cached by it
+    return result.stdout.replace(str(path), "<stdin>")  # the cache key must not contain the path
 
 
 def included_files(preprocessed: str, source: Source) -> list[str]:
-    """The files that the preprocessor read, besides the source itself and the stub headers.
+    """Returns the files that the preprocessor read, except the source itself and the stub headers.
 
-    Their markers carry the flag 1. Those that come of `#line` directives do not: a text whose includes were resolved
-    before names files that need not exist.
+    Their line markers carry the flag 1. Markers from `#line` directives do not: text that is already preprocessed may
+    name files that do not exist.
     """
     names = {unescape(name) for name in _ENTERED_FILE.findall(preprocessed)}
     stubs = str(STUBS)
@@ -122,7 +122,7 @@ def unescape(name: str) -> str:
 
 
 def line_origins(preprocessed: str) -> list[tuple[str, int]]:
-    """For every line of the preprocessed text (from index 1): its file and line."""
+    """Returns (file, line) for every line of the preprocessed text, from index 1."""
     origins: list[tuple[str, int]] = [("", 0)]
     file, line = "", 1
     for text in preprocessed.split("\n"):

@@ -1,7 +1,8 @@
-"""What a launch did to memory, counted by SIMD group (runtime/profile.h), and the figures that follow from it.
+"""Memory traffic of a launch, counted per SIMD group (runtime/profile.h), and the metrics derived from it.
 
-Figures are of the source, not of a chip: an access is what one statement asks for, a line has 128 bytes, threadgroup
-memory has 32 banks of 4 bytes. They are for comparing kernels, and for finding the statement that scatters.
+The metrics describe the source, not the hardware. An access is what one statement requests from memory. The model
+assumes 128-byte cache lines and threadgroup memory with 32 banks of 4 bytes. Use the metrics to compare kernels and to
+find scattered accesses.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ Place = tuple[str, int, int]
 
 @dataclass
 class Site:
-    """The accesses that one place in the source makes to one buffer."""
+    """The accesses to one buffer from one position in the source."""
 
     file: str
     line: int
     column: int
     memory: str  # DEVICE, CONSTANT or THREADGROUP
-    buffer: str  # name of the kernel's parameter; "" for threadgroup memory
+    buffer: str  # parameter name; "" for threadgroup memory
     kind: str
-    accesses: int = 0  # by SIMD groups
+    accesses: int = 0  # counted per SIMD group
     lanes: int = 0
     bytes: int = 0
-    transactions: int = 0  # lines touched; in threadgroup memory, cycles that the banks need
-    ideal_transactions: int = 0  # for the same bytes without gaps and without conflicts
+    transactions: int = 0  # cache lines touched; cycles of the banks for threadgroup memory
+    ideal_transactions: int = 0  # for the same bytes without gaps or bank conflicts
 
     @property
     def excess(self) -> int:
@@ -42,7 +43,7 @@ class Site:
 
 @dataclass
 class BufferUse:
-    """Different bytes of a buffer that were touched."""
+    """The unique bytes of a buffer that were accessed."""
 
     name: str
     memory: str
@@ -52,7 +53,7 @@ class BufferUse:
 
 @dataclass
 class LaunchProfile:
-    """What one launch did to memory: sites in the source, bytes of buffers, and what was counted besides."""
+    """The memory traffic of one launch: sites in the source, bytes per buffer, and other counts."""
 
     kernel: str
     sites: list[Site] = field(default_factory=list)
@@ -71,20 +72,20 @@ class LaunchProfile:
         """Adds up a field of the sites.
 
         Args:
-            quantity: name of the field.
-            memory: only sites of this memory.
-            *kinds: only sites of these kinds; all if none are given.
+          quantity: the field's name.
+          memory: counts only sites of this memory.
+          *kinds: count only sites of these kinds; all kinds by default.
 
         Returns:
-            The sum.
+          The sum.
         """
         return sum(getattr(s, quantity) for s in self.sites if s.memory == memory and (not kinds or s.kind in kinds))
 
     def metrics(self) -> dict[str, float | None]:
-        """The figures that follow; METRICS describes them.
+        """Derives the metrics that METRICS describes.
 
         Returns:
-            By name; None where nothing happened that they could describe.
+          Metrics by name. A ratio is None if its denominator is zero.
         """
         device = [buffer for buffer in self.buffers if buffer.memory == DEVICE]
         accesses = sum(site.accesses for site in self.sites)
@@ -116,10 +117,10 @@ class LaunchProfile:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `json.dumps`.
+        """Converts the profile to objects for `json.dumps`.
 
         Returns:
-            The kernel, its launches, metrics, buffers and sites.
+          The kernel, its launches, metrics, buffers and sites.
         """
         return {
             "kernel": self.kernel,
@@ -130,7 +131,7 @@ class LaunchProfile:
         }
 
 
-# Title and unit of each metric, in the order in which they are shown.
+# Title and unit of each metric, in display order.
 METRICS: dict[str, tuple[str, str]] = {
     "threadgroups": ("threadgroups", ""),
     "device_bytes_read": ("device bytes read, requested", "bytes"),
@@ -162,7 +163,7 @@ METRICS: dict[str, tuple[str, str]] = {
 def read_profile(
     raw: abi.Profile, kernel: Kernel, report: abi.Report, place_of: Callable[[int], Place]
 ) -> LaunchProfile:
-    """From the runtime's counts; several compiled copies of one place become one site."""
+    """Builds a profile from the runtime's counts. Compiled copies of one source position are merged into one site."""
     parameters = {p.index: p for p in kernel.parameters if p.kind == BUFFER}
     memories = {i: CONSTANT if "constant" in p.type.split() else DEVICE for i, p in parameters.items()}
     sites: dict[tuple[Any, ...], Site] = {}
@@ -173,7 +174,8 @@ def read_profile(
         site = sites.setdefault(key, Site(*key))
         for quantity in ("accesses", "lanes", "bytes", "transactions", "ideal_transactions"):
             setattr(site, quantity, getattr(site, quantity) + getattr(counted, quantity))
-    # An atomic operation is carried out as a load and a compare-exchange at one place: that is one access.
+    # The simulator compiles an atomic read-modify-write to a load and a compare-exchange at one position. Count them as
+    # one access.
     for key in [key for key in sites if key[-1] == ATOMIC]:
         sites.pop((*key[:-1], ATOMIC_READ), None)
     return LaunchProfile(
@@ -194,8 +196,9 @@ def read_profile(
 
 
 def combine(profiles: Sequence[LaunchProfile]) -> LaunchProfile:
-    """Several launches as one: counts are added, threadgroup memory is the largest. Unique bytes are added too, since
-    what one launch leaves in a cache is not the next one's."""
+    """Merges several launches: adds their counts and takes the largest threadgroup memory.
+
+    Unique bytes are added too, since one launch's data may have left the cache before the next."""
     kernels = list(dict.fromkeys(profile.kernel for profile in profiles))
     total = LaunchProfile(" + ".join(kernels), launches=0)
     for profile in profiles:
@@ -208,7 +211,7 @@ def combine(profiles: Sequence[LaunchProfile]) -> LaunchProfile:
 
 
 def by_kernel(profiles: Iterable[LaunchProfile]) -> list[LaunchProfile]:
-    """One profile a kernel, over all of its launches."""
+    """Merges the launches of each kernel into one profile."""
     groups: dict[str, list[LaunchProfile]] = {}
     for profile in profiles:
         groups.setdefault(profile.kernel, []).append(profile)

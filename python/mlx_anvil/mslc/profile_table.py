@@ -1,4 +1,4 @@
-"""Profiles as text."""
+"""Formats profiles as tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Column = tuple[str, LaunchProfile]
 
 
 def metrics_table(columns: Sequence[Column], compare: bool = False) -> Table:
-    """One column a profile; with `compare`, the last column has the first one divided by the second one."""
+    """One column per profile. With `compare`, the last column is the ratio of the first profile to the second."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
     for title, _ in columns:
@@ -24,14 +24,14 @@ def metrics_table(columns: Sequence[Column], compare: bool = False) -> Table:
     for name, (title, unit) in METRICS.items():
         row = [value[name] for value in values]
         if not any(row):
-            continue  # nothing of the kind happened
+            continue  # all values are zero or missing
         cells = [_format(value, unit) for value in row]
         table.add_row(title, *cells, *([_quotient(row[0], row[1])] if compare else []))
     return table
 
 
 def sites_table(profile: LaunchProfile, count: int) -> Table:
-    """The places that cost the most beyond what their bytes need, then those that touch the most."""
+    """Lists the sites with the largest excess of transactions, then those with the most transactions."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("place", "memory", "access"):
         table.add_column(heading, no_wrap=True)

@@ -1,4 +1,4 @@
-"""PTX for NVIDIA GPUs from Metal source, and a description of how a host launches each kernel."""
+"""Compiles Metal source to PTX for NVIDIA GPUs, and describes how a host launches each kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .rewrite import Target
 from .toolchain import ToolchainError
 
 ARCHITECTURES = ("sm_80", "sm_90")
-TARGET_MACRO = ("__MSLC_PTX__", "1")  # for source that says something in another way here
+TARGET_MACRO = ("__MSLC_PTX__", "1")  # lets source choose another formulation for PTX
 POINTER, VALUE, THREADGROUP_OFFSET = "pointer", "value", "threadgroup_offset"
 
-# PTX 7.8 is the first with bfloat arithmetic and movmatrix; drivers of CUDA 11.8 and later take it.
+# PTX 7.8 is the first version with bfloat arithmetic and movmatrix. Drivers of CUDA 11.8 and later accept it.
 _FLAGS = ["--target=nvptx64-nvidia-cuda", "-nocudalib", "-O3", "-fconvergent-functions"]
 _FLAGS += ["--cuda-feature=+ptx78", "-S"]
 _MATRIX = re.compile(r"\bsimdgroup_(matrix|float8x8|half8x8|bfloat8x8)\b")
@@ -37,7 +37,7 @@ _PARAMETER = re.compile(
     r"^\s*\.param (?:\.align \d+ )?\.([bsuf]\d+)(?P<pointer> \.ptr)?[^\n]*?_param_\d+(?:\[(\d+)\])?", re.MULTILINE
 )
 _SHARED = re.compile(r"^[^\n/]*\.shared \.align (\d+) \.[bsuf](\d+)\s+([\w$]+)(?:\[(\d+)\])?;", re.MULTILINE)
-# Metal's atomics reach the device at most; the compiler has no name for that and takes the whole system.
+# Metal's atomics have device scope at most. clang emits system scope, since it has no name for this one.
 _SYSTEM_SCOPE = re.compile(r"(?<=\.)(relaxed|acquire|release|acq_rel|sc)\.sys\b")
 _CONSTANT_INDEX = re.compile(r"\bfunction_constant\s*\(\s*(\d+)\s*\)")
 _DEFERRED_DECLARATION = re.compile(r"^\.extern \.const [^\n]*\bmslc_function_constant_\d+;\n", re.MULTILINE)
@@ -51,19 +51,20 @@ class KernelParameter:
     """One parameter of the entry point, in launch order."""
 
     kind: str  # POINTER: a device address; VALUE: `size` bytes; THREADGROUP_OFFSET: see KernelDescription
-    name: str  # in the Metal source
+    name: str  # as in the Metal source
     index: int  # of [[buffer(index)]] or [[threadgroup(index)]]
     size: int
-    function_constant: str = ""  # where this constant is false, the kernel does not read the parameter
+    function_constant: str = ""  # the kernel does not read the parameter if this constant is false
 
 
 @dataclass
 class KernelDescription:
-    """What a host needs to launch a kernel.
+    """Describes how a host launches a kernel.
 
-    Threadgroups are thread blocks of the same three sizes, the grid is counted in threadgroups. Parameters follow the
-    buffer indices. The buffers of dynamic threadgroup memory share one block, whose length is given at the launch;
-    the first starts at 0, every further one where its THREADGROUP_OFFSET parameter says (a multiple of 16).
+    A threadgroup is a thread block of the same three sizes, and the grid counts threadgroups. Parameters are in the
+    order of the buffer indices. The buffers of dynamic threadgroup memory share one block, whose length is set at
+    launch. The first buffer starts at 0, each other one at the value of its THREADGROUP_OFFSET parameter (a multiple of
+    16).
     """
 
     name: str
@@ -72,7 +73,7 @@ class KernelDescription:
     threadgroup_buffers: list[int] = field(default_factory=list)
     static_threadgroup_memory: int = 0
     max_threads: int | None = None
-    full_simdgroups: bool = False  # the number of threads in a threadgroup must be a multiple of 32
+    full_simdgroups: bool = False  # threadgroups must have a multiple of 32 threads
 
 
 @dataclass
@@ -93,11 +94,13 @@ def compile_ptx(
     compiler_flags: Sequence[str] = (),
     defers_constants: bool = False,
 ) -> PtxModule:
-    """Compiles all kernels of a file. Raises CompileError with places in the author's files, and ValueError where a function
-    constant that a kernel reads has no value.
+    """Compiles all kernels of a file.
 
-    With `defers_constants`, function constants get their values, 0 or 1, from whoever loads the text, in place of the words
-    mslc_function_constant_<index>; with none left out, the result is what compiling with these values gives.
+    Raises CompileError with positions in the author's files, and ValueError if a function constant that a kernel reads
+    has no value.
+
+    With `defers_constants`, the loader of the text sets the function constants: it replaces each
+    mslc_function_constant_<index> by 0 or 1. When all are replaced, the result equals a compilation with these values.
     """
     if not isinstance(source, Source):
         source = Source.load(source)
@@ -115,7 +118,7 @@ def compile_ptx(
     flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *_FLAGS, f"-march={arch}", *compiler_flags]
     if permuted:
         flags.append("-DMSLC_PERMUTED_LANES")
-    if defers_constants:  # a copy of a loop for every set of values is what deferring them is to avoid
+    if defers_constants:  # unswitching would duplicate a loop for each value, which deferring is meant to avoid
         flags += ["-mllvm", "-enable-nontrivial-unswitch=false"]
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory, "kernels.ptx")
@@ -146,7 +149,7 @@ def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
             full_simdgroups=permuted,
         )
         kernels.append(description)
-        # Without a minimum of resident blocks, ptxas saves registers for more of them and spills.
+        # Without a minimum of resident blocks, ptxas saves registers to fit more blocks, and spills.
         directive = f".maxntid {description.max_threads}, 1, 1\n.minnctapersm 1\n" if limit else ""
         entry = f".visible .entry {entry_symbol(number)}({signature})\n{directive}{{{_LIMIT.sub('', body)}\n}}"
         return re.sub(rf"\b{entry_symbol(number)}(?=\b|_param_)", description.entry, entry)
@@ -154,12 +157,12 @@ def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
     text = _ENTRY.sub(finish_entry, text)
     missing = {k.name for k in module.kernels} - {k.name for k in kernels}
     if missing:
-        raise ToolchainError(f"the compiler made no entry point of {', '.join(sorted(missing))}")
+        raise ToolchainError(f"the compiler emitted no entry point for {', '.join(sorted(missing))}")
     return PtxModule(arch, text, kernels)
 
 
 def _shared_bytes(shared: list[tuple[str, str, str, str]], body: str) -> int:
-    """Of the threadgroup variables that an entry mentions."""
+    """Returns the size of the threadgroup variables that an entry refers to."""
     words, total = set(re.findall(r"[\w$]+", body)), 0
     for alignment, bits, name, length in shared:
         if name in words:
@@ -173,7 +176,7 @@ def _entry_name(name: str) -> str:
 
 
 def _describe(kernel: Kernel, signature: str) -> list[KernelParameter]:
-    """The sizes of the values come from the compiled signature."""
+    """Takes the sizes of values from the compiled signature."""
     bound = [*_of_kind(kernel, BUFFER), *_of_kind(kernel, THREADGROUP)[1:]]
     parameters = []
     for parameter, (type_name, pointer, length) in zip(bound, _PARAMETER.findall(signature), strict=True):
@@ -184,15 +187,17 @@ def _describe(kernel: Kernel, signature: str) -> list[KernelParameter]:
 
 
 def _of_kind(kernel: Kernel, kind: str) -> list[Parameter]:
-    """In the order of their indices."""
+    """Returns the parameters of one kind, ordered by index."""
     return sorted((p for p in kernel.parameters if p.kind == kind), key=lambda p: p.index)
 
 
-# ---- what the rewriter writes
+# ---- generated source
 
 
 def _entry_point(number: int, kernel: Kernel) -> str:
-    """One line, where the kernel is instantiated: an entry that finds the arguments and calls the kernel."""
+    """Returns a one-line entry point, for insertion at the instantiation, that collects the arguments and calls the
+    kernel.
+    """
     function = kernel.function
     buffers, threadgroup = _of_kind(kernel, BUFFER), _of_kind(kernel, THREADGROUP)
     positions = {id(p): i for i, p in enumerate(kernel.parameters)}
@@ -211,7 +216,7 @@ def _entry_point(number: int, kernel: Kernel) -> str:
     declared = [f"::mslc::Passed<{kernel_type(p)}>::type buffer_{positions[id(p)]}" for p in buffers]
     declared += [f"uint offset_{positions[id(p)]}" for p in threadgroup[1:]]
     arguments = ", ".join(argument(p) for p in kernel.parameters)
-    # A comment in the assembly is the way out for a number that only the compiler knows.
+    # Only the compiler can evaluate the limit; a comment in the assembly passes it on.
     limit = f'__asm__ volatile("// mslc.max_threads %0" :: "n"({kernel.max_threads})); ' if kernel.max_threads else ""
     return (
         f'extern "C" __attribute__((nvptx_kernel)) MSLC_EXPORT void {entry_symbol(number)}({", ".join(declared)}) '
@@ -227,7 +232,7 @@ PTX = Target("ptx", _entry_point, lambda kernels: "")
 
 @dataclass
 class Assembled:
-    """What ptxas says about a kernel."""
+    """What ptxas reports about a kernel."""
 
     registers: int
     spill_bytes: int
@@ -246,22 +251,22 @@ def find_ptxas() -> str:
 
 
 def with_constants(text: str, values: Mapping[int, bool]) -> str:
-    """Text of compile_ptx with deferred function constants, with their values in it: what a host's loader does."""
+    """Replaces the deferred function constants in the text of compile_ptx by their values, as a host's loader does."""
     return _DEFERRED.sub(lambda found: str(int(values[int(found[1])])), text)
 
 
 def assemble(module: PtxModule) -> dict[str, Assembled]:
-    """Runs ptxas. Returns what it reports for each entry, raises ToolchainError where it rejects the text."""
+    """Runs ptxas. Returns its report for each entry; raises ToolchainError if it rejects the text."""
     return _parse_report(_run_ptxas(module.text, module.arch, "-v")[1])
 
 
 def cubin(text: str, arch: str) -> bytes:
-    """The machine code of a module of PTX for `arch`, as an ELF image; the same bytes for the same text."""
+    """Returns the machine code of a PTX module for `arch` as an ELF image. The result is deterministic."""
     return _run_ptxas(text, arch)[0]
 
 
 def _run_ptxas(text: str, arch: str, *options: str) -> tuple[bytes, str]:
-    """The cubin, and what ptxas says."""
+    """Returns the cubin and ptxas's messages."""
     with tempfile.TemporaryDirectory() as directory:
         path, output = Path(directory, "kernels.ptx"), Path(directory, "kernels.cubin")
         path.write_text(text)

@@ -1,9 +1,9 @@
-"""Loads of 8x8 matrices in PTX text: four `ldmatrix` become one, and one loads a matrix the way round that it is used.
+"""Optimises loads of 8x8 matrices in PTX text: transposes on load, and merges four `ldmatrix` into one.
 
-`shim/ptx/matrix_ptx.h` loads each matrix alone (.x1), as a Metal fragment. Where all that is done with it is to exchange rows
-and columns (movmatrix, for the second operand of a product), `ldmatrix` does that for nothing. One of .x4 takes as long as
-one of .x1: lanes 8 i to 8 i + 7 give the rows of matrix i, so that its addresses are those of the first load plus what
-the lane's group of eight adds.
+`shim/ptx/matrix_ptx.h` loads each matrix separately (.x1), as a Metal fragment. If the matrix is only used transposed
+(by movmatrix, for the second operand of a product), `ldmatrix` transposes it for free. An .x4 load takes as long as an
+.x1 load. Its lanes 8 i to 8 i + 7 supply the row addresses of matrix i, so each lane adds an offset that depends on its
+group of eight to the address of the first load.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 _LOAD = re.compile(r"^\s*ldmatrix\.sync\.aligned\.m8n8\.x1(\.trans)?\.shared\.b16 \{(%r\d+)\}, \[(%rd\d+)\];")
 _TRANSPOSE = re.compile(r"^\s*movmatrix\.\S+ (%r\d+), (%r\d+);")
 _ADD = re.compile(r"^\s*add\.s64\s+(%rd\d+), (%rd\d+), (-?\d+);")
-# The registers of its operands: groups 1 and 2.
+# Groups 1 and 2 are the registers of the operands.
 _PRODUCT = re.compile(r"^\s*mma\.sync\S+ \{.*?\}, \{(.*?)\}, \{(.*?)\}, ")
 _REGISTER = re.compile(r"%[a-z]+\d+")
 _ASSIGNED = re.compile(r"^\s*(?:@!?%p\d+ )?[a-z][\w.:]*\s+(\{[^}]*\}|%[a-z]+\d+(?:\|%[a-z]+\d+)?)")
-# What a load of threadgroup memory may not pass: labels, jumps, barriers and whatever may write there.
+# Loads of threadgroup memory may not move across these: labels, jumps, barriers and possible writes.
 _FENCE = re.compile(
     r"^\s*(\$\w+:|(@!?%p\d+ )?(bra|ret|exit|trap|call|brx|bar|barrier|st|atom|red|cp|fence|membar)\b|\{|\})"
 )
 
-_GROUP_BITS = ("%mslc_group_low", "%mslc_group_high")  # of the lane's group of eight
+_GROUP_BITS = ("%mslc_group_low", "%mslc_group_high")  # bits of the index of the lane's group of eight
 _PROLOGUE = f"""\
 	.reg .b32 %mslc_group;
 	.reg .b64 {", ".join(_GROUP_BITS)};
@@ -54,7 +54,7 @@ def _assigned_once(lines: list[str]) -> set[str]:
 
 
 def turn_loads(lines: list[str]) -> list[str]:
-    """Of the lines of a function's body: turns matrices at the load that are only used turned."""
+    """Transposes matrices at the load if they are only used transposed. `lines` is a function's body."""
     if not any(_LOAD.match(line) for line in lines):
         return lines
     once = _assigned_once(lines)
@@ -77,7 +77,7 @@ def turn_loads(lines: list[str]) -> list[str]:
 
 
 def merge_loads(lines: list[str]) -> list[str]:
-    """Of the lines of a function's body: loads several matrices at a time."""
+    """Merges loads of several matrices. `lines` is a function's body."""
     if not any(_LOAD.match(line) for line in lines):
         return lines
     products = [m for line in lines if (m := _PRODUCT.match(line))]
@@ -129,8 +129,10 @@ def merge_loads(lines: list[str]) -> list[str]:
 
 
 def _operands_together(run: list[_Load], operands: dict[str, list[str]]) -> list[_Load]:
-    """The matrices of an operand, by the register of its first, one after the other: an operand's registers have to be
-    neighbours, as the results of a load are."""
+    """Orders loads so that the matrices of each operand are adjacent.
+
+    An operand's registers must be neighbours, as the results of a load are. `operands` is keyed by the first
+    register."""
     waiting = {load.result: load for load in run}
     ordered = []
     for load in run:
@@ -141,7 +143,7 @@ def _operands_together(run: list[_Load], operands: dict[str, list[str]]) -> list
 
 
 def _groups(run: list[_Load]) -> list[list[_Load]]:
-    """Four neighbours each, that lie in a square: at base, base + a, base + b and base + a + b."""
+    """Groups four adjacent loads whose addresses form a square: base, base + a, base + b and base + a + b."""
     groups = []
     i = 0
     while i + 4 <= len(run):

@@ -1,12 +1,12 @@
-"""Matrix products in PTX text: pseudo-instructions of 8x8x8 become mma.sync instructions that fill the unit.
+"""Matrix products in PTX text: merges 8x8x8 pseudo-instructions into mma.sync instructions that fill the unit.
 
-`shim/ptx/matrix_ptx.h` writes `mslc.mma.<type> {d0, d1}, {a...}, {b...}, {c0, c1};` for each simdgroup multiplication. Alone,
-it is the upper half of an m16n8k8. Two that share `b` are vertically adjacent: they become one. Two full-height 16-bit ones
-of which the second adds to what the first made, and nothing else reads that, become one m16n8k16. The transpose of a
-transpose is what there was before.
+`shim/ptx/matrix_ptx.h` emits `mslc.mma.<type> {d0, d1}, {a...}, {b...}, {c0, c1};` for each simdgroup multiplication.
+Alone, it becomes the upper half of an m16n8k8. Two products that share `b` are vertically adjacent and become one
+instruction. Two full-height 16-bit products become one m16n8k16 if the second accumulates onto the first and nothing
+else reads the first result. A double transpose is removed.
 
-The compiler leaves one assignment per register, apart from loop variables, and what is reordered here has no effects but
-its results. So within a block it is enough to look at which registers the statements in between read and write.
+The compiler assigns each register once, apart from loop variables, and the reordered instructions have no side effects.
+So within a block it is enough to compare the registers that the statements in between read and write.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BLOCK_END = re.compile(r"^\s*(\$\w+:|(@!?%p\d+ )?bra\b|ret;|exit;|trap;|call|\{
 _WITHOUT_RESULT = ("st.", "red.", "bar.", "barrier.", "membar", "fence", "bra", "prefetch", "discard", "cp.")
 _PURE = re.compile(r"^\s*(mov|cvt|add|sub|mul|fma|mad|neg|abs|and|or|xor|not|shl|shr|prmt|selp|setp|movmatrix|shfl)\.")
 
-# Registers that a product without a lower half names.
+# Register names for the missing lower half of a product.
 _ZERO, _UNUSED = "%mslc_zero", ("%mslc_unused_0", "%mslc_unused_1")
 _FILL_DECLARATIONS = f"\t.reg .b32 {_ZERO}, {', '.join(_UNUSED)};\n\tmov.b32 {_ZERO}, 0;"
 
 
 @dataclass
 class Product:
-    """One or two (upper, lower) 8x8 results; `a` and `b` have one entry for each 8 of the inner dimension."""
+    """One or two (upper, lower) 8x8 results. `a` and `b` have one entry per 8 elements of the inner dimension."""
 
     type: str
     d: list[tuple[str, ...]]
@@ -70,7 +70,7 @@ class _Statement:
 
     @property
     def is_pure(self) -> bool:
-        """Whether it may be executed earlier: it depends on registers alone and can do no harm."""
+        """Tells if the statement may move up: it depends on registers only and has no side effects."""
         return _PURE.match(self.text) is not None
 
     @classmethod
@@ -100,7 +100,7 @@ class _Statement:
 
 
 def expand_products(text: str) -> str:
-    """PTX without pseudo-instructions. Text that has none is returned as it is."""
+    """Expands all pseudo-instructions. Text without any is returned unchanged."""
     if "mslc.mma." not in text and "ldmatrix" not in text:
         return text
     output: list[str] = []
@@ -145,7 +145,7 @@ def _without_double_transposes(lines: list[str]) -> list[str]:
     made_of = {found[1]: found[2] for line in lines if (found := _TRANSPOSE.match(line)) and assigned[found[1]] == 1}
     transposes = Counter(made_of.values())
     original: dict[str, str] = {}
-    copies: set[str] = set()  # in place of a transpose of what may be another number later, as branches assign it
+    copies: set[str] = set()  # these transposes become copies, because branches may reassign their operand later
     for result, once in made_of.items():
         if once not in made_of:
             continue
@@ -178,7 +178,7 @@ def _stacked(first: Product, second: Product) -> Product | None:
     if first.type != second.type or first.b != second.b or len(first.d) == 2 or len(second.d) == 2:
         return None
     if _registers(first.d) & (_registers(*second.a, second.c) | _registers(second.d)):
-        return None  # the second adds to what the first makes: one after the other, not side by side
+        return None  # the second accumulates onto the first, so they cannot run side by side
     a = [[upper[0], lower[0]] for upper, lower in zip(first.a, second.a, strict=True)]
     return Product(first.type, first.d + second.d, a, first.b, first.c + second.c)
 
@@ -192,7 +192,7 @@ def _chained(first: Product, second: Product, readers: Counter[str]) -> Product 
 
 
 def _merge(block: list[_Statement], combine: Callable[[Product, Product], Product | None]) -> None:
-    """Replaces two products by one wherever `combine` gives one and the order of the block allows it."""
+    """Replaces two products by one wherever `combine` returns a product and the order of the block permits it."""
     i = 0
     while i < len(block):
         first = block[i].product
@@ -201,13 +201,13 @@ def _merge(block: list[_Statement], combine: Callable[[Product, Product], Produc
                 second = block[j].product
                 product = combine(first, second) if second else None
                 if product and _place_together(block, i, j, product):
-                    i -= 1  # what was at i may have moved down; look at its place again
+                    i -= 1  # another statement may now be at i, so look there again
                     break
         i += 1
 
 
 def _place_together(block: list[_Statement], i: int, j: int, product: Product) -> bool:
-    """Moves statement i down and statement j up to one place between them, as high as possible."""
+    """Moves statement i down and statement j up to one place between them, as early as possible."""
     needed = block[j].reads - block[i].writes
     place = max((k for k in range(i + 1, j) if block[k].writes & needed), default=i)
     if not _can_move(block, i, place, j):
@@ -223,15 +223,17 @@ def _place_together(block: list[_Statement], i: int, j: int, product: Product) -
 
 def _can_move(block: list[_Statement], i: int, place: int, j: int) -> bool:
     first, second = block[i], block[j]
-    for statement in block[i + 1 : place + 1]:  # they now come before `first`
+    for statement in block[i + 1 : place + 1]:  # these would come before `first`
         if statement.reads & first.writes or statement.writes & (first.reads | first.writes):
             return False
-    # These now come after `second`.
+    # These would come after `second`.
     return not any((s.reads | s.writes) & second.writes for s in block[place + 1 : j])
 
 
 def _raise_operands(block: list[_Statement], i: int, j: int) -> int | None:
-    """Moves what makes the operands of statement j above statement i. Returns where i is then; None if it cannot be."""
+    """Moves the statements that compute the operands of j above i. Returns the new position of i, or None if that
+    fails.
+    """
     first, second = block[i], block[j]
     needed = set(second.reads)
     raised: list[int] = []
@@ -246,7 +248,7 @@ def _raise_operands(block: list[_Statement], i: int, j: int) -> int | None:
             return None
     if needed & first.writes:
         return None
-    # What is raised must not overtake a statement that reads or writes its result.
+    # A raised statement must not overtake one that reads or writes its result.
     for k in raised:
         for other in range(i, k):
             if other not in raised and (block[other].reads | block[other].writes) & block[k].writes:

@@ -1,4 +1,4 @@
-"""From preprocessed Metal to C++ for upstream clang. The passes are independent; see lexer.TokenStream."""
+"""Rewrites preprocessed Metal to C++ for upstream clang. The passes are independent; see lexer.TokenStream."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .structure import Structure
 
 @dataclass
 class Target:
-    """What differs between machines when source is rewritten."""
+    """The parts of rewriting that depend on the target machine."""
 
     name: str
     entry_point: EntryPoint
     kernel_table: Callable[[list[Kernel]], str]  # text at the end of the file
-    conforms: bool = False  # only looked at, not run
+    conforms: bool = False  # compiled for checking only, never run
 
 
 CPU = Target("cpu", cpu_entry_point, cpu_kernel_table)
@@ -52,8 +52,8 @@ def rewrite(
     target: Target = CPU,
     only: Collection[str] = (),
 ) -> Rewritten:
-    """Rewrites the output of the preprocessor: all kernels, or those named in `only`. Raises SourceError for what it does not
-    understand.
+    """Rewrites the output of the preprocessor: all kernels, or those in `only`. Raises SourceError for unknown
+    constructs.
     """
     stream = TokenStream(source)
     reject_misused_keywords(stream)

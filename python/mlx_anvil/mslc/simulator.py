@@ -23,7 +23,7 @@ DEFAULT_STEP_LIMIT = 200_000_000
 
 @dataclass
 class Finding:
-    """Something that a kernel did wrong, with its place in the source where that is known."""
+    """An error of a kernel, with its position in the source if known."""
 
     kind: str
     message: str
@@ -34,7 +34,7 @@ class Finding:
     threadgroup: tuple[int, int, int] = (0, 0, 0)
     thread: int = -1
     other_thread: int = -1
-    other_file: str = ""  # the other access of a race
+    other_file: str = ""  # other access of a race
     other_line: int = 0
     other_column: int = 0
     buffer: int = -1
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """What happened in one launch."""
+    """The results of one launch."""
 
     findings: list[Finding] = field(default_factory=list)
     threadgroups: int = 0
@@ -64,11 +64,11 @@ class Report:
     collectives: int = 0
     divergent_collectives: int = 0
     threadgroup_memory: int = 0
-    profile: LaunchProfile | None = None  # of a library that was compiled with options=PROFILED
+    profile: LaunchProfile | None = None  # set for libraries compiled with options=PROFILED
 
 
 class SimulationError(RuntimeError):
-    """A launch was stopped, or the checks found something. The contents of its outputs are not defined."""
+    """A launch was stopped, or a check failed. The contents of its outputs are undefined."""
 
     def __init__(self, findings: list[Finding]):
         super().__init__("\n".join(str(f) for f in findings) or "the launch was stopped")
@@ -79,15 +79,15 @@ class Library:
     """The kernels of one Metal source, compiled for this machine.
 
     Args:
-        source: a path, or the text of a file.
-        include_dirs: where `#include` looks, after the folder of the file.
-        constants: values of function constants, by index or name.
-        defines: macros.
-        options: `UNCHECKED`, `CHECKED` or `PROFILED`.
+      source: a path, or the text of a file.
+      include_dirs: where to look for included files, after the folder of the source.
+      constants: values of function constants, by index or name.
+      defines: macros.
+      options: `UNCHECKED`, `CHECKED` or `PROFILED`.
 
     Raises:
-        CompileError: the source is no valid Metal; the diagnostics are in terms of the author's text.
-        ToolchainError: there is no compiler, or this is not Linux.
+      CompileError: the source is not valid Metal. The diagnostics refer to the author's source.
+      ToolchainError: there is no compiler, or this is not Linux.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class Library:
         self._table = {table[i].name.decode(): ctypes.pointer(table[i]) for i in range(count.value)}
 
     def max_threads(self, kernel: str) -> int:
-        """The kernel's `max_total_threads_per_threadgroup`.
+        """Returns the kernel's `max_total_threads_per_threadgroup`.
 
         Args:
-            kernel: its host name.
+          kernel: the kernel's host name.
 
         Returns:
-            0 where the kernel does not say.
+          The limit, or 0 if the kernel sets none.
         """
         return self._table[kernel].contents.max_threads
 
@@ -135,24 +135,25 @@ class Library:
         """Launches a kernel and waits for it.
 
         Args:
-            kernel: its host name.
-            buffers: binding index (or parameter name) to a contiguous array, written in place; an int, float or bytes
-                is bound as a constant (int32, float32). Checks align an array as Metal does a buffer, at 256 bytes and
-                no more, and a view of an array as its offset in that array leaves it.
-            grid: threadgroups, or threads with `dispatch="threads"`; up to three sizes.
-            threadgroup: threads of a threadgroup; up to three sizes.
-            threadgroup_memory: bytes of each `threadgroup` parameter, by index or in order.
-            dispatch: `"threadgroups"` or `"threads"`.
-            seed: other than 0 shuffles the schedule.
-            threads: host threads; 0 for all cores.
-            step_limit: a launch of more steps is stopped, since a kernel that never ends would not.
+          kernel: the kernel's host name.
+          buffers: binding index (or parameter name) to a contiguous array, written in place; an int, float or bytes
+            is bound as a constant (int32, float32). Alignment checks assume that an array is aligned to 256 bytes, like a
+            Metal buffer, and that a view starts at its offset in the array.
+          grid: threadgroups, or threads with `dispatch="threads"`; up to three sizes.
+          threadgroup: threads per threadgroup; up to three sizes.
+          threadgroup_memory: bytes of each `threadgroup` parameter, by index or in order.
+          dispatch: `"threadgroups"` or `"threads"`.
+          seed: a value other than 0 shuffles the schedule.
+          threads: number of host threads; 0 uses all cores.
+          step_limit: stops a launch after this many steps, because a kernel may never end.
 
         Returns:
-            What was counted, and the findings of a library that stops at none.
+          The counts of the launch, and its findings if the library does not raise for them.
 
         Raises:
-            ValueError: no such kernel, buffer or `dispatch`; a buffer, function constant or length that is missing.
-            SimulationError: the launch was stopped, or the checks found something.
+          ValueError: the kernel, a buffer or `dispatch` does not exist, or a buffer, function constant or length is
+            missing.
+          SimulationError: the launch was stopped, or a check failed.
         """
         if kernel not in self.kernels:
             raise ValueError(f"no kernel named '{kernel}' in {self.compiled.source.name}: {', '.join(self.kernels)}")
@@ -227,13 +228,13 @@ class Library:
                 )
 
     def findings_at(self, address: int) -> list[Finding]:
-        """The findings of a launch that was not made through `run`.
+        """Returns the findings of a launch made without `run`.
 
         Args:
-            address: of its `mslc_report` in memory.
+          address: the address of its `mslc_report`.
 
         Returns:
-            The findings, in order.
+          The findings, in order.
         """
         return self._findings(abi.Report.from_address(address))
 
@@ -243,7 +244,7 @@ class Library:
     def _finding(self, raw: abi.Finding) -> Finding:
         place = self._place(raw.file.decode(), raw.line, raw.column) if raw.file else self._place_of_code(raw.pc)
         kernel = raw.kernel.decode()
-        if raw.pc and not place[0]:  # of code before its first statement: the stack is full, or the like
+        if raw.pc and not place[0]:  # before the kernel's first statement, for example a stack overflow
             place = self.kernels[kernel].file, self.kernels[kernel].file_line, 1
         other = self._place_of_code(raw.other_pc)
         position = raw.threadgroup_position
@@ -263,11 +264,11 @@ class Library:
         )
 
     def _place(self, file: str, line: int, column: int) -> tuple[str, int, int]:
-        """The author's place for one that the compiler names."""
+        """Returns the author's position for one that the compiler reports."""
         return file, *self.compiled.source_map.original(file, line, column)
 
     def _place_of_code(self, pc: int | None) -> tuple[str, int, int]:
-        """The author's place of a return address in the library; ("", 0, 0) where it is not known."""
+        """Returns the author's position for a return address in the library, or ("", 0, 0) if it is unknown."""
         if not pc:
             return "", 0, 0
         found = self._line_table.find(pc - self._load_address)
@@ -280,12 +281,12 @@ class Library:
     @cached_property
     def _load_address(self) -> int:
         loaded = ctypes.cast(self._library.mslc_kernels, ctypes.c_void_p).value
-        assert loaded is not None  # ctypes' type of an address allows null
+        assert loaded is not None  # for the type checker: c_void_p.value may be None
         return loaded - self._line_table.symbols["mslc_kernels"]
 
 
 def _merge(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding a place: the compiler may have made several copies of a line."""
+    """Merges findings with the same position, because the compiler may have copied a line."""
     merged: dict[tuple, Finding] = {}
     for finding in findings:
         key = finding.kind, finding.file, finding.line, finding.column, "" if finding.file else finding.message
@@ -302,7 +303,9 @@ def _flags(dispatch: str, options: Options) -> int:
 
 
 def as_array(value: object) -> np.ndarray:
-    """What is bound for a value: an array as it is, so that it can be written, and a number as a constant."""
+    """Returns the array to bind for a value: arrays as they are, so that kernels can write them, and numbers as
+    constants.
+    """
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
             raise ValueError("buffers must be C-contiguous arrays")
@@ -321,7 +324,7 @@ def as_array(value: object) -> np.ndarray:
 
 
 def _offset(array: np.ndarray) -> int:
-    """Bytes from the start of the array that owns the memory."""
+    """Returns the offset in bytes from the array that owns the memory."""
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base

@@ -1,6 +1,6 @@
-"""How much static threadgroup memory each kernel of a file may use, read off the compiler's intermediate code.
+"""Reads the static threadgroup memory of each kernel from the compiler's LLVM IR.
 
-Sizes that depend on template arguments are known nowhere else. A launch may use less, where a branch is not taken.
+Sizes that depend on template arguments are known only there. A launch may use less if it does not take a branch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .preprocess import Source
 _ALIGNMENT = 16  # of every variable in the arena
 _NAME = r"(?P<name>[\w.$]+|\"[^\"]*\")"
 _VARIABLE = re.compile(rf"call [^@]*@mslc_threadgroup_variable\(ptr [^@]*@{_NAME}, i64 (?:noundef )?(?P<size>\d+), ")
-# Before functions are inlined: the call of the shim's function, whose result is a reference to the variable.
+# Before inlining, the IR calls the shim's function, which returns a reference to the variable.
 _REFERENCE = re.compile(
     r"call [^@\n]*\bdereferenceable\((?P<size>\d+)\) ptr @_ZN4mslc20threadgroup_variable[\w.$]*\(ptr [^@\n]*@" + _NAME
 )
@@ -24,12 +24,12 @@ _REFERENCE = re.compile(
 def static_threadgroup_memory(
     source: Source, constants: Constants | None = None, kernels: Collection[str] = ()
 ) -> dict[str, int]:
-    """Kernel name to bytes: of those named, or of all."""
+    """Maps the named kernels, or all of them, to bytes."""
     return _memory(IntermediateCode.of(source, constants, kernels=kernels), _VARIABLE)
 
 
 def most_static_threadgroup_memory(code: IntermediateCode) -> dict[str, int]:
-    """No less than that, and quick: from code that is not optimised, with variables of branches that cannot be taken."""
+    """A quick upper bound from unoptimised code, which includes variables of dead branches."""
     return _memory(code, _REFERENCE)
 
 

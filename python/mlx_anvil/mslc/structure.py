@@ -1,4 +1,4 @@
-"""What a brace encloses: needed to tell declarations in functions from those in classes and namespaces."""
+"""Classifies braces, to tell declarations in functions from those in classes and namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AFTER_PARAMETERS = frozenset(
 
 
 class Structure:
-    """For every token, the innermost brace around it and the kind of that brace."""
+    """Knows the innermost brace around every token, and the kind of each brace."""
 
     def __init__(self, stream: TokenStream):
         self.stream = stream
@@ -39,7 +39,7 @@ class Structure:
         if "namespace" in words or (words[:1] == ["extern"] and stream.kind[brace - 1] == "string"):
             return NAMESPACE
         if not words and outer in (FUNCTION, CLASS):
-            return FUNCTION  # a block; in a class, the body after a braced member initialiser
+            return FUNCTION  # a block, or in a class the body after a braced member initialiser
         if outer == FUNCTION and words and words[-1] == ":":
             return FUNCTION  # after a case label
         declares_class = any(word in ("struct", "class", "union") for word in self._outside_brackets(head, brace))
@@ -53,13 +53,13 @@ class Structure:
         if "enum" in words:
             return OTHER
         if outer in (CLASS, NAMESPACE) and ")" in words and "=" not in words:
-            return FUNCTION  # constructor with an initialiser list, or a trailing return type
+            return FUNCTION  # constructor with an initialiser list, or trailing return type
         if outer == FUNCTION and "->" in words and ")" in words:
             return FUNCTION  # lambda with a return type
         return OTHER
 
     def _outside_brackets(self, first: int, end: int) -> list[str]:
-        """The words of a declaration, without template and function parameters and attributes."""
+        """Returns the words of a declaration without template parameters, function parameters and attributes."""
         words, i = [], first
         while i < end:
             text = self.stream.text[i]

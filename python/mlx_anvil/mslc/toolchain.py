@@ -1,4 +1,4 @@
-"""The compiler that mslc drives, and the cache of what it made."""
+"""The compiler that mslc runs, and the cache of compiled files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RUNTIME = PACKAGE / "runtime"
 
 
 class ToolchainError(RuntimeError):
-    """The compiler is missing, or failed in a way that is not the author's fault."""
+    """The compiler is missing, or failed for a reason that is not in the source."""
 
 
 @functools.cache
 def find_zig() -> str:
-    """The zig executable, which contains clang and lld."""
+    """Returns the path of zig, which contains clang and lld."""
     given = os.environ.get("MLX_ANVIL_ZIG")
     if given:
         return _given_zig(given)
@@ -42,12 +42,10 @@ def find_zig() -> str:
 
 
 def _given_zig(given: str) -> str:
-    allowed = (
-        "it has to name an executable of zig, by its path or as a command; without it mslc uses that of PyPI's ziglang"
-    )
+    allowed = "it must be the path or the command name of a zig executable; if unset, mslc uses the ziglang package"
     found = shutil.which(given)
     if found is None:
-        raise ToolchainError(f"MLX_ANVIL_ZIG is '{given}', which is no executable file: {allowed}")
+        raise ToolchainError(f"MLX_ANVIL_ZIG is '{given}', which is not an executable file: {allowed}")
     try:
         answer = subprocess.run([found, "version"], capture_output=True, text=True, errors="replace", check=False)
         version = answer.stdout.strip() if answer.returncode == 0 else ""
@@ -70,7 +68,7 @@ def require(result: subprocess.CompletedProcess, doing: str) -> None:
 
 
 def cache_directory() -> Path:
-    """Where compiled libraries are kept. MLX_ANVIL_CACHE overrides the user's cache directory."""
+    """Returns the folder of compiled libraries. MLX_ANVIL_CACHE overrides the user's cache directory."""
     given = os.environ.get("MLX_ANVIL_CACHE")
     if given:
         directory = Path(given).expanduser().absolute()
@@ -90,12 +88,10 @@ def _cache_error(directory: Path, error: OSError) -> ToolchainError:
     given = os.environ.get("MLX_ANVIL_CACHE")
     why = error.strerror or str(error)
     if given:
-        message = (
-            f"MLX_ANVIL_CACHE is '{given}', where mslc cannot keep what it compiles ({directory}: {why}): it has to "
-        )
-        message += "name a folder that can be written or made; without it mslc uses the user's cache folder"
+        message = f"MLX_ANVIL_CACHE is '{given}', where mslc cannot write its cache ({directory}: {why}): it must "
+        message += "name a folder that mslc can create or write; if unset, mslc uses the user's cache folder"
     else:
-        message = f"mslc cannot keep what it compiles in {directory} ({why}): MLX_ANVIL_CACHE can name another folder"
+        message = f"mslc cannot write its cache in {directory} ({why}): MLX_ANVIL_CACHE can name another folder"
     return ToolchainError(message)
 
 
@@ -108,7 +104,7 @@ def digest(*parts: object) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Others see all of a file or none of it, also when the machine goes down."""
+    """Writes a file so that readers see either all of it or none of it, even after a crash."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -122,7 +118,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Writes a file of the cache."""
+    """Writes a cache file."""
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -131,7 +127,7 @@ def keep(path: Path, data: bytes) -> None:
 
 @functools.cache
 def fingerprint() -> str:
-    """Changes with the compiler, this package and the processor that `-march=native` means."""
+    """Hashes the compiler, this package and the processor, which determines the meaning of `-march=native`."""
     zig = os.stat(find_zig())
     parts: list[object] = [zig.st_size, zig.st_mtime_ns, sys.platform, platform.machine(), _processor()]
     for path in sorted(PACKAGE.rglob("*")):
@@ -152,9 +148,9 @@ def _processor() -> str:
 
 
 def build_runtime() -> Path:
-    """The shared library of the simulator's runtime, built once and kept."""
+    """Returns the shared library of the simulator's runtime. It is built once and cached."""
     if sys.platform != "linux":
-        # It is linked as ELF. Linting and PTX need no linker and work everywhere.
+        # The runtime is linked as ELF. Linting and PTX need no linker and work everywhere.
         raise ToolchainError(f"the simulator runs on Linux (x86-64 and arm64), not on {sys.platform}")
     path = cache_directory() / f"libmslc_runtime-{fingerprint()}.so"
     if _is_whole(path):
@@ -180,14 +176,14 @@ def build_runtime() -> Path:
         linked = Path(directory, path.name)
         link_shared(objects, linked, soname=path.name, needed=_c_libraries(directory))
         library = linked.read_bytes()
-    # What tells whether the library is whole comes last.
+    # Write the digest last: it proves that the library is complete.
     keep(path, library)
     keep(path.with_suffix(".digest"), digest(library).encode())
     return path
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a library of the cache is there, as it was written: a full disk or a crash may have left a part of it."""
+    """Tells if a cached library is complete. A full disk or a crash may have truncated it."""
     try:
         return path.with_suffix(".digest").read_bytes() == digest(path.read_bytes()).encode()
     except OSError:
@@ -195,16 +191,16 @@ def _is_whole(path: Path) -> bool:
 
 
 def link_shared(objects: list[str], path: Path, *, soname: str = "", needed: list[str] | None = None) -> None:
-    """Links ELF objects to a library."""
+    """Links ELF objects to a shared library."""
     name = ["-soname", soname] if soname else []
     arguments = ["ld.lld", "-shared", "--build-id=none", "-rpath", "$ORIGIN", *name, *objects, *(needed or [])]
     require(run_tool([*arguments, "-o", str(path)]), "linking")
 
 
 def _c_libraries(directory: str) -> list[str]:
-    """Empty stand-ins that make the linker record the C and maths libraries of this system as needed.
+    """Creates empty libraries that make the linker record this system's C and maths libraries as needed.
 
-    The real files may be anywhere (or linker scripts); the loader knows where, the linker need not.
+    The real files may be anywhere, or be linker scripts. Only the loader needs to find them.
     """
     import ctypes.util
 

@@ -1,4 +1,4 @@
-"""Functions and variables that a source uses and nobody defines. A host may have some of that name; Metal has no host."""
+"""Finds functions and variables that a source uses without a definition. The host may define them; Metal has no host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from .diagnostics import Diagnostic, SourceMap
 from .line_table import LineTable
 
-# What the compiler calls by itself, or for the shim.
+# Functions that the compiler calls implicitly or on behalf of the shim.
 _MEMORY = ("memcpy", "memmove", "memset", "bcmp", "memcmp")
 _MATHS = """
     acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh exp exp10 exp2 expm1 fabs fdim floor fma fmax fmaximum_num
@@ -33,7 +33,7 @@ def _is_foreign(symbol: str) -> bool:
 
 
 def undefined_in_object(path: Path) -> set[str]:
-    """Symbols that an object file leaves to be found elsewhere, without those that mslc has."""
+    """Returns the undefined symbols of an object file, except those that mslc provides."""
     sections = LineTable(path).sections
     names = sections[".strtab"]
     found = set()
@@ -44,12 +44,12 @@ def undefined_in_object(path: Path) -> set[str]:
 
 
 def undefined_in_code(code: str) -> set[str]:
-    """Likewise of intermediate code."""
+    """Returns the undefined symbols of LLVM IR, except those that mslc provides."""
     return {symbol for symbol in _DECLARED.findall(code) if _is_foreign(symbol)}
 
 
 def undefined_uses(code: str, symbols: Collection[str], source_map: SourceMap) -> Iterator[Diagnostic]:
-    """An error for each place where intermediate code with line tables mentions one of the symbols."""
+    """Yields an error for each place where IR with line tables refers to one of the symbols."""
     seen = set()
     for symbol in sorted(symbols):
         message = _message(symbol)
@@ -65,10 +65,10 @@ def undefined_uses(code: str, symbols: Collection[str], source_map: SourceMap) -
 
 def _message(symbol: str) -> str:
     if symbol.startswith("__cxa_guard_"):
-        return "a static variable of a function has to have a value that the compiler knows"
+        return "a static variable of a function needs a compile-time value"
     if symbol.startswith(("_Zn", "_Zd")):
         return "Metal has no heap"
-    return f"'{readable(symbol)}' is defined nowhere: Metal has no functions or variables of the host"
+    return f"'{readable(symbol)}' is not defined: Metal has no functions or variables of the host"
 
 
 def _place(code: str, number: str) -> tuple[str, int, int] | None:
@@ -85,7 +85,7 @@ def _metadata(code: str, number: str) -> str:
 
 
 def readable(symbol: str) -> str:
-    """The name in a mangled one, without parameters."""
+    """Demangles a symbol, without its parameters."""
     match = re.match(r"_ZN?[VK]*", symbol)
     if not match:
         return symbol

@@ -1,4 +1,4 @@
-"""check: strict lint, and what else Apple's compiler may refuse."""
+"""check: runs the strict lint and, on request, the conformance checks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .options import load_source, parse_constants, source_options
     "--conformance",
     "conform",
     is_flag=True,
-    help="Also look for what upstream clang takes and Apple's compiler may not.",
+    help="Also report code that upstream clang accepts and Apple's compiler may reject.",
 )
 @click.option(
     "--std",
     "standards",
     multiple=True,
     type=click.Choice(tuple(STANDARDS)),
-    help="With --conformance: a version of the language to look at, instead of all.",
+    help="With --conformance: check this version of the language instead of all.",
 )
 @click.option(
     "--attested",
     multiple=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="With --conformance: Metal source that is known to compile, beside the headers of the mlx package.",
+    help="With --conformance: more Metal source that is known to compile. The mlx package's headers always count.",
 )
 def command(
     files: tuple[str, ...],

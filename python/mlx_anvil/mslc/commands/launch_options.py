@@ -1,4 +1,4 @@
-"""The launch that `run` and `profile` take: a description file, or a source file, a kernel and its buffers."""
+"""The launch options of `run` and `profile`: a description file, or a source with a kernel and its buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from ..launches import LaunchDescription, LaunchError, is_description, load_launches, parse_extent
 from .options import parse_constants, source_options
 
-BUFFERS_HELP = """FILE is a Metal source, or a launch description (.toml, .json) that says everything else too. BUFFERS are
+BUFFERS_HELP = """FILE is a Metal source, or a launch description (.toml, .json) with all other arguments. BUFFERS are
 INDEX=VALUE: a number, DTYPE:NUMBER, in.npy, zeros|ones|arange|random:DTYPE:SHAPE, each array optionally followed by
 :out.npy, or struct:DTYPE=VALUE,..."""
 
@@ -22,12 +22,14 @@ _DECORATORS = (
     click.option("--grid", metavar="X,Y,Z", help="Threadgroups, or threads with --dispatch threads."),
     click.option("--threadgroup", metavar="X,Y,Z", help="Threads per threadgroup."),
     click.option("--dispatch", type=click.Choice(["threadgroups", "threads"]), default="threadgroups"),
-    click.option("--threadgroup-memory", multiple=True, type=int, metavar="BYTES", help="Lengths, by index."),
+    click.option(
+        "--threadgroup-memory", multiple=True, type=int, metavar="BYTES", help="Length of a buffer, in order."
+    ),
 )
 
 
 def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the arguments that `described_launches` takes."""
+    """Adds the options that `described_launches` takes."""
     function = source_options(function)
     for decorator in reversed(_DECORATORS):
         function = decorator(function)
@@ -48,7 +50,7 @@ def described_launches(
 ) -> list[LaunchDescription]:
     if is_description(file):
         if kernel or grid or threadgroup:
-            raise click.UsageError(f"{file} describes the whole launch: give nothing else")
+            raise click.UsageError(f"{file} describes the whole launch: omit KERNEL, --grid and --threadgroup")
         return load_launches(file)
     if not (kernel and grid and threadgroup):
         raise click.UsageError("a Metal source needs KERNEL, --grid and --threadgroup")

@@ -1,4 +1,4 @@
-"""list: what is in a file."""
+"""list: prints the kernels and function constants of a file."""
 
 from __future__ import annotations
 

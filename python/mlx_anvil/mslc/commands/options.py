@@ -1,4 +1,4 @@
-"""Options that several subcommands share."""
+"""Options shared by several subcommands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_source(path: str, include_dirs: tuple[str, ...], defines: tuple[str, ..
 
 
 def parse_constants(texts: tuple[str, ...]) -> dict[int | str, object]:
-    """NAME=VALUE or INDEX=VALUE, with true, false, a whole number or a real one."""
+    """Parses NAME=VALUE or INDEX=VALUE. The value is true, false, an integer or a real number."""
     constants: dict[int | str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")

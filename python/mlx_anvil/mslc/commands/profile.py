@@ -1,4 +1,4 @@
-"""profile: what kernels do to memory, beside others."""
+"""profile: counts the memory traffic of kernels and compares it between kernels."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..simulator import SimulationError
 from .launch_options import BUFFERS_HELP, described_launches, launch_options
 
 
-@click.command(name="profile", help=f"Count what KERNEL of FILE does to memory.\n\n{BUFFERS_HELP}")
+@click.command(name="profile", help=f"Profile the memory accesses of KERNEL in FILE.\n\n{BUFFERS_HELP}")
 @launch_options
 @click.option(
     "--against",
     metavar="LAUNCH",
-    help="Profile another one beside it: a launch description, or KERNEL or FILE:KERNEL for the same launch.",
+    help="Compare with a second launch: a launch description, or KERNEL or FILE:KERNEL with the same arguments.",
 )
-@click.option("--places", default=10, show_default=True, help="How many places of the source to list.")
+@click.option("--places", default=10, show_default=True, help="Number of source positions to list.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(against: str | None, places: int, as_json: bool, **launch: Any) -> None:
     try:
@@ -42,7 +42,7 @@ def command(against: str | None, places: int, as_json: bool, **launch: Any) -> N
         return
     console = Console(soft_wrap=True)
     if not console.is_terminal:
-        console.width = 160  # instead of the 80 columns that rich assumes of a pipe
+        console.width = 160  # rich assumes 80 columns for a pipe
     if theirs:
         columns = [_column(launches, ours), _column(others, theirs)]
         console.print(metrics_table(columns, compare=True))

@@ -1,4 +1,4 @@
-"""ptx: kernels for NVIDIA GPUs."""
+"""ptx: compiles kernels for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .options import load_source, parse_constants, source_options
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--arch", default=",".join(ARCHITECTURES), show_default=True, help="Architectures, separated by commas.")
 @click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="Folder to write to.")
-@click.option("--assemble", "assembles", is_flag=True, help="Run ptxas; fail where registers are spilled.")
+@click.option("--assemble", "assembles", is_flag=True, help="Run ptxas; fail if registers are spilled.")
 @source_options
 def command(
     files: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""run: launch kernels on arrays from files, or made up."""
+"""run: launches kernels on arrays that are loaded from files or generated."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .launch_options import BUFFERS_HELP, described_launches, launch_options
 
 @click.command(name="run", help=f"Run KERNEL of FILE in the simulator.\n\n{BUFFERS_HELP}")
 @launch_options
-@click.option("--seed", default=0, help="Shuffle the schedule.")
+@click.option("--seed", default=0, help="Shuffle the schedule by this seed; 0 keeps the order.")
 @click.option("--threads", default=0, help="Host threads, 0 for all cores.")
 @click.option("--step-limit", default=DEFAULT_STEP_LIMIT)
-@click.option("--checked", is_flag=True, help="Look for races, accesses out of bounds and the like.")
+@click.option("--checked", is_flag=True, help="Check for races, out-of-bounds accesses and other errors.")
 def command(seed: int, threads: int, step_limit: int, checked: bool, **launch: Any) -> None:
     console = Console(soft_wrap=True)
     try:

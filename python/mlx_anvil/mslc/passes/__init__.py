@@ -1,1 +1,1 @@
-"""Rewriting passes, one construct of Metal each. Each takes the token stream and edits it."""
+"""Rewriting passes. Each handles one construct of Metal by editing the token stream."""

@@ -1,4 +1,4 @@
-"""C casts to vectors: (float4)x becomes a call, because clang's own cast reinterprets the bits of a vector."""
+"""C casts to vectors: (float4)x becomes a call, because clang's cast would reinterpret the bits of a vector."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _TYPE_WORDS = _QUALIFIERS | _INTEGERS | {"half", "float", "bfloat", "unsigned", 
 
 
 def operand_end(stream: TokenStream, first: int, vectors: set[str]) -> int:
-    """The last token of a cast's operand, which starts at `first`: prefix operators, casts, a postfix expression.
+    """Returns the last token of a cast's operand, which consists of prefix operators, casts and a postfix expression.
 
-    `vectors` are the names of vector types.
+    The operand starts at `first`. `vectors` are the names of vector types.
     """
     i = first
     while True:
@@ -26,7 +26,7 @@ def operand_end(stream: TokenStream, first: int, vectors: set[str]) -> int:
 
 
 def _is_cast(stream: TokenStream, opening: int, vectors: set[str]) -> bool:
-    """Whether the bracket at `opening` holds a type that what follows is cast to."""
+    """Tells if the bracket at `opening` holds the type of a cast."""
     close = stream.partner[opening]
     following = stream.at(close + 1)
     if stream.kind[close + 1 : close + 2] in (["name"], ["number"]):

@@ -1,4 +1,4 @@
-"""Whether a loop may change what its condition compares, as far as words show it."""
+"""Decides from the text if a loop may change the operands of its condition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class Changes:
         self._structure = structure
 
     def in_loop(self, counter: str, start: Span, condition: Span, step: Span) -> bool:
-        """Whether the body of a `for` loop may set its counter, or body or step what the counter is compared with."""
+        """Tells if a `for` loop's body may set the counter, or its body or step may set what the counter is compared
+        with.
+        """
         body = (step[1] + 1, _statement_end(self._stream, step[1] + 1))
         if not self._declares(counter, start):
-            # Then it can have another name, by which it is set unseen.
+            # A counter declared outside the loop may have an alias, through which the body could set it unnoticed.
             function = self._function_start(step[1])
             if self._has_alias(counter, (function, start[0])) or self._has_alias(counter, body):
                 return True
@@ -69,7 +71,9 @@ class Changes:
         return [i for i in range(*span) if stream.text[i] == name and stream.at(i - 1) not in (".", "->", "::")]
 
     def _is_assigned(self, i: int) -> bool:
-        """i = 0, ++i, i[1].x += 2; but not `int i = 0`, which is another variable."""
+        """Tells if the name at i is assigned: i = 0, ++i, i[1].x += 2. `int i = 0` declares another variable and does
+        not count.
+        """
         stream = self._stream
         if stream.at(i - 1) in ("++", "--"):
             return True
@@ -78,11 +82,11 @@ class Changes:
         after = i + 1
         while stream.at(after) in ("[", ".", "->"):
             after = stream.partner[after] + 1 if stream.at(after) == "[" else after + 2
-        # The lexer leaves >>= in two, since >> may close two lists.
+        # The lexer splits >>= because >> may close two template lists.
         return stream.at(after) in _ASSIGNMENTS or (stream.at(after) == ">" and stream.at(after + 1) == ">=")
 
     def _gets_alias(self, i: int) -> bool:
-        """&i, and `thread int& j = i`."""
+        """Tells if the name at i gets an alias: &i, or `thread int& j = i`."""
         stream = self._stream
         before = stream.at(i - 1)
         if before == "&":
@@ -90,7 +94,7 @@ class Changes:
         return before in ("=", "(", "{") and stream.at(i - 3) == "&" and stream.kind[i - 2] == "name"
 
     def _is_handed_on(self, i: int) -> bool:
-        """f(i), where f takes a reference there."""
+        """Tells if the name at i is passed by reference: f(i)."""
         stream = self._stream
         if stream.at(i - 1) not in ("(", ",") or stream.at(i + 1) not in (",", ")"):
             return False
@@ -99,7 +103,7 @@ class Changes:
 
     @cached_property
     def _setters(self) -> frozenset[tuple[str, int]]:
-        """(function, parameter) of each reference by which a function may change what it is given."""
+        """The (function, parameter) pairs of references through which a function may change its argument."""
         stream = self._stream
         found = set()
         for i, text in enumerate(stream.text):
@@ -117,7 +121,7 @@ class Changes:
 
 
 def _opening(stream: TokenStream, i: int) -> int | None:
-    """The parenthesis around token i, if the innermost bracket is one."""
+    """Returns the parenthesis around token i, if it is the innermost bracket."""
     while i > 0:
         i -= 1
         text = stream.text[i]
@@ -129,7 +133,7 @@ def _opening(stream: TokenStream, i: int) -> int | None:
 
 
 def _pieces(stream: TokenStream, opening: int) -> list[Span]:
-    """What commas separate in parentheses."""
+    """Returns the comma-separated parts of a parenthesis."""
     pieces, i = [], opening + 1
     first, close = i, stream.partner[opening]
     while i < close:
@@ -146,12 +150,12 @@ def _pieces(stream: TokenStream, opening: int) -> list[Span]:
 
 
 def _place(stream: TokenStream, opening: int, i: int) -> int:
-    """Which of the pieces token i is in."""
+    """Returns the number of the part that contains token i."""
     return sum(end <= i for _, end in _pieces(stream, opening))
 
 
 def _called(stream: TokenStream, opening: int) -> str:
-    """The name before a parenthesis and its template arguments; of a lambda, that of the variable that holds it."""
+    """Returns the name before a parenthesis and its template arguments. A lambda has the name of its variable."""
     i = opening - 1
     if stream.at(i) == "]":
         return stream.at(stream.partner[i] - 2)
@@ -167,7 +171,7 @@ def _called(stream: TokenStream, opening: int) -> str:
 
 
 def _statement_end(stream: TokenStream, i: int) -> int:
-    """The token after the statement that begins at i."""
+    """Returns the token after the statement that begins at i."""
     while i < len(stream):
         text = stream.text[i]
         if text in ("(", "["):

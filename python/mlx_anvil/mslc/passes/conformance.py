@@ -1,4 +1,4 @@
-"""What only the conformance check rewrites, so that the compiler looks at types there (shim/conformance.h)."""
+"""Rewrites for the conformance check only, which make the compiler check types (shim/conformance.h)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rewrite_for_conformance(stream: TokenStream, structure: Structure) -> None:
 
 
 def _assignments(stream: TokenStream, structure: Structure) -> None:
-    """p = {a, b}: what is the type of p?"""
+    """Wraps the left side of p = {a, b}, so that the compiler checks the type of p."""
     for i, text in enumerate(stream.text):
         if text != "=" or stream.at(i + 1) != "{" or not structure.in_function(i):
             continue
@@ -29,7 +29,7 @@ def _assignments(stream: TokenStream, structure: Structure) -> None:
 
 
 def _casts(stream: TokenStream) -> None:
-    """(device T*)p and reinterpret_cast<device T*>(p): where does p point to?"""
+    """Wraps the operand p of (device T*)p and reinterpret_cast<device T*>(p), to check the address space it points to."""
     for i, text in enumerate(stream.text):
         close = stream.partner[i] if text == "(" else None
         if close is not None and _is_pointer(stream, i + 1, close) and _begins_operand(stream, close + 1):
@@ -41,7 +41,7 @@ def _casts(stream: TokenStream) -> None:
 
 
 def _is_pointer(stream: TokenStream, first: int, end: int) -> bool:
-    """Whether tokens first..end-1 are a pointer type that names an address space."""
+    """Tells if tokens first..end-1 are a pointer type with an address space."""
     words = stream.text[first:end]
     return words[-1:] == ["*"] and bool(SPACES.intersection(words)) and "," not in words and "(" not in words
 
@@ -53,7 +53,7 @@ def _begins_operand(stream: TokenStream, i: int) -> bool:
 
 
 def _assigned(stream: TokenStream, i: int) -> int:
-    """The first token of the postfix expression, dereferenced or not, that ends at i."""
+    """Returns the first token of the postfix expression that ends at i, including a dereference."""
     while True:
         if stream.at(i) in (")", "]"):
             i = stream.partner[i]

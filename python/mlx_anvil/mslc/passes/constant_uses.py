@@ -1,6 +1,6 @@
-"""Which function constants a kernel needs: those that it, or anything it names, mentions.
+"""Finds the function constants that a kernel needs: those mentioned by the kernel or by anything it refers to.
 
-Metal refuses to build a kernel's pipeline while one of them has no value, unless the source asks
+Metal refuses to build a kernel's pipeline if such a constant has no value, unless the source calls
 is_function_constant_defined.
 """
 
@@ -20,7 +20,7 @@ def note_missing_constants(
     constants: Iterable[FunctionConstant],
     given: Iterable[int | str],
 ) -> None:
-    """Fills in Kernel.missing_constants."""
+    """Sets Kernel.missing_constants."""
     provided = set(given)
     missing = {c.name for c in constants if not provided & {c.name, c.index}}
     missing -= {
@@ -41,7 +41,7 @@ def note_missing_constants(
 
 
 def _mentions(stream: TokenStream, structure: Structure) -> dict[str, set[str]]:
-    """For every name that is declared outside functions and classes: the names that its declarations mention."""
+    """Maps each name declared outside functions and classes to the names that its declarations mention."""
     mentions: dict[str, set[str]] = {}
     first = 0
     for i, text in enumerate(stream.text):
@@ -60,7 +60,7 @@ def _mentions(stream: TokenStream, structure: Structure) -> dict[str, set[str]]:
 
 
 def _declared_name(stream: TokenStream, first: int, end: int) -> str:
-    """The name that the declaration in tokens first..end-1 introduces; "" where there is none."""
+    """Returns the name declared by tokens first..end-1, or "" if there is none."""
     if stream.at(first) == "using":
         return stream.at(first + 1)
     if stream.at(first) == "typedef":

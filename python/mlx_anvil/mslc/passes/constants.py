@@ -1,6 +1,7 @@
-"""Function constants: declarations with [[function_constant(n)]] become constexpr with the value given.
+"""Function constants: declarations with [[function_constant(n)]] become constexpr with the given value.
 
-A value may be DEFERRED to whoever loads the compiled kernel; only the PTX target can (shim/ptx/deferred_ptx.h).
+A value may be DEFERRED until the compiled kernel is loaded. Only the PTX target supports that
+(shim/ptx/deferred_ptx.h).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SCALARS = frozenset(
 )
 
 DEFERRED = object()
-OPAQUE = object()  # of a value that no constant expression knows, as in Metal before a pipeline is built
+OPAQUE = object()  # has a value that no constant expression can use, like Metal's constants before a pipeline is built
 
 
 def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, object]) -> list[FunctionConstant]:

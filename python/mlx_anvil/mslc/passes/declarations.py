@@ -1,4 +1,4 @@
-"""Declarations that mean something else, or nothing, to upstream clang."""
+"""Rewrites declarations that upstream clang rejects or interprets differently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPACES = frozenset(("device", "constant", "threadgroup"))
 
 
 def rewrite_threadgroup_variables(stream: TokenStream, structure: Structure, target: str) -> None:
-    """`threadgroup T x[N];` in a function becomes a reference to memory that the runtime hands out.
+    """Rewrites `threadgroup T x[N];` in a function to a reference to memory that the runtime allocates.
 
     On a GPU target it becomes a static variable in shared memory.
     """
@@ -29,14 +29,16 @@ def rewrite_threadgroup_variables(stream: TokenStream, structure: Structure, tar
             continue
         if target != "cpu":
             static = "" if "static" in stream.text[start:i] else "static "
-            # More than Metal promises: ldmatrix needs it. Who needs it in Metal as well learns that on the CPU.
+            # ldmatrix needs more alignment than Metal promises. Code that needs it in Metal too fails on the CPU, which
+            # does not add it.
             stream.insert_before(first, "alignas(16) ")
             stream.insert_before(start, static)
             continue
         type_end = declarators[0][0]
         type_text = stream.joined(i + 1, type_end - 1)
         stream.erase(start, i)
-        # What `alignas` takes may be a type or a number, and several may stand there: a type has the strictest of them.
+        # `alignas` takes a type or a number and may be repeated. Putting all of them on a struct gives the strictest
+        # one.
         alignment = f"{stream.text[declarators[0][0]]}_alignment" if alignments else ""
         if alignments:
             stream.insert_before(first, "struct ")
@@ -63,7 +65,7 @@ def rewrite_threadgroup_variables(stream: TokenStream, structure: Structure, tar
 
 
 def _alignments(stream: TokenStream, start: int) -> list[tuple[int, int]]:
-    """(first, last) token of each `alignas(...)` that ends before `start`, the last one first."""
+    """Returns (first, last) token of each `alignas(...)` that ends before `start`, in reverse order."""
     found: list[tuple[int, int]] = []
     while stream.at(start - 1) == ")" and stream.at(stream.partner[start - 1] - 1) == "alignas":
         first = stream.partner[start - 1] - 1
@@ -73,7 +75,7 @@ def _alignments(stream: TokenStream, start: int) -> list[tuple[int, int]]:
 
 
 def _declarators(stream: TokenStream, i: int) -> list[tuple[int, int]]:
-    """(name, end) of each variable declared from i on; nothing for pointers, references and functions."""
+    """Returns (name, end) of each variable declared from i on, or nothing for pointers, references and functions."""
     declarators: list[tuple[int, int]] = []
     while True:
         text = stream.at(i)
@@ -97,7 +99,7 @@ def _declarators(stream: TokenStream, i: int) -> list[tuple[int, int]]:
 
 
 def rewrite_array_parameters(stream: TokenStream) -> None:
-    """`constant int strides[2]` as a parameter: clang loses the address space when it makes it a pointer."""
+    """Rewrites parameters like `constant int strides[2]` to pointers: clang would lose their address space."""
     for i in range(1, len(stream)):
         if stream.text[i] != "[" or stream.kind[i - 1] != "name" or stream.at(i + 1) == "[":
             continue
@@ -114,7 +116,7 @@ def rewrite_array_parameters(stream: TokenStream) -> None:
 
 
 def strip_attributes(stream: TokenStream) -> None:
-    """Attributes of Metal that are left when kernels are done, such as [[thread_index_in_simdgroup]] on a helper."""
+    """Removes Metal attributes outside of kernels, such as [[thread_index_in_simdgroup]] on a helper."""
     for i in range(len(stream)):
         if stream.text[i] == "[" and stream.at(i + 1) == "[" and stream.partner[i] == stream.partner[i + 1] + 1:
             word = stream.at(i + 2)
@@ -123,7 +125,7 @@ def strip_attributes(stream: TokenStream) -> None:
 
 
 def rewrite_logging(stream: TokenStream) -> None:
-    """String literals are in no address space here, so the functions of a log take plain `const char*`."""
+    """Changes the functions of os_log to take `const char*`, because string literals have no address space in clang."""
     for i in range(len(stream)):
         if stream.text[i] in ("struct", "class") and stream.at(i + 1) == "os_log" and stream.at(i + 2) == "{":
             for j in range(i + 3, stream.partner[i + 2]):

@@ -1,4 +1,4 @@
-"""Kernel functions and their instantiations."""
+"""Rewrites kernel functions and their instantiations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ _UNSUPPORTED = frozenset(
 @dataclass
 class _Function:
     parameters: list[Parameter]
-    max_threads: str  # an expression, or the name of a variable template that holds it
-    template_parameters: int  # 0 where the kernel is not a template
+    max_threads: str  # an expression, or the variable template that holds it
+    template_parameters: int  # 0 if the kernel is not a template
 
 
 def rewrite_kernels(
     stream: TokenStream, structure: Structure, entry_point: EntryPoint, only: Collection[str] = ()
 ) -> list[Kernel]:
-    """Turns kernels into ordinary functions and writes an entry point where each is instantiated: each in `only`, if given."""
+    """Turns kernels into ordinary functions and adds an entry point to each instantiation. `only` restricts the entry
+    points.
+    """
     functions: dict[str, list[_Function]] = {}
     kernels: list[Kernel] = []
 
@@ -39,7 +41,7 @@ def rewrite_kernels(
         if limit and function.template_parameters:
             limit += expression[expression.index("<") :]
         if structure.enclosing[at] < 0 and not expression.startswith("::"):
-            expression = f":: {expression}"  # a function of the library may have the same name
+            expression = f":: {expression}"  # the library may have a function of the same name
         kernels.append(Kernel(name, expression, function.parameters, limit, stream.position(at)[0]))
         return " " + entry_point(len(kernels) - 1, kernels[-1])
 
@@ -67,7 +69,7 @@ def _is_kernel_marker(stream: TokenStream, i: int) -> bool:
 
 
 def _attribute_value(stream: TokenStream, first: int, last: int, name: str) -> str:
-    """The argument of attribute `name` among tokens first..last, empty when absent."""
+    """Returns the argument of attribute `name` in tokens first..last, or "" if there is none."""
     for i in range(first, last):
         if stream.text[i] == name and stream.at(i + 1) == "(":
             return stream.joined(i + 2, stream.partner[i + 1] - 1)
@@ -75,12 +77,12 @@ def _attribute_value(stream: TokenStream, first: int, last: int, name: str) -> s
 
 
 def _host_name(stream: TokenStream, first: int, last: int) -> str:
-    """The argument of host_name, whose string literals may be adjacent pieces."""
+    """Returns the argument of host_name, joining adjacent string literals."""
     return "".join(re.findall(r'"([^"]*)"', _attribute_value(stream, first, last, "host_name")))
 
 
 def _definition(stream: TokenStream, marker: int, functions: dict[str, list[_Function]], add: Callable) -> int:
-    """A kernel function. Returns the last token that was dealt with."""
+    """Rewrites a kernel function. Returns the last token it handled."""
     first = marker
     while stream.at(first - 1) == "]" and _is_attribute(stream, stream.partner[first - 1]):
         first = stream.partner[first - 1]
@@ -112,7 +114,7 @@ def _definition(stream: TokenStream, marker: int, functions: dict[str, list[_Fun
 
 
 def _instantiation(stream: TokenStream, start: int, functions: dict[str, list[_Function]], add: Callable) -> int:
-    """template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>; or the same with the signature written out."""
+    """Rewrites template [[host_name("x")]] [[kernel]] decltype(f<T>) f<T>; also with the signature written out."""
     end = stream.text.index(";", start)
     host_name = _host_name(stream, start, end)
     i = start + 1
@@ -136,7 +138,7 @@ def _instantiation(stream: TokenStream, start: int, functions: dict[str, list[_F
         last = close
     if name not in functions:
         raise SourceError(f"'{name}' is instantiated as a kernel but is not one", stream.position(first))
-    # Of several kernels of one name, the one that the arguments fit best: those may leave out defaults.
+    # Of several kernels with one name, choose the one whose parameters match best. Arguments may omit defaults.
     function = min(functions[name], key=lambda f: (f.template_parameters < arguments, f.template_parameters))
     expression = stream.joined(first, last)
     stream.erase(start, end)
@@ -145,7 +147,7 @@ def _instantiation(stream: TokenStream, start: int, functions: dict[str, list[_F
 
 
 def _template_list(stream: TokenStream, opening: int) -> list[int]:
-    """Where each element of the template list that '<' at `opening` starts begins; empty without a list."""
+    """Returns the start of each element in the template list that opens at `opening`; empty if there is no list."""
     close = stream.close_angle(opening) if stream.at(opening) == "<" else None
     if close is None:
         return []
@@ -217,7 +219,7 @@ def _binding_index(
     if not is_array and not {"*", "&"}.intersection(parameter.type.split()):
         message = f"kernel parameter '{parameter.name}' has no attribute that mslc knows"
         raise SourceError(message, stream.position(attribute if attribute < end else attribute - 1))
-    # Metal numbers buffers without an attribute by itself.
+    # Metal numbers buffers that have no attribute.
     used = {p.index for p in earlier if p.kind == parameter.kind}
     return next(i for i in range(len(used) + 1) if i not in used)
 

@@ -1,7 +1,8 @@
-"""Loops that may not end count steps, so that a kernel that never ends is stopped.
+"""Makes loops that may not end count steps, so that the runtime can stop an endless kernel.
 
-A counted `for` loop does not: the call would keep it from being unrolled. It is one whose counter moves towards the
-bound that it is compared with, and whose body changes neither; a step that is only known at run time is checked not to be zero.
+A counted `for` loop does not count steps, because the call would prevent unrolling. In a counted loop, the counter
+moves towards the bound it is compared with, and the body changes neither. A step known only at run time is checked
+against zero.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _STEP = "::mslc::count_step(), "
 _UP, _DOWN, _EXACT = ("<", "<="), (">",), "!="
 _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "!=": "!="}
 _SIGNED = frozenset(("short", "int", "long", "int16_t", "int32_t", "int64_t", "ptrdiff_t"))
-# Their values are so few that a bound can be out of reach: uchar i < 256.
+# A bound may be out of the range of these types: uchar i < 256.
 _TINY = frozenset(("bool", "char", "uchar", "int8_t", "uint8_t"))
 
 
@@ -35,7 +36,7 @@ def _rewrite_for(stream: TokenStream, changes: Changes, opening: int) -> None:
     close = stream.partner[opening]
     separators = [i for i in _outer(stream, opening + 1, close) if stream.text[i] == ";"]
     if len(separators) != 2:
-        return  # over a range
+        return  # range-based
     first, second = separators
     if second == first + 1:
         stream.insert_after(first, "::mslc::count_step(), true")
@@ -44,7 +45,7 @@ def _rewrite_for(stream: TokenStream, changes: Changes, opening: int) -> None:
 
 
 def _outer(stream: TokenStream, first: int, end: int) -> Iterator[int]:
-    """The indices of the tokens first..end-1 that are not in brackets; those of the brackets are among them."""
+    """Yields the tokens of first..end-1 outside of brackets, and the brackets themselves."""
     i = first
     while i < end:
         yield i
@@ -52,7 +53,7 @@ def _outer(stream: TokenStream, first: int, end: int) -> Iterator[int]:
 
 
 def _count_condition(stream: TokenStream, first: int, end: int) -> None:
-    """Adds a step to the condition in tokens first..end-1, an expression or a declaration."""
+    """Adds step counting to the condition in tokens first..end-1, which is an expression or a declaration."""
     assignment = next((i for i in _outer(stream, first, end) if stream.text[i] == "="), None)
     declares = (
         assignment is not None
@@ -83,7 +84,7 @@ def _is_counted(
             continue
         allowed = {"up": _UP, "down": (*_DOWN, ">=") if _SIGNED.intersection(initial) else _DOWN}[direction]
         if end - first == 2 or (direction == "down" and not amount):
-            allowed = (*allowed, _EXACT)  # which a larger step may jump over
+            allowed = (*allowed, _EXACT)  # a larger step could jump over the bound
         if any(
             _compares(stream, *part, counter, allowed) and not changes.in_loop(counter, start, part, step)
             for part in _split(stream, condition, "&&")
@@ -96,7 +97,7 @@ def _is_counted(
 
 
 def _increments(stream: TokenStream, step: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Between commas, of which those of template arguments are none: `i += A<T, n>::k` is one."""
+    """Splits at commas outside of template arguments: `i += A<T, n>::k` is one increment."""
     first, depth = step[0], 0
     for part, end in _split(stream, step, ","):
         words = stream.text[part:end]
@@ -116,7 +117,7 @@ def _split(stream: TokenStream, span: tuple[int, int], separator: str) -> list[t
 
 
 def _movement(stream: TokenStream, first: int, end: int, initial: list[str]) -> tuple[str, str, int]:
-    """(counter, "up" or "down", first token of the amount where there is one) of an increment; "" for others."""
+    """Returns (counter, "up" or "down", first token of the amount or 0) of an increment, or "" for other expressions."""
     words = stream.text[first:end]
     if len(words) == 2 and ("++" in words or "--" in words):
         counter = words[1] if words[0] in ("++", "--") else words[0]
@@ -136,7 +137,7 @@ def _movement(stream: TokenStream, first: int, end: int, initial: list[str]) -> 
 
 
 def _compares(stream: TokenStream, first: int, end: int, counter: str, allowed: tuple[str, ...]) -> bool:
-    """Whether tokens first..end-1 compare the counter, alone on its side, as `allowed` says (counter on the left)."""
+    """Tells if tokens first..end-1 compare the bare counter by an operator in `allowed`, with the counter on the left."""
     words = stream.text[first:end]
     if len(words) < 3:
         return False

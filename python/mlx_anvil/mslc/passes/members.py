@@ -1,7 +1,8 @@
 """Member functions qualified with an address space.
 
-Metal overloads members on the address space of the object; upstream C++ cannot. The plain (or `thread`) overload is kept
-and takes objects of every space, the others are dropped. Where there is no plain one, the first loses its qualifier.
+Metal overloads members on the object's address space; upstream C++ cannot. This pass keeps the plain (or `thread`)
+overload, which then accepts objects in every space, and drops the others. If there is no plain overload, the first one
+loses its qualifier.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def rewrite_members(stream: TokenStream, structure: Structure) -> None:
 
 
 def qualified_members(stream: TokenStream, structure: Structure) -> frozenset[tuple[str, str]]:
-    """(name, address space) of the members that say one; the name of an operator is "operator"."""
+    """Returns (name, address space) of each qualified member. Operators have the name "operator"."""
     found = set()
     for space, close, _ in _members(stream, structure):
         declaration = stream.text[stream.statement_start(close) : stream.partner[close]]
@@ -43,7 +44,7 @@ def qualified_members(stream: TokenStream, structure: Structure) -> frozenset[tu
 
 
 def _members(stream: TokenStream, structure: Structure) -> Iterator[tuple[str, int, int]]:
-    """(address space or "", end of the parameters, where the space stands or would) of the member functions."""
+    """Yields (address space or "", end of the parameters, position of the space) of the member functions."""
     for close in range(len(stream)):
         if stream.text[close] != ")" or not structure.in_class(close):
             continue
@@ -58,7 +59,7 @@ def _members(stream: TokenStream, structure: Structure) -> Iterator[tuple[str, i
 
 
 def _definition_end(stream: TokenStream, i: int) -> int:
-    """The last token of a member function whose parameter list ends before i."""
+    """Returns the last token of a member function whose parameter list ends before i."""
     while stream.at(i) not in ("{", ";"):
         i = stream.partner[i] + 1 if stream.at(i) in ("(", "[") else i + 1
     return stream.partner[i] if stream.at(i) == "{" else i

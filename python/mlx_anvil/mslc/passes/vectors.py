@@ -1,4 +1,4 @@
-"""Vector constructors and casts, which upstream clang reads differently; see shim/convert.h."""
+"""Vector constructors and casts, which upstream clang interprets differently; see shim/convert.h."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from ..structure import FUNCTION, Structure
 from .casts import operand_end
 
 _SCALARS = ["bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]
-_ANY_VECTOR = "mslc_any_vec"  # vec<T, N> for every T, bool among them; see shim/bool_vec.h
+_ANY_VECTOR = "mslc_any_vec"  # vec<T, N> for every T including bool; see shim/bool_vec.h
 _VECTORS = frozenset(f"{prefix}{scalar}{n}" for scalar in _SCALARS for n in (2, 3, 4) for prefix in ("", "packed_"))
 _BEFORE_INITIALISERS = frozenset((")", "thread", "device", "constant", "threadgroup", "noexcept"))
-# Words after which a type name starts an expression, not a declaration.
+# After these words a type name starts an expression, not a declaration.
 _EXPRESSION_KEYWORDS = frozenset(("return", "case", "else", "do", "throw", "co_return"))
 
 
 def rewrite_vectors(stream: TokenStream, structure: Structure) -> None:
     names, templates = _vector_aliases(stream)
 
-    members: dict[tuple[int, str], str] = {}  # (brace of the class, member of a vector type): its type
+    members: dict[tuple[int, str], str] = {}  # (brace of the class, name of a vector member): its type
     for i in range(len(stream)):
         text = stream.text[i]
         if text == "static_cast":
@@ -43,9 +43,9 @@ def rewrite_vectors(stream: TokenStream, structure: Structure) -> None:
 
 
 def _may_hold_bool(stream: TokenStream, structure: Structure, i: int) -> bool:
-    """Whether `vec<T, N>` at i must be looked up by type, because vectors of bool are not clang's.
+    """Tells if `vec<T, N>` at i may have bool elements, which need a type of mslc instead of clang's.
 
-    Not where T may be deduced: in parameters, in arguments of a partial specialisation and in alias templates.
+    The answer is no where T may be deduced: in parameters, in partial specialisations and in alias templates.
     """
     if stream.at(i + 2) == "bool":
         return True
@@ -59,7 +59,7 @@ def _may_hold_bool(stream: TokenStream, structure: Structure, i: int) -> bool:
 
 
 def _type_text(stream: TokenStream, first: int, last: int) -> str:
-    """A vector type, spelt as the rewritten source spells it."""
+    """Returns a vector type as the rewritten source spells it."""
     text = stream.joined(first, last)
     return text.replace("vec <", f"{_ANY_VECTOR} <") if "vec <" in text and "packed_vec" not in text else text
 
@@ -67,7 +67,7 @@ def _type_text(stream: TokenStream, first: int, last: int) -> str:
 def _rewrite_member_initialisers(
     stream: TokenStream, structure: Structure, members: dict[tuple[int, str], str]
 ) -> None:
-    """Constructors that initialise members of a vector type with several values: S() : v(a, b) {}"""
+    """Rewrites constructors that initialise a vector member from several values: S() : v(a, b) {}"""
     for brace, kind in structure.kind.items():
         if kind != FUNCTION or not structure.in_class(brace):
             continue
@@ -86,7 +86,7 @@ def _rewrite_member_initialisers(
 
 
 def _rewrite_use(stream: TokenStream, structure: Structure, first: int, last: int, names: set[str]) -> None:
-    """Tokens first..last name a vector type."""
+    """Rewrites one use of the vector type in tokens first..last."""
     following = stream.at(last + 1)
     if following == "(":
         before = stream.at(first - 1)
@@ -94,7 +94,7 @@ def _rewrite_use(stream: TokenStream, structure: Structure, first: int, last: in
         if before in ("operator", "::", "struct", "class") or (declares and before not in _EXPRESSION_KEYWORDS):
             return
         if stream.at(last + 2) == "*":
-            return  # a declarator in parentheses
+            return  # parenthesised declarator
         stream.insert_before(first, "::mslc::make<")
         stream.insert_after(last, ">")
     elif following == ")" and stream.at(first - 1) == "(" and _is_cast_operand(stream, first, last + 2):
@@ -106,7 +106,7 @@ def _rewrite_use(stream: TokenStream, structure: Structure, first: int, last: in
 
 
 def _rewrite_declaration(stream: TokenStream, first: int, last: int) -> None:
-    """Declarations with parenthesised initialisers: float2 v(x, y), w(0);"""
+    """Rewrites declarations with parenthesised initialisers: float2 v(x, y), w(0);"""
     name = last + 1
     while stream.kind[name : name + 1] == ["name"] and stream.at(name + 1) == "(":
         after = stream.partner[name + 1] + 1
@@ -119,7 +119,7 @@ def _rewrite_declaration(stream: TokenStream, first: int, last: int) -> None:
 
 
 def _is_cast_operand(stream: TokenStream, first: int, operand: int) -> bool:
-    """Whether '(type)' before `operand` is a cast, and not sizeof(type), f(type) or a parameter list."""
+    """Tells if '(type)' before `operand` is a cast, rather than sizeof(type), f(type) or a parameter list."""
     before = stream.at(first - 2)
     if before == ")" and stream.at(stream.partner[first - 2] - 1) == "operator":
         return False
@@ -140,7 +140,7 @@ def _qualified_start(stream: TokenStream, i: int) -> int:
 
 
 def _vector_aliases(stream: TokenStream) -> tuple[set[str], set[str]]:
-    """The names of vector types, and of templates that are vector types, `vec` among them."""
+    """Collects the names of vector types and of templates for vector types, `vec` included."""
     names, templates = set(_VECTORS), {"vec", "packed_vec"}
 
     def names_vector(first: int, end: int) -> bool:

@@ -1,6 +1,6 @@
-// The C interface of the Metal simulator, shared by three sides: the kernels that mslc compiles,
-// the runtime that schedules them, and whoever launches them (Python through ctypes, the C++
-// extension through dlopen). It includes nothing, because the kernels are compiled without headers.
+// The C interface of the Metal simulator. Three sides share it: the kernels that mslc compiles, the
+// runtime that schedules them, and the host that launches them (Python through ctypes, the C++
+// extension through dlopen). Kernels are compiled without headers, so it includes nothing.
 #ifndef MSLC_ABI_H_
 #define MSLC_ABI_H_
 
@@ -14,22 +14,22 @@ extern "C" {
 #define MSLC_MAX_THREADGROUP_BUFFERS 31
 #define MSLC_MAX_THREADS_PER_THREADGROUP 1024
 #define MSLC_BUFFER_ALIGNMENT 256             // of a buffer's first byte, and no more
-#define MSLC_THREADGROUP_BUFFER_ALIGNMENT 16  // likewise; lengths are multiples of it
-#define MSLC_MAX_THREADGROUP_MEMORY 32768     // bytes that Apple's GPUs give a threadgroup
-#define MSLC_MOST_THREADGROUP_MEMORY 101376   // and NVIDIA's, of a launch that asks for it
+#define MSLC_THREADGROUP_BUFFER_ALIGNMENT 16  // lengths are multiples of it too
+#define MSLC_MAX_THREADGROUP_MEMORY 32768     // limit per threadgroup on Apple's GPUs
+#define MSLC_MOST_THREADGROUP_MEMORY 101376   // opt-in limit on NVIDIA's GPUs
 
 typedef struct mslc_size {
   unsigned int x, y, z;
 } mslc_size;
 
-// ---- what a kernel sees ------------------------------------------------------------------------
+// ---- state that a kernel sees ------------------------------------------------------------------
 
 // Shared by the threads of one threadgroup.
 typedef struct mslc_threadgroup {
   void* buffers[MSLC_MAX_BUFFERS];
   void* threadgroup_buffers[MSLC_MAX_THREADGROUP_BUFFERS];
   mslc_size position;       // threadgroup_position_in_grid
-  mslc_size size;           // threads_per_threadgroup (smaller in a ragged last threadgroup)
+  mslc_size size;           // threads_per_threadgroup (smaller in a ragged last group)
   mslc_size dispatch_size;  // dispatch_threads_per_threadgroup
   mslc_size grid;           // threadgroups_per_grid
   mslc_size threads_per_grid;
@@ -44,8 +44,8 @@ typedef struct mslc_thread {
 
 typedef void (*mslc_entry)(const mslc_thread* thread);
 
-// A place in the author's source. The layout is the one of std::source_location::__impl, which
-// clang fills in through __builtin_source_location().
+// A position in the author's source. The layout is that of std::source_location::__impl, which
+// clang fills through __builtin_source_location().
 typedef struct mslc_site {
   const char* file;
   const char* function;
@@ -53,30 +53,30 @@ typedef struct mslc_site {
   unsigned int column;
 } mslc_site;
 
-// ---- what a kernel calls -----------------------------------------------------------------------
+// ---- functions that a kernel calls -------------------------------------------------------------
 
-// The operands of one SIMD-group operation: one pointer a lane, null where the lane is not active.
+// The operands of one SIMD-group operation: one pointer per lane, null if the lane is inactive.
 typedef struct mslc_lanes {
   void* value[MSLC_SIMD_WIDTH];
-  unsigned int active;  // bit i: lane i takes part
+  unsigned int active;  // bit i is set if lane i takes part
   const mslc_site* site;
 } mslc_lanes;
 
-// Runs once, when every active lane has arrived; reads and writes the operands of all of them.
+// Runs once, after every active lane has arrived. It reads and writes the operands of all of them.
 typedef void (*mslc_combine)(const mslc_lanes* lanes);
 
 enum { MSLC_SCOPE_SIMDGROUP = 0, MSLC_SCOPE_THREADGROUP = 1 };
 // The values of metal::mem_flags.
 enum { MSLC_FENCE_DEVICE = 1, MSLC_FENCE_THREADGROUP = 2 };
 
-// Identifies a threadgroup variable by its address: one object for every instantiation of the
-// function that declares the variable.
+// Identifies a threadgroup variable by address. All instantiations of the function that declares
+// the variable share one object.
 typedef struct mslc_variable {
   const char* name;
 } mslc_variable;
 
-// Convergent calls are not duplicated or moved into branches: a place in the compiled kernel is
-// then a place in the source, and the runtime groups waiting lanes by it.
+// The compiler neither duplicates convergent calls nor moves them into branches. A position in the
+// compiled kernel therefore maps to one in the source, and the runtime groups waiting lanes by it.
 #ifdef __clang__
 #define MSLC_CONVERGENT __attribute__((convergent, nomerge))
 #else
@@ -90,20 +90,20 @@ MSLC_API void mslc_collective(void* value,
                               const mslc_site* site) MSLC_CONVERGENT;
 // `fences` is a set of MSLC_FENCE_*: the memory whose accesses the barrier orders.
 MSLC_API void mslc_barrier(int scope, unsigned int fences, const mslc_site* site) MSLC_CONVERGENT;
-// Called by a combine function when `lane` depends on lanes that do not take part.
+// A combine function calls this when the result of `lane` depends on lanes that do not take part.
 MSLC_API void mslc_undefined_result(const mslc_lanes* lanes, unsigned int lane, const char* what);
-// Storage of a threadgroup variable: the same address for every thread of the threadgroup.
+// Returns the storage of a threadgroup variable, which is the same for all threads of a
+// threadgroup.
 MSLC_API void* mslc_threadgroup_variable(const mslc_variable* variable,
                                          unsigned long long size,
                                          unsigned int alignment);
-// What profiled kernels count themselves.
+// Events that profiled kernels count themselves.
 enum { MSLC_COUNT_MATRIX_MULTIPLY = 0, MSLC_COUNT_TRANSCENDENTAL, MSLC_COUNT_KINDS };
 MSLC_API void mslc_count(int what, unsigned int amount);
-// Called by loops that have no bound of their own, so that the step limit can stop them.
+// Called by loops without a static bound, so that the step limit can stop them.
 MSLC_API void mslc_step(void);
 
-// ---- the kernel table of a compiled library
-// ------------------------------------------------------
+// ---- the kernel table of a compiled library ----------------------------------------------------
 
 enum { MSLC_PARAMETER_BUFFER = 0, MSLC_PARAMETER_THREADGROUP = 1, MSLC_PARAMETER_BUILTIN = 2 };
 
@@ -119,66 +119,65 @@ typedef struct mslc_kernel {
   mslc_entry entry;
   const mslc_parameter* parameters;
   unsigned int parameter_count;
-  unsigned int max_threads;  // max_total_threads_per_threadgroup, 0 where not given
+  unsigned int max_threads;  // max_total_threads_per_threadgroup, or 0
 } mslc_kernel;
 
 // Exported by every compiled library.
 typedef const mslc_kernel* (*mslc_kernels_function)(unsigned int* count);
 
-// ---- launching
-// -----------------------------------------------------------------------------------
+// ---- launching ---------------------------------------------------------------------------------
 
 enum {
-  MSLC_DISPATCH_THREADS = 1,  // grid counts threads, and the last threadgroups may be ragged
-  MSLC_CHECKED = 2,           // the library was compiled with instrumentation: check accesses
-  MSLC_PROFILED = 4,          // the library was compiled with instrumentation: count accesses
+  MSLC_DISPATCH_THREADS = 1,  // the grid counts threads, and the last threadgroups may be ragged
+  MSLC_CHECKED = 2,           // check accesses; the library must be instrumented
+  MSLC_PROFILED = 4,          // count accesses; the library must be instrumented
 };
 
 typedef struct mslc_buffer {
   void* data;
   unsigned long long size;    // bytes
-  unsigned long long offset;  // of data, into the buffer that was allocated
+  unsigned long long offset;  // offset of `data` in the allocated buffer
 } mslc_buffer;
 
-// The accesses that one place of the compiled kernel made to one buffer. The active lanes of a SIMD
-// group that are there together make one access.
+// The accesses to one buffer from one position in the compiled kernel. The active lanes of a SIMD
+// group that reach the position together make one access.
 typedef struct mslc_profile_site {
   const void* pc;
   int buffer;  // binding index, -1 for threadgroup memory
   int kind;    // 0 read, 1 write, 2 atomic read, 3 atomic write or exchange
   unsigned long long accesses;
   unsigned long long lanes;
-  unsigned long long bytes;               // requested, all lanes
+  unsigned long long bytes;               // requested by all lanes
   unsigned long long transactions;        // 128-byte lines touched, or cycles of 32 4-byte banks
-  unsigned long long ideal_transactions;  // the same, had the bytes been packed
+  unsigned long long ideal_transactions;  // the same for packed bytes
 } mslc_profile_site;
 
 typedef struct mslc_profile {
   mslc_profile_site* sites;  // owned by the profile, freed by mslc_profile_clear
   unsigned int site_count;
   unsigned int reserved;
-  unsigned long long bytes_read[MSLC_MAX_BUFFERS];  // different bytes, by binding index
+  unsigned long long bytes_read[MSLC_MAX_BUFFERS];  // unique bytes, by binding index
   unsigned long long bytes_written[MSLC_MAX_BUFFERS];
   unsigned long long counts[MSLC_COUNT_KINDS];
-  unsigned long long collective_lanes;  // active lanes, over all SIMD-group operations
+  unsigned long long collective_lanes;  // active lanes, summed over all SIMD-group operations
 } mslc_profile;
 
 typedef struct mslc_launch {
   unsigned int struct_size;  // sizeof(mslc_launch), so that fields can be added at the end
   unsigned int flags;
   const mslc_kernel* kernel;
-  const mslc_buffer* buffers;  // by binding index; data is null where nothing is bound
+  const mslc_buffer* buffers;  // by binding index; `data` is null for unbound indices
   unsigned int buffer_count;
   unsigned int threadgroup_buffer_count;
   const unsigned int* threadgroup_lengths;  // bytes, by threadgroup index
   mslc_size grid;                           // threadgroups, or threads (MSLC_DISPATCH_THREADS)
   mslc_size threadgroup_size;               // threads per threadgroup
-  unsigned long long seed;                  // 0: in order; otherwise shuffles every schedule
-  unsigned int threads;                     // host threads to use, 0: all cores
+  unsigned long long seed;                  // 0: in order; any other value shuffles every schedule
+  unsigned int threads;                     // number of host threads, 0: all cores
   unsigned int threadgroup_memory_limit;    // bytes, 0: MSLC_MAX_THREADGROUP_MEMORY
-  unsigned long long step_limit;  // synchronisation points, unbounded loop steps and (instrumented)
-                                  // memory accesses a threadgroup may make, 0: no limit
-  mslc_profile* profile;          // zeroed; filled when MSLC_PROFILED is set
+  unsigned long long step_limit;  // limit per threadgroup on synchronisation points, steps of
+                                  // unbounded loops and (instrumented) memory accesses, 0: no limit
+  mslc_profile* profile;          // zeroed by the caller; filled if MSLC_PROFILED is set
 } mslc_launch;
 
 enum mslc_finding_kind {
@@ -202,34 +201,34 @@ enum mslc_finding_kind {
 
 typedef struct mslc_finding {
   int kind;
-  unsigned int count;  // how often this place was hit
+  unsigned int count;  // number of hits at this position
   const char* kernel;
-  const char* file;  // null where the source place is not known
+  const char* file;  // null if the source position is unknown
   unsigned int line, column;
-  const void* pc;  // null where file and line are known
+  const void* pc;  // null if file and line are known
   mslc_size threadgroup_position;
-  int thread_index, other_thread;  // thread_index_in_threadgroup, -1 where there is none
-  int buffer;                      // binding index, -1 where none is concerned
-  long long offset;                // bytes into the buffer
-  unsigned int size;               // bytes of the access
+  int thread_index, other_thread;  // thread_index_in_threadgroup, or -1
+  int buffer;                      // binding index, or -1
+  long long offset;                // in bytes, from the start of the buffer
+  unsigned int size;               // of the access, in bytes
   char message[240];
-  const void* other_pc;  // of the other access in a race, or null
+  const void* other_pc;  // position of the other access in a race, or null
 } mslc_finding;
 
 typedef struct mslc_report {
   unsigned int struct_size;  // set by the caller
-  unsigned int failed;       // the launch was stopped: outputs are incomplete
+  unsigned int failed;       // the launch was stopped and the outputs are incomplete
   mslc_finding* findings;    // owned by the report, freed by mslc_report_clear
   unsigned int finding_count;
   unsigned int finding_capacity;
   unsigned long long threadgroups;
-  unsigned long long barriers;               // threadgroup barriers passed
+  unsigned long long barriers;               // threadgroup barriers completed
   unsigned long long collectives;            // SIMD-group operations
-  unsigned long long divergent_collectives;  // of those, with some live lane missing
-  unsigned long long threadgroup_memory;     // most bytes used by one threadgroup
+  unsigned long long divergent_collectives;  // those that some live lane missed
+  unsigned long long threadgroup_memory;     // largest use of one threadgroup, in bytes
 } mslc_report;
 
-// Returns 0, or 1 when the launch failed (report->failed; the findings say why).
+// Returns 0, or 1 if the launch failed (report->failed). The findings give the reason.
 MSLC_API int mslc_run(const mslc_launch* launch, mslc_report* report);
 MSLC_API void mslc_report_clear(mslc_report* report);
 MSLC_API void mslc_profile_clear(mslc_profile* profile);

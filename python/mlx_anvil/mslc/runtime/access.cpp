@@ -1,4 +1,4 @@
-// What the compiler calls in instrumented kernels.
+// The callbacks that instrumented kernels call.
 #include "access.h"
 
 #include <stdio.h>
@@ -21,14 +21,14 @@ const char* buffer_name(const Worker& worker, int kind, int index) {
   return "?";
 }
 
-// The name of threadgroup object `index`; the buffers passed at launch come first.
+// Returns the name of threadgroup object `index`. The buffers passed at launch come first.
 const char* object_name(const Worker& worker, int index) {
   const ThreadgroupMemory::Object* object = worker.memory().object(index);
   if (!object) return "?";
   return object->key ? object->key->name : buffer_name(worker, MSLC_PARAMETER_THREADGROUP, index);
 }
 
-// "byte 12 of buffer 'out'"
+// Formats a position like "byte 12 of buffer 'out'".
 Description place_of(const Worker& worker, const Access& access) {
   uint64_t offset = access.offset;
   const char* memory = "buffer";
@@ -49,7 +49,7 @@ Description place_of(const Worker& worker, const Access& access) {
   return description;
 }
 
-// ---- accesses that must not happen --------------------------------------------------------------
+// ---- invalid accesses ---------------------------------------------------------------------------
 
 const char* verb(AccessKind kind) {
   return is_write(kind) ? "write" : "read";
@@ -97,7 +97,7 @@ const char* verb(AccessKind kind) {
   worker.stop(finding);
 }
 
-// An address that a type does not allow. `where`: what it belongs to.
+// Reports an address that violates a type's alignment. `where` describes the address.
 [[noreturn]] void stop_misaligned(Worker& worker,
                                   const TypeMismatch& use,
                                   const Access& access,
@@ -112,12 +112,12 @@ const char* verb(AccessKind kind) {
 
 // ---- classification -----------------------------------------------------------------------------
 
-// The thread's own variables.
+// Tells if an address belongs to the thread's own variables.
 bool is_on_stack(const Worker& worker, uintptr_t address) {
   return worker.thread().stack->contains(address);
 }
 
-// The thread's descriptor, and constants of the compiled library.
+// Tells if an address belongs to the thread's descriptor or to constants of the compiled library.
 bool is_of_simulator(const Worker& worker, uintptr_t address) {
   return address - reinterpret_cast<uintptr_t>(&worker) < sizeof(Worker) ||
          worker.launch().image.contains(address);
@@ -127,8 +127,8 @@ bool fits(int64_t offset, uint64_t size, uint64_t limit) {
   return offset >= 0 && static_cast<uint64_t>(offset) + size <= limit;
 }
 
-// Stops the launch if `pointer` is one of the kernel's. Of one that lies outside everything, the
-// access that follows says more.
+// Stops the launch if `pointer` is inside the kernel's memory. For a pointer outside of it, the
+// check of the access that follows reports more.
 void check_alignment(const TypeMismatch& use, const void* pointer, const void* pc) {
   Worker* const running = Worker::current();
   if (!running || !running->in_kernel()) return;
@@ -137,7 +137,7 @@ void check_alignment(const TypeMismatch& use, const void* pointer, const void* p
   const uint32_t alignment = 1u << use.log_alignment;
   Access access = {0, pc, alignment, Access::kThreadgroup, AccessKind::kRead, pointer};
   if (address < kFirstPage) {
-    // A reference that is not used may be null: a parameter that a function constant leaves out.
+    // Unused references may be null, for example a parameter that a function constant disables.
     if (use.use < 2) stop_at_null(worker, access, use.use ? "write" : "read");
     return;
   }
@@ -163,7 +163,7 @@ void check_alignment(const TypeMismatch& use, const void* pointer, const void* p
   stop_misaligned(worker, use, access, where.text);
 }
 
-// `alignment`: what the type of the access requires.
+// `alignment` is what the type of the access requires.
 __attribute__((always_inline)) inline void handle(
     const volatile void* pointer, size_t size, size_t alignment, AccessKind kind, const void* pc) {
   Worker* const running = Worker::current();
@@ -224,7 +224,7 @@ Description describe(const Worker& worker, const Access& access) {
 using mslc::AccessKind;
 using mslc::handle;
 
-// Before the use of a pointer that is not aligned for its type.
+// Called before the use of a pointer that is misaligned for its type.
 MSLC_CALLBACK void __ubsan_handle_type_mismatch_v1(const mslc::TypeMismatch* use,
                                                    const void* pointer) {
   mslc::check_alignment(*use, pointer, __builtin_return_address(0));
@@ -236,8 +236,8 @@ MSLC_CALLBACK void __tsan_init() {}
 MSLC_CALLBACK void __tsan_func_entry(void*) {}
 MSLC_CALLBACK void __tsan_func_exit() {}
 
-// The compiler gives no alignment. Accesses that it knows to be less aligned than they are large
-// use the unaligned callbacks.
+// These callbacks imply natural alignment. For accesses that it knows to be less aligned, the
+// compiler calls the unaligned variants.
 #define MSLC_ACCESS(size)                                                         \
   MSLC_CALLBACK void __tsan_read##size(void* address) {                           \
     handle(address, size, size, AccessKind::kRead, __builtin_return_address(0));  \
@@ -273,9 +273,9 @@ MSLC_CALLBACK void* __tsan_memset(void* to, int value, size_t size) {
   return memset(to, value, size);
 }
 
-// ---- atomics: the callback has to do the operation too ------------------------------------------
+// ---- atomics: the callback performs the operation too -------------------------------------------
 
-// Metal's atomics are relaxed whatever `order` says.
+// Metal's atomics are relaxed, so `order` is ignored.
 #define MSLC_ATOMIC_OPERATION(bits, operation)                                                 \
   MSLC_CALLBACK uint##bits##_t __tsan_atomic##bits##_fetch_##operation(                        \
       volatile uint##bits##_t* object, uint##bits##_t value, int) {                            \

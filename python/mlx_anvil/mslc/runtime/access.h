@@ -1,7 +1,7 @@
-// Memory accesses of kernels that were compiled with -fsanitize=thread. One set of callbacks serves
-// checks and profiles: it finds out what an access touches, stops the launch at one that lies
-// outside everything or is misaligned, and hands all others to the launch's sink.
-// -fsanitize=alignment tells beforehand which addresses a type does not allow.
+// Memory accesses of kernels compiled with -fsanitize=thread. Checks and profiles share the
+// callbacks. A callback finds the memory behind an address, stops the launch if the access is out
+// of bounds or misaligned, and otherwise passes it to the launch's sink. -fsanitize=alignment
+// reports addresses that violate a type's alignment beforehand.
 #pragma once
 
 #include <stddef.h>
@@ -13,7 +13,7 @@ namespace mslc {
 
 class Worker;
 
-constexpr uintptr_t kFirstPage = 4096;  // addresses below it are null, or null and an offset
+constexpr uintptr_t kFirstPage = 4096;  // smaller addresses are null plus an offset
 
 enum class AccessKind : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
 
@@ -29,24 +29,24 @@ constexpr bool is_atomic(AccessKind kind) {
 struct Access {
   static constexpr int kThreadgroup = -1;
 
-  uint64_t offset;  // into the buffer, or into the threadgroup's memory without gaps
-  const void* pc;   // return address in the kernel: one place in the compiled code
+  uint64_t offset;  // from the start of the buffer, or of the threadgroup's memory without gaps
+  const void* pc;   // return address in the kernel, which identifies the position in the code
   uint32_t size;    // bytes
-  int16_t buffer;   // binding index, or kThreadgroup. Overlapping bindings count as the lowest one.
+  int16_t buffer;   // binding index (the lowest of overlapping bindings), or kThreadgroup
   AccessKind kind;
   const volatile void* address;  // in the simulator's copy, which still has the old contents
 };
 
-// Called for every access, before it happens, on the fiber of the thread.
+// Called before every access, on the thread's fiber.
 using AccessSink = void (*)(Worker& worker, const Access& access);
 
-// A finding about an access, to be completed.
+// Returns a finding about an access, without a message.
 mslc_finding access_finding(const Worker& worker, int kind, const Access& access);
 
 struct Description {
   char text[120];
 };
-// "4 bytes at byte 12 of buffer 'out'"
+// Formats an access like "4 bytes at byte 12 of buffer 'out'".
 Description describe(const Worker& worker, const Access& access);
 
 }  // namespace mslc

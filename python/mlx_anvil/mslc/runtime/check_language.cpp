@@ -1,5 +1,5 @@
-// Indices outside arrays, and operations that need lanes which do not take part. The compiler, the
-// shim and the scheduler find these; here they become findings.
+// Turns errors that the compiler, the shim and the scheduler detect into findings: array indices
+// out of range, and SIMD-group operations that need lanes which do not take part.
 #include <stdio.h>
 
 #include "compiler_checks.h"
@@ -58,7 +58,7 @@ MSLC_API void __ubsan_handle_out_of_bounds_abort(const OutOfBounds* data, uintpt
   worker.stop(finding);
 }
 
-// Before a division by zero, after which the kernel goes on as it does on a GPU.
+// Called before a division by zero. The kernel then continues, as on a GPU.
 MSLC_API void __ubsan_handle_divrem_overflow(const Overflow* data, uintptr_t, uintptr_t) {
   mslc::Worker& worker = *mslc::Worker::current();
   const mslc_site site = {data->location.file, nullptr, data->location.line, data->location.column};

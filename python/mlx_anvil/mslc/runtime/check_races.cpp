@@ -10,11 +10,11 @@
 namespace mslc {
 namespace {
 
-// ---- which accesses are ordered -----------------------------------------------------------------
+// ---- ordering of accesses -----------------------------------------------------------------------
 
-// The running thread and what it is ordered after. Accesses stamped before `barrier` came before
-// the last barrier that orders this memory; those before `simdgroup`, by lanes of the same SIMD
-// group, before the last operation in which all its lanes met.
+// The running thread and its synchronisation history. An access stamped before `barrier` precedes
+// the last barrier that orders this memory. An access by the same SIMD group stamped before
+// `simdgroup` precedes the last operation that all its lanes joined.
 struct Now {
   uint32_t stamp, barrier, simdgroup;
   uint32_t threadgroup;
@@ -30,8 +30,8 @@ Distance distance(uint32_t threadgroup, unsigned thread, const ShadowEntry& entr
                                                                     : kSameThreadgroup;
 }
 
-// How far away the thread is whose access in `entry` nothing orders before now; kSameThread where
-// the accesses are ordered.
+// Returns the distance to the thread of `entry` if nothing orders its access before the current
+// one, and kSameThread if the accesses are ordered.
 template <bool kDevice>
 Distance concurrent(const ShadowEntry& entry, const Now& now) {
   if (!entry.stamp) return kSameThread;
@@ -44,7 +44,8 @@ Distance concurrent(const ShadowEntry& entry, const Now& now) {
 
 // ---- one worker's state -------------------------------------------------------------------------
 
-// Places that were reported in this launch: a racy loop would otherwise report millions of times.
+// Positions already reported in this launch. Without it, a racy loop could report millions of
+// findings.
 class ReportedPlaces {
  public:
   void reset() {
@@ -67,9 +68,9 @@ class ReportedPlaces {
   Place places_[kPlaces];
 };
 
-// Two writes that race but write the same value do no harm, and kernels rely on it: at the edge of
-// a matrix, MLX's last SIMD groups overlap and compute some rows twice. The callback comes before
-// the write, so the decision waits until the worker's next access.
+// Racing writes of the same value are harmless, and kernels rely on them: at the edge of a matrix,
+// MLX's last SIMD groups overlap and compute some rows twice. The callback precedes the write, so
+// the decision waits for the worker's next access.
 struct PendingRace {
   static constexpr unsigned kMaxSize = 16;
   bool exists = false;
@@ -194,7 +195,7 @@ struct Conflict {
 template <bool kDevice>
 void remember_read(ShadowCell& cell, const ShadowEntry& mine, const Now& now) {
   ShadowEntry(&reads)[2] = cell.reads;
-  // Of the two earlier reads the one that stays is the one that is further away.
+  // Of the two earlier reads, keep the one that is further away.
   if (concurrent<kDevice>(reads[0], now) >= concurrent<kDevice>(reads[1], now)) {
     if (concurrent<kDevice>(reads[0], now) != kSameThread) reads[1] = reads[0];
   }
@@ -219,7 +220,7 @@ Conflict record(ShadowCell& cell, const ShadowEntry& mine, bool write, const Now
   return conflict;
 }
 
-// Both kinds of memory. `start` is the stamp with which the threadgroup began.
+// Checks both kinds of memory. `start` is the stamp at which the threadgroup began.
 template <bool kDevice>
 void check_cells(
     Worker& worker, const Access& access, ShadowCell* cells, const Now& now, uint32_t start) {
@@ -259,7 +260,7 @@ void check_cells(
 // Workers run threadgroups in parallel and share the shadow of device memory.
 class CellLock {
  public:
-  static constexpr uint64_t kSpan = 128;  // bytes that one lock covers
+  static constexpr uint64_t kSpan = 128;  // bytes per lock
 
   explicit CellLock(uint64_t offset) : lock_(locks[offset / kSpan % kLocks]) {
     while (__atomic_exchange_n(&lock_, 1, __ATOMIC_ACQUIRE)) {

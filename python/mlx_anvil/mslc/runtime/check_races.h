@@ -1,4 +1,4 @@
-// Races, and reads of threadgroup memory that nobody wrote.
+// Detects races and reads of uninitialised threadgroup memory.
 #pragma once
 
 #include "access.h"
@@ -8,7 +8,7 @@ namespace mslc {
 // The sink of checked launches.
 void check_access(Worker& worker, const Access& access);
 
-// To be called when a threadgroup has ended, while its memory is still there.
+// Must be called when a threadgroup ends, before its memory is reused.
 void finish_threadgroup_checks(Worker& worker);
 
 }  // namespace mslc

@@ -17,7 +17,7 @@ ShadowCell* allocate_shadow(size_t bytes) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
 #ifdef MADV_HUGEPAGE
-  madvise(memory, shadow_size(bytes), MADV_HUGEPAGE);  // most of it will be touched, once
+  madvise(memory, shadow_size(bytes), MADV_HUGEPAGE);  // most of it is touched only once
 #endif
   return static_cast<ShadowCell*>(memory);
 }

@@ -1,4 +1,4 @@
-// What clang passes to the functions that its checks call; the layouts are those of its
+// Arguments of the functions that clang's checks call. The layouts match those of its
 // undefined-behaviour runtime.
 #pragma once
 
@@ -12,7 +12,7 @@ struct SourceLocation {
 };
 struct TypeDescriptor {
   uint16_t kind;
-  uint16_t info;  // of an integer: bit 0: signed, the others: log2 of the bits
+  uint16_t info;  // for integers, bit 0 is the sign and the other bits are log2 of the width
   char name[1];
 };
 struct OutOfBounds {

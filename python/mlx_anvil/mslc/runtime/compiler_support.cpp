@@ -1,6 +1,5 @@
-// Conversions that clang calls by name where the processor has no instruction for them. They are
-// normally part of the compiler's own library, which a shared library of kernels is not linked
-// with.
+// Conversions that clang calls by name if the processor lacks an instruction for them. They
+// normally come from the compiler's own library, which libraries of kernels are not linked with.
 #include <stdint.h>
 #include <string.h>
 
@@ -16,8 +15,8 @@ To bit_cast(From from) {
   return to;
 }
 
-// Rounds a double to a 16-bit format with the given number of stored mantissa bits, to nearest
-// even. The 16-bit format has 15 - mantissa_bits exponent bits.
+// Rounds a double to nearest even in a 16-bit format with the given number of stored mantissa bits.
+// The format has 15 - mantissa_bits exponent bits.
 template <int mantissa_bits>
 uint16_t round_to_16_bits(double value) {
   constexpr int exponent_max = (1 << (15 - mantissa_bits)) - 1;

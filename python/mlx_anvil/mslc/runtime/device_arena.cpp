@@ -15,7 +15,7 @@ uint64_t pages(uint64_t bytes) {
   return (bytes + kPage - 1) & ~(kPage - 1);
 }
 
-// Whether a parameter's type, as written, lets the kernel write: `const` left of the first * or &.
+// Tells if a parameter's type lets the kernel write: it has no `const` left of the first * or &.
 bool is_writable(const mslc_parameter& parameter) {
   const char* end = strpbrk(parameter.type, "*&");
   const auto length = end ? static_cast<size_t>(end - parameter.type) : strlen(parameter.type);
@@ -23,7 +23,7 @@ bool is_writable(const mslc_parameter& parameter) {
     const char* found = strstr(parameter.type, word);
     return found && static_cast<size_t>(found - parameter.type) < length;
   };
-  return !starts("const");  // `const device T*` and `constant T&`
+  return !starts("const");  // also for `const device T*` and `constant T&`
 }
 
 bool may_write(const mslc_kernel& kernel, unsigned binding) {
@@ -66,7 +66,7 @@ void DeviceArena::group_overlapping(const mslc_launch& request) {
     slots_[i].original = data;
     slots_[i].size = data ? size : 0;
     slots_[i].offset = request.buffers[i].offset;
-    // Growing a slot can make it overlap another one, so look again after every merge.
+    // Growing a slot can make it overlap another one, so start over after every merge.
     for (unsigned j = 0; j < i; ++j) {
       Slot &mine = slots_[slot_of[i]], &other = slots_[j];
       if (j == slot_of[i] || !mine.size || !other.size ||
@@ -91,7 +91,8 @@ void DeviceArena::group_overlapping(const mslc_launch& request) {
     }
   }
   for (unsigned i = 0; i < kSlots; ++i) {
-    // Where the caller's memory begins does not count: a GPU's buffers begin elsewhere.
+    // The alignment of the caller's memory must not matter, because a GPU's buffers start
+    // elsewhere.
     const uint64_t first = barely_aligned(kSlotSize / 2, MSLC_BUFFER_ALIGNMENT);
     slots_[i].start = first + slots_[i].offset % kPage;
   }

@@ -1,4 +1,4 @@
-// Copies of the bound buffers, so far apart that an index which leaves one does not reach another.
+// Copies of the bound buffers, placed so far apart that an index out of one never reaches another.
 #pragma once
 
 #include <stddef.h>
@@ -10,21 +10,21 @@ namespace mslc {
 
 struct ShadowCell;
 
-// Every buffer lies in the middle of a slot of its own: an address alone tells which buffer it was
-// derived from. Buffers that overlap in the caller's memory share the slot of the first of them.
+// Every buffer is in the middle of its own slot, so an address alone identifies the buffer that it
+// was derived from. Buffers that overlap in the caller's memory share the slot of the first one.
 class DeviceArena {
  public:
   struct Slot {
     char* original = nullptr;  // the caller's memory
-    uint64_t offset = 0;       // of that, into the buffer that was allocated
-    uint64_t start = 0;        // of the copy, from the slot's first address
+    uint64_t offset = 0;       // offset of `original` in the allocated buffer
+    uint64_t start = 0;        // offset of the copy in the slot
     uint64_t size = 0;
-    ShadowCell* shadow = nullptr;  // of a buffer that the kernel may write
+    ShadowCell* shadow = nullptr;  // for buffers that the kernel may write
     bool written = false;
   };
   struct Place {
     unsigned slot;
-    int64_t offset;  // into the buffer; may lie outside
+    int64_t offset;  // from the start of the buffer; may be out of bounds
   };
 
   explicit DeviceArena(const mslc_launch& request);
@@ -32,12 +32,12 @@ class DeviceArena {
   DeviceArena(const DeviceArena&) = delete;
   DeviceArena& operator=(const DeviceArena&) = delete;
 
-  // Null, or why the buffers cannot be copied.
+  // Returns null, or the reason why the buffers cannot be copied.
   const char* failure() const { return failure_; }
-  // Writes back what the kernel may have changed.
+  // Copies the buffers that the kernel wrote back to the caller.
   void copy_back();
 
-  // Where the kernel finds a buffer.
+  // Returns the address of a buffer for the kernel.
   void* address(unsigned binding) const { return addresses_[binding]; }
   bool contains(uintptr_t address) const { return address - base_ < kSize; }
   Place place(uintptr_t address) const {
@@ -51,7 +51,7 @@ class DeviceArena {
  private:
   static constexpr unsigned kSlotBits = 33;
   static constexpr uint64_t kSlotSize = uint64_t{1} << kSlotBits;
-  static constexpr uint64_t kSlots = 32;  // the bindings, rounded up
+  static constexpr uint64_t kSlots = 32;  // the number of bindings, rounded up
   static constexpr uint64_t kSize = kSlots * kSlotSize;
 
   void group_overlapping(const mslc_launch& request);

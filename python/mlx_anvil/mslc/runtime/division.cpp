@@ -15,7 +15,7 @@ namespace {
 struct sigaction previous;
 
 struct Division {
-  unsigned length;  // of the instruction in bytes; 0: it is no division
+  unsigned length;  // of the instruction in bytes; 0 if it is no division
   unsigned bits;    // of its operands
 };
 
@@ -32,13 +32,13 @@ Division decode(const uint8_t* code) {
   if (operation < 6) return {};  // 6: div, 7: idiv
   ++at;
   bool no_base = base == 5;
-  if (mode != 3 && base == 4) no_base = (*at++ & 7) == 5;  // an address with an index
+  if (mode != 3 && base == 4) no_base = (*at++ & 7) == 5;  // address with an index
   if (mode == 1) at += 1;
   if (mode == 2 || (mode == 0 && no_base)) at += 4;
   return {static_cast<unsigned>(at - code), bits};
 }
 
-// All ones in what a division of so many bits writes: al and ah, or two registers.
+// Sets all bits of the result registers of a `bits`-wide division: al and ah, or two registers.
 void write_result(greg_t* registers, unsigned bits) {
   const uint64_t written = bits == 8    ? 0xFFFF
                            : bits == 64 ? ~uint64_t{0}
@@ -51,7 +51,7 @@ void write_result(greg_t* registers, unsigned bits) {
   if (bits != 8) write(registers[REG_RDX]);
 }
 
-// Checks for zero are part of a checked kernel; this finds the lowest number as well.
+// Checked kernels contain checks for zero. This also catches the lowest number divided by -1.
 void report(greg_t pc) {
   Worker& worker = *Worker::current();
   if (!worker.in_kernel() || !(worker.launch().request->flags & MSLC_CHECKED)) return;
@@ -84,7 +84,7 @@ void survive_division() {
 #else
 
 namespace mslc {
-void survive_division() {}  // arm64 gives 0
+void survive_division() {}  // arm64 gives 0 without a trap
 }  // namespace mslc
 
 #endif

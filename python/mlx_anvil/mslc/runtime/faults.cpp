@@ -17,10 +17,10 @@ constexpr size_t kCount = sizeof kSignals / sizeof *kSignals;
 
 struct sigaction previous[kCount];
 
-// ---- what a signal tells ------------------------------------------------------------------------
+// ---- decoding a signal --------------------------------------------------------------------------
 
 #if defined(__x86_64__)
-constexpr uint64_t kWrites = 2;  // in a page fault's error code
+constexpr uint64_t kWrites = 2;  // bit in a page fault's error code
 
 void read(FaultState& fault, const ucontext_t& context) {
   const auto& registers = context.uc_mcontext.gregs;
@@ -29,7 +29,7 @@ void read(FaultState& fault, const ucontext_t& context) {
   fault.is_write = static_cast<uint64_t>(registers[REG_ERR]) & kWrites;
 }
 
-// The thread goes on in `function`, as if the instruction had called it on that stack.
+// Makes the thread continue in `function`, as if the instruction had called it, on the given stack.
 bool go_on(ucontext_t& context, void (*function)(), uintptr_t top) {
   auto& registers = context.uc_mcontext.gregs;
   registers[REG_RSP] = static_cast<greg_t>((top & ~uintptr_t{15}) - 8);
@@ -57,8 +57,8 @@ bool go_on(ucontext_t&, void (*)(), uintptr_t) {
 
 // ---- the finding --------------------------------------------------------------------------------
 
-// A return address for the place in the kernel: that of the instruction, or of the call that led to
-// it where another library's, or a callback's, failed.
+// Returns a return address that identifies the position in the kernel: the faulting instruction, or
+// the call that led to it if the fault is in another library or a callback.
 const void* place(const Worker& worker, const FaultState& fault) {
   const Image image = image_of(reinterpret_cast<uintptr_t>(worker.entry_address()));
   if (image.has_code(fault.instruction))
@@ -88,7 +88,7 @@ mslc_finding finding_of(const Worker& worker, const FaultState& fault) {
              "the kernel reached an instruction that stops it: a trap, or code after what is "
              "undefined behaviour");
   } else if (fault.signal == SIGBUS || fault.code == SI_KERNEL) {
-    // A misaligned operand of a vector instruction is a fault without an address.
+    // x86 reports a misaligned operand of a vector instruction as a fault without an address.
     finding.kind = MSLC_FINDING_MISALIGNED;
     snprintf(text, sizeof finding.message,
              "access to a vector that is not aligned as its type requires");
@@ -98,7 +98,7 @@ mslc_finding finding_of(const Worker& worker, const FaultState& fault) {
   } else {
     finding.offset = static_cast<long long>(fault.address);
     snprintf(text, sizeof finding.message,
-             "%s at an address where there is no memory, outside every buffer and variable", verb);
+             "%s at an unmapped address, outside every buffer and variable", verb);
   }
   return finding;
 }

@@ -1,4 +1,4 @@
-// Signals that instructions of a kernel raise: findings, after which the process goes on.
+// Turns signals raised by a kernel's instructions into findings, so that the process survives.
 #pragma once
 
 #include <signal.h>
@@ -7,19 +7,19 @@
 
 namespace mslc {
 
-// What a worker needs to leave a kernel that has failed, perhaps because its stack is full.
+// The state a worker needs to leave a failed kernel, whose stack may be full.
 struct FaultState {
   static constexpr size_t kSize = 64 * 1024;
 
-  bool handling = false;  // a second fault would be the runtime's own
+  bool handling = false;  // a second fault would be in the runtime itself
   int signal = 0, code = 0;
   bool is_write = false;
   uintptr_t address = 0, instruction = 0, stack_pointer = 0;
   char signal_stack[kSize];
-  char stack[kSize];  // on which the finding is written
+  char stack[kSize];  // stack for reporting the finding
 };
 
-// Gives the calling thread a stack for signals, as long as this lives.
+// Gives the calling thread a signal stack for the lifetime of this object.
 class SignalStack {
  public:
   explicit SignalStack(FaultState& state);
@@ -32,7 +32,7 @@ class SignalStack {
   bool installed_;
 };
 
-// On all threads that run kernels, from now on.
+// Installs the handlers for all threads that run kernels.
 void survive_faults();
 
 }  // namespace mslc

@@ -20,9 +20,9 @@ void switch_fiber(Context& from, Context& to) {
 
 #else
 
-// mslc_switch_stack(void** save, void* to): pushes the callee-saved registers, stores the stack
-// pointer in *save, takes `to` as the stack pointer and pops them again. Kernels do not change the
-// floating-point control registers, so those are not switched.
+// mslc_switch_stack(void** save, void* to) pushes the callee-saved registers, stores the stack
+// pointer in *save, loads `to` as the stack pointer and pops the registers again. Kernels do not
+// change the floating-point control registers, so it does not switch those.
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -89,10 +89,10 @@ extern "C" void mslc_switch_stack(void** save, void* to);
 namespace mslc {
 
 void prepare_fiber(Context& context, char* base, size_t size, void (*function)()) {
-  // Build the frame that mslc_switch_stack pops: zeroed registers and `function` to return to.
+  // Build the frame that mslc_switch_stack pops: zeroed registers and `function` as return address.
   void** top = reinterpret_cast<void**>((reinterpret_cast<size_t>(base) + size) & ~size_t{63});
 #if defined(__x86_64__)
-  *--top = nullptr;  // a function is entered with the stack 8 bytes off a multiple of 16
+  *--top = nullptr;  // a function starts with the stack 8 bytes off a multiple of 16
   *--top = reinterpret_cast<void*>(function);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
 #else

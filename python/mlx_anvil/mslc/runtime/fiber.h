@@ -1,4 +1,4 @@
-// Fibers: the smallest context switch that lets one host thread run all threads of a threadgroup.
+// Fibers: a minimal context switch that lets one host thread run all threads of a threadgroup.
 #pragma once
 
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 namespace mslc {
 
-// A saved context: the stack pointer, or a heap-free ucontext where there is no assembly.
+// A saved context: the stack pointer, or a ucontext on processors without assembly here.
 struct Context {
 #ifdef MSLC_FIBER_UCONTEXT
   ucontext_t ucontext;
@@ -21,7 +21,8 @@ struct Context {
 #endif
 };
 
-// Makes `context` start `function` on the stack [base, base + size) when first switched to.
+// Prepares `context` to run `function` on the stack [base, base + size) after the first switch to
+// it.
 void prepare_fiber(Context& context, char* base, size_t size, void (*function)());
 
 // Saves the running context in `from` and continues `to`.

@@ -1,4 +1,5 @@
-// What compiled kernels call: abi.h, passed on to the worker that runs them.
+// The functions of abi.h that compiled kernels call. They forward to the worker that runs the
+// kernel.
 #include "abi.h"
 #include "worker.h"
 

@@ -1,4 +1,4 @@
-// Entry point of the runtime: validates a launch as Metal would, then runs it.
+// The runtime's entry point: validates a launch as Metal would, then runs it.
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -76,7 +76,7 @@ bool check(const mslc_launch& request, Findings& findings) {
                    i, request.threadgroup_lengths[i], MSLC_THREADGROUP_BUFFER_ALIGNMENT);
   const unsigned limit = threadgroup_memory_limit(request);
   launch.require(limit <= MSLC_MOST_THREADGROUP_MEMORY,
-                 "a limit of %u bytes of threadgroup memory, which may be %d at most", limit,
+                 "a limit of %u bytes of threadgroup memory; the largest is %d", limit,
                  MSLC_MOST_THREADGROUP_MEMORY);
   launch.require(bytes <= limit, "%llu bytes of threadgroup memory, the limit is %u",
                  static_cast<unsigned long long>(bytes), limit);
@@ -99,7 +99,7 @@ Counters run_instrumented(Launch& launch, AccessSink sink, unsigned threads) {
   return counters;
 }
 
-// On one host thread: the counts need no locks then.
+// Profiles use one host thread, so that the counts need no locks.
 Counters run_profiled(Launch& launch) {
   Profile profile(*launch.request);
   launch.profile = &profile;

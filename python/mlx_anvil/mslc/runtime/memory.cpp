@@ -13,11 +13,12 @@ namespace {
 
 constexpr uint64_t kCanary = 0x6d736c632d666962;
 constexpr unsigned kStacksPerGrowth = 32;
-// Equal offsets in equally aligned stacks would all compete for the same few cache sets.
+// Shifts the stacks against each other: with equal alignment, equal offsets would compete for the
+// same few cache sets.
 constexpr size_t kShift = 832;
 constexpr size_t kMostShift = 4096;
 constexpr int kInstallGuard = 102;  // MADV_GUARD_INSTALL, which older headers lack
-// Each one splits a mapping, and a process may have 65530 of those.
+// Each one splits a mapping, and a process is limited to 65530 mappings.
 constexpr unsigned kMostProtected = 8192;
 
 char* map(size_t size) {
@@ -31,12 +32,12 @@ size_t page_size() {
   return static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Kernels probe every page of a frame, so that a thread cannot jump over these.
+// Kernels probe every page of a frame, so a thread cannot jump over the guard pages.
 size_t guard_size() {
   return 2 * page_size();
 }
 
-// Makes an access of [memory, memory + size) a fault, where that is possible.
+// Makes accesses to [memory, memory + size) fault, if the system supports it.
 void guard(char* memory, size_t size) {
   static unsigned count_protected = 0;
   if (!madvise(memory, size, kInstallGuard)) return;
@@ -88,7 +89,7 @@ void* ThreadgroupMemory::allocate(size_t size, size_t alignment, const mslc_vari
   const size_t counted = alignment < kCounted ? kCounted : alignment;
   const size_t offset = (used_ + counted - 1) & ~(counted - 1);
   used_ = offset + size;
-  if (exhausted()) return base_;  // the launch stops before a use
+  if (exhausted()) return base_;  // the launch stops before the memory is used
   const char* start = apart_ ? base_ + static_cast<size_t>(count_) * kSlot + kLead : end_;
   auto* address =
       reinterpret_cast<char*>(barely_aligned(reinterpret_cast<uintptr_t>(start), alignment));

@@ -1,4 +1,4 @@
-// Memory that a worker owns: stacks for its fibers and the memory of its current threadgroup.
+// Memory owned by a worker: stacks for its fibers, and the memory of its current threadgroup.
 #pragma once
 
 #include <stddef.h>
@@ -9,24 +9,24 @@
 
 namespace mslc {
 
-// One fiber stack, above pages that cannot be touched. Where the system gives no such pages, a word
-// at its low end is checked when the thread returns.
+// A fiber's stack, above guard pages. On systems without guard pages, a word at the low end is
+// checked when the thread returns.
 struct Stack {
   static constexpr size_t kSize = 256 * 1024;
   char* base;
-  size_t size;  // kSize and up to a page
+  size_t size;  // kSize plus up to a page
   Stack* next;
 
   bool contains(uintptr_t address) const {
     return address - reinterpret_cast<uintptr_t>(base) < size;
   }
-  // Whether an address is one that a thread reaches when the stack is full.
+  // Tells if a thread reaches an address when its stack overflows.
   bool guards(uintptr_t address) const;
   void mark_end();
   bool overflowed() const;
 };
 
-// A list of stacks, last in first out so that the warm one is used next.
+// A last-in, first-out list of stacks, so that the one still in the cache is reused first.
 class StackPool {
  public:
   Stack* acquire();
@@ -45,14 +45,14 @@ inline unsigned threadgroup_memory_limit(const mslc_launch& launch) {
                                          : MSLC_MAX_THREADGROUP_MEMORY;
 }
 
-// The memory a threadgroup may use: buffers passed at launch first, then the variables that the
-// kernel declares, in the order in which they are first reached. What is handed out is aligned as
-// asked and no better, and poisoned with 0xFF bytes (a NaN in every floating-point type).
+// The memory of a threadgroup: first the buffers passed at launch, then the variables that the
+// kernel declares, in the order of their first use. Objects are aligned exactly as requested and no
+// better, and filled with 0xFF bytes (a NaN in every floating-point type).
 class ThreadgroupMemory {
  public:
   ThreadgroupMemory();
-  // `limit`: bytes, at most MSLC_MOST_THREADGROUP_MEMORY. `apart`: leave gaps, so that an index
-  // which leaves one object does not reach another.
+  // `limit` is in bytes, at most MSLC_MOST_THREADGROUP_MEMORY. `apart` leaves gaps, so that an
+  // index out of one object does not reach another.
   void reset(size_t limit, bool apart) {
     used_ = count_ = 0;
     end_ = base_;
@@ -65,20 +65,20 @@ class ThreadgroupMemory {
   bool exhausted() const { return used_ > limit_ || count_ == kMaxObjects; }
 
   struct Object {
-    const mslc_variable* key;  // null: a buffer passed at launch
+    const mslc_variable* key;  // null for a buffer passed at launch
     char* address;
-    size_t offset;  // as if there were no gaps but those that kCounted makes
+    size_t offset;  // without the gaps of `apart`
     size_t size;
   };
   struct Place {
     int object;
-    int64_t offset;  // into the object; may lie outside
+    int64_t offset;  // from the start of the object; may be out of bounds
   };
 
   bool contains(uintptr_t address) const {
     return address - reinterpret_cast<uintptr_t>(base_) < kCapacity;
   }
-  // What an address belongs to, where objects lie apart.
+  // Finds the object that an address belongs to. Requires objects placed apart.
   Place place(uintptr_t address) const {
     const size_t distance = address - reinterpret_cast<uintptr_t>(base_);
     const auto index = static_cast<int>(distance / kSlot);
@@ -90,13 +90,13 @@ class ThreadgroupMemory {
 
  private:
   static constexpr int kMaxObjects = 256;
-  static constexpr size_t kCounted = 16;  // bytes: sizes count as multiples of this
+  static constexpr size_t kCounted = 16;  // sizes are rounded up to multiples of this many bytes
   static constexpr size_t kSlot = 128 * 1024;
   static constexpr size_t kLead = 16 * 1024;
   static constexpr size_t kCapacity = kMaxObjects * kSlot;
 
   char* base_;
-  char* end_ = nullptr;  // of the last object, where they do not lie apart
+  char* end_ = nullptr;  // end of the last object, if objects are not placed apart
   size_t used_ = 0;
   size_t limit_ = 0;
   bool apart_ = false;

@@ -1,4 +1,4 @@
-// Where objects are placed. Without <new>, which the freestanding build does not have.
+// Object placement without <new>, which the freestanding build lacks.
 #pragma once
 
 #include <stddef.h>
@@ -26,8 +26,8 @@ T* create() {
   return new (Here{memory}) T();
 }
 
-// The first address from `start` on that is a multiple of `alignment`, a power of two, and not of
-// twice that: a kernel that needs more than it has been promised must not be lucky.
+// Returns the first address from `start` on that is a multiple of `alignment`, a power of two, but
+// not of twice that. This exposes kernels that rely on more alignment than they are promised.
 inline uintptr_t barely_aligned(uintptr_t start, size_t alignment) {
   return ((start + alignment - 1) & ~(2 * uintptr_t{alignment} - 1)) + alignment;
 }

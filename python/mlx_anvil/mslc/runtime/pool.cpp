@@ -10,13 +10,13 @@
 namespace mslc {
 namespace {
 
-// A host thread that sleeps until it is given a launch to help with.
+// A host thread that sleeps until it gets a launch to help with.
 struct Helper {
   Worker* worker = nullptr;
   pthread_t thread;
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-  Launch* launch = nullptr;  // set by the launching thread, cleared when done
+  Launch* launch = nullptr;  // set by the launching thread, cleared by the helper
   Helper* next = nullptr;
 };
 
@@ -69,7 +69,7 @@ void* helper_main(void* argument) {
   }
 }
 
-// Null when the system gives no more threads: the launch then goes on with fewer.
+// Returns null if the system has no more threads. The launch then continues with fewer.
 Helper* acquire_helper() {
   {
     Lock lock(pool.mutex);
@@ -85,7 +85,7 @@ Helper* acquire_helper() {
   return helper;
 }
 
-// A forked child has none of the helper threads, and a lock may have been held.
+// A forked child has no helper threads, and a lock may have been held during the fork.
 void forget_after_fork() {
   if (pool.process != getpid()) new (Here{&pool}) Pool();
 }

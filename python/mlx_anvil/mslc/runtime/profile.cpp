@@ -7,8 +7,8 @@
 namespace mslc {
 namespace {
 
-constexpr uint64_t kLine = 128;  // bytes
-constexpr uint64_t kWord = 4;    // bytes of a threadgroup memory bank
+constexpr uint64_t kLine = 128;  // bytes per cache line
+constexpr uint64_t kWord = 4;    // bytes per word of a bank
 constexpr unsigned kBanks = 32;
 
 uint64_t divide_up(uint64_t a, uint64_t b) {
@@ -20,7 +20,7 @@ size_t hash(const void* pc, int buffer, int kind) {
   return (value ^ static_cast<uintptr_t>(buffer + 1) << 40) * 0x9E3779B97F4A7C15 >> 16;
 }
 
-// What one lane touches.
+// The bytes accessed by one lane.
 struct Span {
   int buffer;
   uint64_t begin, end;
@@ -33,18 +33,18 @@ bool before(const Span& a, const Span& b) {
 // The spans of the active lanes, sorted.
 class Spans {
  public:
-  // Neighbouring lanes mostly touch neighbouring bytes, so that insertion is quick.
+  // Neighbouring lanes mostly access neighbouring bytes, so insertion sort is fast.
   void insert(const Span& span) {
     unsigned at = count_++;
     for (; at && before(span, spans_[at - 1]); --at) spans_[at] = spans_[at - 1];
     spans_[at] = span;
   }
 
-  // Calls `visit` for ranges of the units (bytes, words, lines) of `size` bytes that the spans
-  // touch, each unit once.
+  // Calls `visit` for ranges of units (bytes, words, lines) of `size` bytes that the spans touch.
+  // Each unit is visited once.
   template <class Visit>
   void for_each_range(uint64_t size, Visit visit) const {
-    uint64_t next = 0;  // units below it were visited
+    uint64_t next = 0;  // first unit that may not have been visited
     for (unsigned i = 0; i < count_; ++i) {
       const Span& span = spans_[i];
       if (i && span.buffer != spans_[i - 1].buffer) next = 0;
@@ -63,7 +63,7 @@ class Spans {
     return total;
   }
 
-  // Each bank gives one word at a time; lanes that want the same word share it.
+  // A bank delivers one word per cycle. Lanes that access the same word share it.
   uint64_t bank_cycles() const {
     uint64_t load[kBanks] = {}, longest = 0;
     for_each_range(kWord, [&](uint64_t begin, uint64_t end) {
@@ -81,8 +81,7 @@ class Spans {
 
 }  // namespace
 
-// ---- bytes touched
-// -------------------------------------------------------------------------------
+// ---- unique bytes ------------------------------------------------------------------------------
 
 void ByteSet::resize(uint64_t bytes) {
   word_count_ = divide_up(bytes, 64);
@@ -106,8 +105,7 @@ uint64_t ByteSet::count() const {
   return total;
 }
 
-// ---- recording
-// -----------------------------------------------------------------------------------
+// ---- recording ---------------------------------------------------------------------------------
 
 Profile::Profile(const mslc_launch& request) {
   for (unsigned i = 0; i < request.buffer_count && i < MSLC_MAX_BUFFERS; ++i) {

@@ -1,10 +1,10 @@
-// Counts what a launch does to memory, the way a GPU would see it: by SIMD group.
+// Counts the memory accesses of a launch per SIMD group, as a GPU would execute them.
 //
-// The simulator runs lanes one after the other, so the accesses of each lane are recorded first. At
-// a point where all lanes of a SIMD group have met, the records are replayed as a GPU executes
-// diverging lanes: of the lanes that have an access left, those whose next one lies furthest back
-// in the program go together, and make one access of the SIMD group. Lanes that leave a loop early
-// therefore wait for the others behind the loop, and lanes in two branches are counted apart.
+// The simulator runs lanes one after the other, so it first records the accesses of each lane. When
+// all lanes of a SIMD group have met, it replays the records like a GPU with diverged lanes: the
+// lanes whose next access is earliest in the program run together and make one access of the SIMD
+// group. So lanes that leave a loop early wait behind it for the others, and lanes in different
+// branches are counted separately.
 #pragma once
 
 #include <stddef.h>
@@ -51,7 +51,7 @@ class Array {
   size_t size_ = 0, capacity_ = 0;
 };
 
-// One bit for each byte of a buffer.
+// One bit per byte of a buffer.
 class ByteSet {
  public:
   ~ByteSet() { free(words_); }
@@ -64,7 +64,7 @@ class ByteSet {
   uint64_t word_count_ = 0;
 };
 
-// Of one launch, which runs on one host thread.
+// Counts one launch, which runs on one host thread.
 class Profile {
  public:
   explicit Profile(const mslc_launch& request);
@@ -74,9 +74,9 @@ class Profile {
 
   void access(unsigned thread, const Access& access) { lanes_[thread].push(access); }
   void count(int what, uint64_t amount) { counts_[what] += amount; }
-  // A SIMD-group operation of the lanes in `active`.
+  // Counts a SIMD-group operation of the lanes in `active`.
   void collective(uint32_t active) { collective_lanes_ += __builtin_popcount(active); }
-  // All lanes of a SIMD group that still run have met, or all have returned.
+  // Must be called when all running lanes of a SIMD group have met, or all have returned.
   void synchronise(unsigned simdgroup);
 
   void write(mslc_profile& result);

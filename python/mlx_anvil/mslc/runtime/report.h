@@ -1,4 +1,4 @@
-// Findings of one launch, gathered from all workers.
+// The findings of one launch, collected from all workers.
 #pragma once
 
 #include <pthread.h>
@@ -7,8 +7,8 @@
 
 namespace mslc {
 
-// Thread-safe. A place that is hit again (same kind, same place in the source) is counted, not
-// listed twice.
+// Thread-safe. Repeated findings of the same kind at the same position are counted, not listed
+// again.
 class Findings {
  public:
   explicit Findings(mslc_report* report) : report_(report) {}

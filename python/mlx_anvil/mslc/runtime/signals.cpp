@@ -27,8 +27,8 @@ void pass_on(const struct sigaction& previous, int signal, siginfo_t* info, void
   if (previous.sa_flags & SA_SIGINFO) {
     previous.sa_sigaction(signal, info, context);
   } else if (previous.sa_handler == SIG_DFL || previous.sa_handler == SIG_IGN) {
-    ::signal(signal, SIG_DFL);  // the instruction is executed again, and ends the process
-    if (info->si_code <= 0) raise(signal);  // there is none: another process sent it
+    ::signal(signal, SIG_DFL);              // the instruction runs again and ends the process
+    if (info->si_code <= 0) raise(signal);  // another process sent it
   } else {
     previous.sa_handler(signal);
   }

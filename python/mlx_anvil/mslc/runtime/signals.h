@@ -1,4 +1,4 @@
-// Signals that an instruction of a kernel raised, in a process that may have handlers of its own.
+// Handles signals raised by a kernel's instructions, in a process that may have other handlers.
 #pragma once
 
 #include <signal.h>
@@ -7,9 +7,9 @@ namespace mslc {
 
 using SignalHandler = void (*)(int signal, siginfo_t* info, void* context);
 
-// Installs `handler` unless it is there, and keeps in `previous` what was there before.
+// Installs `handler` unless it is already installed, and stores the former handler in `previous`.
 void install_handler(int signal, SignalHandler handler, struct sigaction& previous);
-// For signals that are none of ours.
+// Forwards signals that no kernel raised.
 void pass_on(const struct sigaction& previous, int signal, siginfo_t* info, void* context);
 
 }  // namespace mslc

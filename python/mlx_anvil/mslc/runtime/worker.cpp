@@ -13,7 +13,7 @@ unsigned lowest(uint32_t set) {
   return static_cast<unsigned>(__builtin_ctz(set));
 }
 
-// The index of the n-th member of `set`.
+// Returns the n-th member of `set`.
 unsigned nth_member(uint32_t set, unsigned n) {
   while (n--) set &= set - 1;
   return lowest(set);
@@ -52,7 +52,7 @@ void Worker::run(Launch& launch) {
   failed_ = false;
   shuffled_ = launch.request->seed != 0;
   ++launch_number_;
-  if (clock_.now >> 31) {  // before it can overflow
+  if (clock_.now >> 31) {  // the stamps are about to overflow
     ++clock_.generation;
     clock_.now = 0;
   }
@@ -124,7 +124,7 @@ void Worker::set_up_threadgroup(uint64_t index) {
   clock_.threadgroup_memory = clock_.device_memory = clock_.start;
   for (uint32_t& time : clock_.simdgroup) time = clock_.start;
   steps_left_ = request.step_limit ? request.step_limit : ~uint64_t{0};
-  // Derived from the threadgroup, so that the schedule does not depend on which worker runs it.
+  // Seed from the threadgroup, so that the schedule does not depend on which worker runs it.
   random_state_ = (request.seed + 1) * 0x9E3779B97F4A7C15 ^ (index + 1) * 0xD1B54A32D192ED03;
   if (!random_state_) random_state_ = 1;
   shuffle_groups();
@@ -136,7 +136,7 @@ void Worker::run_threadgroup(uint64_t index) {
   if (check_state) finish_threadgroup_checks(*this);
   ++counters_.threadgroups;
   if (memory_.used() > counters_.threadgroup_memory) counters_.threadgroup_memory = memory_.used();
-  if (failed_)  // the fibers that were abandoned give their stacks back
+  if (failed_)  // reclaim the stacks of abandoned fibers
     for (unsigned i = 0; i < thread_count_; ++i) {
       if (Stack* stack = threads_[i].stack) {
         stack->mark_end();
@@ -147,9 +147,9 @@ void Worker::run_threadgroup(uint64_t index) {
 
 // ---- scheduling ---------------------------------------------------------------------------------
 
-// The next thread to run; null when the threadgroup is finished or has failed. The lanes of a SIMD
-// group run until all are blocked, then the next group runs; a threadgroup barrier opens when
-// nobody can run any more.
+// Returns the next thread to run, or null if the threadgroup is finished or has failed. The lanes
+// of a SIMD group run until all are blocked, then the next group runs. A threadgroup barrier opens
+// when no thread can run any more.
 Thread* Worker::pick() {
   while (!failed_) {
     if (cursor_ < group_count_) {
@@ -170,9 +170,9 @@ Thread* Worker::take(SimdGroup& group) {
   return &group.lanes[lane];
 }
 
-// No lane of the group can run. Of those that wait in a collective, the ones furthest behind in the
-// program go on together: code that branches and joins again is laid out with the join last, so the
-// lanes that wait at the join are met there by the others.
+// Called when no lane of the group can run. Of the lanes that wait in collectives, those at the
+// earliest position continue together. Code after a branch is laid out last, so lanes that already
+// wait there are met by the others.
 bool Worker::release_collective(SimdGroup& group) {
   if (!group.collective) return false;
   const Thread* first = nullptr;
@@ -200,7 +200,7 @@ bool Worker::release_collective(SimdGroup& group) {
     if (together) profile->synchronise(static_cast<unsigned>(&group - groups_));
   }
   if (first->combine) {
-    // What it touches is no access of the thread that happened to arrive last.
+    // The accesses of `combine` do not belong to the thread that happened to arrive last.
     Thread* const last = current_;
     current_ = nullptr;
     first->combine(&lanes);
@@ -213,7 +213,7 @@ bool Worker::release_collective(SimdGroup& group) {
   return true;
 }
 
-// Every thread waits in a barrier or has returned.
+// Called when every thread waits in a barrier or has returned.
 bool Worker::release_barrier() {
   const Thread* waiting = nullptr;
   unsigned returned = 0;
@@ -289,8 +289,8 @@ void Worker::fiber_main() {
   running->thread_main();
 }
 
-// A fiber runs its thread to the end, and then, on the same stack, the next thread that has not
-// started yet: a kernel without synchronisation never switches.
+// A fiber runs its thread to the end and then the next unstarted thread on the same stack. A kernel
+// without synchronisation therefore never switches fibers.
 void Worker::thread_main() {
   for (;;) {
     Thread* self = current_;

@@ -1,5 +1,5 @@
-// A worker runs threadgroups, one after the other, on one host thread. It owns everything that the
-// running threadgroup needs, so workers share nothing but the launch.
+// A worker runs threadgroups one after the other on one host thread. It owns everything that the
+// running threadgroup needs, so workers share only the launch.
 #pragma once
 
 #include <stdint.h>
@@ -17,32 +17,32 @@ namespace mslc {
 
 class Profile;
 
-// What the workers of one launch share.
+// The state shared by the workers of one launch.
 struct Launch {
   const mslc_launch* request;
   Findings* findings;
   mslc_size grid;     // threadgroups
   mslc_size threads;  // threads in the whole grid
   uint64_t threadgroup_count;
-  uint64_t order_step, order_start;  // visits threadgroup (i * step + start) % count in turn
+  uint64_t order_step, order_start;  // the i-th threadgroup is (i * step + start) % count
   uint64_t next = 0;                 // claimed atomically
   int stopped = 0;                   // set atomically by the first failure
-  // Of instrumented launches:
+  // For instrumented launches:
   AccessSink sink = nullptr;
-  Profile* profile = nullptr;  // of profiled launches, which use one worker
+  Profile* profile = nullptr;  // for profiled launches, which use one worker
   DeviceArena* arena = nullptr;
   Image image;  // the compiled library
 };
 
-// Numbers the synchronisations of a worker. What carries a smaller stamp than a field happened
+// Numbers the synchronisation events of a worker. A stamp smaller than a field belongs to an access
 // before the last event of that kind.
 struct SyncClock {
-  uint32_t generation = 0;  // stamps of different generations do not compare
+  uint32_t generation = 0;  // stamps of different generations are not comparable
   uint32_t now = 0;
-  uint32_t start;                       // of the threadgroup
-  uint32_t threadgroup_memory;          // the last barrier that orders threadgroup memory
-  uint32_t device_memory;               // the last barrier that orders device memory
-  uint32_t simdgroup[MSLC_SIMD_WIDTH];  // the last operation in which all live lanes met
+  uint32_t start;                       // start of the threadgroup
+  uint32_t threadgroup_memory;          // last barrier that orders threadgroup memory
+  uint32_t device_memory;               // last barrier that orders device memory
+  uint32_t simdgroup[MSLC_SIMD_WIDTH];  // last operation that all live lanes joined
 };
 
 struct CheckState;  // of the race checks
@@ -52,20 +52,21 @@ struct Thread {
   mslc_thread descriptor;
   Context context;
   Stack* stack = nullptr;
-  void* value = nullptr;  // operand of the collective it waits in
+  void* value = nullptr;  // operand of the collective that the thread waits in
   mslc_combine combine = nullptr;
   const mslc_site* site = nullptr;
-  const void* pc = nullptr;  // where it waits, in the compiled kernel
-  unsigned fences = 0;       // of the barrier it waits in
+  const void* pc = nullptr;  // position in the compiled kernel where the thread waits
+  unsigned fences = 0;       // fences of the barrier that the thread waits in
 };
 
-// The lanes of one SIMD group by state, as bit sets. A lane is in exactly one of them.
+// The lanes of one SIMD group by state, as bit sets. Each present lane is in exactly one of the
+// others.
 struct SimdGroup {
   Thread* lanes;
-  uint32_t present;     // exist: fewer than all in the last group of a threadgroup
+  uint32_t present;     // lanes that exist; fewer than 32 in a threadgroup's last group
   uint32_t ready;       // can run
-  uint32_t collective;  // waits for other lanes in a SIMD-group operation
-  uint32_t barrier;     // waits in a threadgroup barrier
+  uint32_t collective;  // waiting for other lanes in a SIMD-group operation
+  uint32_t barrier;     // waiting in a threadgroup barrier
   uint32_t done;
 };
 
@@ -98,29 +99,29 @@ class Worker {
   const Launch& launch() const { return *launch_; }
   const ThreadgroupMemory& memory() const { return memory_; }
   const SyncClock& clock() const { return clock_; }
-  // The SIMD group that the scheduler works on.
+  // Returns the SIMD group that the scheduler works on.
   unsigned running_group() const { return group_order_[cursor_]; }
   uint32_t threadgroup_index() const { return threadgroup_index_; }
   uint64_t launch_number() const { return launch_number_; }  // counts the launches of this worker
   const char* entry_address() const {
     return reinterpret_cast<const char*>(launch_->request->kernel->entry);
   }
-  // A finding of this thread, to be completed and passed to report() or stop().
+  // Returns a finding about this thread, to be completed and passed to report() or stop().
   mslc_finding finding(int kind, const mslc_site* site, const void* pc) const;
-  // `pc`: where the stack was found to be full, or null.
+  // `pc` is where the overflow was detected, or null.
   mslc_finding stack_overflow(const void* pc) const;
   void report(const mslc_finding& finding) { launch_->findings->add(finding); }
-  // Reports, stops the launch, and does not come back.
+  // Reports, stops the launch, and does not return.
   [[noreturn]] void stop(const mslc_finding& finding);
   CheckState* check_state = nullptr;
-  FaultState fault;  // of faults.cpp
+  FaultState fault;  // used by faults.cpp
 
   const Counters& counters() const { return counters_; }
 
   Worker* next_idle = nullptr;  // link of the pool's list
 
  private:
-  // Initial-exec keeps the lane lookup at one load: kernels ask for it often.
+  // Kernels look up their lane often. The initial-exec model makes that a single load.
   static __thread Worker* running __attribute__((tls_model("initial-exec")));
 
   void run_threadgroup(uint64_t index);
@@ -145,7 +146,7 @@ class Worker {
   ThreadgroupMemory memory_;
   StackPool stacks_;
   Counters counters_;
-  Context scheduler_;          // of the host thread, outside all fibers
+  Context scheduler_;          // the host thread, outside all fibers
   Thread* current_ = nullptr;  // null while no kernel code runs
   bool shuffled_ = false;
   bool failed_ = false;
@@ -155,7 +156,8 @@ class Worker {
   uint32_t threadgroup_index_ = 0;
   uint64_t launch_number_ = 0;
   unsigned thread_count_ = 0, group_count_ = 0;
-  unsigned cursor_ = 0;  // into group_order_: groups before it are blocked until the next barrier
+  unsigned cursor_ = 0;  // index into group_order_: groups before it are blocked until the next
+                         // barrier
   uint8_t group_order_[MSLC_SIMD_WIDTH];
   SimdGroup groups_[MSLC_SIMD_WIDTH];
   Thread threads_[MSLC_MAX_THREADS_PER_THREADGROUP];

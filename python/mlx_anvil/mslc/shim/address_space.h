@@ -1,9 +1,9 @@
-// Address spaces as types, so that mixing them is a compile error like in Metal.
+// Address spaces as types, so that mixing them is a compile error, as in Metal.
 //
-// The named OpenCL attributes are used, not numbered address spaces: sanitizers instrument only the
-// former. Two modes exist. In strict mode (the lint) no conversion between spaces is allowed, which
-// also rejects copying a struct out of `device` memory, because its implicit copy constructor takes
-// a reference without a space. For running, SYCL's rule is used: a named space converts to none.
+// They use OpenCL's named attributes, because sanitizers ignore numbered address spaces. Strict
+// mode (the lint) allows no conversion between spaces. It therefore rejects copies of structs out
+// of `device` memory too: their implicit copy constructor takes a reference without a space. For
+// execution, SYCL's rule applies: a named space converts to none.
 #pragma once
 
 #define thread
@@ -11,9 +11,9 @@
 #define threadgroup __attribute__((opencl_local))
 #define threadgroup_imageblock __attribute__((opencl_local))
 #if defined(__NVPTX__)
-// Metal's `constant` is not NVIDIA's 64 KB bank: it is device memory or, for what the host passes
-// by value, a kernel parameter. This is a space of its own for the compiler, and generic addresses
-// for the machine; the optimiser finds out which of the two it is.
+// Metal's `constant` is not NVIDIA's 64 KB bank. It is device memory or, for values that the host
+// passes, a kernel parameter. The compiler sees a separate space and the machine generic addresses;
+// the optimiser infers which of the two it is.
 #define constant const __attribute__((opencl_private))
 #elif defined(MSLC_STRICT)
 #define constant const __attribute__((opencl_constant))

@@ -105,8 +105,7 @@ MSLC_INLINE T atomic_exchange_explicit(P object, V value, memory_order) {
   return static_cast<T>(mslc::target::atomic_exchange<decltype(atomic<T>::value)>(
       &object->value, static_cast<T>(value)));
 }
-// The weak form may fail without cause in Metal; failing only when the value differs is one of its
-// allowed behaviours.
+// In Metal the weak form may fail spuriously. Failing only when the value differs is allowed.
 template <class P, class V, class T = mslc::AtomicValue<P>>
 MSLC_INLINE bool atomic_compare_exchange_weak_explicit(
     P object, thread T* expected, V desired, memory_order, memory_order) {
@@ -129,7 +128,7 @@ MSLC_ATOMIC_FETCH(or, mslc::Or)
 MSLC_ATOMIC_FETCH(xor, mslc::Xor)
 #undef MSLC_ATOMIC_FETCH
 
-// Without a result: the 8-byte minimum and maximum of Metal.
+// The 8-byte minimum and maximum of Metal return no result.
 template <class P, class V, class T = mslc::AtomicValue<P>>
 MSLC_INLINE void atomic_max_explicit(P object, V value, memory_order order) {
   atomic_fetch_max_explicit(object, value, order);

@@ -1,5 +1,5 @@
-// bool2, bool3, bool4. clang's own bool vectors are bit sets, without swizzles and with another
-// size, so these are structs; they take the integer masks that vector comparisons yield.
+// bool2, bool3, bool4. clang's bool vectors are bit sets of another size, without swizzles, so
+// these are structs. They convert from the integer masks that vector comparisons return.
 #pragma once
 
 #include "swizzle.h"
@@ -56,7 +56,7 @@ template <int N>
 struct alignas(N == 3 ? 4 : N) BoolVector : BoolComponents<N>, Swizzles<BoolVector<N>, bool, N> {
   using BoolComponents<N>::component;
 
-  BoolVector() = default;  // trivial, so that it can be a member of a union
+  BoolVector() = default;  // trivial, so that unions can contain it
   constexpr BoolVector(bool all) : BoolComponents<N>{} {
     for (int i = 0; i < N; ++i) component[i] = all;
   }
@@ -66,7 +66,7 @@ struct alignas(N == 3 ? 4 : N) BoolVector : BoolComponents<N>, Swizzles<BoolVect
     int i = 0;
     ((component[i++] = bool(values)), ...);
   }
-  // From a comparison's mask, or from numbers as bool4(int4) does.
+  // Converts a comparison's mask, or numbers as in bool4(int4).
   template <class V>
     requires(length_of<V> == N)
   constexpr BoolVector(V mask) : BoolComponents<N>{} {
@@ -117,7 +117,7 @@ constexpr bool is_bool_vector<BoolVector<N>> = true;
 }  // namespace mslc
 
 namespace metal {
-// vec<T, N>, where the rewriter knows that T and N are not to be deduced.
+// vec<T, N> for places where the rewriter knows that T and N are not deduced.
 template <class T, int N>
 using mslc_any_vec = typename mslc::AnyVector<T, N>::type;
 

@@ -1,4 +1,4 @@
-// <metal_common> and the comparisons that integers and reals share.
+// <metal_common>, and the comparisons shared by integers and reals.
 #pragma once
 
 #include "math.h"
@@ -29,8 +29,8 @@ T Min::apply(T a, T b) {
   return smaller(a, b);
 }
 
-// The element type of two mixed arguments, as the usual arithmetic conversions give it; arguments
-// of one type keep that type (no promotion of short to int).
+// The element type of two mixed arguments according to the usual arithmetic conversions. Arguments
+// of the same type keep it: short is not promoted to int.
 template <class A, class B>
 struct CommonElement {
   using type = decltype(ElementOf<A>{} + ElementOf<B>{});

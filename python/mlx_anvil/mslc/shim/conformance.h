@@ -1,12 +1,12 @@
-// What the conformance check has the compiler look at (passes/conformance.py).
+// Assertions of the conformance check (passes/conformance.py), evaluated by the compiler.
 #pragma once
 
 #include "vec.h"
 
 namespace mslc {
 
-// A struct has an assignment for each address space in Metal, between which a bare list may not
-// decide; vectors and scalars have one.
+// In Metal, a struct has an assignment operator for each address space, so a bare list may be
+// ambiguous. Vectors and scalars have only one.
 template <class T>
 struct ListAssigned {
   static_assert(!__is_class(T) || is_vector<T>,
@@ -29,7 +29,7 @@ constexpr int space_of<const threadgroup T> = 2;
 template <class T>
 constexpr int space_of<constant T> = 3;
 
-// The operand of a cast to a pointer that names an address space. Arrays become pointers.
+// The operand of a cast to a pointer with an address space. Arrays decay to pointers.
 template <class To, class From>
 MSLC_INLINE constexpr From cast_from(From value) {
   if constexpr (__is_pointer(From))

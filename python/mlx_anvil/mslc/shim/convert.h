@@ -1,6 +1,6 @@
 // Vector constructors and casts. The rewriter turns float4(...), (float4)x and static_cast<T>(x)
-// into these, because clang gives the same spellings other meanings for its vectors (a cast between
-// vectors of equal size reinterprets the bits) and knows no conversion between half and bfloat.
+// into these functions, because clang interprets them differently: a cast between vectors of equal
+// size reinterprets the bits, and half and bfloat do not convert.
 #pragma once
 
 namespace mslc {
@@ -24,7 +24,7 @@ MSLC_INLINE constexpr void append(V& vector, int& position, const A& argument) {
     vector[position++] = convert_scalar<E>(argument);
 }
 
-// V(a, b, ...): components one after the other; V(scalar): all components; V(vector): conversion.
+// V(a, b, ...) concatenates components, V(scalar) repeats one, and V(vector) converts.
 template <class V>
 MSLC_INLINE constexpr V make() {
   return V{};
@@ -34,7 +34,7 @@ MSLC_INLINE constexpr V make(A argument) {
   if constexpr (__is_same(V, A)) {
     return argument;
   } else if constexpr (!is_vector<V>) {
-    return static_cast<V>(argument);  // a class that shares its name with a vector alias
+    return static_cast<V>(argument);  // a class with the same name as a vector alias
   } else if constexpr (is_vector<A>) {
     static_assert(length_of<A> == length_of<V>, "vectors of different length do not convert");
     V vector = {};
@@ -61,8 +61,8 @@ MSLC_INLINE constexpr V make(A first, B second, Rest... rest) {
   }
 }
 
-// static_cast<To>(value). The value is taken by copy, because a component of a vector cannot be
-// bound to a reference.
+// static_cast<To>(value). Takes the value by copy, because no reference can bind to a component of
+// a vector.
 template <class To, class From>
   requires(!__is_reference(To))
 MSLC_INLINE constexpr To cast(From value) {
@@ -80,7 +80,8 @@ template <class To, class From>
   return static_cast<To>(static_cast<From&&>(value));
 }
 
-// as_type<T>(x): the rewriter writes this name, since as_type is a keyword and no function.
+// as_type<T>(x). The rewriter emits the qualified name, because as_type is a keyword and not a
+// function.
 template <class To, class From>
 MSLC_INLINE constexpr To as_type(From value) {
   static_assert(sizeof(To) == sizeof(From), "as_type needs types of the same size");

@@ -1,5 +1,5 @@
-// How a function of scalars becomes one of scalars and vectors, in Metal's argument rules: scalars
-// are repeated along vectors; float and half keep their type; bfloat is computed in float.
+// Lifts scalar functions to scalars and vectors by Metal's rules for arguments: scalars are
+// broadcast to vectors, float and half keep their type, and bfloat is computed in float.
 #pragma once
 
 #include "target.h"
@@ -37,7 +37,7 @@ struct ScalarOrVector<T, 0> {
   using type = T;
 };
 
-// The element type in which real arguments are computed: half where all of them are half.
+// The element type for real arguments: half if all of them are half.
 template <class... T>
 using RealElement =
     metal::conditional_t<((!is_real<T> || __is_same(ElementOf<T>, half)) && ...), half, float>;
@@ -50,8 +50,8 @@ MSLC_INLINE constexpr auto component(const T& value, int i) {
     return value;
 }
 
-// Applies `function` to the arguments converted to `Element`, component by component. A vector of
-// results is a vector of the function's result type (bool: a bool vector).
+// Applies `function` componentwise to the arguments, converted to `Element`. Vector results have
+// the function's result type as element (a bool vector for bool).
 template <class Element, class Function, class... T>
 MSLC_INLINE constexpr auto map(Function function, T... arguments) {
   constexpr int length = common_length<T...>();
@@ -68,7 +68,7 @@ MSLC_INLINE constexpr auto map(Function function, T... arguments) {
   }
 }
 
-// For a function that exists in float only: half goes through float and is rounded once.
+// For functions that exist in float only: half is converted to float and rounded once.
 template <class Function, class... T>
 MSLC_INLINE constexpr auto map_float(Function function, T... arguments) {
   using E = RealElement<T...>;

@@ -1,4 +1,4 @@
-// Entry points. For every instantiated kernel the rewriter writes
+// Entry points. For every instantiated kernel the rewriter emits
 //   Entry<Parameter...>::run(kernel, thread)
 // with one of the types below for each parameter of the kernel.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace mslc {
 
-// A position or size, declared by the kernel as a scalar or a vector of any integer type.
+// Converts a position or size to the kernel's parameter: a scalar or vector of any integer type.
 template <class P, class Size>
 MSLC_INLINE P as_parameter(Size value) {
   using Plain = metal::remove_cv_t<P>;

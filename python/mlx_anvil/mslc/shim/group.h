@@ -1,15 +1,15 @@
-// What SIMD groups and quad groups have in common: functions of a group of `Width` neighbouring
-// lanes, and the macro that gives them their Metal names.
+// Common parts of SIMD groups and quad groups: functions of a group of `Width` neighbouring lanes,
+// and the macro that defines their Metal names.
 //
-// Every function that exchanges data takes the place of its call as a hidden last argument; see
-// target.h. Vectors are exchanged whole: the primitives move any trivially copyable type.
+// Every function that exchanges data takes its call site as a hidden last argument; see target.h.
+// Vectors are exchanged whole, because the primitives move any trivially copyable type.
 #pragma once
 
 #include "relational.h"
 
 namespace mslc {
 
-// The bits of a real or whole number, on which and, or and xor act.
+// The unsigned type whose bits `and`, `or` and `xor` combine for a real or integer number.
 template <class T>
 using BitsOf =
     metal::conditional_t<sizeof(T) == 1,
@@ -18,7 +18,7 @@ using BitsOf =
                                               ushort,
                                               metal::conditional_t<sizeof(T) == 4, uint, ulong>>>;
 
-// max and min of vectors act on components.
+// max and min of vectors work per component.
 struct VectorMax {
   template <class T>
   static T apply(T a, T b) {
@@ -32,7 +32,7 @@ struct VectorMin {
   }
 };
 
-// What a ballot gives: bit i is the vote of the group's lane i.
+// The result of a ballot: bit i is the vote of the group's lane i.
 template <uint Width>
 class Vote {
  public:
@@ -54,7 +54,7 @@ struct Group {
     return lane_id() & ~(Width - 1);
   }
   static MSLC_INLINE uint position() { return lane_id() & (Width - 1); }
-  // The lane at a position in this group, counted round.
+  // Returns the lane at a position in this group, modulo its size.
   static MSLC_INLINE uint lane_at(uint position) {
     if constexpr (Width == simd_width) return position % simd_width;
     return base() + position % Width;
@@ -82,7 +82,7 @@ struct Group {
   static MSLC_INLINE T shuffle_rotate_up(T value, ushort delta, const Site* site) {
     return mslc::shuffle(value, lane_at(lane_id() - delta), site);
   }
-  // Lanes whose source would lie outside the group keep their value.
+  // Lanes whose source is outside the group keep their value.
   template <class T>
   static MSLC_INLINE T shuffle_down(T value, ushort delta, const Site* site) {
     const uint source = lane_id() + delta;
@@ -93,8 +93,7 @@ struct Group {
     const uint source = lane_id() - delta;
     return mslc::shuffle(value, position() >= delta ? source : lane_id(), site);
   }
-  // The group is cut into pieces of `modulo` lanes; what comes from beyond the piece is taken from
-  // `fill` instead.
+  // Splits the group into pieces of `modulo` lanes. Values from beyond a piece come from `fill`.
   template <class T>
   static MSLC_INLINE T
   shuffle_and_fill_down(T value, T fill, ushort delta, ushort modulo, const Site* site) {
@@ -174,7 +173,7 @@ struct Group {
     return ::mslc::Group<width>::function(value, fill, delta, modulo, site);                   \
   }
 
-// All functions of a kind of group: simd_sum, quad_sum and so on.
+// Defines all functions of one kind of group: simd_sum, quad_sum and so on.
 #define MSLC_GROUP_FUNCTIONS(prefix, width)                                             \
   using prefix##_vote = ::mslc::Vote<width>;                                            \
   MSLC_GROUP_OF_LANE(prefix, width, shuffle)                                            \

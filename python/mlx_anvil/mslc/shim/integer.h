@@ -9,7 +9,7 @@ template <class T>
 constexpr int bits_of = sizeof(T) * 8;
 template <class T>
 using Unsigned = __make_unsigned(T);
-// Twice as wide where that exists, so that sums and products are exact.
+// Wide enough for exact sums and products.
 template <class T>
 using Wide =
     metal::conditional_t<sizeof(T) == 8,
@@ -22,7 +22,7 @@ MSLC_INLINE constexpr T saturated(Wide<T> value) {
   return static_cast<T>(value > high ? high : value < low ? low : value);
 }
 
-// Component-wise on integers of one type.
+// Maps componentwise over integers of one type.
 template <class Function, class T, class... Rest>
 MSLC_INLINE constexpr T map_whole(Function function, T first, Rest... rest) {
   return map<ElementOf<T>>(function, first, rest...);
@@ -169,7 +169,7 @@ MSLC_INLINE constexpr T madsat(T x, T y, T z) {
       },
       x, y, z);
 }
-// The low 24 bits of each factor count, with their sign.
+// Uses the low 24 bits of each factor, sign-extended.
 template <mslc::Wholes T>
 MSLC_INLINE constexpr T mul24(T x, T y) {
   using E = mslc::ElementOf<T>;

@@ -1,13 +1,13 @@
-// <metal_math>, for float, half and their vectors. bfloat arguments give float results, as the
-// implicit conversion of Metal does.
+// <metal_math> for float, half and their vectors. bfloat arguments give float results, like Metal's
+// implicit conversion.
 #pragma once
 
 #include "elementwise.h"
 
 namespace mslc::reference {
 
-// Functions that need nothing from the target.
-// What rounds to 1 is the largest number below it.
+// Target-independent functions. `fract` returns the largest number below 1 where rounding would
+// give 1.
 template <class T>
 MSLC_INLINE T fract(T x) {
   constexpr T below_one = static_cast<T>(__is_same(T, half) ? 0x1.ffcp-1f : 0x1.fffffep-1f);
@@ -35,7 +35,7 @@ MSLC_INLINE float fdim(float a, float b) {
 MSLC_INLINE float divide(float a, float b) {
   return a / b;
 }
-// What is left of x without its whole part: nothing of an infinity.
+// Returns x without its integer part, which is 0 for an infinity.
 MSLC_INLINE float fraction(float x) {
   const float whole = __builtin_truncf(x);
   return __builtin_copysignf(x == whole ? 0.0f : x - whole, x);
@@ -62,8 +62,8 @@ MSLC_INLINE float round(float x) {
   float whole = __builtin_truncf(x);
   return __builtin_fabsf(x - whole) >= 0.5f ? whole + __builtin_copysignf(1.0f, x) : whole;
 }
-// Powers of two are multiplied in steps, so that subnormal results are reached. The steps down keep
-// 24 bits in reserve: what they leave is rounded once.
+// Multiplies by powers of two in steps, to reach subnormal results. The steps down keep 24 bits in
+// reserve, so the result is rounded once.
 MSLC_INLINE float ldexp(float x, int exponent) {
   exponent = exponent > 300 ? 300 : exponent < -300 ? -300 : exponent;
   auto power = [](int e) { return __builtin_bit_cast(float, static_cast<uint>(e + 127) << 23); };
@@ -102,7 +102,7 @@ MSLC_INLINE int ilogb(float x) {
 
 namespace mslc {
 
-// Applies `function` to scalars, or to vectors component by component; the result is an R.
+// Applies `function` to scalars, or componentwise to vectors. The result is an R.
 template <class R, class Function, class... T>
 MSLC_INLINE R each(Function function, T... x) {
   if constexpr (is_vector<R>) {
@@ -125,7 +125,7 @@ MSLC_INLINE float fraction_of(float x) {
   return reference::frexp(x, exponent);
 }
 
-// What PTX has in a fast form too.
+// Functions that have a fast form in PTX too.
 namespace accurate {
 using reference::divide;
 using target::exp2;
@@ -143,7 +143,7 @@ namespace fast = accurate;
   MSLC_INLINE auto name(T... x) {                                                        \
     return ::mslc::map_float([](auto... v) { return ::mslc::space::name(v...); }, x...); \
   }
-// For functions that would round twice if half went through float.
+// For functions that would round twice if half were converted to float.
 #define MSLC_MATH_IN_OWN_TYPE(space, name)                                            \
   template <class... T>                                                               \
     requires ::mslc::Reals<T...>                                                      \
@@ -152,7 +152,7 @@ namespace fast = accurate;
     return ::mslc::map<E>([](auto... v) { return ::mslc::space::name(v...); }, x...); \
   }
 
-// Where the target has fast forms, they are in the namespace `quick`; elsewhere in `accurate`.
+// `quick` is the namespace of the fast forms on targets that have them, and `accurate` elsewhere.
 #define MSLC_ALL_MATH(quick)                                                                 \
   MSLC_MATH(target, acos)                                                                    \
   MSLC_MATH(target, acosh)                                                                   \
@@ -230,7 +230,7 @@ namespace metal {
 
 MSLC_ALL_MATH(accurate)
 
-// On real hardware these differ in accuracy; both bounds hold for what the targets provide.
+// On real hardware these differ in accuracy. The targets satisfy both bounds.
 namespace fast {
 MSLC_ALL_MATH(fast)
 }
@@ -244,7 +244,7 @@ MSLC_INLINE auto ilogb(T x) {
   return mslc::map<float>([](float v) { return mslc::reference::ilogb(v); }, x);
 }
 
-// One step in the argument's own type, so in steps of half for half.
+// Steps in the argument's type, so half steps in units of half.
 template <class T>
   requires(mslc::is_real<T> && !mslc::is_vector<T>)
 MSLC_INLINE T nextafter(T x, T y) {
@@ -269,8 +269,8 @@ MSLC_INLINE T nextafter(T x, T y) {
 #undef MSLC_MATH_IN_OWN_TYPE
 #undef MSLC_MATH
 
-// The compiler's own names of these functions, which MLX's bfloat overloads are built on. The last
-// argument asks for fast or precise.
+// The compiler's internal names of these functions, which MLX's bfloat overloads use. The last
+// argument selects fast or precise.
 #define MSLC_INTERNAL_1(name)                      \
   MSLC_INLINE float __metal_##name(float x, int) { \
     return name(x);                                \

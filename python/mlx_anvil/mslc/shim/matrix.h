@@ -1,6 +1,6 @@
-// Matrix types, float2x2 to float4x4 and half likewise, and <metal_matrix>.
+// Matrix types, float2x2 to float4x4 and half2x2 to half4x4, and <metal_matrix>.
 //
-// matrix<T, Columns, Rows> is an array of column vectors, so it has their alignment and padding.
+// matrix<T, Columns, Rows> is an array of column vectors, with their alignment and padding.
 #pragma once
 
 #include "geometric.h"
@@ -14,7 +14,7 @@ struct matrix {
   static constexpr bool is_square = Columns == Rows;
 
   matrix() = default;
-  // A diagonal matrix.
+  // Makes a diagonal matrix.
   constexpr explicit matrix(T diagonal) : columns{} {
     for (int i = 0; i < Columns && i < Rows; ++i) columns[i][i] = diagonal;
   }
@@ -23,7 +23,7 @@ struct matrix {
   constexpr explicit matrix(const matrix<U, Columns, Rows>& other) : columns{} {
     for (int i = 0; i < Columns; ++i) columns[i] = mslc::make<Column>(other[i]);
   }
-  // Columns of vectors, or all elements one after the other, column by column.
+  // Takes column vectors, or all elements in column-major order.
   template <class... A>
     requires(sizeof...(A) == Columns && ((mslc::length_of<A> == Rows) && ...))
   constexpr matrix(A... column) : columns{mslc::make<Column>(column)...} {}
@@ -50,13 +50,13 @@ struct matrix {
     return map([=](Column x) { return x * b; }, a);
   }
   friend constexpr matrix operator*(T a, const matrix& b) { return b * a; }
-  // The vector is a column.
+  // Treats the vector as a column.
   friend constexpr Column operator*(const matrix& a, vec<T, Columns> b) {
     Column sum = a[0] * b[0];
     for (int i = 1; i < Columns; ++i) sum += a[i] * b[i];
     return sum;
   }
-  // The vector is a row.
+  // Treats the vector as a row.
   friend constexpr vec<T, Columns> operator*(Column a, const matrix& b) {
     vec<T, Columns> row = {};
     for (int i = 0; i < Columns; ++i) row[i] = dot(a, b[i]);
@@ -106,8 +106,8 @@ template <class T>
 MSLC_INLINE T determinant(const matrix<T, 3, 3>& m) {
   return dot(m[0], cross(m[1], m[2]));
 }
-// Laplace's expansion over the upper two rows: products of minors of columns i, j above and of the
-// other two columns below.
+// Laplace expansion along the upper two rows: sums products of the minors of columns i, j above and
+// of the other two columns below.
 template <class T>
 MSLC_INLINE T determinant(const matrix<T, 4, 4>& m) {
   auto upper = [&](int i, int j) { return m[i][0] * m[j][1] - m[j][0] * m[i][1]; };

@@ -1,8 +1,8 @@
-// The Metal standard library for upstream clang, included in front of every rewritten kernel file.
+// The Metal standard library for upstream clang, included before every rewritten kernel file.
 #pragma once
 #pragma clang system_header
 
-// What a function of the shim does has the place where it is called, for findings and profiles.
+// Without debug information, findings and profiles attribute the shim's code to its call site.
 #pragma clang attribute push(__attribute__((nodebug)), apply_to = hasType(functionType))
 
 #include "address_space.h"
@@ -27,5 +27,5 @@
 
 #pragma clang attribute pop
 
-// Metal declares its types and functions in the global namespace too.
+// Metal also makes its types and functions available in the global namespace.
 using namespace metal;

@@ -1,12 +1,12 @@
-// <metal_pack>: vectors of numbers in [0, 1] (unorm) or [-1, 1] (snorm) as bits of one integer, the
-// first component in the lowest ones. Rounded to nearest even; NaN becomes 0.
+// <metal_pack>: vectors of numbers in [0, 1] (unorm) or [-1, 1] (snorm), packed into one integer
+// with the first component in the lowest bits. Rounds to nearest even; NaN becomes 0.
 #pragma once
 
 #include "common.h"
 
 namespace mslc {
 
-// Widths of the components, from the lowest bits up.
+// Widths of the components, starting at the lowest bits.
 template <int... Bits>
 struct PackedLayout {
   static constexpr int length = sizeof...(Bits);
@@ -33,7 +33,7 @@ MSLC_INLINE float normalized_value(uint code, int bits) {
   if constexpr (!Signed) return static_cast<float>(code) / largest_code(bits, false);
   const int value = static_cast<int>(code << (32 - bits)) >> (32 - bits);
   const float scaled = static_cast<float>(value) / largest_code(bits, true);
-  return scaled < -1.0f ? -1.0f : scaled;  // the lowest code lies beyond -1
+  return scaled < -1.0f ? -1.0f : scaled;  // the lowest code represents a value below -1
 }
 
 template <class Layout, bool Signed, class V>
@@ -53,7 +53,7 @@ MSLC_INLINE V unpack(uint packed) {
   return values;
 }
 
-// The transfer functions of sRGB; alpha, the last component, is linear.
+// The transfer functions of sRGB. Alpha, the last component, stays linear.
 MSLC_INLINE float srgb_of_linear(float x) {
   return x <= 0.0031308f ? 12.92f * x : 1.055f * target::pow(x, 1.0f / 2.4f) - 0.055f;
 }
@@ -65,7 +65,7 @@ MSLC_INLINE float linear_of_srgb(float x) {
 
 namespace metal {
 
-// For float and half: 4x8 and 2x16 in both signs, 10a2 in both, 565 (red in the highest bits).
+// For float and half: 4x8, 2x16 and 10a2 in both signs, and 565 (red in the highest bits).
 #define MSLC_PACK(T, sign, is_signed, name, layout, N, Code)    \
   MSLC_INLINE Code pack_##T##_to_##sign##name(T##N v) {         \
     return static_cast<Code>(mslc::pack<layout, is_signed>(v)); \

@@ -1,4 +1,4 @@
-// packed_float3 and the others: vectors with the alignment of their element.
+// Packed vectors such as packed_float3, which have the alignment of their element.
 #pragma once
 
 namespace mslc {
@@ -67,7 +67,7 @@ struct PackedVector : PackedComponents<T, N>, Swizzles<PackedVector<T, N>, T, N>
   friend constexpr auto operator~(PackedVector a) { return ~Vector(a); }
   friend constexpr auto operator!(PackedVector a) { return !Vector(a); }
 
-// The operators of vectors, on what packed vectors convert to; scalars are repeated.
+// The operators convert packed vectors to vectors and broadcast scalars.
 #define MSLC_PACKED_OPERATOR(op)                                      \
   friend constexpr auto operator op(PackedVector a, PackedVector b) { \
     return Vector(a) op Vector(b);                                    \

@@ -9,7 +9,7 @@ template <class T>
 MSLC_INLINE constexpr uint exponent_field(T x) {
   return __builtin_bit_cast(uint, static_cast<float>(x)) >> 23 & 255;
 }
-// Compared on the bits, so that no floating-point option of the compiler can remove the test.
+// These compare bits, so that no floating-point option of the compiler can remove the test.
 MSLC_INLINE constexpr bool isnan(float x) {
   return (__builtin_bit_cast(uint, x) & 0x7fffffffu) > 0x7f800000u;
 }
@@ -91,7 +91,7 @@ MSLC_INLINE constexpr bool all(V v) {
   return result;
 }
 
-// c ? b : a, component by component.
+// c ? b : a, per component.
 template <class T>
 MSLC_INLINE constexpr T select(T a, T b, bool c) {
   return c ? b : a;

@@ -14,7 +14,7 @@ MSLC_INLINE void simdgroup_barrier(mem_flags flags, MSLC_SITE) {
 
 MSLC_GROUP_FUNCTIONS(simd, 32)
 
-// The compiler's own names, which MLX's bfloat overloads are built on.
+// The compiler's internal names, which MLX's bfloat overloads use.
 
 MSLC_INLINE ushort __metal_get_thread_index_in_simdgroup(ushort) {
   return static_cast<ushort>(mslc::lane_id());

@@ -1,4 +1,4 @@
-// <metal_simdgroup_matrix>: 8x8 matrices spread over the lanes of a SIMD group.
+// <metal_simdgroup_matrix>: 8x8 matrices distributed over the lanes of a SIMD group.
 //
 // A lane holds two neighbouring elements of one row:
 //   quad = lane / 4, row = (quad & 4) + lane / 2 % 4, column = (quad & 2) * 2 + lane % 2 * 2.
@@ -16,7 +16,7 @@ struct simdgroup_matrix<T, 8, 8> {
   using storage_type = vec<T, 2>;
 
   simdgroup_matrix() = default;
-  // A diagonal matrix.
+  // Makes a diagonal matrix.
   explicit simdgroup_matrix(T diagonal) {
     const uint row = mslc::matrix_row(mslc::lane_id());
     const uint column = mslc::matrix_column(mslc::lane_id());
@@ -44,10 +44,10 @@ MSLC_INLINE simdgroup_matrix<T, Rows, Columns> make_filled_simdgroup_matrix(T va
 
 namespace mslc {
 
-// Where a lane's elements lie in memory, from the first element of the matrix.
+// Offsets of a lane's elements in memory, from the first element of the matrix.
 struct MatrixOffsets {
   long first;
-  long step;  // to the second
+  long step;  // from the first element to the second
 };
 
 MSLC_INLINE MatrixOffsets matrix_offsets(ulong stride, metal::ulong2 origin, bool transpose) {
@@ -64,7 +64,7 @@ MSLC_INLINE void load_matrix(metal::simdgroup_matrix<T, 8, 8>& matrix,
                              ulong stride,
                              metal::ulong2 origin,
                              bool transpose) {
-  // Neighbours in memory can be one load: better to transpose in registers where that is cheap.
+  // Neighbours in memory can be one load, so transpose in registers if that is cheap.
   constexpr bool in_registers = transposes_in_registers<T>;
   const MatrixOffsets at = matrix_offsets(stride, origin, transpose && !in_registers);
   for (uint i = 0; i < 2; ++i) matrix.elements[i] = source[at.first + i * at.step];

@@ -1,19 +1,19 @@
-// Swizzles (v.xy, v.bgra) of the vectors that are structs: bool vectors and packed vectors.
+// Swizzles (v.xy, v.bgra) for the vectors that are structs: bool vectors and packed vectors.
 //
 // A swizzle is a property, not an object: reading v.xy calls get_xy, which returns a vector by
-// value, and writing calls put_xy. So `a.xy = a.yx` reads everything before it writes anything,
-// `auto` and templates see a vector, and the vector itself stays trivially copyable.
+// value, and writing calls put_xy. So `a.xy = a.yx` reads all components before it writes any,
+// `auto` and templates deduce a vector, and the vector stays trivially copyable.
 #pragma once
 
 namespace mslc {
 
-// Vector of N components of type T; specialised where clang has none.
+// The vector of N components of type T. Specialised where clang has no such vector.
 template <class T, int N>
 struct AnyVector {
   using type = metal::vec<T, N>;
 };
 
-// A pattern of components: hexadecimal digits, the first component in the highest one.
+// A pattern of components as hexadecimal digits, with the first component in the highest digit.
 constexpr int pattern_index(unsigned pattern, int length, int position) {
   return static_cast<int>(pattern >> 4 * (length - 1 - position) & 15);
 }
@@ -36,11 +36,11 @@ MSLC_INLINE constexpr Values write_swizzle(T* component, unsigned pattern, Value
   return values;
 }
 
-// Base of a vector of N components, which has them in an array `component`.
+// Base of a vector of N components, which stores them in an array `component`.
 template <class Vector, class T, int N>
 struct Swizzles;
 
-// One swizzle, under its two names. `digits` are the components' numbers in a row.
+// Defines one swizzle under its two names. `digits` are the component numbers.
 #define MSLC_SWIZZLE(length, name, color, digits)                                            \
   MSLC_INLINE constexpr Values<length> get_##name() const {                                  \
     return read_swizzle<length>(static_cast<const Vector*>(this)->component, 0x##digits);    \
@@ -53,8 +53,9 @@ struct Swizzles;
   __declspec(property(get = get_##name, put = put_##name)) Values<length> name;              \
   __declspec(property(get = get_##name, put = put_##name)) Values<length> color;
 
-// MSLC_EACH_<level>_<N>(F, ...) is F(..., x, r, 0) F(..., y, g, 1) ... up to component N. One
-// macro for every level of nesting, because the preprocessor expands none inside itself.
+// MSLC_EACH_<level>_<N>(F, ...) is F(..., x, r, 0) F(..., y, g, 1) ... up to component N. Each
+// level of nesting needs its own macro, because the preprocessor does not expand a macro inside
+// itself.
 #define MSLC_EACH_1_2(F, ...) F(__VA_ARGS__, x, r, 0) F(__VA_ARGS__, y, g, 1)
 #define MSLC_EACH_2_2(F, ...) F(__VA_ARGS__, x, r, 0) F(__VA_ARGS__, y, g, 1)
 #define MSLC_EACH_3_2(F, ...) F(__VA_ARGS__, x, r, 0) F(__VA_ARGS__, y, g, 1)
@@ -68,7 +69,7 @@ struct Swizzles;
 #define MSLC_EACH_3_4(F, ...) MSLC_EACH_3_3(F, __VA_ARGS__) F(__VA_ARGS__, w, a, 3)
 #define MSLC_EACH_4_4(F, ...) MSLC_EACH_4_3(F, __VA_ARGS__) F(__VA_ARGS__, w, a, 3)
 
-// Every pattern of two, three and four letters: each level adds a letter to those before it.
+// Generates every pattern of two, three and four letters. Each level appends a letter.
 #define MSLC_LETTER_1(N, name, color, digits) MSLC_EACH_2_##N(MSLC_LETTER_2, N, name, color, digits)
 #define MSLC_LETTER_2(N, name, color, digits, x, r, i) \
   MSLC_SWIZZLE(2, name##x, color##r, digits##i)        \

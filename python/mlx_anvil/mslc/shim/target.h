@@ -1,24 +1,24 @@
-// The only place where the shim depends on the machine it compiles for. A target defines, in
-// namespace mslc:
+// The only machine-dependent part of the shim. A target defines, in namespace mslc:
 //   uint lane_id()
 //   T shuffle(T value, uint source, site)            value of lane `source`
 //   T reduce<Op, Width>(T value, site)               over the SIMD group (32) or the quad (4)
 //   T scan<Op, Width, inclusive>(T value, site)
 //   uint ballot(bool value, site)                    bit i: lane i is active and its value is true
-//   bool any(bool value, site)                       whether there is such a lane
-//   bool transposes_in_registers<T>, vec<T, 2> transposed(vec<T, 2>) where true: of a matrix
+//   bool any(bool value, site)                       true if there is such a lane
+//   bool transposes_in_registers<T>                  if true, defines this transpose of a matrix:
+//   vec<T, 2> transposed(vec<T, 2>)
 //   bool load_rows(vec<T, 2>&, threadgroup T* first, ulong stride, bool transpose)
-//                                                    a matrix of whole rows; false where it cannot
+//                                                    loads a matrix by rows; false if unsupported
 //   void barrier(scope, mem_flags, site)
-//   vec<D, 2> matrix_multiply_accumulate<D>(a, b, c, site)   8x8x8, two elements a lane
+//   vec<D, 2> matrix_multiply_accumulate<D>(a, b, c, site)   8x8x8, two elements per lane
 //   threadgroup_variable<T>(variable, alignment), step()
 //   namespace target: transcendental functions of one float, atomics
-// and in entry_<target>.h how an entry point finds a kernel's arguments.
+// and in entry_<target>.h the lookup of a kernel's arguments.
 #pragma once
 
 #include "vec.h"
 
-// What the compiler knows about the place of a call, in a static object.
+// The compiler's description of a call site, in a static object.
 namespace std {
 struct source_location {
   struct __impl {
@@ -34,12 +34,12 @@ namespace mslc {
 
 using Site = std::source_location::__impl;
 
-// Last parameter of every function that synchronises: where the author called it.
+// The last parameter of every synchronising function: the author's call site.
 #define MSLC_SITE const ::mslc::Site* site = __builtin_source_location()
 
 constexpr uint simd_width = 32;
 
-// Reduction operators. `identity` is what a scan starts from.
+// Reduction operators. `identity` is the initial value of a scan.
 struct Add {
   template <class T>
   static T apply(T a, T b) {
@@ -90,7 +90,7 @@ struct Xor {
 }  // namespace mslc
 
 namespace metal {
-// Memories that kernels here do not have (textures, imageblocks, object data) need no fence.
+// Kernels here have no textures, imageblocks or object data, so those flags need no fence.
 enum class mem_flags {
   mem_none = 0,
   mem_device = 1,
@@ -112,11 +112,12 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) {
 
 namespace mslc {
 
-// What the rewriter adds to loops that may not end. Where it stands is the author's loop.
+// The rewriter adds this to loops that may not end. Findings refer to the author's loop.
 MSLC_INLINE __attribute__((nodebug)) constexpr void count_step() {
   if (!__builtin_is_constant_evaluated()) step();
 }
-// The amount by which a loop counter changes: a loop whose counter stands still never ends.
+// Returns the amount by which a loop counter changes. A loop whose counter stands still never ends,
+// so it counts steps.
 template <class T>
 MSLC_INLINE __attribute__((nodebug)) constexpr T stride(T amount) {
   if (!__builtin_constant_p(amount) && !amount) count_step();

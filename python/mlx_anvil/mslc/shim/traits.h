@@ -1,4 +1,4 @@
-// <metal_type_traits> and numeric_limits: only what public Metal source is seen to use
+// <metal_type_traits> and numeric_limits, limited to what public Metal source uses
 // (docs/mslc-standard-library.md).
 #pragma once
 

@@ -1,4 +1,4 @@
-// <metal_array>, uniform, logging and the rest of metal_stdlib that kernels use.
+// <metal_array>, uniform, logging and the other parts of metal_stdlib that kernels use.
 #pragma once
 
 #include "atomic.h"
@@ -16,7 +16,7 @@ struct array {
   static constexpr size_t size() { return N; }
 };
 
-// A value that is the same in all threads: a promise to Metal's compiler, nothing to be done here.
+// A value that is the same in all threads. Only Metal's compiler uses that promise.
 template <class T>
 using uniform = T;
 template <class T>
@@ -24,7 +24,7 @@ MSLC_INLINE constexpr T make_uniform(T value) {
   return value;
 }
 
-// Messages from kernels have no reader here.
+// Messages from kernels are discarded here.
 struct os_log {
   constexpr os_log(const char*, const char*) {}
   template <class... Args>

@@ -46,7 +46,7 @@ using float4 = vec<float, 4>;
 
 namespace mslc {
 
-// Element type and length of a vector; length 0 for everything else.
+// Element type and length of a vector. The length is 0 for all other types.
 template <class V>
 struct VectorTraits {
   using Element = V;

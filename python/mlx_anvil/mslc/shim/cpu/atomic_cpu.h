@@ -1,5 +1,5 @@
-// Atomic primitives of the CPU target. Metal's atomics are relaxed, and workers run threadgroups in
-// parallel, so these are the machine's own atomic operations. T may have an address space.
+// Atomic primitives of the CPU target. Workers run threadgroups in parallel, so these are the
+// machine's atomic operations, relaxed as in Metal. T may have an address space.
 #pragma once
 
 namespace mslc::target {
@@ -34,7 +34,7 @@ MSLC_INLINE bool atomic_compare_exchange(P pointer, T& expected, T desired) {
                                    __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-// Replaces *pointer by Op::apply(*pointer, value), returns what was there.
+// Replaces *pointer by Op::apply(*pointer, value) and returns the old value.
 template <class Op, class T, class P>
 MSLC_INLINE T atomic_fetch(P pointer, T value) {
   T old = atomic_load<T>(pointer);

@@ -1,4 +1,4 @@
-// What profiled builds count: the runtime cannot see it from outside.
+// Counts events of profiled builds that the runtime cannot observe.
 #pragma once
 
 #include "../../runtime/abi.h"

@@ -1,10 +1,9 @@
-// How a kernel's arguments are found on the CPU.
+// Looks up a kernel's arguments on the CPU.
 #pragma once
 
 namespace mslc {
 
-// A kernel argument that is bound by index: a pointer, or a reference to what the pointer points
-// to.
+// Returns a kernel argument bound by index: a pointer, or a reference to its target.
 template <class P>
 MSLC_INLINE P from_address(void* address) {
   if constexpr (__is_pointer(P))
@@ -45,7 +44,7 @@ struct Builtin {
     }                                                                                 \
   };
 
-// Named like the attributes.
+// Names match the attributes.
 namespace builtin {
 MSLC_BUILTIN(thread_position_in_grid,
              group.position.x* group.dispatch_size.x + self.position.x,

@@ -1,4 +1,5 @@
-// Transcendental functions of the CPU target: the C library's, which are within MSL's bounds.
+// Transcendental functions of the CPU target, from the C library, which satisfies MSL's error
+// bounds.
 #pragma once
 
 #include "count_cpu.h"
@@ -36,7 +37,7 @@ MSLC_INLINE float exp10(float x) {
 }
 MSLC_INLINE float rsqrt(float x) {
   count<MSLC_COUNT_TRANSCENDENTAL>();
-  // In float, the two roundings could add up to more than the one unit that MSL allows.
+  // In float, the two roundings could exceed the one ulp that MSL allows.
   return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(x)));
 }
 MSLC_INLINE float pow(float x, float y) {
@@ -50,7 +51,7 @@ MSLC_INLINE float atan2(float y, float x) {
 MSLC_INLINE float fma(float x, float y, float z) {
   return __builtin_fmaf(x, y, z);
 }
-// A double holds the sum of a half and a product of halves without rounding.
+// A double represents the sum of a half and a product of halves exactly.
 MSLC_INLINE half fma(half x, half y, half z) {
   return static_cast<half>(__builtin_fma(x, y, z));
 }
@@ -61,8 +62,7 @@ MSLC_INLINE float nextafter(float x, float y) {
   return __builtin_nextafterf(x, y);
 }
 
-// sin(pi x) and cos(pi x): the angle is that from the nearest quarter of a turn, which is exact, so
-// that the zeros are.
+// sin(pi x) and cos(pi x). The angle to the nearest quarter turn is exact, so zeros are exact too.
 MSLC_INLINE double sine_of_quarters(double angle, int quarters) {
   const double value = quarters & 1 ? __builtin_cos(angle) : __builtin_sin(angle);
   return quarters & 2 ? -value : value;
@@ -81,7 +81,7 @@ MSLC_INLINE float sinpi(float x) {
 }
 MSLC_INLINE float cospi(float x) {
   count<MSLC_COUNT_TRANSCENDENTAL>();
-  return sine_of_half_turns(x, 1) + 0.0f;  // its zeros are positive
+  return sine_of_half_turns(x, 1) + 0.0f;  // MSL's zeros of cospi are positive
 }
 MSLC_INLINE float tanpi(float x) {
   return sinpi(x) / cospi(x);

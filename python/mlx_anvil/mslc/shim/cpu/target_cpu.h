@@ -1,5 +1,5 @@
-// The CPU target: SIMD-group operations stop the calling thread until the others have arrived, and
-// then one call of a combine function computes the results of all lanes.
+// The CPU target. A SIMD-group operation suspends the calling thread until the other lanes arrive.
+// Then one call of a combine function computes the results of all lanes.
 #pragma once
 
 #include "../../runtime/abi.h"
@@ -20,7 +20,7 @@ MSLC_INLINE __attribute__((nodebug)) void step() {
   mslc_step();
 }
 
-// `alignment`: of the declaration, where it asks for more than the type does.
+// `alignment` is the declaration's, if it requires more than the type.
 template <class T>
 MSLC_INLINE threadgroup T& threadgroup_variable(const mslc_variable* variable, uint alignment = 1) {
   return *(threadgroup T*)(ulong)mslc_threadgroup_variable(
@@ -31,10 +31,10 @@ MSLC_INLINE void barrier(int scope, metal::mem_flags fences, const Site* site) {
   mslc_barrier(scope, static_cast<uint>(fences), runtime_site(site));
 }
 
-// Of functions that touch the operands of other lanes, which lie on those lanes' stacks.
+// For functions that access the operands of other lanes, which are on those lanes' stacks.
 #define MSLC_UNINSTRUMENTED __attribute__((no_sanitize("thread")))
 
-// What reading a lane that does not take part gives: not a plausible number.
+// The result of reading an inactive lane: it must not look plausible.
 template <class T>
 MSLC_INLINE T poison() {
   T value;
@@ -80,7 +80,7 @@ MSLC_INLINE T shuffle(T value, uint source, const Site* site) {
 
 // ---- reductions ---------------------------------------------------------------------------------
 
-// Lane order: the result does not depend on the order in which lanes arrive.
+// Reduces in lane order, so that the result does not depend on the order in which lanes arrive.
 template <class Op, uint Width, class T>
 MSLC_UNINSTRUMENTED void combine_reduce(const mslc_lanes* lanes) {
   for (uint base = 0; base < simd_width; base += Width) {

@@ -1,9 +1,9 @@
-// Atomic primitives of the PTX target. Metal's atomics are relaxed, and visible to the device.
+// Atomic primitives of the PTX target. Like Metal's, they are relaxed and have device scope.
 #pragma once
 
 namespace mslc::target {
 
-// The generic address: the compiler finds the memory again, so that atom.shared is used for it.
+// Returns a generic address. The compiler infers its memory again and emits atom.shared.
 template <class P, class T>
 MSLC_INLINE T* plain_pointer(P pointer) {
   return (T*)pointer;
@@ -38,8 +38,8 @@ MSLC_INLINE bool atomic_compare_exchange(P pointer, T& expected, T desired) {
                                           __MEMORY_SCOPE_DEVICE);
 }
 
-// Replaces *pointer by Op::apply(*pointer, value), returns what was there. What the machine has no
-// instruction for is a loop of compare and exchange.
+// Replaces *pointer by Op::apply(*pointer, value) and returns the old value. Operations without an
+// instruction loop over compare-exchange.
 template <class Op, class T, class P>
 MSLC_INLINE T atomic_fetch(P pointer, T value) {
   T* const plain = plain_pointer<P, T>(pointer);

@@ -1,9 +1,9 @@
 // Function constants that get their values when the PTX is loaded.
 //
-// To the compiler each is a variable in constant memory that somebody else defines: it may assume
-// nothing about the value, but that it never changes. mslc then replaces the loads by moves of the
-// bare name (ptx.py), and the loader puts 0 or 1 in the name's place: the assembler sees a literal,
-// folds it and drops what is not reached, as Metal does when it specialises a pipeline.
+// To the compiler, each is an external variable in constant memory: it can assume only that the
+// value never changes. mslc then replaces the loads by moves of the bare name (ptx.py), and the
+// loader replaces the name by 0 or 1. The assembler sees a literal, folds it and drops dead code,
+// as Metal does when it specialises a pipeline.
 #pragma once
 
 #define MSLC_DEFERRED_CONSTANT(name, index)                                               \

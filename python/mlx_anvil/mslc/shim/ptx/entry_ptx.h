@@ -1,12 +1,12 @@
-// How a kernel's arguments are found on a GPU: what is bound by index are parameters of the entry.
+// Looks up a kernel's arguments on a GPU. Arguments bound by index are parameters of the entry.
 //
-// Pointers and `device` references are passed as addresses. A `constant` reference is passed by
-// value where it is small, so that the host hands over bytes as with Metal's setBytes and reads go
-// to the parameter bank. Dynamic threadgroup memory is one block: the host passes where in it the
-// second and further buffers start.
+// Pointers and `device` references are passed as addresses. A small `constant` reference is passed
+// by value: the host passes bytes, as with Metal's setBytes, and reads go to the parameter bank.
+// Dynamic threadgroup memory is one block; the host passes the offsets of its second and further
+// buffers.
 #pragma once
 
-// No storage of its own: the launch says how long it is.
+// Has no static storage: the launch sets its length.
 extern "C" threadgroup uchar mslc_dynamic_threadgroup_memory[] __attribute__((aligned(16)));
 
 namespace mslc {
@@ -22,7 +22,8 @@ struct ParameterAt<void (*)(First, Rest...), 0> {
 
 constexpr unsigned long largest_value_parameter = 1024;
 
-// How parameter P is passed: `type` is the entry's parameter, `get` makes the kernel's argument.
+// How parameter P is passed. `type` is the entry's parameter; `get` converts it to the kernel's
+// argument.
 template <class P>
 struct Passed;
 template <class T>
@@ -78,7 +79,7 @@ MSLC_INLINE Size3 hardware_position() {
           static_cast<uint>(__nvvm_read_ptx_sreg_tid_z())};
 }
 
-// Threads are numbered x first, and a SIMD group is 32 of them in a row, on both sides.
+// Both sides number threads with x first and split them into SIMD groups of 32.
 MSLC_INLINE uint thread_index() {
   const Size3 size = block_size(), position = hardware_position();
   const uint linear = position.x + size.x * (position.y + size.y * position.z);
@@ -88,14 +89,14 @@ MSLC_INLINE uint thread_index() {
 MSLC_INLINE Size3 thread_position() {
   const Size3 size = block_size(), position = hardware_position();
   if constexpr (!lanes_are_permuted) return position;
-  // A SIMD group lies in one row: only x is renumbered.
+  // Each SIMD group is within one row, so only x is renumbered.
   if (size.x % 32 == 0) [[likely]]
     return {(position.x & ~31u) | lane_of_hardware(position.x & 31), position.y, position.z};
   const uint index = thread_index(), row = index / size.x;
   return {index % size.x, row % size.y, row / size.y};
 }
 
-// Named like the attributes.
+// Names match the attributes.
 namespace builtin {
 MSLC_INLINE Size3 single(uint value) {
   return {value, 0, 0};
@@ -125,7 +126,7 @@ MSLC_INLINE Size3 thread_position_in_threadgroup() {
 MSLC_INLINE Size3 threads_per_threadgroup() {
   return block_size();
 }
-// All threadgroups of a launch are of one size.
+// All threadgroups of a launch have the same size.
 MSLC_INLINE Size3 dispatch_threads_per_threadgroup() {
   return block_size();
 }

@@ -1,9 +1,9 @@
-// Which lane of a SIMD group a hardware thread plays.
+// Maps hardware threads to the lanes of a SIMD group.
 //
 // A lane of Metal's 8x8 matrix holds two elements, and so does a thread of mma.sync's fragment, but
-// of another place. In a file that uses matrices (MSLC_PERMUTED_LANES) the hardware's lane bits are
-// renumbered so that both layouts are the same: then fragments need no exchange of data. The
-// renumbering stays inside a SIMD group, which must be full.
+// at another position. In a file that uses matrices (MSLC_PERMUTED_LANES), the lane bits are
+// renumbered to make both layouts the same, so fragments need no data exchange. The renumbering
+// stays inside a SIMD group, which must be full.
 #pragma once
 
 namespace mslc {
@@ -18,7 +18,7 @@ constexpr bool lanes_are_permuted = true;
 constexpr bool lanes_are_permuted = false;
 #endif
 
-// Metal's lane bits 4, 3, 2, 1, 0 are the hardware's 4, 1, 3, 2, 0. Linear over exclusive or.
+// Metal's lane bits 4, 3, 2, 1, 0 are the hardware's 4, 1, 3, 2, 0. The map is linear over XOR.
 MSLC_INLINE constexpr uint lane_of_hardware(uint h) {
   if constexpr (!lanes_are_permuted) return h;
   return (h & 0x11) | (h & 2) << 2 | (h & 0xc) >> 1;

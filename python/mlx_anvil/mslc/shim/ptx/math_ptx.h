@@ -1,12 +1,12 @@
-// Transcendental functions of one float for a target without a maths library.
+// Transcendental functions of one float, for a target without a maths library.
 //
-// All of them stay within MSL's bounds for precise:: functions. They are built from two machine
-// approximations (approx::exp2, approx::rsqrt), fused multiply-adds and minimax polynomials. A
-// constant that is written as two floats (high, low) is known to 48 bits.
+// All of them satisfy MSL's bounds for precise:: functions. They use two hardware approximations
+// (approx::exp2, approx::rsqrt), fused multiply-adds and minimax polynomials. A constant written as
+// two floats (high, low) is accurate to 48 bits.
 //
-// What a rounding lost is computed here, so no operation may be fused with another unless it says
-// so (multiply_add): a sum that is fused with its product has lost something else. What follows
-// this file may be fused again; the compiler needs -ffp-contract=fast-honor-pragmas for that.
+// This file computes rounding errors, so operations must not be fused unless they say so
+// (multiply_add): a fused sum has another error. Code after this file may be fused again, which
+// requires -ffp-contract=fast-honor-pragmas.
 #pragma once
 
 #pragma clang fp contract(off)
@@ -58,9 +58,9 @@ MSLC_INLINE float sqrt(float x) {
   return __builtin_sqrtf(x);
 }
 
-// Correctly rounded: one step of third order from the approximation, in double, where x y is exact
-// and the residual 1 - x y^2 is rounded once. No result comes so close to the middle between two
-// floats that what is left, some 2^-51, could matter (tests/mslc try every mantissa).
+// Correctly rounded: one third-order step from the approximation, in double, where x y is exact and
+// the residual 1 - x y^2 is rounded once. The remaining error of about 2^-51 never crosses the
+// midpoint between two floats (tests/mslc try every mantissa).
 MSLC_INLINE float rsqrt(float x) {
   const float approximation = approx::rsqrt(x);
   const double y = approximation, product = x * y;
@@ -72,9 +72,11 @@ MSLC_INLINE float rsqrt(float x) {
 
 // ---- exponentials
 
-// 2^whole 2^fraction, |fraction| <= 1/2, in two factors so that neither leaves the range of float.
+// Returns 2^whole 2^fraction for |fraction| <= 1/2, as two factors so that neither leaves float's
+// range.
 MSLC_INLINE float scaled_exp2(float whole, float fraction) {
-  // Where whole numbers are the last place of a float, its bits count them: no conversion needed.
+  // After adding 1.5 2^23, the last place of a float is 1, so its bits hold the integer. This
+  // avoids a conversion.
   const int exponent = static_cast<int>(bits_of(whole + 0x1.8p23f) - bits_of(0x1.8p23f));
   const int half_of_it = exponent >> 1;
   const float first = from_bits(static_cast<uint>(half_of_it + 127) << 23);
@@ -82,7 +84,7 @@ MSLC_INLINE float scaled_exp2(float whole, float fraction) {
   return approx::exp2(fraction) * first * second;
 }
 
-// base^x 2^shift, with (high, low) the binary logarithm of the base.
+// Returns base^x 2^shift, where (high, low) is the base-2 logarithm of the base.
 MSLC_INLINE float scaled_power(float x, float high, float low, float limit, int shift) {
   const float bounded = __builtin_fmaxf(-limit, __builtin_fminf(x, limit));
   const float whole = __builtin_rintf(bounded * high);
@@ -106,7 +108,7 @@ MSLC_INLINE float exp10(float x) {
 
 // ---- logarithms
 
-// log(1 + f), |f| <= 1/3.
+// Returns log(1 + f) for |f| <= 1/3.
 MSLC_INLINE float log_near_one(float f) {
   const float tail =
       polynomial(f, -0x1p-1f, 0x1.555558p-2f, -0x1.fffe28p-3f, 0x1.99968cp-3f, -0x1.55b1dp-3f,
@@ -155,18 +157,19 @@ MSLC_INLINE float log2(float x) {
 MSLC_INLINE float log10(float x) {
   return scaled_log(x, 0x1.344136p-2f, -0x1.ec10cp-27f, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f);
 }
-// log(1 + x) for x > -1, accurate near 0.
+// Returns log(1 + x) for x > -1, accurate near 0.
 MSLC_INLINE float log1p(float x) {
   const float sum = 1.0f + x;
-  // What the sum lost, relative to it. Beyond 2^24 the 1 does not matter.
+  // The rounding error of the sum, relative to it. From 2^24 on, the 1 does not matter.
   const float lost = x < 0x1p24f ? (x - (sum - 1.0f)) / sum : 0.0f;
   return magnitude(x) <= 0x1.555554p-2f ? log_near_one(x) : log(sum) + lost;
 }
 
 // ---- powers
 
-// Base-2 logarithm of a positive finite x as an unevaluated sum, to about 2^-31 of its value, near
-// 1 as well: log(m) = 2 atanh((m - 1) / (m + 1)), whose argument is carried in two floats.
+// Returns the base-2 logarithm of a positive finite x as an unevaluated sum, with a relative error
+// of about 2^-31, also near 1. It uses log(m) = 2 atanh((m - 1) / (m + 1)) with the argument in two
+// floats.
 struct TwoFloats {
   float high, low;
 };
@@ -191,7 +194,7 @@ MSLC_INLINE TwoFloats log2_in_two_floats(float x) {
   return {high, (product - (high - s.exponent)) + product_low};
 }
 
-// x^y for x > 0 where the logarithm is exact enough for every y.
+// Returns x^y for x > 0. The logarithm is accurate enough for every y.
 MSLC_INLINE float positive_power(float x, float y) {
   const TwoFloats l = log2_in_two_floats(x);
   const float product = y * l.high;
@@ -304,7 +307,7 @@ MSLC_INLINE float atan2(float y, float x) {
   const float across = magnitude(x), up = magnitude(y);
   const bool steep = up > across;
   float larger = steep ? up : across, smaller = steep ? across : up;
-  if (larger > 0x1p126f && larger < infinity()) {  // keeps the division away from its limits
+  if (larger > 0x1p126f && larger < infinity()) {  // keeps the division in range
     larger *= 0.25f;
     smaller *= 0.25f;
   }
@@ -317,7 +320,7 @@ MSLC_INLINE float atan2(float y, float x) {
 
 // ---- others
 
-// Exact: long division of the mantissas, 32 bits of quotient at a time.
+// Exact: long division of the mantissas, 32 bits of quotient per step.
 MSLC_INLINE float fmod(float x, float y) {
   const float size = magnitude(x), divisor = magnitude(y);
   if (!(size < infinity()) || !(divisor > 0.0f)) return not_a_number();
@@ -335,7 +338,7 @@ MSLC_INLINE float fmod(float x, float y) {
     rest = (rest << step) % by;
     shift -= step;
   }
-  // rest < 2^24 in units of the divisor's last place: two exact multiplications.
+  // rest < 2^24 in units of the divisor's last place, so two multiplications are exact.
   const int exponent = exponent_of(divisor_bits) - 150;
   const float first = from_bits(static_cast<uint>((exponent >> 1) + 127) << 23);
   const float second = from_bits(static_cast<uint>(exponent - (exponent >> 1) + 127) << 23);

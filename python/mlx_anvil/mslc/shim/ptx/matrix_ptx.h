@@ -1,13 +1,13 @@
 // 8x8x8 multiplication on mma.sync.
 //
-// One 8x8x8 fills the upper half of an m16n8k8. What is written here are not instructions of PTX
-// but pseudo-instructions, `mslc.mma.<type> {d}, {a}, {b}, {c};`, which ptx_matrix.py replaces: two
-// of them that share b become one m16n8k8, and two of those in a row one m16n8k16.
+// One 8x8x8 product fills the upper half of an m16n8k8. This file emits pseudo-instructions,
+// `mslc.mma.<type> {d}, {a}, {b}, {c};`, which ptx_matrix.py replaces: two of them that share b
+// become one m16n8k8, and two of those in sequence one m16n8k16.
 //
-// The exchanges that bring b into shape are plain functions of their operands for the compiler (not
-// volatile, not convergent), so that a fragment that is used many times is transposed once. They
-// stay with the product that uses them, which is convergent. A second operand that was loaded
-// transposed needs none: ptx_matrix.py removes pairs of them.
+// The exchanges that rearrange b look like pure functions to the compiler (not volatile, not
+// convergent), so a fragment used many times is transposed once. They stay with the product that
+// uses them, which is convergent. If the second operand was loaded transposed, ptx_matrix.py
+// removes the pair of transposes.
 #pragma once
 
 namespace mslc {
@@ -24,9 +24,9 @@ MSLC_INLINE uint matrix_column(uint lane) {
 
 using MatrixPair = metal::vec<float, 2>;
 
-// ---- 16-bit elements: exact products, added in float
+// ---- 16-bit elements: exact products, accumulated in float
 
-// The second operand of mma.sync has its columns where a Metal fragment has its rows.
+// mma.sync expects columns of the second operand where a Metal fragment has rows.
 MSLC_INLINE uint transpose_16bit(uint pair) {
   uint result;
   [[clang::noconvergent]] __asm__(
@@ -41,9 +41,9 @@ MSLC_INLINE metal::vec<T, 2> transposed(metal::vec<T, 2> pair) {
   return __builtin_bit_cast(metal::vec<T, 2>, transpose_16bit(__builtin_bit_cast(uint, pair)));
 }
 
-// A matrix of 16-bit elements whose rows, as the compiler can tell, are multiples of 16 bytes in
-// threadgroup memory: eight lanes name a row each, the unit hands out the elements. False, and no
-// code, where it cannot tell. ptx_ldmatrix.py makes one load of four.
+// Loads a matrix of 16-bit elements from threadgroup memory with ldmatrix: eight lanes supply row
+// addresses, and the unit distributes the elements. Returns false and emits no code unless the
+// compiler can prove that rows are 16-byte aligned. ptx_ldmatrix.py merges four loads.
 template <class T>
 MSLC_INLINE bool load_rows(metal::vec<T, 2>& elements,
                            const threadgroup T* first,
@@ -52,7 +52,7 @@ MSLC_INLINE bool load_rows(metal::vec<T, 2>& elements,
   if constexpr (sizeof(T) != 2) {
     return false;
   } else {
-    // Of all rows, without what is added for a lane's: the compiler looks back a few steps only.
+    // Test the address without the lane's row offset: the compiler looks back only a few steps.
     const bool aligned = reinterpret_cast<ulong>(first) % 16 == 0 && stride * sizeof(T) % 16 == 0;
     if (!__builtin_constant_p(aligned) || !aligned) return false;
     const threadgroup T* row = first + hardware_lane() % 8 * stride;
@@ -88,18 +88,19 @@ MSLC_INLINE MatrixPair multiply_16bit(metal::vec<T, 2> a, metal::vec<T, 2> b, Ma
   return {d0, d1};
 }
 
-// ---- float elements: split in two tf32 parts each; the product of the low parts is below rounding
+// ---- float elements: split into two tf32 parts; the low parts' product is below rounding
+// ---------
 
 MSLC_INLINE float to_tf32(float x) {
   return __builtin_bit_cast(float, __nvvm_f2tf32_rna(x));
 }
-// What to_tf32(x) = high lost; nothing where x is infinite.
+// Returns the rounding error of to_tf32(x) = high, or 0 for an infinite x.
 MSLC_INLINE float tf32_rest(float x, float high) {
   return __builtin_fabsf(high) < __builtin_inff() ? to_tf32(x - high) : 0.0f;
 }
 
-// k is renumbered (slot t is 2t, slot t + 4 is 2t + 1), so that a lane's pair is what the first
-// operand wants. The second comes from the lanes that hold rows 2t and 2t + 1 of column g.
+// Renumbers k (slot t is 2t, slot t + 4 is 2t + 1), so that a lane's pair matches the first
+// operand. The second operand comes from the lanes that hold rows 2t and 2t + 1 of column g.
 MSLC_INLINE float exchange_column(float x, float y, uint row) {
   const uint h = hardware_lane(), group = h >> 2;
   const uint source = row << 2 | group >> 1;
@@ -121,8 +122,8 @@ MSLC_INLINE MatrixPair multiply_tf32(MatrixPair a, MatrixPair b, MatrixPair c) {
   return {d0, d1};
 }
 
-// The products with low parts, added to `before`. Where a factor is infinite they are infinite or,
-// as 0 * infinity is, no numbers, whatever the product of the factors themselves: left out there.
+// `sum` adds the products with low parts to `before`. For an infinite factor they are infinite or
+// NaN (0 * infinity) whatever the product of the factors themselves, so they are dropped.
 MSLC_INLINE float unless_spoilt(float sum, float before) {
   return __builtin_fabsf(sum) < __builtin_inff() ? sum : before;
 }
@@ -135,7 +136,7 @@ MSLC_INLINE MatrixPair multiply_float(metal::vec<A, 2> a, metal::vec<B, 2> b, Ma
   const MatrixPair columns = {exchange_column(x, y, row), exchange_column(x, y, row + 1)};
   const MatrixPair rows_high = {to_tf32(rows.x), to_tf32(rows.y)};
   const MatrixPair columns_high = {to_tf32(columns.x), to_tf32(columns.y)};
-  // half and bfloat fit tf32.
+  // half and bfloat are exact in tf32.
   MatrixPair sum = c;
   if constexpr (sizeof(A) == 4) {
     const MatrixPair rest = {tf32_rest(rows.x, rows_high.x), tf32_rest(rows.y, rows_high.y)};

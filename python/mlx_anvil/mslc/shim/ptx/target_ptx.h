@@ -1,8 +1,8 @@
 // The PTX target: a SIMD group is a warp, a threadgroup is a thread block.
 //
-// Functions that exchange data must be reached by all threads of the SIMD group that have not
-// returned from the kernel: they wait for each other (mask 0xffffffff). Threads that have returned,
-// or that a ragged threadgroup never had, take no part.
+// Functions that exchange data wait for all lanes (mask 0xffffffff), so every thread of the SIMD
+// group that has not returned from the kernel must reach them. Threads that have returned, or that
+// a ragged threadgroup never had, do not take part.
 #pragma once
 
 #include "deferred_ptx.h"
@@ -20,7 +20,7 @@ MSLC_INLINE float rsqrt(float x) {
 }
 }  // namespace approx
 
-// Of Metal's fast:: functions: one or two instructions, whose subnormal results are zero.
+// For Metal's fast:: functions: one or two instructions that flush subnormal results to zero.
 namespace fast {
 MSLC_INLINE float exp2(float x) {
   return __nvvm_ex2_approx_ftz_f(x);
@@ -40,7 +40,7 @@ namespace mslc {
 
 constexpr uint all_lanes = 0xffffffffu;
 
-// A kernel that never ends is the simulator's business.
+// Only the simulator stops endless kernels.
 MSLC_INLINE void step() {}
 
 MSLC_INLINE void barrier(int scope, metal::mem_flags, const Site*) {
@@ -52,7 +52,7 @@ MSLC_INLINE void barrier(int scope, metal::mem_flags, const Site*) {
 
 // ---- shuffle
 
-// Any type as 32-bit words, which is what the machine exchanges.
+// Splits any type into 32-bit words, the unit of the hardware's exchanges.
 template <class T>
 struct Words {
   static constexpr uint count = (sizeof(T) + 3) / 4;
@@ -77,7 +77,7 @@ MSLC_INLINE T shuffle(T value, uint source, const Site*) {
   });
 }
 
-// Of the lane whose number differs in the bits of `mask`.
+// Returns the value of the lane whose number differs in the bits of `mask`.
 template <uint Mask, class T>
 MSLC_INLINE T shuffle_across(T value) {
   return exchange_words(value, [](uint word) {
@@ -92,8 +92,8 @@ MSLC_INLINE uint hardware_ballot(bool value) {
   return static_cast<uint>(__nvvm_vote_ballot_sync(all_lanes, value));
 }
 
-// Votes of lanes whose numbers have the bit Low and not High (those of `low`) change places with
-// the votes of lanes that have High and not Low instead.
+// Swaps the votes of two sets of lanes: those with bit Low set and High clear (given by `low`), and
+// those with High set and Low clear.
 template <uint High, uint Low>
 MSLC_INLINE uint swap_lane_bits(uint votes, uint low) {
   const uint differs = (votes ^ votes >> (High - Low)) & low;
@@ -103,7 +103,7 @@ MSLC_INLINE uint swap_lane_bits(uint votes, uint low) {
 MSLC_INLINE uint ballot(bool value, const Site* = nullptr) {
   const uint votes = hardware_ballot(value);
   if constexpr (!lanes_are_permuted) return votes;
-  // lane_of_hardware, for all lanes at once.
+  // Applies lane_of_hardware to all lanes at once.
   return swap_lane_bits<4, 2>(swap_lane_bits<8, 2>(votes, 0x00cc00ccu), 0x0c0c0c0cu);
 }
 MSLC_INLINE bool any(bool value, const Site* = nullptr) {
@@ -112,7 +112,7 @@ MSLC_INLINE bool any(bool value, const Site* = nullptr) {
 
 // ---- reductions
 
-// With lanes missing: one value after the other, in the order of lanes.
+// For missing lanes: combines the values one by one, in lane order.
 template <class Op, uint Width, class T>
 MSLC_INLINE T reduce_some(T value, uint live, const Site* site) {
   const uint base = lane_id() & ~(Width - 1);

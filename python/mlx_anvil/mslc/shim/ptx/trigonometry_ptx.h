@@ -1,4 +1,4 @@
-// sin, cos and tan: reduction to an eighth of a turn, then a polynomial.
+// sin, cos and tan: range reduction to an eighth of a turn, then a polynomial.
 #pragma once
 
 #include "math_ptx.h"
@@ -7,20 +7,20 @@
 
 namespace mslc::target {
 
-// An angle of quarter turns: quadrant * pi/2 + angle, |angle| <= pi/4.
+// A reduced angle: quadrant * pi/2 + angle, |angle| <= pi/4.
 struct Reduced {
   float angle;
   int quadrant;
 };
 
-// Words of 2/pi, most significant first, behind 64 zero bits.
+// Words of 2/pi, most significant first, after 64 zero bits.
 MSLC_INLINE uint two_over_pi(uint word) {
   static constexpr uint words[] = {0,          0,          0xa2f9836e, 0x4e441529,
                                    0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041};
   return words[word];
 }
 
-// Payne and Hanek: the product with those 96 bits of 2/pi that decide the fraction of a turn.
+// Payne-Hanek reduction: multiplies by the 96 bits of 2/pi that determine the fraction of a turn.
 MSLC_INLINE Reduced reduce_large_angle(float x) {
   const uint bits = bits_of(x);
   const uint exponent = (bits >> 23 & 255) - 127;
@@ -31,7 +31,7 @@ MSLC_INLINE Reduced reduce_large_angle(float x) {
         (static_cast<ulong>(two_over_pi(word + i)) << 32) | two_over_pi(word + i + 1);
     return static_cast<ulong>(static_cast<uint>(pair << shift >> 32));
   };
-  // The top 64 of the 96 low bits of the product: two bits of quadrant, then the fraction.
+  // The top 64 of the low 96 bits of the product: two bits of quadrant, then the fraction.
   const ulong turns =
       (mantissa * window(0) << 32) + mantissa * window(1) + (mantissa * window(2) >> 32);
   const long fraction = static_cast<long>(turns << 2);
@@ -76,7 +76,7 @@ MSLC_INLINE float tan_of(Reduced r) {
   return r.quadrant & 1 ? -cosine / sine : sine / cosine;
 }
 
-// Infinity has no angle.
+// Returns NaN for an infinite x, whose angle is undefined.
 MSLC_INLINE float where_finite(float x, float value) {
   return magnitude(x) < infinity() ? value : not_a_number();
 }
@@ -90,7 +90,7 @@ MSLC_INLINE float tan(float x) {
   return x == 0.0f ? x : where_finite(x, tan_of(reduce_angle(x)));
 }
 
-// Of pi x: the reduction is exact.
+// Reduces pi x. The reduction is exact.
 MSLC_INLINE Reduced reduce_half_turns(float x) {
   const float wrapped = x - 2.0f * __builtin_rintf(0.5f * x);
   const float turns = __builtin_rintf(2.0f * wrapped);
@@ -102,7 +102,7 @@ MSLC_INLINE float sinpi(float x) {
   return whole ? with_sign_of(0.0f, x) : where_finite(x, sin_of(reduce_half_turns(x)));
 }
 MSLC_INLINE float cospi(float x) {
-  return where_finite(x, cos_of(reduce_half_turns(x)) + 0.0f);  // the zeros are positive
+  return where_finite(x, cos_of(reduce_half_turns(x)) + 0.0f);  // zeros must be positive
 }
 MSLC_INLINE float tanpi(float x) {
   return x == 0.0f ? x : where_finite(x, tan_of(reduce_half_turns(x)));
