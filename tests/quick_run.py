@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-CASES = 6  # of one test function
+CASES = 4  # of one test function
 COUNTS = "quick_run"  # in what a worker hands back
 
 

@@ -15,7 +15,7 @@ from mlx_anvil.__main__ import main
 from mlx_anvil.report import cases, command, compiler, markdown, ops, pipelines, system
 from mlx_anvil.report.section import Deadline, Outcome, Section, Skipped
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow]
 
 # Compiles what it is given, but for the file and the version that it is to refuse.
 XCRUN = """#!/bin/sh

@@ -18,11 +18,13 @@ def mypy(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=SAMPLE.parent)
 
 
+@pytest.mark.slow
 def test_the_sample_passes():
     run = mypy(str(SAMPLE))
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_misuse_is_refused():
     run = mypy("-c", "import mlx_anvil\nmlx_anvil.silu_gate([1.0], 2)\nx: int = mlx_anvil.info()\n")
     assert run.returncode == 1

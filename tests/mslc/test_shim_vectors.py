@@ -182,6 +182,7 @@ def test_packed_vectors_have_the_size_and_alignment_of_the_specification():
     ]
 
 
+@pytest.mark.slow
 def test_operators_of_packed_vectors(rng):
     x, y = (rng.integers(1, 100, (32, 3)).astype(np.int16) for _ in range(2))
 
