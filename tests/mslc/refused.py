@@ -103,7 +103,7 @@ HOST = [
         "constructor of a variable",
         "struct A { int a; A() : a(f()) {} static int f(); };\nint A::f() { return 1; }\nconstant A @a = A();",
         "struct A { int a; };\nconstant A a = {1};",
-        "and no constructor to call",
+        "and cannot have a constructor",
     ),
     in_file("variable of a thread of the host", "@thread_local int n = 1;", "constant int n = 1;", "'thread_local'"),
     in_body("function of the runtime", "@mslc_step();", "x[i] = 0;", "is reserved for mslc"),
@@ -320,7 +320,7 @@ CATALOGUE = [
         "[[kernel]] void k(device float* x [[buffer(0)]]) {}",
         "'[[made_up]]' occurs in no Metal source",
     ),
-    in_file("unknown pragma", "@#pragma whatever", "#pragma METAL internals : enable", "'#pragma whatever' is in no"),
+    in_file("unknown pragma", "@#pragma whatever", "#pragma METAL internals : enable", "'#pragma whatever' occurs in no"),
     in_body(
         "internal of another compiler",
         "x[i] = @__builtin_popcount(i);",
