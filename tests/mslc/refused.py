@@ -320,7 +320,9 @@ CATALOGUE = [
         "[[kernel]] void k(device float* x [[buffer(0)]]) {}",
         "'[[made_up]]' occurs in no Metal source",
     ),
-    in_file("unknown pragma", "@#pragma whatever", "#pragma METAL internals : enable", "'#pragma whatever' occurs in no"),
+    in_file(
+        "unknown pragma", "@#pragma whatever", "#pragma METAL internals : enable", "'#pragma whatever' occurs in no"
+    ),
     in_body(
         "internal of another compiler",
         "x[i] = @__builtin_popcount(i);",
