@@ -60,9 +60,7 @@ class Text:
 
 
 def loss(model: nn.Module, tokens: mx.array) -> mx.array:
-    """Returns the mean cross-entropy of next-character prediction in nats. At least float32, for any dtype of the
-    model.
-    """
+    """Returns the mean cross-entropy per character in nats. The logits are at least float32, for accuracy."""
     logits = model(tokens[:, :-1])
     logits = logits if logits.dtype == mx.float64 else logits.astype(mx.float32)
     return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")

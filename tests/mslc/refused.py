@@ -55,43 +55,43 @@ HOST = [
         "function of the host",
         '@extern "C" int system(constant char*);',
         "int system(constant char*);",
-        "call no functions of another language",
+        "cannot call functions of the host",
     ),
     in_file("block of another language", '@extern "C" { int getpid(); }', "int getpid();", "of another language"),
     in_body(
         "function that is only declared",
         "x[i] = @getpid(1);",
         "x[i] = 1;",
-        "'getpid' is defined nowhere",
+        "'getpid' is not defined",
         "int getpid(int);\n",
     ),
     in_body(
         "member that is only declared",
         "S s; s.a = 1; x[i] = s.@f();",
         "S s; s.a = 1; x[i] = s.a;",
-        "'S::f' is defined nowhere",
+        "'S::f' is not defined",
         "struct S { float f() const; float a; };\n",
     ),
     in_body(
         "template that is only declared",
         "x[i] = @twice(x[i]);",
         "x[i] = 2 * x[i];",
-        "'twice' is defined nowhere",
+        "'twice' is not defined",
         "template <typename T> T twice(T a);\n",
     ),
     in_body(
         "variable of the host",
         "x[i] = @environ;",
         "x[i] = 0;",
-        "'environ' is defined nowhere",
+        "'environ' is not defined",
         "extern constant int environ;\n",
     ),
     in_file("name for the linker", 'int f(int) @asm("getpid");', "int f(int);", "'asm': Metal does not have it"),
     in_body("assembly", '@__asm__ volatile("nop");', "x[i] = 0;", "Metal does not have it"),
+    in_body("library function of the compiler", '@__builtin_printf("hello");', "x[i] = 0;", "'printf' is not defined"),
     in_body(
-        "library function of the compiler", '@__builtin_printf("hello");', "x[i] = 0;", "'printf' is defined nowhere"
+        "instruction of the host", "x[i] = @__builtin_ia32_rdtsc();", "x[i] = 0;", "depends on the host's processor"
     ),
-    in_body("instruction of the host", "x[i] = @__builtin_ia32_rdtsc();", "x[i] = 0;", "is about the host's processor"),
     in_file(
         "function that runs when it is loaded",
         "__attribute__((@constructor)) void f() {}",
@@ -103,10 +103,10 @@ HOST = [
         "constructor of a variable",
         "struct A { int a; A() : a(f()) {} static int f(); };\nint A::f() { return 1; }\nconstant A @a = A();",
         "struct A { int a; };\nconstant A a = {1};",
-        "and no constructor to call",
+        "and cannot have a constructor",
     ),
     in_file("variable of a thread of the host", "@thread_local int n = 1;", "constant int n = 1;", "'thread_local'"),
-    in_body("function of the runtime", "@mslc_step();", "x[i] = 0;", "a name of mslc's own"),
+    in_body("function of the runtime", "@mslc_step();", "x[i] = 0;", "is reserved for mslc"),
     in_body("goto", "@goto end; end: x[i] = 0;", "x[i] = 0;", "does not have it"),
 ]
 
@@ -122,9 +122,9 @@ CATALOGUE = [
     in_body(
         "cast operator as a name", "int @as_type = 1; x[i] = as_type;", "int bits = 1; x[i] = bits;", "cast operator"
     ),
-    in_body("vertex as a name", "float @vertex = 1; x[i] = vertex;", "float v = 1; x[i] = v;", "is a word of Metal"),
-    in_body("kernel as a name", "float @kernel = 1; x[i] = 0;", "float k1 = 1; x[i] = k1;", "is a word of Metal"),
-    in_body("half as a name", "float @half = 1; x[i] = 0;", "half h = 1; x[i] = h;", "is a type of Metal"),
+    in_body("vertex as a name", "float @vertex = 1; x[i] = vertex;", "float v = 1; x[i] = v;", "is a Metal keyword"),
+    in_body("kernel as a name", "float @kernel = 1; x[i] = 0;", "float k1 = 1; x[i] = k1;", "is a Metal keyword"),
+    in_body("half as a name", "float @half = 1; x[i] = 0;", "half h = 1; x[i] = h;", "is a Metal type"),
     # ---- structs, their assignments and members
     in_body(
         "braced assignment", "S s; @s = {1, 2}; x[i] = s.a;", "S s; s = S{1, 2}; x[i] = s.a;", "braced list", STRUCT
@@ -192,47 +192,45 @@ CATALOGUE = [
     ),
     # ---- variables
     in_file(
-        "program-scope array", "@float table[2] = {1, 2};", "constant float table[2] = {1, 2};", "has to be 'constant'"
+        "program-scope array", "@float table[2] = {1, 2};", "constant float table[2] = {1, 2};", "must be 'constant'"
     ),
     in_file(
         "program-scope const array",
         "@const float table[2] = {1, 2};",
         "constant const float table[2] = {1, 2};",
-        "has to be 'constant'",
+        "must be 'constant'",
     ),
-    in_body(
-        "static variable", "@static int n = 0; x[i] = n;", "constexpr int n = 0; x[i] = n;", "has to be 'constant'"
-    ),
+    in_body("static variable", "@static int n = 0; x[i] = n;", "constexpr int n = 0; x[i] = n;", "must be 'constant'"),
     in_body(
         "threadgroup variable with an initialiser",
         "threadgroup float t[4] @= {}; x[i] = t[0];",
         "threadgroup float t[4]; t[0] = 1; x[i] = t[0];",
-        "has an initialiser",
+        "cannot have an initialiser",
     ),
     in_file(
         "threadgroup variable outside a kernel",
         "inline float f() { @threadgroup float t; t = 1; return t; }",
         "inline float f() { float t = 1; return t; }",
-        "in a function that is no kernel",
+        "is declared outside a kernel",
     ),
     in_file(
         "too much threadgroup memory",
         "@kernel void k(device float* x [[buffer(0)]]) { threadgroup float t[8193]; t[0] = 1; x[0] = t[0]; }",
         "kernel void k(device float* x [[buffer(0)]]) { threadgroup float t[8192]; t[0] = 1; x[0] = t[0]; }",
-        "uses 32784 bytes of threadgroup memory; there are 32768",
+        "uses 32784 bytes of threadgroup memory; the limit is 32768",
     ),
     # ---- function constants
     in_file(
         "function constant with an initialiser",
         "constant bool c [[function_constant(0)]] @= true;",
         "constant bool c [[function_constant(0)]];",
-        "no initialiser",
+        "cannot have an initialiser",
     ),
     in_file(
         "function constant that is not constant",
         "@const bool c [[function_constant(0)]];",
         "constant bool c [[function_constant(0)]];",
-        "has to be 'constant'",
+        "must be 'constant'",
     ),
     in_body(
         "function constant in a function",
@@ -261,13 +259,13 @@ CATALOGUE = [
         "buffer in thread memory",
         "thread float* n [[@buffer(1)]]",
         "device float* n [[buffer(1)]]",
-        "has to point to device or constant memory",
+        "must point to device or constant memory",
     ),
     parameter(
         "threadgroup pointer as a buffer",
         "threadgroup float* n [[@buffer(1)]]",
         "threadgroup float* n [[threadgroup(0)]]",
-        "has to point to device or constant memory",
+        "must point to device or constant memory",
     ),
     parameter(
         "thread position of float",
@@ -320,10 +318,15 @@ CATALOGUE = [
         "unknown attribute",
         "[[@made_up]] kernel void k(device float* x [[buffer(0)]]) {}",
         "[[kernel]] void k(device float* x [[buffer(0)]]) {}",
-        "'[[made_up]]' is in no Metal source",
+        "'[[made_up]]' occurs in no Metal source",
     ),
-    in_file("unknown pragma", "@#pragma whatever", "#pragma METAL internals : enable", "'#pragma whatever' is in no"),
+    in_file(
+        "unknown pragma", "@#pragma whatever", "#pragma METAL internals : enable", "'#pragma whatever' occurs in no"
+    ),
     in_body(
-        "internal of another compiler", "x[i] = @__builtin_popcount(i);", "x[i] = popcount(i);", "is in no Metal source"
+        "internal of another compiler",
+        "x[i] = @__builtin_popcount(i);",
+        "x[i] = popcount(i);",
+        "occurs in no Metal source",
     ),
 ]

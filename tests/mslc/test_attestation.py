@@ -49,8 +49,8 @@ def test_our_source_is_attested(path):
     ],
 )
 def test_a_spelling_that_nobody_has_seen_is_found_where_it_stands(text, place, spelling):
-    assert any(d.startswith(f"mine.metal:{place}: error: '{spelling}' is in no") for d in unattested(text)), unattested(
-        text
+    assert any(d.startswith(f"mine.metal:{place}: error: '{spelling}' occurs in no") for d in unattested(text)), (
+        unattested(text)
     )
 
 

@@ -96,8 +96,8 @@ def test_bindings_out_of_range():
         + "kernel void k(device float* x [[buffer(31)]], device float* y [[buffer(1)]], device float* z [[buffer(1)]]) {}"
     )
     messages = [d.message for d in conformance(Source(text))]
-    assert "kernel 'k' has buffer(31); the last is 30" in messages
-    assert "kernel 'k' has buffer(1) twice" in messages
+    assert "kernel 'k' binds buffer(31); the last index is 30" in messages
+    assert "kernel 'k' binds buffer(1) twice" in messages
 
 
 def test_repeated_host_name():

@@ -131,7 +131,9 @@ def test_wrong_compiler(tmp_path, monkeypatch, given, words):
     given = given.format(folder=tmp_path)
     failed = run(*LAUNCH, cwd=tmp_path, MLX_ANVIL_ZIG=given)
     assert failed.returncode == 1
-    assert failed.stderr.startswith(f"MLX_ANVIL_ZIG is '{given}', {words}: it has to name an executable of zig")
+    assert failed.stderr.startswith(
+        f"MLX_ANVIL_ZIG is '{given}', {words}: it must be the path or the command name of a zig"
+    )
     assert "Traceback" not in failed.stderr
 
 

@@ -133,9 +133,7 @@ def _positions(text: str, found: Iterable[tuple[str, int]]) -> Iterator[tuple[st
 
 
 def _unattested_macros(name: str, text: str, known: Attested) -> Iterator[Diagnostic]:
-    """Checks the double-underscore words in directives, which preprocessing removes. #line directives set the file
-    name.
-    """
+    """Checks double-underscore words in directives, which preprocessing removes. #line directives set the file."""
     file, line = name, 0
     for raw, content in zip(text.split("\n"), _IGNORED.sub(_keep_lines, text).split("\n"), strict=True):
         line += 1

@@ -132,9 +132,7 @@ def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
 
 
 def repeated_names(kernels: Iterable[str]) -> list[str]:
-    """Returns the host names that several kernels share. A metallib holds the kernels of all files, so names must be
-    unique.
-    """
+    """Returns host names shared by several kernels. They must be unique: a metallib holds the kernels of all files."""
     return sorted(name for name, count in Counter(kernels).items() if count > 1)
 
 

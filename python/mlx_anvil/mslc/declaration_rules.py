@@ -1,6 +1,4 @@
-"""Metal's rules for declarations that the text alone can check: address spaces, threadgroup variables, function
-constants.
-"""
+"""Rules for declarations that the text alone can check: address spaces, threadgroup variables, function constants."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _binding(stream: TokenStream, i: int) -> Iterator[Violation]:
         return
     wanted = ("device", "constant") if kind == "buffer" else ("threadgroup",)
     if not set(wanted) & set(words):
-        message = f"parameter '{name}' has [[{kind}]] and so has to point to {' or '.join(wanted)} memory"
+        message = f"parameter '{name}' has [[{kind}]] and so must point to {' or '.join(wanted)} memory"
         yield stream.position(i), message
 
 

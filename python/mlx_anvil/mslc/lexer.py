@@ -122,9 +122,7 @@ class TokenStream:
         return " ".join(self.text[first : last + 1])
 
     def close_angle(self, i: int) -> int | None:
-        """Returns the index of the '>' that closes the template argument list opened at i, or None if '<' is an
-        operator.
-        """
+        """Returns the index of the '>' that closes the template list opened at i, or None if '<' is an operator."""
         depth = 0
         while i < len(self.text):
             text = self.text[i]

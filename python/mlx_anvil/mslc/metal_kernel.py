@@ -239,9 +239,7 @@ class SimulatedKernel:
 
 
 def _without_derivatives(name: str, inputs: list[mx.array], results: list[mx.array]) -> list[mx.array]:
-    """Returns `results` in a graph that depends on `inputs`, so that a derivative raises instead of treating them as
-    constants.
-    """
+    """Returns `results` in a graph that depends on `inputs`. A derivative then raises instead of seeing constants."""
 
     def kernel(*_: mx.array) -> list[mx.array]:
         return results

@@ -77,9 +77,7 @@ def _as_aligned(memory: np.ndarray) -> np.ndarray:
 
 @cache
 def _start_of_mlx_buffers() -> int:
-    """Measures where a whole array starts relative to the largest vector's alignment, since MLX does not expose
-    offsets.
-    """
+    """Measures how whole arrays are aligned relative to the largest vector, since MLX does not expose offsets."""
     whole = mx.arange(64, stream=mx.cpu)
     return int(_as_numpy(whole).ctypes.data % _LARGEST_VECTOR)
 

@@ -195,9 +195,7 @@ def _of_kind(kernel: Kernel, kind: str) -> list[Parameter]:
 
 
 def _entry_point(number: int, kernel: Kernel) -> str:
-    """Returns a one-line entry point, for insertion at the instantiation, that collects the arguments and calls the
-    kernel.
-    """
+    """Returns an entry point on one line, inserted at the instantiation. It looks up the arguments of the kernel."""
     function = kernel.function
     buffers, threadgroup = _of_kind(kernel, BUFFER), _of_kind(kernel, THREADGROUP)
     positions = {id(p): i for i, p in enumerate(kernel.parameters)}

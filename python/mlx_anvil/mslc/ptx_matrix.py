@@ -231,9 +231,7 @@ def _can_move(block: list[_Statement], i: int, place: int, j: int) -> bool:
 
 
 def _raise_operands(block: list[_Statement], i: int, j: int) -> int | None:
-    """Moves the statements that compute the operands of j above i. Returns the new position of i, or None if that
-    fails.
-    """
+    """Moves the statements that compute j's operands above i. Returns the new position of i, or None on failure."""
     first, second = block[i], block[j]
     needed = set(second.reads)
     raised: list[int] = []

@@ -52,9 +52,7 @@ def rewrite(
     target: Target = CPU,
     only: Collection[str] = (),
 ) -> Rewritten:
-    """Rewrites the output of the preprocessor: all kernels, or those in `only`. Raises SourceError for unknown
-    constructs.
-    """
+    """Rewrites preprocessed source: all kernels, or those in `only`. Raises SourceError for unknown constructs."""
     stream = TokenStream(source)
     reject_misused_keywords(stream)
     reject_host_code(stream)

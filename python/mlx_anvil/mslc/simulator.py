@@ -303,9 +303,7 @@ def _flags(dispatch: str, options: Options) -> int:
 
 
 def as_array(value: object) -> np.ndarray:
-    """Returns the array to bind for a value: arrays as they are, so that kernels can write them, and numbers as
-    constants.
-    """
+    """Returns the array to bind for a value. Arrays stay as they are, so kernels can write them; numbers become constants."""
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
             raise ValueError("buffers must be C-contiguous arrays")

@@ -20,9 +20,7 @@ class Changes:
         self._structure = structure
 
     def in_loop(self, counter: str, start: Span, condition: Span, step: Span) -> bool:
-        """Tells if a `for` loop's body may set the counter, or its body or step may set what the counter is compared
-        with.
-        """
+        """Tells if a loop's body may set its counter, or its body or step what the counter is compared with."""
         body = (step[1] + 1, _statement_end(self._stream, step[1] + 1))
         if not self._declares(counter, start):
             # A counter declared outside the loop may have an alias, through which the body could set it unnoticed.
@@ -71,9 +69,7 @@ class Changes:
         return [i for i in range(*span) if stream.text[i] == name and stream.at(i - 1) not in (".", "->", "::")]
 
     def _is_assigned(self, i: int) -> bool:
-        """Tells if the name at i is assigned: i = 0, ++i, i[1].x += 2. `int i = 0` declares another variable and does
-        not count.
-        """
+        """Tells if the name at i is assigned: i = 0, ++i, i[1].x += 2; not `int i = 0`, which is another variable."""
         stream = self._stream
         if stream.at(i - 1) in ("++", "--"):
             return True

@@ -28,9 +28,7 @@ class _Function:
 def rewrite_kernels(
     stream: TokenStream, structure: Structure, entry_point: EntryPoint, only: Collection[str] = ()
 ) -> list[Kernel]:
-    """Turns kernels into ordinary functions and adds an entry point to each instantiation. `only` restricts the entry
-    points.
-    """
+    """Turns kernels into functions and adds an entry point to each instantiation. `only` restricts the entry points."""
     functions: dict[str, list[_Function]] = {}
     kernels: list[Kernel] = []
 
