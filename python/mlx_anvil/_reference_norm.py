@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_anvil import _ext
+from mlx_anvil import _ext, _float64
 from mlx_anvil._op_spec import OpSpec
 
 
@@ -25,7 +25,7 @@ def rms_norm(
     if weight is not None:
         y = y * (weight_offset + weight)
     if gate is not None:
-        y = y * (gate * mx.sigmoid(gate))
+        y = y * (gate * _float64.sigmoid(gate))
     return y if residual is None else (y, h)
 
 

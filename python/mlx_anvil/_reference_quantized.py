@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_anvil import _ext
+from mlx_anvil import _ext, _float64
 from mlx_anvil._op_spec import OpSpec
 
 
@@ -47,7 +47,7 @@ def quantized_swiglu(x: mx.array, gate: tuple[mx.array, ...], up: tuple[mx.array
     """``silu(x Wg^T) * (x Wu^T)`` with both matrices in full."""
     product: Callable[..., mx.array] = quantized_matmul
     gates, ups = product(x, *gate, **options), product(x, *up, **options)
-    return gates * mx.sigmoid(gates) * ups
+    return gates * _float64.sigmoid(gates) * ups
 
 
 def quantized_topk(

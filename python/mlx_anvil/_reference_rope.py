@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_anvil import _ext
+from mlx_anvil import _ext, _float64
 from mlx_anvil._op_spec import OpSpec
 
 
@@ -22,8 +22,7 @@ def rope(
 ) -> mx.array:
     """Pairs of elements as complex numbers that turn with the position, ``[batch, heads, length, head_dim]``.
 
-    Angles are in float64, on the CPU, without whole turns: those of far positions have no digits left in float32, in
-    which MLX computes sines, cosines and exponentials of float64 too.
+    Angles are in float64, on the CPU, without whole turns: those of far positions have no digits left in float32.
     """
     pairs = dims // 2
 
@@ -37,7 +36,7 @@ def rope(
         frequencies = mx.power(number(base), exponents) if freqs is None else 1 / freqs.astype(mx.float64)
         turns = (offsets + steps[:, None]) * (frequencies * number(scale / (2 * math.pi)))
         angles = mx.expand_dims(turns - mx.round(turns), 1) * number(2 * math.pi)
-        cos, sin = (f(angles).astype(x.dtype) for f in (mx.cos, mx.sin))
+        cos, sin = (y.astype(x.dtype) for y in _float64.cos_sin(angles))
         rotated, rest = x[..., :dims], x[..., dims:]
         a, b = (rotated[..., 0::2], rotated[..., 1::2]) if traditional else mx.split(rotated, 2, axis=-1)
         both = [a * cos - b * sin, a * sin + b * cos]

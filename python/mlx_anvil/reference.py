@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_anvil import _ext
+from mlx_anvil import _ext, _float64
 from mlx_anvil._op_spec import DTYPES as DTYPES
 from mlx_anvil._op_spec import OpSpec as OpSpec
 from mlx_anvil._reference_norm import NORM_SPECS
@@ -31,7 +31,7 @@ from mlx_anvil._reference_router import softmax_topk as softmax_topk
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
     """``silu(gate) * up``, as ``mlx.nn.silu`` has it."""
-    return gate * mx.sigmoid(gate) * up
+    return gate * _float64.sigmoid(gate) * up
 
 
 def flash_attention(
@@ -67,10 +67,10 @@ def flash_attention(
     if sink is not None:
         top = mx.maximum(top, sink)
     top = mx.stop_gradient(mx.where(top == hidden, 0, top)).astype(scores.dtype)
-    weights = mx.exp(scores - top)
+    weights = _float64.exp(scores - top)
     total = weights.sum(axis=-1, keepdims=True)
     if sink is not None:
-        total = total + mx.exp(sink - top)
+        total = total + _float64.exp(sink - top)
     some = mx.where(total == 0, 1, total).astype(scores.dtype)
     out = (weights / some) @ values
     if not return_lse:
