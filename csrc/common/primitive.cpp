@@ -9,28 +9,12 @@
 #include "common/freed_memory.h"
 #include "common/launch.h"
 #include "common/plan.h"
+#include "common/select.h"
 #include "common/trace.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-// `primals` with those at `argnums` replaced by `values`.
-Arrays substitute(const Arrays& primals, const std::vector<int>& argnums, const Arrays& values) {
-  Arrays all = primals;
-  for (size_t i = 0; i < argnums.size(); ++i) {
-    all[argnums[i]] = values[i];
-  }
-  return all;
-}
-
-Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
-  Arrays selected;
-  for (int i : argnums) {
-    selected.push_back(primals[i]);
-  }
-  return selected;
-}
 
 // For use in an evaluation: MLX's primitive is asked to copy here and now. Its array tells it the
 // stream.

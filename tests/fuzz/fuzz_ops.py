@@ -119,11 +119,11 @@ def flash_attention(draw: Draw) -> Call:
         results.append(Result(("batch", "heads", "queries"), "float32"))
     elastic = ("batch", "queries", "keys")
     call = Call("flash_attention", args, arguments, results, sizes, elastic, tolerance=2e-5)
-    call.terms = _terms_of_attention(f"reference.flash_attention({call.keywords})", with_lse=len(results) > 1)
+    call.terms = terms_of_attention(f"reference.flash_attention({call.keywords})", with_lse=len(results) > 1)
     return call
 
 
-def _terms_of_attention(definition: str, *, with_lse: bool) -> str:
+def terms_of_attention(definition: str, *, with_lse: bool) -> str:
     if with_lse:
         return f"(lambda out, lse: not_normalized(out, lse, lse))(*{definition})"
     return f"not_normalized(*{definition[:-1]}, return_lse=True))[0]"
@@ -377,7 +377,7 @@ def from_registry(draw: Draw, name: str) -> Call:
     call = Call(name, args, {}, results, {}, tolerance=spec.float32_tolerance)
     call.ours, call.exact = f"{entry}.function({names})", f"{entry}.reference({names})"
     if name == "flash_attention":
-        call.terms = _terms_of_attention(call.exact, with_lse=False)
+        call.terms = terms_of_attention(call.exact, with_lse=False)
     return call
 
 
