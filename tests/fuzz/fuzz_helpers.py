@@ -55,6 +55,11 @@ def not_normalized(out, lse, *with_lse):
     return (out, *with_lse)
 
 
+def uneven(y):
+    """Rotated pairs of which one element counts more: the sum of their squares then depends on the angle."""
+    return y * mx.linspace(0.5, 1, y.shape[-1]).astype(y.dtype)
+
+
 def repeated(x, axis):
     """A broadcast view: the first along the axis in place of all."""
     return mx.broadcast_to(mx.split(x, [1], axis)[0], x.shape)
@@ -112,7 +117,7 @@ def one_by_one(f, in_axes, out_axes):
 HELPERS = {
     f.__name__: f
     for f in (
-        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized),
+        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )

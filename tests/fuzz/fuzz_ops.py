@@ -206,6 +206,8 @@ def _rope(draw: Draw, name: str, arrays: tuple[str, ...]) -> Call:
     if name == "rope_qk":
         options = ", ".join(f"{key}={text}" for key, text in arguments.items() if key not in arrays)
         call.exact = f"({', '.join(f'reference.rope({array}, {options})' for array in arrays)})"
+    if freqs:
+        call.terms = f"[uneven(y) for y in {call.exact}]" if call.exact else f"uneven(reference.rope({call.keywords}))"
     return call
 
 
