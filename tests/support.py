@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -172,6 +173,18 @@ def layouts(x: mx.array) -> Iterator[tuple[str, mx.array]]:
         yield "every second element", every_second(x)
         yield "reversed twice", reversed_twice(x)
         yield "one element off alignment", off_alignment(x)
+
+
+def without_copies(function: Callable[..., Any], *arrays: mx.array) -> Any:
+    """Results for which nothing is allocated but their own memory."""
+    mx.eval(arrays)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    results = function(*arrays)
+    mx.eval(results)
+    assert mx.get_peak_memory() - before <= sum(x.nbytes for x in as_list(results)) + 65536
+    return results
 
 
 def poison_memory(nbytes: int) -> None:

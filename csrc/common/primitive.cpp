@@ -9,28 +9,12 @@
 #include "common/freed_memory.h"
 #include "common/launch.h"
 #include "common/plan.h"
+#include "common/select.h"
 #include "common/trace.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-// Returns `primals` with those at `argnums` replaced by `values`.
-Arrays substitute(const Arrays& primals, const std::vector<int>& argnums, const Arrays& values) {
-  Arrays all = primals;
-  for (size_t i = 0; i < argnums.size(); ++i) {
-    all[argnums[i]] = values[i];
-  }
-  return all;
-}
-
-Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
-  Arrays selected;
-  for (int i : argnums) {
-    selected.push_back(primals[i]);
-  }
-  return selected;
-}
 
 // Copies during an evaluation, by calling MLX's primitive directly. The array supplies the stream.
 mx::array row_contiguous_copy(const mx::array& x, mx::Stream stream) {

@@ -8,6 +8,7 @@
 #include "common/errors.h"
 #include "common/evaluate.h"
 #include "common/plan.h"
+#include "common/select.h"
 #include "common/trace.h"
 
 namespace mlx_anvil {
@@ -150,20 +151,8 @@ class ShapelessNode : public FusedPrimitive {
   // The graph as a function of the inputs at `argnums`.
   static Graph in_some(const Graph& graph, const Arrays& inputs, const std::vector<int>& argnums) {
     return [&graph, &inputs, &argnums](const Arrays& values) {
-      Arrays all = inputs;
-      for (size_t i = 0; i < argnums.size(); ++i) {
-        all[argnums[i]] = values[i];
-      }
-      return graph(all);
+      return graph(substitute(inputs, argnums, values));
     };
-  }
-
-  static Arrays select(const Arrays& inputs, const std::vector<int>& argnums) {
-    Arrays some;
-    for (int i : argnums) {
-      some.push_back(inputs[i]);
-    }
-    return some;
   }
 
   Arrays build(const Graph& graph, const Arrays& inputs) {

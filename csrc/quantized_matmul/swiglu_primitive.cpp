@@ -2,6 +2,7 @@
 
 #include "common/allocate.h"
 #include "common/checks.h"
+#include "common/select.h"
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 #include "silu_gate/silu_gate.h"
@@ -102,22 +103,10 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     return {silu_gate(product(gate(inputs)), product(up(inputs)), stream())};
   }
 
-  static Arrays select(const Arrays& primals, const std::vector<int>& argnums) {
-    Arrays selected;
-    for (int i : argnums) {
-      selected.push_back(primals[i]);
-    }
-    return selected;
-  }
-
   std::function<Arrays(const Arrays&)> of_selected(const Arrays& primals,
                                                    const std::vector<int>& argnums) {
     return [this, primals, argnums](const Arrays& values) {
-      Arrays all = primals;
-      for (size_t i = 0; i < argnums.size(); ++i) {
-        all[argnums[i]] = values[i];
-      }
-      return in_steps(all);
+      return in_steps(substitute(primals, argnums, values));
     };
   }
 };

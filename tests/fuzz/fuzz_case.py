@@ -62,9 +62,10 @@ class Call:
     elastic: tuple[str, ...] = ()  # sizes that shapeless compilation is shown another value of
     tolerance: float = 1e-5
     exact: str = ""  # the definition's text, where it is not the same call of `reference`
+    terms: str = ""  # one whose derivatives are as large as the terms that cancel in those of the definition
     floats: str = ""  # what takes the results with derivatives out of all
     ours: str = ""  # the call's text, where it is not that of `op`
-    strict: bool = False  # long sums: no excuse in what the definition loses in float32
+    long_axis: str = ""  # results without it are long sums, in which the definition loses digits that ours must not
 
     @property
     def keywords(self) -> str:
@@ -157,11 +158,11 @@ class Case:
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
-    def body(self, seed: int | None = None) -> str:
+    def body(self, seed: int | None = None, *, exact: str = "") -> str:
         """Defines ``ours``, ``exact``, ``arrays`` and ``results``."""
         call = self.call
         names = ", ".join(arg.name for arg in call.args)
-        exact = call.exact or f"reference.{call.op}({call.keywords})"
+        exact = exact or call.exact or f"reference.{call.op}({call.keywords})"
         one = len(call.results) == 1
         taken = call.floats if self.derivatives else ""
         definition = "def {}({}):\n    return " + ("[{}]" if one else f"list({{}}){taken}") + "\n"

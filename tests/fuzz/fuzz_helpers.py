@@ -1,6 +1,8 @@
 """The functions that examples call. A script that is printed holds the source of those it uses: they need nothing but
 ``math``, ``mx``, ``np`` and ``rng``."""
 
+import math
+
 import mlx.core as mx
 import numpy as np
 
@@ -44,6 +46,18 @@ def levels(shape, count):
     ranks = rng.permutation(shape[0])
     biases = 0.25 * np.maximum(count + 1 - ranks, 0)[:, None]
     return mx.array(np.broadcast_to(biases, shape).astype(np.float32))
+
+
+def not_normalized(out, lse, *with_lse):
+    """Attention of which a softmax's total is a constant: derivatives are one part of two, which may cancel."""
+    finite = mx.where(lse == -math.inf, mx.zeros((), lse.dtype), lse)
+    out = out * mx.exp(finite - mx.stop_gradient(finite))[..., None]
+    return (out, *with_lse)
+
+
+def uneven(y):
+    """Rotated pairs of which one element counts more: the sum of their squares then depends on the angle."""
+    return y * mx.linspace(0.5, 1, y.shape[-1]).astype(y.dtype)
 
 
 def repeated(x, axis):
@@ -103,7 +117,7 @@ def one_by_one(f, in_axes, out_axes):
 HELPERS = {
     f.__name__: f
     for f in (
-        *(normal, huge, integers, codes, visible, some_hidden, levels),
+        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )

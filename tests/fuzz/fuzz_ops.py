@@ -61,7 +61,7 @@ def silu_gate(draw: Draw) -> Call:
             {"gate": "gate", "up": "up"},
             [Result(("rows", "columns"), "float32")],
             sizes,
-            strict=True,
+            long_axis="rows",
         )
     sizes = {f"d{i}": 0 if draw.one_in(20) else draw.size() for i in range(draw.count(0, 3))}
     names, args = tuple(sizes), []
@@ -118,7 +118,15 @@ def flash_attention(draw: Draw) -> Call:
         arguments["return_lse"] = "True"
         results.append(Result(("batch", "heads", "queries"), "float32"))
     elastic = ("batch", "queries", "keys")
-    return Call("flash_attention", args, arguments, results, sizes, elastic, tolerance=2e-5)
+    call = Call("flash_attention", args, arguments, results, sizes, elastic, tolerance=2e-5)
+    call.terms = terms_of_attention(f"reference.flash_attention({call.keywords})", with_lse=len(results) > 1)
+    return call
+
+
+def terms_of_attention(definition: str, *, with_lse: bool) -> str:
+    if with_lse:
+        return f"(lambda out, lse: not_normalized(out, lse, lse))(*{definition})"
+    return f"not_normalized(*{definition[:-1]}, return_lse=True))[0]"
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -142,7 +150,7 @@ def _norm(draw: Draw, name: str, of_columns: tuple[str, ...], of_rows: tuple[str
         arguments["weight_offset"] = repr(draw.choice(1.0, -0.5, 0))
     result = Result(rows, promoted(*(arg.dtype for arg in args if arg.name not in of_columns)))
     results = [result] * (2 if "residual" in arguments else 1)
-    return Call(name, args, arguments, results, sizes, elastic=rows[:-1], strict=long)
+    return Call(name, args, arguments, results, sizes, elastic=rows[:-1], long_axis="d0" if long else "")
 
 
 def rms_norm(draw: Draw) -> Call:
@@ -198,6 +206,8 @@ def _rope(draw: Draw, name: str, arrays: tuple[str, ...]) -> Call:
     if name == "rope_qk":
         options = ", ".join(f"{key}={text}" for key, text in arguments.items() if key not in arrays)
         call.exact = f"({', '.join(f'reference.rope({array}, {options})' for array in arrays)})"
+    if freqs:
+        call.terms = f"[uneven(y) for y in {call.exact}]" if call.exact else f"uneven(reference.rope({call.keywords}))"
     return call
 
 
@@ -368,6 +378,8 @@ def from_registry(draw: Draw, name: str) -> Call:
     names = ", ".join(spec.arguments)
     call = Call(name, args, {}, results, {}, tolerance=spec.float32_tolerance)
     call.ours, call.exact = f"{entry}.function({names})", f"{entry}.reference({names})"
+    if name == "flash_attention":
+        call.terms = terms_of_attention(call.exact, with_lse=False)
     return call
 
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 
 
 def flash_attention(
@@ -48,10 +49,10 @@ def flash_attention(
     if sink is not None:
         top = mx.maximum(top, sink)
     top = mx.stop_gradient(mx.where(top == hidden, 0, top)).astype(scores.dtype)
-    weights = mx.exp(scores - top)
+    weights = _float64.exp(scores - top)
     total = weights.sum(axis=-1, keepdims=True)
     if sink is not None:
-        total = total + mx.exp(sink - top)
+        total = total + _float64.exp(sink - top)
     some = mx.where(total == 0, 1, total).astype(scores.dtype)
     out = (weights / some) @ values
     if not return_lse:

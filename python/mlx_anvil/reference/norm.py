@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 
 
 def rms_norm(
@@ -28,7 +29,7 @@ def rms_norm(
     if weight is not None:
         y = y * (weight_offset + weight)
     if gate is not None:
-        y = y * (gate * mx.sigmoid(gate))
+        y = y * (gate * _float64.sigmoid(gate))
     return y if residual is None else (y, h)
 
 

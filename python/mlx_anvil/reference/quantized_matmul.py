@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 from mlx_anvil.reference._quantized import SPECIAL_VALUES, dequantized, quantized_codes, quantized_inputs, with_codes
 
 
@@ -32,7 +33,7 @@ def quantized_swiglu(x: mx.array, gate: tuple[mx.array, ...], up: tuple[mx.array
     """``silu(x Wg^T) * (x Wu^T)``, where ``Wg`` and ``Wu`` are the dequantized ``gate`` and ``up``."""
     product: Callable[..., mx.array] = quantized_matmul
     gates, ups = product(x, *gate, **options), product(x, *up, **options)
-    return gates * mx.sigmoid(gates) * ups
+    return gates * _float64.sigmoid(gates) * ups
 
 
 # ---- a shape is (rows of x, outputs, groups of 64) -------------------------------------------------------------------

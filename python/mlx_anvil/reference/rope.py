@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 
 
 def rope(
@@ -38,7 +39,7 @@ def rope(
         frequencies = mx.power(number(base), exponents) if freqs is None else 1 / freqs.astype(mx.float64)
         turns = (offsets + steps[:, None]) * (frequencies * number(scale / (2 * math.pi)))
         angles = mx.expand_dims(turns - mx.round(turns), 1) * number(2 * math.pi)
-        cos, sin = (f(angles).astype(x.dtype) for f in (mx.cos, mx.sin))
+        cos, sin = (y.astype(x.dtype) for y in _float64.cos_sin(angles))
         rotated, rest = x[..., :dims], x[..., dims:]
         a, b = (rotated[..., 0::2], rotated[..., 1::2]) if traditional else mx.split(rotated, 2, axis=-1)
         both = [a * cos - b * sin, a * sin + b * cos]

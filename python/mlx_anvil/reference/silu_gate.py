@@ -4,11 +4,12 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 
 
 def silu_gate(gate: mx.array, up: mx.array) -> mx.array:
     """``silu(gate) * up`` with ``silu(x) = x * sigmoid(x)``, elementwise."""
-    return gate * mx.sigmoid(gate) * up
+    return gate * _float64.sigmoid(gate) * up
 
 
 def _normal_pair(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:

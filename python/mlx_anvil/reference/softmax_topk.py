@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 
 
 def softmax_topk(
@@ -26,7 +27,7 @@ def softmax_topk(
     indices = (logits.shape[-1] - 1 - order)[..., :k].astype(mx.uint32)
     if not sorted:
         indices = mx.sort(indices, axis=-1)
-    scores = mx.softmax(logits, axis=-1) if scoring == "softmax" else mx.sigmoid(logits)
+    scores = _float64.softmax(logits) if scoring == "softmax" else _float64.sigmoid(logits)
     weights = mx.take_along_axis(scores, indices, axis=-1)
     if norm:
         weights = weights / mx.sum(weights, axis=-1, keepdims=True)

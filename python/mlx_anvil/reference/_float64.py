@@ -1,0 +1,38 @@
+"""Functions that definitions are made of, in float64 to its last digits.
+
+MLX 0.32.4 computes ``exp``, ``sigmoid``, ``softmax``, ``sin`` and ``cos`` of float64 arrays in float32, so that a truth
+made of them is off by a float32 rounding or more. ``power``, ``tanh``, ``log`` and ``rsqrt`` are exact. In other dtypes
+these are MLX's own functions.
+"""
+
+import math
+
+import mlx.core as mx
+
+
+def exp(x: mx.array) -> mx.array:
+    return mx.power(mx.array(math.e, mx.float64), x) if x.dtype == mx.float64 else mx.exp(x)
+
+
+def sigmoid(x: mx.array) -> mx.array:
+    if x.dtype != mx.float64:
+        return mx.sigmoid(x)
+    return 1 / (1 + exp(mx.minimum(-x, 350)))  # finite in derivatives, which hold its square
+
+
+def softmax(x: mx.array) -> mx.array:
+    """Along the last axis."""
+    if x.dtype != mx.float64:
+        return mx.softmax(x, axis=-1)
+    weights = exp(x - mx.stop_gradient(x.max(axis=-1, keepdims=True)))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def cos_sin(angles: mx.array) -> tuple[mx.array, mx.array]:
+    """Of angles in float64 from -pi to pi, by their Taylor series."""
+    square = angles * angles
+    cos = sin = mx.zeros_like(angles)
+    for k in reversed(range(16)):
+        cos = mx.array((-1.0) ** k / math.factorial(2 * k), mx.float64) + cos * square
+        sin = mx.array((-1.0) ** k / math.factorial(2 * k + 1), mx.float64) + sin * square
+    return cos, sin * angles

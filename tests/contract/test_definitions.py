@@ -1,0 +1,58 @@
+"""The functions that definitions are made of are exact in float64, for definitions in float64 are the truth."""
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_anvil.reference import _float64
+
+pytestmark = pytest.mark.cpu_only
+
+
+def softmax_of(x: np.ndarray) -> np.ndarray:
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def slope_of_softmax(x: np.ndarray) -> np.ndarray:
+    """Of the sum of ``cos(k)`` times the k-th number."""
+    y, weight = softmax_of(x), np.cos(np.arange(x.shape[-1]))
+    return y * (weight - (y * weight).sum(axis=-1, keepdims=True))
+
+
+def sigmoid_of(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("ours", "exact", "slope"),
+    [
+        (_float64.exp, np.exp, np.exp),
+        (_float64.sigmoid, sigmoid_of, lambda x: sigmoid_of(x) * sigmoid_of(-x)),
+        (_float64.softmax, softmax_of, slope_of_softmax),
+        (lambda x: _float64.cos_sin(x)[0], np.cos, lambda x: -np.sin(x)),
+        (lambda x: _float64.cos_sin(x)[1], np.sin, np.cos),
+    ],
+    ids=["exp", "sigmoid", "softmax", "cos", "sin"],
+)
+def test_functions_in_float64(ours, exact, slope, rng):
+    numbers = rng.uniform(-math.pi, math.pi, (7, 33))
+    x = mx.array(numbers, mx.float64)
+    weight = mx.array(np.cos(np.arange(33)) if ours is _float64.softmax else np.ones(33), mx.float64)
+    with mx.stream(mx.cpu):
+        value, gradient = ours(x), mx.grad(lambda x: (ours(x) * weight).sum())(x)
+        assert np.abs(np.array(value) - exact(numbers)).max() <= 1e-13
+        assert np.abs(np.array(gradient) - slope(numbers)).max() <= 1e-13
+
+
+def test_far_from_zero():
+    with mx.stream(mx.cpu):
+        x = mx.array([-1e4, -40.0, 40.0, 1e4], mx.float64)
+        value, gradient = _float64.sigmoid(x), mx.grad(lambda x: _float64.sigmoid(x).sum())(x)
+        second = mx.grad(lambda x: mx.grad(lambda x: _float64.sigmoid(x).sum())(x).sum())(x)
+        np.testing.assert_allclose(np.array(value), [0, math.exp(-40), 1, 1], rtol=1e-13, atol=1e-150)
+        np.testing.assert_allclose(np.array(gradient), [0, math.exp(-40), math.exp(-40), 0], rtol=1e-13, atol=1e-150)
+        np.testing.assert_allclose(np.array(second), [0, math.exp(-40), -math.exp(-40), 0], rtol=1e-13, atol=1e-150)
+        assert np.array(_float64.exp(mx.array([-math.inf, -800.0], mx.float64))).tolist() == [0, 0]

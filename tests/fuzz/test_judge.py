@@ -1,0 +1,80 @@
+"""The judge of the random tests, on results that are nothing but rounding, and on wrong ones."""
+
+import pytest
+
+import fuzz_ops
+from fuzz_case import Arg, Call, Case, Result, Transform
+from fuzz_judge import Wrong, check
+
+pytestmark = pytest.mark.cpu_only
+
+
+def case_of(call: Call, *transforms: Transform) -> Case:
+    case = Case(call, sum(t.derivative for t in transforms))
+    for transform in transforms:
+        case.apply(transform)
+    return case
+
+
+def grad(*argnums: int) -> Transform:
+    return Transform("grad", argnums=argnums)
+
+
+def attention_of_one_key() -> Call:
+    """Its weights are 1, so that q and k have no gradient. What is left of it depends on how terms that cancel round."""
+    args = [Arg(name, (1, heads, length, 72)) for name, heads, length in (("q", 2, 31), ("k", 1, 1), ("v", 1, 1))]
+    call = Call("flash_attention", args, {a.name: a.name for a in args}, [Result((1, 2, 31, 72), "float32")], {})
+    call.tolerance = 2e-5
+    call.terms = fuzz_ops.terms_of_attention("reference.flash_attention(q=q, k=k, v=v)", with_lse=False)
+    return call
+
+
+def norm_of_equal_numbers(columns: int) -> Call:
+    """Their variance is 0, and what a mean in float32 is off by is divided by sqrt(eps)."""
+    args = [Arg("x", (7, columns), value=f"mx.broadcast_to(normal((7, 1)), (7, {columns}))")]
+    return Call("layer_norm", args, {"x": "x", "eps": "1e-6"}, [Result((7, columns), "float32")], {})
+
+
+def rope_of_frequencies() -> Call:
+    """A rotation keeps the sum of squares, so that frequencies have no gradient."""
+    args = [Arg("x", (1, 1, 4, 8)), Arg("freqs", (4,), value="1 + 99 * mx.abs(normal({shape}))")]
+    arguments = {"x": "x", "dims": "8", "freqs": "freqs", "base": "None", "offset": "10**6"}
+    call = Call("rope", args, arguments, [Result((1, 1, 4, 8), "float32")], {})
+    call.terms = f"uneven(reference.rope({call.keywords}))"
+    return call
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case_of(attention_of_one_key(), grad(0, 1)),
+        case_of(attention_of_one_key(), grad(0, 1), grad(0, 1)),
+        *(case_of(norm_of_equal_numbers(columns)) for columns in (5, 17, 127)),
+        case_of(norm_of_equal_numbers(17), grad(0)),
+        case_of(norm_of_equal_numbers(17), grad(0), grad(0)),
+        case_of(rope_of_frequencies(), grad(1)),
+        case_of(rope_of_frequencies(), grad(1), grad(1)),
+    ],
+    ids=lambda case: f"{case.call.op} {case.kinds}",
+)
+def test_rounding_is_no_error(case, seed):
+    case.seed = seed
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (attention_of_one_key(), "mlx_anvil.flash_attention(q, k, 1.0002 * v)"),
+        (norm_of_equal_numbers(17), "mlx_anvil.layer_norm(x, eps=1e-6) + 0.01"),
+        (rope_of_frequencies(), "mlx_anvil.rope(x, 8, freqs=freqs, base=None, offset=10**6 + 1)"),
+    ],
+    ids=lambda value: value.op if isinstance(value, Call) else "",
+)
+def test_errors_are_seen(call, wrong, seed):
+    call.ours = wrong
+    with pytest.raises(Wrong, match="error of result 0"):
+        check(case_of(call))
+    if call.op == "flash_attention":
+        with pytest.raises(Wrong, match="error of result 0"):
+            check(case_of(call, grad(2)))
