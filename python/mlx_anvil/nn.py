@@ -191,7 +191,7 @@ class QuantizedSwiGLU(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """``mlx.nn.RMSNorm``, computed by :func:`mlx_anvil.rms_norm`. Its parameter is that of MLX's layer.
+    """``mlx.nn.RMSNorm``, computed by :func:`mlx_anvil.rms_norm`. It has the parameter of MLX's layer.
 
     Args:
         dims: size of the last axis.
@@ -212,25 +212,25 @@ class RMSNorm(nn.RMSNorm):
     def __call__(
         self, x: mx.array, residual: mx.array | None = None, gate: mx.array | None = None
     ) -> mx.array | tuple[mx.array, mx.array]:
-        """The norm of ``x``, times ``silu(gate)`` if there is a gate. With a residual, returns the norm of ``x +
-        residual`` and that sum. All are ``[..., dims]``.
+        """The norm of ``x``, times ``silu(gate)`` if there is a gate. All arrays are ``[..., dims]``.
+
+        With a residual, returns the norm of ``x + residual``, and that sum.
         """
         options: dict[str, Any] = {"residual": residual, "gate": gate, "weight_offset": self.weight_offset}
         return cast(mx.array, rms_norm(x, self["weight"], self.eps, **options))
 
 
 class LayerNorm(nn.LayerNorm):
-    """``mlx.nn.LayerNorm``, computed by :func:`mlx_anvil.layer_norm`. Arguments and parameters are those of MLX's
-    layer.
-    """
+    """``mlx.nn.LayerNorm``, computed by :func:`mlx_anvil.layer_norm`. It has the arguments and parameters of MLX's."""
 
     @overload
     def __call__(self, x: mx.array, residual: None = None) -> mx.array: ...
     @overload
     def __call__(self, x: mx.array, residual: mx.array) -> tuple[mx.array, mx.array]: ...
     def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array | tuple[mx.array, mx.array]:
-        """The norm of ``x``. With a residual, returns the norm of ``x + residual`` and that sum. All are ``[...,
-        dims]``.
+        """The norm of ``x``. All arrays are ``[..., dims]``.
+
+        With a residual, returns the norm of ``x + residual``, and that sum.
         """
         options: dict[str, Any] = {"residual": residual}
         return cast(mx.array, layer_norm(x, self.get("weight"), self.get("bias"), self.eps, **options))
