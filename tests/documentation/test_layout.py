@@ -11,7 +11,10 @@ pytestmark = pytest.mark.cpu_only
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [path for path in sorted((ROOT / "csrc").iterdir()) if path.is_dir() and path.name != "common"]
 NAMES = sorted({spec.name for spec in OPS.values()})
-PLACES = ("csrc/{}/*.cpp", "metal/{}/*.metal", "tests/{}/test_*.py", "docs/{}.md")
+PLACES = (
+    *("csrc/{}/{}.cpp", "csrc/{}/python.cpp", "csrc/{}/simd/*.cpp", "metal/{}/*.metal"),
+    *("python/mlx_anvil/reference/{}.py", "tests/{}/test_*.py", "bench/{}.py", "docs/{}.md"),
+)
 
 
 def folders_that_define(op: str) -> list[str]:
@@ -28,7 +31,8 @@ def test_one_folder_defines_an_op(op):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("folder", [path.name for path in FOLDERS])
 def test_an_op_has_its_files(folder, place):
-    assert list(ROOT.glob(place.format(folder))), f"no {place.format(folder)}"
+    path = place.replace("{}", folder)
+    assert list(ROOT.glob(path)), f"no {path}"
 
 
 def test_folders_are_those_of_ops():
