@@ -64,9 +64,9 @@ struct Item {
   int64_t first, batch, group;
 };
 
-class Rope {
+class RopeCall {
  public:
-  explicit Rope(const RopeArgs& args)
+  explicit RopeCall(const RopeArgs& args)
       : args_(args),
         padded_(ceil_div(args.pairs, kernels().block) * kernels().block),
         frequencies_(args, padded_),
@@ -158,7 +158,7 @@ class Rope {
 }  // namespace
 
 void rope_cpu(const RopeArgs& args) {
-  Rope(args).run();
+  RopeCall(args).run();
 }
 
 }  // namespace mlx_anvil

@@ -8,8 +8,6 @@ using namespace nb::literals;
 
 namespace {
 
-constexpr const char* kOp = "silu_gate";
-
 constexpr const char* kDoc =
     R"(The gate of SwiGLU: ``silu(gate) * up``, elementwise, in one kernel.
 
@@ -39,8 +37,8 @@ Matches ``mlx.nn.silu(gate) * up`` (Shazeer 2020, "GLU Variants Improve Transfor
 )";
 
 mx::array silu_gate_of_python(nb::handle gate, nb::handle up, nb::handle stream) {
-  return silu_gate(to_array(kOp, "gate", gate), to_array(kOp, "up", up),
-                   to_stream_or_device(kOp, stream));
+  return silu_gate(to_array(kSiluGate, "gate", gate), to_array(kSiluGate, "up", up),
+                   to_stream_or_device(kSiluGate, stream));
 }
 
 const BindOp bind_silu_gate([](nb::module_& m) {

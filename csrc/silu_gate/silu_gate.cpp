@@ -10,8 +10,6 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr const char* kOp = "silu_gate";
-
 // ---- definitions in MLX ops, in float32 for every input dtype -----------------------------------
 
 mx::array wide(const mx::array& x, mx::Stream s) {
@@ -54,9 +52,9 @@ Arrays compose_jvp(const Arrays& in, mx::Stream s) {
 // ---- variants ----------------------------------------------------------------------------------
 
 constinit const ElementwiseVariant kBackward{
-    kOp, "backward", "SiluGateBackward", 2, silu_gate_backward_kernels, compose_backward};
+    kSiluGate, "backward", "SiluGateBackward", 2, silu_gate_backward_kernels, compose_backward};
 
-constinit const ElementwiseVariant kJvp{kOp,        "jvp", "SiluGateJvp", 1, silu_gate_jvp_kernels,
+constinit const ElementwiseVariant kJvp{kSiluGate,  "jvp", "SiluGateJvp", 1, silu_gate_jvp_kernels,
                                         compose_jvp};
 
 Arrays vjp(const Arrays& primals,
@@ -69,7 +67,7 @@ Arrays jvp(const Arrays& primals,
            mx::Stream s);
 
 constinit const ElementwiseVariant kForward{
-    kOp, "forward", "SiluGate", 1, silu_gate_forward_kernels, compose_forward, vjp, jvp};
+    kSiluGate, "forward", "SiluGate", 1, silu_gate_forward_kernels, compose_forward, vjp, jvp};
 
 // One kernel computes both gradients and recomputes the sigmoid.
 Arrays vjp(const Arrays& primals,
@@ -104,11 +102,11 @@ Arrays jvp(const Arrays& primals,
 
 mx::array silu_gate(const mx::array& gate, const mx::array& up, mx::StreamOrDevice stream) {
   const std::initializer_list<NamedArray> arrays = {{"gate", gate}, {"up", up}};
-  require_kernel_dtypes(kOp, arrays);
-  require_broadcastable(kOp, arrays);
-  const mx::Stream s = require_stream(kOp, stream);
+  require_kernel_dtypes(kSiluGate, arrays);
+  require_broadcastable(kSiluGate, arrays);
+  const mx::Stream s = require_stream(kSiluGate, stream);
   if (traces_shapeless({&gate, &up})) {
-    return shapeless_node(kOp, s, {gate, up}, [s](const Arrays& in) -> Arrays {
+    return shapeless_node(kSiluGate, s, {gate, up}, [s](const Arrays& in) -> Arrays {
       return {silu_gate(in[0], in[1], s)};
     })[0];
   }
