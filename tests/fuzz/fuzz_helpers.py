@@ -31,6 +31,12 @@ def codes(shape, keep=0xFFFFFFFF):
     return mx.array(rng.integers(0, 2**32, shape, dtype=np.uint32) & np.uint32(keep))
 
 
+def one_hot(ids, count):
+    """A product with it takes rows as an index does, whose gradient is a scatter: MLX 0.32.4 has no jvp of that."""
+    ids = ids.astype(mx.int64)
+    return (mx.where(ids < 0, ids + count, ids)[..., None] == mx.arange(count)).astype(mx.float32)
+
+
 def visible(shape):
     """A bool mask."""
     return mx.array(rng.random(shape) < 0.7)
@@ -117,7 +123,7 @@ def one_by_one(f, in_axes, out_axes):
 HELPERS = {
     f.__name__: f
     for f in (
-        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven),
+        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven, one_hot),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )

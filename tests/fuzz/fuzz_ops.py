@@ -305,8 +305,8 @@ def quantized_embedding(draw: Draw) -> Call:
         dtype = draw.dtype()
         arguments["dtype"] = f"mx.{dtype}"
     call = Call("quantized_embedding", args, arguments, [Result((*of_ids, "columns"), dtype)], sizes, of_ids)
-    # All rows, and of these the ids: MLX dequantizes no empty matrix.
-    call.exact = f"reference.quantized_matmul(mx.eye({sizes['outputs']}), {given}, transpose=False)[ids]"
+    # Of all rows: MLX dequantizes no empty matrix.
+    call.exact = f"reference.quantized_matmul(one_hot(ids, {sizes['outputs']}), {given}, transpose=False)"
     return call
 
 
