@@ -90,7 +90,7 @@ def why_not(project: Path) -> str:
 
 
 def status(result: subprocess.CompletedProcess) -> list[str]:
-    return [line for line in result.stdout.splitlines() if "Metal kernels go in as source" in line]
+    return [line for line in result.stdout.splitlines() if "Metal kernels are shipped as source" in line]
 
 
 @needs_cmake

@@ -24,7 +24,7 @@ def softmax(x: mx.array) -> mx.array:
     """Along the last axis."""
     if x.dtype != mx.float64:
         return mx.softmax(x, axis=-1)
-    weights = exp(x - mx.stop_gradient(x.max(axis=-1, keepdims=True)))
+    weights = exp(x - mx.max(mx.stop_gradient(x), axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
