@@ -1,6 +1,7 @@
 """``patch`` and ``unpatch`` as such: what they change, what they must not, and what becomes of calls that no op takes."""
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
@@ -77,6 +78,8 @@ def test_only_methods_change(model):
 
 
 def test_patch_again_and_unpatch_again(model):
+    gc.collect()
+    mlx_anvil.unpatch(model)  # restores the methods for which patched models of other tests are gone
     original = nn.RMSNorm.__call__
     first, patched = mlx_anvil.patch(model), description(model)
     second = mlx_anvil.patch(model)
