@@ -180,3 +180,11 @@ def test_info():
 def test_as_a_module():
     run = subprocess.run([sys.executable, "-m", "mlx_anvil", "--version"], capture_output=True, text=True, check=True)
     assert mlx_anvil.__version__ in run.stdout
+
+
+def test_the_command_needs_no_numpy():
+    """``pip install ".[cpu]"`` does not install NumPy."""
+    code = "import runpy, sys; sys.modules['numpy'] = None; sys.argv = ['mlx_anvil', '--help']; runpy.run_module('mlx_anvil', run_name='__main__')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "check" in run.stdout

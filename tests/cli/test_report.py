@@ -10,7 +10,7 @@ from pathlib import Path
 import click.testing
 import pytest
 
-from mlx_anvil import _check, _ext, _info
+from mlx_anvil import _check, _ext, _info, mslc
 from mlx_anvil.__main__ import main
 from mlx_anvil.report import cases, command, compiler, markdown, ops, pipelines, system
 from mlx_anvil.report.section import Deadline, Outcome, Section, Skipped
@@ -113,6 +113,7 @@ def test_each_file_goes_through_the_compiler_in_each_version(xcrun):
     rows = {(row["file"], row["standard"]): row for row in outcome.data["rows"]}
     files = _ext._metal_file_names()
     assert len(files) > 10
+    assert tuple(mslc.STANDARDS) == compiler.STANDARDS
     assert set(rows) == {(file, standard) for file in files for standard in compiler.STANDARDS}
     assert all(rows[file, "metal4.1"]["result"] == "unknown version" for file in files)
     broken = [file for file in files if file.startswith("metal/rope/")]
