@@ -12,9 +12,11 @@
 //         dots[m][s] += values * x; sums[m] += x
 //       totals[m][s] += scale * dots[m][s] + bias * sums[m]
 //   simd_sum each total; if columns are shared, add up the simdgroups in threadgroup memory
+//   compute totals that have overflowed again                        (large_numbers.h)
 #pragma once
 
 #include "metal/quantized_matmul/dequant.h"
+#include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
 
 // True: the simdgroups of a threadgroup split the columns of the same rows of w. False: each
@@ -146,16 +148,26 @@ struct GemvSums {
   }
 };
 
+METAL_FUNC bool stores_results(uint simdgroup) {
+  return !columns_are_shared || simdgroup == 0;
+}
+
 // Returns total i of all columns in lane i: of the first simdgroup if columns are shared, else of
-// each.
-template <typename T, typename Format, int kRows>
-METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
+// each. `matrices` has the rows of w: stream(s, place.first_output, params).
+template <typename T, typename Format, int kRows, typename Matrices>
+METAL_FUNC float gemv_totals(Matrices matrices,
                              const device T* x,
                              constant QuantizedParams& params,
                              GemvPlace place,
                              uint simdgroup,
                              uint lane,
                              threadgroup float (*shares)[32]) {
+  enum { kStreams = GemvStreams<kRows>::kCount };
+  WeightRow<T, Format> streams[kStreams];
+  MLX_ANVIL_UNROLL
+  for (int s = 0; s < kStreams; ++s) {
+    streams[s] = matrices.stream(s, place.first_output, params);
+  }
   GemvSums<T, Format, kRows> sums;
   sums.clear();
   sums.add(streams, x, params, place);
@@ -169,12 +181,30 @@ METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
       total += shares[i][lane];
     }
   }
+  const int row = place.first_row + lane / kStreams;
+  if (has_overflowed<T>(total) && stores_results(simdgroup) && row < params.rows) {
+    total = product_in_units(matrices.stream(lane % kStreams, place.first_output, params),
+                             x + long(row) * params.columns, params);
+  }
   return total;
 }
 
+// Rows of one matrix. Rows past the last repeat the last one.
+template <typename T, typename Format>
+struct OneMatrix {
+  WeightRow<T, Format> first;
+  long first_row;  // of the matrix, over all batches
+
+  METAL_FUNC WeightRow<T, Format> stream(int s,
+                                         int first_output,
+                                         constant QuantizedParams& params) const thread {
+    const int output = metal::min(first_output + s, params.outputs - 1);
+    return weight_row<T, Format>(first, first_row + output, params.columns, params.group_shift);
+  }
+};
+
 // The same for the rows of one matrix from place.first_output on; stream lane % kStreams is one
-// row. Rows past the last repeat the last one. `first_row` is the matrix's first row, over all
-// batches.
+// row. `first_row` is the matrix's first row, over all batches.
 template <typename T, typename Format, int kRows>
 METAL_FUNC float gemv_of_place(WeightRow<T, Format> first,
                                const device T* x,
@@ -184,17 +214,6 @@ METAL_FUNC float gemv_of_place(WeightRow<T, Format> first,
                                uint simdgroup,
                                uint lane,
                                threadgroup float (*shares)[32]) {
-  enum { kStreams = GemvStreams<kRows>::kCount };
-  WeightRow<T, Format> streams[kStreams];
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kStreams; ++s) {
-    const int output = metal::min(place.first_output + s, params.outputs - 1);
-    streams[s] =
-        weight_row<T, Format>(first, first_row + output, params.columns, params.group_shift);
-  }
-  return gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
-}
-
-METAL_FUNC bool stores_results(uint simdgroup) {
-  return !columns_are_shared || simdgroup == 0;
+  return gemv_totals<T, Format, kRows>(OneMatrix<T, Format>{first, first_row}, x, params, place,
+                                       simdgroup, lane, shares);
 }

@@ -47,6 +47,21 @@ template <typename T, typename Format, int kRows>
   }
 }
 
+// kPairs rows of gate, then the same rows of up. Rows past the last repeat the last one.
+template <typename T, typename Format, int kPairs>
+struct GateAndUp {
+  WeightRow<T, Format> gate;
+  WeightRow<T, Format> up;
+
+  METAL_FUNC WeightRow<T, Format> stream(int s,
+                                         int first_output,
+                                         constant QuantizedParams& params) const thread {
+    const int output = metal::min(first_output + s % kPairs, params.outputs - 1);
+    return weight_row<T, Format>(s < kPairs ? gate : up, output, params.columns,
+                                 params.group_shift);
+  }
+};
+
 template <typename T, typename Format, int kRows>
 [[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_swiglu(
     const device T* x [[buffer(0)]],
@@ -64,17 +79,10 @@ template <typename T, typename Format, int kRows>
   enum { kStreams = GemvStreams<kRows>::kCount, kPairs = kStreams / 2 };
   threadgroup float shares[kGemvSimdgroups][32];
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kPairs);
-  WeightRow<T, Format> streams[kStreams];
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kPairs; ++s) {
-    const int output = metal::min(place.first_output + s, params.outputs - 1);
-    streams[s] = weight_row<T, Format>({gate_w, gate_scales, gate_biases}, output, params.columns,
-                                       params.group_shift);
-    streams[s + kPairs] = weight_row<T, Format>({up_w, up_scales, up_biases}, output,
-                                                params.columns, params.group_shift);
-  }
+  const GateAndUp<T, Format, kPairs> matrices = {{gate_w, gate_scales, gate_biases},
+                                                 {up_w, up_scales, up_biases}};
   const float gate =
-      gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
+      gemv_totals<T, Format, kRows>(matrices, x, params, place, simdgroup, lane, shares);
   const float up = metal::simd_shuffle_down(gate, ushort(kPairs));
   const int m = place.first_row + lane / kStreams;
   const int pair = lane % kStreams, n = place.first_output + pair;
