@@ -24,6 +24,7 @@
 #include "common/parallel.h"
 #include "common/plan.h"
 #include "common/probe.h"
+#include "common/python_calls.h"
 #include "common/simulate.h"
 #include "common/trace.h"
 
@@ -302,6 +303,7 @@ void bind_plan(nb::module_& m) {
 }  // namespace
 
 void bind_support(nb::module_& m) {
+  bind_calls(m);
   bind_trace(m);
   bind_blocks(m);
   bind_simulate(m);

@@ -344,7 +344,7 @@ def test_large_heads_fall_back_with_a_reason(dim: int, q_len: int):
 def test_mixed_dtypes_promote():
     q, k, v = (mx.random.normal((1, 2, 9, 8)).astype(d) for d in (mx.float16, mx.float32, mx.bfloat16))
     assert flash_attention(q, k, v).dtype == mx.float32
-    half = flash_attention(q, q, q, mask=mx.zeros((9, 9), mx.int32), sinks=mx.zeros((2,), mx.float16))
+    half = flash_attention(q, q, q, mask=mx.zeros((9, 9), mx.float16), sinks=mx.zeros((2,), mx.float16))
     assert half.dtype == mx.float16
 
 

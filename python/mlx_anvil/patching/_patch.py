@@ -78,7 +78,8 @@ def unpatch(model: nn.Module) -> None:
 
 def _check(name: str, model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"[{name}] model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
+        hint = ", such as model[0] of the pair (model, tokenizer)" if isinstance(model, tuple | list) else ""
+        raise TypeError(f"[{name}] model is a {type(model).__name__}; allowed: an mlx.nn.Module{hint}.")
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,8 @@ def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> 
 
 
 def _reason(op: str, error: Exception) -> str:
-    """The error text without the name of the op; a list of nanobind signatures becomes one sentence."""
+    """The error text without the name of the op, and without its signature."""
     text = str(error).strip()
-    if "incompatible function arguments" in text or "unexpected keyword" in text:
+    if "unexpected keyword" in text:
         return f"arguments that {op} does not take"
-    return text.removeprefix(f"[{op}]").strip()
+    return text.removeprefix(f"[{op}]").partition(f"; allowed: {op}(")[0].strip()
