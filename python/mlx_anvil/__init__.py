@@ -26,6 +26,7 @@ from mlx_anvil import _calls, _cuda, _ext, lm, nn, reference  # noqa: E402  (the
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
+    gated,
     layer_norm,
     quantized_argmax,
     quantized_embedding,
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "composed",
     "flash_attention",
+    "gated",
     "info",
     "layer_norm",
     "lm",
