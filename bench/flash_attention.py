@@ -26,13 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import as_json, console_table, in_turn, installed_torch, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, in_turn, measure, ratio, write_results
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -93,9 +94,8 @@ def mlx_call(arrays: list[mx.array], backward: bool, causal: bool) -> Call:
 
 def torch_contestants(arrays: list[mx.array], backward: bool, causal: bool) -> dict[str, Call]:
     """PyTorch where it is installed: with ``enable_gqa`` and, for grouped heads, with keys and values repeated."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return {}
     torch.set_num_threads(_ext._max_threads())
     dtype = getattr(torch, dtype_name(arrays[0].dtype))
@@ -128,9 +128,8 @@ def torch_contestants(arrays: list[mx.array], backward: bool, causal: bool) -> d
 
 def sgemm() -> tuple[Call, float] | None:
     """PyTorch's float32 matrix product, and its operations."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return None
     size = 1024
     a, b = torch.randn(size, size), torch.randn(size, size)

@@ -4,16 +4,17 @@ import functools
 import json
 import math
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from rich.table import Table
 
 from mlx_anvil import _ext
+from mlx_anvil._extras import explain_missing_modules, need
 from mlx_anvil.bench.results import machine
 from mlx_anvil.bench.timing import Timing, as_json, in_turn, measure, ratio
 
@@ -26,6 +27,7 @@ __all__ = [
     "copies",
     "in_a_graph",
     "in_turn",
+    "installed_torch",
     "measure",
     "on_other_data",
     "operand_sets",
@@ -35,9 +37,22 @@ __all__ = [
     "write_results",
 ]
 
+explain_missing_modules(matplotlib="bench", mlx_lm="bench", numpy="bench")
+
 RESULTS = Path(__file__).parent / "results"
 CALLS_IN_A_GRAPH = 64
 _BEYOND_CACHES = 160 << 20
+
+
+@functools.cache
+def installed_torch() -> Any:
+    """PyTorch; None if it is not installed, and then a line on stderr says so once."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        print(f"No rows of PyTorch: {need('its part', 'torch')}", file=sys.stderr)
+        return None
+    return torch
 
 
 def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
@@ -45,6 +60,8 @@ def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
 
     From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
     """
+    import numpy as np
+
     count = max(1, total_bytes // 8)
     pairs = [tuple(np.asarray(mx.ones(count)) for _ in range(2)) for _ in range(sets)]
     return {

@@ -15,9 +15,10 @@ import click
 import matplotlib
 
 matplotlib.use("Agg")
+from harness import RESULTS
+
 import matplotlib.pyplot as plt
 
-from harness import RESULTS
 from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 

@@ -17,6 +17,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from harness import Timing, as_json, console_table, copies, installed_torch, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,7 +26,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import Timing, as_json, console_table, copies, measure, ratio, write_results
 from mlx_anvil import _ext, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -52,9 +53,8 @@ def mlx_contestants(arrays: list[mx.array], backward: bool) -> dict[str, Callabl
 
 def torch_contestant(arrays: list[mx.array], backward: bool) -> dict[str, Callable[[], None]]:
     """PyTorch on as many threads, where it is installed."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return {}
     torch.set_num_threads(_ext._max_threads())
     dtype = getattr(torch, dtype_name(arrays[0].dtype))

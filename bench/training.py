@@ -21,13 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 matplotlib.use("Agg")
+from harness import as_json, measure, ratio, write_results
+
 import matplotlib.pyplot as plt
 
 import mlx_anvil
-from harness import as_json, measure, ratio, write_results
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from common import COLORS, MLX, OURS, random_llama
+
 from long_context import attentions
 from train import loss
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from mlx_anvil import _info
+from mlx_anvil._extras import explanation
 
 WIDTH = 80
 
@@ -44,6 +45,8 @@ class Commands(click.Group):
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             if getattr(error, "errno", None) == errno.EPIPE:
                 raise
+            if text := explanation(error, "this command"):
+                raise click.ClickException(text) from error
             first = (str(error) or "no message").splitlines()[0]
             raise click.ClickException(f"{type(error).__name__}: {first}") from error
 

@@ -58,7 +58,7 @@ def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False
     test kernels without a Mac. It is slow. An op that was called inside the block is simulated wherever it is
     evaluated, and so are its derivatives.
 
-    The ``sim`` extra provides the compiler: ``pip install "mlx-anvil[sim]"``.
+    The ``sim`` extra provides the compiler.
 
     Args:
         checked: detect races, out-of-bounds accesses and the other errors that docs/mslc.md lists; several times

@@ -1,11 +1,11 @@
 """``python -m mlx_anvil bench``: measures, saves and plots; or compares two saved runs."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from mlx_anvil._cli import chosen_backends, console, progress_bar, say
+from mlx_anvil._extras import is_installed, need
 from mlx_anvil.bench import report
 from mlx_anvil.bench.compare import compare
 from mlx_anvil.bench.results import Results, ResultsError, load, machine, save
@@ -70,9 +70,9 @@ def bench(
             )
     if plot_path is not None:
         report.require_matplotlib()
-    if find_spec("mlx_lm") is None:
+    if not is_installed("mlx_lm"):
         if "model" in suites:
-            raise click.ClickException('The suite model needs mlx-lm: pip install "mlx-anvil[lm]".')
+            raise click.ClickException(need("the suite model", "mlx_lm"))
         suites = suites or tuple(suite for suite in SUITES if suite != "model")
     settings = Settings(rounds=rounds, quick=quick)
     cases = [

@@ -1,13 +1,13 @@
 """Results as tables, and as a plot."""
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 from rich.text import Text
 
 from mlx_anvil._cli import Columns, ratio_text, time_text
+from mlx_anvil._extras import is_installed, need
 from mlx_anvil.bench.compare import LEAST_CHANGE, SIGNIFICANCE, Change
 from mlx_anvil.bench.results import Results, Row
 
@@ -74,8 +74,8 @@ def differences(before: Results, now: Results, common: int) -> Iterator[str]:
 
 def require_matplotlib() -> None:
     """Raises ``click.ClickException`` if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise click.ClickException('--plot needs matplotlib: pip install "mlx-anvil[plot]".')
+    if not is_installed("matplotlib"):
+        raise click.ClickException(need("--plot", "matplotlib"))
 
 
 def draw(results: Results, path: Path) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from .installation import install_command
+
 try:
     import click
-    import rich  # noqa: F401
-except ImportError:
-    sys.exit('the command line of mslc is not installed: pip install "mlx-anvil[sim]"')
 
-from .commands import all_commands
-from .toolchain import ToolchainError
+    from .commands import all_commands
+    from .toolchain import ToolchainError
+except ModuleNotFoundError as error:
+    sys.exit(f"the command line of mslc needs {error.name}, which is not installed: {install_command('sim')}")
 
 
 @click.group()
