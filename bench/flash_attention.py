@@ -343,16 +343,16 @@ def memory_table(rows: list[dict[str, Any]]) -> Table:
 
 @click.command()
 @click.option("--rounds", default=7, help="Rounds per row, after a warm-up.")
-@click.option("--json", "as_text", is_flag=True, help="Print the rows as JSON too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON; the tables go to stderr.")
 @click.option("--memory", hidden=True, help="Measures one case of memory in this process.")
-def main(rounds: int, as_text: bool, memory: str | None) -> None:
+def main(rounds: int, as_json: bool, memory: str | None) -> None:
     """Runs the benchmark, prints its tables, writes its results."""
     mx.set_default_device(mx.cpu)
     if memory:
         print(extra_bytes(*json.loads(memory)))
         return
     mx.random.seed(0)
-    console = Console(width=190)
+    console = Console(width=190, stderr=as_json)
     rows = []
     with console.status("timing"):
         for backward in (False, True):
@@ -364,7 +364,7 @@ def main(rounds: int, as_text: bool, memory: str | None) -> None:
     console.print(table(rows))
     memory_rows = [run_memory(length, 2) for length in (1024, 4096, 16384)] if sys.platform == "linux" else []
     console.print(memory_table(memory_rows))
-    if as_text:
+    if as_json:
         print(json.dumps(rows + memory_rows))
     console.print(f"written: {write_results('flash_attention_cpu', rows + memory_rows)}")
 

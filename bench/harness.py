@@ -28,10 +28,12 @@ __all__ = [
     "in_a_graph",
     "in_turn",
     "installed_torch",
+    "label_bars",
     "measure",
     "on_other_data",
     "operand_sets",
     "per_call",
+    "plain_ticks",
     "ratio",
     "share_of_copy",
     "write_results",
@@ -50,9 +52,34 @@ def installed_torch() -> Any:
     try:
         import torch
     except ModuleNotFoundError:
-        print(f"No rows of PyTorch: {need('its part', 'torch')}", file=sys.stderr)
+        print(need("a comparison with PyTorch", "torch"), file=sys.stderr)
         return None
     return torch
+
+
+def plain_ticks(axis: Any) -> None:
+    """Labels a logarithmic axis with plain numbers instead of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def label_bars(
+    axis: Any, places: Sequence[float], heights: Sequence[float], timings: Sequence[Any], digits: int = 2
+) -> None:
+    """Writes the heights above bars that show rates, and draws the interquartile range of the times they come from.
+
+    A timing is as a file of results has it. Its shortest time is the highest rate. None draws nothing.
+    """
+    for place, height, timing in zip(places, heights, timings, strict=True):
+        top = height
+        if timing is not None and "low" in timing:
+            ends = [height * timing["median"] / timing[key] for key in ("low", "high")]
+            axis.plot([place, place], ends, color="black", linewidth=0.8, solid_capstyle="butt")
+            top = max(height, *ends)
+        text = f"{height:.0f}" if height >= 10 else f"{height:.{digits}g}"
+        axis.annotate(text, (place, top), (0, 1), textcoords="offset points", fontsize=7, ha="center")
 
 
 def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:

@@ -122,11 +122,11 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 @click.command()
 @click.option("--rounds", default=11, help="Rounds per row, after a warm-up.")
-@click.option("--json", "as_text", is_flag=True, help="Print the rows as JSON too.")
-def main(rounds: int, as_text: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON; the tables go to stderr.")
+def main(rounds: int, as_json: bool) -> None:
     """Runs the benchmark, prints its table, writes its results."""
     mx.random.seed(0)
-    console = Console(width=170)
+    console = Console(width=170, stderr=as_json)
     rows = []
     for fresh, shape, backward, dtype in itertools.product((False, True), SHAPES, (False, True), DTYPES):
         if fresh and shape == SHAPES[0]:
@@ -137,7 +137,7 @@ def main(rounds: int, as_text: bool) -> None:
             rows.append(run_row(shape, dtype, backward, fresh, rounds))
         mx.clear_cache()
     console.print(table(rows))
-    if as_text:
+    if as_json:
         print(json.dumps(rows))
     console.print(f"written: {write_results('silu_gate_cpu', rows)}")
 

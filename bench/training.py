@@ -12,18 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import as_json, measure, ratio, write_results
+
 import click
-import matplotlib
+import matplotlib.pyplot as plt
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from rich.console import Console
 from rich.table import Table
-
-matplotlib.use("Agg")
-from harness import as_json, measure, ratio, write_results
-
-import matplotlib.pyplot as plt
 
 import mlx_anvil
 

@@ -1,8 +1,11 @@
 """``simulate()``: runs the Metal kernels of the ops on the CPU, optionally race-checked."""
 
 import operator
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from mlx_anvil import _ext
 from mlx_anvil._block import Block
@@ -19,8 +22,11 @@ def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: 
     from mlx_anvil.mslc import CHECKED, UNCHECKED, Library, Source
 
     source = Source(text=_ext._kernel_source(kernel), name=f"metal/{op}")
-    library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
-    path = str(library.compiled.path)
+    console = Console(stderr=True)
+    # A kernel that is not in the cache takes seconds.
+    with console.status(f"compiling {kernel} for the simulator") if console.is_terminal else nullcontext():
+        library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
+        path = str(library.compiled.path)
     _libraries[path] = library
     return path
 

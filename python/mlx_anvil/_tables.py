@@ -27,6 +27,7 @@ class Table:
         heads: heads of the columns; empty ones are allowed.
         figures: indices of the columns that are right-aligned.
         elastic: least widths of the columns that are shortened from the left, in this order, if the lines are too long.
+        folds: continue cells of these columns on the next line instead of shortening them.
         rows: the rows and remarks.
     """
 
@@ -34,6 +35,7 @@ class Table:
     heads: tuple[str, ...] = ()
     figures: frozenset[int] = frozenset()
     elastic: Mapping[int, int] = field(default_factory=dict)
+    folds: bool = False
     rows: list[tuple[str, ...] | str] = field(default_factory=list)
 
     def lines(self, width: int) -> Iterator[str]:
@@ -46,21 +48,27 @@ class Table:
             cut = min(max(0, excess), max(0, widths[index] - least))
             widths[index], excess = widths[index] - cut, excess - cut
         if self.heads:
-            yield self._line(self.heads, widths)
+            yield from self._lines_of(self.heads, widths)
         for row in self.rows:
             if isinstance(row, str):
                 yield from textwrap.wrap(
                     row, width, initial_indent=_GAP, subsequent_indent=2 * _GAP, break_on_hyphens=False
                 )
             else:
-                yield self._line(row, widths)
+                yield from self._lines_of(row, widths)
 
-    def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
-        line = ""
+    def _lines_of(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+        line, rests = "", [""] * len(row)
         for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            text = shortened(cell, width) if index in self.elastic else cell
+            text = cell
+            if index in self.elastic and self.folds:
+                text, rests[index] = cell[:width], cell[width:]
+            elif index in self.elastic:
+                text = shortened(cell, width)
             line += _GAP + (text.rjust(width) if index in self.figures else text.ljust(width))
-        return line.rstrip()
+        yield line.rstrip()
+        if any(rests):
+            yield from self._lines_of(rests, widths)
 
     def html(self) -> str:
         """The table as HTML."""

@@ -141,7 +141,7 @@ def _without_time(event: Event) -> Event:
 
 def _kernel_table(kernels: Counter[Event]) -> Table:
     """The columns that have contents: a CPU kernel has no grid, and often there is one device."""
-    table = Table("Kernels", ("", "kernel"), frozenset((0,)), elastic={1: 30})
+    table = Table("Kernels", ("", "kernel"), frozenset((0,)), elastic={1: 30}, folds=True)
     several = len({event.device for event in kernels}) > 1
     has_grid = any(any(event.grid) for event in kernels)
     table.heads += ("grid", "threads") * has_grid + ("device",) * several

@@ -11,6 +11,8 @@ try:
 
     from .commands import all_commands
     from .toolchain import ToolchainError
+
+    commands = all_commands()
 except ModuleNotFoundError as error:
     sys.exit(f"the command line of mslc needs {error.name}, which is not installed: {install_command('sim')}")
 
@@ -20,7 +22,7 @@ def main() -> None:
     """Compile, check and run Metal kernels without a Mac."""
 
 
-for command in all_commands():
+for command in commands:
     main.add_command(command)
 
 if __name__ == "__main__":
