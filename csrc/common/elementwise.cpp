@@ -6,10 +6,9 @@
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/composing.h"
-#include "common/isa.h"
 #include "common/launch_arrays.h"
 #include "common/parallel.h"
-#include "common/trace.h"
+#include "common/run_on_cpu.h"
 #include "metal/common/elementwise_params.h"
 #include "mlx/backend/cpu/encoder.h"
 
@@ -157,7 +156,7 @@ void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& output
   args.stream_outputs = !layout.in_place && static_cast<int64_t>(bytes) > last_level_cache_bytes();
 
   const ElementwiseKernel kernel = variant_.cpu()[kernel_dtype_of(outputs[0])];
-  encoder.dispatch([args, layout, kernel]() mutable {
+  SharedSpan span = dispatch_to_cpu(encoder, [args, layout, kernel]() mutable {
     args.rank = layout.rank;
     args.shape = layout.shape;
     for (int k = 0; k < kElementwiseMaxInputs; ++k) {
@@ -168,16 +167,9 @@ void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& output
       kernel(args, begin * kRangeUnit, std::min(end * kRangeUnit, layout.size));
     });
   });
-  if (tracing()) {
-    const Kernel& named = gpu_kernel(variant_, outputs[0], layout.flat, true);
-    record({TraceEvent::Kind::kKernel,
-            op(),
-            named.name(),
-            std::string("cpu (") + isa_name(current_isa()) + ")",
-            {},
-            {},
-            ""});
-  }
+  record_on_cpu(
+      *this, [&] { return gpu_kernel(variant_, outputs[0], layout.flat, true).name(); },
+      std::move(span));
 }
 
 void ElementwisePrimitive::eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) {

@@ -188,8 +188,13 @@ void bind_trace(nb::module_& m) {
       .def_ro("grid", &TraceEvent::grid)
       .def_ro("threadgroup", &TraceEvent::threadgroup)
       .def_ro("reason", &TraceEvent::reason)
-      .def_ro("bindings", &TraceEvent::bindings);
-  nb::class_<TraceLog>(m, "_TraceLog").def("events", &TraceLog::events);
+      .def_ro("bindings", &TraceEvent::bindings)
+      .def_ro("noted", &TraceEvent::noted)
+      .def_prop_ro("began", [](const TraceEvent& e) { return e.span ? e.span->begin.load() : 0; })
+      .def_prop_ro("ended", [](const TraceEvent& e) { return e.span ? e.span->end.load() : 0; });
+  nb::class_<TraceLog>(m, "_TraceLog")
+      .def_ro("entered", &TraceLog::entered)
+      .def("events", &TraceLog::events);
   // For patched ops: their Python code falls back to the original.
   m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
   m.def("_fallback_count", [] { return last_fallback().count; });

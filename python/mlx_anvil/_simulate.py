@@ -2,9 +2,12 @@
 
 import itertools
 import operator
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
+
+from rich.console import Console
 
 from mlx_anvil import _ext
 from mlx_anvil._block import Block
@@ -30,8 +33,11 @@ def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: 
 
     options = CHECKED if checked else PROFILED if profiled else UNCHECKED
     source = Source(text=_ext._kernel_source(kernel), name=f"metal/{op}")
-    library = Library(source, constants=constants, options=options)
-    path = str(library.compiled.path)
+    console = Console(stderr=True)
+    # A kernel that is not in the cache takes seconds.
+    with console.status(f"compiling {kernel} for the simulator") if console.is_terminal else nullcontext():
+        library = Library(source, constants=constants, options=options)
+        path = str(library.compiled.path)
     _libraries[path] = library
     return path
 
@@ -77,7 +83,7 @@ def simulate(
     test kernels without a Mac. It is slow. An op that was called inside the block is simulated wherever it is
     evaluated, and so are its derivatives.
 
-    The ``sim`` extra provides the compiler: ``pip install "mlx-anvil[sim]"``.
+    The ``sim`` extra provides the compiler.
 
     Args:
         checked: detect races, out-of-bounds accesses and the other errors that docs/mslc.md lists; several times

@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .installation import install_command
+
 PACKAGE = Path(__file__).parent
 SHIM = PACKAGE / "shim"
 STUBS = PACKAGE / "stubs"
@@ -38,7 +40,7 @@ def find_zig() -> str:
     on_path = shutil.which("zig")
     if on_path:
         return on_path
-    raise ToolchainError('the Metal compiler of mslc is not installed: pip install "mlx-anvil[sim]"')
+    raise ToolchainError(f"the Metal compiler of mslc is not installed: {install_command('sim')}")
 
 
 def _given_zig(given: str) -> str:
