@@ -153,7 +153,7 @@ def build_runtime() -> Path:
         # The runtime is linked as ELF. Linting and PTX need no linker and work everywhere.
         raise ToolchainError(f"the simulator runs on Linux (x86-64 and arm64), not on {sys.platform}")
     path = cache_directory() / f"libmslc_runtime-{fingerprint()}.so"
-    if _is_whole(path):
+    if is_whole(path):
         return path
     flags = [
         "-x",
@@ -175,15 +175,18 @@ def build_runtime() -> Path:
             require(run_tool(arguments), f"compiling {source.name}")
         linked = Path(directory, path.name)
         link_shared(objects, linked, soname=path.name, needed=_c_libraries(directory))
-        library = linked.read_bytes()
-    # Write the digest last: it proves that the library is complete.
-    keep(path, library)
-    keep(path.with_suffix(".digest"), digest(library).encode())
+        keep_with_digest(path, linked.read_bytes())
     return path
 
 
-def _is_whole(path: Path) -> bool:
-    """Tells if a cached library is complete. A full disk or a crash may have truncated it."""
+def keep_with_digest(path: Path, data: bytes) -> None:
+    """Writes a cache file, and last its digest, which proves that the file is complete."""
+    keep(path, data)
+    keep(path.with_suffix(".digest"), digest(data).encode())
+
+
+def is_whole(path: Path) -> bool:
+    """Tells if a cache file is complete. A full disk or a crash may have truncated it."""
     try:
         return path.with_suffix(".digest").read_bytes() == digest(path.read_bytes()).encode()
     except OSError:
