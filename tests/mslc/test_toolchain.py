@@ -67,7 +67,9 @@ def test_damaged_file_of_the_cache_is_made_again(built, tmp_path, monkeypatch, k
 def test_precompiled_shims_that_nothing_uses_are_deleted(tmp_path, monkeypatch):
     monkeypatch.setenv("MLX_ANVIL_CACHE", str(tmp_path))
     (tmp_path / "mslc").mkdir()
-    files = {age: [tmp_path / "mslc" / f"shim-{age}.{suffix}" for suffix in ("pch", "digest")] for age in ("old", "new")}
+    files = {
+        age: [tmp_path / "mslc" / f"shim-{age}.{suffix}" for suffix in ("pch", "digest")] for age in ("old", "new")
+    }
     for path in (*files["old"], *files["new"]):
         path.touch()
     for path in files["old"]:

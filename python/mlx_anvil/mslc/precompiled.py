@@ -39,7 +39,18 @@ def _precompiled(directory: Path, language: tuple[str, ...], flags: tuple[str, .
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, path.name)
         # Included, so that it is a system header. Without timestamps, because the contents are in the name.
-        arguments = ["clang", *header, "-Xclang", "-fno-pch-timestamp", "-include", _HEADER, *flags, "-o", str(output), "-"]
+        arguments = [
+            "clang",
+            *header,
+            "-Xclang",
+            "-fno-pch-timestamp",
+            "-include",
+            _HEADER,
+            *flags,
+            "-o",
+            str(output),
+            "-",
+        ]
         require(run_tool(arguments, text=""), "compiling the shim")
         keep_with_digest(path, output.read_bytes())
     return path
