@@ -113,7 +113,7 @@ def test_cache_without_room(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(toolchain.os, "fsync", full)
+    monkeypatch.setattr(toolchain.os, "replace", full)
     with pytest.raises(ToolchainError, match=r"MLX_ANVIL_CACHE is .*No space left on device"):
         Library(SOURCE)
     monkeypatch.undo()

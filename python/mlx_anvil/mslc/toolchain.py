@@ -103,14 +103,15 @@ def digest(*parts: object) -> str:
     return hasher.hexdigest()[:32]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that readers see either all of it or none of it, even after a crash."""
+def write_atomically(path: Path, data: bytes, *, survives_crash: bool = True) -> None:
+    """Writes a file so that readers see either all of it or none of it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if survives_crash:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -118,9 +119,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Writes a cache file."""
+    """Writes a cache file, without waiting for the disk: digests tell what a crash has damaged."""
     try:
-        write_atomically(path, data)
+        write_atomically(path, data, survives_crash=False)
     except OSError as error:
         raise _cache_error(path.parent, error) from None
 
