@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import cast_rules, declaration_rules, kernel_rules, language_rules
 from .attestation import unattested
-from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
+from .compiler import run_preprocessor, run_rewriter
 from .diagnostics import CompileError, Diagnostic, SourceMap
 from .entry import BUFFER, THREADGROUP, Kernel, Module
 from .intermediate import IntermediateCode
@@ -38,6 +38,7 @@ GENERIC_THIS_SINCE = (
 LAST_BUFFER = 30
 MOST_THREADGROUP_MEMORY = 32 * 1024
 
+_NEWER_LANGUAGE = ("-Wpre-c++17-compat", "-Wpre-c++20-compat")
 # C++17 features that Apple's compiler accepts in Metal 3.1: MLX's kernels use them.
 _TAKEN = ("constexpr if", "'static_assert' with no message", "inline variables")
 
@@ -121,10 +122,10 @@ def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
     found = [*lint(source, opaque, CONFORMANCE), *_bindings(module)]
     if any(d.severity == "error" for d in found):
         return found  # the remaining checks compile the file again
-    code = IntermediateCode.of(source, optimised=False)
+    code = IntermediateCode.of(source, optimised=False, warnings=_NEWER_LANGUAGE)
     return [
         *found,
-        *_newer_language(source, preprocessed, rewritten),
+        *_newer_language(code),
         *_undefined(source, preprocessed, rewritten, code),
         *_limits(source, module, code),
         *_recursion(module, code),
@@ -136,11 +137,9 @@ def repeated_names(kernels: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(kernels).items() if count > 1)
 
 
-def _newer_language(source: Source, preprocessed: str, rewritten: Rewritten) -> list[Diagnostic]:
+def _newer_language(code: IntermediateCode) -> list[Diagnostic]:
     """Returns clang's diagnostics about features newer than C++14 in the author's text."""
-    flags = [*PRECISION_FLAGS, *RELAXED_SPACES, "-fsyntax-only", "-Wpre-c++17-compat", "-Wpre-c++20-compat"]
-    found = run_compiler(source, preprocessed, rewritten, flags)
-    newer = [d for d in found if "incompatible with C++ standards before" in d.message]
+    newer = [d for d in code.diagnostics if "incompatible with C++ standards before" in d.message]
     return [d for d in newer if not d.message.startswith(_TAKEN) and not d.file.startswith(str(SHIM))]
 
 
