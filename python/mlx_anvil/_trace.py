@@ -211,7 +211,7 @@ def trace() -> Block[Trace]:
     Raises:
         RuntimeError: the same block is entered twice.
 
-    Example:
+    Examples:
         >>> with mlx_anvil.trace() as t:
         ...     mx.eval(mlx_anvil.silu_gate(gate, up))
         >>> print(t)

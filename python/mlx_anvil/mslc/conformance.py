@@ -28,8 +28,9 @@ from .structure import Structure
 from .toolchain import SHIM
 from .undefined import undefined_in_code, undefined_uses
 
-# The language versions that MLX may compile with, and the __METAL_VERSION__ of each.
-STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
+STANDARDS: dict[str, int] = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
+"""The language versions that MLX may compile with, and the ``__METAL_VERSION__`` of each."""
+
 CPP17_SINCE = 400
 GENERIC_THIS_SINCE = (
     410  # since 4.1 an implicit `this` is __metal_generic, which accepts objects in all writable memory
