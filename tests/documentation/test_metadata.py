@@ -60,6 +60,26 @@ def test_the_readme_names_what_a_build_needs():
     assert f"Python {setting('requires-python').removeprefix('>=')} or later" in text
 
 
+LINKING = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to the sections of a page are called on GitHub."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    """Of pages outside docs/; MkDocs checks the others."""
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in (link for link in links if not link.startswith("https://")):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
 # ---- tools/release_check.py ------------------------------------------------------------------------------------------------
 
 
