@@ -124,7 +124,7 @@ def make_wheel(folder: Path, *names: str, platform: str = release_check.PLATFORM
 
 PACKAGE = [f"mlx_anvil/{name}" for name in ("__init__.py", "py.typed", "_ext.pyi", "_build_info.py", "mslc/shim/a.h")]
 COMPILED = ["mlx_anvil/_ext.cpython-312-x86_64-linux-gnu.so", "mlx_anvil/ptx/a.ptx.xz", "mlx_anvil/cubin/a.tar.xz"]
-WHEEL = [*PACKAGE, *COMPILED, "mlx_anvil-0.1.0.dist-info/licenses/LICENSE"]
+WHEEL = [*PACKAGE, *COMPILED, f"mlx_anvil-{release_check.VERSION}.dist-info/licenses/LICENSE"]
 
 
 def test_a_wheel_is_the_package(tmp_path):
