@@ -29,7 +29,6 @@ def setting(key: str) -> str:
         ("README.md", "In a clone of {}:"),
         ("CITATION.cff", "repository-code: {}"),
         ("mkdocs.yml", "repo_url: {}"),
-        ("pyproject.toml", 'Issues = "{}/issues"'),
         (".github/ISSUE_TEMPLATE/config.yml", "    url: {}/security/advisories/new"),
     ],
 )
