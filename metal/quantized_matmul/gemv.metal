@@ -36,9 +36,8 @@ template <typename T, typename Format, int kRows>
   threadgroup float shares[kGemvSimdgroups][32];
   const long batch = group.z;
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kStreams);
-  const float total = gemv_of_place<T, Format, kRows>(
-      {w, scales, biases}, x + batch * params.rows * params.columns, batch * params.outputs, params,
-      place, simdgroup, lane, shares);
+  const float total = gemv_of_place<T, Format, kRows>({w, scales, biases}, x, params, place,
+                                                      simdgroup, lane, shares);
   const int m = place.first_row + lane / kStreams;
   const int n = place.first_output + lane % kStreams;
   if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows &&
@@ -54,9 +53,9 @@ struct GateAndUp {
   WeightRow<T, Format> up;
 
   METAL_FUNC WeightRow<T, Format> stream(int s,
-                                         int first_output,
+                                         GemvPlace place,
                                          constant QuantizedParams& params) const thread {
-    const int output = metal::min(first_output + s % kPairs, params.outputs - 1);
+    const int output = metal::min(place.first_output + s % kPairs, params.outputs - 1);
     return weight_row<T, Format>(s < kPairs ? gate : up, output, params.columns,
                                  params.group_shift);
   }

@@ -92,14 +92,15 @@ def test_products_and_gradients(kernels, format, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_scale_times_code_overflows_too(kernels, dtype, rng):
-    """Only together with the bias is it small enough: 15/8 - 1."""
+def test_sums_overflow_on_the_way(kernels, dtype, rng):
+    """Weights of 15/8 - 1: the scaled codes alone are too large, and so is the sum of two products, which a third cancels."""
     format = Format("affine", 64, 4)
     codes = rng.integers(0, 16, (OUTPUTS, COLUMNS))
+    codes[:, 5:8] = codes[5:8] = 15
     matrix = Matrix.of_codes(format, codes, scale=0.125, bias=-1.0, dtype=dtype)
     for count in COUNTS:
         x = rng.standard_normal((count, COLUMNS))
-        x[:, 5] = LARGE
+        x[:, 5:8] = LARGE, LARGE, -LARGE
         x = mx.array(x.astype(np.float32)).astype(dtype)
         for transpose in (True, False):
             result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **format.options)
