@@ -1,4 +1,4 @@
-"""Runs the notebooks and writes their outputs into them: ``python tests/notebooks.py [NOTEBOOK]...``."""
+"""Runs the notebooks and writes their outputs into them: ``python tests/run_notebooks.py [NOTEBOOK]...``."""
 
 import sys
 import tempfile
