@@ -70,6 +70,20 @@ def silu_gate(results: Results) -> str:
     return _markdown(heads, rows)
 
 
+def gated(results: Results) -> str:
+    """Rows in bfloat16."""
+    rows = []
+    for row in results["rows"]:
+        if row["dtype"] != "bfloat16":
+            continue
+        ours, speedup = row["seconds"]["ours"]["median"] * 1e3, row["speedup"]
+        shape = " x ".join(map(str, row["shape"]))
+        others = [f"{speedup[x]:.1f}x" for x in ("MLX", "MLX compiled")]
+        figures = [f"{ours:.3f} ms", f"{row['spread']:.0%}", *others]
+        rows.append([row["activation"], shape, row["direction"], *figures])
+    return _markdown(("activation", "shape", "direction", "ours", "spread", "vs MLX", "vs MLX compiled"), rows)
+
+
 def token_rates(row: Results) -> dict[str, float]:
     """Tokens a second of every contestant."""
     seconds = row["seconds"]
@@ -251,6 +265,7 @@ def in_brief(results: Results) -> str:
 # What a page calls a table: the file of its results, and what makes it.
 TABLES = {
     "silu_gate": ("silu_gate_cpu", silu_gate),
+    "gated": ("gated_cpu", gated),
     "in brief": ("lm_cpu", in_brief),
     "flash_attention": ("flash_attention_cpu", attention),
     "flash_attention, briefly": ("flash_attention_cpu", attention_briefly),

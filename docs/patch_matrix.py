@@ -20,7 +20,7 @@ from lm_models import ARCHITECTURES, Architecture  # noqa: E402  (beside the tes
 PAGE = ROOT / "docs" / "patching.md"
 COLUMNS = {
     "attention": {"flash_attention"},
-    "gate": {"silu_gate", "quantized_swiglu"},
+    "gate": {"silu_gate", "gated", "quantized_swiglu"},
     "products": {"quantized_matmul"},
     "table": {"quantized_embedding"},
     "norms": {"rms_norm", "layer_norm"},
