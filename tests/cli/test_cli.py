@@ -172,7 +172,7 @@ def test_info():
     result = invoke("info", "--json")
     assert json.loads(result.stdout) == json.loads(json.dumps(mlx_anvil.info()))
     text = invoke("info").stdout
-    for word in (mlx_anvil.__version__, "backend", "cpu", "metal"):
+    for word in ("0.1.0", "backend", "cpu", "metal"):
         assert word in text
     check_tables(text)
 
