@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness import console_table, write_results
+
 import click
 import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
 import mlx_anvil
-from harness import console_table, write_results
 from mlx_anvil.bench import model
 from mlx_anvil.bench.random_weights import patched_twin
 from mlx_anvil.bench.timing import seconds_of

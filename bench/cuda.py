@@ -17,6 +17,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
+from harness import in_turn, write_results
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +28,6 @@ from cuda_decoder import BITS, GROUP_SIZE, HALF_DTYPES, decoder_rows, draw_quant
 from cuda_first_launch import first_rows
 from cuda_overhead import overhead_rows
 from cuda_timing import Call, Row, compare, copy_rate, peak_bytes
-from harness import in_turn, write_results
 from mlx_anvil import flash_attention, quantized_matmul, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES

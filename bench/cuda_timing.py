@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
 from harness import measure, ratio
+
+import mlx.core as mx
 
 Call = Callable[[], Any]
 Row = dict[str, Any]

@@ -26,13 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import as_json, console_table, in_turn, installed_torch, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, in_turn, measure, ratio, write_results
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -93,9 +94,8 @@ def mlx_call(arrays: list[mx.array], backward: bool, causal: bool) -> Call:
 
 def torch_contestants(arrays: list[mx.array], backward: bool, causal: bool) -> dict[str, Call]:
     """PyTorch where it is installed: with ``enable_gqa`` and, for grouped heads, with keys and values repeated."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return {}
     torch.set_num_threads(_ext._max_threads())
     dtype = getattr(torch, dtype_name(arrays[0].dtype))
@@ -128,9 +128,8 @@ def torch_contestants(arrays: list[mx.array], backward: bool, causal: bool) -> d
 
 def sgemm() -> tuple[Call, float] | None:
     """PyTorch's float32 matrix product, and its operations."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return None
     size = 1024
     a, b = torch.randn(size, size), torch.randn(size, size)
@@ -344,16 +343,16 @@ def memory_table(rows: list[dict[str, Any]]) -> Table:
 
 @click.command()
 @click.option("--rounds", default=7, help="Rounds per row, after a warm-up.")
-@click.option("--json", "as_text", is_flag=True, help="Print the rows as JSON too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON; the tables go to stderr.")
 @click.option("--memory", hidden=True, help="Measures one case of memory in this process.")
-def main(rounds: int, as_text: bool, memory: str | None) -> None:
+def main(rounds: int, as_json: bool, memory: str | None) -> None:
     """Runs the benchmark, prints its tables, writes its results."""
     mx.set_default_device(mx.cpu)
     if memory:
         print(extra_bytes(*json.loads(memory)))
         return
     mx.random.seed(0)
-    console = Console(width=190)
+    console = Console(width=190, stderr=as_json)
     rows = []
     with console.status("timing"):
         for backward in (False, True):
@@ -365,7 +364,7 @@ def main(rounds: int, as_text: bool, memory: str | None) -> None:
     console.print(table(rows))
     memory_rows = [run_memory(length, 2) for length in (1024, 4096, 16384)] if sys.platform == "linux" else []
     console.print(memory_table(memory_rows))
-    if as_text:
+    if as_json:
         print(json.dumps(rows + memory_rows))
     console.print(f"written: {write_results('flash_attention_cpu', rows + memory_rows)}")
 

@@ -4,16 +4,17 @@ import functools
 import json
 import math
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from rich.table import Table
 
 from mlx_anvil import _ext
+from mlx_anvil._extras import explain_missing_modules, need
 from mlx_anvil.bench.results import machine
 from mlx_anvil.bench.timing import Timing, as_json, in_turn, measure, ratio
 
@@ -26,18 +27,59 @@ __all__ = [
     "copies",
     "in_a_graph",
     "in_turn",
+    "installed_torch",
+    "label_bars",
     "measure",
     "on_other_data",
     "operand_sets",
     "per_call",
+    "plain_ticks",
     "ratio",
     "share_of_copy",
     "write_results",
 ]
 
+explain_missing_modules(matplotlib="bench", mlx_lm="bench", numpy="bench")
+
 RESULTS = Path(__file__).parent / "results"
 CALLS_IN_A_GRAPH = 64
 _BEYOND_CACHES = 160 << 20
+
+
+@functools.cache
+def installed_torch() -> Any:
+    """PyTorch; None if it is not installed, and then a line on stderr says so once."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        print(need("a comparison with PyTorch", "torch"), file=sys.stderr)
+        return None
+    return torch
+
+
+def plain_ticks(axis: Any) -> None:
+    """Labels a logarithmic axis with plain numbers instead of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def label_bars(
+    axis: Any, places: Sequence[float], heights: Sequence[float], timings: Sequence[Any], digits: int = 2
+) -> None:
+    """Writes the heights above bars that show rates, and draws the interquartile range of the times they come from.
+
+    A timing is as a file of results has it. Its shortest time is the highest rate. None draws nothing.
+    """
+    for place, height, timing in zip(places, heights, timings, strict=True):
+        top = height
+        if timing is not None and "low" in timing:
+            ends = [height * timing["median"] / timing[key] for key in ("low", "high")]
+            axis.plot([place, place], ends, color="black", linewidth=0.8, solid_capstyle="butt")
+            top = max(height, *ends)
+        text = f"{height:.0f}" if height >= 10 else f"{height:.{digits}g}"
+        axis.annotate(text, (place, top), (0, 1), textcoords="offset points", fontsize=7, ha="center")
 
 
 def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
@@ -45,6 +87,8 @@ def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
 
     From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
     """
+    import numpy as np
+
     count = max(1, total_bytes // 8)
     pairs = [tuple(np.asarray(mx.ones(count)) for _ in range(2)) for _ in range(sets)]
     return {

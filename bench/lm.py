@@ -21,12 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import RESULTS, Timing, as_json, console_table, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from harness import RESULTS, Timing, as_json, console_table, measure, ratio, write_results
 from mlx_anvil import _ext
 from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.model import LlamaShape, decode_step, prefill, random_llama, random_tokens

@@ -21,11 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import click
-import mlx.core as mx
-from rich.console import Console
-from rich.table import Table
-
 from harness import (
     as_json,
     console_table,
@@ -38,6 +33,12 @@ from harness import (
     share_of_copy,
     write_results,
 )
+
+import click
+import mlx.core as mx
+from rich.console import Console
+from rich.table import Table
+
 from mlx_anvil import layer_norm, rms_norm
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES

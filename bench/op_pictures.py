@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from harness import label_bars, plain_ticks
 
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 Results = dict[str, Any]
-Panel = Mapping[str, Mapping[str, float]]  # heights of bars, by group and then by name
+Bar = tuple[float, Any]  # its height, and the timing that it comes from
+Panel = Mapping[str, Mapping[str, Bar]]  # by group and then by name
 COLORS = ("#0b6e4f", "#5b8fd6", "#e07a1f", "#8d99ae", "#2f4b8f")
 
 
@@ -29,21 +29,22 @@ def _figure(
         for index, name in enumerate(names):
             found = [(group, bars[name]) for group, bars in enumerate(panel.values()) if name in bars]
             places = [group + (index - (len(names) - 1) / 2) * step for group, _ in found]
-            heights = [height for _, height in found]
-            bars = axis.bar(places, heights, step * 0.94, color=COLORS[index], label=name)
-            texts = [f"{height:.0f}" if height >= 10 else f"{height:.3g}" for height in heights]
-            axis.bar_label(bars, labels=texts, fontsize=7, padding=1)
+            heights = [height for _, (height, _) in found]
+            axis.bar(places, heights, step * 0.94, color=COLORS[index], label=name)
+            label_bars(axis, places, heights, [timing for _, (_, timing) in found], digits=3)
         axis.set_xticks(range(len(panel)), list(panel), fontsize=9)
         axis.set_title(heading, fontsize=10)
         axis.margins(y=0.1)
         axis.spines[["top", "right"]].set_visible(False)
         if log:
             axis.set_yscale("log")
+            plain_ticks(axis.yaxis)
         if "GB/s" not in unit:
             axis.axhline(1, color="gray", linewidth=0.8, linestyle=":")
     axes[0][0].set_ylabel(unit)
     handles, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=len(names), loc="outside lower center", frameon=False, fontsize=9)
+    options = {"ncols": len(names), "loc": "outside lower center", "frameon": False, "fontsize": 9, "title_fontsize": 7}
+    figure.legend(handles, names, title="lines on the bars: interquartile range of our times", **options)
     machine = results["machine"]
     processor = machine["cpu_model"].replace("(R)", "").replace(" Processor", "")
     figure.suptitle(f"{what} ({processor}, {machine['threads']} threads, MLX {machine['mlx']})", fontsize=10)
@@ -51,33 +52,47 @@ def _figure(
     plt.close(figure)
 
 
+def _inverse(timing: Any) -> Any:
+    """The timing as ``label_bars`` needs it for bars that show times."""
+    if timing is None:
+        return None
+    median = timing["median"]
+    return {"median": median, "low": median**2 / timing["low"], "high": median**2 / timing["high"]}
+
+
 def norm(results: Results, path: Path) -> None:
     """Shares of the copy bandwidth."""
-    groups: dict[str, dict[str, float]] = {}
+    groups: dict[str, dict[str, Bar]] = {}
     for row in results["rows"]:
         if row["shape"] == [2048, 4096]:
-            groups.setdefault(row["op"].replace(", ", "\n"), {})[row["dtype"]] = row["share_of_copy"]
+            groups.setdefault(row["op"].replace(", ", "\n"), {})[row["dtype"]] = (
+                row["share_of_copy"],
+                row["seconds"].get("ours"),
+            )
     _figure(path, results, "Norms, 2048 x 4096", "share of the copy bandwidth", {"": groups})
 
 
 def rope(results: Results, path: Path) -> None:
     """rope_qk beside two calls of mx.fast.rope, by length."""
-    groups: dict[str, dict[str, float]] = {}
+    groups: dict[str, dict[str, Bar]] = {}
     for row in results["rows"]:
         batch, heads, _, length, _ = row["shape"]
         if (batch, heads, row["order"]) == (1, 32, "halves"):
-            groups.setdefault(f"length {length}", {})[row["dtype"]] = row["speedup"]["rope_qk"]
+            groups.setdefault(f"length {length}", {})[row["dtype"]] = (
+                row["speedup"]["rope_qk"],
+                row["seconds"]["rope_qk"],
+            )
     _figure(path, results, "rope_qk, 32 heads of q, 8 of k", "speed relative to MLX", {"": groups}, log=True)
 
 
 def quantized_matmul(results: Results, path: Path) -> None:
     """One row: bytes a second of every contestant."""
     names = {"ours": "mlx-anvil", "read": "plain read", "PyTorch int4": "PyTorch int4", "MLX": "MLX"}
-    panels: dict[str, dict[str, dict[str, float]]] = {}
+    panels: dict[str, dict[str, dict[str, Bar]]] = {}
     for row in results["rows"]:
         if row["op"] == "decode":
             ours = row["bytes"] / row["seconds"]["ours"]["median"] / 1e9
-            rates = {names[name]: ours / row["speedup"].get(name, 1.0) for name in names}
+            rates = {names[name]: (ours / row["speedup"].get(name, 1.0), row["seconds"].get(name)) for name in names}
             shape = f"{row['shape'][1]} x {row['shape'][2]}"
             panels.setdefault(shape, {})[row["dtype"]] = rates
     _figure(path, results, "quantized_matmul, one row, 4 bits", "GB/s of weights", panels, log=True)
@@ -85,34 +100,39 @@ def quantized_matmul(results: Results, path: Path) -> None:
 
 def quantized_embedding(results: Results, path: Path) -> None:
     """One call, and a call in a graph."""
-    panels: dict[str, dict[str, dict[str, float]]] = {"one call": {}, "in a graph of 64": {}}
+    panels: dict[str, dict[str, dict[str, Bar]]] = {"one call": {}, "in a graph of 64": {}}
     for row in results["rows"]:
         given = row["format"]
         name = f"{given['bits']} bits" if given["mode"] == "affine" else given["mode"]
         for panel, key in zip(panels.values(), ("speedup", "speedup_in_a_graph"), strict=True):
-            panel.setdefault(f"{row['ids']} id{'s' if row['ids'] > 1 else ''}", {})[name] = row[key]
+            panel.setdefault(f"{row['ids']} id{'s' if row['ids'] > 1 else ''}", {})[name] = (
+                row[key],
+                row["seconds"]["ours"] if key == "speedup" else None,
+            )
     _figure(path, results, "quantized_embedding", "speed relative to MLX", panels, log=True)
 
 
 def quantized_head(results: Results, path: Path) -> None:
     """Times relative to the product alone."""
-    panels: dict[str, dict[str, dict[str, float]]] = {}
+    panels: dict[str, dict[str, dict[str, Bar]]] = {}
     for row in results["rows"]:
         heading = f"{row['rows']} row{'s' if row['rows'] > 1 else ''}"
         panels.setdefault(heading, {})[row["dtype"]] = {
-            name: round(ratio, 2) for name, ratio in row["over_product"].items()
+            # Times, not rates: the ends of the line change places.
+            name: (round(ratio, 2), _inverse(row["seconds"].get(name)))
+            for name, ratio in row["over_product"].items()
         }
     _figure(path, results, "Output head, 128256 x 4096, 4 bits", "time relative to the product", panels)
 
 
 def softmax_topk(results: Results, path: Path) -> None:
     """By rows and experts, k of 8, float32."""
-    panels: dict[str, dict[str, dict[str, float]]] = {}
+    panels: dict[str, dict[str, dict[str, Bar]]] = {}
     for row in results["rows"]:
         count, experts = row["shape"]
         if (row["k"], row["dtype"]) == (8, "float32"):
             group = panels.setdefault(f"{count} row{'s' if count > 1 else ''}", {}).setdefault(f"{experts} experts", {})
-            group[row["direction"]] = row["speedup"]["MLX"]
+            group[row["direction"]] = (row["speedup"]["MLX"], row["seconds"]["ours"])
     what = "softmax_topk, k = 8, float32"
     _figure(path, results, what, "speed relative to MLX", panels, log=True)
 

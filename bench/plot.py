@@ -11,13 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
-import matplotlib
+from harness import RESULTS, label_bars, plain_ticks
 
-matplotlib.use("Agg")
+import click
 import matplotlib.pyplot as plt
 
-from harness import RESULTS
 from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 
@@ -32,18 +30,14 @@ def title(what: str, machine: Results) -> str:
     return f"{what} on the CPU, {machine['cpu_model']}, {machine['threads']} threads, {machine['isa']}, MLX {machine['mlx']}"
 
 
-def label(axis: Any, bars: Any, values: list[float]) -> None:
-    texts = [f"{value:.0f}" if value >= 10 else f"{value:.2g}" for value in values]
-    axis.bar_label(bars, labels=texts, fontsize=7, padding=1)
-
-
 def finish(figure: Any, axes: Any, path: Path) -> None:
     """One legend for all panels."""
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     handles, names = axes[0].get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
-    options = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+    options = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "title_fontsize": 7}
+    options["title"] = "lines on the bars: interquartile range of the rounds"
     figure.legend(unique.values(), unique.keys(), ncols=len(unique), **options)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -65,8 +59,9 @@ def draw_silu_gate(results: Results, path: Path) -> None:
         chosen = [row for row in rows if tuple(row["shape"]) == shape and row["direction"] == direction]
         for group, row in enumerate(chosen):
             for index, (name, value) in enumerate(bandwidths(row).items()):
-                bar = axis.bar(group + (index - 2) * 0.17, value, 0.16, color=BANDWIDTH_COLORS[name], label=name)
-                label(axis, bar, [value])
+                place = group + (index - 2) * 0.17
+                axis.bar(place, value, 0.16, color=BANDWIDTH_COLORS[name], label=name)
+                label_bars(axis, [place], [value], [row["seconds"].get(name)])
         axis.set_title(f"{' x '.join(map(str, shape))}, {direction}", fontsize=10)
         axis.set_xticks(range(len(chosen)), [row["dtype"] for row in chosen])
     axes[0].set_ylabel("GB/s")
@@ -89,8 +84,11 @@ def draw_attention(results: Results, path: Path) -> None:
                 speedup = 1.0 if name == "ours" else row["speedup"].get(name)
                 if speedup is not None:
                     rate = float(row["rate"].split()[0]) / speedup
-                    label(axis, axis.bar(group + (index - 1) * 0.28, rate, 0.26, color=color, label=name), [rate])
+                    place = group + (index - 1) * 0.28
+                    axis.bar(place, rate, 0.26, color=color, label=name)
+                    label_bars(axis, [place], [rate], [row["seconds"].get(name)])
         axis.set_yscale("log")
+        plain_ticks(axis.yaxis)
         axis.margins(y=0.1)
         axis.set_title(f"{problem}, {direction}", fontsize=9)
         axis.set_xticks(range(len(rows)), [row["dtype"] for row in rows])
@@ -107,8 +105,11 @@ def draw_language_model(results: Results, path: Path) -> None:
         for index, name in enumerate(MODEL_COLORS):
             rates = [token_rates(row)[name] for row in rows]
             places = [group + (index - 1) * 0.28 for group in range(len(rows))]
-            label(axis, axis.bar(places, rates, 0.26, color=MODEL_COLORS[name], label=name), rates)
+            axis.bar(places, rates, 0.26, color=MODEL_COLORS[name], label=name)
+            key = "ours" if name == "MLX, patched" else name
+            label_bars(axis, places, rates, [row["seconds"].get(key) for row in rows])
         axis.set_yscale("log")
+        plain_ticks(axis.yaxis)
         axis.margins(y=0.1)
         axis.set_title(what + (", 64 tokens" if what == "prefill" else ", one by one"), fontsize=10)
         axis.set_xticks(range(len(rows)), [row["dtype"] for row in rows])

@@ -8,6 +8,8 @@ Counts, not times: what the source asks of a GPU, whichever it is.
 import sys
 from pathlib import Path
 
+from harness import RESULTS
+
 import mlx.core as mx
 import numpy as np
 
@@ -47,7 +49,7 @@ def main() -> None:
                 lines.append(f"  {title:20}{a:>14,} / {b:>14,}" + (f"  ({a / b:.2f})" if b else ""))
             lines.append("")
             print("\n".join(lines[-len(COLUMNS) - 2 :]))
-    (ROOT / "bench" / "results" / "flash_attention_metal_profile.txt").write_text("\n".join(lines))
+    (RESULTS / "flash_attention_metal_profile.txt").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

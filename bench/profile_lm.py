@@ -10,6 +10,8 @@ them. "Read" is a sum over as many bytes as the weights have: what a token canno
 
 from typing import Any
 
+from harness import as_json, console_table, measure, write_results
+
 import click
 import mlx.core as mx
 import numpy as np
@@ -18,7 +20,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, measure, write_results
 from lm import PROMPT, SHAPE, Run
 from mlx_anvil import _ext, flash_attention
 from mlx_anvil._check import dtype_name

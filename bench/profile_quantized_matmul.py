@@ -9,6 +9,8 @@ Counts, not times: what the source asks of a GPU, whichever it is.
 import sys
 from pathlib import Path
 
+from harness import RESULTS
+
 import mlx.core as mx
 import numpy as np
 
@@ -115,7 +117,7 @@ def main() -> None:
     lines = [EXPLANATION, *memory(np.random.default_rng(0)), *instructions()]
     text = "\n".join(lines) + "\n"
     print(text)
-    (ROOT / "bench" / "results" / "quantized_matmul_metal_profile.txt").write_text(text)
+    (RESULTS / "quantized_matmul_metal_profile.txt").write_text(text)
 
 
 if __name__ == "__main__":

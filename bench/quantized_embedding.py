@@ -11,12 +11,13 @@ graph" are 64 calls that are evaluated as one, as those of a model's step are, w
 from collections.abc import Callable
 from typing import Any
 
+from harness import as_json, console_table, in_a_graph, measure, per_call, ratio, write_results
+
 import click
 import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, in_a_graph, measure, per_call, ratio, write_results
 from mlx_anvil import quantized_embedding
 from mlx_anvil._check import dtype_name
 

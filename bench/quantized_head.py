@@ -11,13 +11,14 @@ fastest.
 from collections.abc import Callable
 from typing import Any
 
+from harness import as_json, console_table, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, measure, ratio, write_results
 from mlx_anvil import quantized_argmax, quantized_matmul, quantized_topk
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES

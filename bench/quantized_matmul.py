@@ -13,13 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from harness import as_json, console_table, in_turn, installed_torch, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, in_turn, measure, ratio, write_results
 from mlx_anvil import _ext, quantized_matmul, quantized_swiglu, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -70,9 +71,8 @@ def products(x: mx.array, matrices: list[list[mx.array]], options: dict[str, Any
 
 def torch_int4(rows: int, outputs: int, count: int) -> Contestants:
     """PyTorch's packed product of random codes; the values do not matter for its time."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return {}
     torch.set_num_threads(_ext._max_threads())
     codes = torch.randint(0, 16, (outputs, K), dtype=torch.int32)
@@ -85,9 +85,8 @@ def torch_int4(rows: int, outputs: int, count: int) -> Contestants:
 
 
 def torch_sgemm(rows: int, outputs: int) -> Contestants:
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return {}
     torch.set_num_threads(_ext._max_threads())
     x, w = torch.randn(rows, K), torch.randn(outputs, K)

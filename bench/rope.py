@@ -12,11 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import click
-import mlx.core as mx
-from rich.console import Console
-from rich.table import Table
-
 from harness import (
     as_json,
     console_table,
@@ -29,6 +24,12 @@ from harness import (
     share_of_copy,
     write_results,
 )
+
+import click
+import mlx.core as mx
+from rich.console import Console
+from rich.table import Table
+
 from mlx_anvil import rope, rope_qk
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES

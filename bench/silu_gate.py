@@ -17,6 +17,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from harness import Timing, as_json, console_table, copies, installed_torch, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,7 +26,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import Timing, as_json, console_table, copies, measure, ratio, write_results
 from mlx_anvil import _ext, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
@@ -52,9 +53,8 @@ def mlx_contestants(arrays: list[mx.array], backward: bool) -> dict[str, Callabl
 
 def torch_contestant(arrays: list[mx.array], backward: bool) -> dict[str, Callable[[], None]]:
     """PyTorch on as many threads, where it is installed."""
-    try:
-        import torch
-    except ImportError:
+    torch = installed_torch()
+    if torch is None:
         return {}
     torch.set_num_threads(_ext._max_threads())
     dtype = getattr(torch, dtype_name(arrays[0].dtype))
@@ -122,11 +122,11 @@ def table(rows: list[dict[str, Any]]) -> Table:
 
 @click.command()
 @click.option("--rounds", default=11, help="Rounds per row, after a warm-up.")
-@click.option("--json", "as_text", is_flag=True, help="Print the rows as JSON too.")
-def main(rounds: int, as_text: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON; the tables go to stderr.")
+def main(rounds: int, as_json: bool) -> None:
     """Runs the benchmark, prints its table, writes its results."""
     mx.random.seed(0)
-    console = Console(width=170)
+    console = Console(width=170, stderr=as_json)
     rows = []
     for fresh, shape, backward, dtype in itertools.product((False, True), SHAPES, (False, True), DTYPES):
         if fresh and shape == SHAPES[0]:
@@ -137,7 +137,7 @@ def main(rounds: int, as_text: bool) -> None:
             rows.append(run_row(shape, dtype, backward, fresh, rounds))
         mx.clear_cache()
     console.print(table(rows))
-    if as_text:
+    if as_json:
         print(json.dumps(rows))
     console.print(f"written: {write_results('silu_gate_cpu', rows)}")
 

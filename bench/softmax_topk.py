@@ -12,12 +12,13 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from harness import as_json, console_table, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, measure, ratio, write_results
 from mlx_anvil import softmax_topk
 from mlx_anvil._check import dtype_name
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import RESULTS
+
 from op_tables import OP_TABLES
 from op_tables import markdown as _markdown
 

@@ -12,22 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import as_json, measure, ratio, write_results
+
 import click
-import matplotlib
+import matplotlib.pyplot as plt
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from rich.console import Console
 from rich.table import Table
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 import mlx_anvil
-from harness import as_json, measure, ratio, write_results
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from common import COLORS, MLX, OURS, random_llama
+
 from long_context import attentions
 from train import loss
 

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import mlx.core as mx
 
+from mlx_anvil._extras import explain_missing_modules
+
 if TYPE_CHECKING:  # generate.py runs without matplotlib
     from matplotlib.figure import Figure
+
+explain_missing_modules(matplotlib="lm,plot", mlx_lm="lm,plot", numpy="lm,plot")
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 OURS, MLX = "mlx-anvil", "MLX"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import DTYPES, MLX, OURS, check_heads, dtype_option, random_llama, size
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 import mlx_anvil
-from common import DTYPES, MLX, OURS, check_heads, dtype_option, random_llama, size
 
 GROUP_SIZE = 32
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import COLORS, DTYPES, MLX, OURS, check_heads, dtype_option, plot_option, save, size
+
 import click
 import mlx.core as mx
 from matplotlib.figure import Figure
@@ -20,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 import mlx_anvil
-from common import COLORS, DTYPES, MLX, OURS, check_heads, dtype_option, plot_option, save, size
 
 Attention = Callable[[mx.array, mx.array, mx.array], mx.array]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import COLORS, DTYPES, MLX, OURS, check_heads, dtype_option, plot_option, random_llama, save, size
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -23,7 +25,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import mlx_anvil
-from common import COLORS, DTYPES, MLX, OURS, check_heads, dtype_option, plot_option, random_llama, save, size
 
 README = Path(__file__).parent.parent / "README.md"
 QUANTIZED = {"group_size": 32, "bits": 4}

@@ -8,6 +8,8 @@ from collections import defaultdict
 
 import pytest
 
+from worker_shares import long_first
+
 CASES = 4  # of one test function
 COUNTS = "quick_run"  # in what a worker hands back
 
@@ -59,8 +61,12 @@ class QuickRun:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self.everything:
-            return
+        if not self.everything:
+            self._sample(items)
+        if workers := getattr(self.config, "workerinput", {}).get("workercount", 0):
+            items[:] = long_first(items, workers)
+
+    def _sample(self, items: list[pytest.Item]) -> None:
         functions: dict[str, list[str]] = defaultdict(list)
         for item in items:
             if item.get_closest_marker("slow") is None:

@@ -8,6 +8,7 @@ for the macOS part, LLVM's ld64.lld.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def main() -> int:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)
         for step in steps(str(folder / "venv" / "bin" / "python"), version, folder):
-            result = subprocess.run(step.command, cwd=folder, capture_output=True, text=True)
+            environment = {**os.environ, "MLX_ANVIL_ANY_MLX": "1"}
+            result = subprocess.run(step.command, cwd=folder, capture_output=True, text=True, env=environment)
             if result.returncode:
                 print(f"MLX {version}: {step.name}: {cause(result.stderr + result.stdout)}")
                 return 1

@@ -3,6 +3,9 @@
 Run it in an environment with the `test` extra and the build requirements (`pip install ".[cpu,test]" scikit-build-core
 nanobind==3.1.0`). It passes its arguments, such as `--all`, to pytest. A finding ends the run with a report. The build contains the
 baseline CPU kernels and those of this machine's instruction set.
+
+  python tools/sanitize.py --build FOLDER              only builds, into FOLDER
+  python tools/sanitize.py --built FOLDER [ARGUMENTS]  runs the tests against that build
 """
 
 import os
@@ -28,40 +31,52 @@ def chosen_isa() -> str:
     return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def build(folder: Path) -> None:
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    options = [
+        f"-Cbuild-dir={folder}/build",
+        "-Ccmake.define.MLX_ANVIL_SANITIZE=ON",
+        f"-Ccmake.define.MLX_ANVIL_ISAS=baseline;{chosen_isa()}",
+        "-Ccmake.build-type=RelWithDebInfo",
+    ]
+    subprocess.run([*install, "--target", f"{folder}/site", *options, str(ROOT)], check=True)
+
+
+def test(folder: Path, arguments: list[str]) -> int:
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": f"{runtime('asan')} {runtime('ubsan')}",
+        # Python does not free all memory at exit, and one test needs an array of more than 4 GiB. The reports go to
+        # files because pytest captures the output.
+        "ASAN_OPTIONS": f"detect_leaks=0:handle_abort=1:max_allocation_size_mb=16384:log_path={folder}/report",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={folder}/report",
+        "PYTHONPATH": f"{folder}/site",
+    }
+    ignored = [f"--ignore={name}" for name in LEFT_OUT]
+    check = "import mlx_anvil; print(mlx_anvil._ext.__file__)"
+    loaded = subprocess.run([sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True)
+    if not loaded.stdout.strip().startswith(str(folder)):
+        raise SystemExit(f"the tests would load {loaded.stdout.strip()}, not the sanitized build")
+    # pytest's crash handler would hide the signals from the sanitizer, which prints the native stack.
+    plugins = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]
+    pytest = [sys.executable, "-m", "pytest", *plugins, *ignored, *arguments]
+    status = subprocess.run(pytest, cwd=ROOT, env=environment).returncode
+    for report in sorted(folder.glob("report.*")):
+        print(report.read_text())
+        status = status or 1
+    return status
+
+
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-        options = [
-            f"-Cbuild-dir={folder}/build",
-            "-Ccmake.define.MLX_ANVIL_SANITIZE=ON",
-            f"-Ccmake.define.MLX_ANVIL_ISAS=baseline;{chosen_isa()}",
-            "-Ccmake.build-type=RelWithDebInfo",
-        ]
-        subprocess.run([*install, "--target", f"{folder}/site", *options, str(ROOT)], check=True)
-        environment = {
-            **os.environ,
-            "LD_PRELOAD": f"{runtime('asan')} {runtime('ubsan')}",
-            # Python does not free all memory at exit, and one test needs an array of more than 4 GiB. The reports go to
-            # files because pytest captures the output.
-            "ASAN_OPTIONS": f"detect_leaks=0:handle_abort=1:max_allocation_size_mb=16384:log_path={folder}/report",
-            "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={folder}/report",
-            "PYTHONPATH": f"{folder}/site",
-        }
-        ignored = [f"--ignore={name}" for name in LEFT_OUT]
-        check = "import mlx_anvil; print(mlx_anvil._ext.__file__)"
-        loaded = subprocess.run(
-            [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
-        )
-        if not loaded.stdout.strip().startswith(folder):
-            raise SystemExit(f"the tests would load {loaded.stdout.strip()}, not the sanitized build")
-        # pytest's crash handler would hide the signals from the sanitizer, which prints the native stack.
-        plugins = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]
-        pytest = [sys.executable, "-m", "pytest", *plugins, *ignored, *sys.argv[1:]]
-        status = subprocess.run(pytest, cwd=ROOT, env=environment).returncode
-        for report in sorted(Path(folder).glob("report.*")):
-            print(report.read_text())
-            status = status or 1
-        return status
+    given = sys.argv[1:]
+    if given[:1] == ["--build"]:
+        build(Path(given[1]).absolute())
+        return 0
+    if given[:1] == ["--built"]:
+        return test(Path(given[1]).absolute(), given[2:])
+    with tempfile.TemporaryDirectory() as name:
+        build(Path(name))
+        return test(Path(name), given)
 
 
 if __name__ == "__main__":

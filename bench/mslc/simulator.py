@@ -1,7 +1,7 @@
 """How fast the simulator is: attention forward of 128 queries, 128 keys, head_dim 64 (MLX's own steel_attention, half,
 one head, no checks) on one core and on two, and what compiling a kernel file costs, cold and from the cache.
 
-    python bench/mslc/simulator.py [--rounds 15] [--json FILE]
+    python bench/mslc/simulator.py [--rounds 15] [--save FILE]
 
 One-core and two-core runs alternate, so that a busy machine hits both alike. Figures are the median and the quartiles;
 the ratio is formed round by round. `least` is the fastest round: what the machine does when nothing else wants it.
@@ -112,7 +112,7 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--save", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     times = time_attention(arguments.rounds) | time_compiling(max(3, arguments.rounds // 5))
@@ -130,7 +130,7 @@ def main() -> None:
     table.add_row("two cores are faster by", f"{ratio['median']:.2f}x", spread, "", ">= 1.6x")
     Console().print(table)
     print(f"{processor()}, {os.cpu_count()} cores, load {load:.1f} at the start")
-    if arguments.json:
+    if arguments.save:
         result = {
             "benchmark": "mslc simulator",
             "unit": "ms",
@@ -143,8 +143,8 @@ def main() -> None:
             "python": platform.python_version(),
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.save.parent.mkdir(parents=True, exist_ok=True)
+        arguments.save.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

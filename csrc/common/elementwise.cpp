@@ -6,10 +6,9 @@
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/composing.h"
-#include "common/isa.h"
 #include "common/launch_arrays.h"
 #include "common/parallel.h"
-#include "common/trace.h"
+#include "common/run_on_cpu.h"
 #include "metal/common/elementwise_params.h"
 #include "mlx/backend/cpu/encoder.h"
 
@@ -61,10 +60,11 @@ bool packs_are_aligned(const ElementwiseLayout& layout,
   return aligned;
 }
 
-ElementwiseParams make_params(const ElementwiseLayout& layout) {
+ElementwiseParams make_params(const ElementwiseLayout& layout, float scalar) {
   ElementwiseParams params{};
   params.size = layout.size;
   params.rank = layout.rank;
+  params.scalar = scalar;
   std::copy(std::begin(layout.shape), std::end(layout.shape), params.shape);
   for (int k = 0; k < kElementwiseMaxInputs; ++k) {
     std::copy(std::begin(layout.strides[k]), std::end(layout.strides[k]), params.strides[k]);
@@ -84,20 +84,25 @@ constexpr int64_t kGrain = 32768;
 
 class ElementwisePrimitive : public FusedPrimitive {
  public:
-  ElementwisePrimitive(mx::Stream stream, const ElementwiseVariant& variant)
-      : FusedPrimitive(stream), variant_(variant) {}
+  ElementwisePrimitive(mx::Stream stream, const ElementwiseVariant& variant, float scalar)
+      : FusedPrimitive(stream), variant_(variant), scalar_(scalar) {}
 
   const char* op() const override { return variant_.op; }
   const char* kind() const override { return variant_.primitive; }
-  Arrays compose(const Arrays& inputs) override { return variant_.compose(inputs, stream()); }
+  Arrays compose(const Arrays& inputs) override {
+    return variant_.compose(inputs, scalar_, stream());
+  }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return std::vector<mx::Shape>(variant_.outputs, inputs[0].shape());
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    return FusedPrimitive::is_equivalent(other) &&
-           &variant_ == &static_cast<const ElementwisePrimitive&>(other).variant_;
+    if (!FusedPrimitive::is_equivalent(other)) {
+      return false;
+    }
+    const auto& same = static_cast<const ElementwisePrimitive&>(other);
+    return &variant_ == &same.variant_ && scalar_ == same.scalar_;
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override;
@@ -108,25 +113,27 @@ class ElementwisePrimitive : public FusedPrimitive {
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
                   const Arrays& outputs) override {
-    return variant_.vjp ? variant_.vjp(primals, cotangents, argnums, stream())
+    return variant_.vjp ? variant_.vjp(primals, cotangents, argnums, scalar_, stream())
                         : FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
 
   Arrays tangent(const Arrays& primals,
                  const Arrays& tangents,
                  const std::vector<int>& argnums) override {
-    return variant_.jvp ? variant_.jvp(primals, tangents, argnums, stream())
+    return variant_.jvp ? variant_.jvp(primals, tangents, argnums, scalar_, stream())
                         : FusedPrimitive::tangent(primals, tangents, argnums);
   }
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    Arrays outputs = apply_elementwise(variant_, batch_to_front(inputs, axes, stream()), stream());
+    Arrays outputs =
+        apply_elementwise(variant_, batch_to_front(inputs, axes, stream()), stream(), scalar_);
     return {std::move(outputs), std::vector<int>(variant_.outputs, 0)};
   }
 
  private:
   const ElementwiseVariant& variant_;
+  const float scalar_;
 };
 
 void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
@@ -145,10 +152,11 @@ void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& output
     args.outputs[k] = outputs[k].data<void>();
   }
   const size_t bytes = outputs[0].nbytes() * (inputs.size() + outputs.size());
+  args.scalar = scalar_;
   args.stream_outputs = !layout.in_place && static_cast<int64_t>(bytes) > last_level_cache_bytes();
 
   const ElementwiseKernel kernel = variant_.cpu()[kernel_dtype_of(outputs[0])];
-  encoder.dispatch([args, layout, kernel]() mutable {
+  SharedSpan span = dispatch_to_cpu(encoder, [args, layout, kernel]() mutable {
     args.rank = layout.rank;
     args.shape = layout.shape;
     for (int k = 0; k < kElementwiseMaxInputs; ++k) {
@@ -159,16 +167,9 @@ void ElementwisePrimitive::eval_cpu_kernels(const Arrays& inputs, Arrays& output
       kernel(args, begin * kRangeUnit, std::min(end * kRangeUnit, layout.size));
     });
   });
-  if (tracing()) {
-    const Kernel& named = gpu_kernel(variant_, outputs[0], layout.flat, true);
-    record({TraceEvent::Kind::kKernel,
-            op(),
-            named.name(),
-            std::string("cpu (") + isa_name(current_isa()) + ")",
-            {},
-            {},
-            ""});
-  }
+  record_on_cpu(
+      *this, [&] { return gpu_kernel(variant_, outputs[0], layout.flat, true).name(); },
+      std::move(span));
 }
 
 void ElementwisePrimitive::eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) {
@@ -177,7 +178,7 @@ void ElementwisePrimitive::eval_gpu_kernels(const Arrays& inputs, Arrays& output
     return;
   }
   const bool aligned = packs_are_aligned(layout, inputs, outputs);
-  const ElementwiseParams params = make_params(layout);
+  const ElementwiseParams params = make_params(layout, scalar_);
   const int64_t pack = kPackBytes / static_cast<int64_t>(outputs[0].itemsize());
 
   KernelLaunch request;
@@ -204,12 +205,13 @@ void ElementwisePrimitive::eval_gpu_kernels(const Arrays& inputs, Arrays& output
 
 Arrays apply_elementwise(const ElementwiseVariant& variant,
                          const Arrays& inputs,
-                         mx::Stream stream) {
+                         mx::Stream stream,
+                         float scalar) {
   const Arrays same_shape = stretch_arrays(inputs, stream);
   std::string why_not;
   if (stream.device == mx::Device::gpu && !can_launch(stream.device, &why_not)) {
     note_fallback(variant.op, why_not);
-    return variant.compose(same_shape, stream);
+    return variant.compose(same_shape, scalar, stream);
   }
   Arrays operands;
   for (const mx::array& x : same_shape) {
@@ -218,7 +220,7 @@ Arrays apply_elementwise(const ElementwiseVariant& variant,
     operands.push_back(deep ? dense_copy(x, stream) : x);
   }
   const std::vector<mx::Dtype> dtypes(variant.outputs, operands[0].dtype());
-  return outputs_of(std::make_shared<ElementwisePrimitive>(stream, variant), dtypes,
+  return outputs_of(std::make_shared<ElementwisePrimitive>(stream, variant, scalar), dtypes,
                     std::move(operands));
 }
 

@@ -18,6 +18,7 @@ struct ElementwiseArgs {
   int rank;                                       // at least 1
   const int64_t* shape;                           // [rank]
   const int64_t* strides[kElementwiseMaxInputs];  // [rank], in elements
+  float scalar;                                   // a number of the op, such as a limit
   bool stream_outputs;                            // use streaming stores
 };
 

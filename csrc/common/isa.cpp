@@ -5,6 +5,10 @@
 #include <cstring>
 #include <iterator>
 
+#if defined(__x86_64__) || defined(_M_X64)
+#include <cpuid.h>
+#endif
+
 namespace mlx_anvil {
 
 namespace {
@@ -13,13 +17,18 @@ namespace {
 constexpr bool kBuilt[] = {true, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
                            MLX_ANVIL_HAS_AVX512_BF16};
 
+// Clang 16 does not know this name in __builtin_cpu_supports().
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 bool machine_has(Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
       return true;
     case Isa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     case Isa::kAvx512:
       return machine_has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&

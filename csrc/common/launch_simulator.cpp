@@ -44,6 +44,7 @@ class SimulatorLibrary {
     // it.
     run = symbol<decltype(run)>(op, "mslc_run");
     clear_report = symbol<decltype(clear_report)>(op, "mslc_report_clear");
+    clear_profile = symbol<decltype(clear_profile)>(op, "mslc_profile_clear");
     const auto version = symbol<unsigned int (*)()>(op, "mslc_abi_version");
     if (version() != MSLC_ABI_VERSION) {
       throw_internal_error(op, "the simulator's runtime has a different version: " + path);
@@ -64,6 +65,7 @@ class SimulatorLibrary {
 
   int (*run)(const mslc_launch*, mslc_report*) = nullptr;
   void (*clear_report)(mslc_report*) = nullptr;
+  void (*clear_profile)(mslc_profile*) = nullptr;
 
  private:
   template <class Function>
@@ -81,10 +83,10 @@ class SimulatorLibrary {
   unsigned int count_ = 0;
 };
 
-const SimulatorLibrary& library_for(const Kernel& kernel, bool checked) {
-  static BuildOnce<std::pair<std::string, bool>, SimulatorLibrary> libraries;
-  return libraries.get({kernel.pipeline_key(), checked}, [&] {
-    return SimulatorLibrary(kernel.op(), toolchain(kernel.op()).compile(kernel, checked));
+const SimulatorLibrary& library_for(const Kernel& kernel, SimulatorChecks checks) {
+  static BuildOnce<std::pair<std::string, SimulatorChecks>, SimulatorLibrary> libraries;
+  return libraries.get({kernel.pipeline_key(), checks}, [&] {
+    return SimulatorLibrary(kernel.op(), toolchain(kernel.op()).compile(kernel, checks));
   });
 }
 
@@ -161,6 +163,28 @@ mslc_size to_size(const Extent& extent) {
   return {extent.x, extent.y, extent.z};
 }
 
+// What the runtime writes during a launch.
+class Results {
+ public:
+  Results(const SimulatorLibrary& library, mslc_launch& request) : library_(library) {
+    report_.struct_size = sizeof(report_);
+    request.profile = &profile_;
+  }
+  ~Results() {
+    library_.clear_report(&report_);
+    library_.clear_profile(&profile_);
+  }
+  Results(const Results&) = delete;
+  Results& operator=(const Results&) = delete;
+
+  mslc_report* report() { return &report_; }
+
+ private:
+  const SimulatorLibrary& library_;
+  mslc_report report_{};
+  mslc_profile profile_{};
+};
+
 // One launch. Copies its arrays to where a GPU would have them, runs the kernel, and copies back.
 struct Simulation {
   const SimulatorLibrary* library;
@@ -203,7 +227,8 @@ struct Simulation {
     const SimulationMode mode = simulation_mode();
     mslc_launch request{};
     request.struct_size = sizeof(request);
-    request.flags = mode.checked ? MSLC_CHECKED : 0;
+    request.flags =
+        (mode.checks.checked ? MSLC_CHECKED : 0) | (mode.checks.profiled ? MSLC_PROFILED : 0);
     request.kernel = kernel;
     request.buffers = bound.data();
     request.buffer_count = static_cast<unsigned int>(bound.size());
@@ -215,15 +240,18 @@ struct Simulation {
     request.step_limit = kStepLimit;
     request.threadgroup_memory_limit =
         mode.matrix_units ? MSLC_MOST_THREADGROUP_MEMORY : MSLC_MAX_THREADGROUP_MEMORY;
-    mslc_report report{};
-    report.struct_size = sizeof(report);
-    const bool failed = library->run(&request, &report) != 0 || report.finding_count > 0;
-    const std::string text =
-        failed ? toolchain(launch->kernel->op()).describe(library->path(), &report) : "";
-    library->clear_report(&report);
+    Results results(*library, request);
+    const bool failed =
+        library->run(&request, results.report()) != 0 || results.report()->finding_count > 0;
+    const SimulatorToolchain functions = toolchain(launch->kernel->op());
     if (failed) {
+      const std::string text = functions.describe(library->path(), results.report());
       throw_internal_error(launch->kernel->op(),
                            std::string("simulation of ") + kernel->name + ":\n" + text);
+    }
+    if (mode.checks.profiled) {
+      functions.keep_profile(*launch->kernel, library->path(), results.report(), request.profile,
+                             mode.profiles);
     }
     for (const DeviceCopy& array : arrays) {
       if (array.is_output()) {
@@ -240,8 +268,8 @@ void set_simulator_toolchain(SimulatorToolchain toolchain) {
   registered_toolchain = std::move(toolchain);
 }
 
-PipelineFacts build_simulator(const Kernel& kernel, bool checked) {
-  const unsigned max_threads = library_for(kernel, checked).find(kernel).max_threads;
+PipelineFacts build_simulator(const Kernel& kernel, SimulatorChecks checks) {
+  const unsigned max_threads = library_for(kernel, checks).find(kernel).max_threads;
   return {{"max_threads_per_threadgroup",
            max_threads ? max_threads : unsigned{MSLC_MAX_THREADS_PER_THREADGROUP}},
           {"thread_execution_width", MSLC_SIMD_WIDTH}};
@@ -250,7 +278,7 @@ PipelineFacts build_simulator(const Kernel& kernel, bool checked) {
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream) {
   const Kernel& kernel = *launch.kernel;
   Simulation simulation;
-  simulation.library = &library_for(kernel, simulation_mode().checked);
+  simulation.library = &library_for(kernel, simulation_mode().checks);
   simulation.kernel = &simulation.library->find(kernel);
   simulation.launch = &launch;
   for (const mx::array* input : launch.inputs) {

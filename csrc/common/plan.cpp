@@ -17,7 +17,7 @@ namespace {
 
 struct Plan {
   std::vector<PlannedKernel> kernels;
-  std::set<std::tuple<const Kernel*, bool>> known;  // the flag is simulation_mode().checked
+  std::set<std::tuple<const Kernel*, SimulatorChecks>> known;
 };
 
 thread_local Plan* current_plan = nullptr;
@@ -122,7 +122,7 @@ mx::array planned_array(const mx::array& x) {
 
 void plan_launch(const KernelLaunch& launch, const mx::Device& device) {
   const SimulationMode simulation = simulation_mode();
-  if (current_plan->known.emplace(launch.kernel, simulation.checked).second) {
+  if (current_plan->known.emplace(launch.kernel, simulation.checks).second) {
     current_plan->kernels.push_back({launch.kernel, device, simulation});
   }
 }
@@ -143,7 +143,7 @@ std::vector<PlannedKernel> plan_kernels(const std::vector<mx::array>& outputs) {
 
 PipelineFacts build_pipeline(const PlannedKernel& planned) {
   if (planned.device == mx::Device::cpu) {
-    return build_simulator(*planned.kernel, planned.simulation.checked);
+    return build_simulator(*planned.kernel, planned.simulation.checks);
   }
 #if defined(MLX_ANVIL_METAL)
   return build_metal(*planned.kernel, planned.device);

@@ -24,6 +24,7 @@
 #include "common/parallel.h"
 #include "common/plan.h"
 #include "common/probe.h"
+#include "common/python_calls.h"
 #include "common/simulate.h"
 #include "common/trace.h"
 
@@ -67,23 +68,33 @@ auto call_python(const std::string& op, const char* callee, Call call) {
   }
 }
 
-void set_toolchain(nb::callable compile, nb::callable describe) {
+void set_toolchain(nb::callable compile, nb::callable describe, nb::callable keep_profile) {
   // Kept for the life of the process: an evaluation may need them during interpreter shutdown.
   const nb::handle to_compile = compile.release();
   const nb::handle to_describe = describe.release();
+  const nb::handle to_keep_profile = keep_profile.release();
   SimulatorToolchain toolchain;
-  toolchain.compile = [to_compile](const Kernel& kernel, bool checked) {
+  toolchain.compile = [to_compile](const Kernel& kernel, SimulatorChecks checks) {
     return call_python(kernel.op(), "the simulator's compiler", [&] {
       nb::dict values;
       for (const FunctionConstant& constant : kernel.constants()) {
         values[nb::int_(constant.index)] = nb::bool_(constant.value);
       }
-      return nb::cast<std::string>(to_compile(kernel.op(), kernel.name(), values, checked));
+      return nb::cast<std::string>(
+          to_compile(kernel.op(), kernel.name(), values, checks.checked, checks.profiled));
     });
   };
   toolchain.describe = [to_describe](const std::string& path, const void* report) {
     return call_python("simulate", "the simulator's compiler", [&] {
       return nb::cast<std::string>(to_describe(path, reinterpret_cast<uintptr_t>(report)));
+    });
+  };
+  toolchain.keep_profile = [to_keep_profile](const Kernel& kernel, const std::string& path,
+                                             const void* report, const void* profile,
+                                             uint64_t profiles) {
+    call_python(kernel.op(), "the simulator's profile", [&] {
+      to_keep_profile(path, kernel.name(), reinterpret_cast<uintptr_t>(report),
+                      reinterpret_cast<uintptr_t>(profile), profiles);
     });
   };
   set_simulator_toolchain(std::move(toolchain));
@@ -159,10 +170,11 @@ void launch_with_held_temporary(const std::string& held) {
 }
 
 void bind_simulate(nb::module_& m) {
-  m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a,
+  m.def("_set_simulator_toolchain", &set_toolchain, "compile"_a, "describe"_a, "keep_profile"_a,
         nb::sig("def _set_simulator_toolchain(compile: typing.Callable[[str, str, dict[int | str, "
-                "object], bool], str], "
-                "describe: typing.Callable[[str, int], str]) -> None"));
+                "object], bool, bool], str], "
+                "describe: typing.Callable[[str, int], str], "
+                "keep_profile: typing.Callable[[str, str, int, int, int], None]) -> None"));
   m.def("_launch_with_held_temporary", &launch_with_held_temporary, "held"_a);
 }
 
@@ -176,8 +188,13 @@ void bind_trace(nb::module_& m) {
       .def_ro("grid", &TraceEvent::grid)
       .def_ro("threadgroup", &TraceEvent::threadgroup)
       .def_ro("reason", &TraceEvent::reason)
-      .def_ro("bindings", &TraceEvent::bindings);
-  nb::class_<TraceLog>(m, "_TraceLog").def("events", &TraceLog::events);
+      .def_ro("bindings", &TraceEvent::bindings)
+      .def_ro("noted", &TraceEvent::noted)
+      .def_prop_ro("began", [](const TraceEvent& e) { return e.span ? e.span->begin.load() : 0; })
+      .def_prop_ro("ended", [](const TraceEvent& e) { return e.span ? e.span->end.load() : 0; });
+  nb::class_<TraceLog>(m, "_TraceLog")
+      .def_ro("entered", &TraceLog::entered)
+      .def("events", &TraceLog::events);
   // For patched ops: their Python code falls back to the original.
   m.def("_note_fallback", &note_fallback, "op"_a, "reason"_a);
   m.def("_fallback_count", [] { return last_fallback().count; });
@@ -191,10 +208,15 @@ void bind_blocks(nb::module_& m) {
   m.def("_enter_composed", [] { return enter_block(Block::Kind::kComposed); });
   m.def(
       "_enter_simulate",
-      [](bool checked, uint64_t seed, bool matrix_units) {
-        return enter_block(Block::Kind::kSimulate, {true, checked, seed, matrix_units});
+      [](bool checked, uint64_t seed, bool matrix_units, uint64_t profiles) {
+        return enter_block(Block::Kind::kSimulate,
+                           {.on = true,
+                            .checks = {.checked = checked, .profiled = profiles != 0},
+                            .seed = seed,
+                            .matrix_units = matrix_units,
+                            .profiles = profiles});
       },
-      "checked"_a, "seed"_a, "matrix_units"_a);
+      "checked"_a, "seed"_a, "matrix_units"_a, "profiles"_a);
   m.def("_leave_block", &leave_block, "block"_a);
 }
 
@@ -286,6 +308,7 @@ void bind_plan(nb::module_& m) {
 }  // namespace
 
 void bind_support(nb::module_& m) {
+  bind_calls(m);
   bind_trace(m);
   bind_blocks(m);
   bind_simulate(m);

@@ -2,6 +2,7 @@
 // simulator. A primitive keeps the mode in which it was created.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -12,11 +13,20 @@
 
 namespace mlx_anvil {
 
+// What a library compiled for the simulator contains beside the kernel. At most one is set.
+struct SimulatorChecks {
+  bool checked = false;   // detects races and out-of-bounds accesses; slower
+  bool profiled = false;  // counts accesses to memory; slower
+
+  auto operator<=>(const SimulatorChecks&) const = default;
+};
+
 struct SimulationMode {
   bool on = false;
-  bool checked = false;       // detect races and out-of-bounds accesses; slower
+  SimulatorChecks checks;
   uint64_t seed = 0;          // nonzero: shuffles the order in which threads run
   bool matrix_units = false;  // select kernels as for a GPU with matrix units
+  uint64_t profiles = 0;      // the list in Python that gets the launches' profiles
 
   bool operator==(const SimulationMode&) const = default;
 };
@@ -40,15 +50,22 @@ class SimulationScope {
 struct SimulatorToolchain {
   // Compiles a kernel with its function constants. Returns the path of a library with only this
   // kernel. Throws the compiler's message.
-  std::function<std::string(const Kernel& kernel, bool checked)> compile;
+  std::function<std::string(const Kernel& kernel, SimulatorChecks checks)> compile;
   // Formats the findings of a report (`report` is an mslc_report*) on a compiled library, with
   // locations in the .metal files.
   std::function<std::string(const std::string& path, const void* report)> describe;
+  // Reads the profile of a launch (an mslc_profile*) and appends it to SimulationMode::profiles.
+  std::function<void(const Kernel& kernel,
+                     const std::string& path,
+                     const void* report,
+                     const void* profile,
+                     uint64_t profiles)>
+      keep_profile;
 };
 
 void set_simulator_toolchain(SimulatorToolchain toolchain);
 
-PipelineFacts build_simulator(const Kernel& kernel, bool checked);
+PipelineFacts build_simulator(const Kernel& kernel, SimulatorChecks checks);
 void launch_simulator(const KernelLaunch& launch, const mx::Stream& stream);
 
 }  // namespace mlx_anvil

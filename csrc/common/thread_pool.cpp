@@ -60,8 +60,9 @@ constexpr int kBusyTimes = 20;
 constexpr auto kBusyAtMost = milliseconds(1000);
 
 // On a busy machine a caller starts alone, and calls in other threads only for work that takes
-// longer than this. A preempted helper delays the caller by about as long.
-constexpr auto kAlone = milliseconds(2);
+// longer than the last preemption did, within these limits. A preempted helper delays the caller by
+// about as long. With a lower priority than the other processes', preemptions last tens of ms.
+constexpr auto kAloneAtLeast = milliseconds(2), kAloneAtMost = milliseconds(100);
 
 class Busy {
  public:
@@ -76,10 +77,16 @@ class Busy {
     const auto until =
         Clock::now() + std::min<std::chrono::nanoseconds>(kBusyTimes * preemption, kBusyAtMost);
     until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
+    alone_.store(std::clamp<std::chrono::nanoseconds>(preemption, kAloneAtLeast, kAloneAtMost),
+                 std::memory_order_relaxed);
   }
+
+  // How long a caller works before it calls in other threads.
+  std::chrono::nanoseconds alone() const { return alone_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<Clock::rep> until_{0};
+  std::atomic<std::chrono::nanoseconds> alone_{kAloneAtLeast};
 };
 
 // Measures preemption: the difference between wall time and the thread's CPU time.
@@ -220,7 +227,7 @@ class Pool {
       }
       return;
     }
-    if (!busy_.now() || !job->work(Clock::now() + kAlone)) {
+    if (!busy_.now() || !job->work(Clock::now() + busy_.alone())) {
       job->open();
       call(helpers);
       job->work();

@@ -1,5 +1,7 @@
 #include "common/trace.h"
 
+#include <chrono>
+
 #include "common/block.h"
 #include "common/errors.h"
 
@@ -9,6 +11,11 @@ namespace {
 thread_local int unnoted_depth = 0;
 thread_local LastFallback last;
 }  // namespace
+
+int64_t trace_clock() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 void TraceLog::add(const TraceEvent& event) {
   std::lock_guard lock(mutex_);

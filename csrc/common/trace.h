@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,15 @@
 #include <vector>
 
 namespace mlx_anvil {
+
+// Nanoseconds of a clock that never goes back.
+int64_t trace_clock();
+
+// When a kernel began and ended on a CPU stream, by trace_clock(); 0 before that.
+struct KernelSpan {
+  std::atomic<int64_t> begin{0};
+  std::atomic<int64_t> end{0};
+};
 
 struct TraceEvent {
   enum class Kind { kKernel, kFallback };
@@ -22,6 +32,8 @@ struct TraceEvent {
   std::array<uint32_t, 3> threadgroup{};   // threads; zero on the CPU
   std::string reason;                      // why this route was taken; may be empty for a kernel
   std::vector<std::string> bindings = {};  // of a GPU kernel, in order; see mlx_anvil.trace
+  std::shared_ptr<const KernelSpan> span = {};  // of a CPU kernel; else null
+  int64_t noted = trace_clock();                // when it was launched or fell back
 };
 
 // Events of one `with trace():` block. Any thread may read them while the log grows.
@@ -29,6 +41,8 @@ class TraceLog {
  public:
   void add(const TraceEvent& event);
   std::vector<TraceEvent> events() const;
+
+  const int64_t entered = trace_clock();
 
  private:
   mutable std::mutex mutex_;

@@ -50,13 +50,15 @@ class Composer {
                   const std::optional<mx::array>& d_lse,
                   const AttentionGradients& wanted) const {
     const mx::array row_lse = split_heads(mx::expand_dims(lse, -1, s_));
-    const mx::array safe_lse = mx::where(equals(row_lse, kMinusInfinity), number(0), row_lse, s_);
+    const mx::array empty = equals(row_lse, kMinusInfinity);
+    const mx::array safe_lse = mx::where(empty, number(0), row_lse, s_);
     const mx::array p = mx::exp(mx::subtract(masked_scores(), safe_lse, s_), s_);
     const mx::array grad = split_heads(d_out);
     mx::array delta = mx::sum(mx::multiply(grad, split_heads(out), s_), -1, true, s_);
     if (d_lse) {
       delta = mx::subtract(delta, split_heads(mx::expand_dims(*d_lse, -1, s_)), s_);
     }
+    delta = mx::where(empty, number(0), delta, s_);  // such a row's d_lse is often infinite
     const mx::array d_scores =
         mx::multiply(p, mx::subtract(mx::matmul(grad, transposed(v_), s_), delta, s_), s_);
 

@@ -26,9 +26,23 @@ std::string describe(const char* name, const mx::array& x) {
                                  const mx::array& a,
                                  const char* b_name,
                                  const mx::array& b,
-                                 const std::string& allowed) {
+                                 const std::string& allowed,
+                                 const std::string& hint = "") {
   throw_value_error(kFlashAttention, describe(a_name, a) + " and " + describe(b_name, b) +
-                                         "; allowed: " + allowed + ".");
+                                         "; allowed: " + allowed + "." + hint);
+}
+
+// The end of an error text for arrays that fit as [batch, length, heads, head_dim], the layout of
+// flash-attn and JAX.
+std::string layout_hint(bool fits) {
+  return fits ? " They fit as [batch, length, heads, head_dim]; give x.transpose(0, 2, 1, 3) of q, "
+                "k "
+                "and v."
+              : "";
+}
+
+bool heads_fit(const mx::array& q, const mx::array& k, int axis) {
+  return k.shape(axis) > 0 && q.shape(axis) % k.shape(axis) == 0;
 }
 
 void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
@@ -58,8 +72,9 @@ void check_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
     throw_mismatch("k", k, "v", v, "the same length");
   }
   const bool no_heads = q.shape(1) == 0 && k.shape(1) == 0;
-  if (!no_heads && (k.shape(1) == 0 || q.shape(1) % k.shape(1) != 0)) {
-    throw_mismatch("q", q, "k", k, "heads of q a multiple of the heads of k");
+  if (!no_heads && !heads_fit(q, k, 1)) {
+    throw_mismatch("q", q, "k", k, "heads of q a multiple of the heads of k",
+                   layout_hint(heads_fit(q, k, 2)));
   }
 }
 
@@ -98,24 +113,35 @@ void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
   }
 }
 
-// Returns the mask with rank 4, where each dimension is 1 or that of the scores.
+bool broadcasts_to(const mx::array& mask, const mx::Shape& scores) {
+  for (size_t i = 1; i <= mask.ndim(); ++i) {
+    const int extent = mask.shape(mask.ndim() - i);
+    if (i > 4 || (extent != 1 && extent != scores[4 - i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Returns the mask with rank 4, where each dimension is 1 or that of the scores. `swapped` is the
+// shape of the scores if lengths and heads were exchanged.
 mx::array checked_mask(const mx::array& mask,
                        const mx::Shape& scores,
+                       const mx::Shape& swapped,
                        mx::Dtype dtype,
                        mx::Stream s) {
-  const bool fits = mask.ndim() <= 4 && [&] {
-    for (size_t i = 1; i <= mask.ndim(); ++i) {
-      const int extent = mask.shape(mask.ndim() - i);
-      if (extent != 1 && extent != scores[4 - i]) {
-        return false;
-      }
-    }
-    return true;
-  }();
-  if (!fits) {
+  if (mx::issubdtype(mask.dtype(), mx::integer)) {
+    throw_value_error(kFlashAttention,
+                      "mask has dtype " + to_text(mask.dtype()) +
+                          "; allowed: bool, True where a key is visible, such as "
+                          "mask.astype(mx.bool_) of a mask of 0 and 1; or floating point, which is "
+                          "added to the scores.");
+  }
+  if (!broadcasts_to(mask, scores)) {
     throw_value_error(kFlashAttention,
                       describe("mask", mask) + "; allowed: shapes that broadcast with " +
-                          to_text(scores) + ", [batch, q heads, q length, k length].");
+                          to_text(scores) + ", [batch, q heads, q length, k length]." +
+                          layout_hint(broadcasts_to(mask, swapped)));
   }
   if (mask.dtype() != mx::bool_) {
     check_promotes("mask", mask, dtype);
@@ -130,9 +156,11 @@ mx::array checked_mask(const mx::array& mask,
 // float32 [1, q_heads]
 mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
   if (sinks.ndim() != 1 || sinks.shape(0) != q.shape(1)) {
+    const bool swapped = sinks.ndim() == 1 && sinks.shape(0) == q.shape(2);
     throw_value_error(kFlashAttention, describe("sinks", sinks) + " and " + describe("q", q) +
                                            "; allowed: one number per head of q, (" +
-                                           std::to_string(q.shape(1)) + ",).");
+                                           std::to_string(q.shape(1)) + ",)." +
+                                           layout_hint(swapped));
   }
   check_promotes("sinks", sinks, dtype);
   return mx::expand_dims(mx::astype(sinks, mx::float32, s), 0, s);
@@ -218,7 +246,8 @@ AttentionResult flash_attention(const mx::array& q,
   }
   if (const auto* mask = std::get_if<mx::array>(&options.mask)) {
     config.mask = mask->dtype() == mx::bool_ ? AttentionMask::kBool : AttentionMask::kAdditive;
-    in.mask = checked_mask(*mask, {q.shape(0), q.shape(1), q.shape(2), k.shape(2)}, dtype, s);
+    in.mask = checked_mask(*mask, {q.shape(0), q.shape(1), q.shape(2), k.shape(2)},
+                           {q.shape(0), q.shape(2), q.shape(1), k.shape(1)}, dtype, s);
   }
   if (options.sinks) {
     config.has_sinks = true;

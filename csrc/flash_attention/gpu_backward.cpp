@@ -130,7 +130,7 @@ void Backward::launch_delta() {
               {groups_of(sizes.q_len, kRowsPerGroup), static_cast<uint32_t>(sizes.q_heads),
                static_cast<uint32_t>(sizes.batch)},
               kRowThreads);
-  launch.inputs = {arrays.out, arrays.d_out, arrays.d_lse ? arrays.d_lse : arrays.lse};
+  launch.inputs = {arrays.out, arrays.d_out, arrays.lse, arrays.d_lse ? arrays.d_lse : arrays.lse};
   launch.outputs = {delta.get()};
   mlx_anvil::launch(launch, stream);
 }

@@ -111,8 +111,8 @@ Args:
     scale (float, optional): factor of ``q . k``. Default: ``D ** -0.5``.
     mask (str or array, optional): ``"causal"``, aligned so that the last query sees the last key;
         or an array that broadcasts with ``[B, Hq, Lq, Lk]``. A bool mask marks visible keys with
-        ``True``. Any other mask is added to the scores; its dtype must promote to that of the
-        result. The broadcast is never materialised.
+        ``True``. A floating-point mask is added to the scores; its dtype must promote to that of
+        the result. The broadcast is never materialised.
     sinks (array, optional): ``[Hq]``, one logit per head. It enters the softmax sum but has no
         value.
     window_size (int or (int, int), optional): ``(left, right)``, the number of keys that a query
@@ -131,8 +131,8 @@ Returns:
 Raises:
     TypeError: an argument has the wrong type.
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
-        or its dtype does not promote; softcap or window is negative; a dtype is unsupported; the
-        stream is on a GPU and MLX has no GPU backend.
+        has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
+        is unsupported; the stream is on a GPU and MLX has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
 )";

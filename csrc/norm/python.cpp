@@ -108,13 +108,15 @@ const BindOp bind_norm([](nb::module_& m) {
                                      nb::handle residual, nb::handle gate, nb::handle weight_offset,
                                      nb::handle stream) {
     constexpr const char* op = "rms_norm";
+    const mx::array& x_array = to_array(op, "x", x);
+    std::optional<mx::array> weights = to_optional_array(op, "weight", weight);
     NormOptions options;
     options.eps = to_float32(op, "eps", eps);
     options.weight_offset = to_float32(op, "weight_offset", weight_offset);
     options.residual = to_optional_array(op, "residual", residual);
     options.gate = to_optional_array(op, "gate", gate);
-    return to_python(rms_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
-                              std::move(options), to_stream_or_device(op, stream)));
+    return to_python(
+        rms_norm(x_array, std::move(weights), std::move(options), to_stream_or_device(op, stream)));
   };
   for (const char* signature : {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
@@ -126,12 +128,14 @@ const BindOp bind_norm([](nb::module_& m) {
   const auto layer_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle bias,
                                        nb::handle eps, nb::handle residual, nb::handle stream) {
     constexpr const char* op = "layer_norm";
+    const mx::array& x_array = to_array(op, "x", x);
+    std::optional<mx::array> weights = to_optional_array(op, "weight", weight);
     NormOptions options;
-    options.eps = to_float32(op, "eps", eps);
     options.bias = to_optional_array(op, "bias", bias);
+    options.eps = to_float32(op, "eps", eps);
     options.residual = to_optional_array(op, "residual", residual);
-    return to_python(layer_norm(to_array(op, "x", x), to_optional_array(op, "weight", weight),
-                                std::move(options), to_stream_or_device(op, stream)));
+    return to_python(layer_norm(x_array, std::move(weights), std::move(options),
+                                to_stream_or_device(op, stream)));
   };
   for (const char* signature : {MLX_ANVIL_LAYER_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_LAYER_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {

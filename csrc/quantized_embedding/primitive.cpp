@@ -78,8 +78,9 @@ class QuantizedEmbedding : public QuantizedPrimitive {
   mx::array rows_at_once(const Arrays& inputs) {
     mx::array out(std::move(output_shapes(inputs)[0]), dtype_, nullptr, {});
     allocate_dense(out, stream());
+    const int64_t begin = trace_clock();
     quantized_embedding_cpu(args_of(inputs, out));
-    record_on_cpu(*this, [&] { return kernel_text(kQuantizedEmbedding, out); });
+    record_on_cpu(*this, [&] { return kernel_text(kQuantizedEmbedding, out); }, span_since(begin));
     out.set_status(mx::array::Status::available);
     return out;
   }

@@ -22,7 +22,7 @@ BestLogits best_logits(const char* op,
                        mx::StreamOrDevice stream) {
   require_kernel_dtypes(op, {{"x", x}});
   const QuantizedFormat format = checked_format(op, options);
-  check_matrix(op, "", format, matrix);
+  check_matrix(op, "", format, matrix, columns_of(x));
   if (matrix.w.ndim() != 2 || matrix.w.size() == 0) {
     throw_value_error(op, describe("w", matrix.w) +
                               "; allowed: rank 2, [N, packed K], with at least one row and group.");

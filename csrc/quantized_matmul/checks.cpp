@@ -64,17 +64,91 @@ struct MatrixArray {
   std::string text() const { return std::string(prefix) + name; }
 };
 
-void require_dtype(const char* op, MatrixArray array, const mx::array& x, mx::Dtype dtype) {
+// ---- the formats that arrays fit ----------------------------------------------------------------
+
+bool fits(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+  const auto& [w, scales, biases] = matrix;
+  const bool has_dtypes =
+      w.dtype() == mx::uint32 && format.has_biases() == biases.has_value() &&
+      (biases ? is_kernel_dtype(scales.dtype()) && is_kernel_dtype(biases->dtype())
+              : scales.dtype() == mx::uint8);
+  return has_dtypes && w.ndim() >= 2 && same_leading(w, scales) &&
+         int64_t{32} * w.shape(-1) == int64_t{scales.shape(-1)} * format.group * format.bits &&
+         (!biases || biases->shape() == scales.shape());
+}
+
+// How a caller selects the formats that the matrix fits: "bits=4, group_size=64 or bits=8, ...".
+// `columns` is the number of codes per row, if it is known. `affine` precedes affine formats.
+std::string fitting_options(const QuantizedMatrix& matrix,
+                            std::optional<int64_t> columns,
+                            const char* affine = "") {
+  std::string text;
+  for (const Mode& mode : kModes) {
+    for (int bits : mode.bits) {
+      for (int group : mode.groups) {
+        const QuantizedFormat format = {mode.kind, bits, group};
+        if (!fits(format, matrix) || (columns && columns_of(format, matrix) != *columns)) {
+          continue;
+        }
+        text += text.empty() ? "" : " or ";
+        text += mode.kind == QuantizedKind::kAffine
+                    ? affine + std::string("bits=") + std::to_string(bits) +
+                          ", group_size=" + std::to_string(group)
+                    : "mode='" + std::string(mode_name(mode.kind)) + "'";
+      }
+    }
+  }
+  return text;
+}
+
+// Throws for a matrix that does not fit the format of a call. The text ends with those that it
+// fits.
+struct Misfit {
+  const char* op;
+  const char* prefix;
+  const QuantizedFormat& format;
+  const QuantizedMatrix& matrix;
+  std::optional<int64_t> columns;
+
+  [[noreturn]] void raise(const std::string& text) const {
+    const char* const affine = format.has_biases() ? "" : "mode='affine', ";
+    std::string others = fitting_options(matrix, columns, affine);
+    if (others.empty() && columns) {
+      others = fitting_options(matrix, std::nullopt, affine);
+    }
+    const std::string hint =
+        others.empty() ? "" : " These " + (prefix + ("arrays fit " + others)) + ".";
+    throw_value_error(op, text + hint);
+  }
+};
+
+void require_dtype(const Misfit& misfit, MatrixArray array, const mx::array& x, mx::Dtype dtype) {
   if (x.dtype() != dtype) {
-    throw_value_error(op, array.text() + " has dtype " + to_text(x.dtype()) +
-                              "; allowed: " + to_text(dtype) + ".");
+    misfit.raise(array.text() + " has dtype " + to_text(x.dtype()) +
+                 "; allowed: " + to_text(dtype) + ".");
   }
 }
 
-void require_kernel_dtype(const char* op, MatrixArray array, const mx::array& x) {
+void require_kernel_dtype(const Misfit& misfit, MatrixArray array, const mx::array& x) {
   if (!is_kernel_dtype(x.dtype())) {
-    require_kernel_dtypes(op, {{array.text().c_str(), x}});
+    misfit.raise(array.text() + " has dtype " + to_text(x.dtype()) +
+                 "; allowed: float32, float16, bfloat16.");
   }
+}
+
+// The width that w would have for these scales, as text.
+std::string wanted_w(const QuantizedFormat& format, const mx::array& scales) {
+  if (scales.ndim() < 2) {
+    return "scales [..., N, K / group_size]";
+  }
+  mx::Shape shape = scales.shape();
+  const int64_t width = int64_t{shape.back()} * format.group * format.bits / 32;
+  shape.pop_back();
+  std::string text = "w (";
+  for (int extent : shape) {
+    text += std::to_string(extent) + ", ";
+  }
+  return text + std::to_string(width) + ") with these scales";
 }
 
 }  // namespace
@@ -97,52 +171,55 @@ QuantizedFormat checked_format(const char* op, const QuantizedOptions& options) 
 void check_matrix(const char* op,
                   const char* prefix,
                   const QuantizedFormat& format,
-                  const QuantizedMatrix& matrix) {
+                  const QuantizedMatrix& matrix,
+                  std::optional<int64_t> columns) {
+  if (fits(format, matrix)) {
+    return;
+  }
+  const Misfit misfit{op, prefix, format, matrix, columns};
   const MatrixArray w{prefix, "w"}, scales{prefix, "scales"}, biases{prefix, "biases"};
   const std::string mode = mode_name(format.kind);
-  require_dtype(op, w, matrix.w, mx::uint32);
+  require_dtype(misfit, w, matrix.w, mx::uint32);
   if (format.has_biases() && !matrix.biases) {
-    throw_value_error(op, biases.text() + " is None; mode '" + mode + "' needs an array.");
+    misfit.raise(biases.text() + " is None; mode '" + mode + "' needs an array.");
   }
   if (!format.has_biases() && matrix.biases) {
-    throw_value_error(op, biases.text() + " is an array; mode '" + mode + "' allows None only.");
+    misfit.raise(biases.text() + " is an array; mode '" + mode + "' allows None only.");
   }
   if (format.has_biases()) {
-    require_kernel_dtype(op, scales, matrix.scales);
-    require_kernel_dtype(op, biases, *matrix.biases);
+    require_kernel_dtype(misfit, scales, matrix.scales);
+    require_kernel_dtype(misfit, biases, *matrix.biases);
   } else {
-    require_dtype(op, scales, matrix.scales, mx::uint8);
+    require_dtype(misfit, scales, matrix.scales, mx::uint8);
   }
   if (matrix.w.ndim() < 2) {
-    throw_value_error(
-        op, describe(w.text(), matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
-  }
-  const int64_t packed_bits = int64_t{32} * matrix.w.shape(-1);
-  const bool scales_fit =
-      same_leading(matrix.w, matrix.scales) &&
-      packed_bits == int64_t{matrix.scales.shape(-1)} * format.group * format.bits;
-  if (!scales_fit) {
-    throw_value_error(op, describe(w.text(), matrix.w) + " and " +
-                              describe(scales.text(), matrix.scales) + "; allowed with bits " +
-                              std::to_string(format.bits) + " and group_size " +
-                              std::to_string(format.group) +
-                              ": scales [..., N, G] with w [..., N, G * group_size * bits / 32].");
+    misfit.raise(describe(w.text(), matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
   }
   if (matrix.biases && matrix.biases->shape() != matrix.scales.shape()) {
-    throw_value_error(op, describe(biases.text(), *matrix.biases) + " and " +
-                              describe(scales.text(), matrix.scales) + "; allowed: equal shapes.");
+    misfit.raise(describe(biases.text(), *matrix.biases) + " and " +
+                 describe(scales.text(), matrix.scales) + "; allowed: equal shapes.");
   }
+  misfit.raise(describe(w.text(), matrix.w) + " and " + describe(scales.text(), matrix.scales) +
+               "; allowed with bits " + std::to_string(format.bits) + " and group_size " +
+               std::to_string(format.group) + ": " + wanted_w(format, matrix.scales) + ".");
 }
 
 void check_x(const char* op,
              const mx::array& x,
              const char* w_name,
              const QuantizedMatrix& matrix,
-             int64_t wanted) {
-  if (x.ndim() == 0 || x.shape(-1) != wanted) {
-    throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
-                              "; allowed: x [..., " + std::to_string(wanted) + "].");
+             int64_t wanted,
+             bool over_columns) {
+  if (x.ndim() > 0 && x.shape(-1) == wanted) {
+    return;
   }
+  std::string hint;
+  if (over_columns && x.ndim() > 0) {
+    const std::string others = fitting_options(matrix, x.shape(-1));
+    hint = others.empty() ? "" : " With this x, these arrays fit " + others + ".";
+  }
+  throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
+                            "; allowed: x [..., " + std::to_string(wanted) + "]." + hint);
 }
 
 int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix) {

@@ -17,21 +17,29 @@ struct QuantizedOptions {
 
 QuantizedFormat checked_format(const char* op, const QuantizedOptions& options);
 
-// `prefix` precedes array names in errors, such as "gate " in swiglu.
+// `prefix` precedes array names in errors, such as "gate " in swiglu. An error names the formats
+// that the arrays fit; `columns` is the number of codes per row that x implies, if any.
 void check_matrix(const char* op,
                   const char* prefix,
                   const QuantizedFormat& format,
-                  const QuantizedMatrix& matrix);
+                  const QuantizedMatrix& matrix,
+                  std::optional<int64_t> columns = std::nullopt);
+
+// Returns the last axis of x, for check_matrix().
+inline std::optional<int64_t> columns_of(const mx::array& x) {
+  return x.ndim() > 0 ? std::optional<int64_t>(x.shape(-1)) : std::nullopt;
+}
 
 // Returns K, the codes per row of w.
 int64_t columns_of(const QuantizedFormat& format, const QuantizedMatrix& matrix);
 
-// Checks that the last axis of x has `wanted` elements.
+// Checks that the last axis of x has `wanted` elements: the columns of the matrix, or its rows.
 void check_x(const char* op,
              const mx::array& x,
              const char* w_name,
              const QuantizedMatrix& matrix,
-             int64_t wanted);
+             int64_t wanted,
+             bool over_columns = true);
 
 // Returns the promoted dtype of x and of affine scales and biases.
 mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const QuantizedMatrix*> matrices);

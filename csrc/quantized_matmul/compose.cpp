@@ -1,11 +1,48 @@
 #include "quantized_matmul/compose.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace mlx_anvil {
 
 namespace {
 
 mx::array wide(const mx::array& x, mx::Stream s) {
   return mx::astype(x, mx::float32, s);
+}
+
+// Unpacks affine codes of 3, 5 or 6 bits, 32 of which fill `bits` words. Multiplies and divides by
+// powers of two, because a nested vmap of MLX's shifts is wrong (docs/troubleshooting.md). MLX's
+// dequantize shifts such codes.
+mx::array unpack_codes(const mx::array& w, int bits, mx::Stream s) {
+  std::vector<uint32_t> word, next_word, divisor, factor;
+  for (int bit = 0; bit < 32 * bits; bit += bits) {
+    const int shift = bit % 32;
+    word.push_back(bit / 32);
+    next_word.push_back(std::min(bit / 32 + 1, bits - 1));
+    divisor.push_back(1u << shift);
+    factor.push_back(shift == 0 ? 0 : 1u << (32 - shift));
+  }
+  const auto constant = [](const std::vector<uint32_t>& values) {
+    return mx::array(values.begin(), {32}, mx::uint32);
+  };
+  const mx::array words = mx::unflatten(w, -1, {-1, bits}, s);
+  const mx::array low =
+      mx::floor_divide(mx::take(words, constant(word), -1, s), constant(divisor), s);
+  const mx::array high =
+      mx::multiply(mx::take(words, constant(next_word), -1, s), constant(factor), s);
+  const mx::array mask((1u << bits) - 1);
+  return wide(mx::flatten(mx::bitwise_and(mx::add(low, high, s), mask, s), -2, -1, s), s);
+}
+
+mx::array affine_codes(const QuantizedFormat& format, const QuantizedMatrix& matrix, mx::Stream s) {
+  if (32 % format.bits != 0) {
+    return unpack_codes(matrix.w, format.bits, s);
+  }
+  const mx::Shape& shape = matrix.scales.shape();
+  return mx::dequantize(matrix.w, mx::ones(shape, mx::float32, s), mx::zeros(shape, mx::float32, s),
+                        format.group, format.bits, mode_name(format.kind), std::nullopt,
+                        mx::float32, s);
 }
 
 }  // namespace
@@ -26,22 +63,18 @@ const char* mode_name(QuantizedKind kind) {
 mx::array compose_dequantized(const QuantizedFormat& format,
                               const QuantizedMatrix& matrix,
                               mx::Stream s) {
-  const std::string mode = mode_name(format.kind);
   if (matrix.w.size() == 0) {  // MLX rejects empty matrices
     mx::Shape shape = matrix.scales.shape();
     shape.back() *= format.group;
     return mx::zeros(shape, mx::float32, s);
   }
   if (!format.has_biases()) {
-    return mx::dequantize(matrix.w, matrix.scales, std::nullopt, format.group, format.bits, mode,
-                          std::nullopt, mx::float32, s);
+    return mx::dequantize(matrix.w, matrix.scales, std::nullopt, format.group, format.bits,
+                          mode_name(format.kind), std::nullopt, mx::float32, s);
   }
   // MLX dequantises the codes only. Scales and biases go through ops with derivatives of every
   // order.
-  const mx::Shape& shape = matrix.scales.shape();
-  const mx::array codes =
-      mx::dequantize(matrix.w, mx::ones(shape, mx::float32, s), mx::zeros(shape, mx::float32, s),
-                     format.group, format.bits, mode, std::nullopt, mx::float32, s);
+  const mx::array codes = affine_codes(format, matrix, s);
   const auto over_group = [&](const mx::array& per_group) {
     return mx::repeat(wide(per_group, s), format.group, -1, s);
   };

@@ -75,8 +75,9 @@ mx::array quantized_matmul(const mx::array& x,
   constexpr const char* op = "quantized_matmul";
   require_kernel_dtypes(op, {{"x", x}});
   const QuantizedFormat format = checked_format(op, options);
-  check_matrix(op, "", format, matrix);
-  check_x(op, x, "w", matrix, transpose ? columns_of(format, matrix) : matrix.w.shape(-2));
+  check_matrix(op, "", format, matrix, transpose ? columns_of(x) : std::nullopt);
+  check_x(op, x, "w", matrix, transpose ? columns_of(format, matrix) : matrix.w.shape(-2),
+          /*over_columns=*/transpose);
   const mx::Stream s = require_stream(op, stream);
   if (traces_shapeless(x, {&matrix})) {
     const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
@@ -94,7 +95,7 @@ mx::array quantized_gemv(const mx::array& x,
   constexpr const char* op = "quantized_gemv";
   require_kernel_dtypes(op, {{"x", x}});
   const QuantizedFormat format = checked_format(op, options);
-  check_matrix(op, "", format, matrix);
+  check_matrix(op, "", format, matrix, columns_of(x));
   check_x(op, x, "w", matrix, columns_of(format, matrix));
   const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
   if (sizes.rows > kQuantizedGemvRows) {
@@ -120,8 +121,8 @@ mx::array quantized_swiglu(const mx::array& x,
   constexpr const char* op = "quantized_swiglu";
   require_kernel_dtypes(op, {{"x", x}});
   const QuantizedFormat format = checked_format(op, options);
-  check_matrix(op, "gate ", format, gate);
-  check_matrix(op, "up ", format, up);
+  check_matrix(op, "gate ", format, gate, columns_of(x));
+  check_matrix(op, "up ", format, up, columns_of(x));
   if (gate.w.ndim() != 2 || gate.w.shape() != up.w.shape()) {
     throw_value_error(op, describe("gate w", gate.w) + " and " + describe("up w", up.w) +
                               "; allowed: equal shapes of rank 2.");

@@ -21,6 +21,13 @@ int64_t to_offset(const char* op, nb::handle value) {
   return to_int(op, "offset", value, "an int, or mlx.core.array");
 }
 
+// The default of `base`, recognised by its identity: 10000 beside freqs is an error, no base is
+// not.
+nb::handle default_base() {
+  static const nb::handle base = nb::float_(10000.0).release();
+  return base;
+}
+
 RopeOptions to_options(const char* op,
                        nb::handle dims,
                        nb::handle traditional,
@@ -31,7 +38,7 @@ RopeOptions to_options(const char* op,
   RopeOptions options;
   options.dims = to_int(op, "dims", dims);
   options.traditional = to_bool(op, "traditional", traditional);
-  if (!base.is_none()) {
+  if (!base.is_none() && !(base.is(default_base()) && !freqs.is_none())) {
     options.base = to_number(op, "base", base, "None, or a number");
   }
   options.scale = to_number(op, "scale", scale);
@@ -65,12 +72,12 @@ Args:
     x (array): ``[batch, ..., length, head_dim]``; float32, float16 or bfloat16.
     dims (int): number of elements to rotate; even, at most ``head_dim``.
     traditional (bool): pair adjacent elements. Default: ``False``.
-    base (float, optional): base of the frequencies; ignored if ``freqs`` is given. Default:
-        ``10000``.
+    base (float, optional): base of the frequencies. Default: ``10000``, unless ``freqs`` is given.
     scale (float): factor of the positions. Default: ``1``.
     offset (int or array): the first position, a 64-bit integer. An integer array of shape ``()`` or
         ``(batch,)`` may be unevaluated, or differ between batch rows. Default: ``0``.
-    freqs (array, optional): ``(dims / 2,)``; then ``angle = (offset + l) * scale / freqs[j]``.
+    freqs (array, optional): ``(dims / 2,)``, instead of ``base``; then
+        ``angle = (offset + l) * scale / freqs[j]``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -78,8 +85,9 @@ Returns:
 
 Raises:
     TypeError: an argument has the wrong type.
-    ValueError: ``dims`` is odd or larger than ``head_dim``; ``offset`` or ``freqs`` has a wrong
-        shape or dtype; a dtype is unsupported; the stream is on a GPU and MLX has no GPU backend.
+    ValueError: ``dims`` is odd or larger than ``head_dim``; ``base`` and ``freqs`` are given, or
+        neither is; ``offset`` or ``freqs`` has a wrong shape or dtype; a dtype is unsupported; the
+        stream is on a GPU and MLX has no GPU backend.
 
 Matches ``mx.fast.rope`` (Su et al. 2021, "RoFormer").
 )";
@@ -95,8 +103,7 @@ Args:
     k (array): the same dtype, batch, length and head_dim as ``q``; the number of heads may differ.
     dims (int): number of elements to rotate, as for ``rope``.
     traditional (bool): pair adjacent elements. Default: ``False``.
-    base (float, optional): base of the frequencies; ignored if ``freqs`` is given. Default:
-        ``10000``.
+    base (float, optional): base of the frequencies. Default: ``10000``, unless ``freqs`` is given.
     scale (float): factor of the positions. Default: ``1``.
     offset (int or array): the first position, as for ``rope``. Default: ``0``.
     freqs (array, optional): ``(dims / 2,)``, as for ``rope``.
@@ -126,7 +133,7 @@ const BindOp bind_rope([](nb::module_& m) {
                     to_stream_or_device(op, stream));
       },
       "x"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
-      "base"_a.none() = 10000.0, "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "base"_a.none() = default_base(), "scale"_a.none() = 1.0, "offset"_a.none() = 0,
       "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
       nb::sig("def rope(x: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS ") -> mlx.core.array"),
       kRopeDoc);
@@ -142,7 +149,7 @@ const BindOp bind_rope([](nb::module_& m) {
         return nb::make_tuple(q_out, k_out);
       },
       "q"_a.none(), "k"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
-      "base"_a.none() = 10000.0, "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "base"_a.none() = default_base(), "scale"_a.none() = 1.0, "offset"_a.none() = 0,
       "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
       nb::sig("def rope_qk(q: mlx.core.array, k: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS
               ") -> tuple[mlx.core.array, mlx.core.array]"),

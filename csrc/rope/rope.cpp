@@ -60,6 +60,10 @@ void check_options(const char* op, const RopeOptions& options) {
   if (!options.freqs && !options.base) {
     throw_value_error(op, "base and freqs are None; allowed: one of them.");
   }
+  if (options.freqs && options.base) {
+    throw_value_error(op, "base is " + number_text(*options.base) +
+                              " and freqs is an array; allowed: one of them, the other None.");
+  }
   if (!options.freqs && !(*options.base > 0.0 && std::isfinite(*options.base))) {
     throw_value_error(
         op, "base is " + number_text(*options.base) + "; allowed: positive finite numbers.");

@@ -61,7 +61,12 @@ class Formulas {
   mx::array times(const mx::array& a, const mx::array& b) const { return mx::multiply(a, b, s_); }
   mx::array sum(const mx::array& x) const { return mx::sum(x, -1, true, s_); }
   mx::array softmax() const { return mx::softmax(logits_, -1, true, s_); }
-  mx::array chosen(const mx::array& x) const { return mx::take_along_axis(x, indices_, -1, s_); }
+  mx::array chosen(const mx::array& x) const {
+    if (x.size() == 0) {  // under vmap, MLX's gradient of an empty take_along_axis lacks the batch
+      return mx::slice(x, mx::Shape(x.ndim(), 0), indices_.shape(), s_);
+    }
+    return mx::take_along_axis(x, indices_, -1, s_);
+  }
 
   // Multiplies by the derivative of the score's logarithm: 1, or 1 - sigmoid(logit).
   mx::array times_slope(const mx::array& x) const {

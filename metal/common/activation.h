@@ -33,3 +33,91 @@ METAL_FUNC Sigmoid fast_sigmoid(float x) {
 inline float silu_derivative(float x, Sigmoid s) {
   return s.value * (1.0f + x * s.complement);
 }
+
+// ---- activations of gates, with the formulas of csrc/common/simd/activations.h
+//
+// An activation is a struct with `value` and `slope`; a gate multiplies it by up + up_offset().
+
+struct Slope {
+  float value;
+  float derivative;
+};
+
+struct SiluActivation {
+  static float up_offset() { return 0.0f; }
+  static float value(float x) { return x * fast_sigmoid(x).value; }
+  static Slope slope(float x) {
+    const Sigmoid s = fast_sigmoid(x);
+    Slope at;
+    at.value = x * s.value;
+    at.derivative = silu_derivative(x, s);
+    return at;
+  }
+};
+
+// x s and its derivative, with s the sigmoid of a function of x whose derivative is `inner`. The
+// bell s (1 - s) comes first: x times `inner` may overflow.
+METAL_FUNC Slope slope_of_sigmoid(float x, Sigmoid s, float inner) {
+  Slope at;
+  at.value = x * s.value;
+  at.derivative = s.value + x * (s.value * s.complement) * inner;
+  return at;
+}
+
+// GPT-OSS: x sigmoid(1.702 x), times up + 1.
+struct SwigluOaiActivation {
+  static float up_offset() { return 1.0f; }
+  static float value(float x) { return x * fast_sigmoid(1.702f * x).value; }
+  static Slope slope(float x) { return slope_of_sigmoid(x, fast_sigmoid(1.702f * x), 1.702f); }
+};
+
+// x cdf(x) with the normal distribution's cdf. In terms of a = |x| and t = 1 / (1 + c a), cdf(-a)
+// is e^(-a^2 / 2) t p(t), with p fitted to the smallest relative error, 2.3e-7.
+struct GeluActivation {
+  static float up_offset() { return 0.0f; }
+  static float value(float x) { return slope(x).value; }
+  static Slope slope(float x) {
+    const float magnitude = metal::min(metal::fabs(x), 20.0f);  // beyond, the tail is 0
+    const float density = metal::fast::exp2(-0.5f * M_LOG2E_F * magnitude * magnitude);
+    const float t = metal::fast::divide(1.0f, 1.0f + 0.3f * magnitude);
+    float p = 0.0360888243f * t - 0.158933669f;
+    p = p * t + 0.209346309f;
+    p = p * t - 0.0564500354f;
+    p = p * t + 0.130032599f;
+    p = p * t + 0.0994650722f;
+    p = p * t + 0.120826311f;
+    p = p * t + 0.11962454f;
+    const float tail = density * (t * p);
+    const float cdf = x > 0.0f ? 1.0f - tail : tail;
+    Slope at;
+    at.value = x * cdf;
+    at.derivative = cdf + x * density * 0.39894228f;
+    return at;
+  }
+};
+
+// x (1 + tanh(y / 2)) / 2 = x sigmoid(y) with y = x (linear + cubic x^2).
+struct GeluTanhActivation {
+  static float up_offset() { return 0.0f; }
+  static float linear() { return 1.59576912f; }                          // 2 sqrt(2 / pi)
+  static float cubic() { return 0.0713548163f; }                         // 0.044715 of that
+  static float near(float x) { return metal::clamp(x, -20.0f, 20.0f); }  // beyond, 0 or 1
+  static Sigmoid sigmoid_at(float x) { return fast_sigmoid(x * (cubic() * x * x + linear())); }
+  static float value(float x) { return x * sigmoid_at(near(x)).value; }
+  static Slope slope(float x) {
+    const float bounded = near(x);
+    return slope_of_sigmoid(x, sigmoid_at(bounded), 3.0f * cubic() * bounded * bounded + linear());
+  }
+};
+
+struct Relu2Activation {
+  static float up_offset() { return 0.0f; }
+  static float value(float x) { return slope(x).value; }
+  static Slope slope(float x) {
+    const float positive = x < 0.0f ? 0.0f : x;  // NaN stays NaN
+    Slope at;
+    at.value = positive * positive;
+    at.derivative = 2.0f * positive;
+    return at;
+  }
+};

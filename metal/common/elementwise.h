@@ -1,6 +1,7 @@
 // Bodies of all elementwise kernels: `elementwise_flat` for dense operands, `elementwise_strided`
 // for arbitrary strides. An Op is a struct with an enum of kInputs and kOutputs and
-// `static void apply(const thread float* in, thread float* out)`. It sees float32 for every dtype.
+// `static void apply(const thread float* in, thread float* out, float scalar)`. It sees float32 for
+// every dtype; `scalar` is that of the call.
 //
 // Every function is inlined and every loop over a pack is unrolled, so that packs stay in registers
 // instead of spilling to thread memory.
@@ -33,7 +34,8 @@ struct PackOfAll {
 
   METAL_FUNC void apply_and_store(const thread Operands<T, Op>& operands,
                                   long at,
-                                  int count) thread {
+                                  int count,
+                                  float scalar) thread {
     float y[Op::kOutputs][Pack<T>::kSize];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < Pack<T>::kSize; ++i) {
@@ -43,7 +45,7 @@ struct PackOfAll {
       for (int k = 0; k < Op::kInputs; ++k) {
         in[k] = x[k][i];
       }
-      Op::apply(in, out);
+      Op::apply(in, out, scalar);
       MLX_ANVIL_UNROLL
       for (int k = 0; k < Op::kOutputs; ++k) {
         y[k][i] = out[k];
@@ -61,6 +63,7 @@ struct PackOfAll {
 template <bool kWhole, typename T, typename Op>
 METAL_FUNC void elementwise_packs(const thread Operands<T, Op>& operands,
                                   long size,
+                                  float scalar,
                                   long first_pack,
                                   uint threads) {
   enum { kSize = Pack<T>::kSize };
@@ -80,8 +83,8 @@ METAL_FUNC void elementwise_packs(const thread Operands<T, Op>& operands,
   for (int j = 0; j < kPacksPerThread; ++j) {
     const long at = (first_pack + j * threads) * kSize;
     if (kWhole || at < size) {
-      packs[j].apply_and_store(operands, at,
-                               kWhole ? int(kSize) : int(metal::min(long(kSize), size - at)));
+      packs[j].apply_and_store(
+          operands, at, kWhole ? int(kSize) : int(metal::min(long(kSize), size - at)), scalar);
     }
   }
 }
@@ -100,9 +103,9 @@ METAL_FUNC void elementwise_flat(const thread Operands<T, Op>& operands,
   const long packs_per_run = long(kPacksPerThread) * threads;
   const long first_pack = run * packs_per_run + thread_index;
   if ((run + 1) * packs_per_run * Pack<T>::kSize <= size) {
-    elementwise_packs<true>(operands, size, first_pack, threads);
+    elementwise_packs<true>(operands, size, params.scalar, first_pack, threads);
   } else {
-    elementwise_packs<false>(operands, size, first_pack, threads);
+    elementwise_packs<false>(operands, size, params.scalar, first_pack, threads);
   }
 }
 
@@ -145,7 +148,7 @@ METAL_FUNC void elementwise_strided(const thread Operands<T, Op>& operands,
   for (int k = 0; k < Op::kInputs; ++k) {
     load_pack<T>(operands.in[k] + offset[k], params.strides[k][last], count, packs.x[k]);
   }
-  packs.apply_and_store(operands, at, count);
+  packs.apply_and_store(operands, at, count, params.scalar);
 }
 
 template <bool kFlat, typename T, typename Op>

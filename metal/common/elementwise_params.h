@@ -16,7 +16,7 @@ struct ElementwiseParams {
   int64_t shape[MLX_ANVIL_ELEMENTWISE_MAX_RANK];
   int64_t strides[MLX_ANVIL_ELEMENTWISE_MAX_INPUTS][MLX_ANVIL_ELEMENTWISE_MAX_RANK];  // in elements
   int32_t rank;
-  int32_t reserved;
+  float scalar;  // a number of the op, such as a limit
 };
 
 static_assert(sizeof(ElementwiseParams) == 8 * (1 + 8 + 4 * 8) + 8, "same layout in C++ and MSL");

@@ -1,17 +1,18 @@
 // Row statistics of the backward of flash_attention, computed before the tiled passes:
-//   delta  = rowsum(d_out out) - d_lse
+//   delta  = rowsum(d_out out) - d_lse, or 0 for a row that sees no key
 //   d_sink = -sum over queries of exp(sink - lse) delta
 //
 // Kernels: flash_attention_delta_<dtype>.
 // Grid: (blocks of eight queries, query heads, batch). Threadgroup: 256, one simdgroup per query.
-// Bindings: out, d_out, d_lse, delta, params. Function constant 7: d_lse is read.
+// Bindings: out, d_out, lse, d_lse, delta, params. Function constant 7: d_lse is read.
 //
 // Kernels: flash_attention_d_sinks.
 // Grid: (query heads, batch). Threadgroup: 256.
 // Bindings: sinks, lse, delta, d_sinks, params.
 // Alignment: none is assumed.
 //
-//   delta:   each lane sums d_out out over every 32nd column; simd_sum; subtract d_lse
+//   delta:   each lane sums d_out out over every 32nd column; simd_sum; subtract d_lse;
+//            0 where lse is -inf
 //   d_sinks: each thread sums over every 256th query; reduce over the threadgroup
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
@@ -22,9 +23,10 @@ template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32 * kRowsPerGroup)]] void flash_attention_delta(
     const device T* out [[buffer(0)]],
     const device T* d_out [[buffer(1)]],
-    const device float* d_lse [[buffer(2)]],
-    device float* delta [[buffer(3)]],
-    constant AttentionBackwardParams& params [[buffer(4)]],
+    const device float* lse [[buffer(2)]],
+    const device float* d_lse [[buffer(3)]],
+    device float* delta [[buffer(4)]],
+    constant AttentionBackwardParams& params [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -47,8 +49,10 @@ template <typename T>
         has_d_lse ? d_lse[batch * params.d_lse_strides[0] + head * params.d_lse_strides[1] +
                           query * params.d_lse_strides[2]]
                   : 0.0f;
-    delta[(static_cast<long>(batch) * params.common.q_heads + head) * params.common.q_len + query] =
-        sum - of_lse;
+    const long row =
+        (static_cast<long>(batch) * params.common.q_heads + head) * params.common.q_len + query;
+    // A row that sees no key often has an infinite d_lse, and 0 times it would be NaN.
+    delta[row] = lse[row] == -INFINITY ? 0.0f : sum - of_lse;
   }
 }
 

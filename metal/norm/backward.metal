@@ -18,7 +18,8 @@
 //   for each row of the team's part:
 //     load h, d_y, gate
 //     mean = sum(h) / columns                                 (layer_norm only)
-//     sum c^2, d_n c and, for layer_norm, d_n over the team
+//     sum c^2, d_n c and, for layer_norm, d_n and c over the team
+//     shift = sum(c) / columns, which rounding left in c; correct the sums for it
 //     rstd = rsqrt(sum(c^2) / columns + eps)
 //     for each pack: store d_gate; store d_x; add d_z n and d_z to the part's sums
 //   after the last row: store the part's sums of d_weight and d_bias
@@ -109,8 +110,8 @@ template <typename T, typename W, bool kCentred>
     uint3 threads [[threads_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float memory[2][3][kMostSimdgroups];
-  TeamSums<3> sums = {memory, 0};
+  threadgroup float memory[2][4][kMostSimdgroups];
+  TeamSums<4> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);
   const uint first_of_group = team.index / params.parts_per_group * params.rows_per_group;
   const uint first = first_of_group + team.index % params.parts_per_group * params.rows_per_part;
@@ -144,7 +145,7 @@ template <typename T, typename W, bool kCentred>
       mean = sum[0] / columns;
     }
 
-    float moments[kCentred ? 3 : 2] = {};  // sums of c^2, d_n c, d_n
+    float moments[kCentred ? 4 : 2] = {};  // sums of c^2, d_n c, d_n, c
     for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
       if (row_is_long) {
         in.load(params, at);
@@ -164,14 +165,18 @@ template <typename T, typename W, bool kCentred>
           moments[1] = metal::fma(d_z * w[i], c.x[j][i], moments[1]);
           if (kCentred) {
             moments[kCentred ? 2 : 0] = metal::fma(d_z, w[i], moments[kCentred ? 2 : 0]);
+            moments[kCentred ? 3 : 0] += c.x[j][i];
           }
         }
       }
     }
     sums.sum(team, moments);
-    const float rstd = metal::precise::rsqrt(moments[0] / columns + params.eps);
-    const float mean_of_products = moments[1] * rstd / columns;
-    const float mean_of_d_n = kCentred ? moments[kCentred ? 2 : 0] / columns : 0.0f;
+    const float sum_of_d_n = kCentred ? moments[kCentred ? 2 : 0] : 0.0f;
+    const float shift = kCentred ? moments[kCentred ? 3 : 0] / columns : 0.0f;
+    const float variance = metal::fma(-shift, shift, moments[0] / columns);
+    const float rstd = metal::precise::rsqrt((variance < 0.0f ? 0.0f : variance) + params.eps);
+    const float mean_of_products = metal::fma(-shift, sum_of_d_n, moments[1]) * rstd / columns;
+    const float mean_of_d_n = sum_of_d_n / columns;
 
     const long to = static_cast<long>(row) * columns;
     const device T* const d_h_row = has_d_h ? d_h + norm_row_offset(&params.d_h, row) : d_h;
@@ -186,7 +191,7 @@ template <typename T, typename W, bool kCentred>
         load_weight<T, W>(weight, params, row, at, j, w);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
-          n[i] = (in.held_h.x[j][i] - mean) * rstd;
+          n[i] = (in.held_h.x[j][i] - mean - shift) * rstd;
           d_z[i] = in.d_z(j, i);
         }
         if (is_gated<kCentred>()) {

@@ -50,7 +50,7 @@ template <typename T, typename Format, int kRows>
   for (int done = 0; done < block; done += turn) {
     const GemvPlace place =
         gemv_place(uint3((first + done) / turn, group.y, 0), simdgroup, lane, kRows, kStreams);
-    const float total = gemv_of_place<T, Format, kRows>({w, scales, biases}, x, 0, params.product,
+    const float total = gemv_of_place<T, Format, kRows>({w, scales, biases}, x, params.product,
                                                         place, simdgroup, lane, shares);
     const int n = place.first_output + lane % kStreams;
     if (stores_results(simdgroup) && lane < kRows * kStreams) {

@@ -12,9 +12,11 @@
 //         dots[m][s] += values * x; sums[m] += x
 //       totals[m][s] += scale * dots[m][s] + bias * sums[m]
 //   simd_sum each total; if columns are shared, add up the simdgroups in threadgroup memory
+//   compute totals that have overflowed again                        (large_numbers.h)
 #pragma once
 
 #include "metal/quantized_matmul/dequant.h"
+#include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
 
 // True: the simdgroups of a threadgroup split the columns of the same rows of w. False: each
@@ -29,8 +31,9 @@ struct GemvStreams {
   enum { kCount = kRows > 4 ? 2 : 4 };
 };
 
-// Where a simdgroup starts: row of x, row of w, chunk of columns.
+// Where a simdgroup starts: row of x, row of w, chunk of columns. Rows are those of the batch.
 struct GemvPlace {
+  int batch;
   int first_row;
   int first_output;
   int first_chunk;
@@ -39,11 +42,20 @@ struct GemvPlace {
 
 // `outputs` is the number of rows of w per simdgroup.
 METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows, int outputs) {
-  const int row = int(group.y) * rows;
+  const int batch = group.z, row = int(group.y) * rows;
   if (columns_are_shared) {
-    return {row, int(group.x) * outputs, int(32 * simdgroup + lane), 32 * kGemvSimdgroups};
+    return {batch, row, int(group.x) * outputs, int(32 * simdgroup + lane), 32 * kGemvSimdgroups};
   }
-  return {row, int(group.x * kGemvSimdgroups + simdgroup) * outputs, int(lane), 32};
+  return {batch, row, int(group.x * kGemvSimdgroups + simdgroup) * outputs, int(lane), 32};
+}
+
+// Returns row place.first_row + m of x.
+template <typename T>
+METAL_FUNC const device T* gemv_row(const device T* x,
+                                    GemvPlace place,
+                                    int m,
+                                    constant QuantizedParams& params) {
+  return x + (long(place.batch) * params.rows + place.first_row + m) * params.columns;
 }
 
 template <typename T, typename Format, int kRows>
@@ -67,7 +79,7 @@ struct GemvSums {
                       const device T* x,
                       constant QuantizedParams& params,
                       GemvPlace place) thread {
-    const device T* own_x = x + long(place.first_row) * params.columns;
+    const device T* own_x = gemv_row(x, place, 0, params);
     const int last_row = params.rows - 1 - place.first_row;
     for (int chunk = place.first_chunk; kChunk * chunk < params.columns;
          chunk += place.chunk_step) {
@@ -146,16 +158,26 @@ struct GemvSums {
   }
 };
 
+METAL_FUNC bool stores_results(uint simdgroup) {
+  return !columns_are_shared || simdgroup == 0;
+}
+
 // Returns total i of all columns in lane i: of the first simdgroup if columns are shared, else of
-// each.
-template <typename T, typename Format, int kRows>
-METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
+// each. `matrices` has the rows of w: stream(s, place, params).
+template <typename T, typename Format, int kRows, typename Matrices>
+METAL_FUNC float gemv_totals(Matrices matrices,
                              const device T* x,
                              constant QuantizedParams& params,
                              GemvPlace place,
                              uint simdgroup,
                              uint lane,
                              threadgroup float (*shares)[32]) {
+  enum { kStreams = GemvStreams<kRows>::kCount };
+  WeightRow<T, Format> streams[kStreams];
+  MLX_ANVIL_UNROLL
+  for (int s = 0; s < kStreams; ++s) {
+    streams[s] = matrices.stream(s, place, params);
+  }
   GemvSums<T, Format, kRows> sums;
   sums.clear();
   sums.add(streams, x, params, place);
@@ -169,32 +191,41 @@ METAL_FUNC float gemv_totals(const thread WeightRow<T, Format>* streams,
       total += shares[i][lane];
     }
   }
+  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(lane) : 0;
+  const int m = lane / kStreams;
+  if (has_overflowed<T>(total) && stores_results(simdgroup) && place.first_row + m < params.rows) {
+    constant QuantizedParams& again = (&params)[zero];
+    place.batch += zero;
+    total = product_in_units(matrices.stream(lane % kStreams, place, again),
+                             gemv_row(x, place, m, again), again);
+  }
   return total;
 }
 
+// Rows of one matrix. Rows past the last repeat the last one.
+template <typename T, typename Format>
+struct OneMatrix {
+  WeightRow<T, Format> first;
+
+  METAL_FUNC WeightRow<T, Format> stream(int s,
+                                         GemvPlace place,
+                                         constant QuantizedParams& params) const thread {
+    const int output = metal::min(place.first_output + s, params.outputs - 1);
+    return weight_row<T, Format>(first, long(place.batch) * params.outputs + output, params.columns,
+                                 params.group_shift);
+  }
+};
+
 // The same for the rows of one matrix from place.first_output on; stream lane % kStreams is one
-// row. Rows past the last repeat the last one. `first_row` is the matrix's first row, over all
-// batches.
+// row.
 template <typename T, typename Format, int kRows>
 METAL_FUNC float gemv_of_place(WeightRow<T, Format> first,
                                const device T* x,
-                               long first_row,
                                constant QuantizedParams& params,
                                GemvPlace place,
                                uint simdgroup,
                                uint lane,
                                threadgroup float (*shares)[32]) {
-  enum { kStreams = GemvStreams<kRows>::kCount };
-  WeightRow<T, Format> streams[kStreams];
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kStreams; ++s) {
-    const int output = metal::min(place.first_output + s, params.outputs - 1);
-    streams[s] =
-        weight_row<T, Format>(first, first_row + output, params.columns, params.group_shift);
-  }
-  return gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
-}
-
-METAL_FUNC bool stores_results(uint simdgroup) {
-  return !columns_are_shared || simdgroup == 0;
+  return gemv_totals<T, Format, kRows>(OneMatrix<T, Format>{first}, x, params, place, simdgroup,
+                                       lane, shares);
 }

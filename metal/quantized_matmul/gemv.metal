@@ -36,9 +36,8 @@ template <typename T, typename Format, int kRows>
   threadgroup float shares[kGemvSimdgroups][32];
   const long batch = group.z;
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kStreams);
-  const float total = gemv_of_place<T, Format, kRows>(
-      {w, scales, biases}, x + batch * params.rows * params.columns, batch * params.outputs, params,
-      place, simdgroup, lane, shares);
+  const float total = gemv_of_place<T, Format, kRows>({w, scales, biases}, x, params, place,
+                                                      simdgroup, lane, shares);
   const int m = place.first_row + lane / kStreams;
   const int n = place.first_output + lane % kStreams;
   if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows &&
@@ -46,6 +45,21 @@ template <typename T, typename Format, int kRows>
     out[(batch * params.rows + m) * params.outputs + n] = static_cast<T>(total);
   }
 }
+
+// kPairs rows of gate, then the same rows of up. Rows past the last repeat the last one.
+template <typename T, typename Format, int kPairs>
+struct GateAndUp {
+  WeightRow<T, Format> gate;
+  WeightRow<T, Format> up;
+
+  METAL_FUNC WeightRow<T, Format> stream(int s,
+                                         GemvPlace place,
+                                         constant QuantizedParams& params) const thread {
+    const int output = metal::min(place.first_output + s % kPairs, params.outputs - 1);
+    return weight_row<T, Format>(s < kPairs ? gate : up, output, params.columns,
+                                 params.group_shift);
+  }
+};
 
 template <typename T, typename Format, int kRows>
 [[kernel, max_total_threads_per_threadgroup(kGemvThreads)]] void quantized_swiglu(
@@ -64,17 +78,10 @@ template <typename T, typename Format, int kRows>
   enum { kStreams = GemvStreams<kRows>::kCount, kPairs = kStreams / 2 };
   threadgroup float shares[kGemvSimdgroups][32];
   const GemvPlace place = gemv_place(group, simdgroup, lane, kRows, kPairs);
-  WeightRow<T, Format> streams[kStreams];
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kPairs; ++s) {
-    const int output = metal::min(place.first_output + s, params.outputs - 1);
-    streams[s] = weight_row<T, Format>({gate_w, gate_scales, gate_biases}, output, params.columns,
-                                       params.group_shift);
-    streams[s + kPairs] = weight_row<T, Format>({up_w, up_scales, up_biases}, output,
-                                                params.columns, params.group_shift);
-  }
+  const GateAndUp<T, Format, kPairs> matrices = {{gate_w, gate_scales, gate_biases},
+                                                 {up_w, up_scales, up_biases}};
   const float gate =
-      gemv_totals<T, Format, kRows>(streams, x, params, place, simdgroup, lane, shares);
+      gemv_totals<T, Format, kRows>(matrices, x, params, place, simdgroup, lane, shares);
   const float up = metal::simd_shuffle_down(gate, ushort(kPairs));
   const int m = place.first_row + lane / kStreams;
   const int pair = lane % kStreams, n = place.first_output + pair;

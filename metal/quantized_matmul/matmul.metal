@@ -17,11 +17,12 @@
 //     barrier; sums = 0
 //     for each step of 8: sums += x fragments * w fragments       (16 x 32 per simdgroup)
 //     totals += sums in float32; barrier
-//   store totals
+//   store totals; compute those that have overflowed again        (large_numbers.h)
 #include "metal/common/kernel.h"
 #include "metal/common/tile.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
+#include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
 
 constant bool x_and_out_are_vectors [[function_constant(3)]];
@@ -148,6 +149,7 @@ template <typename T, typename Format, bool kTransposed>
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
 
+  bool overflowed = false;
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     const int row = own_row + 8 * i + place.row;
@@ -159,6 +161,29 @@ template <typename T, typename Format, bool kTransposed>
     for (int j = 0; j < kColumnFragments; ++j) {
       store_pair(to, first_column + own_column + 8 * j + place.column, columns, totals[i][j],
                  x_and_out_are_vectors);
+      overflowed |= has_overflowed<T>(totals[i][j].x) || has_overflowed<T>(totals[i][j].y);
+    }
+  }
+  if (!overflowed) {
+    return;
+  }
+  MLX_ANVIL_NO_UNROLL
+  for (int i = 0; i < 2 * kRowFragments * kColumnFragments; ++i) {
+    const int row = own_row + 8 * (i / (2 * kColumnFragments)) + place.row;
+    const int column =
+        first_column + own_column + 8 * (i / 2 % kColumnFragments) + place.column + i % 2;
+    if (row < rows && column < columns) {
+      device T* to = out + (batch * params.rows + first_row + row) * columns + column;
+      if (has_overflowed<T>(static_cast<float>(*to))) {
+        const device T* own = x_rows + long(row) * depth;
+        *to = static_cast<T>(
+            kTransposed
+                ? product_in_units(weight_row<T, Format>(matrix, batch * params.outputs + column,
+                                                         params.columns, params.group_shift),
+                                   own, params)
+                : plain_product_in_units(matrix, batch * params.outputs, 0, params.outputs, column,
+                                         own, params));
+      }
     }
   }
 }

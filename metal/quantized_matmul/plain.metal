@@ -15,6 +15,7 @@
 //     for each row n of w: broadcast x[m, n]; products[m] += (scale x[m, n]) * codes;
 //                          shifts[m] += bias * x[m, n]
 //   total = products + shifts; add up the simdgroups in threadgroup memory
+//   compute totals that have overflowed again    (large_numbers.h)
 //   store out, or the part
 //
 // Kernels: quantized_sum_parts_<dtype>, which adds up the parts in order.
@@ -23,6 +24,7 @@
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
+#include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
 
 constant bool outputs_are_in_parts [[function_constant(2)]];
@@ -121,6 +123,21 @@ struct PlainSums {
   }
 };
 
+// Returns the total of row m of x and a column of w, for the part and batch of `group`.
+template <typename T, typename Format>
+METAL_FUNC float total_in_units(WeightRow<T, Format> first,
+                                const device T* x,
+                                int m,
+                                int column,
+                                uint3 group,
+                                constant QuantizedParams& params) {
+  const long batch = group.z;
+  const int begin = group.y * params.rows_per_part;
+  const int end = metal::min(begin + params.rows_per_part, params.outputs);
+  return plain_product_in_units(first, batch * params.outputs, begin, end, column,
+                                x + (batch * params.rows + m) * params.outputs, params);
+}
+
 template <typename T, typename Format, int kRows>
 [[kernel, max_total_threads_per_threadgroup(kPlainThreads)]] void quantized_plain(
     const device T* x [[buffer(0)]],
@@ -172,10 +189,15 @@ template <typename T, typename Format, int kRows>
 
   sums.reduce(shares, simdgroup, lane);
 
+  const uint zero = unknown_zero(lane);
   const int columns = metal::min(int(kBlock), params.columns - first_column);
   for (int m = 0; m < metal::min(kRows, params.rows); ++m) {
     for (int i = thread_index; i < columns; i += kPlainThreads) {
-      const float total = shares[m * kColumns + i % kColumns][i / kColumns];
+      float total = shares[m * kColumns + i % kColumns][i / kColumns];
+      if (has_overflowed<T>(total)) {
+        total = total_in_units<T, Format>({w, scales, biases}, x, m, first_column + i, group + zero,
+                                          (&params)[zero]);
+      }
       const long at = (batch * params.rows + m) * params.columns + first_column + i;
       if (outputs_are_in_parts) {
         const long size = long(groups.z) * params.rows * params.columns;

@@ -22,10 +22,11 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import _cuda, _ext, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _calls, _cuda, _ext, lm, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
+    gated,
     layer_norm,
     quantized_argmax,
     quantized_embedding,
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "composed",
     "flash_attention",
+    "gated",
     "info",
     "layer_norm",
     "lm",
@@ -77,4 +79,5 @@ __all__ = [
 ]
 
 _compat.check_isa(_ext._supported_isas(), _ext._left_out_isas())
+_calls.register()
 _cuda.register()

@@ -1,4 +1,4 @@
-"""Command line: ``python -m mlx_anvil [check|bench|info|report]``; without a command, ``check``."""
+"""Command line: ``python -m mlx_anvil [check|bench|info|lm|report]``; without a command, ``check``."""
 
 import json
 import secrets
@@ -10,6 +10,7 @@ import click
 import mlx_anvil
 from mlx_anvil import _check, _check_table
 from mlx_anvil._cli import WIDTH, Commands, chosen_backends, console, progress_bar, say
+from mlx_anvil._lm_command import lm_command
 from mlx_anvil.bench.command import bench
 from mlx_anvil.bench.timing import busy_note
 from mlx_anvil.reference import OPS
@@ -74,26 +75,34 @@ def _print_rows(rows: list[_check.Row], seed: int, show_all: bool) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def info(as_json: bool) -> None:
-    """Print versions, backends and build options."""
+    """Print which backends are usable, versions and build options."""
     facts = mlx_anvil.info()
     if as_json:
         print(json.dumps(facts, indent=1))
         return
-    lines = [
-        (key.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
-        for key, value in facts.items()
-        if key != "backends"
-    ]
+    print("Backends")
     for name, backend in facts["backends"].items():
-        state = "usable" if backend["usable"] else "built, not usable" if backend["built"] else "not built"
-        lines.append((f"{name} backend", "; ".join(filter(None, (state, backend["detail"])))))
-    width = max(len(name) for name, _ in lines) + 2
-    for name, text in lines:
-        print(textwrap.fill(text, WIDTH, initial_indent=f"{name:{width}}", subsequent_indent=" " * width))
+        state = "usable" if backend["usable"] else "not usable"
+        _print_fact(name, f"{state}: {backend['detail']}")
+        if backend["advice"]:
+            _print_fact("", f"To do: {backend['advice']}")
+    print("\nThis installation")
+    for key, value in facts.items():
+        if key != "backends":
+            _print_fact(key.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+
+
+def _print_fact(name: str, text: str) -> None:
+    """Words such as paths are not split."""
+    first, rest = f"  {name:16}", " " * 18
+    for line in textwrap.wrap(text, WIDTH - len(rest), break_long_words=False, break_on_hyphens=False):
+        print(first + line)
+        first = rest
 
 
 main.add_command(bench)
 main.add_command(report)
+main.add_command(lm_command)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from mlx_anvil import _info
+from mlx_anvil._extras import explanation
 
 WIDTH = 80
 
@@ -44,6 +45,8 @@ class Commands(click.Group):
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             if getattr(error, "errno", None) == errno.EPIPE:
                 raise
+            if text := explanation(error, "this command"):
+                raise click.ClickException(text) from error
             first = (str(error) or "no message").splitlines()[0]
             raise click.ClickException(f"{type(error).__name__}: {first}") from error
 
@@ -63,10 +66,11 @@ def chosen_backends(backends: Sequence[str], usable: Sequence[str] | None = None
     return list(backends or usable)
 
 
-def console() -> Console:
-    """Writes to stdout: as wide as the terminal, and 80 columns in a pipe."""
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    return Console(width=max(WIDTH, width), highlight=False)
+def console(stderr: bool = False) -> Console:
+    """Writes to stdout, or to stderr: as wide as the terminal, and 80 columns in a pipe."""
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
+    return Console(width=max(WIDTH, width), highlight=False, stderr=stderr)
 
 
 def say(target: Console, text: str, style: str = "") -> None:
@@ -119,9 +123,15 @@ class Columns:
 
 
 def progress_bar() -> Progress:
-    """On stderr, so that stdout has the results alone. Shown on a terminal only, and removed at the end."""
+    """With the time left. On stderr, so that stdout has the results alone; on a terminal only, and removed at the end."""
     target = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
     return Progress(*columns, console=target, transient=True, disable=not target.is_terminal)
 
 

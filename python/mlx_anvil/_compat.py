@@ -24,10 +24,17 @@ def import_mlx() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"mlx_anvil needs MLX with a backend, and importing mlx.core failed: {error}\n"
-            'Install one: pip install "mlx-anvil[cpu]" (Linux, CPU), "mlx-anvil[cuda12]" or "mlx-anvil[cuda13]" '
-            "(Linux, NVIDIA), or mlx itself (macOS)."
+            f"Install one, for Linux: {_hint('cpu')}; for NVIDIA: {_hint('cuda13')} (or cuda12); for macOS: "
+            f"pip install mlx"
         ) from error
     return mx
+
+
+def _hint(extra: str = "") -> str:
+    """The command that installs an extra; without one, that installs the package again."""
+    from mlx_anvil.mslc import install_command, reinstall_command  # imports the toolchain, which takes a while
+
+    return install_command(extra) if extra else reinstall_command()
 
 
 def installed_nanobind_tags() -> list[str]:
@@ -66,5 +73,5 @@ def check(built_mlx: str, built_tag: str, installed_mlx: str, installed_tags: li
         raise ImportError(
             f"mlx_anvil was built with nanobind ABI {built_tag}, but MLX {installed_mlx} here uses {found}. "
             f"Types cannot pass between the two.\n"
-            f"Reinstall to get builds that match: pip install --force-reinstall --no-cache-dir mlx-anvil"
+            f"Reinstall to get builds that match: {_hint()}"
         )

@@ -18,7 +18,7 @@ def composed() -> Block[None]:
     Raises:
         RuntimeError: the same block is entered twice.
 
-    Example:
+    Examples:
         >>> with mlx_anvil.composed():
         ...     mx.export_function("gate.mlxfn", mlx_anvil.silu_gate, gate, up)
     """

@@ -1,24 +1,26 @@
 """``info()``: versions, backends and build options of this installation."""
 
 import platform
+import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypedDict
 
 import mlx.core as mx
 
 from mlx_anvil import _build_info, _cuda, _ext
+from mlx_anvil._extras import is_installed
 
 __version__ = version("mlx-anvil")
 
 
 class BackendInfo(TypedDict):
-    """State of one backend: compiled in, usable here, and details or the reason why not."""
+    """State of one backend: compiled in, usable here, details or the reason why not, and then what to do about it."""
 
     built: bool
     usable: bool
     detail: str
+    advice: str
 
 
 class Info(TypedDict):
@@ -40,29 +42,67 @@ class Info(TypedDict):
 
 
 def _backends() -> dict[str, BackendInfo]:
-    metal_built = _ext._has_metal()
-    simulator_usable = all(find_spec(name) for name in ("numpy", "ziglang"))
-    cuda_built = _ext._has_cuda() and _cuda.FOLDER.is_dir()
-    why_no_cuda = _ext._why_no_gpu() if cuda_built else "this build has no PTX (docs/backends.md)"
-    cubins = f"cubins for {', '.join(_cuda.architectures())}" if _cuda.architectures() else ""
+    cpu = f"{_ext._current_isa()}, {_ext._max_threads()} threads"
     return {
-        "cpu": {"built": True, "usable": True, "detail": f"{_ext._current_isa()}, {_ext._max_threads()} threads"},
-        "simulator": {
-            "built": True,
-            "usable": simulator_usable,
-            "detail": "used inside simulate()" if simulator_usable else 'needs pip install "mlx-anvil[sim]"',
-        },
-        "metal": {
-            "built": metal_built,
-            "usable": metal_built and mx.metal.is_available(),
-            "detail": metal_kernels() if metal_built else "this build has no Metal host code (MLX here has no Metal)",
-        },
-        "cuda": {
-            "built": cuda_built,
-            "usable": not why_no_cuda,
-            "detail": "; ".join(filter(None, (why_no_cuda, cubins))),
-        },
+        "cpu": {"built": True, "usable": True, "detail": cpu, "advice": ""},
+        "simulator": _simulator(),
+        "metal": _metal(),
+        "cuda": _cuda_backend(),
     }
+
+
+def _simulator() -> BackendInfo:
+    missing = [name for name in ("numpy", "ziglang") if not is_installed(name)]
+    why = (
+        "it runs on Linux only" if sys.platform != "linux" else f"{' and '.join(missing)} not installed" * bool(missing)
+    )
+    return {
+        "built": True,
+        "usable": not why,
+        "detail": why or "Metal kernels on the CPU, inside simulate()",
+        "advice": _install("sim") if missing and sys.platform == "linux" else "use another backend" * bool(why),
+    }
+
+
+def _metal() -> BackendInfo:
+    built = _ext._has_metal()
+    usable = built and mx.metal.is_available()
+    if usable:
+        detail, advice = metal_kernels(), ""
+    elif sys.platform != "darwin":
+        detail, advice = "MLX has Metal on macOS only", "use a Mac with Apple silicon, or the simulator"
+    elif built:
+        detail, advice = "MLX has no Metal device here", "use a Mac with Apple silicon, not a virtual machine"
+    else:
+        detail, advice = "this build has no Metal host code", f"build again: {_reinstall()}"
+    return {"built": built, "usable": usable, "detail": detail, "advice": advice}
+
+
+def _cuda_backend() -> BackendInfo:
+    cuda_built = _ext._has_cuda() and _cuda.FOLDER.is_dir()
+    cubins = f"cubins for {', '.join(_cuda.architectures())}" if _cuda.architectures() else ""
+    if cuda_built:
+        why = _ext._why_no_gpu()
+        advice = "check that nvidia-smi lists a GPU of compute capability 8.0 or newer" if why else ""
+    elif sys.platform != "linux":
+        why, advice = "MLX has CUDA on Linux only", "use Linux with an NVIDIA GPU"
+    else:
+        why = "this build has no PTX (docs/backends.md)"
+        advice = f"with an NVIDIA GPU: MLX_ANVIL_CUBIN=1 {_install('cuda13')}"
+    detail = "; ".join(filter(None, (why, cubins)))
+    return {"built": cuda_built, "usable": not why, "detail": detail, "advice": advice}
+
+
+def _install(extra: str) -> str:
+    from mlx_anvil.mslc import install_command  # imports the toolchain, which takes a while
+
+    return install_command(extra)
+
+
+def _reinstall() -> str:
+    from mlx_anvil.mslc import reinstall_command
+
+    return reinstall_command()
 
 
 def metal_kernels(folder: Path = Path(_ext.__file__).parent) -> str:
@@ -79,9 +119,9 @@ def info() -> Info:
     Returns:
         Info: ``version``, ``mlx`` (installed), ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
             ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads`` (of the CPU
-            kernels), and ``backends``. ``backends`` maps each name to ``built``, ``usable`` and ``detail``. The detail
-            says why a backend is not usable, if Metal kernels come from a metallib or from source, and which cubins
-            CUDA has.
+            kernels), and ``backends``. ``backends`` maps each name to ``built``, ``usable``, ``detail`` and
+            ``advice``. The detail says why a backend is not usable, if Metal kernels come from a metallib or from
+            source, and which cubins CUDA has. The advice says what to do about a backend that is not usable.
     """
     return {
         "version": __version__,

@@ -1,26 +1,43 @@
-"""``simulate()``: runs the Metal kernels of the ops on the CPU, optionally race-checked."""
+"""``simulate()``: runs the Metal kernels of the ops on the CPU, optionally race-checked or profiled."""
 
+import itertools
 import operator
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from rich.console import Console
 
 from mlx_anvil import _ext
 from mlx_anvil._block import Block
 
 if TYPE_CHECKING:
-    from mlx_anvil.mslc import Library
+    from mlx_anvil.mslc import LaunchProfile, Library
+
+
+class Profiles(list["LaunchProfile"]):
+    """The profiles of the kernels that ran in one block, in order."""
+
+
+_profiles: WeakValueDictionary[int, Profiles] = WeakValueDictionary()
+_profile_keys = itertools.count(1)
 
 # Keyed by path, so that a finding can be traced to its source.
 _libraries: dict[str, "Library"] = {}
 
 
-def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: bool) -> str:
+def _compile(op: str, kernel: str, constants: dict[int | str, object], checked: bool, profiled: bool) -> str:
     """Compiles a kernel for the simulator, and returns the path of the library."""
-    from mlx_anvil.mslc import CHECKED, UNCHECKED, Library, Source
+    from mlx_anvil.mslc import CHECKED, PROFILED, UNCHECKED, Library, Source
 
+    options = CHECKED if checked else PROFILED if profiled else UNCHECKED
     source = Source(text=_ext._kernel_source(kernel), name=f"metal/{op}")
-    library = Library(source, constants=constants, options=CHECKED if checked else UNCHECKED)
-    path = str(library.compiled.path)
+    console = Console(stderr=True)
+    # A kernel that is not in the cache takes seconds.
+    with console.status(f"compiling {kernel} for the simulator") if console.is_terminal else nullcontext():
+        library = Library(source, constants=constants, options=options)
+        path = str(library.compiled.path)
     _libraries[path] = library
     return path
 
@@ -30,12 +47,18 @@ def _describe(path: str, report: int) -> str:
     return "\n".join(str(finding) for finding in _libraries[path].findings_at(report))
 
 
+def _keep_profile(path: str, kernel: str, report: int, profile: int, key: int) -> None:
+    """Appends the profile of a launch to a block's list, unless the caller has dropped it."""
+    if (kept := _profiles.get(key)) is not None:
+        kept.append(_libraries[path].profile_at(kernel, report, profile))
+
+
 @cache
 def _register_toolchain() -> None:
     from mlx_anvil.mslc import find_zig
 
     find_zig()  # if it is missing, the error names the package to install
-    _ext._set_simulator_toolchain(_compile, _describe)
+    _ext._set_simulator_toolchain(_compile, _describe, _keep_profile)
 
 
 def _seed(value: object) -> int:
@@ -51,37 +74,48 @@ def _seed(value: object) -> int:
     return seed
 
 
-def simulate(*, checked: bool = False, seed: int = 0, matrix_units: bool = False) -> Block[None]:
+def simulate(
+    *, checked: bool = False, seed: int = 0, matrix_units: bool = False, profiled: bool = False
+) -> Block[Profiles]:
     """Inside the block, ops of this thread (or asyncio task) on CPU streams run their Metal kernels in the simulator.
 
     The launch is the one that Metal gets: the same kernel, function constants, bindings, params and grid. Use it to
     test kernels without a Mac. It is slow. An op that was called inside the block is simulated wherever it is
     evaluated, and so are its derivatives.
 
-    The ``sim`` extra provides the compiler: ``pip install "mlx-anvil[sim]"``.
+    The ``sim`` extra provides the compiler.
 
     Args:
         checked: detect races, out-of-bounds accesses and the other errors that docs/mslc.md lists; several times
             slower. A finding raises RuntimeError, with its line in the ``.metal`` file, when the op is evaluated.
         seed: shuffles the order in which threads run, unless it is 0. Results must not depend on it.
         matrix_units: choose the kernels of a GPU that has matrix units for 16-bit types, such as NVIDIA's.
+        profiled: count each launch's accesses to memory, barriers and matrix multiplies; several times slower. The
+            counts describe the source and are the same on every machine. Cannot be combined with ``checked``.
 
     Returns:
-        Block: use it as ``with simulate():``, or as a decorator.
+        Block: use it as ``with simulate():``, or as a decorator. With ``profiled``, ``with simulate(profiled=True) as
+        profiles:`` gives a list that gets an ``mslc.LaunchProfile`` for each kernel when it runs.
 
     Raises:
         ToolchainError: the ``sim`` extra is not installed, or the platform is not Linux.
         TypeError: ``seed`` is not an int, or another argument is not a bool.
-        ValueError: ``seed`` is negative or needs more than 64 bits.
+        ValueError: ``seed`` is negative or needs more than 64 bits, or both ``checked`` and ``profiled`` are True.
         RuntimeError: with ``checked``, a finding, raised by the evaluation; or the same block is entered twice.
     """
-    for name, value in (("checked", checked), ("matrix_units", matrix_units)):
+    for name, value in (("checked", checked), ("matrix_units", matrix_units), ("profiled", profiled)):
         if not isinstance(value, bool):
             raise TypeError(f"[simulate] {name} is a {type(value).__name__}; allowed: a bool.")
+    if checked and profiled:
+        raise ValueError("[simulate] checked and profiled are both True; allowed: at most one of them.")
     seed = _seed(seed)
 
-    def enter() -> tuple[_ext._Block, None]:
+    def enter() -> tuple[_ext._Block, Profiles]:
         _register_toolchain()
-        return _ext._enter_simulate(checked, seed, matrix_units), None
+        profiles = Profiles()
+        key = next(_profile_keys) if profiled else 0
+        if profiled:
+            _profiles[key] = profiles
+        return _ext._enter_simulate(checked, seed, matrix_units, key), profiles
 
     return Block("simulate", enter)

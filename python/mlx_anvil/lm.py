@@ -1,5 +1,6 @@
 """Patches every model that mlx-lm loads."""
 
+import contextlib
 import functools
 import sys
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from mlx_anvil._extras import is_installed, need
 from mlx_anvil.patching import Report, patch
 
 __all__ = ["patch_all", "reports", "unpatch_all"]
@@ -20,6 +22,7 @@ _options: dict[str, bool] | None = None
 _originals: dict[Callable[..., Any], Callable[..., Any]] = {}  # keyed by the wrapper that replaced them
 _reports: deque[Report] = deque(maxlen=_MOST_REPORTS)
 _loading = threading.local()
+_listeners: list[Callable[[Report], None]] = []
 
 
 def patch_all(
@@ -46,8 +49,10 @@ def patch_all(
         prebuild: see :func:`mlx_anvil.patch`.
 
     Raises:
-        ImportError: mlx-lm is not installed (``pip install "mlx-anvil[lm]"``).
+        ImportError: mlx-lm is not installed; the text says how to install it.
     """
+    if not is_installed("mlx_lm"):
+        raise ImportError(need("[patch_all]", "mlx_lm"))
     import mlx_lm.utils as utils
 
     global _options
@@ -92,6 +97,16 @@ def reports() -> tuple[Report, ...]:
     return tuple(_reports)
 
 
+@contextlib.contextmanager
+def _listening(listener: Callable[[Report], None]) -> Iterator[None]:
+    """Inside the block, the listener gets the report of every model as soon as the model is patched."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
 def _patching(load: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a loader so that it patches the model.
 
@@ -109,7 +124,10 @@ def _patching(load: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _loading.is_nested = False
         if (options := _options) is not None:
-            _reports.append(patch(loaded[0], **options))
+            report = patch(loaded[0], **options)
+            _reports.append(report)
+            for listener in _listeners:
+                listener(report)
         return loaded
 
     return load_and_patch

@@ -5,6 +5,7 @@ from typing import Any, cast, overload
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_anvil._calls import checks_arguments
 from mlx_anvil._ext import (
     layer_norm,
     quantized_embedding,
@@ -16,6 +17,7 @@ from mlx_anvil._ext import (
 )
 
 
+@checks_arguments
 class SwiGLU(nn.Module):
     """The Llama MLP, ``down(silu(gate(x)) * up(x))``. One kernel computes ``silu(gate) * up``.
 
@@ -38,6 +40,7 @@ class SwiGLU(nn.Module):
         return self.down_proj(silu_gate(self.gate_proj(x), self.up_proj(x)))
 
 
+@checks_arguments
 class QuantizedLinear(nn.QuantizedLinear):
     """``mlx.nn.QuantizedLinear``, computed by :func:`mlx_anvil.quantized_matmul`: ``y = x W^T + b``.
 
@@ -67,6 +70,7 @@ class QuantizedLinear(nn.QuantizedLinear):
         return y + self["bias"] if "bias" in self else y
 
 
+@checks_arguments
 class QuantizedEmbedding(nn.QuantizedEmbedding):
     """``mlx.nn.QuantizedEmbedding``, computed by :func:`mlx_anvil.quantized_embedding`.
 
@@ -95,6 +99,7 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
         return quantized_matmul(x, **self._matrix())
 
 
+@checks_arguments
 class RoPE(nn.RoPE):
     """``mlx.nn.RoPE``, computed by :func:`mlx_anvil.rope`. It has no parameters.
 
@@ -106,6 +111,7 @@ class RoPE(nn.RoPE):
         return rope(x, self.dims, traditional=self.traditional, base=self.base, scale=self.scale, offset=offset)
 
 
+@checks_arguments
 class QuantizedSwiGLU(nn.Module):
     """The Llama MLP with quantized projections. For up to 8 rows, one kernel computes ``silu(x Wg^T) * (x Wu^T)``.
 
@@ -190,6 +196,7 @@ class QuantizedSwiGLU(nn.Module):
         return self.down_proj(quantized_swiglu(x, gate, up, **options))
 
 
+@checks_arguments
 class RMSNorm(nn.RMSNorm):
     """``mlx.nn.RMSNorm``, computed by :func:`mlx_anvil.rms_norm`. It has the parameter of MLX's layer.
 
@@ -220,6 +227,7 @@ class RMSNorm(nn.RMSNorm):
         return cast(mx.array, rms_norm(x, self["weight"], self.eps, **options))
 
 
+@checks_arguments
 class LayerNorm(nn.LayerNorm):
     """``mlx.nn.LayerNorm``, computed by :func:`mlx_anvil.layer_norm`. It has the arguments and parameters of MLX's."""
 

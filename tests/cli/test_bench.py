@@ -16,6 +16,7 @@ from mlx_anvil.bench import command, timing
 from mlx_anvil.bench.compare import LEAST_CHANGE, SIGNIFICANCE, compare, tail_probability, verdict
 from mlx_anvil.bench.results import SCHEMA, Results, ResultsError, Row, load, save
 from mlx_anvil.bench.timing import Timing
+from mlx_anvil.mslc import install_command
 
 pytestmark = pytest.mark.cpu_only
 
@@ -209,7 +210,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str, message: str):
 
 def test_measures_saves_and_draws(tmp_path: Path):
     picture = tmp_path / "a.png"
-    result = invoke("op", "--op", "rope", "--quick", "--rounds", 5, "--json", tmp_path / "a.json", "--plot", picture)
+    result = invoke("op", "--op", "rope", "--quick", "--rounds", 5, "--save", tmp_path / "a.json", "--plot", picture)
     assert result.exit_code == 0, result.output
     assert "rope" in result.stdout
     body = json.loads((tmp_path / "a.json").read_text())
@@ -220,9 +221,25 @@ def test_measures_saves_and_draws(tmp_path: Path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_json_goes_to_stdout_and_messages_to_stderr(tmp_path: Path):
+    saved = tmp_path / "a.json"
+    result = invoke("op", "--op", "rope_qk", "--quick", "--rounds", 5, "--json", "--save", saved)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == saved.read_text()
+    assert json.loads(result.stdout)["schema"] == SCHEMA
+    assert result.stderr.startswith("Results saved to ")
+
+
+def test_quartiles_of_a_speedup_are_those_of_its_rounds():
+    row = make_row(ours=Timing.of([1.0, 2.0, 4.0, 1.0, 2.0]), mlx=Timing.of([4.0, 4.0, 4.0, 8.0, 2.0]))
+    low, _, high = statistics.quantiles([4.0, 2.0, 1.0, 8.0, 1.0], n=4)
+    assert row.speedup_quartiles == (low, high)
+    assert low <= row.speedup <= high
+
+
 @pytest.mark.parametrize("suite", ["layer", "model"])
 def test_suites_of_modules_and_models_run(tmp_path: Path, suite: str):
-    result = invoke(suite, "--quick", "--rounds", 5, "--json", tmp_path / "a.json")
+    result = invoke(suite, "--quick", "--rounds", 5, "--save", tmp_path / "a.json")
     assert result.exit_code == 0, result.output
     assert {row.suite for row in load(tmp_path / "a.json").rows} == {suite}
 
@@ -247,7 +264,7 @@ def test_compares_two_files(tmp_path: Path):
         (["op", "--backend", "abacus"], "abacus is not usable here; usable: cpu"),
         (["layer", "--op", "rope"], "--op is an option of the suite op"),
         (["op", "--rounds", "3"], "--rounds"),
-        (["op", "--json", "/no/such/folder/a.json"], "the folder /no/such/folder does not exist"),
+        (["op", "--save", "/no/such/folder/a.json"], "the folder /no/such/folder does not exist"),
         (["--compare", "/no/such/a.json", "/no/such/b.json"], "does not exist"),
         (["op", "--compare", __file__, __file__], "neither a suite nor another option"),
     ],
@@ -265,10 +282,10 @@ def test_tables_fit_80_columns(arguments: list[str]):
 
 
 def test_the_suite_of_a_model_needs_mlx_lm(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "is_installed", lambda name: False)
     result = invoke("model", "--quick")
     assert result.exit_code == 1
-    assert result.output == 'Error: The suite model needs mlx-lm: pip install "mlx-anvil[lm]".\n'
+    assert result.output == f"Error: the suite model needs mlx-lm: {install_command('lm')}\n"
 
 
 def test_files_without_a_common_row_are_refused(tmp_path: Path):

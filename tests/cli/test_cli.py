@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 import mlx_anvil
-from mlx_anvil import _check
+from mlx_anvil import _check, _info
 from mlx_anvil.__main__ import main
 from mlx_anvil._cli import time_text
+from mlx_anvil.mslc import install_command
 from mlx_anvil.reference import DTYPES, OPS
 
 pytestmark = pytest.mark.cpu_only
@@ -171,10 +172,32 @@ def test_errors_are_one_line(arguments, status, message):
 def test_info():
     result = invoke("info", "--json")
     assert json.loads(result.stdout) == json.loads(json.dumps(mlx_anvil.info()))
-    text = invoke("info").stdout
-    for word in ("0.1.0", "backend", "cpu", "metal"):
-        assert word in text
-    check_tables(text)
+    lines = invoke("info").stdout.splitlines()
+    check_tables("\n".join(lines))
+    assert lines[0] == "Backends"
+    end = lines.index("This installation")
+    text = " ".join(" ".join(lines[:end]).split())
+    for name, backend in mlx_anvil.info()["backends"].items():
+        state = "usable" if backend["usable"] else "not usable"
+        advice = f" To do: {backend['advice']}" if backend["advice"] else ""
+        assert f"{name} {state}: {backend['detail']}{advice}" in text
+        assert bool(backend["advice"]) != backend["usable"], "what to do about each that is not usable"
+    assert any(line.split() == ["version", mlx_anvil.__version__] for line in lines[end:])
+
+
+def test_a_simulator_without_its_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(_info, "is_installed", lambda name: name != "ziglang")
+    simulator = mlx_anvil.info()["backends"]["simulator"]
+    assert not simulator["usable"]
+    assert simulator["detail"] == "ziglang not installed"
+    assert simulator["advice"] == install_command("sim")
+
+
+@pytest.mark.parametrize("command", ["check", "bench", "info"])
+def test_json_is_a_flag_everywhere(command):
+    (option,) = (option for option in main.commands[command].params if option.name == "as_json")
+    assert option.is_flag
+    assert option.help == "Print JSON instead of a table."
 
 
 def test_as_a_module():

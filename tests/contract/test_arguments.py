@@ -28,6 +28,7 @@ W = mx.quantize(rows(8, 64))
 # Each op with arguments that it takes.
 CALLS: dict[str, Callable[..., Any]] = {
     "silu_gate": partial(mlx_anvil.silu_gate, rows(4), rows(4)),
+    "gated": partial(mlx_anvil.gated, rows(4), rows(4)),
     "flash_attention": partial(mlx_anvil.flash_attention, *(rows(1, 2, 3, 8) for _ in range(3))),
     "quantized_matmul": partial(mlx_anvil.quantized_matmul, rows(2, 64), *W),
     "quantized_gemv": partial(mlx_anvil.quantized_gemv, rows(2, 64), *W),
@@ -43,7 +44,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 # Their parameters that are no arrays, with a value of each that is taken.
 INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offset": 5}
-FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0}
+FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0, "limit": 7.0}
 BOOLS = {
     "transpose": True,
     "return_values": True,
@@ -52,7 +53,7 @@ BOOLS = {
     "norm": False,
     "sorted": False,
 }
-OTHERS = {"mode": "affine", "scoring": "sigmoid", "dtype": mx.float32, "stream": mx.cpu}
+OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "gelu", "dtype": mx.float32, "stream": mx.cpu}
 ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
 ARRAYS |= {"weight", "bias", "residual"}
 ARRAYS_K = {("flash_attention", "k"), ("rope_qk", "k")}  # an int elsewhere

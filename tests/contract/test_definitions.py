@@ -32,10 +32,11 @@ def sigmoid_of(x: np.ndarray) -> np.ndarray:
         (_float64.exp, np.exp, np.exp),
         (_float64.sigmoid, sigmoid_of, lambda x: sigmoid_of(x) * sigmoid_of(-x)),
         (_float64.softmax, softmax_of, slope_of_softmax),
+        (_float64.erf, np.vectorize(math.erf), lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x)),
         (lambda x: _float64.cos_sin(x)[0], np.cos, lambda x: -np.sin(x)),
         (lambda x: _float64.cos_sin(x)[1], np.sin, np.cos),
     ],
-    ids=["exp", "sigmoid", "softmax", "cos", "sin"],
+    ids=["exp", "sigmoid", "softmax", "erf", "cos", "sin"],
 )
 def test_functions_in_float64(ours, exact, slope, rng):
     numbers = rng.uniform(-math.pi, math.pi, (7, 33))
@@ -55,4 +56,9 @@ def test_far_from_zero():
         np.testing.assert_allclose(np.array(value), [0, math.exp(-40), 1, 1], rtol=1e-13, atol=1e-150)
         np.testing.assert_allclose(np.array(gradient), [0, math.exp(-40), math.exp(-40), 0], rtol=1e-13, atol=1e-150)
         np.testing.assert_allclose(np.array(second), [0, math.exp(-40), -math.exp(-40), 0], rtol=1e-13, atol=1e-150)
+        x = mx.array([-math.inf, -1e4, -5.5, 5.5, 1e4, math.inf, math.nan], mx.float64)
+        np.testing.assert_allclose(np.array(_float64.erf(x)), [math.erf(v) for v in np.array(x)], rtol=1e-14)
+        second = mx.grad(lambda x: mx.grad(lambda x: _float64.erf(x).sum())(x).sum())(x[1:-2])
+        slopes = [-4 * v / math.sqrt(math.pi) * math.exp(-v * v) for v in np.array(x[1:-2])]
+        np.testing.assert_allclose(np.array(second), slopes, rtol=1e-12, atol=1e-150)
         assert np.array(_float64.exp(mx.array([-math.inf, -800.0], mx.float64))).tolist() == [0, 0]

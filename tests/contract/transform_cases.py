@@ -154,6 +154,14 @@ def _silu(gate: tuple[int, ...], up: tuple[int, ...]) -> Call:
     return Call(f"silu_gate of {gate} and {up}", "silu_gate", mlx_anvil.silu_gate, make)
 
 
+def _gated(gate: tuple[int, ...], up: tuple[int, ...]) -> Call:
+    def function(gate, up, **options):
+        return mlx_anvil.gated(gate, up, activation="swiglu_oai", limit=1.0, **options)
+
+    call = _silu(gate, up)
+    return Call(f"gated of {gate} and {up}", "gated", function, call.make)
+
+
 def _norm(rank: int) -> Call:
     def function(x, weight, residual, gate, **options):
         y, h = mlx_anvil.rms_norm(x, weight, residual=residual, gate=gate, **options)
@@ -207,6 +215,8 @@ CALLS = [
     _silu((), (3,)),
     _silu((4,), (2, 4)),
     _silu((2, 1), (3, 1, 4)),
+    _gated((), (3,)),
+    _gated((2, 1), (3, 1, 4)),
     _norm(1),
     _norm(2),
     _norm(4),

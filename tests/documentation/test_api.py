@@ -1,56 +1,19 @@
 """Every public name has a docstring that says what goes in, what comes out, and what is refused; and a page of its API."""
 
-import ast
 import inspect
 import re
 from pathlib import Path
 
 import pytest
 
-import mlx_anvil
-import mlx_anvil.lm
-import mlx_anvil.mslc
-import mlx_anvil.patching
+from op_pages import with_entries
+from public_names import CLASSES, FUNCTIONS, NAMES, OPS, parameters
 
 pytestmark = pytest.mark.cpu_only
 
 API = Path(__file__).resolve().parents[2] / "docs" / "api"
 # Functions without arguments, or that refuse nothing; what the pages say of them is complete.
 REFUSE_NOTHING = {"mlx_anvil.info", "mlx_anvil.trace", "mlx_anvil.lm.reports", "mlx_anvil.lm.unpatch_all"}
-
-
-def public_names() -> dict[str, object]:
-    """By the path under which users know them; without submodules and plain values."""
-    names_of_package = set(mlx_anvil.__all__)
-    names = {f"mlx_anvil.{name}": getattr(mlx_anvil, name) for name in names_of_package}
-    for module in (mlx_anvil.lm, mlx_anvil.mslc, mlx_anvil.patching):
-        names |= {f"{module.__name__}.{name}": getattr(module, name) for name in set(module.__all__) - names_of_package}
-    own = (name for name, value in vars(mlx_anvil.nn).items() if getattr(value, "__module__", "") == "mlx_anvil.nn")
-    names |= {f"mlx_anvil.nn.{name}": getattr(mlx_anvil.nn, name) for name in own}
-    return {
-        path: value
-        for path, value in names.items()
-        if not inspect.ismodule(value) and not path.rpartition(".")[2].startswith("_")
-    }
-
-
-NAMES = public_names()
-OPS = {path for path, value in NAMES.items() if hasattr(value, "__nb_signature__")}
-FUNCTIONS = {path for path, value in NAMES.items() if inspect.isfunction(value)}
-CLASSES = {path for path, value in NAMES.items() if inspect.isclass(value)}
-
-
-def parameters(function: object) -> list[str]:
-    """Names of a function's parameters; those of an op from the signatures that nanobind keeps."""
-    if not hasattr(function, "__nb_signature__"):
-        kept = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
-        return [p.name for p in kept]
-    names: list[str] = []
-    for signature, *_ in function.__nb_signature__:
-        (definition,) = ast.parse(re.sub(r"\\\d+", "None", signature) + ": ...").body
-        assert isinstance(definition, ast.FunctionDef)
-        names += [a.arg for a in (*definition.args.args, *definition.args.kwonlyargs)]
-    return list(dict.fromkeys(names))
 
 
 def section(doc: str, title: str) -> str:
@@ -95,6 +58,7 @@ def test_classes_have_docstrings(path):
 
 @pytest.mark.parametrize("path", sorted(NAMES))
 def test_every_name_has_an_entry_in_the_pages(path):
-    entries = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in API.glob("*.md")), re.MULTILINE)
+    text = "\n".join(with_entries(page.read_text()) for page in API.glob("*.md"))
+    entries = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
     assert path in entries
     assert len(entries) == len(set(entries))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import common
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +16,6 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import common
 import generate
 import long_context
 import train

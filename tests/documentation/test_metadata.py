@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import documents
-from tools import release_check
+import release_check
 
 pytestmark = pytest.mark.cpu_only
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from quick_run import CASES, QuickRun
+from worker_shares import long_first, shares
 
 pytestmark = pytest.mark.cpu_only
 
@@ -16,13 +17,14 @@ class Item(SimpleNamespace):
         return name if "slow" in self.nodeid else None
 
 
-def runs(seed: str = "1", *, source: str = "TESTPATHS", **options: object) -> list[str]:
+def runs(seed: str = "1", *, source: str = "TESTPATHS", workers: int = 0, **options: object) -> list[str]:
     """The tests that a command line with these options runs."""
     given = {"all": False, "rest": False, "cases": None, "keyword": "", "markexpr": "", "fuzz": None, **options}
     config = SimpleNamespace(
         option=SimpleNamespace(**given),
         args_source=getattr(pytest.Config.ArgsSource, source),
         hook=SimpleNamespace(pytest_deselected=lambda items: None),
+        workerinput={"workercount": workers},
     )
     items = [Item(nodeid=name) for name in NAMES]
     QuickRun(config, seed).pytest_collection_modifyitems(items)
@@ -57,3 +59,24 @@ def test_what_is_selected_runs(options):
 
 def test_cases_are_counted_in_what_is_selected():
     assert len(runs(source="ARGS", cases=2)) == 1 + 2
+
+
+@pytest.mark.parametrize("long", [0, 1, 2, 3, 7, 20])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_every_worker_starts_with_the_long_tests(workers, long):
+    names = [f"a.py::test_{'slow' if i >= 20 - long else 'short'}[{i}]" for i in range(20)]
+    ordered = [item.nodeid for item in long_first([Item(nodeid=name) for name in names], workers)]
+    assert sorted(ordered) == sorted(names)
+    short = [name for name in ordered if "short" in name]
+    assert short == sorted(short, key=names.index)
+    counts = []
+    for share in shares(ordered, workers):
+        counts.append(sum("slow" in name for name in share))
+        assert all("slow" in name for name in share[: counts[-1]])
+    assert max(counts) - min(counts) <= 1
+
+
+def test_workers_run_the_same_tests_as_one_process():
+    names = runs(all=True, workers=2)
+    assert names != NAMES
+    assert sorted(names) == sorted(NAMES)

@@ -73,6 +73,12 @@ def simulated(x: mx.array) -> mx.array:
         return mlx_anvil.silu_gate(x, x)
 
 
+def profiled(x: mx.array) -> float | None:
+    with mlx_anvil.simulate(profiled=True) as profiles:
+        mx.eval(mlx_anvil.silu_gate(x, x))
+    return profiles[0].metrics()["device_bytes_read"]
+
+
 def composed(x: mx.array) -> mx.array:
     with mlx_anvil.composed():
         return mlx_anvil.silu_gate(x, x)
@@ -139,6 +145,7 @@ if __name__ == "__main__":
         gated(ones, ones),
         module(ones),
         simulated(ones),
+        profiled(ones),
         composed(ones),
         strictly(ones),
         normed(ones, ones[0]),

@@ -1,34 +1,21 @@
 """Profiles of the Metal kernels of flash_attention, and of MLX's kernels on the same arrays.
 
-Ours are launched as the op's own dispatch launches them: kernel, function constants, grid and threadgroup come from its
-trace. Arrays are dense, [heads, length, head_dim], and both sides are given the same ones.
+Ours are the launches of the op itself. Arrays are dense, [heads, length, head_dim], and both sides get the same ones.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
 import mlx_anvil
-from mlx_anvil import _ext
-from mlx_anvil.mslc import PROFILED, Library
-from mlx_anvil.mslc.preprocess import Source
-from mlx_anvil.mslc.simulator import Report
+from mlx_anvil.mslc import PROFILED, LaunchProfile, Library
 from tests.mslc.control.mlx_kernels import include_dir, source
 from tests.mslc.control.test_attention import ATTENTION_PARAMS, vector_constants
-
-# metal/flash_attention/params.h
-COMMON = [(f"{name}_strides", "i8", 4) for name in ("q", "k", "v", "mask")]
-COMMON += [("sinks_strides", "i8", 2)]
-COMMON += [(name, "i4") for name in ("q_heads", "kv_heads", "group", "q_len", "kv_len", "head_dim", "v_head_dim")]
-COMMON += [(name, "i4") for name in ("band_low", "band_high")]
-COMMON += [(name, "f4") for name in ("score_scale", "softcap", "scale")]
-FORWARD = np.dtype([*COMMON, ("out_strides", "i8", 3), ("parts", "i4"), ("keys_per_part", "i4")])
 
 METAL_TYPES = {"float32": "float", "float16": "half"}
 
@@ -90,9 +77,9 @@ class Counts:
     transcendentals: float = 0
     threadgroup_memory: float = 0  # the most of a launch
 
-    def add(self, report: Report) -> None:
-        assert report.profile is not None
-        m = report.profile.metrics()
+    def add(self, profile: LaunchProfile | None) -> None:
+        assert profile is not None
+        m = profile.metrics()
         m["threadgroup_bytes"] = (m["threadgroup_bytes_read"] or 0) + (m["threadgroup_bytes_written"] or 0)
         for name in vars(self):
             if name != "threadgroup_memory":
@@ -101,62 +88,20 @@ class Counts:
 
 
 @cache
-def our_library(kernel: str, constants: tuple[tuple[int, bool], ...]) -> Library:
-    text = Source(text=_ext._op_source("flash_attention"), name="metal/flash_attention")
-    return Library(text, constants=dict(constants), options=replace(PROFILED, kernels=(kernel,)))
-
-
-@cache
 def mlx_library(header: str, instances: tuple[tuple, ...], constants: tuple[tuple, ...]) -> Library:
     text = source([header], list(instances))
     return Library(text, [include_dir()], dict(constants), {"MLX_METAL_JIT": 1}, PROFILED)
 
 
-def our_params(call: Call, parts: int) -> np.ndarray:
-    shape, params = call.shape, np.zeros(1, FORWARD)
-    for name in ("q", "k", "v"):
-        heads, length, dim = getattr(call, name).shape
-        params[f"{name}_strides"] = heads * length * dim, length * dim, dim, 1
-    for name in ("q_heads", "kv_heads", "group", "q_len", "kv_len", "head_dim"):
-        params[name] = getattr(shape, name)
-    params["v_head_dim"] = shape.head_dim
-    level, everything = shape.kv_len - shape.q_len, shape.kv_len + shape.q_len
-    params["band_low"] = level - everything
-    params["band_high"] = level + (0 if call.causal else everything)
-    params["score_scale"] = call.scale * np.log2(np.e)
-    params["out_strides"] = params["q_strides"][:, :3]
-    params["parts"], params["keys_per_part"] = parts, -(-shape.kv_len // parts)
-    return params
-
-
 def profile_ours(call: Call) -> Counts:
-    with mx.stream(mx.cpu), mlx_anvil.simulate(), mlx_anvil.trace() as trace:
+    with mx.stream(mx.cpu), mlx_anvil.simulate(profiled=True) as profiles:
         arrays = (mx.array(x[None]) for x in (call.q, call.k, call.v))
-        mx.eval(mlx_anvil.flash_attention(*arrays, mask="causal" if call.causal else None))
-    counts, out, scratch = Counts(), np.zeros_like(call.q), np.zeros(1, np.float32)
-    partial_out = partial_sums = scratch
-    for event in trace.events:
-        found = re.fullmatch(r"(.*?)((?:_c\d+[tf])*)", event.kernel)
-        assert found
-        constants = tuple((int(i), flag == "t") for i, flag in re.findall(r"_c(\d+)([tf])", found[2]))
-        library = our_library(found[1], constants)
-        combines = "combine" in found[1]
-        if "decode" in found[1] and not combines:
-            parts = event.grid[0]
-            params = our_params(call, parts)
-            if parts > 1:
-                partial_out = np.zeros(parts * out.size, np.float32)
-                partial_sums = np.zeros(2 * parts * out.size // call.shape.head_dim, np.float32)
-        elif not combines:
-            params = our_params(call, 1)
-        in_parts = partial_out is not scratch
-        bound = (
-            [partial_out, partial_sums, scratch, out, scratch, params]
-            if combines
-            else [call.q, call.k, call.v, call.q, scratch, partial_out if in_parts else out, partial_sums, params]
-        )
-        counts.add(library.run(found[1], dict(enumerate(bound)), event.grid, event.threadgroup))
-    call.assert_close(out)
+        out = mlx_anvil.flash_attention(*arrays, mask="causal" if call.causal else None)
+        mx.eval(out)
+    counts = Counts()
+    for profile in profiles:
+        counts.add(profile)
+    call.assert_close(np.array(out[0]))
     return counts
 
 
@@ -184,7 +129,7 @@ def profile_steel_attention(call: Call) -> Counts:
     params[0] = (*sizes, call.scale, tiles_q, tiles_k, *whole, *rest, strides)
     counts, out = Counts(), np.zeros_like(call.q)
     buffers = {0: call.q, 1: call.k, 2: call.v, 3: out, 4: params}
-    counts.add(kernels.run("attention", buffers, (tiles_q, shape.q_heads, 1), (32, 4, 1)))
+    counts.add(kernels.run("attention", buffers, (tiles_q, shape.q_heads, 1), (32, 4, 1)).profile)
     call.assert_close(out)
     return counts
 
@@ -199,7 +144,7 @@ def profile_sdpa_vector(call: Call) -> Counts:
     counts, out = Counts(), np.zeros_like(call.q)
     bound = [call.q, call.k, call.v, out, shape.group, shape.kv_len, *strides, *strides, call.scale]
     grid = shape.q_heads, shape.q_len, 1
-    counts.add(kernels.run("sdpa_vector", dict(enumerate(bound)), grid, (1024, 1, 1)))
+    counts.add(kernels.run("sdpa_vector", dict(enumerate(bound)), grid, (1024, 1, 1)).profile)
     call.assert_close(out)
     return counts
 
@@ -216,9 +161,9 @@ def profile_sdpa_vector_2pass(call: Call, blocks: int = 32) -> Counts:
     counts, out = Counts(), np.zeros_like(call.q)
     buffers = {0: call.q, 1: call.k, 2: call.v, 3: partials, 4: sums, 5: maxima, 7: shape.kv_len, 12: call.scale}
     buffers |= dict(enumerate([*strides, *strides], start=8))
-    counts.add(kernels.run("pass_1", buffers, (shape.kv_heads, 1, blocks), (32, shape.group, shape.q_len)))
+    counts.add(kernels.run("pass_1", buffers, (shape.kv_heads, 1, blocks), (32, shape.group, shape.q_len)).profile)
     bound = [partials, sums, maxima, out, blocks]
-    counts.add(kernels.run("pass_2", dict(enumerate(bound)), (shape.q_heads, shape.q_len, 1), (1024, 1, 1)))
+    counts.add(kernels.run("pass_2", dict(enumerate(bound)), (shape.q_heads, shape.q_len, 1), (1024, 1, 1)).profile)
     call.assert_close(out)
     return counts
 

@@ -62,6 +62,45 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
         flash_attention(mx.zeros(Q), mx.zeros(K), mx.zeros(K), **options)
 
 
+INT_DTYPES = [mx.int8, mx.int32, mx.int64, mx.uint8, mx.uint32]
+
+
+@pytest.mark.parametrize("dtype", INT_DTYPES, ids=str)
+def test_mask_of_zeros_and_ones(dtype: mx.Dtype):
+    """As a sum it would add 1 to the scores, where its author means to hide keys."""
+    q, k = mx.random.normal(Q), mx.random.normal(K)
+    mask = mx.random.bernoulli(0.5, (5, 7)).astype(dtype)
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] mask has dtype \w+; allowed: bool, .*mask\.astype\(mx"):
+        flash_attention(q, k, k, mask=mask)
+    assert flash_attention(q, k, k, mask=mask.astype(mx.bool_)).shape == Q
+
+
+LAYOUT = r".* They fit as \[batch, length, heads, head_dim\]; give x\.transpose\(0, 2, 1, 3\) of q, k and v\.$"
+
+
+def test_layout_of_other_libraries():
+    """[B, L, H, D]: the error says it where lengths and heads cannot be meant as given."""
+    q, k = mx.zeros((1, 10, 8, 16)), mx.zeros((1, 24, 2, 16))
+    with pytest.raises(ValueError, match=r"heads of q a multiple of the heads of k\." + LAYOUT):
+        flash_attention(q, k, k)
+    assert flash_attention(*(x.transpose(0, 2, 1, 3) for x in (q, k, k))).shape == (1, 8, 10, 16)
+    long = mx.zeros((1, 48, 8, 16))  # 48 heads would do for 24
+    with pytest.raises(ValueError, match=r"mask has shape \(48, 24\)" + LAYOUT):
+        flash_attention(long, k, k, mask=mx.zeros((48, 24)))
+    with pytest.raises(ValueError, match=r"sinks has shape \(8,\)" + LAYOUT):
+        flash_attention(long, k, k, sinks=mx.zeros((8,)))
+
+
+def test_shapes_that_fit_in_no_layout():
+    q, k = mx.zeros((1, 10, 7, 16)), mx.zeros((1, 24, 2, 16))
+    with pytest.raises(ValueError, match=r"heads of q a multiple of the heads of k\.$"):
+        flash_attention(q, k, k)
+    with pytest.raises(ValueError, match=r"k length\]\.$"):
+        flash_attention(mx.zeros((1, 48, 8, 16)), k, k, mask=mx.zeros((47, 24)))
+    with pytest.raises(ValueError, match=r"\(48,\)\.$"):
+        flash_attention(mx.zeros((1, 48, 8, 16)), k, k, sinks=mx.zeros((7,)))
+
+
 def test_mask_dtype_must_promote():
     half = [mx.zeros(shape, mx.float16) for shape in (Q, K, K)]
     with pytest.raises(ValueError, match=r"^\[flash_attention\] mask has dtype float32; allowed: .*float16"):

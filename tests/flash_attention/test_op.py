@@ -215,6 +215,32 @@ def test_rows_that_see_nothing(kind: str, with_sinks: bool, dtype: mx.Dtype):
     check(case)
 
 
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinite_gradients_of_rows_that_see_nothing(kind: str, dtype: mx.Dtype):
+    """The gradient of lse^2 is -inf for such rows, which add nothing to any gradient."""
+    q, k, v = (mx.random.normal((1, heads, length, 64)).astype(dtype) for heads, length in ((4, 40), (2, 21), (2, 21)))
+    sees = mx.arange(40) >= 23
+    visible = mx.broadcast_to(sees[:, None], (40, 21))
+    options: dict[str, Any] = {"mask": visible}
+    if kind == "additive":
+        options = {"mask": mx.where(visible, 0.0, -mx.inf).astype(dtype)}
+    if kind == "window":  # row i sees keys from i - 21 to i - 17
+        options = {"window_size": (2, 2)}
+        sees = mx.arange(40) >= 17
+
+    def squares(rows: slice):
+        def loss(*arrays: mx.array) -> mx.array:
+            out, lse = flash_attention(*arrays, **options, return_lse=True)
+            return out.astype(mx.float32).sum() + mx.square(lse[..., rows]).sum()
+
+        return mx.grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    seeing = slice(40 - int(sees.sum().item()), None)
+    for ours, expected in zip(squares(slice(None)), squares(seeing), strict=True):
+        assert_same_bits(ours, expected)
+
+
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "additive"])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_drop_in_for_mlx(mask: str, with_sinks: bool):
@@ -318,7 +344,7 @@ def test_large_heads_fall_back_with_a_reason(dim: int, q_len: int):
 def test_mixed_dtypes_promote():
     q, k, v = (mx.random.normal((1, 2, 9, 8)).astype(d) for d in (mx.float16, mx.float32, mx.bfloat16))
     assert flash_attention(q, k, v).dtype == mx.float32
-    half = flash_attention(q, q, q, mask=mx.zeros((9, 9), mx.int32), sinks=mx.zeros((2,), mx.float16))
+    half = flash_attention(q, q, q, mask=mx.zeros((9, 9), mx.float16), sinks=mx.zeros((2,), mx.float16))
     assert half.dtype == mx.float16
 
 

@@ -51,14 +51,24 @@ def promoted(*dtypes: str) -> str:
 
 
 def silu_gate(draw: Draw) -> Call:
+    return _gate(draw, "silu_gate", {})
+
+
+def gated(draw: Draw) -> Call:
+    activation = draw.choice("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
+    limit = draw.choice(None, None, 0.5, 1.0, 7.0)
+    return _gate(draw, "gated", {"activation": repr(activation), "limit": repr(limit)})
+
+
+def _gate(draw: Draw, op: str, options: dict[str, str]) -> Call:
     if draw.one_in(25):  # a gradient that is a long sum
         sizes = {"rows": draw.choice(2**17, 2**20 - 3), "columns": draw.count(1, 2)}
         args = [Arg("gate", ("rows", "columns")), Arg("up", draw.choice(("columns",), (1, "columns"), (1, 1)))]
         args[1] = Arg("up", args[1].dims, value="mx.abs(normal({shape}))")
         return Call(
-            "silu_gate",
+            op,
             args,
-            {"gate": "gate", "up": "up"},
+            {"gate": "gate", "up": "up", **options},
             [Result(("rows", "columns"), "float32")],
             sizes,
             long_axis="rows",
@@ -75,7 +85,7 @@ def silu_gate(draw: Draw) -> Call:
     if draw.one_in(4):
         args[0] = Arg("gate", args[0].dims, args[0].dtype, value="30 * normal({shape})")
     result = Result(dims, promoted(*(arg.dtype for arg in args)))
-    return Call("silu_gate", args, {"gate": "gate", "up": "up"}, [result], sizes, elastic=names)
+    return Call(op, args, {"gate": "gate", "up": "up", **options}, [result], sizes, elastic=names)
 
 
 def flash_attention(draw: Draw) -> Call:
@@ -357,7 +367,7 @@ def softmax_topk(draw: Draw) -> Call:
 GENERATORS: dict[str, Callable[[Draw], Call]] = {
     f.__name__: f
     for f in (
-        *(silu_gate, flash_attention, rms_norm, layer_norm, rope, rope_qk, softmax_topk),
+        *(silu_gate, gated, flash_attention, rms_norm, layer_norm, rope, rope_qk, softmax_topk),
         *(quantized_matmul, quantized_swiglu, quantized_embedding, quantized_argmax, quantized_topk),
     )
 }

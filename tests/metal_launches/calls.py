@@ -21,6 +21,15 @@ def silu_gate() -> Iterator[Call]:
             yield lambda a=a, b=b, c=c, d=d: mx.jvp(mlx_anvil.silu_gate, [a, b], [c, d])
 
 
+def gated() -> Iterator[Call]:
+    for dtype, activation in product(DTYPES, ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")):
+        function = partial(mlx_anvil.gated, activation=activation)
+        whole = [mx.zeros((6, 10), dtype) for _ in range(4)]
+        for a, b, c, d in (whole, [x[:, ::2] for x in whole]):
+            yield partial(mx.vjp, function, [a, b], [c])
+            yield partial(mx.jvp, function, [a, b], [c, d])
+
+
 def _for_matrix_units(call: Call) -> Call:
     def chosen() -> object:
         if mx.default_device() == mx.gpu:  # which has them or not
@@ -210,6 +219,7 @@ def softmax_topk() -> Iterator[Call]:
 # By the folder under metal/ that has the kernels.
 CALLS = {
     "silu_gate": silu_gate,
+    "gated": gated,
     "flash_attention": flash_attention,
     "quantized_matmul": quantized_matmul,
     "quantized_embedding": quantized_embedding,

@@ -182,7 +182,16 @@ def silu_gate() -> Iterator[Call]:
             yield partial(mx.vjp, mlx_anvil.silu_gate, [gate, up], whole[2:])
 
 
-GROUPS = (attention, quantized, norm, rope, router, silu_gate, float32_parts)
+def gated() -> Iterator[Call]:
+    """Gemma 1 (gelu) to 4, BitNet, GPT-OSS, and the clamped SwiGLU of DeepSeek V4."""
+    for dtype, activation in product(DTYPES, ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")):
+        gate, up, out = (mx.zeros((8, WIDTH), dtype) for _ in range(3))
+        function = partial(mlx_anvil.gated, activation=activation)
+        yield partial(function, gate, up)
+        yield partial(mx.vjp, function, [gate, up], [out])
+
+
+GROUPS = (attention, quantized, norm, rope, router, silu_gate, gated, float32_parts)
 
 
 def keys() -> set[str]:

@@ -40,12 +40,12 @@ def test_calls_cover_every_op():
     assert set(CALLS) == {path.name for path in (ROOT / "metal").iterdir()} - {"common"}
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", CALLS, scope="module")  # one op after the other: a worker records its calls once
 def test_host_and_kernels_fit(op):
     assert misfits(interface_of(op), launches_of(op)) == []
 
 
-@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("op", CALLS, scope="module")  # one op after the other: a worker records its calls once
 def test_a_mac_has_what_it_launches(op):
     """No more and no less: kernels for matrix units are left out of its build."""
     launched = {launch.kernel for launch in launches_of(op) if not launch.for_matrix_units}

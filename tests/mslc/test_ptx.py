@@ -18,6 +18,8 @@ from tests.mslc.control.mlx_kernels import ENCODE, include_dir, source
 from tests.mslc.msl import HEAD
 from tests.mslc.ptx_support import METAL, has_ptxas, most_spills, needs_metal, needs_ptxas, ptx
 
+FILES = sorted((METAL / "metal").glob("*/*.metal")) if METAL else []
+
 
 def entries(module):
     """Bodies by entry name."""
@@ -91,16 +93,15 @@ def test_mlx_kernels_assemble(name, arch):
 @needs_ptxas
 @needs_metal
 @pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])
-@pytest.mark.parametrize("op", sorted(path.name for path in (METAL / "metal").iterdir()) if METAL else [])
-def test_project_kernels_assemble(op, arch, features):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_project_kernels_assemble(path, arch, features):
     """With all function constants on, and with all off."""
-    for path in sorted((METAL / "metal" / op).glob("*.metal")):
-        text = Source.load(path, [METAL])
-        module = run_rewriter(text, run_preprocessor(text)).module
-        constants = {constant.index: features for constant in module.constants}
-        module_text = compile_ptx(text, arch, constants)
-        names = [kernel.name for kernel in module.kernels]
-        assert_assembles(module_text, names, lambda kernel: most_spills(kernel, features))
+    text = Source.load(path, [METAL])
+    module = run_rewriter(text, run_preprocessor(text)).module
+    constants = {constant.index: features for constant in module.constants}
+    module_text = compile_ptx(text, arch, constants)
+    names = [kernel.name for kernel in module.kernels]
+    assert_assembles(module_text, names, lambda kernel: most_spills(kernel, features))
 
 
 # ---- launching

@@ -260,7 +260,7 @@ def test_missing_compiler_names_the_extra(monkeypatch):
     monkeypatch.delenv("MLX_ANVIL_ZIG", raising=False)
     monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
-    with pytest.raises(ToolchainError, match=r'pip install "mlx-anvil\[sim\]"'):
+    with pytest.raises(ToolchainError, match=r"pip install .*\[sim\]"):
         toolchain.find_zig()
     toolchain.find_zig.cache_clear()
 

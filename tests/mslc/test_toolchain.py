@@ -14,7 +14,9 @@ from mlx_anvil.mslc.launches import LaunchError, load_launches
 from tests.mslc.msl import HEAD
 
 SOURCE = HEAD + "kernel void k(device int* o [[buffer(0)]]) { *o = 7; }\n"
-FILES = ("k.so", "k.ii", "k.json", "manifest", "libmslc_runtime.so", "libmslc_runtime.digest")
+RUNTIME = ("libmslc_runtime.so", "libmslc_runtime.digest")
+SHIM = ("shim.pch", "shim.digest")
+FILES = ("k.so", "k.ii", "k.json", "manifest", *RUNTIME, *SHIM)
 
 
 def result(source=SOURCE):
@@ -32,10 +34,8 @@ def built(tmp_path_factory):
         assert result() == 7
     names = {}
     for path in (cache / "mslc").iterdir():
-        if path.name.startswith("libmslc"):
-            names["libmslc_runtime" + path.suffix] = path.name
-        else:
-            names["manifest" if path.suffix == ".manifest" else "k" + path.suffix] = path.name
+        stem = next((stem for stem in ("libmslc_runtime", "shim") if path.name.startswith(stem)), "k")
+        names["manifest" if path.suffix == ".manifest" else stem + path.suffix] = path.name
     assert sorted(names) == sorted(FILES)
     return {kind: (name, (cache / "mslc" / name).read_bytes()) for kind, name in names.items()}
 
@@ -53,6 +53,8 @@ def test_damaged_file_of_the_cache_is_made_again(built, tmp_path, monkeypatch, k
             "zeros": bytes(len(contents)),
             "other JSON": b"[]",
         }
+        if other == "k.json" and kind in SHIM:
+            continue  # so that the kernel is compiled again, with the shim
         if other != kind or damage != "missing":
             (folder / name).write_bytes(damaged[damage] if other == kind else contents)
     assert result() == 7
@@ -60,6 +62,28 @@ def test_damaged_file_of_the_cache_is_made_again(built, tmp_path, monkeypatch, k
     if kind not in ("manifest", "k.json"):  # whose order and digests may differ
         assert (folder / name).read_bytes() == contents
     assert not [path for path in folder.iterdir() if path.name not in {n for n, _ in built.values()}]
+
+
+def test_precompiled_shims_that_nothing_uses_are_deleted(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_ANVIL_CACHE", str(tmp_path))
+    (tmp_path / "mslc").mkdir()
+    files = {
+        age: [tmp_path / "mslc" / f"shim-{age}.{suffix}" for suffix in ("pch", "digest")] for age in ("old", "new")
+    }
+    for path in (*files["old"], *files["new"]):
+        path.touch()
+    for path in files["old"]:
+        os.utime(path, (0, 0))
+    assert result() == 7
+    assert [path.exists() for age in files for path in files[age]] == [False, False, True, True]
+
+
+def test_precompiled_shim_that_is_deleted_while_a_process_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_ANVIL_CACHE", str(tmp_path))
+    assert result() == 7
+    for path in (tmp_path / "mslc").glob("shim-*"):
+        path.unlink()
+    assert result(SOURCE.replace("7", "8")) == 8
 
 
 def run(*arguments, cwd, **environment):
@@ -89,7 +113,7 @@ def test_cache_without_room(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(toolchain.os, "fsync", full)
+    monkeypatch.setattr(toolchain.os, "replace", full)
     with pytest.raises(ToolchainError, match=r"MLX_ANVIL_CACHE is .*No space left on device"):
         Library(SOURCE)
     monkeypatch.undo()

@@ -90,6 +90,17 @@ def test_large_mean_does_not_cancel():
     assert max_error(layer_norm(x), exact) <= 1e-4  # x itself has a unit of 2^-14
 
 
+@pytest.mark.parametrize("columns", [7, 300, 5000])
+@pytest.mark.parametrize("equal", [True, False], ids=["equal cotangents", "random cotangents"])
+def test_gradient_of_rows_with_a_large_mean(columns, equal):
+    """Equal cotangents cancel to zero, and the rounding of the mean must not show instead."""
+    weight, d_y = (mx.ones(columns), mx.ones((5, columns))) if equal else (normal(columns), normal(5, columns))
+    arrays = [1000 + normal(5, columns), weight, mx.zeros(columns), d_y]
+    exact = in_float64(vjp_of(reference.layer_norm, 3), arrays)
+    for result, truth in zip(vjp_of(layer_norm, 3)(*arrays), exact, strict=True):
+        assert max_error(result, truth, scale=1.0) < 2e-5
+
+
 def test_all_extras_at_once():
     arrays = [normal(6, 40), 1 + 0.3 * normal(40), normal(6, 40), normal(6, 40)]
 

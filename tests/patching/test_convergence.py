@@ -9,6 +9,8 @@ factor that all our gradients are judged by.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common import random_llama
+
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
@@ -17,7 +19,6 @@ import pytest
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 import mlx_anvil
-from common import random_llama
 from mlx_anvil._check import GRADIENT_FACTOR
 from support import to_numpy
 from train import README, Text, add_adapters, train

@@ -142,3 +142,32 @@ def test_an_exception_leaves_the_model_as_it_was(patched, point, x, monkeypatch)
     assert kernels_of(model, x) == kernels
     mlx_anvil.unpatch(model)
     assert nn.LayerNorm.__call__ is getattr(original, "__wrapped__", original)
+
+
+class Attention(nn.Module):
+    """Calls MLX's attention with an argument that ours lacks, or with a mask that ours refuses."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def __call__(self, x):
+        return mx.fast.scaled_dot_product_attention(x, x, x, scale=0.5, **self.options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"force_fused": False}, "force_fused is no argument: mlx_anvil.strict() raises where"),
+        ({"mask": mx.ones((1, 1, 4, 4), mx.int32)}, "mask has dtype int32; allowed: bool"),
+    ],
+    ids=["argument", "mask"],
+)
+def test_calls_that_our_op_refuses_run_as_before(options, reason):
+    model, heads = Attention(**options), mx.random.normal((1, 2, 4, 8))
+    before = model(heads)
+    report = mlx_anvil.patch(model)
+    assert max_error(model(heads), before) == 0
+    (fallback,) = report.fallbacks
+    assert reason in fallback.reason
+    assert "flash_attention(" not in fallback.reason  # no signature

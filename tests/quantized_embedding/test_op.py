@@ -267,6 +267,22 @@ def test_vmap_over_matrices(format, rng):
     assert_same_bits(mapped, mx.stack([rows(*matrix.arrays) for matrix in matrices]))
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_nested_vmap_over_codes(bits, rng):
+    """The composed graph: MLX's own `dequantize` is wrong for some of these axes and bits."""
+    w, scales, biases = mx.quantize(mx.array(rng.standard_normal((3, 2, 5, 64)), mx.float32), group_size=32, bits=bits)
+    ids = mx.array([4, 0, 1])
+
+    def rows(codes):
+        return quantized_embedding(ids, codes, scales[0, 0], biases[0, 0], group_size=32, bits=bits)
+
+    expected = mx.stack([mx.stack([rows(w[i, j]) for j in range(2)]) for i in range(3)])
+    for outer, inner in itertools.product(range(4), range(3)):
+        codes = mx.moveaxis(mx.moveaxis(w, 1, 1 + inner), 0, outer)
+        mapped = mx.vmap(mx.vmap(rows, in_axes=inner), in_axes=outer)(codes)
+        assert max_error(mapped, expected) < 1e-6, (outer, inner)
+
+
 def test_no_gradient_in_integers(rng):
     for format, index, name in ((FOUR_BITS, 0, "w"), (FLOAT_FORMATS[0], 1, "scales")):
         arrays = draw(format, (3, 64), rng).arrays

@@ -1,14 +1,13 @@
 """Profiles of the Metal kernels of quantized matrices, and of MLX's kernels on the same arrays; and their instructions.
 
-Ours are launched as the op's own dispatch launches them: kernel, function constants, grid and threadgroup come from its
-trace. Arrays are dense, and both sides are given the same ones.
+Ours are the launches of the op itself. Arrays are dense, and both sides get the same ones.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 import mlx_anvil
-from mlx_anvil import _ext
-from mlx_anvil.mslc import PROFILED, Library
+from mlx_anvil.mslc import PROFILED, LaunchProfile, Library
 from mlx_anvil.mslc.preprocess import Source
 from mlx_anvil.mslc.ptx import compile_ptx
 from mlx_anvil.mslc.simulator import Report
@@ -25,12 +23,6 @@ from quantized_numpy import Format, Matrix, draw
 from tests.mslc.control.mlx_kernels import include_dir, source
 from tests.mslc.control.test_quantized import AFFINE, FLOATING, batch
 from tests.quantized_matmul.ptx_loops import Loop, hot_loop
-
-# metal/quantized_matmul/params.h
-PARAMS = np.dtype(
-    [(name, "i4") for name in ("rows", "columns", "outputs", "group_shift", "rows_per_part", "whole_tiles")]
-)
-SUM_PARAMS = np.dtype([("size", "i8"), ("parts", "i4"), ("unused", "i4")])
 
 METAL_TYPES = {"float32": "float", "float16": "half"}
 GEMV, SWIGLU, PLAIN = PRODUCTS = ("gemv", "swiglu", "plain")
@@ -103,8 +95,7 @@ class Counts:
     barriers: int = 0
     threadgroup_memory: int = 0  # the most of a launch
 
-    def add(self, report: Report) -> None:
-        profile = report.profile
+    def add(self, profile: LaunchProfile | None) -> None:
         assert profile is not None
         for site in profile.sites:
             if site.memory == "constant":
@@ -131,12 +122,6 @@ class Counts:
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
-@cache
-def our_library(kernel: str, constants: tuple[tuple[int, bool], ...]) -> Library:
-    text = Source(text=_ext._op_source("quantized_matmul"), name="metal/quantized_matmul")
-    return Library(text, constants=dict(constants), options=replace(PROFILED, kernels=(kernel,)))
-
-
 def evaluate(call: Call) -> mx.array:
     arrays = [m.arrays for m in call.matrices]
     x, options = mx.array(call.x), call.format.options
@@ -148,35 +133,13 @@ def evaluate(call: Call) -> mx.array:
     return out
 
 
-def biases_or(matrix: Matrix, instead: np.ndarray) -> np.ndarray:
-    return instead if matrix.biases is None else np.array(matrix.biases)
-
-
 def profile_ours(call: Call) -> Counts:
-    with mx.stream(mx.cpu), mlx_anvil.simulate(), mlx_anvil.trace() as trace:
-        evaluate(call)
-    counts, out, partial = Counts(), call.empty_out(), np.zeros(1, np.float32)
-    for event in trace.events:
-        found = re.fullmatch(r"(.*?)((?:_c\d+[tf])*)", event.kernel)
-        assert found
-        constants = tuple((int(i), flag == "t") for i, flag in re.findall(r"_c(\d+)([tf])", found[2]))
-        library = our_library(found[1], constants)
-        if "sum_parts" in found[1]:
-            params = np.zeros(1, SUM_PARAMS)
-            params[0] = out.size, partial.size // out.size, 0
-            bound = [partial, out, params]
-        else:
-            parts = event.grid[1] if call.product == PLAIN else 1
-            if parts > 1:
-                partial = np.zeros(parts * out.size, np.float32)
-            params = np.zeros(1, PARAMS)
-            shift = call.format.group_size.bit_length() - 1
-            rows_per_part = 256 * -(-call.outputs // (256 * parts))  # whole turns of a threadgroup
-            params[0] = call.rows, call.columns, call.outputs, shift, rows_per_part, 0
-            weights = [a for m in call.matrices for a in (np.array(m.w), np.array(m.scales), biases_or(m, call.x))]
-            bound = [call.x, *weights, partial if parts > 1 else out, params]
-        counts.add(library.run(found[1], dict(enumerate(bound)), event.grid, event.threadgroup))
-    call.assert_close(out)
+    with mx.stream(mx.cpu), mlx_anvil.simulate(profiled=True) as profiles:
+        out = evaluate(call)
+    counts = Counts()
+    for profile in profiles:
+        counts.add(profile)
+    call.assert_close(np.array(out))
     return counts
 
 
@@ -201,7 +164,7 @@ def profile_mlx(function: str, call: Call, *arguments: object) -> Counts:
         # The third argument of the other formats is a scale for the whole matrix, which is not used.
         biases = np.array(matrix.biases) if affine else np.ones(1, np.float32)
         arrays = [np.array(matrix.w), np.array(matrix.scales), biases, call.x, out]
-        counts.add(LAUNCH[function](library, call, arrays, *arguments))
+        counts.add(LAUNCH[function](library, call, arrays, *arguments).profile)
         outs.append(out)
     if call.product != SWIGLU:  # MLX has no kernel for it; its silu and product are not counted
         call.assert_close(outs[0])

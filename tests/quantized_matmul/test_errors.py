@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from quantized_numpy import FLOAT_FORMATS, Format, draw
+from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, draw
 
 AFFINE = Format("affine", 64, 4)
 OPS = ("quantized_matmul", "quantized_gemv", "quantized_swiglu")
@@ -57,6 +57,66 @@ def test_packed_width(op, matrix):
         call(op, mx.zeros((1, 128)), (w, scales[:5], biases[:5]))
     with pytest.raises(ValueError, match=rf"^\[{op}\].*biases has shape \(6, 1\).*allowed: equal shapes"):
         call(op, mx.zeros((1, 128)), (w, scales, biases[:, :1]))
+
+
+HEADS = ("quantized_argmax", "quantized_topk")
+
+
+def fit_of(op: str, x: mx.array, arrays: tuple[mx.array, ...], **options: object) -> str:
+    """The formats that an error says the arrays fit."""
+    first = mx.array([0]) if op == "quantized_embedding" else x
+    extra = {"k": 1} if op == "quantized_topk" else {}
+    with pytest.raises(ValueError, match=rf"^\[{op}\] ") as caught:
+        call(op, first, arrays, **extra, **options)
+    return str(caught.value).partition("arrays fit ")[2].removesuffix(".")
+
+
+@pytest.mark.parametrize("op", [*OPS, *HEADS, "quantized_embedding"])
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_arrays_of_another_format(op: str, format: Format, rng: np.random.Generator):
+    """The error names the format that the arrays have; an embedding has no x that tells it from all others."""
+    matrix, x = draw(format, (6, 384), rng), mx.zeros((1, 384))
+    given = f"bits={format.bits}, group_size={format.group_size}" if format.affine else f"mode='{format.mode}'"
+    for other in FORMATS:
+        if other == format:
+            continue
+        same_width = other.bits * other.group_size == format.bits * format.group_size
+        if op == "quantized_embedding" and other.affine == format.affine and same_width:
+            continue  # valid arrays of either format
+        arrays = (*matrix.arrays, None) if len(matrix.arrays) == 2 and op != "quantized_swiglu" else matrix.arrays
+        fit = fit_of(op, x, arrays, **other.options)
+        given_mode = "mode='affine', " if format.affine and not other.affine else ""
+        if op == "quantized_embedding":
+            assert given_mode + given in fit.split(" or ")
+        else:
+            assert fit == given_mode + given
+
+
+@pytest.mark.parametrize("op", [*OPS, *HEADS])
+def test_arrays_of_no_format(op: str, matrix):
+    w, scales, biases = matrix.arrays
+    assert fit_of(op, mx.zeros((1, 128)), (w[:, :7], scales, biases), bits=4) == ""
+    assert fit_of(op, mx.zeros((1, 128)), (w, scales, biases[:5]), bits=8) == ""
+    # x has a length that no format gives these arrays: the error names all that they have without x.
+    assert fit_of(op, mx.zeros((1, 100)), matrix.arrays, bits=8) == (
+        "bits=4, group_size=64 or bits=2, group_size=128 or bits=8, group_size=32"
+    )
+
+
+def test_arrays_of_another_format_in_gradients(matrix):
+    def product(x: mx.array) -> mx.array:
+        return mlx_anvil.quantized_matmul(x, *matrix.arrays, bits=8).sum()
+
+    for transform in (mx.grad, mx.compile, mx.checkpoint):
+        with pytest.raises(ValueError, match=r"^\[quantized_matmul\] .* These arrays fit bits=4, group_size=64\.$"):
+            transform(product)(mx.zeros((1, 128)))
+    with pytest.raises(ValueError, match=r"fit bits=4, group_size=64 or"):  # K is not known
+        mlx_anvil.quantized_matmul(mx.zeros((1, 6)), *matrix.arrays, transpose=False, bits=8)
+
+
+def test_width_that_scales_allow(matrix):
+    with pytest.raises(ValueError, match=r"allowed with bits 8 and group_size 64: w \(6, 32\) with these scales\."):
+        mlx_anvil.quantized_matmul(mx.zeros((1, 128)), *matrix.arrays, bits=8)
 
 
 @each_op

@@ -1,42 +1,57 @@
-"""Quantized products of x near the largest number of its dtype, on every instruction set: finite where the result is."""
+"""Quantized products of x near the largest number of its dtype: finite where the result is. On the CPU with every
+instruction set; on the other backends with the Metal kernels."""
+
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from mlx_anvil import _ext
 from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw
 from support import assert_same_bits, isas, to_numpy
 
-pytestmark = pytest.mark.cpu_only  # kernels of a GPU add up codes times x as they are
-
-FORMATS = [Format("affine", 64, bits) for bits in (2, 3, 4, 6, 8)] + list(FLOAT_FORMATS)
+FORMATS = [Format("affine", 64, bits) for bits in (2, 3, 4, 5, 6, 8)] + list(FLOAT_FORMATS)
 LIMITS = {mx.bfloat16: 2.0**-8, mx.float32: 1e-5}
-OUTPUTS = COLUMNS = 128
+OUTPUTS = COLUMNS = 256  # whole steps of the kernels for matrix units, which CUDA takes
 LARGE = 3e38
 
+on_cpu = support.backend == "cpu"
+# On CUDA more rows are MLX's where its kernel takes them.
+COUNTS = (1, 5) if support.backend == "cuda" else (1, 5, 9, 20)
 
-@pytest.fixture(params=isas())
-def isa(request):
+
+@pytest.fixture(params=isas() if on_cpu else [support.backend])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not on_cpu:
+        yield
+        return
     before = _ext._current_isa()
     _ext._set_isa(request.param)
-    yield request.param
+    yield
     _ext._set_isa(before)
 
 
-def small_matrix(format: Format, dtype: mx.Dtype, rng: np.random.Generator) -> Matrix:
+def silu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > -700, x / (1 + np.exp(-np.maximum(x, -700))), 0)
+
+
+def small_matrix(
+    format: Format, dtype: mx.Dtype, rng: np.random.Generator, shape: tuple[int, int] = (OUTPUTS, COLUMNS)
+) -> Matrix:
     """Weights so small that products with LARGE numbers have sums that are finite."""
     if format.affine:
-        matrix = draw(format, (OUTPUTS, COLUMNS), rng, dtype)
+        matrix = draw(format, shape, rng, dtype)
         largest = np.abs(matrix.weights).max()
         small = [(to_numpy(x) / largest / 1024) for x in (matrix.scales, matrix.biases)]
         return Matrix(format, matrix.w, *(mx.array(x.astype(np.float32)).astype(dtype) for x in small))
-    codes = rng.integers(0, 2**format.bits, (OUTPUTS, COLUMNS))
+    codes = rng.integers(0, 2**format.bits, shape)
     if format.mode == "mxfp8":
         codes = np.where(codes % 128 == 127, 0, codes)  # NaN
     least = 0x08 if format.mode == "nvfp4" else 127 - 20  # 2^-6 and 2^-20
-    raw_scales = np.full((OUTPUTS, COLUMNS // format.group_size), least)
+    raw_scales = np.full((shape[0], shape[1] // format.group_size), least)
     return Matrix.of_codes(format, codes, raw_scales=raw_scales)
 
 
@@ -58,11 +73,11 @@ def assert_rows_close(result: mx.array, exact: np.ndarray, limit: float) -> None
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_products_and_gradients(isa, format, dtype, rng):
+def test_products_and_gradients(kernels, format, dtype, rng):
     matrix = small_matrix(format, dtype, rng)
     # Integers are off by a share of the largest number of x and of scales.
     limit = LIMITS[dtype] * 4
-    for count in (1, 5, 9, 20):
+    for count in COUNTS:
         x = rows_with(count, dtype, rng)
         for transpose in (True, False):
             result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **format.options)
@@ -77,7 +92,24 @@ def test_products_and_gradients(isa, format, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_swiglu_and_head(isa, dtype, rng):
+def test_sums_overflow_on_the_way(kernels, dtype, rng):
+    """Weights of 15/8 - 1: the scaled codes alone are too large, and so is the sum of two products, which a third cancels."""
+    format = Format("affine", 64, 4)
+    codes = rng.integers(0, 16, (OUTPUTS, COLUMNS))
+    codes[:, 5:8] = codes[5:8] = 15
+    matrix = Matrix.of_codes(format, codes, scale=0.125, bias=-1.0, dtype=dtype)
+    for count in COUNTS:
+        x = rng.standard_normal((count, COLUMNS))
+        x[:, 5:8] = LARGE, LARGE, -LARGE
+        x = mx.array(x.astype(np.float32)).astype(dtype)
+        for transpose in (True, False):
+            result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **format.options)
+            exact = to_numpy(x) @ (matrix.weights.T if transpose else matrix.weights)
+            assert_rows_close(result, exact, LIMITS[dtype] * 4)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_swiglu_and_head(kernels, dtype, rng):
     format = Format("affine", 64, 4)
     matrix, x = small_matrix(format, dtype, rng), rows_with(5, dtype, rng)
     exact = to_numpy(x) @ matrix.weights.T
@@ -86,21 +118,43 @@ def test_swiglu_and_head(isa, dtype, rng):
     chosen, best = exact[np.arange(len(exact)), np.array(indices[:, 0])], exact.max(axis=-1)
     assert (best - chosen <= (1.01 * 2**-7 if dtype == mx.bfloat16 else 1e-6) * np.abs(best)).all()
     assert np.isfinite(to_numpy(values)).all()
-    assert_same_bits(values[:, 0], mlx_anvil.quantized_gemv(x, *matrix.arrays, **format.options).max(axis=-1))
+    if support.backend != "cuda":  # whose quantized_gemv takes matrix units
+        assert_same_bits(values[:, 0], mlx_anvil.quantized_gemv(x, *matrix.arrays, **format.options).max(axis=-1))
 
     up = Matrix(format, matrix.w, matrix.scales * 2.0**-110, matrix.biases * 2.0**-110)
     result = mlx_anvil.quantized_swiglu(x, matrix.arrays, up.arrays, **format.options)
-    expected = np.where(exact > -700, exact / (1 + np.exp(-np.maximum(exact, -700))), 0) * (to_numpy(x) @ up.weights.T)
+    expected = silu(exact) * (to_numpy(x) @ up.weights.T)
     large = [0, 1, 3, 4]
     assert_rows_close(result[mx.array(large)], expected[large], 2**-6 if dtype == mx.bfloat16 else 1e-4)
 
 
-def test_a_large_row_does_not_change_the_others(isa, rng):
+@pytest.mark.cpu_only
+@pytest.mark.slow
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize(("group", "outputs"), [(32, 37), (64, 37), (128, 37), (64, 4667)])
+def test_matrix_units(group, outputs, rng):
+    format, dtype = Format("affine", group, 4), mx.bfloat16
+    gate, up = (small_matrix(format, dtype, rng, (outputs, COLUMNS)) for _ in range(2))
+    up = Matrix(format, up.w, up.scales * 2.0**-110, up.biases * 2.0**-110)
+    x = rows_with(5, dtype, rng)
+    with mlx_anvil.trace() as trace:
+        product = mlx_anvil.quantized_gemv(x, *gate.arrays, **format.options)
+        swiglu = mlx_anvil.quantized_swiglu(x, gate.arrays, up.arrays, **format.options)
+        mx.eval(product, swiglu)
+    assert len(trace.kernels) == 2
+    assert all("_matrix_" in kernel for kernel in trace.kernels)
+    assert_rows_close(product, to_numpy(x) @ gate.weights.T, LIMITS[dtype] * 4)
+    large = [0, 1, 3, 4]
+    expected = silu(to_numpy(x) @ gate.weights.T) * (to_numpy(x) @ up.weights.T)
+    assert_rows_close(swiglu[mx.array(large)], expected[large], 2**-6)
+
+
+def test_a_large_row_does_not_change_the_others(kernels, rng):
     format = Format("affine", 64, 4)
     matrix = small_matrix(format, mx.bfloat16, rng)
     x = mx.random.normal((8, COLUMNS)).astype(mx.bfloat16)
     beside = mx.concatenate([x[:3], mx.full((1, COLUMNS), LARGE, mx.bfloat16), x[4:]])
-    for count in (8, 24):
+    for count in (8,) if support.backend == "cuda" else (8, 24):
         ordinary, other = (
             mlx_anvil.quantized_matmul(mx.concatenate([rows] * (count // 8)), *matrix.arrays, **format.options)
             for rows in (x, beside)
@@ -109,7 +163,7 @@ def test_a_large_row_does_not_change_the_others(isa, rng):
         assert_same_bits(ordinary[keep], other[keep])
 
 
-def test_infinity_stays(isa, rng):
+def test_infinity_stays(kernels, rng):
     format = Format("affine", 64, 4)
     matrix = small_matrix(format, mx.bfloat16, rng)
     x = rows_with(3, mx.bfloat16, rng)

@@ -57,7 +57,8 @@ def test_every_size_near_and_far(traditional, dims, head_dim):
     freqs = mx.random.uniform(1.0, 100.0, (dims // 2,))
     offsets = 0, FAR, -3, 2**31 - 3, mx.array([7, FAR])
     for offset, given, scale in itertools.product(offsets, (None, freqs), (1.0, 0.125)):
-        options = {"traditional": traditional, "base": 500.0, "scale": scale, "offset": offset, "freqs": given}
+        base = 500.0 if given is None else None
+        options = {"traditional": traditional, "base": base, "scale": scale, "offset": offset, "freqs": given}
         # Float32 positions would be off by 1e-2 at 10^6. Frequencies that are float32 have 48 bits once divided.
         far = offset == 2**31 - 3 if isinstance(offset, int) else False
         assert error(rope(x, dims, **options), in_numpy(x, dims, **options)) <= (
@@ -288,6 +289,8 @@ X = (2, 3, 4, 8)
         (X, 10, {}, r"dims is 10 and x has shape \(2, 3, 4, 8\); allowed: dims up to the last axis\."),
         ((4, 8), 8, {}, r"x has shape \(4, 8\); allowed: rank 3 or more, \[batch, \.\.\., length, head_dim\]\."),
         (X, 8, {"base": None}, r"base and freqs are None; allowed: one of them\."),
+        (X, 8, {"base": None, "freqs": None}, r"base and freqs are None; allowed: one of them\."),
+        (X, 8, {"base": 10000.0, "freqs": mx.ones((4,))}, r"base is 10000 and freqs is an array; allowed: one of them"),
         (X, 8, {"base": 0.0}, r"base is 0; allowed: positive finite numbers\."),
         (X, 8, {"base": math.nan}, r"base is nan; allowed: positive finite numbers\."),
         (X, 8, {"scale": math.inf}, r"scale is inf; allowed: finite numbers\."),
@@ -339,6 +342,24 @@ def test_q_and_k_that_differ(k):
         ValueError, match=r"^\[rope_qk\] q has shape .*; allowed: one dtype, batch, length and head_dim\."
     ):
         rope_qk(mx.zeros(X), k, 8)
+
+
+@pytest.mark.parametrize("op", ["rope", "rope_qk"])
+@pytest.mark.parametrize("base", [None, 10000.0, 500])
+@pytest.mark.parametrize("freqs", [None, mx.ones((4,))], ids=["no freqs", "freqs"])
+def test_base_and_freqs_as_in_mlx(op, base, freqs):
+    """Exactly one of them, as MLX wants it; where base is not given, it has a default here."""
+    x = mx.zeros(X)
+    arguments = [x] if op == "rope" else [x, x]
+    function = {"rope": rope, "rope_qk": rope_qk}[op]
+    try:
+        mx.fast.rope(x, 8, traditional=False, scale=1.0, offset=0, base=base, freqs=freqs)
+    except ValueError:
+        with pytest.raises(ValueError, match=rf"^\[{op}\] base .*; allowed: one of them"):
+            function(*arguments, 8, base=base, freqs=freqs)
+    else:
+        function(*arguments, 8, base=base, freqs=freqs)
+    function(*arguments, 8, freqs=freqs)
 
 
 def test_no_gradient_in_offset():

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 import mlx_anvil
+from mlx_anvil.mslc import install_command
 from mlx_anvil.reference import DTYPES
 from support import assert_same_bits, max_error, vjp_of
 
@@ -120,6 +121,38 @@ def test_ended_by_an_exception():
     assert "simulator" not in devices(trace)
 
 
+def test_a_profile_of_each_launch():
+    gate, up = pair()
+    with mlx_anvil.simulate(profiled=True) as profiles, mlx_anvil.trace() as trace:
+        product = mlx_anvil.silu_gate(gate, up)
+        (gradient,) = mx.vjp(lambda x: mlx_anvil.silu_gate(x, up), [gate], [up])[1]
+        assert profiles == []
+        mx.eval(product, gradient)
+    assert_same_bits(product, simulated_product(gate, up))
+    assert sorted(p.kernel for p in profiles) == sorted(re.sub(r"(_c\d+[tf])+$", "", name) for name in trace.kernels)
+    forward = next(p for p in profiles if "forward" in p.kernel)
+    assert forward.metrics()["device_bytes_read_unique"] == gate.nbytes + up.nbytes
+    assert forward.metrics()["device_bytes_written_unique"] == product.nbytes
+    with mlx_anvil.simulate(profiled=True) as later:
+        mx.eval(mlx_anvil.silu_gate(gate, up))
+    assert len(later) == 1
+    with mlx_anvil.simulate() as none:
+        mx.eval(mlx_anvil.silu_gate(gate, up))
+    assert none == []
+
+
+def simulated_product(gate: mx.array, up: mx.array) -> mx.array:
+    with mlx_anvil.simulate():
+        product = mlx_anvil.silu_gate(gate, up)
+        mx.eval(product)
+        return product
+
+
+def test_checks_or_a_profile():
+    with pytest.raises(ValueError, match=r"^\[simulate\] checked and profiled are both True; allowed: at most one"):
+        mlx_anvil.simulate(checked=True, profiled=True)
+
+
 def test_bad_seed():
     with pytest.raises(ValueError, match=r"^\[simulate\] seed is -1; allowed: 0 to 2"), mlx_anvil.simulate(seed=-1):
         pass
@@ -130,7 +163,7 @@ def test_without_a_compiler():
     environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert run.returncode == 1
-    assert 'pip install "mlx-anvil[sim]"' in run.stderr.splitlines()[-1]
+    assert run.stderr.splitlines()[-1].endswith(f"is not installed: {install_command('sim')}")
 
 
 FAULTY_KERNEL = """

@@ -1,13 +1,19 @@
 """trace() and strict(): scope, nesting, threads."""
 
 import asyncio
+import itertools
+import json
+import re
 import threading
+import time
 
 import mlx.core as mx
 import pytest
 
 import mlx_anvil
 import support
+from mlx_anvil._tables import Table
+from mlx_anvil._trace import Event, _rows_of
 from support import kernel_names
 
 
@@ -75,9 +81,84 @@ def test_prints_as_a_table():
         run_once()
         double_backward()
     text = str(trace)
-    assert "silu_gate_forward_float32_flat" in text
-    assert "MLX ops" in text
-    assert "the gradient of SiluGateBackward is a graph of MLX ops" in text
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    launches, fallbacks = trace.kernels, trace.fallbacks
+    assert fallbacks
+    first = text.splitlines()[0]
+    assert re.match(rf"{len(launches)} kernels? on ", first)
+    assert first.endswith(f", {len(fallbacks)} fallback to MLX's ops; 1 op.")
+    count = kernel_names(trace).count("silu_gate_forward_float32_flat")
+    assert re.search(rf"^ +x {count}  silu_gate_forward_float32_flat", text, re.M)
+    assert "  x 1  silu_gate: the gradient of SiluGateBackward is a graph of MLX ops" in text
+    totals = text.partition("\nTotals\n")[2].splitlines()[1].split()
+    assert totals[:3] == ["silu_gate", str(len(launches)), str(len(fallbacks))]
+
+
+def test_a_wide_table_folds_the_names_of_kernels():
+    table = Table("Kernels", ("", "kernel", "grid"), frozenset((0,)), {1: 30}, folds=True)
+    table.rows += [("x 1", "k" * 100, "1 x 2 x 3"), "a remark " * 20]
+    lines = list(table.lines(80))
+    assert all(len(line) <= 80 for line in lines)
+    assert sum(len(found) for line in lines for found in re.findall("k{2,}", line)) == 100
+    assert " ".join(" ".join(lines).split()).count("a remark") == 20
+
+
+def test_in_a_notebook():
+    with mlx_anvil.trace() as trace:
+        run_once()
+    html = trace._repr_html_()
+    assert html.startswith("<p>1 kernel on ")
+    assert trace.kernels[0] in html
+    assert html.count("<table>") == html.count("</table>") == 2
+
+
+def test_times_are_those_of_the_kernels():
+    gate = mx.ones((1024, 1024))
+    with mlx_anvil.trace() as trace:
+        before = time.perf_counter()
+        for _ in range(3):
+            mx.eval(mlx_anvil.silu_gate(gate, gate))
+        total = time.perf_counter() - before
+    starts = [event.start for event in trace.events]
+    assert starts == sorted(starts)
+    assert 0 <= starts[0] < starts[-1] <= total + 1
+    seconds = [event.seconds for event in trace.events]
+    if support.backend == "cpu":
+        assert all(value > 0 for value in seconds)
+        assert sum(seconds) <= total
+        assert all(a.start + a.seconds <= b.start for a, b in itertools.pairwise(trace.events))
+    else:
+        assert seconds == [None] * 3
+
+
+def test_saves_chrome_s_trace_events(tmp_path):
+    with mlx_anvil.trace() as trace:
+        run_once()
+        double_backward()
+    trace.save(tmp_path / "trace.json")
+    body = json.loads((tmp_path / "trace.json").read_text())
+    heads = [event for event in body["traceEvents"] if event["ph"] == "M"]
+    events = [event for event in body["traceEvents"] if event["ph"] != "M"]
+    assert [event["name"] for event in events] == [event.kernel or event.op for event in trace.events]
+    rows = {event["tid"]: event["args"]["name"] for event in heads if event["name"] == "thread_name"}
+    for event, recorded in zip(events, trace.events, strict=True):
+        assert rows[event["tid"]] == ("fallbacks" if recorded.is_fallback else recorded.device)
+        assert event["ts"] == pytest.approx(recorded.start * 1e6)
+        if recorded.seconds is None:
+            assert (event["ph"], event["s"]) == ("i", "t")
+        else:
+            assert event["ph"] == "X"
+            assert event["dur"] == pytest.approx(recorded.seconds * 1e6)
+    (fallback,) = (event for event in events if event["cat"] == "fallback")
+    assert "SiluGateBackward" in fallback["args"]["reason"]
+
+
+def test_slices_of_one_row_do_not_overlap():
+    def event(start: float, seconds: float | None) -> Event:
+        return Event("op", "kernel", "cpu", (0, 0, 0), (0, 0, 0), False, "", start=start, seconds=seconds)
+
+    events = [event(0.0, 2.0), event(1.0, 3.0), event(2.0, 1.0), event(2.5, 0.1), event(5.0, 1.0), event(6.0, None)]
+    assert _rows_of(events) == [1, 2, 1, 3, 1, 1]
 
 
 def test_strict_nests_and_ends():

@@ -200,6 +200,13 @@ def test_vmap_is_one_kernel():
     assert mx.array_equal(indices, expected[1])
 
 
+@pytest.mark.parametrize("experts", [8, 4097])
+def test_vmap_of_gradients_without_rows(experts):
+    gradient = mx.grad(lambda x: softmax_topk(x, 3)[0].sum())
+    assert mx.vmap(gradient)(mx.zeros((2, 0, experts))).shape == (2, 0, experts)
+    assert mx.vmap(mx.vmap(gradient))(mx.zeros((5, 2, 0, experts))).shape == (5, 2, 0, experts)
+
+
 @each_way
 @pytest.mark.parametrize(("experts", "k"), [(80, 65), (4097, 3)])
 def test_more_than_kernels_take(experts, k, way):

@@ -2,9 +2,13 @@
 
 import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class StubOverloads(griffe.Extension):
@@ -38,10 +42,50 @@ class StubOverloads(griffe.Extension):
                 mod.set_member(name, function)
 
 
-class Roles(griffe.Extension):
-    """Turns ``:func:`` and ``:class:`` in docstrings into links."""
+def _objects(parent: griffe.Object) -> Iterator[griffe.Object]:
+    """Everything that is defined in ``parent``, not what it imports."""
+    for member in parent.members.values():
+        if isinstance(member, griffe.Object):
+            yield member
+            if member.is_module or member.is_class:
+                yield from _objects(member)
 
-    def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Runs after an object and its members are read."""
-        if obj.docstring:
-            obj.docstring.value = re.sub(r":(?:func|class):`~?([\w.]+)`", r"[`\1`][\1]", obj.docstring.value)
+
+def _binding(op: str) -> tuple[str, int]:
+    """The file and line that bind an op: its stub is not in the repository."""
+    constant = "k" + op.title().replace("_", "")
+    for path in sorted((ROOT / "csrc").glob("*/python.cpp")):
+        text = path.read_text()
+        if found := re.search(rf'\bm\.def\(\s*(?:"{op}"|{constant})[,\s]', text):
+            return path.relative_to(ROOT).as_posix(), text.count("\n", 0, found.end()) + 1
+    raise LookupError(f"no csrc/*/python.cpp binds {op}")
+
+
+class Links(griffe.Extension):
+    """Adds links to docstrings: ``:func:`` and ``:class:`` lead to their entries, and a line at the end to the source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        found = re.search(r'^Repository = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        assert found, "pyproject.toml has [project.urls] with a Repository"
+        self.repository = found[1]
+
+    def _source(self, obj: griffe.Object) -> str:
+        path, line = f"python/{obj.relative_package_filepath.as_posix()}", obj.lineno
+        if path.endswith("/_ext.pyi"):
+            path, line = _binding(obj.name)
+        return f"[Source: `{path}`]({self.repository}/blob/main/{path}#L{line})" + "{ .source }"
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Runs after a package is read."""
+        if pkg.name != "mlx_anvil":
+            return
+        for obj in _objects(pkg):
+            if obj.docstring and not obj.name.startswith("_"):
+                text = re.sub(r":(?:func|class):`~?([\w.]+)`", r"[`\1`][\1]", obj.docstring.value)
+                if not obj.is_module:
+                    text = f"{text.rstrip()}\n\n{self._source(obj)}"
+                obj.docstring.value = text
+        # A function that has the name of its module hides the module, for readers as for Python.
+        mslc = pkg["mslc"]
+        mslc.set_member("metal_kernel", mslc["metal_kernel.metal_kernel"])

@@ -1,8 +1,8 @@
 // The loop of every elementwise CPU kernel, for any strides. For kernel files only (see simd.h).
 //
 // An Op is a struct with `static constexpr int kInputs, kOutputs` and `template <class T> static
-// void apply(const f32v* in, f32v* out)`. Its operands are float32 for every dtype T; T determines
-// the required accuracy.
+// void apply(const f32v* in, f32v* out, float scalar)`. Its operands are float32 for every dtype T;
+// T determines the required accuracy. `scalar` is that of the call.
 #pragma once
 
 #include "common/elementwise_args.h"
@@ -11,7 +11,7 @@
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 template <class T, class Op, bool kStream>
-inline void apply_block(const T* const* in, T* const* out, int64_t i) {
+inline void apply_block(const T* const* in, T* const* out, int64_t i, float scalar) {
   f32v x[2][Op::kInputs];
   f32v y[2][Op::kOutputs];
   for (int k = 0; k < Op::kInputs; ++k) {
@@ -19,8 +19,8 @@ inline void apply_block(const T* const* in, T* const* out, int64_t i) {
     x[0][k] = block.first;
     x[1][k] = block.second;
   }
-  Op::template apply<T>(x[0], y[0]);
-  Op::template apply<T>(x[1], y[1]);
+  Op::template apply<T>(x[0], y[0], scalar);
+  Op::template apply<T>(x[1], y[1], scalar);
   for (int k = 0; k < Op::kOutputs; ++k) {
     store_block<kStream>(out[k] + i, Block{y[0][k], y[1][k]});
   }
@@ -28,7 +28,8 @@ inline void apply_block(const T* const* in, T* const* out, int64_t i) {
 
 // Processes less than a block, through padded copies. Accesses nothing beyond `count` elements.
 template <class T, class Op>
-inline void apply_partial(const T* const* in, T* const* out, int64_t i, int64_t count) {
+inline void apply_partial(
+    const T* const* in, T* const* out, int64_t i, int64_t count, float scalar) {
   T x[Op::kInputs][kBlock] = {};
   T y[Op::kOutputs][kBlock];
   const T* from[Op::kInputs];
@@ -40,7 +41,7 @@ inline void apply_partial(const T* const* in, T* const* out, int64_t i, int64_t 
   for (int k = 0; k < Op::kOutputs; ++k) {
     to[k] = y[k];
   }
-  apply_block<T, Op, false>(from, to, 0);
+  apply_block<T, Op, false>(from, to, 0, scalar);
   for (int k = 0; k < Op::kOutputs; ++k) {
     std::memcpy(out[k] + i, y[k], count * sizeof(T));
   }
@@ -57,7 +58,8 @@ inline int64_t elements_to_alignment(const T* pointer) {
 }
 
 template <class T, class Op>
-inline void apply_dense(const T* const* in, T* const* out, int64_t count, bool stream_outputs) {
+inline void apply_dense(
+    const T* const* in, T* const* out, int64_t count, bool stream_outputs, float scalar) {
   int64_t i = 0;
   if (stream_outputs) {
     const int64_t head = elements_to_alignment(out[0]);
@@ -66,18 +68,18 @@ inline void apply_dense(const T* const* in, T* const* out, int64_t count, bool s
     }
     if (stream_outputs && head >= 0 && head < count) {
       if (head > 0) {
-        apply_partial<T, Op>(in, out, 0, head);
+        apply_partial<T, Op>(in, out, 0, head, scalar);
       }
       for (i = head; i + kBlock <= count; i += kBlock) {
-        apply_block<T, Op, true>(in, out, i);
+        apply_block<T, Op, true>(in, out, i, scalar);
       }
     }
   }
   for (; i + kBlock <= count; i += kBlock) {
-    apply_block<T, Op, false>(in, out, i);
+    apply_block<T, Op, false>(in, out, i, scalar);
   }
   if (i < count) {
-    apply_partial<T, Op>(in, out, i, count - i);
+    apply_partial<T, Op>(in, out, i, count - i, scalar);
   }
 }
 
@@ -187,7 +189,7 @@ void elementwise(const ElementwiseArgs& args, int64_t begin, int64_t end) {
         in[k] = run[k];
       }
     }
-    apply_dense<T, Op>(in, out, count, args.stream_outputs);
+    apply_dense<T, Op>(in, out, count, args.stream_outputs, args.scalar);
     for (int k = 0; k < Op::kOutputs; ++k) {
       out[k] += count;
     }

@@ -116,6 +116,30 @@ inline f32v tanh(f32v x) {
   return bits_as<f32v>(bits_as<u32v>(magnitude) | (bits_as<u32v>(x) & 0x80000000u));
 }
 
+struct Sigmoid {
+  f32v value;       // s = 1 / (1 + e^-x)
+  f32v complement;  // 1 - s
+};
+
+// Computes the smaller of s and 1 - s directly, because subtracting from 1 would cancel. NaN gives
+// a number: callers also multiply by x itself.
+template <Accuracy kAccuracy>
+inline Sigmoid sigmoid(f32v x) {
+  const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
+  const f32v major = 1.0f / (1.0f + small);
+  const f32v minor = small * major;
+  const i32v negative = bits_as<i32v>(x) < 0;
+  return {negative ? minor : major, negative ? major : minor};
+}
+
+// factor / (1 + e^-x). Uses e^-|x|, which never overflows and keeps full relative accuracy at both
+// ends.
+template <Accuracy kAccuracy>
+inline f32v times_sigmoid(f32v factor, f32v x) {
+  const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
+  return (bits_as<i32v>(x) < 0 ? factor * small : factor) / (1.0f + small);
+}
+
 struct Silu {
   f32v value;       // x s with s = 1 / (1 + e^-x)
   f32v derivative;  // s (1 + x (1 - s))
@@ -173,9 +197,7 @@ inline f32v silu(f32v x) {
     return x / (1.0f + exp_of_negative<kAccuracy>(x));
   }
 #endif
-  // Uses e^-|x|, which never overflows and keeps full relative accuracy at both ends.
-  const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
-  return (bits_as<i32v>(x) < 0 ? x * small : x) / (1.0f + small);
+  return times_sigmoid<kAccuracy>(x, x);
 }
 
 template <Accuracy kAccuracy>
@@ -187,14 +209,8 @@ inline Silu silu_with_derivative(f32v x) {
     return {value, value * (1.0f - sigmoid) + sigmoid};
   }
 #endif
-  // Computes the smaller of s and 1 - s directly, because subtracting from 1 would cancel.
-  const f32v small = exp_nonpositive<kAccuracy>(-absolute(x));
-  const f32v major = 1.0f / (1.0f + small);
-  const f32v minor = small * major;
-  const i32v negative = bits_as<i32v>(x) < 0;
-  const f32v sigmoid = negative ? minor : major;
-  const f32v complement = negative ? major : minor;
-  return {x * sigmoid, sigmoid * (1.0f + x * complement)};
+  const Sigmoid s = sigmoid<kAccuracy>(x);
+  return {x * s.value, s.value * (1.0f + x * s.complement)};
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

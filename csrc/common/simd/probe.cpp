@@ -12,14 +12,14 @@ struct Map {
   static constexpr int kInputs = 1;
   static constexpr int kOutputs = 1;
   template <class T>
-  static void apply(const f32v* in, f32v* out) {
+  static void apply(const f32v* in, f32v* out, float) {
     out[0] = Function::of(in[0]);
   }
 };
 
 template <class Function, bool kStream = false>
 void map(const float* x, float* out, int64_t count) {
-  apply_dense<float, Map<Function>>(&x, &out, count, kStream);
+  apply_dense<float, Map<Function>>(&x, &out, count, kStream, 0.0f);
   if (kStream) {
     finish_streaming();
   }

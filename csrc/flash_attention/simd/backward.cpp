@@ -45,9 +45,11 @@ void start_rows(const BackwardTask& task) {
     const int64_t head = head_of(rows, r);
     const int64_t query = query_of(rows, r);
     const float lse = row_lse(task.args, rows.batch, head, query);
-    // All scores of such a row are -inf, and -inf - (-inf) would be NaN.
-    scratch.lse[r] = lse == -kInfinity ? 0.0f : lse * kLog2E;
-    scratch.delta[r] = row_delta<T>(task.args, rows.batch, head, query);
+    // All scores of such a row are -inf, and -inf - (-inf) would be NaN. So would be 0 d_lse if
+    // d_lse is infinite, as the gradient of lse^2 is.
+    const bool sees_nothing = lse == -kInfinity;
+    scratch.lse[r] = sees_nothing ? 0.0f : lse * kLog2E;
+    scratch.delta[r] = sees_nothing ? 0.0f : row_delta<T>(task.args, rows.batch, head, query);
   }
 }
 

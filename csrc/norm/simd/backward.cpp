@@ -6,7 +6,10 @@
 //   d_weight = sum over rows of d_y silu(gate) n
 //   d_bias   = sum over rows of d_y
 //
-// mean and rstd are recomputed, since the row is in the cache then.
+// mean and rstd are recomputed, since the row is in the cache then. A large mean is rounded by more
+// than d_x may be off, so the second pass also measures `shift`, the mean of h - mean. With it,
+//   sum(c^2) = sum((h - mean)^2) - columns shift^2
+//   sum(d_n c) = sum(d_n (h - mean)) - shift sum(d_n)
 #include "norm/simd/kernels.h"
 #include "norm/simd/rows.h"
 
@@ -61,7 +64,8 @@ void backward_row(BackwardRows<T>& rows,
     mean = sum_of(sum) / static_cast<float>(columns);
   }
 
-  Block squares = {}, products = {}, plain = {};  // sums of c^2, d_n c and d_n
+  // Sums of c^2, d_n c, d_n and c, where c lacks the shift.
+  Block squares = {}, products = {}, plain = {}, deviations = {};
   for_each_block(0, columns, [&](int64_t column, auto rest) {
     const Block h = rows.h.template load<rest()>(column);
     Block c = h;
@@ -74,16 +78,22 @@ void backward_row(BackwardRows<T>& rows,
     }
     squares = squares + c * c;
     products = products + d_n * c;
-    plain = plain + d_n;
+    if constexpr (kCentred) {
+      plain = plain + d_n;
+      deviations = deviations + c;
+    }
   });
-  const float rstd = 1.0f / __builtin_sqrtf(sum_of(squares) * share + args.eps);
-  const float mean_of_products = sum_of(products) * rstd * share;
-  const float mean_of_d_n = kCentred ? sum_of(plain) * share : 0.0f;
+  const float sum_of_d_n = kCentred ? sum_of(plain) : 0.0f;
+  const float shift = kCentred ? sum_of(deviations) * share : 0.0f;
+  const float variance = sum_of(squares) * share - shift * shift;
+  const float rstd = 1.0f / __builtin_sqrtf((variance < 0.0f ? 0.0f : variance) + args.eps);
+  const float mean_of_products = (sum_of(products) - shift * sum_of_d_n) * rstd * share;
+  const float mean_of_d_n = sum_of_d_n * share;
 
   for_each_block(0, columns, [&](int64_t column, auto rest) {
     rows.prefetch_next(column);
     const Block h = rows.h.template load<rest()>(column);
-    const Block n = (kCentred ? h - mean : h) * rstd;
+    const Block n = (kCentred ? (h - mean) - shift : h) * rstd;
     const Block w = load_block(weight + column);
     Block d_z = rows.d_y.template load<rest()>(column);
     if constexpr (kGate) {

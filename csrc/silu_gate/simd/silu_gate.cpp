@@ -12,7 +12,7 @@ struct Forward {
   static constexpr int kInputs = 2;
   static constexpr int kOutputs = 1;
   template <class T>
-  static void apply(const f32v* in, f32v* out) {
+  static void apply(const f32v* in, f32v* out, float) {
     out[0] = silu<kAccuracyOf<T>>(in[0]) * in[1];
   }
 };
@@ -22,7 +22,7 @@ struct Backward {
   static constexpr int kInputs = 3;
   static constexpr int kOutputs = 2;
   template <class T>
-  static void apply(const f32v* in, f32v* out) {
+  static void apply(const f32v* in, f32v* out, float) {
     const f32v gate = in[0], up = in[1], dy = in[2];
     const Silu silu = silu_with_derivative<kAccuracyOf<T>>(gate);
     out[0] = dy * (up * silu.derivative);
@@ -35,7 +35,7 @@ struct Jvp {
   static constexpr int kInputs = 4;
   static constexpr int kOutputs = 1;
   template <class T>
-  static void apply(const f32v* in, f32v* out) {
+  static void apply(const f32v* in, f32v* out, float) {
     const f32v gate = in[0], up = in[1], gate_tangent = in[2], up_tangent = in[3];
     const Silu silu = silu_with_derivative<kAccuracyOf<T>>(gate);
     out[0] = gate_tangent * (up * silu.derivative) + up_tangent * silu.value;

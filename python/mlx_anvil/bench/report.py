@@ -1,13 +1,13 @@
 """Results as tables, and as a plot."""
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 from rich.text import Text
 
 from mlx_anvil._cli import Columns, ratio_text, time_text
+from mlx_anvil._extras import is_installed, need
 from mlx_anvil.bench.compare import LEAST_CHANGE, SIGNIFICANCE, Change
 from mlx_anvil.bench.results import Results, Row
 
@@ -74,16 +74,19 @@ def differences(before: Results, now: Results, common: int) -> Iterator[str]:
 
 def require_matplotlib() -> None:
     """Raises ``click.ClickException`` if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise click.ClickException('--plot needs matplotlib: pip install "mlx-anvil[plot]".')
+    if not is_installed("matplotlib"):
+        raise click.ClickException(need("--plot", "matplotlib"))
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes a PNG: the speed-up over MLX of every row, one bar per dtype, on a logarithmic axis."""
+    """Writes a PNG: the speed-up over MLX of every row, one bar per dtype, on a logarithmic axis. Error bars are the
+    interquartile range of the rounds.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     groups = list(dict.fromkeys((row.name, row.shape, row.backend) for row in results.rows))
     labels = [f"{name}\n{shape}, {backend}" for name, shape, backend in groups]
@@ -96,14 +99,22 @@ def draw(results: Results, path: Path) -> None:
             groups.index((row.name, row.shape, row.backend)) + (index - (len(shown) - 1) / 2) * height for row in rows
         ]
         # Bars start at 1, so that those of slower rows point to the left.
-        bars = axis.barh(places, [row.speedup - 1 for row in rows], height, left=1, color=_COLORS[dtype], label=dtype)
-        axis.bar_label(bars, labels=[f"{row.speedup:.3g}" for row in rows], fontsize=6, padding=2)
+        axis.barh(places, [row.speedup - 1 for row in rows], height, left=1, color=_COLORS[dtype], label=dtype)
+        for place, row in zip(places, rows, strict=True):
+            low, high = row.speedup_quartiles
+            axis.plot([low, high], [place, place], color="black", linewidth=0.8, solid_capstyle="butt")
+            axis.annotate(
+                f"{row.speedup:.3g}", (max(high, 1), place), (3, 0),
+                textcoords="offset points", fontsize=6, va="center",
+            )  # fmt: skip
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.margins(x=0.1, y=0.01)
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(groups)), labels, fontsize=7)
     axis.invert_yaxis()
-    axis.set_xlabel("speed-up over MLX")
+    axis.set_xlabel("speed-up over MLX; lines: interquartile range of the rounds")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
     facts = results.machine

@@ -1,4 +1,4 @@
-"""Result files of ``python -m mlx_anvil bench``: ``--json`` writes them, ``--compare`` reads them."""
+"""Result files of ``python -m mlx_anvil bench``: ``--save`` writes them, ``--compare`` reads them."""
 
 import json
 import platform
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx_anvil
-from mlx_anvil.bench.timing import Timing, as_json, ratio
+from mlx_anvil.bench.timing import Timing, as_json, ratio, ratio_quartiles
 
 # Increase the version when a reader of older files would misread newer ones.
 SCHEMA = "mlx_anvil.bench/1"
@@ -40,6 +40,11 @@ class Row:
         """Median over the rounds of MLX's time over ours."""
         return ratio(self.mlx, self.ours)
 
+    @property
+    def speedup_quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the same ratios."""
+        return ratio_quartiles(self.mlx, self.ours)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -65,15 +70,20 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def save(results: Results, path: Path) -> None:
-    """Writes a result file, with one line per row."""
+def as_text(results: Results) -> str:
+    """The results as JSON, with one line per row."""
     rows = [
         asdict(row) | {"ours": as_json(row.ours), "mlx": as_json(row.mlx), "speedup": round(row.speedup, 3)}
         for row in results.rows
     ]
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     head = f'"schema": "{SCHEMA}",\n"machine": {json.dumps(results.machine, indent=1)}'
-    path.write_text(f'{{\n{head},\n"rows": [\n{lines}\n]\n}}\n')
+    return f'{{\n{head},\n"rows": [\n{lines}\n]\n}}\n'
+
+
+def save(results: Results, path: Path) -> None:
+    """Writes a result file."""
+    path.write_text(as_text(results))
 
 
 def load(path: Path) -> Results:
@@ -88,7 +98,7 @@ def load(path: Path) -> Results:
         raise ResultsError(f"{path} is not JSON: {error}") from error
     schema = body.get("schema") if isinstance(body, dict) else None
     if schema != SCHEMA:
-        raise ResultsError(f"{path} has schema {schema!r}; allowed: {SCHEMA!r}, which `bench --json` writes.")
+        raise ResultsError(f"{path} has schema {schema!r}; allowed: {SCHEMA!r}, which `bench --save` writes.")
     try:
         return Results(body["machine"], [_row(row) for row in body["rows"]])
     except (KeyError, TypeError, ValueError) as error:

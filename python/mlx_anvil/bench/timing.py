@@ -100,6 +100,12 @@ def ratio(numerator: Timing, denominator: Timing) -> float:
     return statistics.median(a / b for a, b in zip(numerator.rounds, denominator.rounds, strict=True))
 
 
+def ratio_quartiles(numerator: Timing, denominator: Timing) -> tuple[float, float]:
+    """First and third quartile over the rounds of numerator / denominator."""
+    ratios = Timing.of([a / b for a, b in zip(numerator.rounds, denominator.rounds, strict=True)])
+    return ratios.low, ratios.high
+
+
 def busy_note(spreads: Iterable[float]) -> str | None:
     """A warning if the machine was too busy for reliable times, else ``None``.
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 
+from .installation import install_command
+
 try:
     import click
-    import rich  # noqa: F401
-except ImportError:
-    sys.exit('the command line of mslc is not installed: pip install "mlx-anvil[sim]"')
 
-from .commands import all_commands
-from .toolchain import ToolchainError
+    from .commands import all_commands
+    from .toolchain import ToolchainError
+
+    commands = all_commands()
+except ModuleNotFoundError as error:
+    sys.exit(f"the command line of mslc needs {error.name}, which is not installed: {install_command('sim')}")
 
 
 @click.group()
@@ -19,7 +22,7 @@ def main() -> None:
     """Compile, check and run Metal kernels without a Mac."""
 
 
-for command in all_commands():
+for command in commands:
     main.add_command(command)
 
 if __name__ == "__main__":

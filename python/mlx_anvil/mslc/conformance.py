@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import cast_rules, declaration_rules, kernel_rules, language_rules
 from .attestation import unattested
-from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
+from .compiler import run_preprocessor, run_rewriter
 from .diagnostics import CompileError, Diagnostic, SourceMap
 from .entry import BUFFER, THREADGROUP, Kernel, Module
 from .intermediate import IntermediateCode
@@ -28,8 +28,9 @@ from .structure import Structure
 from .toolchain import SHIM
 from .undefined import undefined_in_code, undefined_uses
 
-# The language versions that MLX may compile with, and the __METAL_VERSION__ of each.
-STANDARDS = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
+STANDARDS: dict[str, int] = {"metal3.1": 310, "metal3.2": 320, "metal4.0": 400, "metal4.1": 410}
+"""The language versions that MLX may compile with, and the ``__METAL_VERSION__`` of each."""
+
 CPP17_SINCE = 400
 GENERIC_THIS_SINCE = (
     410  # since 4.1 an implicit `this` is __metal_generic, which accepts objects in all writable memory
@@ -38,6 +39,7 @@ GENERIC_THIS_SINCE = (
 LAST_BUFFER = 30
 MOST_THREADGROUP_MEMORY = 32 * 1024
 
+_NEWER_LANGUAGE = ("-Wpre-c++17-compat", "-Wpre-c++20-compat")
 # C++17 features that Apple's compiler accepts in Metal 3.1: MLX's kernels use them.
 _TAKEN = ("constexpr if", "'static_assert' with no message", "inline variables")
 
@@ -121,10 +123,10 @@ def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:
     found = [*lint(source, opaque, CONFORMANCE), *_bindings(module)]
     if any(d.severity == "error" for d in found):
         return found  # the remaining checks compile the file again
-    code = IntermediateCode.of(source, optimised=False)
+    code = IntermediateCode.of(source, optimised=False, warnings=_NEWER_LANGUAGE)
     return [
         *found,
-        *_newer_language(source, preprocessed, rewritten),
+        *_newer_language(code),
         *_undefined(source, preprocessed, rewritten, code),
         *_limits(source, module, code),
         *_recursion(module, code),
@@ -136,11 +138,9 @@ def repeated_names(kernels: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(kernels).items() if count > 1)
 
 
-def _newer_language(source: Source, preprocessed: str, rewritten: Rewritten) -> list[Diagnostic]:
+def _newer_language(code: IntermediateCode) -> list[Diagnostic]:
     """Returns clang's diagnostics about features newer than C++14 in the author's text."""
-    flags = [*PRECISION_FLAGS, *RELAXED_SPACES, "-fsyntax-only", "-Wpre-c++17-compat", "-Wpre-c++20-compat"]
-    found = run_compiler(source, preprocessed, rewritten, flags)
-    newer = [d for d in found if "incompatible with C++ standards before" in d.message]
+    newer = [d for d in code.diagnostics if "incompatible with C++ standards before" in d.message]
     return [d for d in newer if not d.message.startswith(_TAKEN) and not d.file.startswith(str(SHIM))]
 
 

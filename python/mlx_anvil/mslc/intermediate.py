@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from .compiler import (
     run_preprocessor,
     run_rewriter,
 )
+from .diagnostics import Diagnostic
 from .entry import Kernel, entry_symbol
 from .preprocess import Source
 
@@ -29,11 +30,15 @@ _FEWER_PASSES = ["-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loo
 
 @dataclass
 class IntermediateCode:
-    """`functions` maps function names to IR; `entries` maps kernel names to the functions that run them."""
+    """`functions` maps function names to IR; `entries` maps kernel names to the functions that run them.
+
+    `diagnostics` are the compiler's warnings.
+    """
 
     functions: dict[str, str]
     entries: dict[str, str]
     text: str = field(default="", repr=False)
+    diagnostics: list[Diagnostic] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(
@@ -43,8 +48,9 @@ class IntermediateCode:
         *,
         optimised: bool = True,
         kernels: Collection[str] = (),
+        warnings: Sequence[str] = (),
     ) -> IntermediateCode:
-        """Compiles the named kernels, or all of them."""
+        """Compiles the named kernels, or all of them. `warnings` are flags that enable more warnings."""
         preprocessed = run_preprocessor(source)
         rewritten = run_rewriter(source, preprocessed, constants, only=kernels)
         with tempfile.TemporaryDirectory() as directory:
@@ -54,6 +60,7 @@ class IntermediateCode:
                 *RELAXED_SPACES,
                 *CPU_FLAGS,
                 *_FEWER_PASSES,
+                *warnings,
                 "-S",
                 "-emit-llvm",
                 "-o",
@@ -61,11 +68,13 @@ class IntermediateCode:
             ]
             if not optimised:
                 flags += ["-Xclang", "-disable-llvm-passes"]
-            run_compiler(source, preprocessed, rewritten, flags)
+            diagnostics = run_compiler(source, preprocessed, rewritten, flags)
             code = output.read_text(encoding="utf-8")
         functions = {match.group(1): match.group() for match in _FUNCTION.finditer(code)}
         compiled: list[Kernel] = rewritten.module.kernels
-        return cls(functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(compiled)}, code)
+        return cls(
+            functions, {kernel.name: entry_symbol(number) for number, kernel in enumerate(compiled)}, code, diagnostics
+        )
 
     @cached_property
     def calls(self) -> dict[str, set[str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, run_compiler, run_preprocessor, run_rewriter
 from .entry import BUFFER, BUILTIN, THREADGROUP, Kernel, Module, Parameter, entry_symbol
+from .installation import install_command
 from .passes.constants import DEFERRED
 from .preprocess import Source
 from .ptx_matrix import expand_products
@@ -245,7 +246,7 @@ def find_ptxas() -> str:
     for root in [sysconfig.get_path("purelib"), *filter(None, sys.path)]:
         for found in sorted(Path(root).glob("nvidia/*/bin/ptxas")):
             return str(found)
-    raise ToolchainError("ptxas, the assembler of CUDA, is not installed: pip install nvidia-cuda-nvcc")
+    raise ToolchainError(f"ptxas, the assembler of CUDA, is not installed: {install_command('ptx')}")
 
 
 def with_constants(text: str, values: Mapping[int, bool]) -> str:

@@ -238,6 +238,20 @@ class Library:
         """
         return self._findings(abi.Report.from_address(address))
 
+    def profile_at(self, kernel: str, report: int, profile: int) -> LaunchProfile:
+        """Returns the profile of a launch made without `run`, by a library compiled with `options=PROFILED`.
+
+        Args:
+          kernel: the kernel's host name.
+          report: the address of the launch's `mslc_report`.
+          profile: the address of its `mslc_profile`.
+
+        Returns:
+          The profile.
+        """
+        raw, counts = abi.Profile.from_address(profile), abi.Report.from_address(report)
+        return read_profile(raw, self.kernels[kernel], counts, self._place_of_code)
+
     def _findings(self, report: abi.Report) -> list[Finding]:
         return _merge(self._finding(report.findings[i]) for i in range(report.finding_count))
 

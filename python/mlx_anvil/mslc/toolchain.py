@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .installation import install_command
+
 PACKAGE = Path(__file__).parent
 SHIM = PACKAGE / "shim"
 STUBS = PACKAGE / "stubs"
@@ -38,7 +40,7 @@ def find_zig() -> str:
     on_path = shutil.which("zig")
     if on_path:
         return on_path
-    raise ToolchainError('the Metal compiler of mslc is not installed: pip install "mlx-anvil[sim]"')
+    raise ToolchainError(f"the Metal compiler of mslc is not installed: {install_command('sim')}")
 
 
 def _given_zig(given: str) -> str:
@@ -103,14 +105,15 @@ def digest(*parts: object) -> str:
     return hasher.hexdigest()[:32]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that readers see either all of it or none of it, even after a crash."""
+def write_atomically(path: Path, data: bytes, *, survives_crash: bool = True) -> None:
+    """Writes a file so that readers see either all of it or none of it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if survives_crash:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -118,9 +121,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Writes a cache file."""
+    """Writes a cache file, without waiting for the disk: digests tell what a crash has damaged."""
     try:
-        write_atomically(path, data)
+        write_atomically(path, data, survives_crash=False)
     except OSError as error:
         raise _cache_error(path.parent, error) from None
 
@@ -153,7 +156,7 @@ def build_runtime() -> Path:
         # The runtime is linked as ELF. Linting and PTX need no linker and work everywhere.
         raise ToolchainError(f"the simulator runs on Linux (x86-64 and arm64), not on {sys.platform}")
     path = cache_directory() / f"libmslc_runtime-{fingerprint()}.so"
-    if _is_whole(path):
+    if is_whole(path):
         return path
     flags = [
         "-x",
@@ -175,15 +178,18 @@ def build_runtime() -> Path:
             require(run_tool(arguments), f"compiling {source.name}")
         linked = Path(directory, path.name)
         link_shared(objects, linked, soname=path.name, needed=_c_libraries(directory))
-        library = linked.read_bytes()
-    # Write the digest last: it proves that the library is complete.
-    keep(path, library)
-    keep(path.with_suffix(".digest"), digest(library).encode())
+        keep_with_digest(path, linked.read_bytes())
     return path
 
 
-def _is_whole(path: Path) -> bool:
-    """Tells if a cached library is complete. A full disk or a crash may have truncated it."""
+def keep_with_digest(path: Path, data: bytes) -> None:
+    """Writes a cache file, and last its digest, which proves that the file is complete."""
+    keep(path, data)
+    keep(path.with_suffix(".digest"), digest(data).encode())
+
+
+def is_whole(path: Path) -> bool:
+    """Tells if a cache file is complete. A full disk or a crash may have truncated it."""
     try:
         return path.with_suffix(".digest").read_bytes() == digest(path.read_bytes()).encode()
     except OSError:

@@ -4,7 +4,7 @@ import builtins
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -23,6 +23,22 @@ def nested_code(code: CodeType) -> Iterator[CodeType]:
 def code_names(code: CodeType) -> set[str]:
     """Names of the globals and attributes that a function and its nested functions use."""
     return {name for inner in nested_code(code) for name in inner.co_names}
+
+
+def names_of_form(
+    function: FunctionType, form: Callable[..., Any], free: Container[str] = ()
+) -> tuple[str, ...] | None:
+    """The names that the function uses, in order, if its code is that of ``form`` up to the ``free`` names; else None."""
+    code, expected = function.__code__, form.__code__
+    if _shape(code) != _shape(expected):
+        return None
+    names = code.co_names
+    return names if all(b in free or a == b for a, b in zip(names, expected.co_names, strict=True)) else None
+
+
+def _shape(code: CodeType) -> tuple[Any, ...]:
+    constants = tuple(c for c in code.co_consts if c is not None and not isinstance(c, str))  # without the docstring
+    return code.co_code, code.co_argcount, code.co_kwonlyargcount, constants, len(code.co_names)
 
 
 def contents(cell: CellType) -> Any:

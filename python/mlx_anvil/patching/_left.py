@@ -22,16 +22,20 @@ _ACTIVATION = re.compile(r"gelu|glu|silu|relu|xielu")
 _RECURRENT = re.compile(r"(Mamba\w*Mixer|Mamba2?Block|Delta\w+|LinearAttention|TimeMixing|RecurrentBlock)$")
 _RECURRENCES = {"ssm_update", "ssm_step", "gated_delta_update", "recurrent_gla", "rnn_scan"}
 _CHOICE = {"argpartition", "topk", "mlx_topk", "expert_routing"}
+_SWAPPED = {"swiglu", "precise_swiglu", "swiglu_oai", "geglu"}
 _EXPERTS = {"experts", "switch_mlp"}
 _SCORES = {"softmax", "sigmoid"}
 _OTHER_CHOICE = re.compile(r"(expert|correction|router)_bias|biased|group_(scores|idx)|^put_along_axis$")
 
 
 def is_of_experts(cls: type[nn.Module]) -> bool:
-    """True for mlx-lm's products with the weights of chosen experts, which ``patch`` skips with all modules inside
-    them: every model may share one activation object.
-    """
+    """True for mlx-lm's products with the weights of chosen experts, which ``patch`` skips."""
     return cls.__module__ == "mlx_lm.models.switch_layers"
+
+
+def is_activation_of_experts(cls: type[nn.Module]) -> bool:
+    """True for an activation of a model's own. One of ``switch_layers`` or ``mlx.nn`` may be shared by all models."""
+    return cls.__module__.startswith("mlx_lm.models.") and not is_of_experts(cls)
 
 
 def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
@@ -44,7 +48,7 @@ def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterat
         names |= code_names(method.__code__)
     for name in sorted(names & {"gather_qmm", "gather_mm"}):
         yield f"mx.{name}", "", NO_EXPERTS
-    for name in sorted(filter(_ACTIVATION.search, names - {"swiglu"})):
+    for name in sorted(filter(_ACTIVATION.search, names - _SWAPPED)):
         if any(_calls_by_name(method, name) for method in methods.values()):
             yield name, "", OTHER_SILU if "silu" in name else OTHER_ACTIVATION
     yield from _choices_and_attention(methods)

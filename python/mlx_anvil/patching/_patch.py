@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_anvil._prebuild import prebuild as _prebuild
 from mlx_anvil.patching._adapters import adapters
 from mlx_anvil.patching._code import code_names
-from mlx_anvil.patching._left import is_of_experts, reasons
+from mlx_anvil.patching._left import is_activation_of_experts, is_of_experts, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._report import FallbackLog, Report, Row
 from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
@@ -39,8 +39,9 @@ def patch(
         model (mlx.nn.Module): the model.
         attention: swap ``mx.fast.scaled_dot_product_attention``, mlx-lm's function of that name, and Gemma 2's
             attention.
-        swiglu: swap mlx-lm's ``swiglu``, and ``nn.silu(gate) * up`` in a SwiGLU MLP. With ``quantized``, one kernel
-            also computes the projections.
+        swiglu: swap the gates of MLPs: mlx-lm's ``swiglu`` and its variants, and ``nn.silu``, ``nn.gelu``,
+            ``nn.gelu_approx`` or ``nn.relu2`` of a gate, times ``up``. With ``quantized``, one kernel also computes
+            the projections of a SwiGLU.
         quantized: swap ``nn.QuantizedLinear``, ``nn.QuantizedEmbedding`` (as table and as output head), and the
             products with a quantized cache.
         norm: swap RMS norms, including Gemma's ``1 + weight``, and layer norms.
@@ -78,7 +79,8 @@ def unpatch(model: nn.Module) -> None:
 
 def _check(name: str, model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"[{name}] model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
+        hint = ", such as model[0] of the pair (model, tokenizer)" if isinstance(model, tuple | list) else ""
+        raise TypeError(f"[{name}] model is a {type(model).__name__}; allowed: an mlx.nn.Module{hint}.")
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class _Patch:
                     continue
                 seen.add(id(module))
                 if is_of_experts(type(module)):
-                    seen.update(id(inner) for _, inner in _named_modules(module))
+                    inner = [part for _, part in _named_modules(module)]
+                    seen.update(id(part) for part in inner if not is_activation_of_experts(type(part)))
                 plan = self._plan(type(module))
                 swapped += [replace(row, path=path) for row in plan.swapped]
                 left += [replace(row, path=path) for row in plan.left]

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from mlx_anvil import _ext
 from mlx_anvil._prebuild import Prebuilt
+from mlx_anvil._tables import Table, as_html, as_text, plural
+from mlx_anvil.patching._advice import advice, fallback_advice
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class FallbackLog:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of ``patch``. Prints as a table, in which equal layers share a line.
+    """The result of ``patch``. Prints as tables, in which equal layers share a line; in a notebook, as HTML.
 
     Attributes:
         model: name of the model's class.
@@ -91,41 +92,44 @@ class Report:
         """Calls of swapped modules that ran as before the patch, counted since, most frequent first."""
         return self.log.rows()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    @property
+    def summary(self) -> str:
+        """One sentence: how many calls were swapped. It counts each call of each module once."""
+        total = len(self.swapped) + len(self.left)
         if not self.swapped:
-            yield f"{self.model}: nothing to swap."
-        else:
-            table = _table(f"{self.model}: swapped", "modules", "", "call", "op", "made by")
-            for paths, count, row in _grouped(self.swapped):
-                _add(table, paths, f"x {count}", row.what, row.op, row.why)
-            yield table
-        if self.left:
-            table = _table("not swapped", "modules", "", "call", "why")
-            for paths, count, row in _grouped(self.left):
-                _add(table, paths, f"x {count}", row.what, row.why)
-            yield table
-        if self.fallbacks:
-            table = _table("calls that fell back", "op", "", "why")
-            for fallback in self.fallbacks:
-                _add(table, fallback.op, f"x {fallback.count}", fallback.reason)
-            yield table
+            return f"{self.model}: nothing to swap."
+        return f"{self.model}: {len(self.swapped)} of {plural(total, 'call')} swapped."
+
+    def _tables(self) -> Iterator[Table]:
+        heads, figures, elastic = ("modules", "", "call", "op"), frozenset((1,)), {2: 23, 0: 12}
+        swapped = Table("Swapped", heads, figures, elastic)
+        for paths, count, row in _grouped(self.swapped):
+            swapped.rows.append((paths, f"x {count}", row.what, row.op))
+        yield swapped
+        left, steps = Table("Left as it was, and why", heads[:3], figures, elastic), Table("What to do about it")
+        for paths, count, row in _grouped(self.left):
+            left.rows += [(paths, f"x {count}", row.what), f"  {row.why}"]
+        names: dict[str, dict[str, None]] = {}  # of the calls, by what to do; in order, without repeats
+        for row in self.left:
+            names.setdefault(advice(row.why), {})[row.what] = None
+        steps.rows += [f"{', '.join(calls)}: {text}" for text, calls in names.items()]
+        yield left
+        yield steps
+        fell, after = Table("Calls that fell back since, and why"), Table("What to do about those")
+        for fallback in self.fallbacks:
+            fell.rows.append(f"x {fallback.count}  {fallback.op}: {fallback.reason}")
+        after.rows += dict.fromkeys(f"{f.op}: {fallback_advice(f.reason)}" for f in self.fallbacks)
+        yield fell
+        yield after
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(as_text(self.summary, self._tables(), options.max_width))
 
     def __str__(self) -> str:
-        console = Console(width=140, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
+        return as_text(self.summary, self._tables())
 
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if not column else "left")
-    return table
-
-
-def _add(table: Table, *cells: str) -> None:
-    table.add_row(*map(Text, cells))  # as Text, because rich would parse "[batch]" in a reason as markup
+    def _repr_html_(self) -> str:
+        return as_html(self.summary, self._tables())
 
 
 def _grouped(rows: Iterable[Row]) -> Iterator[tuple[str, int, Row]]:

@@ -22,6 +22,9 @@ RMS_NORM = Call("norm", "mx.fast.rms_norm", "rms_norm")
 LAYER_NORM = Call("norm", "mx.fast.layer_norm", "layer_norm")
 ROPE = Call("rope", "mx.fast.rope", "rope")
 SWIGLU = Call("swiglu", "swiglu", "silu_gate")
+PRECISE_SWIGLU = Call("swiglu", "precise_swiglu", "silu_gate")
+SWIGLU_OAI = Call("swiglu", "swiglu_oai", "gated")
+GEGLU = Call("swiglu", "geglu", "gated")
 
 REPLACED = "the function that the model calls was replaced after patch(); call patch() again"
 
@@ -34,6 +37,23 @@ def _layer_norm(
     x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float, *, stream: Any = None
 ) -> mx.array:
     return _ext.layer_norm(widened(x, weight, bias), weight, bias, eps, stream=stream)
+
+
+def _precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+    """Float32 arithmetic, and the result in the dtype of ``h``."""
+    if h.dtype == gate.dtype == x.dtype:
+        return _ext.silu_gate(gate, x)
+    return _ext.silu_gate(gate.astype(mx.float32), x.astype(mx.float32)).astype(h.dtype)
+
+
+def _swiglu_oai(gate: mx.array, x: mx.array, alpha: float = 1.702, limit: float = 7.0) -> mx.array:
+    if alpha != 1.702:
+        raise ValueError(f"[gated] alpha is {alpha}; allowed: 1.702.")
+    return _ext.gated(gate, x, activation="swiglu_oai", limit=limit)
+
+
+def _geglu(gate: mx.array, x: mx.array) -> mx.array:
+    return _ext.gated(gate, x, activation="gelu_tanh")
 
 
 def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
@@ -56,6 +76,10 @@ def originals() -> dict[Call, tuple[Function, Function]]:
     }
     if activations := sys.modules.get("mlx_lm.models.activations"):
         pairs[SWIGLU] = (activations.swiglu, _ext.silu_gate)
+        pairs[PRECISE_SWIGLU] = (activations.precise_swiglu, _precise_swiglu)
+        pairs[SWIGLU_OAI] = (activations.swiglu_oai, _swiglu_oai)
+    if gemma4 := sys.modules.get("mlx_lm.models.gemma4_text"):
+        pairs[GEGLU] = (gemma4.geglu, _geglu)
     return pairs
 
 
@@ -112,8 +136,8 @@ def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> 
 
 
 def _reason(op: str, error: Exception) -> str:
-    """The error text without the name of the op; a list of nanobind signatures becomes one sentence."""
+    """The error text without the name of the op, and without its signature."""
     text = str(error).strip()
-    if "incompatible function arguments" in text or "unexpected keyword" in text:
+    if "unexpected keyword" in text:
         return f"arguments that {op} does not take"
-    return text.removeprefix(f"[{op}]").strip()
+    return text.removeprefix(f"[{op}]").partition(f"; allowed: {op}(")[0].strip()

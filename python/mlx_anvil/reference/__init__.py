@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 
 from mlx_anvil._op_spec import DTYPES, OpSpec
 from mlx_anvil.reference.flash_attention import flash_attention
+from mlx_anvil.reference.gated import gated
 from mlx_anvil.reference.norm import layer_norm, rms_norm
 from mlx_anvil.reference.quantized_embedding import quantized_embedding
 from mlx_anvil.reference.quantized_head import quantized_argmax, quantized_topk
@@ -24,6 +25,7 @@ __all__ = [
     "OPS",
     "OpSpec",
     "flash_attention",
+    "gated",
     "layer_norm",
     "quantized_argmax",
     "quantized_embedding",

@@ -6,6 +6,7 @@ these are MLX's own functions.
 """
 
 import math
+from typing import cast
 
 import mlx.core as mx
 
@@ -36,3 +37,33 @@ def cos_sin(angles: mx.array) -> tuple[mx.array, mx.array]:
         cos = mx.array((-1.0) ** k / math.factorial(2 * k), mx.float64) + cos * square
         sin = mx.array((-1.0) ** k / math.factorial(2 * k + 1), mx.float64) + sin * square
     return cos, sin * angles
+
+
+def erf(x: mx.array) -> mx.array:
+    return cast(mx.array, _erf_in_float64(x)) if x.dtype == mx.float64 else mx.erf(x)
+
+
+@mx.custom_function
+def _erf_in_float64(x: mx.array) -> mx.array:
+    """2 / sqrt(pi) e^(-x^2) times a series of positive terms, 2^k x^(2k + 1) / (1 * 3 * ... (2k + 1))."""
+    near = mx.clip(x, -6, 6)  # 1 - erf(6) is 2e-17
+    square = 2 * near * near
+    series = mx.ones_like(x)
+    for k in reversed(range(1, 130)):
+        series = 1 + series * square / (2 * k + 1)
+    value = near * exp(-near * near) * series * (2 / math.sqrt(math.pi))
+    return mx.where(mx.isnan(x), x, value)
+
+
+def _slope_of_erf(x: mx.array) -> mx.array:
+    return exp(-x * x) * (2 / math.sqrt(math.pi))
+
+
+@_erf_in_float64.vjp
+def _erf_vjp(primal: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
+    return cotangent * _slope_of_erf(primal)
+
+
+@_erf_in_float64.jvp
+def _erf_jvp(primal: mx.array, tangent: mx.array) -> mx.array:
+    return tangent * _slope_of_erf(primal)

@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.flash_attention.profiles import COMMON, FORWARD
 from tests.mslc.control.mlx_kernels import DECODE, ENCODE
 from tests.mslc.mutations.launches import ROOT, Launch
 
+# metal/flash_attention/params.h
+COMMON = [(f"{name}_strides", "i8", 4) for name in ("q", "k", "v", "mask")]
+COMMON += [("sinks_strides", "i8", 2)]
+COMMON += [(name, "i4") for name in ("q_heads", "kv_heads", "group", "q_len", "kv_len", "head_dim", "v_head_dim")]
+COMMON += [(name, "i4") for name in ("band_low", "band_high")]
+COMMON += [(name, "f4") for name in ("score_scale", "softcap", "scale")]
+FORWARD = np.dtype([*COMMON, ("out_strides", "i8", 3), ("parts", "i4"), ("keys_per_part", "i4")])
 BACKWARD = [*COMMON, ("out_strides", "i8", 4), ("d_out_strides", "i8", 4), ("d_lse_strides", "i8", 3)]
 BACKWARD += [(f"d_{name}_strides", "i8", 3) for name in "qkv"]
 HEAD_DIM, SCALE = 64, 0.125

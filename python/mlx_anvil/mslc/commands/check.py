@@ -12,6 +12,7 @@ from ..conformance import STANDARDS, conformance
 from ..lint import lint
 from ..preprocess import NotTextError
 from .options import load_source, parse_constants, source_options
+from .progress import in_progress
 
 
 @click.command(name="check")
@@ -51,7 +52,7 @@ def command(
         raise click.UsageError("--std and --attested need --conformance")
     console = Console(stderr=True, soft_wrap=True)
     failed = False
-    for path in files:
+    for path in in_progress(files, console):
         try:
             source = load_source(path, include_dirs, defines)
         except NotTextError as error:

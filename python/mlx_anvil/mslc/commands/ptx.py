@@ -14,6 +14,7 @@ from ..diagnostics import CompileError
 from ..ptx import ARCHITECTURES, assemble, compile_ptx
 from ..toolchain import ToolchainError, write_atomically
 from .options import load_source, parse_constants, source_options
+from .progress import in_progress
 
 
 @click.command(name="ptx")
@@ -39,7 +40,7 @@ def command(
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     spilled = False
-    for path in files:
+    for path in in_progress(files, console):
         for name in arch.split(","):
             try:
                 module = compile_ptx(load_source(path, include_dirs, defines), name, parse_constants(constants))

@@ -1,0 +1,7 @@
+#include "gated/simd/gated.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+MLX_ANVIL_DEFINE_GATE(relu2, Relu2Activation)
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,240 @@
+"""What arguments of other libraries are called here: the only place that names them.
+
+``NAMES`` maps a function or class to its table. An entry maps another library's keyword to ours, with a value where
+that is fixed ("mask='causal'"). An entry that ends in a full stop is a sentence for a keyword without a counterpart. Functions share tables: an entry does not apply
+to a function that lacks the argument it names.
+"""
+
+from collections.abc import Mapping
+
+_NO_DROPOUT = "there is no dropout, so leave it out."
+_NO_NEED = "leave it out."
+_DENSE = "sequences are not packed; use [B, H, L, D] with a mask."
+_POSITION = "give the first position as offset."
+_ANGLES = "angles are computed; give dims with base or freqs."
+_LAST_AXIS = "the last axis is normalised, so leave it out."
+_TOP_K = {"top_k": "k", "topk": "k", "num_experts_per_tok": "k", "largest": "the largest are chosen.", "dim": _NO_NEED}
+_TOP_K |= {"axis": _NO_NEED}
+_STREAM = {"device": "stream", "s": "stream"}
+
+_ATTENTION = {
+    # PyTorch: scaled_dot_product_attention, flex_attention
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "queries": "q",
+    "keys": "k",
+    "values": "v",
+    "attn_mask": "mask",
+    "is_causal": "mask='causal'",
+    "dropout_p": _NO_DROPOUT,
+    "enable_gqa": "grouped queries need no switch, so leave it out.",
+    "score_mod": "scores are changed by mask and softcap only.",
+    "block_mask": "mask",
+    # flash-attn
+    "causal": "mask='causal'",
+    "softmax_scale": "scale",
+    "sliding_window": "window_size",
+    "local_window_size": "window_size",
+    "alibi_slopes": "add the biases to the scores with mask, an array that broadcasts with [B, Hq, Lq, Lk].",
+    "deterministic": "gradients are always deterministic, so leave it out.",
+    "return_attn_probs": "the probabilities are never stored; return_lse=True returns their log-sum-exp.",
+    "return_softmax_lse": "return_lse=True",
+    "learnable_sink": "sinks",
+    "s_aux": "sinks",
+    "qkv": "give q, k and v as three arrays.",
+    "kv": "give k and v as two arrays.",
+    "cu_seqlens_q": _DENSE,
+    "cu_seqlens_k": _DENSE,
+    "max_seqlen_q": _DENSE,
+    "max_seqlen_k": _DENSE,
+    "k_cache": "k",
+    "v_cache": "v",
+    "cache_seqlens": "slice the cache to its length.",
+    "block_table": "the cache is not paged; give k and v as arrays.",
+    # Triton, xformers, Transformers, JAX
+    "sm_scale": "scale",
+    "scaling": "scale",
+    "attn_bias": "mask",
+    "bias": "mask",
+    "attention_mask": "mask",
+    "attention_bias": "mask",
+    "p": _NO_DROPOUT,
+    "dropout": _NO_DROPOUT,
+    "logits_soft_cap": "softcap",
+    "attn_logits_soft_cap": "softcap",
+    "attn_logit_softcapping": "softcap",
+    "logit_cap": "softcap",
+    "sink": "sinks",
+    "return_residual": "return_lse=True",
+    # MLX
+    "force_fused": "mlx_anvil.strict() raises where a call would not be fused.",
+    "memory_efficient_threshold": _NO_NEED,
+}
+
+_GATE = {
+    "a": "gate",  # Liger
+    "b": "up",
+    "x": "gate and up, two arrays; mx.split(x, 2, axis=-1) makes them.",
+    "input": "gate and up, two arrays; mx.split(input, 2, axis=-1) makes them.",
+    "x1": "gate",
+    "x2": "up",
+    "y": "up",
+}
+
+_NORM = {
+    "input": "x",
+    "hidden_states": "x",
+    "X": "x",
+    "a": "x",
+    "W": "weight",
+    "w": "weight",
+    "gamma": "weight",
+    "scale": "weight",
+    "epsilon": "eps",
+    "variance_epsilon": "eps",
+    "R": "residual",
+    "x1": "residual",
+    "z": "gate",  # the gated norms of Mamba
+    "offset": "weight_offset",
+    "normalized_shape": _LAST_AXIS,
+    "axis": _LAST_AXIS,
+    "dim": _LAST_AXIS,
+    "prenorm": "with residual, the sum is always returned; leave it out.",
+    "casting_mode": "the arithmetic is always float32, so leave it out.",
+    "in_place": "arrays do not change in place, so leave it out.",
+    "dropout_p": _NO_DROPOUT,
+}
+
+_ROPE = {
+    "a": "x",  # MLX
+    "input": "x",
+    "dim": "dims",
+    "rotary_dim": "dims",
+    "rotary_dims": "dims",
+    "head_dim": "dims",
+    "interleaved": "traditional",
+    "is_neox_style": "traditional, its opposite.",
+    "theta": "base",
+    "rope_theta": "base",
+    "rotary_base": "base",
+    "max_wavelength": "base",
+    "inv_freq": "freqs=1 / inv_freq",
+    "scaling_factor": "scale=1 / scaling_factor",
+    "scale_factor": "scale=1 / scale_factor",
+    "cos": _ANGLES,
+    "sin": _ANGLES,
+    "cos_sin_cache": _ANGLES,
+    "positions": _POSITION,
+    "position_ids": _POSITION,
+    "input_pos": _POSITION,
+    "seqlen_offsets": "offset",
+    "position": "offset",
+    "start_pos": "offset",
+    "unsqueeze_dim": "the layout is [batch, ..., length, head_dim], so leave it out.",
+    "inplace": "arrays do not change in place, so leave it out.",
+}
+
+_QUANTIZED = {
+    "input": "x",
+    "lhs": "x",
+    "a": "x",
+    "weight": "w",
+    "wq": "w",
+    "w_q": "w",
+    "qweight": "w",
+    "scale": "scales",
+    "zeros": "biases",
+    "qzeros": "biases",
+    "zero_points": "biases, added after the scaling: -scale * zero_point.",
+    "bias": "biases, those of the quantized groups; add a layer's bias to the result.",
+    "groupsize": "group_size",
+    "block_size": "group_size",
+    "nbits": "bits",
+    "num_bits": "bits",
+    "dtype": "the result has the promoted dtype of x, scales and biases.",
+}
+
+_SWIGLU = {
+    "w_gate": "gate",
+    "w_up": "up",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "w1": "gate",
+    "w3": "up",
+    "w": "gate and up: each a tuple (w, scales, biases).",
+    "scales": "gate and up: each a tuple (w, scales, biases).",
+    "biases": "gate and up: each a tuple (w, scales, biases).",
+}
+
+_ROUTER = {
+    "input": "logits",
+    "x": "logits",
+    "scores": "logits",
+    "router_logits": "logits",
+    "gating_output": "logits",
+    "renormalize": "norm",
+    "norm_topk_prob": "norm",
+    "normalize": "norm",
+    "score_function": "scoring",
+    "scoring_func": "scoring",
+    "largest": "the largest are chosen.",
+}
+
+_LAYER = {
+    "hidden_size": "dims",
+    "dim": "dims",
+    "d_model": "dims",
+    "normalized_shape": "dims",
+    "in_features": "dims",
+    "elementwise_affine": "affine",
+    "epsilon": "eps",
+    "variance_epsilon": "eps",
+    "offset": "weight_offset",
+    "device": "arrays have no device, so leave it out.",
+    "dtype": "the parameters are float32; module.set_dtype() converts them.",
+}
+
+_MLP = {
+    "intermediate_size": "hidden_dims",
+    "hidden_features": "hidden_dims",
+    "hidden_dim": "hidden_dims",
+    "hidden_act": "the activation is SiLU, so leave it out.",
+    "mlp_bias": "bias",
+    "use_bias": "bias",
+}
+
+_FORMAT = {"groupsize": "group_size", "nbits": "bits", "num_bits": "bits"}
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "flash_attention": _ATTENTION | _STREAM,
+    "silu_gate": _GATE | _STREAM,
+    "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},
+    "layer_norm": {**_NORM, **_STREAM, "B": "bias", "beta": "bias"},
+    "rope": _ROPE | _STREAM,
+    "rope_qk": {**_ROPE, **_STREAM, "query": "q", "key": "k", "queries": "q", "keys": "k"},
+    "quantized_matmul": _QUANTIZED | _STREAM,
+    "quantized_gemv": _QUANTIZED | _STREAM,
+    "quantized_swiglu": _QUANTIZED | _SWIGLU | _STREAM,
+    "quantized_embedding": {**_QUANTIZED, **_STREAM, "indices": "ids", "input": "ids", "input_ids": "ids", "x": "ids"},
+    "quantized_argmax": _QUANTIZED | _STREAM | {"keepdims": _NO_NEED, "axis": _NO_NEED},
+    "quantized_topk": _QUANTIZED | _TOP_K | _STREAM,
+    "softmax_topk": _ROUTER | _TOP_K | _STREAM,
+    "SwiGLU": _LAYER | _MLP,
+    "QuantizedSwiGLU": _LAYER | _MLP | _FORMAT | {"bias": "the projections have no bias, so leave it out."},
+    "RMSNorm": _LAYER,
+    "LayerNorm": _LAYER,
+    "RoPE": {**_ROPE, "dim": "dims", "freqs": "this layer has a base only; mlx_anvil.rope() takes freqs."},
+    "QuantizedLinear": _FORMAT | {"in_features": "input_dims", "out_features": "output_dims", "use_bias": "bias"},
+    "QuantizedEmbedding": _FORMAT | {"vocab_size": "num_embeddings", "embedding_dim": "dims", "hidden_size": "dims"},
+}
+
+
+def converted(kind: str, name: str) -> str:
+    """How an array of another library, of type ``kind``, becomes one of MLX's; empty if it is none."""
+    library = kind.partition(".")[0]
+    if library == "torch":
+        return f"mlx.core.array({name}.detach().cpu().numpy())"
+    if library == "jax" or library == "jaxlib":
+        return f"mlx.core.array(numpy.asarray({name}))"
+    return f"mlx.core.array({name})" if library == "numpy" or kind in ("list", "tuple") else ""
