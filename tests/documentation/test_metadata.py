@@ -121,7 +121,10 @@ def make_wheel(folder: Path, *names: str, platform: str = release_check.PLATFORM
     return wheel
 
 
-PACKAGE = [f"mlx_anvil/{name}" for name in ("__init__.py", "py.typed", "_ext.pyi", "_build_info.py", "mslc/shim/a.h")]
+PACKAGE = [
+    f"mlx_anvil/{name}"
+    for name in ("__init__.py", "py.typed", "_ext.pyi", "_build_info.py", "mslc/shim/a.h", "mslc/runtime/a.cpp")
+]
 COMPILED = ["mlx_anvil/_ext.cpython-312-x86_64-linux-gnu.so", "mlx_anvil/ptx/a.ptx.xz", "mlx_anvil/cubin/a.tar.xz"]
 WHEEL = [*PACKAGE, *COMPILED, f"mlx_anvil-{release_check.VERSION}.dist-info/licenses/LICENSE"]
 
