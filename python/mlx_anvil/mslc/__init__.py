@@ -3,7 +3,10 @@
 from importlib.util import find_spec
 from typing import Any
 
-from .installation import install_command, reinstall_command, requirement
+# For the package around this one; not part of the API.
+from .installation import install_command as install_command
+from .installation import reinstall_command as reinstall_command
+from .installation import requirement as requirement
 
 _missing: ImportError | None = None
 try:
@@ -35,10 +38,7 @@ __all__ = [
     "Source",
     "ToolchainError",
     "find_zig",
-    "install_command",
     "metal_kernel",
-    "reinstall_command",
-    "requirement",
     "verify",
 ]
 
