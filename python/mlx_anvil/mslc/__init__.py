@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import Any
 
-# For the rest of the package: not in __all__.
+# For the package around this one; not part of the API.
 from .installation import install_command as install_command
 from .installation import reinstall_command as reinstall_command
 from .installation import requirement as requirement
