@@ -1,8 +1,8 @@
 """What arguments of other libraries are called here: the only place that names them.
 
 ``NAMES`` maps a function or class to its table. An entry maps another library's keyword to ours, with a value where
-that is fixed ("mask='causal'"). An entry that ends in a full stop is a sentence for a keyword without a counterpart. Functions share tables: an entry does not apply
-to a function that lacks the argument it names.
+that is fixed ("mask='causal'"). An entry that ends in a full stop is a sentence for a keyword without a counterpart.
+Functions share tables: an entry does not apply to a function that lacks the argument it names.
 """
 
 from collections.abc import Mapping
@@ -209,6 +209,13 @@ _FORMAT = {"groupsize": "group_size", "nbits": "bits", "num_bits": "bits"}
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "silu_gate": _GATE | _STREAM,
+    "gated": {
+        **_GATE,
+        **_STREAM,
+        "approximate": "activation='gelu_tanh'",
+        "act": "activation",
+        "hidden_act": "activation",
+    },
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},
     "layer_norm": {**_NORM, **_STREAM, "B": "bias", "beta": "bias"},
     "rope": _ROPE | _STREAM,

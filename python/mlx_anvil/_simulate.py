@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
@@ -53,12 +54,16 @@ def _keep_profile(path: str, kernel: str, report: int, profile: int, key: int) -
         kept.append(_libraries[path].profile_at(kernel, report, profile))
 
 
+def _use_compiler(compile: Callable[[str, str, dict[int | str, object], bool, bool], str] = _compile) -> None:
+    _ext._set_simulator_toolchain(compile, _describe, _keep_profile)
+
+
 @cache
 def _register_toolchain() -> None:
     from mlx_anvil.mslc import find_zig
 
     find_zig()  # if it is missing, the error names the package to install
-    _ext._set_simulator_toolchain(_compile, _describe, _keep_profile)
+    _use_compiler()
 
 
 def _seed(value: object) -> int:

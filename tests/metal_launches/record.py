@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 
 import mlx_anvil
-from mlx_anvil import _ext
+from mlx_anvil import _simulate
 from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.toolchain import PACKAGE, find_zig
 from tests.metal_launches.calls import CALLS
@@ -62,12 +62,12 @@ def recording() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         recorder = build_recorder(Path(folder))
 
-        def pretend_to_compile(op: str, kernel: str, constants: dict[int | str, object], checked: bool) -> str:
+        def pretend_to_compile(op: str, kernel: str, *_: object) -> str:
             assert recorder.recorder_add(kernel.encode()), "recorder.c holds too few kernels"
             return recorder._name
 
         with mlx_anvil.simulate():
-            _ext._set_simulator_toolchain(pretend_to_compile, lambda path, report: "")
+            _simulate._use_compiler(pretend_to_compile)
             yield
 
 

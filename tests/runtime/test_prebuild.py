@@ -45,14 +45,14 @@ def compiled(monkeypatch):
     names = []
     original = _simulate._compile
 
-    def count(op, kernel, constants, checked):
+    def count(op, kernel, *options):
         names.append(kernel)
-        return original(op, kernel, constants, checked)
+        return original(op, kernel, *options)
 
     with mlx_anvil.simulate():
-        _ext._set_simulator_toolchain(count, _simulate._describe)
+        _simulate._use_compiler(count)
         yield names
-        _ext._set_simulator_toolchain(original, _simulate._describe)
+        _simulate._use_compiler()
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -120,14 +120,14 @@ from mlx_anvil import _ext, _simulate
 
 calls, started = [], threading.Event()
 
-def slow(op, kernel, constants, checked):
+def slow(op, kernel, *options):
     calls.append(kernel)
     started.set()
     time.sleep(0.5)
-    return _simulate._compile(op, kernel, constants, checked)
+    return _simulate._compile(op, kernel, *options)
 
 with mlx_anvil.simulate():
-    _ext._set_simulator_toolchain(slow, _simulate._describe)
+    _simulate._use_compiler(slow)
     x = mx.random.normal((3, 8))
     (planned,) = _ext._plan_kernels([mlx_anvil.silu_gate(x, x)])
     builder = threading.Thread(target=planned.build)
@@ -147,11 +147,11 @@ def test_a_launch_waits_for_the_thread_that_builds():
 
 
 def test_an_error_is_raised_by_wait():
-    def fail(op, kernel, constants, checked):
+    def fail(*_):
         raise OSError("no space left")
 
     with mlx_anvil.simulate(checked=True):
-        _ext._set_simulator_toolchain(fail, _simulate._describe)
+        _simulate._use_compiler(fail)
         try:
             x = mx.random.normal((2, 3, 5)).astype(mx.float16)
             prebuilt = mlx_anvil.prebuild(nn.Linear(2, 2), lambda: mlx_anvil.softmax_topk(x, 3))
@@ -159,18 +159,18 @@ def test_an_error_is_raised_by_wait():
                 prebuilt.wait(60)
             assert prebuilt.done
         finally:
-            _ext._set_simulator_toolchain(_simulate._compile, _simulate._describe)
+            _simulate._use_compiler()
 
 
 def test_wait_gives_up_in_time():
     release = threading.Event()
 
-    def hang(op, kernel, constants, checked):
+    def hang(*_):
         release.wait(60)
         raise OSError("given up")
 
     with mlx_anvil.simulate(checked=True):
-        _ext._set_simulator_toolchain(hang, _simulate._describe)
+        _simulate._use_compiler(hang)
         try:
             x = mx.random.normal((2, 3, 5))
             prebuilt = mlx_anvil.prebuild(nn.Linear(2, 2), lambda: {"out": [mlx_anvil.rms_norm(x, mx.ones(5), 1e-5)]})
@@ -180,7 +180,7 @@ def test_wait_gives_up_in_time():
             assert repr(prebuilt) == "Prebuilt(0 of 1 kernels built)"
         finally:
             release.set()
-            _ext._set_simulator_toolchain(_simulate._compile, _simulate._describe)
+            _simulate._use_compiler()
 
 
 def test_on_the_cpu_there_is_nothing_to_build():
