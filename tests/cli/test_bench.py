@@ -227,7 +227,7 @@ def test_json_goes_to_stdout_and_messages_to_stderr(tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert result.stdout == saved.read_text()
     assert json.loads(result.stdout)["schema"] == SCHEMA
-    assert result.stderr.startswith("Results saved to")
+    assert " ".join(result.stderr.split()) == f"Results saved to {saved}."
 
 
 def test_quartiles_of_a_speedup_are_those_of_its_rounds():
