@@ -150,13 +150,16 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
     }
   }
   // After the last tile, so that no tile needs registers for it.
+  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(place.lane) : 0;
+  const FragmentPlace own = fragment_place(place.lane + zero);
   while (overflowed && tile >= place.groups) {
     tile -= place.groups;
     MLX_ANVIL_NO_UNROLL
     for (int e = 0; e < 2; ++e) {
-      keep_in_range(matrices, x, out_of_all, batch, first_row + sums.place.column + e,
-                    first_output + 8 * int(tile * kResults + place.simdgroup) + sums.place.row,
-                    params);
+      keep_in_range(matrices, x, out_of_all, place.group.z + zero,
+                    kMatrixRows * int(place.group.y + zero) + own.column + e,
+                    first_output + 8 * int(tile * kResults + place.simdgroup) + own.row,
+                    (&params)[zero]);
     }
   }
 }
