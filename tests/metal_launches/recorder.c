@@ -34,3 +34,7 @@ MSLC_API int mslc_run(const mslc_launch* launch, mslc_report* report) {
 MSLC_API void mslc_report_clear(mslc_report* report) {
   (void)report;
 }
+
+MSLC_API void mslc_profile_clear(mslc_profile* profile) {
+  (void)profile;
+}
