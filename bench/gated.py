@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from harness import as_json, console_table, copies, measure, ratio, write_results
+
 import click
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,7 +20,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness import as_json, console_table, copies, measure, ratio, write_results
 from mlx_anvil import _ext, gated
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
