@@ -11,6 +11,7 @@
 #include "common/plan.h"
 #include "common/select.h"
 #include "common/trace.h"
+#include "common/vmap_axis.h"
 
 namespace mlx_anvil {
 
@@ -159,8 +160,7 @@ bool is_evaluated_dense(const mx::array& x) {
 Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream) {
   Arrays batched;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    batched.push_back(axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream)
-                                  : mx::moveaxis(inputs[i], axes[i], 0, stream));
+    batched.push_back(with_vmap_axis(inputs[i], axes[i], 0, stream));
   }
   return stretch_arrays(batched, stream);
 }

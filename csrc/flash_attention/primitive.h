@@ -4,6 +4,7 @@
 #include "common/broadcast.h"
 #include "common/checks.h"
 #include "common/run_on_cpu.h"
+#include "common/vmap_axis.h"
 #include "flash_attention/gpu.h"
 #include "flash_attention/operands.h"
 
@@ -13,19 +14,16 @@ namespace mlx_anvil {
 class BatchFold {
  public:
   BatchFold(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream)
-      : batch_(inputs[0].shape(axes[0] == 0 ? 1 : 0)), stream_(stream) {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      count_ = axes[i] < 0 ? count_ : inputs[i].shape(axes[i]);
-    }
-  }
+      : count_(vmap_length(inputs, axes)),
+        batch_(inputs[0].shape(axes[0] == 0 ? 1 : 0)),
+        stream_(stream) {}
 
   // Repeats an input without vmap's axis, unless it may keep length 1 (`stretches`).
   mx::array fold(const mx::array& x, int axis, bool stretches) const {
     if (axis < 0 && stretches && x.shape(0) == 1) {
       return x;
     }
-    const mx::array front =
-        axis < 0 ? mx::expand_dims(x, 0, stream_) : mx::moveaxis(x, axis, 0, stream_);
+    const mx::array front = with_vmap_axis(x, axis, 0, stream_);
     mx::Shape shape = front.shape();
     shape[0] = count_;
     shape[1] = batch_;
@@ -37,7 +35,7 @@ class BatchFold {
   }
 
  private:
-  int count_ = 1;
+  int count_;
   int batch_;
   mx::Stream stream_;
 };

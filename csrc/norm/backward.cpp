@@ -1,3 +1,4 @@
+#include "common/vmap_axis.h"
 #include "norm/apply.h"
 #include "norm/gpu.h"
 #include "norm/primitive.h"
@@ -151,7 +152,7 @@ std::pair<Arrays, std::vector<int>> NormBackward::batched(const Arrays& inputs,
   Arrays outputs = apply_norm_backward(config, wanted_, folded, stream());
   // Unfolds [batch * groups, columns], for weights that already had groups.
   const bool had_groups = sums && inputs[weight_at()].ndim() - (axes[weight_at()] >= 0) == 2;
-  const int batch = batch_size(inputs, axes);
+  const int batch = vmap_length(inputs, axes);
   for (size_t i = 1 + config_.has_gate; had_groups && i < outputs.size(); ++i) {
     outputs[i] = mx::unflatten(outputs[i], 0, {batch, outputs[i].shape(0) / batch}, stream());
   }

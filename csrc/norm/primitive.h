@@ -100,7 +100,4 @@ class NormPrimitive : public FusedPrimitive {
   const NormConfig config_;
 };
 
-// The length of vmap's axis.
-int batch_size(const Arrays& inputs, const std::vector<int>& axes);
-
 }  // namespace mlx_anvil

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "common/allocate.h"
-#include "common/broadcast.h"
 #include "common/checks.h"
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
@@ -128,10 +127,6 @@ class QuantizedMatmul : public QuantizedPrimitive {
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
     const mx::Stream s = stream();
-    int count = 1;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
-    }
     const bool own_weights =
         std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; });
     const size_t w_rank = inputs[1].ndim() - (axes[1] >= 0);
@@ -140,18 +135,11 @@ class QuantizedMatmul : public QuantizedPrimitive {
                                       mx::moveaxis(inputs[0], axes[0], 0, s), matrix(inputs), s)},
               {0}};
     }
-    Arrays front;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      mx::array x =
-          axes[i] < 0 ? mx::expand_dims(inputs[i], 0, s) : mx::moveaxis(inputs[i], axes[i], 0, s);
-      mx::Shape shape = x.shape();
-      shape[0] = count;
-      front.push_back(stretch(x, shape, s));
-    }
+    Arrays front = with_vmap_in_front(inputs, axes, s);
     mx::Shape shape = front[0].shape();
     if (w_rank == 2) {
       const int rows = std::accumulate(shape.begin() + 1, shape.end() - 1, 1, std::multiplies<>());
-      front[0] = mx::reshape(front[0], {count, rows, shape.back()}, s);
+      front[0] = mx::reshape(front[0], {shape[0], rows, shape.back()}, s);
     }
     const mx::array out =
         apply_quantized_matmul(op_, format_, product_, front[0], matrix(front), s);

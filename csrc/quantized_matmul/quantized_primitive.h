@@ -9,6 +9,7 @@
 #include "common/run_on_cpu.h"
 #include "common/simulate.h"
 #include "common/trace.h"
+#include "common/vmap_axis.h"
 #include "quantized_matmul/gpu.h"
 #include "quantized_matmul/primitive.h"
 
@@ -53,10 +54,7 @@ inline QuantizedWeights pointers_of(const QuantizedWeightArrays& weights) {
 inline std::vector<Arrays> elements_of(const Arrays& inputs,
                                        const std::vector<int>& axes,
                                        mx::Stream s) {
-  int count = 1;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
-  }
+  const int count = vmap_length(inputs, axes);
   std::vector<Arrays> elements(count, inputs);
   for (int element = 0; element < count; ++element) {
     for (size_t i = 0; i < inputs.size(); ++i) {

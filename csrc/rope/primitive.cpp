@@ -4,12 +4,12 @@
 #include <string>
 
 #include "common/allocate.h"
-#include "common/broadcast.h"
 #include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/run_on_cpu.h"
 #include "common/trace.h"
+#include "common/vmap_axis.h"
 #include "rope/cpu.h"
 #include "rope/gpu.h"
 
@@ -203,20 +203,14 @@ std::pair<Arrays, std::vector<int>> Rope::batched(const Arrays& inputs,
   if (inputs.size() > tensors_ + 1 && axes[tensors_ + 1] >= 0) {
     return FusedPrimitive::batched(inputs, axes);
   }
-  int count = 1;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    count = axes[i] < 0 ? count : inputs[i].shape(axes[i]);
-  }
+  const int count = vmap_length(inputs, axes);
   RopePositions positions = positions_of(inputs);
   const bool own_offsets = axes[tensors_] >= 0;
   const int to = own_offsets ? 0 : 1;  // the axis that vmap's is folded into
   Arrays merged;
   for (size_t i = 0; i < tensors_; ++i) {
-    const mx::array x =
-        axes[i] < 0 ? mx::expand_dims(inputs[i], to, s) : mx::moveaxis(inputs[i], axes[i], to, s);
-    mx::Shape shape = x.shape();
-    shape[to] = count;
-    merged.push_back(mx::flatten(stretch(x, shape, s), to, to + 1, s));
+    const mx::array x = repeated_over_vmap(inputs[i], axes[i], to, count, s);
+    merged.push_back(mx::flatten(x, to, to + 1, s));
   }
   if (own_offsets) {
     const mx::array offset = mx::moveaxis(positions.offset, axes[tensors_], 0, s);

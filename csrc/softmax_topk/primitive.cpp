@@ -4,13 +4,13 @@
 #include <string>
 
 #include "common/allocate.h"
-#include "common/broadcast.h"
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
 #include "common/run_on_cpu.h"
 #include "common/trace.h"
+#include "common/vmap_axis.h"
 #include "softmax_topk/compose.h"
 #include "softmax_topk/cpu.h"
 #include "softmax_topk/gpu.h"
@@ -85,23 +85,6 @@ class RouterPrimitive : public FusedPrimitive {
     });
   }
 
-  // Moves vmap's axis of the inputs to the front.
-  Arrays fold(const Arrays& inputs, const std::vector<int>& axes) {
-    int batch = 1;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      batch = axes[i] < 0 ? batch : inputs[i].shape(axes[i]);
-    }
-    Arrays folded;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const mx::array front = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream())
-                                          : mx::moveaxis(inputs[i], axes[i], 0, stream());
-      mx::Shape shape = front.shape();
-      shape[0] = batch;
-      folded.push_back(stretch(front, shape, stream()));
-    }
-    return folded;
-  }
-
   const RouterOptions options_;
 };
 
@@ -158,7 +141,8 @@ class SoftmaxTopk : public RouterPrimitive {
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    return {apply_softmax_topk(options_, fold(inputs, axes)[0], stream()), {0, 0}};
+    const Arrays in = with_vmap_in_front(inputs, axes, stream());
+    return {apply_softmax_topk(options_, in[0], stream()), {0, 0}};
   }
 };
 
@@ -198,7 +182,7 @@ class SoftmaxTopkBackward : public RouterPrimitive {
  protected:
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    const Arrays in = fold(inputs, axes);
+    const Arrays in = with_vmap_in_front(inputs, axes, stream());
     return {{apply_softmax_topk_backward(options_, in[0], in[1], in[2], stream())}, {0}};
   }
 };

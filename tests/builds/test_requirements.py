@@ -1,6 +1,7 @@
 """What a build says where something is missing: what it is, and what to install."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,8 +107,12 @@ def test_versions(package: str, tmp_path: Path):
 
 
 def test_another_mlx(tmp_path: Path):
-    (tmp_path / "MLXConfig.cmake").write_text("")
-    (tmp_path / "MLXConfigVersion.cmake").write_text('set(PACKAGE_VERSION "0.99.1")\n')
+    pinned = re.search(r'"nanobind==([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pinned
+    for package, version in (("MLX", "0.99.1"), ("nanobind", pinned[1])):
+        (tmp_path / f"{package}Config.cmake").write_text("")
+        text = f'set(PACKAGE_VERSION "{version}")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n'
+        (tmp_path / f"{package}ConfigVersion.cmake").write_text(text)
     env = {name: value for name, value in os.environ.items() if name != "MLX_ANVIL_ANY_MLX"}
-    text = configure(tmp_path, f"-DMLX_ROOT={tmp_path}", env=env)
+    text = configure(tmp_path, f"-DMLX_ROOT={tmp_path}", f"-Dnanobind_ROOT={tmp_path}", env=env)
     assert "mlx is 0.99.1; allowed: " in text
