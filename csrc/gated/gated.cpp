@@ -88,29 +88,39 @@ const ElementwiseVariant& forward_of(Activation activation) {
 
 }  // namespace
 
+GateOptions checked_gate(const char* op, Activation activation, std::optional<float> limit) {
+  if (limit && !(*limit > 0.0f && std::isfinite(*limit))) {
+    throw_value_error(
+        op, "limit is " + std::to_string(*limit) + "; allowed: None, or a finite number above 0.");
+  }
+  const float none = activation == Activation::kSwigluOai ? kDefaultOaiLimit : 0.0f;
+  return {activation, limit.value_or(none)};
+}
+
 mx::array gated(const mx::array& gate,
                 const mx::array& up,
-                Activation activation,
-                std::optional<float> limit,
+                const GateOptions& options,
                 mx::StreamOrDevice stream) {
   const std::initializer_list<NamedArray> arrays = {{"gate", gate}, {"up", up}};
   require_kernel_dtypes(kGated, arrays);
   require_broadcastable(kGated, arrays);
-  if (limit && !(*limit > 0.0f && std::isfinite(*limit))) {
-    throw_value_error(kGated, "limit is " + std::to_string(*limit) +
-                                  "; allowed: None, or a finite number above 0.");
-  }
   const mx::Stream s = require_stream(kGated, stream);
   if (traces_shapeless({&gate, &up})) {
     return shapeless_node(kGated, s, {gate, up}, [=](const Arrays& in) -> Arrays {
-      return {gated(in[0], in[1], activation, limit, s)};
+      return {gated(in[0], in[1], options, s)};
     })[0];
   }
-  const float none = activation == Activation::kSwigluOai ? kDefaultOaiLimit : 0.0f;
   const mx::Dtype dtype = promoted_dtype(arrays);
-  return apply_elementwise(forward_of(activation),
+  return apply_elementwise(forward_of(options.activation),
                            {mx::astype(gate, dtype, s), mx::astype(up, dtype, s)}, s,
-                           limit.value_or(none))[0];
+                           options.limit)[0];
+}
+
+mx::array compose_gated(const mx::array& gate,
+                        const mx::array& up,
+                        const GateOptions& options,
+                        mx::Stream s) {
+  return forward_of(options.activation).compose({gate, up}, options.limit, s)[0];
 }
 
 }  // namespace mlx_anvil

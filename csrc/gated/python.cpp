@@ -1,4 +1,5 @@
 #include <iterator>
+#include <optional>
 #include <string>
 
 #include "common/bind_op.h"
@@ -60,24 +61,6 @@ std::string allowed_activations() {
   return text;
 }
 
-mx::array gated_of_python(
-    nb::handle gate, nb::handle up, nb::handle activation, nb::handle limit, nb::handle stream) {
-  return gated(to_array(kGated, "gate", gate), to_array(kGated, "up", up),
-               to_activation(kGated, activation), to_limit(kGated, limit),
-               to_stream_or_device(kGated, stream));
-}
-
-const BindOp bind_gated([](nb::module_& m) {
-  m.def("gated", gated_of_python, "gate"_a.none(), "up"_a.none(), nb::kw_only(),
-        "activation"_a.none() = "silu", "limit"_a = nb::none(), "stream"_a = nb::none(),
-        nb::sig("def gated(gate: mlx.core.array, up: mlx.core.array, *, "
-                "activation: str = 'silu', limit: float | None = None, "
-                "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
-        kDoc);
-});
-
-}  // namespace
-
 Activation to_activation(const char* op, nb::handle value) {
   std::string name;
   if (!nb::try_cast(value, name)) {
@@ -91,9 +74,28 @@ Activation to_activation(const char* op, nb::handle value) {
   throw_value_error(op, "activation is '" + name + "'; allowed: " + allowed_activations() + ".");
 }
 
-std::optional<float> to_limit(const char* op, nb::handle value) {
-  return value.is_none() ? std::nullopt
-                         : std::optional(to_float32(op, "limit", value, "None, or a number"));
+mx::array gated_of_python(
+    nb::handle gate, nb::handle up, nb::handle activation, nb::handle limit, nb::handle stream) {
+  return gated(to_array(kGated, "gate", gate), to_array(kGated, "up", up),
+               to_gate_options(kGated, activation, limit), to_stream_or_device(kGated, stream));
+}
+
+const BindOp bind_gated([](nb::module_& m) {
+  m.def("gated", gated_of_python, "gate"_a.none(), "up"_a.none(), nb::kw_only(),
+        "activation"_a.none() = "silu", "limit"_a = nb::none(), "stream"_a = nb::none(),
+        nb::sig("def gated(gate: mlx.core.array, up: mlx.core.array, *, "
+                "activation: str = 'silu', limit: float | None = None, "
+                "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"),
+        kDoc);
+});
+
+}  // namespace
+
+GateOptions to_gate_options(const char* op, nb::handle activation, nb::handle limit) {
+  return checked_gate(op, to_activation(op, activation),
+                      limit.is_none()
+                          ? std::nullopt
+                          : std::optional(to_float32(op, "limit", limit, "None, or a number")));
 }
 
 }  // namespace mlx_anvil

@@ -102,8 +102,4 @@ mx::array mlx_quantized_matmul(const QuantizedFormat& format,
                               mode_name(format.kind), s);
 }
 
-mx::array compose_swiglu(const mx::array& gate, const mx::array& up, mx::Stream s) {
-  return mx::multiply(mx::multiply(gate, mx::sigmoid(gate, s), s), up, s);
-}
-
 }  // namespace mlx_anvil

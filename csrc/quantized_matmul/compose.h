@@ -43,7 +43,4 @@ mx::array mlx_quantized_matmul(const QuantizedFormat& format,
                                const QuantizedMatrix& matrix,
                                mx::Stream s);
 
-// silu(gate) * up of float32 arrays
-mx::array compose_swiglu(const mx::array& gate, const mx::array& up, mx::Stream s);
-
 }  // namespace mlx_anvil

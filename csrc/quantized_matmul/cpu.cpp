@@ -95,7 +95,7 @@ void quantized_swiglu_cpu(const QuantizedSwigluArgs& args) {
     gemv_in_parallel(gate, rows, out, [&](int64_t first, int64_t count) {
       Floats gates = operand.multiply(gate, first, count);
       const Floats ups = operand.multiply(up, first, count);
-      quantized_cpu_kernels().silu_gate(gates.get(), ups.get(), operand.rows() * count);
+      quantized_cpu_kernels().gate(args.options, gates.get(), ups.get(), operand.rows() * count);
       return gates;
     });
   }

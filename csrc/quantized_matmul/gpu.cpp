@@ -95,6 +95,14 @@ struct Request {
   InlineVector<QuantizedWeightArrays, 2> matrices;
   mx::array& out;
   const mx::Stream& stream;
+  GateOptions activation = {};  // of a swiglu
+
+  QuantizedParams params(const QuantizedFormat& format, const QuantizedSizes& sizes) const {
+    QuantizedParams params = params_of(format, sizes);
+    params.activation = static_cast<int32_t>(activation.activation);
+    params.limit = activation.limit;
+    return params;
+  }
 
   bool words_are_vectors(const QuantizedFormat& format) const {
     return std::all_of(matrices.begin(), matrices.end(), [&](const QuantizedWeightArrays& m) {
@@ -159,7 +167,7 @@ void launch_gemv_matrix(const char* kernel,
   const int64_t at_once =
       std::min(kThreadsAtOnce / threads,
                traits.threadgroup_memory / (memory + tile.static_memory() + kMemoryOfSystem));
-  QuantizedParams params = params_of(format, sizes);
+  QuantizedParams params = request.params(format, sizes);
   const MatrixTiles tiles = matrix_tiles(tile, sizes, matrices, traits);
   // Threadgroups loop over tiles only if all tiles are whole.
   const int64_t threadgroups =
@@ -200,7 +208,7 @@ void launch_gemv(const char* kernel,
   request.launch_kernel({"quantized_", kernel, "_", dtype, "_", mode_name(format.kind),
                          bits_in_name(format), "_r", kernel_rows(rows)},
                         {{kRowsAreVectors, vectors}, {kColumnsAreShared, shared}},
-                        params_of(format, sizes), grid(gemv_streams(sizes.rows), shared));
+                        request.params(format, sizes), grid(gemv_streams(sizes.rows), shared));
 }
 
 void launch_sum(const Scratch& parts, int count, mx::array& out, const mx::Stream& stream) {
@@ -306,9 +314,10 @@ void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const mx::array& x,
                           const QuantizedWeightArrays& gate,
                           const QuantizedWeightArrays& up,
+                          const GateOptions& activation,
                           mx::array& out,
                           const mx::Stream& stream) {
-  launch_gemv("swiglu", format, sizes, Request{x, {gate, up}, out, stream});
+  launch_gemv("swiglu", format, sizes, Request{x, {gate, up}, out, stream, activation});
 }
 
 }  // namespace mlx_anvil

@@ -27,6 +27,7 @@ void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const mx::array& x,
                           const QuantizedWeightArrays& gate,
                           const QuantizedWeightArrays& up,
+                          const GateOptions& activation,
                           mx::array& out,
                           const mx::Stream& stream);
 

@@ -19,6 +19,7 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
                                  mx::array x,
                                  QuantizedMatrix gate,
                                  QuantizedMatrix up,
+                                 const GateOptions& activation,
                                  mx::Stream s);
 
 // Returns the sizes of a call. If w is shared, `rows` counts all rows of x.

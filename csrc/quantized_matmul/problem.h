@@ -5,7 +5,7 @@
 //
 //   product kTransposed:  out[m, n] = sum over k of x[m, k] W[n, k]     x [rows, K], out [rows, N]
 //   product kPlain:       out[m, k] = sum over n of x[m, n] W[n, k]     x [rows, N], out [rows, K]
-//   swiglu:               out = silu(x Wg^T) * (x Wu^T)
+//   swiglu:               out = activation(x Wg^T) * (x Wu^T)
 //
 // Packing: row n of w is one little-endian bit stream without padding. Code k takes bits [k * bits,
 // (k + 1) * bits), counted from the lowest bit of the row's first 32-bit word. Codes of 3, 5 and 6
@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/gate_options.h"
 
 namespace mlx_anvil {
 
@@ -72,6 +73,7 @@ struct QuantizedSwigluArgs {
   QuantizedFormat format;
   QuantizedSizes sizes;
   QuantizedWeights gate, up;
+  GateOptions options;
   const void* x;
   void* out;
 };

@@ -3,6 +3,7 @@
 #include "common/bind_op.h"
 #include "common/errors.h"
 #include "common/python_args.h"
+#include "gated/python_args.h"
 #include "quantized_matmul/python_matrix.h"
 #include "quantized_matmul/quantized_matmul.h"
 
@@ -100,14 +101,15 @@ Raises:
 )";
 
 constexpr const char* kSwigluDoc =
-    R"(The gate of a quantized SwiGLU MLP in one kernel.
+    R"(The gate of a quantized MLP in one kernel: SwiGLU, or one of ``gated``.
 
 Formula:
-    ``out = silu(x @ Wg.T) * (x @ Wu.T)``, both matrices as for ``quantized_matmul``
+    ``out = silu(x @ Wg.T) * (x @ Wu.T)``, both matrices as for ``quantized_matmul``; with another
+    ``activation`` or a ``limit``, ``gated(x @ Wg.T, x @ Wu.T)``
 
 For up to 8 rows, the kernel reads ``x`` and both matrices once and stores no intermediate. More
-rows run as two products and ``silu_gate``. Gradients and ``vmap`` are those of ``quantized_matmul``
-and ``silu_gate``.
+rows run as two products and ``silu_gate`` or ``gated``. Gradients and ``vmap`` are those of these
+ops.
 
 Args:
     x (array): ``[..., K]``; float32, float16 or bfloat16.
@@ -117,6 +119,8 @@ Args:
     group_size (int, optional): as for ``quantized_matmul``, the same for both matrices.
     bits (int, optional): likewise.
     mode (str): likewise.
+    activation (str): as for ``gated``. Default: ``"silu"``.
+    limit (float, optional): as for ``gated``. Default: ``None``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -125,7 +129,8 @@ Returns:
 
 Raises:
     TypeError: an argument of the wrong type.
-    ValueError: any error of ``quantized_matmul`` for either matrix; matrices of different shapes.
+    ValueError: any error of ``quantized_matmul`` for either matrix; matrices of different shapes;
+        an unknown ``activation``; a ``limit`` that is not finite and above 0.
 )";
 
 #define MLX_ANVIL_QUANTIZED_END "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> mlx.core.array"
@@ -173,20 +178,22 @@ const BindOp bind_quantized_matmul([](nb::module_& m) {
   m.def(
       "quantized_swiglu",
       [](nb::handle x, nb::handle gate, nb::handle up, nb::handle group_size, nb::handle bits,
-         nb::handle mode, nb::handle stream) {
+         nb::handle mode, nb::handle activation, nb::handle limit, nb::handle stream) {
         constexpr const char* op = "quantized_swiglu";
         const mx::array& x_array = to_array(op, "x", x);
         QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);
         QuantizedMatrix up_matrix = to_matrix(op, "up", up);
         return quantized_swiglu(x_array, std::move(gate_matrix), std::move(up_matrix),
+                                to_gate_options(op, activation, limit),
                                 to_quantized_options(op, group_size, bits, mode),
                                 to_stream_or_device(op, stream));
       },
       "x"_a.none(), "gate"_a.none(), "up"_a.none(), nb::kw_only(), "group_size"_a = nb::none(),
-      "bits"_a = nb::none(), "mode"_a.none() = "affine", "stream"_a = nb::none(),
-      nb::sig(
-          "def quantized_swiglu(x: mlx.core.array, gate: tuple[mlx.core.array, ...], "
-          "up: tuple[mlx.core.array, ...], *, " MLX_ANVIL_QUANTIZED_FORMAT MLX_ANVIL_QUANTIZED_END),
+      "bits"_a = nb::none(), "mode"_a.none() = "affine", "activation"_a.none() = "silu",
+      "limit"_a = nb::none(), "stream"_a = nb::none(),
+      nb::sig("def quantized_swiglu(x: mlx.core.array, gate: tuple[mlx.core.array, ...], "
+              "up: tuple[mlx.core.array, ...], *, " MLX_ANVIL_QUANTIZED_FORMAT
+              "activation: str = 'silu', limit: float | None = None, " MLX_ANVIL_QUANTIZED_END),
       kSwigluDoc);
 });
 

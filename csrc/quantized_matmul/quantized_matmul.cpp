@@ -116,6 +116,7 @@ mx::array quantized_gemv(const mx::array& x,
 mx::array quantized_swiglu(const mx::array& x,
                            QuantizedMatrix gate,
                            QuantizedMatrix up,
+                           const GateOptions& activation,
                            const QuantizedOptions& options,
                            mx::StreamOrDevice stream) {
   constexpr const char* op = "quantized_swiglu";
@@ -131,7 +132,8 @@ mx::array quantized_swiglu(const mx::array& x,
   const mx::Stream s = require_stream(op, stream);
   if (traces_shapeless(x, {&gate, &up})) {
     const auto call = [=](const mx::array& own, std::vector<QuantizedMatrix> matrices) -> Arrays {
-      return {quantized_swiglu(own, std::move(matrices[0]), std::move(matrices[1]), options, s)};
+      return {quantized_swiglu(own, std::move(matrices[0]), std::move(matrices[1]), activation,
+                               options, s)};
     };
     return shapeless_node(op, s, x, {&gate, &up}, call)[0];
   }
@@ -139,7 +141,8 @@ mx::array quantized_swiglu(const mx::array& x,
   convert(gate, dtype, s);
   convert(up, dtype, s);
   return with_rows(mx::astype(x, dtype, s), s, [&](mx::array rows) {
-    return apply_quantized_swiglu(format, std::move(rows), std::move(gate), std::move(up), s);
+    return apply_quantized_swiglu(format, std::move(rows), std::move(gate), std::move(up),
+                                  activation, s);
   });
 }
 

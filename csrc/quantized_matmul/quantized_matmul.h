@@ -19,6 +19,7 @@ mx::array quantized_gemv(const mx::array& x,
 mx::array quantized_swiglu(const mx::array& x,
                            QuantizedMatrix gate,
                            QuantizedMatrix up,
+                           const GateOptions& activation,
                            const QuantizedOptions& options,
                            mx::StreamOrDevice stream);
 

@@ -3,6 +3,7 @@
 #include "common/allocate.h"
 #include "common/checks.h"
 #include "common/select.h"
+#include "gated/gated.h"
 #include "quantized_matmul/cpu.h"
 #include "quantized_matmul/quantized_primitive.h"
 #include "silu_gate/silu_gate.h"
@@ -11,16 +12,26 @@ namespace mlx_anvil {
 
 namespace {
 
+mx::array apply_gate(const mx::array& gate,
+                     const mx::array& up,
+                     const GateOptions& activation,
+                     mx::Stream s) {
+  return activation == GateOptions{} ? silu_gate(gate, up, s) : gated(gate, up, activation, s);
+}
+
 class QuantizedSwiglu : public QuantizedPrimitive {
  public:
-  QuantizedSwiglu(mx::Stream stream, const QuantizedFormat& format)
-      : QuantizedPrimitive(stream, "quantized_swiglu", format) {}
+  QuantizedSwiglu(mx::Stream stream, const QuantizedFormat& format, const GateOptions& activation)
+      : QuantizedPrimitive(stream, "quantized_swiglu", format), activation_(activation) {}
 
   const char* kind() const override { return "QuantizedSwiglu"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    return FusedPrimitive::is_equivalent(other) &&
-           format_ == static_cast<const QuantizedSwiglu&>(other).format_;
+    if (!FusedPrimitive::is_equivalent(other)) {
+      return false;
+    }
+    const auto& same = static_cast<const QuantizedSwiglu&>(other);
+    return format_ == same.format_ && activation_ == same.activation_;
   }
 
   Arrays compose(const Arrays& inputs) override {
@@ -29,7 +40,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     const auto product = [&](const QuantizedMatrix& matrix) {
       return compose_quantized_matmul(format_, QuantizedProduct::kTransposed, x, matrix, s);
     };
-    return {mx::astype(compose_swiglu(product(gate(inputs)), product(up(inputs)), s),
+    return {mx::astype(compose_gated(product(gate(inputs)), product(up(inputs)), activation_, s),
                        inputs[0].dtype(), s)};
   }
 
@@ -47,6 +58,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     args.sizes = sizes(inputs);
     args.gate = pointers_of(gate_weights(inputs));
     args.up = pointers_of(up_weights(inputs));
+    args.options = activation_;
     args.x = inputs[0].data<void>();
     args.out = outputs[0].data<void>();
     dispatch_cpu("quantized_swiglu", inputs, outputs, args, quantized_swiglu_cpu);
@@ -56,7 +68,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
     if (outputs[0].size() > 0) {
       quantized_swiglu_gpu(format_, sizes(inputs), inputs[0], gate_weights(inputs),
-                           up_weights(inputs), outputs[0], stream());
+                           up_weights(inputs), activation_, outputs[0], stream());
     }
   }
 
@@ -100,7 +112,7 @@ class QuantizedSwiglu : public QuantizedPrimitive {
       return apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, inputs[0], matrix,
                                     stream());
     };
-    return {silu_gate(product(gate(inputs)), product(up(inputs)), stream())};
+    return {apply_gate(product(gate(inputs)), product(up(inputs)), activation_, stream())};
   }
 
   std::function<Arrays(const Arrays&)> of_selected(const Arrays& primals,
@@ -109,6 +121,8 @@ class QuantizedSwiglu : public QuantizedPrimitive {
       return in_steps(substitute(primals, argnums, values));
     };
   }
+
+  const GateOptions activation_;
 };
 
 }  // namespace
@@ -117,6 +131,7 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
                                  mx::array x,
                                  QuantizedMatrix gate,
                                  QuantizedMatrix up,
+                                 const GateOptions& activation,
                                  mx::Stream s) {
   constexpr const char* op = "quantized_swiglu";
   const QuantizedSizes sizes = quantized_sizes(format, x, gate.w);
@@ -126,12 +141,13 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
     const auto product = [&](const QuantizedMatrix& matrix) {
       return apply_quantized_matmul(op, format, QuantizedProduct::kTransposed, x, matrix, s);
     };
-    return silu_gate(product(gate), product(up), s);
+    return apply_gate(product(gate), product(up), activation, s);
   }
   const mx::Dtype dtype = x.dtype();
   Arrays inputs = inputs_with(std::move(x), std::move(gate));
   append(inputs, std::move(up));
-  return output_of(std::make_shared<QuantizedSwiglu>(s, format), dtype, std::move(inputs));
+  return output_of(std::make_shared<QuantizedSwiglu>(s, format, activation), dtype,
+                   std::move(inputs));
 }
 
 }  // namespace mlx_anvil

@@ -2,6 +2,8 @@
 
 #include <metal_stdlib>
 
+#include "metal/common/activation_kind.h"
+
 struct Sigmoid {
   float value;       // s = 1 / (1 + e^-x)
   float complement;  // 1 - s, computed without cancellation
@@ -121,3 +123,40 @@ struct Relu2Activation {
     return at;
   }
 };
+
+// The clamps of a gate; none if the limit is 0. Comparisons, because min and max would drop NaN.
+METAL_FUNC float clamped_gate(float gate, float limit) {
+  return limit > 0.0f && gate > limit ? limit : gate;
+}
+
+template <typename Activation>
+METAL_FUNC float clamped_up(float up, float limit) {
+  if (limit > 0.0f) {
+    up = up > limit ? limit : up;
+    up = up < -limit ? -limit : up;
+  }
+  return Activation::up_offset() == 0.0f ? up : up + Activation::up_offset();
+}
+
+template <typename Activation>
+METAL_FUNC float gated_by(float gate, float up, float limit) {
+  return Activation::value(clamped_gate(gate, limit)) * clamped_up<Activation>(up, limit);
+}
+
+// activation(gate) * up, for kernels whose activation is a parameter.
+METAL_FUNC float gated_value(int activation, float limit, float gate, float up) {
+  switch (activation) {
+    case MLX_ANVIL_GELU:
+      return gated_by<GeluActivation>(gate, up, limit);
+    case MLX_ANVIL_GELU_TANH:
+      return gated_by<GeluTanhActivation>(gate, up, limit);
+    case MLX_ANVIL_RELU2:
+      return gated_by<Relu2Activation>(gate, up, limit);
+    case MLX_ANVIL_SWIGLU_OAI:
+      return gated_by<SwigluOaiActivation>(gate, up, limit);
+    default: {
+      const float x = clamped_gate(gate, limit);
+      return x * sigmoid(x).value * clamped_up<SiluActivation>(up, limit);
+    }
+  }
+}

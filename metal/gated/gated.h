@@ -3,20 +3,6 @@
 
 #include "metal/common/activation.h"
 
-// Comparisons, because min and max would drop NaN.
-METAL_FUNC float clamped_gate(float gate, float limit) {
-  return limit > 0.0f && gate > limit ? limit : gate;
-}
-
-template <typename Activation>
-METAL_FUNC float clamped_up(float up, float limit) {
-  if (limit > 0.0f) {
-    up = up > limit ? limit : up;
-    up = up < -limit ? -limit : up;
-  }
-  return Activation::up_offset() == 0.0f ? up : up + Activation::up_offset();
-}
-
 // A product with 0 or 1, as in MLX: NaN stays NaN.
 METAL_FUNC float through_gate_clamp(float derivative, float gate, float limit) {
   return limit > 0.0f ? derivative * (gate < limit ? 1.0f : 0.0f) : derivative;

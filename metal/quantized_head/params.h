@@ -22,7 +22,7 @@ struct QuantizedHeadParams {
 };
 
 static_assert(sizeof(BestParams) == 4 * 4, "same layout in C++ and MSL");
-static_assert(sizeof(QuantizedHeadParams) == 4 * 10, "same layout in C++ and MSL");
+static_assert(sizeof(QuantizedHeadParams) == 4 * 12, "same layout in C++ and MSL");
 
 #ifndef __METAL__
 }  // namespace mlx_anvil

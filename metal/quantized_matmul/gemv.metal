@@ -1,6 +1,6 @@
 // Quantized GEMV for up to 8 rows of x. Each word of w is read once for all rows.
 //   quantized_gemv    out[m, n] = sum over k of x[m, k] W[n, k]
-//   quantized_swiglu  out[m, n] = silu(g) * u,  where g and u are such products with gate and up
+//   quantized_swiglu  out[m, n] = activation(g) * u,  g and u: such products with gate and up
 //
 // Kernels: quantized_<gemv|swiglu>_<dtype>_<format>_r<rows>, for at most that many rows.
 // Grid: (blocks of rows of w, blocks of rows of x, batch). A simdgroup processes four rows of w, or
@@ -15,7 +15,7 @@
 //   place = first row of x, first row of w and first chunk of this lane
 //   totals = products of kStreams rows of w with kRows rows of x      (pseudocode in gemv.h)
 //   gemv:   lane i stores total i
-//   swiglu: lane i fetches up from lane i + kStreams / 2, and stores silu(gate) * up
+//   swiglu: lane i fetches up from lane i + kStreams / 2, and stores activation(gate) * up
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/formats.h"
@@ -87,7 +87,8 @@ template <typename T, typename Format, int kRows>
   const int pair = lane % kStreams, n = place.first_output + pair;
   if (stores_results(simdgroup) && lane < kRows * kStreams && m < params.rows && pair < kPairs &&
       n < params.outputs) {
-    out[long(m) * params.outputs + n] = static_cast<T>(gate * sigmoid(gate).value * up);
+    out[long(m) * params.outputs + n] =
+        static_cast<T>(gated_value(params.activation, params.limit, gate, up));
   }
 }
 

@@ -1,7 +1,7 @@
 // Quantized GEMV for up to 8 rows of x on matrix units: the same products as gemv.metal, for 4-bit
 // affine codes and 16-bit x.
 //   quantized_gemv_matrix    out[m, n] = sum over k of x[m, k] W[n, k]
-//   quantized_swiglu_matrix  out[m, n] = silu(g) * u,  g and u: such products with gate and up
+//   quantized_swiglu_matrix  out[m, n] = activation(g) * u,  with such products g and u
 //
 // Kernels: quantized_<gemv|swiglu>_matrix_<dtype>_g<group size>_n<rows of w>s<simdgroups>. A tile
 // has that many rows of w (swiglu: half as many of each matrix). For the n32s4 kernel of gemv,
@@ -18,7 +18,7 @@
 //   for each tile of this threadgroup:
 //     totals = 0; for each step: accumulate            (pseudocode in gemv_matrix.h)
 //     write totals to threadgroup memory; barrier
-//     simdgroup f: add up fragment f over all simdgroups; apply silu(gate) * up; store
+//     simdgroup f: add up fragment f over all simdgroups; store activation(gate) * up
 //   compute results that have overflowed again        (large_numbers.h)
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/activation.h"
@@ -59,10 +59,17 @@ METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
   return zeros;
 }
 
-// Of products with one matrix: the product. Of two, gate and up: silu(gate) * up.
+// Of products with one matrix: the product. Of two, gate and up: activation(gate) * up.
 template <int kMatrices>
-METAL_FUNC float result_of(float first, float last) {
-  return kMatrices == 1 ? first : first * sigmoid(first).value * last;
+METAL_FUNC float result_of(float first, float last, constant QuantizedParams& params) {
+  return kMatrices == 1 ? first : gated_value(params.activation, params.limit, first, last);
+}
+
+// The same of sums. NaN if one has overflowed: an activation or a limit may map that to a number.
+template <typename T, int kMatrices>
+METAL_FUNC float result_of_sums(float first, float last, constant QuantizedParams& params) {
+  const bool overflowed = kMatrices > 1 && (has_overflowed<T>(first) || has_overflowed<T>(last));
+  return overflowed ? NAN : result_of<kMatrices>(first, last, params);
 }
 
 // Computes element n of row m of out again if it has overflowed, where it exists.
@@ -92,11 +99,11 @@ METAL_FUNC void keep_in_range(StagedMatrices<T, kMatrices> matrices,
                                                         params.columns, params.group_shift),
                          x + row * params.columns, params);
   }
-  *to = static_cast<T>(result_of<kMatrices>(products[0], products[kMatrices - 1]));
+  *to = static_cast<T>(result_of<kMatrices>(products[0], products[kMatrices - 1], params));
 }
 
 // Processes every place.groups-th tile from `tile` on. With one matrix, stores its products with x;
-// with two, gate and up, stores silu(gate) * up.
+// with two, gate and up, stores activation(gate) * up.
 template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
 METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
                                const device T* x,
@@ -141,8 +148,8 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
         }
       }
       const float2 first = totals[0], last = totals[kMatrices - 1];
-      const float2 values =
-          float2(result_of<kMatrices>(first.x, last.x), result_of<kMatrices>(first.y, last.y));
+      const float2 values = float2(result_of_sums<T, kMatrices>(first.x, last.x, params),
+                                   result_of_sums<T, kMatrices>(first.y, last.y, params));
       overflowed |= has_overflowed<T>(values.x) || has_overflowed<T>(values.y);
       store_two_rows(out, first_row + sums.place.column,
                      first_output + 8 * (tile * kResults + place.simdgroup) + sums.place.row,

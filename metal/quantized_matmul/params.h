@@ -17,6 +17,9 @@ struct QuantizedParams {
 
   int32_t rows_per_part;  // split plain product: rows of w that one part sums
   int32_t whole_tiles;    // gemv_matrix.metal: full tiles; the remaining ones are half as high
+
+  int32_t activation;  // swiglu: of the gate, as in metal/common/activation_kind.h
+  float limit;         // swiglu: of gate and up; 0: none
 };
 
 struct QuantizedSumParams {
@@ -25,7 +28,7 @@ struct QuantizedSumParams {
   int32_t unused;
 };
 
-static_assert(sizeof(QuantizedParams) == 4 * 6, "same layout in C++ and MSL");
+static_assert(sizeof(QuantizedParams) == 4 * 8, "same layout in C++ and MSL");
 static_assert(sizeof(QuantizedSumParams) == 8 + 4 * 2, "same layout in C++ and MSL");
 
 #ifndef __METAL__

@@ -155,6 +155,7 @@ _QUANTIZED = {
     "dtype": "the result has the promoted dtype of x, scales and biases.",
 }
 
+_ACTIVATION = {"approximate": "activation='gelu_tanh'", "act": "activation", "hidden_act": "activation"}
 _SWIGLU = {
     "w_gate": "gate",
     "w_up": "up",
@@ -209,20 +210,14 @@ _FORMAT = {"groupsize": "group_size", "nbits": "bits", "num_bits": "bits"}
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "silu_gate": _GATE | _STREAM,
-    "gated": {
-        **_GATE,
-        **_STREAM,
-        "approximate": "activation='gelu_tanh'",
-        "act": "activation",
-        "hidden_act": "activation",
-    },
+    "gated": _GATE | _ACTIVATION | _STREAM,
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},
     "layer_norm": {**_NORM, **_STREAM, "B": "bias", "beta": "bias"},
     "rope": _ROPE | _STREAM,
     "rope_qk": {**_ROPE, **_STREAM, "query": "q", "key": "k", "queries": "q", "keys": "k"},
     "quantized_matmul": _QUANTIZED | _STREAM,
     "quantized_gemv": _QUANTIZED | _STREAM,
-    "quantized_swiglu": _QUANTIZED | _SWIGLU | _STREAM,
+    "quantized_swiglu": _QUANTIZED | _SWIGLU | _ACTIVATION | _STREAM,
     "quantized_embedding": {**_QUANTIZED, **_STREAM, "indices": "ids", "input": "ids", "input_ids": "ids", "x": "ids"},
     "quantized_argmax": _QUANTIZED | _STREAM | {"keepdims": _NO_NEED, "axis": _NO_NEED},
     "quantized_topk": _QUANTIZED | _TOP_K | _STREAM,

@@ -14,7 +14,7 @@ MSLC = PACKAGE / "mslc"
 
 # What an op may include besides csrc/common and itself.
 OPS_THAT_AN_OP_USES = {
-    "quantized_matmul": {"silu_gate"},
+    "quantized_matmul": {"gated", "silu_gate"},
     "quantized_embedding": {"quantized_matmul"},
     "quantized_head": {"quantized_matmul"},
 }

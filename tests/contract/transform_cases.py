@@ -116,7 +116,7 @@ def _quantized(id: str, op: str, x: tuple[int, ...], leading: tuple[int, ...] = 
     def function(x, scales, biases, **more):
         matrix = (packed((*leading, 4, 2)), scales, biases)
         if op == "quantized_swiglu":
-            return mlx_anvil.quantized_swiglu(x, matrix, matrix, **more)
+            return mlx_anvil.quantized_swiglu(x, matrix, matrix, **options, **more)
         if op == "quantized_argmax":
             return mlx_anvil.quantized_argmax(x, *matrix, return_values=True, **more)[1]
         return getattr(mlx_anvil, op)(x, *matrix, **options, **more)
@@ -207,6 +207,7 @@ CALLS = [
     _quantized("quantized_gemv, x of rank 3", "quantized_gemv", (2, 1)),
     _quantized("quantized_swiglu, x of rank 1", "quantized_swiglu", ()),
     _quantized("quantized_swiglu, x of rank 3", "quantized_swiglu", (2, 3)),
+    _quantized("quantized_swiglu, swiglu_oai", "quantized_swiglu", (2,), activation="swiglu_oai", limit=3.0),
     _quantized("quantized_argmax, x of rank 1", "quantized_argmax", ()),
     _quantized("quantized_argmax, x of rank 3", "quantized_argmax", (2, 2)),
     _embedding(()),

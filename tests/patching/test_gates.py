@@ -167,6 +167,42 @@ def test_parts_of_models(name, dtypes):
         assert max_error(our, truth) <= 2 * max_error(their, truth) + 1e-5
 
 
+QUANTIZED = {"gemma": "gelu", "gemma2": "gelu_tanh", "gemma3n": "gelu_tanh", "nemotron-nas": "gelu"}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_models(name):
+    """Gate and both projections are one kernel for up to 8 rows, and more rows are two products and ``gated``."""
+    model = MODELS[name].build()
+    nn.quantize(model, group_size=32, class_predicate=lambda _, m: type(m) is nn.Linear and m.weight.shape[1] % 32 == 0)
+    few, many = tokens(1, 5), tokens(2, 13)
+    wanted = [model(few), model(many)]
+    report = mlx_anvil.patch(model)
+    assert "gated, quantized_swiglu" in {row.op for row in report.swapped} or name == "nemotron-nas"
+    with mlx_anvil.trace() as trace, mlx_anvil.strict():
+        assert max_error(model(few), wanted[0]) <= LIMIT
+    assert any(kernel.startswith("quantized_swiglu") for kernel in trace.kernels)
+    assert "gated" not in {event.op for event in trace.events} or name == "gemma3n"  # of its other layers
+    with mlx_anvil.trace() as trace, mlx_anvil.strict():
+        assert max_error(model(many), wanted[1]) <= LIMIT
+    assert "gated" in {event.op for event in trace.events}
+    assert report.fallbacks == ()
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_quantized_mlp_with_relu2_and_a_norm(quantized):
+    mlp, x = bitnet_mlp(), mx.random.normal((2, 3, 64))
+    nn.quantize(mlp, group_size=32, bits=4)
+    want = mlp(x)
+    report = mlx_anvil.patch(mlp, quantized=quantized)
+    with mlx_anvil.trace() as trace, mlx_anvil.strict():
+        assert max_error(mlp(x), want) <= LIMIT
+    ops = {event.op for event in trace.events}
+    assert ("quantized_swiglu" if quantized else "gated") in ops
+    assert ("gated" in ops) != quantized
+    assert report.fallbacks == ()
+
+
 def test_another_slope_than_that_of_gpt_oss():
     module, x = SwigluOAI(alpha=1.0), mx.random.normal((2, 8))
     want = module(x, x)
@@ -210,4 +246,4 @@ def test_without_the_option():
     with mlx_anvil.trace() as trace:
         mx.eval(model(batch))
     assert "gated" not in {event.op for event in trace.events}
-    assert {row.why for row in report.left if row.op == "gated"} == {"swiglu=False"}
+    assert {row.why for row in report.left if "gated" in row.op} == {"swiglu=False"}

@@ -10,6 +10,7 @@ import pytest
 import mlx_anvil
 import support
 from mlx_anvil import _ext
+from mlx_anvil.reference import gated
 from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw
 from support import assert_same_bits, isas, to_numpy
 
@@ -126,6 +127,41 @@ def test_swiglu_and_head(kernels, dtype, rng):
     expected = silu(exact) * (to_numpy(x) @ up.weights.T)
     large = [0, 1, 3, 4]
     assert_rows_close(result[mx.array(large)], expected[large], 2**-6 if dtype == mx.bfloat16 else 1e-4)
+
+
+def assert_clamped(activation: str, dtype: mx.Dtype, rng: np.random.Generator) -> None:
+    """Large products of either sign, whose sums of codes times x are often infinite, of either sign. A limit and ``relu2`` would hide that."""
+    format, halves = Format("affine", 64, 4), [4, 12]  # of weights -0.5 and 0.5
+    codes = rng.integers(0, 16, (2, OUTPUTS, COLUMNS))
+    codes[:, :, 5] = rng.choice(halves, (2, OUTPUTS))
+    gate, up = (Matrix.of_codes(format, c, scale=0.125, bias=-1.0, dtype=dtype) for c in codes)
+    x = rng.standard_normal((8, COLUMNS))
+    x[:, 5] = np.outer([1, -1], [LARGE, LARGE / 16, LARGE / 64, LARGE / 256]).ravel()
+    x = mx.array(x.astype(np.float32)).astype(dtype)
+    result = mlx_anvil.quantized_swiglu(x, gate.arrays, up.arrays, activation=activation, limit=7.0, **format.options)
+    with mx.stream(mx.cpu):
+        # Beyond 50 all are the limit or 0.
+        products = (mx.array(np.clip(to_numpy(x) @ m.weights.T, -50, 50), mx.float64) for m in (gate, up))
+        exact = np.array(gated(*products, activation=activation, limit=7.0))
+    error = np.abs(to_numpy(result) - exact)
+    assert error.max() <= 2.0**-8 * np.abs(exact).max()
+
+
+each_activation = pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"])
+
+
+@each_activation
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_a_limit_does_not_hide_overflow(kernels, activation, dtype, rng):
+    assert_clamped(activation, dtype, rng)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.slow
+@pytest.mark.usefixtures("matrix_units")
+@each_activation
+def test_a_limit_does_not_hide_overflow_in_matrix_units(activation, rng):
+    assert_clamped(activation, mx.bfloat16, rng)
 
 
 @pytest.mark.cpu_only

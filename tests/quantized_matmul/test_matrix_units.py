@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from mlx_anvil.reference import gated
 from quantized_numpy import Format, Matrix, assert_rounded, draw
 from support import assert_same_bits, poison_memory, to_numpy
 
@@ -59,6 +60,22 @@ def test_swiglu(format, dtype, rng):
         result = traced(mlx_anvil.quantized_swiglu, x, gate.arrays, up.arrays, **format.options)
         g, u = (to_numpy(x) @ matrix.weights.T for matrix in (gate, up))
         assert_rounded(result, g / (1 + np.exp(-g)) * u, dtype, terms=columns)
+
+
+@each_dtype
+@pytest.mark.parametrize("limit", [None, 0.3])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"])
+def test_activations(activation, limit, dtype, rng):
+    format = Format("affine", 64, 4)
+    gate, up = (draw(format, (19, 256), rng, dtype) for _ in range(2))
+    x = draw_x((3, 256), dtype) / 30
+    options = {"activation": activation, "limit": limit}
+    result = traced(mlx_anvil.quantized_swiglu, x, gate.arrays, up.arrays, **format.options, **options)
+    g, u = (to_numpy(x) @ matrix.weights.T for matrix in (gate, up))
+    assert limit is None or ((g > limit).any() and (abs(u) > limit).any())
+    with mx.stream(mx.cpu):
+        exact = np.array(gated(*(mx.array(a, mx.float64) for a in (g, u)), **options))
+    assert_rounded(result, exact, dtype, terms=256)
 
 
 @each_dtype

@@ -1,11 +1,14 @@
 """quantized_swiglu beyond the contract: every format, row count and dtype against NumPy in float64."""
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
+from mlx_anvil.reference import gated as gate_of
 from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw
 from support import GRADIENT_FACTOR, assert_same_bits, max_error, poison_memory, to_numpy
 
@@ -22,8 +25,8 @@ def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> mx.array:
     return x
 
 
-def gated(x: mx.array, gate: Matrix, up: Matrix) -> mx.array:
-    return quantized_swiglu(x, gate.arrays, up.arrays, **gate.format.options)
+def gated(x: mx.array, gate: Matrix, up: Matrix, **options: Any) -> mx.array:
+    return quantized_swiglu(x, gate.arrays, up.arrays, **gate.format.options, **options)
 
 
 def exact_gated(x: mx.array, gate: Matrix, up: Matrix) -> np.ndarray:
@@ -117,3 +120,91 @@ def test_vmap(rng):
     x = normal((3, 2, 128)) * 0.1
     mapped = mx.vmap(lambda x: gated(x, gate, up))(x)
     assert max_error(mapped, mx.stack([gated(x[i], gate, up) for i in range(3)])) <= 1e-6
+
+
+# ---- activations and limits --------------------------------------------------------------------------------------------
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
+each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+AFFINE = Format("affine", 64, 4)
+
+
+def exact_activation(g: np.ndarray, u: np.ndarray, activation: str, limit: float | None) -> np.ndarray:
+    """``gated`` in float64."""
+    with mx.stream(mx.cpu):
+        return np.array(gate_of(*(mx.array(a, mx.float64) for a in (g, u)), activation=activation, limit=limit))
+
+
+@each_activation
+@pytest.mark.parametrize("limit", [None, 0.3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@some_formats
+def test_activations(activation, limit, format, dtype, rng):
+    columns = 3 * format.group_size
+    gate, up = (draw(format, (37, columns), rng, dtype) for _ in range(2))
+    for rows in (1, 5, 8):
+        x = (normal((rows, columns)) * 0.1).astype(dtype)
+        g, u = (to_numpy(x) @ m.weights.T for m in (gate, up))
+        assert limit is None or rows == 1 or ((g > limit).any() and (abs(u) > limit).any())
+        with mlx_anvil.trace() as trace, mlx_anvil.strict():
+            result = gated(x, gate, up, activation=activation, limit=limit)
+            mx.eval(result)
+        assert len(trace.kernels) == 1
+        assert "quantized_swiglu" in trace.kernels[0]
+        assert_rounded(result, exact_activation(g, u, activation, limit), dtype, terms=(0.01 * columns / 2) ** 2)
+
+
+@each_activation
+@pytest.mark.parametrize("limit", [None, 0.3])
+def test_activations_in_steps(activation, limit, rng):
+    """More rows, and the gradients of few and of many, are those of two products and ``gated``."""
+    gate, up = (draw(AFFINE, (21, 128), rng) for _ in range(2))
+
+    def fused(x, *params):
+        matrices = (gate.w, *params[:2]), (up.w, *params[2:])
+        return quantized_swiglu(x, *matrices, activation=activation, limit=limit)
+
+    def in_steps(x, *params):
+        g = mlx_anvil.quantized_matmul(x, gate.w, *params[:2])
+        u = mlx_anvil.quantized_matmul(x, up.w, *params[2:])
+        return mlx_anvil.gated(g, u, activation=activation, limit=limit)
+
+    params = [*gate.arrays[1:], *up.arrays[1:]]
+    for rows in (2, 12):
+        x, dy = normal((rows, 128)) * 0.1, normal((rows, 21))
+        assert max_error(fused(x, *params), in_steps(x, *params)) <= 1e-5
+        primals, tangents = [x, *params], [normal(p.shape) for p in (x, *params)]
+        for ours, expected in zip(mx.vjp(fused, primals, [dy])[1], mx.vjp(in_steps, primals, [dy])[1], strict=True):
+            assert max_error(ours, expected) <= 1e-5
+        assert max_error(mx.jvp(fused, primals, tangents)[1][0], mx.jvp(in_steps, primals, tangents)[1][0]) <= 1e-5
+        mapped = mx.vmap(fused, in_axes=(0, *[None] * len(params)))(x[:, None], *params)
+        assert max_error(mapped[:, 0], fused(x, *params)) <= 1e-5
+        assert max_error(mx.compile(fused)(x, *params), fused(x, *params)) <= 1e-6
+
+
+def test_equal_calls_with_other_gates_stay_apart(rng):
+    """``mx.compile`` merges equal nodes: not those of other activations or limits."""
+    gate, up = (draw(AFFINE, (9, 128), rng) for _ in range(2))
+    x = normal((2, 128)) * 0.1
+    options = [{"activation": name} for name in ACTIVATIONS] + [{"limit": limit} for limit in (0.1, 0.2)]
+    results = mx.compile(lambda x: [gated(x, gate, up, **option) for option in options])(x)
+    for result, option in zip(results, options, strict=True):
+        assert max_error(result, gated(x, gate, up, **option)) <= 1e-6
+    assert len({to_numpy(result).tobytes() for result in results}) == len(options)
+
+
+def test_silu_without_a_limit_has_the_bits_of_the_default(rng):
+    gate, up = (draw(AFFINE, (37, 128), rng) for _ in range(2))
+    for rows in (1, 8):
+        x = normal((rows, 128))
+        assert_same_bits(gated(x, gate, up, activation="silu", limit=None), gated(x, gate, up))
+
+
+@each_activation
+@pytest.mark.parametrize("limit", [None, 2.0])
+def test_gates_of_nan(activation, limit, rng):
+    gate, up = (draw(AFFINE, (9, 64), rng) for _ in range(2))
+    x = mx.concatenate([mx.full((1, 64), float("nan")), mx.zeros((1, 64))])
+    result = to_numpy(gated(x, gate, up, activation=activation, limit=limit))
+    assert np.isnan(result[0]).all()
+    assert np.isfinite(result[1]).all()

@@ -125,4 +125,15 @@ struct Relu2Activation {
   }
 };
 
+// The clamps of a gate; none if the limit is 0. NaN passes.
+inline f32v clamped_gate(f32v gate, float limit) {
+  return limit > 0.0f ? at_most(gate, limit) : gate;
+}
+
+template <class Activation>
+inline f32v clamped_up(f32v up, float limit) {
+  up = limit > 0.0f ? at_least(at_most(up, limit), -limit) : up;
+  return Activation::kUpOffset == 0.0f ? up : up + Activation::kUpOffset;
+}
+
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -7,18 +7,8 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// NaN passes the clamps. A derivative does not pass where a clamp holds, nor for NaN.
-inline f32v clamped_gate(f32v gate, float limit) {
-  return limit > 0.0f ? at_most(gate, limit) : gate;
-}
-
-template <class Activation>
-inline f32v clamped_up(f32v up, float limit) {
-  up = limit > 0.0f ? at_least(at_most(up, limit), -limit) : up;
-  return Activation::kUpOffset == 0.0f ? up : up + Activation::kUpOffset;
-}
-
-// A product with 0 or 1, as in MLX: NaN stays NaN.
+// A derivative does not pass where a clamp holds, nor for NaN. A product with 0 or 1, as in MLX:
+// NaN stays NaN.
 inline f32v through_gate_clamp(f32v derivative, f32v gate, float limit) {
   return limit > 0.0f ? derivative * (gate < splat(limit) ? splat(1.0f) : f32v{}) : derivative;
 }

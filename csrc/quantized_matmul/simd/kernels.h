@@ -136,7 +136,8 @@ struct QuantizedCpuKernels {
   void (*scale)(KernelDtype dtype, void* row, int64_t count, float factor);
   void (*store_dense)(KernelDtype dtype, const float* from, int64_t count, void* to);
   void (*block_sums)(const float* row, int32_t values, int64_t blocks, float* sums);
-  void (*silu_gate)(float* gate, const float* up, int64_t count);  // in place
+  // activation(gate) * up, in place
+  void (*gate)(const GateOptions& options, float* gate, const float* up, int64_t count);
   void (*gemv)(const QuantizedGemvArgs&);
   int64_t (*gemv_scratch)(const QuantizedMatrixView&);
 

@@ -1,5 +1,6 @@
 // Converts rows of x and of results between their dtype and float32 in lane order (kernels.h).
 // Defines the kernel table.
+#include "common/simd/activations.h"
 #include "common/simd/math.h"
 #include "common/simd/panels.h"
 #include "quantized_matmul/simd/entries.h"
@@ -87,10 +88,27 @@ void block_sums(const float* row, int32_t values, int64_t blocks, float* sums) {
   }
 }
 
-void silu_gate_rows(float* gate, const float* up, int64_t count) {
+template <class Activation>
+void gate_rows_by(float limit, float* gate, const float* up, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) {
-    const f32v x = load_columns(gate, 1, i, count), y = load_columns(up, 1, i, count);
-    store_columns(gate, i, count, silu<Accuracy::kFloat32>(x) * y);
+    const f32v x = clamped_gate(load_columns(gate, 1, i, count), limit);
+    const f32v y = clamped_up<Activation>(load_columns(up, 1, i, count), limit);
+    store_columns(gate, i, count, Activation::template value<Accuracy::kFloat32>(x) * y);
+  }
+}
+
+void gate_rows(const GateOptions& options, float* gate, const float* up, int64_t count) {
+  switch (options.activation) {
+    case Activation::kSilu:
+      return gate_rows_by<SiluActivation>(options.limit, gate, up, count);
+    case Activation::kGelu:
+      return gate_rows_by<GeluActivation>(options.limit, gate, up, count);
+    case Activation::kGeluTanh:
+      return gate_rows_by<GeluTanhActivation>(options.limit, gate, up, count);
+    case Activation::kRelu2:
+      return gate_rows_by<Relu2Activation>(options.limit, gate, up, count);
+    case Activation::kSwigluOai:
+      return gate_rows_by<SwigluOaiActivation>(options.limit, gate, up, count);
   }
 }
 
@@ -147,7 +165,7 @@ constinit const QuantizedCpuKernels quantized_cpu_kernels_table = {
     scale,
     store_dense,
     block_sums,
-    silu_gate_rows,
+    gate_rows,
     quantized_gemv_kernel,
     quantized_gemv_scratch,
     quantized_int_row_bytes,

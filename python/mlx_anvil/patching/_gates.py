@@ -5,6 +5,7 @@ Most are found by their code, which has one of the forms in :mod:`~mlx_anvil.pat
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -54,7 +55,7 @@ def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: Fall
         )
     elif cls.__name__ == "MLP" and (chosen := _CHOSEN_BY_NAME.get(module or "")):
         yield Gate(
-            Call(SWIGLU.option, "activation(gate) * up", "gated, silu_gate"),
+            Call(SWIGLU.option, "activation(gate) * up", "gated, silu_gate, quantized_swiglu"),
             _with_chosen_activation(method, chosen, quantized, log),
         )
     elif found := _mlp_of(method):
@@ -65,7 +66,7 @@ def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: Fall
 def _call(name: str, activation: str) -> Call:
     if activation == "silu":
         return Call(SWIGLU.option, "swiglu of two projections", "silu_gate, quantized_swiglu")
-    return Call(SWIGLU.option, f"{name} of two projections", "gated")
+    return Call(SWIGLU.option, f"{name} of two projections", "gated, quantized_swiglu")
 
 
 # Names that differ between models.
@@ -117,12 +118,12 @@ class _Mlp:
             result: mx.array = gate_of_products(gate(x), up(x))
             return result
 
-        fused = stand_in("quantized_swiglu", products_and_gate, _quantized_swiglu, log)
-        fuses = quantized and activation == "silu"
+        ours = partial(_quantized_swiglu, activation)
+        fused = stand_in("quantized_swiglu", products_and_gate, ours, log)
 
         def __call__(module: nn.Module, x: mx.array) -> mx.array:
             gate, up = getattr(module, self.gate), getattr(module, self.up)
-            hidden = (fused if fuses and _is_quantized_pair(gate, up) else products_and_gate)(gate, up, x)
+            hidden = (fused if quantized and _is_quantized_pair(gate, up) else products_and_gate)(gate, up, x)
             if self.norm:
                 hidden = getattr(module, self.norm)(hidden)
             result: mx.array = getattr(module, self.down)(hidden)
@@ -165,12 +166,13 @@ def _is_product(cls: type[nn.Module]) -> bool:
     return isinstance(call, FunctionType) and unrouted(call) in _PRODUCTS
 
 
-def _quantized_swiglu(gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
+def _quantized_swiglu(activation: str, gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
     matrices = (
         tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)
         for layer in (gate, up)
     )
-    return _ext.quantized_swiglu(x, *matrices, group_size=gate.group_size, bits=gate.bits, mode=gate.mode)
+    options = {"group_size": gate.group_size, "bits": gate.bits, "mode": gate.mode}
+    return _ext.quantized_swiglu(x, *matrices, activation=activation, **options)
 
 
 # Activations of single models.

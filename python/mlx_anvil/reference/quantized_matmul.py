@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
-from mlx_anvil.reference import _float64
 from mlx_anvil.reference._quantized import SPECIAL_VALUES, dequantized, quantized_codes, quantized_inputs, with_codes
+from mlx_anvil.reference.gated import gated
 
 
 def quantized_matmul(
@@ -29,11 +29,18 @@ def quantized_matmul(
     return x.astype(dtype) @ (matrix.swapaxes(-1, -2) if transpose else matrix)
 
 
-def quantized_swiglu(x: mx.array, gate: tuple[mx.array, ...], up: tuple[mx.array, ...], **options: Any) -> mx.array:
-    """``silu(x Wg^T) * (x Wu^T)``, where ``Wg`` and ``Wu`` are the dequantized ``gate`` and ``up``."""
+def quantized_swiglu(
+    x: mx.array,
+    gate: tuple[mx.array, ...],
+    up: tuple[mx.array, ...],
+    activation: str = "silu",
+    limit: float | None = None,
+    **options: Any,
+) -> mx.array:
+    """``gated(x Wg^T, x Wu^T)``, where ``Wg`` and ``Wu`` are the dequantized ``gate`` and ``up``."""
     product: Callable[..., mx.array] = quantized_matmul
     gates, ups = product(x, *gate, **options), product(x, *up, **options)
-    return gates * _float64.sigmoid(gates) * ups
+    return gated(gates, ups, activation=activation, limit=limit)
 
 
 # ---- a shape is (rows of x, outputs, groups of 64) -------------------------------------------------------------------
@@ -45,10 +52,10 @@ def _swiglu_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
     return [a.astype(dtype) for a in (0.05 * x, scales, biases)]
 
 
-def _swiglu_with_codes(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _swiglu_with_codes(function: Callable[..., mx.array], **options: Any) -> Callable[..., mx.array]:
     def of_floats(x: mx.array, scales: mx.array, biases: mx.array, **more: Any) -> mx.array:
         gate, up = ((quantized_codes(*biases.shape, 4, copy), scales, biases) for copy in range(2))
-        return function(x, gate, up, **more)
+        return function(x, gate, up, **options, **more)
 
     return of_floats
 
@@ -69,21 +76,29 @@ def _quantized_spec(variant: str, bits: int, transpose: bool, check_shapes: tupl
     )
 
 
+def _swiglu_spec(variant: str, contract_shapes: tuple[tuple[int, ...], ...], **options: Any) -> OpSpec:
+    return OpSpec(
+        name="quantized_swiglu",
+        variant=variant,
+        function=_swiglu_with_codes(_ext.quantized_swiglu, **options),
+        reference=_swiglu_with_codes(quantized_swiglu, **options),
+        make_inputs=_swiglu_inputs,
+        arguments=("x", "scales", "biases"),
+        operands=("x",),
+        contract_shapes=contract_shapes,
+        check_shapes=((1, 512, 16),),
+        float32_tolerance=5e-5,
+        special_values=SPECIAL_VALUES,
+    )
+
+
 SPECS = (
     _quantized_spec("4 bits", 4, True, check_shapes=((1, 513, 8), (8, 512, 16), (64, 512, 16))),
     _quantized_spec("3 bits", 3, True, check_shapes=((3, 513, 8),)),
     _quantized_spec("plain", 4, False, check_shapes=((5, 512, 16),)),
-    OpSpec(
-        name="quantized_swiglu",
-        variant="",
-        function=_swiglu_with_codes(_ext.quantized_swiglu),
-        reference=_swiglu_with_codes(quantized_swiglu),
-        make_inputs=_swiglu_inputs,
-        arguments=("x", "scales", "biases"),
-        operands=("x",),
-        contract_shapes=((1, 1, 1), (0, 3, 1), (8, 5, 3), (9, 37, 2), (12, 11, 2), (5, 11, 2)),
-        check_shapes=((1, 512, 16),),
-        float32_tolerance=5e-5,
-        special_values=SPECIAL_VALUES,
+    _swiglu_spec("", ((1, 1, 1), (0, 3, 1), (8, 5, 3), (9, 37, 2), (12, 11, 2), (5, 11, 2))),
+    *(
+        _swiglu_spec(activation, ((9, 11, 2), (5, 11, 2)), activation=activation)
+        for activation in ("gelu", "gelu_tanh", "relu2", "swiglu_oai")
     ),
 )
