@@ -80,7 +80,7 @@ def _unknown(signature: Signature, name: str) -> tuple[str, str]:
 
 
 def problem(signature: Signature, positional: int, named: Collection[str]) -> str:
-    """The text for a call with so many positional arguments and these names; empty if it fits the signature."""
+    """The text for a call with ``positional`` arguments by position and these by name; empty if it fits."""
     problems = []
     given = {*signature.by_position[:positional], *named}
     for name in named:
