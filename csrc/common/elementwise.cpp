@@ -9,6 +9,7 @@
 #include "common/launch_arrays.h"
 #include "common/parallel.h"
 #include "common/run_on_cpu.h"
+#include "common/vmap_axis.h"
 #include "metal/common/elementwise_params.h"
 #include "mlx/backend/cpu/encoder.h"
 
@@ -126,8 +127,11 @@ class ElementwisePrimitive : public FusedPrimitive {
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    Arrays outputs =
-        apply_elementwise(variant_, batch_to_front(inputs, axes, stream()), stream(), scalar_);
+    Arrays front;  // apply_elementwise() broadcasts them, in shapeless graphs too
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      front.push_back(with_vmap_axis(inputs[i], axes[i], 0, stream()));
+    }
+    Arrays outputs = apply_elementwise(variant_, front, stream(), scalar_);
     return {std::move(outputs), std::vector<int>(variant_.outputs, 0)};
   }
 

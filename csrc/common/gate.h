@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "common/elementwise.h"
+#include "common/select.h"
 
 namespace mlx_anvil {
 
@@ -90,13 +91,8 @@ struct GateVariants {
                        const std::vector<int>& argnums,
                        float limit,
                        mx::Stream s) {
-    const Arrays both =
-        apply_elementwise(backward, {primals[0], primals[1], cotangents[0]}, s, limit);
-    Arrays wanted;
-    for (int i : argnums) {
-      wanted.push_back(both[i]);
-    }
-    return wanted;
+    return select(apply_elementwise(backward, {primals[0], primals[1], cotangents[0]}, s, limit),
+                  argnums);
   }
 
   // A missing tangent is omitted rather than replaced by zero: zero times infinity is NaN.

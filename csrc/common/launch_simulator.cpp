@@ -243,14 +243,14 @@ struct Simulation {
     Results results(*library, request);
     const bool failed =
         library->run(&request, results.report()) != 0 || results.report()->finding_count > 0;
-    const SimulatorToolchain functions = toolchain(launch->kernel->op());
+    const std::string& op = launch->kernel->op();
     if (failed) {
-      const std::string text = functions.describe(library->path(), results.report());
-      throw_internal_error(launch->kernel->op(),
+      const std::string text = toolchain(op).describe(library->path(), results.report());
+      throw_internal_error(op,
                            std::string("simulation of ") + kernel->name + ":\n" + text);
     }
     if (mode.checks.profiled) {
-      functions.keep_profile(*launch->kernel, library->path(), results.report(), request.profile,
+      toolchain(op).keep_profile(*launch->kernel, library->path(), results.report(), request.profile,
                              mode.profiles);
     }
     for (const DeviceCopy& array : arrays) {

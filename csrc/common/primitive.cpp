@@ -5,13 +5,11 @@
 #include <string>
 
 #include "common/block.h"
-#include "common/broadcast.h"
 #include "common/freed_memory.h"
 #include "common/launch.h"
 #include "common/plan.h"
 #include "common/select.h"
 #include "common/trace.h"
-#include "common/vmap_axis.h"
 
 namespace mlx_anvil {
 
@@ -155,14 +153,6 @@ std::pair<Arrays, std::vector<int>> FusedPrimitive::batched(const Arrays& inputs
 
 bool is_evaluated_dense(const mx::array& x) {
   return x.is_available() && !x.is_tracer() && x.flags().row_contiguous;
-}
-
-Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream) {
-  Arrays batched;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    batched.push_back(with_vmap_axis(inputs[i], axes[i], 0, stream));
-  }
-  return stretch_arrays(batched, stream);
 }
 
 namespace {

@@ -97,10 +97,6 @@ class FusedPrimitive : public mx::Primitive {
 // transformation may call the traced graph with other values.
 bool is_evaluated_dense(const mx::array& x);
 
-// For elementwise primitives: moves each batch axis to the front and broadcasts the inputs without
-// one (axis -1), so that all inputs have the same shape again.
-Arrays batch_to_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream);
-
 // The outputs of a primitive, as graph nodes. Move `inputs` in if possible: each copy of an array
 // costs two atomic operations, which add up in an op call.
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs);

@@ -46,7 +46,8 @@ def finding(body, options, **settings):
         # The frame is made before the first statement runs: the line is the kernel's.
         ("float a[100000]; a[i + 99990 * int(x[0] + 1)] = 5; x[i] = a[3];", "stack overflow", OVERFLOW, LINE - 1),
         ("x[i] = endless(int(x[0]));", "stack overflow", OVERFLOW, LINE - 6),
-        ("x[i] = near(x, int(i));", "stack overflow", OVERFLOW, LINE - 4),
+        # Either function may be the one whose frame does not fit: their frames differ between processors.
+        ("x[i] = near(x, int(i));", "stack overflow", OVERFLOW, (LINE - 4, LINE - 3)),
         ("device float* p = nullptr; *p = 1;", "device out of bounds", "write through a null pointer", LINE),
         ("device float* p = nullptr; x[i] = p[0];", "device out of bounds", "read through a null pointer", LINE),
         ("device S* p = nullptr; x[i] = p->b;", "device out of bounds", "read through a null pointer", LINE),
@@ -62,7 +63,8 @@ def finding(body, options, **settings):
 )
 def test_fault_is_a_finding(body, kind, words, line, options):
     found = finding(body, options)
-    assert (found.kernel, found.kind, found.file, found.line) == ("k", kind, "kernel.metal", line), found
+    assert (found.kernel, found.kind, found.file) == ("k", kind, "kernel.metal"), found
+    assert found.line in (line if isinstance(line, tuple) else (line,)), found
     assert words in found.message
     np.testing.assert_array_equal(run("x[i] = i;", options)[:4], np.arange(4))  # a fault poisons no later run
 

@@ -101,7 +101,7 @@ class Report:
         return f"{self.model}: {len(self.swapped)} of {plural(total, 'call')} swapped."
 
     def _tables(self) -> Iterator[Table]:
-        heads, figures, elastic = ("modules", "", "call", "op"), frozenset((1,)), {2: 23, 0: 12}
+        heads, figures, elastic = ("modules", "", "call", "op"), frozenset((1,)), {2: 19, 0: 12}
         swapped = Table("Swapped", heads, figures, elastic)
         for paths, count, row in _grouped(self.swapped):
             swapped.rows.append((paths, f"x {count}", row.what, row.op))
