@@ -246,12 +246,11 @@ struct Simulation {
     const std::string& op = launch->kernel->op();
     if (failed) {
       const std::string text = toolchain(op).describe(library->path(), results.report());
-      throw_internal_error(op,
-                           std::string("simulation of ") + kernel->name + ":\n" + text);
+      throw_internal_error(op, std::string("simulation of ") + kernel->name + ":\n" + text);
     }
     if (mode.checks.profiled) {
-      toolchain(op).keep_profile(*launch->kernel, library->path(), results.report(), request.profile,
-                             mode.profiles);
+      toolchain(op).keep_profile(*launch->kernel, library->path(), results.report(),
+                                 request.profile, mode.profiles);
     }
     for (const DeviceCopy& array : arrays) {
       if (array.is_output()) {
