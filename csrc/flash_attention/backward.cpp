@@ -1,6 +1,7 @@
 #include "flash_attention/backward.h"
 
 #include "common/allocate.h"
+#include "flash_attention/compose.h"
 #include "flash_attention/cpu.h"
 #include "flash_attention/primitive.h"
 

@@ -2,7 +2,8 @@
 // vjp.
 #pragma once
 
-#include "flash_attention/compose.h"
+#include "common/primitive.h"
+#include "flash_attention/problem.h"
 
 namespace mlx_anvil {
 

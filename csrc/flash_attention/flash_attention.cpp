@@ -9,6 +9,7 @@
 #include "common/launch.h"
 #include "common/shapeless.h"
 #include "common/trace.h"
+#include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
 
 namespace mlx_anvil {

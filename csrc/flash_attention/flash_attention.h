@@ -25,6 +25,13 @@ struct AttentionOptions {
   bool return_lse = false;
 };
 
+// The arrays of a checked call, all of rank 4. Each dimension of `mask` is 1 or that of the scores.
+struct AttentionInputs {
+  mx::array q, k, v;
+  std::optional<mx::array> mask;
+  std::optional<mx::array> sinks;  // float32 [batch or 1, q_heads]
+};
+
 // out, and lse if requested.
 using AttentionResult = std::pair<mx::array, std::optional<mx::array>>;
 

@@ -5,6 +5,7 @@
 
 #include "common/allocate.h"
 #include "flash_attention/backward.h"
+#include "flash_attention/compose.h"
 #include "flash_attention/cpu.h"
 #include "flash_attention/primitive.h"
 

@@ -1,7 +1,9 @@
 // The forward of flash_attention as a graph node, for shapes with a kernel.
 #pragma once
 
-#include "flash_attention/compose.h"
+#include "common/primitive.h"
+#include "flash_attention/flash_attention.h"
+#include "flash_attention/problem.h"
 
 namespace mlx_anvil {
 

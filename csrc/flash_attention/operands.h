@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/primitive.h"
-#include "flash_attention/compose.h"
+#include "flash_attention/flash_attention.h"
 #include "flash_attention/problem.h"
 
 namespace mlx_anvil {

@@ -39,6 +39,12 @@ struct AttentionConfig {
   bool operator==(const AttentionConfig&) const = default;
 };
 
+// The requested gradients. Those of k and v always come together.
+struct AttentionGradients {
+  bool q = false, kv = false, mask = false, sinks = false;
+  bool operator==(const AttentionGradients&) const = default;
+};
+
 struct AttentionSizes {
   int64_t batch = 0;
   int64_t q_heads = 0;
