@@ -18,30 +18,49 @@ class Composer {
         in_(in),
         s_(s),
         q_(split_heads(in.q)),
-        k_(mx::expand_dims(wide(in.k), 2, s)),
-        v_(mx::expand_dims(wide(in.v), 2, s)),
+        k_(shared_by_group(in.k)),
+        v_(shared_by_group(in.v)),
         capped_(capped_scores()) {}
 
   Arrays forward() const {
-    const mx::array scores = masked_scores();
-    // The row's maximum, or 0 if nothing is visible: exp(-inf - 0) is 0, but exp(-inf + inf) is
-    // NaN.
-    mx::array top = mx::max(mx::stop_gradient(scores, s_), -1, true, s_);
-    if (in_.sinks) {
-      top = mx::maximum(top, sinks(), s_);
-    }
-    top = mx::stop_gradient(mx::where(equals(top, kMinusInfinity), number(0), top, s_), s_);
-    const mx::array weights = mx::exp(mx::subtract(scores, top, s_), s_);
-    mx::array total = mx::sum(weights, -1, true, s_);
-    if (in_.sinks) {
-      total = mx::add(total, mx::exp(mx::subtract(sinks_of(top), top, s_), s_), s_);
-    }
-    const mx::array empty = equals(total, 0);
-    const mx::array safe_total = mx::where(empty, number(1), total, s_);
-    const mx::array out = mx::divide(mx::matmul(weights, v_, s_), safe_total, s_);
+    const Softmax softmax = masked_softmax();
+    const mx::array out = mx::divide(mx::matmul(softmax.weights, v_, s_), softmax.total, s_);
+    // mx::where would do, but its gradient multiplies by 0 instead of choosing, and the gradient of
+    // lse is often infinite where lse is.
     const mx::array lse =
-        mx::where(empty, number(kMinusInfinity), mx::add(top, mx::log(safe_total, s_), s_), s_);
+        mx::masked_scatter(mx::add(softmax.top, mx::log(softmax.total, s_), s_),
+                           mx::stop_gradient(softmax.empty, s_), number(kMinusInfinity), s_);
     return {mx::astype(join_heads(out), in_.q.dtype(), s_), mx::squeeze(join_heads(lse), -1, s_)};
+  }
+
+  // d_lse = rowsum(p d_scores),  d_out = (p (d_scores - d_lse)) v + p d_v
+  //
+  // MLX's own derivative of these products cannot be vectorised (docs/troubleshooting.md).
+  Arrays tangent(const AttentionTangents& d) const {
+    const Softmax softmax = masked_softmax();
+    const mx::array p = mx::divide(softmax.weights, softmax.total, s_);
+    const std::optional<mx::array> d_scores = scores_tangent(d);
+    std::optional<mx::array> d_lse, d_out;
+    if (d_scores) {
+      d_lse = mx::sum(mx::multiply(p, *d_scores, s_), -1, true, s_);
+    }
+    if (d.sinks) {
+      const mx::array p_sink = mx::divide(sink_weights(softmax.top), softmax.total, s_);
+      d_lse =
+          plus(d_lse, mx::multiply(p_sink, stretch_like(rows_of_heads(*d.sinks), p_sink, s_), s_));
+    }
+    if (d_lse) {
+      const mx::array d_p = mx::multiply(p, plus(d_scores, mx::negative(*d_lse, s_)), s_);
+      d_out = mx::matmul(d_p, v_, s_);
+    }
+    if (d.v) {
+      d_out = plus(d_out, mx::matmul(p, shared_by_group(*d.v), s_));
+    }
+    // Both are zero if only a bool mask has a tangent.
+    const mx::array no_d_out = mx::zeros_like(mx::matmul(p, v_, s_), s_);
+    const mx::array no_d_lse = mx::zeros_like(softmax.total, s_);
+    return {mx::astype(join_heads(d_out.value_or(no_d_out)), in_.q.dtype(), s_),
+            mx::squeeze(join_heads(d_lse.value_or(no_d_lse)), -1, s_)};
   }
 
   Arrays backward(const mx::array& out,
@@ -62,13 +81,7 @@ class Composer {
     const mx::array d_scores =
         mx::multiply(p, mx::subtract(mx::matmul(grad, transposed(v_), s_), delta, s_), s_);
 
-    // Applies the derivatives of the cap and the scale.
-    mx::array d_product = mx::multiply(d_scores, number(config_.scale), s_);
-    if (config_.softcap > 0) {
-      const mx::array slope = mx::subtract(
-          number(1), mx::square(mx::divide(capped_, number(config_.softcap), s_), s_), s_);
-      d_product = mx::multiply(d_product, slope, s_);
-    }
+    const mx::array d_product = through_cap(scaled(d_scores));
 
     Arrays gradients;
     if (wanted.q) {
@@ -113,22 +126,87 @@ class Composer {
     return mx::astype(mx::squeeze(sum_to(x, shape, s_), 2, s_), dtype, s_);
   }
 
-  // Expands one axis at a time: MLX 0.32.4's vmap of several is wrong (docs/troubleshooting.md).
-  mx::array sinks() const {
-    return mx::expand_dims(mx::expand_dims(split_heads(*in_.sinks), -1, s_), -1, s_);
+  mx::array shared_by_group(const mx::array& kv) const { return mx::expand_dims(wide(kv), 2, s_); }
+
+  // One number per head, as rows of scores. Expands one axis at a time: MLX 0.32.4's vmap of
+  // several is wrong (docs/troubleshooting.md).
+  mx::array rows_of_heads(const mx::array& heads) const {
+    return mx::expand_dims(mx::expand_dims(split_heads(heads), -1, s_), -1, s_);
   }
 
-  mx::array sinks_of(const mx::array& rows) const { return stretch_like(sinks(), rows, s_); }
+  mx::array sinks_of(const mx::array& rows) const {
+    return stretch_like(rows_of_heads(*in_.sinks), rows, s_);
+  }
+
+  mx::array scaled(const mx::array& x) const { return mx::multiply(x, number(config_.scale), s_); }
+
+  mx::array plus(const std::optional<mx::array>& a, const mx::array& b) const {
+    return a ? mx::add(*a, b, s_) : b;
+  }
 
   // cap(scale q k^T)
   mx::array capped_scores() const {
-    const mx::array scaled = mx::multiply(q_, number(config_.scale), s_);
-    const mx::array scores = mx::matmul(scaled, transposed(k_), s_);
+    const mx::array scores = mx::matmul(scaled(q_), transposed(k_), s_);
     if (config_.softcap <= 0) {
       return scores;
     }
     const mx::array cap = number(config_.softcap);
     return mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s_), s_), s_);
+  }
+
+  // Applies the derivative of the cap.
+  mx::array through_cap(const mx::array& d_capped) const {
+    if (config_.softcap <= 0) {
+      return d_capped;
+    }
+    const mx::array slope = mx::subtract(
+        number(1), mx::square(mx::divide(capped_, number(config_.softcap), s_), s_), s_);
+    return mx::multiply(d_capped, slope, s_);
+  }
+
+  // The tangent of the scores that are not masked.
+  std::optional<mx::array> scores_tangent(const AttentionTangents& d) const {
+    std::optional<mx::array> sum;
+    if (d.q) {
+      sum = mx::matmul(scaled(split_heads(*d.q)), transposed(k_), s_);
+    }
+    if (d.k) {
+      sum = plus(sum, mx::matmul(scaled(q_), transposed(shared_by_group(*d.k)), s_));
+    }
+    if (sum) {
+      sum = through_cap(*sum);
+    }
+    if (d.mask && config_.mask == AttentionMask::kAdditive) {
+      sum = plus(sum, stretch_like(wide(mask_by_group(*d.mask)), capped_, s_));
+    }
+    return sum;
+  }
+
+  // The rows of exp(scores - top), with top the row's maximum, and their sums.
+  struct Softmax {
+    mx::array top, weights;
+    mx::array empty;  // where nothing is visible: top is 0, since exp(-inf + inf) is NaN
+    mx::array total;  // there 1
+  };
+
+  Softmax masked_softmax() const {
+    const mx::array scores = masked_scores();
+    mx::array top = mx::max(mx::stop_gradient(scores, s_), -1, true, s_);
+    if (in_.sinks) {
+      top = mx::maximum(top, rows_of_heads(*in_.sinks), s_);
+    }
+    top = mx::stop_gradient(mx::where(equals(top, kMinusInfinity), number(0), top, s_), s_);
+    const mx::array weights = mx::exp(mx::subtract(scores, top, s_), s_);
+    mx::array total = mx::sum(weights, -1, true, s_);
+    if (in_.sinks) {
+      total = mx::add(total, sink_weights(top), s_);
+    }
+    const mx::array empty = equals(total, 0);
+    return {top, weights, empty, mx::where(empty, number(1), total, s_)};
+  }
+
+  mx::array sink_weights(const mx::array& top) const {
+    return mx::exp(mx::subtract(sinks_of(top), top, s_), s_);
   }
 
   // Masked scores are -inf.
@@ -140,16 +218,16 @@ class Composer {
     if (!in_.mask) {
       return scores;
     }
-    const mx::array mask = mask_by_group();
+    const mx::array mask = mask_by_group(*in_.mask);
     return config_.mask == AttentionMask::kBool
                ? mx::where(mask, scores, number(kMinusInfinity), s_)
                : mx::add(scores, stretch_like(wide(mask), scores, s_), s_);
   }
 
   // The mask's head axis is 1 or q_heads.
-  mx::array mask_by_group() const {
-    return in_.mask->shape(1) == 1 ? mx::expand_dims(*in_.mask, 1, s_)
-                                   : mx::unflatten(*in_.mask, 1, {in_.k.shape(1), -1}, s_);
+  mx::array mask_by_group(const mx::array& mask) const {
+    return mask.shape(1) == 1 ? mx::expand_dims(mask, 1, s_)
+                              : mx::unflatten(mask, 1, {in_.k.shape(1), -1}, s_);
   }
 
   // Returns a [q_len, kv_len] mask of the keys within the window. Empty if the window covers all
@@ -207,6 +285,12 @@ Arrays forward_without_pairs(const AttentionInputs& in, mx::Stream s) {
   return {mx::zeros(rows_shape(in, in.v.shape(3)), in.q.dtype(), s), lse};
 }
 
+Arrays tangent_without_pairs(const AttentionInputs& in, const AttentionTangents& d, mx::Stream s) {
+  AttentionInputs heads = in;
+  heads.sinks = in.sinks && d.sinks ? d.sinks : mx::zeros({1, in.q.shape(1)}, mx::float32, s);
+  return forward_without_pairs(heads, s);
+}
+
 Arrays backward_without_pairs(const AttentionInputs& in,
                               const std::optional<mx::array>& d_lse,
                               const AttentionGradients& wanted,
@@ -235,6 +319,14 @@ Arrays backward_without_pairs(const AttentionInputs& in,
 
 Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
   return has_pairs(in) ? Composer(config, in, s).forward() : forward_without_pairs(in, s);
+}
+
+Arrays compose_attention_tangent(const AttentionConfig& config,
+                                 const AttentionInputs& in,
+                                 const AttentionTangents& tangents,
+                                 mx::Stream s) {
+  return has_pairs(in) ? Composer(config, in, s).tangent(tangents)
+                       : tangent_without_pairs(in, tangents, s);
 }
 
 Arrays compose_attention_backward(const AttentionConfig& config,

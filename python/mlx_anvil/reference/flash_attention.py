@@ -57,7 +57,9 @@ def flash_attention(
     out = (weights / some) @ values
     if not return_lse:
         return out
-    lse = mx.where(total == 0, hidden, top + mx.log(some))
+    lse = top + mx.log(some)
+    # The gradient of mx.where would multiply an infinite gradient of such a row's lse by 0.
+    lse[mx.stop_gradient(total == 0)] = hidden
     return out, lse.squeeze(-1)
 
 
