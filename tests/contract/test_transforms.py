@@ -107,6 +107,20 @@ def test_vmap_of_each_input_at_each_axis(call: Call):
                 assert_close(in_two(*at(mx.stack(stacked, axis=outer))), wanted)
 
 
+def test_vmap_of_each_tangent(call: Call):
+    arrays = draw(call)
+    function = with_tangents(call, arrays)
+    tangents = [mx.random.normal(arrays[i].shape) for i in floats(arrays)]
+    for index, tangent in enumerate(tangents):
+
+        def along(value: mx.array, index: int = index) -> Arrays:
+            return list(function(*arrays, *tangents[:index], value, *tangents[index + 1 :]))
+
+        elements = [element(tangent, i) for i in range(BATCH)]
+        wanted = [mx.stack(outputs) for outputs in zip(*map(along, elements), strict=True)]
+        assert_close(mx.vmap(along)(mx.stack(elements)), wanted)
+
+
 # ---- compiled for any shapes -------------------------------------------------------------------------------------------
 
 

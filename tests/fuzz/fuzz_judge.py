@@ -54,8 +54,6 @@ def _problem(case: Case, seed: int) -> str:
         kinds = [t.kind for t in case.transforms]
         if ("shapeless" in kinds and "infer" in str(error)) or re.match(r"\[\w+\] JVP not yet implemented", str(error)):
             return ""  # it, or an op of MLX, says that it cannot
-        if kinds == ["jvp", "vmap"] and str(error).startswith("[addmm] input c must broadcast"):
-            return ""  # MLX 0.32.4, where only one term of a product's tangent has the batch (docs/troubleshooting.md)
         return f"raises {type(error).__name__}: {error}"
     ours = example["results"]
     dtypes = [str(x.dtype).removeprefix("mlx.core.") for x in ours]
