@@ -76,16 +76,18 @@ float read(const float* x, int64_t count) {
 
 }  // namespace
 
-constinit const Probe probe_table = {map<Exp>,
-                                     map<ExpNonpositive<Accuracy::kFloat32>>,
-                                     map<ExpNonpositive<Accuracy::kFloat16>>,
-                                     map<ExpNonpositive<Accuracy::kBfloat16>>,
-                                     map<Exp2Bounded<Accuracy::kFloat32>>,
-                                     map<Exp2Bounded<Accuracy::kFloat16>>,
-                                     map<Tanh>,
-                                     round_trip<f16>,
-                                     round_trip<bf16>,
-                                     map<Identity, true>,
-                                     read};
+constinit const Probe probe_table = {
+    .exp = map<Exp>,
+    .exp_nonpositive = map<ExpNonpositive<Accuracy::kFloat32>>,
+    .exp_nonpositive_float16 = map<ExpNonpositive<Accuracy::kFloat16>>,
+    .exp_nonpositive_bfloat16 = map<ExpNonpositive<Accuracy::kBfloat16>>,
+    .exp2_bounded = map<Exp2Bounded<Accuracy::kFloat32>>,
+    .exp2_bounded_float16 = map<Exp2Bounded<Accuracy::kFloat16>>,
+    .tanh = map<Tanh>,
+    .through_float16 = round_trip<f16>,
+    .through_bfloat16 = round_trip<bf16>,
+    .stream_copy = map<Identity, true>,
+    .read = read,
+};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

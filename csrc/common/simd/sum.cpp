@@ -79,9 +79,9 @@ void store(const float* from, int64_t count, void* to) {
 }  // namespace
 
 constinit const PerDtype<SumKernels> sum_kernels_table = {
-    .float32 = {add_rows<float>, store<float>},
-    .float16 = {add_rows<f16>, store<f16>},
-    .bfloat16 = {add_rows<bf16>, store<bf16>},
+    .float32 = {.add_rows = add_rows<float>, .store = store<float>},
+    .float16 = {.add_rows = add_rows<f16>, .store = store<f16>},
+    .bfloat16 = {.add_rows = add_rows<bf16>, .store = store<bf16>},
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

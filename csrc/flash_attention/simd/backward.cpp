@@ -202,8 +202,12 @@ int64_t key_gradient_bytes(const AttentionSizes& sizes, int64_t keys) {
 
 template <class T>
 constexpr AttentionBackwardKernels kernels() {
-  return {scratch_bytes<T>, key_gradient_bytes,     clear_key_gradients,
-          backward<T>,      store_key_gradients<T>, sink_gradient<T>};
+  return {.scratch_bytes = scratch_bytes<T>,
+          .key_gradient_bytes = key_gradient_bytes,
+          .clear_key_gradients = clear_key_gradients,
+          .backward = backward<T>,
+          .store_key_gradients = store_key_gradients<T>,
+          .sink_gradient = sink_gradient<T>};
 }
 
 }  // namespace

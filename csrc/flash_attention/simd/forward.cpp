@@ -262,7 +262,7 @@ int64_t scratch_bytes(const AttentionSizes& sizes, AttentionTile tile) {
 
 template <class T>
 constexpr AttentionForwardKernels kernels() {
-  return {scratch_bytes<T>, forward<T>, combine<T>};
+  return {.scratch_bytes = scratch_bytes<T>, .forward = forward<T>, .combine = combine<T>};
 }
 
 }  // namespace

@@ -101,9 +101,9 @@ void sum_parts(const float* parts,
 }  // namespace
 
 constinit const NormVectorTable norm_vector_kernels_table = {
-    .of = {.float32 = {widen<float>, sum_parts<float>},
-           .float16 = {widen<f16>, sum_parts<f16>},
-           .bfloat16 = {widen<bf16>, sum_parts<bf16>}},
+    .of = {.float32 = {.widen = widen<float>, .sum_parts = sum_parts<float>},
+           .float16 = {.widen = widen<f16>, .sum_parts = sum_parts<f16>},
+           .bfloat16 = {.widen = widen<bf16>, .sum_parts = sum_parts<bf16>}},
     .block = kBlock,
 };
 

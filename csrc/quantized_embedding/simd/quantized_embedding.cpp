@@ -92,8 +92,8 @@ void write_row_of(
 }  // namespace
 
 constinit const QuantizedEmbeddingKernels quantized_embedding_kernels_table = {
-    write_row_of,
-    RowScales::scratch,
+    .row = write_row_of,
+    .scratch = RowScales::scratch,
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

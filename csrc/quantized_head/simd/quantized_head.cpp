@@ -70,6 +70,6 @@ int64_t above_of(KernelDtype dtype, float* logits, int64_t count, float bar, int
 
 }  // namespace
 
-constinit const QuantizedHeadKernels quantized_head_kernels_table = {above_of};
+constinit const QuantizedHeadKernels quantized_head_kernels_table = {.above = above_of};
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

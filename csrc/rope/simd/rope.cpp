@@ -250,8 +250,12 @@ void rotate_rows_of(const RopeRows& rows) {
 }  // namespace
 
 constinit const RopeKernels rope_kernels_table = {
-    kBlock,           fill_angles, rotate_rows_of<float>, rotate_rows_of<f16>, rotate_rows_of<bf16>,
-    finish_streaming,
+    .block = kBlock,
+    .angles = fill_angles,
+    .rotate_float32 = rotate_rows_of<float>,
+    .rotate_float16 = rotate_rows_of<f16>,
+    .rotate_bfloat16 = rotate_rows_of<bf16>,
+    .finish_streaming = finish_streaming,
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
