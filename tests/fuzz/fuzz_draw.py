@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import mlx_anvil
 from fuzz_case import DERIVATIVES, KINDS, Case, Transform, shape_of, with_helpers
-from fuzz_ops import Draw, call_of
+from fuzz_choices import Draw
+from fuzz_ops import call_of
 
 LAYOUTS = ("transposed", "inside_larger", "every_second", "reversed_twice", "off_alignment", "repeated")
 

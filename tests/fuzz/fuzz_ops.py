@@ -1,53 +1,19 @@
 """How to draw a call of each op: shapes, dtypes and every option, by the op's name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import mlx.core as mx
-from hypothesis import strategies as st
 
-from fuzz_case import FLOATS, Arg, Call, Result
+from fuzz_case import Arg, Call, Result
+from fuzz_choices import Draw, activation_of, promoted
+from fuzz_quantized import (
+    quantized_argmax,
+    quantized_embedding,
+    quantized_matmul,
+    quantized_swiglu,
+    quantized_topk,
+)
 from mlx_anvil.reference import OPS
-from quantized_numpy import FORMATS, Format
-
-
-@dataclass
-class Draw:
-    """What generators draw by. The first of a choice is what hypothesis shrinks towards."""
-
-    of: Callable
-    derivatives: int  # how many will be taken; two are judged in float32
-    small: bool  # sizes of a quick run
-
-    def choice(self, *values):
-        return self.of(st.sampled_from(values))
-
-    def maybe(self) -> bool:
-        return self.of(st.booleans())
-
-    def one_in(self, n: int) -> bool:
-        return self.of(st.integers(0, n - 1)) == n - 1
-
-    def count(self, low: int, high: int) -> int:
-        return self.of(st.integers(low, high))
-
-    def size(self, *more: int) -> int:
-        large = () if self.small else (97, 128, 257)
-        return self.choice(1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, *more, *large)
-
-    def lead(self, most: int = 2) -> dict[str, int]:
-        """Leading dims: none, some, now and then an empty one."""
-        return {f"d{i}": 0 if self.one_in(20) else self.choice(1, 2, 3, 5) for i in range(self.count(0, most))}
-
-    def dtype(self) -> str:
-        return FLOATS[0] if self.derivatives > 1 else self.choice(*FLOATS)
-
-    def other_dtype(self, dtype: str) -> str:
-        return self.dtype() if self.one_in(5) else dtype
-
-
-def promoted(*dtypes: str) -> str:
-    return dtypes[0] if len(set(dtypes)) == 1 else "float32"
 
 
 def silu_gate(draw: Draw) -> Call:
@@ -55,13 +21,7 @@ def silu_gate(draw: Draw) -> Call:
 
 
 def gated(draw: Draw) -> Call:
-    return _gate(draw, "gated", _activation(draw))
-
-
-def _activation(draw: Draw) -> dict[str, str]:
-    activation = draw.choice("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
-    limit = draw.choice(None, None, 0.5, 1.0, 7.0)
-    return {"activation": repr(activation), "limit": repr(limit)}
+    return _gate(draw, "gated", activation_of(draw))
 
 
 def _gate(draw: Draw, op: str, options: dict[str, str]) -> Call:
@@ -233,129 +193,7 @@ def rope_qk(draw: Draw) -> Call:
     return _rope(draw, "rope_qk", ("q", "k"))
 
 
-# ---- quantized matrices ----------------------------------------------------------------------------------------------
-
-_HUGE = {"float32": 3e38, "bfloat16": 3e38, "float16": 6e4}
-
-
-def _matrix(draw: Draw, format: Format, sizes: dict[str, int], dtype: str, prefix: str = "") -> list[Arg]:
-    lead = ("experts",) if "experts" in sizes else ()
-    sizes |= {"words": sizes["columns"] * format.bits // 32, "groups": sizes["columns"] // format.group_size}
-    keep = ", 0xBFBFBFBF" if format.mode == "mxfp8" else ""
-    w = Arg(f"{prefix}w", (*lead, "outputs", "words"), "uint32", f"codes({{shape}}{keep})", differentiable=False)
-    per_group = (*lead, "outputs", "groups")
-    if not format.affine:
-        low, high = (0x20, 0x38) if format.mode == "nvfp4" else (117, 121) if format.bits == 8 else (122, 128)
-        value = f"integers({low}, {high}, {{shape}}, mx.uint8)"
-        return [w, Arg(f"{prefix}scales", per_group, "uint8", value, differentiable=False)]
-    scales = Arg(f"{prefix}scales", per_group, dtype, f"{2 / 2**format.bits} * normal({{shape}})")
-    return [w, scales, Arg(f"{prefix}biases", per_group, draw.other_dtype(dtype))]
-
-
-def _format(draw: Draw, sizes: dict[str, int], formats: tuple[Format, ...] = FORMATS) -> tuple[Format, dict[str, str]]:
-    format = draw.choice(*formats)
-    sizes["columns"] = format.group_size * draw.choice(1, 2, 3, 5)
-    sizes["outputs"] = draw.size(33, 64, 65)
-    return format, {key: repr(value) for key, value in format.options.items()}
-
-
-def _dtype_of(args: list[Arg]) -> str:
-    return promoted(*(arg.dtype for arg in args if arg.dtype in FLOATS))
-
-
-def quantized_matmul(draw: Draw) -> Call:
-    sizes = {"rows": 0 if draw.one_in(20) else draw.size(9, 33)}
-    format, options = _format(draw, sizes)
-    dtype, gemv = draw.dtype(), sizes["rows"] <= 8 and draw.one_in(3)
-    lead: tuple[str, ...] = ()
-    if not gemv and draw.one_in(3):
-        sizes["experts"] = draw.count(1, 3)
-        lead = ("experts",)
-    transpose = gemv or not draw.one_in(3)
-    of_x, of_result = ("columns", "outputs") if transpose else ("outputs", "columns")
-    value = draw.choice(*["normal({shape})"] * 6, "0.001 * normal({shape})", f"huge({{shape}}, {_HUGE[dtype]})")
-    args = [Arg("x", (*lead, "rows", of_x), dtype, value), *_matrix(draw, format, sizes, draw.other_dtype(dtype))]
-    if lead and draw.maybe():  # one matrix for all
-        args[1:] = [Arg(a.name, a.dims[1:], a.dtype, a.value, a.differentiable) for a in args[1:]]
-    arguments = {arg.name: arg.name for arg in args} | options
-    if not transpose:
-        arguments["transpose"] = "False"
-    results = [Result((*lead, "rows", of_result), _dtype_of(args))]
-    call = Call("quantized_gemv" if gemv else "quantized_matmul", args, arguments, results, sizes, tolerance=5e-5)
-    call.exact = f"reference.quantized_matmul({call.keywords})"
-    call.elastic = () if gemv else ("rows",)
-    return call
-
-
-def quantized_swiglu(draw: Draw) -> Call:
-    sizes = draw.lead()
-    rows = tuple(sizes)
-    format, options = _format(draw, sizes)
-    dtype = draw.dtype()
-    args = [Arg("x", (*rows, "columns"), dtype, f"{draw.choice(0.05, 1.0)} * normal({{shape}})")]
-    arguments = {"x": "x"}
-    scale_dtype = draw.other_dtype(dtype)
-    for name in ("gate", "up"):
-        matrix = _matrix(draw, format, sizes, scale_dtype, f"{name}_")
-        args += matrix
-        arguments[name] = f"({', '.join(arg.name for arg in matrix)})"
-    gate = {} if draw.maybe() else _activation(draw)
-    if gate.get("limit", "None") != "None" or gate.get("activation") == "'swiglu_oai'":
-        # A gradient jumps at the limit, on whose other side a rounded product may be.
-        args = [replace(arg, differentiable=False) for arg in args]
-    options |= gate
-    results = [Result((*rows, "outputs"), _dtype_of(args))]
-    return Call("quantized_swiglu", args, arguments | options, results, sizes, rows, tolerance=5e-5)
-
-
-def quantized_embedding(draw: Draw) -> Call:
-    sizes = draw.lead()
-    of_ids = tuple(sizes)
-    format, options = _format(draw, sizes)
-    kind = draw.choice("int32", "uint32", "int64", "uint8", "int16")
-    low = 0 if kind.startswith("u") else -sizes["outputs"]
-    value = f"integers({low}, {sizes['outputs']}, {{shape}}, mx.{kind})"
-    matrix = _matrix(draw, format, sizes, draw.dtype())
-    args = [Arg("ids", of_ids, kind, value, differentiable=False), *matrix]
-    arguments = {arg.name: arg.name for arg in args} | options
-    dtype = _dtype_of(matrix) if format.affine else "bfloat16"
-    given = ", ".join(f"{key}={text}" for key, text in arguments.items() if key != "ids")
-    if draw.one_in(3):
-        dtype = draw.dtype()
-        arguments["dtype"] = f"mx.{dtype}"
-    call = Call("quantized_embedding", args, arguments, [Result((*of_ids, "columns"), dtype)], sizes, of_ids)
-    # Of all rows: MLX dequantizes no empty matrix.
-    call.exact = f"reference.quantized_matmul(one_hot(ids, {sizes['outputs']}), {given}, transpose=False)"
-    return call
-
-
-def _head(draw: Draw, name: str) -> Call:
-    """Rows of the matrix that stand out: rounded logits have the order of exact ones."""
-    sizes = draw.lead()
-    rows = tuple(sizes)
-    format, options = _format(draw, sizes, tuple(f for f in FORMATS if f.affine))
-    k = 1 if name == "quantized_argmax" else draw.count(1, min(sizes["outputs"], 8))
-    dtype = draw.dtype()
-    w, scales, biases = _matrix(draw, format, sizes, dtype)
-    args = [
-        Arg("x", (*rows, "columns"), dtype, "1 + 0.3 * normal({shape})"),
-        w,
-        Arg("scales", scales.dims, dtype, f"{0.03 / 2**format.bits} * normal({{shape}})"),
-        Arg("biases", biases.dims, biases.dtype, f"levels({{shape}}, {k})", alike=False),
-    ]
-    arguments = {arg.name: arg.name for arg in args} | options
-    arguments |= {"return_values": "True"} if name == "quantized_argmax" else {"k": repr(k)}
-    dims = rows if name == "quantized_argmax" else (*rows, k)
-    results = [Result(dims, "uint32"), Result(dims, _dtype_of(args))]
-    return Call(name, args, arguments, results, sizes, rows, tolerance=5e-5, floats="[1:]")
-
-
-def quantized_argmax(draw: Draw) -> Call:
-    return _head(draw, "quantized_argmax")
-
-
-def quantized_topk(draw: Draw) -> Call:
-    return _head(draw, "quantized_topk")
+# ---- routers ----------------------------------------------------------------------------------------------------------
 
 
 def softmax_topk(draw: Draw) -> Call:
