@@ -14,7 +14,8 @@ FOLDERS = [path for path in sorted((ROOT / "csrc").iterdir()) if path.is_dir() a
 NAMES = sorted({spec.name for spec in OPS.values()})
 PLACES = (
     *("csrc/{}/{}.cpp", "csrc/{}/python.cpp", "csrc/{}/simd/*.cpp", "metal/{}/*.metal"),
-    *("python/mlx_anvil/reference/{}.py", "tests/{}/test_*.py", "bench/{}.py"),
+    *("python/mlx_anvil/reference/{}.py", "tests/{}/test_*.py", "tests/{}/launches.py"),
+    "bench/{}.py",
     *("docs/{}.md", "docs/design/{}.md"),
 )
 

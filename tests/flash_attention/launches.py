@@ -1,0 +1,129 @@
+"""Calls that launch every kernel of the op, and the calls that models make (tests/metal_launches)."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import mlx.core as mx
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES
+from tests.metal_launches.inputs import (
+    FEW_TOKENS,
+    LONG_CACHE,
+    MODEL_DTYPES,
+    PROMPT,
+    RAGGED_PROMPT,
+    SHORT_CACHE,
+    Call,
+    cached,
+    for_matrix_units,
+    projected_heads,
+)
+
+# Tiles are for head dims up to these or any between: each is tried, and one more.
+HEAD_DIMS = tuple(sorted({d + e for d in (32, 64, 72, 80, 96, 128, 192, 256, 512) for e in (0, 1)}))
+QUERIES, KEYS = 40, 300  # enough for every tile, and in a decode for keys in parts
+
+
+def _attention(dtype: mx.Dtype, dim: int, value_dim: int, queries: int, heads: int = 2, **options: object) -> Call:
+    q = mx.zeros((1, heads, queries, dim), dtype)
+    k, v = (mx.zeros((1, 1, KEYS, d), dtype) for d in (dim, value_dim))
+
+    def call() -> object:
+        return mlx_anvil.flash_attention(q, k, v, **options)
+
+    return call
+
+
+def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, **options: object) -> Call:
+    q = mx.zeros((1, 2, QUERIES, dim), dtype)
+    k, v = (mx.zeros((1, 1, QUERIES, d), dtype) for d in (dim, value_dim))
+    extra = {name: x for name, x in options.items() if isinstance(x, mx.array) and x.dtype != mx.bool_}
+    fixed = {name: x for name, x in options.items() if name not in extra}
+
+    def loss(q: mx.array, k: mx.array, v: mx.array, *arrays: mx.array) -> mx.array:
+        out, lse = mlx_anvil.flash_attention(q, k, v, return_lse=True, **fixed, **dict(zip(extra, arrays, strict=True)))
+        return out.sum() + lse.sum()
+
+    return lambda: mx.grad(loss, argnums=tuple(range(3 + len(extra))))(q, k, v, *extra.values())
+
+
+def _attention_options(dtype: mx.Dtype, queries: int, keys: int) -> Iterator[dict[str, object]]:
+    sinks = mx.zeros((2,), dtype)
+    masks = None, "causal", mx.ones((queries, keys), mx.bool_), mx.zeros((1, 1, queries, keys), dtype)
+    for mask, with_sinks, softcap in product(masks, (False, True), (None, 5.0)):
+        yield {"mask": mask, "softcap": softcap, **({"sinks": sinks} if with_sinks else {})}
+
+
+def _attention_by_matrix_units(dtype: mx.Dtype) -> Iterator[Call]:
+    for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
+        for queries in (1, QUERIES):
+            yield _attention(dtype, dim, value_dim, queries)
+        yield _attention_gradients(dtype, dim, value_dim)
+    for queries, return_lse in product((1, QUERIES), (False, True)):
+        for options in _attention_options(dtype, queries, KEYS):
+            yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
+    for options in _attention_options(dtype, QUERIES, QUERIES):
+        yield _attention_gradients(dtype, 64, 64, **options)
+
+
+def every_kernel() -> Iterator[Call]:
+    for dtype in DTYPES:
+        for dim, value_dim, (queries, heads) in product(
+            HEAD_DIMS, HEAD_DIMS, ((1, 1), (1, 2), (2, 2), (4, 2), (QUERIES, 2))
+        ):
+            yield _attention(dtype, dim, value_dim, queries, heads)
+        for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
+            yield _attention_gradients(dtype, dim, value_dim)
+        if dtype != mx.float32:
+            yield from map(for_matrix_units, _attention_by_matrix_units(dtype))
+        for queries, return_lse in product((1, QUERIES), (False, True)):
+            for options in _attention_options(dtype, queries, KEYS):
+                yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
+        for options in _attention_options(dtype, QUERIES, QUERIES):
+            yield _attention_gradients(dtype, 64, 64, **options)
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def _of_model(
+    dtype: mx.Dtype, dim: int, queries: int, keys: int, mask: str | mx.Dtype | None, **options: object
+) -> Call:
+    """`mask`: an array of it, where it is a dtype."""
+    q = projected_heads(dtype, 4, queries, dim)
+    k, v = (cached(dtype, 2, keys, dim) for _ in range(2))
+    given = mx.zeros((1, 1, queries, keys), mask) if isinstance(mask, mx.Dtype) else mask
+    return partial(mlx_anvil.flash_attention, q, k, v, mask=given, **options)
+
+
+def _gradients_of_model(dtype: mx.Dtype, dim: int, length: int, **options: object) -> Call:
+    q, k, v = (projected_heads(dtype, count, length, dim) for count in (4, 2, 2))
+    return partial(
+        mx.vjp, partial(mlx_anvil.flash_attention, **options), [q, k, v], [projected_heads(dtype, 4, length, dim)]
+    )
+
+
+def of_models() -> Iterator[Call]:
+    for dtype in MODEL_DTYPES:
+        sinks = mx.zeros((4,), dtype)
+        for dim in (64, 96, 128, 256):
+            features: list[dict[str, object]] = [{}]
+            if dim >= 128:
+                features.append({"softcap": 50.0})  # Gemma 2
+            if dim == 64:
+                features.append({"sinks": sinks})  # GPT-OSS
+            for feature in features:
+                # Masks: sequences of several lengths in a batch, and windows in a cache that goes around.
+                for length, mask in product((PROMPT, RAGGED_PROMPT), ("causal", mx.bool_)):
+                    yield _of_model(dtype, dim, length, length, mask, **feature)
+                for keys in (SHORT_CACHE, LONG_CACHE):
+                    yield _of_model(dtype, dim, 1, keys, None, **feature)
+                    # Several tokens: speculative decoding, the end of a prompt.
+                    yield _of_model(dtype, dim, FEW_TOKENS, keys, "causal", **feature)
+                yield _of_model(dtype, dim, FEW_TOKENS, SHORT_CACHE, mx.bool_, **feature)
+            yield _of_model(dtype, dim, PROMPT, PROMPT, None)  # an encoder
+        for dim in (64, 128):
+            yield _of_model(dtype, dim, PROMPT, PROMPT, dtype)
+            yield _gradients_of_model(dtype, dim, PROMPT, mask="causal")

@@ -1,0 +1,61 @@
+"""What the calls of all ops are made of (tests/<op>/launches.py)."""
+
+from collections.abc import Callable
+from itertools import product
+
+import mlx.core as mx
+
+import mlx_anvil
+
+Call = Callable[[], object]
+
+
+def for_matrix_units(call: Call) -> Call:
+    def chosen() -> object:
+        if mx.default_device() == mx.gpu:  # which has them or not
+            return call()
+        with mlx_anvil.simulate(matrix_units=True):
+            return call()
+
+    chosen.for_matrix_units = True
+    return chosen
+
+
+# ---- quantized matrices ----------------------------------------------------------------------------------------------
+
+MODES = {
+    "affine": tuple(product((32, 64, 128), (2, 3, 4, 5, 6, 8))),
+    "mxfp4": ((32, 4),),
+    "mxfp8": ((32, 8),),
+    "nvfp4": ((16, 4),),
+}
+
+# Formats of models.
+FORMATS = [{"group_size": group_size, "bits": bits} for bits in (4, 8) for group_size in (32, 64, 128)]
+MANY, SEVERAL, FEW = 65536, 8192, 1024  # rows of a matrix: a vocabulary; an MLP's; the keys' projection
+
+ODD_WIDTH = 896  # no multiple of the 256 columns that kernels by matrix units take at a time: Qwen 2.5 0.5B
+
+
+def matrix(dtype: mx.Dtype, rows: int, columns: int, group_size: int, bits: int) -> tuple[mx.array, mx.array, mx.array]:
+    factors = mx.zeros((rows, columns // group_size), dtype)
+    return mx.zeros((rows, columns * bits // 32), mx.uint32), factors, factors
+
+
+# ---- sizes of models; small where a dispatch does not go by them -------------------------------------------------------
+
+MODEL_DTYPES = (mx.float16, mx.bfloat16)  # of weights and activations
+WIDTH = 2048  # of the residual stream
+PROMPT, RAGGED_PROMPT = 512, 77
+SHORT_CACHE, LONG_CACHE = 64, 4096
+FEW_TOKENS = 4
+
+
+def projected_heads(dtype: mx.Dtype, count: int, length: int, dim: int) -> mx.array:
+    """Of a projection's output, as models have them: rows of one head are not next to each other."""
+    return mx.zeros((1, length, count, dim), dtype).swapaxes(1, 2)
+
+
+def cached(dtype: mx.Dtype, count: int, length: int, dim: int) -> mx.array:
+    """A part of a buffer that grows in steps."""
+    return mx.zeros((1, count, length + 256, dim), dtype)[:, :, :length]

@@ -1,0 +1,34 @@
+"""Calls that launch every kernel of the op, and the calls that models make (tests/metal_launches)."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import mlx.core as mx
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES
+from tests.metal_launches.inputs import (
+    FEW,
+    FORMATS,
+    MODEL_DTYPES,
+    MODES,
+    PROMPT,
+    Call,
+    matrix,
+)
+
+
+def every_kernel() -> Iterator[Call]:
+    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
+        for group_size, bits in formats:
+            options = {"group_size": group_size, "bits": bits, "mode": mode}
+            table = mx.quantize(mx.zeros((5, 128), dtype), **options)
+            for ids in (mx.zeros((3,), mx.int32), mx.zeros((3,), mx.uint64)):
+                yield lambda i=ids, m=table, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
+
+
+def of_models() -> Iterator[Call]:
+    for dtype, form in product(MODEL_DTYPES, FORMATS):
+        for ids in (mx.zeros((1, 1), mx.int32), mx.zeros((1, PROMPT), mx.uint32)):
+            yield partial(mlx_anvil.quantized_embedding, ids, *matrix(dtype, FEW, 256, **form), dtype=dtype, **form)
