@@ -9,13 +9,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 import mlx_anvil
+from mlx_anvil._extras import missing
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+try:
+    from mlx_lm.models.cache import make_prompt_cache
 
-from lm_models import ARCHITECTURES, Architecture  # noqa: E402  (beside the tests)
+    from lm_models import ARCHITECTURES, Architecture  # beside the tests
+except ModuleNotFoundError as error:
+    raise missing(error, "lm") from None
 
 PAGE = ROOT / "docs" / "patching.md"
 COLUMNS = {
