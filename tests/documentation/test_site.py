@@ -134,6 +134,13 @@ def page() -> Iterator[browser.Browser]:
         yield opened
 
 
+def test_nothing_is_fetched(page):
+    """Material would ask GitHub for the repository's stars."""
+    asked = page.requested_by((site_pages.build() / "index.html").as_uri())
+    assert len(asked) > 3
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
 # What sticks out of the window and is not inside a box that scrolls.
 OVERFLOW = """(() => {
   const scrolls = (element) => {
