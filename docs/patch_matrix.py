@@ -43,21 +43,30 @@ def ops_that_run(model: nn.Module) -> set[str]:
     return {event.op for event in trace.events}
 
 
-def row(name: str, architecture: Architecture) -> str:
+def row(name: str, architecture: Architecture, why: dict[str, str]) -> str:
+    """The row of a model. Adds the reasons for what is left to ``why``."""
     model = architecture.build()
     nn.quantize(model, group_size=32, bits=4)
     report = mlx_anvil.patch(model)
     ran = ops_that_run(model)
     marks = ["yes" if ops & ran else "" for ops in COLUMNS.values()]
-    left = dict.fromkeys(f"`{row.what}`: {row.why}" for row in report.left)
-    return f"| {name} (`{architecture.module}`) | {' | '.join(marks)} | {'; '.join(left)} |"
+    left = {row.what: row.why for row in report.left}
+    why.update(left)
+    cells = [f"{name} (`{architecture.module}`)", *marks, ", ".join(f"`{what}`" for what in left)]
+    return f"| {' | '.join(cells)} |"
 
 
 def table() -> Iterator[str]:
+    why: dict[str, str] = {}
     yield f"| model | {' | '.join(COLUMNS)} | left as it is |"
     yield "|---" * (len(COLUMNS) + 2) + "|"
     for name, architecture in ARCHITECTURES.items():
-        yield row(name, architecture)
+        yield row(name, architecture, why)
+    yield ""
+    yield "Why it is left:"
+    yield ""
+    for what, reason in sorted(why.items()):
+        yield f"- `{what}`: {reason}."
 
 
 def page_with(text: str) -> str:

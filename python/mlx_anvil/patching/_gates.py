@@ -55,7 +55,7 @@ def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: Fall
         yield Gate(Call(SWIGLU.option, "gegelu", "gated"), _of_phi3small(method, log))
     elif cls.__name__ == "MLP" and (chosen := _CHOSEN_BY_NAME.get(module or "")):
         yield Gate(
-            Call(SWIGLU.option, "activation(gate) * up", "gated, silu_gate, quantized_swiglu"),
+            Call(SWIGLU.option, "activation gate", "gated, silu_gate, quantized_swiglu"),
             _with_chosen_activation(method, chosen, quantized, log),
         )
     elif found := _mlp_of(method):
@@ -65,8 +65,8 @@ def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: Fall
 
 def _call(name: str, activation: str) -> Call:
     if activation == "silu":
-        return Call(SWIGLU.option, "swiglu of two projections", "silu_gate, quantized_swiglu")
-    return Call(SWIGLU.option, f"{name} of two projections", "gated, quantized_swiglu")
+        return Call(SWIGLU.option, "silu gate", "silu_gate, quantized_swiglu")
+    return Call(SWIGLU.option, f"{name} gate", "gated, quantized_swiglu")
 
 
 # Names that differ between models.

@@ -12,7 +12,7 @@ from mlx_anvil.patching._code import code_names, nested_code
 
 NO_EXPERTS = "no kernel for products with the weights of chosen experts yet"
 OTHER_ACTIVATION = "no kernel for this activation"
-NO_GATE = "an activation without a gate: no kernel"
+NO_GATE = "no kernel for an activation without a gate"
 OTHER_FORM = "not in the form down({name}(gate(x)) * up(x)), or inside a compiled function"
 CLAMPS_AFTER = "in layers with a limit, which clamp the result of SiLU: no kernel"
 OWN_ROUTER = "written out in the model's own code; softmax_topk computes it in one kernel"
