@@ -171,6 +171,30 @@ def test_nothing_overflows(page, width, scheme):
     assert not wrong
 
 
+CUT = """[...document.querySelectorAll(".highlight:not(.language-text) pre > code")]
+  .filter((code) => code.scrollWidth > code.clientWidth).map((code) => code.textContent.slice(0, 60))"""
+
+
+def test_code_is_not_cut_on_a_phone(page):
+    """Long lines wrap. Text without a language scrolls, because drawings and tables need their lines."""
+    page.resize(400)
+    seen, wrong = 0, {}
+    for name in site_pages.pages():
+        page.open((site_pages.build() / name).as_uri())
+        seen += page.evaluate('document.querySelectorAll(".language-python pre > code").length')
+        if found := page.evaluate(CUT):
+            wrong[name] = found
+    assert seen > 100
+    assert not wrong
+
+
+def test_types_of_results_are_whole():
+    """A result's type with parentheses would lose one of them."""
+    for name, entry in site_pages.entries().items():
+        for code in re.findall(r"<code>(.*?)</code>", entry.partition("Returns:")[2], re.DOTALL):
+            assert code.count("(") == code.count(")"), (name, code)
+
+
 def test_an_overflow_is_found(page):
     page.resize(400)
     page.open((site_pages.build() / "index.html").as_uri())
