@@ -29,7 +29,7 @@ def shown(path: str) -> list[tuple[ast.arguments, str]]:
     """The signatures of an entry: parameters, and what is returned. They are Python without ``def``."""
     heading = site_pages.entries()[path].partition('<div class="doc doc-contents')[0]
     result = []
-    for block in re.findall(r'class="doc-signature[^"]*">(.*?)</pre>', heading, re.DOTALL):
+    for block in re.findall(r'class="[^"]*doc-signature[^"]*">(.*?)</pre>', heading, re.DOTALL):
         call, _, returned = site_pages.text(block).rpartition("->")
         result.append((arguments("def " + (call or returned)), returned.strip() if call else ""))
     return result
