@@ -11,11 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
-import llama_cpp
-import numpy as np
-
+from mlx_anvil._extras import missing
 from mlx_anvil.bench.model import LlamaShape
+
+try:
+    import gguf
+    import llama_cpp
+    import numpy as np
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":  # who imports this goes on without llama.cpp
+        raise
+    raise missing(error, "bench") from None
 
 # Q4_0: blocks of 32 weights, a float16 scale and 32 codes of 4 bits; 4.5 bits a weight, as MLX's groups of 64 have with
 # their scale and bias in 16 bits.

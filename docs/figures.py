@@ -1,13 +1,18 @@
-"""Draws the pictures of docs/design/flash_attention.md: ``python docs/figures.py`` (needs the ``bench`` extra)."""
+"""Draws the pictures of docs/design/flash_attention.md: ``python docs/figures.py`` (needs the ``plot`` extra)."""
 
 from pathlib import Path
 
-import matplotlib
+from mlx_anvil._extras import missing
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+try:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+except ModuleNotFoundError as error:
+    raise missing(error, "plot") from None
 
 IMAGES = Path(__file__).parent / "images"
 KEPT, PASSING, WHOLE, EDGE, SKIPPED = "#a9cfe8", "#f3b37a", "#8fc7b0", "#f2c14e", "#ececec"

@@ -9,13 +9,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 import mlx_anvil
+from mlx_anvil._extras import missing
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+try:
+    from mlx_lm.models.cache import make_prompt_cache
 
-from lm_models import ARCHITECTURES, Architecture  # noqa: E402  (beside the tests)
+    from lm_models import ARCHITECTURES, Architecture  # beside the tests
+except ModuleNotFoundError as error:
+    raise missing(error, "lm") from None
 
 PAGE = ROOT / "docs" / "patching.md"
 COLUMNS = {
@@ -39,21 +43,30 @@ def ops_that_run(model: nn.Module) -> set[str]:
     return {event.op for event in trace.events}
 
 
-def row(name: str, architecture: Architecture) -> str:
+def row(name: str, architecture: Architecture, why: dict[str, str]) -> str:
+    """The row of a model. Adds the reasons for what is left to ``why``."""
     model = architecture.build()
     nn.quantize(model, group_size=32, bits=4)
     report = mlx_anvil.patch(model)
     ran = ops_that_run(model)
     marks = ["yes" if ops & ran else "" for ops in COLUMNS.values()]
-    left = dict.fromkeys(f"`{row.what}`: {row.why}" for row in report.left)
-    return f"| {name} (`{architecture.module}`) | {' | '.join(marks)} | {'; '.join(left)} |"
+    left = {row.what: row.why for row in report.left}
+    why.update(left)
+    cells = [f"{name} (`{architecture.module}`)", *marks, ", ".join(f"`{what}`" for what in left)]
+    return f"| {' | '.join(cells)} |"
 
 
 def table() -> Iterator[str]:
+    why: dict[str, str] = {}
     yield f"| model | {' | '.join(COLUMNS)} | left as it is |"
     yield "|---" * (len(COLUMNS) + 2) + "|"
     for name, architecture in ARCHITECTURES.items():
-        yield row(name, architecture)
+        yield row(name, architecture, why)
+    yield ""
+    yield "Why it is left:"
+    yield ""
+    for what, reason in sorted(why.items()):
+        yield f"- `{what}`: {reason}."
 
 
 def page_with(text: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_REQUEST = "Network.requestWillBeSent"
 TIMEOUT = 60.0  # seconds for one command, or one page
 
 
@@ -106,11 +107,25 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Opens a page and waits until it is loaded."""
+        self._load(url)
+        self._events.clear()
+
+    def _load(self, url: str) -> None:
+        """Keeps the events."""
         self._events.clear()
         self.send("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._read())
+
+    def requested_by(self, url: str) -> list[str]:
+        """Opens a page and returns the addresses that it asks for, in the second after it is loaded too."""
+        self.send("Network.enable")
+        self._load(url)
+        self.evaluate("new Promise((done) => setTimeout(done, 1000))")
+        found = [event["params"]["request"]["url"] for event in self._events if event.get("method") == _REQUEST]
         self._events.clear()
+        self.send("Network.disable")
+        return found
 
     def screenshot(self, path: Path | None = None, **clip: float) -> bytes:
         """A PNG of the whole page, or of a part of it (x, y, width, height)."""

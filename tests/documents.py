@@ -182,6 +182,8 @@ def run_page(page: Path) -> None:
 
 def main() -> None:
     """Runs one page in a temporary copy of the repository, made of links."""
+    if len(sys.argv) != 2:
+        raise SystemExit("Usage: python tests/documents.py PAGE")
     page = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         for path in ROOT.iterdir():

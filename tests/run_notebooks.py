@@ -4,8 +4,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
+from mlx_anvil._extras import missing
+
+try:
+    import nbformat
+    from nbclient import NotebookClient
+except ModuleNotFoundError as error:
+    raise missing(error, "test") from None
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

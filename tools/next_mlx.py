@@ -19,7 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PINNED = re.search(r'"mlx==([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
-REQUIREMENTS = re.findall(r'^  "((?:scikit-build-core|nanobind)[^"]*)",$', (ROOT / "pyproject.toml").read_text(), re.M)
+REQUIREMENTS = re.findall(
+    r'^  "((?:scikit-build-core|nanobind|hatch)[^"]*)",$', (ROOT / "pyproject.toml").read_text(), re.M
+)
 TOOLS = ["cmake", "ninja", "wheel", "lief", "ziglang>=0.17,<0.18"]
 # Patterns for causes in a log. Earlier ones hide later ones.
 CAUSES = (

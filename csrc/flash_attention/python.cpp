@@ -125,7 +125,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or (array, array): ``[B, Hq, Lq, Dv]`` in the promoted dtype of ``q``, ``k`` and ``v``;
+    array or tuple[array, array]: ``[B, Hq, Lq, Dv]`` in the promoted dtype of ``q``, ``k`` and ``v``;
     with ``return_lse`` also the natural log-sum-exp ``[B, Hq, Lq]`` in float32.
 
 Raises:

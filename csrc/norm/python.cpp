@@ -63,7 +63,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or (array, array): ``y``, or ``(y, h)`` with a residual; the shape of ``x`` and the
+    array or tuple[array, array]: ``y``, or ``(y, h)`` with a residual; the shape of ``x`` and the
     promoted dtype of ``x``, ``residual`` and ``gate``.
 
 Raises:
@@ -94,7 +94,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or (array, array): ``y``, or ``(y, h)`` with a residual, as for ``rms_norm``.
+    array or tuple[array, array]: ``y``, or ``(y, h)`` with a residual, as for ``rms_norm``.
 
 Raises:
     TypeError: an argument has the wrong type.

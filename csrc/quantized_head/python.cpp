@@ -37,7 +37,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or (array, array): indices, uint32 ``[...]``; with ``return_values`` also the values, in
+    array or tuple[array, array]: indices, uint32 ``[...]``; with ``return_values`` also the values, in
     the promoted dtype of ``x``, ``scales`` and ``biases``.
 
 Raises:
@@ -68,7 +68,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    (array, array): indices and values, each ``[..., k]``: uint32, and the promoted dtype of ``x``,
+    tuple[array, array]: indices and values, each ``[..., k]``: uint32, and the promoted dtype of ``x``,
     ``scales`` and ``biases``.
 
 Raises:

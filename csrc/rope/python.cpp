@@ -110,7 +110,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    (array, array): the rotated ``q`` and ``k``, with their shapes and dtype.
+    tuple[array, array]: the rotated ``q`` and ``k``, with their shapes and dtype.
 
 Raises:
     TypeError: an argument has the wrong type.

@@ -51,7 +51,7 @@ Args:
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    (array, array): weights in the dtype of the logits, and uint32 indices; both ``[..., k]``.
+    tuple[array, array]: weights in the dtype of the logits, and uint32 indices; both ``[..., k]``.
 
 Raises:
     TypeError: an argument has the wrong type.

@@ -20,12 +20,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters of a function without ``*args`` and ``**kwargs``."""
+    """Parameters of a function without ``*args`` and ``**kwargs``.
+
+    Attributes:
+        name: the function or the class, as errors name it.
+        by_position: parameters that may be given by position.
+        by_name: the others.
+        defaults: the defaults as text.
+        method: empty for a function or a constructor.
+    """
 
     name: str
     by_position: tuple[str, ...]
     by_name: tuple[str, ...]
-    defaults: Mapping[str, str]  # as text
+    defaults: Mapping[str, str]
+    method: str = ""
+
+    @property
+    def key(self) -> str:
+        """The entry in the table of other libraries' names."""
+        return f"{self.name}.{self.method}" if self.method else self.name
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -36,7 +50,7 @@ class Signature:
             return [f"{name}={self.defaults[name]}" if name in self.defaults else name for name in names]
 
         separator = ["*"] if self.by_name else []
-        return f"{self.name}({', '.join(shown(self.by_position) + separator + shown(self.by_name))})"
+        return f"{'module' if self.method == '__call__' else self.key}({', '.join(shown(self.by_position) + separator + shown(self.by_name))})"
 
 
 @functools.cache
@@ -53,11 +67,13 @@ def signature_of_op(function: Any) -> Signature:
     return Signature(function.__name__, tuple(by_position), tuple(by_name), texts)
 
 
-def signature_of_class(cls: type, init: Callable[..., None]) -> Signature:
-    parameters = list(inspect.signature(init).parameters.values())[1:]
+def signature_of_method(cls: type, function: Callable[..., object], method: str = "") -> Signature:
+    """Reads the parameters of a method, without ``self`` or ``cls``."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
     defaults = {p.name: repr(p.default) for p in parameters if p.default is not p.empty}
     by_name = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return Signature(cls.__name__, tuple(p.name for p in parameters if p.name not in by_name), by_name, defaults)
+    by_position = tuple(p.name for p in parameters if p.name not in by_name)
+    return Signature(cls.__name__, by_position, by_name, defaults, method)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -70,7 +86,7 @@ def _be(names: Collection[str]) -> str:
 
 def _unknown(signature: Signature, name: str) -> tuple[str, str]:
     """What to do about an unknown keyword, and the parameter that replaces it, if any."""
-    known = NAMES.get(signature.name, {}).get(name, "")
+    known = NAMES.get(signature.key, {}).get(name, "")
     if known.endswith("."):
         return f"{name} is no argument: {known.removesuffix('.')}", ""
     if (ours := known.partition("=")[0]) in signature.parameters:
@@ -164,9 +180,19 @@ def _check_type(name: str, argument: str, value: object, default: object, annota
 
 
 def checks_arguments(cls: type[T]) -> type[T]:
-    """Makes the constructor of a module check names and types of its arguments, before MLX sees them."""
+    """Makes a module explain calls that fit no signature: of its constructor and of its own methods.
+
+    The constructor also checks the types of its arguments, before MLX sees them.
+    """
+    for name, method in list(vars(cls).items()):
+        if name != "__call__" and name[0] == "_":
+            continue
+        if isinstance(method, types.FunctionType):
+            type.__setattr__(cls, name, _explained(cls, method))
+        elif isinstance(method, classmethod):
+            type.__setattr__(cls, name, classmethod(_explained(cls, method.__func__)))
     init: Callable[..., None] = cls.__init__
-    signature = signature_of_class(cls, init)
+    signature = signature_of_method(cls, init)
     called = inspect.signature(init)
     annotations = typing.get_type_hints(init)
 
@@ -181,3 +207,20 @@ def checks_arguments(cls: type[T]) -> type[T]:
 
     type.__setattr__(cls, "__init__", checked)
     return cls
+
+
+def _explained(cls: type, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, with our text where its arguments fit no signature. A call that fits costs one more Python call."""
+    signature = signature_of_method(cls, method, method.__name__)
+
+    @functools.wraps(method)
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TypeError:  # raised by the body, if the arguments fit
+            text = problem(signature, len(args), kwargs)
+            if not text:
+                raise
+            raise TypeError(text) from None
+
+    return call

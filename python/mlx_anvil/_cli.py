@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.text import Text
 
 from mlx_anvil import _info
@@ -123,16 +123,10 @@ class Columns:
 
 
 def progress_bar() -> Progress:
-    """With the time left. On stderr, so that stdout has the results alone; on a terminal only, and removed at the end."""
-    target = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    return Progress(*columns, console=target, transient=True, disable=not target.is_terminal)
+    """mslc's, with the time left. On stderr, so that stdout has the results alone."""
+    from mlx_anvil import mslc  # the search for usable backends has imported it
+
+    return mslc.progress_bar(Console(stderr=True))
 
 
 def _significant(value: float) -> float:

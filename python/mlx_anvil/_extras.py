@@ -11,7 +11,10 @@ _EXTRAS = {
     "llama_cpp": "bench",
     "matplotlib": "plot",
     "mlx_lm": "lm",
+    "nbclient": "test",
+    "nbformat": "test",
     "numpy": "sim",
+    "pytest": "test",
     "torch": "",
     "ziglang": "sim",
 }
@@ -44,6 +47,13 @@ def explanation(error: BaseException, what: str, extras: Mapping[str, str] | Non
         return None
     module = error.name.partition(".")[0]
     return need(what, module, (extras or {}).get(module, "")) if module in _EXTRAS else None
+
+
+def missing(error: ModuleNotFoundError, extra: str) -> BaseException:
+    """What a script raises where its imports fail: one line that names the extra, if it is a module of an extra."""
+    module = str(error.name).partition(".")[0]
+    text = explanation(error, "this script", {module: extra})
+    return SystemExit(f"Error: {text}") if text else error
 
 
 def explain_missing_modules(**extras: str) -> None:

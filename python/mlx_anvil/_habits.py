@@ -1,6 +1,6 @@
 """What arguments of other libraries are called here: the only place that names them.
 
-``NAMES`` maps a function or class to its table. An entry maps another library's keyword to ours, with a value where
+``NAMES`` maps a function, a class or a method to its table. An entry maps another library's keyword to ours, with a value where
 that is fixed ("mask='causal'"). An entry that ends in a full stop is a sentence for a keyword without a counterpart.
 Functions share tables: an entry does not apply to a function that lacks the argument it names.
 """
@@ -205,6 +205,14 @@ _MLP = {
     "use_bias": "bias",
 }
 
+_X = {"input": "x", "hidden_states": "x", "inputs": "x"}
+_IDS = {"input": "x", "input_ids": "x", "ids": "x", "indices": "x"}
+_OF_CONSTRUCTOR = "an argument of the constructor."
+_NORM_CALL = _X | {"R": "residual", "x1": "residual", "z": "gate", "prenorm": _NORM["prenorm"]}
+_NORM_CALL |= dict.fromkeys(("eps", "weight", "bias", "weight_offset"), _OF_CONSTRUCTOR)
+_ROPE_CALL = {name: ours for name, ours in _ROPE.items() if ours in ("x", "offset", _POSITION, _ANGLES)}
+_ROPE_CALL |= dict.fromkeys(("dims", "traditional", "base", "scale"), _OF_CONSTRUCTOR)
+
 _FORMAT = {"groupsize": "group_size", "nbits": "bits", "num_bits": "bits"}
 
 NAMES: Mapping[str, Mapping[str, str]] = {
@@ -229,6 +237,15 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "RoPE": {**_ROPE, "dim": "dims", "freqs": "this layer has a base only; mlx_anvil.rope() takes freqs."},
     "QuantizedLinear": _FORMAT | {"in_features": "input_dims", "out_features": "output_dims", "use_bias": "bias"},
     "QuantizedEmbedding": _FORMAT | {"vocab_size": "num_embeddings", "embedding_dim": "dims", "hidden_size": "dims"},
+    # Calls of modules.
+    "SwiGLU.__call__": _X,
+    "QuantizedSwiGLU.__call__": _X,
+    "RMSNorm.__call__": _NORM_CALL,
+    "LayerNorm.__call__": _NORM_CALL,
+    "RoPE.__call__": _ROPE_CALL,
+    "QuantizedLinear.__call__": _X,
+    "QuantizedEmbedding.__call__": _IDS,
+    "QuantizedEmbedding.as_linear": _X,
 }
 
 

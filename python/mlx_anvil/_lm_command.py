@@ -8,7 +8,9 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import EntryPoint, distribution
+from types import ModuleType
 
 import click
 from rich.console import Console
@@ -16,6 +18,7 @@ from rich.console import Console
 from mlx_anvil import lm
 from mlx_anvil._cli import WIDTH, say
 from mlx_anvil._extras import is_installed, need
+from mlx_anvil._lm_progress import benchmark_progress
 from mlx_anvil._tables import plural
 from mlx_anvil.patching import Report
 
@@ -119,7 +122,7 @@ def _run(point: EntryPoint, arguments: Sequence[str], in_full: bool) -> int | st
     lm.patch_all()
     status: int | str | None
     try:
-        with lm._listening(note):
+        with lm._listening(note), _progress(point, module, arguments):
             status = getattr(module, point.attr)()
     except KeyboardInterrupt:
         status = _INTERRUPTED
@@ -135,6 +138,13 @@ def _run(point: EntryPoint, arguments: Sequence[str], in_full: bool) -> int | st
         sys.argv = before
     _close(reports)
     return status
+
+
+def _progress(point: EntryPoint, module: ModuleType, arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """The other long commands of mlx-lm show theirs."""
+    if point.name == "mlx_lm.benchmark":
+        return benchmark_progress(module, arguments, Console(stderr=True))
+    return nullcontext()
 
 
 def _code(status: int | str | None) -> int:

@@ -185,6 +185,13 @@ MSLC = "import runpy; sys.argv = ['mslc', 'check', 'x']; runpy.run_module('mlx_a
         ("matplotlib", script("bench/plot.py"), "bench"),
         ("matplotlib", script("bench/training.py"), "bench"),
         ("mlx_lm", script("bench/profile_lm.py"), "bench"),
+        ("gguf", script("bench/gguf_llama.py"), "bench"),
+        ("numpy", script("bench/mslc/simulator.py"), "test"),
+        ("pytest", script("bench/mslc/simulator.py"), "test"),
+        ("matplotlib", script("docs/figures.py"), "plot"),
+        ("mlx_lm", script("docs/patch_matrix.py"), "lm"),
+        ("numpy", script("docs/patch_matrix.py"), "lm"),
+        ("nbclient", script("tests/run_notebooks.py"), "test"),
         ("mlx_lm", COMMAND.format(["lm", "generate"]), "lm"),
         ("mlx_lm", COMMAND.format(["bench", "model"]), "lm"),
         ("matplotlib", COMMAND.format(["bench", "op", "--plot", "x.png"]), "plot"),
@@ -219,6 +226,12 @@ def test_another_missing_module_keeps_its_traceback():
     assert run.returncode == 1
     assert "Traceback" in run.stderr
     assert run.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'nonexistent'"
+
+
+def test_macos_checks_without_lief():
+    run = without("lief", script("tools/macos/build.py", "--check"))
+    assert run.returncode == 1
+    assert run.stderr == "Error: the macOS checks need LIEF: pip install lief\n"
 
 
 def test_pytest_without_the_test_extra():

@@ -44,4 +44,5 @@ def test_pins_are_read():
     assert [requirement.partition("=")[0].rstrip(">") for requirement in next_mlx.REQUIREMENTS] == [
         "scikit-build-core",
         "nanobind",
+        "hatch-fancy-pypi-readme",
     ]

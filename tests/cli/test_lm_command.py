@@ -1,6 +1,7 @@
 """``python -m mlx_anvil lm``: commands of mlx-lm on a small local model, patched, with their own options and status."""
 
 import importlib
+import io
 import json
 import os
 import re
@@ -14,12 +15,13 @@ import mlx.nn as nn
 import mlx_lm.utils
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import mlx_anvil
 from lm_models import COMMON, VOCABULARY, Architecture
-from mlx_anvil import _lm_command
+from mlx_anvil import _lm_command, _lm_progress
 from mlx_anvil.__main__ import main
 
 pytestmark = pytest.mark.cpu_only
@@ -239,3 +241,56 @@ runpy.run_module("mlx_anvil", run_name="__main__", alter_sys=True)
     assert SWAPPED in seen, seen
     assert seen[-1] == NO_FALLBACK
     assert not any("Traceback" in line for line in seen), seen
+
+
+# ---- progress of benchmark -------------------------------------------------------------------------------------------
+
+BENCHMARK = importlib.import_module("mlx_lm.benchmark")
+TRIALS = ("--prompt-tokens", "8", "--generation-tokens", "6", "--num-trials", "2")
+
+
+@pytest.mark.parametrize("batch", ["1", "2"])
+def test_benchmark_shows_its_progress_on_a_terminal(model, batch, monkeypatch):
+    """On stderr. Stdout is the command's, and its functions are restored."""
+    drawn = io.StringIO()
+    monkeypatch.setattr(
+        _lm_command,
+        "Console",
+        lambda **options: Console(**options | {"stderr": False, "file": drawn}, force_terminal=True),
+    )
+    monkeypatch.setattr(_lm_progress, "_EVERY", 0.0)
+    functions = BENCHMARK.stream_generate, BENCHMARK.batch_generate
+    result = lm("benchmark", "--model", model, "--batch-size", batch, *TRIALS)
+    assert result.exit_code == 0, result.output
+    assert (BENCHMARK.stream_generate, BENCHMARK.batch_generate) == functions
+    assert [
+        line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith(("Trial", "Averages"))
+    ] == [
+        "Trial 1",
+        "Trial 2",
+        "Averages",
+    ]
+    text = drawn.getvalue()
+    titles = re.findall(r"Warm-up|Trial \d of \d", text)
+    assert list(dict.fromkeys(titles)) == ["Warm-up", "Trial 1 of 2", "Trial 2 of 2"]
+    assert re.search(r"Trial 2 of 2.* \d+:\d\d left", text)
+    assert "left" not in result.stdout
+
+
+def test_benchmark_in_a_pipe_is_as_it_was(model):
+    result = lm("benchmark", "--model", model, *TRIALS)
+    assert result.exit_code == 0, result.output
+    assert "left" not in result.output
+    assert "Warm-up" not in result.output
+
+
+def test_time_left(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(_lm_progress.time, "perf_counter", lambda: clock[0])
+    runs = _lm_progress._Runs(Console(file=io.StringIO()), trials=4, tokens=100)
+    assert runs._left(0) == ""
+    clock[0] = 10.0
+    assert runs._left(50) == "1:30 left"  # 20 s a run, and 4.5 runs
+    with runs._run():
+        clock[0] = 20.0
+    assert runs._left(0) == "1:20 left"

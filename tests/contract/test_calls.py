@@ -12,7 +12,7 @@ import pytest
 
 import mlx_anvil
 from mlx_anvil import _calls, _ext
-from mlx_anvil._calls import Signature, checks_arguments, signature_of_class, signature_of_op
+from mlx_anvil._calls import Signature, checks_arguments, signature_of_method, signature_of_op
 from mlx_anvil._habits import NAMES
 
 pytestmark = pytest.mark.cpu_only  # of the call alone; nothing is evaluated
@@ -23,18 +23,40 @@ MODULES = sorted(
     for name, value in vars(mlx_anvil.nn).items()
     if inspect.isclass(value) and value.__module__ == "mlx_anvil.nn" and issubclass(value, mlx.nn.Module)
 )
+MAKE = {  # a module of each class
+    "SwiGLU": (8, 16),
+    "QuantizedSwiGLU": (64, 64),
+    "RMSNorm": (8,),
+    "LayerNorm": (8,),
+    "RoPE": (8,),
+    "QuantizedLinear": (64, 8),
+    "QuantizedEmbedding": (8, 64),
+}
+METHODS = [
+    f"{name}.{method}"
+    for name in MODULES
+    for method in sorted(vars(getattr(mlx_anvil.nn, name)))
+    if method == "__call__" or (method[0] != "_" and callable(getattr(getattr(mlx_anvil.nn, name), method)))
+]
 Q = mx.zeros((1, 2, 4, 8))
 W = mx.quantize(mx.zeros((8, 64)))
 
 
 def function(name: str) -> Callable[..., Any]:
-    return getattr(mlx_anvil, name) if name in OPS else getattr(mlx_anvil.nn, name)
+    """An op, a class, or a bound method."""
+    if name in OPS:
+        return getattr(mlx_anvil, name)
+    module, _, method = name.partition(".")
+    cls = getattr(mlx_anvil.nn, module)
+    return getattr(cls(*MAKE[module]), method) if method else cls
 
 
 def signature(name: str) -> Signature:
-    return (
-        signature_of_op(function(name)) if name in OPS else signature_of_class(function(name), function(name).__init__)
-    )
+    if name in OPS:
+        return signature_of_op(function(name))
+    module, _, method = name.partition(".")
+    cls = getattr(mlx_anvil.nn, module)
+    return signature_of_method(cls, inspect.getattr_static(cls, method or "__init__").__wrapped__, method)
 
 
 def text_of(error: type[Exception], call: Callable[..., object], *args: object, **kwargs: object) -> str:
@@ -49,7 +71,7 @@ def text_of(error: type[Exception], call: Callable[..., object], *args: object, 
 def refused(name: str, *args: object, **kwargs: object) -> str:
     """The text of a call that fits no signature, without the signature that it ends with."""
     text = text_of(TypeError, function(name), *args, **kwargs)
-    start, end = f"[{name}] ", f"; allowed: {signature(name)}."
+    start, end = f"[{name.partition('.')[0]}] ", f"; allowed: {signature(name)}."
     assert text.startswith(start)
     assert text.endswith(end)
     return text.removeprefix(start).removesuffix(end)
@@ -61,10 +83,14 @@ def test_signatures():
     )
     assert str(signature("silu_gate")) == "silu_gate(gate, up, *, stream=None)"
     assert str(signature("SwiGLU")) == "SwiGLU(dims, hidden_dims, bias=False)"
-    assert {*OPS, *MODULES} == {*NAMES}
+    assert str(signature("RMSNorm.__call__")) == "module(x, residual=None, gate=None)"
+    assert str(signature("QuantizedLinear.from_mlx")) == "QuantizedLinear.from_mlx(layer)"
+    assert {*OPS, *MODULES} == {name for name in NAMES if "." not in name}
+    assert {name for name in NAMES if "." in name} <= {*METHODS}
+    assert {f"{name}.__call__" for name in MODULES} <= {*NAMES}
 
 
-@pytest.mark.parametrize("name", OPS + MODULES)
+@pytest.mark.parametrize("name", OPS + MODULES + METHODS)
 def test_every_way_to_miss_a_signature(name: str):
     known = signature(name)
     required = [p for p in known.parameters if p not in known.defaults]
@@ -239,6 +265,20 @@ def test_numbers_of_numpy_in_modules():
 def test_modules_keep_their_signatures():
     assert str(inspect.signature(mlx_anvil.nn.SwiGLU)) == "(dims: int, hidden_dims: int, bias: bool = False) -> None"
     assert list(inspect.signature(mlx_anvil.nn.QuantizedLinear).parameters)[:2] == ["input_dims", "output_dims"]
+
+
+def test_calls_of_modules():
+    norm, rope = mlx_anvil.nn.RMSNorm(8), mlx_anvil.nn.RoPE(8)
+    assert text_of(TypeError, norm, hidden_states=Q) == (
+        "[RMSNorm] hidden_states is called x here; allowed: module(x, residual=None, gate=None)."
+    )
+    assert text_of(TypeError, norm, Q, eps=1e-6).startswith("[RMSNorm] eps is no argument: an argument of the constr")
+    assert text_of(TypeError, rope, Q, position_ids=Q).startswith("[RoPE] position_ids is no argument: give the first")
+    linear = mlx_anvil.nn.QuantizedLinear(64, 8)
+    assert text_of(TypeError, linear, [1.0]).startswith("[quantized_matmul] x is a list")  # of the body: unchanged
+    assert linear(x=mx.zeros((2, 64))).shape == (2, 8)
+    for name in METHODS:
+        assert "args" not in inspect.signature(function(name)).parameters
 
 
 def test_subclass_of_a_module():

@@ -29,7 +29,7 @@ def shown(path: str) -> list[tuple[ast.arguments, str]]:
     """The signatures of an entry: parameters, and what is returned. They are Python without ``def``."""
     heading = site_pages.entries()[path].partition('<div class="doc doc-contents')[0]
     result = []
-    for block in re.findall(r'class="doc-signature[^"]*">(.*?)</pre>', heading, re.DOTALL):
+    for block in re.findall(r'class="[^"]*doc-signature[^"]*">(.*?)</pre>', heading, re.DOTALL):
         call, _, returned = site_pages.text(block).rpartition("->")
         result.append((arguments("def " + (call or returned)), returned.strip() if call else ""))
     return result
@@ -134,6 +134,13 @@ def page() -> Iterator[browser.Browser]:
         yield opened
 
 
+def test_nothing_is_fetched(page):
+    """Material would ask GitHub for the repository's stars."""
+    asked = page.requested_by((site_pages.build() / "index.html").as_uri())
+    assert len(asked) > 3
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
 # What sticks out of the window and is not inside a box that scrolls.
 OVERFLOW = """(() => {
   const scrolls = (element) => {
@@ -162,6 +169,30 @@ def test_nothing_overflows(page, width, scheme):
         if found := page.evaluate(OVERFLOW):
             wrong[name] = found
     assert not wrong
+
+
+CUT = """[...document.querySelectorAll(".highlight:not(.language-text) pre > code")]
+  .filter((code) => code.scrollWidth > code.clientWidth).map((code) => code.textContent.slice(0, 60))"""
+
+
+def test_code_is_not_cut_on_a_phone(page):
+    """Long lines wrap. Text without a language scrolls, because drawings and tables need their lines."""
+    page.resize(400)
+    seen, wrong = 0, {}
+    for name in site_pages.pages():
+        page.open((site_pages.build() / name).as_uri())
+        seen += page.evaluate('document.querySelectorAll(".language-python pre > code").length')
+        if found := page.evaluate(CUT):
+            wrong[name] = found
+    assert seen > 100
+    assert not wrong
+
+
+def test_types_of_results_are_whole():
+    """A result's type with parentheses would lose one of them."""
+    for name, entry in site_pages.entries().items():
+        for code in re.findall(r"<code>(.*?)</code>", entry.partition("Returns:")[2], re.DOTALL):
+            assert code.count("(") == code.count(")"), (name, code)
 
 
 def test_an_overflow_is_found(page):

@@ -1,10 +1,12 @@
 """``patch`` of gates other than plain SwiGLU, in the models of mlx-lm that have them."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models import bitnet, deepseek_v41, gemma4_text, qwen3_next
+from mlx_lm.models import bitnet, deepseek_v41, gemma3n, gemma4_text, phi3small, qwen3_next
 from mlx_lm.models.activations import SwigluOAI
 
 import mlx_anvil
@@ -126,8 +128,19 @@ def bitnet_options() -> dict[str, object]:
     } | sizes
 
 
+def sparse_mlp() -> nn.Module:
+    return gemma3n.MLP(SimpleNamespace(hidden_size=64, intermediate_size=96, activation_sparsity_pattern=[0.9]))
+
+
+def interleaved_mlp() -> nn.Module:
+    """With a limit that clamps some of gate and of up."""
+    return phi3small.MLP(SimpleNamespace(hidden_size=64, ff_intermediate_size=96, gegelu_limit=0.5))
+
+
 GATES = {
     "bitnet": (bitnet_mlp, 1),
+    "gemma3n, sparse": (sparse_mlp, 1),
+    "phi3small": (interleaved_mlp, 1),
     "gemma4": (gemma4_text.GeGLU, 2),
     "gpt_oss": (SwigluOAI, 2),
     "deepseek_v41": (lambda: deepseek_v41.DeepseekV41SwiGLU(0.7), 2),

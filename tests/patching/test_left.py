@@ -63,6 +63,19 @@ def test_why_a_router_is_left(name, why):
     assert left_in(name)["router"] == why
 
 
+@pytest.mark.parametrize(
+    ("name", "activation", "why"),
+    [
+        ("starcoder2", "gelu", _left.NO_GATE),
+        ("gemma3n", "gelu_approx", _left.OTHER_FORM.format(name="gelu_approx")),  # of its decoder layer
+        ("step3p5", "clamped_swiglu", _left.CLAMPS_AFTER),
+        ("nemotron", "relu_squared", _left.OTHER_ACTIVATION),
+    ],
+)
+def test_why_an_activation_is_left(name, activation, why):
+    assert left_in(name)[activation] == why
+
+
 def test_recurrences_of_all_architectures():
     names = with_text(r"ssm_update\(|ssm_step\(|gated_delta_update\(|recurrent_gla\(|rnn_scan\(|wkv7_kernel\(")
     assert len(names) > 15
@@ -87,6 +100,14 @@ SMALL = {
             "layer_norm_epsilon": 1e-5,
         },
     ),
+    "step3p5": Architecture(
+        "step3p5",
+        {
+            **{"head_dim": 16, "num_attention_groups": 2, "moe_num_experts": 4, "moe_top_k": 4},
+            **{"moe_intermediate_size": 32, "share_expert_dim": 32, "moe_layers_enum": "1"},
+            **{"swiglu_limits": [0.0, 0.5], "swiglu_limits_shared": [0.3, 0.0]},
+        },
+    ),
     "deepseek_v3": Architecture(
         "deepseek_v3",
         {
@@ -108,6 +129,7 @@ LEFT = {
     "falcon_h1": ("FalconH1Mixer", _left.RECURRENCE),
     "plamo2": ("Mamba", _left.RECURRENCE),
     "phi3small": ("attention", _left.OWN_SOFTMAX),
+    "step3p5": ("clamped_swiglu", _left.CLAMPS_AFTER),
     "deepseek_v3": ("router", _left.OTHER_ROUTER),
 }
 

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import lief
+try:
+    import lief
+except ModuleNotFoundError as error:  # tools/macos runs without the package
+    raise SystemExit("Error: the macOS checks need LIEF: pip install lief") from error
 
 ARM64 = lief.MachO.Header.CPU_TYPE.ARM64
 OWN_NAME = lief.MachO.LoadCommand.TYPE.ID_DYLIB

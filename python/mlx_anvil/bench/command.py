@@ -53,7 +53,7 @@ def bench(
     plot_path: Path | None,
     compared: tuple[Path, Path] | None,
 ) -> None:
-    """Time ops, layers and a small model beside MLX's.
+    """Time our ops, layers and a small model beside MLX's.
 
     Runs all suites if none is given. Ours and MLX's run interleaved in one process. Times are medians; the spread is
     the interquartile range.

@@ -7,6 +7,7 @@ from typing import Any
 from .installation import install_command as install_command
 from .installation import reinstall_command as reinstall_command
 from .installation import requirement as requirement
+from .progress import progress_bar as progress_bar
 
 _missing: ImportError | None = None
 try:

@@ -24,8 +24,8 @@ Methods = Mapping[str, FunctionType]
 _EMBEDDING = nn.QuantizedEmbedding.__call__
 
 QUANTIZED_EMBEDDING = Call("quantized", "mx.dequantize", "quantized_embedding")
-SOFTCAPPED_ATTENTION = Call(ATTENTION.option, "attention with softcap, in line", ATTENTION.op)
-NORM_OF_WEIGHT_LESS_ONE = Call(RMS_NORM.option, "mx.fast.rms_norm of 1 + weight", RMS_NORM.op)
+SOFTCAPPED_ATTENTION = Call(ATTENTION.option, "softcap attention", ATTENTION.op)
+NORM_OF_WEIGHT_LESS_ONE = Call(RMS_NORM.option, "rms_norm (1 + w)", RMS_NORM.op)
 
 
 @dataclass(frozen=True)

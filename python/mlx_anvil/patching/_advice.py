@@ -8,7 +8,7 @@ NOTHING = "nothing to do; MLX's ops run there, as before the patch."
 _ADVICE = (
     (r"(\w+)=False$", r"pass \1=True to patch."),
     (r"softmax_topk computes it", "call mlx_anvil.softmax_topk in the model's own code."),
-    (r"not in the form down\(silu", "write the MLP as down(nn.silu(gate(x)) * up(x)), or leave it to MLX's ops."),
+    (r"not in the form down\(", "if it is a gate, call mlx_anvil.gated in the model's own code."),
     (
         r"attention written out in the model's own code",
         "call mlx_anvil.flash_attention in the model's own code, if it is softmax attention.",

@@ -32,6 +32,7 @@ _OF_TWO = {SWIGLU: "silu", GEGLU: "gelu_tanh"}
 _PRODUCTS = (nn.QuantizedLinear.__call__, anvil_nn.QuantizedLinear.__call__)
 _DEEPSEEK = "mlx_lm.models.deepseek_v41"
 _GEMMA3N = "mlx_lm.models.gemma3n"
+_PHI3SMALL = "mlx_lm.models.phi3small"
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,12 @@ def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: Fall
         call = Call(SWIGLU.option, "clamped swiglu", "gated")
         yield Gate(call, stand_in("gated", method, _clamped_swiglu, log))
     elif module == _GEMMA3N and cls.__name__ == "MLP":
-        mlp = _Mlp("gate_proj", "up_proj", "down_proj")
-        yield Gate(
-            _call("gelu_approx", "gelu_tanh"), _dense_of_gemma3n(method, mlp.function("gelu_tanh", quantized, log))
-        )
+        yield Gate(_call("gelu_approx", "gelu_tanh"), _of_gemma3n(quantized, log))
+    elif module == _PHI3SMALL and cls.__name__ == "MLP":
+        yield Gate(Call(SWIGLU.option, "gegelu", "gated"), _of_phi3small(method, log))
     elif cls.__name__ == "MLP" and (chosen := _CHOSEN_BY_NAME.get(module or "")):
         yield Gate(
-            Call(SWIGLU.option, "activation(gate) * up", "gated, silu_gate, quantized_swiglu"),
+            Call(SWIGLU.option, "activation gate", "gated, silu_gate, quantized_swiglu"),
             _with_chosen_activation(method, chosen, quantized, log),
         )
     elif found := _mlp_of(method):
@@ -65,8 +65,8 @@ def gates(cls: type[nn.Module], method: FunctionType, quantized: bool, log: Fall
 
 def _call(name: str, activation: str) -> Call:
     if activation == "silu":
-        return Call(SWIGLU.option, "swiglu of two projections", "silu_gate, quantized_swiglu")
-    return Call(SWIGLU.option, f"{name} of two projections", "gated, quantized_swiglu")
+        return Call(SWIGLU.option, "silu gate", "silu_gate, quantized_swiglu")
+    return Call(SWIGLU.option, f"{name} gate", "gated, quantized_swiglu")
 
 
 # Names that differ between models.
@@ -186,11 +186,41 @@ def _clamped_swiglu(self: nn.Module, up: mx.array, gate: mx.array) -> mx.array:
     return _ext.gated(gate.astype(mx.float32), up.astype(mx.float32), limit=limit).astype(up.dtype)
 
 
-def _dense_of_gemma3n(method: FunctionType, dense: Function) -> Function:
-    """Layers with ``activation_sparsity`` cut the gate by its own statistics, for which there is no kernel."""
+@partial(mx.compile, shapeless=True)
+def _largest(gate: mx.array, multiplier: mx.array) -> mx.array:
+    """What exceeds the mean by more than ``multiplier`` standard deviations of the row, less that bound; else 0."""
+    deviation = mx.std(gate, axis=-1, keepdims=True)
+    bound = mx.mean(gate, axis=-1, keepdims=True) + deviation * multiplier.astype(deviation.dtype)
+    return mx.maximum(0, gate - bound)
+
+
+def _of_gemma3n(quantized: bool, log: FallbackLog) -> Function:
+    """In layers with ``activation_sparsity``, MLX's ops cut the gate by its own statistics before the activation."""
+    dense = _Mlp("gate_proj", "up_proj", "down_proj").function("gelu_tanh", quantized, log)
+    gate = _gate("gelu_tanh", log)
 
     def __call__(self: nn.Module, x: mx.array) -> mx.array:
-        result: mx.array = (method if self.activation_sparsity > 0 else dense)(self, x)
+        result: mx.array
+        if self.activation_sparsity > 0:
+            result = self.down_proj(gate(_largest(self.gate_proj(x), self._std_multiplier), self.up_proj(x)))
+        else:
+            result = dense(self, x)
+        return result
+
+    return __call__
+
+
+def _of_phi3small(method: FunctionType, log: FallbackLog) -> Function:
+    """Gate and up are the even and odd columns of one product. The op also clamps infinities, which the model keeps."""
+
+    def ours(gate: mx.array, up: mx.array, limit: float) -> mx.array:
+        return _ext.gated(gate, up, activation="swiglu_oai", limit=limit)
+
+    gate = stand_in("gated", method.__globals__["gegelu_impl"], ours, log)
+
+    def __call__(self: nn.Module, x: mx.array) -> mx.array:
+        both = self.up_proj(x)
+        result: mx.array = self.down_proj(gate(both[..., ::2], both[..., 1::2], self.gegelu_limit))
         return result
 
     return __call__

@@ -1,5 +1,6 @@
 """Calls that ``patch`` cannot swap, because there is no op for them, and the reasons that its report gives."""
 
+import dis
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
@@ -11,7 +12,9 @@ from mlx_anvil.patching._code import code_names, nested_code
 
 NO_EXPERTS = "no kernel for products with the weights of chosen experts yet"
 OTHER_ACTIVATION = "no kernel for this activation"
-OTHER_SILU = "not in the form down(silu(gate(x)) * up(x)), or inside a compiled function"
+NO_GATE = "no kernel for an activation without a gate"
+OTHER_FORM = "not in the form down({name}(gate(x)) * up(x)), or inside a compiled function"
+CLAMPS_AFTER = "in layers with a limit, which clamp the result of SiLU: no kernel"
 OWN_ROUTER = "written out in the model's own code; softmax_topk computes it in one kernel"
 OTHER_ROUTER = "chooses experts by groups, with a bias or by a mask: no kernel"
 CHOICE_OF_KEYS = "the choice of a sparse attention: no kernel"
@@ -24,6 +27,7 @@ _RECURRENCES = {"ssm_update", "ssm_step", "gated_delta_update", "recurrent_gla",
 _CHOICE = {"argpartition", "topk", "mlx_topk", "expert_routing"}
 _SWAPPED = {"swiglu", "precise_swiglu", "swiglu_oai", "geglu"}
 _EXPERTS = {"experts", "switch_mlp"}
+_CLAMPED = {"clamped_swiglu": CLAMPS_AFTER}  # Step 3.5
 _SCORES = {"softmax", "sigmoid"}
 _OTHER_CHOICE = re.compile(r"(expert|correction|router)_bias|biased|group_(scores|idx)|^put_along_axis$")
 
@@ -49,12 +53,29 @@ def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterat
     for name in sorted(names & {"gather_qmm", "gather_mm"}):
         yield f"mx.{name}", "", NO_EXPERTS
     for name in sorted(filter(_ACTIVATION.search, names - _SWAPPED)):
-        if any(_calls_by_name(method, name) for method in methods.values()):
-            yield name, "", OTHER_SILU if "silu" in name else OTHER_ACTIVATION
+        if callers := [method for method in methods.values() if _calls_by_name(method, name)]:
+            yield name, "", _CLAMPED.get(name) or _why_not_fused(name, callers)
     yield from _choices_and_attention(methods)
     is_attention = "scaled_dot_product_attention" in names
     if names & _RECURRENCES or (_RECURRENT.search(cls.__name__) and not is_attention):
         yield cls.__name__, "", RECURRENCE
+
+
+def _why_not_fused(activation: str, callers: Iterable[FunctionType]) -> str:
+    if activation not in ("gelu", "gelu_approx", "relu2") and "silu" not in activation:
+        return OTHER_ACTIVATION
+    if not any(map(_multiplies, callers)):
+        return NO_GATE
+    return OTHER_FORM.format(name=activation.strip("_"))
+
+
+def _multiplies(function: FunctionType) -> bool:
+    products = ("BINARY_MULTIPLY", "INPLACE_MULTIPLY")  # of Python 3.10; later BINARY_OP
+    return "multiply" in code_names(function.__code__) or any(
+        instruction.opname in products or (instruction.opname == "BINARY_OP" and "*" in instruction.argrepr)
+        for code in nested_code(function.__code__)
+        for instruction in dis.get_instructions(code)
+    )
 
 
 def _choices_and_attention(methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
