@@ -1,0 +1,54 @@
+"""Reads the machine code that Mesa prints, and sorts its instructions by what they do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+# In the order of the table. The first pattern that matches the whole name of an instruction decides.
+CLASSES = {
+    "matrix": r"matrix_fma",
+    "float": r"[fh](add|mul|fma)|fcmpsel|floor|ceil|trunc|roundeven",
+    "special": r"rcp|rsqrt|srsqrt|log2|exp2|sin_pt_[12]",
+    "integer": r"i(add|mad|cmpsel|ntl)|bitop|not|and|or|xor|bfi|bfeil|extr|asr|signext|bitrev|popcount|ffs",
+    "convert": r"convert",
+    "move": r"mov|mov_imm|swap|get_sr\w*|uniform_store",
+    "device memory": r"device_(load|store)|atomic",
+    "threadgroup": r"local_(load|store|atomic)",
+    "SIMD group": r"(quad_|simd_)?(shuffle|reduce|prefix)\w*|\w*ballot",
+    "spill": r"stack_(load|store|adjust)",
+    "branch": r"(if|else|while)_[if]cmp|(push|pop)_exec|jmp_\w+|break\w*|begin_cf|stop|logical_end",
+    "wait": r"wait\w*|\w*barrier\w*|doorbell",
+}
+OTHER = "other"
+
+_START = re.compile(r"^(?=block0 \{$)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^   (?:[^=\n]*? = )?([a-z]\w*)", re.MULTILINE)
+
+
+def machine_code(dump: str, count: int) -> str:
+    """Returns the last listing of the main program, which has `count` instructions.
+
+    Mesa prints the program several times on its way, and a preamble that runs once for all threads.
+    """
+    for listing in reversed(_START.split(dump)[1:]):
+        code = listing[: listing.rindex("}")]
+        if len(_INSTRUCTION.findall(code)) == count:
+            return code + "}\n"
+    return ""
+
+
+def opcodes(code: str) -> Counter[str]:
+    return Counter(_INSTRUCTION.findall(code))
+
+
+def instruction_classes(code: str) -> dict[str, int]:
+    """Returns the number of instructions of every class; those that Mesa names differently are `other`."""
+    counts = dict.fromkeys((*CLASSES, OTHER), 0)
+    for name, count in opcodes(code).items():
+        counts[class_of(name)] += count
+    return counts
+
+
+def class_of(opcode: str) -> str:
+    return next((name for name, pattern in CLASSES.items() if re.fullmatch(pattern, opcode)), OTHER)
