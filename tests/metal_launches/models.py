@@ -1,8 +1,8 @@
 """What language models launch on an NVIDIA GPU: python -m tests.metal_launches.models > tools/cubins.txt
 
-These specialisations of the kernels come assembled with the package (tools/build_cubins.py). Nothing is run: launches are
-recorded, as in record.py, and in a process of its own for the same reason. Sizes are those of models where a dispatch goes
-by them, and small elsewhere.
+These specialisations of the kernels come assembled with the package (tools/build_cubins.py). With `--apple`, it prints
+what the same models launch on an Apple GPU, for bench/agx.py. Nothing is run: launches are recorded, as in record.py, and
+in a process of its own for the same reason. Sizes are those of models where a dispatch goes by them, and small elsewhere.
 """
 
 import sys
@@ -194,9 +194,9 @@ def gated() -> Iterator[Call]:
 GROUPS = (attention, quantized, norm, rope, router, silu_gate, gated, float32_parts)
 
 
-def keys() -> set[str]:
+def keys(*, matrix_units: bool) -> set[str]:
     found = set()
-    with recording(), mlx_anvil.simulate(matrix_units=True):
+    with recording(), mlx_anvil.simulate(matrix_units=matrix_units):
         for group in GROUPS:
             for call in group():
                 with mlx_anvil.trace() as trace:
@@ -207,4 +207,6 @@ def keys() -> set[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(HEADER + "".join(f"{key}\n" for key in sorted(keys())))
+    apple = sys.argv[1:] == ["--apple"]
+    listed = "".join(f"{key}\n" for key in sorted(keys(matrix_units=not apple)))
+    sys.stdout.write(listed if apple else HEADER + listed)

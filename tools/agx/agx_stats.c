@@ -162,6 +162,7 @@ read_kernel(const uint32_t *words, size_t count, const char *entry)
             nir_var_uniform | (ALL_MEMORY & ~nir_var_mem_constant), glsl_get_cl_type_size_align);
    optimize(nir);
    NIR_PASS(_, nir, nir_remove_dead_variables, nir_var_all, NULL);
+   nir->info.shared_size = nir->scratch_size = 0; /* what is left of them is laid out again */
    NIR_PASS(_, nir, nir_lower_vars_to_explicit_types, ALL_MEMORY, glsl_get_cl_type_size_align);
    NIR_PASS(_, nir, nir_lower_memcpy);
    NIR_PASS(_, nir, nir_lower_explicit_io, nir_var_mem_constant, nir_address_format_64bit_global);

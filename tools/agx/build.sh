@@ -56,14 +56,15 @@ cp "$here"/*.c src/asahi/anvil/
 
 echo "compiling (log: $cache/agx-build.log)"
 "$python" -m venv "$work/venv"
+export PATH="$work/venv/bin:$PATH"
+options=(-Ddebug=false -Doptimization=1 -Db_ndebug=false -Dtools=asahi -Dvulkan-drivers= -Dgallium-drivers= -Dplatforms=
+  -Dvideo-codecs= -Dopengl=false -D{glx,egl,gbm,gles1,gles2,llvm}=disabled
+  -D{shader-cache,xmlconfig,expat,zstd,libunwind,valgrind,lmsensors}=disabled)
+# With assertions (b_ndebug): what Mesa does not expect must not become a number in a table.
 build() {
-  "$work/venv/bin/pip" install --quiet 'meson>=1.4' mako pyyaml packaging
-  export PATH="$work/venv/bin:$PATH"
-  # With assertions: a register that does not fit must not become a number in a table.
-  meson setup "$work/build" -Ddebug=false -Doptimization=1 -Dspirv-tools=disabled -Db_ndebug=false -Dtools=asahi \
-    -Dvulkan-drivers= -Dgallium-drivers= -Dplatforms= -Dvideo-codecs= -Dopengl=false -Dllvm=disabled \
-    -D{glx,egl,gbm,gles1,gles2,shader-cache,xmlconfig,expat,zstd,libunwind,valgrind,lmsensors}=disabled
-  ninja -C "$work/build" src/asahi/agx_stats
+  pip install --quiet 'meson>=1.4' mako pyyaml packaging &&
+    meson setup "$work/build" "${options[@]}" &&
+    ninja -C "$work/build" src/asahi/agx_stats
 }
 build >"$cache/agx-build.log" 2>&1 || { tail -n 20 "$cache/agx-build.log" >&2; fail "Mesa could not be built, see above"; }
 strip -o "$cache/agx_stats.new" "$work/build/src/asahi/agx_stats"

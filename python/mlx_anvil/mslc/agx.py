@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import subprocess
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .agx_bfloat import without_bfloat
 from .agx_code import instruction_classes, machine_code
+from .agx_spirv import TARGET, write_spirv
 from .compiler import PRECISION_FLAGS, RELAXED_SPACES, Constants, run_compiler, run_preprocessor, run_rewriter
 from .entry import BUFFER, BUILTIN, THREADGROUP, Kernel, Parameter, entry_symbol
 from .preprocess import Source
 from .rewrite import Rewritten, Target
-from .toolchain import ToolchainError, cache_directory, require, run_tool
+from .toolchain import ToolchainError, cache_directory
 
 INTERFACE = 1  # of agx_stats; a program with another number is of another version of tools/agx
 MOST_REGISTERS, MOST_THREADS = 256, 1024
@@ -32,9 +31,7 @@ _UNIFORMS = 128  # halves for arguments and sizes of the launch; see shim/agx/en
 _DYNAMIC_BYTES = 16384  # of the shim's stand-in for dynamic threadgroup memory
 _BETWEEN_BUFFERS = 4096
 
-_TARGET = ["--target=spirv64-unknown-unknown", "-O2"]
-_TO_IR = [*PRECISION_FLAGS, *RELAXED_SPACES, *_TARGET, "-fconvergent-functions", "-Xclang", "-disable-llvm-passes"]
-_TO_SPIRV = ["-x", "ir", *_TARGET, "-fno-vectorize", "-fno-slp-vectorize", "-Wno-everything"]
+_TO_IR = [*PRECISION_FLAGS, *RELAXED_SPACES, *TARGET, "-fconvergent-functions", "-Xclang", "-disable-llvm-passes"]
 _LIMIT = re.compile(r"^define [^\n]*@mslc_max_threads\(\)[^\n]*\{.*?\bret i32 (\d+)\n\}\n", re.MULTILINE | re.DOTALL)
 _MESSAGE = re.compile(r"(\d+) inst, (\d+) alu, .* (\d+) scratch, .* (\d+) loops, (\d+):(\d+) spills:fills")
 
@@ -119,35 +116,12 @@ def _compile_spirv(
     source: Source, preprocessed: str, rewritten: Rewritten, path: Path, compiler_flags: Sequence[str]
 ) -> int | None:
     """Writes the SPIR-V of a kernel. Returns the threads that it declares as its limit."""
-    code = path.with_suffix(".ll")
+    code = path.with_suffix(".front.ll")
     run_compiler(source, preprocessed, rewritten, [*_TO_IR, *compiler_flags, "-S", "-emit-llvm", "-o", str(code)])
     text = code.read_text(encoding="utf-8")
     limit = _LIMIT.search(text)
-    code.write_text(_for_spirv(_LIMIT.sub("", text)), encoding="utf-8")
-    require(run_tool(["clang", *_TO_SPIRV, "-c", str(code), "-o", str(path)]), "compiling to SPIR-V")
-    path.write_bytes(_for_mesa(path.read_bytes()))
+    write_spirv(_LIMIT.sub("", text), path)
     return int(limit[1]) if limit else None
-
-
-def _for_spirv(code: str) -> str:
-    # `constant` is clang's space of its own, which converts freely. OpenCL's lets Mesa move the loads.
-    code = without_bfloat(code.replace("addrspace(6)", "addrspace(2)"))
-    # Without this, LLVM forbids multiplications and additions to be fused.
-    return code + "\n!opencl.enable.FP_CONTRACT = !{}\n"
-
-
-def _for_mesa(module: bytes) -> bytes:
-    """Removes the initial values of threadgroup variables: LLVM needs one, undefined, and Mesa allows none."""
-    words = struct.unpack(f"<{len(module) // 4}I", module)
-    kept, i = list(words[:5]), 5
-    while i < len(words):
-        length, operation = words[i] >> 16, words[i] & 0xFFFF
-        instruction = list(words[i : i + length])
-        if operation == 59 and length == 5 and instruction[3] == 4:  # OpVariable, Workgroup
-            instruction = [4 << 16 | 59, *instruction[1:4]]
-        kept += instruction
-        i += length
-    return struct.pack(f"<{len(kept)}I", *kept)
 
 
 def _run(program: Path, name: str, path: Path, threads: int) -> str:
@@ -172,12 +146,15 @@ def _finish(kernel: Kernel, limit: int | None, printed: str) -> AgxKernel:
     if counts is None:
         raise ToolchainError(f"Mesa reports its statistics in an unknown form: {found['message']}")
     instructions, _, scratch, _, spills, fills = map(int, counts.groups())
-    code = machine_code(dump, instructions)
+    code = machine_code(dump)
+    classes = instruction_classes(code)
+    if sum(classes.values()) != instructions:
+        raise ToolchainError(f"Mesa's listing of kernel '{kernel.name}' does not have its {instructions} instructions")
     dynamic = _DYNAMIC_BYTES if any(p.kind == THREADGROUP for p in kernel.parameters) else 0
     return AgxKernel(
         name=kernel.name,
         instructions=instructions,
-        classes=instruction_classes(code),
+        classes=classes,
         registers=found["half_registers"],
         threads=found["threads"],
         spills=spills,

@@ -7,7 +7,7 @@ bfloat, which is what MSL asks for and what a GPU without the type has to do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 _TYPE = r"(?:bfloat|<\d+ x bfloat>)"
 _FLAGS = r"(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast) )*"
@@ -105,7 +105,7 @@ class _Rewriter:
         if is_bfloat:
             yield self._round(result, narrow, target)
 
-    def _extend_all(self, result: str, type_name: str, operands: list[str]):
+    def _extend_all(self, result: str, type_name: str, operands: list[str]) -> Generator[str, None, list[str]]:
         names = [_part(result, f"x{position}") for position in range(len(operands))]
         for name, operand in zip(names, operands, strict=True):
             yield self._extend(name, type_name, operand)

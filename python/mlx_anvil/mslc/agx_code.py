@@ -26,15 +26,15 @@ _START = re.compile(r"^(?=block0 \{$)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^   (?:[^=\n]*? = )?([a-z]\w*)", re.MULTILINE)
 
 
-def machine_code(dump: str, count: int) -> str:
-    """Returns the last listing of the main program, which has `count` instructions.
+def machine_code(dump: str) -> str:
+    """Returns the last listing of the main program, or nothing.
 
-    Mesa prints the program several times on its way, and a preamble that runs once for all threads.
+    Mesa prints a program three times on its way, and also a preamble, which runs once for all threads and does nothing
+    but fill uniform registers.
     """
-    for listing in reversed(_START.split(dump)[1:]):
-        code = listing[: listing.rindex("}")]
-        if len(_INSTRUCTION.findall(code)) == count:
-            return code + "}\n"
+    for listing in _START.split(dump)[3::3]:
+        if "uniform_store" not in listing:
+            return listing[: listing.rindex("}")] + "}\n"
     return ""
 
 
