@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from mlx_anvil.mslc import Source, ToolchainError
 from mlx_anvil.mslc.agx import compile_agx, find_agx_stats
 from mlx_anvil.mslc.agx_bfloat import without_bfloat
-from mlx_anvil.mslc.agx_code import CLASSES, OTHER, class_of, instruction_classes, machine_code
+from mlx_anvil.mslc.agx_code import CLASSES, OTHER, class_of, instruction_classes, machine_code, opcodes
 from mlx_anvil.mslc.commands.agx import command
 from mlx_anvil.mslc.toolchain import link_shared, require, run_tool
 from tests.mslc.msl import HEAD
@@ -102,6 +102,12 @@ def test_listing_of_the_main_program():
         "branch": 1,
     }
     assert machine_code(2 * EARLIER) == ""
+
+
+def test_copies_and_swaps_are_moves():
+    swap = "   r1 = xor r1, r24\n   r24 = xor r1, r24\n   r1 = xor r1, r24\n"
+    others = "   r1 = bitop r2, #0, #5\n   r1 = bitop r2, r3, #a\n   r1 = xor r1, r24\n   r1 = xor r1, r24\n"
+    assert opcodes(f"   r1 = bitop u64, #0, #a\n{swap}{others}") == {"mov": 1, "swap": 3, "bitop": 2, "xor": 2}
 
 
 @pytest.mark.parametrize(
@@ -336,7 +342,7 @@ kernel void k(const device float* x [[buffer(0)]], device float* out [[buffer(1)
 
 @needs_agx
 @pytest.mark.parametrize(
-    ("expression", "opcodes"),
+    ("expression", "expected"),
     [
         ("simd_shuffle_xor(x[i], 4)", ["shuffle_xor"]),
         ("simd_shuffle_down(x[i], 3)", ["shuffle_down"]),
@@ -349,10 +355,10 @@ kernel void k(const device float* x [[buffer(0)]], device float* out [[buffer(1)
         ("simd_prefix_exclusive_sum(x[i])", ["simd_prefix"]),
     ],
 )
-def test_simd_group_operations(expression, opcodes):
+def test_simd_group_operations(expression, expected):
     kernel = agx(SHUFFLES.replace("EXPRESSION", expression), "k")
-    assert re.findall(r"= ((?:simd_|quad_)?(?:shuffle|reduce|prefix)\w*)", kernel.code) == opcodes
-    assert kernel.classes["SIMD group"] == len(opcodes)
+    assert re.findall(r"= ((?:simd_|quad_)?(?:shuffle|reduce|prefix)\w*)", kernel.code) == expected
+    assert kernel.classes["SIMD group"] == len(expected)
 
 
 MATRICES = """

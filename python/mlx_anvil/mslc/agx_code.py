@@ -24,6 +24,9 @@ OTHER = "other"
 
 _START = re.compile(r"^(?=block0 \{$)", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^   (?:[^=\n]*? = )?([a-z]\w*)", re.MULTILINE)
+# How Mesa writes a copy, and a swap of two registers.
+_COPY = re.compile(r"= bitop (\S+), #0, #a$", re.MULTILINE)
+_SWAP = re.compile(r"^   (\S+) = xor \1, (\S+)\n   \2 = xor \1, \2\n   \1 = xor \1, \2\n", re.MULTILINE)
 
 
 def machine_code(dump: str) -> str:
@@ -39,7 +42,7 @@ def machine_code(dump: str) -> str:
 
 
 def opcodes(code: str) -> Counter[str]:
-    return Counter(_INSTRUCTION.findall(code))
+    return Counter(_INSTRUCTION.findall(_COPY.sub(r"= mov \1", _SWAP.sub("   swap\n" * 3, code))))
 
 
 def instruction_classes(code: str) -> dict[str, int]:
