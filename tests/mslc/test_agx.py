@@ -13,6 +13,7 @@ from mlx_anvil.mslc import Source, ToolchainError
 from mlx_anvil.mslc.agx import compile_agx, find_agx_stats
 from mlx_anvil.mslc.agx_bfloat import without_bfloat
 from mlx_anvil.mslc.agx_code import CLASSES, OTHER, class_of, instruction_classes, machine_code, opcodes
+from mlx_anvil.mslc.agx_spirv import without_reversals
 from mlx_anvil.mslc.commands.agx import command
 from mlx_anvil.mslc.toolchain import link_shared, require, run_tool
 from tests.mslc.msl import HEAD
@@ -218,6 +219,23 @@ def test_code_that_has_no_bfloat_is_left_alone():
     assert without_bfloat("define void @f() {\n  ret void\n}\n") == "define void @f() {\n  ret void\n}\n"
 
 
+def test_bits_in_reverse_order(tmp_path):
+    source, compiled, library = (tmp_path / name for name in ("bits.ll", "bits.o", "bits.so"))
+    text = """define i8 @reversed(i8 %x) {
+  %1 = trunc i8 %x to i3
+  %2 = tail call i3 @llvm.bitreverse.i3(i3 %1) #0
+  %3 = zext i3 %2 to i8
+  ret i8 %3
+}
+"""
+    source.write_text(without_reversals(text))
+    assert "bitreverse" not in source.read_text()
+    require(run_tool(["clang", "-x", "ir", "-O1", "-fPIC", "-c", str(source), "-o", str(compiled)]), "compiling")
+    link_shared([str(compiled)], library)
+    function = ctypes.CDLL(str(library)).reversed
+    assert [function(x) for x in range(8)] == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
 # ---- errors
 
 
@@ -390,6 +408,24 @@ def test_matrix_products():
     products = re.findall(r"(\w+)\.\.\.\w+ = matrix_fma (\w+)\.\.\.\w+, (\w+)\.\.\.", kernels["half"].code)
     assert [[name[-1] in "lh" for name in registers] for registers in products] == [[False, True, True]] * 3
     assert kernels["bfloat"].instructions > kernels["half"].instructions  # it is converted to float
+
+
+@needs_agx
+def test_copy_of_a_constant_struct():
+    """It goes through a generic pointer, which SPIR-V does not have to `constant` memory."""
+    text = """
+struct Params { int rows, columns; };
+int area(Params params) { return params.rows * params.columns; }
+kernel void k(device int* out [[buffer(0)]], constant Params& params [[buffer(1)]],
+              uint i [[thread_position_in_grid]]) {
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const Params copy = params;
+  out[i] = area(copy);
+}
+"""
+    kernel = agx(text, "k")
+    assert kernel.classes["device memory"] == 1  # the product is computed once for all threads
+    assert kernel.spills == 0
 
 
 @needs_agx

@@ -17,6 +17,9 @@ _ADDRESS = re.compile(rf"  (?P<result>%[\w.$-]+) = getelementptr [^%]*{_GENERIC}
 _ACCESS = re.compile(rf"  (?:%[\w.$-]+ = load [^%]*|store .*, ){_GENERIC}(?P<rest>,.*)")
 _NAME = re.compile(r"%[\w.$-]+")
 _FUNCTION = re.compile(r"^define .*?^\}$", re.MULTILINE | re.DOTALL)
+_REVERSAL = re.compile(
+    r"^  %([\w.$-]+) = (?:tail )?call i(\d) @llvm\.bitreverse\.i\d\(i\d (%[\w.$-]+)\).*$", re.MULTILINE
+)
 _VARIABLE, _WORKGROUP = 59, 4  # OpVariable, and a storage class
 
 
@@ -28,10 +31,28 @@ def write_spirv(code: str, path: Path) -> None:
     before, after = path.with_suffix(".in.ll"), path.with_suffix(".ll")
     before.write_text(without_bfloat(code), encoding="utf-8")
     require(run_tool([*_FROM_IR, "-S", "-emit-llvm", str(before), "-o", str(after)]), "optimising for SPIR-V")
-    after.write_text(_FUNCTION.sub(_without_casts, after.read_text(encoding="utf-8")), encoding="utf-8")
+    optimised = without_reversals(after.read_text(encoding="utf-8"))
+    after.write_text(_FUNCTION.sub(_without_casts, optimised), encoding="utf-8")
     no_passes = ["-Xclang", "-disable-llvm-passes"]
     require(run_tool([*_FROM_IR, *no_passes, "-c", str(after), "-o", str(path)]), "compiling to SPIR-V")
     path.write_bytes(_without_initial_values(path.read_bytes()))
+
+
+def without_reversals(code: str) -> str:
+    return _REVERSAL.sub(_reversal, code)
+
+
+def _reversal(found: re.Match[str]) -> str:
+    """The bits of a small number in reverse order, one by one: OpenCL's SPIR-V cannot say it at once."""
+    result, size, value = found[1], int(found[2]), found[3]
+    kind, lines, total = f"i{size}", [], "0"
+    for bit in range(size):
+        low, one, high, sum_ = (f"%mslc.{result}.{part}{bit}" for part in ("low", "one", "high", "sum"))
+        target = sum_ if bit < size - 1 else f"%{result}"
+        lines += [f"  {low} = lshr {kind} {value}, {bit}", f"  {one} = and {kind} {low}, 1"]
+        lines += [f"  {high} = shl {kind} {one}, {size - 1 - bit}", f"  {target} = or {kind} {total}, {high}"]
+        total = target
+    return "\n".join(lines)
 
 
 def _without_casts(function: re.Match[str]) -> str:
