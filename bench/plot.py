@@ -16,6 +16,7 @@ from harness import RESULTS, label_bars, plain_ticks
 import click
 import matplotlib.pyplot as plt
 
+import agx_picture
 from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 
@@ -150,6 +151,7 @@ PICTURES = {
     "flash_attention_cpu": draw_attention,
     "lm_cpu": draw_language_model,
     "lm_parts_cpu": draw_parts,
+    "agx": agx_picture.draw,
     **OP_PICTURES,
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness import RESULTS
 
+import agx_tables
 from op_tables import OP_TABLES
 from op_tables import markdown as _markdown
 
@@ -277,6 +278,8 @@ TABLES = {
     "cuda, briefly": ("cuda_h200", cuda_briefly),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
     "cuda, first": ("cuda_first_h200", cuda_first),
+    "agx": ("agx", agx_tables.comparison),
+    "agx, by op": ("agx", agx_tables.needs_by_op),
     **OP_TABLES,
 }
 

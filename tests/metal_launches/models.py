@@ -1,7 +1,8 @@
 """What language models launch on an NVIDIA GPU: python -m tests.metal_launches.models > tools/cubins.txt
 
-These specialisations of the kernels come assembled with the package (tools/build_cubins.py). Nothing is run: launches are
-recorded, as in record.py, and in a process of its own for the same reason. The calls are those of tests/<op>/launches.py.
+These specialisations of the kernels come assembled with the package (tools/build_cubins.py). With `--apple`, it prints
+what the same models launch on an Apple GPU, for bench/agx.py. Nothing is run: launches are recorded, as in record.py, and
+in a process of its own for the same reason. The calls are those of tests/<op>/launches.py.
 """
 
 import sys
@@ -18,9 +19,9 @@ HEADER = """\
 """
 
 
-def keys() -> set[str]:
+def keys(*, matrix_units: bool) -> set[str]:
     found = set()
-    with recording(), mlx_anvil.simulate(matrix_units=True):
+    with recording(), mlx_anvil.simulate(matrix_units=matrix_units):
         for calls in CALLS_OF_MODELS.values():
             for call in calls():
                 with mlx_anvil.trace() as trace:
@@ -31,4 +32,6 @@ def keys() -> set[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(HEADER + "".join(f"{key}\n" for key in sorted(keys())))
+    apple = sys.argv[1:] == ["--apple"]
+    listed = "".join(f"{key}\n" for key in sorted(keys(matrix_units=not apple)))
+    sys.stdout.write(listed if apple else HEADER + listed)

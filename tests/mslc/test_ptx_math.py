@@ -32,7 +32,7 @@ MSLC_INLINE float rsqrt(float x) {
   return float(1.0 / __builtin_sqrt((double)x) * (1 + sign * 0x1p-23));
 }
 }  // namespace mslc::approx
-#include "ptx/trigonometry_ptx.h"
+#include "gpu/trigonometry_gpu.h"
 """
 
 

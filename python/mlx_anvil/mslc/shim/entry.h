@@ -23,6 +23,8 @@ MSLC_INLINE P as_parameter(Size value) {
 
 #if defined(__NVPTX__)
 #include "ptx/entry_ptx.h"
+#elif defined(__SPIRV__)
+#include "agx/entry_agx.h"
 #else
 #include "cpu/entry_cpu.h"
 #endif

@@ -20,12 +20,14 @@ using BitsOf =
 
 // max and min of vectors work per component.
 struct VectorMax {
+  static constexpr bool is_max = true;
   template <class T>
   static T apply(T a, T b) {
     return metal::max(a, b);
   }
 };
 struct VectorMin {
+  static constexpr bool is_max = false;
   template <class T>
   static T apply(T a, T b) {
     return metal::min(a, b);
@@ -68,11 +70,12 @@ struct Group {
   }
   template <class T>
   static MSLC_INLINE T broadcast(T value, ushort lane, const Site* site) {
+    if constexpr (Width == simd_width) return mslc::broadcast(value, lane_at(lane), site);
     return mslc::shuffle(value, lane_at(lane), site);
   }
   template <class T>
   static MSLC_INLINE T shuffle_xor(T value, ushort mask, const Site* site) {
-    return mslc::shuffle(value, lane_id() ^ (mask & (Width - 1)), site);
+    return mslc::shuffle_xor(value, mask & (Width - 1), site);
   }
   template <class T>
   static MSLC_INLINE T shuffle_rotate_down(T value, ushort delta, const Site* site) {
@@ -85,13 +88,11 @@ struct Group {
   // Lanes whose source is outside the group keep their value.
   template <class T>
   static MSLC_INLINE T shuffle_down(T value, ushort delta, const Site* site) {
-    const uint source = lane_id() + delta;
-    return mslc::shuffle(value, position() + delta < Width ? source : lane_id(), site);
+    return mslc::shuffle_down<Width>(value, delta, site);
   }
   template <class T>
   static MSLC_INLINE T shuffle_up(T value, ushort delta, const Site* site) {
-    const uint source = lane_id() - delta;
-    return mslc::shuffle(value, position() >= delta ? source : lane_id(), site);
+    return mslc::shuffle_up<Width>(value, delta, site);
   }
   // Splits the group into pieces of `modulo` lanes. Values from beyond a piece come from `fill`.
   template <class T>
@@ -114,6 +115,7 @@ struct Group {
   }
   template <class T>
   static MSLC_INLINE T broadcast_first(T value, const Site* site) {
+    if constexpr (Width == simd_width) return mslc::broadcast(value, first_active(site), site);
     return mslc::shuffle(value, first_active(site), site);
   }
 

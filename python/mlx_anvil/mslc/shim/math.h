@@ -125,12 +125,29 @@ MSLC_INLINE float fraction_of(float x) {
   return reference::frexp(x, exponent);
 }
 
-// Functions that have a fast form in PTX too.
+// Functions that have a fast form on some targets.
 namespace accurate {
 using reference::divide;
+using target::cos;
+using target::exp;
 using target::exp2;
+using target::log;
+using target::log2;
+using target::rsqrt;
+using target::sin;
+using target::sqrt;
 }  // namespace accurate
-#if !defined(__NVPTX__)
+#if defined(__NVPTX__)
+namespace fast {
+using target::cos;
+using target::exp;
+using target::log;
+using target::log2;
+using target::rsqrt;
+using target::sin;
+using target::sqrt;
+}  // namespace fast
+#elif !defined(__SPIRV__)
 namespace fast = accurate;
 #endif
 
@@ -161,22 +178,22 @@ namespace fast = accurate;
   MSLC_MATH(target, atan)                                                                    \
   MSLC_MATH(target, atan2)                                                                   \
   MSLC_MATH(target, atanh)                                                                   \
-  MSLC_MATH(target, cos)                                                                     \
+  MSLC_MATH(quick, cos)                                                                      \
   MSLC_MATH(target, cosh)                                                                    \
   MSLC_MATH(target, cospi)                                                                   \
-  MSLC_MATH(target, exp)                                                                     \
+  MSLC_MATH(quick, exp)                                                                      \
   MSLC_MATH(target, exp10)                                                                   \
   MSLC_MATH(quick, exp2)                                                                     \
   MSLC_MATH(target, fmod)                                                                    \
-  MSLC_MATH(target, log)                                                                     \
+  MSLC_MATH(quick, log)                                                                      \
   MSLC_MATH(target, log10)                                                                   \
-  MSLC_MATH(target, log2)                                                                    \
+  MSLC_MATH(quick, log2)                                                                     \
   MSLC_MATH(target, pow)                                                                     \
-  MSLC_MATH(target, rsqrt)                                                                   \
-  MSLC_MATH(target, sin)                                                                     \
+  MSLC_MATH(quick, rsqrt)                                                                    \
+  MSLC_MATH(quick, sin)                                                                      \
   MSLC_MATH(target, sinh)                                                                    \
   MSLC_MATH(target, sinpi)                                                                   \
-  MSLC_MATH(target, sqrt)                                                                    \
+  MSLC_MATH(quick, sqrt)                                                                     \
   MSLC_MATH(target, tan)                                                                     \
   MSLC_MATH(target, tanh)                                                                    \
   MSLC_MATH(target, tanpi)                                                                   \

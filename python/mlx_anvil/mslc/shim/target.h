@@ -5,6 +5,7 @@
 //   T scan<Op, Width, inclusive>(T value, site)
 //   uint ballot(bool value, site)                    bit i: lane i is active and its value is true
 //   bool any(bool value, site)                       true if there is such a lane
+//   broadcast, shuffle_xor, shuffle_down, shuffle_up if it defines MSLC_OWN_SHUFFLES; see below
 //   bool transposes_in_registers<T>                  if true, defines this transpose of a matrix:
 //   vec<T, 2> transposed(vec<T, 2>)
 //   bool load_rows(vec<T, 2>&, threadgroup T* first, ulong stride, bool transpose)
@@ -106,11 +107,36 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) {
 
 #if defined(__NVPTX__)
 #include "ptx/target_ptx.h"
+#elif defined(__SPIRV__)
+#include "agx/target_agx.h"
 #else
 #include "cpu/target_cpu.h"
 #endif
 
 namespace mslc {
+
+#ifndef MSLC_OWN_SHUFFLES
+// The value of one lane for all lanes.
+template <class T>
+MSLC_INLINE T broadcast(T value, uint source, const Site* site) {
+  return shuffle(value, source, site);
+}
+template <class T>
+MSLC_INLINE T shuffle_xor(T value, uint mask, const Site* site) {
+  return shuffle(value, lane_id() ^ mask, site);
+}
+// Lanes whose source is outside their group of Width lanes keep their value.
+template <uint Width, class T>
+MSLC_INLINE T shuffle_down(T value, uint delta, const Site* site) {
+  const uint lane = lane_id(), position = lane & (Width - 1);
+  return shuffle(value, position + delta < Width ? lane + delta : lane, site);
+}
+template <uint Width, class T>
+MSLC_INLINE T shuffle_up(T value, uint delta, const Site* site) {
+  const uint lane = lane_id(), position = lane & (Width - 1);
+  return shuffle(value, position >= delta ? lane - delta : lane, site);
+}
+#endif
 
 // The rewriter adds this to loops that may not end. Findings refer to the author's loop.
 MSLC_INLINE __attribute__((nodebug)) constexpr void count_step() {

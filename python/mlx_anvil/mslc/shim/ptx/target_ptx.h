@@ -31,10 +31,11 @@ MSLC_INLINE float divide(float x, float y) {
 }  // namespace fast
 }  // namespace mslc
 
-#include "atomic_ptx.h"
+#include "../gpu/atomic_gpu.h"
+#include "../gpu/exchange_gpu.h"
+#include "../gpu/trigonometry_gpu.h"
 #include "copy_ptx.h"
 #include "matrix_ptx.h"
-#include "trigonometry_ptx.h"
 
 namespace mslc {
 
@@ -51,23 +52,6 @@ MSLC_INLINE void barrier(int scope, metal::mem_flags, const Site*) {
 }
 
 // ---- shuffle
-
-// Splits any type into 32-bit words, the unit of the hardware's exchanges.
-template <class T>
-struct Words {
-  static constexpr uint count = (sizeof(T) + 3) / 4;
-  uint word[count];
-};
-
-template <class T, class Exchange>
-MSLC_INLINE T exchange_words(const T& value, Exchange exchange) {
-  Words<T> words = {};
-  __builtin_memcpy(&words, &value, sizeof(T));
-  for (uint i = 0; i < Words<T>::count; ++i) words.word[i] = exchange(words.word[i]);
-  T result;
-  __builtin_memcpy(&result, &words, sizeof(T));
-  return result;
-}
 
 template <class T>
 MSLC_INLINE T shuffle(T value, uint source, const Site*) {

@@ -45,7 +45,7 @@ MSLC_INLINE float polynomial(float x, float first, C... rest) {
   return multiply_add(polynomial(x, rest...), x, first);
 }
 
-#if defined(__NVPTX__)
+#if defined(__NVPTX__) || defined(__SPIRV__)
 MSLC_INLINE half fma(half x, half y, half z) {
   return __builtin_fmaf16(x, y, z);
 }
@@ -58,6 +58,12 @@ MSLC_INLINE float sqrt(float x) {
   return __builtin_sqrtf(x);
 }
 
+#if defined(__SPIRV__)
+// Apple's GPUs have no double.
+MSLC_INLINE float rsqrt(float x) {
+  return approx::rsqrt(x);
+}
+#else
 // Correctly rounded: one third-order step from the approximation, in double, where x y is exact and
 // the residual 1 - x y^2 is rounded once. The remaining error of about 2^-51 never crosses the
 // midpoint between two floats (tests/mslc try every mantissa).
@@ -69,6 +75,7 @@ MSLC_INLINE float rsqrt(float x) {
   const bool special = !(x > 0.0f) || x == infinity();
   return special ? approximation : static_cast<float>(result);
 }
+#endif
 
 // ---- exponentials
 

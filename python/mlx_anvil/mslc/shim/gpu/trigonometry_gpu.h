@@ -1,9 +1,9 @@
 // sin, cos and tan: range reduction to an eighth of a turn, then a polynomial.
 #pragma once
 
-#include "math_ptx.h"
+#include "math_gpu.h"
 
-#pragma clang fp contract(off)  // see math_ptx.h
+#pragma clang fp contract(off)  // see math_gpu.h
 
 namespace mslc::target {
 

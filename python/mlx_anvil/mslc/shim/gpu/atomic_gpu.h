@@ -1,9 +1,10 @@
-// Atomic primitives of the PTX target. Like Metal's, they are relaxed and have device scope.
+// Atomic primitives of the GPU targets. Like Metal's, they are relaxed and have device scope.
 #pragma once
 
 namespace mslc::target {
 
-// Returns a generic address. The compiler infers its memory again and emits atom.shared.
+// Returns a generic address. The compiler infers its memory again and emits the atomics of that
+// memory.
 template <class P, class T>
 MSLC_INLINE T* plain_pointer(P pointer) {
   return (T*)pointer;
