@@ -47,8 +47,11 @@ class QuantizedHead : public QuantizedPrimitive {
   }
 
   Arrays compose(const Arrays& inputs) override {
-    const mx::array logits = mlx_quantized_matmul(format_, QuantizedProduct::kTransposed, inputs[0],
-                                                  matrix(inputs), stream());
+    // MLX's CUDA backend has no quantized product for float32 x.
+    const bool by_mlx = stream().device == mx::Device::cpu || mx::metal::is_available();
+    const auto product = by_mlx ? mlx_quantized_matmul : compose_quantized_matmul;
+    const mx::array logits =
+        product(format_, QuantizedProduct::kTransposed, inputs[0], matrix(inputs), stream());
     const mx::array indices = mx::stop_gradient(indices_of_best(logits, kept_, stream()), stream());
     return {indices, mx::take_along_axis(logits, indices, -1, stream())};
   }
