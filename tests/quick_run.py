@@ -1,7 +1,8 @@
 """A plain ``pytest`` takes minutes: it leaves out tests marked ``slow``, and of every test with many cases keeps a few, drawn by
 the run's seed. ``pytest --all`` leaves out none, and neither does a run that selects tests: by a path, -k, -m, --lf or --fuzz.
 ``pytest --rest``, with the same seed, runs what the plain one leaves out. ``--one-of-alike`` keeps, of cases that differ only in
-parameters named by their ``alike`` marker, the one that the seed draws.
+parameters named by their ``alike`` marker, the one that the seed draws. On backends other than the CPU, where a dtype is another
+kernel to compile, ``dtype`` is such a parameter of every test.
 """
 
 import zlib
@@ -63,9 +64,12 @@ class QuickRun:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        alike = self.config.option.one_of_alike
+        if alike and not self.rest:  # the rest is that of a plain run, for which all cases are drawn from
+            self._leave_out(items, self._one_of_alike(items))
         if not self.everything:
             self._sample(items)
-        if self.config.option.one_of_alike:
+        if alike and self.rest:
             self._leave_out(items, self._one_of_alike(items))
         if workers := getattr(self.config, "workerinput", {}).get("workercount", 0):
             items[:] = long_first(items, workers)
@@ -81,15 +85,19 @@ class QuickRun:
     def _one_of_alike(self, items: list[pytest.Item]) -> set[str]:
         """The cases that run: the same values of the parameters that are not named make a group."""
         groups: dict[object, list[str]] = defaultdict(list)
+        everywhere = () if self.config.option.backend == "cpu" else ("dtype",)
         for item in items:
-            if (marker := item.get_closest_marker("alike")) is None:
+            marker = item.get_closest_marker("alike")
+            names = (*everywhere, *(marker.args if marker else ()))
+            values = item.callspec.params if hasattr(item, "callspec") else {}
+            if values.keys().isdisjoint(names):
                 groups[item.nodeid].append(item.nodeid)
             else:
-                values = item.callspec.params if hasattr(item, "callspec") else {}
                 # By identity: every case has the objects of one list, and some of them cannot be hashed.
-                others = tuple(sorted((name, id(value)) for name, value in values.items() if name not in marker.args))
+                others = tuple(sorted((name, id(value)) for name, value in values.items() if name not in names))
                 groups[item.nodeid.partition("[")[0], others].append(item.nodeid)
-        return {min(cases, key=self._draw) for cases in groups.values()}
+        # Drawn without the function's name, so that functions with the same parameters share compiled kernels.
+        return {min(cases, key=lambda case: self._draw(case.partition("[")[2])) for cases in groups.values()}
 
     def _leave_out(self, items: list[pytest.Item], kept: set[str]) -> None:
         left_out = [item for item in items if item.nodeid not in kept]

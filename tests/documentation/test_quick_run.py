@@ -20,12 +20,15 @@ class Item(SimpleNamespace):
 class Alike(Item):
     """A case of a test with two parameters, which are alike for each value of the first."""
 
+    marked = True
+
     def __init__(self, first: int, dtype: int) -> None:
         spec = SimpleNamespace(params={"first": first, "dtype": dtype})
         super().__init__(nodeid=f"a.py::test_alike[{first}-{dtype}]", callspec=spec)
 
     def get_closest_marker(self, name: str) -> object:
-        return SimpleNamespace(args=("dtype",)) if name == "alike" else super().get_closest_marker(name)
+        marked = name == "alike" and self.marked
+        return SimpleNamespace(args=("dtype",)) if marked else super().get_closest_marker(name)
 
 
 def runs(
@@ -45,6 +48,7 @@ def runs(
         "markexpr": "",
         "fuzz": None,
         "one_of_alike": False,
+        "backend": "cpu",
     }
     given |= options
     config = SimpleNamespace(
@@ -93,6 +97,19 @@ def test_seeds_draw_one_of_the_cases_that_are_alike():
 
     assert [name.partition("-")[0] for name in drawn("1")] == [f"a.py::test_alike[{i}" for i in range(5)]
     assert len(set().union(*(drawn(str(seed)) for seed in range(50)))) == 10
+
+
+def test_functions_with_the_same_parameters_draw_the_same_dtype_to_compile():
+    first = [Alike(i, j) for i in range(5) for j in range(2)]
+    second = [Alike(i, j) for i in range(5) for j in range(2)]
+    for item in (*first, *second):
+        item.marked = False
+    for item in second:
+        item.nodeid = item.nodeid.replace("test_alike", "test_other")
+    assert len(runs(items=[*first, *second], all=True, one_of_alike=True)) == 20
+    kept = runs(items=[*first, *second], all=True, one_of_alike=True, backend="simulator")
+    assert len(kept) == 10
+    assert [name.replace("test_alike", "test_other") for name in kept[:5]] == kept[5:]
 
 
 def test_cases_are_counted_in_what_is_selected():
