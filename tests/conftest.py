@@ -6,9 +6,11 @@ without it every run draws a fresh seed and prints it. ``--all`` runs the tests 
 """
 
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +24,7 @@ from mlx_anvil import _check
 
 BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu, "cuda": mx.gpu}
 SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
+CPU_ONLY_FILE = re.compile(r"^pytestmark = (?:\[\s*)?pytest\.mark\.cpu_only\b", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
     support.check_simulation = config.getoption("--checked")
     config.pluginmanager.register(quick_run.QuickRun(config, os.environ[SEED_VARIABLE]))
     config.pluginmanager.register(FuzzSession(config))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Elsewhere than on the CPU, files that are ``cpu_only`` as a whole are not even imported: that takes seconds."""
+    if config.getoption("--backend") == "cpu" or collection_path.suffix != ".py":
+        return None
+    return True if CPU_ONLY_FILE.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

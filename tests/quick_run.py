@@ -1,6 +1,8 @@
 """A plain ``pytest`` takes minutes: it leaves out tests marked ``slow``, and of every test with many cases keeps a few, drawn by
 the run's seed. ``pytest --all`` leaves out none, and neither does a run that selects tests: by a path, -k, -m, --lf or --fuzz.
-``pytest --rest``, with the same seed, runs what the plain one leaves out.
+``pytest --rest``, with the same seed, runs what the plain one leaves out. ``--one-of-alike`` keeps, of cases that differ only in
+parameters named by their ``alike`` marker, the one that the seed draws. On backends other than the CPU, where a dtype is another
+kernel to compile, ``dtype`` is such a parameter of every test.
 """
 
 import zlib
@@ -17,6 +19,7 @@ COUNTS = "quick_run"  # in what a worker hands back
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run everything: no test is left out as slow or as one of many")
     parser.addoption("--rest", action="store_true", help="run what a plain run with this seed leaves out")
+    parser.addoption("--one-of-alike", action="store_true", help="run one of the cases that the marker `alike` groups")
     parser.addoption(
         "--cases",
         type=int,
@@ -61,8 +64,13 @@ class QuickRun:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        alike = self.config.option.one_of_alike
+        if alike and not self.rest:  # the rest is that of a plain run, for which all cases are drawn from
+            self._leave_out(items, self._one_of_alike(items))
         if not self.everything:
             self._sample(items)
+        if alike and self.rest:
+            self._leave_out(items, self._one_of_alike(items))
         if workers := getattr(self.config, "workerinput", {}).get("workercount", 0):
             items[:] = long_first(items, workers)
 
@@ -72,10 +80,31 @@ class QuickRun:
             if item.get_closest_marker("slow") is None:
                 functions[item.nodeid.partition("[")[0]].append(item.nodeid)
         kept = {case for cases in functions.values() for case in sorted(cases, key=self._draw)[: self.cases]}
-        left_out = [item for item in items if (item.nodeid in kept) == self.rest]
-        self.left_out, self.collected = len(left_out), len(items)
+        self._leave_out(items, {item.nodeid for item in items if (item.nodeid in kept) != self.rest})
+
+    def _one_of_alike(self, items: list[pytest.Item]) -> set[str]:
+        """The cases that run: the same values of the parameters that are not named make a group."""
+        groups: dict[object, list[str]] = defaultdict(list)
+        everywhere = () if self.config.option.backend == "cpu" else ("dtype",)
+        for item in items:
+            marker = item.get_closest_marker("alike")
+            names = (*everywhere, *(marker.args if marker else ()))
+            values = item.callspec.params if hasattr(item, "callspec") else {}
+            if values.keys().isdisjoint(names):
+                groups[item.nodeid].append(item.nodeid)
+            else:
+                # By identity: every case has the objects of one list, and some of them cannot be hashed.
+                others = tuple(sorted((name, id(value)) for name, value in values.items() if name not in names))
+                groups[item.nodeid.partition("[")[0], others].append(item.nodeid)
+        # Drawn without the function's name, so that functions with the same parameters share compiled kernels.
+        return {min(cases, key=lambda case: self._draw(case.partition("[")[2])) for cases in groups.values()}
+
+    def _leave_out(self, items: list[pytest.Item], kept: set[str]) -> None:
+        left_out = [item for item in items if item.nodeid not in kept]
+        self.collected = self.collected or len(items)
+        self.left_out += len(left_out)
         self.config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if (item.nodeid in kept) != self.rest]
+        items[:] = [item for item in items if item.nodeid in kept]
 
     def _draw(self, case: str) -> int:
         return zlib.crc32(f"{self.seed} {case}".encode())

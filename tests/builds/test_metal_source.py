@@ -83,6 +83,7 @@ def compile_seconds(text: str, output: Path) -> float:
 
 # Apple's compiler optimises. Without that, the share of one kernel is larger, and the test takes a sixth as long.
 @pytest.mark.slow
+@pytest.mark.alike("op")
 @pytest.mark.parametrize("op", ["flash_attention", "quantized_matmul"])
 def test_a_kernel_compiles_in_a_twentieth_of_the_op(op, tmp_path):
     names = _ext._kernel_names(op)

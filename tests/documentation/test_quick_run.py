@@ -14,19 +14,50 @@ NAMES = ["a.py::test_one", *(f"a.py::test_many[{i}]" for i in range(50)), *(f"a.
 
 class Item(SimpleNamespace):
     def get_closest_marker(self, name: str) -> str | None:
-        return name if "slow" in self.nodeid else None
+        return name if name != "alike" and "slow" in self.nodeid else None
 
 
-def runs(seed: str = "1", *, source: str = "TESTPATHS", workers: int = 0, **options: object) -> list[str]:
+class Alike(Item):
+    """A case of a test with two parameters, which are alike for each value of the first."""
+
+    marked = True
+
+    def __init__(self, first: int, dtype: int) -> None:
+        spec = SimpleNamespace(params={"first": first, "dtype": dtype})
+        super().__init__(nodeid=f"a.py::test_alike[{first}-{dtype}]", callspec=spec)
+
+    def get_closest_marker(self, name: str) -> object:
+        marked = name == "alike" and self.marked
+        return SimpleNamespace(args=("dtype",)) if marked else super().get_closest_marker(name)
+
+
+def runs(
+    seed: str = "1",
+    *,
+    source: str = "TESTPATHS",
+    workers: int = 0,
+    items: list[Item] | None = None,
+    **options: object,
+) -> list[str]:
     """The tests that a command line with these options runs."""
-    given = {"all": False, "rest": False, "cases": None, "keyword": "", "markexpr": "", "fuzz": None, **options}
+    given = {
+        "all": False,
+        "rest": False,
+        "cases": None,
+        "keyword": "",
+        "markexpr": "",
+        "fuzz": None,
+        "one_of_alike": False,
+        "backend": "cpu",
+    }
+    given |= options
     config = SimpleNamespace(
         option=SimpleNamespace(**given),
         args_source=getattr(pytest.Config.ArgsSource, source),
         hook=SimpleNamespace(pytest_deselected=lambda items: None),
         workerinput={"workercount": workers},
     )
-    items = [Item(nodeid=name) for name in NAMES]
+    items = [Item(nodeid=name) for name in NAMES] if items is None else items
     QuickRun(config, seed).pytest_collection_modifyitems(items)
     return [item.nodeid for item in items]
 
@@ -55,6 +86,30 @@ def test_seeds_draw_other_cases():
 )
 def test_what_is_selected_runs(options):
     assert runs(**options) == NAMES
+
+
+def test_seeds_draw_one_of_the_cases_that_are_alike():
+    def drawn(seed: str) -> list[str]:
+        items = [*(Item(nodeid=name) for name in NAMES), *(Alike(i, j) for i in range(5) for j in range(2))]
+        kept = runs(seed, items=items, all=True, one_of_alike=True)
+        assert kept[: len(NAMES)] == NAMES
+        return kept[len(NAMES) :]
+
+    assert [name.partition("-")[0] for name in drawn("1")] == [f"a.py::test_alike[{i}" for i in range(5)]
+    assert len(set().union(*(drawn(str(seed)) for seed in range(50)))) == 10
+
+
+def test_functions_with_the_same_parameters_draw_the_same_dtype_to_compile():
+    first = [Alike(i, j) for i in range(5) for j in range(2)]
+    second = [Alike(i, j) for i in range(5) for j in range(2)]
+    for item in (*first, *second):
+        item.marked = False
+    for item in second:
+        item.nodeid = item.nodeid.replace("test_alike", "test_other")
+    assert len(runs(items=[*first, *second], all=True, one_of_alike=True)) == 20
+    kept = runs(items=[*first, *second], all=True, one_of_alike=True, backend="simulator")
+    assert len(kept) == 10
+    assert [name.replace("test_alike", "test_other") for name in kept[:5]] == kept[5:]
 
 
 def test_cases_are_counted_in_what_is_selected():

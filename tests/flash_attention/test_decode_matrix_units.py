@@ -11,7 +11,12 @@ from support import assert_same_bits, poison_memory, to_numpy
 from tests.flash_attention.cases import FEATURES, OUTPUT_FACTOR, Case, assert_close, draw
 from tests.flash_attention.formulas import ROUNDING
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.usefixtures("matrix_units")]
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.slow,
+    pytest.mark.alike("dtype"),
+    pytest.mark.usefixtures("matrix_units"),
+]
 
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 

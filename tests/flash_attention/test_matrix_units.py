@@ -6,7 +6,12 @@ import pytest
 import mlx_anvil
 from tests.flash_attention.cases import FEATURES, check, draw
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.usefixtures("matrix_units")]
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.slow,
+    pytest.mark.alike("dtype"),
+    pytest.mark.usefixtures("matrix_units"),
+]
 
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 

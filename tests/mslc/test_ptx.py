@@ -81,6 +81,7 @@ def assert_assembles(module, names, may_spill=lambda kernel: 0):
 
 
 @pytest.mark.slow
+@pytest.mark.alike("arch")
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MLX_KERNELS)
@@ -90,6 +91,7 @@ def test_mlx_kernels_assemble(name, arch):
 
 
 @pytest.mark.slow
+@pytest.mark.alike("arch", "features")
 @needs_ptxas
 @needs_metal
 @pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])

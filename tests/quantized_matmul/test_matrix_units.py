@@ -9,7 +9,12 @@ from mlx_anvil.reference import gated
 from quantized_numpy import Format, Matrix, assert_rounded, draw
 from support import assert_same_bits, poison_memory, to_numpy
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.usefixtures("matrix_units")]
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.slow,
+    pytest.mark.alike("dtype"),
+    pytest.mark.usefixtures("matrix_units"),
+]
 
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 each_format = pytest.mark.parametrize("format", [Format("affine", group, 4) for group in (32, 64, 128)], ids=str)

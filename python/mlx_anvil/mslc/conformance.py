@@ -64,9 +64,9 @@ def conformance(
     `attested` are folders of Metal source that is known to compile, in addition to the headers of the mlx package.
     """
     found: dict[_Finding, tuple[Diagnostic, list[str]]] = {}
-    compiled: dict[str, list[Diagnostic]] = {}  # keyed by preprocessed text, because few sources depend on the version
+    checked: dict[str, _Checked] = {}  # keyed by preprocessed text, because few sources depend on the version
     for standard in standards:
-        for d in _in_version(source, STANDARDS[standard], attested, compiled):
+        for d in _in_version(source, STANDARDS[standard], attested, checked):
             key = _Finding(d.file, d.line, d.column, d.severity, d.message)
             found.setdefault(key, (d, []))[1].append(standard)
     return [
@@ -75,20 +75,47 @@ def conformance(
     ]
 
 
+@dataclass
+class _Checked:
+    """One preprocessed text, and what is found in it in every version."""
+
+    stream: TokenStream
+    source_map: SourceMap
+    of_text: list[Diagnostic]
+    of_code: list[Diagnostic]
+
+
 def _in_version(
-    source: Source, version: int, attested: Sequence[str | Path], compiled: dict[str, list[Diagnostic]]
+    source: Source, version: int, attested: Sequence[str | Path], checked: dict[str, _Checked]
 ) -> list[Diagnostic]:
     # Define the macros as Apple's compiler does.
     defines = {**dict(source.defines), "__MSLC__": UNDEFINED, "__METAL_VERSION__": str(version)}
     source = replace(source, defines=tuple(defines.items()))
     try:
         preprocessed = run_preprocessor(source)
-        if preprocessed not in compiled:
-            compiled[preprocessed] = _of_code(source, preprocessed)
-        found = [d for d in compiled[preprocessed] if not _allowed_in(d, version)]
-        return [*_of_text(source, preprocessed, version, attested), *found]
+        if preprocessed not in checked:
+            checked[preprocessed] = _check(source, preprocessed, attested)
     except CompileError as error:
         return error.diagnostics
+    known = checked[preprocessed]
+    language = _placed(language_rules.violations(known.stream, version), known.source_map)
+    return [*language, *known.of_text, *(d for d in known.of_code if not _allowed_in(d, version))]
+
+
+def _check(source: Source, preprocessed: str, attested: Sequence[str | Path]) -> _Checked:
+    of_code = _of_code(source, preprocessed)
+    stream = TokenStream(preprocessed)
+    structure = Structure(stream)
+    source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
+    rules = (declaration_rules, kernel_rules, cast_rules)
+    of_text = [d for rule in rules for d in _placed(rule.violations(stream, structure), source_map)]
+    return _Checked(stream, source_map, [*of_text, *unattested(source, preprocessed, attested)], of_code)
+
+
+def _placed(violations: Iterable[tuple[tuple[int, int], str]], source_map: SourceMap) -> Iterator[Diagnostic]:
+    for position, message in violations:
+        file, line, column = source_map.of_preprocessed(*position)
+        yield Diagnostic(file, line, column, "error", message, source_map.source_line(file, line))
 
 
 def _allowed_in(diagnostic: Diagnostic, version: int) -> bool:
@@ -96,23 +123,6 @@ def _allowed_in(diagnostic: Diagnostic, version: int) -> bool:
     if "incompatible with C++ standards before C++17" in diagnostic.message:
         return version >= CPP17_SINCE
     return version >= GENERIC_THIS_SINCE and space_of_object(diagnostic) in ("device", "threadgroup")
-
-
-def _of_text(source: Source, preprocessed: str, version: int, attested: Sequence[str | Path]) -> list[Diagnostic]:
-    """Checks that work on the text."""
-    stream = TokenStream(preprocessed)
-    structure = Structure(stream)
-    source_map = SourceMap(preprocessed, PositionMap(), {source.name: source.text})
-    found = []
-    for position, message in (
-        *language_rules.violations(stream, version),
-        *declaration_rules.violations(stream, structure),
-        *kernel_rules.violations(stream, structure),
-        *cast_rules.violations(stream, structure),
-    ):
-        file, line, column = source_map.of_preprocessed(*position)
-        found.append(Diagnostic(file, line, column, "error", message, source_map.source_line(file, line)))
-    return [*found, *unattested(source, preprocessed, attested)]
 
 
 def _of_code(source: Source, preprocessed: str) -> list[Diagnostic]:

@@ -1,9 +1,13 @@
 """How much of MLX's Metal library compiles: every header in the wheel, or a reason why not."""
 
+import re
+from functools import cache
+
 import pytest
 
 from mlx_anvil.mslc import Source, compiler
 from mlx_anvil.mslc.conformance import conformance
+from mlx_anvil.mslc.preprocess import included_files
 from tests.mslc.control.headers import PREREQUISITES, unsupported
 from tests.mslc.control.mlx_kernels import HEADERS, include_dir, source
 
@@ -12,22 +16,46 @@ ALL = sorted(str(path.relative_to(KERNELS)) for path in KERNELS.rglob("*.h"))
 SUPPORTED = [header for header in ALL if not unsupported(header)]
 
 
+def unit(header: str) -> Source:
+    text = source([*PREREQUISITES.get(header, []), header], [])
+    return Source.load(text, [include_dir()], {"MLX_METAL_JIT": 1})
+
+
 @pytest.mark.parametrize("header", SUPPORTED)
 def test_header_compiles(header):
-    text = source([*PREREQUISITES.get(header, []), header], [])
-    unit = Source.load(text, [include_dir()], {"MLX_METAL_JIT": 1})
-    preprocessed = compiler.run_preprocessor(unit)
-    rewritten = compiler.run_rewriter(unit, preprocessed)
+    alone = unit(header)
+    preprocessed = compiler.run_preprocessor(alone)
+    rewritten = compiler.run_rewriter(alone, preprocessed)
     flags = [*compiler.PRECISION_FLAGS, *compiler.RELAXED_SPACES, "-fsyntax-only"]
-    compiler.run_compiler(unit, preprocessed, rewritten, flags)
+    compiler.run_compiler(alone, preprocessed, rewritten, flags)
 
 
-@pytest.mark.parametrize("header", SUPPORTED)
+@cache
+def included(header: str) -> frozenset[str]:
+    """The headers that a header and what comes before it include, itself too."""
+    found, pending = set(), [*PREREQUISITES.get(header, []), header]
+    while pending:
+        if (name := pending.pop()) not in found:
+            found.add(name)
+            pending += re.findall(rf'^#include "{HEADERS}/([^"]+)"', (KERNELS / name).read_text(), re.MULTILINE)
+    return frozenset(found)
+
+
+# The check covers what a header includes, so these are enough: no other header includes them.
+OUTERMOST = [header for header in SUPPORTED if not any(header in included(h) for h in SUPPORTED if h != header)]
+
+
+@pytest.mark.parametrize("header", OUTERMOST)
 def test_header_conforms(header):
     """A rule that one of MLX's headers breaks, which Apple's compiler takes, would be too strict."""
-    text = source([*PREREQUISITES.get(header, []), header], [])
-    unit = Source.load(text, [include_dir()], {"MLX_METAL_JIT": 1})
-    assert [str(finding) for finding in conformance(unit)] == []
+    assert [str(finding) for finding in conformance(unit(header))] == []
+
+
+def test_every_header_is_in_what_conforms():
+    found = {
+        name for header in OUTERMOST for name in included_files(compiler.run_preprocessor(unit(header)), unit(header))
+    }
+    assert {str(KERNELS / header) for header in SUPPORTED} <= found
 
 
 def test_most_headers_are_supported():
