@@ -48,10 +48,11 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Keys = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kKeyKeeping>;
-  using Values = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kValueKeeping>;
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  using Keys = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kKeyKeeping>;
+  using Values = KeptRows<T, kValueDim, kGroupRows, kTileRows, kValueKeeping>;
+  using Scores = RegTile<float, kGroupRows, kTileRows>;
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
   alignas(16) threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
@@ -69,33 +70,23 @@ template <typename T,
 
   const FragmentPlace place = fragment_place(lane);
   Keys keys;
-  keys.rows = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                      common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+  keys.begin({k + batch * common.k_strides[0] + kv_head * common.k_strides[1], common.k_strides[2],
+              common.k_strides[3], common.kv_len, common.head_dim},
+             first, place);
   Values values;
-  values.rows = Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                        common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim};
-  keys.begin(first, place);
-  values.begin(first, place);
+  values.begin({v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim},
+               first, place);
   if (kStagesValues) {
     // The barrier of the first tile makes it visible.
     copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(values.rows, block),
                                              rows_are_vectors, thread_index);
     values.in_memory = kept_values + simdgroup * kGroupRows * Values::kStride;
   }
-  GradientSum<T, kHeadDim, kRowFragments, kTileRows> key_gradient;
-  GradientSum<T, kValueDim, kRowFragments, kTileRows> value_gradient;
-  if (kMakesKeys) {
-    key_gradient.begin();
-  }
-  if (kMakesValues) {
-    value_gradient.begin();
-  }
-  ScoreGradients<T, true, kRowFragments, kTileRows> scores;
-  SavedRow unused[kRowFragments];
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kRowFragments; ++i) {
-    unused[i] = SavedRow{0.0f, 0.0f};
-  }
+  RegTile<float, kGroupRows, kHeadDim> key_gradient;
+  RegTile<float, kGroupRows, kValueDim> value_gradient;
+  key_gradient.zero();
+  value_gradient.zero();
 
   const QueryRange seeing =
       seeing_queries(common, block, metal::min(block + kRows, common.kv_len) - 1);
@@ -126,36 +117,48 @@ template <typename T,
       passing.take(begin, seeing.end);
       saved.load(begin + kTileRows);
       if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
-        keys.multiply(passing.first_tile(), first, place, scores.p);
+        const threadgroup T* const query_tile = passing.first_tile();
+        const threadgroup T* const d_out_tile = passing.second_tile();
+        const int key = first + place.row, query = begin + place.column;
+        Scores p = keys.multiply(query_tile);
+        Scores d_scores;
         if (kMakesKeys) {
-          values.multiply(passing.second_tile(), first, place, scores.d_scores);
+          d_scores = values.multiply(d_out_tile);
         } else {
-          scores.clear_d_scores();
+          d_scores.zero();
         }
         // Out-of-range queries have P = 0 by their saved rows, and out-of-range keys are not
         // stored.
         const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
-        scores.finish(first, begin, place, all, unused, saved.tile(passing.turn), head_mask,
-                      nullptr, common);
+        p.map(key, place.column, d_scores,
+              ScoreGradient<T, true>{
+                  all, {}, saved.tile(passing.turn), begin, head_mask, nullptr, &common});
+        // In most tiles every pair is visible. One branch per tile replaces one per element.
+        if (!all) {
+          p.map(key, query, VisibleWeight<true>{&common});
+          d_scores.map(key, query, VisibleWeight<true>{&common});
+        }
         if (kMakesValues) {
-          value_gradient.add(scores.p, passing.second_tile(), place);
+          value_gradient.mma(p.template to<T>(), SharedTile<T, Values::kStride>{d_out_tile, place});
         }
         if (kMakesKeys) {
-          key_gradient.add(scores.d_scores, passing.first_tile(), place);
+          key_gradient.mma(d_scores.template to<T>(),
+                           SharedTile<T, Keys::kStride>{query_tile, place});
         }
       }
       saved.store(1 - passing.turn);
     }
   }
   if (kMakesKeys) {
+    key_gradient.scale(common.scale);
     key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1],
                        params.d_k_strides[2], first, common.kv_len, common.head_dim, place,
-                       common.scale);
+                       rows_are_vectors);
   }
   if (kMakesValues) {
     value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1],
                          params.d_v_strides[2], first, common.kv_len, common.v_head_dim, place,
-                         1.0f);
+                         rows_are_vectors);
   }
 }
 

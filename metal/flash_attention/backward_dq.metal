@@ -45,10 +45,11 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Queries = KeptOperand<T, kHeadDim, kRowFragments, kTileRows, kQueryKeeping>;
-  using Cotangents = KeptOperand<T, kValueDim, kRowFragments, kTileRows, kCotangentKeeping>;
   enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  using Queries = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kQueryKeeping>;
+  using Cotangents = KeptRows<T, kValueDim, kGroupRows, kTileRows, kCotangentKeeping>;
+  using Scores = RegTile<float, kGroupRows, kTileRows>;
   static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
                 "no threadgroup memory holds kept rows");
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
@@ -68,17 +69,16 @@ template <typename T,
 
   const FragmentPlace place = fragment_place(lane);
   Queries queries;
-  queries.rows = Rows<T>{q + batch * common.q_strides[0] + head * common.q_strides[1],
-                         common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
+  queries.begin({q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
+                 common.q_strides[3], common.q_len, common.head_dim},
+                first, place);
   Cotangents cotangents;
-  cotangents.rows =
-      Rows<T>{d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-              params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
-  queries.begin(first, place);
-  cotangents.begin(first, place);
-  GradientSum<T, kHeadDim, kRowFragments, kTileRows> gradient;
-  gradient.begin();
-  ScoreGradients<T, false, kRowFragments, kTileRows> scores;
+  cotangents.begin(
+      {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+       params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim},
+      first, place);
+  RegTile<float, kGroupRows, kHeadDim> gradient;
+  gradient.zero();
   SavedRow saved[kRowFragments];
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
@@ -104,15 +104,28 @@ template <typename T,
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
     passing.take(begin, visible.end);
     if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {
-      queries.multiply(passing.first_tile(), first, place, scores.p);
-      cotangents.multiply(passing.second_tile(), first, place, scores.d_scores);
+      const int query = first + place.row, key = begin + place.column;
+      Scores p = queries.multiply(passing.first_tile());
+      Scores d_scores = cotangents.multiply(passing.second_tile());
       const bool all = sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows);
-      scores.finish(first, begin, place, all, saved, nullptr, head_mask, head_d_mask, common);
-      gradient.add(scores.d_scores, passing.first_tile(), place);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        p.map_row(
+            i, query, key, d_scores,
+            ScoreGradient<T, false>{all, saved[i], nullptr, 0, head_mask, head_d_mask, &common});
+      }
+      // In most tiles every pair is visible. One branch per tile replaces one per element.
+      if (!all) {
+        d_scores.map(query, key, VisibleWeight<false>{&common});
+      }
+      gradient.mma(d_scores.template to<T>(),
+                   SharedTile<T, Queries::kStride>{passing.first_tile(), place});
     }
   }
+  gradient.scale(common.scale);
   gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1],
-                 params.d_q_strides[2], first, common.q_len, common.head_dim, place, common.scale);
+                 params.d_q_strides[2], first, common.q_len, common.head_dim, place,
+                 rows_are_vectors);
 }
 
 // ---- kernels

@@ -29,7 +29,7 @@ METAL_FUNC void store_share(threadgroup DecodeShare<GroupRows>& share,
                             uint lane) {
   MLX_ANVIL_UNROLL
   for (int f = 0; f < GroupRows::kOutFragments; ++f) {
-    share.out[f][lane] = elements_of(rows.out[f]);
+    share.out[f][lane] = elements_of(rows.out.block(f, 0));
   }
   share.softmax[0][lane] = rows.softmax[0];
   share.softmax[1][lane] = rows.softmax[1];
@@ -49,8 +49,8 @@ METAL_FUNC void add_share(thread GroupRows& rows,
   }
   MLX_ANVIL_UNROLL
   for (int f = 0; f < GroupRows::kOutFragments; ++f) {
-    rows.out[f] =
-        fragment_of<float>(metal::fma(share.out[f][lane], other, elements_of(rows.out[f]) * own));
+    rows.out.fragments[f][0] = fragment_of<float>(
+        metal::fma(share.out[f][lane], other, elements_of(rows.out.block(f, 0)) * own));
   }
 }
 

@@ -64,19 +64,14 @@ template <typename T,
                            common.q_strides[2], common.q_strides[3], common.q_len, common.head_dim};
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
 
+  const float sink =
+      has_sinks
+          ? M_LOG2E_F * sinks[batch * common.sinks_strides[0] + head * common.sinks_strides[1]]
+          : -INFINITY;
   GroupRows rows;
   rows.place = fragment_place(lane);
   rows.first = first + simdgroup * kGroupRows;
-  rows.queries = queries;
-  rows.begin();
-  float sink = -INFINITY;
-  if (has_sinks) {
-    sink = M_LOG2E_F * sinks[batch * common.sinks_strides[0] + head * common.sinks_strides[1]];
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRowFragments; ++i) {
-      rows.softmax[i].highest = sink;
-    }
-  }
+  rows.begin(queries, sink);
 
   const KeyRange visible = visible_keys(common, first, last);
   const KeyRange own =
@@ -114,14 +109,11 @@ template <typename T,
       lse[(batch * common.q_heads + head) * common.q_len + query] =
           rows.softmax[i].log_sum_exp(total);
     }
-    const float inverse = inverse_of_total(total);
-    device T* row = out + batch * params.out_strides[0] + head * params.out_strides[1] +
-                    query * params.out_strides[2];
-    MLX_ANVIL_UNROLL
-    for (int d = 0; d < kValueDim / 8; ++d) {
-      store_pair(row, 8 * d + rows.place.column, common.v_head_dim,
-                 elements_of(rows.out[i][d]) * inverse, rows_are_vectors);
-    }
+    rows.out.scale_row(i, inverse_of_total(total));
+    rows.out.store_row(i,
+                       out + batch * params.out_strides[0] + head * params.out_strides[1] +
+                           query * params.out_strides[2],
+                       0, common.v_head_dim, rows.place, rows_are_vectors);
   }
 }
 

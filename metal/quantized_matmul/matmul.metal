@@ -19,7 +19,7 @@
 //     totals += sums in float32; barrier
 //   store totals; compute those that have overflowed again        (large_numbers.h)
 #include "metal/common/kernel.h"
-#include "metal/common/tile.h"
+#include "metal/common/reg_tile.h"
 #include "metal/quantized_matmul/dequant.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/large_numbers.h"
@@ -98,19 +98,10 @@ template <typename T, typename Format, bool kTransposed>
   const int own_row = 8 * kRowFragments * (simdgroup / 2);
   const int own_column = 8 * kColumnFragments * (simdgroup % 2);
 
-  float2 totals[kRowFragments][kColumnFragments] = {};  // a lane's elements of each fragment
+  RegTile<float, 8 * kRowFragments, 8 * kColumnFragments> totals;
+  totals.zero();
 
   for (int begin = 0; begin < depth; begin += kTileDepth) {
-    // Matrix units may truncate where float32 arithmetic rounds, so they accumulate within a tile
-    // only.
-    Fragment<float> sums[kRowFragments][kColumnFragments];
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRowFragments; ++i) {
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < kColumnFragments; ++j) {
-        sums[i][j] = fragment_of<float>(0.0f, 0.0f);
-      }
-    }
     const Rows<T> from = {x_rows + begin, depth, 1, rows, depth - begin};
     copy_tile<T, kTileRows, kTileDepth, kTileThreads>(x_tile, from, x_and_out_are_vectors,
                                                       thread_index);
@@ -118,34 +109,22 @@ template <typename T, typename Format, bool kTransposed>
                            kTransposed ? first_column : begin, kTransposed ? begin : first_column,
                            params, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    // Matrix units may truncate where float32 arithmetic rounds, so they accumulate within a tile
+    // only.
+    RegTile<float, 8 * kRowFragments, 8 * kColumnFragments> sums;
+    sums.zero();
     MLX_ANVIL_NO_UNROLL
     for (int d = 0; d < kTileDepth; d += 8) {
-      Fragment<float> left[kRowFragments];
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kRowFragments; ++i) {
-        const threadgroup T* from = x_tile + (own_row + 8 * i + place.row) * kXStride + d;
-        const Pair<T> pair = elements_of(load_fragment(from + place.column));
-        left[i] = fragment_of<float>(float2(pair));
-      }
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < kColumnFragments; ++j) {
-        const int column = own_column + 8 * j;
-        const Fragment<float> right =
-            kTransposed ? load_transposed(w_tile + column * kStride + d, kStride, place)
-                        : load_fragment(w_tile + (d + place.row) * kStride + column + place.column);
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kRowFragments; ++i) {
-          metal::simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);
-        }
+      RegTile<T, 8 * kRowFragments, 8> own;
+      own.load(x_tile + own_row * kXStride + d, kXStride, place);
+      const RegTile<float, 8 * kRowFragments, 8> left = own.template to<float>();
+      if (kTransposed) {
+        sums.mma(left, TransposedTile<float, kStride>{w_tile + own_column * kStride + d, place});
+      } else {
+        sums.mma(left, SharedTile<float, kStride>{w_tile + d * kStride + own_column, place});
       }
     }
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRowFragments; ++i) {
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < kColumnFragments; ++j) {
-        totals[i][j] += elements_of(sums[i][j]);
-      }
-    }
+    totals.add(sums);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
 
@@ -156,12 +135,12 @@ template <typename T, typename Format, bool kTransposed>
     if (row >= rows) {
       continue;
     }
-    device T* to = out + (batch * params.rows + first_row + row) * columns;
+    totals.store_row(i, out + (batch * params.rows + first_row + row) * columns,
+                     first_column + own_column, columns, place, x_and_out_are_vectors);
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
-      store_pair(to, first_column + own_column + 8 * j + place.column, columns, totals[i][j],
-                 x_and_out_are_vectors);
-      overflowed |= has_overflowed<T>(totals[i][j].x) || has_overflowed<T>(totals[i][j].y);
+      const float2 pair = elements_of(totals.block(i, j));
+      overflowed |= has_overflowed<T>(pair.x) || has_overflowed<T>(pair.y);
     }
   }
   if (!overflowed) {
