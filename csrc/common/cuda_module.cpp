@@ -28,7 +28,8 @@ CudaModules cuda_modules() {
   return registered_modules;
 }
 
-// Replaces every function constant in the PTX by its value, so that the assembler can fold it.
+// Replaces every function constant in the PTX by its value, so that the assembler can fold it. One
+// with the suffix _keeps_N becomes N if it is true, and 1 if not.
 std::string specialised(const Kernel& kernel, const std::string& text) {
   constexpr std::string_view kName = "mslc_function_constant_";
   std::string result;
@@ -49,7 +50,14 @@ std::string specialised(const Kernel& kernel, const std::string& text) {
                                             " has no value for function constant " +
                                             std::to_string(index) + ".");
     }
-    result += given->value ? '1' : '0';
+    constexpr std::string_view kSuffix = "_keeps_";
+    if (text.compare(done, kSuffix.size(), kSuffix) != 0) {
+      result += given->value ? '1' : '0';
+      continue;
+    }
+    const size_t number = done + kSuffix.size();  // of resident threadgroups
+    done = text.find_first_not_of("0123456789", number);
+    result += given->value ? text.substr(number, done - number) : "1";
   }
   return result.append(text, done, std::string::npos);
 }

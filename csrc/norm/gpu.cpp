@@ -28,12 +28,16 @@ enum Constant : uint32_t {
   kHasDh,
   kWantsWeight,
   kWantsBias,
+  kRowIsShort,
+  kPacksAreWhole,
+  kRegistersAreFew,
 };
 
 // Must match metal/norm/rows.h.
 constexpr int64_t kSimdgroupThreads = 32;
 constexpr int64_t kMostSimdgroups = 16;
 constexpr int64_t kHeldElements = 16;  // of a row, per thread
+constexpr size_t kPackBytes = 16;
 // A row gets more SIMD groups until each thread has at most this many elements.
 constexpr int64_t kElementsPerThread = 8;
 constexpr int64_t kRowsPerThreadgroup = 8;  // if each row has one SIMD group
@@ -42,18 +46,20 @@ constexpr int64_t kMostParts = 512;  // per weight gradient, unless parts would 
 constexpr int64_t kLeastRows = 4;    // per part
 constexpr int64_t kMostRows = 256;   // per part, which adds them sequentially
 constexpr int64_t kSumColumns = 32;  // per threadgroup of norm_sum_parts
-constexpr uint32_t kSumThreads = 256;
+constexpr uint32_t kSumThreads = 1024;
 
 // How threads share a row. It depends only on the row's length, so that the result does not depend
 // on the number of rows.
 struct Team {
   int64_t simdgroups;
-  bool long_row;  // longer than what its threads can hold in registers
+  bool long_row;   // longer than what its threads can hold in registers
+  bool short_row;  // at most half of that
 
   explicit Team(int64_t columns)
       : simdgroups(std::clamp<int64_t>(
             ceil_div(columns, kSimdgroupThreads * kElementsPerThread), 1, kMostSimdgroups)),
-        long_row(columns > simdgroups * kSimdgroupThreads * kHeldElements) {}
+        long_row(columns > simdgroups * kSimdgroupThreads * kHeldElements),
+        short_row(columns <= simdgroups * kSimdgroupThreads * kHeldElements / 2) {}
 
   bool shared() const { return simdgroups > 1; }
   int64_t teams_per_threadgroup() const { return shared() ? 1 : kRowsPerThreadgroup; }
@@ -89,10 +95,19 @@ struct Request {
     return params;
   }
 
+  // A GPU with many multiprocessors needs more parts to be busy if a part has few threads.
+  int64_t most_parts() const {
+    const bool many = device_traits(stream.device).multiprocessors > 0;
+    const Team team(in.x->shape(-1));
+    return kMostParts * (many ? kMostSimdgroups / team.simdgroups : 1);
+  }
+
   // Binds x in place of an absent array.
   const mx::array* or_x(const mx::array* x) const { return x ? x : in.x; }
 
+  // few_operands: without a gate, rows that are short and of whole packs need few registers.
   void launch_kernel(const char* variant,
+                     bool few_operands,
                      FunctionConstants constants,
                      const KernelInputs& inputs,
                      const KernelOutputs& outputs,
@@ -103,7 +118,11 @@ struct Request {
     const auto is_aligned = [](const mx::array* x) { return rows_are_vectors({x}); };
     const bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
                          std::all_of(outputs.begin(), outputs.end(), is_aligned);
+    const bool whole = aligned && params.columns % (kPackBytes / in.x->itemsize()) == 0;
     constants.add({{kPacksAreAligned, aligned},
+                   {kRowIsShort, team.short_row},
+                   {kPacksAreWhole, whole},
+                   {kRegistersAreFew, few_operands && whole && team.short_row && !config.has_gate},
                    {kRowIsShared, team.shared()},
                    {kRowIsLong, team.long_row},
                    {kHasGate, config.has_gate},
@@ -160,7 +179,7 @@ void norm_forward_gpu(const NormConfig& config,
   const Request request{config, in, stream};
   const NormParams params = request.params();
   request.launch_kernel(
-      "forward", {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
+      "forward", true, {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
       {in.x, request.or_x(in.residual), request.or_x(in.gate), request.or_x(in.weight),
        request.or_x(in.bias)},
       {&outputs[0], config.has_residual ? &outputs[1] : &outputs[0]}, params, params.rows);
@@ -178,7 +197,8 @@ void norm_backward_gpu(const NormConfig& config,
   const bool sums = arrays.d_weight || arrays.d_bias;
   params.rows_per_part = 1;
   if (sums) {
-    const int64_t enough = std::clamp(ceil_div(params.rows, kMostParts), kLeastRows, kMostRows);
+    const int64_t most = request.most_parts();
+    const int64_t enough = std::clamp(ceil_div(params.rows, most), kLeastRows, kMostRows);
     params.rows_per_part = static_cast<uint32_t>(std::min<int64_t>(enough, params.rows_per_group));
   }
   params.rows_per_part = std::max<uint32_t>(1, params.rows_per_part);
@@ -198,7 +218,7 @@ void norm_backward_gpu(const NormConfig& config,
   make_parts(d_bias, arrays.d_bias);
   if (parts > 0) {
     request.launch_kernel(
-        "backward",
+        "backward", !(arrays.d_weight && arrays.d_bias),
         {{kHasDh, arrays.d_h != nullptr},
          {kWantsWeight, arrays.d_weight != nullptr},
          {kWantsBias, arrays.d_bias != nullptr}},

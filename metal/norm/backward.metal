@@ -9,7 +9,7 @@
 // norm_sum_parts_<dtype of the sum>, which reduces the partial sums of d_weight and d_bias. The
 // order of summation is fixed, so that results do not depend on scheduling.
 // Grid and threadgroup: backward: linear_grid of parts, threadgroup as in forward. norm_sum_parts:
-// (blocks of 32 columns, groups of rows), threadgroup 256.
+// (blocks of 32 columns, groups of rows), threadgroup 1024.
 // Bindings:
 //   backward:  h, gate, weight, d_y, d_h, d_x, d_gate, d_weight_parts, d_bias_parts, params
 //   sum_parts: parts, sum, params
@@ -81,14 +81,14 @@ METAL_FUNC void add_to_part(device float* part,
   for (int i = 0; i < Held<T>::kSize; i += Pack<float>::kSize) {
     const int of_pack = metal::min(int(Pack<float>::kSize), count - i);
     if (row_is_long && !first_row) {
-      load_pack<float>(part + i, 1, of_pack, sums + i);
+      load_of_row<float>(part + i, 1, of_pack, sums + i);
     }
     MLX_ANVIL_UNROLL
     for (int k = i; k < i + Pack<float>::kSize; ++k) {
       sums[k] = metal::fma(a[k], b[k], first_row ? 0.0f : sums[k]);
     }
     if (row_is_long || last_row) {
-      store_pack<float>(part + i, of_pack, sums + i);
+      store_of_row<float>(part + i, of_pack, sums + i);
     }
   }
 }
@@ -110,6 +110,7 @@ template <typename T, typename W, bool kCentred>
     uint3 threads [[threads_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  keep_resident<2, 12>(registers_are_few);
   threadgroup float memory[2][4][kMostSimdgroups];
   TeamSums<4> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);
@@ -155,7 +156,7 @@ template <typename T, typename W, bool kCentred>
         subtract_mean<T>(mean, at, c);
       }
       MLX_ANVIL_UNROLL
-      for (int j = 0; j < Held<T>::kPacks; ++j) {
+      for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
         float w[Held<T>::kSize];
         load_weight<T, W>(weight, params, row, at, j, w);
         MLX_ANVIL_UNROLL
@@ -185,7 +186,7 @@ template <typename T, typename W, bool kCentred>
         in.load(params, at);
       }
       MLX_ANVIL_UNROLL
-      for (int j = 0; j < Held<T>::kPacks; ++j) {
+      for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
         const int column = at.of(j), count = at.count(j);
         float w[Held<T>::kSize], n[Held<T>::kSize], d_z[Held<T>::kSize], out[Held<T>::kSize];
         load_weight<T, W>(weight, params, row, at, j, w);
@@ -200,11 +201,11 @@ template <typename T, typename W, bool kCentred>
             const float g = in.held_gate.x[j][i];
             out[i] = in.held_d_y.x[j][i] * (n[i] * w[i]) * silu_derivative(g, sigmoid(g));
           }
-          store_pack<T>(d_gate + to + column, count, out);
+          store_of_row<T>(d_gate + to + column, count, out);
         }
         if (has_d_h) {
-          load_pack<T>(d_h_row + column * params.d_h.column_stride, params.d_h.column_stride, count,
-                       out);
+          load_of_row<T>(d_h_row + column * params.d_h.column_stride, params.d_h.column_stride,
+                         count, out);
         }
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
@@ -212,7 +213,7 @@ template <typename T, typename W, bool kCentred>
               metal::fma(-n[i], mean_of_products, metal::fma(d_z[i], w[i], -mean_of_d_n));
           out[i] = has_d_h ? metal::fma(rstd, d_c, out[i]) : rstd * d_c;
         }
-        store_pack<T>(d_x + to + column, count, out);
+        store_of_row<T>(d_x + to + column, count, out);
         if (wants_weight) {
           add_to_part<T>(weight_part + column, row == first, row + 1 == last, count, d_z, n,
                          weight_sums.x[j]);
@@ -227,10 +228,10 @@ template <typename T, typename W, bool kCentred>
   }
 }
 
-enum { kSumThreads = 256, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
+enum { kSumThreads = 1024, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
 enum { kRunParts = 32 * kSumSimdgroups };  // 32 parts per simdgroup
 
-// Each lane has one column. Each simdgroup sums every eighth part.
+// Each lane has one column. Each simdgroup sums every 32nd part.
 template <typename W>
 [[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void norm_sum_parts(
     const device float* parts [[buffer(0)]],

@@ -35,7 +35,9 @@ struct ForwardRow {
       MLX_ANVIL_UNROLL
       for (int k = 0; k < kHeldElements; ++k) {
         const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-        h.x[j][i] = static_cast<float>(static_cast<T>(h.x[j][i] + other.x[j][i]));
+        if (Held<T>::uses(j)) {
+          h.x[j][i] = static_cast<float>(static_cast<T>(h.x[j][i] + other.x[j][i]));
+        }
       }
     }
   }
@@ -56,6 +58,7 @@ template <typename T, typename W, bool kCentred>
     uint3 threads [[threads_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  keep_resident<4, 12>(registers_are_few);
   threadgroup float memory[2][1][kMostSimdgroups];
   TeamSums<1> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);
@@ -95,7 +98,8 @@ template <typename T, typename W, bool kCentred>
     }
     MLX_ANVIL_UNROLL
     for (int k = 0; k < kHeldElements; ++k) {
-      const float value = c.x[k / Held<T>::kSize][k % Held<T>::kSize];
+      const int j = k / Held<T>::kSize;
+      const float value = Held<T>::uses(j) ? c.x[j][k % Held<T>::kSize] : 0.0f;
       squares[0] = metal::fma(value, value, squares[0]);
     }
   }
@@ -108,7 +112,7 @@ template <typename T, typename W, bool kCentred>
     }
     const long to = static_cast<long>(row) * columns;
     MLX_ANVIL_UNROLL
-    for (int j = 0; j < Held<T>::kPacks; ++j) {
+    for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
       const int column = at.of(j), count = at.count(j);
       float w[Held<T>::kSize], b[Held<T>::kSize], g[Held<T>::kSize], out[Held<T>::kSize];
       load_weight<T, W>(weight, params, row, at, j, w);
@@ -116,8 +120,8 @@ template <typename T, typename W, bool kCentred>
         load_vector<T, W>(bias, params.bias, row / params.rows_per_group, at, j, b);
       }
       if (has_gate) {
-        load_pack<T>(gate_row + column * params.gate.column_stride, params.gate.column_stride,
-                     count, g);
+        load_of_row<T>(gate_row + column * params.gate.column_stride, params.gate.column_stride,
+                       count, g);
       }
       MLX_ANVIL_UNROLL
       for (int i = 0; i < Held<T>::kSize; ++i) {
@@ -126,9 +130,9 @@ template <typename T, typename W, bool kCentred>
         out[i] = has_gate ? z * (g[i] * sigmoid(g[i]).value) : z;
       }
       if (has_residual) {
-        store_pack<T>(h_out + to + column, count, h.x[j]);
+        store_of_row<T>(h_out + to + column, count, h.x[j]);
       }
-      store_pack<T>(y + to + column, count, out);
+      store_of_row<T>(y + to + column, count, out);
     }
   }
 }

@@ -8,6 +8,7 @@
 // and the bits of a result would depend on the layout of its operands.
 #pragma once
 
+#include "metal/common/resident.h"
 #include "metal/common/strided_pack.h"
 #include "metal/norm/params.h"
 
@@ -17,6 +18,9 @@ constant bool has_residual [[function_constant(3)]];
 constant bool has_gate [[function_constant(4)]];
 constant bool has_weight [[function_constant(5)]];
 constant bool has_bias [[function_constant(6)]];
+constant bool row_is_short [[function_constant(10)]];     // half of a thread's packs cover it
+constant bool packs_are_whole [[function_constant(11)]];  // full or empty, and aligned
+constant bool registers_are_few [[function_constant(12)]];
 
 // The host defines the same values.
 enum { kSimdgroupThreads = 32, kMostSimdgroups = 16, kHeldElements = 16 };
@@ -27,7 +31,35 @@ template <typename T>
 struct Held {
   enum { kSize = Pack<T>::kSize, kPacks = kHeldElements / kSize };
   float x[kPacks][kSize];
+
+  // A constant of the pipeline: packs that no row reaches take neither registers nor instructions.
+  static METAL_FUNC bool uses(int pack) { return !row_is_short || pack < kPacks / 2; }
 };
+
+// load_pack and store_pack for elements of a row. If packs are whole, there is no path for single
+// elements, whose addresses would take registers. An empty pack may have a count below 0.
+template <typename T>
+METAL_FUNC void load_of_row(const device T* from, long stride, int count, thread float* x) {
+  if (!packs_are_whole) {
+    load_pack<T>(from, stride, count, x);
+  } else if (count > 0) {
+    Pack<T>::load(from, x);
+  } else {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < Pack<T>::kSize; ++i) {
+      x[i] = 0.0f;
+    }
+  }
+}
+
+template <typename T>
+METAL_FUNC void store_of_row(device T* to, int count, const thread float* x) {
+  if (!packs_are_whole) {
+    store_pack<T>(to, count, x);
+  } else if (count > 0) {
+    Pack<T>::store(to, x);
+  }
+}
 
 // A thread's team, and its position there.
 struct Team {
@@ -116,7 +148,9 @@ template <typename T>
 METAL_FUNC void load_held(const device T* row, long stride, Columns<T> at, thread Held<T>& held) {
   MLX_ANVIL_UNROLL
   for (int j = 0; j < Held<T>::kPacks; ++j) {
-    load_pack<T>(row + at.of(j) * stride, stride, at.count(j), held.x[j]);
+    if (Held<T>::uses(j)) {
+      load_of_row<T>(row + at.of(j) * stride, stride, at.count(j), held.x[j]);
+    }
   }
 }
 
@@ -132,8 +166,8 @@ METAL_FUNC void load_vector(const device W* vector,
       vector + norm_row_offset(&rows, group) + at.of(pack) * rows.column_stride;
   MLX_ANVIL_UNROLL
   for (int i = 0; i < Held<T>::kSize; i += Pack<W>::kSize) {
-    load_pack<W>(from + i * rows.column_stride, rows.column_stride,
-                 metal::min(int(Pack<W>::kSize), at.count(pack) - i), x + i);
+    load_of_row<W>(from + i * rows.column_stride, rows.column_stride,
+                   metal::min(int(Pack<W>::kSize), at.count(pack) - i), x + i);
   }
 }
 
@@ -159,7 +193,8 @@ METAL_FUNC float sum_of(const thread Held<T>& held) {
   float sum = 0.0f;
   MLX_ANVIL_UNROLL
   for (int k = 0; k < kHeldElements; ++k) {
-    sum += held.x[k / Held<T>::kSize][k % Held<T>::kSize];
+    const int j = k / Held<T>::kSize;
+    sum += Held<T>::uses(j) ? held.x[j][k % Held<T>::kSize] : 0.0f;
   }
   return sum;
 }
@@ -170,6 +205,6 @@ METAL_FUNC void subtract_mean(float mean, Columns<T> at, thread Held<T>& held) {
   MLX_ANVIL_UNROLL
   for (int k = 0; k < kHeldElements; ++k) {
     const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-    held.x[j][i] = i < at.count(j) ? held.x[j][i] - mean : 0.0f;
+    held.x[j][i] = Held<T>::uses(j) && i < at.count(j) ? held.x[j][i] - mean : 0.0f;
   }
 }

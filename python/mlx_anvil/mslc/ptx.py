@@ -42,8 +42,12 @@ _SHARED = re.compile(r"^[^\n/]*\.shared \.align (\d+) \.[bsuf](\d+)\s+([\w$]+)(?
 _SYSTEM_SCOPE = re.compile(r"(?<=\.)(relaxed|acquire|release|acq_rel|sc)\.sys\b")
 _CONSTANT_INDEX = re.compile(r"\bfunction_constant\s*\(\s*(\d+)\s*\)")
 _DEFERRED_DECLARATION = re.compile(r"^\.extern \.const [^\n]*\bmslc_function_constant_\d+;\n", re.MULTILINE)
-_DEFERRED = re.compile(r"mslc_function_constant_(\d+)")
+# The suffix asks for a number of resident threadgroups if the constant is true, and else for 1.
+_DEFERRED = re.compile(r"mslc_function_constant_(\d+)(?:_keeps_(\d+))?")
 _DEFERRED_LOAD = re.compile(r"\bld\.const\.[bu]32(\s+%r\d+, )\[(mslc_function_constant_\d+)\];")
+_RESIDENT = re.compile(
+    r"^[^\n]*begin inline asm\n[^\n]*// mslc\.resident (\d+) (\d+)\n[^\n]*end inline asm\n", re.MULTILINE
+)
 _LIMIT = re.compile(r"^[^\n]*begin inline asm\n[^\n]*// mslc\.max_threads (\d+)\n[^\n]*end inline asm\n", re.MULTILINE)
 
 
@@ -101,7 +105,8 @@ def compile_ptx(
     has no value.
 
     With `defers_constants`, the loader of the text sets the function constants: it replaces each
-    mslc_function_constant_<index> by 0 or 1. When all are replaced, the result equals a compilation with these values.
+    mslc_function_constant_<index> by 0 or 1, and mslc_function_constant_<index>_keeps_<number> by 1 or the number. When
+    all are replaced, the result equals a compilation with these values.
     """
     if not isinstance(source, Source):
         source = Source.load(source)
@@ -125,7 +130,11 @@ def compile_ptx(
         output = Path(directory, "kernels.ptx")
         run_compiler(source, preprocessed, rewritten, [*flags, "-o", str(output)])
         text = output.read_text()
-    return _finish(text, arch, rewritten.module, permuted)
+    module = _finish(text, arch, rewritten.module, permuted)
+    if not defers_constants:
+        given = {c.index: constants.get(c.index, constants.get(c.name)) for c in rewritten.module.constants} if constants else {}
+        module = replace(module, text=with_constants(module.text, given))
+    return module
 
 
 def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
@@ -151,8 +160,11 @@ def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
         )
         kernels.append(description)
         # Without a minimum of resident blocks, ptxas saves registers to fit more blocks, and spills.
-        directive = f".maxntid {description.max_threads}, 1, 1\n.minnctapersm 1\n" if limit else ""
-        entry = f".visible .entry {entry_symbol(number)}({signature})\n{directive}{{{_LIMIT.sub('', body)}\n}}"
+        resident = _RESIDENT.search(body)
+        least = f"mslc_function_constant_{resident[2]}_keeps_{resident[1]}" if resident else "1"
+        directive = f".maxntid {description.max_threads}, 1, 1\n.minnctapersm {least}\n" if limit else ""
+        body = _RESIDENT.sub("", _LIMIT.sub("", body))
+        entry = f".visible .entry {entry_symbol(number)}({signature})\n{directive}{{{body}\n}}"
         return re.sub(rf"\b{entry_symbol(number)}(?=\b|_param_)", description.entry, entry)
 
     text = _ENTRY.sub(finish_entry, text)
@@ -251,7 +263,12 @@ def find_ptxas() -> str:
 
 def with_constants(text: str, values: Mapping[int, bool]) -> str:
     """Replaces the deferred function constants in the text of compile_ptx by their values, as a host's loader does."""
-    return _DEFERRED.sub(lambda found: str(int(values[int(found[1])])), text)
+
+    def literal(found: re.Match) -> str:
+        value = bool(values[int(found[1])])
+        return (found[2] if value else "1") if found[2] else str(int(value))
+
+    return _DEFERRED.sub(literal, text)
 
 
 def assemble(module: PtxModule) -> dict[str, Assembled]:
