@@ -26,6 +26,7 @@ from rich.console import Console
 
 from cuda_decoder import BITS, GROUP_SIZE, HALF_DTYPES, decoder_rows, draw_quantized, normal
 from cuda_first_launch import first_rows
+from cuda_norm import norm_rows, rope_rows
 from cuda_overhead import overhead_rows
 from cuda_timing import Call, Row, compare, copy_rate, peak_bytes
 from mlx_anvil import flash_attention, quantized_matmul, silu_gate
@@ -168,6 +169,8 @@ def training_rows(copy: float | None) -> Iterator[Row]:
 
 GROUPS = {
     "silu_gate": elementwise_rows,
+    "norm": norm_rows,
+    "rope": rope_rows,
     "quantized": quantized_rows,
     "attention": attention_rows,
     "training": training_rows,

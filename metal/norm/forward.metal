@@ -58,7 +58,7 @@ template <typename T, typename W, bool kCentred>
     uint3 threads [[threads_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  keep_resident<4, 12>(registers_are_few);
+  keep_resident<kCentred ? 3 : 4, 12>(registers_are_few);
   threadgroup float memory[2][1][kMostSimdgroups];
   TeamSums<1> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);

@@ -87,7 +87,8 @@ struct PairsOfThread {
   int first[2], own[2];  // first column and element count of each pack
 
   METAL_FUNC void place(int pair, constant RopeParams& params) thread {
-    count = metal::min(int(kSize), params.pairs - pair);
+    // Aligned packs are full. The compiler knows it from the constant, and drops the other path.
+    count = packs_are_aligned ? int(kSize) : metal::min(int(kSize), params.pairs - pair);
     first[0] = pairs_are_neighbours ? 2 * pair : pair;
     first[1] = pairs_are_neighbours ? 2 * pair + kSize : params.pairs + pair;
     own[0] = pairs_are_neighbours ? metal::min(int(kSize), 2 * count) : count;
@@ -100,7 +101,7 @@ struct PairsOfThread {
                        constant RopeParams& params) thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSize; ++i) {
-      const int j = metal::min(pair + i, params.pairs - 1);
+      const int j = packs_are_aligned ? pair + i : metal::min(pair + i, params.pairs - 1);
       Frequency frequency = {0, 0.0f};
       if (frequencies_are_given) {
         frequency = frequency_of(operands.freqs[j], params);
