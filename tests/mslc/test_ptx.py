@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mlx_anvil.mslc import UNCHECKED, Library, Source
 from mlx_anvil.mslc.commands.ptx import command
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
-from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx
+from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx, with_constants
 from tests.mslc.control.mlx_kernels import ENCODE, include_dir, source
 from tests.mslc.msl import HEAD
 from tests.mslc.ptx_support import METAL, has_ptxas, most_spills, needs_metal, needs_ptxas, ptx
@@ -97,13 +97,35 @@ def test_mlx_kernels_assemble(name, arch):
 @pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_project_kernels_assemble(path, arch, features):
-    """With all function constants on, and with all off."""
+    """With all function constants on, and with all off. `registers_are_few` has a test of its own: norms with all
+    operands are not launched with it."""
     text = Source.load(path, [METAL])
     module = run_rewriter(text, run_preprocessor(text)).module
-    constants = {constant.index: features for constant in module.constants}
+    constants = {c.index: features and c.name != "registers_are_few" for c in module.constants}
     module_text = compile_ptx(text, arch, constants)
     names = [kernel.name for kernel in module.kernels]
     assert_assembles(module_text, names, lambda kernel: most_spills(kernel, features))
+
+
+@pytest.mark.slow
+@pytest.mark.alike("arch")
+@needs_ptxas
+@needs_metal
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_norms_with_few_registers_assemble(pass_, arch):
+    """The most operands that csrc/norm/gpu.cpp launches with `registers_are_few`."""
+    text = Source.load(METAL / "metal" / "norm" / f"{pass_}.metal", [METAL])
+    constants = run_rewriter(text, run_preprocessor(text)).module.constants
+    deferred = compile_ptx(text, arch, defers_constants=True)
+    off = {"row_is_long", "has_gate", "wants_bias"}
+    for norm, without in (("rms_norm", {"has_bias"}), ("layer_norm", set())):
+        values = {constant.index: constant.name not in off | without for constant in constants}
+        module = replace(deferred, text=with_constants(deferred.text, values))
+        assert re.search(r"\.minnctapersm [234]\n", module.text)
+        spills = {name: report.spill_bytes for name, report in assemble(module).items() if name.startswith(norm)}
+        assert spills == dict.fromkeys(spills, 0)
+        assert len(spills) == 5
 
 
 # ---- launching

@@ -68,6 +68,19 @@ def elf_section_size(elf, name):
     return next(size for at, _, _, _, _, size in headers if text[at:].startswith(name + b"\0"))
 
 
+def test_a_constant_decides_how_many_threadgroups_stay_resident():
+    text = """constant bool few [[function_constant(7)]];
+    kernel [[max_total_threads_per_threadgroup(64)]] void k(device int* o [[buffer(0)]]) {
+      mslc::keep_resident<5, 7>();
+      o[0] = few;
+    }"""
+    deferred = deferred_ptx(text).text
+    assert ".minnctapersm mslc_function_constant_7_keeps_5\n" in deferred
+    for few, least in ((False, 1), (True, 5)):
+        assert f".minnctapersm {least}\n" in with_constants(deferred, {7: few})
+        assert f".minnctapersm {least}\n" in ptx(text, constants={7: few}).text
+
+
 def test_deferred_constant_must_be_a_bool():
     text = "constant int n [[function_constant(3)]]; kernel void k(device int* o [[buffer(0)]]) { o[0] = n; }"
     with pytest.raises(CompileError, match="must be a bool, not a int"):

@@ -132,7 +132,11 @@ def compile_ptx(
         text = output.read_text()
     module = _finish(text, arch, rewritten.module, permuted)
     if not defers_constants:
-        given = {c.index: constants.get(c.index, constants.get(c.name)) for c in rewritten.module.constants} if constants else {}
+        given = (
+            {c.index: constants.get(c.index, constants.get(c.name)) for c in rewritten.module.constants}
+            if constants
+            else {}
+        )
         module = replace(module, text=with_constants(module.text, given))
     return module
 
@@ -261,7 +265,7 @@ def find_ptxas() -> str:
     raise ToolchainError(f"ptxas, the assembler of CUDA, is not installed: {install_command('ptx')}")
 
 
-def with_constants(text: str, values: Mapping[int, bool]) -> str:
+def with_constants(text: str, values: Mapping[int, object]) -> str:
     """Replaces the deferred function constants in the text of compile_ptx by their values, as a host's loader does."""
 
     def literal(found: re.Match) -> str:
