@@ -51,7 +51,8 @@ def test_every_template_runs_checked(op, rng):
         with mlx_anvil.simulate(checked=True, matrix_units=call.matrix_units), mlx_anvil.trace() as trace:
             call.run()
         launched |= {parse_key(event.kernel)[0] for event in trace.events if event.device == "simulator"}
-    assert missing(op, launched) == [], "launched by no call of checked.py"
+    left_out = ", ".join(missing(op, launched))
+    assert not left_out, f"no call of tests/{op}/checked.py launches {left_out}"
 
 
 # ---- the count itself ------------------------------------------------------------------------------------------------
