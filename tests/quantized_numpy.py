@@ -38,6 +38,13 @@ FLOAT_FORMATS = (Format("mxfp4", 32, 4), Format("mxfp8", 32, 8), Format("nvfp4",
 FORMATS = AFFINE_FORMATS + FLOAT_FORMATS
 
 
+def any_format_of_each_kind(rng: np.random.Generator) -> list[Format]:
+    """Each mode and number of bits, which are kernels of their own, with any of its group sizes."""
+    kinds = dict.fromkeys((format.mode, format.bits) for format in FORMATS)
+    alike = ([format for format in FORMATS if (format.mode, format.bits) == kind] for kind in kinds)
+    return [formats[rng.integers(len(formats))] for formats in alike]
+
+
 @dataclass
 class Matrix:
     """A quantized matrix [..., rows, columns]: the arrays that an op takes."""

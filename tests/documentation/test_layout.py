@@ -15,7 +15,7 @@ NAMES = sorted({spec.name for spec in OPS.values()})
 PLACES = (
     *("csrc/{}/{}.cpp", "csrc/{}/python.cpp", "csrc/{}/simd/*.cpp", "metal/{}/*.metal"),
     *("python/mlx_anvil/reference/{}.py", "tests/{}/test_*.py", "tests/{}/launches.py"),
-    "bench/{}.py",
+    *("tests/{}/checked.py", "bench/{}.py"),
     *("docs/{}.md", "docs/design/{}.md"),
 )
 

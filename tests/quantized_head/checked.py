@@ -1,0 +1,39 @@
+"""Small calls that run every kernel template of the op, for the checked simulator."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import cycle
+
+import mlx.core as mx
+import numpy as np
+
+import mlx_anvil
+from checked_calls import Checked, any_dtype
+from quantized_numpy import Format, any_format_of_each_kind, draw
+from support import FLOAT32_TOLERANCE, to_numpy
+
+COLUMNS, BEST = 256, 7
+
+
+def every_template(rng: np.random.Generator) -> Iterator[Checked]:
+    formats = any_format_of_each_kind(rng)
+    # Kernels are for so many rows of x. 301 rows of w are several blocks, which are merged.
+    for rows, format in zip(cycle((1, 2, 4, 8)), formats, strict=False):
+        yield Checked(partial(_choose, rng, format, rows, 301))
+
+
+def _choose(rng: np.random.Generator, format: Format, rows: int, outputs: int) -> None:
+    dtype = any_dtype(rng)
+    matrix = draw(format, (outputs, COLUMNS), rng, dtype)
+    x = mx.array(rng.standard_normal((rows, COLUMNS)).astype(np.float32)).astype(dtype)
+    indices, values = mlx_anvil.quantized_topk(x, *matrix.arrays, k=BEST, **format.options)
+    best = mlx_anvil.quantized_argmax(x, *matrix.arrays, **format.options)
+    np.testing.assert_array_equal(np.array(best), np.array(indices)[:, 0])
+
+    logits = to_numpy(x) @ matrix.weights.T
+    unit = {mx.float32: FLOAT32_TOLERANCE, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}[dtype]
+    tolerance = unit * np.abs(logits).max()
+    largest = -np.sort(-logits, axis=-1)[:, :BEST]
+    np.testing.assert_allclose(to_numpy(values), largest, rtol=0, atol=tolerance)
+    of_chosen = np.take_along_axis(logits, np.array(indices), axis=-1)
+    np.testing.assert_allclose(of_chosen, largest, rtol=0, atol=tolerance)

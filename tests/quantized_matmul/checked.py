@@ -1,0 +1,55 @@
+"""Small calls that run every kernel template of the op, for the checked simulator."""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import cycle, product
+
+import mlx.core as mx
+import numpy as np
+
+import mlx_anvil
+from checked_calls import Checked, any_dtype
+from quantized_numpy import Format, any_format_of_each_kind, assert_rounded, draw
+from support import to_numpy
+
+COLUMNS = 256
+
+
+def every_template(rng: np.random.Generator) -> Iterator[Checked]:
+    # Kernels are for 1, 2, 4 or 8 rows of x, or for more. A plain product sums 300 rows of w in parts.
+    formats = cycle(any_format_of_each_kind(rng))
+    for rows in (1, 2, 4, 8, 33):
+        yield Checked(partial(_multiply, rng, next(formats), rows, 45))
+        yield Checked(partial(_multiply, rng, next(formats), rows, 300, transpose=False))
+        if rows <= 8:
+            yield Checked(partial(_swiglu, rng, next(formats), rows, 45))
+    # Tiles for few, several and many rows of w, of which a swiglu has twice as many.
+    for (outputs, group), call in product(((37, 32), (4667, 64), (65539, 128)), (_multiply, _swiglu)):
+        several = outputs if call is _multiply else outputs // 2
+        run = partial(call, rng, Format("affine", group, 4), 2, several, halves=True)
+        yield Checked(run, matrix_units=True)
+
+
+def _draw_x(rng: np.random.Generator, shape: tuple[int, int], halves: bool) -> mx.array:
+    dtype = any_dtype(rng, (mx.float16, mx.bfloat16)) if halves else any_dtype(rng)
+    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+
+
+def _multiply(
+    rng: np.random.Generator, format: Format, rows: int, outputs: int, transpose: bool = True, halves: bool = False
+) -> None:
+    terms = COLUMNS if transpose else outputs
+    x = _draw_x(rng, (rows, terms), halves)
+    matrix = draw(format, (outputs, COLUMNS), rng, x.dtype)
+    result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **format.options)
+    exact = to_numpy(x) @ (matrix.weights.T if transpose else matrix.weights)
+    assert_rounded(result, exact, x.dtype, terms=terms)
+
+
+def _swiglu(rng: np.random.Generator, format: Format, rows: int, outputs: int, halves: bool = False) -> None:
+    x = _draw_x(rng, (rows, COLUMNS), halves)
+    x = x / 30  # no gate so large that its error is magnified
+    gate, up = (draw(format, (outputs, COLUMNS), rng, x.dtype) for _ in range(2))
+    result = mlx_anvil.quantized_swiglu(x, gate.arrays, up.arrays, **format.options)
+    g, u = (to_numpy(x) @ matrix.weights.T for matrix in (gate, up))
+    assert_rounded(result, g / (1 + np.exp(-g)) * u, x.dtype)
