@@ -161,7 +161,8 @@ def cuda_briefly(results: Results) -> str:
     """One row of each kind, in bfloat16."""
 
     def wanted(what: str) -> bool:
-        sizes = ("16384x16384", "4096->14336", "32/8", "window_size", "softcap", "decoder")
+        heads = ("(1, 32/8", "32/8 heads of", "32/8 heads, length 4096")
+        sizes = ("16384x16384", "4096x4096", "4096->14336", *heads, "window_size", "softcap", "decoder")
         return "bfloat16" in what and any(size in what for size in sizes)
 
     return cuda(results, wanted)
