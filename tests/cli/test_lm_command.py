@@ -6,8 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import urllib.request
 from pathlib import Path
 
 import mlx.core as mx
@@ -227,16 +230,23 @@ import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_module("mlx_anvil", run_name="__main__", alter_sys=True)
 """
-    command = [sys.executable, "-u", "-c", code, "lm", "server", "--model", model, "--port", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-u", "-c", code, "lm", "server", "--model", model, "--port", str(port)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=Path(model)) as server:
         assert server.stderr is not None
         seen = []
+        end = threading.Timer(120, server.kill)  # an interrupt at a wrong time leaves mlx-lm's server waiting
+        end.start()
         for line in server.stderr:
             seen.append(line.strip())
-            if "Starting httpd" in line:
+            if "Starting httpd" in line:  # printed before it can be interrupted; an answer comes after that
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as answer:
+                    assert answer.status == 200
                 server.send_signal(signal.SIGINT)
         status = server.wait(timeout=60)
+        end.cancel()
     assert status == 0, seen  # as mlx-lm's server ends
     assert SWAPPED in seen, seen
     assert seen[-1] == NO_FALLBACK
