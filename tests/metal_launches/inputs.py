@@ -23,18 +23,27 @@ def for_matrix_units(call: Call) -> Call:
 
 # ---- quantized matrices ----------------------------------------------------------------------------------------------
 
-MODES = {
-    "affine": tuple(product((32, 64, 128), (2, 3, 4, 5, 6, 8))),
-    "mxfp4": ((32, 4),),
-    "mxfp8": ((32, 8),),
-    "nvfp4": ((16, 4),),
-}
+EVERY_FORMAT = [
+    {"group_size": group_size, "bits": bits, "mode": mode}
+    for mode, group_sizes, widths in (
+        ("affine", (32, 64, 128), (2, 3, 4, 5, 6, 8)),
+        ("mxfp4", (32,), (4,)),
+        ("mxfp8", (32,), (8,)),
+        ("nvfp4", (16,), (4,)),
+    )
+    for group_size, bits in product(group_sizes, widths)
+]
 
 # Formats of models.
 FORMATS = [{"group_size": group_size, "bits": bits} for bits in (4, 8) for group_size in (32, 64, 128)]
 MANY, SEVERAL, FEW = 65536, 8192, 1024  # rows of a matrix: a vocabulary; an MLP's; the keys' projection
 
 ODD_WIDTH = 896  # no multiple of the 256 columns that kernels by matrix units take at a time: Qwen 2.5 0.5B
+
+
+def columns_of(form: dict[str, int]) -> tuple[int, ...]:
+    """Columns of a model's matrices in this format."""
+    return (256, ODD_WIDTH) if form == {"group_size": 64, "bits": 4} else (256,)
 
 
 def matrix(dtype: mx.Dtype, rows: int, columns: int, group_size: int, bits: int) -> tuple[mx.array, mx.array, mx.array]:

@@ -9,10 +9,10 @@ import mlx.core as mx
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from tests.metal_launches.inputs import (
+    EVERY_FORMAT,
     FEW,
     FORMATS,
     MODEL_DTYPES,
-    MODES,
     PROMPT,
     Call,
     matrix,
@@ -20,12 +20,10 @@ from tests.metal_launches.inputs import (
 
 
 def every_kernel() -> Iterator[Call]:
-    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
-        for group_size, bits in formats:
-            options = {"group_size": group_size, "bits": bits, "mode": mode}
-            table = mx.quantize(mx.zeros((5, 128), dtype), **options)
-            for ids in (mx.zeros((3,), mx.int32), mx.zeros((3,), mx.uint64)):
-                yield lambda i=ids, m=table, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
+    for dtype, options in product(DTYPES, EVERY_FORMAT):
+        table = mx.quantize(mx.zeros((5, 128), dtype), **options)
+        for ids in (mx.zeros((3,), mx.int32), mx.zeros((3,), mx.uint64)):
+            yield lambda i=ids, m=table, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
 
 
 def of_models() -> Iterator[Call]:

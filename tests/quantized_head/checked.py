@@ -17,7 +17,7 @@ COLUMNS, BEST = 256, 7
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     formats = any_format_of_each_kind(rng)
-    # Kernels are for so many rows of x. 301 rows of w are several blocks, which are merged.
+    # There is a kernel for each of these numbers of rows of x. 301 rows of w are several blocks, which are merged.
     for rows, format in zip(cycle((1, 2, 4, 8)), formats, strict=False):
         yield Checked(partial(_choose, rng, format, rows, 301))
 

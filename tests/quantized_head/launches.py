@@ -9,32 +9,30 @@ import mlx.core as mx
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from tests.metal_launches.inputs import (
+    EVERY_FORMAT,
     FORMATS,
     MANY,
     MODEL_DTYPES,
-    MODES,
-    ODD_WIDTH,
     Call,
+    columns_of,
     matrix,
 )
 
 
 def every_kernel() -> Iterator[Call]:
     """One block of rows of w, with a merge, and with several, of which the last gives the results."""
-    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
-        for group_size, bits in formats:
-            options = {"group_size": group_size, "bits": bits, "mode": mode}
-            for outputs in (64, 128, 4096):
-                head = mx.quantize(mx.zeros((outputs, 128), dtype), **options)
-                for rows in range(1, 10):
-                    x = mx.zeros((rows, 128), dtype)
-                    yield lambda x=x, m=head, o=options: mlx_anvil.quantized_argmax(x, *m, **o)
-                    yield lambda x=x, m=head, o=options: mlx_anvil.quantized_topk(x, *m, k=64, **o)
+    for dtype, options in product(DTYPES, EVERY_FORMAT):
+        for outputs in (64, 128, 4096):
+            head = mx.quantize(mx.zeros((outputs, 128), dtype), **options)
+            for rows in range(1, 10):
+                x = mx.zeros((rows, 128), dtype)
+                yield lambda x=x, m=head, o=options: mlx_anvil.quantized_argmax(x, *m, **o)
+                yield lambda x=x, m=head, o=options: mlx_anvil.quantized_topk(x, *m, k=64, **o)
 
 
 def of_models() -> Iterator[Call]:
     for dtype, form in product(MODEL_DTYPES, FORMATS):
-        for rows, columns in product((1, 8), (256, ODD_WIDTH) if form == {"group_size": 64, "bits": 4} else (256,)):
+        for rows, columns in product((1, 8), columns_of(form)):
             x = mx.zeros((rows, columns), dtype)
             yield partial(mlx_anvil.quantized_argmax, x, *matrix(dtype, MANY, columns, **form), **form)
         # A vocabulary that one merge is enough for, and one that takes two.

@@ -9,45 +9,45 @@ import mlx.core as mx
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from tests.metal_launches.inputs import (
+    EVERY_FORMAT,
     FEW,
     FORMATS,
     MANY,
     MODEL_DTYPES,
-    MODES,
-    ODD_WIDTH,
     PROMPT,
     RAGGED_PROMPT,
     SEVERAL,
     Call,
+    columns_of,
     for_matrix_units,
     matrix,
 )
 
 
 def every_kernel() -> Iterator[Call]:
-    for dtype, (mode, formats) in product(DTYPES, MODES.items()):
-        for group_size, bits in formats:
-            options = {"group_size": group_size, "bits": bits, "mode": mode}
-            for outputs in (128, 512):  # a plain product sums so many rows of w in one part, or in several
-                gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
-                for rows in (*range(1, 9), 9, 40):
-                    x = mx.zeros((rows, 128), dtype)
-                    y = mx.zeros((rows, outputs), dtype)
-                    yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
-                    yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
-                    yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
-            # Tiles of matrix units for few, more (some of half as many) and many rows of w; with the last, eight rows of
-            # x are not staged.
-            for outputs, rows in product((128, 6144, 65536), (1, 8)) if mode == "affine" and bits == 4 else ():
-                gate, up = (mx.quantize(mx.zeros((outputs, 256), dtype), **options) for _ in range(2))
-                x = mx.zeros((rows, 256), dtype)
-                yield for_matrix_units(lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o))
-                yield for_matrix_units(lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o))
+    for dtype, options in product(DTYPES, EVERY_FORMAT):
+        for outputs in (128, 512):  # rows of w, which a plain product sums in one part or in several
+            gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
+            for rows in (*range(1, 9), 9, 40):
+                x = mx.zeros((rows, 128), dtype)
+                y = mx.zeros((rows, outputs), dtype)
+                yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
+                yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
+                yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+        # Tiles of matrix units for few, more (some of half as many) and many rows of w; with the last, eight rows of
+        # x are not staged.
+        for outputs, rows in (
+            product((128, 6144, 65536), (1, 8)) if options["mode"] == "affine" and options["bits"] == 4 else ()
+        ):
+            gate, up = (mx.quantize(mx.zeros((outputs, 256), dtype), **options) for _ in range(2))
+            x = mx.zeros((rows, 256), dtype)
+            yield for_matrix_units(lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o))
+            yield for_matrix_units(lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o))
 
 
 def of_models() -> Iterator[Call]:
     for dtype, form in product(MODEL_DTYPES, FORMATS):
-        widths = (256, ODD_WIDTH) if form == {"group_size": 64, "bits": 4} else (256,)
+        widths = columns_of(form)
         for rows, columns, outputs in product((1, 8), widths, (FEW, SEVERAL, MANY)):
             x = mx.zeros((rows, columns), dtype)
             yield partial(mlx_anvil.quantized_matmul, x, *matrix(dtype, outputs, columns, **form), **form)
