@@ -2,22 +2,9 @@
 // not know that instruction, so what it costs is an assumption (tools/agx/mesa.patch).
 #pragma once
 
+#include "../matrix_layout.h"
+
 namespace mslc {
-
-// Row and column of a lane's first element.
-MSLC_INLINE uint matrix_row(uint lane) {
-  return (lane / 4 & 4) + lane / 2 % 4;
-}
-MSLC_INLINE uint matrix_column(uint lane) {
-  return (lane / 4 & 2) * 2 + lane % 2 * 2;
-}
-
-template <class T>
-constexpr bool transposes_in_registers = false;
-template <class T>
-MSLC_INLINE bool load_rows(metal::vec<T, 2>&, const threadgroup T*, ulong, bool) {
-  return false;
-}
 
 template <class T>
 MSLC_INLINE mslc_float2 float_pair(metal::vec<T, 2> pair) {

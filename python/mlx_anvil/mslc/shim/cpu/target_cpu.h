@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../runtime/abi.h"
+#include "../matrix_layout.h"
 #include "atomic_cpu.h"
 #include "math_cpu.h"
 
@@ -141,21 +142,6 @@ MSLC_INLINE bool any(bool value, const Site* site) {
 }
 
 // ---- 8x8 matrices -------------------------------------------------------------------------------
-
-// Apple's layout: a lane holds two neighbouring elements of one row.
-MSLC_INLINE constexpr uint matrix_row(uint lane) {
-  return (lane / 4 & 4) + lane / 2 % 4;
-}
-MSLC_INLINE constexpr uint matrix_column(uint lane) {
-  return (lane / 4 & 2) * 2 + lane % 2 * 2;
-}
-
-template <class T>
-constexpr bool transposes_in_registers = false;
-template <class T>
-MSLC_INLINE bool load_rows(metal::vec<T, 2>&, const threadgroup T*, ulong, bool) {
-  return false;
-}
 
 template <class D, class A, class B, class C>
 struct MatrixOperand {
