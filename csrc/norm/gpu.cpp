@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/device_traits.h"
 #include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
