@@ -66,6 +66,11 @@ def uneven(y):
     return y * mx.linspace(0.5, 1, y.shape[-1]).astype(y.dtype)
 
 
+def rounded(h, dtype):
+    """As a result of ``dtype`` is; derivatives pass."""
+    return h if h.dtype == dtype else h + mx.stop_gradient(h.astype(dtype).astype(h.dtype) - h)
+
+
 def repeated(x, axis):
     """A broadcast view: the first along the axis in place of all."""
     return mx.broadcast_to(mx.split(x, [1], axis)[0], x.shape)
@@ -123,7 +128,7 @@ def one_by_one(f, in_axes, out_axes):
 HELPERS = {
     f.__name__: f
     for f in (
-        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven, one_hot),
+        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven, one_hot, rounded),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )

@@ -124,7 +124,17 @@ def _norm(draw: Draw, name: str, of_columns: tuple[str, ...], of_rows: tuple[str
         arguments["weight_offset"] = repr(draw.choice(1.0, -0.5, 0))
     result = Result(rows, promoted(*(arg.dtype for arg in args if arg.name not in of_columns)))
     results = [result] * (2 if "residual" in arguments else 1)
-    return Call(name, args, arguments, results, sizes, elastic=rows[:-1], long_axis="d0" if long else "")
+    call = Call(name, args, arguments, results, sizes, elastic=rows[:-1], long_axis="d0" if long else "")
+    if "residual" in arguments and result.dtype != "float32":
+        call.exact = norm_of_rounded_sum(call)
+    return call
+
+
+def norm_of_rounded_sum(call: Call) -> str:
+    """Of h as it is returned, which docs/norm.md promises: what it is rounded by is no error of ours."""
+    options = ", ".join(f"{key}={text}" for key, text in call.arguments.items() if key not in ("x", "residual"))
+    norm = f"reference.{call.op}(h{options and ', '}{options})"
+    return f"(lambda h: ({norm}, h))(rounded(x + residual, mx.{call.results[0].dtype}))"
 
 
 def rms_norm(draw: Draw) -> Call:

@@ -35,6 +35,18 @@ def norm_of_equal_numbers(columns: int) -> Call:
     return Call("layer_norm", args, {"x": "x", "eps": "1e-6"}, [Result((7, columns), "float32")], {})
 
 
+def norm_of_rounded_sums() -> Call:
+    """The gradient of its weight is a long sum, by h in float16 around 30: a last place there is 1 / 64."""
+    rows = ("rows", "columns")
+    args = [Arg("x", rows, "float16", "30 + normal({shape})"), Arg("weight", ("columns",))]
+    args.append(Arg("residual", rows, "float16"))
+    sizes = {"rows": 8192, "columns": 8}
+    call = Call("layer_norm", args, {a.name: a.name for a in args}, [Result(rows, "float16")] * 2, sizes)
+    call.long_axis = "rows"
+    call.exact = fuzz_ops.norm_of_rounded_sum(call)
+    return call
+
+
 def rope_of_frequencies() -> Call:
     """A rotation keeps the sum of squares, so that frequencies have no gradient."""
     args = [Arg("x", (1, 1, 4, 8)), Arg("freqs", (4,), value="1 + 99 * mx.abs(normal({shape}))")]
@@ -52,6 +64,8 @@ def rope_of_frequencies() -> Call:
         *(case_of(norm_of_equal_numbers(columns)) for columns in (5, 17, 127)),
         case_of(norm_of_equal_numbers(17), grad(0)),
         case_of(norm_of_equal_numbers(17), grad(0), grad(0)),
+        case_of(norm_of_rounded_sums()),
+        case_of(norm_of_rounded_sums(), Transform("vjp", argnums=(1,))),
         case_of(rope_of_frequencies(), grad(1)),
         case_of(rope_of_frequencies(), grad(1), grad(1)),
     ],
@@ -78,3 +92,11 @@ def test_errors_are_seen(call, wrong, seed):
     if call.op == "flash_attention":
         with pytest.raises(Wrong, match="error of result 0"):
             check(case_of(call, grad(2)))
+
+
+def test_norms_of_sums_that_are_not_rounded_are_seen(seed):
+    call = norm_of_rounded_sums()
+    call.ours = "(lambda h: (mlx_anvil.layer_norm(h, weight).astype(mx.float16), h.astype(mx.float16)))"
+    call.ours += "(x.astype(mx.float32) + residual)"
+    with pytest.raises(Wrong, match="error of result 0"):
+        check(case_of(call, Transform("vjp", argnums=(1,))))
