@@ -4,6 +4,7 @@
 
 #include "common/broadcast.h"
 #include "common/composing.h"
+#include "common/matrix_product.h"
 
 namespace mlx_anvil {
 
@@ -24,43 +25,13 @@ class Composer {
 
   Arrays forward() const {
     const Softmax softmax = masked_softmax();
-    const mx::array out = mx::divide(mx::matmul(softmax.weights, v_, s_), softmax.total, s_);
+    const mx::array out = mx::divide(matrix_product(softmax.weights, v_, s_), softmax.total, s_);
     // mx::where would do, but its gradient multiplies by 0 instead of choosing, and the gradient of
     // lse is often infinite where lse is.
     const mx::array lse =
         mx::masked_scatter(mx::add(softmax.top, mx::log(softmax.total, s_), s_),
                            mx::stop_gradient(softmax.empty, s_), number(kMinusInfinity), s_);
     return {mx::astype(join_heads(out), in_.q.dtype(), s_), mx::squeeze(join_heads(lse), -1, s_)};
-  }
-
-  // d_lse = rowsum(p d_scores),  d_out = (p (d_scores - d_lse)) v + p d_v
-  //
-  // MLX's own derivative of these products cannot be vectorised (docs/troubleshooting.md).
-  Arrays tangent(const AttentionTangents& d) const {
-    const Softmax softmax = masked_softmax();
-    const mx::array p = mx::divide(softmax.weights, softmax.total, s_);
-    const std::optional<mx::array> d_scores = scores_tangent(d);
-    std::optional<mx::array> d_lse, d_out;
-    if (d_scores) {
-      d_lse = mx::sum(mx::multiply(p, *d_scores, s_), -1, true, s_);
-    }
-    if (d.sinks) {
-      const mx::array p_sink = mx::divide(sink_weights(softmax.top), softmax.total, s_);
-      d_lse =
-          plus(d_lse, mx::multiply(p_sink, stretch_like(rows_of_heads(*d.sinks), p_sink, s_), s_));
-    }
-    if (d_lse) {
-      const mx::array d_p = mx::multiply(p, plus(d_scores, mx::negative(*d_lse, s_)), s_);
-      d_out = mx::matmul(d_p, v_, s_);
-    }
-    if (d.v) {
-      d_out = plus(d_out, mx::matmul(p, shared_by_group(*d.v), s_));
-    }
-    // Both are zero if only a bool mask has a tangent.
-    const mx::array no_d_out = mx::zeros_like(mx::matmul(p, v_, s_), s_);
-    const mx::array no_d_lse = mx::zeros_like(softmax.total, s_);
-    return {mx::astype(join_heads(d_out.value_or(no_d_out)), in_.q.dtype(), s_),
-            mx::squeeze(join_heads(d_lse.value_or(no_d_lse)), -1, s_)};
   }
 
   Arrays backward(const mx::array& out,
@@ -79,17 +50,18 @@ class Composer {
     }
     delta = mx::where(empty, number(0), delta, s_);  // such a row's d_lse is often infinite
     const mx::array d_scores =
-        mx::multiply(p, mx::subtract(mx::matmul(grad, transposed(v_), s_), delta, s_), s_);
+        mx::multiply(p, mx::subtract(matrix_product(grad, transposed(v_), s_), delta, s_), s_);
 
     const mx::array d_product = through_cap(scaled(d_scores));
 
     Arrays gradients;
     if (wanted.q) {
-      gradients.push_back(mx::astype(join_heads(mx::matmul(d_product, k_, s_)), in_.q.dtype(), s_));
+      gradients.push_back(
+          mx::astype(join_heads(matrix_product(d_product, k_, s_)), in_.q.dtype(), s_));
     }
     if (wanted.kv) {
-      gradients.push_back(over_group(mx::matmul(transposed(d_product), q_, s_), in_.k.dtype()));
-      gradients.push_back(over_group(mx::matmul(transposed(p), grad, s_), in_.v.dtype()));
+      gradients.push_back(over_group(matrix_product(transposed(d_product), q_, s_), in_.k.dtype()));
+      gradients.push_back(over_group(matrix_product(transposed(p), grad, s_), in_.v.dtype()));
     }
     if (wanted.mask) {
       gradients.push_back(join_heads(d_scores));
@@ -140,13 +112,9 @@ class Composer {
 
   mx::array scaled(const mx::array& x) const { return mx::multiply(x, number(config_.scale), s_); }
 
-  mx::array plus(const std::optional<mx::array>& a, const mx::array& b) const {
-    return a ? mx::add(*a, b, s_) : b;
-  }
-
   // cap(scale q k^T)
   mx::array capped_scores() const {
-    const mx::array scores = mx::matmul(scaled(q_), transposed(k_), s_);
+    const mx::array scores = matrix_product(scaled(q_), transposed(k_), s_);
     if (config_.softcap <= 0) {
       return scores;
     }
@@ -162,24 +130,6 @@ class Composer {
     const mx::array slope = mx::subtract(
         number(1), mx::square(mx::divide(capped_, number(config_.softcap), s_), s_), s_);
     return mx::multiply(d_capped, slope, s_);
-  }
-
-  // The tangent of the scores that are not masked.
-  std::optional<mx::array> scores_tangent(const AttentionTangents& d) const {
-    std::optional<mx::array> sum;
-    if (d.q) {
-      sum = mx::matmul(scaled(split_heads(*d.q)), transposed(k_), s_);
-    }
-    if (d.k) {
-      sum = plus(sum, mx::matmul(scaled(q_), transposed(shared_by_group(*d.k)), s_));
-    }
-    if (sum) {
-      sum = through_cap(*sum);
-    }
-    if (d.mask && config_.mask == AttentionMask::kAdditive) {
-      sum = plus(sum, stretch_like(wide(mask_by_group(*d.mask)), capped_, s_));
-    }
-    return sum;
   }
 
   // The rows of exp(scores - top), with top the row's maximum, and their sums.
@@ -285,12 +235,6 @@ Arrays forward_without_pairs(const AttentionInputs& in, mx::Stream s) {
   return {mx::zeros(rows_shape(in, in.v.shape(3)), in.q.dtype(), s), lse};
 }
 
-Arrays tangent_without_pairs(const AttentionInputs& in, const AttentionTangents& d, mx::Stream s) {
-  AttentionInputs heads = in;
-  heads.sinks = in.sinks && d.sinks ? d.sinks : mx::zeros({1, in.q.shape(1)}, mx::float32, s);
-  return forward_without_pairs(heads, s);
-}
-
 Arrays backward_without_pairs(const AttentionInputs& in,
                               const std::optional<mx::array>& d_lse,
                               const AttentionGradients& wanted,
@@ -319,14 +263,6 @@ Arrays backward_without_pairs(const AttentionInputs& in,
 
 Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
   return has_pairs(in) ? Composer(config, in, s).forward() : forward_without_pairs(in, s);
-}
-
-Arrays compose_attention_tangent(const AttentionConfig& config,
-                                 const AttentionInputs& in,
-                                 const AttentionTangents& tangents,
-                                 mx::Stream s) {
-  return has_pairs(in) ? Composer(config, in, s).tangent(tangents)
-                       : tangent_without_pairs(in, tangents, s);
 }
 
 Arrays compose_attention_backward(const AttentionConfig& config,

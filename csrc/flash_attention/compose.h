@@ -11,12 +11,6 @@ namespace mlx_anvil {
 // Returns out, in the dtype of q, and lse.
 Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s);
 
-// The forward-mode derivative: the tangents of out and lse.
-Arrays compose_attention_tangent(const AttentionConfig& config,
-                                 const AttentionInputs& in,
-                                 const AttentionTangents& tangents,
-                                 mx::Stream s);
-
 // Returns the wanted ones of d_q; d_k, d_v; d_mask; d_sinks, in this order. d_mask is float32 with
 // the shape of the scores, d_sinks float32 [batch, q_heads].
 Arrays compose_attention_backward(const AttentionConfig& config,

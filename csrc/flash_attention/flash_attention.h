@@ -32,11 +32,6 @@ struct AttentionInputs {
   std::optional<mx::array> sinks;  // float32 [batch or 1, q_heads]
 };
 
-// Tangents of AttentionInputs. Absent ones are zero.
-struct AttentionTangents {
-  std::optional<mx::array> q, k, v, mask, sinks;
-};
-
 // out, and lse if requested.
 using AttentionResult = std::pair<mx::array, std::optional<mx::array>>;
 

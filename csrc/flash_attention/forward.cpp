@@ -69,10 +69,6 @@ class AttentionForward : public AttentionPrimitive {
                   const std::vector<int>& argnums,
                   const Arrays& outputs) override;
 
-  Arrays tangent(const Arrays& primals,
-                 const Arrays& tangents,
-                 const std::vector<int>& argnums) override;
-
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
     const BatchFold batch(inputs, axes, stream());
@@ -139,26 +135,6 @@ Arrays AttentionForward::gradient(const Arrays& primals,
                                   primals[at].dtype(), stream()));
   }
   return selected;
-}
-
-Arrays AttentionForward::tangent(const Arrays& primals,
-                                 const Arrays& tangents,
-                                 const std::vector<int>& argnums) {
-  note_fallback(op(), "the forward-mode derivative of FlashAttention is a graph of MLX ops");
-  AttentionTangents d;
-  for (size_t i = 0; i < argnums.size(); ++i) {
-    const auto at = static_cast<size_t>(argnums[i]);
-    (at == 0                                 ? d.q
-     : at == 1                               ? d.k
-     : at == 2                               ? d.v
-     : at == sinks_at() && config_.has_sinks ? d.sinks
-                                             : d.mask) = tangents[i];
-  }
-  Arrays outputs = compose_attention_tangent(config_, operands(primals), d, stream());
-  if (!with_lse_) {
-    outputs.pop_back();
-  }
-  return outputs;
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/matrix_product.h"
+
 namespace mlx_anvil {
 
 namespace {
@@ -89,7 +91,7 @@ mx::array compose_quantized_matmul(const QuantizedFormat& format,
   const mx::array weights = compose_dequantized(format, matrix, s);
   const mx::array right =
       product == QuantizedProduct::kTransposed ? mx::swapaxes(weights, -1, -2, s) : weights;
-  return mx::astype(mx::matmul(wide(x, s), right, s), x.dtype(), s);
+  return mx::astype(matrix_product(wide(x, s), right, s), x.dtype(), s);
 }
 
 mx::array mlx_quantized_matmul(const QuantizedFormat& format,
