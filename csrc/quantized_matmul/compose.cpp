@@ -99,6 +99,10 @@ mx::array mlx_quantized_matmul(const QuantizedFormat& format,
                                const mx::array& x,
                                const QuantizedMatrix& matrix,
                                mx::Stream s) {
+  if (x.ndim() == 1) {  // MLX 0.32.4 has no gradient in scales and biases then
+    const mx::array row = mx::expand_dims(x, 0, s);
+    return mx::squeeze(mlx_quantized_matmul(format, product, row, matrix, s), -2, s);
+  }
   return mx::quantized_matmul(x, matrix.w, matrix.scales, matrix.biases,
                               product == QuantizedProduct::kTransposed, format.group, format.bits,
                               mode_name(format.kind), s);
