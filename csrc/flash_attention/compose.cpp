@@ -4,7 +4,7 @@
 
 #include "common/broadcast.h"
 #include "common/composing.h"
-#include "common/matrix_product.h"
+#include "common/mlx_ops.h"
 
 namespace mlx_anvil {
 
@@ -26,12 +26,11 @@ class Composer {
   Arrays forward() const {
     const Softmax softmax = masked_softmax();
     const mx::array out = mx::divide(matrix_product(softmax.weights, v_, s_), softmax.total, s_);
-    // mx::where would do, but its gradient multiplies by 0 instead of choosing, and the gradient of
-    // lse is often infinite where lse is.
-    const mx::array lse =
-        mx::masked_scatter(mx::add(softmax.top, mx::log(softmax.total, s_), s_),
-                           mx::stop_gradient(softmax.empty, s_), number(kMinusInfinity), s_);
-    return {mx::astype(join_heads(out), in_.q.dtype(), s_), mx::squeeze(join_heads(lse), -1, s_)};
+    const mx::array lse = mx::add(softmax.top, mx::log(softmax.total, s_), s_);
+    // A row that sees no key adds nothing to any gradient, even if its own is infinite.
+    return {
+        mx::astype(join_heads(choose(softmax.blind, number(0), out, s_)), in_.q.dtype(), s_),
+        mx::squeeze(join_heads(choose(softmax.empty, number(kMinusInfinity), lse, s_)), -1, s_)};
   }
 
   Arrays backward(const mx::array& out,
@@ -135,13 +134,15 @@ class Composer {
   // The rows of exp(scores - top), with top the row's maximum, and their sums.
   struct Softmax {
     mx::array top, weights;
-    mx::array empty;  // where nothing is visible: top is 0, since exp(-inf + inf) is NaN
+    mx::array blind;  // where no key is visible
+    mx::array empty;  // where there is no sink either: top is 0, since exp(-inf + inf) is NaN
     mx::array total;  // there 1
   };
 
   Softmax masked_softmax() const {
     const mx::array scores = masked_scores();
     mx::array top = mx::max(mx::stop_gradient(scores, s_), -1, true, s_);
+    const mx::array blind = equals(top, kMinusInfinity);
     if (in_.sinks) {
       top = mx::maximum(top, rows_of_heads(*in_.sinks), s_);
     }
@@ -152,7 +153,7 @@ class Composer {
       total = mx::add(total, sink_weights(top), s_);
     }
     const mx::array empty = equals(total, 0);
-    return {top, weights, empty, mx::where(empty, number(1), total, s_)};
+    return {top, weights, blind, empty, mx::where(empty, number(1), total, s_)};
   }
 
   mx::array sink_weights(const mx::array& top) const {

@@ -1,9 +1,11 @@
 #include "flash_attention/forward.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "common/allocate.h"
+#include "common/mlx_ops.h"
 #include "flash_attention/backward.h"
 #include "flash_attention/compose.h"
 #include "flash_attention/cpu.h"
@@ -91,6 +93,33 @@ class AttentionForward : public AttentionPrimitive {
   const bool with_lse_;
 };
 
+// Returns true if there may be rows that see no key.
+bool may_be_blind(const AttentionConfig& config, const AttentionInputs& in) {
+  const int64_t first = in.k.shape(2) - in.q.shape(2);  // the position of the first query
+  return config.mask != AttentionMask::kNone || first + config.window_right < 0;
+}
+
+// Clears the gradients of rows that see no key, where the kernels multiply by weights of 0: an
+// infinite one would become NaN. With sinks such rows have out = 0 and, almost, lse = sink.
+mx::array of_seeing_rows(const mx::array& d_out,
+                         const mx::array& out,
+                         const mx::array& lse,
+                         const std::optional<mx::array>& sinks,
+                         mx::Stream s) {
+  std::optional<mx::array> blind;
+  if (sinks) {
+    const mx::array sink = mx::expand_dims(mx::astype(*sinks, mx::float32, s), -1, s);
+    const mx::array some = mx::logical_or(mx::any(out, -1, false, s),
+                                          mx::isfinite(mx::sum(d_out, -1, false, s), s), s);
+    // Rows with a finite gradient stay as they are: some see keys with tiny weights.
+    blind =
+        mx::logical_and(mx::isclose(lse, sink, 1e-6, 1e-6, false, s), mx::logical_not(some, s), s);
+  } else {
+    blind = mx::equal(lse, mx::array(-std::numeric_limits<float>::infinity()), s);
+  }
+  return choose(mx::expand_dims(*blind, -1, s), mx::array(0, d_out.dtype()), d_out, s);
+}
+
 Arrays AttentionForward::gradient(const Arrays& primals,
                                   const Arrays& cotangents,
                                   const std::vector<int>& argnums,
@@ -120,6 +149,10 @@ Arrays AttentionForward::gradient(const Arrays& primals,
   Arrays inputs = primals;
   inputs.insert(inputs.end(), saved.begin(), saved.end());
   inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+  if (may_be_blind(config_, in)) {
+    mx::array& d_out = inputs[primals.size() + 2];
+    d_out = of_seeing_rows(d_out, saved[0], saved[1], in.sinks, stream());
+  }
   const Arrays gradients = apply_attention_backward(config_, wanted, inputs, with_lse_, stream());
 
   const size_t kv = wanted.q, mask = kv + 2 * wanted.kv, sinks = mask + wanted.mask;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/matrix_product.h"
+#include "common/mlx_ops.h"
 
 namespace mlx_anvil {
 

@@ -1,0 +1,193 @@
+"""flash_attention's derivatives: rows that see no key, infinite gradients, and forward mode over reverse mode."""
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_anvil
+import support
+from mlx_anvil import flash_attention, reference
+from mlx_anvil.reference import DTYPES
+from support import Arrays, assert_same_bits, to_numpy
+from tests.flash_attention.cases import FLOAT32_TOLERANCE
+
+# ---- rows that see no key ----------------------------------------------------------------------------------------------
+
+
+def rows_seeing(kind: str, dtype: mx.Dtype) -> tuple[mx.array, dict[str, Any]]:
+    """Which of 40 queries see any of 21 keys, and the mask or window of which 23 or fewer see none."""
+    sees = mx.arange(40) >= (17 if kind == "window" else 23)
+    visible = mx.broadcast_to(sees[:, None], (40, 21))
+    if kind == "window":  # row i sees keys from i - 21 to i - 17
+        return sees, {"window_size": (2, 2)}
+    return sees, {"mask": visible if kind == "bool" else mx.where(visible, 0.0, -mx.inf).astype(dtype)}
+
+
+def squares_of_lse(kind: str, head_dim: int, dtype: mx.Dtype, attention: Callable[..., Any]) -> Callable[[bool], Any]:
+    """A function that returns a loss of attention in 23 or fewer rows of 40 that see nothing, and its arguments: with
+    the squares of all lse, or of those that are finite."""
+    heads, lengths = (4, 2, 2), (40, 21, 21)
+    arrays = [mx.random.normal((1, h, n, head_dim)).astype(dtype) for h, n in zip(heads, lengths, strict=True)]
+    sees, options = rows_seeing(kind, dtype)
+    seeing = 40 - int(sees.sum().item())
+
+    def loss_of(every_row: bool) -> tuple[Callable[..., mx.array], list[mx.array]]:
+        def loss(*arrays: mx.array) -> mx.array:
+            out, lse = attention(*arrays, **options, return_lse=True)
+            return out.astype(mx.float32).sum() + mx.square(lse[..., 0 if every_row else seeing :]).sum()
+
+        return loss, arrays
+
+    return loss_of
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads", "definition"])
+def test_infinite_gradients_of_rows_that_see_nothing(route: str, kind: str, dtype: mx.Dtype):
+    """The gradient of lse^2 is -inf for such rows, which add nothing to any gradient."""
+    definition = reference.flash_attention if route == "definition" else flash_attention
+    loss_of = squares_of_lse(kind, 260 if route == "large heads" else 64, dtype, definition)
+    gradients = []
+    for every_row in (True, False):
+        loss, arrays = loss_of(every_row)
+        with mlx_anvil.composed() if route == "composed" else nullcontext():
+            gradients.append(mx.grad(loss, argnums=(0, 1, 2))(*arrays))
+            mx.eval(gradients)
+    for ours, expected in zip(*gradients, strict=True):
+        assert_same_bits(ours, expected)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("route", ["kernels", "composed"])
+def test_second_derivatives_with_rows_that_see_nothing(route: str, kind: str):
+    loss_of = squares_of_lse(kind, 64, mx.float32, flash_attention)
+    products = []
+    for every_row in (True, False):
+        loss, arrays = loss_of(every_row)
+        with mlx_anvil.composed() if route == "composed" else nullcontext():
+            gradients = mx.grad(loss, argnums=(0, 1, 2))
+            reverse = mx.grad(lambda *xs, of=gradients: sum(g.sum() for g in of(*xs)), argnums=(0, 1, 2))(*arrays)
+            forward = mx.jvp(gradients, arrays, arrays)[1]
+            products.append([*reverse, *forward])
+            mx.eval(products)
+    for ours, expected in zip(*products, strict=True):
+        assert np.isfinite(to_numpy(ours)).all()
+        assert support.max_error(ours, expected) <= FLOAT32_TOLERANCE
+
+
+def block_of(route: str) -> AbstractContextManager[Any]:
+    return mlx_anvil.composed() if route == "composed" else nullcontext()
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [mx.inf, mx.nan])
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
+def test_gradients_that_are_not_finite_of_rows_that_see_nothing(
+    route: str, value: float, kind: str, dtype: mx.Dtype, with_sinks: bool
+):
+    """Such a row is 0 whatever the arrays are. The gradient of a norm of it is NaN."""
+    dim = 260 if route == "large heads" else 64
+    arrays = [mx.random.normal((1, h, n, dim)).astype(dtype) for h, n in ((4, 40), (2, 21), (2, 21))]
+    sees, options = rows_seeing(kind, dtype)
+    names = ["q", "k", "v"]
+    if with_sinks:
+        names.append("sinks")
+        arrays.append(mx.random.normal((4,)).astype(dtype))
+    if kind == "additive":
+        names.append("mask")
+        arrays.append(options["mask"])
+
+    def attention(*given: mx.array) -> mx.array:
+        return flash_attention(**options | dict(zip(names, given, strict=True)))
+
+    with block_of(route):
+        d_out = mx.random.normal((1, 4, 40, dim)).astype(dtype)
+        gradients = [
+            mx.vjp(attention, arrays, [mx.where(sees[:, None], d_out, mx.array(of_others, dtype))])[1]
+            for of_others in (value, 0.0)
+        ]
+        mx.eval(gradients)
+    for ours, expected in zip(*gradients, strict=True):
+        assert np.isfinite(to_numpy(ours)).all()
+        assert_same_bits(ours, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"window_size": 4}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
+def test_an_infinite_gradient_stays_where_the_definition_has_it(route: str, options: dict[str, Any]):
+    dim = 260 if route == "large heads" else 64
+    arrays = [mx.random.normal((1, h, n, dim)) for h, n in ((4, 45), (2, 70), (2, 70))]
+    d_out = mx.random.normal((1, 4, 45, dim))
+    d_out[0, 1, 20, 3] = mx.inf
+    wanted = mx.vjp(lambda *xs: reference.flash_attention(*xs, **options), arrays, [d_out])[1]
+    with block_of(route):
+        ours = mx.vjp(lambda *xs: flash_attention(*xs, **options), arrays, [d_out])[1]
+        mx.eval(ours)
+    for x, definition in zip(map(to_numpy, ours), map(to_numpy, wanted), strict=True):
+        finite = np.isfinite(definition)
+        assert finite.any()
+        assert not finite.all()
+        np.testing.assert_allclose(
+            x[finite], definition[finite], atol=FLOAT32_TOLERANCE * np.abs(definition[finite]).max()
+        )
+        assert not np.isfinite(x[np.isinf(definition)]).any()
+
+
+# ---- forward mode over reverse mode ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": "causal"},
+        {"softcap": 2.0, "window_size": (2, 1)},
+        {"sinks": True},
+        {"bias": True, "sinks": True, "softcap": 3.0, "return_lse": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
+def test_vmap_of_the_forward_mode_of_gradients(route: str, options: dict[str, Any]):
+    """Over each subset of tangents, as only some of the two factors of a product then have the batch."""
+    dim, options = 260 if route == "large heads" else 8, dict(options)
+    shapes = {"q": (1, 4, 3, dim), "k": (1, 2, 5, dim), "v": (1, 2, 5, dim)}
+    shapes |= {"mask": (3, 5)} if options.pop("bias", False) else {}
+    shapes |= {"sinks": (4,)} if options.pop("sinks", False) else {}
+    primals = [mx.random.normal(shape) for shape in shapes.values()]
+    tangents = [mx.random.normal((2, *shape)) for shape in shapes.values()]
+
+    def product_with(attention: Callable[..., Any], xs: Arrays) -> Callable[..., Arrays]:
+        """The second derivative times tangents."""
+
+        def loss(*arrays: mx.array) -> mx.array:
+            outputs = attention(**dict(zip(shapes, arrays, strict=True)), **options)
+            return sum((y * y).sum() for y in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+        gradient = mx.grad(loss, argnums=list(range(len(xs))))
+        return lambda *ts: list(mx.jvp(lambda *arrays: list(gradient(*arrays)), xs, list(ts))[1])
+
+    for axes in itertools.product((0, None), repeat=len(primals)):
+        if all(axis is None for axis in axes):
+            continue
+        given = [t if axis == 0 else t[0] for t, axis in zip(tangents, axes, strict=True)]
+        with block_of(route):
+            ours = mx.vmap(product_with(flash_attention, primals), in_axes=axes)(*given)
+            mx.eval(ours)
+        with mx.stream(mx.cpu):
+            exact = product_with(reference.flash_attention, [x.astype(mx.float64) for x in primals])
+            elements = [
+                exact(*((t[i] if axis == 0 else t).astype(mx.float64) for t, axis in zip(given, axes, strict=True)))
+                for i in range(2)
+            ]
+            wanted = [mx.stack(xs) for xs in zip(*elements, strict=True)]
+        for x, definition in zip(ours, wanted, strict=True):
+            assert support.max_error(x, definition) <= 2 * FLOAT32_TOLERANCE
