@@ -71,6 +71,11 @@ def rounded(h, dtype):
     return h if h.dtype == dtype else h + mx.stop_gradient(h.astype(dtype).astype(h.dtype) - h)
 
 
+def all_as_largest(x):
+    """Rows of their largest element: integer products round each element by a share of that (docs/numerics.md)."""
+    return mx.broadcast_to(mx.abs(x).max(-1, keepdims=True), x.shape)
+
+
 def repeated(x, axis):
     """A broadcast view: the first along the axis in place of all."""
     return mx.broadcast_to(mx.split(x, [1], axis)[0], x.shape)
@@ -129,6 +134,7 @@ HELPERS = {
     f.__name__: f
     for f in (
         *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven, one_hot, rounded),
+        all_as_largest,
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )
