@@ -1,11 +1,17 @@
 """What several tests of the PTX target use."""
 
+import fcntl
+import os
+import pickle
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+import build_ptx
 from mlx_anvil.mslc import Source, ToolchainError
-from mlx_anvil.mslc.ptx import compile_ptx, find_ptxas
+from mlx_anvil.mslc.ptx import PtxModule, compile_ptx, find_ptxas
+from mlx_anvil.mslc.toolchain import write_atomically
 from tests.mslc.msl import HEAD
 
 # The checkout, where there is one.
@@ -24,6 +30,26 @@ needs_ptxas = pytest.mark.skipif(not has_ptxas(), reason="needs ptxas (PyPI nvid
 
 def ptx(text, arch="sm_90", constants=None):
     return compile_ptx(Source.load(HEAD + text), arch, constants)
+
+
+def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of one run of pytest share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@cache
+def shipped(path: Path, folder: Path) -> PtxModule:
+    """The kernels of one of the project's files as the package ships them, with deferred function constants.
+
+    One process compiles a file, which takes as long as to assemble it, and keeps it in `folder` for the others."""
+    kept = folder / f"{path.parent.name}-{path.stem}.ptx.pickle"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not kept.exists():
+            module = compile_ptx(Source.load(path, [METAL]), build_ptx.ARCHITECTURE, defers_constants=True)
+            write_atomically(kept, pickle.dumps(module), survives_crash=False)
+    return pickle.loads(kept.read_bytes())
 
 
 needs_metal = pytest.mark.skipif(METAL is None, reason="the project's kernels are not beside these tests")
