@@ -1,5 +1,6 @@
-# What makes a build from scratch short, as `pip install` makes it: most of the time of host code is MLX's headers and
-# the templates of the standard library. A developer's build compiles one file after an edit, and shows a missing #include.
+# Shortens a build from scratch, as `pip install` makes it: host code spends most of its compile time in MLX's headers
+# and in templates of the standard library. A developer's build compiles one file after an edit, and shows a missing
+# #include.
 if(SKBUILD_STATE STREQUAL "editable")
   set(MLX_ANVIL_UNITY_DEFAULT OFF)
 else()

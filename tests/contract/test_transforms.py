@@ -71,7 +71,7 @@ def assert_close(results: Arrays, wanted: Arrays, tolerance: float = OTHER_KERNE
         assert max_error(a, b) <= tolerance
 
 
-# ---- vmap --------------------------------------------------------------------------------------------------------------
+# ---- vmap ------------------------------------------------------------------------------------------------------------
 
 
 def mapped(function, count: int, index: int, axis: int):
@@ -121,7 +121,7 @@ def test_vmap_of_each_tangent(call: Call):
         assert_close(mx.vmap(along)(mx.stack(elements)), wanted)
 
 
-# ---- compiled for any shapes -------------------------------------------------------------------------------------------
+# ---- compiled for any shapes -----------------------------------------------------------------------------------------
 
 
 def assert_shapeless(function, *calls: Arrays, tolerance: float = OTHER_KERNEL) -> None:

@@ -1,4 +1,5 @@
-"""What the host code launches, recorded without running a kernel: python -m tests.metal_launches.record OP... prints JSON.
+"""What the host code launches, recorded without running a kernel: python -m tests.metal_launches.record OP... prints
+JSON.
 
 To be run as a process of its own: the host keeps the libraries that it has loaded for kernels, and here they are none.
 """

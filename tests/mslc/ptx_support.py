@@ -58,8 +58,9 @@ needs_metal = pytest.mark.skipif(METAL is None, reason="the project's kernels ar
 def most_spills(kernel: str, features: bool) -> int:
     """Bytes that a thread may store to local memory and load from it, with all function constants on or all off.
 
-    Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of masks): on an
-    H200 the next smaller ones are slower. Products of few rows have 128 registers, so that twice as many threads run at once."""
+    Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
+    masks): on an H200 the next smaller ones are slower. Products of few rows have 128 registers, so that twice as many
+    threads run at once."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
         return 192 if "_g32_" in kernel else 112
     most = {"forward_matrix": 80, "backward_dkv_matrix": 328, "backward_dq_matrix": 440, "backward_dq_": 256}

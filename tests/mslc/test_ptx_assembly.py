@@ -1,4 +1,5 @@
-"""ptxas takes the PTX of every kernel, MLX's and the project's, and spills no more registers than is written down here."""
+"""ptxas takes the PTX of every kernel, MLX's and the project's, and spills no more registers than is written down
+here."""
 
 import re
 from dataclasses import replace
