@@ -3,9 +3,10 @@
     tools/agx/build.sh                  # once
     python bench/agx.py
 
-writes bench/results/agx.json; ``python bench/plot.py`` draws it. Nothing is run: the counts are of code that Mesa's compiler
-makes for an M1 or M2 (docs/apple.md). A row is a kernel with the function constants that language models launch it with
-(tests/metal_launches/models.py). ``mlx`` is MLX's kernel of the installed wheel, unchanged, through the same compiler.
+writes bench/results/agx.json; ``python bench/plot.py`` draws it. Nothing is run: the counts are of code that Mesa's
+compiler makes for an M1 or M2 (docs/apple.md). A row is a kernel with the function constants that language models
+launch it with (tests/metal_launches/models.py). ``mlx`` is MLX's kernel of the installed wheel, unchanged, through the
+same compiler.
 """
 
 import os

@@ -2,9 +2,10 @@
 
     python bench/busy.py [--condition NAME]...
 
-writes bench/results/busy_cpu.json. A condition is a process of its own, so that each starts with new threads. In it, calls
-of ours and of MLX's op alternate until the time of a row is over. Figures are the median and the 90th percentile of
-single calls, each waited for. "nice" gives this process, ours and MLX's calls alike, a lower priority than the two others.
+writes bench/results/busy_cpu.json. A condition is a process of its own, so that each starts with new threads. In it,
+calls of ours and of MLX's op alternate until the time of a row is over. Figures are the median and the 90th percentile
+of single calls, each waited for. "nice" gives this process, ours and MLX's calls alike, a lower priority than the two
+others.
 """
 
 import json
@@ -31,8 +32,8 @@ from mlx_anvil.bench.timing import seconds_of
 
 # name: processes that keep a core busy, niceness of this process
 CONDITIONS = {"idle": (0, 0), "1 other": (1, 0), "2 others": (2, 0), "2 others, nice": (2, 10)}
-# Calls of one side before it is the other's turn: long beside the turns that the kernel gives to processes, or one side would
-# wait for the cores that the other has used up.
+# Calls of one side before it is the other's turn: long beside the turns that the kernel gives to processes, or one side
+# would wait for the cores that the other has used up.
 BURST_SECONDS = 0.25
 Run = Callable[[], Any]
 

@@ -2,12 +2,12 @@
 
     python bench/cuda.py [--only GROUP] [--name cuda_h200]
 
-writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the last;
-contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the GPU needs
-for the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy" is cudaMemcpy
-from device to device, which PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and
-keys that a call only reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other
-layers come between.
+writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the
+last; contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the
+GPU needs for the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy"
+is cudaMemcpy from device to device, which PyTorch makes, of as many bytes read and written in all; a share is of its
+rate. Matrices and keys that a call only reads once are drawn from sets that the GPU's cache cannot hold, as in a model,
+where all other layers come between.
 """
 
 import itertools
@@ -63,7 +63,8 @@ def elementwise_rows(copy: float | None) -> Iterator[Row]:
 
 
 def in_chain(product: Callable[..., mx.array], x: mx.array, matrices: list[list[mx.array]]) -> Call:
-    """Products with one matrix after the other, of what the product before gave: each waits for the last, as in a model."""
+    """Products with one matrix after the other, of what the product before gave: each waits for the last, as in a
+    model."""
     turn, of_last = itertools.cycle(matrices), [x]
 
     def call() -> mx.array:

@@ -50,7 +50,8 @@ class Layer:
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def in_our_ops(self, x: mx.array, update: mx.array, offset: int) -> tuple[mx.array, mx.array]:
-        """`update` is what the layer before adds to x, and likewise what is returned beside x; `offset`: tokens before."""
+        """`update` is what the layer before adds to x, and likewise what is returned beside x; `offset`: tokens
+        before."""
         length = len(x)
 
         def heads(name: str, count: int) -> mx.array:

@@ -1,8 +1,8 @@
 """What cubins and prebuild() are for: the time until the first tokens of a process, with and without them.
 
-Each measurement is a process of its own, with the driver's cache on disk off (CUDA_CACHE_DISABLE), so that what is assembled is
-assembled then. Weights lie on the GPU before the clock starts; a few layers have all the kernels that more would have. Run as a
-script, it is one such process.
+Each measurement is a process of its own, with the driver's cache on disk off (CUDA_CACHE_DISABLE), so that what is
+assembled is assembled then. Weights lie on the GPU before the clock starts; a few layers have all the kernels that more
+would have. Run as a script, it is one such process.
 """
 
 import json
@@ -46,8 +46,8 @@ def embedding(token: mx.array, head: list[mx.array]) -> mx.array:
 def first_tokens(prebuild: str) -> Row:
     """Seconds until the prompt's token is there, and then until the one after it; kernels by where they came from.
 
-    Pipelines are built when they are launched; or, with `prebuild`, "beside" the first token, from the start of the clock on;
-    or "before" it, as while the weights of a model are loaded.
+    Pipelines are built when they are launched; or, with `prebuild`, "beside" the first token, from the start of the
+    clock on; or "before" it, as while the weights of a model are loaded.
     """
     layers, head = [Layer(DTYPE) for _ in range(LAYERS)], draw_quantized(VOCABULARY, WIDTH, DTYPE)
     norm, prompt = mx.ones(WIDTH, DTYPE), normal((PROMPT, WIDTH), DTYPE)

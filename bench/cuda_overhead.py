@@ -1,4 +1,5 @@
-"""What a call costs the CPU where the GPU is no matter: in Python, and while it is evaluated (allocation, the encoding of its kernels)."""
+"""What a call costs the CPU where the GPU is no matter: in Python, and while it is evaluated (allocation, the encoding
+of its kernels)."""
 
 import time
 from collections.abc import Iterator

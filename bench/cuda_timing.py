@@ -11,15 +11,16 @@ import mlx.core as mx
 Call = Callable[[], Any]
 Row = dict[str, Any]
 
-# One op is evaluated together with the next ones, as in a model, and batches of them are queued one after the other: while the
-# GPU runs one, the host makes the next. Calls that do not wait for each other are branches of one CUDA graph: a hundred of
-# them took about twice as long on an H200 as one after the other, kernels that only read as well; up to 40 no longer.
+# One op is evaluated together with the next ones, as in a model, and batches of them are queued one after the other:
+# while the GPU runs one, the host makes the next. Calls that do not wait for each other are branches of one CUDA graph:
+# a hundred of them took about twice as long on an H200 as one after the other, kernels that only read as well; up to 40
+# no longer.
 SECONDS_A_BATCH, MOST_CALLS, BATCHES = 0.004, 32, 10
 
 
 def queued(call: Call, steps: int) -> tuple[Callable[[], None], int]:
-    """A function that makes several calls and waits for the last, and how many. Calls that are `steps`, of many ops, are batches
-    by themselves."""
+    """A function that makes several calls and waits for the last, and how many. Calls that are `steps`, of many ops,
+    are batches by themselves."""
 
     def run(batches: int, calls: int) -> None:
         for _ in range(batches):
@@ -79,7 +80,8 @@ def copy_rate() -> float | None:
 def compare(
     what: str, contestants: dict[str, Call], *, work: dict[str, float], copy: float | None = None, steps: int = 0
 ) -> Row:
-    """One row; `ours` is what the others are set against. `work`: bytes and flops of a call; `steps`: as for `queued`."""
+    """One row; `ours` is what the others are set against. `work`: bytes and flops of a call; `steps`: as for
+    `queued`."""
     runs = {label: queued(call, steps) for label, call in contestants.items()}
     timings = measure({label: run for label, (run, _) in runs.items()}, rounds=9, least_seconds=0, budget_seconds=6)
     row: Row = {"what": what}

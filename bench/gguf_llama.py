@@ -1,8 +1,8 @@
-"""llama.cpp as a contestant: a GGUF file of a Llama of any shape with random Q4_0 weights, and what generating text does
-with it. Needs the packages gguf and llama-cpp-python (extra ``bench``).
+"""llama.cpp as a contestant: a GGUF file of a Llama of any shape with random Q4_0 weights, and what generating text
+does with it. Needs the packages gguf and llama-cpp-python (extra ``bench``).
 
-It runs in a process of its own: where one process has more OpenMP threads than there are cores, as with a team of each of
-two libraries, libgomp lets no thread wait for long without sleeping, and all of them lose.
+It runs in a process of its own: where one process has more OpenMP threads than there are cores, as with a team of each
+of two libraries, libgomp lets no thread wait for long without sleeping, and all of them lose.
 """
 
 import ctypes

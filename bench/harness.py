@@ -83,7 +83,8 @@ def label_bars(
 
 
 def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
-    """Copies that read and write so many bytes in all, of as many pairs of arrays in turn, by memcpy and past the cache.
+    """Copies that read and write so many bytes in all, of as many pairs of arrays in turn, by memcpy and past the
+    cache.
 
     From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
     """
@@ -112,8 +113,8 @@ def _numbers(dtype: mx.Dtype) -> mx.array:
 
 
 def operand_sets(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype, total_bytes: int) -> list[list[mx.array]]:
-    """Operands of these shapes for one call after the other, until caches hold nothing of the first call's; a call reads
-    and writes ``total_bytes`` in all."""
+    """Operands of these shapes for one call after the other, until caches hold nothing of the first call's; a call
+    reads and writes ``total_bytes`` in all."""
     numbers, at = _numbers(dtype), 0
     sets: list[list[mx.array]] = []
     for _ in range(max(2, -(-_BEYOND_CACHES // total_bytes))):
@@ -127,7 +128,8 @@ def operand_sets(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype, total_bytes
 
 
 def on_other_data(op: Callable[..., Any], sets: Sequence[Sequence[mx.array]]) -> Callable[[], None]:
-    """A contestant that finds neither its operands nor its outputs' memory in a cache, as calls of large ops in a model.
+    """A contestant that finds neither its operands nor its outputs' memory in a cache, as calls of large ops in a
+    model.
 
     Every call has the next set of operands, and as many results as there are sets are kept. All are made once before
     anything is timed: until the first of them is dropped, every result is memory that nobody has touched.

@@ -2,16 +2,17 @@
 
     python bench/lm.py [--dtype bfloat16] [--without-llama-cpp]
 
-writes bench/results/lm_cpu.json; rows of dtypes that were not asked for stay in it. 16 layers, hidden 2048, intermediate
-5632, 32/8 heads, vocabulary 32000; random weights, 4 bits in groups of 64 (llama.cpp: Q4_0, the same 4.5 bits a weight).
+writes bench/results/lm_cpu.json; rows of dtypes that were not asked for stay in it. 16 layers, hidden 2048,
+intermediate 5632, 32/8 heads, vocabulary 32000; random weights, 4 bits in groups of 64 (llama.cpp: Q4_0, the same 4.5
+bits a weight).
 
-Decode: one token behind 64 others, the next one chosen; a round is 32 of them one after another. Prefill: 64 tokens into
-an empty cache, logits of the last. Both are timed around the model, as speed tests of language models are: without a
-tokenizer, and greedy.
+Decode: one token behind 64 others, the next one chosen; a round is 32 of them one after another. Prefill: 64 tokens
+into an empty cache, logits of the last. Both are timed around the model, as speed tests of language models are: without
+a tokenizer, and greedy.
 
-MLX alone is slow enough to be timed once, between calls of ours: the ratio is to the median of those. Of a prefill it runs
-one layer and all that is not a layer (embedding, last norm, output head); the time of the model is taken to be the latter and
-16 times the former. In float16 that layer gets 8 of the 64 tokens, and counts 8 times more.
+MLX alone is slow enough to be timed once, between calls of ours: the ratio is to the median of those. Of a prefill it
+runs one layer and all that is not a layer (embedding, last norm, output head); the time of the model is taken to be the
+latter and 16 times the former. In float16 that layer gets 8 of the 64 tokens, and counts 8 times more.
 """
 
 import copy

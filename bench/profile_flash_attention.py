@@ -1,4 +1,5 @@
-"""Counts of the Metal kernels of flash_attention and of MLX's, in the simulator: bench/results/flash_attention_metal_profile.txt.
+"""Counts of the Metal kernels of flash_attention and of MLX's, in the simulator:
+bench/results/flash_attention_metal_profile.txt.
 
     python bench/profile_flash_attention.py
 

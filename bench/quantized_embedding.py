@@ -2,10 +2,11 @@
 
     python bench/quantized_embedding.py
 
-writes bench/results/quantized_embedding_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
-says); the matrix is that of a vocabulary of 32000 and a hidden size of 2048, ids are drawn at random. "Floor" is what the
-cheapest of MLX's ops takes, the negative of one number: no node of a graph that is evaluated by itself takes less. "In a
-graph" are 64 calls that are evaluated as one, as those of a model's step are, with ids that are not there before.
+writes bench/results/quantized_embedding_cpu.json. Figures are from one run on two threads (or as many as
+OMP_NUM_THREADS says); the matrix is that of a vocabulary of 32000 and a hidden size of 2048, ids are drawn at random.
+"Floor" is what the cheapest of MLX's ops takes, the negative of one number: no node of a graph that is evaluated by
+itself takes less. "In a graph" are 64 calls that are evaluated as one, as those of a model's step are, with ids that
+are not there before.
 """
 
 from collections.abc import Callable

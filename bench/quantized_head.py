@@ -2,10 +2,10 @@
 
     python bench/quantized_head.py
 
-writes bench/results/quantized_head_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says); the
-matrix is that of a vocabulary of 128256 and a hidden size of 4096 (Llama 3) in 4 bits, which no cache holds. What counts is the
-time over that of quantized_matmul alone, which stores the logits and searches none. MLX takes part in float32, in which it is
-fastest.
+writes bench/results/quantized_head_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
+says); the matrix is that of a vocabulary of 128256 and a hidden size of 4096 (Llama 3) in 4 bits, which no cache holds.
+What counts is the time over that of quantized_matmul alone, which stores the logits and searches none. MLX takes part
+in float32, in which it is fastest.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,8 @@
 writes bench/results/quantized_matmul_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
 says). "Read" is a sum over as many bytes as w, scales and biases have, from memory of MLX's: what a product of one row
 cannot beat. Decoding uses other weights each time, of a set that caches do not hold, as in a model, where all other
-layers come between. PyTorch's int4 product is `_weight_int4pack_mm_for_cpu`, group 64, in bfloat16 (what it is made for).
+layers come between. PyTorch's int4 product is `_weight_int4pack_mm_for_cpu`, group 64, in bfloat16 (what it is made
+for).
 """
 
 import math

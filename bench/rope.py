@@ -3,9 +3,9 @@
     python bench/rope.py
 
 writes bench/results/rope_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says). "In a
-graph" are 64 calls that are evaluated as one, as a model's step is. The share of copy bandwidth, of arrays of over 1 MB,
-is against the faster of memcpy and of stores past the cache, which read and write as many bytes in all; every call, the
-copies' too, has operands and outputs that caches no longer hold, or, "same data", the same arrays.
+graph" are 64 calls that are evaluated as one, as a model's step is. The share of copy bandwidth, of arrays of over 1
+MB, is against the faster of memcpy and of stores past the cache, which read and write as many bytes in all; every call,
+the copies' too, has operands and outputs that caches no longer hold, or, "same data", the same arrays.
 """
 
 import math

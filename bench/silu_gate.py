@@ -1,15 +1,16 @@
-"""silu_gate on the CPU: forward and backward against MLX (eager and compiled), PyTorch and the machine's copy bandwidth.
+"""silu_gate on the CPU: forward and backward against MLX (eager and compiled), PyTorch and the machine's copy
+bandwidth.
 
     python bench/silu_gate.py
 
-writes bench/results/silu_gate_cpu.json; ``python bench/plot.py silu_gate_cpu`` draws it. Figures are from one run on two
-threads (or as many as OMP_NUM_THREADS says).
+writes bench/results/silu_gate_cpu.json; ``python bench/plot.py silu_gate_cpu`` draws it. Figures are from one run on
+two threads (or as many as OMP_NUM_THREADS says).
 
 The share of copy bandwidth and the speed-ups are measured one after the other, ours in both. Copying "the same bytes"
 means a copy that reads and writes as many bytes in all as the op does, from and to memory that is already mapped, by
 the faster of memcpy and of stores past the cache. "Reused" rows are what a plain script gets: the first large output
-makes MLX keep freed memory. "Fresh" rows set the limit back to MLX's default of 32 MB, under which every large output is new
-memory from the operating system.
+makes MLX keep freed memory. "Fresh" rows set the limit back to MLX's default of 32 MB, under which every large output
+is new memory from the operating system.
 """
 
 import itertools

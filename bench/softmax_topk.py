@@ -2,10 +2,10 @@
 
     python bench/softmax_topk.py
 
-writes bench/results/softmax_topk_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS says).
-MLX's contestants are the softmax of all logits, argpartition, take_along_axis and the division by the sum, which leave a
-row in any order; and the same graph through ``mx.compile``, beside ours through it. MLX's softmax alone, which chooses
-nothing, shows what one op costs at least: of one row, nearly all of it is handing the work to MLX's thread.
+writes bench/results/softmax_topk_cpu.json. Figures are from one run on two threads (or as many as OMP_NUM_THREADS
+says). MLX's contestants are the softmax of all logits, argpartition, take_along_axis and the division by the sum, which
+leave a row in any order; and the same graph through ``mx.compile``, beside ours through it. MLX's softmax alone, which
+chooses nothing, shows what one op costs at least: of one row, nearly all of it is handing the work to MLX's thread.
 """
 
 from collections.abc import Callable

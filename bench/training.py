@@ -1,10 +1,12 @@
-"""A training step of the examples' Llama on the CPU at long sequences, patched and not: time, attention's share of it, memory.
+"""A training step of the examples' Llama on the CPU at long sequences, patched and not: time, attention's share of it,
+memory.
 
     python bench/training.py
 
-writes bench/results/training_cpu.json and the plot of docs/training.md. The model is that of examples/train.py, one sequence a step. Peak memory
-is all that MLX holds at once during a step after the first: parameters, the optimizer's state, activations, gradients. MLX's attention
-holds matrices of length x length here, so it stops at the first length of MEMORY; times are taken at TIMED only.
+writes bench/results/training_cpu.json and the plot of docs/training.md. The model is that of examples/train.py, one
+sequence a step. Peak memory is all that MLX holds at once during a step after the first: parameters, the optimizer's
+state, activations, gradients. MLX's attention holds matrices of length x length here, so it stops at the first length
+of MEMORY; times are taken at TIMED only.
 """
 
 import sys

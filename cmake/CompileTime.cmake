@@ -1,18 +1,23 @@
-# What makes a build from scratch short, as `pip install` makes it: most of the time of host code is MLX's headers and
-# the templates of the standard library. A developer's build compiles one file after an edit, and shows a missing #include.
+# Shortens a build from scratch, as `pip install` makes it: host code spends most of its compile time in MLX's headers
+# and in templates of the standard library. A developer's build compiles one file after an edit, and shows a missing
+# #include.
 if(SKBUILD_STATE STREQUAL "editable")
   set(MLX_ANVIL_UNITY_DEFAULT OFF)
 else()
   set(MLX_ANVIL_UNITY_DEFAULT ON)
 endif()
-option(MLX_ANVIL_UNITY "Precompile headers, and compile the host code of a folder as one file" ${MLX_ANVIL_UNITY_DEFAULT})
+option(MLX_ANVIL_UNITY "Compile the host code of a folder as one file" ${MLX_ANVIL_UNITY_DEFAULT})
+option(MLX_ANVIL_PRECOMPILE "Precompile headers, and compile nanobind as one file" ${MLX_ANVIL_UNITY_DEFAULT})
 
 # For host code: `target`'s own and nanobind's library.
 function(mlx_anvil_save_compile_time target)
+  if(MLX_ANVIL_PRECOMPILE)
+    target_precompile_headers(${target} PRIVATE <mlx/mlx.h> <mlx/primitives.h> <nanobind/nanobind.h>)
+    set_target_properties(nanobind-static PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
   if(NOT MLX_ANVIL_UNITY)
     return()
   endif()
-  target_precompile_headers(${target} PRIVATE <mlx/mlx.h> <mlx/primitives.h> <nanobind/nanobind.h>)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "/csrc/.*\\.cpp$")
   foreach(source IN LISTS sources)
@@ -25,12 +30,11 @@ function(mlx_anvil_save_compile_time target)
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group}_${part})
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  set_target_properties(nanobind-static PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
 # For kernels, of which each file stays a compilation of its own: what is inlined where is part of their results.
 function(mlx_anvil_precompile_kernel_headers library)
-  if(MLX_ANVIL_UNITY)
+  if(MLX_ANVIL_PRECOMPILE)
     target_precompile_headers(${library} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/csrc/common/simd/math.h)
   endif()
 endfunction()

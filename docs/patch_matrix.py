@@ -1,4 +1,5 @@
-"""Writes the tables of docs/patching.md from what a patched model of each architecture runs: ``python docs/patch_matrix.py``."""
+"""Writes the tables of docs/patching.md from what a patched model of each architecture runs: ``python
+docs/patch_matrix.py``."""
 
 import re
 import sys

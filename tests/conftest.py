@@ -1,8 +1,9 @@
 """Options and fixtures of the whole suite.
 
-``--backend NAME [--checked]`` runs the op tests on that backend (default: cpu); tests marked ``cpu_only`` are about the CPU kernels
-or about no kernel at all and are left out elsewhere. ``MLX_ANVIL_TEST_SEED`` fixes the random inputs;
-without it every run draws a fresh seed and prints it. ``--all`` runs the tests that a plain run leaves out (quick_run.py).
+``--backend NAME [--checked]`` runs the op tests on that backend (default: cpu); tests marked ``cpu_only`` are about the
+CPU kernels or about no kernel at all and are left out elsewhere. ``MLX_ANVIL_TEST_SEED`` fixes the random inputs;
+without it every run draws a fresh seed and prints it. ``--all`` runs the tests that a plain run leaves out
+(quick_run.py).
 """
 
 import os
@@ -82,7 +83,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """Seeds MLX for each test by the run's seed and the test's own name, so that a test repeats alone as in the suite."""
+    """Seeds MLX for each test by the run's seed and the test's own name, so that a test repeats alone as in the
+    suite."""
     value = (int(os.environ[SEED_VARIABLE]) + zlib.crc32(request.node.nodeid.encode())) % 2**31
     mx.random.seed(value)
     return value

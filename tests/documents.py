@@ -5,7 +5,8 @@ block is says its language:
 
 - ``python`` is executed.
 - ``sh`` and ``bash``, line by line: ``python ...`` is executed, and has to succeed (to fail, in a block opened by
-  ``sh fails``). ``pip install`` is compared with the extras of pyproject.toml, of ``pytest`` only its options are tried.
+  ``sh fails``). ``pip install`` is compared with the extras of pyproject.toml, of ``pytest`` only its options are
+  tried.
 - a block with ``title="name"`` is written to that file.
 - ``text`` right behind a block that ran is what it prints: every line, in this order; ``...`` stands for anything.
   Elsewhere it is a formula or a drawing, as are blocks without a language.

@@ -1,4 +1,5 @@
-"""``pytest --fuzz 30m``: which tests run, for how long each, and what the end of the run says. The tests are in tests/fuzz."""
+"""``pytest --fuzz 30m``: which tests run, for how long each, and what the end of the run says. The tests are in
+tests/fuzz."""
 
 import faulthandler
 import os
@@ -73,7 +74,8 @@ class FuzzSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """With --fuzz these tests alone; without, on the CPU's kernels alone, for the simulator has no time for many."""
+        """With --fuzz these tests alone; without, on the CPU's kernels alone, for the simulator has no time for
+        many."""
         if self.total is None and config.getoption("--backend") == "cpu":
             return
         left_out = [item for item in items if (item.get_closest_marker("fuzz") is None) == (self.total is not None)]

@@ -1,5 +1,5 @@
-"""MLX's quantized formats in NumPy, bit by bit and independent of MLX: the truth in float64, and matrices whose codes and
-scales are drawn at random, so that all of them appear."""
+"""MLX's quantized formats in NumPy, bit by bit and independent of MLX: the truth in float64, and matrices whose codes
+and scales are drawn at random, so that all of them appear."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,8 @@ class Matrix:
         raw_scales: np.ndarray | None = None,
         dtype: mx.Dtype = mx.float32,
     ) -> "Matrix":
-        """Given codes, with one scale and bias for all groups; ``raw_scales`` are codes of scales, one for each group."""
+        """Given codes, with one scale and bias for all groups; ``raw_scales`` are codes of scales, one for each
+        group."""
         per_group = (*codes.shape[:-1], codes.shape[-1] // format.group_size)
         w = mx.array(pack(codes, format.bits))
         if format.affine:
@@ -175,9 +176,10 @@ def assert_rounded(
     float32_tolerance: float = FLOAT32_TOLERANCE,
     terms: float = 0,
 ) -> None:
-    """float32: within a share of the output's scale. 16 bits: within ``factor`` times what the exact result is off by once
-    it is rounded to the format, which is stricter than a composed graph in that format would be. ``terms``: of the sums,
-    each about 1; the scale is never below what they come to without luck, of which a single output may have too much."""
+    """float32: within a share of the output's scale. 16 bits: within ``factor`` times what the exact result is off by
+    once it is rounded to the format, which is stricter than a composed graph in that format would be. ``terms``: of the
+    sums, each about 1; the scale is never below what they come to without luck, of which a single output may have too
+    much."""
     assert result.dtype == dtype
     assert result.shape == exact.shape
     if exact.size == 0:

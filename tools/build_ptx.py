@@ -13,6 +13,10 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlx_anvil.mslc.ptx import PtxModule
 
 # The oldest architecture with the bfloat16 arithmetic and matrix products that mslc emits. Drivers compile it for newer
 # ones.
@@ -43,7 +47,11 @@ def compile_file(root: Path, path: Path) -> dict[str, str]:
     from mslc.preprocess import Source
     from mslc.ptx import compile_ptx
 
-    module = compile_ptx(Source.load(path, [root]), ARCHITECTURE, defers_constants=True)
+    return kernels_of(compile_ptx(Source.load(path, [root]), ARCHITECTURE, defers_constants=True))
+
+
+def kernels_of(module: "PtxModule") -> dict[str, str]:
+    """Returns what a file has for each kernel: the bindings of its parameters, and a PTX module."""
     text = re.sub(r"^[ \t]*//.*\n|[ \t]+//.*$", "", module.text, flags=re.MULTILINE)
     bindings = {kernel.entry: " ".join(str(p.index) for p in kernel.parameters) for kernel in module.kernels}
     return {name: f"// bindings {bindings[name]}\n{kernel}" for name, kernel in single_kernels(text).items()}

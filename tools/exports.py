@@ -1,7 +1,7 @@
 """Writes the lists of ops that the package exports: python tools/exports.py
 
-Type checkers and editors read the names of ops in the source of two ``__init__.py``: in imports and in ``__all__``. This
-takes them from the extension and from the modules of ``reference/``. tests/documentation/test_exports.py compares.
+Type checkers and editors read the names of ops in the source of two ``__init__.py``: in imports and in ``__all__``.
+This takes them from the extension and from the modules of ``reference/``. tests/documentation/test_exports.py compares.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the tests against it (Linux).
 
 Run it in an environment with the `test` extra and the build requirements (`pip install ".[cpu,test]" scikit-build-core
-nanobind==3.1.0`). It passes its arguments, such as `--all`, to pytest. A finding ends the run with a report. The build contains the
-baseline CPU kernels and those of this machine's instruction set.
+nanobind==3.1.0`). It passes its arguments, such as `--all`, to pytest. A finding ends the run with a report. The build
+contains the baseline CPU kernels and those of this machine's instruction set.
 
   python tools/sanitize.py --build FOLDER              only builds, into FOLDER
   python tools/sanitize.py --built FOLDER [ARGUMENTS]  runs the tests against that build

@@ -1,6 +1,6 @@
 // Gates: activation(gate) * up, elementwise, with both gradients and the tangent in one kernel
 // each. A Gate is a struct with the names, the CPU kernels, and the activation in MLX ops:
-//   kOp, kVariants[3], kPrimitives[3], kCpu[3]   of the forward pass, the gradients and the tangent
+//   kOp, kVariants[3], kPrimitives[3], kCpu      of the forward pass, the gradients and the tangent
 //   kUpOffset                                    a number that is added to `up`
 //   activation(x, s), derivative(x, s)           float32
 // The scalar of the call is the limit: if positive, min(gate, limit) and clip(up, -limit, limit)
@@ -13,6 +13,13 @@
 #include "common/select.h"
 
 namespace mlx_anvil {
+
+// The CPU kernels of a gate, for the current instruction set.
+struct GateKernels {
+  const ElementwiseKernels& (*forward)();
+  const ElementwiseKernels& (*backward)();
+  const ElementwiseKernels& (*jvp)();
+};
 
 template <class Gate>
 struct GateVariants {
@@ -114,16 +121,29 @@ struct GateVariants {
 };
 
 template <class Gate>
-constinit const ElementwiseVariant GateVariants<Gate>::forward{
-    Gate::kOp, Gate::kVariants[0], Gate::kPrimitives[0], 1, Gate::kCpu[0], compose_forward, vjp_of,
-    jvp_of};
+constinit const ElementwiseVariant GateVariants<Gate>::forward{.op = Gate::kOp,
+                                                               .variant = Gate::kVariants[0],
+                                                               .primitive = Gate::kPrimitives[0],
+                                                               .outputs = 1,
+                                                               .cpu = Gate::kCpu.forward,
+                                                               .compose = compose_forward,
+                                                               .vjp = vjp_of,
+                                                               .jvp = jvp_of};
 
 template <class Gate>
-constinit const ElementwiseVariant GateVariants<Gate>::backward{
-    Gate::kOp, Gate::kVariants[1], Gate::kPrimitives[1], 2, Gate::kCpu[1], compose_backward};
+constinit const ElementwiseVariant GateVariants<Gate>::backward{.op = Gate::kOp,
+                                                                .variant = Gate::kVariants[1],
+                                                                .primitive = Gate::kPrimitives[1],
+                                                                .outputs = 2,
+                                                                .cpu = Gate::kCpu.backward,
+                                                                .compose = compose_backward};
 
 template <class Gate>
-constinit const ElementwiseVariant GateVariants<Gate>::jvp{
-    Gate::kOp, Gate::kVariants[2], Gate::kPrimitives[2], 1, Gate::kCpu[2], compose_jvp};
+constinit const ElementwiseVariant GateVariants<Gate>::jvp{.op = Gate::kOp,
+                                                           .variant = Gate::kVariants[2],
+                                                           .primitive = Gate::kPrimitives[2],
+                                                           .outputs = 1,
+                                                           .cpu = Gate::kCpu.jvp,
+                                                           .compose = compose_jvp};
 
 }  // namespace mlx_anvil

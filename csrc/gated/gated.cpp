@@ -17,15 +17,15 @@ namespace {
 constexpr float kOaiSlope = 1.702f;
 
 // What the activations share, and what differs by name only.
-#define MLX_ANVIL_GATE(activation, Name)                                                           \
-  static constexpr const char* kOp = kGated;                                                       \
-  static constexpr const char* kVariants[] = {#activation "_forward", #activation "_backward",     \
-                                              #activation "_jvp"};                                 \
-  static constexpr const char* kPrimitives[] = {"Gated" #Name, "Gated" #Name "Backward",           \
-                                                "Gated" #Name "Jvp"};                              \
-  static constexpr const ElementwiseKernels& (*kCpu[])() = {gated_##activation##_forward_kernels,  \
-                                                            gated_##activation##_backward_kernels, \
-                                                            gated_##activation##_jvp_kernels};
+#define MLX_ANVIL_GATE(activation, Name)                                                       \
+  static constexpr const char* kOp = kGated;                                                   \
+  static constexpr const char* kVariants[] = {#activation "_forward", #activation "_backward", \
+                                              #activation "_jvp"};                             \
+  static constexpr const char* kPrimitives[] = {"Gated" #Name, "Gated" #Name "Backward",       \
+                                                "Gated" #Name "Jvp"};                          \
+  static constexpr GateKernels kCpu = {.forward = gated_##activation##_forward_kernels,        \
+                                       .backward = gated_##activation##_backward_kernels,      \
+                                       .jvp = gated_##activation##_jvp_kernels};
 
 struct GatedSilu {
   MLX_ANVIL_GATE(silu, Silu)

@@ -14,8 +14,9 @@ struct SiluGate {
   static constexpr const char* kOp = kSiluGate;
   static constexpr const char* kVariants[] = {"forward", "backward", "jvp"};
   static constexpr const char* kPrimitives[] = {"SiluGate", "SiluGateBackward", "SiluGateJvp"};
-  static constexpr const ElementwiseKernels& (*kCpu[])() = {
-      silu_gate_forward_kernels, silu_gate_backward_kernels, silu_gate_jvp_kernels};
+  static constexpr GateKernels kCpu = {.forward = silu_gate_forward_kernels,
+                                       .backward = silu_gate_backward_kernels,
+                                       .jvp = silu_gate_jvp_kernels};
   static constexpr float kUpOffset = 0.0f;
 
   static mx::array activation(const mx::array& x, mx::Stream s) { return silu(x, s); }

@@ -1,8 +1,8 @@
 """What arguments of other libraries are called here: the only place that names them.
 
-``NAMES`` maps a function, a class or a method to its table. An entry maps another library's keyword to ours, with a value where
-that is fixed ("mask='causal'"). An entry that ends in a full stop is a sentence for a keyword without a counterpart.
-Functions share tables: an entry does not apply to a function that lacks the argument it names.
+``NAMES`` maps a function, a class or a method to its table. An entry maps another library's keyword to ours, with a
+value where that is fixed ("mask='causal'"). An entry that ends in a full stop is a sentence for a keyword without a
+counterpart. Functions share tables: an entry does not apply to a function that lacks the argument it names.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,8 @@ _EVERY = 1.0  # seconds between two drawings, each of which takes about a millis
 
 @contextlib.contextmanager
 def benchmark_progress(module: ModuleType, arguments: Sequence[str], console: Console) -> Iterator[None]:
-    """Inside the block, each run of the command has a bar, on a terminal only. It is removed before results are printed.
+    """Inside the block, each run of the command has a bar, on a terminal only. It is removed before results are
+    printed.
 
     No thread draws it, so it takes no time from the kernels: the loop over tokens does, once a second.
 

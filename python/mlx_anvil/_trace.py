@@ -172,7 +172,8 @@ def _row_name(event: Event) -> str:
 
 
 def _rows_of(events: Sequence[Event]) -> list[int]:
-    """The row of a trace viewer for each event, from 1. Kernels of two CPU streams overlap, and a row cannot show that."""
+    """The row of a trace viewer for each event, from 1. Kernels of two CPU streams overlap, and a row cannot show
+    that."""
     ends: list[tuple[str, float]] = []  # name of each row, and end of its last event
     rows = [0] * len(events)
     for index in sorted(range(len(events)), key=lambda index: events[index].start):

@@ -1,4 +1,5 @@
-"""Install hints: pip takes each of them, whichever way the package was installed, and missing packages name an extra."""
+"""Install hints: pip takes each of them, whichever way the package was installed, and missing packages name an
+extra."""
 
 import json
 import os

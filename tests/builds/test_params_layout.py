@@ -1,6 +1,7 @@
 """The structs of params have the same layout to the host and to Metal, and no padding that the header does not show.
 
-clang prints the layout of every struct, once for the header as the macOS build compiles it and once for the Metal source.
+clang prints the layout of every struct, once for the header as the macOS build compiles it and once for the Metal
+source.
 """
 
 import re

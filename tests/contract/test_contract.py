@@ -231,8 +231,8 @@ def test_special_values(spec: OpSpec):
             with mx.stream(mx.cpu):
                 plain = to_numpy(spec.reference(*changed))
             np.testing.assert_array_equal(np.isnan(ours), np.isnan(plain))
-            # Where large terms cancel, what is left has the rounding of the terms; exponentials of large ones magnify it,
-            # in float32 arithmetic of any order.
+            # Where large terms cancel, what is left has the rounding of the terms; exponentials of large ones magnify
+            # it, in float32 arithmetic of any order.
             finite = np.isfinite(plain)
             largest = np.abs(plain[finite]).max(initial=1.0)
             exact = to_numpy(in_float64(spec.reference, changed)[0])

@@ -1,4 +1,5 @@
-"""mx.export_function over every op of the registry: inside composed() the file needs nothing but MLX, outside it is refused."""
+"""mx.export_function over every op of the registry: inside composed() the file needs nothing but MLX, outside it is
+refused."""
 
 import subprocess
 import sys
@@ -89,7 +90,8 @@ def test_without_composed_it_is_refused(spec: OpSpec, of: str, shapeless: bool, 
         mx.import_function(path)
 
 
-# It leaves without MLX's destructors: those of the threads that read files abort now and then on a busy machine (0.32.4).
+# It leaves without MLX's destructors: those of the threads that read files abort now and then on a busy machine
+# (0.32.4).
 IN_MLX_ALONE = """
 import os, sys
 import mlx.core as mx
@@ -154,7 +156,8 @@ def test_composed_is_a_fallback_to_trace_and_strict():
 
 @pytest.mark.parametrize("options", [{"mask": "causal"}, {"window_size": (2, 1)}, {"mask": "causal", "window_size": 3}])
 def test_a_band_is_that_of_the_shapes(options: dict[str, object], tmp_path: Path):
-    """That of one query would broadcast with any scores. One key crashes MLX (0.32.4): it reduces an axis of length 1."""
+    """That of one query would broadcast with any scores. One key crashes MLX (0.32.4): it reduces an axis of length
+    1."""
 
     def attention(q: mx.array, k: mx.array) -> mx.array:
         return mlx_anvil.flash_attention(q, k, k, **options)

@@ -81,7 +81,7 @@ def assert_close(results: Arrays, wanted: Arrays, tolerance: float = OTHER_KERNE
         assert max_error(a, b) <= tolerance
 
 
-# ---- vmap --------------------------------------------------------------------------------------------------------------
+# ---- vmap ------------------------------------------------------------------------------------------------------------
 
 
 def mapped(function, count: int, index: int, axis: int):
@@ -156,7 +156,7 @@ def test_composed_gradients(call: Call):
         assert_close(with_gradients(call, arrays)(*inputs), wanted)
 
 
-# ---- compiled for any shapes -------------------------------------------------------------------------------------------
+# ---- compiled for any shapes -----------------------------------------------------------------------------------------
 
 
 def assert_shapeless(function, *calls: Arrays, tolerance: float = OTHER_KERNEL) -> None:

@@ -38,7 +38,7 @@ def _of_registry() -> list[Call]:
     ]
 
 
-# ---- attention: masks of every rank, with and without kernels ----------------------------------------------------------
+# ---- attention: masks of every rank, with and without kernels --------------------------------------------------------
 
 
 def _attention(head_dim: int, mask_axes: int, kind: str) -> Call:
@@ -69,7 +69,7 @@ def _attention_lse() -> Call:
     return Call("attention, lse", "flash_attention", function, make)
 
 
-# ---- rope: ranks of x, offsets and frequencies -------------------------------------------------------------------------
+# ---- rope: ranks of x, offsets and frequencies -----------------------------------------------------------------------
 
 
 def _rope(rank: int, offset_shape: tuple[int, ...] | None = None, with_freqs: bool = False) -> Call:
@@ -100,7 +100,7 @@ def _rope_qk() -> Call:
     return Call("rope_qk, offsets", "rope_qk", function, make)
 
 
-# ---- quantized matrices ------------------------------------------------------------------------------------------------
+# ---- quantized matrices ----------------------------------------------------------------------------------------------
 
 
 def _quantized(id: str, op: str, x: tuple[int, ...], leading: tuple[int, ...] = (), **options) -> Call:
@@ -144,7 +144,7 @@ def _embedding(ids_shape: tuple[int, ...]) -> Call:
     return Call(f"embedding, ids of rank {len(ids_shape)}", "quantized_embedding", function, make)
 
 
-# ---- the rest ----------------------------------------------------------------------------------------------------------
+# ---- the rest --------------------------------------------------------------------------------------------------------
 
 
 def _silu(gate: tuple[int, ...], up: tuple[int, ...]) -> Call:

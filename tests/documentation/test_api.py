@@ -1,4 +1,5 @@
-"""Every public name has a docstring that says what goes in, what comes out, and what is refused; and a page of its API."""
+"""Every public name has a docstring that says what goes in, what comes out, and what is refused; and a page of its
+API."""
 
 import inspect
 import re

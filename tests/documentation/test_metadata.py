@@ -79,7 +79,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-# ---- tools/release_check.py ------------------------------------------------------------------------------------------------
+# ---- tools/release_check.py ------------------------------------------------------------------------------------------
 
 
 def make_sdist(folder: Path, *names: str) -> Path:

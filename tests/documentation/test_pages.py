@@ -77,7 +77,7 @@ def test_a_wrong_page_is_found(tmp_path, code):
     assert re.search(r"'2' is not in the output|", result.stderr)
 
 
-# ---- figures, the support matrix, quoted messages and reasons --------------------------------------------------------------
+# ---- figures, the support matrix, quoted messages and reasons --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if tables.GENERATED.search(page.read_text())])

@@ -105,8 +105,8 @@ def assert_close(
     *,
     terms: np.ndarray | None = None,
 ) -> None:
-    """The correctness bar of float32, or the FlashAttention criterion where there is a composed result. `terms`: what few
-    sums add up, all made positive; where the terms cancel, a sum keeps their rounding."""
+    """The correctness bar of float32, or the FlashAttention criterion where there is a composed result. `terms`: what
+    few sums add up, all made positive; where the terms cancel, a sum keeps their rounding."""
     if composed is None:
         # Tensor cores cut sums off where float32 arithmetic rounds them.
         tolerance = FLOAT32_TOLERANCE * (2 if support.backend == "cuda" else 1)

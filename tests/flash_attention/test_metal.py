@@ -1,5 +1,5 @@
-"""The Metal kernels of flash_attention themselves: what they cost beside MLX's on the same arrays, and that they have no
-races. That they are right is what test_op.py tests, with --backend simulator.
+"""The Metal kernels of flash_attention themselves: what they cost beside MLX's on the same arrays, and that they have
+no races. That they are right is what test_op.py tests, with --backend simulator.
 """
 
 import mlx.core as mx

@@ -104,7 +104,8 @@ def jvp(f, argnums):
 
 
 def checkpoint(f, argnums):
-    """Where derivatives follow, of the arguments that have any: ``mx.checkpoint`` takes them in all that it is given."""
+    """Where derivatives follow, of the arguments that have any: ``mx.checkpoint`` takes them in all that it is
+    given."""
     return lambda *xs: mx.checkpoint(in_some(f, xs, argnums))(*(xs[i] for i in argnums))
 
 
@@ -114,7 +115,8 @@ def distinct(f):
 
 
 def one_by_one(f, in_axes, out_axes):
-    """What ``mx.vmap`` should give. Elements are split off: the gradient of an index crashes MLX 0.32.4 on empty arrays."""
+    """What ``mx.vmap`` should give. Elements are split off: the gradient of an index crashes MLX 0.32.4 on empty
+    arrays."""
 
     def mapped(*xs):
         size = next(x.shape[axis] for x, axis in zip(xs, in_axes, strict=True) if axis is not None)

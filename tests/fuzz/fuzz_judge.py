@@ -18,7 +18,8 @@ LAST_PLACE = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 CANCELLATION = 4
 NEARBY = 6
 ROUNDING = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
-# Of results that are nothing but rounding, such as a gradient that cancels, the scale is this share of the other results'.
+# Of results that are nothing but rounding, such as a gradient that cancels, the scale is this share of the other
+# results'.
 SHARE = 1e-3
 # What the definition in 16 bits is off by depends on luck: an error counts if other numbers have it too.
 OTHER_SEEDS = (10**6, 10**7)
@@ -161,7 +162,8 @@ def _inaccuracy(
 
 def _rounding(case: Case, definition: Callable[..., Arrays], floats: Arrays, truth: Arrays) -> list[float]:
     """How far rounding takes each result: by the definition in its dtype, and by a last place of the float32 arguments,
-    which an op may round differently. Of arguments that differ in their last places, as an error may be small by luck."""
+    which an op may round differently. Of arguments that differ in their last places, as an error may be small by
+    luck."""
     rng = np.random.default_rng(case.seed)
     exact = [to_numpy(t) for t in truth]
     worst = [0.0] * len(truth)

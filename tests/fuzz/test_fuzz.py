@@ -1,8 +1,8 @@
 """Random calls of every op of the registry, judged against float64: dtypes, shapes, options, memory layouts, up to two
 transformations around the call; and random wrong arguments.
 
-A plain run takes a minute at most, by ``MLX_ANVIL_TEST_SEED``. ``pytest --fuzz 30m`` runs these tests alone, for that long;
-``-n 2`` on two cores. A failure prints the smallest script that shows it.
+A plain run takes a minute at most, by ``MLX_ANVIL_TEST_SEED``. ``pytest --fuzz 30m`` runs these tests alone, for that
+long; ``-n 2`` on two cores. A failure prints the smallest script that shows it.
 """
 
 import zlib

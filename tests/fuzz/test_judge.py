@@ -22,7 +22,8 @@ def grad(*argnums: int) -> Transform:
 
 
 def attention_of_one_key() -> Call:
-    """Its weights are 1, so that q and k have no gradient. What is left of it depends on how terms that cancel round."""
+    """Its weights are 1, so that q and k have no gradient. What is left of it depends on how terms that cancel
+    round."""
     args = [Arg(name, (1, heads, length, 72)) for name, heads, length in (("q", 2, 31), ("k", 1, 1), ("v", 1, 1))]
     call = Call("flash_attention", args, {a.name: a.name for a in args}, [Result((1, 2, 31, 72), "float32")], {})
     call.tolerance = 2e-5

@@ -1,4 +1,5 @@
-"""gated beyond the contract: every activation with and without a limit, its bounds, extremes, and that it stays fused."""
+"""gated beyond the contract: every activation with and without a limit, its bounds, extremes, and that it stays
+fused."""
 
 import itertools
 import math

@@ -1,4 +1,5 @@
-"""Few calls that launch every kernel: python -m tests.metal_launches.cover [OP...] prints JSON, by op which of its calls.
+"""Few calls that launch every kernel: python -m tests.metal_launches.cover [OP...] prints JSON, by op which of its
+calls.
 
 Nothing is run: launches are recorded, as in record.py, and in a process of its own for the same reason.
 """

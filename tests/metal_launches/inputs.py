@@ -51,7 +51,7 @@ def matrix(dtype: mx.Dtype, rows: int, columns: int, group_size: int, bits: int)
     return mx.zeros((rows, columns * bits // 32), mx.uint32), factors, factors
 
 
-# ---- sizes of models; small where a dispatch does not go by them -------------------------------------------------------
+# ---- sizes of models; small where a dispatch does not go by them -----------------------------------------------------
 
 MODEL_DTYPES = (mx.float16, mx.bfloat16)  # of weights and activations
 WIDTH = 2048  # of the residual stream

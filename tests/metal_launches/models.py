@@ -1,8 +1,8 @@
 """What language models launch on an NVIDIA GPU: python -m tests.metal_launches.models > tools/cubins.txt
 
 These specialisations of the kernels come assembled with the package (tools/build_cubins.py). With `--apple`, it prints
-what the same models launch on an Apple GPU, for bench/agx.py. Nothing is run: launches are recorded, as in record.py, and
-in a process of its own for the same reason. The calls are those of tests/<op>/launches.py.
+what the same models launch on an Apple GPU, for bench/agx.py. Nothing is run: launches are recorded, as in record.py,
+and in a process of its own for the same reason. The calls are those of tests/<op>/launches.py.
 """
 
 import sys

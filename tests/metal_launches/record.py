@@ -1,11 +1,11 @@
-"""What the host code launches, recorded without running a kernel: python -m tests.metal_launches.record OP... prints JSON.
+"""What the host code launches, recorded without running a kernel: python -m tests.metal_launches.record OP... prints
+JSON.
 
 To be run as a process of its own: the host keeps the libraries that it has loaded for kernels, and here they are none.
 """
 
 import ctypes
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx_anvil
 from mlx_anvil import _simulate
 from mlx_anvil._kernel_files import parse_key
-from mlx_anvil.mslc.toolchain import PACKAGE, find_zig
+from mlx_anvil.mslc.toolchain import PACKAGE, link_shared, require, run_tool
 from tests.metal_launches.calls import CALLS
 
 
@@ -33,9 +33,10 @@ class Launch:
 
 
 def build_recorder(folder: Path) -> ctypes.CDLL:
-    library, source = folder / "recorder.so", Path(__file__).with_name("recorder.c")
-    flags = ["-shared", "-fPIC", "-O1", "-I", str(PACKAGE.parents[1]), "-o", str(library)]
-    subprocess.run([find_zig(), "cc", *flags, str(source)], check=True)
+    library, compiled, source = folder / "recorder.so", folder / "recorder.o", Path(__file__).with_name("recorder.c")
+    flags = ["-c", "-fPIC", "-O1", "-fno-sanitize=all", "-I", str(PACKAGE.parents[1]), "-o", str(compiled)]
+    require(run_tool(["cc", *flags, str(source)]), "compiling recorder.c")
+    link_shared([str(compiled)], library)  # by itself: `zig cc` would build its own runtime library first
     return ctypes.CDLL(str(library))
 
 

@@ -87,7 +87,8 @@ def test_what_is_missing_is_named():
 
 
 def test_every_ci_run_has_them():
-    """`pytest --rest` leaves out no slow test (tests/documentation/test_quick_run.py) but those with the marker `alike`."""
+    """`pytest --rest` leaves out no slow test (tests/documentation/test_quick_run.py) but those with the marker
+    `alike`."""
     marks = {mark.name for mark in [pytestmark, *test_every_template_runs_checked.pytestmark]}
     assert marks == {"cpu_only", "slow", "parametrize"}
     assert re.search(r"^pytest --rest --one-of-alike$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)

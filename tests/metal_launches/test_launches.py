@@ -1,7 +1,8 @@
 """The host and the Metal source fit: every kernel that it asks for exists, and takes what it is given.
 
-Calls of every op are recorded (tests/metal_launches), down to each array that is bound, and compared with what mslc reads in the
-source that the extension embeds. On a Mac a mistake here would show as a missing kernel, or as wrong numbers.
+Calls of every op are recorded (tests/metal_launches), down to each array that is bound, and compared with what mslc
+reads in the source that the extension embeds. On a Mac a mistake here would show as a missing kernel, or as wrong
+numbers.
 """
 
 import json

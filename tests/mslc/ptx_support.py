@@ -1,11 +1,18 @@
 """What several tests of the PTX target use."""
 
+import fcntl
+import os
+import pickle
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+import build_ptx
 from mlx_anvil.mslc import Source, ToolchainError
-from mlx_anvil.mslc.ptx import compile_ptx, find_ptxas
+from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
+from mlx_anvil.mslc.ptx import PtxModule, compile_ptx, find_ptxas
+from mlx_anvil.mslc.toolchain import write_atomically
 from tests.mslc.msl import HEAD
 
 # The checkout, where there is one.
@@ -26,16 +33,57 @@ def ptx(text, arch="sm_90", constants=None):
     return compile_ptx(Source.load(HEAD + text), arch, constants)
 
 
+def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of one run of pytest share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def declared(path: Path, dtype: str) -> tuple[list[str], dict[int, str]]:
+    """The names of a file's kernels for a dtype, or of all where none is for it, and its function constants."""
+    source = Source.load(path, [METAL])
+    module = run_rewriter(source, run_preprocessor(source)).module
+    names = [kernel.name for kernel in module.kernels]
+    first_words = {name: next((word for word in name.split("_") if word in DTYPES), dtype) for name in names}
+    chosen = [name for name in names if first_words[name] == dtype]
+    return chosen or names, {constant.index: constant.name for constant in module.constants}
+
+
+@cache
+def shipped(path: Path, dtype: str, folder: Path) -> PtxModule:
+    """A file's kernels for a dtype as the package ships them, with deferred function constants.
+
+    To compile them takes as long as to assemble them: one process does it, and keeps them in `folder` for the others."""
+    kept = folder / f"{path.parent.name}-{path.stem}-{dtype}.ptx.pickle"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not kept.exists():
+            source, only = Source.load(path, [METAL]), declared(path, dtype)[0]
+            module = compile_ptx(source, build_ptx.ARCHITECTURE, defers_constants=True, only=only)
+            write_atomically(kept, pickle.dumps(module), survives_crash=False)
+    return pickle.loads(kept.read_bytes())
+
+
 needs_metal = pytest.mark.skipif(METAL is None, reason="the project's kernels are not beside these tests")
 
 
 def most_spills(kernel: str, features: bool) -> int:
     """Bytes that a thread may store to local memory and load from it, with all function constants on or all off.
 
-    Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of masks): on an
-    H200 the next smaller ones are slower. Products of few rows have 128 registers, so that twice as many threads run at once."""
+    Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
+    masks): on an H200 the next smaller ones are slower. Products of few rows have 128 registers, so that twice as many
+    threads run at once."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
         return 192 if "_g32_" in kernel else 112
-    most = {"forward_matrix": 80, "backward_dkv_matrix": 328, "backward_dq_matrix": 440, "backward_dq_": 256}
+    most = {
+        "forward_matrix": 80,
+        "backward_dkv_matrix": 328,
+        "backward_dkv_": 92,
+        "backward_dq_matrix": 440,
+        "backward_dq_": 256,
+    }
     found = (most[pass_] for pass_ in most if kernel.startswith(f"flash_attention_{pass_}"))
     return next(found, 0) if features else 0

@@ -1,21 +1,16 @@
 """Machine code of Apple GPUs, by Mesa's compiler: what it counts. Nothing of it can be run here."""
 
-import ctypes
 import json
 import re
 import sys
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from mlx_anvil.mslc import Source, ToolchainError
 from mlx_anvil.mslc.agx import compile_agx, find_agx_stats
-from mlx_anvil.mslc.agx_bfloat import without_bfloat
 from mlx_anvil.mslc.agx_code import CLASSES, OTHER, class_of, instruction_classes, machine_code, opcodes
-from mlx_anvil.mslc.agx_spirv import without_reversals
 from mlx_anvil.mslc.commands.agx import command
-from mlx_anvil.mslc.toolchain import link_shared, require, run_tool
 from tests.mslc.msl import HEAD
 from tests.mslc.ptx_support import METAL, needs_metal
 
@@ -136,104 +131,6 @@ def test_copies_and_swaps_are_moves():
 def test_class_of_an_instruction(opcode, name):
     assert class_of(opcode) == name
     assert name in (*CLASSES, OTHER)
-
-
-BFLOAT = """
-typedef __bf16 bfloat;
-typedef bfloat bfloat4 __attribute__((ext_vector_type(4)));
-#define EXPORT extern "C" __attribute__((visibility("default")))
-#define BINARY(name, expression) \\
-  EXPORT void name(const bfloat* a, const bfloat* b, bfloat* o, long n) { \\
-    for (long i = 0; i < n; ++i) { const bfloat x = a[i], y = b[i]; o[i] = expression; } \\
-  }
-BINARY(add, x + y)
-BINARY(subtract, x - y * bfloat(3.0f))
-BINARY(divide, x / y)
-BINARY(negate, -x)
-BINARY(larger, x < y ? y : x)
-BINARY(of_whole, bfloat(int(float(x) * 1000)) + bfloat(unsigned(7)))
-BINARY(to_whole, bfloat(float(int(x * bfloat(64))) + 0.25f))
-BINARY(size, __builtin_elementwise_abs(x))
-EXPORT void vectors(const bfloat4* a, const bfloat4* b, bfloat4* o, long n) {
-  const bfloat4 two = {2.0f, 3.0f, 4.0f, 5.0f};
-  for (long i = 0; i < n / 4; ++i) o[i] = a[i] * b[i] + two;
-}
-"""
-BFLOAT_FUNCTIONS = [*re.findall(r"BINARY\((\w+),", BFLOAT)[1:], "vectors"]
-
-
-@pytest.fixture(scope="module")
-def bfloat_libraries(tmp_path_factory):
-    """The same functions for this machine: by the compiler's own bfloat, and with the type replaced."""
-    folder = tmp_path_factory.mktemp("bfloat")
-    source, code, replaced = (folder / name for name in ("bfloat.cpp", "bfloat.ll", "replaced.ll"))
-    source.write_text(BFLOAT)
-    exact = ["-Xclang", "-fbfloat16-excess-precision=none", "-ffp-contract=off", "-fno-strict-float-cast-overflow"]
-    flags = ["clang", "-x", "c++", "-O1", *exact, "-fPIC", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm"]
-    require(run_tool([*flags, str(source), "-o", str(code)]), "compiling")
-    text = without_bfloat(code.read_text())
-    assert "bfloat" in code.read_text()
-    assert "bfloat" not in text
-    replaced.write_text(text)
-    libraries = []
-    for path in (code, replaced):
-        compiled, library = path.with_suffix(".o"), path.with_suffix(".so")
-        require(run_tool(["clang", "-x", "ir", "-O1", "-fPIC", "-c", str(path), "-o", str(compiled)]), "compiling")
-        builtins = folder / "builtins.o"
-        (folder / "builtins.c").write_text(TRUNCATION)
-        require(run_tool(["clang", "-O1", "-fPIC", "-c", str(folder / "builtins.c"), "-o", str(builtins)]), "compiling")
-        link_shared([str(compiled), str(builtins)], library)
-        libraries.append(ctypes.CDLL(str(library)))
-    return libraries
-
-
-# What the compiler calls to round to bfloat, of a library that is not linked here.
-TRUNCATION = """
-__bf16 __truncsfbf2(float x) {
-  unsigned bits;
-  __builtin_memcpy(&bits, &x, 4);
-  bits = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
-  unsigned short high = bits >> 16;
-  __bf16 result;
-  __builtin_memcpy(&result, &high, 2);
-  return result;
-}
-"""
-
-
-@pytest.mark.parametrize("name", BFLOAT_FUNCTIONS)
-def test_arithmetic_without_bfloat(rng, bfloat_libraries, name):
-    a, b = (rng.integers(0, 1 << 16, 4096, np.uint16) for _ in range(2))
-    if name in ("of_whole", "to_whole"):
-        a = (rng.standard_normal(4096).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    results = []
-    for library in bfloat_libraries:
-        out = np.zeros_like(a)
-        getattr(library, name)(*(ctypes.c_void_p(x.ctypes.data) for x in (a, b, out)), ctypes.c_long(len(a)))
-        results.append((out.astype(np.uint32) << 16).view(np.float32))
-    np.testing.assert_array_equal(*results)
-    assert len(np.unique(results[0])) > 5
-
-
-def test_code_that_has_no_bfloat_is_left_alone():
-    assert without_bfloat("define void @f() {\n  ret void\n}\n") == "define void @f() {\n  ret void\n}\n"
-
-
-def test_bits_in_reverse_order(tmp_path):
-    source, compiled, library = (tmp_path / name for name in ("bits.ll", "bits.o", "bits.so"))
-    text = """define i8 @reversed(i8 %x) {
-  %1 = trunc i8 %x to i3
-  %2 = tail call i3 @llvm.bitreverse.i3(i3 %1) #0
-  %3 = zext i3 %2 to i8
-  ret i8 %3
-}
-"""
-    source.write_text(without_reversals(text))
-    assert "bitreverse" not in source.read_text()
-    require(run_tool(["clang", "-x", "ir", "-O1", "-fPIC", "-c", str(source), "-o", str(compiled)]), "compiling")
-    link_shared([str(compiled)], library)
-    function = ctypes.CDLL(str(library)).reversed
-    assert [function(x) for x in range(8)] == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
 # ---- errors

@@ -1,4 +1,5 @@
-"""The conformance check: our kernels pass, what Apple's compiler would refuse does not, and MLX's kernels are the control."""
+"""The conformance check: our kernels pass, what Apple's compiler would refuse does not, and MLX's kernels are the
+control."""
 
 from pathlib import Path
 

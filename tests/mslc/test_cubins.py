@@ -1,4 +1,5 @@
-"""Cubins of the kernels that models launch: how tools/build_cubins.py makes them of the package's PTX, and which one a device gets."""
+"""Cubins of the kernels that models launch: how tools/build_cubins.py makes them of the package's PTX, and which one a
+device gets."""
 
 import lzma
 import struct

@@ -1,4 +1,4 @@
-"""PTX text and descriptions; all kernels assemble without spills. Running them needs a GPU: see gpu/run_ptx.py."""
+"""PTX text and descriptions. Running them needs a GPU: see gpu/run_ptx.py."""
 
 import json
 import re
@@ -12,120 +12,15 @@ from click.testing import CliRunner
 
 from mlx_anvil.mslc import UNCHECKED, Library, Source
 from mlx_anvil.mslc.commands.ptx import command
-from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
-from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx, with_constants
-from tests.mslc.control.mlx_kernels import ENCODE, include_dir, source
+from mlx_anvil.mslc.ptx import compile_ptx
 from tests.mslc.msl import HEAD
-from tests.mslc.ptx_support import METAL, has_ptxas, most_spills, needs_metal, needs_ptxas, ptx
-
-FILES = sorted((METAL / "metal").glob("*/*.metal")) if METAL else []
+from tests.mslc.ptx_support import METAL, has_ptxas, ptx
 
 
 def entries(module):
     """Bodies by entry name."""
     pattern = r"^\.visible \.entry (\w+)\(.*?^\{(.*?)^\}"
     return dict(re.findall(pattern, module.text, re.MULTILINE | re.DOTALL))
-
-
-# ---- every kernel assembles
-
-
-def mlx_source(headers, instances):
-    return Source.load(source(headers, instances), [include_dir()], {"MLX_METAL_JIT": 1})
-
-
-STEEL = ["steel/utils.h", "steel/gemm/gemm.h"]
-MLX_KERNELS = {
-    "sdpa_vector": (
-        ["sdpa_vector.h"],
-        [(f"sdpa_{d}_{n}", "sdpa_vector", d, n) for d in ENCODE for n in (64, 96, 128, 256)],
-        dict.fromkeys(range(20, 26), False),
-    ),
-    "affine_qmv_fast": (
-        [*STEEL, "quantized_utils.h", "quantized.h"],
-        [(f"qmv_{d}_{b}", "affine_qmv_fast", d, 64, b, "false") for d in ENCODE for b in (3, 4, 8)],
-        {},
-    ),
-    "steel_attention": (
-        ["steel/attn/kernels/steel_attention.h"],
-        [
-            (f"attention_{d}_{n}", "attention", d, 32, k, n, n, 4, 1, "bool", "float")
-            for d in ENCODE
-            for n, k in ((64, 32), (128, 16))
-        ],
-        {200: True, 201: True, 300: False, 301: False, 302: False, 303: False},
-    ),
-    "softmax": (
-        ["softmax.h"],
-        [(f"{f}_{d}", f, d, "float") for d in ENCODE for f in ("softmax_single_row", "softmax_looped")],
-        {},
-    ),
-    "steel_gemm": (
-        [*STEEL, "steel/gemm/kernels/steel_gemm_fused.h"],
-        [(f"gemm_{d}", "gemm", d, 64, 64, 16, 2, 2, "false", "true") for d in ENCODE],
-        {10: False, 100: False, 110: False, 200: True, 201: True, 202: True},
-    ),
-}
-
-
-def assert_assembles(module, names, may_spill=lambda kernel: 0):
-    assert ".func" not in module.text
-    assert {k.name for k in module.kernels} == set(names)
-    reports = assemble(module)
-    assert set(reports) == {k.entry for k in module.kernels}
-    for description in module.kernels:
-        report = reports[description.entry]
-        assert report.spill_bytes <= may_spill(description.name), description.name
-        assert report.registers > 0
-        assert report.shared_bytes == description.static_threadgroup_memory
-
-
-@pytest.mark.slow
-@pytest.mark.alike("arch")
-@needs_ptxas
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", MLX_KERNELS)
-def test_mlx_kernels_assemble(name, arch):
-    headers, instances, constants = MLX_KERNELS[name]
-    assert_assembles(compile_ptx(mlx_source(headers, instances), arch, constants), [i[0] for i in instances])
-
-
-@pytest.mark.slow
-@pytest.mark.alike("arch", "features")
-@needs_ptxas
-@needs_metal
-@pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_project_kernels_assemble(path, arch, features):
-    """With all function constants on, and with all off. `registers_are_few` has a test of its own: norms with all
-    operands are not launched with it."""
-    text = Source.load(path, [METAL])
-    module = run_rewriter(text, run_preprocessor(text)).module
-    constants = {c.index: features and c.name != "registers_are_few" for c in module.constants}
-    module_text = compile_ptx(text, arch, constants)
-    names = [kernel.name for kernel in module.kernels]
-    assert_assembles(module_text, names, lambda kernel: most_spills(kernel, features))
-
-
-@pytest.mark.slow
-@pytest.mark.alike("arch")
-@needs_ptxas
-@needs_metal
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("pass_", ["forward", "backward"])
-def test_norms_with_few_registers_assemble(pass_, arch):
-    """The most operands that csrc/norm/gpu.cpp launches with `registers_are_few`."""
-    text = Source.load(METAL / "metal" / "norm" / f"{pass_}.metal", [METAL])
-    constants = run_rewriter(text, run_preprocessor(text)).module.constants
-    deferred = compile_ptx(text, arch, defers_constants=True)
-    off = {"row_is_long", "has_gate", "wants_bias"}
-    for norm, without in (("rms_norm", {"has_bias"}), ("layer_norm", set())):
-        values = {constant.index: constant.name not in off | without for constant in constants}
-        module = replace(deferred, text=with_constants(deferred.text, values))
-        assert re.search(r"\.minnctapersm [234]\n", module.text)
-        spills = {name: report.spill_bytes for name, report in assemble(module).items() if name.startswith(norm)}
-        assert spills == dict.fromkeys(spills, 0)
-        assert len(spills) == 5
 
 
 # ---- launching
@@ -354,15 +249,6 @@ def test_second_operand_is_loaded_the_way_round_that_the_unit_wants(transpose):
     loads = re.findall(r"ldmatrix\.\S+", body)
     assert loads
     assert {".trans" in load for load in loads} == {transpose == "false"}
-
-
-def test_steel_gemm_wastes_no_half():
-    headers, instances, constants = MLX_KERNELS["steel_gemm"]
-    module = compile_ptx(mlx_source(headers, instances), "sm_80", constants)
-    products = [line for line in module.text.split("\n") if "mma.sync" in line]
-    # 4 x 4 x 2 products of fragments of a SIMD group, two at a time, each in three parts, in three kernels.
-    assert len(products) == 4 * 4 * 2 // 2 * 3 * 3
-    assert "mslc_zero" not in module.text
 
 
 # ---- the command, and the checks that run on a GPU

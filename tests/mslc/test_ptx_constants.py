@@ -2,17 +2,14 @@
 
 import re
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from mlx_anvil._kernel_files import unpack_ptx
 from mlx_anvil.mslc import CompileError, Source
-from mlx_anvil.mslc.ptx import PtxModule, assemble, compile_ptx, cubin, with_constants
+from mlx_anvil.mslc.ptx import compile_ptx, cubin, with_constants
 from tests.mslc.msl import HEAD
-from tests.mslc.ptx_support import METAL, most_spills, needs_metal, needs_ptxas, ptx
+from tests.mslc.ptx_support import needs_ptxas, ptx
 
 DEFERRED_SOURCE = """
 constant bool doubles [[function_constant(2)]];
@@ -85,27 +82,3 @@ def test_deferred_constant_must_be_a_bool():
     text = "constant int n [[function_constant(3)]]; kernel void k(device int* o [[buffer(0)]]) { o[0] = n; }"
     with pytest.raises(CompileError, match="must be a bool, not a int"):
         deferred_ptx(text)
-
-
-@pytest.mark.slow
-@needs_ptxas
-@needs_metal
-def test_packed_kernels_load_one_by_one(tmp_path):
-    """What the package ships: every kernel of an op as a module of its own."""
-    script = METAL / "tools" / "build_ptx.py"
-    command = [sys.executable, script, "--root", METAL, "--output", tmp_path, "--op", "flash_attention"]
-    subprocess.run(command, check=True, capture_output=True)
-    (packed,) = tmp_path.iterdir()
-    kernels = unpack_ptx(packed.read_bytes())
-    assert "flash_attention_decode_combine_float16" in kernels
-    assert len(kernels) > 100
-    # Its sinks, binding 4, are not read.
-    assert kernels["flash_attention_backward_dq_float16_d64v64"].startswith("// bindings 0 1 2 3 5 6 7 8 9 10\n")
-    shared = 0
-    for name in [name for name in kernels if "float16_d64" in name]:
-        module = PtxModule("sm_90", with_constants(kernels[name], dict.fromkeys(range(32), True)), [])
-        (report,) = assemble(module).values()
-        assert report.spill_bytes <= most_spills(name, features=True)
-        shared += report.shared_bytes > 0
-        assert module.text.count(".entry") == 1
-    assert shared

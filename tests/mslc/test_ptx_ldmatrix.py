@@ -1,5 +1,5 @@
-"""Loads of matrices keep their places when they are made several at a time: both texts are executed for the four groups of
-eight lanes, whose addresses decide what is loaded."""
+"""Loads of matrices keep their places when they are made several at a time: both texts are executed for the four groups
+of eight lanes, whose addresses decide what is loaded."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Pairing matrix products keeps what the text computes: both texts are evaluated with symbols for numbers and compared."""
+"""Pairing matrix products keeps what the text computes: both texts are evaluated with symbols for numbers and
+compared."""
 
 import re
 

@@ -40,7 +40,8 @@ def random_matrix(rng, kind, columns, rows):
 
 
 def evaluate_all(kind, cases, *matrices):
-    """Checks expressions whose values are vectors (columns = 0) or matrices: {expression: (columns, rows, expected)}."""
+    """Checks expressions whose values are vectors (columns = 0) or matrices: {expression: (columns, rows,
+    expected)}."""
     body, position = "", 0
     for expression, (columns, rows, _) in cases.items():
         element = "r[i][j]" if columns else "r[j]"

@@ -29,7 +29,8 @@ def declared(namespace: str) -> set[str]:
 
 
 def documented() -> set[str]:
-    """The code in the middle column of the tables for types and functions, and in the last for names without a section."""
+    """The code in the middle column of the tables for types and functions, and in the last for names without a
+    section."""
     tables, _, rest = PAGE.read_text().partition("## Names without a section")
     rows = [line.split("|") for line in tables.splitlines() if line.startswith("|")]
     others = [line.split("|") for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]

@@ -1,5 +1,5 @@
-"""A one-layer Llama of our ops and modules beside the same of MLX's, from the same parameters: it trains, and decodes with
-a cache and quantized weights, with the same numbers."""
+"""A one-layer Llama of our ops and modules beside the same of MLX's, from the same parameters: it trains, and decodes
+with a cache and quantized weights, with the same numbers."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,7 +21,8 @@ Cache = tuple[mx.array, mx.array]
 
 
 class Llama(nn.Module):
-    """What both have: parameters, projections, the cache. Parts that we have ops for are left to the derived classes."""
+    """What both have: parameters, projections, the cache. Parts that we have ops for are left to the derived
+    classes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """What the norms' Metal kernels ask of memory: every byte once, no bank conflicts, one barrier for each sum of a row.
 
-MLX's wheel does not bring the source of its rms_norm, so the budget is in numbers: a kernel that sums over the SIMD groups
-of a threadgroup needs a barrier between writing the shares and reading them, and these have no other.
+MLX's wheel does not bring the source of its rms_norm, so the budget is in numbers: a kernel that sums over the SIMD
+groups of a threadgroup needs a barrier between writing the shares and reading them, and these have no other.
 """
 
 import mlx.core as mx

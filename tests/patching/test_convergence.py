@@ -1,9 +1,10 @@
-"""A character-level Llama of mlx-lm, trained 200 steps on this repository's README: patched, it goes where it goes unpatched.
+"""A character-level Llama of mlx-lm, trained 200 steps on this repository's README: patched, it goes where it goes
+unpatched.
 
-How far apart two trainings may be is measured, not chosen. The truth is the same training, of MLX alone, in a wider format: float64,
-or float32 for bfloat16. MLX's own training is some way from it; so it is again from weights moved by at most one unit in the last
-place, after which every rounding falls another way. Of such trainings the farthest from the truth sets the limit for ours, times the
-factor that all our gradients are judged by.
+How far apart two trainings may be is measured, not chosen. The truth is the same training, of MLX alone, in a wider
+format: float64, or float32 for bfloat16. MLX's own training is some way from it; so it is again from weights moved by
+at most one unit in the last place, after which every rounding falls another way. Of such trainings the farthest from
+the truth sets the limit for ours, times the factor that all our gradients are judged by.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,8 @@ class Setting:
 
 FLOAT32 = Setting("float32", mx.float32, mx.float64, lambda: optim.Adam(1e-3))
 BFLOAT16 = Setting("bfloat16", mx.bfloat16, mx.float32, lambda: optim.Adam(1e-3))
-# Adam divides the first gradients of an adapter, which begins at zero, by themselves: noise would be all there is to see.
+# Adam divides the first gradients of an adapter, which begins at zero, by themselves: noise would be all there is to
+# see.
 QLORA = Setting("QLoRA", mx.float32, mx.float64, lambda: optim.SGD(0.1), adapters=True)
 
 

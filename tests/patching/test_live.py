@@ -1,4 +1,5 @@
-"""Patched modules go on seeing what their own code would: their class, the globals of its module, other packages' wrappers."""
+"""Patched modules go on seeing what their own code would: their class, the globals of its module, other packages'
+wrappers."""
 
 import functools
 import gc

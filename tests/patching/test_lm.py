@@ -139,8 +139,8 @@ def decode(model: nn.Module, cache: list, prompt: mx.array, following: mx.array)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_cache(dtype, bits):
-    """Both products over the cache are ours. One layer, whose keys no op of ours has a part in: the codes in the cache are
-    the same with and without the patch, where a later layer's might round the other way."""
+    """Both products over the cache are ours. One layer, whose keys no op of ours has a part in: the codes in the cache
+    are the same with and without the patch, where a later layer's might round the other way."""
     model = Architecture("llama", {"head_dim": 32, "num_hidden_layers": 1}).build(dtype)
     prompt, following = tokens(2, 9), tokens(2, 4)
 
@@ -165,8 +165,8 @@ def test_quantized_cache(dtype, bits):
 
 
 def test_batch_with_left_padding():
-    """Rows at positions of their own, which are an array, and a mask for each. What a model makes of the padding itself is
-    nobody's concern: it sees no key, for which MLX's attention and ours have different results."""
+    """Rows at positions of their own, which are an array, and a mask for each. What a model makes of the padding itself
+    is nobody's concern: it sees no key, for which MLX's attention and ours have different results."""
     model, padding = Architecture("llama").build(), [3, 0]
     prompt, following = tokens(2, 8), tokens(2, 4)
     want = decode(model, [BatchKVCache(padding) for _ in model.layers], prompt, following)

@@ -1,4 +1,5 @@
-"""``patch`` and ``unpatch`` as such: what they change, what they must not, and what becomes of calls that no op takes."""
+"""``patch`` and ``unpatch`` as such: what they change, what they must not, and what becomes of calls that no op
+takes."""
 
 import copy
 import gc
@@ -47,7 +48,8 @@ LLAMA_OPS = {"rms_norm", "rope", "flash_attention", "silu_gate"}
 
 
 def description(model: nn.Module) -> dict[str, tuple]:
-    """All that is to stay: parameters by identity, what is frozen, training mode, the modules themselves, their classes."""
+    """All that is to stay: parameters by identity, what is frozen, training mode, the modules themselves, their
+    classes."""
     state = {"parameters": tuple((name, id(array)) for name, array in tree_flatten(model.parameters()))}
     state["trainable"] = tuple(name for name, _ in tree_flatten(model.trainable_parameters()))
     state["training"] = tuple((path, module.training) for path, module in model.named_modules())

@@ -1,5 +1,5 @@
-"""quantized_argmax and quantized_topk beyond the contract: the logits of quantized_matmul to the bit, in every format, with ties
-and NaN, for any number of rows, threads and candidates; memory, derivatives, errors."""
+"""quantized_argmax and quantized_topk beyond the contract: the logits of quantized_matmul to the bit, in every format,
+with ties and NaN, for any number of rows, threads and candidates; memory, derivatives, errors."""
 
 import os
 import subprocess
@@ -55,7 +55,8 @@ def assert_best(x: mx.array, matrix: Matrix, k: int) -> None:
 
 
 def formats_and_dtypes() -> Iterator[object]:
-    """Beside the CPU each format in one dtype and each dtype in several formats: what is in all is that of the product."""
+    """Beside the CPU each format in one dtype and each dtype in several formats: what is in all is that of the
+    product."""
     for i, format in enumerate(FORMATS):
         for j, dtype in enumerate(DTYPES):
             marks = () if i % len(DTYPES) == j else pytest.mark.cpu_only

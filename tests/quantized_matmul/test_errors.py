@@ -1,4 +1,5 @@
-"""Bad input of the quantized ops: a ValueError or TypeError when they are called, that says what was given and what is allowed."""
+"""Bad input of the quantized ops: a ValueError or TypeError when they are called, that says what was given and what is
+allowed."""
 
 import mlx.core as mx
 import numpy as np

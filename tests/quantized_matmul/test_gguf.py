@@ -1,4 +1,5 @@
-"""Weights of a GGUF file as `mx.load` maps them: Q4_0 and Q4_1 to affine 4 bits, Q8_0 to affine 8 bits, groups of 32."""
+"""Weights of a GGUF file as `mx.load` maps them: Q4_0 and Q4_1 to affine 4 bits, Q8_0 to affine 8 bits, groups of
+32."""
 
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def arrays_of(loaded: dict[str, mx.array], name: str) -> list[mx.array]:
 
 
 def exact_weights(name: str, blocks: np.ndarray, scales: mx.array, biases: mx.array) -> np.ndarray:
-    """The file's weights by the reader of the gguf package. Where it forms `scale * (code - 8)`, MLX has stored `-8 * scale` as
-    a bias, rounded to float16: that rounding is undone here, for it is not an error of a product."""
+    """The file's weights by the reader of the gguf package. Where it forms `scale * (code - 8)`, MLX has stored `-8 *
+    scale` as a bias, rounded to float16: that rounding is undone here, for it is not an error of a product."""
     types = gguf.GGMLQuantizationType
     plain = gguf.quants.dequantize(blocks, types[name]).astype(np.float64)
     ideal = {"Q4_0": -8, "Q8_0": -128}

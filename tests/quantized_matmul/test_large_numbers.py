@@ -94,7 +94,8 @@ def test_products_and_gradients(kernels, format, dtype, rng):
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 def test_sums_overflow_on_the_way(kernels, dtype, rng):
-    """Weights of 15/8 - 1: the scaled codes alone are too large, and so is the sum of two products, which a third cancels."""
+    """Weights of 15/8 - 1: the scaled codes alone are too large, and so is the sum of two products, which a third
+    cancels."""
     format = Format("affine", 64, 4)
     codes = rng.integers(0, 16, (OUTPUTS, COLUMNS))
     codes[:, 5:8] = codes[5:8] = 15
@@ -130,7 +131,8 @@ def test_swiglu_and_head(kernels, dtype, rng):
 
 
 def assert_clamped(activation: str, dtype: mx.Dtype, rng: np.random.Generator) -> None:
-    """Large products of either sign, whose sums of codes times x are often infinite, of either sign. A limit and ``relu2`` would hide that."""
+    """Large products of either sign, whose sums of codes times x are often infinite, of either sign. A limit and
+    ``relu2`` would hide that."""
     format, halves = Format("affine", 64, 4), [4, 12]  # of weights -0.5 and 0.5
     codes = rng.integers(0, 16, (2, OUTPUTS, COLUMNS))
     codes[:, :, 5] = rng.choice(halves, (2, OUTPUTS))

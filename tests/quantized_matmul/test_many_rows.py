@@ -1,6 +1,5 @@
-"""Products of more rows than the kernels of few rows take, x W^T and x W: bounds of each number by itself, extremes of x
-and of scales, and rows that do not depend on each other. What holds for any number of rows is in
-test_op.py."""
+"""Products of more rows than the kernels of few rows take, x W^T and x W: bounds of each number by itself, extremes of
+x and of scales, and rows that do not depend on each other. What holds for any number of rows is in test_op.py."""
 
 import mlx.core as mx
 import numpy as np
@@ -41,7 +40,8 @@ def product(x: np.ndarray, matrix: Matrix, transpose: bool = True) -> np.ndarray
 
 
 def scales_and_codes(matrix: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of affine, for each weight: scale * code + bias, with codes less half their range and biases that go with these."""
+    """Of affine, for each weight: scale * code + bias, with codes less half their range and biases that go with
+    these."""
     scales, biases = (to_numpy(part).repeat(matrix.format.group_size, -1) for part in matrix.arrays[1:])
     half = 2 ** (matrix.format.bits - 1)
     return scales, unpack(np.array(matrix.w), matrix.format.bits) - half, biases + half * scales
@@ -62,8 +62,8 @@ def rounding(result: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
 
 
 def limits(x: np.ndarray, matrix: Matrix, dtype: mx.Dtype) -> np.ndarray:
-    """How far each result of x W^T may be off: x by what integers leave of it, sums by what float32 does to the terms; and
-    the result as it is rounded."""
+    """How far each result of x W^T may be off: x by what integers leave of it, sums by what float32 does to the terms;
+    and the result as it is rounded."""
     size, weights = matrix.format.group_size, matrix.weights
     per_group = (-1, x.shape[1] // size, size)
     largest = np.abs(x).reshape(per_group).max(-1).repeat(size, -1)
@@ -131,8 +131,8 @@ def test_every_number_of_the_plain_product_is_within_its_bound(format, dtype, rn
     ("x_power", "scale_power"), [(-100, 90), (100, -125), (60, -135), (-20, -100), (-133, 100), (90, 20)]
 )
 def test_plain_product_of_huge_and_tiny_numbers(format, dtype, x_power, scale_power, rng):
-    """Products are ordinary numbers, whatever factors are, or as good as float32 has them. (Other formats have scales of a
-    byte.)"""
+    """Products are ordinary numbers, whatever factors are, or as good as float32 has them. (Other formats have scales
+    of a byte.)"""
     matrix = draw(format, (70, 256), rng)
     powers = [(np.array(part) * 2.0**scale_power).astype(np.float32) for part in matrix.arrays[1:]]
     matrix = Matrix(format, matrix.w, *(mx.array(part).astype(dtype) for part in powers))

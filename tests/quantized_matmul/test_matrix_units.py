@@ -87,7 +87,8 @@ def test_activations(activation, limit, dtype, rng):
 @each_format
 @pytest.mark.parametrize(("outputs", "tile"), [(4667, "n32s4"), (65539, "n32s8")], ids=["several", "many"])
 def test_many_rows_of_w(outputs, tile, format, dtype, rng):
-    # Of 4667 some tiles have half as many rows. Of 65539 threadgroups take several; one row of x is staged, eight are not.
+    # Of 4667 some tiles have half as many rows. Of 65539 threadgroups take several; one row of x is staged, eight are
+    # not.
     columns = 768 if outputs == 4667 else 256
     w = draw(format, (outputs, columns), rng, dtype)
     x = draw_x((8, columns), dtype)

@@ -1,5 +1,5 @@
-"""The Metal kernels of quantized matrices themselves: what they cost beside MLX's on the same arrays, and that they have no
-races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
+"""The Metal kernels of quantized matrices themselves: what they cost beside MLX's on the same arrays, and that they
+have no races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
 """
 
 import mlx.core as mx
@@ -69,8 +69,8 @@ def test_several_rows_beside_qmv_fast_and_qmv_wide(rows: int, rng: np.random.Gen
     call = Call.draw(rng, GEMV, FOUR_BITS, "float16", rows, 16, 1024)
     ours, wide = profile_ours(call), profile_mlx("qmv_wide", call, *mlx_wide(rows))
     assert_reads_no_more(ours, profile_mlx("qmv_fast", call, "false"))
-    # Lanes of qmv_wide have groups of their own, so that they do not load a scale together; but neither do they together
-    # load anything else.
+    # Lanes of qmv_wide have groups of their own, so that they do not load a scale together; but neither do they
+    # together load anything else.
     assert 16 * ours.matrix_lines <= wide.matrix_lines
     assert 8 * ours.x_lines <= wide.x_lines
 

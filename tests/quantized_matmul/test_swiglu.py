@@ -122,7 +122,7 @@ def test_vmap(rng):
     assert max_error(mapped, mx.stack([gated(x[i], gate, up) for i in range(3)])) <= 1e-6
 
 
-# ---- activations and limits --------------------------------------------------------------------------------------------
+# ---- activations and limits ------------------------------------------------------------------------------------------
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -1,4 +1,5 @@
-"""Kernels on every GPU of a host, and arrays of one on another's stream: `pytest --backend cuda` where there are several."""
+"""Kernels on every GPU of a host, and arrays of one on another's stream: `pytest --backend cuda` where there are
+several."""
 
 import mlx.core as mx
 import pytest

@@ -140,7 +140,8 @@ print(calls)
 
 
 def test_a_launch_waits_for_the_thread_that_builds():
-    """And does not compile a second time, nor keep the builder from Python's lock. In a process that has no kernel yet."""
+    """And does not compile a second time, nor keep the builder from Python's lock. In a process that has no kernel
+    yet."""
     run = subprocess.run([sys.executable, "-c", LAUNCH_WHILE_BUILDING], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "['silu_gate_forward_float32_flat']\n"

@@ -1,7 +1,8 @@
 """The temporaries of a launch are memory that one call alone uses.
 
-MLX takes them out of what later kernels wait for. With an array of the graph among them, a later kernel could read it too
-early. Which arrays may become temporaries is settled by the type (csrc/common/scratch.h); that nobody took a copy, at launch.
+MLX takes them out of what later kernels wait for. With an array of the graph among them, a later kernel could read it
+too early. Which arrays may become temporaries is settled by the type (csrc/common/scratch.h); that nobody took a copy,
+at launch.
 """
 
 import pytest

@@ -93,8 +93,8 @@ def test_forked_child_has_threads_of_its_own():
 
 
 def test_busy_machine_does_not_stop_calls():
-    """With a process for every core that never rests, the usual call takes about as long as on an idle machine: no thread
-    spins for one that has no core. A call that waits for another process's turn takes milliseconds."""
+    """With a process for every core that never rests, the usual call takes about as long as on an idle machine: no
+    thread spins for one that has no core. A call that waits for another process's turn takes milliseconds."""
     code = """
     import statistics, time
     import mlx.core as mx

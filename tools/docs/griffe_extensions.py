@@ -62,7 +62,8 @@ def _binding(op: str) -> tuple[str, int]:
 
 
 class Links(griffe.Extension):
-    """Adds links to docstrings: ``:func:`` and ``:class:`` lead to their entries, and a line at the end to the source."""
+    """Adds links to docstrings: ``:func:`` and ``:class:`` lead to their entries, and a line at the end to the
+    source."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,8 +32,9 @@ def build_wheel(sdk_folder: Path, folder: Path, options: list[str]) -> Path:
     defines = {
         "CMAKE_TOOLCHAIN_FILE": HERE / "toolchain.cmake",
         "MLX_ANVIL_MACOS_SDK": sdk_folder,
-        # File by file: an edit compiles one of them again, and a file that includes too little shows.
+        # File by file: an edit compiles one of them again, and a file that includes too little of the project shows.
         "MLX_ANVIL_UNITY": "OFF",
+        "MLX_ANVIL_PRECOMPILE": "ON",
         "MLX_ROOT": released.mlx() / "share" / "cmake" / "MLX",
     }
     settings = [f"-Ccmake.define.{name}={value}" for name, value in defines.items()]

@@ -25,6 +25,9 @@ COMPILE = [
 LINK = ["-arch", "arm64", "-platform_version", "macos", OLDEST_MACOS, OLDEST_MACOS, "--error-limit=0", "-demangle"]
 STUBS = ("libc++.1.tbd", "libobjc.A.tbd", "libSystem.B.tbd")
 
+# Zig precompiles a header without being told, and takes CMake's words for it as a second action.
+EMIT_PCH = ["-Xclang", "-emit-pch"]
+
 TAKE_A_VALUE = ("-o", "-install_name", "-compatibility_version", "-current_version", "-framework")
 
 
@@ -62,7 +65,13 @@ def command(sdk: str, tool: str, arguments: list[str]) -> list[str]:
     if "-bundle" in arguments:
         stubs = [f"{sdk}/lib/{name}" for name in STUBS]
         return [find_linker(), *LINK, *linker_arguments(arguments), *stubs]
-    return [*zig, "c++", *COMPILE, *arguments, "-idirafter", f"{sdk}/include"]
+    if "-emit-pch" in arguments:
+        at = arguments.index("-emit-pch") - 1
+        assert arguments[at : at + 2] == EMIT_PCH
+        arguments = [*arguments[:at], *arguments[at + 2 :]]
+    # CMake compiles a program to see which compiler it has. Linked, it would take all of zig's libc++ with it.
+    stop = [] if {"-c", "-E", "--version"} & set(arguments) or "c++-header" in arguments else ["-c"]
+    return [*zig, "c++", *COMPILE, *stop, *arguments, "-idirafter", f"{sdk}/include"]
 
 
 if __name__ == "__main__":

@@ -202,7 +202,9 @@ void elementwise(const ElementwiseArgs& args, int64_t begin, int64_t end) {
 
 template <class Op>
 constexpr ElementwiseKernels elementwise_kernels() {
-  return {elementwise<float, Op>, elementwise<f16, Op>, elementwise<bf16, Op>};
+  return {.float32 = elementwise<float, Op>,
+          .float16 = elementwise<f16, Op>,
+          .bfloat16 = elementwise<bf16, Op>};
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

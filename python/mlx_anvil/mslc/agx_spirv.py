@@ -56,7 +56,8 @@ def _reversal(found: re.Match[str]) -> str:
 
 
 def _without_casts(function: re.Match[str]) -> str:
-    """Replaces generic pointers by those that they are cast from, where all that is done with them is to load and store.
+    """Replaces generic pointers by those that they are cast from, where all that is done with them is to load and
+    store.
 
     SPIR-V has no generic pointers to `constant` memory, from which structs are copied. To others it has, but Mesa keeps
     no array in registers that it sees through one.

@@ -279,7 +279,8 @@ def _foreign_uses(
 
 
 def _load(directory: Path, manifest: Path, source: Source) -> Compiled | None:
-    """Loads the cached library of a request. Returns None if it is missing or damaged, or an included file has changed."""
+    """Loads the cached library of a request. Returns None if it is missing or damaged, or an included file has
+    changed."""
     try:
         recorded = json.loads(manifest.read_bytes())
         path = directory / f"{recorded['key']}.so"

@@ -123,7 +123,8 @@ def _in_brackets(stream: TokenStream, i: int) -> bool:
 
 
 def _declared(stream: TokenStream, i: int) -> tuple[str, int]:
-    """Returns (name, token after its array bounds) of the variable declared with `threadgroup` at i; "" for pointers."""
+    """Returns (name, token after its array bounds) of the variable declared with `threadgroup` at i; "" for
+    pointers."""
     while stream.at(i) not in (";", "*", "&", "(", "=", "{", ""):
         if stream.at(i) == "<":
             i = stream.close_angle(i) or i

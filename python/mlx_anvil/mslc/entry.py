@@ -85,7 +85,8 @@ def entry_symbol(number: int) -> str:
 
 
 def cpu_entry_point(number: int, kernel: Kernel) -> str:
-    """Returns the definitions that make a kernel callable, on one line, for insertion where the kernel is instantiated."""
+    """Returns the definitions that make a kernel callable, on one line, for insertion where the kernel is
+    instantiated."""
     entry = entry_symbol(number)
     parameters = ", ".join(_argument_type(p) for p in kernel.parameters)
     described = ", ".join(_describe(p) for p in kernel.parameters)

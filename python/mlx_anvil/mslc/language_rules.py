@@ -100,7 +100,8 @@ def _opens_lambda(stream: TokenStream, i: int) -> bool:
 
 
 def _declaration(stream: TokenStream, first: int) -> list[str]:
-    """Returns the words of a declaration up to its initialiser, without template arguments, parameters and attributes."""
+    """Returns the words of a declaration up to its initialiser, without template arguments, parameters and
+    attributes."""
     words: list[str] = []
     i = first
     while i < len(stream) and stream.text[i] not in ("=", ";", "{"):

@@ -20,7 +20,8 @@ class LineTable:
         self.sections = self._read_sections()
 
     def find(self, return_address: int) -> tuple[str, int, int] | None:
-        """Returns (file, line, column) of the call that returns to an address, which is relative to the load address."""
+        """Returns (file, line, column) of the call that returns to an address, which is relative to the load
+        address."""
         addresses, places = self._rows
         index = bisect.bisect_right(addresses, return_address - 1) - 1
         place = places[index] if index >= 0 else None

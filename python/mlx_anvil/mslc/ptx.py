@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -98,8 +98,9 @@ def compile_ptx(
     *,
     compiler_flags: Sequence[str] = (),
     defers_constants: bool = False,
+    only: Collection[str] = (),
 ) -> PtxModule:
-    """Compiles all kernels of a file.
+    """Compiles the kernels of a file: all of them, or those in `only`.
 
     Raises CompileError with positions in the author's files, and ValueError if a function constant that a kernel reads
     has no value.
@@ -115,7 +116,7 @@ def compile_ptx(
     preprocessed = run_preprocessor(replace(source, defines=(*source.defines, TARGET_MACRO)))
     if defers_constants:
         constants = {int(index): DEFERRED for index in _CONSTANT_INDEX.findall(preprocessed)}
-    rewritten = run_rewriter(source, preprocessed, constants, PTX)
+    rewritten = run_rewriter(source, preprocessed, constants, PTX, only)
     for kernel in rewritten.module.kernels:
         if kernel.missing_constants:
             missing = ", ".join(kernel.missing_constants)

@@ -137,8 +137,8 @@ class Library:
         Args:
           kernel: the kernel's host name.
           buffers: binding index (or parameter name) to a contiguous array, written in place; an int, float or bytes
-            is bound as a constant (int32, float32). Alignment checks assume that an array is aligned to 256 bytes, like a
-            Metal buffer, and that a view starts at its offset in the array.
+            is bound as a constant (int32, float32). Alignment checks assume that an array is aligned to 256 bytes, like
+            a Metal buffer, and that a view starts at its offset in the array.
           grid: threadgroups, or threads with `dispatch="threads"`; up to three sizes.
           threadgroup: threads per threadgroup; up to three sizes.
           threadgroup_memory: bytes of each `threadgroup` parameter, by index or in order.
@@ -317,7 +317,8 @@ def _flags(dispatch: str, options: Options) -> int:
 
 
 def as_array(value: object) -> np.ndarray:
-    """Returns the array to bind for a value. Arrays stay as they are, so kernels can write them; numbers become constants."""
+    """Returns the array to bind for a value. Arrays stay as they are, so kernels can write them; numbers become
+    constants."""
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
             raise ValueError("buffers must be C-contiguous arrays")

@@ -1,4 +1,5 @@
-"""Finds functions and variables that a source uses without a definition. The host may define them; Metal has no host."""
+"""Finds functions and variables that a source uses without a definition. The host may define them; Metal has no
+host."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def code_names(code: CodeType) -> set[str]:
 def names_of_form(
     function: FunctionType, form: Callable[..., Any], free: Container[str] = ()
 ) -> tuple[str, ...] | None:
-    """The names that the function uses, in order, if its code is that of ``form`` up to the ``free`` names; else None."""
+    """The names that the function uses, in order, if its code is that of ``form`` up to the ``free`` names; else
+    None."""
     code, expected = function.__code__, form.__code__
     if _shape(code) != _shape(expected):
         return None

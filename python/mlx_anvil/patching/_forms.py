@@ -1,4 +1,5 @@
-"""Forms of gated MLPs. A method has a form if its bytecode is equal, up to the names of its layers and of its activation.
+"""Forms of gated MLPs. A method has a form if its bytecode is equal, up to the names of its layers and of its
+activation.
 
 They never run. ``nn`` has to be an import: the bytecode of ``nn.activation(...)`` depends on that.
 """

@@ -29,7 +29,8 @@ def _assignments(stream: TokenStream, structure: Structure) -> None:
 
 
 def _casts(stream: TokenStream) -> None:
-    """Wraps the operand p of (device T*)p and reinterpret_cast<device T*>(p), to check the address space it points to."""
+    """Wraps the operand p of (device T*)p and reinterpret_cast<device T*>(p), to check the address space it points
+    to."""
     for i, text in enumerate(stream.text):
         close = stream.partner[i] if text == "(" else None
         if close is not None and _is_pointer(stream, i + 1, close) and _begins_operand(stream, close + 1):

@@ -117,7 +117,8 @@ def _split(stream: TokenStream, span: tuple[int, int], separator: str) -> list[t
 
 
 def _movement(stream: TokenStream, first: int, end: int, initial: list[str]) -> tuple[str, str, int]:
-    """Returns (counter, "up" or "down", first token of the amount or 0) of an increment, or "" for other expressions."""
+    """Returns (counter, "up" or "down", first token of the amount or 0) of an increment, or "" for other
+    expressions."""
     words = stream.text[first:end]
     if len(words) == 2 and ("++" in words or "--" in words):
         counter = words[1] if words[0] in ("++", "--") else words[0]
@@ -137,7 +138,8 @@ def _movement(stream: TokenStream, first: int, end: int, initial: list[str]) -> 
 
 
 def _compares(stream: TokenStream, first: int, end: int, counter: str, allowed: tuple[str, ...]) -> bool:
-    """Tells if tokens first..end-1 compare the bare counter by an operator in `allowed`, with the counter on the left."""
+    """Tells if tokens first..end-1 compare the bare counter by an operator in `allowed`, with the counter on the
+    left."""
     words = stream.text[first:end]
     if len(words) < 3:
         return False
