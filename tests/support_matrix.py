@@ -1,12 +1,15 @@
-"""What has a kernel: the table of docs/ops.md, measured. ``python tests/support_matrix.py`` prints it."""
+"""What has a kernel: the table of docs/ops.md, measured. ``python tests/support_matrix.py`` writes it there."""
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import mlx.core as mx
 
 import mlx_anvil
 from mlx_anvil.reference import OPS, OpSpec
 
+PAGE = Path(__file__).parents[1] / "docs" / "ops.md"
 KERNELS, GRAPH = "kernels", "MLX ops"
 HEADER = ("op", "forward", "gradient by kernels", "gradient by MLX ops", "forward mode", "vmap")
 
@@ -75,5 +78,13 @@ def table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def with_table(page: str) -> str:
+    """The page with the table as it is now."""
+    header = re.escape(f"| {' | '.join(HEADER)} |")
+    new, count = re.subn(rf"^{header}\n(?:\|.*\n)+", lambda _: table() + "\n", page, flags=re.MULTILINE)
+    assert count == 1, "the page has no such table, or several"
+    return new
+
+
 if __name__ == "__main__":
-    print(table())
+    PAGE.write_text(with_table(PAGE.read_text()))
