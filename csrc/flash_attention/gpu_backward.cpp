@@ -99,7 +99,7 @@ struct Backward {
     constants.add({{kStoresDMask, tile.is_pass("dq") && arrays.d_mask}});
     const AttentionGrid grid =
         attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
-    constants.add({grid.constant()});
+    constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
     KernelLaunch launch =
         request(attention_kernel(tile.kernel(), constants), grid.extent, kThreads);
     launch.inputs = attention_inputs(arrays);
@@ -117,9 +117,6 @@ struct Backward {
     return tile_among(tiles, pass, dtype, sizes);
   }
 
-  bool operands_are_vectors() const {
-    return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.d_out});
-  }
 };
 
 void Backward::launch_delta() {
@@ -152,7 +149,7 @@ void Backward::launch_queries() {
     arrays.d_q = unwanted->get();
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
-  const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_q});
+  const bool vectors = moves_vectors(arrays, {arrays.d_out, arrays.d_q});
   const BackwardTile* tile = tile_of("dq");
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
@@ -165,7 +162,7 @@ void Backward::launch_queries() {
 void Backward::launch_keys() {
   copy_strides(params.d_k_strides, *arrays.d_k);
   copy_strides(params.d_v_strides, *arrays.d_v);
-  const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_k, arrays.d_v});
+  const bool vectors = moves_vectors(arrays, {arrays.d_out, arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
     if (const BackwardTile* tile = tile_of(name)) {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);

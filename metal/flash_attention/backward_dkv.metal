@@ -63,7 +63,7 @@ template <typename T,
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const long batch = grid.batch, kv_head = grid.head;
+  const int batch = grid.batch, kv_head = grid.head;
   const int block = grid.block * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
@@ -74,13 +74,14 @@ template <typename T,
               common.k_strides[3], common.kv_len, common.head_dim},
              first, place);
   Values values;
-  values.begin({v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim},
-               first, place);
+  const Rows<T> all_values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                              common.v_strides[2], common.v_strides[3], common.kv_len,
+                              common.v_head_dim};
+  values.begin(all_values, first, place);
   if (kStagesValues) {
     // The barrier of the first tile makes it visible.
-    copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(values.rows, block),
-                                             rows_are_vectors, thread_index);
+    copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(all_values, block),
+                                             rows_are_vectors, thread_index, heads_fill_tile);
     values.in_memory = kept_values + simdgroup * kGroupRows * Values::kStride;
   }
   RegTile<float, kGroupRows, kHeadDim> key_gradient;
@@ -99,8 +100,8 @@ template <typename T,
   saved.tiles = saved_tiles;
   saved.q_len = common.q_len;
   saved.thread_index = thread_index;
-  for (long head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
-    const long head_row = (batch * common.q_heads + head) * common.q_len;
+  for (int head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
+    const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
     passing.first =
         Rows<T>{q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
@@ -151,14 +152,16 @@ template <typename T,
   }
   if (kMakesKeys) {
     key_gradient.scale(common.scale);
-    key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1],
-                       params.d_k_strides[2], first, common.kv_len, common.head_dim, place,
-                       rows_are_vectors);
+    key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1] +
+                           first * params.d_k_strides[2],
+                       params.d_k_strides[2], common.kv_len - first, common.head_dim, place,
+                       rows_are_vectors, heads_fill_tile);
   }
   if (kMakesValues) {
-    value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1],
-                         params.d_v_strides[2], first, common.kv_len, common.v_head_dim, place,
-                         rows_are_vectors);
+    value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1] +
+                             first * params.d_v_strides[2],
+                         params.d_v_strides[2], common.kv_len - first, common.v_head_dim, place,
+                         rows_are_vectors, heads_fill_tile);
   }
 }
 

@@ -58,12 +58,12 @@ template <typename T,
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
+  const int batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // In a causal call the last blocks take longest, so they start first.
   const int block = (grid.blocks - 1 - grid.block) * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.q_len) - 1;
-  const long head_row = (batch * common.q_heads + head) * common.q_len;
+  const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
   device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
 
@@ -123,9 +123,10 @@ template <typename T,
     }
   }
   gradient.scale(common.scale);
-  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1],
-                 params.d_q_strides[2], first, common.q_len, common.head_dim, place,
-                 rows_are_vectors);
+  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1] +
+                     first * params.d_q_strides[2],
+                 params.d_q_strides[2], common.q_len - first, common.head_dim, place,
+                 rows_are_vectors, heads_fill_tile);
 }
 
 // ---- kernels

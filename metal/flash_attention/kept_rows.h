@@ -22,18 +22,16 @@ template <typename T,
 struct KeptRows {
   enum { kStride = TileRow<T, kColumns>::kStride };
 
-  Rows<T> rows;  // all rows of the head
-  int first;     // row 0 of the simdgroup
+  Rows<T> rows;  // of the head, from row 0 of the simdgroup on
   FragmentPlace place;
   const threadgroup T* in_memory;  // row 0, for kKeptInMemory
   RegTile<T, kRows, kKeeping == kKeptInRegisters ? kColumns : 8> held;
 
   METAL_FUNC void begin(Rows<T> all, int first_row, FragmentPlace of_lane) thread {
-    rows = all;
-    first = first_row;
+    rows = rows_from(all, first_row);
     place = of_lane;
     if (kKeeping == kKeptInRegisters) {
-      held.load(rows, first, 0, place, rows_are_vectors);
+      held.load(rows, 0, place, rows_are_vectors, heads_fill_tile);
     }
   }
 
@@ -50,7 +48,7 @@ struct KeptRows {
       // reloading is meant to save.
       MLX_ANVIL_NO_UNROLL
       for (int column = 0; column < kColumns; column += 8) {
-        held.load(rows, first, column, place, rows_are_vectors);
+        held.load(rows, column, place, rows_are_vectors, heads_fill_tile);
         products.mma(held, Right{tile + column, place});
       }
     }

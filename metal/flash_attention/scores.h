@@ -16,11 +16,15 @@ constant bool has_softcap [[function_constant(1)]];
 constant bool has_bool_mask [[function_constant(2)]];
 constant bool has_additive_mask [[function_constant(3)]];
 constant bool has_sinks [[function_constant(4)]];
-// True if each row of q, k, v and the outputs is a run of whole, aligned 16-byte vectors. Otherwise
-// elements move one by one.
+// True if each row of q, k, v and the outputs is a run of whole, aligned 16-byte vectors, and
+// neighbouring rows are at most kFarthestRow elements apart (params.h), so that offsets within a
+// tile fit 32 bits. Otherwise elements move one by one, with 64-bit offsets.
 constant bool rows_are_vectors [[function_constant(5)]];
 // Only in kernels that can store it.
 constant bool stores_lse [[function_constant(6)]];
+// Only in kernels with tiles of fixed head dims: q and k have as many columns as the tile, and so
+// have v and the output.
+constant bool heads_fill_tile [[function_constant(10)]];
 
 struct KeyRange {
   int begin;
@@ -108,8 +112,8 @@ struct HeadMask {
 template <typename T>
 METAL_FUNC HeadMask<T> mask_of(const device uchar* mask,
                                constant AttentionParams& params,
-                               long batch,
-                               long head) {
+                               int batch,
+                               int head) {
   const long element = has_bool_mask ? 1 : sizeof(T);
   const long first = batch * params.mask_strides[0] + head * params.mask_strides[1];
   return {mask + first * element, params.mask_strides[2], params.mask_strides[3]};

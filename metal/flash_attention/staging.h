@@ -75,9 +75,9 @@ struct PassingRows {
     const Rows<T> from_first = rows_from(first, begin), from_second = rows_from(second, begin);
     if (!rows_are_vectors || kStaging == kStagesEach) {
       copy_tile<T, kTileRows, kFirstColumns, kThreads>(to_first, from_first, rows_are_vectors,
-                                                       thread_index);
+                                                       thread_index, heads_fill_tile);
       copy_tile<T, kTileRows, kSecondColumns, kThreads>(to_second, from_second, rows_are_vectors,
-                                                        thread_index);
+                                                        thread_index, heads_fill_tile);
     } else if (kStaging == kStagesAhead) {
       FirstShare::start_copies(to_first, from_first, thread_index);
       SecondShare::start_copies(to_second, from_second, thread_index);
@@ -85,8 +85,8 @@ struct PassingRows {
     } else {
       FirstShare first_share;
       SecondShare second_share;
-      first_share.load(from_first, thread_index);
-      second_share.load(from_second, thread_index);
+      first_share.load(from_first, heads_fill_tile, thread_index);
+      second_share.load(from_second, heads_fill_tile, thread_index);
       first_share.store(to_first, thread_index);
       second_share.store(to_second, thread_index);
     }
