@@ -90,7 +90,8 @@ void launch_forward(const AttentionConfig& config,
   const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
   const AttentionGrid grid =
       attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
-  FunctionConstants constants = attention_constants(config, moves_vectors(arrays, {arrays.out}), arrays.lse);
+  FunctionConstants constants =
+      attention_constants(config, moves_vectors(arrays, {arrays.out}), arrays.lse);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
 
   KernelLaunch request{};

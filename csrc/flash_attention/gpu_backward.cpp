@@ -116,7 +116,6 @@ struct Backward {
     }
     return tile_among(tiles, pass, dtype, sizes);
   }
-
 };
 
 void Backward::launch_delta() {

@@ -264,7 +264,7 @@ struct SharedTile {
   FragmentPlace place;
 
   METAL_FUNC Fragment<T> block(int i, int n) const thread {
-    return load_block(data + 8 * (i * kStride + n), kStride, place);
+    return load_block(data, 8 * (i * kStride + n), kStride, place);
   }
 };
 
@@ -278,6 +278,6 @@ struct TransposedTile {
   FragmentPlace place;
 
   METAL_FUNC Fragment<T> block(int i, int n) const thread {
-    return load_transposed<T, kOneByOne>(data + 8 * (n * kStride + i), kStride, place);
+    return load_transposed<T, kOneByOne>(data, 8 * (n * kStride + i), kStride, place);
   }
 };

@@ -117,29 +117,42 @@ METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
   return fragment_of<T>(pair.x, pair.y);
 }
 
-// Loads the transpose of the 8x8 block at `block`. Element-wise loads cost 32-bit types nothing
-// extra. They cost 16-bit types more instructions, but fewer registers in PTX.
+// PTX has an instruction that loads a matrix of 16-bit elements. On other targets each lane loads
+// its own elements, whose addresses are one for the lane and constants.
+#ifdef __MSLC_PTX__
+#define MLX_ANVIL_LOADS_MATRICES true
+#else
+#define MLX_ANVIL_LOADS_MATRICES false
+#endif
+
+// Loads the transpose of the 8x8 block at element `at` of `tile`. One by one costs 32-bit types
+// nothing extra. It costs 16-bit types more instructions in PTX, but fewer registers.
 template <typename T, bool kOneByOne = sizeof(T) == 4>
-METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block,
+METAL_FUNC Fragment<T> load_transposed(const threadgroup T* tile,
+                                       int at,
                                        int stride,
                                        FragmentPlace place) {
-  if (kOneByOne) {
-    const threadgroup T* from = block + place.column * stride + place.row;
-    return fragment_of<T>(from[0], from[stride]);
+  if (kOneByOne || !MLX_ANVIL_LOADS_MATRICES) {
+    const threadgroup T* own = tile + (place.column * stride + place.row);
+    return fragment_of<T>(own[at], own[at + stride]);
   }
   Fragment<T> frag;
-  metal::simdgroup_load(frag, block, stride, ulong2(0), /*transpose=*/true);
+  metal::simdgroup_load(frag, tile + at, stride, ulong2(0), /*transpose=*/true);
   return frag;
 }
 
-// Loads the 8x8 block at `block`.
+// Loads the 8x8 block at element `at` of `tile`.
 template <typename T>
-METAL_FUNC Fragment<T> load_block(const threadgroup T* block, int stride, FragmentPlace place) {
-  if (sizeof(T) == 4) {
-    return load_fragment(block + place.row * stride + place.column);
+METAL_FUNC Fragment<T> load_block(const threadgroup T* tile,
+                                  int at,
+                                  int stride,
+                                  FragmentPlace place) {
+  if (sizeof(T) == 4 || !MLX_ANVIL_LOADS_MATRICES) {
+    const threadgroup T* own = tile + (place.row * stride + place.column);
+    return load_fragment(own + at);
   }
   Fragment<T> frag;
-  metal::simdgroup_load(frag, block, stride);
+  metal::simdgroup_load(frag, tile + at, stride);
   return frag;
 }
 
@@ -169,7 +182,8 @@ METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
 }
 
 // What transfers below may be promised of rows:
-//   vectors   rows start at multiples of 16 bytes and are whole numbers of them, column_stride is 1,
+//   vectors   rows start at multiples of 16 bytes and are whole numbers of them, column_stride is
+//   1,
 //             and offsets within a tile are less than 2^31 elements
 //   full      rows have as many columns as the tile
 //
@@ -242,23 +256,24 @@ struct TileShare {
   }
 
   METAL_FUNC static Place place_of(int j, uint thread_index) {
-    const int i = thread_index + j * kThreads;
     if (kStep > 0) {
       return {int(thread_index / kUnits) + j * kStep, int(thread_index % kUnits * kUnit)};
     }
-    return {i / kUnits, i % kUnits * kUnit};
+    const uint i = thread_index + j * kThreads;
+    return {int(i / kUnits), int(i % kUnits * kUnit)};
   }
 
   METAL_FUNC static threadgroup uint4* target(int j, threadgroup T* to, uint thread_index) {
-    const int i = thread_index + j * kThreads;
-    return reinterpret_cast<threadgroup uint4*>(to + i / kUnits * kStride + i % kUnits * kUnit);
+    const Place place = place_of(j, thread_index);
+    return reinterpret_cast<threadgroup uint4*>(to + place.row * kStride + place.column);
   }
 
   // One base address and a step replace kCount 64-bit addresses, of two registers each.
   METAL_FUNC static const device uint4* source(int j, Rows<T> from, uint thread_index) {
     const Place place = place_of(kStep > 0 ? 0 : j, thread_index);
     const device T* at = from.data + place.row * from.row_stride + place.column;
-    return reinterpret_cast<const device uint4*>(at + (kStep > 0 ? j * kStep * from.row_stride : 0));
+    return reinterpret_cast<const device uint4*>(at +
+                                                 (kStep > 0 ? j * kStep * from.row_stride : 0));
   }
 };
 
@@ -270,7 +285,7 @@ METAL_FUNC void copy_tile(
   if (vectors) {
     enum { kUnits = kColumns / kUnit };
     static_assert(kColumns % kUnit == 0, "whole vectors");
-    for (int i = thread_index; i < kRows * kUnits; i += kThreads) {
+    for (uint i = thread_index; i < kRows * kUnits; i += kThreads) {
       const int row = i / kUnits, column = i % kUnits * kUnit;
       *reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) =
           load_vector<uint4>(from, row, column, full);
@@ -285,11 +300,22 @@ METAL_FUNC void copy_tile(
   }
 }
 
+// What a pair is moved as: one selection instead of two.
+template <int kSize>
+struct PairBits {
+  using Type = uint;
+};
+template <>
+struct PairBits<4> {
+  using Type = uint2;
+};
+
 // Returns the pair at (row, column) of `from`, zero outside it.
 template <typename T>
 METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors, bool full) {
   if (vectors) {
-    return load_vector<Pair<T> >(from, row, column, full);
+    return as_type<Pair<T> >(
+        load_vector<typename PairBits<sizeof(T)>::Type>(from, row, column, full));
   }
   Pair<T> pair = Pair<T>(T(0));
   if (row < from.rows) {

@@ -103,13 +103,13 @@ template <typename T,
   for (int head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
     const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
-    passing.first =
-        Rows<T>{q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
-                common.q_strides[3], common.q_len, common.head_dim};
-    passing.second =
-        Rows<T>{d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-                params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
-    passing.start(seeing.begin);
+    const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                             common.q_strides[2], common.q_strides[3], common.q_len,
+                             common.head_dim};
+    const Rows<T> cotangents = {
+        d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+        params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
+    passing.start(queries, cotangents, seeing.begin);
     saved.lse = lse + head_row;
     saved.delta = delta + head_row;
     saved.load(seeing.begin);

@@ -92,15 +92,15 @@ template <typename T,
     visible = own = KeyRange{0, common.kv_len};
   }
   Passing passing;
-  passing.first = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                          common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
-  passing.second =
-      Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1], common.v_strides[2],
-              common.v_strides[3], common.kv_len, common.v_head_dim};
+  const Rows<T> keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                        common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+  const Rows<T> values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                          common.v_strides[2], common.v_strides[3], common.kv_len,
+                          common.v_head_dim};
   passing.first_places = key_tiles;
   passing.second_places = value_tiles;
   passing.thread_index = thread_index;
-  passing.start(visible.begin);
+  passing.start(keys, values, visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
     passing.take(begin, visible.end);
     if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {

@@ -21,10 +21,10 @@ struct MaskedScore {
 };
 
 struct VisibleScore {
-  constant AttentionParams* params;
+  SeenKeys seen;
 
-  METAL_FUNC float operator()(int query, int key, float score) const thread {
-    return sees(*params, query, key) ? score : -INFINITY;
+  METAL_FUNC float operator()(int, int key, float score) const thread {
+    return seen(key) ? score : -INFINITY;
   }
 };
 
@@ -86,7 +86,10 @@ struct ForwardRows {
     scores.map(query, key, MaskedScore<T>{mask, &params});
     // In most tiles every pair is visible. One branch per tile replaces one per element.
     if (!sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
-      scores.map(query, key, VisibleScore{&params});
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        scores.map_row(i, query, key, VisibleScore{seen_keys(params, query + 8 * i)});
+      }
     }
     float factors[kRowFragments];
     MLX_ANVIL_UNROLL
@@ -104,8 +107,13 @@ struct ForwardRows {
     }
   }
 
-  // Most tiles of keys do not raise the maximum of any row, and skip the rescaling.
+  // Most tiles of keys do not raise the maximum of any row. Where there is much to rescale, it is
+  // skipped then.
   METAL_FUNC void scale_out(const thread float (&factors)[kRowFragments]) thread {
+    if (kRowFragments == 1) {
+      out.scale_row(0, factors[0]);
+      return;
+    }
     bool changes = false;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {

@@ -82,12 +82,10 @@ template <typename T,
                           common.v_strides[2], common.v_strides[3], common.kv_len,
                           common.v_head_dim};
   Passing passing;
-  passing.first = keys;
-  passing.second = values;
   passing.first_places = key_tiles;
   passing.second_places = value_tiles;
   passing.thread_index = thread_index;
-  passing.start(visible.begin);
+  passing.start(keys, values, visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
     passing.take(begin, visible.end);
     if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {

@@ -66,6 +66,23 @@ METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
          (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
 }
 
+// The keys that one query sees. A test of a key is a sum and a comparison.
+struct SeenKeys {
+  int begin;
+  uint count;
+
+  METAL_FUNC bool operator()(int key) const thread { return uint(key - begin) < count; }
+};
+
+METAL_FUNC SeenKeys seen_keys(constant AttentionParams& params, int query) {
+  if (!has_band) {
+    return {0, uint(params.kv_len)};
+  }
+  const int begin = query + params.band_low;
+  const int end = metal::min(query + params.band_high + 1, params.kv_len);
+  return {begin, uint(metal::max(end - begin, 0))};
+}
+
 // Accurate to an absolute error of 2^-22, which suffices for scores of 16-bit operands.
 METAL_FUNC float tanh_of_16_bits(float x) {
   return 1.0f - metal::fast::divide(2.0f, 1.0f + metal::fast::exp2(2.0f * M_LOG2E_F * x));
