@@ -11,7 +11,6 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr uint32_t kThreads = 128;  // of the passes: four SIMD groups
 constexpr uint32_t kRowThreads =
     256;  // of the kernels in metal/flash_attention/backward_rows.metal
 constexpr int64_t kRowsPerGroup = 8;
@@ -29,7 +28,8 @@ struct BackwardTile {
   const char* dtype;
   int head_dim;
   int v_head_dim;
-  int rows;  // that a threadgroup keeps in registers
+  int rows;  // that a threadgroup keeps
+  uint32_t threads;
 
   KernelName kernel() const {
     return {"flash_attention_backward_", pass, suffix, "_", dtype, "_d", head_dim, "v", v_head_dim};
@@ -37,8 +37,9 @@ struct BackwardTile {
   bool is_pass(std::string_view name) const { return name == pass; }
 };
 
-#define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, ...) \
-  {#pass, suffix, #dtype, d, dv, static_cast<int>(kThreads / 32) * 8 * (row_fragments)},
+#define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, simdgroups, \
+                staging)                                                                           \
+  {#pass, suffix, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
 #define TILE(...) TILE_OF("", __VA_ARGS__)
 #define MATRIX_TILE(...) TILE_OF("_matrix", __VA_ARGS__)
 constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
@@ -101,7 +102,7 @@ struct Backward {
         attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
     constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
     KernelLaunch launch =
-        request(attention_kernel(tile.kernel(), constants), grid.extent, kThreads);
+        request(attention_kernel(tile.kernel(), constants), grid.extent, tile.threads);
     launch.inputs = attention_inputs(arrays);
     launch.inputs.append({arrays.lse, arrays.d_out, delta.get()});
     return launch;

@@ -194,11 +194,13 @@ METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
 // address is clamped and the value selected, since a branch for each load costs more.
 template <typename Vector, typename T>
 METAL_FUNC Vector load_vector(Rows<T> from, int row, int column, bool full) {
-  const bool exists = row < from.rows && (full || column < from.columns);
-  const int last = from.columns - int(sizeof(Vector) / sizeof(T));
-  const int offset = metal::min(row, from.rows - 1) * int(from.row_stride) +
-                     (full ? column : metal::min(column, last));
-  const Vector found = *reinterpret_cast<const device Vector*>(from.data + offset);
+  // Indices count vectors, since a load scales its offset by what it loads.
+  enum { kSize = sizeof(Vector) / sizeof(T), kShift = kSize == 8 ? 3 : kSize / 2 };
+  const int nearest = metal::min(row, from.rows - 1);
+  const int leftmost = full ? column : metal::min(column, from.columns - int(kSize));
+  const bool exists = row == nearest && column == leftmost;
+  const int at = nearest * (int(from.row_stride) >> kShift) + (leftmost >> kShift);
+  const Vector found = reinterpret_cast<const device Vector*>(from.data)[at];
   return exists ? found : Vector(0);
 }
 
@@ -265,7 +267,7 @@ struct TileShare {
 
   METAL_FUNC static threadgroup uint4* target(int j, threadgroup T* to, uint thread_index) {
     const Place place = place_of(j, thread_index);
-    return reinterpret_cast<threadgroup uint4*>(to + place.row * kStride + place.column);
+    return reinterpret_cast<threadgroup uint4*>(to + (place.row * kStride + place.column));
   }
 
   // One base address and a step replace kCount 64-bit addresses, of two registers each.
@@ -287,7 +289,7 @@ METAL_FUNC void copy_tile(
     static_assert(kColumns % kUnit == 0, "whole vectors");
     for (uint i = thread_index; i < kRows * kUnits; i += kThreads) {
       const int row = i / kUnits, column = i % kUnits * kUnit;
-      *reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) =
+      *reinterpret_cast<threadgroup uint4*>(to + (row * kStride + column)) =
           load_vector<uint4>(from, row, column, full);
     }
   } else {

@@ -29,13 +29,10 @@ METAL_FUNC SavedRow load_saved_row(const device float* lse,
                                    const device float* delta,
                                    int query,
                                    int q_len) {
-  SavedRow row = {INFINITY, 0.0f};
-  if (query < q_len) {
-    const float natural = lse[query];
-    row.lse = natural == -INFINITY ? INFINITY : natural * M_LOG2E_F;
-    row.delta = delta[query];
-  }
-  return row;
+  const int at = metal::min(query, q_len - 1);
+  const bool exists = query < q_len;
+  const float natural = lse[at], found = delta[at];
+  return {!exists || natural == -INFINITY ? INFINITY : natural * M_LOG2E_F, exists ? found : 0.0f};
 }
 
 // Saved rows of the passing queries. They are double-buffered: the next tile's rows load while the

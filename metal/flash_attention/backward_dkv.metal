@@ -2,7 +2,8 @@
 //
 // Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>. dk and dv
 // compute one gradient each, for heads too wide to hold both in registers.
-// Grid: (blocks of keys, kv heads, batch); grid.h may swap the first two. Threadgroup: 128 x 1 x 1.
+// Grid: (blocks of keys, kv heads, batch); grid.h may swap the first two. Threadgroup:
+// simdgroups * 32 x 1 x 1 (tiles.h).
 // Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_k, d_v, params.
 // Function constants: scores.h and grid.h.
 // Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
@@ -29,10 +30,11 @@ template <typename T,
           int kTileRows,
           Keeping kKeyKeeping,
           Keeping kValueKeeping,
+          int kSimdgroups,
           Staging kStaging,
           bool kMakesKeys,
           bool kMakesValues>
-[[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dkv(
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_backward_dkv(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
@@ -48,7 +50,7 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
+  enum { kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   using Keys = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kKeyKeeping>;
   using Values = KeptRows<T, kValueDim, kGroupRows, kTileRows, kValueKeeping>;
@@ -100,7 +102,8 @@ template <typename T,
   saved.tiles = saved_tiles;
   saved.q_len = common.q_len;
   saved.thread_index = thread_index;
-  for (int head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
+  const int heads = seeing.begin < seeing.end ? common.group : 0;
+  for (int head = kv_head * common.group; head < kv_head * common.group + heads; ++head) {
     const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
     const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],

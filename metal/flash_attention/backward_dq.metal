@@ -1,8 +1,8 @@
 // Gradient of the queries of flash_attention, and of an additive mask. backward.h has the formulas.
 //
 // Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>.
-// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup: 128 x
-// 1 x 1.
+// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup:
+// simdgroups * 32 x 1 x 1 (tiles.h).
 // Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_q, d_mask, params. d_mask may be
 // any buffer unless it is stored.
 // Function constants: scores.h and grid.h; 8: store d_mask.
@@ -28,8 +28,9 @@ template <typename T,
           int kTileRows,
           Keeping kQueryKeeping,
           Keeping kCotangentKeeping,
+          int kSimdgroups,
           Staging kStaging>
-[[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dq(
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_backward_dq(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
@@ -45,7 +46,7 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
+  enum { kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   using Queries = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kQueryKeeping>;
   using Cotangents = KeptRows<T, kValueDim, kGroupRows, kTileRows, kCotangentKeeping>;
