@@ -59,9 +59,8 @@ template <typename T,
   alignas(16) threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
   threadgroup SavedRow saved_tiles[2 * kTileRows];
-  static_assert(kKeyKeeping != kKeptInMemory, "threadgroup memory holds values only");
-  constexpr bool kStagesValues = kValueKeeping == kKeptInMemory;
-  alignas(16) threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
+  alignas(16) threadgroup T kept_keys[Keys::kStaged ? kSimdgroups * Keys::kStaged : 1];
+  alignas(16) threadgroup T kept_values[Values::kStaged ? kSimdgroups * Values::kStaged : 1];
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
@@ -71,21 +70,18 @@ template <typename T,
   const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
 
   const FragmentPlace place = fragment_place(lane);
-  Keys keys;
-  keys.begin({k + batch * common.k_strides[0] + kv_head * common.k_strides[1], common.k_strides[2],
-              common.k_strides[3], common.kv_len, common.head_dim},
-             first, place);
-  Values values;
+  const Rows<T> all_keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                            common.k_strides[2], common.k_strides[3], common.kv_len,
+                            common.head_dim};
   const Rows<T> all_values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
                               common.v_strides[2], common.v_strides[3], common.kv_len,
                               common.v_head_dim};
+  Keys keys;
+  keys.begin(all_keys, first, place);
+  Values values;
   values.begin(all_values, first, place);
-  if (kStagesValues) {
-    // The barrier of the first tile makes it visible.
-    copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(all_values, block),
-                                             rows_are_vectors, thread_index, heads_fill_tile);
-    values.in_memory = kept_values + simdgroup * kGroupRows * Values::kStride;
-  }
+  keys.template stage<kThreads>(kept_keys, all_keys, block, simdgroup, thread_index);
+  values.template stage<kThreads>(kept_values, all_values, block, simdgroup, thread_index);
   RegTile<float, kGroupRows, kHeadDim> key_gradient;
   RegTile<float, kGroupRows, kValueDim> value_gradient;
   key_gradient.zero();

@@ -51,11 +51,12 @@ template <typename T,
   using Queries = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kQueryKeeping>;
   using Cotangents = KeptRows<T, kValueDim, kGroupRows, kTileRows, kCotangentKeeping>;
   using Scores = RegTile<float, kGroupRows, kTileRows>;
-  static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
-                "no threadgroup memory holds kept rows");
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
   alignas(16) threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
+  alignas(16) threadgroup T kept_queries[Queries::kStaged ? kSimdgroups * Queries::kStaged : 1];
+  alignas(16)
+      threadgroup T kept_cotangents[Cotangents::kStaged ? kSimdgroups * Cotangents::kStaged : 1];
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
@@ -69,15 +70,19 @@ template <typename T,
   device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
 
   const FragmentPlace place = fragment_place(lane);
+  const Rows<T> all_queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                               common.q_strides[2], common.q_strides[3], common.q_len,
+                               common.head_dim};
+  const Rows<T> all_cotangents = {
+      d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+      params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
   Queries queries;
-  queries.begin({q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
-                 common.q_strides[3], common.q_len, common.head_dim},
-                first, place);
+  queries.begin(all_queries, first, place);
+  queries.template stage<kThreads>(kept_queries, all_queries, block, simdgroup, thread_index);
   Cotangents cotangents;
-  cotangents.begin(
-      {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-       params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim},
-      first, place);
+  cotangents.begin(all_cotangents, first, place);
+  cotangents.template stage<kThreads>(kept_cotangents, all_cotangents, block, simdgroup,
+                                      thread_index);
   RegTile<float, kGroupRows, kHeadDim> gradient;
   gradient.zero();
   SavedRow saved[kRowFragments];

@@ -21,6 +21,7 @@ template <typename T,
           typename Right = TransposedTile<T, TileRow<T, kColumns>::kStride> >
 struct KeptRows {
   enum { kStride = TileRow<T, kColumns>::kStride };
+  enum { kStaged = kKeeping == kKeptInMemory ? kRows * kStride : 0 };  // elements in memory
 
   Rows<T> rows;  // of the head, from row 0 of the simdgroup on
   FragmentPlace place;
@@ -32,6 +33,18 @@ struct KeptRows {
     place = of_lane;
     if (kKeeping == kKeptInRegisters) {
       held.load(rows, 0, place, rows_are_vectors, heads_fill_tile);
+    }
+  }
+
+  // For kKeptInMemory: copies the rows of all SIMD groups, which start at `block`, with kThreads
+  // threads. The barrier of the first tile makes them visible.
+  template <int kThreads>
+  METAL_FUNC void stage(
+      threadgroup T* to, Rows<T> all, int block, uint simdgroup, uint thread_index) thread {
+    if (kKeeping == kKeptInMemory) {
+      copy_tile<T, kThreads / 32 * kRows, kColumns, kThreads>(
+          to, rows_from(all, block), rows_are_vectors, thread_index, heads_fill_tile);
+      in_memory = to + simdgroup * kRows * kStride;
     }
   }
 

@@ -62,29 +62,30 @@
 // recomputed.
 //
 // X(pass, dtype, type, d, dv, row_fragments, tile rows, keeping of each operand, staging)
-#define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                          \
-  X(dq, dtype, type, 32, 32, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesEach)   \
-  X(dq, dtype, type, 64, 64, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)   \
-  X(dq, dtype, type, 72, 72, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)   \
-  X(dq, dtype, type, 80, 80, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)   \
-  X(dq, dtype, type, 96, 96, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)   \
-  X(dq, dtype, type, 128, 128, 1, 16, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach) \
-  X(dq, dtype, type, 192, 128, 1, 16, kKeptInRegisters, kKeptInRegisters, 4, kStagesEach) \
-  X(dq, dtype, type, 192, 192, 1, 16, kKeptInRegisters, kKeptInRegisters, 4, kStagesEach) \
-  X(dq, dtype, type, 256, 256, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
-  X(dkv, dtype, type, 32, 32, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesEach)  \
-  X(dkv, dtype, type, 64, 64, 1, 16, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
-  X(dkv, dtype, type, 72, 72, 1, 16, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
-  X(dkv, dtype, type, 80, 80, 1, 16, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
-  X(dkv, dtype, type, 96, 96, 1, 16, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
-  X(dkv, dtype, type, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
-  X(dkv, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
-  X(dk, dtype, type, 192, 192, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
-  X(dv, dtype, type, 192, 192, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
-  X(dk, dtype, type, 256, 256, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
-  X(dv, dtype, type, 256, 256, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)
+#define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                            \
+  X(dq, dtype, type, 32, 32, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 64, 64, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 72, 72, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 80, 80, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 96, 96, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptInRegisters, 8, kStagesEach)   \
+  X(dq, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dq, dtype, type, 192, 192, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dq, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dkv, dtype, type, 32, 32, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach) \
+  X(dkv, dtype, type, 64, 64, 1, 16, kKeptInMemory, kKeptInMemory, 8, kStagesEach)       \
+  X(dkv, dtype, type, 72, 72, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
+  X(dkv, dtype, type, 80, 80, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
+  X(dkv, dtype, type, 96, 96, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
+  X(dk, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)      \
+  X(dv, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptNowhere, 8, kStagesEach)       \
+  X(dkv, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
+  X(dk, dtype, type, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dv, dtype, type, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dk, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dv, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)
 
-#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)                                           \
+#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)                                              \
   X(dq, float32, float, 32, 32, 1, 16, kKeptInRegisters, kKeptInRegisters, 4, kStagesEach) \
   X(dq, float32, float, 64, 64, 1, 32, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
   X(dq, float32, float, 72, 72, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
@@ -99,14 +100,15 @@
   X(dkv, float32, float, 72, 72, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dkv, float32, float, 80, 80, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dkv, float32, float, 96, 96, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
-  X(dkv, float32, float, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)      \
+  X(dk, float32, float, 128, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dv, float32, float, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
   X(dk, float32, float, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dv, float32, float, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dk, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dv, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dk, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
   X(dv, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
-  MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                               \
+  MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                                  \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)
 
 // Tiles for GPUs with matrix units (see csrc/common/device_traits.h). A product has
@@ -123,7 +125,7 @@
   MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, bfloat16, bfloat)
 
-#define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, dtype, type)                    \
+#define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, dtype, type)                       \
   X(dq, dtype, type, 32, 32, 4, 64, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
   X(dq, dtype, type, 64, 64, 4, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
   X(dq, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
