@@ -116,9 +116,9 @@ template <typename T,
       const bool all = sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
-        p.map_row(
-            i, query, key, d_scores,
-            ScoreGradient<T, false>{all, saved[i], nullptr, 0, head_mask, head_d_mask, &common});
+        p.map_row(i, query, key, d_scores,
+                  ScoreGradient<T, false>{all, saved[i], nullptr, begin, head_mask, head_d_mask,
+                                          &common});
       }
       // In most tiles every pair is visible. One branch per tile replaces one per element.
       if (!all) {

@@ -4,17 +4,19 @@
 #include "metal/common/online_softmax.h"
 #include "metal/flash_attention/kept_rows.h"
 
-// Applies softcap and mask to the product of a query and a key.
+// Applies softcap and mask to the product of a query and a key. Pairs outside the operands get the
+// mask of another pair: their scores are hidden later, or not used.
 template <typename T>
 struct MaskedScore {
+  int first_key;  // of the tile
   HeadMask<T> mask;
   constant AttentionParams* params;
 
   METAL_FUNC float operator()(int query, int key, float product) const thread {
     const float score = CappedScore<T>(*params, product).score;
-    const bool has_mask = has_bool_mask || has_additive_mask;
-    if (has_mask && query < params->q_len && key < params->kv_len) {
-      return mask.apply(score, query, key);
+    if (has_bool_mask || has_additive_mask) {
+      return mask.apply_near(score, metal::min(query, params->q_len - 1), first_key, 0,
+                             metal::min(key, params->kv_len - 1) - first_key);
     }
     return score;
   }
@@ -83,7 +85,7 @@ struct ForwardRows {
                          constant AttentionParams& params) thread {
     RegTile<float, kRows, kKeys> scores = q.multiply(keys);
     const int query = first + place.row, key = begin + place.column;
-    scores.map(query, key, MaskedScore<T>{mask, &params});
+    scores.map(query, key, MaskedScore<T>{begin, mask, &params});
     // In most tiles every pair is visible. One branch per tile replaces one per element.
     if (!sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
       MLX_ANVIL_UNROLL

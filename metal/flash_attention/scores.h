@@ -17,8 +17,8 @@ constant bool has_bool_mask [[function_constant(2)]];
 constant bool has_additive_mask [[function_constant(3)]];
 constant bool has_sinks [[function_constant(4)]];
 // True if each row of q, k, v and the outputs is a run of whole, aligned 16-byte vectors, and
-// neighbouring rows are at most kFarthestRow elements apart (params.h), so that offsets within a
-// tile fit 32 bits. Otherwise elements move one by one, with 64-bit offsets.
+// neighbouring rows, and elements of a mask, are at most 2^22 elements apart, so that offsets
+// within a tile fit 32 bits. Otherwise elements move one by one, with 64-bit offsets.
 constant bool rows_are_vectors [[function_constant(5)]];
 // Only in kernels that can store it.
 constant bool stores_lse [[function_constant(6)]];
@@ -117,7 +117,22 @@ struct HeadMask {
 
   // Applies the mask to the score of a valid (query, key) pair.
   METAL_FUNC float apply(float score, int query, int key) const thread {
-    const long at = query * row_stride + key * column_stride;
+    return apply_at(score, query * row_stride + key * column_stride);
+  }
+
+  // The same for a pair `rows` and `columns` from another, both less than a tile.
+  METAL_FUNC float apply_near(float score, int query, int key, int rows, int columns) const thread {
+    if (!rows_are_vectors) {
+      return apply(score, query + rows, key + columns);
+    }
+    HeadMask near = *this;
+    near.data += (query * row_stride + key * column_stride) * (has_bool_mask ? 1 : sizeof(T));
+    return near.apply_at(score, rows * int(row_stride) + columns * int(column_stride));
+  }
+
+ private:
+  template <typename Offset>
+  METAL_FUNC float apply_at(float score, Offset at) const thread {
     if (has_bool_mask) {
       return data[at] ? score : -INFINITY;
     }

@@ -15,25 +15,25 @@
 
 // X(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups, staging)
 #define MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, dtype, type) \
-  X(dtype, type, 32, 32, 2, 32, true, 4, kStagesTogether)    \
+  X(dtype, type, 32, 32, 1, 32, true, 8, kStagesTogether)    \
   X(dtype, type, 64, 64, 1, 32, true, 8, kStagesTogether)    \
   X(dtype, type, 72, 72, 1, 32, true, 8, kStagesTogether)    \
   X(dtype, type, 80, 80, 1, 32, true, 8, kStagesTogether)    \
   X(dtype, type, 96, 96, 1, 32, true, 8, kStagesTogether)    \
   X(dtype, type, 128, 128, 1, 16, true, 8, kStagesTogether)  \
-  X(dtype, type, 192, 128, 1, 16, true, 4, kStagesTogether)  \
-  X(dtype, type, 192, 192, 1, 16, true, 4, kStagesTogether)  \
-  X(dtype, type, 256, 256, 1, 16, true, 4, kStagesEach)
+  X(dtype, type, 192, 128, 1, 16, false, 4, kStagesTogether) \
+  X(dtype, type, 192, 192, 1, 16, false, 4, kStagesTogether) \
+  X(dtype, type, 256, 256, 1, 16, false, 4, kStagesEach)
 
 #define MLX_ANVIL_ATTENTION_FORWARD_TILES(X)                 \
-  X(float32, float, 32, 32, 2, 32, true, 4, kStagesTogether) \
-  X(float32, float, 64, 64, 2, 32, true, 4, kStagesTogether) \
-  X(float32, float, 72, 72, 2, 32, true, 4, kStagesTogether) \
-  X(float32, float, 80, 80, 2, 16, true, 4, kStagesTogether) \
-  X(float32, float, 96, 96, 2, 16, true, 4, kStagesTogether) \
-  X(float32, float, 128, 128, 1, 8, true, 4, kStagesEach)    \
-  X(float32, float, 192, 128, 2, 16, false, 4, kStagesEach)  \
-  X(float32, float, 192, 192, 2, 16, false, 4, kStagesEach)  \
+  X(float32, float, 32, 32, 1, 32, true, 8, kStagesTogether) \
+  X(float32, float, 64, 64, 1, 32, true, 8, kStagesTogether) \
+  X(float32, float, 72, 72, 1, 32, true, 8, kStagesTogether) \
+  X(float32, float, 80, 80, 1, 16, true, 8, kStagesTogether) \
+  X(float32, float, 96, 96, 1, 16, true, 8, kStagesTogether) \
+  X(float32, float, 128, 128, 1, 16, true, 8, kStagesEach)   \
+  X(float32, float, 192, 128, 1, 16, false, 4, kStagesEach)  \
+  X(float32, float, 192, 192, 1, 16, false, 4, kStagesEach)  \
   X(float32, float, 256, 256, 1, 8, false, 4, kStagesEach)   \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)     \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
