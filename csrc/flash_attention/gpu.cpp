@@ -30,10 +30,6 @@ constexpr int64_t kLeastKeysOfPart = 256;
 constexpr int64_t kMatrixThreadgroups = 2;
 constexpr int64_t kMostRounds = 4;
 
-bool are_vectors(const AttentionForwardArrays& arrays) {
-  return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.out});
-}
-
 // ---- forward ------------------------------------------------------------------------------------
 
 struct ForwardTile {
@@ -94,8 +90,9 @@ void launch_forward(const AttentionConfig& config,
   const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
   const AttentionGrid grid =
       attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
-  FunctionConstants constants = attention_constants(config, are_vectors(arrays), arrays.lse);
-  constants.add({grid.constant()});
+  FunctionConstants constants =
+      attention_constants(config, moves_vectors(arrays, {arrays.out}), arrays.lse);
+  constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
 
   KernelLaunch request{};
   request.kernel = &attention_kernel(tile.kernel(), constants);
@@ -223,7 +220,7 @@ void launch_decode(const AttentionConfig& config,
 
   const bool in_parts = parts > 1;
   FunctionConstants constants =
-      attention_constants(config, are_vectors(arrays), !in_parts && arrays.lse);
+      attention_constants(config, moves_vectors(arrays, {arrays.out}), !in_parts && arrays.lse);
   constants.add({{kKeysAreInParts, in_parts}});
 
   const KernelName name = {"flash_attention_", tile.pass, "_",      dtype_name(*arrays.q), "_d",

@@ -11,7 +11,6 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr uint32_t kThreads = 128;  // of the passes: four SIMD groups
 constexpr uint32_t kRowThreads =
     256;  // of the kernels in metal/flash_attention/backward_rows.metal
 constexpr int64_t kRowsPerGroup = 8;
@@ -29,7 +28,8 @@ struct BackwardTile {
   const char* dtype;
   int head_dim;
   int v_head_dim;
-  int rows;  // that a threadgroup keeps in registers
+  int rows;  // that a threadgroup keeps
+  uint32_t threads;
 
   KernelName kernel() const {
     return {"flash_attention_backward_", pass, suffix, "_", dtype, "_d", head_dim, "v", v_head_dim};
@@ -37,8 +37,9 @@ struct BackwardTile {
   bool is_pass(std::string_view name) const { return name == pass; }
 };
 
-#define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, ...) \
-  {#pass, suffix, #dtype, d, dv, static_cast<int>(kThreads / 32) * 8 * (row_fragments)},
+#define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, simdgroups, \
+                staging)                                                                           \
+  {#pass, suffix, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
 #define TILE(...) TILE_OF("", __VA_ARGS__)
 #define MATRIX_TILE(...) TILE_OF("_matrix", __VA_ARGS__)
 constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
@@ -99,9 +100,9 @@ struct Backward {
     constants.add({{kStoresDMask, tile.is_pass("dq") && arrays.d_mask}});
     const AttentionGrid grid =
         attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
-    constants.add({grid.constant()});
+    constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
     KernelLaunch launch =
-        request(attention_kernel(tile.kernel(), constants), grid.extent, kThreads);
+        request(attention_kernel(tile.kernel(), constants), grid.extent, tile.threads);
     launch.inputs = attention_inputs(arrays);
     launch.inputs.append({arrays.lse, arrays.d_out, delta.get()});
     return launch;
@@ -115,10 +116,6 @@ struct Backward {
       tiles = kMatrixTiles;
     }
     return tile_among(tiles, pass, dtype, sizes);
-  }
-
-  bool operands_are_vectors() const {
-    return rows_are_vectors({arrays.q, arrays.k, arrays.v, arrays.d_out});
   }
 };
 
@@ -152,7 +149,7 @@ void Backward::launch_queries() {
     arrays.d_q = unwanted->get();
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
-  const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_q});
+  const bool vectors = moves_vectors(arrays, {arrays.d_out, arrays.d_q});
   const BackwardTile* tile = tile_of("dq");
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
@@ -165,7 +162,7 @@ void Backward::launch_queries() {
 void Backward::launch_keys() {
   copy_strides(params.d_k_strides, *arrays.d_k);
   copy_strides(params.d_v_strides, *arrays.d_v);
-  const bool vectors = operands_are_vectors() && rows_are_vectors({arrays.d_k, arrays.d_v});
+  const bool vectors = moves_vectors(arrays, {arrays.d_out, arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
     if (const BackwardTile* tile = tile_of(name)) {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);

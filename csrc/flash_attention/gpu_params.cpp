@@ -78,6 +78,15 @@ AttentionGrid attention_grid(const AttentionConfig& config,
   return grid;
 }
 
+bool moves_vectors(const AttentionArrays& arrays, std::initializer_list<const mx::array*> others) {
+  const auto is_near = [](const mx::array* x) { return x->strides(-2) <= kFarthestRow; };
+  const std::initializer_list<const mx::array*> inputs = {arrays.q, arrays.k, arrays.v};
+  return rows_are_vectors(inputs) && rows_are_vectors(others) &&
+         std::all_of(inputs.begin(), inputs.end(), is_near) &&
+         std::all_of(others.begin(), others.end(), is_near) &&
+         (!arrays.mask || (is_near(arrays.mask) && arrays.mask->strides(-1) <= kFarthestRow));
+}
+
 FunctionConstants attention_constants(const AttentionConfig& config,
                                       bool vectors,
                                       bool stores_lse) {

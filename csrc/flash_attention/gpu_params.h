@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "common/launch.h"
 #include "common/launch_arrays.h"
@@ -23,7 +24,11 @@ enum class AttentionConstant : uint32_t {
   kHasDLse,         // backward only
   kStoresDMask,     // backward only
   kHeadsAreAlongX,  // forward and backward: metal/flash_attention/grid.h
+  kHeadsFillTile,   // forward and backward
 };
+
+// Elements from a row to the next at which offsets within a tile fit 32 bits.
+inline constexpr int64_t kFarthestRow = int64_t{1} << 22;
 
 // Constants of individual kernels start at this index.
 inline constexpr uint32_t kFirstOwnConstant = 16;
@@ -32,10 +37,18 @@ AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
                                  const AttentionArrays& arrays);
 
-// Constants of all attention kernels. `vectors` is the result of rows_are_vectors().
+// Returns true if the kernels may move the rows of q, k, v and `others` as vectors.
+bool moves_vectors(const AttentionArrays& arrays, std::initializer_list<const mx::array*> others);
+
+// Constants of all attention kernels. `vectors` is the result of moves_vectors().
 FunctionConstants attention_constants(const AttentionConfig& config,
                                       bool vectors,
                                       bool stores_lse = false);
+
+inline FunctionConstant heads_fill_tile(const AttentionSizes& sizes, int head_dim, int v_head_dim) {
+  return {static_cast<uint32_t>(AttentionConstant::kHeadsFillTile),
+          sizes.head_dim == head_dim && sizes.v_head_dim == v_head_dim};
+}
 
 // A grid over row blocks. Every head has the same number of blocks.
 struct AttentionGrid {

@@ -168,14 +168,14 @@ struct RegTile {
     }
   }
 
-  // Loads rows from `row` and columns from `column` on. `vectors` is as for load_pair.
+  // Loads rows from the first and columns from `column` on.
   METAL_FUNC void load(
-      Rows<T> from, int row, int column, FragmentPlace place, bool vectors) thread {
+      Rows<T> from, int column, FragmentPlace place, bool vectors, bool full) thread {
     MLX_ANVIL_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const int i = f / kColumnFragments, n = f % kColumnFragments;
       const Pair<T> pair =
-          load_pair(from, row + 8 * i + place.row, column + 8 * n + place.column, vectors);
+          load_pair(from, 8 * i + place.row, column + 8 * n + place.column, vectors, full);
       fragments[i][n] = fragment_of<T>(pair.x, pair.y);
     }
   }
@@ -190,30 +190,31 @@ struct RegTile {
     }
   }
 
-  // Stores row i from column `first` of the row `to` on. Columns from `columns` on are not written.
+  // Stores row i into the row `to`. Columns from `columns` on are not written.
   template <typename U>
   METAL_FUNC void store_row(
-      int i, device U* to, int first, int columns, FragmentPlace place, bool vectors) const thread {
+      int i, device U* to, int columns, FragmentPlace place, bool vectors, bool full) const thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kColumnFragments; ++n) {
-      store_pair(to, first + 8 * n + place.column, columns, elements_of(fragments[i][n]), vectors);
+      store_pair(to, 8 * n + place.column, columns, elements_of(fragments[i][n]), vectors, full);
     }
   }
 
-  // Stores rows from row `first` of `to` on. Rows from `rows` on are not written.
+  // Stores rows from `to` on. Rows from `rows` on are not written.
   template <typename U>
   METAL_FUNC void store(device U* to,
                         long row_stride,
-                        int first,
                         int rows,
                         int columns,
                         FragmentPlace place,
-                        bool vectors) const thread {
+                        bool vectors,
+                        bool full) const thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
-      const int row = first + 8 * i + place.row;
+      const int row = 8 * i + place.row;
       if (row < rows) {
-        store_row(i, to + row * row_stride, 0, columns, place, vectors);
+        device U* const at = vectors ? to + row * int(row_stride) : to + row * row_stride;
+        store_row(i, at, columns, place, vectors, full);
       }
     }
   }
@@ -263,7 +264,7 @@ struct SharedTile {
   FragmentPlace place;
 
   METAL_FUNC Fragment<T> block(int i, int n) const thread {
-    return load_block(data + 8 * (i * kStride + n), kStride, place);
+    return load_block(data, 8 * (i * kStride + n), kStride, place);
   }
 };
 
@@ -277,6 +278,6 @@ struct TransposedTile {
   FragmentPlace place;
 
   METAL_FUNC Fragment<T> block(int i, int n) const thread {
-    return load_transposed<T, kOneByOne>(data + 8 * (n * kStride + i), kStride, place);
+    return load_transposed<T, kOneByOne>(data, 8 * (n * kStride + i), kStride, place);
   }
 };

@@ -117,29 +117,42 @@ METAL_FUNC Fragment<T> load_fragment(const threadgroup T* from) {
   return fragment_of<T>(pair.x, pair.y);
 }
 
-// Loads the transpose of the 8x8 block at `block`. Element-wise loads cost 32-bit types nothing
-// extra. They cost 16-bit types more instructions, but fewer registers in PTX.
+// PTX has an instruction that loads a matrix of 16-bit elements. On other targets each lane loads
+// its own elements, whose addresses are one for the lane and constants.
+#ifdef __MSLC_PTX__
+#define MLX_ANVIL_LOADS_MATRICES true
+#else
+#define MLX_ANVIL_LOADS_MATRICES false
+#endif
+
+// Loads the transpose of the 8x8 block at element `at` of `tile`. One by one costs 32-bit types
+// nothing extra. It costs 16-bit types more instructions in PTX, but fewer registers.
 template <typename T, bool kOneByOne = sizeof(T) == 4>
-METAL_FUNC Fragment<T> load_transposed(const threadgroup T* block,
+METAL_FUNC Fragment<T> load_transposed(const threadgroup T* tile,
+                                       int at,
                                        int stride,
                                        FragmentPlace place) {
-  if (kOneByOne) {
-    const threadgroup T* from = block + place.column * stride + place.row;
-    return fragment_of<T>(from[0], from[stride]);
+  if (kOneByOne || !MLX_ANVIL_LOADS_MATRICES) {
+    const threadgroup T* own = tile + (place.column * stride + place.row);
+    return fragment_of<T>(own[at], own[at + stride]);
   }
   Fragment<T> frag;
-  metal::simdgroup_load(frag, block, stride, ulong2(0), /*transpose=*/true);
+  metal::simdgroup_load(frag, tile + at, stride, ulong2(0), /*transpose=*/true);
   return frag;
 }
 
-// Loads the 8x8 block at `block`.
+// Loads the 8x8 block at element `at` of `tile`.
 template <typename T>
-METAL_FUNC Fragment<T> load_block(const threadgroup T* block, int stride, FragmentPlace place) {
-  if (sizeof(T) == 4) {
-    return load_fragment(block + place.row * stride + place.column);
+METAL_FUNC Fragment<T> load_block(const threadgroup T* tile,
+                                  int at,
+                                  int stride,
+                                  FragmentPlace place) {
+  if (sizeof(T) == 4 || !MLX_ANVIL_LOADS_MATRICES) {
+    const threadgroup T* own = tile + (place.row * stride + place.column);
+    return load_fragment(own + at);
   }
   Fragment<T> frag;
-  metal::simdgroup_load(frag, block, stride);
+  metal::simdgroup_load(frag, tile + at, stride);
   return frag;
 }
 
@@ -168,6 +181,29 @@ METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
   return all;
 }
 
+// What transfers below may be promised of rows:
+//   vectors   rows start at multiples of 16 bytes and are whole numbers of them, column_stride is
+//   1,
+//             and offsets within a tile are less than 2^31 elements
+//   full      rows have as many columns as the tile
+//
+// Apple's GPUs add a 32-bit offset to an address for free, but take several instructions for a
+// 64-bit sum. So start from the tile's first row (rows_from) if there are vectors.
+
+// Returns the vector at (row, column), zero outside the rows, of which there is at least one. The
+// address is clamped and the value selected, since a branch for each load costs more.
+template <typename Vector, typename T>
+METAL_FUNC Vector load_vector(Rows<T> from, int row, int column, bool full) {
+  // Indices count vectors, since a load scales its offset by what it loads.
+  enum { kSize = sizeof(Vector) / sizeof(T), kShift = kSize == 8 ? 3 : kSize / 2 };
+  const int nearest = metal::min(row, from.rows - 1);
+  const int leftmost = full ? column : metal::min(column, from.columns - int(kSize));
+  const bool exists = row == nearest && column == leftmost;
+  const int at = nearest * (int(from.row_stride) >> kShift) + (leftmost >> kShift);
+  const Vector found = reinterpret_cast<const device Vector*>(from.data)[at];
+  return exists ? found : Vector(0);
+}
+
 // One thread's share of a tile, in registers between device and threadgroup memory. All loads are
 // issued before the first is used. Rows in threadgroup memory are TileRow::kStride apart.
 template <typename T, int kRows, int kColumns, int kThreads>
@@ -178,14 +214,11 @@ struct TileShare {
   static_assert(kColumns % kUnit == 0, "whole vectors");
   uint4 vectors[kCount];
 
-  METAL_FUNC void load(Rows<T> from, uint thread_index) thread {
+  METAL_FUNC void load(Rows<T> from, bool full, uint thread_index) thread {
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
-      const Source source = source_of(j, from, thread_index);
-      vectors[j] = uint4(0);
-      if (source.exists) {
-        vectors[j] = *source.at;
-      }
+      const Place place = place_of(j, thread_index);
+      vectors[j] = load_vector<uint4>(from, place.row, place.column, full);
     }
   }
 
@@ -193,7 +226,7 @@ struct TileShare {
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
       if (is_of_tile(j, thread_index)) {
-        *place_of(j, to, thread_index) = vectors[j];
+        *target(j, to, thread_index) = vectors[j];
       }
     }
   }
@@ -203,59 +236,61 @@ struct TileShare {
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kCount; ++j) {
       if (is_of_tile(j, thread_index)) {
-        const Source source = source_of(j, from, thread_index);
-        start_copy(place_of(j, to, thread_index), source.at, source.exists);
+        const Place place = place_of(j, thread_index);
+        start_copy(target(j, to, thread_index), source(j, from, thread_index),
+                   place.row < from.rows && place.column < from.columns);
       }
     }
   }
 
  private:
-  struct Source {
-    const device uint4* at;
-    bool exists;
+  // If the units of a row divide kThreads, all of a thread's units share a column, and its rows are
+  // kStep apart.
+  enum { kStep = kThreads % kUnits == 0 ? kThreads / kUnits : 0 };
+
+  struct Place {
+    int row;
+    int column;
   };
 
   METAL_FUNC static bool is_of_tile(int j, uint thread_index) {
     return kAll % kThreads == 0 || int(thread_index) + j * kThreads < kAll;
   }
 
-  METAL_FUNC static threadgroup uint4* place_of(int j, threadgroup T* to, uint thread_index) {
-    const int i = thread_index + j * kThreads;
-    return reinterpret_cast<threadgroup uint4*>(to + i / kUnits * kStride + i % kUnits * kUnit);
+  METAL_FUNC static Place place_of(int j, uint thread_index) {
+    if (kStep > 0) {
+      return {int(thread_index / kUnits) + j * kStep, int(thread_index % kUnits * kUnit)};
+    }
+    const uint i = thread_index + j * kThreads;
+    return {int(i / kUnits), int(i % kUnits * kUnit)};
   }
 
-  METAL_FUNC static Source source_of(int j, Rows<T> from, uint thread_index) {
-    // If the units of a row divide kThreads, all of a thread's units share a column. One base
-    // address and a step then replace kCount 64-bit addresses, of two registers each.
-    enum { kStep = kThreads % kUnits == 0 ? kThreads / kUnits : 0 };
-    const int i = thread_index + j * kThreads;
-    const int first_row = thread_index / kUnits, first_column = thread_index % kUnits * kUnit;
-    const int row = kStep > 0 ? first_row + j * kStep : i / kUnits;
-    const int column = kStep > 0 ? first_column : i % kUnits * kUnit;
-    const device T* at = from.data + row * from.row_stride + column;
-    if (kStep > 0) {
-      at = from.data + first_row * from.row_stride + first_column + j * kStep * from.row_stride;
-    }
-    return {reinterpret_cast<const device uint4*>(at), row < from.rows && column < from.columns};
+  METAL_FUNC static threadgroup uint4* target(int j, threadgroup T* to, uint thread_index) {
+    const Place place = place_of(j, thread_index);
+    return reinterpret_cast<threadgroup uint4*>(to + (place.row * kStride + place.column));
+  }
+
+  // One base address and a step replace kCount 64-bit addresses, of two registers each.
+  METAL_FUNC static const device uint4* source(int j, Rows<T> from, uint thread_index) {
+    const Place place = place_of(kStep > 0 ? 0 : j, thread_index);
+    const device T* at = from.data + place.row * from.row_stride + place.column;
+    return reinterpret_cast<const device uint4*>(at +
+                                                 (kStep > 0 ? j * kStep * from.row_stride : 0));
   }
 };
 
-// Copies rows [0, kRows) to threadgroup memory with kThreads threads. `vectors` promises that rows
-// start at multiples of 16 bytes, that a row is a whole number of them, and that column_stride is
-// 1.
+// Copies rows [0, kRows) to threadgroup memory with kThreads threads.
 template <typename T, int kRows, int kColumns, int kThreads>
-METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint thread_index) {
+METAL_FUNC void copy_tile(
+    threadgroup T* to, Rows<T> from, bool vectors, uint thread_index, bool full = false) {
   enum { kStride = TileRow<T, kColumns>::kStride, kUnit = 16 / sizeof(T) };
   if (vectors) {
     enum { kUnits = kColumns / kUnit };
     static_assert(kColumns % kUnit == 0, "whole vectors");
-    for (int i = thread_index; i < kRows * kUnits; i += kThreads) {
+    for (uint i = thread_index; i < kRows * kUnits; i += kThreads) {
       const int row = i / kUnits, column = i % kUnits * kUnit;
-      uint4 raw = uint4(0);
-      if (row < from.rows && column < from.columns) {
-        raw = *reinterpret_cast<const device uint4*>(from.data + row * from.row_stride + column);
-      }
-      *reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) = raw;
+      *reinterpret_cast<threadgroup uint4*>(to + (row * kStride + column)) =
+          load_vector<uint4>(from, row, column, full);
     }
   } else {
     for (int i = thread_index; i < kRows * kColumns; i += kThreads) {
@@ -267,34 +302,42 @@ METAL_FUNC void copy_tile(threadgroup T* to, Rows<T> from, bool vectors, uint th
   }
 }
 
-// Returns the pair at (row, column) of `from`, zero outside it. `vectors` is as for copy_tile.
+// What a pair is moved as: one selection instead of two.
+template <int kSize>
+struct PairBits {
+  using Type = uint;
+};
+template <>
+struct PairBits<4> {
+  using Type = uint2;
+};
+
+// Returns the pair at (row, column) of `from`, zero outside it.
 template <typename T>
-METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors) {
+METAL_FUNC Pair<T> load_pair(Rows<T> from, int row, int column, bool vectors, bool full) {
+  if (vectors) {
+    return as_type<Pair<T> >(
+        load_vector<typename PairBits<sizeof(T)>::Type>(from, row, column, full));
+  }
   Pair<T> pair = Pair<T>(T(0));
   if (row < from.rows) {
     const device T* at = from.data + row * from.row_stride;
-    if (vectors) {
-      if (column < from.columns) {
-        pair = *reinterpret_cast<const device Pair<T>*>(at + column);
-      }
-    } else {
-      if (column < from.columns) {
-        pair.x = at[column * from.column_stride];
-      }
-      if (column + 1 < from.columns) {
-        pair.y = at[(column + 1) * from.column_stride];
-      }
+    if (column < from.columns) {
+      pair.x = at[column * from.column_stride];
+    }
+    if (column + 1 < from.columns) {
+      pair.y = at[(column + 1) * from.column_stride];
     }
   }
   return pair;
 }
 
-// Stores a lane's pair into a row of `columns` columns. `vectors` promises that pairs are aligned
-// and complete.
+// Stores a lane's pair into a row of `columns` columns.
 template <typename T>
-METAL_FUNC void store_pair(device T* row, int column, int columns, float2 pair, bool vectors) {
+METAL_FUNC void store_pair(
+    device T* row, int column, int columns, float2 pair, bool vectors, bool full) {
   if (vectors) {
-    if (column < columns) {
+    if (full || column < columns) {
       *reinterpret_cast<device Pair<T>*>(row + column) =
           Pair<T>(static_cast<T>(pair.x), static_cast<T>(pair.y));
     }

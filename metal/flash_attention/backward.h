@@ -29,13 +29,10 @@ METAL_FUNC SavedRow load_saved_row(const device float* lse,
                                    const device float* delta,
                                    int query,
                                    int q_len) {
-  SavedRow row = {INFINITY, 0.0f};
-  if (query < q_len) {
-    const float natural = lse[query];
-    row.lse = natural == -INFINITY ? INFINITY : natural * M_LOG2E_F;
-    row.delta = delta[query];
-  }
-  return row;
+  const int at = metal::min(query, q_len - 1);
+  const bool exists = query < q_len;
+  const float natural = lse[at], found = delta[at];
+  return {!exists || natural == -INFINITY ? INFINITY : natural * M_LOG2E_F, exists ? found : 0.0f};
 }
 
 // Saved rows of the passing queries. They are double-buffered: the next tile's rows load while the
@@ -67,13 +64,13 @@ struct PassingSavedRows {
 
 // From the products q . k and d_out . v of a pair: P, and dS times the slope of the softcap. With
 // kKeepsKeys, rows are keys, and columns are queries that count from first_passing; otherwise rows
-// are queries and columns are keys.
+// are queries, and columns are keys.
 template <typename T, bool kKeepsKeys>
 struct ScoreGradient {
   bool all;                             // every query of the tile sees every key
   SavedRow saved;                       // of the row's query, if queries are kept
   const threadgroup SavedRow* passing;  // of the tile's queries, if keys are kept
-  int first_passing;
+  int first_passing;                    // of the tile
   HeadMask<T> mask;
   device float* d_mask;  // of this batch and head
   constant AttentionParams* params;
@@ -87,8 +84,14 @@ struct ScoreGradient {
     }
     const CappedScore<T> capped(*params, product);
     float score = capped.score;
-    if ((has_bool_mask || has_additive_mask) && exists) {
-      score = mask.apply(score, query, key);
+    if (has_bool_mask || has_additive_mask) {
+      const int near_query = metal::min(query, params->q_len - 1);
+      const int near_key = metal::min(key, params->kv_len - 1);
+      const float masked =
+          kKeepsKeys
+              ? mask.apply_near(score, first_passing, near_key, near_query - first_passing, 0)
+              : mask.apply_near(score, near_query, first_passing, 0, near_key - first_passing);
+      score = exists ? masked : score;
     }
     const float weight = metal::fast::exp2(score - own.lse);
     const float gradient = weight * (d_weight - own.delta);

@@ -2,7 +2,8 @@
 //
 // Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>. dk and dv
 // compute one gradient each, for heads too wide to hold both in registers.
-// Grid: (blocks of keys, kv heads, batch); grid.h may swap the first two. Threadgroup: 128 x 1 x 1.
+// Grid: (blocks of keys, kv heads, batch); grid.h may swap the first two. Threadgroup:
+// simdgroups * 32 x 1 x 1 (tiles.h).
 // Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_k, d_v, params.
 // Function constants: scores.h and grid.h.
 // Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
@@ -29,10 +30,11 @@ template <typename T,
           int kTileRows,
           Keeping kKeyKeeping,
           Keeping kValueKeeping,
+          int kSimdgroups,
           Staging kStaging,
           bool kMakesKeys,
           bool kMakesValues>
-[[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dkv(
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_backward_dkv(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
@@ -48,7 +50,7 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
+  enum { kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   using Keys = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kKeyKeeping>;
   using Values = KeptRows<T, kValueDim, kGroupRows, kTileRows, kValueKeeping>;
@@ -57,32 +59,29 @@ template <typename T,
   alignas(16) threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
   threadgroup SavedRow saved_tiles[2 * kTileRows];
-  static_assert(kKeyKeeping != kKeptInMemory, "threadgroup memory holds values only");
-  constexpr bool kStagesValues = kValueKeeping == kKeptInMemory;
-  alignas(16) threadgroup T kept_values[kStagesValues ? kRows * Values::kStride : 1];
+  alignas(16) threadgroup T kept_keys[Keys::kStaged ? kSimdgroups * Keys::kStaged : 1];
+  alignas(16) threadgroup T kept_values[Values::kStaged ? kSimdgroups * Values::kStaged : 1];
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const long batch = grid.batch, kv_head = grid.head;
+  const int batch = grid.batch, kv_head = grid.head;
   const int block = grid.block * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
 
   const FragmentPlace place = fragment_place(lane);
+  const Rows<T> all_keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                            common.k_strides[2], common.k_strides[3], common.kv_len,
+                            common.head_dim};
+  const Rows<T> all_values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                              common.v_strides[2], common.v_strides[3], common.kv_len,
+                              common.v_head_dim};
   Keys keys;
-  keys.begin({k + batch * common.k_strides[0] + kv_head * common.k_strides[1], common.k_strides[2],
-              common.k_strides[3], common.kv_len, common.head_dim},
-             first, place);
+  keys.begin(all_keys, first, place);
   Values values;
-  values.begin({v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                common.v_strides[2], common.v_strides[3], common.kv_len, common.v_head_dim},
-               first, place);
-  if (kStagesValues) {
-    // The barrier of the first tile makes it visible.
-    copy_tile<T, kRows, kValueDim, kThreads>(kept_values, rows_from(values.rows, block),
-                                             rows_are_vectors, thread_index);
-    values.in_memory = kept_values + simdgroup * kGroupRows * Values::kStride;
-  }
+  values.begin(all_values, first, place);
+  keys.template stage<kThreads>(kept_keys, all_keys, block, simdgroup, thread_index);
+  values.template stage<kThreads>(kept_values, all_values, block, simdgroup, thread_index);
   RegTile<float, kGroupRows, kHeadDim> key_gradient;
   RegTile<float, kGroupRows, kValueDim> value_gradient;
   key_gradient.zero();
@@ -99,16 +98,17 @@ template <typename T,
   saved.tiles = saved_tiles;
   saved.q_len = common.q_len;
   saved.thread_index = thread_index;
-  for (long head = kv_head * common.group; head < (kv_head + 1) * common.group; ++head) {
-    const long head_row = (batch * common.q_heads + head) * common.q_len;
+  const int heads = seeing.begin < seeing.end ? common.group : 0;
+  for (int head = kv_head * common.group; head < kv_head * common.group + heads; ++head) {
+    const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
     const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
-    passing.first =
-        Rows<T>{q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
-                common.q_strides[3], common.q_len, common.head_dim};
-    passing.second =
-        Rows<T>{d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-                params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
-    passing.start(seeing.begin);
+    const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                             common.q_strides[2], common.q_strides[3], common.q_len,
+                             common.head_dim};
+    const Rows<T> cotangents = {
+        d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+        params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
+    passing.start(queries, cotangents, seeing.begin);
     saved.lse = lse + head_row;
     saved.delta = delta + head_row;
     saved.load(seeing.begin);
@@ -151,14 +151,16 @@ template <typename T,
   }
   if (kMakesKeys) {
     key_gradient.scale(common.scale);
-    key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1],
-                       params.d_k_strides[2], first, common.kv_len, common.head_dim, place,
-                       rows_are_vectors);
+    key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1] +
+                           first * params.d_k_strides[2],
+                       params.d_k_strides[2], common.kv_len - first, common.head_dim, place,
+                       rows_are_vectors, heads_fill_tile);
   }
   if (kMakesValues) {
-    value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1],
-                         params.d_v_strides[2], first, common.kv_len, common.v_head_dim, place,
-                         rows_are_vectors);
+    value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1] +
+                             first * params.d_v_strides[2],
+                         params.d_v_strides[2], common.kv_len - first, common.v_head_dim, place,
+                         rows_are_vectors, heads_fill_tile);
   }
 }
 

@@ -1,8 +1,8 @@
 // Gradient of the queries of flash_attention, and of an additive mask. backward.h has the formulas.
 //
 // Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>.
-// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup: 128 x
-// 1 x 1.
+// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup:
+// simdgroups * 32 x 1 x 1 (tiles.h).
 // Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_q, d_mask, params. d_mask may be
 // any buffer unless it is stored.
 // Function constants: scores.h and grid.h; 8: store d_mask.
@@ -28,8 +28,9 @@ template <typename T,
           int kTileRows,
           Keeping kQueryKeeping,
           Keeping kCotangentKeeping,
+          int kSimdgroups,
           Staging kStaging>
-[[kernel, max_total_threads_per_threadgroup(128)]] void flash_attention_backward_dq(
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_backward_dq(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
@@ -45,38 +46,43 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kSimdgroups = 4, kThreads = 32 * kSimdgroups };
+  enum { kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
   using Queries = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kQueryKeeping>;
   using Cotangents = KeptRows<T, kValueDim, kGroupRows, kTileRows, kCotangentKeeping>;
   using Scores = RegTile<float, kGroupRows, kTileRows>;
-  static_assert(kQueryKeeping != kKeptInMemory && kCotangentKeeping != kKeptInMemory,
-                "no threadgroup memory holds kept rows");
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
   alignas(16) threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
+  alignas(16) threadgroup T kept_queries[Queries::kStaged ? kSimdgroups * Queries::kStaged : 1];
+  alignas(16)
+      threadgroup T kept_cotangents[Cotangents::kStaged ? kSimdgroups * Cotangents::kStaged : 1];
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
+  const int batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // In a causal call the last blocks take longest, so they start first.
   const int block = (grid.blocks - 1 - grid.block) * kRows;
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.q_len) - 1;
-  const long head_row = (batch * common.q_heads + head) * common.q_len;
+  const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
   device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
 
   const FragmentPlace place = fragment_place(lane);
+  const Rows<T> all_queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
+                               common.q_strides[2], common.q_strides[3], common.q_len,
+                               common.head_dim};
+  const Rows<T> all_cotangents = {
+      d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+      params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
   Queries queries;
-  queries.begin({q + batch * common.q_strides[0] + head * common.q_strides[1], common.q_strides[2],
-                 common.q_strides[3], common.q_len, common.head_dim},
-                first, place);
+  queries.begin(all_queries, first, place);
+  queries.template stage<kThreads>(kept_queries, all_queries, block, simdgroup, thread_index);
   Cotangents cotangents;
-  cotangents.begin(
-      {d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-       params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim},
-      first, place);
+  cotangents.begin(all_cotangents, first, place);
+  cotangents.template stage<kThreads>(kept_cotangents, all_cotangents, block, simdgroup,
+                                      thread_index);
   RegTile<float, kGroupRows, kHeadDim> gradient;
   gradient.zero();
   SavedRow saved[kRowFragments];
@@ -92,15 +98,15 @@ template <typename T,
     visible = own = KeyRange{0, common.kv_len};
   }
   Passing passing;
-  passing.first = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                          common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
-  passing.second =
-      Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1], common.v_strides[2],
-              common.v_strides[3], common.kv_len, common.v_head_dim};
+  const Rows<T> keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                        common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+  const Rows<T> values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                          common.v_strides[2], common.v_strides[3], common.kv_len,
+                          common.v_head_dim};
   passing.first_places = key_tiles;
   passing.second_places = value_tiles;
   passing.thread_index = thread_index;
-  passing.start(visible.begin);
+  passing.start(keys, values, visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
     passing.take(begin, visible.end);
     if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {
@@ -110,9 +116,9 @@ template <typename T,
       const bool all = sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
-        p.map_row(
-            i, query, key, d_scores,
-            ScoreGradient<T, false>{all, saved[i], nullptr, 0, head_mask, head_d_mask, &common});
+        p.map_row(i, query, key, d_scores,
+                  ScoreGradient<T, false>{all, saved[i], nullptr, begin, head_mask, head_d_mask,
+                                          &common});
       }
       // In most tiles every pair is visible. One branch per tile replaces one per element.
       if (!all) {
@@ -123,9 +129,10 @@ template <typename T,
     }
   }
   gradient.scale(common.scale);
-  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1],
-                 params.d_q_strides[2], first, common.q_len, common.head_dim, place,
-                 rows_are_vectors);
+  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1] +
+                     first * params.d_q_strides[2],
+                 params.d_q_strides[2], common.q_len - first, common.head_dim, place,
+                 rows_are_vectors, heads_fill_tile);
 }
 
 // ---- kernels

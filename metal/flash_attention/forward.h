@@ -4,27 +4,29 @@
 #include "metal/common/online_softmax.h"
 #include "metal/flash_attention/kept_rows.h"
 
-// Applies softcap and mask to the product of a query and a key.
+// Applies softcap and mask to the product of a query and a key. Pairs outside the operands get the
+// mask of another pair: their scores are hidden later, or not used.
 template <typename T>
 struct MaskedScore {
+  int first_key;  // of the tile
   HeadMask<T> mask;
   constant AttentionParams* params;
 
   METAL_FUNC float operator()(int query, int key, float product) const thread {
     const float score = CappedScore<T>(*params, product).score;
-    const bool has_mask = has_bool_mask || has_additive_mask;
-    if (has_mask && query < params->q_len && key < params->kv_len) {
-      return mask.apply(score, query, key);
+    if (has_bool_mask || has_additive_mask) {
+      return mask.apply_near(score, metal::min(query, params->q_len - 1), first_key, 0,
+                             metal::min(key, params->kv_len - 1) - first_key);
     }
     return score;
   }
 };
 
 struct VisibleScore {
-  constant AttentionParams* params;
+  SeenKeys seen;
 
-  METAL_FUNC float operator()(int query, int key, float score) const thread {
-    return sees(*params, query, key) ? score : -INFINITY;
+  METAL_FUNC float operator()(int, int key, float score) const thread {
+    return seen(key) ? score : -INFINITY;
   }
 };
 
@@ -83,10 +85,13 @@ struct ForwardRows {
                          constant AttentionParams& params) thread {
     RegTile<float, kRows, kKeys> scores = q.multiply(keys);
     const int query = first + place.row, key = begin + place.column;
-    scores.map(query, key, MaskedScore<T>{mask, &params});
+    scores.map(query, key, MaskedScore<T>{begin, mask, &params});
     // In most tiles every pair is visible. One branch per tile replaces one per element.
     if (!sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
-      scores.map(query, key, VisibleScore{&params});
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kRowFragments; ++i) {
+        scores.map_row(i, query, key, VisibleScore{seen_keys(params, query + 8 * i)});
+      }
     }
     float factors[kRowFragments];
     MLX_ANVIL_UNROLL
@@ -104,8 +109,13 @@ struct ForwardRows {
     }
   }
 
-  // Most tiles of keys do not raise the maximum of any row, and skip the rescaling.
+  // Most tiles of keys do not raise the maximum of any row. Where there is much to rescale, it is
+  // skipped then.
   METAL_FUNC void scale_out(const thread float (&factors)[kRowFragments]) thread {
+    if (kRowFragments == 1) {
+      out.scale_row(0, factors[0]);
+      return;
+    }
     bool changes = false;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {

@@ -55,7 +55,7 @@ template <typename T,
 
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const long batch = grid.batch, head = grid.head, kv_head = head / common.group;
+  const int batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // In a causal call the last blocks take longest, so they start first.
   const int first = (grid.blocks - 1 - grid.block) * kRows;
   const int last = metal::min(first + kRows, common.q_len) - 1;
@@ -82,12 +82,10 @@ template <typename T,
                           common.v_strides[2], common.v_strides[3], common.kv_len,
                           common.v_head_dim};
   Passing passing;
-  passing.first = keys;
-  passing.second = values;
   passing.first_places = key_tiles;
   passing.second_places = value_tiles;
   passing.thread_index = thread_index;
-  passing.start(visible.begin);
+  passing.start(keys, values, visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
     passing.take(begin, visible.end);
     if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
@@ -106,14 +104,14 @@ template <typename T,
       continue;
     }
     if (stores_lse && rows.place.column == 0) {
-      lse[(batch * common.q_heads + head) * common.q_len + query] =
+      lse[(static_cast<long>(batch) * common.q_heads + head) * common.q_len + query] =
           rows.softmax[i].log_sum_exp(total);
     }
     rows.out.scale_row(i, inverse_of_total(total));
     rows.out.store_row(i,
                        out + batch * params.out_strides[0] + head * params.out_strides[1] +
                            query * params.out_strides[2],
-                       0, common.v_head_dim, rows.place, rows_are_vectors);
+                       common.v_head_dim, rows.place, rows_are_vectors, heads_fill_tile);
   }
 }
 

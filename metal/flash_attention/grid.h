@@ -11,13 +11,13 @@ constant bool heads_are_along_x [[function_constant(9)]];
 struct GridPlace {
   int block;
   int blocks;  // per head
-  long head;
-  long batch;
+  int head;
+  int batch;
 };
 
 METAL_FUNC GridPlace place_in_grid(uint3 group, uint3 groups) {
   if (heads_are_along_x) {
-    return {int(group.y), int(groups.y), long(group.x), long(group.z)};
+    return {int(group.y), int(groups.y), int(group.x), int(group.z)};
   }
-  return {int(group.x), int(groups.x), long(group.y), long(group.z)};
+  return {int(group.x), int(groups.x), int(group.y), int(group.z)};
 }

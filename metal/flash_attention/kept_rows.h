@@ -21,19 +21,30 @@ template <typename T,
           typename Right = TransposedTile<T, TileRow<T, kColumns>::kStride> >
 struct KeptRows {
   enum { kStride = TileRow<T, kColumns>::kStride };
+  enum { kStaged = kKeeping == kKeptInMemory ? kRows * kStride : 0 };  // elements in memory
 
-  Rows<T> rows;  // all rows of the head
-  int first;     // row 0 of the simdgroup
+  Rows<T> rows;  // of the head, from row 0 of the simdgroup on
   FragmentPlace place;
   const threadgroup T* in_memory;  // row 0, for kKeptInMemory
   RegTile<T, kRows, kKeeping == kKeptInRegisters ? kColumns : 8> held;
 
   METAL_FUNC void begin(Rows<T> all, int first_row, FragmentPlace of_lane) thread {
-    rows = all;
-    first = first_row;
+    rows = rows_from(all, first_row);
     place = of_lane;
     if (kKeeping == kKeptInRegisters) {
-      held.load(rows, first, 0, place, rows_are_vectors);
+      held.load(rows, 0, place, rows_are_vectors, heads_fill_tile);
+    }
+  }
+
+  // For kKeptInMemory: copies the rows of all SIMD groups, which start at `block`, with kThreads
+  // threads. The barrier of the first tile makes them visible.
+  template <int kThreads>
+  METAL_FUNC void stage(
+      threadgroup T* to, Rows<T> all, int block, uint simdgroup, uint thread_index) thread {
+    if (kKeeping == kKeptInMemory) {
+      copy_tile<T, kThreads / 32 * kRows, kColumns, kThreads>(
+          to, rows_from(all, block), rows_are_vectors, thread_index, heads_fill_tile);
+      in_memory = to + simdgroup * kRows * kStride;
     }
   }
 
@@ -50,7 +61,7 @@ struct KeptRows {
       // reloading is meant to save.
       MLX_ANVIL_NO_UNROLL
       for (int column = 0; column < kColumns; column += 8) {
-        held.load(rows, first, column, place, rows_are_vectors);
+        held.load(rows, column, place, rows_are_vectors, heads_fill_tile);
         products.mma(held, Right{tile + column, place});
       }
     }

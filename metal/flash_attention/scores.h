@@ -16,11 +16,15 @@ constant bool has_softcap [[function_constant(1)]];
 constant bool has_bool_mask [[function_constant(2)]];
 constant bool has_additive_mask [[function_constant(3)]];
 constant bool has_sinks [[function_constant(4)]];
-// True if each row of q, k, v and the outputs is a run of whole, aligned 16-byte vectors. Otherwise
-// elements move one by one.
+// True if each row of q, k, v and the outputs is a run of whole, aligned 16-byte vectors, and
+// neighbouring rows, and elements of a mask, are at most 2^22 elements apart, so that offsets
+// within a tile fit 32 bits. Otherwise elements move one by one, with 64-bit offsets.
 constant bool rows_are_vectors [[function_constant(5)]];
 // Only in kernels that can store it.
 constant bool stores_lse [[function_constant(6)]];
+// Only in kernels with tiles of fixed head dims: q and k have as many columns as the tile, and so
+// have v and the output.
+constant bool heads_fill_tile [[function_constant(10)]];
 
 struct KeyRange {
   int begin;
@@ -62,6 +66,23 @@ METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
          (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
 }
 
+// The keys that one query sees. A test of a key is a sum and a comparison.
+struct SeenKeys {
+  int begin;
+  uint count;
+
+  METAL_FUNC bool operator()(int key) const thread { return uint(key - begin) < count; }
+};
+
+METAL_FUNC SeenKeys seen_keys(constant AttentionParams& params, int query) {
+  if (!has_band) {
+    return {0, uint(params.kv_len)};
+  }
+  const int begin = query + params.band_low;
+  const int end = metal::min(query + params.band_high + 1, params.kv_len);
+  return {begin, uint(metal::max(end - begin, 0))};
+}
+
 // Accurate to an absolute error of 2^-22, which suffices for scores of 16-bit operands.
 METAL_FUNC float tanh_of_16_bits(float x) {
   return 1.0f - metal::fast::divide(2.0f, 1.0f + metal::fast::exp2(2.0f * M_LOG2E_F * x));
@@ -96,7 +117,22 @@ struct HeadMask {
 
   // Applies the mask to the score of a valid (query, key) pair.
   METAL_FUNC float apply(float score, int query, int key) const thread {
-    const long at = query * row_stride + key * column_stride;
+    return apply_at(score, query * row_stride + key * column_stride);
+  }
+
+  // The same for a pair `rows` and `columns` from another, both less than a tile.
+  METAL_FUNC float apply_near(float score, int query, int key, int rows, int columns) const thread {
+    if (!rows_are_vectors) {
+      return apply(score, query + rows, key + columns);
+    }
+    HeadMask near = *this;
+    near.data += (query * row_stride + key * column_stride) * (has_bool_mask ? 1 : sizeof(T));
+    return near.apply_at(score, rows * int(row_stride) + columns * int(column_stride));
+  }
+
+ private:
+  template <typename Offset>
+  METAL_FUNC float apply_at(float score, Offset at) const thread {
     if (has_bool_mask) {
       return data[at] ? score : -INFINITY;
     }
@@ -108,8 +144,8 @@ struct HeadMask {
 template <typename T>
 METAL_FUNC HeadMask<T> mask_of(const device uchar* mask,
                                constant AttentionParams& params,
-                               long batch,
-                               long head) {
+                               int batch,
+                               int head) {
   const long element = has_bool_mask ? 1 : sizeof(T);
   const long first = batch * params.mask_strides[0] + head * params.mask_strides[1];
   return {mask + first * element, params.mask_strides[2], params.mask_strides[3]};

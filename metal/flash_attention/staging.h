@@ -27,7 +27,7 @@ struct PassingRows {
   enum { kFirstSize = kTileRows * FirstShare::kStride };
   enum { kSecondSize = kTileRows * SecondShare::kStride };
 
-  Rows<T> first;  // all rows of the head
+  Rows<T> first;  // from the next tile on
   Rows<T> second;
   threadgroup T* first_places;
   threadgroup T* second_places;
@@ -42,12 +42,15 @@ struct PassingRows {
     return second_places + turn % kPlaces * kSecondSize;
   }
 
-  // Call with all threads before the first take(), with the same `begin`.
-  METAL_FUNC void start(int begin) thread {
+  // Call with all threads before the first take(), with the first tile's row of all rows of the
+  // head.
+  METAL_FUNC void start(Rows<T> all_first, Rows<T> all_second, int begin) thread {
+    first = rows_from(all_first, begin);
+    second = rows_from(all_second, begin);
     if (kStaging == kStagesAhead) {
       // Other threads may still read the last tiles of the previous head.
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      write(begin, 1 - turn);
+      write(1 - turn);
     }
   }
 
@@ -59,36 +62,44 @@ struct PassingRows {
       wait_for_copies<0>();
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       if (begin + kTileRows < end) {
-        write(begin + kTileRows, 1 - turn);
+        write(1 - turn);
       }
     } else {
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      write(begin, 0);
+      write(0);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
   }
 
  private:
-  METAL_FUNC void write(int begin, int place) const thread {
+  // Writes the next tiles.
+  METAL_FUNC void write(int place) thread {
     threadgroup T* to_first = first_places + place * kFirstSize;
     threadgroup T* to_second = second_places + place * kSecondSize;
-    const Rows<T> from_first = rows_from(first, begin), from_second = rows_from(second, begin);
     if (!rows_are_vectors || kStaging == kStagesEach) {
-      copy_tile<T, kTileRows, kFirstColumns, kThreads>(to_first, from_first, rows_are_vectors,
-                                                       thread_index);
-      copy_tile<T, kTileRows, kSecondColumns, kThreads>(to_second, from_second, rows_are_vectors,
-                                                        thread_index);
+      copy_tile<T, kTileRows, kFirstColumns, kThreads>(to_first, first, rows_are_vectors,
+                                                       thread_index, heads_fill_tile);
+      copy_tile<T, kTileRows, kSecondColumns, kThreads>(to_second, second, rows_are_vectors,
+                                                        thread_index, heads_fill_tile);
     } else if (kStaging == kStagesAhead) {
-      FirstShare::start_copies(to_first, from_first, thread_index);
-      SecondShare::start_copies(to_second, from_second, thread_index);
+      FirstShare::start_copies(to_first, first, thread_index);
+      SecondShare::start_copies(to_second, second, thread_index);
       end_copies();
     } else {
       FirstShare first_share;
       SecondShare second_share;
-      first_share.load(from_first, thread_index);
-      second_share.load(from_second, thread_index);
+      first_share.load(first, heads_fill_tile, thread_index);
+      second_share.load(second, heads_fill_tile, thread_index);
       first_share.store(to_first, thread_index);
       second_share.store(to_second, thread_index);
     }
+    advance(first);
+    advance(second);
+  }
+
+  // A sum, not a product with the tile's number, which would be of 64 bits throughout.
+  METAL_FUNC static void advance(thread Rows<T>& rows) {
+    rows.data += rows_are_vectors ? kTileRows * int(rows.row_stride) : kTileRows * rows.row_stride;
+    rows.rows -= kTileRows;
   }
 };

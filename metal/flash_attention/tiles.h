@@ -15,25 +15,25 @@
 
 // X(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups, staging)
 #define MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, dtype, type) \
-  X(dtype, type, 32, 32, 2, 32, true, 4, kStagesTogether)    \
-  X(dtype, type, 64, 64, 2, 32, true, 4, kStagesTogether)    \
-  X(dtype, type, 72, 72, 2, 32, true, 4, kStagesTogether)    \
-  X(dtype, type, 80, 80, 2, 32, true, 4, kStagesTogether)    \
-  X(dtype, type, 96, 96, 2, 32, true, 4, kStagesTogether)    \
-  X(dtype, type, 128, 128, 2, 16, true, 4, kStagesTogether)  \
-  X(dtype, type, 192, 128, 1, 16, true, 4, kStagesTogether)  \
-  X(dtype, type, 192, 192, 1, 16, true, 4, kStagesTogether)  \
-  X(dtype, type, 256, 256, 1, 16, true, 4, kStagesEach)
+  X(dtype, type, 32, 32, 1, 32, true, 8, kStagesTogether)    \
+  X(dtype, type, 64, 64, 1, 32, true, 8, kStagesTogether)    \
+  X(dtype, type, 72, 72, 1, 32, true, 8, kStagesTogether)    \
+  X(dtype, type, 80, 80, 1, 32, true, 8, kStagesTogether)    \
+  X(dtype, type, 96, 96, 1, 32, true, 8, kStagesTogether)    \
+  X(dtype, type, 128, 128, 1, 16, true, 8, kStagesTogether)  \
+  X(dtype, type, 192, 128, 1, 16, false, 4, kStagesTogether) \
+  X(dtype, type, 192, 192, 1, 16, false, 4, kStagesTogether) \
+  X(dtype, type, 256, 256, 1, 16, false, 4, kStagesEach)
 
 #define MLX_ANVIL_ATTENTION_FORWARD_TILES(X)                 \
-  X(float32, float, 32, 32, 2, 32, true, 4, kStagesTogether) \
-  X(float32, float, 64, 64, 2, 32, true, 4, kStagesTogether) \
-  X(float32, float, 72, 72, 2, 32, true, 4, kStagesTogether) \
-  X(float32, float, 80, 80, 2, 16, true, 4, kStagesTogether) \
-  X(float32, float, 96, 96, 2, 16, true, 4, kStagesTogether) \
-  X(float32, float, 128, 128, 1, 8, true, 4, kStagesEach)    \
-  X(float32, float, 192, 128, 2, 16, false, 4, kStagesEach)  \
-  X(float32, float, 192, 192, 2, 16, false, 4, kStagesEach)  \
+  X(float32, float, 32, 32, 1, 32, true, 8, kStagesTogether) \
+  X(float32, float, 64, 64, 1, 32, true, 8, kStagesTogether) \
+  X(float32, float, 72, 72, 1, 32, true, 8, kStagesTogether) \
+  X(float32, float, 80, 80, 1, 16, true, 8, kStagesTogether) \
+  X(float32, float, 96, 96, 1, 16, true, 8, kStagesTogether) \
+  X(float32, float, 128, 128, 1, 16, true, 8, kStagesEach)   \
+  X(float32, float, 192, 128, 1, 16, false, 4, kStagesEach)  \
+  X(float32, float, 192, 192, 1, 16, false, 4, kStagesEach)  \
   X(float32, float, 256, 256, 1, 8, false, 4, kStagesEach)   \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)     \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
@@ -62,51 +62,53 @@
 // recomputed.
 //
 // X(pass, dtype, type, d, dv, row_fragments, tile rows, keeping of each operand, staging)
-#define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                          \
-  X(dq, dtype, type, 32, 32, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)   \
-  X(dq, dtype, type, 64, 64, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)   \
-  X(dq, dtype, type, 72, 72, 2, 16, kKeptInRegisters, kKeptInRegisters, kStagesEach)   \
-  X(dq, dtype, type, 80, 80, 2, 16, kKeptInRegisters, kKeptInRegisters, kStagesEach)   \
-  X(dq, dtype, type, 96, 96, 1, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)   \
-  X(dq, dtype, type, 128, 128, 1, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach) \
-  X(dq, dtype, type, 192, 128, 1, 16, kKeptInRegisters, kKeptInRegisters, kStagesEach) \
-  X(dq, dtype, type, 192, 192, 1, 16, kKeptInRegisters, kKeptInRegisters, kStagesEach) \
-  X(dq, dtype, type, 256, 256, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dkv, dtype, type, 32, 32, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)  \
-  X(dkv, dtype, type, 64, 64, 2, 16, kKeptInRegisters, kKeptInRegisters, kStagesEach)  \
-  X(dkv, dtype, type, 72, 72, 1, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)  \
-  X(dkv, dtype, type, 80, 80, 1, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)  \
-  X(dkv, dtype, type, 96, 96, 1, 32, kKeptInRegisters, kKeptInRegisters, kStagesEach)  \
-  X(dkv, dtype, type, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dk, dtype, type, 192, 192, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dv, dtype, type, 192, 192, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dk, dtype, type, 256, 256, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dv, dtype, type, 256, 256, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)
+#define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                            \
+  X(dq, dtype, type, 32, 32, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 64, 64, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 72, 72, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 80, 80, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 96, 96, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
+  X(dq, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptInRegisters, 8, kStagesEach)   \
+  X(dq, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dq, dtype, type, 192, 192, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dq, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dkv, dtype, type, 32, 32, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach) \
+  X(dkv, dtype, type, 64, 64, 1, 16, kKeptInMemory, kKeptInMemory, 8, kStagesEach)       \
+  X(dkv, dtype, type, 72, 72, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
+  X(dkv, dtype, type, 80, 80, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
+  X(dkv, dtype, type, 96, 96, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
+  X(dk, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)      \
+  X(dv, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptNowhere, 8, kStagesEach)       \
+  X(dkv, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
+  X(dk, dtype, type, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dv, dtype, type, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dk, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dv, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)
 
-#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)                                           \
-  X(dq, float32, float, 32, 32, 1, 16, kKeptInRegisters, kKeptInRegisters, kStagesEach) \
-  X(dq, float32, float, 64, 64, 1, 32, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dq, float32, float, 72, 72, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dq, float32, float, 80, 80, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dq, float32, float, 96, 96, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)         \
-  X(dq, float32, float, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)       \
-  X(dq, float32, float, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)       \
-  X(dq, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dq, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, float32, float, 32, 32, 2, 16, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, float32, float, 64, 64, 1, 32, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, float32, float, 72, 72, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, float32, float, 80, 80, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, float32, float, 96, 96, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dkv, float32, float, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, kStagesEach)      \
-  X(dk, float32, float, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dv, float32, float, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dk, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dv, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dk, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  X(dv, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, kStagesEach)        \
-  MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                               \
+#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)                                              \
+  X(dq, float32, float, 32, 32, 1, 16, kKeptInRegisters, kKeptInRegisters, 4, kStagesEach) \
+  X(dq, float32, float, 64, 64, 1, 32, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dq, float32, float, 72, 72, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dq, float32, float, 80, 80, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dq, float32, float, 96, 96, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dq, float32, float, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
+  X(dq, float32, float, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
+  X(dq, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dq, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dkv, float32, float, 32, 32, 2, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dkv, float32, float, 64, 64, 1, 32, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dkv, float32, float, 72, 72, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dkv, float32, float, 80, 80, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dkv, float32, float, 96, 96, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dk, float32, float, 128, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dv, float32, float, 128, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
+  X(dk, float32, float, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dv, float32, float, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dk, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dv, float32, float, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dk, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  X(dv, float32, float, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)        \
+  MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, float16, half)                                  \
   MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, bfloat16, bfloat)
 
 // Tiles for GPUs with matrix units (see csrc/common/device_traits.h). A product has
@@ -123,15 +125,15 @@
   MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, bfloat16, bfloat)
 
-#define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, dtype, type)                    \
-  X(dq, dtype, type, 32, 32, 4, 64, kKeptInRegisters, kKeptInRegisters, kStagesAhead)   \
-  X(dq, dtype, type, 64, 64, 4, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead)   \
-  X(dq, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead)   \
-  X(dq, dtype, type, 128, 128, 2, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead) \
-  X(dkv, dtype, type, 32, 32, 4, 32, kKeptInRegisters, kKeptInRegisters, kStagesAhead)  \
-  X(dkv, dtype, type, 64, 64, 2, 48, kKeptInRegisters, kKeptInRegisters, kStagesAhead)  \
-  X(dkv, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInMemory, kStagesAhead)     \
-  X(dkv, dtype, type, 128, 128, 2, 16, kKeptInRegisters, kKeptInMemory, kStagesAhead)
+#define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, dtype, type)                       \
+  X(dq, dtype, type, 32, 32, 4, 64, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
+  X(dq, dtype, type, 64, 64, 4, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
+  X(dq, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
+  X(dq, dtype, type, 128, 128, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead) \
+  X(dkv, dtype, type, 32, 32, 4, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)  \
+  X(dkv, dtype, type, 64, 64, 2, 48, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)  \
+  X(dkv, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead)     \
+  X(dkv, dtype, type, 128, 128, 2, 16, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead)
 
 #define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(X)             \
   MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, float16, half) \

@@ -98,3 +98,22 @@ def test_no_races(q_len: int, dims: tuple[int, int], feature: str, dtype: mx.Dty
     rounding = ROUNDING.get(dtype)
     exact, composed = case.reference(), case.reference(round_to=rounding) if rounding else None
     assert_close("out", results[0][0], exact.out, composed and composed.out, 2)
+
+
+@pytest.mark.parametrize("queries", [2, 9])
+def test_rows_that_are_far_apart(rng: np.random.Generator, queries: int):
+    """Offsets within a tile are of 32 bits: rows that are more than 2^22 elements apart are not moved as vectors."""
+    x = rng.standard_normal((10, 64)).astype(np.float16)
+    keys = {}
+    outs = []
+    for stride in (64, 1 << 22, (1 << 22) + 8):
+        buffer = np.zeros((10, stride), np.float16)
+        buffer[:, :64] = x
+        k = mx.as_strided(mx.array(buffer), (1, 1, 10, 64), (10 * stride, 10 * stride, stride, 1))
+        with mlx_anvil.simulate(), mlx_anvil.trace() as trace:
+            outs.append(mlx_anvil.flash_attention(k[:, :, :queries], k, k))
+            mx.eval(outs[-1])
+        keys[stride] = "_c5t" in trace.events[0].kernel
+    assert list(keys.values()) == [True, True, False]
+    for out in outs[1:]:
+        assert (out == outs[0]).all().item()
