@@ -215,33 +215,35 @@ METAL_FUNC void rope(const thread RopeOperands<T>& operands,
         ulong(offsets_are_wide ? reinterpret_cast<const device long*>(operands.offset)[at]
                                : long(operands.offset[at]));
     const int begin = chunk * params.chunk;
-    RopeHead<T> next = head_at<T>(operands, params, batch, begin, position);
+    RopeHead<T> next;
     typename Pack<T>::Raw ahead[2];
     if (reads_ahead && rotates) {
+      next = head_at<T>(operands, params, batch, begin, position);
       pairs.read(next.in, ahead);
     }
     if (rotates) {
       pairs.turn(operands, column * kSize, first_position + ulong(position), params);
     }
     for (int head = begin; head < end; ++head) {
-      const RopeHead<T> own = next;
-      float x[2 * kSize];
-      if (!rotates) {
-        copy_pack(own.in, own.stride, own.out, rotated + (column - packs) * kSize, params.head_dim);
-      } else if (reads_ahead) {
+      if (reads_ahead && rotates) {
+        float x[2 * kSize];
         Pack<T>::widen(ahead[0], x);
         Pack<T>::widen(ahead[1], x + kSize);
-      } else {
-        pairs.load(own.in, own.stride, x);
-      }
-      if (head + 1 < end) {
-        next = head_at<T>(operands, params, batch, head + 1, position);
-        if (reads_ahead && rotates) {
+        device T* const out = next.out;
+        if (head + 1 < end) {
+          next = head_at<T>(operands, params, batch, head + 1, position);
           pairs.read(next.in, ahead);
         }
+        pairs.rotate(x, out);
+        continue;
       }
+      const RopeHead<T> own = head_at<T>(operands, params, batch, head, position);
       if (rotates) {
+        float x[2 * kSize];
+        pairs.load(own.in, own.stride, x);
         pairs.rotate(x, own.out);
+      } else {
+        copy_pack(own.in, own.stride, own.out, rotated + (column - packs) * kSize, params.head_dim);
       }
     }
   }
