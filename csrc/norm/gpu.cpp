@@ -32,6 +32,7 @@ enum Constant : uint32_t {
   kRowIsShort,
   kPacksAreWhole,
   kRegistersAreFew,
+  kReadsAhead,
 };
 
 // Must match metal/norm/rows.h.
@@ -39,26 +40,47 @@ constexpr int64_t kSimdgroupThreads = 32;
 constexpr int64_t kMostSimdgroups = 16;
 constexpr int64_t kHeldElements = 16;  // of a row, per thread
 constexpr size_t kPackBytes = 16;
-// A row gets more SIMD groups until each thread has at most this many elements.
-constexpr int64_t kElementsPerThread = 8;
 constexpr int64_t kRowsPerThreadgroup = 8;  // if each row has one SIMD group
-
-constexpr int64_t kMostParts = 512;  // per weight gradient, unless parts would exceed kMostRows
-constexpr int64_t kLeastRows = 4;    // per part
-constexpr int64_t kMostRows = 256;   // per part, which adds them sequentially
-constexpr int64_t kSumColumns = 32;  // per threadgroup of norm_sum_parts
+constexpr int64_t kMostRows = 256;          // per part, which adds them sequentially
+constexpr int64_t kSumColumns = 32;         // per threadgroup of norm_sum_parts
 constexpr uint32_t kSumThreads = 1024;
 
-// How threads share a row. It depends only on the row's length, so that the result does not depend
-// on the number of rows.
+// What differs between GPUs.
+struct Tuning {
+  // A row gets SIMD groups until each thread has at most so much of it.
+  int64_t elements_per_thread;
+  int64_t bytes_per_thread;
+  // Parts and their SIMD groups per weight gradient, unless parts would exceed kMostRows.
+  int64_t most_parts;
+  int64_t most_simdgroups;
+  int64_t least_rows;  // per part
+  bool reads_ahead;
+};
+
+// A multiprocessor issues too few instructions for what a thread does once per row, so its threads
+// have more elements.
+constexpr Tuning kAppleTuning = {8, 32, 512, 512 * kMostSimdgroups, 4, false};
+constexpr Tuning kNvidiaTuning = {16, 32, 2048, 2048, 1, true};
+
+Tuning tuning_of(const mx::Stream& stream) {
+  return device_traits(stream.device).multiprocessors > 0 ? kNvidiaTuning : kAppleTuning;
+}
+
+// How threads share a row. It depends only on the row's length, the dtype and the GPU, so that the
+// result does not depend on the number of rows.
 struct Team {
   int64_t simdgroups;
   bool long_row;   // longer than what its threads can hold in registers
   bool short_row;  // at most half of that
 
-  explicit Team(int64_t columns)
+  Team(const mx::array& x, const Tuning& tuning)
+      : Team(
+            x.shape(-1),
+            std::min<int64_t>(tuning.elements_per_thread, tuning.bytes_per_thread / x.itemsize())) {
+  }
+  Team(int64_t columns, int64_t elements_per_thread)
       : simdgroups(std::clamp<int64_t>(
-            ceil_div(columns, kSimdgroupThreads * kElementsPerThread), 1, kMostSimdgroups)),
+            ceil_div(columns, kSimdgroupThreads * elements_per_thread), 1, kMostSimdgroups)),
         long_row(columns > simdgroups * kSimdgroupThreads * kHeldElements),
         short_row(columns <= simdgroups * kSimdgroupThreads * kHeldElements / 2) {}
 
@@ -73,6 +95,8 @@ struct Request {
   const NormConfig& config;
   const NormView& in;
   const mx::Stream& stream;
+  const Tuning tuning = tuning_of(stream);
+  const Team team{*in.x, tuning};
 
   int64_t groups() const {
     const mx::array* const vector = in.vector();
@@ -96,43 +120,40 @@ struct Request {
     return params;
   }
 
-  // A GPU with many multiprocessors needs more parts to be busy if a part has few threads.
-  int64_t most_parts() const {
-    const bool many = device_traits(stream.device).multiprocessors > 0;
-    const Team team(in.x->shape(-1));
-    return kMostParts * (many ? kMostSimdgroups / team.simdgroups : 1);
-  }
-
   // Binds x in place of an absent array.
   const mx::array* or_x(const mx::array* x) const { return x ? x : in.x; }
 
-  // few_operands: without a gate, rows that are short and of whole packs need few registers.
+  // few_registers and reads_ahead: what the kernel has registers for, if its packs are whole, it
+  // has no gate, and all its elements have 16 bits. A row that is short needs half as many.
   void launch_kernel(const char* variant,
-                     bool few_operands,
+                     bool few_registers,
+                     bool reads_ahead,
                      FunctionConstants constants,
                      const KernelInputs& inputs,
                      const KernelOutputs& outputs,
                      const NormParams& params,
                      int64_t teams,
                      const KernelTemporaries& temporaries = {}) const {
-    const Team team(params.columns);
     const auto is_aligned = [](const mx::array* x) { return rows_are_vectors({x}); };
     const bool aligned = std::all_of(inputs.begin(), inputs.end(), is_aligned) &&
                          std::all_of(outputs.begin(), outputs.end(), is_aligned);
     const bool whole = aligned && params.columns % (kPackBytes / in.x->itemsize()) == 0;
+    const bool simple = whole && !config.has_gate && !team.long_row;
+    const mx::array& vector = in.vector() ? *in.vector() : *in.x;
+    const bool narrow = in.x->itemsize() == 2 && vector.itemsize() == 2;
     constants.add({{kPacksAreAligned, aligned},
                    {kRowIsShort, team.short_row},
                    {kPacksAreWhole, whole},
-                   {kRegistersAreFew, few_operands && whole && team.short_row && !config.has_gate},
+                   {kRegistersAreFew, few_registers && simple && (narrow || team.short_row)},
+                   {kReadsAhead, reads_ahead && tuning.reads_ahead && simple && narrow},
                    {kRowIsShared, team.shared()},
                    {kRowIsLong, team.long_row},
                    {kHasGate, config.has_gate},
                    {kHasWeight, config.has_weight}});
     KernelLaunch request{};
-    request.kernel = &kernel_named(kFolder,
-                                   {config.op(), "_", variant, "_", dtype_name(*in.x), "_",
-                                    dtype_name(in.vector() ? *in.vector() : *in.x)},
-                                   constants);
+    request.kernel = &kernel_named(
+        kFolder, {config.op(), "_", variant, "_", dtype_name(*in.x), "_", dtype_name(vector)},
+        constants);
     request.inputs = inputs;
     request.outputs = outputs;
     request.params = &params;
@@ -144,20 +165,33 @@ struct Request {
   }
 };
 
-void launch_sum(const Scratch& parts, int64_t groups, mx::array& sum, const mx::Stream& stream) {
+struct PartialSums {
+  const Scratch* parts;
+  mx::array* sum;
+};
+
+// Adds up the parts of one or two sums of the same shape.
+void launch_sums(const PartialSums& first,
+                 const PartialSums& last,
+                 int64_t groups,
+                 const mx::Stream& stream) {
+  const bool both = first.sum != last.sum;
   NormSumParams params{};
-  params.columns = static_cast<uint32_t>(sum.shape(-1));
-  params.parts = static_cast<uint32_t>(parts.get()->shape(0) / groups);
+  params.columns = static_cast<uint32_t>(first.sum->shape(-1));
+  params.parts = static_cast<uint32_t>(first.parts->get()->shape(0) / groups);
   KernelLaunch request{};
-  request.kernel = &kernel_named(kFolder, {"norm_sum_parts_", dtype_name(sum)}, {});
-  request.inputs = {parts.get()};
-  request.outputs = {&sum};
+  request.kernel = &kernel_named(kFolder, {"norm_sum_parts_", dtype_name(*first.sum)}, {});
+  request.inputs = {first.parts->get(), last.parts->get()};
+  request.outputs = {first.sum, last.sum};
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = {static_cast<uint32_t>(ceil_div(params.columns, kSumColumns)),
-                  static_cast<uint32_t>(groups), 1};
+                  static_cast<uint32_t>(groups), both ? 2u : 1u};
   request.threadgroup = {kSumThreads, 1, 1};
-  request.temporaries = {&parts};
+  request.temporaries = {first.parts};
+  if (both) {
+    request.temporaries.push_back(last.parts);
+  }
   launch(request, stream);
 }
 
@@ -179,11 +213,12 @@ void norm_forward_gpu(const NormConfig& config,
                       const mx::Stream& stream) {
   const Request request{config, in, stream};
   const NormParams params = request.params();
-  request.launch_kernel(
-      "forward", true, {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
-      {in.x, request.or_x(in.residual), request.or_x(in.gate), request.or_x(in.weight),
-       request.or_x(in.bias)},
-      {&outputs[0], config.has_residual ? &outputs[1] : &outputs[0]}, params, params.rows);
+  request.launch_kernel("forward", true, !config.centred,
+                        {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
+                        {in.x, request.or_x(in.residual), request.or_x(in.gate),
+                         request.or_x(in.weight), request.or_x(in.bias)},
+                        {&outputs[0], config.has_residual ? &outputs[1] : &outputs[0]}, params,
+                        params.rows);
 }
 
 void norm_backward_gpu(const NormConfig& config,
@@ -197,9 +232,11 @@ void norm_backward_gpu(const NormConfig& config,
   const int64_t groups = request.groups();
   const bool sums = arrays.d_weight || arrays.d_bias;
   params.rows_per_part = 1;
-  if (sums) {
-    const int64_t most = request.most_parts();
-    const int64_t enough = std::clamp(ceil_div(params.rows, most), kLeastRows, kMostRows);
+  if (sums || request.tuning.reads_ahead) {
+    const Tuning& tuning = request.tuning;
+    const int64_t most =
+        std::min(tuning.most_parts, tuning.most_simdgroups / request.team.simdgroups);
+    const int64_t enough = std::clamp(ceil_div(params.rows, most), tuning.least_rows, kMostRows);
     params.rows_per_part = static_cast<uint32_t>(std::min<int64_t>(enough, params.rows_per_group));
   }
   params.rows_per_part = std::max<uint32_t>(1, params.rows_per_part);
@@ -219,7 +256,8 @@ void norm_backward_gpu(const NormConfig& config,
   make_parts(d_bias, arrays.d_bias);
   if (parts > 0) {
     request.launch_kernel(
-        "backward", !(arrays.d_weight && arrays.d_bias),
+        "backward", request.team.short_row && !(arrays.d_weight && arrays.d_bias) && !arrays.d_h,
+        true,
         {{kHasDh, arrays.d_h != nullptr},
          {kWantsWeight, arrays.d_weight != nullptr},
          {kWantsBias, arrays.d_bias != nullptr}},
@@ -229,11 +267,10 @@ void norm_backward_gpu(const NormConfig& config,
          d_weight ? d_weight->get() : arrays.d_x, d_bias ? d_bias->get() : arrays.d_x},
         params, parts, temporaries);
   }
-  if (d_weight) {
-    launch_sum(*d_weight, groups, *arrays.d_weight, stream);
-  }
-  if (d_bias) {
-    launch_sum(*d_bias, groups, *arrays.d_bias, stream);
+  if (sums) {
+    const PartialSums of_weight = {d_weight ? &*d_weight : nullptr, arrays.d_weight};
+    const PartialSums of_bias = {d_bias ? &*d_bias : nullptr, arrays.d_bias};
+    launch_sums(d_weight ? of_weight : of_bias, d_bias ? of_bias : of_weight, groups, stream);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/device_traits.h"
 #include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
@@ -24,18 +25,26 @@ enum Constant : uint32_t {
   kPacksAreAligned,
   kPairsAreNeighbours,
   kFrequenciesAreGiven,
-  kOffsetsAreWide
+  kOffsetsAreWide,
+  kReadsAhead,
 };
 
 constexpr int64_t kThreads = 256;
 constexpr int64_t kPackBytes = 16;
-// A thread reuses its angles for up to kMostHeads heads, as long as kEnoughThreads threads have
-// work.
-constexpr int64_t kMostHeads = 8;
+// A thread reuses its angles for several heads, as long as kEnoughThreads threads have work.
 constexpr int64_t kEnoughThreads = 1 << 15;
 constexpr int64_t kMostBatches = 65535;  // limit of a grid's z dimension
 // Models use one or two sets of frequencies.
 constexpr size_t kMostTurnsKept = 64;
+
+// What differs between GPUs.
+struct Tuning {
+  int64_t most_heads;  // per thread
+  bool reads_ahead;    // unless frequencies are given, whose angles take the registers
+};
+
+constexpr Tuning kAppleTuning = {8, false};
+constexpr Tuning kNvidiaTuning = {2, true};
 
 bool packs_are_aligned(const RopeConfig& config, const Arrays& tensors, const Arrays& outputs) {
   const auto aligned = [](const mx::array& x) { return rows_are_vectors({&x}, kPackBytes); };
@@ -102,17 +111,22 @@ void rope_gpu(const RopeConfig& config,
   if (threads == 0) {
     return;
   }
-  params.chunk = static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, kMostHeads));
+  const bool is_nvidia = device_traits(stream.device).multiprocessors > 0;
+  const Tuning& tuning = is_nvidia ? kNvidiaTuning : kAppleTuning;
+  params.chunk =
+      static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, tuning.most_heads));
   params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
   mx::array frequencies = positions.freqs ? *positions.freqs : turns_array(config, stream.device);
 
   KernelLaunch request{};
+  const bool aligned = packs_are_aligned(config, tensors, outputs);
   request.kernel = &kernel_named(
       "rope", {tensors.size() == 1 ? "rope_one_" : "rope_qk_", dtype_name(tensors[0])},
-      {{kPacksAreAligned, packs_are_aligned(config, tensors, outputs)},
+      {{kPacksAreAligned, aligned},
        {kPairsAreNeighbours, config.traditional},
        {kFrequenciesAreGiven, positions.freqs.has_value()},
-       {kOffsetsAreWide, positions.offset.dtype() == mx::int64}});
+       {kOffsetsAreWide, positions.offset.dtype() == mx::int64},
+       {kReadsAhead, tuning.reads_ahead && aligned && !positions.freqs}});
   for (const mx::array& x : tensors) {
     request.inputs.push_back(&x);
   }

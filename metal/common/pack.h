@@ -8,8 +8,9 @@ template <typename T>
 struct Pack {
   enum { kSize = 8 };
   using T4 = metal::vec<T, 4>;
-  static void load(const device T* from, thread float* x) {
-    const uint4 raw = *reinterpret_cast<const device uint4*>(from);
+  using Raw = uint4;
+  static Raw read(const device T* from) { return *reinterpret_cast<const device Raw*>(from); }
+  static void widen(Raw raw, thread float* x) {
     const T4 low = as_type<T4>(raw.xy);
     const T4 high = as_type<T4>(raw.zw);
     for (int i = 0; i < 4; ++i) {
@@ -17,6 +18,7 @@ struct Pack {
       x[i + 4] = static_cast<float>(high[i]);
     }
   }
+  static void load(const device T* from, thread float* x) { widen(read(from), x); }
   static void store(device T* to, const thread float* x) {
     const T4 low = T4(T(x[0]), T(x[1]), T(x[2]), T(x[3]));
     const T4 high = T4(T(x[4]), T(x[5]), T(x[6]), T(x[7]));
@@ -27,12 +29,14 @@ struct Pack {
 template <>
 struct Pack<float> {
   enum { kSize = 4 };
-  static void load(const device float* from, thread float* x) {
-    const float4 v = *reinterpret_cast<const device float4*>(from);
+  using Raw = float4;
+  static Raw read(const device float* from) { return *reinterpret_cast<const device Raw*>(from); }
+  static void widen(Raw raw, thread float* x) {
     for (int i = 0; i < 4; ++i) {
-      x[i] = v[i];
+      x[i] = raw[i];
     }
   }
+  static void load(const device float* from, thread float* x) { widen(read(from), x); }
   static void store(device float* to, const thread float* x) {
     *reinterpret_cast<device float4*>(to) = float4(x[0], x[1], x[2], x[3]);
   }

@@ -9,10 +9,10 @@
 // norm_sum_parts_<dtype of the sum>, which reduces the partial sums of d_weight and d_bias. The
 // order of summation is fixed, so that results do not depend on scheduling.
 // Grid and threadgroup: backward: linear_grid of parts, threadgroup as in forward. norm_sum_parts:
-// (blocks of 32 columns, groups of rows), threadgroup 1024.
+// (blocks of 32 columns, groups of rows, one or both sums), threadgroup 1024.
 // Bindings:
 //   backward:  h, gate, weight, d_y, d_h, d_x, d_gate, d_weight_parts, d_bias_parts, params
-//   sum_parts: parts, sum, params
+//   sum_parts: parts and parts, sum and sum, params
 // Function constants: 0 to 5 and 10 to 12 as in forward, 7 to 9 below. Alignment: as in forward.
 //
 //   for each row of the team's part:
@@ -49,13 +49,23 @@ struct BackwardRow {
   const device T* gate;
   const device T* d_y;
   Held<T> held_h, held_gate, held_d_y;
+  Stored<T, T> ahead_h, ahead_d_y;
 
   METAL_FUNC void load(constant NormParams& params, Columns<T> at) thread {
-    load_held<T>(h, params.x.column_stride, at, held_h);
-    load_held<T>(d_y, params.d_y.column_stride, at, held_d_y);
+    load_held<T>(h, column_stride_of(params.x), at, held_h);
+    load_held<T>(d_y, column_stride_of(params.d_y), at, held_d_y);
     if (is_gated<kCentred>()) {
-      load_held<T>(gate, params.gate.column_stride, at, held_gate);
+      load_held<T>(gate, column_stride_of(params.gate), at, held_gate);
     }
+  }
+
+  METAL_FUNC void read_ahead(constant NormParams& params,
+                             const device T* all_h,
+                             const device T* all_d_y,
+                             uint row,
+                             Columns<T> at) thread {
+    ahead_h.read(all_h + norm_row_offset(&params.x, row), at);
+    ahead_d_y.read(all_d_y + norm_row_offset(&params.d_y, row), at);
   }
 
   METAL_FUNC float d_z(int pack, int i) const thread {
@@ -124,41 +134,75 @@ template <typename T, typename W, bool kCentred>
   const int columns = params.columns;
   device float* const weight_part = d_weight_parts + long(team.index) * columns;
   device float* const bias_part = d_bias_parts + long(team.index) * columns;
+  const device W* const own_weight =
+      has_weight ? weight + norm_row_offset(&params.weight, group_of(first, params)) : weight;
   Held<T> weight_sums, bias_sums;
 
+  BackwardRow<T, kCentred> in;
+  Held<T> weights;
+  const Columns<T> start = columns_of<T>(team, columns);
+  if (reads_ahead) {
+    in.read_ahead(params, h, d_y, first, start);
+    if (has_weight) {
+      Stored<T, W> weight_ahead;
+      weight_ahead.read(own_weight, start);
+      weight_ahead.widen(weights);
+    }
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
+      load_weight<T, W>(own_weight, params, start, j, weights.x[j]);
+    }
+  }
+
   for (uint row = first; row < last; ++row) {
-    BackwardRow<T, kCentred> in;
     in.h = h + norm_row_offset(&params.x, row);
     in.d_y = d_y + norm_row_offset(&params.d_y, row);
     in.gate = is_gated<kCentred>() ? gate + norm_row_offset(&params.gate, row) : gate;
-    in.load(params, columns_of<T>(team, columns));
+    const device T* const d_h_row = has_d_h ? d_h + norm_row_offset(&params.d_h, row) : d_h;
+    Stored<T, T> ahead_d_h;
+    if (reads_ahead) {
+      in.ahead_h.widen(in.held_h);
+      in.ahead_d_y.widen(in.held_d_y);
+      if (has_d_h) {
+        ahead_d_h.read(d_h_row, start);
+      }
+      if (row + 1 < last) {
+        in.read_ahead(params, h, d_y, row + 1, start);
+      }
+    } else {
+      in.load(params, start);
+    }
 
     float mean = 0.0f;
     if (kCentred) {
       float sum[1] = {0.0f};
-      for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+      Columns<T> at = columns_of<T>(team, columns);
+      do {
         if (row_is_long) {
-          load_held<T>(in.h, params.x.column_stride, at, in.held_h);
+          load_held<T>(in.h, column_stride_of(params.x), at, in.held_h);
         }
         sum[0] += sum_of<T>(in.held_h);
-      }
+      } while (at.next());
       sums.sum(team, sum);
       mean = sum[0] / columns;
     }
 
     float moments[kCentred ? 4 : 2] = {};  // sums of c^2, d_n c, d_n, c
-    for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+    Columns<T> at = columns_of<T>(team, columns);
+    do {
       if (row_is_long) {
         in.load(params, at);
       }
-      Held<T> c = in.held_h;
+      thread Held<T>& c = in.held_h;
       if (kCentred) {
         subtract_mean<T>(mean, at, c);
       }
       MLX_ANVIL_UNROLL
       for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
-        float w[Held<T>::kSize];
-        load_weight<T, W>(weight, params, row, at, j, w);
+        thread float (&w)[Held<T>::kSize] = weights.x[j];
+        if (!reads_ahead) {
+          load_weight<T, W>(own_weight, params, at, j, w);
+        }
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
           const float d_z = in.d_z(j, i);
@@ -170,7 +214,7 @@ template <typename T, typename W, bool kCentred>
           }
         }
       }
-    }
+    } while (at.next());
     sums.sum(team, moments);
     const float sum_of_d_n = kCentred ? moments[kCentred ? 2 : 0] : 0.0f;
     const float shift = kCentred ? moments[kCentred ? 3 : 0] / columns : 0.0f;
@@ -180,19 +224,25 @@ template <typename T, typename W, bool kCentred>
     const float mean_of_d_n = sum_of_d_n / columns;
 
     const long to = static_cast<long>(row) * columns;
-    const device T* const d_h_row = has_d_h ? d_h + norm_row_offset(&params.d_h, row) : d_h;
-    for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+    at = columns_of<T>(team, columns);
+    do {
       if (row_is_long) {
         in.load(params, at);
+        if (kCentred) {
+          subtract_mean<T>(mean, at, in.held_h);
+        }
       }
       MLX_ANVIL_UNROLL
       for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
         const int column = at.of(j), count = at.count(j);
-        float w[Held<T>::kSize], n[Held<T>::kSize], d_z[Held<T>::kSize], out[Held<T>::kSize];
-        load_weight<T, W>(weight, params, row, at, j, w);
+        float n[Held<T>::kSize], d_z[Held<T>::kSize], out[Held<T>::kSize];
+        thread float (&w)[Held<T>::kSize] = weights.x[j];
+        if (!reads_ahead) {
+          load_weight<T, W>(own_weight, params, at, j, w);
+        }
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
-          n[i] = (in.held_h.x[j][i] - mean - shift) * rstd;
+          n[i] = (in.held_h.x[j][i] - shift) * rstd;
           d_z[i] = in.d_z(j, i);
         }
         if (is_gated<kCentred>()) {
@@ -203,9 +253,11 @@ template <typename T, typename W, bool kCentred>
           }
           store_of_row<T>(d_gate + to + column, count, out);
         }
-        if (has_d_h) {
-          load_of_row<T>(d_h_row + column * params.d_h.column_stride, params.d_h.column_stride,
-                         count, out);
+        if (has_d_h && reads_ahead) {
+          ahead_d_h.widen(j, out);
+        } else if (has_d_h) {
+          load_of_row<T>(d_h_row + column * column_stride_of(params.d_h),
+                         column_stride_of(params.d_h), count, out);
         }
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
@@ -224,25 +276,30 @@ template <typename T, typename W, bool kCentred>
                          bias_sums.x[j]);
         }
       }
-    }
+    } while (at.next());
   }
 }
 
 enum { kSumThreads = 1024, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
 enum { kRunParts = 32 * kSumSimdgroups };  // 32 parts per simdgroup
 
-// Each lane has one column. Each simdgroup sums every 32nd part.
+// Each lane has one column. Each simdgroup sums every 32nd part. The second sum is launched only if
+// it is wanted.
 template <typename W>
 [[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void norm_sum_parts(
-    const device float* parts [[buffer(0)]],
-    device W* sum [[buffer(1)]],
-    constant NormSumParams& params [[buffer(2)]],
+    const device float* first_parts [[buffer(0)]],
+    const device float* second_parts [[buffer(1)]],
+    device W* first_sum [[buffer(2)]],
+    device W* second_sum [[buffer(3)]],
+    constant NormSumParams& params [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float shares[kSumSimdgroups][kSumColumns];
   const uint column = group.x * kSumColumns + lane;
   const bool exists = column < params.columns;
+  const device float* const parts = group.z == 0 ? first_parts : second_parts;
+  device W* const sum = group.z == 0 ? first_sum : second_sum;
   const device float* const own = parts + long(group.y) * params.parts * params.columns + column;
   // Sums in runs first, so that adding many parts loses no digits.
   float total = 0.0f;

@@ -28,10 +28,10 @@ struct ForwardRow {
   const device T* residual;
 
   METAL_FUNC void load_h(constant NormParams& params, Columns<T> at, thread Held<T>& h) thread {
-    load_held<T>(x, params.x.column_stride, at, h);
+    load_held<T>(x, column_stride_of(params.x), at, h);
     if (has_residual) {
       Held<T> other;
-      load_held<T>(residual, params.residual.column_stride, at, other);
+      load_held<T>(residual, column_stride_of(params.residual), at, other);
       MLX_ANVIL_UNROLL
       for (int k = 0; k < kHeldElements; ++k) {
         const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
@@ -58,7 +58,7 @@ template <typename T, typename W, bool kCentred>
     uint3 threads [[threads_per_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  keep_resident<kCentred ? 3 : 4, 12>(registers_are_few);
+  keep_resident<3, 12>(registers_are_few);
   threadgroup float memory[2][1][kMostSimdgroups];
   TeamSums<1> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);
@@ -71,24 +71,34 @@ template <typename T, typename W, bool kCentred>
   rows.x = x + norm_row_offset(&params.x, row);
   rows.residual = has_residual ? residual + norm_row_offset(&params.residual, row) : residual;
   const device T* const gate_row = has_gate ? gate + norm_row_offset(&params.gate, row) : gate;
+  const uint of_group = group_of(row, params);
+  const device W* const own_weight =
+      has_weight ? weight + norm_row_offset(&params.weight, of_group) : weight;
+  const device W* const own_bias = has_bias ? bias + norm_row_offset(&params.bias, of_group) : bias;
+  Stored<T, W> weight_ahead;
+  if (has_weight && reads_ahead) {
+    weight_ahead.read(own_weight, columns_of<T>(team, columns));
+  }
   Held<T> h;
   rows.load_h(params, columns_of<T>(team, columns), h);
 
   float mean = 0.0f;
   if (kCentred) {
     float sum[1] = {0.0f};
-    for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+    Columns<T> at = columns_of<T>(team, columns);
+    do {
       if (row_is_long) {
         rows.load_h(params, at, h);
       }
       sum[0] += sum_of<T>(h);
-    }
+    } while (at.next());
     sums.sum(team, sum);
     mean = sum[0] / columns;
   }
 
   float squares[1] = {0.0f};
-  for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+  Columns<T> at = columns_of<T>(team, columns);
+  do {
     if (row_is_long) {
       rows.load_h(params, at, h);
     }
@@ -98,30 +108,37 @@ template <typename T, typename W, bool kCentred>
     }
     MLX_ANVIL_UNROLL
     for (int k = 0; k < kHeldElements; ++k) {
-      const int j = k / Held<T>::kSize;
-      const float value = Held<T>::uses(j) ? c.x[j][k % Held<T>::kSize] : 0.0f;
-      squares[0] = metal::fma(value, value, squares[0]);
+      const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
+      if (Held<T>::uses(j)) {
+        squares[0] = metal::fma(c.x[j][i], c.x[j][i], squares[0]);
+      }
     }
-  }
+  } while (at.next());
   sums.sum(team, squares);
   const float rstd = metal::precise::rsqrt(squares[0] / columns + params.eps);
 
-  for (Columns<T> at = columns_of<T>(team, columns); at.more(); at.advance()) {
+  Held<T> weights;
+  if (has_weight && reads_ahead) {
+    weight_ahead.widen(weights);
+  }
+  const long to = static_cast<long>(row) * columns;
+  at = columns_of<T>(team, columns);
+  do {
     if (row_is_long) {
       rows.load_h(params, at, h);
     }
-    const long to = static_cast<long>(row) * columns;
     MLX_ANVIL_UNROLL
     for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
       const int column = at.of(j), count = at.count(j);
-      float w[Held<T>::kSize], b[Held<T>::kSize], g[Held<T>::kSize], out[Held<T>::kSize];
-      load_weight<T, W>(weight, params, row, at, j, w);
+      thread float (&w)[Held<T>::kSize] = weights.x[j];
+      float b[Held<T>::kSize], g[Held<T>::kSize], out[Held<T>::kSize];
+      load_weight<T, W>(own_weight, params, at, j, w);
       if (has_bias) {
-        load_vector<T, W>(bias, params.bias, row / params.rows_per_group, at, j, b);
+        load_vector<T, W>(own_bias, column_stride_of(params.bias), at, j, b);
       }
       if (has_gate) {
-        load_of_row<T>(gate_row + column * params.gate.column_stride, params.gate.column_stride,
-                       count, g);
+        const long stride = column_stride_of(params.gate);
+        load_of_row<T>(gate_row + column * stride, stride, count, g);
       }
       MLX_ANVIL_UNROLL
       for (int i = 0; i < Held<T>::kSize; ++i) {
@@ -134,7 +151,7 @@ template <typename T, typename W, bool kCentred>
       }
       store_of_row<T>(y + to + column, count, out);
     }
-  }
+  } while (at.next());
 }
 
 // ---- kernels

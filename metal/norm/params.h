@@ -4,7 +4,7 @@
 //
 // Bindings. Forward:   x residual gate weight bias | y h | params
 //           backward:  h gate weight d_y d_h | d_x d_gate d_weight_parts d_bias_parts | params
-//           sum_parts: parts | sum | params
+//           sum_parts: parts parts | sum sum | params
 // The host binds some other array in place of an absent one.
 #pragma once
 
@@ -30,7 +30,10 @@ struct NormRowParams {
 template <typename Rows>
 static inline int64_t norm_row_offset(Rows rows, uint32_t row) {
   int64_t offset = 0;
-  for (uint32_t axis = rows->axes - 1; axis > 0; --axis) {
+#ifdef __METAL__
+  _Pragma("clang loop unroll(disable)")
+#endif
+      for (uint32_t axis = rows->axes - 1; axis > 0; --axis) {
     const uint32_t rest = row / rows->extents[axis];
     offset += (row - rest * rows->extents[axis]) * rows->strides[axis];
     row = rest;

@@ -21,6 +21,7 @@ constant bool has_bias [[function_constant(6)]];
 constant bool row_is_short [[function_constant(10)]];     // half of a thread's packs cover it
 constant bool packs_are_whole [[function_constant(11)]];  // full or empty, and aligned
 constant bool registers_are_few [[function_constant(12)]];
+constant bool reads_ahead [[function_constant(13)]];  // only if packs are whole, and no row is long
 
 // The host defines the same values.
 enum { kSimdgroupThreads = 32, kMostSimdgroups = 16, kHeldElements = 16 };
@@ -35,6 +36,11 @@ struct Held {
   // A constant of the pipeline: packs that no row reaches take neither registers nor instructions.
   static METAL_FUNC bool uses(int pack) { return !row_is_short || pack < kPacks / 2; }
 };
+
+// Distance of neighbouring columns. Whole packs are dense.
+METAL_FUNC long column_stride_of(constant NormRowParams& rows) {
+  return packs_are_whole ? 1 : rows.column_stride;
+}
 
 // load_pack and store_pack for elements of a row. If packs are whole, there is no path for single
 // elements, whose addresses would take registers. An empty pack may have a count below 0.
@@ -82,6 +88,24 @@ METAL_FUNC Team team_of(uint3 group, uint3 groups, uint threads, uint simdgroup,
   return team;
 }
 
+// Sums of several values over a SIMD group. As vectors they take fewer exchanges where the hardware
+// has no sum.
+METAL_FUNC void sum_over_simdgroup(thread float (&values)[1]) {
+  values[0] = metal::simd_sum(values[0]);
+}
+METAL_FUNC void sum_over_simdgroup(thread float (&values)[2]) {
+  const float2 sums = metal::simd_sum(float2(values[0], values[1]));
+  values[0] = sums.x;
+  values[1] = sums.y;
+}
+METAL_FUNC void sum_over_simdgroup(thread float (&values)[4]) {
+  const float4 sums = metal::simd_sum(float4(values[0], values[1], values[2], values[3]));
+  MLX_ANVIL_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    values[k] = sums[k];
+  }
+}
+
 // Reduces over a team with one barrier per call. Two buffers alternate: a thread writes to one only
 // after the barrier of the other, by which time all threads have read it.
 template <int kMostSums>
@@ -92,10 +116,7 @@ struct TeamSums {
   // values[k] = sum of values[k] over all threads of the team
   template <int kSums>
   METAL_FUNC void sum(Team team, thread float (&values)[kSums]) thread {
-    MLX_ANVIL_UNROLL
-    for (int k = 0; k < kSums; ++k) {
-      values[k] = metal::simd_sum(values[k]);
-    }
+    sum_over_simdgroup(values);
     if (!row_is_shared) {
       return;
     }
@@ -111,8 +132,9 @@ struct TeamSums {
     const uint simdgroups = team.threads / kSimdgroupThreads;
     MLX_ANVIL_UNROLL
     for (int k = 0; k < kSums; ++k) {
-      values[k] = metal::simd_sum(team.lane < simdgroups ? shares[k][team.lane] : 0.0f);
+      values[k] = team.lane < simdgroups ? shares[k][team.lane] : 0.0f;
     }
+    sum_over_simdgroup(values);
   }
 };
 
@@ -130,8 +152,11 @@ struct Columns {
   METAL_FUNC int count(int pack) const thread {
     return metal::min(int(Held<T>::kSize), columns - of(pack));
   }
-  METAL_FUNC bool more() const thread { return first < columns; }
-  METAL_FUNC void advance() thread { first += team.threads * kHeldElements; }
+  // Moves to the next section of a long row, if there is one. Registers cover any other row.
+  METAL_FUNC bool next() thread {
+    first += team.threads * kHeldElements;
+    return row_is_long && first < columns;
+  }
 };
 
 template <typename T>
@@ -156,31 +181,60 @@ METAL_FUNC void load_held(const device T* row, long stride, Columns<T> at, threa
 
 // Loads one pack of a weight or bias of type W for rows of type T.
 template <typename T, typename W>
-METAL_FUNC void load_vector(const device W* vector,
-                            constant NormRowParams& rows,
-                            uint group,
-                            Columns<T> at,
-                            int pack,
-                            thread float* x) {
-  const device W* const from =
-      vector + norm_row_offset(&rows, group) + at.of(pack) * rows.column_stride;
+METAL_FUNC void load_vector(
+    const device W* vector, long stride, Columns<T> at, int pack, thread float* x) {
+  const device W* const from = vector + at.of(pack) * stride;
   MLX_ANVIL_UNROLL
   for (int i = 0; i < Held<T>::kSize; i += Pack<W>::kSize) {
-    load_of_row<W>(from + i * rows.column_stride, rows.column_stride,
-                   metal::min(int(Pack<W>::kSize), at.count(pack) - i), x + i);
+    load_of_row<W>(from + i * stride, stride, metal::min(int(Pack<W>::kSize), at.count(pack) - i),
+                   x + i);
   }
 }
 
-// Loads the factor of each column: weight plus weight_offset, or 1 without a weight.
+// A thread's packs as they lie in memory, of element type W for rows of type T. Packs must be
+// whole. 16-bit elements take half the registers that they do once they are widened.
 template <typename T, typename W>
-METAL_FUNC void load_weight(const device W* weight,
-                            constant NormParams& params,
-                            uint row,
-                            Columns<T> at,
-                            int pack,
-                            thread float* x) {
-  if (has_weight) {
-    load_vector<T, W>(weight, params.weight, row / params.rows_per_group, at, pack, x);
+struct Stored {
+  enum { kParts = Held<T>::kSize / Pack<W>::kSize };
+  using Raw = typename Pack<W>::Raw;
+  Raw packs[Held<T>::kPacks][kParts];
+
+  METAL_FUNC void read(const device W* row, Columns<T> at) thread {
+    MLX_ANVIL_UNROLL
+    for (int k = 0; k < Held<T>::kPacks * kParts; ++k) {
+      const int j = k / kParts, part = k % kParts * Pack<W>::kSize;
+      if (Held<T>::uses(j)) {
+        const Raw zeros = {};
+        packs[j][k % kParts] = part < at.count(j) ? Pack<W>::read(row + at.of(j) + part) : zeros;
+      }
+    }
+  }
+  METAL_FUNC void widen(int pack, thread float* x) const thread {
+    MLX_ANVIL_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      Pack<W>::widen(packs[pack][part], x + part * Pack<W>::kSize);
+    }
+  }
+  METAL_FUNC void widen(thread Held<T>& held) const thread {
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
+      widen(j, held.x[j]);
+    }
+  }
+};
+
+// The group of rows that share a weight and a bias. Most calls have one group.
+METAL_FUNC uint group_of(uint row, constant NormParams& params) {
+  return params.rows_per_group == params.rows ? 0 : row / params.rows_per_group;
+}
+
+// Loads the factor of each column: weight plus weight_offset, or 1 without a weight. What was read
+// ahead is in x.
+template <typename T, typename W>
+METAL_FUNC void load_weight(
+    const device W* weight, constant NormParams& params, Columns<T> at, int pack, thread float* x) {
+  if (has_weight && !reads_ahead) {
+    load_vector<T, W>(weight, column_stride_of(params.weight), at, pack, x);
   }
   MLX_ANVIL_UNROLL
   for (int i = 0; i < Held<T>::kSize; ++i) {
@@ -194,7 +248,9 @@ METAL_FUNC float sum_of(const thread Held<T>& held) {
   MLX_ANVIL_UNROLL
   for (int k = 0; k < kHeldElements; ++k) {
     const int j = k / Held<T>::kSize;
-    sum += Held<T>::uses(j) ? held.x[j][k % Held<T>::kSize] : 0.0f;
+    if (Held<T>::uses(j)) {
+      sum += held.x[j][k % Held<T>::kSize];
+    }
   }
   return sum;
 }
@@ -203,8 +259,12 @@ METAL_FUNC float sum_of(const thread Held<T>& held) {
 template <typename T>
 METAL_FUNC void subtract_mean(float mean, Columns<T> at, thread Held<T>& held) {
   MLX_ANVIL_UNROLL
-  for (int k = 0; k < kHeldElements; ++k) {
-    const int j = k / Held<T>::kSize, i = k % Held<T>::kSize;
-    held.x[j][i] = Held<T>::uses(j) && i < at.count(j) ? held.x[j][i] - mean : 0.0f;
+  for (int j = 0; j < Held<T>::kPacks && Held<T>::uses(j); ++j) {
+    const int count = at.count(j);
+    const float of_whole = count > 0 ? mean : 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < Held<T>::kSize; ++i) {
+      held.x[j][i] -= packs_are_whole ? of_whole : i < count ? mean : 0.0f;
+    }
   }
 }

@@ -10,6 +10,7 @@
 constant bool pairs_are_neighbours [[function_constant(1)]];   // 2j, 2j + 1; else j, j + pairs
 constant bool frequencies_are_given [[function_constant(2)]];  // float32 freqs; else 64-bit turns
 constant bool offsets_are_wide [[function_constant(3)]];       // int64; else int32
+constant bool reads_ahead [[function_constant(4)]];  // the next head's packs, which are aligned
 
 // ---- angles -------------------------------------------------------------------------------------
 
@@ -115,17 +116,30 @@ struct PairsOfThread {
     }
   }
 
-  METAL_FUNC void rotate(const device T* in, long stride, device T* out) const thread {
-    float x[2 * kSize], y[2 * kSize];
+  METAL_FUNC void load(const device T* in, long stride, thread float* x) const thread {
     load_pack<T>(in + first[0] * stride, stride, own[0], x);
     load_pack<T>(in + first[1] * stride, stride, own[1], x + kSize);
+  }
+  METAL_FUNC void read(const device T* in, thread typename Pack<T>::Raw* packs) const thread {
+    packs[0] = Pack<T>::read(in + first[0]);
+    packs[1] = Pack<T>::read(in + first[1]);
+  }
+
+  METAL_FUNC void rotate(const thread float* x, device T* out) const thread {
+    float turned[2 * kSize], y[2 * kSize];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSize; ++i) {
-      const int a = pairs_are_neighbours ? 2 * i : i, b = pairs_are_neighbours ? a + 1 : a + kSize;
+      // The arrays have constant indices, whatever the function constant is: see unroll.h.
+      const float a = pairs_are_neighbours ? x[2 * i] : x[i];
+      const float b = pairs_are_neighbours ? x[2 * i + 1] : x[i + kSize];
       // The explicit fma fixes which product is rounded. Contraction by the compiler could differ
       // between kernel variants.
-      y[a] = metal::fma(x[a], cos[i], -(x[b] * sin[i]));
-      y[b] = metal::fma(x[a], sin[i], x[b] * cos[i]);
+      turned[i] = metal::fma(a, cos[i], -(b * sin[i]));
+      turned[i + kSize] = metal::fma(a, sin[i], b * cos[i]);
+    }
+    MLX_ANVIL_UNROLL
+    for (int k = 0; k < 2 * kSize; ++k) {
+      y[k] = pairs_are_neighbours ? turned[k / 2 + k % 2 * kSize] : turned[k];
     }
     store_pack<T>(out + first[0], own[0], y);
     store_pack<T>(out + first[1], own[1], y + kSize);
@@ -139,6 +153,35 @@ METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int co
   const int count = metal::min(int(Pack<T>::kSize), columns - column);
   load_pack<T>(in + column * stride, stride, count, x);
   store_pack<T>(out + column, count, x);
+}
+
+// A row of one head.
+template <typename T>
+struct RopeHead {
+  const device T* in;
+  device T* out;
+  long stride;  // of columns
+};
+
+template <typename T>
+METAL_FUNC RopeHead<T> head_at(const thread RopeOperands<T>& operands,
+                               constant RopeParams& params,
+                               long batch,
+                               int head,
+                               int position) {
+  // Selected member by member, so that both tensors stay in registers.
+  const bool second = head >= params.heads[0];
+  const constant int64_t* strides =
+      second ? operands.tensors[1].strides : operands.tensors[0].strides;
+  const long own_head = second ? head - params.heads[0] : head;
+  const long heads = second ? operands.tensors[1].heads : operands.tensors[0].heads;
+  RopeHead<T> place;
+  place.in = (second ? operands.tensors[1].in : operands.tensors[0].in) + batch * strides[0] +
+             own_head * strides[1] + position * strides[2];
+  place.out = (second ? operands.tensors[1].out : operands.tensors[0].out) +
+              ((batch * heads + own_head) * params.length + position) * params.head_dim;
+  place.stride = packs_are_aligned ? 1 : strides[3];
+  return place;
 }
 
 // A thread processes a pack of columns of one position for a chunk of heads. It computes sines and
@@ -167,26 +210,40 @@ METAL_FUNC void rope(const thread RopeOperands<T>& operands,
     pairs.place(column * kSize, params);
   }
   for (long batch = group.z; batch < params.batch; batch += groups.z) {
-    if (rotates) {
-      const long at = batch * params.offset_step;
-      const long first = offsets_are_wide
-                             ? reinterpret_cast<const device long*>(operands.offset)[at]
-                             : long(operands.offset[at]);
-      pairs.turn(operands, column * kSize, ulong(first) + ulong(position), params);
+    const long at = batch * params.offset_step;
+    const ulong first_position =
+        ulong(offsets_are_wide ? reinterpret_cast<const device long*>(operands.offset)[at]
+                               : long(operands.offset[at]));
+    const int begin = chunk * params.chunk;
+    RopeHead<T> next;
+    typename Pack<T>::Raw ahead[2];
+    if (reads_ahead && rotates) {
+      next = head_at<T>(operands, params, batch, begin, position);
+      pairs.read(next.in, ahead);
     }
-    for (int head = chunk * params.chunk; head < end; ++head) {
-      const bool second = head >= params.heads[0];
-      const RopeTensor<T> tensor = second ? operands.tensors[1] : operands.tensors[0];
-      const long own_head = second ? head - params.heads[0] : head;
-      const constant int64_t* strides = tensor.strides;
-      const device T* in =
-          tensor.in + batch * strides[0] + own_head * strides[1] + position * strides[2];
-      device T* out = tensor.out + ((batch * tensor.heads + own_head) * params.length + position) *
-                                       params.head_dim;
+    if (rotates) {
+      pairs.turn(operands, column * kSize, first_position + ulong(position), params);
+    }
+    for (int head = begin; head < end; ++head) {
+      if (reads_ahead && rotates) {
+        float x[2 * kSize];
+        Pack<T>::widen(ahead[0], x);
+        Pack<T>::widen(ahead[1], x + kSize);
+        device T* const out = next.out;
+        if (head + 1 < end) {
+          next = head_at<T>(operands, params, batch, head + 1, position);
+          pairs.read(next.in, ahead);
+        }
+        pairs.rotate(x, out);
+        continue;
+      }
+      const RopeHead<T> own = head_at<T>(operands, params, batch, head, position);
       if (rotates) {
-        pairs.rotate(in, strides[3], out);
+        float x[2 * kSize];
+        pairs.load(own.in, own.stride, x);
+        pairs.rotate(x, own.out);
       } else {
-        copy_pack(in, strides[3], out, rotated + (column - packs) * kSize, params.head_dim);
+        copy_pack(own.in, own.stride, own.out, rotated + (column - packs) * kSize, params.head_dim);
       }
     }
   }

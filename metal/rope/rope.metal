@@ -13,7 +13,7 @@
 //   qk:  q, k, offset, freqs or turns, q_out, k_out, params
 // Function constants: 0: full packs are aligned to 16 bytes (no other alignment is assumed); 1: the
 // elements of a pair are adjacent; 2: frequencies are float32 freqs, else 64-bit turns; 3: offsets
-// are int64, else int32.
+// are int64, else int32; 4: see rope.h.
 //
 //   (chunk of heads, position, column pack) = this thread
 //   for batch in z, z + groups.z, ...:
@@ -22,6 +22,7 @@
 //       rotated part: load both packs of pairs, rotate, store
 //       rest:         copy one pack
 #include "metal/common/kernel.h"
+#include "metal/common/resident.h"
 #include "metal/rope/rope.h"
 
 template <typename T>
@@ -35,6 +36,7 @@ template <typename T>
     uint3 groups [[threadgroups_per_grid]],
     uint3 thread_in_group [[thread_position_in_threadgroup]],
     uint3 threads [[threads_per_threadgroup]]) {
+  keep_resident<3, 4>(reads_ahead);
   const RopeTensor<T> only = {x, out, params.strides[0], params.heads[0]};
   const RopeOperands<T> operands = {
       {only, only}, offset, reinterpret_cast<const device float*>(turns), turns};
@@ -54,6 +56,7 @@ template <typename T>
     uint3 groups [[threadgroups_per_grid]],
     uint3 thread_in_group [[thread_position_in_threadgroup]],
     uint3 threads [[threads_per_threadgroup]]) {
+  keep_resident<3, 4>(reads_ahead);
   const RopeOperands<T> operands = {{{q, q_out, params.strides[0], params.heads[0]},
                                      {k, k_out, params.strides[1], params.heads[1]}},
                                     offset,

@@ -122,11 +122,46 @@ MSLC_INLINE T reduce_across(T value) {
   }
 }
 
+// Sums the components of a vector. In the first steps, a lane keeps half of its components and gets
+// the other half of theirs, so that each step has one exchange and not one per component. The order
+// of the sums, and so the bits, are those of reduce_across.
+template <uint Mask, uint N, class T>
+MSLC_INLINE T sum_of_components(const T (&values)[N], uint lane) {
+  if constexpr (N == 1) {
+    return reduce_across<Add, 2 * Mask, Mask>(values[0]);
+  } else {
+    const bool upper = (lane & Mask) != 0;
+    T kept[N / 2];
+    for (uint i = 0; i < N / 2; ++i) {
+      const T given = upper ? values[i] : values[i + N / 2];
+      kept[i] = (upper ? values[i + N / 2] : values[i]) + shuffle_across<Mask>(given);
+    }
+    return sum_of_components<Mask / 2>(kept, lane);
+  }
+}
+
+template <uint Width, class T>
+MSLC_INLINE T sum_across(T value, const Site* site) {
+  constexpr uint N = length_of<T>;
+  const uint lane = lane_id();
+  ElementOf<T> values[N];
+  for (uint i = 0; i < N; ++i) values[i] = value[i];
+  const ElementOf<T> sum = sum_of_components<Width / 2>(values, lane);
+  for (uint i = 0; i < N; ++i)
+    value[i] = shuffle(sum, (lane & ~(Width - 1)) + i * (Width / N), site);
+  return value;
+}
+
 template <class Op, uint Width, class T>
 MSLC_INLINE T reduce(T value, const Site* site) {
   const uint live = hardware_ballot(true);
-  if (live == all_lanes) [[likely]]
-    return reduce_across<Op, Width, Width / 2>(value);
+  if (live == all_lanes) [[likely]] {
+    if constexpr (__is_same(Op, Add) && Width == simd_width &&
+                  (length_of<T> == 2 || length_of<T> == 4))
+      return sum_across<Width>(value, site);
+    else
+      return reduce_across<Op, Width, Width / 2>(value);
+  }
   return reduce_some<Op, Width>(value, live, site);
 }
 

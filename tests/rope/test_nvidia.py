@@ -1,0 +1,46 @@
+"""RoPE's kernels as NVIDIA GPUs launch them: two heads per thread, and packs that are read ahead."""
+
+import mlx.core as mx
+import pytest
+
+import mlx_anvil
+from mlx_anvil import reference, rope, rope_qk
+from mlx_anvil._kernel_files import parse_key
+from support import assert_accurate
+
+pytestmark = [pytest.mark.cpu_only, pytest.mark.usefixtures("matrix_units")]
+
+READS_AHEAD = 4
+
+
+def of_both(q: mx.array, k: mx.array, dims: int, **arguments: object) -> list[mx.array]:
+    return [reference.rope(x, dims, **arguments) for x in (q, k)]
+
+
+def normal(*shape: int, dtype: mx.Dtype = mx.float16) -> mx.array:
+    return mx.random.normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("traditional", [False, True], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("dims", [64, 32])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
+@pytest.mark.parametrize("offset", [3, mx.array([5, 2])], ids=["offset", "offsets"])
+def test_rotations(dtype, dims, traditional, offset):
+    arguments = {"traditional": traditional, "base": 1e4, "offset": offset}
+    arrays = [normal(2, 5, 3, 64, dtype=dtype), normal(2, 2, 3, 64, dtype=dtype)]
+    assert_accurate(lambda x: rope(x, dims, **arguments), lambda x: reference.rope(x, dims, **arguments), arrays[:1])
+    assert_accurate(
+        lambda q, k: rope_qk(q, k, dims, **arguments), lambda q, k: of_both(q, k, dims, **arguments), arrays
+    )
+
+
+@pytest.mark.parametrize("heads", [(17, 0), (16, 5)], ids=["one", "both"])
+def test_two_heads_per_thread(heads):
+    """Enough work for it; the last thread has one head, and a thread can have one of each tensor."""
+    arrays = [normal(1, n, 1100, 64) for n in heads if n]
+    ours, definition = ((rope, reference.rope), (rope_qk, of_both))[len(arrays) - 1]
+    given = {"traditional": False, "base": 1e4, "offset": 7}
+    with mlx_anvil.trace() as trace:
+        mx.eval(ours(*arrays, 64, **given))
+    assert parse_key(trace.events[0].kernel)[1][READS_AHEAD]
+    assert_accurate(lambda *x: ours(*x, 64, **given), lambda *x: definition(*x, 64, **given), arrays)
