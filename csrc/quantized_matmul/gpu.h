@@ -13,7 +13,7 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
                           const mx::Stream& stream,
                           std::string* why_not);
 
-// `out` must be allocated and not empty, and the summed dimension must not be empty.
+// Gives `out` its memory. Neither it nor the summed dimension may be empty.
 void quantized_matmul_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           QuantizedProduct product,
@@ -22,6 +22,7 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           mx::array& out,
                           const mx::Stream& stream);
 
+// `out` must be allocated and not empty, and the summed dimension must not be empty.
 void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           const mx::array& x,
