@@ -1,6 +1,7 @@
 #include "quantized_matmul/dense.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <optional>
 #include <utility>
@@ -16,7 +17,7 @@ namespace mlx_anvil {
 namespace {
 
 // A layer's matrix in one block: more of them took longer, although their weights stay in cache.
-constexpr int64_t kScratchBytes = int64_t{128} << 20;
+std::atomic<int64_t> scratch_bytes{int64_t{128} << 20};
 constexpr int64_t kSplitStep = 256;  // blocks begin at multiples of this
 constexpr int64_t kThreads = 256;
 constexpr int64_t kPiece = 8;  // columns per thread
@@ -122,11 +123,15 @@ struct Call {
 
 }  // namespace
 
+int64_t set_dense_scratch_bytes(int64_t bytes) {
+  return scratch_bytes.exchange(bytes);
+}
+
 DenseBlocks dense_blocks(const QuantizedSizes& sizes, QuantizedProduct product) {
   const bool transposed = product == QuantizedProduct::kTransposed;
   const int64_t split = transposed ? sizes.outputs : sizes.columns;
   const int64_t line_bytes = 2 * (transposed ? sizes.columns : sizes.outputs);
-  const int64_t lines = kScratchBytes / line_bytes;
+  const int64_t lines = scratch_bytes / line_bytes;
   if (lines >= split) {
     return {std::min(sizes.batch, lines / split), split};
   }

@@ -16,6 +16,9 @@ struct DenseBlocks {
 // Returns the largest blocks whose weights fit the scratch memory.
 DenseBlocks dense_blocks(const QuantizedSizes& sizes, QuantizedProduct product);
 
+// Sets how much scratch memory a call may take, and returns the limit before. For tests.
+int64_t set_dense_scratch_bytes(int64_t bytes);
+
 // `out` gets its memory here. No dimension may be empty, and x has 16 bits.
 void quantized_dense_gpu(const QuantizedFormat& format,
                          const QuantizedSizes& sizes,

@@ -341,6 +341,24 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
   }
 }
 
+bool gemv_takes_matrix_units(const QuantizedFormat& format,
+                             const QuantizedSizes& sizes,
+                             const mx::array& x,
+                             const QuantizedWeightArrays& weights,
+                             const mx::Stream& stream) {
+  mx::array unused({}, x.dtype(), nullptr, {});
+  return takes_matrix_units(format, sizes, {x, {weights}, unused, stream});
+}
+
+void quantized_gemv_gpu(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const mx::array& x,
+                        const QuantizedWeightArrays& weights,
+                        mx::array& out,
+                        const mx::Stream& stream) {
+  launch_gemv("gemv", format, sizes, {x, {weights}, out, stream});
+}
+
 void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           const mx::array& x,

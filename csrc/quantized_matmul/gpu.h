@@ -22,6 +22,21 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           mx::array& out,
                           const mx::Stream& stream);
 
+// True if a product of up to kQuantizedGemvRows rows takes matrix units.
+bool gemv_takes_matrix_units(const QuantizedFormat& format,
+                             const QuantizedSizes& sizes,
+                             const mx::array& x,
+                             const QuantizedWeightArrays& weights,
+                             const mx::Stream& stream);
+
+// x W^T. `out` must be allocated and not empty, and the summed dimension must not be empty.
+void quantized_gemv_gpu(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const mx::array& x,
+                        const QuantizedWeightArrays& weights,
+                        mx::array& out,
+                        const mx::Stream& stream);
+
 // `out` must be allocated and not empty, and the summed dimension must not be empty.
 void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
