@@ -2,12 +2,12 @@
 
     python bench/cuda.py [--only GROUP] [--name cuda_h200]
 
-writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the
-last; contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the
-GPU needs for the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy"
-is cudaMemcpy from device to device, which PyTorch makes, of as many bytes read and written in all; a share is of its
-rate. Matrices and keys that a call only reads once are drawn from sets that the GPU's cache cannot hold, as in a model,
-where all other layers come between.
+writes bench/results/<name>.json. A contestant makes as many calls as fill some tens of milliseconds and waits for the last;
+contestants run interleaved in one process, figures are medians. Beside that time of the host, "gpu" is what the GPU needs
+for the same calls: from the start of the first kernel to the end of the last, by PyTorch's profiler. "Copy" is cudaMemcpy
+from device to device, which PyTorch makes, of as many bytes read and written in all; a share is of its rate. Matrices and
+keys that a call only reads once are drawn from sets that the GPU's cache cannot hold, as in a model, where all other
+layers come between.
 """
 
 import itertools
@@ -24,17 +24,15 @@ import mlx.core as mx
 import mlx.nn as nn
 from rich.console import Console
 
-from cuda_decoder import BITS, GROUP_SIZE, HALF_DTYPES, decoder_rows, draw_quantized, normal
+from cuda_decoder import HALF_DTYPES, decoder_rows, normal
 from cuda_first_launch import first_rows
 from cuda_norm import norm_rows, rope_rows
 from cuda_overhead import overhead_rows
+from cuda_quantized import quantized_rows
 from cuda_timing import Call, Row, compare, copy_rate, peak_bytes
-from mlx_anvil import flash_attention, quantized_matmul, silu_gate
+from mlx_anvil import flash_attention, silu_gate
 from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
-
-MORE_THAN_CACHE = 200 << 20
-
 
 # ---- silu_gate -------------------------------------------------------------------------------------------------------
 
@@ -57,49 +55,6 @@ def elementwise_rows(copy: float | None) -> Iterator[Row]:
             }
             work = {"bytes": moved * arrays[0].nbytes}
             yield compare(f"silu_gate {what} {name}", contestants, work=work, copy=copy)
-
-
-# ---- quantized products ----------------------------------------------------------------------------------------------
-
-
-def in_chain(product: Callable[..., mx.array], x: mx.array, matrices: list[list[mx.array]]) -> Call:
-    """Products with one matrix after the other, of what the product before gave: each waits for the last, as in a
-    model."""
-    turn, of_last = itertools.cycle(matrices), [x]
-
-    def call() -> mx.array:
-        result = product(of_last[0], *next(turn))
-        rows, columns = x.shape
-        # No copy: a part of memory.
-        of_last[0] = result[:, :columns] if rows == 1 else result.reshape(-1)[: x.size].reshape(x.shape)
-        return result
-
-    return call
-
-
-def quantized_rows(copy: float | None) -> Iterator[Row]:
-    options = {"group_size": GROUP_SIZE, "bits": BITS}
-    shapes = ((4096, 4096), (4096, 14336), (8192, 8192), (4096, 128256))
-    for (columns, outputs), dtype in itertools.product(shapes, HALF_DTYPES):
-        one = sum(part.nbytes for part in draw_quantized(outputs, columns, dtype))
-        matrices = [draw_quantized(outputs, columns, dtype) for _ in range(1 + MORE_THAN_CACHE // one)]
-        for rows in (1, 8):
-            x = normal((rows, columns), dtype)
-            contestants = {
-                "ours": in_chain(partial(quantized_matmul, **options), x, matrices),
-                "mlx": in_chain(partial(mx.quantized_matmul, **options), x, matrices),
-            }
-            what = f"quantized_matmul 4-bit {dtype_name(dtype)} {columns}->{outputs}, {rows} rows"
-            yield compare(what, contestants, work={"bytes": one}, copy=copy)
-    columns, outputs, rows = 4096, 14336, 512
-    for dtype in HALF_DTYPES:
-        matrix, x = draw_quantized(outputs, columns, dtype), normal((rows, columns), dtype)
-        contestants = {
-            "ours": partial(quantized_matmul, x, *matrix, **options),
-            "mlx": partial(mx.quantized_matmul, x, *matrix, **options),
-        }
-        what = f"quantized_matmul 4-bit {dtype_name(dtype)} {columns}->{outputs}, {rows} rows"
-        yield compare(what, contestants, work={"flops": 2.0 * columns * outputs * rows})
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ def normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 def draw_quantized(outputs: int, columns: int, dtype: mx.Dtype) -> list[mx.array]:
-    """Random codes: what they stand for does not matter for the time."""
+    """Random codes: what they stand for does not matter for the time, but a product keeps the size of numbers."""
     words = mx.random.randint(0, 2**31 - 1, (outputs, columns * BITS // 32)).astype(mx.uint32)
-    scales = mx.random.normal((outputs, columns // GROUP_SIZE)).astype(dtype) * 0.01
+    scales = (mx.random.normal((outputs, columns // GROUP_SIZE)) * columns**-0.5 / 4.6).astype(dtype)
     parts = [words, scales, -8 * scales]
     mx.eval(parts)
     return parts

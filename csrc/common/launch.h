@@ -72,6 +72,9 @@ struct KernelLaunch {
   Extent threadgroup;                            // threads
   InlineVector<uint32_t, 4> threadgroup_memory;  // bytes per [[threadgroup(i)]] argument
   KernelTemporaries temporaries;                 // bound arrays that only this call uses
+  // CUDA: the output of a kernel that must have run, because it reads what this one overwrites.
+  // MLX's encoder orders readers after writers only.
+  const mx::array* after = nullptr;
 };
 
 // Encodes the kernel on `stream` and records it for trace(). Throws if no backend serves the

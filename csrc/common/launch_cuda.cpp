@@ -176,6 +176,9 @@ void launch_cuda(const KernelLaunch& launch, const mx::Stream& stream) {
   for (const mx::array* input : launch.inputs) {
     encoder.set_input_array(*input);
   }
+  if (launch.after) {
+    encoder.set_input_array(*launch.after);
+  }
   for (const mx::array* output : launch.outputs) {
     encoder.set_output_array(*output);
   }

@@ -56,15 +56,18 @@ uint32_t slot_bytes(int64_t slots) {
   return static_cast<uint32_t>(slots * sizeof(uint64_t));
 }
 
+// `before` holds candidates or, if `of_logits`, logits.
 void launch_merge(const Pass& pass,
+                  bool of_logits,
                   const Scratch& before,
                   Scratch* candidates,
                   Outputs outputs,
                   const mx::Stream& stream) {
   KernelLaunch request{};
-  request.kernel =
-      &kernel_named(kFolder, {"quantized_head_merge_", dtype_name(outputs.values)},
-                    {{kRowsAreVectors, false}, {kColumnsAreShared, false}, pass.is_last()});
+  request.kernel = &kernel_named(
+      kFolder,
+      {of_logits ? "quantized_head_logits_" : "quantized_head_merge_", dtype_name(outputs.values)},
+      {{kRowsAreVectors, false}, {kColumnsAreShared, false}, pass.is_last()});
   request.inputs = {before.get()};
   request.temporaries = {&before};
   add_outputs(request, candidates, outputs);
@@ -76,20 +79,26 @@ void launch_merge(const Pass& pass,
   launch(request, stream);
 }
 
-// Merges until one block is left.
-void merge(Pass pass, Scratch candidates, Outputs outputs, const mx::Stream& stream) {
-  while (pass.blocks > 1) {
-    const int64_t count = pass.candidates();
+// Reduces `count` candidates or logits of each row until one block is left.
+void merge(Pass pass,
+           int64_t count,
+           bool of_logits,
+           Scratch before,
+           Outputs outputs,
+           const mx::Stream& stream) {
+  while (true) {
     pass.best.candidates = static_cast<int32_t>(count);
     pass.best.slots = static_cast<int32_t>(std::min(kMostSlots, kernel_rows(count)));
     pass.blocks = ceil_div(count, pass.best.slots);
     if (pass.blocks == 1) {
-      launch_merge(pass, candidates, nullptr, outputs, stream);
+      launch_merge(pass, of_logits, before, nullptr, outputs, stream);
       return;
     }
     Scratch fewer = pass.candidate_array(stream);
-    launch_merge(pass, candidates, &fewer, outputs, stream);
-    candidates = std::move(fewer);
+    launch_merge(pass, of_logits, before, &fewer, outputs, stream);
+    before = std::move(fewer);
+    count = pass.candidates();
+    of_logits = false;
   }
 }
 
@@ -106,13 +115,22 @@ void quantized_head_gpu(const QuantizedFormat& format,
   Pass pass{};
   pass.best.kept = indices.shape(-1);
   const int64_t run = static_cast<int64_t>(kernel_rows(pass.best.kept));
+  pass.best.run = static_cast<int32_t>(run);
+  pass.rows = sizes.rows;
+  // The kernels for matrix units store logits, of which there are few.
+  if (sizes.rows <= kQuantizedGemvRows &&
+      gemv_takes_matrix_units(format, sizes, x, weights, stream)) {
+    Scratch logits({static_cast<int>(sizes.rows), static_cast<int>(sizes.outputs)}, x.dtype(),
+                   stream);
+    quantized_gemv_gpu(format, sizes, x, weights, *logits, stream);
+    merge(pass, sizes.outputs, /*of_logits=*/true, std::move(logits), outputs, stream);
+    return;
+  }
   const int64_t slots = std::max(kFewestSlots, kSlotsOfKept * run);
   // Splits rows of x over several threadgroups per block of w, rather than use fewer slots per row.
   const int64_t rows =
       std::min({kernel_rows(sizes.rows), int64_t{kQuantizedGemvRows}, kMostSlots / slots});
-  pass.best.run = static_cast<int32_t>(run);
   pass.best.slots = static_cast<int32_t>(slots);
-  pass.rows = sizes.rows;
   pass.blocks = ceil_div(sizes.outputs, slots);
 
   const QuantizedHeadParams params{params_of(format, sizes), pass.best};
@@ -138,7 +156,7 @@ void quantized_head_gpu(const QuantizedFormat& format,
   request.threadgroup_memory = {slot_bytes(slots * rows)};
   launch(request, stream);
   if (candidates) {
-    merge(pass, std::move(*candidates), outputs, stream);
+    merge(pass, pass.candidates(), /*of_logits=*/false, std::move(*candidates), outputs, stream);
   }
 }
 

@@ -5,8 +5,10 @@
 #include <limits>
 #include <string>
 
+#include "common/allocate.h"
 #include "common/errors.h"
 #include "common/launch.h"
+#include "quantized_matmul/dense.h"
 #include "quantized_matmul/gpu_support.h"
 
 namespace mlx_anvil {
@@ -23,6 +25,9 @@ enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged };
 constexpr int64_t kMatrixColumns = 256;             // per step of a simdgroup
 constexpr int64_t kStages = 2;                      // per simdgroup, in threadgroup memory
 constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // available on every GPU with matrix units
+
+// Up to this many rows of x, eight at a time, they are faster than a dense product.
+constexpr int64_t kMostMatrixRows = 48;
 
 constexpr int64_t kThreadsAtOnce = 512;       // per multiprocessor, limited by registers
 constexpr int64_t kMemoryOfSystem = 1 << 10;  // reserved per threadgroup
@@ -277,6 +282,24 @@ void launch_tiled(const QuantizedFormat& format,
        static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)), static_cast<uint32_t>(sizes.batch)});
 }
 
+// Kernels that read w once for every 8 rows of x; a dense product of dequantised blocks; or tiles
+// of matmul.metal.
+enum class Route { kFewRows, kDense, kTiles };
+
+Route route_of(const QuantizedFormat& format,
+               const QuantizedSizes& sizes,
+               QuantizedProduct product,
+               const Request& request) {
+  if (sizes.rows <= kQuantizedGemvRows) {
+    return Route::kFewRows;
+  }
+  if (!device_traits(request.stream.device).matrix_units || request.x.itemsize() != 2) {
+    return Route::kTiles;
+  }
+  const bool several = sizes.rows <= kMostMatrixRows && product == QuantizedProduct::kTransposed;
+  return several && takes_matrix_units(format, sizes, request) ? Route::kFewRows : Route::kDense;
+}
+
 }  // namespace
 
 bool can_launch_quantized(const QuantizedSizes& sizes,
@@ -300,13 +323,40 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           mx::array& out,
                           const mx::Stream& stream) {
   const Request request{x, {weights}, out, stream};
-  if (sizes.rows > kQuantizedGemvRows) {
-    launch_tiled(format, sizes, product, request);
-  } else if (product == QuantizedProduct::kTransposed) {
-    launch_gemv("gemv", format, sizes, request);
-  } else {
-    launch_plain(format, sizes, request);
+  switch (route_of(format, sizes, product, request)) {
+    case Route::kDense:
+      quantized_dense_gpu(format, sizes, product, x, weights, out, stream);
+      return;
+    case Route::kFewRows:
+      out.set_data(allocate(out.nbytes(), stream));
+      if (product == QuantizedProduct::kTransposed) {
+        launch_gemv("gemv", format, sizes, request);
+      } else {
+        launch_plain(format, sizes, request);
+      }
+      return;
+    case Route::kTiles:
+      out.set_data(allocate(out.nbytes(), stream));
+      launch_tiled(format, sizes, product, request);
   }
+}
+
+bool gemv_takes_matrix_units(const QuantizedFormat& format,
+                             const QuantizedSizes& sizes,
+                             const mx::array& x,
+                             const QuantizedWeightArrays& weights,
+                             const mx::Stream& stream) {
+  mx::array unused({}, x.dtype(), nullptr, {});
+  return takes_matrix_units(format, sizes, {x, {weights}, unused, stream});
+}
+
+void quantized_gemv_gpu(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const mx::array& x,
+                        const QuantizedWeightArrays& weights,
+                        mx::array& out,
+                        const mx::Stream& stream) {
+  launch_gemv("gemv", format, sizes, {x, {weights}, out, stream});
 }
 
 void quantized_swiglu_gpu(const QuantizedFormat& format,

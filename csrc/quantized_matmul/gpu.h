@@ -13,7 +13,7 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
                           const mx::Stream& stream,
                           std::string* why_not);
 
-// `out` must be allocated and not empty, and the summed dimension must not be empty.
+// Gives `out` its memory. Neither it nor the summed dimension may be empty.
 void quantized_matmul_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           QuantizedProduct product,
@@ -22,6 +22,22 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           mx::array& out,
                           const mx::Stream& stream);
 
+// True if a product of up to kQuantizedGemvRows rows takes matrix units.
+bool gemv_takes_matrix_units(const QuantizedFormat& format,
+                             const QuantizedSizes& sizes,
+                             const mx::array& x,
+                             const QuantizedWeightArrays& weights,
+                             const mx::Stream& stream);
+
+// x W^T. `out` must be allocated and not empty, and the summed dimension must not be empty.
+void quantized_gemv_gpu(const QuantizedFormat& format,
+                        const QuantizedSizes& sizes,
+                        const mx::array& x,
+                        const QuantizedWeightArrays& weights,
+                        mx::array& out,
+                        const mx::Stream& stream);
+
+// `out` must be allocated and not empty, and the summed dimension must not be empty.
 void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           const mx::array& x,

@@ -66,8 +66,9 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
-    if (outputs[0].size() > 0) {
+    if (outputs[0].size() == 0) {
+      outputs[0].set_data(allocate(0, stream()));
+    } else {
       quantized_matmul_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), product_,
                            inputs[0], weights_at(format_, inputs, 1), outputs[0], stream());
     }
@@ -172,32 +173,6 @@ QuantizedSizes quantized_sizes(const QuantizedFormat& format,
   return sizes;
 }
 
-namespace {
-
-// True if MLX on CUDA has a tensor-core kernel for the call, which dequantises to 16 bits. For many
-// rows it is several times as fast as ours, which keep weights in float32. Derivatives and vmap use
-// ours.
-bool is_for_tensor_cores(const QuantizedFormat& format,
-                         const QuantizedSizes& sizes,
-                         QuantizedProduct product,
-                         const mx::array& x,
-                         const QuantizedMatrix& matrix,
-                         mx::Stream s) {
-  constexpr int64_t kOutputTile = 128;
-  const int64_t depth_tile = std::max(64, format.group);
-  if (sizes.rows <= kQuantizedGemvRows) {
-    return false;
-  }
-  const bool traced =
-      x.is_tracer() || matrix.scales.is_tracer() || (matrix.biases && matrix.biases->is_tracer());
-  return !traced && x.dtype() != mx::float32 && (format.bits == 4 || format.bits == 8) &&
-         product == QuantizedProduct::kTransposed && sizes.outputs > 0 && sizes.columns > 0 &&
-         sizes.outputs % kOutputTile == 0 && sizes.columns % depth_tile == 0 &&
-         launches_on_cuda(s.device);
-}
-
-}  // namespace
-
 mx::array apply_quantized_matmul(const char* op,
                                  const QuantizedFormat& format,
                                  QuantizedProduct product,
@@ -206,11 +181,6 @@ mx::array apply_quantized_matmul(const char* op,
                                  mx::Stream s) {
   if (for_gpu(s)) {
     const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
-    if (is_for_tensor_cores(format, sizes, product, x, matrix, s)) {
-      note_mlx_kernel(op, "mx.quantized_matmul",
-                      "MLX's tensor core kernel is faster for more than 8 rows");
-      return mlx_quantized_matmul(format, product, x, matrix, s);
-    }
     std::string why_not;
     if (!can_launch_quantized(sizes, s, &why_not)) {
       note_fallback(op, why_not);

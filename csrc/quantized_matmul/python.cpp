@@ -4,6 +4,7 @@
 #include "common/errors.h"
 #include "common/python_args.h"
 #include "gated/python_args.h"
+#include "quantized_matmul/dense.h"
 #include "quantized_matmul/python_matrix.h"
 #include "quantized_matmul/quantized_matmul.h"
 
@@ -38,7 +39,8 @@ Formula:
 
 A drop-in for ``mx.quantized_matmul`` with the same packing (``docs/design/quantized_matmul.md``
 draws it). Up to 8 rows of ``x`` share one pass over ``w``. The bits of a row's result do not depend
-on the number of rows up to 8. The arithmetic is float32 for every dtype.
+on the number of rows up to 8. The arithmetic is float32 for every dtype; on CUDA, products of more
+rows in 16 bits round the weights to 16 bits.
 
 The gradient with respect to ``x`` is the other product, without a dequantised copy of ``w``.
 Gradients with respect to ``scales`` and ``biases`` (affine) use a graph of MLX ops. Forward mode is
@@ -195,6 +197,8 @@ const BindOp bind_quantized_matmul([](nb::module_& m) {
               "up: tuple[mlx.core.array, ...], *, " MLX_ANVIL_QUANTIZED_FORMAT
               "activation: str = 'silu', limit: float | None = None, " MLX_ANVIL_QUANTIZED_END),
       kSwigluDoc);
+
+  m.def("_set_dense_scratch_bytes", &set_dense_scratch_bytes, "bytes"_a);
 });
 
 }  // namespace

@@ -6,21 +6,23 @@
 // Bindings: x, w, scales, biases (x in place of absent ones), indices, values, candidates, params
 // (QuantizedHeadParams).
 //
-// Kernels: quantized_head_merge_<dtype>, which reduces candidates.
-// Grid: (blocks of `slots` candidates, rows of x). Threadgroup: 256 x 1 x 1.
-// Bindings: candidates before, indices, values, candidates after, params (BestParams).
+// Kernels: quantized_head_logits_<dtype>, which reduces stored logits;
+// quantized_head_merge_<dtype>, which reduces candidates. Grid: (blocks of `slots` candidates, rows
+// of x). Threadgroup: 256 x 1 x 1. Bindings: logits or candidates before, indices, values,
+// candidates after, params (BestParams).
 //
-// Function constants: 0: see dequant.h; 1: see gemv.h; 2: see best.h. merge: 0 and 1 are false.
-// Threadgroup memory 0: 8 bytes per slot and row of x. Candidates: [rows of x, blocks, run]. With a
-// single block, its best are the result, and values are bound in place of candidates. Otherwise
-// indices and values are not written.
-// Alignment: none beyond function constant 0. Arrays are dense.
+// Function constants: 0: see dequant.h; 1: see gemv.h; 2: see best.h. merge and logits: 0 and 1 are
+// false. Threadgroup memory 0: 8 bytes per slot and row of x. Candidates: [rows of x, blocks, run].
+// With a single block, its best are the result, and values are bound in place of candidates.
+// Otherwise indices and values are not written. Alignment: none beyond function constant 0. Arrays
+// are dense.
 //
 //   head:  for each run of rows of w of this block:
 //            totals = GEMV of these rows                          (pseudocode in gemv.h)
 //            slots = candidates of (total rounded to T, index)
 //   merge: slots = candidates of this block
-//   both:  keep_best: bitonic sort into runs, then merge pairs of runs
+//   logits: the same of logits
+//   all:   keep_best: bitonic sort into runs, then merge pairs of runs
 //          store the best: the result, or candidates for the next pass
 #include "metal/common/kernel.h"
 #include "metal/quantized_head/best.h"
@@ -73,6 +75,42 @@ template <typename T, typename Format, int kRows>
 
 enum { kMergeThreads = 256 };
 
+// Position of a threadgroup of these kernels: its block of candidates, and its row of x.
+struct MergePlace {
+  uint3 group;
+  uint3 groups;
+  uint thread_index;
+};
+
+METAL_FUNC ulong slot_of(const device ulong* candidates, long row, int index, int count) {
+  return candidates[row * count + index];
+}
+template <typename T>
+METAL_FUNC ulong slot_of(const device T* logits, long row, int index, int count) {
+  return candidate_of(as_type<uint>(static_cast<float>(logits[row * count + index])), index);
+}
+
+// Reduces the slots of `before` in this block.
+template <typename From, typename T>
+METAL_FUNC void reduce_block(const device From* before,
+                             device uint* indices,
+                             device T* values,
+                             device ulong* candidates,
+                             constant BestParams& params,
+                             threadgroup ulong* slots,
+                             MergePlace place) {
+  const long row = place.group.y;
+  const int first = int(place.group.x) * params.slots;
+  for (int i = place.thread_index; i < params.slots; i += kMergeThreads) {
+    const int from = first + i;
+    slots[i] = from < params.candidates ? slot_of(before, row, from, params.candidates) : 0;
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  keep_best(slots, 1, params, place.thread_index, kMergeThreads);
+  store_best(slots, params, row, place.group.x, place.groups.x, indices, values, candidates,
+             place.thread_index, kMergeThreads);
+}
+
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(kMergeThreads)]] void quantized_head_merge(
     const device ulong* before [[buffer(0)]],
@@ -84,17 +122,24 @@ template <typename T>
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  const long row = group.y;
-  const int first = int(group.x) * params.slots;
-  for (int i = thread_index; i < params.slots; i += kMergeThreads) {
-    const int from = first + i;
-    slots[i] = from < params.candidates ? before[row * params.candidates + from] : 0;
-  }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  keep_best(slots, 1, params, thread_index, kMergeThreads);
-  store_best(slots, params, row, group.x, groups.x, indices, values, candidates, thread_index,
-             kMergeThreads);
+  reduce_block(before, indices, values, candidates, params, slots, {group, groups, thread_index});
 }
+
+#ifdef __MSLC__  // Apple's GPUs never launch these
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(kMergeThreads)]] void quantized_head_logits(
+    const device T* logits [[buffer(0)]],
+    device uint* indices [[buffer(1)]],
+    device T* values [[buffer(2)]],
+    device ulong* candidates [[buffer(3)]],
+    constant BestParams& params [[buffer(4)]],
+    threadgroup ulong* slots [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  reduce_block(logits, indices, values, candidates, params, slots, {group, groups, thread_index});
+}
+#endif
 
 // ---- kernels
 
@@ -112,3 +157,8 @@ template <typename T>
 INSTANTIATE_HEAD_DTYPE(float32, float)
 INSTANTIATE_HEAD_DTYPE(float16, half)
 INSTANTIATE_HEAD_DTYPE(bfloat16, bfloat)
+
+#ifdef __MSLC__
+MLX_ANVIL_KERNEL("quantized_head_logits_float16", quantized_head_logits<half>)
+MLX_ANVIL_KERNEL("quantized_head_logits_bfloat16", quantized_head_logits<bfloat>)
+#endif

@@ -268,6 +268,23 @@ METAL_FUNC void values_or_nan(const thread uint* words, int piece, thread float*
   }
 }
 
+// Loads the eight weights from `column` on, a multiple of eight. Params has
+// `columns`, of a whole row, and `group_shift`.
+template <typename T, typename Format, typename Params>
+METAL_FUNC void load_weights(WeightRow<T, Format> row,
+                             int column,
+                             constant Params& params,
+                             thread float* weights) {
+  uint words[(8 * Format::kBits + 31) / 32];
+  load_codes<Format, 8>(row.words, column, params.columns, words);
+  values_or_nan<Format>(words, 0, weights);
+  const float2 factors = scale_and_bias(row, column >> params.group_shift);
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    weights[i] = metal::fma(Format::factor() * weights[i], factors.x, factors.y);
+  }
+}
+
 // Loads eight elements of x.
 template <typename T>
 METAL_FUNC void load_eight(const device T* from, thread float* x) {

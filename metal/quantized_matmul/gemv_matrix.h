@@ -19,24 +19,35 @@
 #include "metal/common/tile.h"
 #include "metal/quantized_matmul/gemv_stage.h"
 
-// Encodes codes as 16-bit floats: OR-ing kBits to a code gives (code + kOffset) / factor(). With
-// two places, the code may also stand four bits higher; it is then 16 times as large.
+// Encodes codes as 16-bit floats: OR-ing kBits to a code gives (code + offset) / factor. With two
+// places, the code may also stand four bits higher; it is then 16 times as large. one() is what x
+// is multiplied by for its sums. Totals are in units; coefficients() makes them so from the scale
+// and bias of a group: x of the sum of codes, y of the sum of x.
 template <typename T>
 struct SmallCode;
 
 // A subnormal half is an integer times 2^-24.
 template <>
 struct SmallCode<half> {
-  enum { kBits = 0, kOffset = 0, kPlaces = 2 };
-  METAL_FUNC static float factor() { return 0x1p24f; }
+  enum { kBits = 0, kPlaces = 2 };
+  METAL_FUNC static half one() { return half(1.0f); }
+  METAL_FUNC static float unit() { return 1.0f; }
+  METAL_FUNC static float2 coefficients(float scale, float bias) {
+    return float2(0x1p24f * scale, bias);
+  }
 };
 
-// Subnormals of bfloat16 are too small for that (2^-133). From 128 to 255, adjacent values differ
-// by one, so a code goes into the lowest mantissa bits of 128.
+// Subnormals of bfloat16 are too small for that (2^-133). From 2^-9 on, adjacent values differ by
+// 2^-16, so a code in the lowest mantissa bits of 2^-9 gives (128 + code) * 2^-16. Neither these
+// sums nor those of x times 2^-8 can overflow, since a group has at most 128 columns.
 template <>
 struct SmallCode<bfloat> {
-  enum { kBits = 0x43004300, kOffset = 128, kPlaces = 1 };
-  METAL_FUNC static float factor() { return 1.0f; }
+  enum { kBits = 0x3b003b00, kPlaces = 1 };
+  METAL_FUNC static bfloat one() { return bfloat(0x1p-8f); }
+  METAL_FUNC static float unit() { return 0x1p16f; }
+  METAL_FUNC static float2 coefficients(float scale, float bias) {
+    return float2(scale, metal::fma(-0.5f, scale, 0x1p-8f * bias));
+  }
 };
 
 // Adds run-time zeros to constants, so that they stay in registers. In PTX, a literal, or one
@@ -50,7 +61,7 @@ struct Constants {
     const uint mask = 0x000f000fu;  // as the only operand it is an immediate
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 4; ++i) {
-      ones[i] = as_type<uint>(Pair<T>(T(1), T(1))) + zeros[i];
+      ones[i] = as_type<uint>(Pair<T>(SmallCode<T>::one(), SmallCode<T>::one())) + zeros[i];
     }
     codes = SmallCode<T>::kBits == 0 ? mask : mask + zeros[3];
   }
@@ -106,7 +117,8 @@ struct GemvMatrixSums {
   using Stage = MatrixStage<T, kGroup, kFragments>;
 
   FragmentPlace place;
-  // For row place.row of w in each fragment, and rows place.column and place.column + 1 of x.
+  // For row place.row of w in each fragment, and rows place.column and place.column + 1 of x. In
+  // units of SmallCode<T>::unit().
   float2 totals[kFragments];
 
   METAL_FUNC void clear() thread {
@@ -204,13 +216,10 @@ struct GemvMatrixSums {
       if (kPlaces > 1) {
         of_codes = metal::fma(float2(1.0f / 16.0f), elements_of(sums[kPlaces - 1][f]), of_codes);
       }
-      const float scale = SmallCode<T>::factor() * static_cast<float>(scales[f]);
-      float bias = static_cast<float>(biases[f]);
-      if (SmallCode<T>::kOffset != 0) {
-        bias = metal::fma(-float(SmallCode<T>::kOffset), scale, bias);
-      }
+      const float2 by =
+          SmallCode<T>::coefficients(static_cast<float>(scales[f]), static_cast<float>(biases[f]));
       totals[f] =
-          metal::fma(float2(scale), of_codes, metal::fma(float2(bias), x.sums[f % 2], totals[f]));
+          metal::fma(float2(by.x), of_codes, metal::fma(float2(by.y), x.sums[f % 2], totals[f]));
     }
   }
 };

@@ -19,12 +19,10 @@
 //     totals = 0; for each step: accumulate            (pseudocode in gemv_matrix.h)
 //     write totals to threadgroup memory; barrier
 //     simdgroup f: add up fragment f over all simdgroups; store activation(gate) * up
-//   compute results that have overflowed again        (large_numbers.h)
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
-#include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
 
 // Position of a lane in the grid.
@@ -65,49 +63,12 @@ METAL_FUNC float result_of(float first, float last, constant QuantizedParams& pa
   return kMatrices == 1 ? first : gated_value(params.activation, params.limit, first, last);
 }
 
-// The same of sums. NaN if one has overflowed: an activation or a limit may map that to a number.
-template <typename T, int kMatrices>
-METAL_FUNC float result_of_sums(float first, float last, constant QuantizedParams& params) {
-  const bool overflowed = kMatrices > 1 && (has_overflowed<T>(first) || has_overflowed<T>(last));
-  return overflowed ? NAN : result_of<kMatrices>(first, last, params);
-}
-
-// Computes element n of row m of out again if it has overflowed, where it exists.
-template <typename T, int kMatrices>
-METAL_FUNC void keep_in_range(StagedMatrices<T, kMatrices> matrices,
-                              const device T* x,
-                              device T* out,
-                              uint batch,
-                              int m,
-                              int n,
-                              constant QuantizedParams& params) {
-  if (m >= params.rows || n >= params.outputs) {
-    return;
-  }
-  const long row = long(batch) * params.rows + m;
-  device T* const to = out + row * params.outputs + n;
-  if (!has_overflowed<T>(static_cast<float>(*to))) {
-    return;
-  }
-  float products[kMatrices];
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kMatrices; ++i) {
-    const WeightRow<T, AffineFormat<4>> first = {matrices.words[i], matrices.scales[i],
-                                                 matrices.biases[i]};
-    products[i] =
-        product_in_units(weight_row<T, AffineFormat<4>>(first, long(batch) * params.outputs + n,
-                                                        params.columns, params.group_shift),
-                         x + row * params.columns, params);
-  }
-  *to = static_cast<T>(result_of<kMatrices>(products[0], products[kMatrices - 1], params));
-}
-
 // Processes every place.groups-th tile from `tile` on. With one matrix, stores its products with x;
 // with two, gate and up, stores activation(gate) * up.
 template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
 METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
                                const device T* x,
-                               device T* out_of_all,
+                               device T* out,
                                constant QuantizedParams& params,
                                MatrixPlace place,
                                uint tile,
@@ -117,7 +78,7 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
   static_assert(int(kResults) <= int(kSimdgroups), "one simdgroup stores each");
   const int batch = place.group.z, first_row = kMatrixRows * place.group.y;
   const long rows_before = long(batch) * params.rows;
-  device T* const out = out_of_all + rows_before * params.outputs;
+  out += rows_before * params.outputs;
   const int first_output = matrices.first - batch * params.outputs;
   const StagedRows<T> rows = {x + (rows_before + first_row) * params.columns,
                               uint(metal::min(params.rows - first_row, int(kMatrixRows)))};
@@ -126,7 +87,6 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
       matrices, rows, zeros, tile, place.groups, place.simdgroup, place.lane, memory);
   GemvMatrixSums<T, kGroup, kFragments> sums;
   sums.place = fragment_place(place.lane);
-  bool overflowed = false;
   for (; tile < steps.tiles(); tile += place.groups) {
     sums.clear();
     steps.add_tile(sums);
@@ -147,26 +107,13 @@ METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
           totals[m] += shares[i][m * kResults + place.simdgroup][place.lane];
         }
       }
-      const float2 first = totals[0], last = totals[kMatrices - 1];
-      const float2 values = float2(result_of_sums<T, kMatrices>(first.x, last.x, params),
-                                   result_of_sums<T, kMatrices>(first.y, last.y, params));
-      overflowed |= has_overflowed<T>(values.x) || has_overflowed<T>(values.y);
+      const float2 first = SmallCode<T>::unit() * totals[0];
+      const float2 last = SmallCode<T>::unit() * totals[kMatrices - 1];
+      const float2 values = float2(result_of<kMatrices>(first.x, last.x, params),
+                                   result_of<kMatrices>(first.y, last.y, params));
       store_two_rows(out, first_row + sums.place.column,
                      first_output + 8 * (tile * kResults + place.simdgroup) + sums.place.row,
                      values, params);
-    }
-  }
-  // After the last tile, so that no tile needs registers for it.
-  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(place.lane) : 0;
-  const FragmentPlace own = fragment_place(place.lane + zero);
-  while (overflowed && tile >= place.groups) {
-    tile -= place.groups;
-    MLX_ANVIL_NO_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      keep_in_range(matrices, x, out_of_all, place.group.z + zero,
-                    kMatrixRows * int(place.group.y + zero) + own.column + e,
-                    first_output + 8 * int(tile * kResults + place.simdgroup) + own.row,
-                    (&params)[zero]);
     }
   }
 }

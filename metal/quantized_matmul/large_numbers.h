@@ -28,22 +28,6 @@ METAL_FUNC bool is_nan(float total) {
   return (as_type<uint>(total) & 0x7fffffffu) > 0x7f800000u;
 }
 
-// Loads the eight weights from `column` on, a multiple of eight.
-template <typename T, typename Format>
-METAL_FUNC void load_weights(WeightRow<T, Format> row,
-                             int column,
-                             constant QuantizedParams& params,
-                             thread float* weights) {
-  uint words[(8 * Format::kBits + 31) / 32];
-  load_codes<Format, 8>(row.words, column, params.columns, words);
-  values_or_nan<Format>(words, 0, weights);
-  const float2 factors = scale_and_bias(row, column >> params.group_shift);
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    weights[i] = metal::fma(Format::factor() * weights[i], factors.x, factors.y);
-  }
-}
-
 // Returns a zero that the compiler cannot fold. What is computed anew with it need not stay in
 // registers since it was computed first. Call with the whole simdgroup.
 METAL_FUNC uint unknown_zero(uint lane) {

@@ -28,8 +28,21 @@ struct QuantizedSumParams {
   int32_t unused;
 };
 
+// A block of weights: rows from first_row on, numbered over all batches, and columns from
+// first_column on.
+struct QuantizedBlockParams {
+  int64_t first_row;
+  int32_t first_column;
+  int32_t columns;  // K: codes per row of w
+  int32_t group_shift;
+  int32_t block_rows;
+  int32_t block_columns;
+  int32_t unused;
+};
+
 static_assert(sizeof(QuantizedParams) == 4 * 8, "same layout in C++ and MSL");
 static_assert(sizeof(QuantizedSumParams) == 8 + 4 * 2, "same layout in C++ and MSL");
+static_assert(sizeof(QuantizedBlockParams) == 8 + 4 * 6, "same layout in C++ and MSL");
 
 #ifndef __METAL__
 }  // namespace mlx_anvil

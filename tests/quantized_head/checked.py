@@ -20,10 +20,14 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     # There is a kernel for each of these numbers of rows of x. 301 rows of w are several blocks, which are merged.
     for rows, format in zip(cycle((1, 2, 4, 8)), formats, strict=False):
         yield Checked(partial(_choose, rng, format, rows, 301))
+    # With matrix units logits are stored: one block of them, and several.
+    for rows, outputs in ((3, 301), (1, 2100)):
+        run = partial(_choose, rng, Format("affine", 64, 4), rows, outputs, halves=True)
+        yield Checked(run, matrix_units=True)
 
 
-def _choose(rng: np.random.Generator, format: Format, rows: int, outputs: int) -> None:
-    dtype = any_dtype(rng)
+def _choose(rng: np.random.Generator, format: Format, rows: int, outputs: int, halves: bool = False) -> None:
+    dtype = any_dtype(rng, (mx.float16, mx.bfloat16)) if halves else any_dtype(rng)
     matrix = draw(format, (outputs, COLUMNS), rng, dtype)
     x = mx.array(rng.standard_normal((rows, COLUMNS)).astype(np.float32)).astype(dtype)
     indices, values = mlx_anvil.quantized_topk(x, *matrix.arrays, k=BEST, **format.options)

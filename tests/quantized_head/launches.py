@@ -15,6 +15,7 @@ from tests.metal_launches.inputs import (
     MODEL_DTYPES,
     Call,
     columns_of,
+    for_matrix_units,
     matrix,
 )
 
@@ -28,6 +29,10 @@ def every_kernel() -> Iterator[Call]:
                 x = mx.zeros((rows, 128), dtype)
                 yield lambda x=x, m=head, o=options: mlx_anvil.quantized_argmax(x, *m, **o)
                 yield lambda x=x, m=head, o=options: mlx_anvil.quantized_topk(x, *m, k=64, **o)
+    # With matrix units the logits are stored: one block of them, and several.
+    for dtype, outputs in product(MODEL_DTYPES, (64, 4096)):
+        head, x = mx.quantize(mx.zeros((outputs, 256), dtype)), mx.zeros((1, 256), dtype)
+        yield for_matrix_units(lambda x=x, m=head: mlx_anvil.quantized_argmax(x, *m))
 
 
 def of_models() -> Iterator[Call]:

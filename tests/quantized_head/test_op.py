@@ -51,6 +51,25 @@ def assert_best(x: mx.array, matrix: Matrix, k: int) -> None:
     assert mx.array_equal(quantized_argmax(x, *matrix.arrays, **matrix.format.options), index)
 
 
+@pytest.mark.cpu_only
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_matrix_units_store_logits(dtype, rng):
+    """One block of logits, and several with ties and NaN; more rows than are stored."""
+    for rows, outputs, k in ((1, 301, 3), (3, 4100, 1), (2, 4100, 40)):
+        matrix, x = draw(FOUR_BITS, (outputs, 256), rng, dtype), draw_x(rows, 256, rng, dtype)
+        x[-1, 3:4] = np.nan if rows == 3 else 0
+        matrix = Matrix(FOUR_BITS, mx.concatenate([matrix.w, matrix.w[:1]]), *(
+            mx.concatenate([part, part[:1]]) for part in matrix.arrays[1:]
+        ))  # fmt: skip
+        with mlx_anvil.trace() as trace:
+            assert_best(x, matrix, k)
+        assert any(name.startswith("quantized_head_logits_") for name in trace.kernels)
+    with mlx_anvil.trace() as trace:
+        mx.eval(quantized_argmax(draw_x(9, 256, rng, dtype), *matrix.arrays, **FOUR_BITS.options))
+    assert not any(name.startswith("quantized_head_logits_") for name in trace.kernels)
+
+
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 

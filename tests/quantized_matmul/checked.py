@@ -28,6 +28,11 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         several = outputs if call is _multiply else outputs // 2
         run = partial(call, rng, Format("affine", group, 4), 2, several, halves=True)
         yield Checked(run, matrix_units=True)
+    # With matrix units: dequantised for a dense product, but up to 48 rows if the kernels for few rows take the matrix.
+    for format, transpose in product(any_format_of_each_kind(rng), (True, False)):
+        run = partial(_multiply, rng, format, 49, 37, transpose=transpose, halves=True)
+        yield Checked(run, matrix_units=True)
+    yield Checked(partial(_multiply, rng, Format("affine", 64, 4), 17, 37, halves=True), matrix_units=True)
 
 
 def _draw_x(rng: np.random.Generator, shape: tuple[int, int], halves: bool) -> mx.array:

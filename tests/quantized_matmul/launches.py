@@ -34,6 +34,9 @@ def every_kernel() -> Iterator[Call]:
                 yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                 yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
                 yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+        if dtype != mx.float32:  # dequantised for a dense product
+            w, x = mx.quantize(mx.zeros((128, 128), dtype), **options), mx.zeros((9, 128), dtype)
+            yield for_matrix_units(lambda x=x, w=w, o=options: mlx_anvil.quantized_matmul(x, *w, **o))
         # Tiles of matrix units for few, more (some of half as many) and many rows of w; with the last, eight rows of
         # x are not staged.
         for outputs, rows in (

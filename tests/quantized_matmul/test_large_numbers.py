@@ -20,7 +20,7 @@ OUTPUTS = COLUMNS = 256  # whole steps of the kernels for matrix units, which CU
 LARGE = 3e38
 
 on_cpu = support.backend == "cpu"
-# On CUDA more rows are MLX's where its kernel takes them.
+# On CUDA more rows are dense products of MLX's.
 COUNTS = (1, 5) if support.backend == "cuda" else (1, 5, 9, 20)
 
 
@@ -185,6 +185,19 @@ def test_matrix_units(group, outputs, rng):
     large = [0, 1, 3, 4]
     expected = silu(to_numpy(x) @ gate.weights.T) * (to_numpy(x) @ up.weights.T)
     assert_rows_close(swiglu[mx.array(large)], expected[large], 2**-6)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_large_scales_in_matrix_units(group, rng):
+    """The offset of bfloat16 codes, 128 scales, is too large for float32; weights are not."""
+    format = Format("affine", group, 4)
+    codes = rng.integers(0, 16, (37, COLUMNS))
+    matrix = Matrix.of_codes(format, codes, scale=2.0**123, bias=-(2.0**126), dtype=mx.bfloat16)
+    x = mx.array(rng.standard_normal((3, COLUMNS)).astype(np.float32) / 4096).astype(mx.bfloat16)
+    result = mlx_anvil.quantized_gemv(x, *matrix.arrays, **format.options)
+    assert_rows_close(result, to_numpy(x) @ matrix.weights.T, LIMITS[mx.bfloat16] * 4)
 
 
 def test_a_large_row_does_not_change_the_others(kernels, rng):
