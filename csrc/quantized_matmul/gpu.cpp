@@ -15,8 +15,8 @@ namespace {
 
 constexpr const char* kFolder = "quantized_matmul";
 
-// Function constants of plain.metal, matmul.metal and gemv_stage.h.
-enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged };
+// Function constants of plain.metal, matmul.metal, gemv_stage.h and lane_weights.h.
+enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged, kStepsAreWhole };
 
 // ---- gemv_matrix.metal --------------------------------------------------------------------------
 
@@ -82,6 +82,24 @@ constexpr int64_t kRowsOfTurn = kPlainThreads;  // rows of w per turn, 32 per si
 
 constexpr int64_t kTileRows = 32;
 constexpr int64_t kGpuTileColumns = 64;
+
+// ---- tiles.metal --------------------------------------------------------------------------------
+
+constexpr int64_t kStep = 64;               // along the summed dimension
+constexpr int64_t kPlainTileColumns = 128;  // otherwise kGpuTileColumns
+constexpr int64_t kFewTileColumns = 16;
+constexpr int64_t kFewRows = 32;  // up to these, simdgroups split the summed dimension
+
+// The kernels' offsets are 32 bits, in elements and words. The rows of w in the last tile may be
+// past the end.
+bool offsets_are_short(const QuantizedFormat& format, const QuantizedSizes& sizes) {
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+  const int64_t words_per_row = sizes.columns * format.bits / 32;
+  const int64_t rows_of_w = sizes.batch * sizes.outputs + kPlainTileColumns;
+  const int64_t rows_of_x = sizes.batch * sizes.rows + kTileRows;
+  return rows_of_w <= kMost / std::max<int64_t>(words_per_row, 1) &&
+         rows_of_x <= kMost / std::max(sizes.columns, sizes.outputs);
+}
 
 // Columns per threadgroup: those of its lanes, as in PlainColumns.
 int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
@@ -261,10 +279,12 @@ void launch_plain(const QuantizedFormat& format,
   launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
 }
 
-void launch_tiled(const QuantizedFormat& format,
-                  const QuantizedSizes& sizes,
-                  QuantizedProduct product,
-                  const Request& request) {
+// matmul.metal suits matrix units: it stages weights in threadgroup memory, in the layout that they
+// read.
+void launch_staged(const QuantizedFormat& format,
+                   const QuantizedSizes& sizes,
+                   QuantizedProduct product,
+                   const Request& request) {
   const bool transposed = product == QuantizedProduct::kTransposed;
   const int64_t columns = transposed ? sizes.outputs : sizes.columns;
   request.launch_kernel(
@@ -275,6 +295,34 @@ void launch_tiled(const QuantizedFormat& format,
       params_of(format, sizes),
       {static_cast<uint32_t>(ceil_div(columns, kGpuTileColumns)),
        static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)), static_cast<uint32_t>(sizes.batch)});
+}
+
+void launch_tiled(const QuantizedFormat& format,
+                  const QuantizedSizes& sizes,
+                  QuantizedProduct product,
+                  const Request& request) {
+  if (device_traits(request.stream.device).matrix_units || !offsets_are_short(format, sizes)) {
+    launch_staged(format, sizes, product, request);
+    return;
+  }
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const bool few = transposed && sizes.rows <= kFewRows;
+  const int64_t rows = few ? kernel_rows(sizes.rows) : kTileRows;
+  const int64_t columns = few ? kFewTileColumns : transposed ? kGpuTileColumns : kPlainTileColumns;
+  const KernelName::Piece suffix = few ? KernelName::Piece(rows) : KernelName::Piece("");
+  request.launch_kernel(
+      {"quantized_tiles_",
+       few          ? "few_"
+       : transposed ? "transposed_"
+                    : "plain_",
+       dtype_name(request.x), "_", mode_name(format.kind), bits_in_name(format), few ? "_r" : "",
+       suffix},
+      {{kRowsAreVectors, request.words_are_vectors(format)},
+       {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})},
+       {kStepsAreWhole, (transposed ? sizes.columns : sizes.outputs) % kStep == 0}},
+      params_of(format, sizes),
+      {static_cast<uint32_t>(ceil_div(transposed ? sizes.outputs : sizes.columns, columns)),
+       static_cast<uint32_t>(ceil_div(sizes.rows, rows)), static_cast<uint32_t>(sizes.batch)});
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ struct GemvSums {
       uint words[kStreams][kChunkWords];
       MLX_ANVIL_UNROLL
       for (int s = 0; s < kStreams; ++s) {
-        load_codes<Format, kChunk>(streams[s].words, begin, params.columns, words[s]);
+        load_codes<Format, kChunk>(streams[s], begin, params.columns, words[s]);
       }
       MLX_ANVIL_UNROLL
       for (int part = 0; part < kChunk; part += kPart) {

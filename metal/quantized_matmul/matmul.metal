@@ -55,7 +55,7 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     uint words[kWords] = {};
     float2 factors = float2(0.0f);
     if (exists) {
-      load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
+      load_codes<Format, Format::kPart>(from, begin, params.columns, words);
       factors = scale_and_bias(from, begin >> params.group_shift);
     }
     MLX_ANVIL_UNROLL
