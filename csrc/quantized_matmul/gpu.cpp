@@ -15,6 +15,10 @@ namespace {
 
 constexpr const char* kFolder = "quantized_matmul";
 
+// Offsets in kernels are 32 bits. Words of w have four weights or more.
+constexpr int64_t kMostElements = std::numeric_limits<uint32_t>::max();
+constexpr int64_t kMostWeights = 4 * kMostElements;
+
 // Function constants of plain.metal, matmul.metal, gemv_stage.h and lane_weights.h.
 enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged, kStepsAreWhole };
 
@@ -90,15 +94,10 @@ constexpr int64_t kPlainTileColumns = 128;  // otherwise kGpuTileColumns
 constexpr int64_t kFewTileColumns = 16;
 constexpr int64_t kFewRows = 32;  // up to these, simdgroups split the summed dimension
 
-// The kernels' offsets are 32 bits, in elements and words. The rows of w in the last tile may be
-// past the end.
-bool offsets_are_short(const QuantizedFormat& format, const QuantizedSizes& sizes) {
-  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
-  const int64_t words_per_row = sizes.columns * format.bits / 32;
-  const int64_t rows_of_w = sizes.batch * sizes.outputs + kPlainTileColumns;
-  const int64_t rows_of_x = sizes.batch * sizes.rows + kTileRows;
-  return rows_of_w <= kMost / std::max<int64_t>(words_per_row, 1) &&
-         rows_of_x <= kMost / std::max(sizes.columns, sizes.outputs);
+// The kernels' offsets are 32 bits. Those of w fit (can_launch_quantized).
+bool offsets_are_short(const QuantizedSizes& sizes) {
+  return (sizes.batch * sizes.rows + kTileRows) * std::max(sizes.columns, sizes.outputs) <=
+         kMostElements;
 }
 
 // Columns per threadgroup: those of its lanes, as in PlainColumns.
@@ -301,7 +300,7 @@ void launch_tiled(const QuantizedFormat& format,
                   const QuantizedSizes& sizes,
                   QuantizedProduct product,
                   const Request& request) {
-  if (device_traits(request.stream.device).matrix_units || !offsets_are_short(format, sizes)) {
+  if (device_traits(request.stream.device).matrix_units || !offsets_are_short(sizes)) {
     launch_staged(format, sizes, product, request);
     return;
   }
@@ -335,6 +334,12 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
   if (std::max({sizes.rows, sizes.columns, sizes.outputs}) > kLongest ||
       sizes.batch > kMostBatches) {
     *why_not = "the kernels take at most 2^26 rows and columns, and 65535 matrices";
+    return false;
+  }
+  const int64_t batch = std::max<int64_t>(sizes.batch, 1);
+  if (sizes.outputs * sizes.columns > kMostWeights / batch ||
+      sizes.rows * sizes.columns > kMostElements / batch) {
+    *why_not = "the kernels take fewer than 2^34 weights, and than 2^32 elements of x";
     return false;
   }
   return can_launch(stream.device, why_not);

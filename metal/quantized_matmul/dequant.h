@@ -288,18 +288,22 @@ METAL_FUNC void values_or_nan(const thread uint* words, int piece, thread float*
   }
 }
 
-// Loads eight elements of x.
+// Loads elements [at, at + 8) of x.
 template <typename T>
-METAL_FUNC void load_eight(const device T* from, thread float* x) {
+METAL_FUNC void load_eight(const device T* x, uint at, thread float* to) {
   if (rows_are_vectors) {
+    // Offsets in vectors fold into the load on Apple's GPUs.
+    enum { kSize = Pack<T>::kSize };
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < 8; i += Pack<T>::kSize) {
-      Pack<T>::load(from + i, x + i);
+    for (int i = 0; i < 8; i += kSize) {
+      const device uint4* vector =
+          reinterpret_cast<const device uint4*>(x) + (at / kSize + i / kSize);
+      Pack<T>::load(reinterpret_cast<const device T*>(vector), to + i);
     }
   } else {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {
-      x[i] = static_cast<float>(from[i]);
+      to[i] = static_cast<float>(x[at + i]);
     }
   }
 }

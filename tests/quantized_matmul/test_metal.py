@@ -100,6 +100,27 @@ def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator
         assert ours.x_lines <= mlx.x_lines
 
 
+@pytest.mark.parametrize("rows", [9, 32, 64])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_many_rows_beside_qmm_t(bits: int, rows: int, rng: np.random.Generator):
+    """Weights pass through no threadgroup memory, and x is there in 16 bits."""
+    call = Call.draw(rng, GEMV, Format("affine", 64, bits), "float16", rows, 128, 512)
+    ours, mlx = profile_ours(call), profile_mlx("qmm_t", call, "true", "false")
+    assert ours.matrix_bytes <= mlx.matrix_bytes
+    assert ours.threadgroup_bytes <= 0.6 * mlx.threadgroup_bytes
+    assert ours.barriers <= 0.6 * mlx.barriers
+    assert ours.threadgroup_memory <= 8192 if rows <= 32 else ours.threadgroup_memory <= mlx.threadgroup_memory
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_many_rows_beside_qmm_n(bits: int, rng: np.random.Generator):
+    call = Call.draw(rng, PLAIN, Format("affine", 64, bits), "float16", 64, 256, 512)
+    ours, mlx = profile_ours(call), profile_mlx("qmm_n", call, "false")
+    assert ours.threadgroup_bytes <= 0.6 * mlx.threadgroup_bytes
+    assert ours.barriers <= 0.6 * mlx.barriers
+    assert ours.threadgroup_memory <= mlx.threadgroup_memory
+
+
 def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
     """Of few rows of w there is one; of many, what is written and read back is little beside w."""
     few, many = (profile_ours(Call.draw(rng, PLAIN, FOUR_BITS, "float16", 1, rows, 1024)) for rows in (256, 512))
