@@ -2,6 +2,8 @@
 races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
 """
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -119,6 +121,29 @@ def test_many_rows_beside_qmm_n(bits: int, rng: np.random.Generator):
     assert ours.threadgroup_bytes <= 0.6 * mlx.threadgroup_bytes
     assert ours.barriers <= 0.6 * mlx.barriers
     assert ours.threadgroup_memory <= mlx.threadgroup_memory
+
+
+@pytest.mark.parametrize("rows", [(9, 16, 20, 32), (33, 64, 70)])
+def test_bits_do_not_depend_on_the_number_of_rows(rows: tuple[int, ...], rng: np.random.Generator):
+    """From 9 to 32 rows, and above."""
+    call = Call.draw(rng, GEMV, FOUR_BITS, "float16", rows[-1], 40, 448)
+    with mx.stream(mx.cpu), mlx_anvil.simulate():
+        all_rows = np.array(evaluate(call))
+        for some in rows[:-1]:
+            for first in (0, rows[-1] - some):
+                of_some = np.array(evaluate(replace(call, x=call.x[first : first + some])))
+                np.testing.assert_array_equal(of_some, all_rows[first : first + some])
+
+
+def test_too_many_weights_for_32_bit_offsets():
+    """Nothing is evaluated."""
+    rows, columns = 1 << 22, 8192
+    factors = mx.zeros((rows, columns // 64), mx.float16)
+    with mx.stream(mx.cpu), mlx_anvil.simulate(), mlx_anvil.trace() as trace:
+        mlx_anvil.quantized_gemv(
+            mx.zeros((1, columns), mx.float16), mx.zeros((rows, columns // 8), mx.uint32), factors, factors
+        )
+    assert "fewer than 2^34 weights" in str(trace)
 
 
 def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
