@@ -94,12 +94,6 @@ constexpr int64_t kPlainTileColumns = 128;  // otherwise kGpuTileColumns
 constexpr int64_t kFewTileColumns = 16;
 constexpr int64_t kFewRows = 32;  // up to these, simdgroups split the summed dimension
 
-// The kernels' offsets are 32 bits. Those of w fit (can_launch_quantized).
-bool offsets_are_short(const QuantizedSizes& sizes) {
-  return (sizes.batch * sizes.rows + kTileRows) * std::max(sizes.columns, sizes.outputs) <=
-         kMostElements;
-}
-
 // Columns per threadgroup: those of its lanes, as in PlainColumns.
 int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
   const int64_t chunk = format.bits == 8 ? 16 : 32;
@@ -300,7 +294,7 @@ void launch_tiled(const QuantizedFormat& format,
                   const QuantizedSizes& sizes,
                   QuantizedProduct product,
                   const Request& request) {
-  if (device_traits(request.stream.device).matrix_units || !offsets_are_short(sizes)) {
+  if (device_traits(request.stream.device).matrix_units) {
     launch_staged(format, sizes, product, request);
     return;
   }
@@ -328,7 +322,8 @@ void launch_tiled(const QuantizedFormat& format,
 
 bool can_launch_quantized(const QuantizedSizes& sizes,
                           const mx::Stream& stream,
-                          std::string* why_not) {
+                          std::string* why_not,
+                          bool stores_results) {
   constexpr int64_t kLongest = std::numeric_limits<int32_t>::max() / 32;
   constexpr int64_t kMostBatches = 65535;
   if (std::max({sizes.rows, sizes.columns, sizes.outputs}) > kLongest ||
@@ -337,9 +332,10 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
     return false;
   }
   const int64_t batch = std::max<int64_t>(sizes.batch, 1);
+  const int64_t longest = stores_results ? std::max(sizes.columns, sizes.outputs) : sizes.columns;
   if (sizes.outputs * sizes.columns > kMostWeights / batch ||
-      sizes.rows * sizes.columns > kMostElements / batch) {
-    *why_not = "the kernels take fewer than 2^34 weights, and than 2^32 elements of x";
+      sizes.rows * longest > kMostElements / batch) {
+    *why_not = "the kernels take fewer than 2^34 weights, and than 2^32 elements of x or results";
     return false;
   }
   return can_launch(stream.device, why_not);

@@ -18,6 +18,7 @@
 //     for each step of 8: sums += x fragments * w fragments       (16 x 32 per simdgroup)
 //     totals += sums in float32; barrier
 //   store totals; compute those that have overflowed again        (large_numbers.h)
+#ifdef __MSLC__  // Apple's GPUs launch tiles.metal instead
 #include "metal/common/kernel.h"
 #include "metal/common/reg_tile.h"
 #include "metal/quantized_matmul/dequant.h"
@@ -167,8 +168,11 @@ template <typename T, typename Format, bool kTransposed>
   }
 }
 
+#endif
+
 // ---- kernels
 
+#ifdef __MSLC__
 #define INSTANTIATE_TILED(name, format, product, transposed, dtype, type) \
   MLX_ANVIL_KERNEL("quantized_matmul_" #product "_" #dtype "_" #name,     \
                    quantized_matmul<type, format, transposed>)
@@ -180,3 +184,4 @@ template <typename T, typename Format, bool kTransposed>
 
 INSTANTIATE_TILED_DTYPES(transposed, true)
 INSTANTIATE_TILED_DTYPES(plain, false)
+#endif
