@@ -73,7 +73,7 @@ def _product(function: str, bits: int, *more: str) -> Theirs:
 _FORWARD = "flash_attention/flash_attention_forward_{{dtype}}_d{0}v{0}_c0t_c1f_c2f_c3f_c4f_c5t_c6f_c9f"
 _DECODE = "flash_attention/flash_attention_decode_{{dtype}}_d{0}r4_c0f_c1f_c2f_c3f_c4f_c5t_c6f_c16{1}"
 _GEMV = "quantized_matmul/quantized_gemv_{{dtype}}_affine{0}_r1_c0t_c1f"
-_GEMM = "quantized_matmul/quantized_matmul_{1}_{{dtype}}_affine{0}_c0t_c3t"
+_GEMM = "quantized_matmul/quantized_tiles_{1}_{{dtype}}_affine{0}{2}_c0t_c3t_c5t"
 PAIRS = {
     "attention, causal, head_dim 64": (_FORWARD.format(64), _attention(64, 32)),
     "attention, causal, head_dim 128": (_FORWARD.format(128), _attention(128, 16)),
@@ -83,9 +83,11 @@ PAIRS = {
     "decode in parts, head_dim 128": (_DECODE.format(128, "t"), _decode(128, "sdpa_vector_2pass_1")),
     "product, 1 row, 4 bits": (_GEMV.format(4), _product("affine_qmv_fast", 4, "false")),
     "product, 1 row, 8 bits": (_GEMV.format(8), _product("affine_qmv_fast", 8, "false")),
-    "product, prefill, 4 bits": (_GEMM.format(4, "transposed"), _product("affine_qmm_t", 4, "true", "false")),
-    "product, prefill, 8 bits": (_GEMM.format(8, "transposed"), _product("affine_qmm_t", 8, "true", "false")),
-    "its gradient in x, 4 bits": (_GEMM.format(4, "plain"), _product("affine_qmm_n", 4, "false")),
+    "product, 16 rows, 4 bits": (_GEMM.format(4, "few", "_r16"), _product("affine_qmm_t", 4, "true", "false")),
+    "product, 32 rows, 4 bits": (_GEMM.format(4, "few", "_r32"), _product("affine_qmm_t", 4, "true", "false")),
+    "product, prefill, 4 bits": (_GEMM.format(4, "transposed", ""), _product("affine_qmm_t", 4, "true", "false")),
+    "product, prefill, 8 bits": (_GEMM.format(8, "transposed", ""), _product("affine_qmm_t", 8, "true", "false")),
+    "its gradient in x, 4 bits": (_GEMM.format(4, "plain", ""), _product("affine_qmm_n", 4, "false")),
 }
 
 

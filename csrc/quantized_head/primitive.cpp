@@ -188,7 +188,7 @@ BestLogits apply_quantized_head(const char* op,
   auto primitive = std::make_shared<QuantizedHead>(s, op, format, kept);
   Arrays inputs = inputs_with(std::move(x), std::move(matrix));
   std::string why_not;
-  if (for_gpu(s) && !can_launch_quantized(sizes, s, &why_not)) {
+  if (for_gpu(s) && !can_launch_quantized(sizes, s, &why_not, /*stores_results=*/false)) {
     note_fallback(op, why_not);
     const Arrays composed = primitive->compose(inputs);
     return {composed[0], composed[1]};

@@ -17,8 +17,12 @@ namespace {
 
 constexpr const char* kFolder = "quantized_matmul";
 
-// Function constants of plain.metal, matmul.metal and gemv_stage.h.
-enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged };
+// Offsets in kernels are 32 bits. Words of w have four weights or more.
+constexpr int64_t kMostElements = std::numeric_limits<uint32_t>::max();
+constexpr int64_t kMostWeights = 4 * kMostElements;
+
+// Function constants of plain.metal, matmul.metal, gemv_stage.h and lane_weights.h.
+enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged, kStepsAreWhole };
 
 // ---- gemv_matrix.metal --------------------------------------------------------------------------
 
@@ -87,6 +91,13 @@ constexpr int64_t kRowsOfTurn = kPlainThreads;  // rows of w per turn, 32 per si
 
 constexpr int64_t kTileRows = 32;
 constexpr int64_t kGpuTileColumns = 64;
+
+// ---- tiles.metal --------------------------------------------------------------------------------
+
+constexpr int64_t kStep = 64;               // along the summed dimension
+constexpr int64_t kPlainTileColumns = 128;  // otherwise kGpuTileColumns
+constexpr int64_t kFewTileColumns = 16;
+constexpr int64_t kFewRows = 32;  // up to these, simdgroups split the summed dimension
 
 // Columns per threadgroup: those of its lanes, as in PlainColumns.
 int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
@@ -266,10 +277,12 @@ void launch_plain(const QuantizedFormat& format,
   launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
 }
 
-void launch_tiled(const QuantizedFormat& format,
-                  const QuantizedSizes& sizes,
-                  QuantizedProduct product,
-                  const Request& request) {
+// matmul.metal suits matrix units: it stages weights in threadgroup memory, in the layout that they
+// read.
+void launch_staged(const QuantizedFormat& format,
+                   const QuantizedSizes& sizes,
+                   QuantizedProduct product,
+                   const Request& request) {
   const bool transposed = product == QuantizedProduct::kTransposed;
   const int64_t columns = transposed ? sizes.outputs : sizes.columns;
   request.launch_kernel(
@@ -282,8 +295,36 @@ void launch_tiled(const QuantizedFormat& format,
        static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)), static_cast<uint32_t>(sizes.batch)});
 }
 
+void launch_tiled(const QuantizedFormat& format,
+                  const QuantizedSizes& sizes,
+                  QuantizedProduct product,
+                  const Request& request) {
+  if (device_traits(request.stream.device).matrix_units) {
+    launch_staged(format, sizes, product, request);
+    return;
+  }
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const bool few = transposed && sizes.rows <= kFewRows;
+  const int64_t rows = few ? kernel_rows(sizes.rows) : kTileRows;
+  const int64_t columns = few ? kFewTileColumns : transposed ? kGpuTileColumns : kPlainTileColumns;
+  const KernelName::Piece suffix = few ? KernelName::Piece(rows) : KernelName::Piece("");
+  request.launch_kernel(
+      {"quantized_tiles_",
+       few          ? "few_"
+       : transposed ? "transposed_"
+                    : "plain_",
+       dtype_name(request.x), "_", mode_name(format.kind), bits_in_name(format), few ? "_r" : "",
+       suffix},
+      {{kRowsAreVectors, request.words_are_vectors(format)},
+       {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})},
+       {kStepsAreWhole, (transposed ? sizes.columns : sizes.outputs) % kStep == 0}},
+      params_of(format, sizes),
+      {static_cast<uint32_t>(ceil_div(transposed ? sizes.outputs : sizes.columns, columns)),
+       static_cast<uint32_t>(ceil_div(sizes.rows, rows)), static_cast<uint32_t>(sizes.batch)});
+}
+
 // Kernels that read w once for every 8 rows of x; a dense product of dequantised blocks; or tiles
-// of matmul.metal.
+// of matmul.metal or tiles.metal.
 enum class Route { kFewRows, kDense, kTiles };
 
 Route route_of(const QuantizedFormat& format,
@@ -304,12 +345,20 @@ Route route_of(const QuantizedFormat& format,
 
 bool can_launch_quantized(const QuantizedSizes& sizes,
                           const mx::Stream& stream,
-                          std::string* why_not) {
+                          std::string* why_not,
+                          bool stores_results) {
   constexpr int64_t kLongest = std::numeric_limits<int32_t>::max() / 32;
   constexpr int64_t kMostBatches = 65535;
   if (std::max({sizes.rows, sizes.columns, sizes.outputs}) > kLongest ||
       sizes.batch > kMostBatches) {
     *why_not = "the kernels take at most 2^26 rows and columns, and 65535 matrices";
+    return false;
+  }
+  const int64_t batch = std::max<int64_t>(sizes.batch, 1);
+  const int64_t longest = stores_results ? std::max(sizes.columns, sizes.outputs) : sizes.columns;
+  if (sizes.outputs * sizes.columns > kMostWeights / batch ||
+      sizes.rows * longest > kMostElements / batch) {
+    *why_not = "the kernels take fewer than 2^34 weights, and than 2^32 elements of x or results";
     return false;
   }
   return can_launch(stream.device, why_not);

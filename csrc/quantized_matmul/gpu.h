@@ -11,7 +11,8 @@ namespace mlx_anvil {
 // own op takes the call.
 bool can_launch_quantized(const QuantizedSizes& sizes,
                           const mx::Stream& stream,
-                          std::string* why_not);
+                          std::string* why_not,
+                          bool stores_results = true);
 
 // Gives `out` its memory. Neither it nor the summed dimension may be empty.
 void quantized_matmul_gpu(const QuantizedFormat& format,

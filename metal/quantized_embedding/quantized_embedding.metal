@@ -82,7 +82,7 @@ template <typename T, typename Format>
   const WeightRow<T, Format> row =
       weight_row(first, row_of_id(ids, index, params), params.columns, params.group_shift);
   uint words[(kPiece * Format::kBits + 31) / 32];
-  load_codes<Format, kPiece>(row.words, column, params.columns, words);
+  load_codes<Format, kPiece>(row, column, params.columns, words);
   const int shared = column >> params.group_shift;
   const float scale = Format::scale(row.scales[shared]);
   const float bias = Format::kHasBiases ? static_cast<float>(row.biases[shared]) : 0.0f;

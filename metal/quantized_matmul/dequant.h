@@ -188,13 +188,21 @@ struct Mxfp8Format {
   }
 };
 
-// One row of w.
+// One row of w. Rows of a tile share their pointers and differ in the 32-bit offsets: sums of 64
+// bits are several instructions on Apple's GPUs.
 template <typename T, typename Format>
 struct WeightRow {
   const device uint* words;
   const device typename Format::template Scale<T>* scales;
   const device T* biases;  // affine formats only
+  uint first_word;
+  uint first_group;
 };
+
+template <typename Format>
+METAL_FUNC int words_per_row(int columns) {
+  return columns / 16 * Format::kBits / 2;
+}
 
 // Returns row `row`, numbered over all batches.
 template <typename T, typename Format>
@@ -203,17 +211,28 @@ METAL_FUNC WeightRow<T, Format> weight_row(WeightRow<T, Format> first,
                                            int columns,
                                            int group_shift) {
   const long groups = row * (columns >> group_shift);
-  return {first.words + row * (columns / 16 * Format::kBits / 2), first.scales + groups,
-          first.biases + groups};
+  return {first.words + row * words_per_row<Format>(columns), first.scales + groups,
+          first.biases + groups, 0, 0};
+}
+
+// Returns row `row` of the tile that starts at `first`.
+template <typename T, typename Format>
+METAL_FUNC WeightRow<T, Format> row_of_tile(WeightRow<T, Format> first,
+                                            uint row,
+                                            int columns,
+                                            int group_shift) {
+  first.first_word += row * uint(words_per_row<Format>(columns));
+  first.first_group += row * uint(columns >> group_shift);
+  return first;
 }
 
 // Loads the words of the kCodes (8, 16 or 32) codes from `column` on, with the first code in the
 // lowest bits. A row may end after half a chunk.
-template <typename Format, int kCodes>
-METAL_FUNC void load_codes(const device uint* row, int column, int columns, thread uint* words) {
+template <typename Format, int kCodes, typename T>
+METAL_FUNC void load_codes(WeightRow<T, Format> row, int column, int columns, thread uint* words) {
   enum { kTotal = kCodes * Format::kBits };
   if (kTotal % 32 == 0) {
-    const device uint* from = row + column / kCodes * (kTotal / 32);
+    const device uint* from = row.words + (row.first_word + uint(column) / kCodes * (kTotal / 32));
     if (kCodes <= Format::kPart || rows_are_vectors || column + kCodes <= columns) {
       load_words<kTotal / 32>(from, words);
     } else {
@@ -225,7 +244,7 @@ METAL_FUNC void load_codes(const device uint* row, int column, int columns, thre
   enum { kWords = (kTotal + 31) / 32, kAlignment = kTotal & -kTotal };
   enum { kTouched = (kTotal + 32 - kAlignment + 31) / 32 };
   const int bit = column % 32 * Format::kBits, last = Format::kBits - 1;
-  const device uint* chunk = row + column / 32 * Format::kBits;
+  const device uint* chunk = row.words + (row.first_word + uint(column) / 32 * Format::kBits);
   uint touched[kTouched];
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kTouched; ++i) {
@@ -241,8 +260,9 @@ METAL_FUNC void load_codes(const device uint* row, int column, int columns, thre
 
 template <typename T, typename Format>
 METAL_FUNC float2 scale_and_bias(WeightRow<T, Format> row, int group) {
-  return float2(Format::scale(row.scales[group]),
-                Format::kHasBiases ? static_cast<float>(row.biases[group]) : 0.0f);
+  const uint at = row.first_group + uint(group);
+  return float2(Format::scale(row.scales[at]),
+                Format::kHasBiases ? static_cast<float>(row.biases[at]) : 0.0f);
 }
 
 // For dot products: a NaN code makes the scale, and so the whole sum, NaN.
@@ -276,7 +296,7 @@ METAL_FUNC void load_weights(WeightRow<T, Format> row,
                              constant Params& params,
                              thread float* weights) {
   uint words[(8 * Format::kBits + 31) / 32];
-  load_codes<Format, 8>(row.words, column, params.columns, words);
+  load_codes<Format, 8>(row, column, params.columns, words);
   values_or_nan<Format>(words, 0, weights);
   const float2 factors = scale_and_bias(row, column >> params.group_shift);
   MLX_ANVIL_UNROLL
@@ -285,18 +305,22 @@ METAL_FUNC void load_weights(WeightRow<T, Format> row,
   }
 }
 
-// Loads eight elements of x.
+// Loads elements [at, at + 8) of x.
 template <typename T>
-METAL_FUNC void load_eight(const device T* from, thread float* x) {
+METAL_FUNC void load_eight(const device T* x, uint at, thread float* to) {
   if (rows_are_vectors) {
+    // Offsets in vectors fold into the load on Apple's GPUs.
+    enum { kSize = Pack<T>::kSize };
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < 8; i += Pack<T>::kSize) {
-      Pack<T>::load(from + i, x + i);
+    for (int i = 0; i < 8; i += kSize) {
+      const device uint4* vector =
+          reinterpret_cast<const device uint4*>(x) + (at / kSize + i / kSize);
+      Pack<T>::load(reinterpret_cast<const device T*>(vector), to + i);
     }
   } else {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {
-      x[i] = static_cast<float>(from[i]);
+      to[i] = static_cast<float>(x[at + i]);
     }
   }
 }

@@ -49,13 +49,9 @@ METAL_FUNC GemvPlace gemv_place(uint3 group, uint simdgroup, uint lane, int rows
   return {batch, row, int(group.x * kGemvSimdgroups + simdgroup) * outputs, int(lane), 32};
 }
 
-// Returns row place.first_row + m of x.
-template <typename T>
-METAL_FUNC const device T* gemv_row(const device T* x,
-                                    GemvPlace place,
-                                    int m,
-                                    constant QuantizedParams& params) {
-  return x + (long(place.batch) * params.rows + place.first_row + m) * params.columns;
+// Returns the first element of row place.first_row + m of x.
+METAL_FUNC uint gemv_row(GemvPlace place, int m, constant QuantizedParams& params) {
+  return (uint(place.batch) * uint(params.rows) + uint(place.first_row + m)) * uint(params.columns);
 }
 
 template <typename T, typename Format, int kRows>
@@ -79,7 +75,7 @@ struct GemvSums {
                       const device T* x,
                       constant QuantizedParams& params,
                       GemvPlace place) thread {
-    const device T* own_x = gemv_row(x, place, 0, params);
+    const uint first_x = gemv_row(place, 0, params);
     const int last_row = params.rows - 1 - place.first_row;
     for (int chunk = place.first_chunk; kChunk * chunk < params.columns;
          chunk += place.chunk_step) {
@@ -87,12 +83,12 @@ struct GemvSums {
       uint words[kStreams][kChunkWords];
       MLX_ANVIL_UNROLL
       for (int s = 0; s < kStreams; ++s) {
-        load_codes<Format, kChunk>(streams[s].words, begin, params.columns, words[s]);
+        load_codes<Format, kChunk>(streams[s], begin, params.columns, words[s]);
       }
       MLX_ANVIL_UNROLL
       for (int part = 0; part < kChunk; part += kPart) {
         if (part == 0 || begin + part < params.columns) {
-          add_part(streams, words, part, own_x, last_row, params, begin + part);
+          add_part(streams, words, part, x, first_x, last_row, params, begin + part);
         }
       }
     }
@@ -115,6 +111,7 @@ struct GemvSums {
                            const thread uint (*chunks)[kChunkWords],
                            int part,
                            const device T* x,
+                           uint first_x,
                            int last_row,
                            constant QuantizedParams& params,
                            int column) thread {
@@ -131,8 +128,8 @@ struct GemvSums {
       MLX_ANVIL_UNROLL
       for (int m = 0; m < kRows; ++m) {
         float elements[8];
-        // An int suffices for eight rows of 2^26 columns.
-        load_eight(x + metal::min(m, last_row) * params.columns + column + 8 * piece, elements);
+        load_eight(x, first_x + uint(metal::min(m, last_row) * params.columns + column + 8 * piece),
+                   elements);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < 8; ++i) {
           MLX_ANVIL_UNROLL
@@ -196,8 +193,8 @@ METAL_FUNC float gemv_totals(Matrices matrices,
   if (has_overflowed<T>(total) && stores_results(simdgroup) && place.first_row + m < params.rows) {
     constant QuantizedParams& again = (&params)[zero];
     place.batch += zero;
-    total = product_in_units(matrices.stream(lane % kStreams, place, again),
-                             gemv_row(x, place, m, again), again);
+    total = product_in_units(matrices.stream(lane % kStreams, place, again), x, again,
+                             gemv_row(place, m, again));
   }
   return total;
 }
@@ -211,8 +208,8 @@ struct OneMatrix {
                                          GemvPlace place,
                                          constant QuantizedParams& params) const thread {
     const int output = metal::min(place.first_output + s, params.outputs - 1);
-    return weight_row<T, Format>(first, long(place.batch) * params.outputs + output, params.columns,
-                                 params.group_shift);
+    return row_of_tile(first, uint(place.batch) * uint(params.outputs) + uint(output), params.columns,
+                       params.group_shift);
   }
 };
 

@@ -56,8 +56,7 @@ struct GateAndUp {
                                          GemvPlace place,
                                          constant QuantizedParams& params) const thread {
     const int output = metal::min(place.first_output + s % kPairs, params.outputs - 1);
-    return weight_row<T, Format>(s < kPairs ? gate : up, output, params.columns,
-                                 params.group_shift);
+    return row_of_tile(s < kPairs ? gate : up, uint(output), params.columns, params.group_shift);
   }
 };
 

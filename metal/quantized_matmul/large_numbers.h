@@ -41,11 +41,12 @@ METAL_FUNC float of_units(float sum) {
   return 0x1p64f * sum;
 }
 
-// Returns the product of a row of w and a row of x.
+// Returns the product of a row of w and the row of x that starts at element `first_x`.
 template <typename T, typename Format>
 METAL_FUNC float product_in_units(WeightRow<T, Format> row,
                                   const device T* x,
-                                  constant QuantizedParams& params) {
+                                  constant QuantizedParams& params,
+                                  uint first_x = 0) {
   float sum = 0.0f;
   MLX_ANVIL_NO_UNROLL
   for (int column = 0; column < params.columns && !is_nan(sum); column += 8) {
@@ -54,11 +55,25 @@ METAL_FUNC float product_in_units(WeightRow<T, Format> row,
     float of_piece = 0.0f;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 8; ++i) {
-      of_piece = metal::fma(weights[i], in_units(static_cast<float>(x[column + i])), of_piece);
+      of_piece = metal::fma(weights[i], in_units(static_cast<float>(x[first_x + uint(column + i)])),
+                            of_piece);
     }
     sum += of_piece;
   }
   return of_units(sum);
+}
+
+// Returns weight `column` of a row of w.
+template <typename T, typename Format>
+METAL_FUNC float weight_at(WeightRow<T, Format> row, int column, constant QuantizedParams& params) {
+  float weights[8];
+  load_weights(row, column & ~7, params, weights);
+  float weight = weights[0];
+  MLX_ANVIL_UNROLL
+  for (int i = 1; i < 8; ++i) {
+    weight = (column & 7) == i ? weights[i] : weight;
+  }
+  return weight;
 }
 
 // Returns the product of a column of w, rows [begin, end), and a row of x. `first_row` is the
@@ -74,14 +89,9 @@ METAL_FUNC float plain_product_in_units(WeightRow<T, Format> first,
   float sum = 0.0f;
   MLX_ANVIL_NO_UNROLL
   for (int n = begin; n < end && !is_nan(sum); ++n) {
-    float weights[8];
-    load_weights(weight_row<T, Format>(first, first_row + n, params.columns, params.group_shift),
-                 column & ~7, params, weights);
-    float weight = weights[0];
-    MLX_ANVIL_UNROLL
-    for (int i = 1; i < 8; ++i) {
-      weight = (column & 7) == i ? weights[i] : weight;
-    }
+    const float weight =
+        weight_at(weight_row<T, Format>(first, first_row + n, params.columns, params.group_shift),
+                  column, params);
     sum = metal::fma(weight, in_units(static_cast<float>(x[n])), sum);
   }
   return of_units(sum);

@@ -18,6 +18,7 @@
 //     for each step of 8: sums += x fragments * w fragments       (16 x 32 per simdgroup)
 //     totals += sums in float32; barrier
 //   store totals; compute those that have overflowed again        (large_numbers.h)
+#ifdef __MSLC__  // Apple's GPUs launch tiles.metal instead
 #include "metal/common/kernel.h"
 #include "metal/common/reg_tile.h"
 #include "metal/quantized_matmul/dequant.h"
@@ -55,7 +56,7 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
     uint words[kWords] = {};
     float2 factors = float2(0.0f);
     if (exists) {
-      load_codes<Format, Format::kPart>(from.words, begin, params.columns, words);
+      load_codes<Format, Format::kPart>(from, begin, params.columns, words);
       factors = scale_and_bias(from, begin >> params.group_shift);
     }
     MLX_ANVIL_UNROLL
@@ -167,16 +168,19 @@ template <typename T, typename Format, bool kTransposed>
   }
 }
 
+#endif
+
 // ---- kernels
 
-#define INSTANTIATE_TILED(name, format, product, transposed, dtype, type) \
-  MLX_ANVIL_KERNEL("quantized_matmul_" #product "_" #dtype "_" #name,     \
-                   quantized_matmul<type, format, transposed>)
+#ifdef __MSLC__
+#define INSTANTIATE_TRANSPOSED(name, format, dtype, type)           \
+  MLX_ANVIL_KERNEL("quantized_matmul_transposed_" #dtype "_" #name, \
+                   quantized_matmul<type, format, true>)
 
-#define INSTANTIATE_TILED_DTYPES(product, transposed)                                 \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float32, float) \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, float16, half)  \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TILED, product, transposed, bfloat16, bfloat)
+#define INSTANTIATE_PLAIN(name, format, dtype, type)           \
+  MLX_ANVIL_KERNEL("quantized_matmul_plain_" #dtype "_" #name, \
+                   quantized_matmul<type, format, false>)
 
-INSTANTIATE_TILED_DTYPES(transposed, true)
-INSTANTIATE_TILED_DTYPES(plain, false)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TRANSPOSED, float32, float)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, float32, float)
+#endif

@@ -65,7 +65,7 @@ struct PlainSums {
                       constant QuantizedParams& params,
                       int column) thread {
     uint words[kWords];
-    load_codes<Format, kColumns>(row.words, column, params.columns, words);
+    load_codes<Format, kColumns>(row, column, params.columns, words);
     MLX_ANVIL_UNROLL
     for (int part = 0; part < kParts; ++part) {
       const int begin = column + part * kPart;

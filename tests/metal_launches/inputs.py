@@ -58,6 +58,7 @@ WIDTH = 2048  # of the residual stream
 PROMPT, RAGGED_PROMPT = 512, 77
 SHORT_CACHE, LONG_CACHE = 64, 4096
 FEW_TOKENS = 4
+BATCHES = 16, 32  # tokens of as many requests, or drafted ones
 
 
 def projected_heads(dtype: mx.Dtype, count: int, length: int, dim: int) -> mx.array:

@@ -16,13 +16,18 @@ COLUMNS = 256
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
-    # Kernels are for 1, 2, 4 or 8 rows of x, or for more. A plain product sums 300 rows of w in parts.
+    # Kernels are for 1, 2, 4 or 8 rows of x, for up to 16, 32, or more. A plain product sums 300 rows of w in parts.
     formats = cycle(any_format_of_each_kind(rng))
-    for rows in (1, 2, 4, 8, 33):
+    for rows in (1, 2, 4, 8, 13, 25, 33):
         yield Checked(partial(_multiply, rng, next(formats), rows, 45))
         yield Checked(partial(_multiply, rng, next(formats), rows, 300, transpose=False))
         if rows <= 8:
             yield Checked(partial(_swiglu, rng, next(formats), rows, 45))
+    for call in (
+        partial(_multiply, rng, next(formats), 33, 45),
+        partial(_multiply, rng, next(formats), 33, 300, False),
+    ):
+        yield Checked(call, matrix_units=True)
     # Tiles for few, several and many rows of w, of which a swiglu has twice as many.
     for (outputs, group), call in product(((37, 32), (4667, 64), (65539, 128)), (_multiply, _swiglu)):
         several = outputs if call is _multiply else outputs // 2

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from tests.metal_launches.inputs import (
+    BATCHES,
     EVERY_FORMAT,
     FEW,
     FORMATS,
@@ -28,7 +29,7 @@ def every_kernel() -> Iterator[Call]:
     for dtype, options in product(DTYPES, EVERY_FORMAT):
         for outputs in (128, 512):  # rows of w, which a plain product sums in one part or in several
             gate, up = (mx.quantize(mx.zeros((outputs, 128), dtype), **options) for _ in range(2))
-            for rows in (*range(1, 9), 9, 40):
+            for rows in (*range(1, 9), 9, 17, 40):
                 x = mx.zeros((rows, 128), dtype)
                 y = mx.zeros((rows, outputs), dtype)
                 yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
@@ -37,6 +38,11 @@ def every_kernel() -> Iterator[Call]:
         if dtype != mx.float32:  # dequantised for a dense product
             w, x = mx.quantize(mx.zeros((128, 128), dtype), **options), mx.zeros((9, 128), dtype)
             yield for_matrix_units(lambda x=x, w=w, o=options: mlx_anvil.quantized_matmul(x, *w, **o))
+        else:  # tiles in threadgroup memory
+            for transpose in (True, False):
+                x = mx.zeros((40, 128 if transpose else outputs), dtype)
+                tiled = partial(mlx_anvil.quantized_matmul, x, *gate, transpose=transpose, **options)
+                yield for_matrix_units(tiled)
         # Tiles of matrix units for few, more (some of half as many) and many rows of w; with the last, eight rows of
         # x are not staged.
         for outputs, rows in (
@@ -58,7 +64,7 @@ def of_models() -> Iterator[Call]:
             x, half = mx.zeros((rows, columns), dtype), matrix(dtype, SEVERAL, columns, **form)
             yield partial(mlx_anvil.quantized_swiglu, x, half, half, **form)
         few = matrix(dtype, FEW, 256, **form)
-        for rows in (PROMPT, RAGGED_PROMPT):
+        for rows in (*BATCHES, PROMPT, RAGGED_PROMPT):
             yield partial(mlx_anvil.quantized_matmul, mx.zeros((rows, 256), dtype), *few, **form)
             # The gradient in x, where adapters are trained.
             back = partial(mlx_anvil.quantized_matmul, transpose=False, **form)

@@ -209,12 +209,21 @@ def launch_qvm_split_k(library: Library, call: Call, arrays: list[np.ndarray], *
     return report
 
 
+def launch_qmm(library: Library, call: Call, arrays: list[np.ndarray], *_: object) -> Report:
+    """Either orientation: the summed dimension comes first."""
+    columns, terms = call.empty_out().shape[1], call.x.shape[1]
+    buffers = dict(enumerate([*arrays, terms, columns, call.rows])) | batch(8, 8)
+    return library.run("kernel", buffers, (-(-columns // 32), -(-call.rows // 32), 1), (32, 2, 2))
+
+
 LAUNCH: dict[str, Callable[..., Report]] = {
     "qmv_fast": launch_qmv,
     "qmv": launch_qmv,
     "qmv_wide": launch_qmv_wide,
     "qvm": launch_qvm,
     "qvm_split_k": launch_qvm_split_k,
+    "qmm_t": launch_qmm,
+    "qmm_n": launch_qmm,
 }
 
 

@@ -2,6 +2,8 @@
 have no races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
 """
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -98,6 +100,50 @@ def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator
         mlx = profile_mlx(function, call, *arguments)
         assert ours.matrix_lines <= mlx.matrix_lines
         assert ours.x_lines <= mlx.x_lines
+
+
+@pytest.mark.parametrize("rows", [9, 32, 64])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_many_rows_beside_qmm_t(bits: int, rows: int, rng: np.random.Generator):
+    """Weights pass through no threadgroup memory, and x is there in 16 bits."""
+    call = Call.draw(rng, GEMV, Format("affine", 64, bits), "float16", rows, 128, 512)
+    ours, mlx = profile_ours(call), profile_mlx("qmm_t", call, "true", "false")
+    assert ours.matrix_bytes <= mlx.matrix_bytes
+    assert ours.threadgroup_bytes <= 0.6 * mlx.threadgroup_bytes
+    assert ours.barriers <= 0.6 * mlx.barriers
+    assert ours.threadgroup_memory <= 8192 if rows <= 32 else ours.threadgroup_memory <= mlx.threadgroup_memory
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_many_rows_beside_qmm_n(bits: int, rng: np.random.Generator):
+    call = Call.draw(rng, PLAIN, Format("affine", 64, bits), "float16", 64, 256, 512)
+    ours, mlx = profile_ours(call), profile_mlx("qmm_n", call, "false")
+    assert ours.threadgroup_bytes <= 0.6 * mlx.threadgroup_bytes
+    assert ours.barriers <= 0.6 * mlx.barriers
+    assert ours.threadgroup_memory <= mlx.threadgroup_memory
+
+
+@pytest.mark.parametrize("rows", [(9, 16, 20, 32), (33, 64, 70)])
+def test_bits_do_not_depend_on_the_number_of_rows(rows: tuple[int, ...], rng: np.random.Generator):
+    """From 9 to 32 rows, and above."""
+    call = Call.draw(rng, GEMV, FOUR_BITS, "float16", rows[-1], 40, 448)
+    with mx.stream(mx.cpu), mlx_anvil.simulate():
+        all_rows = np.array(evaluate(call))
+        for some in rows[:-1]:
+            for first in (0, rows[-1] - some):
+                of_some = np.array(evaluate(replace(call, x=call.x[first : first + some])))
+                np.testing.assert_array_equal(of_some, all_rows[first : first + some])
+
+
+def test_too_many_weights_for_32_bit_offsets():
+    """Nothing is evaluated."""
+    rows, columns = 1 << 22, 8192
+    factors = mx.zeros((rows, columns // 64), mx.float16)
+    with mx.stream(mx.cpu), mlx_anvil.simulate(), mlx_anvil.trace() as trace:
+        mlx_anvil.quantized_gemv(
+            mx.zeros((1, columns), mx.float16), mx.zeros((rows, columns // 8), mx.uint32), factors, factors
+        )
+    assert "fewer than 2^34 weights" in str(trace)
 
 
 def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
