@@ -61,6 +61,13 @@ def not_normalized(out, lse, *with_lse):
     return (out, *with_lse)
 
 
+def attention_without_pairs(q, v, sinks=None, return_lse=False, **options):
+    """Of no query or no key. MLX 0.32.4's empty products of views write to freed memory (docs/troubleshooting.md)."""
+    lse = mx.full(q.shape[:3], -math.inf, q.dtype) if sinks is None else mx.broadcast_to(sinks[:, None], q.shape[:3])
+    out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
+    return (out, lse) if return_lse else out
+
+
 def uneven(y):
     """Rotated pairs of which one element counts more: the sum of their squares then depends on the angle."""
     return y * mx.linspace(0.5, 1, y.shape[-1]).astype(y.dtype)
@@ -136,7 +143,7 @@ HELPERS = {
     f.__name__: f
     for f in (
         *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven, one_hot, rounded),
-        all_as_largest,
+        *(all_as_largest, attention_without_pairs),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),
     )
