@@ -7,6 +7,7 @@ than the CPU, where a dtype is another kernel to compile, ``dtype`` is such a pa
 
 import zlib
 from collections import defaultdict
+from collections.abc import Mapping
 
 import pytest
 
@@ -85,19 +86,29 @@ class QuickRun:
     def _one_of_alike(self, items: list[pytest.Item]) -> set[str]:
         """The cases that run: the same values of the parameters that are not named make a group."""
         groups: dict[object, list[str]] = defaultdict(list)
+        draws: dict[str, tuple[int, int]] = {}
         everywhere = () if self.config.option.backend == "cpu" else ("dtype",)
         for item in items:
             marker = item.get_closest_marker("alike")
             names = (*everywhere, *(marker.args if marker else ()))
             values = item.callspec.params if hasattr(item, "callspec") else {}
+            # Without the function's name, so that functions with the same parameters share compiled kernels.
+            dtype = self._draw_dtype(values) if everywhere else 0
+            draws[item.nodeid] = dtype, self._draw(item.nodeid.partition("[")[2])
             if values.keys().isdisjoint(names):
                 groups[item.nodeid].append(item.nodeid)
             else:
                 # By identity: every case has the objects of one list, and some of them cannot be hashed.
                 others = tuple(sorted((name, id(value)) for name, value in values.items() if name not in names))
                 groups[item.nodeid.partition("[")[0], others].append(item.nodeid)
-        # Drawn without the function's name, so that functions with the same parameters share compiled kernels.
-        return {min(cases, key=lambda case: self._draw(case.partition("[")[2])) for cases in groups.values()}
+        return {min(cases, key=draws.__getitem__) for cases in groups.values()}
+
+    def _draw_dtype(self, values: Mapping[str, object]) -> int:
+        """One dtype for each format of quantized weights, whatever the size of their groups, which kernels read."""
+        if "format" not in values:
+            return 0
+        dtype = str(values.get("dtype", "")).removeprefix("mlx.core.")
+        return self._draw(f"{str(values['format']).rpartition('-g')[0]} {dtype}")
 
     def _leave_out(self, items: list[pytest.Item], kept: set[str]) -> None:
         left_out = [item for item in items if item.nodeid not in kept]

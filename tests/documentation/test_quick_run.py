@@ -22,7 +22,7 @@ class Alike(Item):
 
     marked = True
 
-    def __init__(self, first: int, dtype: int) -> None:
+    def __init__(self, first: object, dtype: object) -> None:
         spec = SimpleNamespace(params={"first": first, "dtype": dtype})
         super().__init__(nodeid=f"a.py::test_alike[{first}-{dtype}]", callspec=spec)
 
@@ -110,6 +110,24 @@ def test_functions_with_the_same_parameters_draw_the_same_dtype_to_compile():
     kept = runs(items=[*first, *second], all=True, one_of_alike=True, backend="simulator")
     assert len(kept) == 10
     assert [name.replace("test_alike", "test_other") for name in kept[:5]] == kept[5:]
+
+
+def test_a_quantized_format_is_compiled_for_one_dtype():
+    """Whatever the size of its groups, which kernels of vectors read from their params."""
+
+    def drawn(seed: str) -> dict[str, set[str]]:
+        formats = [f"{kind}-g{group}" for kind in ("affine-4bit", "affine-8bit") for group in (32, 64, 128)]
+        items = [Alike(format, dtype) for format in formats for dtype in ("float32", "float16", "bfloat16")]
+        for item in items:
+            item.marked, item.callspec.params["format"] = False, item.callspec.params["first"]
+        kept = runs(seed, items=items, all=True, one_of_alike=True, backend="simulator")
+        assert len(kept) == 6
+        return {kind: {name.split("-")[-1] for name in kept if kind in name} for kind in ("4bit", "8bit")}
+
+    found = [drawn(str(seed)) for seed in range(30)]
+    assert all(len(dtypes) == 1 for kinds in found for dtypes in kinds.values())
+    assert len(set.union(*(kinds["4bit"] for kinds in found))) == 3
+    assert any(kinds["4bit"] != kinds["8bit"] for kinds in found)
 
 
 def test_cases_are_counted_in_what_is_selected():
