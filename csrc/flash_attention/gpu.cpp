@@ -222,6 +222,9 @@ void launch_decode(const AttentionConfig& config,
   FunctionConstants constants =
       attention_constants(config, moves_vectors(arrays, {arrays.out}), !in_parts && arrays.lse);
   constants.add({{kKeysAreInParts, in_parts}});
+  if (!tile.matrix_units) {
+    constants.add({heads_fill_tile(sizes, tile.head_dim, tile.head_dim)});
+  }
 
   const KernelName name = {"flash_attention_", tile.pass, "_",      dtype_name(*arrays.q), "_d",
                            tile.head_dim,      "r",       tile.rows};

@@ -190,6 +190,14 @@ METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
 // Apple's GPUs add a 32-bit offset to an address for free, but take several instructions for a
 // 64-bit sum. So start from the tile's first row (rows_from) if there are vectors.
 
+// Goes on to the next kRows rows, in a loop over tiles. A product with the tile's number would be
+// of 64 bits, and so would the number be.
+template <int kRows, typename T>
+METAL_FUNC void advance(thread Rows<T>& rows, bool vectors) {
+  rows.data += vectors ? kRows * int(rows.row_stride) : kRows * rows.row_stride;
+  rows.rows -= kRows;
+}
+
 // Returns the vector at (row, column), zero outside the rows, of which there is at least one. The
 // address is clamped and the value selected, since a branch for each load costs more.
 template <typename Vector, typename T>

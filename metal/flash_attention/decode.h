@@ -3,41 +3,57 @@
 
 #include "metal/common/online_softmax.h"
 #include "metal/common/pack.h"
+#include "metal/common/tile.h"
 #include "metal/common/unroll.h"
 #include "metal/flash_attention/scores.h"
 
-// Loads and widens N contiguous elements of a row of `columns`. Reads zeros past its end.
+// Unpacks what was loaded as bits.
+template <typename T>
+METAL_FUNC void split(metal::vec<T, 4> four, thread T* x) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    x[i] = four[i];
+  }
+}
+METAL_FUNC void split(uint4 vector, thread float* x) {
+  split(as_type<float4>(vector), x);
+}
+METAL_FUNC void split(uint2 pair, thread float* x) {
+  x[0] = as_type<float2>(pair).x;
+  x[1] = as_type<float2>(pair).y;
+}
+template <typename T>
+METAL_FUNC void split(uint2 four, thread T* x) {
+  split(as_type<metal::vec<T, 4> >(four), x);
+}
+template <typename T>
+METAL_FUNC void split(uint4 vector, thread T* x) {
+  split(vector.xy, x);
+  split(vector.zw, x + 4);
+}
+
+// Loads N contiguous elements of a row. Reads zeros outside the rows. Half a pack is entirely
+// inside a row or outside, since rows are whole packs.
 template <typename T, int N>
-METAL_FUNC void load_columns(
-    const device T* row, long column_stride, int column, int columns, thread float* x) {
+METAL_FUNC void load_columns(Rows<T> from, int row, int column, thread T* x) {
   enum { kPack = Pack<T>::kSize };
   if (rows_are_vectors && N % kPack == 0) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < N; i += kPack) {
-      if (column + i < columns) {
-        Pack<T>::load(row + column + i, x + i);
-      } else {
-        MLX_ANVIL_UNROLL
-        for (int j = 0; j < kPack; ++j) {
-          x[i + j] = 0.0f;
-        }
-      }
+      split(load_vector<uint4>(from, row, column + i, heads_fill_tile), x + i);
     }
   } else if (rows_are_vectors) {
-    // Half a pack. Rows are whole packs, so it is entirely inside the row or outside.
-    metal::vec<T, 4> four = metal::vec<T, 4>(T(0));
-    if (column < columns) {
-      four = *reinterpret_cast<const device metal::vec<T, 4>*>(row + column);
-    }
+    static_assert(N % 4 == 0, "whole halves of packs");
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < N; ++i) {
-      x[i] = static_cast<float>(four[i]);
+    for (int i = 0; i < N; i += 4) {
+      split(load_vector<uint2>(from, row, column + i, heads_fill_tile), x + i);
     }
   } else {
+    const device T* at = from.data + row * from.row_stride;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < N; ++i) {
-      const bool exists = column + i < columns;
-      x[i] = exists ? static_cast<float>(row[(column + i) * column_stride]) : 0.0f;
+      const bool exists = row < from.rows && column + i < from.columns;
+      x[i] = exists ? at[(column + i) * from.column_stride] : T(0);
     }
   }
 }
@@ -79,13 +95,13 @@ struct DecodeRows {
   }
 
   // Computes q . k for every row, in all lanes of the slot.
-  METAL_FUNC void multiply_key(const thread float* k, thread float* dots) const thread {
+  METAL_FUNC void multiply_key(const thread T* k, thread float* dots) const thread {
     MLX_ANVIL_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float dot = 0.0f;
       MLX_ANVIL_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        dot = metal::fma(q[r][e], k[e], dot);
+        dot = metal::fma(q[r][e], static_cast<float>(k[e]), dot);
       }
       MLX_ANVIL_UNROLL
       for (int distance = 1; distance < kLanes; distance *= 2) {
@@ -98,7 +114,7 @@ struct DecodeRows {
   // Adds kSteps keys to a row. A key that the row does not see has a score of -inf.
   METAL_FUNC void add(int r,
                       const thread float (&scores)[kSteps],
-                      const thread float (&v)[kSteps][kElements]) thread {
+                      const thread T (&v)[kSteps][kElements]) thread {
     float highest = -INFINITY;
     MLX_ANVIL_UNROLL
     for (int t = 0; t < kSteps; ++t) {
@@ -112,7 +128,7 @@ struct DecodeRows {
       softmax[r].sum += weight;
       MLX_ANVIL_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        out[r][e] = metal::fma(weight, v[t][e], out[r][e]);
+        out[r][e] = metal::fma(weight, static_cast<float>(v[t][e]), out[r][e]);
       }
     }
   }

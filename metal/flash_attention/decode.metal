@@ -61,31 +61,43 @@ template <typename T, int kDim, int kRows>
   DecodeRow at[kRows];
   MLX_ANVIL_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    at[r] = decode_row(common, batch, kv_head, first_row + r);
-    const device T* from = q + batch * common.q_strides[0] + at[r].head * common.q_strides[1] +
-                           at[r].query * common.q_strides[2];
-    load_columns<T, GroupRows::kElements>(from, common.q_strides[3], rows.column, common.head_dim,
-                                          rows.q[r]);
+    at[r] = r == 0 ? decode_row(common, batch, kv_head, first_row)
+                   : row_after(at[r - 1], common, first_row + r);
+    const Rows<T> one = {q + batch * common.q_strides[0] + at[r].head * common.q_strides[1] +
+                             at[r].query * common.q_strides[2],
+                         0, common.q_strides[3], 1, common.head_dim};
+    T query[GroupRows::kElements];
+    load_columns<T, GroupRows::kElements>(one, 0, rows.column, query);
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < GroupRows::kElements; ++e) {
+      rows.q[r][e] = static_cast<float>(query[e]);
+    }
   }
 
-  const device T* keys = k + batch * common.k_strides[0] + kv_head * common.k_strides[1];
-  const device T* values = v + batch * common.v_strides[0] + kv_head * common.v_strides[1];
   const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
   const int part_begin = visible.begin + group.x * params.keys_per_part;
   const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
-  for (int begin = part_begin + simdgroup * GroupRows::kKeys; begin < part_end;
-       begin += kDecodeSimdgroups * GroupRows::kKeys) {
-    float key[GroupRows::kSteps][GroupRows::kElements];
-    float value[GroupRows::kSteps][GroupRows::kElements];
+  const int first = part_begin + int(simdgroup) * GroupRows::kKeys;
+  enum { kStride = kDecodeSimdgroups * GroupRows::kKeys };
+  Rows<T> keys =
+      rows_from(Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                        common.k_strides[2], common.k_strides[3], part_end, common.head_dim},
+                first);
+  Rows<T> values =
+      rows_from(Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
+                        common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim},
+                first);
+  for (int begin = first; begin < part_end; begin += kStride) {
+    T key[GroupRows::kSteps][GroupRows::kElements];
+    T value[GroupRows::kSteps][GroupRows::kElements];
     MLX_ANVIL_UNROLL
     for (int t = 0; t < GroupRows::kSteps; ++t) {
-      const int j = begin + t * GroupRows::kSlots + rows.slot;
-      const bool exists = j < part_end;
-      load_columns<T, GroupRows::kElements>(keys + j * common.k_strides[2], common.k_strides[3],
-                                            rows.column, exists ? common.head_dim : 0, key[t]);
-      load_columns<T, GroupRows::kElements>(values + j * common.v_strides[2], common.v_strides[3],
-                                            rows.column, exists ? common.v_head_dim : 0, value[t]);
+      const int row = t * GroupRows::kSlots + rows.slot;
+      load_columns<T, GroupRows::kElements>(keys, row, rows.column, key[t]);
+      load_columns<T, GroupRows::kElements>(values, row, rows.column, value[t]);
     }
+    advance<kStride>(keys, rows_are_vectors);
+    advance<kStride>(values, rows_are_vectors);
     float scores[kRows][GroupRows::kSteps];
     MLX_ANVIL_UNROLL
     for (int t = 0; t < GroupRows::kSteps; ++t) {
@@ -95,7 +107,7 @@ template <typename T, int kDim, int kRows>
       MLX_ANVIL_UNROLL
       for (int r = 0; r < kRows; ++r) {
         float score = CappedScore<T>(common, dots[r]).score;
-        if (j >= part_end || !sees(common, at[r].query, j)) {
+        if (j >= part_end || (has_band && !sees(common, at[r].query, j))) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {
           score = mask_of<T>(mask, common, batch, at[r].head).apply(score, at[r].query, j);

@@ -31,3 +31,13 @@ METAL_FUNC DecodeRow decode_row(constant AttentionParams& params, int batch, int
   row = metal::min(row, params.group * params.q_len - 1);
   return {batch, kv_head * params.group + row / params.q_len, row % params.q_len};
 }
+
+// The row after `before`, which is row `row` - 1.
+METAL_FUNC DecodeRow row_after(DecodeRow before, constant AttentionParams& params, int row) {
+  if (row >= params.group * params.q_len) {
+    return before;
+  }
+  const bool same_head = before.query + 1 < params.q_len;
+  return {before.batch, same_head ? before.head : before.head + 1,
+          same_head ? before.query + 1 : 0};
+}

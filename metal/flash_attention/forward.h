@@ -86,8 +86,9 @@ struct ForwardRows {
     RegTile<float, kRows, kKeys> scores = q.multiply(keys);
     const int query = first + place.row, key = begin + place.column;
     scores.map(query, key, MaskedScore<T>{begin, mask, &params});
-    // In most tiles every pair is visible. One branch per tile replaces one per element.
-    if (!sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
+    // In most tiles every pair is visible. Where there are many, one branch replaces their tests.
+    if (kRowFragments * kKeys <= 32 ||
+        !sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
         scores.map_row(i, query, key, VisibleScore{seen_keys(params, query + 8 * i)});

@@ -93,13 +93,7 @@ struct PassingRows {
       first_share.store(to_first, thread_index);
       second_share.store(to_second, thread_index);
     }
-    advance(first);
-    advance(second);
-  }
-
-  // A sum, not a product with the tile's number, which would be of 64 bits throughout.
-  METAL_FUNC static void advance(thread Rows<T>& rows) {
-    rows.data += rows_are_vectors ? kTileRows * int(rows.row_stride) : kTileRows * rows.row_stride;
-    rows.rows -= kTileRows;
+    advance<kTileRows>(first, rows_are_vectors);
+    advance<kTileRows>(second, rows_are_vectors);
   }
 };
