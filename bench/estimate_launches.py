@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from agx import _HEADERS, _INCLUDE
 
+from agx import _HEADERS, _INCLUDE
 from mlx_anvil.mslc import Source
 from mlx_anvil.mslc.estimate_work import Work, measure_work
 
@@ -22,9 +22,11 @@ GEMM_PARAMS = np.dtype(
     + [(name, "i4") for name in ("swizzle_log", "gemm_k_iterations_aligned", "batch_ndim", "padding")]
 )
 ADDMM_PARAMS = np.dtype([("ldc", "i4"), ("fdc", "i4"), ("batch_stride_c", "i8"), ("alpha", "f4"), ("beta", "f4")])
+_ATTENTION_NAMES = ["B", "H", "D", "qL", "kL", "gqa_factor", "scale", "NQ", "NK", "NQ_aligned", "NK_aligned"]
+_ATTENTION_NAMES += ["qL_rem", "kL_rem", "qL_off", "strides"]
 ATTENTION_PARAMS = np.dtype(
     {
-        "names": [*"B H D qL kL gqa_factor scale NQ NK NQ_aligned NK_aligned qL_rem kL_rem qL_off strides".split()],
+        "names": _ATTENTION_NAMES,
         "formats": ["i4"] * 6 + ["f4"] + ["i4"] * 7 + ["(4,3)i8"],
     },
     align=True,
@@ -154,6 +156,16 @@ def decode(keys: int, dim: int, heads: int, kv_heads: int, blocks: int, dtype: s
     )  # fmt: skip
 
 
+def sigmoid(size: int) -> Launch:
+    """An element a thread."""
+    part = 8 * 1024
+    buffers = {0: _draw((part,), "float32"), 1: np.zeros(part, np.float32), 2: np.array(part, np.uint32)}
+    return Launch(
+        ("unary_ops.h", "unary.h"), "unary_v", ("float", "float", "Sigmoid", 1), buffers, (size // 1024, 1, 1), (8, 1, 1),
+        (1024, 1, 1), {}, {"in": size * 4, "out": size * 4},
+    )  # fmt: skip
+
+
 _BF16_LARGE = (64, 64, 16, 1, 2)
 LAUNCHES: dict[str, Callable[[], Launch]] = {
     "gemm float32 1000x64x1024x32": lambda: gemm(64, 32, 1024, 1000),
@@ -173,6 +185,8 @@ LAUNCHES: dict[str, Callable[[], Launch]] = {
     "gemm bfloat16 15731x5376x5376": lambda: gemm(15744, 5376, 5376, dtype="bfloat16", tile=_BF16_LARGE),
     "gemv float32 32x32768x128": lambda: gemv(32768, 128, 32),
     "gemv bfloat16 17408x5120": lambda: gemv(17408, 5120, dtype="bfloat16"),
+    "sigmoid float32 8388608": lambda: sigmoid(64 * 128 * 1024),
+    "sigmoid float32 2097152": lambda: sigmoid(128 * 16 * 1024),
     "qmv 4 bits 17408x5120": lambda: qmv(17408, 5120, 4),
     "qmv 2 bits 17408x5120": lambda: qmv(17408, 5120, 2),
     "attention float16 32x512x64": lambda: attention(512, 64, 32, "float16"),

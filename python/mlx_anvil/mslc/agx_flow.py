@@ -163,8 +163,13 @@ def _runs(blocks: list[Block], counts: Mapping[str, float]) -> np.ndarray:
             wanted.append(np.array([_COUNT]))
     for i, block in enumerate(blocks):
         if len(block.successors) == 2 and min(block.successors) > i:  # no loop's end
-            rows.append(_EVEN * (np.array([e == (i, block.successors[0]) for e in edges], float)
-                                 - np.array([e == (i, block.successors[1]) for e in edges], float))[None])
+            rows.append(
+                _EVEN
+                * (
+                    np.array([e == (i, block.successors[0]) for e in edges], float)
+                    - np.array([e == (i, block.successors[1]) for e in edges], float)
+                )[None]
+            )
             wanted.append(np.zeros(1))
     return leaves @ non_negative_least_squares(np.concatenate(rows), np.concatenate(wanted))
 

@@ -89,20 +89,24 @@ def measure_work(
 
 def combine_work(
     whole: LaunchProfile,
-    one: LaunchProfile,
+    one: LaunchProfile | None,
     compiled: AgxKernel,
     threads: int,
     ratio: float = 1.0,
     limits: Mapping[str, float] | None = None,
 ) -> Work:
-    """`whole` is the profile of the launch, or of one in `ratio` of it; `one` of a single threadgroup."""
+    """`whole` is the profile of the launch, or of one in `ratio` of it; `one` of a single threadgroup,
+    whose threads share what they read in the cache; without it, every SIMD group reads for itself."""
     groups = whole.threadgroups
     simdgroups = groups * -(-threads // SIMD_WIDTH)
     issue = issue_of(compiled.code, flow_counts(whole, simdgroups))
     read, written = (_distinct(whole, name, ratio, limits or {}) for name in ("bytes_read", "bytes_written"))
     requested = LINE * whole.sum("ideal_transactions", DEVICE)
     spilled = simdgroups * issue.spill_bytes * SIMD_WIDTH
-    own = sum(b.bytes_read + b.bytes_written for b in one.buffers if b.memory == DEVICE)
+    shared = requested
+    if one:
+        own = sum(b.bytes_read + b.bytes_written for b in one.buffers if b.memory == DEVICE)
+        shared = min(requested, own * groups / one.threadgroups)
     return Work(
         kernel=whole.kernel,
         threadgroups=groups * ratio,
@@ -111,7 +115,7 @@ def combine_work(
         threadgroup_memory=whole.threadgroup_memory,
         bytes_read=read,
         bytes_written=written,
-        cache_bytes=ratio * min(own * groups / one.threadgroups, requested),
+        cache_bytes=ratio * shared,
         port_cycles=ratio * (_port_cycles(whole, simdgroups * issue.accesses) + spilled / PORT),
         bank_cycles=ratio * whole.sum("transactions", THREADGROUP),
         barriers=ratio * whole.barriers,

@@ -171,9 +171,7 @@ def simdgroups_per_core(work: Work, core: Core) -> int:
     return max(groups, 1) * ceil(work.threads / SIMD_WIDTH)
 
 
-def resources(
-    work: Work, chip: Chip, parameters: Parameters, core: Core, *, warm: bool = False
-) -> dict[str, float]:
+def resources(work: Work, chip: Chip, parameters: Parameters, core: Core, *, warm: bool = False) -> dict[str, float]:
     """Microseconds that each resource needs for a launch, as if it were the only one."""
     active = min(chip.cores, work.threadgroups)
     per_core = work.threadgroups / active
