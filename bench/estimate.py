@@ -2,11 +2,11 @@
 
     tools/agx/build.sh                     # once
     python bench/estimate.py               # the comparison
-    python bench/estimate.py --validate    # simulates the kernels of published times again, and fits the model
+    python bench/estimate.py --validate    # simulates what published times are of again, and fits the model
 
-No time is measured. Ours are launched by the op in the simulator, MLX's from the headers of its wheel; both are compiled by
-Mesa for an M1 and go into the same model. `--validate` writes python/mlx_anvil/mslc/validation.json; its list of published
-times is kept as it stands there.
+No time is measured. Ours are launched by the op in the simulator, MLX's from the headers of its wheel; both are
+compiled by Mesa for an M1 and go into the same model. `--validate` writes python/mlx_anvil/mslc/validation.json; its
+list of published times is kept as it stands there.
 """
 
 import sys
@@ -26,14 +26,15 @@ from rich.console import Console
 import estimate_fit
 import mlx_anvil
 from agx import sources
-from estimate_launches import GEMM, LAUNCHES, Launch, attention, decode, qmv
+from estimate_launches import GEMM, LAUNCHES, Launch, attention, combine, decode, qmv
+from estimate_tables import SHOWN
 from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.agx import compile_agx
 from mlx_anvil.mslc.estimate_work import Work, combine_work
 from mlx_anvil.mslc.estimation import chip_error, chips, estimate, ratio, typical_error
 
-SHOWN = ("M1", "M2 Pro", "M3 Max", "M4 Max")
 DTYPE = "float16"
+_BLOCKS = 64  # of keys, of which MLX makes parts on a Pro or Max for four heads that share keys
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,40 @@ def _random(*shape: int) -> mx.array:
     return mx.random.normal(shape).astype(mx.float16)
 
 
+def _attend(q: mx.array, keys: int) -> mx.array:
+    k, v = (_random(1, 1, keys, q.shape[-1]) for _ in range(2))
+    return mlx_anvil.flash_attention(q, k, v)
+
+
 def _decode(keys: int) -> Pair:
     """32 query heads, 8 of keys, head_dim 128; one of the 8 groups is simulated."""
     groups, dim = 8, 128
-    call = lambda: mlx_anvil.flash_attention(_random(1, 4, 1, dim), *(_random(1, 1, keys, dim) for _ in range(2)))  # noqa: E731
     read, written = 2 * groups * keys * dim * 2 + 32 * dim * 2, 32 * dim * 2
-    return Pair(f"decode, {keys} keys", call, groups, read, written, lambda: [decode(keys, dim, 32, groups, 64, DTYPE)])
+    return Pair(
+        f"decode, {keys} keys",
+        lambda: _attend(_random(1, 4, 1, dim), keys),
+        groups,
+        read,
+        written,
+        lambda: [decode(keys, dim, 32, groups, _BLOCKS, DTYPE), combine(dim, 32, _BLOCKS, DTYPE)],
+    )
 
 
 def _attention(length: int, dim: int) -> Pair:
     """32 heads, as many keys as queries, no mask; 64 queries of one head are simulated."""
     rows, heads = 64, 32
-    call = lambda: mlx_anvil.flash_attention(_random(1, 1, rows, dim), *(_random(1, 1, length, dim) for _ in range(2)))  # noqa: E731
     size = heads * length * dim * 2
-    launches = lambda: [attention(length, dim, heads, DTYPE)]  # noqa: E731
-    return Pair(f"attention, {length} x {dim}", call, heads * length / rows, 3 * size, size, launches)
+    return Pair(
+        f"attention, {length} x {dim}",
+        lambda: _attend(_random(1, 1, rows, dim), length),
+        heads * length / rows,
+        3 * size,
+        size,
+        lambda: [attention(length, dim, heads, DTYPE)],
+    )
 
 
-def _quantized(rows: int, outputs: int, columns: int, part: int) -> mx.array:
+def _quantized(rows: int, columns: int, part: int) -> mx.array:
     w = mx.quantize(mx.random.normal((part, columns)).astype(mx.float16), group_size=64, bits=4)
     return mlx_anvil.quantized_matmul(_random(rows, columns), *w, transpose=True, group_size=64, bits=4)
 
@@ -77,18 +94,27 @@ def _quantized(rows: int, outputs: int, columns: int, part: int) -> mx.array:
 def _product(outputs: int, columns: int) -> Pair:
     """One row, 4 bits in groups of 64; 256 outputs are simulated."""
     read = outputs * columns * (0.5 + 4 / 64) + columns * 2
-    call = lambda: _quantized(1, outputs, columns, 256)  # noqa: E731
-    launches = lambda: [qmv(outputs, columns, 4, DTYPE)]  # noqa: E731
-    return Pair(f"product, 1 row, {columns} to {outputs}", call, outputs / 256, read, outputs * 2, launches)
+    return Pair(
+        f"product, 1 row, {columns} to {outputs}",
+        lambda: _quantized(1, columns, 256),
+        outputs / 256,
+        read,
+        outputs * 2,
+        lambda: [qmv(outputs, columns, 4, DTYPE)],
+    )
 
 
 def _prefill(rows: int, outputs: int, columns: int) -> Pair:
     """4 bits in groups of 64; 128 rows and outputs are simulated."""
     read = outputs * columns * (0.5 + 4 / 64) + rows * columns * 2
-    call = lambda: _quantized(128, outputs, columns, 128)  # noqa: E731
-    scale = rows * outputs / 128**2
-    launches = lambda: [qmm(rows, outputs, columns)]  # noqa: E731
-    return Pair(f"product, {rows} rows, {columns} to {outputs}", call, scale, read, rows * outputs * 2, launches)
+    return Pair(
+        f"product, {rows} rows, {columns} to {outputs}",
+        lambda: _quantized(128, columns, 128),
+        rows * outputs / 128**2,
+        read,
+        rows * outputs * 2,
+        lambda: [qmm(rows, outputs, columns)],
+    )
 
 
 def qmm(rows: int, outputs: int, columns: int) -> Launch:

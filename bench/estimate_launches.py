@@ -79,8 +79,8 @@ def gemm(
     constants = {10: False, 100: bias, 110: False, 200: m % block_m == 0, 201: n % block_n == 0, 202: k % block_k == 0}
     flags = ("false", "true" if transposed else "false")
     return Launch(
-        (*GEMM, "steel/gemm/kernels/steel_gemm_fused.h"), "gemm", (TYPES[dtype][0], block_m, block_n, block_k, *warps, *flags),
-        buffers, (tiles_n, tiles_m, batch), (tiles_n, -(-rows // block_m), 1), (32, warps[1], warps[0]), constants,
+        (*GEMM, "steel/gemm/kernels/steel_gemm_fused.h"), "gemm", (TYPES[dtype][0], *tile, *flags), buffers,
+        (tiles_n, tiles_m, batch), (tiles_n, -(-rows // block_m), 1), (32, warps[1], warps[0]), constants,
         {"A": batch * m * k * size, "B": batch * n * k * size, "C": n * size, "D": batch * m * n * size},
     )  # fmt: skip
 
@@ -156,13 +156,25 @@ def decode(keys: int, dim: int, heads: int, kv_heads: int, blocks: int, dtype: s
     )  # fmt: skip
 
 
+def combine(dim: int, heads: int, blocks: int, dtype: str) -> Launch:
+    """The second pass of a decode."""
+    partials, out = _draw((1, 1, blocks, dim), dtype), np.zeros((1, 1, dim), TYPES[dtype][1])
+    sums = np.ones((1, 1, blocks), np.float32)
+    buffers = dict(enumerate([partials, sums, sums.copy(), out, blocks]))
+    sizes = {"partials": heads * partials.nbytes, "sums": heads * sums.nbytes, "maxs": heads * sums.nbytes}
+    return Launch(
+        ("sdpa_vector.h",), "sdpa_vector_2pass_2", (TYPES[dtype][0], dim), buffers, (heads, 1, 1), (1, 1, 1),
+        (1024, 1, 1), dict.fromkeys(range(20, 26), False) | {26: blocks}, sizes,
+    )  # fmt: skip
+
+
 def sigmoid(size: int) -> Launch:
     """An element a thread."""
     part = 8 * 1024
     buffers = {0: _draw((part,), "float32"), 1: np.zeros(part, np.float32), 2: np.array(part, np.uint32)}
     return Launch(
-        ("unary_ops.h", "unary.h"), "unary_v", ("float", "float", "Sigmoid", 1), buffers, (size // 1024, 1, 1), (8, 1, 1),
-        (1024, 1, 1), {}, {"in": size * 4, "out": size * 4},
+        ("unary_ops.h", "unary.h"), "unary_v", ("float", "float", "Sigmoid", 1), buffers, (size // 1024, 1, 1),
+        (8, 1, 1), (1024, 1, 1), {}, {"in": size * 4, "out": size * 4},
     )  # fmt: skip
 
 

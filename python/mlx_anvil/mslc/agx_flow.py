@@ -127,8 +127,10 @@ def _add(block: Block, destination: str, opcode: str, operands: str) -> None:
 
 
 def issue_of(code: str, counts: Mapping[str, float]) -> Issue:
-    """Weighs the blocks of a listing so that they make `counts`: of ANCHORS, those that are known, per SIMD group (bytes
-    per thread)."""
+    """Weighs the blocks of a listing so that they make `counts`.
+
+    These are of ANCHORS, those that are known, of a SIMD group; bytes are of one thread.
+    """
     blocks = read_blocks(code)
     runs = _runs(blocks, counts)
     total = Issue(blocks=[float(run) for run in runs])

@@ -103,7 +103,7 @@ def combine_work(
     read, written = (_distinct(whole, name, ratio, limits or {}) for name in ("bytes_read", "bytes_written"))
     requested = LINE * whole.sum("ideal_transactions", DEVICE)
     spilled = simdgroups * issue.spill_bytes * SIMD_WIDTH
-    shared = requested
+    shared: float = requested
     if one:
         own = sum(b.bytes_read + b.bytes_written for b in one.buffers if b.memory == DEVICE)
         shared = min(requested, own * groups / one.threadgroups)

@@ -1,6 +1,6 @@
 """A model of a launch's time on Apple's GPUs: `python -m mlx_anvil.mslc estimate`.
 
-An estimate is computed from counts (estimate_work.py) and published numbers of chips (chips.json). It is no measurement.
+An estimate is computed from counts (estimate_work.py) and published numbers of chips (chips.json). Nothing is measured.
 Five parameters are fitted to published times of MLX's kernels (validation.json), half of which are held out. A chip is
 only estimated if such times exist for it, and its error there goes with every estimate.
 """
