@@ -9,6 +9,7 @@ from typing import Any
 from harness import RESULTS
 
 import agx_tables
+import estimate_tables
 from op_tables import OP_TABLES
 from op_tables import markdown as _markdown
 
@@ -281,6 +282,9 @@ TABLES = {
     "cuda, first": ("cuda_first_h200", cuda_first),
     "agx": ("agx", agx_tables.comparison),
     "agx, by op": ("agx", agx_tables.needs_by_op),
+    "estimate": ("estimate", estimate_tables.comparison),
+    "estimate, errors": ("estimate", estimate_tables.errors),
+    "estimate, by kernel": ("estimate", estimate_tables.errors_by_kernel),
     **OP_TABLES,
 }
 

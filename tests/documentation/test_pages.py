@@ -25,6 +25,7 @@ NOT_RUN = {
     "docs/apple.md": 2,
     "docs/backends.md": 1,
     "docs/benchmarks.md": 2,
+    "docs/estimates.md": 1,
     "docs/index.md": 1,
     "docs/macos.md": 4,
     "docs/patching.md": 1,

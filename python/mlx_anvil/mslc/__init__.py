@@ -15,6 +15,8 @@ try:
     from .compiler import CHECKED, PROFILED, UNCHECKED, Options
     from .conformance import STANDARDS
     from .diagnostics import CompileError, Diagnostic
+    from .estimate_work import Work, measure_work
+    from .estimation import Estimate, EstimateError, estimate
     from .metal_kernel import metal_kernel
     from .preprocess import Source
     from .profile import LaunchProfile
@@ -30,6 +32,8 @@ __all__ = [
     "UNCHECKED",
     "CompileError",
     "Diagnostic",
+    "Estimate",
+    "EstimateError",
     "Finding",
     "LaunchProfile",
     "Library",
@@ -38,7 +42,10 @@ __all__ = [
     "SimulationError",
     "Source",
     "ToolchainError",
+    "Work",
+    "estimate",
     "find_zig",
+    "measure_work",
     "metal_kernel",
     "verify",
 ]

@@ -9,7 +9,7 @@ import importlib
 
 import click
 
-MODULES = ("check", "list", "run", "profile", "ptx", "agx")
+MODULES = ("check", "list", "run", "profile", "ptx", "agx", "estimate")
 
 
 def all_commands() -> list[click.Command]:

@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Compile kernels of FILE for an M1 or M2, and print what their machine code needs.
 
-    Mesa's open compiler makes the code, not Apple's, and nothing is run: compare kernels with it, do not predict times.
+    Mesa's open compiler makes the code, not Apple's, and nothing is run: compare kernels with it. The command `estimate` models times.
     """
     values = parse_constants((*filter(None, listed.split(",")), *constants))
     console = Console(soft_wrap=True)

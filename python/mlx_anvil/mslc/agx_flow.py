@@ -1,0 +1,203 @@
+"""How often the blocks of a kernel's AGX code run, from what the simulator counted.
+
+The machine code is static: its blocks, their successors, and what each moves. The simulator knows how many bytes a SIMD
+group loaded and stored, and its products and barriers. Flows along the edges of the code that keep what enters a block
+equal to what leaves it, and add up to those counts as closely as possible, give the instructions that were issued.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# Cycles of a scheduler for an instruction of 32 threads, on Apple 7 and 8:
+# https://github.com/philipturner/metal-benchmarks, "Instruction Throughputs". The first pattern that matches decides.
+# `simple` pipelines take one a cycle; the `complex` one works beside them.
+COSTS: tuple[tuple[str, str, float], ...] = (
+    (r"matrix_fma", "simple", 17.5),  # MATMUL 8x8xF16 17, F32 18: on the pipelines of FFMA32
+    (r"rcp", "complex", 6.0),
+    (r"s?rsqrt", "complex", 8.0),
+    (r"log2|exp2|convert|floor|ceil|trunc|roundeven", "complex", 4.0),
+    (r"sin_pt_[12]", "complex", 5.0),
+    (r"imad|bfi|bfeil|extr|asr|bitrev|popcount|ffs|intl", "complex", 4.0),
+    (r"simd_reduce", "simple", 14.5),
+    (r"simd_prefix", "simple", 12.6),
+    (r"quad_(reduce|prefix)", "simple", 6.0),
+    (r"(quad_)?shuffle\w*|\w*ballot", "simple", 2.0),
+    (r"wait\w*|memory_barrier|logical_end|begin_cf", "simple", 0.0),
+)
+_WIDE_ADDITION = 4.0  # IADD64: four instructions
+ANCHORS = ("device read", "device written", "threadgroup read", "threadgroup written", "matrix", "barriers")
+_BLOCK = re.compile(r"^block(\d+) \{\n(.*?)^\}([^\n]*)$", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r"^   (?:([^=\n]*?) = )?([a-z]\w*) ?([^\n]*)$", re.MULTILINE)
+_REGISTER = re.compile(r"r(\d+)([lh]?)(?:(?:\.\.\.|:)r(\d+)([lh]?))?")
+_FLOW, _COUNT, _EVEN = 30.0, 10.0, 1e-3  # weights: a flow that is kept, a count that is met, an even branch
+
+
+@dataclass
+class Block:
+    successors: list[int]
+    anchors: dict[str, float]  # of one thread: bytes moved; products; barriers
+    issued: int = 0
+    simple: float = 0.0  # cycles of a scheduler
+    complex: float = 0.0
+    complex_issued: int = 0
+    matrix_cycles: float = 0.0  # of `simple`
+    spill_bytes: float = 0.0
+    loads: int = 0  # from device memory
+    accesses: int = 0  # of device memory
+
+
+@dataclass
+class Issue:
+    """What a SIMD group issues on average in a launch."""
+
+    instructions: float = 0.0
+    simple: float = 0.0
+    complex: float = 0.0
+    complex_issued: float = 0.0
+    matrix_cycles: float = 0.0
+    spill_bytes: float = 0.0
+    accesses: float = 0.0  # of device memory
+    rounds: float = 0.0  # runs of a block that loads: a compiler that moves loads up waits once in it
+    unexplained: float = 0.0  # the largest part of a count that the flows miss
+    blocks: list[float] = field(default_factory=list, repr=False)
+
+
+def cost(opcode: str, destination: str = "") -> tuple[str, float]:
+    for pattern, pipeline, cycles in COSTS:
+        if re.fullmatch(pattern, opcode):
+            return pipeline, cycles
+    wide = opcode == "iadd" and ":" in destination
+    return "simple", _WIDE_ADDITION if wide else 1.0
+
+
+def register_bytes(operand: str) -> int:
+    """Returns the bytes that a register or range of registers holds."""
+    found = _REGISTER.match(operand.strip())
+    if not found:
+        return 4
+    first, half, last, last_half = found.groups()
+    if last is None:
+        return 2 if half else 4
+    begin = 2 * int(first) + (half == "h")
+    return 2 * (2 * int(last) + (last_half != "l") - begin + 1)
+
+
+def read_blocks(code: str) -> list[Block]:
+    blocks: dict[int, Block] = {}
+    for number, body, tail in _BLOCK.findall(code):
+        leads = tail.split("from")[0]
+        block = Block([int(n) for n in re.findall(r"block(\d+)", leads)], dict.fromkeys(ANCHORS, 0.0))
+        for destination, opcode, operands in _LINE.findall(body):
+            _add(block, destination, opcode, operands)
+        blocks[int(number)] = block
+    return [blocks[number] for number in sorted(blocks)]
+
+
+def _add(block: Block, destination: str, opcode: str, operands: str) -> None:
+    pipeline, cycles = cost(opcode, destination)
+    block.issued += 1
+    if pipeline == "complex":
+        block.complex += cycles
+        block.complex_issued += 1
+    else:
+        block.simple += cycles
+    if opcode == "matrix_fma":
+        block.anchors["matrix"] += 1
+        block.matrix_cycles += cycles
+    elif opcode == "threadgroup_barrier":
+        block.anchors["barriers"] += 1
+    elif opcode == "device_load":
+        block.anchors["device read"] += register_bytes(destination)
+        block.loads += 1
+        block.accesses += 1
+    elif opcode == "device_store":
+        block.anchors["device written"] += register_bytes(operands)
+        block.accesses += 1
+    elif opcode == "local_load":
+        block.anchors["threadgroup read"] += register_bytes(destination)
+    elif opcode == "local_store":
+        block.anchors["threadgroup written"] += register_bytes(operands)
+    elif opcode in ("stack_load", "stack_store"):
+        block.spill_bytes += register_bytes(destination or operands)
+
+
+def issue_of(code: str, counts: Mapping[str, float]) -> Issue:
+    """Weighs the blocks of a listing so that they make `counts`.
+
+    These are of ANCHORS, those that are known, of a SIMD group; bytes are of one thread.
+    """
+    blocks = read_blocks(code)
+    runs = _runs(blocks, counts)
+    total = Issue(blocks=[float(run) for run in runs])
+    for block, run in zip(blocks, runs, strict=True):
+        total.instructions += float(run * block.issued)
+        for name in ("simple", "complex", "complex_issued", "matrix_cycles", "spill_bytes", "accesses"):
+            setattr(total, name, getattr(total, name) + float(run * getattr(block, name)))
+        total.rounds += float(run * (block.loads > 0))
+    for name, count in counts.items():
+        made = sum(run * block.anchors[name] for block, run in zip(blocks, runs, strict=True))
+        if count and any(block.anchors[name] for block in blocks):
+            total.unexplained = max(total.unexplained, float(abs(made - count) / count))
+    return total
+
+
+def _runs(blocks: list[Block], counts: Mapping[str, float]) -> np.ndarray:
+    """Returns how often every block runs."""
+    edges = [(i, j) for i, block in enumerate(blocks) for j in (block.successors or [len(blocks)])]
+    leaves = np.zeros((len(blocks), len(edges)))
+    enters = np.zeros_like(leaves)
+    for column, (i, j) in enumerate(edges):
+        leaves[i, column] = 1
+        if j < len(blocks):
+            enters[j, column] = 1
+    start = np.zeros(len(blocks))
+    start[0] = 1
+    rows, wanted = [_FLOW * (leaves - enters)], [_FLOW * start]
+    for name, count in counts.items():
+        moved = np.array([block.anchors[name] for block in blocks])
+        if count and moved.any():
+            rows.append(_COUNT / count * (moved @ leaves)[None])
+            wanted.append(np.array([_COUNT]))
+    for i, block in enumerate(blocks):
+        if len(block.successors) == 2 and min(block.successors) > i:  # no loop's end
+            rows.append(
+                _EVEN
+                * (
+                    np.array([e == (i, block.successors[0]) for e in edges], float)
+                    - np.array([e == (i, block.successors[1]) for e in edges], float)
+                )[None]
+            )
+            wanted.append(np.zeros(1))
+    return leaves @ non_negative_least_squares(np.concatenate(rows), np.concatenate(wanted))
+
+
+def non_negative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Lawson and Hanson's active sets: the x >= 0 for which |a x - b| is least."""
+    size = a.shape[1]
+    x, free = np.zeros(size), np.zeros(size, bool)
+    gradient = a.T @ b
+    tolerance = 1e-10 * max(1.0, np.abs(gradient).max(initial=0.0))
+    for _ in range(10 * size + 10):
+        held = np.where(free, -np.inf, gradient)
+        if free.all() or held.max() <= tolerance:
+            break
+        free[held.argmax()] = True
+        while True:
+            trial = np.zeros(size)
+            trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            if trial[free].min() > 0:
+                break
+            blocking = free & (trial <= 0)
+            step = (x[blocking] / np.maximum(x[blocking] - trial[blocking], 1e-300)).min()
+            x = x + step * (trial - x)
+            free &= x > 1e-12
+            if not free.any():
+                break
+        x = np.where(free, trial, 0.0)
+        gradient = a.T @ (b - a @ x)
+    return x
