@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mlx_anvil.mslc import UNCHECKED, Library, Source
 from mlx_anvil.mslc.commands.ptx import command
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
-from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx, with_constants
+from mlx_anvil.mslc.ptx import ARCHITECTURES, assemble, compile_ptx
 from tests.mslc.control.mlx_kernels import ENCODE, include_dir, source
 from tests.mslc.msl import HEAD
 from tests.mslc.ptx_support import METAL, has_ptxas, most_spills, needs_metal, needs_ptxas, ptx
@@ -97,35 +97,14 @@ def test_mlx_kernels_assemble(name, arch):
 @pytest.mark.parametrize(("arch", "features"), [(ARCHITECTURES[0], True), (ARCHITECTURES[-1], False)])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_project_kernels_assemble(path, arch, features):
-    """With all function constants on, and with all off. `registers_are_few` has a test of its own: norms with all
-    operands are not launched with it."""
+    """With all function constants on, and with all off. Norms with fewer operands have more of them
+    (tests/norm/test_registers.py)."""
     text = Source.load(path, [METAL])
     module = run_rewriter(text, run_preprocessor(text)).module
     constants = {c.index: features and c.name != "registers_are_few" for c in module.constants}
     module_text = compile_ptx(text, arch, constants)
     names = [kernel.name for kernel in module.kernels]
     assert_assembles(module_text, names, lambda kernel: most_spills(kernel, features))
-
-
-@pytest.mark.slow
-@pytest.mark.alike("arch")
-@needs_ptxas
-@needs_metal
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("pass_", ["forward", "backward"])
-def test_norms_with_few_registers_assemble(pass_, arch):
-    """The most operands that csrc/norm/gpu.cpp launches with `registers_are_few`."""
-    text = Source.load(METAL / "metal" / "norm" / f"{pass_}.metal", [METAL])
-    constants = run_rewriter(text, run_preprocessor(text)).module.constants
-    deferred = compile_ptx(text, arch, defers_constants=True)
-    off = {"row_is_long", "has_gate", "wants_bias"}
-    for norm, without in (("rms_norm", {"has_bias"}), ("layer_norm", set())):
-        values = {constant.index: constant.name not in off | without for constant in constants}
-        module = replace(deferred, text=with_constants(deferred.text, values))
-        assert re.search(r"\.minnctapersm [234]\n", module.text)
-        spills = {name: report.spill_bytes for name, report in assemble(module).items() if name.startswith(norm)}
-        assert spills == dict.fromkeys(spills, 0)
-        assert len(spills) == 5
 
 
 # ---- launching
@@ -262,6 +241,20 @@ def test_simd_functions_use_shuffles_and_votes():
     assert "vote.sync.ballot" in module.text
     assert "bar.warp.sync" in module.text
     assert not module.kernels[0].full_simdgroups
+
+
+@pytest.mark.parametrize(("components", "exchanges"), [(2, 1 + 4 + 2), (4, 2 + 1 + 3 + 4)])
+def test_sums_of_vectors_share_exchanges(components, exchanges):
+    """In the first steps lanes exchange half of their components; at the end each gets all sums."""
+    module = ptx(
+        f"""
+        kernel void k(device float{components}* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {{
+          o[i] = simd_sum(o[i]);
+        }}"""
+    )
+    all_lanes_at_once = module.text.count("shfl.sync.bfly") + components
+    assert all_lanes_at_once == exchanges
+    assert module.text.count("shfl.sync.idx") >= components
 
 
 def test_atomics_have_device_scope():
