@@ -159,6 +159,20 @@ def test_simd_functions_use_shuffles_and_votes():
     assert not module.kernels[0].full_simdgroups
 
 
+@pytest.mark.parametrize(("components", "exchanges"), [(2, 1 + 4 + 2), (4, 2 + 1 + 3 + 4)])
+def test_sums_of_vectors_share_exchanges(components, exchanges):
+    """In the first steps lanes exchange half of their components; at the end each gets all sums."""
+    module = ptx(
+        f"""
+        kernel void k(device float{components}* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {{
+          o[i] = simd_sum(o[i]);
+        }}"""
+    )
+    all_lanes_at_once = module.text.count("shfl.sync.bfly") + components
+    assert all_lanes_at_once == exchanges
+    assert module.text.count("shfl.sync.idx") >= components
+
+
 def test_atomics_have_device_scope():
     module = ptx(
         """

@@ -1,7 +1,6 @@
 """ptxas takes the PTX of every kernel, MLX's and the project's, and spills no more registers than is written down
 here."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -103,33 +102,12 @@ def loaded(module, arch, constants):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_project_kernels_assemble(path, dtype, arch, features, folder):
-    """With all function constants on, and with all off. `registers_are_few` has a test of its own: norms with all
-    operands are not launched with it."""
+    """With all function constants on, and with all off. Norms with fewer operands have more of them
+    (tests/norm/test_registers.py)."""
     names, constants = declared(path, dtype)
     values = {index: features and name != "registers_are_few" for index, name in constants.items()}
     module = loaded(shipped(path, dtype, folder), arch, values)
     assert_assembles(module, names, lambda kernel: most_spills(kernel, features))
-
-
-@pytest.mark.slow
-@pytest.mark.alike("arch", "dtype")
-@needs_ptxas
-@needs_metal
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pass_", ["forward", "backward"])
-def test_norms_with_few_registers_assemble(pass_, dtype, arch, folder):
-    """The most operands that csrc/norm/gpu.cpp launches with `registers_are_few`."""
-    path = METAL / "metal" / "norm" / f"{pass_}.metal"
-    names, constants = declared(path, dtype)
-    off = {"row_is_long", "has_gate", "wants_bias"}
-    for norm, without in (("rms_norm", {"has_bias"}), ("layer_norm", set())):
-        values = {index: name not in off | without for index, name in constants.items()}
-        module = loaded(shipped(path, dtype, folder), arch, values)
-        assert re.search(r"\.minnctapersm [234]\n", module.text)
-        spills = {name: report.spill_bytes for name, report in assemble(module).items() if name.startswith(norm)}
-        assert spills == dict.fromkeys((name for name in names if name.startswith(norm)), 0)
-        assert spills
 
 
 @pytest.mark.slow

@@ -65,6 +65,13 @@ kernel void ragged(const device uint* xs [[buffer(0)]], device uint* out [[buffe
   out[3 * n + t] = simd_prefix_exclusive_sum(x);
   out[4 * n + t] = uint(ulong(simd_active_threads_mask()));
   out[5 * n + t] = quad_sum(x);
+  const uint4 four = simd_sum(uint4(x, 3 * x, x * x, 1));
+  for (int i = 0; i < 4; ++i) {{
+    out[(6 + i) * n + t] = four[i];
+  }}
+  const uint2 two = simd_sum(uint2(x, x * x));
+  out[10 * n + t] = two.x;
+  out[11 * n + t] = two.y;
 }}
 """
     )

@@ -101,7 +101,7 @@ class Checks(ProjectChecks):
     def check_ragged_groups(self):
         n = 77
         x = self.rng.integers(0, 256, n).astype(np.uint32)
-        out = np.zeros((6, n), np.uint32)
+        out = np.zeros((12, n), np.uint32)
         self.module("groups").run("ragged", {0: x, 1: out}, (1,), (n,))
         for start in range(0, n, 32):
             part = x[start : start + 32]
@@ -113,6 +113,9 @@ class Checks(ProjectChecks):
             equal(rows[4], np.full_like(part, (1 << len(part)) - 1), "active threads")
             quads = [part[i // 4 * 4 : i // 4 * 4 + 4].sum() for i in range(len(part))]
             equal(rows[5], np.array(quads, np.uint32), "quad_sum")
+            squares = part * part
+            for row, summed in zip(rows[6:], (part, 3 * part, squares, part**0, part, squares), strict=True):
+                equal(row, np.full_like(part, summed.sum()), "simd_sum of a vector")
         yield "77 threads"
 
     def check_positions(self):
