@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+import support
 from mlx_anvil._check import OUTPUT_FACTOR
 from support import FLOAT32_TOLERANCE, to_numpy
 
@@ -165,6 +166,11 @@ def half_unit(x: float, dtype: mx.Dtype) -> float:
     """Half of the distance between neighbours of a 16-bit format, where x is."""
     bits = 10 if dtype == mx.float16 else 7
     return 2.0 ** (np.floor(np.log2(x)) - bits - 1) if x > 0 else 0.0
+
+
+def dense_factor(rows: int, dense: bool = support.backend == "cuda") -> float:
+    """Of :func:`assert_rounded` for a product: of more than 8 rows, CUDA rounds the weights to 16 bits too."""
+    return 2 * OUTPUT_FACTOR if dense and rows > 8 else OUTPUT_FACTOR
 
 
 def assert_rounded(

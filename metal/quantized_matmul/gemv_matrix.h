@@ -39,14 +39,14 @@ struct SmallCode<half> {
 
 // Subnormals of bfloat16 are too small for that (2^-133). From 2^-9 on, adjacent values differ by
 // 2^-16, so a code in the lowest mantissa bits of 2^-9 gives (128 + code) * 2^-16. Neither these
-// sums nor those of x times 2^-8 can overflow, since a group has at most 128 columns.
+// sums nor those of x times 2^-16 can overflow, since a group has at most 128 columns.
 template <>
 struct SmallCode<bfloat> {
   enum { kBits = 0x3b003b00, kPlaces = 1 };
-  METAL_FUNC static bfloat one() { return bfloat(0x1p-8f); }
+  METAL_FUNC static bfloat one() { return bfloat(0x1p-16f); }
   METAL_FUNC static float unit() { return 0x1p16f; }
   METAL_FUNC static float2 coefficients(float scale, float bias) {
-    return float2(scale, metal::fma(-0.5f, scale, 0x1p-8f * bias));
+    return float2(scale, metal::fma(-128.0f, scale, bias));
   }
 };
 
