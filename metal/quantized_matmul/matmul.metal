@@ -25,8 +25,7 @@
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
-
-constant bool x_and_out_are_vectors [[function_constant(3)]];
+#include "metal/quantized_matmul/vectors.h"
 
 // The simdgroups form a 2 x 2 grid: each has 16 rows and 32 columns of the 32 x 64 tile of out.
 enum { kTileRows = 32, kTileColumns = 64, kTileDepth = 64, kTileThreads = 128 };

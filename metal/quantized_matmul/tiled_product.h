@@ -7,8 +7,7 @@
 #include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/paired_tile.h"
 #include "metal/quantized_matmul/params.h"
-
-constant bool x_and_out_are_vectors [[function_constant(3)]];
+#include "metal/quantized_matmul/vectors.h"
 
 // The arrays of a kernel, and a lane's stores of results.
 template <typename T, typename Format>

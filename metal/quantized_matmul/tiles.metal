@@ -31,11 +31,11 @@
 #include "metal/quantized_matmul/params.h"
 #include "metal/quantized_matmul/tiled_product.h"
 
-enum { kTileThreads = kPairedThreads, kTileSimdgroups = kTileThreads / 32 };
+enum { kTiledThreads = kPairedThreads, kTiledSimdgroups = kTiledThreads / 32 };
 enum { kLaneCodes = kPairedColumns / 4, kOutputsOfLanes = 16 };
 
 template <typename T, typename Format>
-[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void quantized_tiles_transposed(
+[[kernel, max_total_threads_per_threadgroup(kTiledThreads)]] void quantized_tiles_transposed(
     const device T* x [[buffer(0)]],
     const device uint* w [[buffer(1)]],
     const device typename Format::template Scale<T>* scales [[buffer(2)]],
@@ -53,7 +53,7 @@ template <typename T, typename Format>
   const RowsOfX<T> rows = product.rows_of_x(first_row, kPairedRows, params.columns, params);
   const FragmentPlace place = fragment_place(lane);
   const ResultPlace results = TransposedPlace::first(
-      first_row, kOutputsOfLanes * (group.x * kTileSimdgroups + simdgroup), lane);
+      first_row, kOutputsOfLanes * (group.x * kTiledSimdgroups + simdgroup), lane);
   const int output = results.column;
   const WeightRow<T, Format> own[2] = {product.row_of_w(output, params),
                                        product.row_of_w(output + 1, params)};
@@ -106,15 +106,15 @@ template <typename T, typename Format>
     const uint3 own_group = group + zero;
     keep_results_in_range<TransposedPlace, true, T, Format>(
         {x, {w, scales, biases, 0, 0}, out, own_group.z},
-        TransposedPlace::first(own_group.y * kPairedRows,
-                               kOutputsOfLanes * (own_group.x * kTileSimdgroups + simdgroup + zero),
-                               lane + zero),
+        TransposedPlace::first(
+            own_group.y * kPairedRows,
+            kOutputsOfLanes * (own_group.x * kTiledSimdgroups + simdgroup + zero), lane + zero),
         4 * kPairedFragments, params);
   }
 }
 
 template <typename T, typename Format, int kRows>
-[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void quantized_tiles_few(
+[[kernel, max_total_threads_per_threadgroup(kTiledThreads)]] void quantized_tiles_few(
     const device T* x [[buffer(0)]],
     const device uint* w [[buffer(1)]],
     const device typename Format::template Scale<T>* scales [[buffer(2)]],
@@ -125,7 +125,7 @@ template <typename T, typename Format, int kRows>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   enum { kFragments = kRows / 8 };
-  threadgroup float2 shares[kTileSimdgroups][2][kFragments][32];
+  threadgroup float2 shares[kTiledSimdgroups][2][kFragments][32];
   const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z};
   const int first_row = group.y * kRows;
   const RowsOfX<T> rows = product.rows_of_x(first_row, kRows, params.columns, params);
@@ -141,7 +141,7 @@ template <typename T, typename Format, int kRows>
   LaneWeights<T, Format, kLaneCodes> weights[2];
   MLX_ANVIL_NO_UNROLL
   for (int begin = kPairedColumns * simdgroup; begin < params.columns;
-       begin += kPairedColumns * kTileSimdgroups) {
+       begin += kPairedColumns * kTiledSimdgroups) {
     const int column = begin + lane_column;
     MLX_ANVIL_UNROLL
     for (int f = 0; f < 2; ++f) {
@@ -188,7 +188,7 @@ template <typename T, typename Format, int kRows>
   }
   float2 totals[2] = {float2(0.0f), float2(0.0f)};
   MLX_ANVIL_UNROLL
-  for (int s = 0; s < kTileSimdgroups; ++s) {
+  for (int s = 0; s < kTiledSimdgroups; ++s) {
     MLX_ANVIL_UNROLL
     for (int f = 0; f < 2; ++f) {
       totals[f] += shares[s][f][simdgroup][lane];
@@ -208,7 +208,7 @@ template <typename T, typename Format, int kRows>
 }
 
 template <typename T, typename Format>
-[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void quantized_tiles_plain(
+[[kernel, max_total_threads_per_threadgroup(kTiledThreads)]] void quantized_tiles_plain(
     const device T* x [[buffer(0)]],
     const device uint* w [[buffer(1)]],
     const device typename Format::template Scale<T>* scales [[buffer(2)]],
@@ -225,7 +225,7 @@ template <typename T, typename Format>
   const int first_row = group.y * kPairedRows;
   const RowsOfX<T> rows = product.rows_of_x(first_row, kPairedRows, params.outputs, params);
   const FragmentPlace place = fragment_place(lane);
-  const int first_column = 32 * (group.x * kTileSimdgroups + simdgroup);
+  const int first_column = 32 * (group.x * kTiledSimdgroups + simdgroup);
   const int column = PlainPlace::first(0, first_column, lane).column;
   const bool has_columns = column < params.columns;
   const uint own_x = Tile::place(place.row, place.column / 2);
@@ -277,7 +277,7 @@ template <typename T, typename Format>
     keep_results_in_range<PlainPlace, false, T, Format>(
         {x, {w, scales, biases, 0, 0}, out, own_group.z},
         PlainPlace::first(own_group.y * kPairedRows,
-                          32 * (own_group.x * kTileSimdgroups + simdgroup + zero), lane + zero),
+                          32 * (own_group.x * kTiledSimdgroups + simdgroup + zero), lane + zero),
         8 * kPairedFragments, params);
   }
 }

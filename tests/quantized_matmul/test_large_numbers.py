@@ -21,7 +21,7 @@ LARGE = 3e38
 
 on_cpu = support.backend == "cpu"
 # On CUDA more rows are dense products of MLX's.
-COUNTS = (1, 5) if support.backend == "cuda" else (1, 5, 9, 20)
+COUNTS = (1, 5) if support.backend == "cuda" else (1, 5, 9, 20, 40)
 
 
 @pytest.fixture(params=isas() if on_cpu else [support.backend])

@@ -175,7 +175,7 @@ def test_instructions_of_several_rows(rows: int):
         assert our_instructions(product, FOUR_BITS, "float16", rows)["total"] <= wide
 
 
-@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("rows", [1, 7, 20, 40])
 @pytest.mark.parametrize("format", [FOUR_BITS, Format("affine", 32, 3), *FLOAT_FORMATS], ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_no_races(product: str, format: Format, rows: int, rng: np.random.Generator):
