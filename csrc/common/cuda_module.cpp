@@ -1,10 +1,13 @@
 #include "common/cuda_module.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <mutex>
-#include <sstream>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "common/build_once.h"
@@ -65,15 +68,19 @@ std::string specialised(const Kernel& kernel, const std::string& text) {
 // Removes the first line and returns the bindings that it lists. The image then starts where the
 // string does, at a multiple of 16 bytes: the driver requires that alignment for its headers.
 std::vector<uint8_t> take_bindings(std::string& module) {
-  const size_t end = module.find('\n');
-  std::istringstream line(module.substr(0, end));
-  std::string word;
-  line >> word >> word;  // "// bindings"
+  constexpr std::string_view kPrefix = "// bindings";
+  const size_t end = std::min(module.find('\n'), module.size());
+  const char *at = module.data() + std::min(kPrefix.size(), end), *last = module.data() + end;
   std::vector<uint8_t> bindings;
-  for (unsigned index = 0; line >> index;) {
+  for (unsigned index = 0; at < last && *at == ' ';) {
+    const auto [next, error] = std::from_chars(at + 1, last, index);
+    if (error != std::errc()) {
+      break;
+    }
     bindings.push_back(static_cast<uint8_t>(index));
+    at = next;
   }
-  module.erase(0, end == std::string::npos ? end : end + 1);
+  module.erase(0, end + (end < module.size()));
   return bindings;
 }
 
