@@ -30,7 +30,7 @@
   X(float32, float, 72, 72, 1, 32, true, 8, kStagesTogether) \
   X(float32, float, 80, 80, 1, 16, true, 8, kStagesTogether) \
   X(float32, float, 96, 96, 1, 16, true, 8, kStagesTogether) \
-  X(float32, float, 128, 128, 1, 16, true, 8, kStagesEach)   \
+  X(float32, float, 128, 128, 1, 8, true, 4, kStagesEach)    \
   X(float32, float, 192, 128, 1, 16, false, 4, kStagesEach)  \
   X(float32, float, 192, 192, 1, 16, false, 4, kStagesEach)  \
   X(float32, float, 256, 256, 1, 8, false, 4, kStagesEach)   \
