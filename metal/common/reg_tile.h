@@ -190,13 +190,19 @@ struct RegTile {
     }
   }
 
-  // Stores row i into the row `to`. Columns from `columns` on are not written.
+  // Stores row i from column `first` of the row `to` on. Columns from `columns` on are not written.
   template <typename U>
-  METAL_FUNC void store_row(
-      int i, device U* to, int columns, FragmentPlace place, bool vectors, bool full) const thread {
+  METAL_FUNC void store_row(int i,
+                            device U* to,
+                            int first,
+                            int columns,
+                            FragmentPlace place,
+                            bool vectors,
+                            bool full = false) const thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kColumnFragments; ++n) {
-      store_pair(to, 8 * n + place.column, columns, elements_of(fragments[i][n]), vectors, full);
+      store_pair(to, first + 8 * n + place.column, columns, elements_of(fragments[i][n]), vectors,
+                 full);
     }
   }
 
@@ -214,7 +220,7 @@ struct RegTile {
       const int row = 8 * i + place.row;
       if (row < rows) {
         device U* const at = vectors ? to + row * int(row_stride) : to + row * row_stride;
-        store_row(i, at, columns, place, vectors, full);
+        store_row(i, at, 0, columns, place, vectors, full);
       }
     }
   }

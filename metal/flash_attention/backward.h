@@ -64,8 +64,8 @@ struct PassingSavedRows {
 
 // From the products q . k and d_out . v of a pair: P, and dS times the slope of the softcap. With
 // kKeepsKeys, rows are keys, and columns are queries that count from first_passing; otherwise rows
-// are queries, and columns are keys.
-template <typename T, bool kKeepsKeys>
+// are queries, and columns are keys. kNear is as for MaskedScore.
+template <typename T, bool kKeepsKeys, bool kNear>
 struct ScoreGradient {
   bool all;                             // every query of the tile sees every key
   SavedRow saved;                       // of the row's query, if queries are kept
@@ -84,7 +84,11 @@ struct ScoreGradient {
     }
     const CappedScore<T> capped(*params, product);
     float score = capped.score;
-    if (has_bool_mask || has_additive_mask) {
+    const bool has_mask = has_bool_mask || has_additive_mask;
+    if (!kNear && has_mask && exists) {
+      score = mask.apply(score, query, key);
+    }
+    if (kNear && has_mask) {
       const int near_query = metal::min(query, params->q_len - 1);
       const int near_key = metal::min(key, params->kv_len - 1);
       const float masked =

@@ -131,7 +131,7 @@ template <typename T,
         // stored.
         const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
         p.map(key, place.column, d_scores,
-              ScoreGradient<T, true>{
+              ScoreGradient<T, true, kRowFragments == 1>{
                   all, {}, saved.tile(passing.turn), begin, head_mask, nullptr, &common});
         // In most tiles every pair is visible. One branch per tile replaces one per element.
         if (!all) {

@@ -117,8 +117,8 @@ template <typename T,
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
         p.map_row(i, query, key, d_scores,
-                  ScoreGradient<T, false>{all, saved[i], nullptr, begin, head_mask, head_d_mask,
-                                          &common});
+                  ScoreGradient<T, false, kRowFragments == 1>{all, saved[i], nullptr, begin,
+                                                              head_mask, head_d_mask, &common});
       }
       // In most tiles every pair is visible. One branch per tile replaces one per element.
       if (!all) {

@@ -5,8 +5,9 @@
 #include "metal/flash_attention/kept_rows.h"
 
 // Applies softcap and mask to the product of a query and a key. Pairs outside the operands get the
-// mask of another pair: their scores are hidden later, or not used.
-template <typename T>
+// mask of another pair: their scores are hidden later, or not used. Matrix units have larger tiles,
+// which have more registers without kNear.
+template <typename T, bool kNear>
 struct MaskedScore {
   int first_key;  // of the tile
   HeadMask<T> mask;
@@ -14,7 +15,11 @@ struct MaskedScore {
 
   METAL_FUNC float operator()(int query, int key, float product) const thread {
     const float score = CappedScore<T>(*params, product).score;
-    if (has_bool_mask || has_additive_mask) {
+    const bool has_mask = has_bool_mask || has_additive_mask;
+    if (!kNear && has_mask && query < params->q_len && key < params->kv_len) {
+      return mask.apply(score, query, key);
+    }
+    if (kNear && has_mask) {
       return mask.apply_near(score, metal::min(query, params->q_len - 1), first_key, 0,
                              metal::min(key, params->kv_len - 1) - first_key);
     }
@@ -85,7 +90,7 @@ struct ForwardRows {
                          constant AttentionParams& params) thread {
     RegTile<float, kRows, kKeys> scores = q.multiply(keys);
     const int query = first + place.row, key = begin + place.column;
-    scores.map(query, key, MaskedScore<T>{begin, mask, &params});
+    scores.map(query, key, MaskedScore<T, kRowFragments == 1>{begin, mask, &params});
     // In most tiles every pair is visible. Where there are many, one branch replaces their tests.
     if (kRowFragments * kKeys <= 32 ||
         !sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {

@@ -111,7 +111,7 @@ template <typename T,
     rows.out.store_row(i,
                        out + batch * params.out_strides[0] + head * params.out_strides[1] +
                            query * params.out_strides[2],
-                       common.v_head_dim, rows.place, rows_are_vectors, heads_fill_tile);
+                       0, common.v_head_dim, rows.place, rows_are_vectors, heads_fill_tile);
   }
 }
 

@@ -4,13 +4,12 @@
 //
 // Registers limit a tile: Apple's GPUs give a thread 128 registers of 32 bits before it spills.
 // Over the 32 lanes of a simdgroup, 8 rows take d / 4 registers per thread for q (half that for
-// 16-bit types), dv / 4 for the accumulated output and keys / 4 for the scores, times
-// row_fragments. With 16 rows, each fragment of k and v read from threadgroup memory is used twice,
-// so two row fragments are preferred while the sum stays below about 112, with fewer keys if that
-// makes them fit. Wide float32 heads leave no room for q: they reload it for each block of keys
-// (keeps_q false).
+// 16-bit types), dv / 4 for the accumulated output and keys / 4 for the scores. About 40 more hold
+// addresses, and what the compiler keeps. So a simdgroup has 8 rows, and eight of them share each
+// tile where registers allow; with 16 rows, heads of 64 spill already. Wide heads leave no room for
+// q: they reload it for each block of keys (keeps_q false). `mslc agx` counts (docs/apple.md).
 //
-// Threadgroup memory holds a block of keys and one of values: 5 to 17 KB for 16-bit types.
+// Threadgroup memory holds a block of keys and one of values: 5 to 25 KB.
 #pragma once
 
 // X(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups, staging)
@@ -31,7 +30,7 @@
   X(float32, float, 72, 72, 1, 32, true, 8, kStagesTogether) \
   X(float32, float, 80, 80, 1, 16, true, 8, kStagesTogether) \
   X(float32, float, 96, 96, 1, 16, true, 8, kStagesTogether) \
-  X(float32, float, 128, 128, 1, 16, true, 8, kStagesEach)   \
+  X(float32, float, 128, 128, 1, 8, true, 4, kStagesEach)    \
   X(float32, float, 192, 128, 1, 16, false, 4, kStagesEach)  \
   X(float32, float, 192, 192, 1, 16, false, 4, kStagesEach)  \
   X(float32, float, 256, 256, 1, 8, false, 4, kStagesEach)   \
@@ -57,11 +56,12 @@
 // other side's rows pass through threadgroup memory. Per row fragment, a thread needs d / 4
 // registers for each of the two kept operands (half that for 16-bit types), d / 4 for each
 // accumulated gradient (one in dq, two in dkv), and tile rows / 2 for the scores and their
-// gradient. If that does not fit, the kept operands are reloaded for each tile (kKeptNowhere). For
-// wide heads the two gradients do not fit together: dk and dv are then separate passes, and S is
-// recomputed.
+// gradient. If that does not fit, the kept operands stay in threadgroup memory, or are reloaded for
+// each tile (kKeptNowhere). For wide heads the two gradients do not fit together: dk and dv are
+// then separate passes, and S is recomputed.
 //
-// X(pass, dtype, type, d, dv, row_fragments, tile rows, keeping of each operand, staging)
+// X(pass, dtype, type, d, dv, row_fragments, tile rows, keeping of each operand, simdgroups,
+//   staging)
 #define MLX_ANVIL_ATTENTION_BACKWARD_TILES_16(X, dtype, type)                            \
   X(dq, dtype, type, 32, 32, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
   X(dq, dtype, type, 64, 64, 1, 32, kKeptInRegisters, kKeptInRegisters, 8, kStagesEach)  \
@@ -79,7 +79,8 @@
   X(dkv, dtype, type, 96, 96, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)       \
   X(dk, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptInMemory, 4, kStagesEach)      \
   X(dv, dtype, type, 128, 128, 1, 16, kKeptInMemory, kKeptNowhere, 8, kStagesEach)       \
-  X(dkv, dtype, type, 192, 128, 1, 16, kKeptNowhere, kKeptNowhere, 4, kStagesEach)       \
+  X(dk, dtype, type, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
+  X(dv, dtype, type, 192, 128, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
   X(dk, dtype, type, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
   X(dv, dtype, type, 192, 192, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \
   X(dk, dtype, type, 256, 256, 1, 8, kKeptNowhere, kKeptNowhere, 4, kStagesEach)         \

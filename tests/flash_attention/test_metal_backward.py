@@ -18,9 +18,8 @@ from tests.flash_attention.profiles import Counts
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 
-TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, \w+\)")
+TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, (\d+), \w+\)")
 TILE_TABLE = Path(__file__).parents[2] / "metal" / "flash_attention" / "tiles.h"
-SIMDGROUPS = 4
 
 PRODUCTS = {"dq": 3, "dkv": 4, "dk": 3, "dv": 2}  # of matrices of scores by rows of head_dim
 
@@ -39,16 +38,18 @@ class Case:
 class Tile:
     rows: int  # that a threadgroup keeps
     passing: int  # rows of the other side that are looked at at a time
-    holds: bool  # the kept rows stay in registers
+    simdgroups: int
+    holds: bool  # the kept rows stay in registers or threadgroup memory
 
 
 def tile_of(kernel_pass: str, case: Case) -> Tile:
     """The first size in the table that holds the heads."""
     text = TILE_TABLE.read_text()
     wide, narrow = text.split("#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)")
-    for name, dim, _, fragments, passing, holds in TILE.findall(narrow if case.dtype == "float32" else wide):
+    for name, dim, _, fragments, passing, kept, simdgroups in TILE.findall(narrow if case.dtype == "float32" else wide):
         if name == kernel_pass and int(dim) >= case.head_dim:
-            return Tile(8 * SIMDGROUPS * int(fragments), int(passing), holds == "kKeptInRegisters")
+            rows = 8 * int(simdgroups) * int(fragments)
+            return Tile(rows, int(passing), int(simdgroups), kept != "kKeptNowhere")
     raise AssertionError(f"no tile for {kernel_pass} of {case}")
 
 
@@ -104,7 +105,7 @@ def test_counts(case: Case):
     counts = profile(case)
     itemsize, length = np.dtype(case.dtype).itemsize, case.length
     row = case.head_dim * itemsize
-    assert set(counts) == ({"delta", "dq", "dkv"} if case.head_dim <= 128 else {"delta", "dq", "dk", "dv"})
+    assert set(counts) == ({"delta", "dq", "dkv"} if case.head_dim < 128 else {"delta", "dq", "dk", "dv"})
 
     delta = counts.pop("delta")
     assert delta.device_bytes_read == case.q_heads * length * (2 * row + 2 * 4)  # out, d_out; lse, d_lse
@@ -114,7 +115,7 @@ def test_counts(case: Case):
     for name, done in counts.items():
         tile = tile_of(name, case)
         # Products: each SIMD group makes those of its own rows with the tiles that they see. 8x8x8 at a time.
-        group_rows = tile.rows // SIMDGROUPS
+        group_rows = tile.rows // tile.simdgroups
         pairs = case.q_heads * visits(case, group_rows, tile.passing) * group_rows * tile.passing
         assert done.matrix_multiplies == PRODUCTS[name] * pairs * case.head_dim / 512
 
@@ -122,7 +123,7 @@ def test_counts(case: Case):
         tiles = case.q_heads * visits(case, tile.rows, tile.passing)
         assert done.barriers == 2 * tiles
 
-        # Bytes: tiles, the kept rows once, or once a tile where registers have no room for them.
+        # Bytes: tiles, the kept rows once, or once a tile where there is no room for them.
         kept = length * (case.q_heads if name == "dq" else case.kv_heads)
         kept_operands = 1 if name == "dv" else 2
         if not tile.holds:
