@@ -213,7 +213,7 @@ void norm_forward_gpu(const NormConfig& config,
                       const mx::Stream& stream) {
   const Request request{config, in, stream};
   const NormParams params = request.params();
-  request.launch_kernel("forward", true, !config.centred,
+  request.launch_kernel("forward", !config.has_residual, !config.centred,
                         {{kHasResidual, config.has_residual}, {kHasBias, config.has_bias}},
                         {in.x, request.or_x(in.residual), request.or_x(in.gate),
                          request.or_x(in.weight), request.or_x(in.bias)},

@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs launch of the norms assembles without spills, with the registers that csrc/norm/gpu.cpp asks for."""
+"""What NVIDIA GPUs launch of the norms assembles with next to no spills, within the registers that csrc/norm/gpu.cpp asks for."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,12 +22,12 @@ def deferred(pass_: str, arch: str) -> PtxModule:
     return compile_ptx(Source.load(METAL / "metal" / "norm" / f"{pass_}.metal", [METAL]), arch, defers_constants=True)
 
 
-def assert_no_spills(pass_: str, arch: str, norm: str, dtypes: tuple[str, ...], on: set[int]) -> None:
+def assert_spills(pass_: str, arch: str, norm: str, dtypes: tuple[str, ...], on: set[int], allowed: int = 0) -> None:
     module = deferred(pass_, arch)
     values = {index: index in on | {0, SHARED, HAS_WEIGHT, WHOLE} for index in range(14)}
     reports = assemble(replace(module, text=with_constants(module.text, values)))
     spills = {name: reports[name].spill_bytes for name in (f"{norm}_{pass_}_{types}" for types in dtypes)}
-    assert spills == dict.fromkeys(spills, 0)
+    assert max(spills.values()) <= allowed, spills
 
 
 @pytest.mark.alike("arch")
@@ -38,9 +38,14 @@ def test_forward(norm, arch, short):
     centred = norm == "layer_norm"
     for more in ({HAS_RESIDUAL}, set()):
         common = more | ({HAS_BIAS} if centred else set()) | ({SHORT} if short else set())
-        assert_no_spills("forward", arch, norm, NARROW, common | {FEW} | (set() if centred else {AHEAD}))
+        few = set() if more else {FEW}
+        # An H100 is fastest with 40 registers, for which layer_norm puts a few addresses away.
+        allowed = 32 if centred and few and not short else 0
+        on = common | few | (set() if centred else {AHEAD})
+        assert_spills("forward", arch, norm, NARROW, on, allowed)
         # A thread has half as many elements of float32 rows, which are short then.
-        assert_no_spills("forward", arch, norm, WIDE if short else WIDE[:2], common | ({FEW} if short else set()))
+        on = common | (few if short else set())
+        assert_spills("forward", arch, norm, WIDE if short else WIDE[:2], on)
 
 
 @pytest.mark.alike("arch")
@@ -52,5 +57,7 @@ def test_backward(norm, arch, short):
     for more in ({HAS_D_H}, set()):
         common = more | {WANTS_WEIGHT} | ({WANTS_BIAS} if centred else set()) | ({SHORT} if short else set())
         few = {FEW} if short and not centred and not more else set()
-        assert_no_spills("backward", arch, norm, NARROW, common | few | {AHEAD})
-        assert_no_spills("backward", arch, norm, WIDE if short else WIDE[:2], common | few)
+        # All 128 registers are taken where layer_norm has all operands.
+        allowed = 8 if centred and more and not short else 0
+        assert_spills("backward", arch, norm, NARROW, common | few | {AHEAD}, allowed)
+        assert_spills("backward", arch, norm, WIDE if short else WIDE[:2], common | few)
