@@ -208,8 +208,8 @@ struct OneMatrix {
                                          GemvPlace place,
                                          constant QuantizedParams& params) const thread {
     const int output = metal::min(place.first_output + s, params.outputs - 1);
-    return row_of_tile(first, uint(place.batch) * uint(params.outputs) + uint(output), params.columns,
-                       params.group_shift);
+    return row_of_tile(first, uint(place.batch) * uint(params.outputs) + uint(output),
+                       params.columns, params.group_shift);
   }
 };
 

@@ -56,7 +56,12 @@ struct GateAndUp {
                                          GemvPlace place,
                                          constant QuantizedParams& params) const thread {
     const int output = metal::min(place.first_output + s % kPairs, params.outputs - 1);
-    return row_of_tile(s < kPairs ? gate : up, uint(output), params.columns, params.group_shift);
+    // Chosen one by one, pointers stay in registers.
+    const bool of_gate = s < kPairs;
+    const WeightRow<T, Format> first = {of_gate ? gate.words : up.words,
+                                        of_gate ? gate.scales : up.scales,
+                                        of_gate ? gate.biases : up.biases, 0, 0};
+    return row_of_tile(first, uint(output), params.columns, params.group_shift);
   }
 };
 
