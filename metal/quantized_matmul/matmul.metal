@@ -135,9 +135,8 @@ template <typename T, typename Format, bool kTransposed>
     if (row >= rows) {
       continue;
     }
-    const int column = first_column + own_column;
-    totals.store_row(i, out + (batch * params.rows + first_row + row) * columns + column,
-                     columns - column, place, x_and_out_are_vectors, false);
+    totals.store_row(i, out + (batch * params.rows + first_row + row) * columns,
+                     first_column + own_column, columns, place, x_and_out_are_vectors);
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
       const float2 pair = elements_of(totals.block(i, j));
