@@ -42,7 +42,7 @@ draws it). Up to 8 rows of ``x`` share one pass over ``w``. The bits of a row's 
 on the number of rows up to 8. The arithmetic is float32 for every dtype; on CUDA, products of more
 rows in 16 bits round the weights to 16 bits.
 
-The gradient with respect to ``x`` is the other product, without a dequantised copy of ``w``.
+The gradient with respect to ``x`` is the other product. No call keeps a dequantised copy of ``w``.
 Gradients with respect to ``scales`` and ``biases`` (affine) use a graph of MLX ops. Forward mode is
 fused for all three. ``vmap`` works over any of the arrays.
 
