@@ -9,10 +9,12 @@ import numpy as np
 
 import mlx_anvil
 from checked_calls import Checked, any_dtype
+from mlx_anvil.reference import DTYPES
 from quantized_numpy import Format, any_format_of_each_kind, assert_rounded, dense_factor, draw
 from support import to_numpy
 
 COLUMNS = 256
+HALVES = (mx.float16, mx.bfloat16)
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
@@ -24,25 +26,24 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         if rows <= 8:
             yield Checked(partial(_swiglu, rng, next(formats), rows, 45))
     for call in (
-        partial(_multiply, rng, next(formats), 33, 45),
-        partial(_multiply, rng, next(formats), 33, 300, False),
+        partial(_multiply, rng, next(formats), 33, 45, dtypes=(mx.float32,)),
+        partial(_multiply, rng, next(formats), 33, 300, False, dtypes=(mx.float32,)),
     ):
         yield Checked(call, matrix_units=True)
     # Tiles for few, several and many rows of w, of which a swiglu has twice as many.
     for (outputs, group), call in product(((37, 32), (4667, 64), (65539, 128)), (_multiply, _swiglu)):
         several = outputs if call is _multiply else outputs // 2
-        run = partial(call, rng, Format("affine", group, 4), 2, several, halves=True)
+        run = partial(call, rng, Format("affine", group, 4), 2, several, dtypes=HALVES)
         yield Checked(run, matrix_units=True)
     # With matrix units: dequantised for a dense product, but up to 48 rows if the kernels for few rows take the matrix.
     for format, transpose in product(any_format_of_each_kind(rng), (True, False)):
-        run = partial(_multiply, rng, format, 49, 37, transpose=transpose, halves=True, dense=True)
+        run = partial(_multiply, rng, format, 49, 37, transpose=transpose, dtypes=HALVES, dense=True)
         yield Checked(run, matrix_units=True)
-    yield Checked(partial(_multiply, rng, Format("affine", 64, 4), 17, 37, halves=True), matrix_units=True)
+    yield Checked(partial(_multiply, rng, Format("affine", 64, 4), 17, 37, dtypes=HALVES), matrix_units=True)
 
 
-def _draw_x(rng: np.random.Generator, shape: tuple[int, int], halves: bool) -> mx.array:
-    dtype = any_dtype(rng, (mx.float16, mx.bfloat16)) if halves else any_dtype(rng)
-    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+def _draw_x(rng: np.random.Generator, shape: tuple[int, int], dtypes: tuple[mx.Dtype, ...]) -> mx.array:
+    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(any_dtype(rng, dtypes))
 
 
 def _multiply(
@@ -51,19 +52,21 @@ def _multiply(
     rows: int,
     outputs: int,
     transpose: bool = True,
-    halves: bool = False,
+    dtypes: tuple[mx.Dtype, ...] = DTYPES,
     dense: bool = False,
 ) -> None:
     terms = COLUMNS if transpose else outputs
-    x = _draw_x(rng, (rows, terms), halves)
+    x = _draw_x(rng, (rows, terms), dtypes)
     matrix = draw(format, (outputs, COLUMNS), rng, x.dtype)
     result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **format.options)
     exact = to_numpy(x) @ (matrix.weights.T if transpose else matrix.weights)
     assert_rounded(result, exact, x.dtype, terms=terms, factor=dense_factor(rows, dense))
 
 
-def _swiglu(rng: np.random.Generator, format: Format, rows: int, outputs: int, halves: bool = False) -> None:
-    x = _draw_x(rng, (rows, COLUMNS), halves)
+def _swiglu(
+    rng: np.random.Generator, format: Format, rows: int, outputs: int, dtypes: tuple[mx.Dtype, ...] = DTYPES
+) -> None:
+    x = _draw_x(rng, (rows, COLUMNS), dtypes)
     x = x / 30  # no gate so large that its error is magnified
     gate, up = (draw(format, (outputs, COLUMNS), rng, x.dtype) for _ in range(2))
     result = mlx_anvil.quantized_swiglu(x, gate.arrays, up.arrays, **format.options)
