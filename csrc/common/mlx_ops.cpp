@@ -127,6 +127,9 @@ class Choice : public MlxOp {
 }  // namespace
 
 mx::array matrix_product(const mx::array& a, const mx::array& b, mx::Stream stream) {
+  if (a.ndim() == 1 && b.ndim() > 1) {
+    return mx::squeeze(matrix_product(mx::expand_dims(a, 0, stream), b, stream), -2, stream);
+  }
   const mx::array by_mlx = mx::matmul(a, b, stream);
   const std::string_view last = by_mlx.primitive().name();
   if (last == "Unflatten") {  // several axes of a, and a matrix b

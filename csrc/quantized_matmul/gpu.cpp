@@ -26,12 +26,8 @@ enum Constant : uint32_t { kPartsAreStored = 2, kTilesAreVectors, kXIsStaged, kS
 
 // ---- gemv_matrix.metal --------------------------------------------------------------------------
 
-constexpr int64_t kMatrixColumns = 256;             // per step of a simdgroup
 constexpr int64_t kStages = 2;                      // per simdgroup, in threadgroup memory
 constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // available on every GPU with matrix units
-
-// Up to this many rows of x, eight at a time, they are faster than a dense product.
-constexpr int64_t kMostMatrixRows = 48;
 
 constexpr int64_t kThreadsAtOnce = 512;       // per multiprocessor, limited by registers
 constexpr int64_t kMemoryOfSystem = 1 << 10;  // reserved per threadgroup

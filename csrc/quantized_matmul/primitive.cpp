@@ -173,6 +173,35 @@ QuantizedSizes quantized_sizes(const QuantizedFormat& format,
   return sizes;
 }
 
+namespace {
+
+// True if MLX on CUDA has a tensor-core kernel for the call and the rows are too many for the
+// kernels that read w again for every 8 rows, but too few for dequantising w to pay off.
+// Derivatives and vmap use ours.
+bool is_for_tensor_cores(const QuantizedFormat& format,
+                         const QuantizedSizes& sizes,
+                         QuantizedProduct product,
+                         const mx::array& x,
+                         const QuantizedMatrix& matrix,
+                         mx::Stream s) {
+  constexpr int64_t kMostRows = 96, kOutputTile = 128;
+  const int64_t depth_tile = std::max(64, format.group);
+  const bool by_matrix_units =
+      format.has_biases() && format.bits == 4 && sizes.columns % kMatrixColumns == 0;
+  if (sizes.rows <= (by_matrix_units ? kMostMatrixRows : kQuantizedGemvRows) ||
+      sizes.rows > kMostRows) {
+    return false;
+  }
+  const bool traced =
+      x.is_tracer() || matrix.scales.is_tracer() || (matrix.biases && matrix.biases->is_tracer());
+  return !traced && x.dtype() != mx::float32 && (format.bits == 4 || format.bits == 8) &&
+         product == QuantizedProduct::kTransposed && sizes.outputs > 0 && sizes.columns > 0 &&
+         sizes.outputs % kOutputTile == 0 && sizes.columns % depth_tile == 0 &&
+         launches_on_cuda(s.device);
+}
+
+}  // namespace
+
 mx::array apply_quantized_matmul(const char* op,
                                  const QuantizedFormat& format,
                                  QuantizedProduct product,
@@ -181,6 +210,11 @@ mx::array apply_quantized_matmul(const char* op,
                                  mx::Stream s) {
   if (for_gpu(s)) {
     const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
+    if (is_for_tensor_cores(format, sizes, product, x, matrix, s)) {
+      note_mlx_kernel(op, "mx.quantized_matmul",
+                      "MLX's tensor core kernel is faster for up to 96 rows");
+      return mlx_quantized_matmul(format, product, x, matrix, s);
+    }
     std::string why_not;
     if (!can_launch_quantized(sizes, s, &why_not)) {
       note_fallback(op, why_not);

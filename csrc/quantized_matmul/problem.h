@@ -30,6 +30,10 @@ namespace mlx_anvil {
 // Up to this many rows of x, GEMV kernels read w once for all rows. Row i of the result has the
 // same bits for every number of rows up to this, and at every position.
 inline constexpr int kQuantizedGemvRows = 8;
+// gemv_matrix.metal: rows of x, eight at a time, up to which it is faster than a dense product, and
+// columns per step of a simdgroup.
+inline constexpr int64_t kMostMatrixRows = 48;
+inline constexpr int64_t kMatrixColumns = 256;
 
 enum class QuantizedKind : int32_t { kAffine, kMxfp4, kMxfp8, kNvfp4 };
 enum class QuantizedProduct : int32_t { kTransposed, kPlain };

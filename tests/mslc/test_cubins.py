@@ -16,7 +16,7 @@ from tests.mslc.ptx_support import METAL, needs_metal, needs_ptxas
 
 pytestmark = [pytest.mark.cpu_only, needs_ptxas, needs_metal]
 
-OP, KEY = "rope", "rope_qk_bfloat16_c0t_c1f_c2t_c3f"
+OP, KEY = "rope", "rope_qk_bfloat16_c0t_c1f_c2t_c3f_c4f"
 EM_CUDA = 190  # of ELF
 
 

@@ -91,6 +91,15 @@ def test_kernels_by_size(rows, columns, dtype, transpose, kernels, rng):
     assert_dense_close(result, x.astype(mx.float16) if dtype == mx.float32 else x, matrix, transpose)
 
 
+@pytest.mark.skipif(support.backend != "cuda", reason="MLX has this kernel on CUDA only")
+@pytest.mark.parametrize(("rows", "by_mlx"), [(48, False), (49, True), (96, True), (97, False)])
+def test_mlx_kernel_between(rows, by_mlx, rng):
+    matrix, x = draw(FOUR_BITS, (128, 256), rng, mx.float16), draw_x(rng, (rows, 256), mx.float16)
+    result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
+    assert (kernels == ["mx.quantized_matmul"]) == by_mlx
+    assert_dense_close(result, x, matrix)
+
+
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["one", "batch"])
 def test_blocks(shape, rng):

@@ -20,7 +20,18 @@ QUANTIZED = np.dtype([(n, "i4") for n in ("rows", "columns", "outputs", "group_s
 
 # Constants of the bundle's files: dense arrays, no mask, no sinks, no log-sum-exp, keys in one part,
 # blocks of rows along x.
-ATTENTION_CONSTANTS = {0: True, 1: False, 2: False, 3: False, 4: False, 5: True, 6: False, 9: False, 16: False}
+ATTENTION_CONSTANTS = {
+    0: True,
+    1: False,
+    2: False,
+    3: False,
+    4: False,
+    5: True,
+    6: False,
+    9: False,
+    10: True,
+    16: False,
+}
 QUANTIZED_CONSTANTS = {0: True, 1: False, 2: False, 3: True}
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -61,12 +72,12 @@ class ProjectChecks:
     def check_flash_attention(self) -> Iterator[str]:
         """Forward, with ragged lengths."""
         for dtype in ENCODE:
-            for dim, rows in ((64, 64), (128, 64 if dtype != "float" else 32)):
+            for dim, threads in ((64, 256), (128, 256 if dtype != "float" else 128)):
                 for causal in (False, True):
                     shape = (4, 2, 70, 101, dim)
                     kernel = f"flash_attention_forward_{PROJECT_NAME[dtype]}_d{dim}v{dim}"
-                    grid = (-(-shape[2] // rows), shape[0], 1)
-                    yield self.attention_case("flash_forward", kernel, dtype, shape, causal, grid, (128,))
+                    grid = (-(-shape[2] // (threads // 4)), shape[0], 1)  # 8 rows per SIMD group
+                    yield self.attention_case("flash_forward", kernel, dtype, shape, causal, grid, (threads,))
 
     def check_flash_attention_decode(self) -> Iterator[str]:
         for dtype in ENCODE:

@@ -205,7 +205,7 @@ MUTATIONS = [
         "const int count = kWhole ? int(kSize) : int(metal::min(long(kSize), size - at));",
         "const int count = kSize;",
         "device out of bounds",
-        "reinterpret_cast<const device uint4*>(from)",
+        "reinterpret_cast<const device Raw*>(from)",
         line_file="metal/common/pack.h",
     ),
     Mutation(
@@ -225,7 +225,7 @@ MUTATIONS = [
         "packs_are_aligned && count == Pack<T>::kSize",
         "count == Pack<T>::kSize",
         "misaligned access",
-        "reinterpret_cast<const device uint4*>(from)",
+        "reinterpret_cast<const device Raw*>(from)",
         line_file="metal/common/pack.h",
     ),
     Mutation(

@@ -43,7 +43,7 @@ def _attention(rng: np.random.Generator, queries: int, keys: int) -> tuple[list[
     return halves, [DECODE["half"](x) for x in halves]
 
 
-def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int) -> Launch:
+def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int, threads: int) -> Launch:
     keys = 40
     (q, k, v, _), (qs, ks, vs, _) = _attention(rng, queries, keys)
     weights = np.exp(SCALE * qs @ ks.T)
@@ -55,21 +55,21 @@ def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int) -> 
         kernel,
         {0: q, 1: k, 2: v, 3: q, 4: q, 5: out, 6: out, 7: params},
         (1, 1, 1),
-        (128, 1, 1),
+        (threads, 1, 1),
         out,
         weights @ vs / weights.sum(-1, keepdims=True),
         2e-3,
-        constants={**dict.fromkeys((*range(5), 6, 9, 16), False), 5: True},
+        constants={**dict.fromkeys((*range(5), 6, 9, 10, 16), False), 5: True},
         dtype="half",
     )
 
 
 def attention_forward(rng: np.random.Generator) -> Launch:
-    return _forward(rng, "metal/flash_attention/forward.metal", "flash_attention_forward_float16_d64v64", 24)
+    return _forward(rng, "metal/flash_attention/forward.metal", "flash_attention_forward_float16_d64v64", 24, 256)
 
 
 def attention_decode(rng: np.random.Generator) -> Launch:
-    return _forward(rng, "metal/flash_attention/decode.metal", "flash_attention_decode_float16_d64r1", 1)
+    return _forward(rng, "metal/flash_attention/decode.metal", "flash_attention_decode_float16_d64r1", 1, 128)
 
 
 def _backward(rng: np.random.Generator, gradient: str, outputs: int) -> Launch:
@@ -87,11 +87,11 @@ def _backward(rng: np.random.Generator, gradient: str, outputs: int) -> Launch:
         f"flash_attention_backward_{gradient}_float16_d64v64",
         {**buffers, 9: np.zeros_like(out), 10: _attention_params(BACKWARD, queries, keys)},
         (outputs, 1, 1),
-        (128, 1, 1),
+        (256, 1, 1),
         out,
         SCALE * (d_scores @ ks if gradient == "dq" else d_scores.T @ qs),
         5e-3,
-        constants={**dict.fromkeys((*range(5), *range(6, 10)), False), 5: True},
+        constants={**dict.fromkeys((*range(5), *range(6, 11)), False), 5: True},
         dtype="half",
     )
 
@@ -107,24 +107,24 @@ def attention_backward_dkv(rng: np.random.Generator) -> Launch:
 def _quantized_matmul(rng: np.random.Generator, product: str) -> Launch:
     """Codes of 4 bits, in groups of 32."""
     rows, columns, outputs, group = 13, 64, 32, 32
-    x = ENCODE["half"](rng.standard_normal((rows, columns if product == "transposed" else outputs)))
+    x = ENCODE["float"](rng.standard_normal((rows, columns if product == "transposed" else outputs)))
     codes = rng.integers(0, 16, (outputs, columns), np.uint32)
     words = (codes.reshape(outputs, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(-1, dtype=np.uint32)
-    scales, biases = (ENCODE["half"](rng.standard_normal((outputs, columns // group))) for _ in range(2))
-    w = codes * np.repeat(DECODE["half"](scales), group, 1) + np.repeat(DECODE["half"](biases), group, 1)
-    reference = DECODE["half"](x) @ (w.T if product == "transposed" else w)
+    scales, biases = (ENCODE["float"](rng.standard_normal((outputs, columns // group))) for _ in range(2))
+    w = codes * np.repeat(DECODE["float"](scales), group, 1) + np.repeat(DECODE["float"](biases), group, 1)
+    reference = DECODE["float"](x) @ (w.T if product == "transposed" else w)
     out = np.zeros(reference.shape, x.dtype)
     return Launch(
         ROOT / "metal/quantized_matmul/matmul.metal",
-        f"quantized_matmul_{product}_float16_affine4",
+        f"quantized_matmul_{product}_float32_affine4",
         {0: x, 1: words, 2: scales, 3: biases, 4: out, 5: np.array([rows, columns, outputs, 5, 0, 0], np.int32)},
         (1, 1, 1),
         (128, 1, 1),
         out,
         reference,
-        2e-3,
+        1e-5,
         constants={0: True, 3: True},
-        dtype="half",
+        dtype="float",
     )
 
 
