@@ -116,6 +116,8 @@ class ProjectChecks:
                     ("matmul_transposed", 40, 72, 192),
                     ("matmul_plain", 40, 72, 192),
                 ):
+                    if kernel.startswith("matmul") and dtype != "float":
+                        continue  # 16-bit products of many rows are dense on such GPUs
                     sizes = (rows, outputs, columns)
                     yield self.run_quantized(kernel, dtype, name, bits, group, *sizes)
 

@@ -16,8 +16,8 @@ ATTENTION = "metal/flash_attention/"
 MATMUL = "metal/quantized_matmul/matmul.metal"
 OURS = "kernels.metal"
 
-STORE_SHARE = "*place_of(j, to, thread_index) = vectors[j];"
-STORE_TILE = "*reinterpret_cast<threadgroup uint4*>(to + row * kStride + column) = raw;"
+STORE_SHARE = "*target(j, to, thread_index) = vectors[j];"
+STORE_TILE = "*reinterpret_cast<threadgroup uint4*>(to + (row * kStride + column)) ="
 STORE_ROW = "*reinterpret_cast<threadgroup float4*>(row + column + e) ="
 LOAD_PAIR = "const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);"
 
