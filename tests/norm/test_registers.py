@@ -9,7 +9,7 @@ from mlx_anvil.mslc import Source
 from mlx_anvil.mslc.ptx import ARCHITECTURES, PtxModule, assemble, compile_ptx, with_constants
 from tests.mslc.ptx_support import METAL, needs_metal, needs_ptxas
 
-pytestmark = [pytest.mark.slow, needs_ptxas, needs_metal]
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, needs_ptxas, needs_metal]
 
 WHOLE, SHARED, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, HAS_D_H, WANTS_WEIGHT, WANTS_BIAS = 11, 1, 3, 5, 6, 7, 8, 9
 SHORT, FEW, AHEAD = 10, 12, 13
