@@ -68,9 +68,26 @@ def measure_work(
     sample: Sequence[int] | None = None,
     sizes: Mapping[str, float] | None = None,
 ) -> Work:
-    """Runs a launch, or `sample`, a smaller grid of it, in the simulator, and compiles its kernel.
+    """Runs a launch, or a part of it, in the simulator, compiles its kernel, and counts what the launch does.
 
-    `sizes` are the bytes of buffers, by parameter, that the arrays of the sample are smaller than.
+    Args:
+        source: The Metal source.
+        kernel: The name of the kernel.
+        buffers: Arrays by index or by name, as for `Library.run`.
+        grid: The size of the launch, in threadgroups or threads (`dispatch`).
+        threadgroup: Threads per threadgroup.
+        constants: Function constants, by index or by name.
+        threadgroup_memory: Bytes of each threadgroup buffer.
+        dispatch: "threadgroups" or "threads", the unit of `grid`.
+        sample: A smaller grid to run instead; its counts are multiplied up to those of `grid`.
+        sizes: Bytes of the real arrays, by parameter, where those of the sample are smaller.
+
+    Returns:
+        The work of the whole launch, for `estimate`.
+
+    Raises:
+        CompileError: The source does not compile.
+        ValueError: There is no such kernel, or a buffer, constant or size does not fit it.
     """
     library = Library(source, constants=constants, options=PROFILED)
     run_grid = tuple(sample or grid)
