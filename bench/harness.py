@@ -83,10 +83,10 @@ def label_bars(
 
 
 def copies(total_bytes: int, sets: int = 1) -> dict[str, Callable[[], None]]:
-    """Copies that read and write so many bytes in all, of as many pairs of arrays in turn, by memcpy and past the
-    cache.
+    """Copies, by memcpy and by stores past the cache, that each read and write `total_bytes` together. Calls take turns
+    over `sets` pairs of arrays.
 
-    From and to MLX's own memory, as the ops: NumPy asks for huge pages where MLX does not.
+    The arrays are in MLX's memory, like those of the ops: NumPy asks for huge pages where MLX does not.
     """
     import numpy as np
 

@@ -7,8 +7,8 @@ writes bench/results/norm_cpu.json. Figures are from one run on two threads (or 
 "Large" rows are shapes of which a copy takes long enough to compare with: the faster of memcpy and of stores past the
 cache, which read and write as many bytes in all as the op does. Every call, the copies' too, has operands and outputs
 that caches no longer hold, as in a model, where a layer's activations lie between two calls. "On the same data" is the
-share where every call has the same arrays, which the last cache then holds: a model meets that for the smaller shapes
-only. MLX has no CPU kernel of its own for these norms: mx.fast.rms_norm runs a graph of its ops there, and with a
+share where every call has the same arrays, which then stay in L3: in a model that happens for the smaller shapes only.
+MLX has no CPU kernel of its own for these norms: mx.fast.rms_norm runs a graph of its ops there, and with a
 residual a model adds first. The largest shape, on which that takes up to a second, is compared with copies only.
 
 "Small" rows are calls as a decoder makes them, from one row up: by themselves, with all overheads (building the graph,

@@ -182,9 +182,8 @@ METAL_FUNC Rows<T> rows_from(Rows<T> all, int first) {
 }
 
 // What transfers below may be promised of rows:
-//   vectors   rows start at multiples of 16 bytes and are whole numbers of them, column_stride is
-//   1,
-//             and offsets within a tile are less than 2^31 elements
+//   vectors   rows start at multiples of 16 bytes and are whole numbers of them, column_stride
+//             is 1, and offsets within a tile are less than 2^31 elements
 //   full      rows have as many columns as the tile
 //
 // Apple's GPUs add a 32-bit offset to an address for free, but take several instructions for a

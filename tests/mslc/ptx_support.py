@@ -74,9 +74,8 @@ def most_spills(kernel: str, features: bool) -> int:
     """Bytes that a thread may store to local memory and load from it, with all function constants on or all off.
 
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
-    masks): on an H200 the next smaller ones are slower. A decode of eight
-    rows spills where it has a mask array. Products of few rows have 128 registers, so that twice as many threads run at
-    once."""
+    masks): on an H200 the next smaller ones are slower. A decode of eight rows spills where it has a mask array.
+    Products of few rows have 128 registers, so that twice as many threads run at once."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
         return 232 if "_g32_" in kernel else 112
     if kernel.startswith("flash_attention_decode_") and kernel.endswith("_d128r8"):
