@@ -56,7 +56,8 @@ def declared(path: Path, dtype: str) -> tuple[list[str], dict[int, str]]:
 def shipped(path: Path, dtype: str, folder: Path) -> PtxModule:
     """A file's kernels for a dtype as the package ships them, with deferred function constants.
 
-    To compile them takes as long as to assemble them: one process does it, and keeps them in `folder` for the others."""
+    Compiling them takes as long as assembling them, so one process does it and keeps them in `folder` for the others.
+    """
     kept = folder / f"{path.parent.name}-{path.stem}-{dtype}.ptx.pickle"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
