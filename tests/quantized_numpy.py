@@ -147,6 +147,18 @@ def draw(format: Format, shape: tuple[int, ...], rng: np.random.Generator, dtype
     return Matrix(format, w, mx.array(raw.astype(np.uint8)), None)
 
 
+def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> mx.array:
+    x = mx.random.normal(shape).astype(dtype)
+    mx.eval(x)
+    return x
+
+
+def exact_product(x: mx.array, matrix: Matrix, transpose: bool = True) -> np.ndarray:
+    """x W^T, or x W without ``transpose``, in float64."""
+    weights = matrix.weights
+    return to_numpy(x) @ (weights.swapaxes(-1, -2) if transpose else weights)
+
+
 def gradients(x: mx.array, matrix: Matrix, dy: mx.array) -> list[np.ndarray]:
     """Of x W^T, by their formulas: in x, and for affine in scales and biases."""
     d_x = to_numpy(dy) @ matrix.weights

@@ -12,8 +12,15 @@
 
 namespace mlx_anvil {
 
-// Function constants of dequant.h and gemv.h.
-enum QuantizedConstant : uint32_t { kRowsAreVectors, kColumnsAreShared };
+// Function constants, as numbered in the kernels.
+enum QuantizedConstant : uint32_t {
+  kRowsAreVectors,    // dequant.h
+  kColumnsAreShared,  // gemv.h
+  kPartsAreStored,    // plain.metal
+  kTilesAreVectors,   // vectors.h
+  kXIsStaged,         // gemv_stage.h
+  kStepsAreWhole,     // lane_weights.h
+};
 
 // Kernel names append the bits to affine modes only: "affine4", but "mxfp8".
 inline KernelName::Piece bits_in_name(const QuantizedFormat& format) {

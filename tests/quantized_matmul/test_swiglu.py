@@ -9,7 +9,7 @@ import pytest
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from mlx_anvil.reference import gated as gate_of
-from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw
+from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw, normal
 from support import GRADIENT_FACTOR, assert_same_bits, max_error, poison_memory, to_numpy
 
 quantized_swiglu = mlx_anvil.quantized_swiglu
@@ -17,12 +17,6 @@ quantized_swiglu = mlx_anvil.quantized_swiglu
 some_formats = pytest.mark.parametrize(
     "format", [Format("affine", 64, 4), Format("affine", 32, 6), *FLOAT_FORMATS], ids=str
 )
-
-
-def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> mx.array:
-    x = mx.random.normal(shape).astype(dtype)
-    mx.eval(x)
-    return x
 
 
 def gated(x: mx.array, gate: Matrix, up: Matrix, **options: Any) -> mx.array:

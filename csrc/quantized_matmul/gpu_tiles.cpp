@@ -1,0 +1,69 @@
+// Launches the kernels of products of many rows: tiles.metal, and matmul.metal where there are
+// matrix units.
+#include "quantized_matmul/gpu_request.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// ---- matmul.metal -------------------------------------------------------------------------------
+
+constexpr int64_t kTileRows = 32;
+constexpr int64_t kGpuTileColumns = 64;
+
+// ---- tiles.metal --------------------------------------------------------------------------------
+
+constexpr int64_t kStep = 64;               // along the summed dimension
+constexpr int64_t kPlainTileColumns = 128;  // otherwise kGpuTileColumns
+constexpr int64_t kFewTileColumns = 16;
+constexpr int64_t kFewRows = 32;  // up to these, simdgroups split the summed dimension
+
+// matmul.metal suits matrix units: it stages weights in threadgroup memory, in the layout that they
+// read.
+void launch_staged(const QuantizedFormat& format,
+                   const QuantizedSizes& sizes,
+                   QuantizedProduct product,
+                   const QuantizedRequest& request) {
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const int64_t columns = transposed ? sizes.outputs : sizes.columns;
+  request.launch_kernel(
+      {"quantized_matmul_", transposed ? "transposed_" : "plain_", dtype_name(request.x), "_",
+       mode_name(format.kind), bits_in_name(format)},
+      {{kRowsAreVectors, request.words_are_vectors(format)},
+       {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})}},
+      params_of(format, sizes),
+      {static_cast<uint32_t>(ceil_div(columns, kGpuTileColumns)),
+       static_cast<uint32_t>(ceil_div(sizes.rows, kTileRows)), static_cast<uint32_t>(sizes.batch)});
+}
+
+}  // namespace
+
+void launch_quantized_tiles(const QuantizedFormat& format,
+                            const QuantizedSizes& sizes,
+                            QuantizedProduct product,
+                            const QuantizedRequest& request) {
+  if (device_traits(request.stream.device).matrix_units) {
+    launch_staged(format, sizes, product, request);
+    return;
+  }
+  const bool transposed = product == QuantizedProduct::kTransposed;
+  const bool few = transposed && sizes.rows <= kFewRows;
+  const int64_t rows = few ? kernel_rows(sizes.rows) : kTileRows;
+  const int64_t columns = few ? kFewTileColumns : transposed ? kGpuTileColumns : kPlainTileColumns;
+  const KernelName::Piece suffix = few ? KernelName::Piece(rows) : KernelName::Piece("");
+  request.launch_kernel(
+      {"quantized_tiles_",
+       few          ? "few_"
+       : transposed ? "transposed_"
+                    : "plain_",
+       dtype_name(request.x), "_", mode_name(format.kind), bits_in_name(format), few ? "_r" : "",
+       suffix},
+      {{kRowsAreVectors, request.words_are_vectors(format)},
+       {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})},
+       {kStepsAreWhole, (transposed ? sizes.columns : sizes.outputs) % kStep == 0}},
+      params_of(format, sizes),
+      {static_cast<uint32_t>(ceil_div(transposed ? sizes.outputs : sizes.columns, columns)),
+       static_cast<uint32_t>(ceil_div(sizes.rows, rows)), static_cast<uint32_t>(sizes.batch)});
+}
+
+}  // namespace mlx_anvil
