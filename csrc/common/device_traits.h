@@ -17,6 +17,8 @@ struct DeviceTraits {
   // The other traits are set only if there are matrix units.
   int64_t multiprocessors = 0;
   int64_t threadgroup_memory = 0;  // bytes per multiprocessor, for its resident threadgroups
+
+  bool is_nvidia() const { return multiprocessors > 0; }
 };
 
 // An H100 or H200. The simulator uses these traits if it is configured with matrix units.

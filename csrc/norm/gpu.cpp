@@ -63,7 +63,7 @@ constexpr Tuning kAppleTuning = {8, 32, 512, 512 * kMostSimdgroups, 4, false};
 constexpr Tuning kNvidiaTuning = {16, 32, 2048, 2048, 1, true};
 
 Tuning tuning_of(const mx::Stream& stream) {
-  return device_traits(stream.device).multiprocessors > 0 ? kNvidiaTuning : kAppleTuning;
+  return device_traits(stream.device).is_nvidia() ? kNvidiaTuning : kAppleTuning;
 }
 
 // How threads share a row. It depends only on the row's length, the dtype and the GPU, so that the

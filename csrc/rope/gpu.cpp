@@ -111,8 +111,7 @@ void rope_gpu(const RopeConfig& config,
   if (threads == 0) {
     return;
   }
-  const bool is_nvidia = device_traits(stream.device).multiprocessors > 0;
-  const Tuning& tuning = is_nvidia ? kNvidiaTuning : kAppleTuning;
+  const Tuning& tuning = device_traits(stream.device).is_nvidia() ? kNvidiaTuning : kAppleTuning;
   params.chunk =
       static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, tuning.most_heads));
   params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
