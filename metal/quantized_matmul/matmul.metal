@@ -1,10 +1,9 @@
-// Quantized GEMM for many rows of x. Tiles of w are dequantised into threadgroup memory and
-// multiplied by tiles of x. They are float32 there: rounding weights to 16 bits would add an error
-// as large as that of rounding the result.
+// Quantized GEMM for many rows of float32 x, on GPUs with matrix units. Tiles of w are dequantised
+// into threadgroup memory and multiplied by tiles of x, in float32.
 //   quantized_matmul_transposed  out[m, n] = sum over k of x[m, k] W[n, k]
 //   quantized_matmul_plain       out[m, k] = sum over n of x[m, n] W[n, k]
 //
-// Kernels: quantized_matmul_<transposed|plain>_<dtype>_<format>.
+// Kernels: quantized_matmul_<transposed|plain>_float32_<format>.
 // Grid: (blocks of 64 columns of out, blocks of 32 rows, batch). Threadgroup: 128 x 1 x 1.
 // Bindings: x, w, scales, biases (x in place of absent ones), out, params.
 // Function constants: 0: see dequant.h; 3: rows of x and of out consist of whole, aligned 16-byte
@@ -33,9 +32,9 @@ enum { kRowFragments = 2, kColumnFragments = 4 };
 
 // Dequantises columns [column, column + 64) of rows [row, row + 64) of w. Elements past the last
 // row or column become zero. Each thread has one chunk.
-template <typename T, typename Format>
+template <typename Format>
 METAL_FUNC void unpack_tile(threadgroup float* to,
-                            WeightRow<T, Format> first,
+                            WeightRow<float, Format> first,
                             long first_row,
                             int row,
                             int column,
@@ -46,7 +45,7 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
   const int r = thread_index / 2, c = 32 * (thread_index % 2);
   threadgroup float* at = to + r * kStride + c;
   const bool has_row = row + r < params.outputs;
-  const WeightRow<T, Format> from = weight_row<T, Format>(
+  const WeightRow<float, Format> from = weight_row<float, Format>(
       first, first_row + (has_row ? row + r : 0), params.columns, params.group_shift);
   MLX_ANVIL_UNROLL
   for (int part = 0; part < 32; part += Format::kPart) {
@@ -70,21 +69,20 @@ METAL_FUNC void unpack_tile(threadgroup float* to,
   }
 }
 
-template <typename T, typename Format, bool kTransposed>
+template <typename Format, bool kTransposed>
 [[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void quantized_matmul(
-    const device T* x [[buffer(0)]],
+    const device float* x [[buffer(0)]],
     const device uint* w [[buffer(1)]],
-    const device typename Format::template Scale<T>* scales [[buffer(2)]],
-    const device T* biases [[buffer(3)]],
-    device T* out [[buffer(4)]],
+    const device typename Format::template Scale<float>* scales [[buffer(2)]],
+    const device float* biases [[buffer(3)]],
+    device float* out [[buffer(4)]],
     constant QuantizedParams& params [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  enum { kXStride = TileRow<T, kTileDepth>::kStride };
   enum { kStride = TileRow<float, kTileDepth>::kStride };
-  alignas(16) threadgroup T x_tile[kTileRows * kXStride];
+  alignas(16) threadgroup float x_tile[kTileRows * kStride];
   alignas(16) threadgroup float w_tile[kTileColumns * kStride];
 
   const int depth = kTransposed ? params.columns : params.outputs;
@@ -92,8 +90,8 @@ template <typename T, typename Format, bool kTransposed>
   const long batch = group.z;
   const int first_row = group.y * kTileRows, first_column = group.x * kTileColumns;
   const int rows = metal::min(int(kTileRows), params.rows - first_row);
-  const device T* x_rows = x + (batch * params.rows + first_row) * depth;
-  const WeightRow<T, Format> matrix = {w, scales, biases};
+  const device float* x_rows = x + (batch * params.rows + first_row) * depth;
+  const WeightRow<float, Format> matrix = {w, scales, biases};
   const FragmentPlace place = fragment_place(lane);
   const int own_row = 8 * kRowFragments * (simdgroup / 2);
   const int own_column = 8 * kColumnFragments * (simdgroup % 2);
@@ -102,12 +100,11 @@ template <typename T, typename Format, bool kTransposed>
   totals.zero();
 
   for (int begin = 0; begin < depth; begin += kTileDepth) {
-    const Rows<T> from = {x_rows + begin, depth, 1, rows, depth - begin};
-    copy_tile<T, kTileRows, kTileDepth, kTileThreads>(x_tile, from, x_and_out_are_vectors,
-                                                      thread_index);
-    unpack_tile<T, Format>(w_tile, matrix, batch * params.outputs,
-                           kTransposed ? first_column : begin, kTransposed ? begin : first_column,
-                           params, thread_index);
+    const Rows<float> from = {x_rows + begin, depth, 1, rows, depth - begin};
+    copy_tile<float, kTileRows, kTileDepth, kTileThreads>(x_tile, from, x_and_out_are_vectors,
+                                                          thread_index);
+    unpack_tile(w_tile, matrix, batch * params.outputs, kTransposed ? first_column : begin,
+                kTransposed ? begin : first_column, params, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     // Matrix units may truncate where float32 arithmetic rounds, so they accumulate within a tile
     // only.
@@ -115,9 +112,8 @@ template <typename T, typename Format, bool kTransposed>
     sums.zero();
     MLX_ANVIL_NO_UNROLL
     for (int d = 0; d < kTileDepth; d += 8) {
-      RegTile<T, 8 * kRowFragments, 8> own;
-      own.load(x_tile + own_row * kXStride + d, kXStride, place);
-      const RegTile<float, 8 * kRowFragments, 8> left = own.template to<float>();
+      RegTile<float, 8 * kRowFragments, 8> left;
+      left.load(x_tile + own_row * kStride + d, kStride, place);
       if (kTransposed) {
         sums.mma(left, TransposedTile<float, kStride>{w_tile + own_column * kStride + d, place});
       } else {
@@ -140,7 +136,7 @@ template <typename T, typename Format, bool kTransposed>
     MLX_ANVIL_UNROLL
     for (int j = 0; j < kColumnFragments; ++j) {
       const float2 pair = elements_of(totals.block(i, j));
-      overflowed |= has_overflowed<T>(pair.x) || has_overflowed<T>(pair.y);
+      overflowed |= has_overflowed<float>(pair.x) || has_overflowed<float>(pair.y);
     }
   }
   if (!overflowed) {
@@ -152,16 +148,15 @@ template <typename T, typename Format, bool kTransposed>
     const int column =
         first_column + own_column + 8 * (i / 2 % kColumnFragments) + place.column + i % 2;
     if (row < rows && column < columns) {
-      device T* to = out + (batch * params.rows + first_row + row) * columns + column;
-      if (has_overflowed<T>(static_cast<float>(*to))) {
-        const device T* own = x_rows + long(row) * depth;
-        *to = static_cast<T>(
-            kTransposed
-                ? product_in_units(weight_row<T, Format>(matrix, batch * params.outputs + column,
-                                                         params.columns, params.group_shift),
-                                   own, params)
-                : plain_product_in_units(matrix, batch * params.outputs, 0, params.outputs, column,
-                                         own, params));
+      device float* to = out + (batch * params.rows + first_row + row) * columns + column;
+      if (has_overflowed<float>(*to)) {
+        const device float* own = x_rows + long(row) * depth;
+        *to = kTransposed ? product_in_units(
+                                weight_row<float, Format>(matrix, batch * params.outputs + column,
+                                                          params.columns, params.group_shift),
+                                own, params)
+                          : plain_product_in_units(matrix, batch * params.outputs, 0,
+                                                   params.outputs, column, own, params);
       }
     }
   }
@@ -172,14 +167,10 @@ template <typename T, typename Format, bool kTransposed>
 // ---- kernels
 
 #ifdef __MSLC__
-#define INSTANTIATE_TRANSPOSED(name, format, dtype, type)           \
-  MLX_ANVIL_KERNEL("quantized_matmul_transposed_" #dtype "_" #name, \
-                   quantized_matmul<type, format, true>)
+#define INSTANTIATE(name, format, product, transposed)             \
+  MLX_ANVIL_KERNEL("quantized_matmul_" #product "_float32_" #name, \
+                   quantized_matmul<format, transposed>)
 
-#define INSTANTIATE_PLAIN(name, format, dtype, type)           \
-  MLX_ANVIL_KERNEL("quantized_matmul_plain_" #dtype "_" #name, \
-                   quantized_matmul<type, format, false>)
-
-MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_TRANSPOSED, float32, float)
-MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_PLAIN, float32, float)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, transposed, true)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, plain, false)
 #endif

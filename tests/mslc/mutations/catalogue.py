@@ -318,7 +318,7 @@ MUTATIONS = [
             ("attention_backward_dkv", ATTENTION + "backward_dkv.metal", "T query_tiles", STORE_TILE, TILE),
             ("attention_backward_dkv", ATTENTION + "backward_dkv.metal", "T d_out_tiles", STORE_TILE, TILE),
             ("attention_decode", ATTENTION + "decode.metal", "float shares_out", STORE_ROW, ATTENTION + "decode.h"),
-            ("quantized_matmul_transposed", MATMUL, "T x_tile", STORE_TILE, TILE),
+            ("quantized_matmul_transposed", MATMUL, "float x_tile", STORE_TILE, TILE),
             ("quantized_matmul_plain", MATMUL, "float w_tile", LOAD_PAIR, TILE),
         )
     ),
