@@ -1,3 +1,5 @@
+// Activations of gates and their slopes, for gated, silu_gate and quantized_swiglu.
+// csrc/common/simd/activations.h has the same formulas for the CPU.
 #pragma once
 
 #include <metal_stdlib>

@@ -13,7 +13,7 @@
 // Bindings:
 //   backward:  h, gate, weight, d_y, d_h, d_x, d_gate, d_weight_parts, d_bias_parts, params
 //   sum_parts: parts and parts, sum and sum, params
-// Function constants: 0 to 5 and 10 to 12 as in forward, 7 to 9 below. Alignment: as in forward.
+// Function constants: 0 to 5 and 10 to 13 as in forward, 7 to 9 below. Alignment: as in forward.
 //
 //   for each row of the team's part:
 //     load h, d_y, gate

@@ -9,7 +9,7 @@
 // beyond that one row, with 32 threads per 256 columns and at most 512 threads.
 // Bindings: x, residual, gate, weight, bias, y, h, params.
 // Function constants: 0: packs are aligned to 16 bytes (no other alignment is assumed); 1 to 6 and
-// 10 to 12: see rows.h.
+// 10 to 13: see rows.h.
 //
 //   load h = x + residual, up to 16 elements per thread
 //   mean = sum(h) / columns                                   (layer_norm only)

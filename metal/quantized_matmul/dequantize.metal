@@ -8,6 +8,10 @@
 // Function constant 0: see dequant.h.
 // Alignment: out 16 bytes. Arrays are dense; blocks have fewer than 2^32 elements, and columns in
 // multiples of eight.
+//
+//   (row, piece of 8 columns) = this thread
+//   load the codes of the piece, its scale and bias
+//   out = value(code) * scale + bias, rounded
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/kernel.h"
 #include "metal/quantized_matmul/dequant.h"

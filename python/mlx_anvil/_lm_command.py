@@ -186,7 +186,9 @@ class _Lm(click.Command):
     options_metavar="[--report]",
     no_args_is_help=True,
 )
-@click.option(_REPORT, "in_full", is_flag=True, help="Print the report of every patched model, not one line.")
+@click.option(
+    _REPORT, "in_full", is_flag=True, help="Print the full report of every patched model instead of one line."
+)
 @click.argument("name", metavar="COMMAND")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF COMMAND]")
 def lm_command(in_full: bool, name: str, arguments: tuple[str, ...]) -> None:

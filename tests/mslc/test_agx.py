@@ -186,9 +186,12 @@ def test_statistics_that_the_program_prints(tmp_path, program):
 @pytest.mark.parametrize(
     ("printed", "message"),
     [
-        (json.dumps(STATISTICS | {"interface": 0}), "agx_stats is of another version of mlx-anvil: run tools/agx/"),
+        (
+            json.dumps(STATISTICS | {"interface": 0}),
+            "agx_stats belongs to another version of mlx-anvil: run tools/agx/",
+        ),
         (json.dumps(STATISTICS | {"message": "?"}), r"Mesa reports its statistics in an unknown form: \?"),
-        ("nothing", "agx_stats printed no statistics but 'nothing'"),
+        ("nothing", "agx_stats printed 'nothing' instead of statistics"),
     ],
 )
 def test_program_of_another_version(tmp_path, program, printed, message):

@@ -244,7 +244,8 @@ def test_numbers_of_chips_have_sources():
 @pytest.mark.parametrize("name", ["M5", "M5 Max", "A17 Pro", "H100", ""])
 def test_chips_that_are_refused(name):
     with pytest.raises(
-        EstimateError, match=rf"^\[mslc\.estimate\] there is no estimate for '{name}': no times of it .*M1,"
+        EstimateError,
+        match=rf"^\[mslc\.estimate\] there is no estimate for '{name}': the model was not validated .*M1,",
     ):
         estimate(some_work(), name)
 
@@ -294,6 +295,6 @@ def test_errors_of_the_command(tmp_path):
     assert refused.exit_code == 1
     assert refused.output.startswith("[mslc.estimate] there is no estimate for 'M5 Max'")
     several = run(tmp_path, "--cores", "8")
-    assert several.output == "[mslc.estimate] --cores is of one chip: name it with --chip\n"
+    assert several.output == "[mslc.estimate] --cores needs exactly one --chip\n"
     threads = run(tmp_path, "--dispatch", "threads", "--sample", "1,1,1")
     assert threads.output.startswith("[mslc.estimate] --sample counts threadgroups")

@@ -64,7 +64,7 @@ def find_agx_stats() -> Path:
     path = Path(given) if given else cache_directory() / "agx_stats"
     if not path.is_file() or not os.access(path, os.X_OK):
         where = f"MLX_ANVIL_AGX is '{given}', which is not a program" if given else "the AGX compiler is not built"
-        raise ToolchainError(f"{where}: tools/agx/build.sh of the source tree builds it once, in some minutes")
+        raise ToolchainError(f"{where}: tools/agx/build.sh of the source tree builds it once, in a few minutes")
     return path
 
 
@@ -139,9 +139,9 @@ def _finish(kernel: Kernel, limit: int | None, printed: str) -> AgxKernel:
     try:
         found = json.loads(last)
     except ValueError:
-        raise ToolchainError(f"agx_stats printed no statistics but '{last[:80]}'") from None
+        raise ToolchainError(f"agx_stats printed '{last[:80]}' instead of statistics") from None
     if found.get("interface") != INTERFACE:
-        raise ToolchainError("agx_stats is of another version of mlx-anvil: run tools/agx/build.sh again")
+        raise ToolchainError("agx_stats belongs to another version of mlx-anvil: run tools/agx/build.sh again")
     counts = _MESSAGE.search(found["message"])
     if counts is None:
         raise ToolchainError(f"Mesa reports its statistics in an unknown form: {found['message']}")

@@ -147,8 +147,8 @@ def find_chip(name: str, cores: int | None = None) -> Chip:
     known = {known.lower().replace(" ", ""): known for known in chips()}
     key = name.lower().removeprefix("apple").replace(" ", "").replace("-", "").replace("_", "")
     if key not in known:
-        raise EstimateError(f"there is no estimate for '{name}': no times of it are published that this model was "
-                            f"validated with. Chips with estimates: {', '.join(chips())}")  # fmt: skip
+        raise EstimateError(f"there is no estimate for '{name}': the model was not validated with times of it; "
+                            f"allowed: {', '.join(chips())}.")  # fmt: skip
     numbers = chips()[known[key]]
     variants = numbers["cores"]["value"]
     if cores is not None and not 1 <= cores <= max(variants):
@@ -233,7 +233,7 @@ def chip_error(name: str) -> tuple[float, float, int]:
     ratios = [ratio(timing, works, parameters) for timing in timings if timing.chip == name]
     if len(ratios) < FEWEST_TIMINGS:
         raise EstimateError(f"there is no estimate for {name}: {len(ratios)} of its times are published, "
-                            f"which is too few to say how wrong one would be")  # fmt: skip
+                            f"too few to say how wrong an estimate would be")  # fmt: skip
     return typical_error(ratios), exp(max(abs(log(r)) for r in ratios)) - 1, len(ratios)
 
 

@@ -29,7 +29,7 @@ _HEADINGS = {
 
 @click.command(name="agx")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--kernel", "kernels", multiple=True, metavar="NAME", help="A kernel; all of them without this option.")
+@click.option("--kernel", "kernels", multiple=True, metavar="NAME", help="Compile only this kernel. Repeatable.")
 @click.option("--constants", "listed", default="", metavar="NAME=VALUE,...", help="Function constants in one list.")
 @click.option("--disassemble", is_flag=True, help="Print the instructions too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -46,7 +46,8 @@ def command(
 ) -> None:
     """Compile kernels of FILE for an M1 or M2, and print what their machine code needs.
 
-    Mesa's open compiler makes the code, not Apple's, and nothing is run: compare kernels with it. The command `estimate` models times.
+    Mesa's open compiler generates the code, not Apple's, and nothing is run, so use the numbers to compare kernels. The
+    command `estimate` models time.
     """
     values = parse_constants((*filter(None, listed.split(",")), *constants))
     console = Console(soft_wrap=True)

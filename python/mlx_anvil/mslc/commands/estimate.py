@@ -28,17 +28,21 @@ NO_MEASUREMENT = "A model's result, no measurement: typical error is of publishe
 @click.option("--chip", "names", multiple=True, metavar="NAME", help='Such as "M2 Max"; all chips without this option.')
 @click.option("--cores", type=int, help="Cores of its GPU, if not those of the largest variant.")
 @click.option("--sample", metavar="X,Y,Z", help="Simulate only these threadgroups, which stand for the whole grid.")
-@click.option("--warm", is_flag=True, help="What the launch reads is in the system-level cache if it fits.")
+@click.option(
+    "--warm", is_flag=True, help="Assume that what the launch reads is in the system-level cache, if it fits."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     names: tuple[str, ...], cores: int | None, sample: str | None, warm: bool, as_json: bool, **launch: Any
 ) -> None:
     try:
         if sample and launch["dispatch"] == "threads":
-            raise EstimateError("--sample counts threadgroups, and the grid is of threads: use --dispatch threadgroups")
+            raise EstimateError(
+                "--sample counts threadgroups, but the grid counts threads: use --dispatch threadgroups"
+            )
         described = described_launches(**launch)
         if cores and len(names) != 1:
-            raise EstimateError("--cores is of one chip: name it with --chip")
+            raise EstimateError("--cores needs exactly one --chip")
         for name in names:  # a chip that is refused costs no simulation
             estimate(_nothing(), name, cores)
         works = [_work(description, sample) for description in described]
@@ -54,7 +58,7 @@ def command(
         console.print(Text(work.kernel))
         console.print(_table(estimates))
         if work.unexplained > _MUCH:
-            console.print(f"The code's loops explain the simulator's counts only to {work.unexplained:.0%}.")
+            console.print(f"The code's loops miss the simulator's counts by {work.unexplained:.0%}.")
     console.print(NO_MEASUREMENT)
 
 
