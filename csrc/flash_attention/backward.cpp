@@ -85,17 +85,16 @@ class AttentionBackward : public AttentionPrimitive {
     const AttentionInputs in = stretched_operands(inputs);
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();
-    AttentionBackwardArrays arrays{};
-    set_operands(arrays, in);
-    arrays.out = &inputs[at];
-    arrays.lse = &inputs[at + 1];
-    arrays.d_out = &inputs[at + 2];
-    arrays.d_lse = has_d_lse_ ? &inputs[at + 3] : nullptr;
-    arrays.d_q = to.q;
-    arrays.d_k = to.k;
-    arrays.d_v = to.v;
-    arrays.d_mask = to.mask;
-    arrays.d_sinks = to.sinks;
+    const AttentionBackwardArrays arrays{.in = in,
+                                         .out = &inputs[at],
+                                         .lse = &inputs[at + 1],
+                                         .d_out = &inputs[at + 2],
+                                         .d_lse = has_d_lse_ ? &inputs[at + 3] : nullptr,
+                                         .d_q = to.q,
+                                         .d_k = to.k,
+                                         .d_v = to.v,
+                                         .d_mask = to.mask,
+                                         .d_sinks = to.sinks};
     attention_backward_gpu(config_, sizes_of(in), arrays, stream());
   }
 

@@ -58,10 +58,7 @@ class AttentionForward : public AttentionPrimitive {
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const AttentionInputs in = stretched_operands(inputs);
     allocate_outputs(in, outputs);
-    AttentionForwardArrays arrays{};
-    set_operands(arrays, in);
-    arrays.out = &outputs[0];
-    arrays.lse = with_lse_ ? &outputs[1] : nullptr;
+    const AttentionForwardArrays arrays{in, &outputs[0], with_lse_ ? &outputs[1] : nullptr};
     attention_forward_gpu(config_, sizes_of(in), arrays, stream());
   }
 

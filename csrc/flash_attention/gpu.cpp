@@ -82,21 +82,21 @@ void launch_forward(const AttentionConfig& config,
                     const AttentionForwardArrays& arrays,
                     const mx::Stream& stream) {
   const ForwardTile& tile =
-      forward_tile(dtype_name(*arrays.q), sizes, device_traits(stream.device).matrix_units);
+      forward_tile(dtype_name(arrays.in.q), sizes, device_traits(stream.device).matrix_units);
   AttentionForwardParams params{};
-  params.common = attention_params(config, sizes, arrays);
+  params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
 
   const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
   const AttentionGrid grid =
       attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
   FunctionConstants constants =
-      attention_constants(config, moves_vectors(arrays, {arrays.out}), arrays.lse);
+      attention_constants(config, moves_vectors(arrays.in, {arrays.out}), arrays.lse);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
 
   KernelLaunch request{};
   request.kernel = &attention_kernel(tile.kernel(), constants);
-  request.inputs = attention_inputs(arrays);
+  request.inputs = attention_inputs(arrays.in);
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
   request.params_size = sizeof(params);
@@ -184,11 +184,11 @@ void launch_combine(const AttentionConfig& config,
                     const mx::Stream& stream) {
   KernelLaunch request{};
   request.kernel = &attention_kernel(
-      {"flash_attention_decode_combine_", dtype_name(*arrays.q)},
+      {"flash_attention_decode_combine_", dtype_name(arrays.in.q)},
       {{static_cast<uint32_t>(AttentionConstant::kSinks), config.has_sinks},
        {static_cast<uint32_t>(AttentionConstant::kStoresLse), arrays.lse != nullptr}});
   request.inputs = {partial_out.get(), partial_sums.get(),
-                    arrays.sinks ? arrays.sinks : partial_sums.get()};
+                    arrays.in.sinks ? &*arrays.in.sinks : partial_sums.get()};
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
   request.params_size = sizeof(params);
@@ -204,10 +204,10 @@ void launch_decode(const AttentionConfig& config,
                    const AttentionForwardArrays& arrays,
                    const mx::Stream& stream) {
   DeviceTraits traits = device_traits(stream.device);
-  const DecodeTile& tile = decode_tile(sizes, arrays.q->itemsize() == 2 && traits.matrix_units);
+  const DecodeTile& tile = decode_tile(sizes, arrays.in.q.itemsize() == 2 && traits.matrix_units);
   traits.matrix_units = tile.matrix_units;
   AttentionForwardParams params{};
-  params.common = attention_params(config, sizes, arrays);
+  params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
 
   const int64_t rows = sizes.group() * sizes.q_len;
@@ -220,18 +220,18 @@ void launch_decode(const AttentionConfig& config,
 
   const bool in_parts = parts > 1;
   FunctionConstants constants =
-      attention_constants(config, moves_vectors(arrays, {arrays.out}), !in_parts && arrays.lse);
+      attention_constants(config, moves_vectors(arrays.in, {arrays.out}), !in_parts && arrays.lse);
   constants.add({{kKeysAreInParts, in_parts}});
   if (!tile.matrix_units) {
     constants.add({heads_fill_tile(sizes, tile.head_dim, tile.head_dim)});
   }
 
-  const KernelName name = {"flash_attention_", tile.pass, "_",      dtype_name(*arrays.q), "_d",
+  const KernelName name = {"flash_attention_", tile.pass, "_",      dtype_name(arrays.in.q), "_d",
                            tile.head_dim,      "r",       tile.rows};
 
   KernelLaunch request{};
   request.kernel = &attention_kernel(name, constants);
-  request.inputs = attention_inputs(arrays);
+  request.inputs = attention_inputs(arrays.in);
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = {static_cast<uint32_t>(parts), static_cast<uint32_t>(sizes.kv_heads * row_blocks),

@@ -2,25 +2,20 @@
 #pragma once
 
 #include "common/primitive.h"
+#include "flash_attention/flash_attention.h"
 #include "flash_attention/problem.h"
 
 namespace mlx_anvil {
 
-// The arrays of a call. Absent arrays are null; outputs are allocated.
-struct AttentionArrays {
-  const mx::array* q;
-  const mx::array* k;
-  const mx::array* v;
-  const mx::array* mask = nullptr;   // [batch, q_heads, q_len, kv_len], broadcast through strides
-  const mx::array* sinks = nullptr;  // float32 [batch, q_heads], broadcast through strides
-};
-
-struct AttentionForwardArrays : AttentionArrays {
+// The arrays of a call, with mask and sinks broadcast and outputs allocated. Absent ones are null.
+struct AttentionForwardArrays {
+  const AttentionInputs& in;
   mx::array* out;
   mx::array* lse = nullptr;
 };
 
-struct AttentionBackwardArrays : AttentionArrays {
+struct AttentionBackwardArrays {
+  const AttentionInputs& in;
   const mx::array* out;
   const mx::array* lse;
   const mx::array* d_out;

@@ -103,13 +103,13 @@ struct Backward {
     constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
     KernelLaunch launch =
         request(attention_kernel(tile.kernel(), constants), grid.extent, tile.threads);
-    launch.inputs = attention_inputs(arrays);
+    launch.inputs = attention_inputs(arrays.in);
     launch.inputs.append({arrays.lse, arrays.d_out, delta.get()});
     return launch;
   }
 
   const BackwardTile* tile_of(std::string_view pass) const {
-    const char* dtype = dtype_name(*arrays.q);
+    const char* dtype = dtype_name(arrays.in.q);
     std::span<const BackwardTile> tiles = kTiles;
     if (device_traits(stream.device).matrix_units &&
         tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
@@ -120,7 +120,7 @@ struct Backward {
 };
 
 void Backward::launch_delta() {
-  const Kernel& kernel = attention_kernel({"flash_attention_delta_", dtype_name(*arrays.q)},
+  const Kernel& kernel = attention_kernel({"flash_attention_delta_", dtype_name(arrays.in.q)},
                                           {{kHasDLse, arrays.d_lse != nullptr}});
   KernelLaunch launch =
       request(kernel,
@@ -136,7 +136,7 @@ void Backward::launch_sinks() {
   KernelLaunch launch = request(
       attention_kernel({"flash_attention_d_sinks"}, {}),
       {static_cast<uint32_t>(sizes.q_heads), static_cast<uint32_t>(sizes.batch), 1}, kRowThreads);
-  launch.inputs = {arrays.sinks, arrays.lse, delta.get()};
+  launch.inputs = {&*arrays.in.sinks, arrays.lse, delta.get()};
   launch.outputs = {arrays.d_sinks};
   mlx_anvil::launch(launch, stream);
 }
@@ -145,11 +145,11 @@ void Backward::launch_queries() {
   // This pass also computes the mask's gradient, so it runs even if d_q is not wanted.
   std::optional<Scratch> unwanted;
   if (!arrays.d_q) {
-    unwanted.emplace(arrays.q->shape(), arrays.q->dtype(), stream);
+    unwanted.emplace(arrays.in.q.shape(), arrays.in.q.dtype(), stream);
     arrays.d_q = unwanted->get();
   }
   copy_strides(params.d_q_strides, *arrays.d_q);
-  const bool vectors = moves_vectors(arrays, {arrays.d_out, arrays.d_q});
+  const bool vectors = moves_vectors(arrays.in, {arrays.d_out, arrays.d_q});
   const BackwardTile* tile = tile_of("dq");
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
   launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
@@ -162,7 +162,7 @@ void Backward::launch_queries() {
 void Backward::launch_keys() {
   copy_strides(params.d_k_strides, *arrays.d_k);
   copy_strides(params.d_v_strides, *arrays.d_v);
-  const bool vectors = moves_vectors(arrays, {arrays.d_out, arrays.d_k, arrays.d_v});
+  const bool vectors = moves_vectors(arrays.in, {arrays.d_out, arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
     if (const BackwardTile* tile = tile_of(name)) {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
@@ -184,7 +184,7 @@ void attention_backward_gpu(const AttentionConfig& config,
   Backward backward{config, sizes, arrays, {}, Scratch(arrays.lse->shape(), mx::float32, stream),
                     stream};
   AttentionBackwardParams& params = backward.params;
-  params.common = attention_params(config, sizes, arrays);
+  params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
   copy_strides(params.d_out_strides, *arrays.d_out);
   if (arrays.d_lse) {

@@ -18,19 +18,19 @@ constexpr int64_t kLongest = int64_t{1} << 28;
 
 AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
-                                 const AttentionArrays& arrays) {
+                                 const AttentionInputs& in) {
   if (std::max(sizes.q_len, sizes.kv_len) > kLongest) {
     throw_internal_error(kFlashAttention, "the kernels take at most 2^28 queries and keys.");
   }
   AttentionParams params{};
-  copy_strides(params.q_strides, *arrays.q);
-  copy_strides(params.k_strides, *arrays.k);
-  copy_strides(params.v_strides, *arrays.v);
-  if (arrays.mask) {
-    copy_strides(params.mask_strides, *arrays.mask);
+  copy_strides(params.q_strides, in.q);
+  copy_strides(params.k_strides, in.k);
+  copy_strides(params.v_strides, in.v);
+  if (in.mask) {
+    copy_strides(params.mask_strides, *in.mask);
   }
-  if (arrays.sinks) {
-    copy_strides(params.sinks_strides, *arrays.sinks);
+  if (in.sinks) {
+    copy_strides(params.sinks_strides, *in.sinks);
   }
   params.q_heads = static_cast<int32_t>(sizes.q_heads);
   params.kv_heads = static_cast<int32_t>(sizes.kv_heads);
@@ -78,13 +78,13 @@ AttentionGrid attention_grid(const AttentionConfig& config,
   return grid;
 }
 
-bool moves_vectors(const AttentionArrays& arrays, std::initializer_list<const mx::array*> others) {
+bool moves_vectors(const AttentionInputs& in, std::initializer_list<const mx::array*> others) {
   const auto is_near = [](const mx::array* x) { return x->strides(-2) <= kFarthestRow; };
-  const std::initializer_list<const mx::array*> inputs = {arrays.q, arrays.k, arrays.v};
+  const std::initializer_list<const mx::array*> inputs = {&in.q, &in.k, &in.v};
   return rows_are_vectors(inputs) && rows_are_vectors(others) &&
          std::all_of(inputs.begin(), inputs.end(), is_near) &&
          std::all_of(others.begin(), others.end(), is_near) &&
-         (!arrays.mask || (is_near(arrays.mask) && arrays.mask->strides(-1) <= kFarthestRow));
+         (!in.mask || (is_near(&*in.mask) && in.mask->strides(-1) <= kFarthestRow));
 }
 
 FunctionConstants attention_constants(const AttentionConfig& config,
@@ -104,9 +104,8 @@ FunctionConstants attention_constants(const AttentionConfig& config,
   };
 }
 
-KernelInputs attention_inputs(const AttentionArrays& arrays) {
-  return {arrays.q, arrays.k, arrays.v, arrays.mask ? arrays.mask : arrays.q,
-          arrays.sinks ? arrays.sinks : arrays.q};
+KernelInputs attention_inputs(const AttentionInputs& in) {
+  return {&in.q, &in.k, &in.v, in.mask ? &*in.mask : &in.q, in.sinks ? &*in.sinks : &in.q};
 }
 
 const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants) {

@@ -35,10 +35,10 @@ inline constexpr uint32_t kFirstOwnConstant = 16;
 
 AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
-                                 const AttentionArrays& arrays);
+                                 const AttentionInputs& in);
 
 // Returns true if the kernels may move the rows of q, k, v and `others` as vectors.
-bool moves_vectors(const AttentionArrays& arrays, std::initializer_list<const mx::array*> others);
+bool moves_vectors(const AttentionInputs& in, std::initializer_list<const mx::array*> others);
 
 // Constants of all attention kernels. `vectors` is the result of moves_vectors().
 FunctionConstants attention_constants(const AttentionConfig& config,
@@ -67,7 +67,7 @@ AttentionGrid attention_grid(const AttentionConfig& config,
                              const mx::Device& device);
 
 // Bindings 0 to 4 of every kernel. q replaces an absent mask or absent sinks.
-KernelInputs attention_inputs(const AttentionArrays& arrays);
+KernelInputs attention_inputs(const AttentionInputs& in);
 
 // Copies the first kRank strides.
 template <size_t kRank>

@@ -92,14 +92,6 @@ class AttentionPrimitive : public FusedPrimitive {
     return folded;
   }
 
-  static void set_operands(AttentionArrays& arrays, const AttentionInputs& in) {
-    arrays.q = &in.q;
-    arrays.k = &in.k;
-    arrays.v = &in.v;
-    arrays.mask = in.mask ? &*in.mask : nullptr;
-    arrays.sinks = in.sinks ? &*in.sinks : nullptr;
-  }
-
   template <class Args>
   void dispatch_cpu(const char* variant,
                     const Arrays& inputs,
