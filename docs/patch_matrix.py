@@ -1,4 +1,4 @@
-"""Writes the tables of docs/patching.md from what a patched model of each architecture runs: ``python
+"""Writes the tables of docs/patched-models.md from what a patched model of each architecture runs: ``python
 docs/patch_matrix.py``."""
 
 import re
@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing(error, "lm") from None
 
-PAGE = ROOT / "docs" / "patching.md"
+PAGE = ROOT / "docs" / "patched-models.md"
 COLUMNS = {
     "attention": {"flash_attention"},
     "gate": {"silu_gate", "gated", "quantized_swiglu"},
