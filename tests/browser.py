@@ -1,4 +1,5 @@
-"""Headless Chromium, driven by its DevTools protocol over a pipe. Without Chromium, ``find()`` returns None."""
+"""Headless Chromium, controlled through its DevTools protocol over a pipe. Without Chromium, ``find()`` returns
+None."""
 
 import base64
 import json
@@ -58,7 +59,7 @@ class Browser:
         self._profile.cleanup()
 
     def _read(self) -> dict[str, Any]:
-        """The next reply or event. A browser that says nothing for a minute is ended, which ends the pipe."""
+        """The next reply or event. A browser that is silent for a minute is killed, which closes the pipe."""
         timer = threading.Timer(TIMEOUT, self._process.kill)
         timer.start()
         try:
@@ -101,7 +102,7 @@ class Browser:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, scheme: str) -> None:
-        """Sets the reader's preference, light or dark, for pages to come. Forgets what pages have stored."""
+        """Sets the preferred colour scheme, light or dark, for the next pages. Clears what pages have stored."""
         self.evaluate("try { localStorage.clear() } catch (error) {}")
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
@@ -118,7 +119,8 @@ class Browser:
             self._events.append(self._read())
 
     def requested_by(self, url: str) -> list[str]:
-        """Opens a page and returns the addresses that it asks for, in the second after it is loaded too."""
+        """Opens a page and returns the addresses that it requests, including those of the second after it has
+        loaded."""
         self.send("Network.enable")
         self._load(url)
         self.evaluate("new Promise((done) => setTimeout(done, 1000))")

@@ -1,4 +1,4 @@
-"""What tests/<op>/checked.py are made of: calls for the checked simulator, which compare what they compute."""
+"""Helpers of tests/<op>/checked.py: calls for the checked simulator that also compare their results."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Checked:
 
 
 def any_dtype(rng: np.random.Generator, dtypes: tuple[mx.Dtype, ...] = DTYPES) -> mx.Dtype:
-    """They are one kernel template, so one of them is enough."""
+    """All dtypes share one kernel template, so one of them is enough."""
     return dtypes[rng.integers(len(dtypes))]
 
 
@@ -28,7 +28,7 @@ def each_way(
     shape: tuple[int, ...],
     layout: Callable[[mx.array], mx.array] = lambda x: x,
 ) -> Iterator[Checked]:
-    """The function of an entry of the registry of ops, its gradients and its tangents. ``layout``: of all arrays."""
+    """Calls the function of a registry entry, its gradients and its tangents. ``layout`` is applied to all arrays."""
     spec, dtype = OPS[entry], any_dtype(rng)
     count, tolerance = len(spec.arguments), spec.float32_tolerance
 

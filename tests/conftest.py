@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Elsewhere than on the CPU, files that are ``cpu_only`` as a whole are not even imported: that takes seconds."""
+    """On other backends than the CPU, files that are ``cpu_only`` as a whole are not imported, which would take
+    seconds."""
     if config.getoption("--backend") == "cpu" or collection_path.suffix != ".py":
         return None
     return True if CPU_ONLY_FILE.search(collection_path.read_text(encoding="utf-8")) else None
@@ -83,7 +84,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """Seeds MLX for each test by the run's seed and the test's own name, so that a test repeats alone as in the
+    """Seeds MLX for each test from the run's seed and the test's name, so that a test alone repeats what it did in the
     suite."""
     value = (int(os.environ[SEED_VARIABLE]) + zlib.crc32(request.node.nodeid.encode())) % 2**31
     mx.random.seed(value)
@@ -92,14 +93,14 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def on_backend() -> Iterator[None]:
-    """Runs each test on the backend that was asked for."""
+    """Runs each test on the chosen backend."""
     with support.backend_scope():
         yield
 
 
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
-    """NumPy's generator, seeded likewise."""
+    """NumPy's generator, seeded in the same way."""
     return np.random.default_rng(seed)
 
 

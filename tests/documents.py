@@ -66,7 +66,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Everything that readers copy code from."""
+    """Every page that readers copy code from."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

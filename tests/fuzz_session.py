@@ -23,7 +23,7 @@ class Example(Protocol):
 
 
 def seconds(text: str) -> float:
-    """Of "90s", "30m", "8h"."""
+    """Seconds of a duration such as "90s", "30m" or "8h"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not match:
         raise ValueError(f"{text!r} is no duration; allowed: a number with s, m or h, such as 30m")
@@ -31,7 +31,7 @@ def seconds(text: str) -> float:
 
 
 class Run:
-    """The examples of one test. Once one has failed time does not count: it is being made small."""
+    """The examples of one test. The time limit ends with the first failure, which is then minimised."""
 
     def __init__(self, budget: float, *, long: bool, file: Path, stderr: int) -> None:
         self.long, self.file, self.stderr = long, file, stderr
@@ -45,7 +45,7 @@ class Run:
 
     @contextmanager
     def example(self, example: Example) -> Iterator[None]:
-        """Its script lies in a file while it runs, for those that end or block the interpreter."""
+        """The script stays in a file while it runs, in case it kills or blocks the interpreter."""
         self.file.write_text(example.script())
         self.examples += not self.failure
         if faulthandler.is_enabled():
@@ -60,7 +60,7 @@ class Run:
 
 
 class FuzzSession:
-    """A plugin of pytest, in every worker and in what starts them."""
+    """A pytest plugin, active in every worker and in the controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.total: float | None = config.getoption("--fuzz")

@@ -37,8 +37,8 @@ class Architecture:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, dtype: mx.Dtype = mx.float32) -> nn.Module:
-        """A model with random weights: matrices that keep the scale of what they multiply, all else near what it
-        was."""
+        """A model with random weights. Matrices preserve the scale of their inputs, and other parameters stay near
+        their defaults."""
         module = importlib.import_module(f"mlx_lm.models.{self.module}")
         args = module.ModelArgs.from_dict({"model_type": self.module} | COMMON | self.options)
         model = module.Model(args)

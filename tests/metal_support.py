@@ -1,4 +1,4 @@
-"""What several tests of the Metal source share."""
+"""Helpers for tests of the Metal source."""
 
 import re
 import subprocess

@@ -11,7 +11,7 @@ import mlx_anvil.patching
 
 
 def public_names() -> dict[str, object]:
-    """By the path under which users know them; without submodules and plain values."""
+    """Public names by the path that users write, without submodules and plain values."""
     names_of_package = set(mlx_anvil.__all__)
     names = {f"mlx_anvil.{name}": getattr(mlx_anvil, name) for name in names_of_package}
     for module in (mlx_anvil.lm, mlx_anvil.mslc, mlx_anvil.patching):
@@ -32,7 +32,7 @@ CLASSES = {path for path, value in NAMES.items() if inspect.isclass(value)}
 
 
 def signatures(function: object) -> list[ast.arguments]:
-    """The ways of calling a function; those of an op from the signatures that nanobind keeps."""
+    """The signatures of a function; for an op, those that nanobind keeps."""
     if hasattr(function, "__nb_signature__"):
         texts = [re.sub(r"\\\d+", "None", text) for text, *_ in function.__nb_signature__]
     else:

@@ -1,5 +1,5 @@
-"""MLX's quantized formats in NumPy, bit by bit and independent of MLX: the truth in float64, and matrices whose codes
-and scales are drawn at random, so that all of them appear."""
+"""MLX's quantized formats in NumPy, independent of MLX: exact weights in float64, and matrices of random codes and
+scales in which all of them appear."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 @dataclass(frozen=True)
 class Format:
-    """What the arguments mode, group_size and bits say together."""
+    """A quantized format: mode, group_size and bits."""
 
     mode: str
     group_size: int
@@ -40,7 +40,7 @@ FORMATS = AFFINE_FORMATS + FLOAT_FORMATS
 
 
 def any_format_of_each_kind(rng: np.random.Generator) -> list[Format]:
-    """Each mode and number of bits, which are kernels of their own, with any of its group sizes."""
+    """One format for each mode and number of bits, which have separate kernels, with a random group size."""
     kinds = dict.fromkeys((format.mode, format.bits) for format in FORMATS)
     alike = ([format for format in FORMATS if (format.mode, format.bits) == kind] for kind in kinds)
     return [formats[rng.integers(len(formats))] for formats in alike]
@@ -94,7 +94,7 @@ def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """What `unpack` undoes."""
+    """The inverse of `unpack`."""
     digits = (codes[..., None] >> np.arange(bits)) & 1
     stream = digits.reshape(*codes.shape[:-1], codes.shape[-1] * bits).astype(np.uint8)
     return np.packbits(stream, axis=-1, bitorder="little").view("<u4").astype(np.uint32)
@@ -160,7 +160,7 @@ def exact_product(x: mx.array, matrix: Matrix, transpose: bool = True) -> np.nda
 
 
 def gradients(x: mx.array, matrix: Matrix, dy: mx.array) -> list[np.ndarray]:
-    """Of x W^T, by their formulas: in x, and for affine in scales and biases."""
+    """The exact gradients of x W^T in x and, for affine formats, in scales and biases."""
     d_x = to_numpy(dy) @ matrix.weights
     if not matrix.format.affine:
         return [d_x]
@@ -175,13 +175,14 @@ FEW_OUTPUTS = 64
 
 
 def half_unit(x: float, dtype: mx.Dtype) -> float:
-    """Half of the distance between neighbours of a 16-bit format, where x is."""
+    """Half the distance between adjacent numbers of a 16-bit format at x."""
     bits = 10 if dtype == mx.float16 else 7
     return 2.0 ** (np.floor(np.log2(x)) - bits - 1) if x > 0 else 0.0
 
 
 def dense_factor(rows: int, dense: bool = support.backend == "cuda") -> float:
-    """Of :func:`assert_rounded` for a product: of more than 8 rows, CUDA rounds the weights to 16 bits too."""
+    """The factor of :func:`assert_rounded` for a product. For more than 8 rows, CUDA also rounds the weights to 16
+    bits."""
     return 2 * OUTPUT_FACTOR if dense and rows > 8 else OUTPUT_FACTOR
 
 
@@ -194,10 +195,10 @@ def assert_rounded(
     float32_tolerance: float = FLOAT32_TOLERANCE,
     terms: float = 0,
 ) -> None:
-    """float32: within a share of the output's scale. 16 bits: within ``factor`` times what the exact result is off by
-    once it is rounded to the format, which is stricter than a composed graph in that format would be. ``terms``: of the
-    sums, each about 1; the scale is never below what they come to without luck, of which a single output may have too
-    much."""
+    """Checks a result against the exact one. The limit of float32 is a fraction of the output's scale. That of 16-bit
+    formats is ``factor`` times the error of the exact result rounded to the format, which is stricter than the error of
+    a composed graph. ``terms`` is the number of terms of a sum, each about 1: the scale is at least its square root,
+    because a single output may be small by chance."""
     assert result.dtype == dtype
     assert result.shape == exact.shape
     if exact.size == 0:

@@ -46,14 +46,14 @@ def choose_workers(config: pytest.Config) -> None:
 
 
 def selects(config: pytest.Config) -> bool:
-    """Tells if the command line names tests."""
+    """True if the command line selects tests."""
     option = config.option
     by_path = config.args_source == pytest.Config.ArgsSource.ARGS
     return bool(by_path or option.keyword or option.markexpr or getattr(option, "lf", False) or option.fuzz)
 
 
 class QuickRun:
-    """A plugin of pytest, in every worker and in what starts them."""
+    """A pytest plugin, active in every worker and in the controller."""
 
     def __init__(self, config: pytest.Config, seed: str) -> None:
         self.config, self.seed = config, seed
@@ -84,7 +84,7 @@ class QuickRun:
         self._leave_out(items, {item.nodeid for item in items if (item.nodeid in kept) != self.rest})
 
     def _one_of_alike(self, items: list[pytest.Item]) -> set[str]:
-        """The cases that run: the same values of the parameters that are not named make a group."""
+        """The cases that run. Cases with equal values of all other parameters form a group."""
         groups: dict[object, list[str]] = defaultdict(list)
         draws: dict[str, tuple[int, int]] = {}
         everywhere = () if self.config.option.backend == "cpu" else ("dtype",)
@@ -104,7 +104,8 @@ class QuickRun:
         return {min(cases, key=draws.__getitem__) for cases in groups.values()}
 
     def _draw_dtype(self, values: Mapping[str, object]) -> int:
-        """One dtype for each format of quantized weights, whatever the size of their groups, which kernels read."""
+        """Draws one dtype for each quantized format. Group sizes do not count, because kernels read them as a
+        parameter."""
         if "format" not in values:
             return 0
         dtype = str(values.get("dtype", "")).removeprefix("mlx.core.")

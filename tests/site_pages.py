@@ -26,7 +26,7 @@ def build() -> Path:
 
 
 def repository() -> str:
-    """The address of the repository, as the package's metadata has it."""
+    """The address of the repository, from the package's metadata."""
     found = re.search(r'^Repository = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     return found[1]
@@ -39,7 +39,7 @@ def pages() -> list[str]:
 
 
 def text(source: str) -> str:
-    """What a reader sees of some HTML, with single blanks."""
+    """The visible text of some HTML, with single spaces."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", source)).split())
 
 

@@ -27,7 +27,7 @@ backend, check_simulation = "cpu", False  # set by conftest.py
 
 
 def backend_scope(*, checked: bool | None = None) -> AbstractContextManager[None]:
-    """What makes a thread's ops run on the backend that is tested; every new thread needs its own."""
+    """A block in which a thread's ops run on the tested backend. Every new thread needs its own."""
     checked = check_simulation if checked is None else checked
     return mlx_anvil.simulate(checked=checked) if backend == "simulator" else nullcontext()
 
@@ -72,7 +72,7 @@ def jvp_of(function: Callable[..., mx.array], count: int) -> Callable[..., Array
 
 
 def max_error(result: mx.array, truth: mx.array, *, scale: float | None = None) -> float:
-    """Largest deviation as a share of the truth's largest magnitude (absolute where the truth is all zero), or of
+    """Largest deviation relative to the exact result's largest magnitude (absolute if that is zero), or to
     ``scale``."""
     assert result.shape == truth.shape, (result.shape, truth.shape)
     if truth.size == 0:
@@ -84,8 +84,8 @@ def max_error(result: mx.array, truth: mx.array, *, scale: float | None = None) 
 
 
 def luck_of_few(result: mx.array) -> float:
-    """What to add to a limit that composed numbers of a 16-bit format set, as a share of the largest number: among few
-    numbers the largest may be right by luck, and ours still be off by a unit, or half of one, in the last place."""
+    """An addition to limits that come from composed results in a 16-bit format, relative to the largest number. Among
+    few numbers the composed result may be exact by chance, while ours is rounded."""
     if result.size > 4096:
         return 0.0
     unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10}[result.dtype]
@@ -100,8 +100,8 @@ def assert_accurate(
     factor: float = OUTPUT_FACTOR,
     float32_tolerance: float = FLOAT32_TOLERANCE,
 ) -> None:
-    """The correctness bar: float32 within a fixed share of the output's scale; 16-bit formats within ``factor`` times
-    what the reference computed in that format is off by (the FlashAttention criterion)."""
+    """Checks accuracy: float32 within a fixed fraction of the output's scale; 16-bit formats within ``factor`` times
+    the error of the reference computed in that format (the FlashAttention criterion)."""
     truth = in_float64(reference, arrays)
     results = as_list(function(*arrays))
     with mx.stream(mx.cpu):
@@ -124,7 +124,8 @@ def assert_accurate(
 
 @contextmanager
 def on_one_device() -> Iterator[None]:
-    """Skips where a shapeless graph needs the CPU beside a GPU, for float64: the op refuses it (docs/ops.md)."""
+    """Skips a test if a shapeless graph would need both a GPU and, for float64, the CPU. The op refuses that
+    (docs/ops.md)."""
     try:
         yield
     except ValueError as error:
@@ -165,7 +166,7 @@ def off_alignment(x: mx.array) -> mx.array:
 
 
 def layouts(x: mx.array) -> Iterator[tuple[str, mx.array]]:
-    """The same values in other memory layouts: what views of a model's tensors look like."""
+    """The same values in other memory layouts, as views of a model's tensors have them."""
     yield "contiguous", x
     yield "transposed", transposed(x)
     yield "inside a larger array", inside_larger(x)
@@ -176,7 +177,7 @@ def layouts(x: mx.array) -> Iterator[tuple[str, mx.array]]:
 
 
 def without_copies(function: Callable[..., Any], *arrays: mx.array) -> Any:
-    """Results for which nothing is allocated but their own memory."""
+    """Evaluates results and checks that only their own memory is allocated."""
     mx.eval(arrays)
     mx.synchronize()
     before = mx.get_active_memory()
@@ -188,7 +189,7 @@ def without_copies(function: Callable[..., Any], *arrays: mx.array) -> Any:
 
 
 def poison_memory(nbytes: int) -> None:
-    """Leaves NaN in memory that MLX will hand out next, so that an element that is not written shows."""
+    """Leaves NaN in the memory that MLX will allocate next, so that elements that are not written become visible."""
     count = max(1, nbytes // 4)
     buffers = [mx.full((count,), math.nan, mx.float32) for _ in range(4)]
     mx.eval(buffers)

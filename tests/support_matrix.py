@@ -1,4 +1,4 @@
-"""What has a kernel: the table of docs/ops.md, measured. ``python tests/support_matrix.py`` writes it there."""
+"""Measures what has a kernel: the table of docs/ops.md. ``python tests/support_matrix.py`` writes it there."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class _Support:
 
 
 def _row(name: str) -> tuple[str, ...]:
-    """All entries of one op: it has kernels where each of them has."""
+    """The row of an op, which has kernels where all its entries have."""
     gradient: dict[str, bool] = {}
     forward, forward_mode, vmap = [], [], []
     for support in (_Support(spec) for spec in OPS.values() if spec.name == name):
@@ -72,14 +72,14 @@ def _row(name: str) -> tuple[str, ...]:
 
 
 def table() -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     names = dict.fromkeys(spec.name for spec in OPS.values())
     rows = [HEADER, tuple("---" for _ in HEADER), *map(_row, names)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def with_table(page: str) -> str:
-    """The page with the table as it is now."""
+    """The page with the current table."""
     header = re.escape(f"| {' | '.join(HEADER)} |")
     new, count = re.subn(rf"^{header}\n(?:\|.*\n)+", lambda _: table() + "\n", page, flags=re.MULTILINE)
     assert count == 1, "the page has no such table, or several"

@@ -1,7 +1,7 @@
-"""The order of tests in a run on several cores: what takes long starts first, so that no core waits for it at the end.
+"""The order of tests on several cores: long tests start first, so that no core waits for one at the end.
 
-pytest-xdist (``--dist worksteal``) gives each worker one part of the list, and a worker without work takes the end of
-another one's part.
+pytest-xdist (``--dist worksteal``) gives each worker a part of the list, and an idle worker takes the end of another
+worker's part.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ LONG = ("slow", "long")  # markers
 
 
 def shares(things: Sequence[T], workers: int) -> Iterator[Sequence[T]]:
-    """Cuts a list where pytest-xdist does."""
+    """Splits a list as pytest-xdist does."""
     start = 0
     for left in range(workers, 0, -1):
         size = (len(things) - start) // left
@@ -23,7 +23,7 @@ def shares(things: Sequence[T], workers: int) -> Iterator[Sequence[T]]:
 
 
 def long_first(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Spreads the long tests over the workers' parts, at the start of each. The others keep their order."""
+    """Puts the long tests at the start of the workers' parts. The others keep their order."""
     long = [item for item in items if any(item.get_closest_marker(name) for name in LONG)]
     known = set(map(id, long))
     rest = [item for item in items if id(item) not in known]

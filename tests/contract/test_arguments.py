@@ -1,4 +1,4 @@
-"""Numbers and switches of every op: what is no number, or none that fits, is refused with the op's name."""
+"""Numbers and switches of every op: a value of the wrong type or range raises an error that names the op."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Gradients of what is broadcast: sums whose error does not grow with their length, whatever is composed with them."""
+"""Gradients of broadcast arrays are sums whose error does not grow with their length, under every transformation."""
 
 import itertools
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def relative_error(result: mx.array, exact: np.ndarray) -> float:
 @pytest.mark.cpu_only  # many elements for the simulator
 @pytest.mark.parametrize("columns", [1, 3])
 def test_a_million_rows(columns):
-    """Terms of one sign, of which a sum in sequence loses digits: by 1e-4 here, by 9 % of 16 million."""
+    """Terms of one sign: a sequential sum loses digits, 1e-4 here and 9 % with 16 million terms."""
     x = mx.random.uniform(0.5, 1.5, (MANY, columns))
     up = mx.random.uniform(0.5, 1.5, (columns,))
     exact = to_numpy(x)
@@ -59,7 +59,7 @@ def test_a_million_rows(columns):
 
 @pytest.mark.cpu_only
 def test_sixteen_million_equal_terms():
-    """Past 2^24 a sum of ones in sequence stands still."""
+    """Beyond 2^24 a sequential sum of ones stops growing."""
     rows = 17 * 10**6
     ones = mx.broadcast_to(mx.array([1.0], mx.float16), (rows, 1))
     gradient = mx.grad(lambda up: silu_gate(ones, up).sum())(mx.ones((1,)))
@@ -91,7 +91,7 @@ def test_norms_weight_and_bias():
 
 @pytest.mark.cpu_only
 def test_attention_mask_and_sinks():
-    """A mask that all batch rows and heads have in common, and sinks that all rows have."""
+    """A mask that all batch rows and heads share, and sinks that all rows share."""
     batch, length = 6000, 8
     q = k = mx.zeros((batch, 4, length, 8))
     v = mx.random.uniform(0.5, 1.5, k.shape)
@@ -116,7 +116,7 @@ def test_attention_mask_and_sinks():
 
 @pytest.mark.cpu_only
 def test_what_vmap_shares():
-    """The gradient in an array that every element of a vmap reads is a sum over the elements."""
+    """The gradient in an array that all elements of a vmap share is a sum over the elements."""
     x, up = mx.random.uniform(0.5, 1.5, (MANY,)), mx.array(0.75)
     exact = to_numpy(x)
     gradient = mx.grad(lambda up: mx.vmap(silu_gate, in_axes=(0, None))(x, up).sum())(up)
@@ -173,7 +173,7 @@ def test_transformations(shapes):
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 0), (-1, 1)], ids=str)
 def test_vmap_of_gradients(axes):
-    """Elements whose shapes broadcast with one another, of other ranks."""
+    """Elements of different ranks whose shapes broadcast."""
     gate, up = mx.random.normal((3, 1)), mx.random.normal((4, 3, 5))
     batched = [x if a is None else mx.stack([x, 2 * x], axis=a) for x, a in zip((gate, up), axes, strict=True)]
     results = mx.vmap(gradients_of(loss), in_axes=axes)(*batched)

@@ -1,4 +1,5 @@
-"""Calls that fit no signature, and habits from other libraries: the error says what an argument is called here."""
+"""Calls that match no signature, and argument names of other libraries: the error says what an argument is called
+here."""
 
 import inspect
 import itertools
@@ -69,7 +70,7 @@ def text_of(error: type[Exception], call: Callable[..., object], *args: object, 
 
 
 def refused(name: str, *args: object, **kwargs: object) -> str:
-    """The text of a call that fits no signature, without the signature that it ends with."""
+    """The error text of a call that matches no signature, without the signature at its end."""
     text = text_of(TypeError, function(name), *args, **kwargs)
     start, end = f"[{name.partition('.')[0]}] ", f"; allowed: {signature(name)}."
     assert text.startswith(start)
@@ -113,7 +114,7 @@ def test_every_way_to_miss_a_signature(name: str):
 
 
 def applies(name: str, theirs: str) -> bool:
-    """Some tables are shared by functions of which not all have every argument."""
+    """Tables are shared by several functions, not all of which have every argument."""
     ours, parameters = NAMES[name][theirs], signature(name).parameters
     return theirs not in parameters and (ours.endswith(".") or ours.partition("=")[0] in parameters)
 
@@ -132,7 +133,7 @@ def test_every_name_of_another_library(name: str, theirs: str):
 
 
 def test_every_entry_applies_somewhere():
-    """An entry with a name that no function has would never be shown."""
+    """An entry with an argument that no function has would never be shown."""
     entries = {(theirs, ours) for table in NAMES.values() for theirs, ours in table.items()}
     used = {(theirs, NAMES[name][theirs]) for name in NAMES for theirs in NAMES[name] if applies(name, theirs)}
     assert entries == used
@@ -313,7 +314,7 @@ def test_other_errors_stay():
 
 
 def test_an_explanation_that_fails(monkeypatch: pytest.MonkeyPatch):
-    """Then the error of the binding is better than none."""
+    """If the explanation itself fails, the error of the binding remains."""
     monkeypatch.setattr(_calls, "problem", lambda *_: 1 / 0)
     with pytest.raises(TypeError, match="incompatible function arguments"):
         mlx_anvil.silu_gate(Q)

@@ -1,4 +1,5 @@
-"""What every op promises, over the registry of ops: a new op gets all of this by its entry in ``reference.OPS``."""
+"""What every op promises, for all entries of the registry: an entry in ``reference.OPS`` gives a new op all these
+tests."""
 
 import itertools
 import threading
@@ -39,7 +40,7 @@ def draw(spec: OpSpec, shape: tuple[int, ...] | None = None, dtype: mx.Dtype = m
 
 
 def large_shape(spec: OpSpec) -> tuple[int, ...]:
-    """For which a backend uses all its threads; the simulator does for any, and would take minutes."""
+    """A shape for which a backend uses all threads. The simulator does so for any shape, and would take minutes."""
     return (spec.contract_shapes if support.backend == "simulator" else spec.check_shapes)[-1]
 
 
@@ -53,13 +54,13 @@ def scalar_of(function, weights: mx.array):
 
 
 def gradients_of(function, count: int):
-    """In all arguments, as a list: of a function of one argument MLX gives the gradient by itself."""
+    """The gradients in all arguments, always as a list."""
     gradient = mx.grad(function, argnums=list(range(count)))
     return lambda *arrays: as_list(gradient(*arrays))
 
 
 def assert_same_gradients(spec: OpSpec, ours: Arrays, wanted: Arrays) -> None:
-    """The same bits, if not added up in any order."""
+    """The same bits, except where the order of a sum is not fixed."""
     for a, b in zip(ours, wanted, strict=True):
         if spec.scattered_gradients and support.backend == "cuda":
             unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10, mx.float32: 2.0**-20}[b.dtype]
@@ -111,7 +112,7 @@ def test_jvp(spec: OpSpec, dtype: mx.Dtype):
 
 @each_dtype
 def test_each_argument_alone(spec: OpSpec, dtype: mx.Dtype):
-    """vjp and jvp in one argument take another route than in all of them."""
+    """vjp and jvp in one argument take a different route than in all of them."""
     arrays = draw(spec, dtype=dtype)
     cotangent = like(spec.function(*arrays))
     zeros = [mx.zeros_like(x) for x in arrays]
@@ -197,7 +198,7 @@ def test_inputs_are_not_changed(spec: OpSpec):
 
 
 def test_temporaries_may_be_reused(spec: OpSpec):
-    """Inputs that nobody else holds may lend their memory to the output; the values must not change by it."""
+    """The output may reuse the memory of inputs that nobody else holds. That must not change its values."""
     arrays = draw(spec)
     expected = spec.function(*(x * 2 for x in arrays))
     mx.eval(expected)

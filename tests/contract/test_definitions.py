@@ -1,4 +1,4 @@
-"""The functions that definitions are made of are exact in float64, for definitions in float64 are the truth."""
+"""The functions that definitions use are exact in float64, because definitions in float64 are the reference."""
 
 import math
 
@@ -17,7 +17,7 @@ def softmax_of(x: np.ndarray) -> np.ndarray:
 
 
 def slope_of_softmax(x: np.ndarray) -> np.ndarray:
-    """Of the sum of ``cos(k)`` times the k-th number."""
+    """The derivative of the sum of ``cos(k)`` times the k-th number."""
     y, weight = softmax_of(x), np.cos(np.arange(x.shape[-1]))
     return y * (weight - (y * weight).sum(axis=-1, keepdims=True))
 

@@ -78,7 +78,7 @@ def test_imported_shapeless_function_gives_the_same_or_says_why_not(spec: OpSpec
 @pytest.mark.parametrize("of", ["op", "gradient"])
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_without_composed_it_is_refused(spec: OpSpec, of: str, shapeless: bool, tmp_path: Path):
-    """And what MLX has begun to write is refused too, where it is imported. Some gradients copy an operand first."""
+    """Importing the file that MLX has begun to write fails too. Some gradients copy an operand first."""
     function = spec.function if of == "op" else gradient_of(spec)
     path = str(tmp_path / "refused.mlxfn")
     arrays = draw(spec, spec.contract_shapes[-1])
@@ -104,7 +104,7 @@ os._exit(0)
 
 
 def test_files_need_mlx_alone(tmp_path: Path):
-    """One process for all ops: a function that calls each of them."""
+    """One function calls all ops, so one process suffices."""
     drawn = [draw(spec, spec.contract_shapes[-1]) for spec in OPS.values()]
     arrays = [x for xs in drawn for x in xs]
 
@@ -156,8 +156,8 @@ def test_composed_is_a_fallback_to_trace_and_strict():
 
 @pytest.mark.parametrize("options", [{"mask": "causal"}, {"window_size": (2, 1)}, {"mask": "causal", "window_size": 3}])
 def test_a_band_is_that_of_the_shapes(options: dict[str, object], tmp_path: Path):
-    """That of one query would broadcast with any scores. One key crashes MLX (0.32.4): it reduces an axis of length
-    1."""
+    """The band of one query would broadcast with any scores. One key crashes MLX 0.32.4, which then reduces an axis of
+    length 1."""
 
     def attention(q: mx.array, k: mx.array) -> mx.array:
         return mlx_anvil.flash_attention(q, k, k, **options)
@@ -174,7 +174,7 @@ def test_a_band_is_that_of_the_shapes(options: dict[str, object], tmp_path: Path
 
 @pytest.mark.parametrize("op", ["silu_gate", "rms_norm"])
 def test_arrays_of_many_axes(op: str, tmp_path: Path):
-    """Kernels want a dense copy of such, which MLX does not export."""
+    """The kernels need a dense copy of such arrays, which MLX does not export."""
     function = getattr(mlx_anvil, op)
     given = [mx.random.normal((2,) * 12)[..., ::-1], mx.random.normal((2,) * (12 if op == "silu_gate" else 1))]
     export(tmp_path / "deep.mlxfn", function, given)

@@ -1,4 +1,4 @@
-"""Graphs compiled for any shapes: nothing that an op reads off a shape stays that of the first call."""
+"""Graphs compiled for any shapes: nothing that an op derives from a shape keeps its value of the first call."""
 
 import mlx.core as mx
 import pytest
@@ -33,7 +33,7 @@ def test_default_scale_of_attention():
 
 
 def test_attention_changes_its_route():
-    """From a kernel to a graph of MLX ops, and back."""
+    """From a kernel to a graph of MLX ops and back."""
     calls = [[normal(1, 2, 9, dim)] for dim in (8, 260, 16)]
     assert_serves(lambda q: [flash_attention(q, q, q)], *calls)
     assert_serves(mx.grad(lambda q: flash_attention(q, q, q).sum()), [calls[0][0]])
@@ -147,7 +147,7 @@ def test_strict_and_trace():
 
 
 def test_inputs_lend_their_memory():
-    """Where the node is one kernel, as without shapeless."""
+    """If the node is one kernel, as without shapeless=True."""
     compiled = mx.compile(silu_gate, shapeless=True)
     up = normal(64, 1024)
     mx.eval(up, compiled(up, up))
@@ -167,7 +167,7 @@ def test_inputs_lend_their_memory():
 
 
 def test_streams():
-    """The graph inside a node is on the stream of the op, which is not the default one."""
+    """The graph inside a node uses the stream of the op, not the default stream."""
     stream = mx.new_stream(mx.default_device())
 
     def gradient(x, w):
@@ -182,7 +182,7 @@ def test_streams():
 
 
 def test_results_that_are_one_array():
-    """The gradients of x and of the residual; mx.vjp would take one of their two cotangents."""
+    """The gradients of x and of the residual are one array. mx.vjp would use only one of its two cotangents."""
 
     def gradients(x, r, w, weights):
         first = mx.grad(lambda x, r: (rms_norm(x, w, residual=r)[0] ** 2).sum(), argnums=(0, 1))

@@ -1,4 +1,4 @@
-"""vmap over every input at every axis, and graphs compiled for any shapes, of every op and its derivatives."""
+"""vmap over every input and axis, and graphs compiled for any shapes, for every op and its derivatives."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ NO_FORWARD_MODE = (
 
 
 def element(x: mx.array, i: int) -> mx.array:
-    """The i-th of a batch that starts with ``x``."""
+    """The i-th element of a batch that starts with ``x``."""
     if mx.issubdtype(x.dtype, mx.floating):
         return x * (1 + 0.1 * i)
     return mx.roll(x, i, axis=-1) if x.dtype == mx.bool_ else x + i
@@ -160,7 +160,8 @@ def test_composed_gradients(call: Call):
 
 
 def assert_shapeless(function, *calls: Arrays, tolerance: float = OTHER_KERNEL) -> None:
-    """The graph of the first call's shapes serves the second, and the first again."""
+    """The graph traced with the first call's shapes gives right results for the second call, and for the first
+    again."""
     if support.backend == "simulator":
         pytest.skip("tests/contract/test_shapeless.py does that in the simulator, which takes minutes for every op")
     compiled = mx.compile(function, shapeless=True)
@@ -241,7 +242,8 @@ def test_shapeless_second_derivatives(call: Call):
 
 
 def test_shapeless_vmap_of_the_gradient_of_a_sum(call: Call):
-    """MLX's vmap fixes the shape that the gradient of its sum has (docs/troubleshooting.md): right, or an error."""
+    """MLX's vmap fixes the shape of the gradient of a sum (docs/troubleshooting.md). The result is right, or an
+    error."""
     calls = [draw(call, number) for number in range(2)]
     at = floats(calls[0])
     in_all = mx.vmap(mx.grad(lambda *xs: call.function(*xs).sum(), argnums=at), in_axes=(-1,) * len(calls[0]))

@@ -13,8 +13,8 @@ Arrays = list[mx.array]
 
 @dataclass(frozen=True)
 class Call:
-    """An op as a function of arrays to one array. ``shapes`` are of two calls with the same ranks; where a dimension
-    stays, as that of matrices whose codes the call holds, both have it."""
+    """An op as a function of arrays that returns one array. ``shapes`` has those of two calls with the same ranks.
+    Dimensions that cannot change, such as those of matrices whose codes the call holds, are equal in both."""
 
     id: str
     op: str
@@ -42,7 +42,7 @@ def _of_registry() -> list[Call]:
 
 
 def _attention(head_dim: int, mask_axes: int, kind: str) -> Call:
-    """With a mask of the last ``mask_axes`` axes of the scores."""
+    """Attention with a mask that has the last ``mask_axes`` axes of the scores."""
 
     def function(q, k, v, mask, sinks, **options):
         return mlx_anvil.flash_attention(q, k, v, mask=mask, sinks=sinks, **options)
@@ -104,7 +104,8 @@ def _rope_qk() -> Call:
 
 
 def _quantized(id: str, op: str, x: tuple[int, ...], leading: tuple[int, ...] = (), **options) -> Call:
-    """``x`` without its last axis; ``leading`` axes of the matrix. Its codes are a constant of the function."""
+    """``x`` is given without its last axis, ``leading`` are the leading axes of the matrix. The function holds the
+    codes."""
     codes = {}
 
     def packed(shape: tuple[int, ...]) -> mx.array:

@@ -1,4 +1,4 @@
-"""Problems for flash_attention's tests, and the criterion by which its results and gradients are judged."""
+"""Problems for flash_attention's tests, and the criterion for its results and gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def gradients_of(
 
 
 def error_of(result: mx.array | np.ndarray, exact: np.ndarray) -> float:
-    """Largest deviation, absolute: the values are of the order of one."""
+    """Largest absolute deviation; values are of order one."""
     values = to_numpy(result) if isinstance(result, mx.array) else result.astype(np.float64)
     assert values.shape == exact.shape
     assert np.isfinite(values).all()
@@ -105,8 +105,8 @@ def assert_close(
     *,
     terms: np.ndarray | None = None,
 ) -> None:
-    """The correctness bar of float32, or the FlashAttention criterion where there is a composed result. `terms`: what
-    few sums add up, all made positive; where the terms cancel, a sum keeps their rounding."""
+    """The limit of float32, or the FlashAttention criterion if there is a composed result. `terms` are sums of
+    magnitudes, for results whose terms cancel and leave their rounding."""
     if composed is None:
         # Tensor cores cut sums off where float32 arithmetic rounds them.
         tolerance = FLOAT32_TOLERANCE * (2 if support.backend == "cuda" else 1)

@@ -1,5 +1,5 @@
-"""Attention and its gradients in NumPy, by their formulas: the truth in float64, and what a composed graph in a 16-bit
-format gives, with every intermediate result rounded to that format."""
+"""Attention and its gradients in NumPy: the reference in float64, and the result of a composed graph in a 16-bit
+format, with every intermediate result rounded to that format."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def to_float16(x: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
-    """To nearest, ties to even."""
+    """Rounds to nearest, ties to even."""
     bits = x.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return np.where(np.isfinite(x), rounded.view(np.float32), x.astype(np.float32))
@@ -34,7 +34,7 @@ ROUNDING = {mx.float16: to_float16, mx.bfloat16: to_bfloat16}
 
 @dataclass
 class Attention:
-    """One call's results, by the name of the public function's arguments and results."""
+    """Results of one call, named as the arguments and results of the public function."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -43,7 +43,7 @@ class Attention:
 
 
 def window_of(options: dict[str, Any]) -> tuple[float, float]:
-    """Keys to the left and to the right that a query sees."""
+    """How many keys a query sees to its left and right."""
     size = options.get("window_size")
     left, right = (-1, -1) if size is None else (size - 1, size - 1) if isinstance(size, int) else size
     if isinstance(options.get("mask"), str):
@@ -143,5 +143,5 @@ def attention(
 
 
 def scores_shape(q: mx.array, k: mx.array) -> tuple[int, ...]:
-    """Of the scores: batch, query heads, queries, keys."""
+    """The shape of the scores: batch, query heads, queries, keys."""
     return (q.shape[0], q.shape[1], q.shape[2], k.shape[2])

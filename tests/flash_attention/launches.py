@@ -91,7 +91,7 @@ def every_kernel() -> Iterator[Call]:
 def _of_model(
     dtype: mx.Dtype, dim: int, queries: int, keys: int, mask: str | mx.Dtype | None, **options: object
 ) -> Call:
-    """`mask`: an array of it, where it is a dtype."""
+    """If `mask` is a dtype, the mask is an array of that dtype."""
     q = projected_heads(dtype, 4, queries, dim)
     k, v = (cached(dtype, 2, keys, dim) for _ in range(2))
     given = mx.zeros((1, 1, queries, keys), mask) if isinstance(mask, mx.Dtype) else mask

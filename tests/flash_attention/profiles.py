@@ -1,6 +1,6 @@
-"""Profiles of the Metal kernels of flash_attention, and of MLX's kernels on the same arrays.
+"""Memory profiles of the Metal kernels of flash_attention and of MLX's kernels.
 
-Ours are the launches of the op itself. Arrays are dense, [heads, length, head_dim], and both sides get the same ones.
+Ours are the launches of the op itself. Both sides get the same dense arrays, [heads, length, head_dim].
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Call:
         return self.shape.head_dim**-0.5
 
     def assert_close(self, out: np.ndarray) -> None:
-        """That what was profiled did the work."""
+        """Checks that the profiled launch computed the right result."""
         k, v = (x.astype(np.float64).repeat(self.shape.group, 0) for x in (self.k, self.v))
         scores = self.q.astype(np.float64) @ k.swapaxes(1, 2) * self.scale
         if self.causal:
@@ -106,7 +106,7 @@ def profile_ours(call: Call) -> Counts:
 
 
 def profile_steel_attention(call: Call) -> Counts:
-    """MLX's kernel for more than 8 queries, with the tiles of its dispatch."""
+    """MLX's kernel for more than 8 queries, with the tiles that MLX chooses."""
     shape, block_q, block_k = call.shape, 32, 32 if call.shape.head_dim < 128 else 16
     constants = {
         200: shape.q_len % block_q == 0,
@@ -150,7 +150,7 @@ def profile_sdpa_vector(call: Call) -> Counts:
 
 
 def profile_sdpa_vector_2pass(call: Call, blocks: int = 32) -> Counts:
-    """MLX's kernels for few queries and many keys; 32 blocks of keys are the fewest that its dispatch takes."""
+    """MLX's kernels for few queries and many keys, with 32 blocks of keys, the fewest that MLX uses."""
     shape = call.shape
     constants = vector_constants(do_causal=call.causal, blocks=blocks)
     instances = tuple((f"pass_{i}", f"sdpa_vector_2pass_{i}", METAL_TYPES[call.dtype], shape.head_dim) for i in (1, 2))

@@ -1,4 +1,4 @@
-"""Decodes on GPUs with matrix units, whose kernels the simulator runs, with checks, if told so."""
+"""Decodes on GPUs with matrix units. The checked simulator runs their kernels."""
 
 from itertools import product
 
@@ -54,7 +54,7 @@ def test_features(feature, dtype):
 
 @pytest.mark.parametrize("group", range(1, 9))
 def test_rows(group):
-    """Of a group's heads and queries: fewer than 8, and blocks of 8 of which the last is ragged."""
+    """Rows are a group's heads times queries: fewer than 8, and blocks of 8 with a partial last one."""
     for q_len in range(1, 9):
         check(draw((group, 1), (q_len, 40), (64, 64), mx.float16, "causal"))
 
@@ -67,14 +67,14 @@ def test_parts(feature, dtype):
 
 
 def test_lengths():
-    """Blocks of keys that are ragged in every way, and fewer of them than SIMD groups."""
+    """Partial blocks of keys of every length, and fewer blocks than SIMD groups."""
     for kv_len, dim in product((1, 2, 7, 8, 9, 15, 17, 31, 33, 64, 65), (64, 128)):
         check(draw((1, 1), (1, kv_len), (dim, dim), mx.float16))
 
 
 @each_dtype
 def test_layouts_give_the_same_bits(dtype):
-    """Rows that are no whole vectors, columns apart, heads inside rows."""
+    """Rows that are not whole vectors, columns that are not adjacent, heads inside rows."""
     case = draw((4, 2), (2, 300), (72, 72), dtype, "causal")
     expected = attend(case, in_parts=True)
     wide = [mx.repeat(x, 2, axis=-1) for x in (case.q, case.k, case.v)]
@@ -88,7 +88,7 @@ def test_layouts_give_the_same_bits(dtype):
 
 @each_dtype
 def test_scores_that_rise_and_fall(dtype):
-    """The highest score is raised in every block, in none after the first, and by less than weights have room for."""
+    """The maximum score grows in every block, in none after the first, or by less than the headroom of the weights."""
     for step in (40.0, -40.0, 1.0):
         case = draw((2, 1), (1, 300), (64, 64), dtype)
         case.q = mx.ones_like(case.q)
@@ -113,7 +113,7 @@ def test_rows_that_see_nothing(dtype):
 
 @each_dtype
 def test_what_is_no_number_stays_in_its_row(dtype):
-    """Beyond the keys and columns that exist there are zeros: an infinity beside them is not multiplied by nothing."""
+    """The padding beyond the last key and column is zero. It must not meet an infinity and give NaN."""
     case = draw((4, 2), (1, 77), (72, 72), dtype)
     case.v[0, 0, 76, 71] = mx.array(np.inf, dtype)
     out = to_numpy(attend(case)[0])

@@ -1,4 +1,4 @@
-"""flash_attention's derivatives: rows that see no key, infinite gradients, and forward mode over reverse mode."""
+"""Derivatives of flash_attention: rows that see no key, infinite gradients, forward mode over reverse mode."""
 
 import itertools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.flash_attention.cases import FLOAT32_TOLERANCE
 
 
 def rows_seeing(kind: str, dtype: mx.Dtype) -> tuple[mx.array, dict[str, Any]]:
-    """Which of 40 queries see any of 21 keys, and the mask or window of which 23 or fewer see none."""
+    """A mask or window for 40 queries and 21 keys, and which queries see a key; at most 23 see none."""
     sees = mx.arange(40) >= (17 if kind == "window" else 23)
     visible = mx.broadcast_to(sees[:, None], (40, 21))
     if kind == "window":  # row i sees keys from i - 21 to i - 17
@@ -29,8 +29,8 @@ def rows_seeing(kind: str, dtype: mx.Dtype) -> tuple[mx.array, dict[str, Any]]:
 
 
 def squares_of_lse(kind: str, head_dim: int, dtype: mx.Dtype, attention: Callable[..., Any]) -> Callable[[bool], Any]:
-    """A function that returns a loss of attention in 23 or fewer rows of 40 that see nothing, and its arguments: with
-    the squares of all lse, or of those that are finite."""
+    """A loss of attention in which at most 23 of 40 rows see no key, and its arguments. It includes the squares of all
+    lse, or only of the finite ones."""
     heads, lengths = (4, 2, 2), (40, 21, 21)
     arrays = [mx.random.normal((1, h, n, head_dim)).astype(dtype) for h, n in zip(heads, lengths, strict=True)]
     sees, options = rows_seeing(kind, dtype)
@@ -50,7 +50,7 @@ def squares_of_lse(kind: str, head_dim: int, dtype: mx.Dtype, attention: Callabl
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("route", ["kernels", "composed", "large heads", "definition"])
 def test_infinite_gradients_of_rows_that_see_nothing(route: str, kind: str, dtype: mx.Dtype):
-    """The gradient of lse^2 is -inf for such rows, which add nothing to any gradient."""
+    """The gradient of lse^2 is -inf for such rows. They must not contribute to any gradient."""
     definition = reference.flash_attention if route == "definition" else flash_attention
     loss_of = squares_of_lse(kind, 260 if route == "large heads" else 64, dtype, definition)
     gradients = []
@@ -93,7 +93,7 @@ def block_of(route: str) -> AbstractContextManager[Any]:
 def test_gradients_that_are_not_finite_of_rows_that_see_nothing(
     route: str, value: float, kind: str, dtype: mx.Dtype, with_sinks: bool
 ):
-    """Such a row is 0 whatever the arrays are. The gradient of a norm of it is NaN."""
+    """The output of such a row is 0 for any arrays, so the gradient of its norm is NaN."""
     dim = 260 if route == "large heads" else 64
     arrays = [mx.random.normal((1, h, n, dim)).astype(dtype) for h, n in ((4, 40), (2, 21), (2, 21))]
     sees, options = rows_seeing(kind, dtype)
@@ -157,7 +157,7 @@ def test_an_infinite_gradient_stays_where_the_definition_has_it(route: str, opti
 )
 @pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
 def test_vmap_of_the_forward_mode_of_gradients(route: str, options: dict[str, Any]):
-    """Over each subset of tangents, as only some of the two factors of a product then have the batch."""
+    """Over each subset of tangents, so that only some factors of a product have the batch axis."""
     dim, options = 260 if route == "large heads" else 8, dict(options)
     shapes = {"q": (1, 4, 3, dim), "k": (1, 2, 5, dim), "v": (1, 2, 5, dim)}
     shapes |= {"mask": (3, 5)} if options.pop("bias", False) else {}

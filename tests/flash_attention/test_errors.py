@@ -1,4 +1,4 @@
-"""What flash_attention says about arguments that do not fit: at the call, with what was given and what is allowed."""
+"""Errors of flash_attention for bad arguments: raised at the call, with what was given and what is allowed."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ INT_DTYPES = [mx.int8, mx.int32, mx.int64, mx.uint8, mx.uint32]
 
 @pytest.mark.parametrize("dtype", INT_DTYPES, ids=str)
 def test_mask_of_zeros_and_ones(dtype: mx.Dtype):
-    """As a sum it would add 1 to the scores, where its author means to hide keys."""
+    """An additive mask of zeros and ones would add 1 to scores, where its author means to hide keys."""
     q, k = mx.random.normal(Q), mx.random.normal(K)
     mask = mx.random.bernoulli(0.5, (5, 7)).astype(dtype)
     with pytest.raises(ValueError, match=r"^\[flash_attention\] mask has dtype \w+; allowed: bool, .*mask\.astype\(mx"):
@@ -79,7 +79,7 @@ LAYOUT = r".* They fit as \[batch, length, heads, head_dim\]; give x\.transpose\
 
 
 def test_layout_of_other_libraries():
-    """[B, L, H, D]: the error says it where lengths and heads cannot be meant as given."""
+    """[B, L, H, D]: the error says so if the lengths and heads make no sense as given."""
     q, k = mx.zeros((1, 10, 8, 16)), mx.zeros((1, 24, 2, 16))
     with pytest.raises(ValueError, match=r"heads of q a multiple of the heads of k\." + LAYOUT):
         flash_attention(q, k, k)

@@ -1,4 +1,4 @@
-"""flash_attention on GPUs with matrix units, whose kernels the simulator runs, with checks, if told so."""
+"""flash_attention on GPUs with matrix units. The checked simulator runs their kernels."""
 
 import mlx.core as mx
 import pytest
@@ -17,7 +17,7 @@ each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["f
 
 
 def check_traced(case, kernels: set[str]) -> None:
-    """That these ran, all of them for matrix units, and gave what they should."""
+    """Checks the results, and that exactly these kernels for matrix units ran."""
     with mlx_anvil.trace() as trace:
         check(case)
     passes = {kernel.split("_float16")[0].split("_bfloat16")[0] for kernel in trace.kernels}
@@ -51,7 +51,7 @@ def test_blocks_of_the_largest_tile(feature):
 
 @each_dtype
 def test_elements_one_by_one(dtype):
-    """Rows that are no whole vectors, and columns apart."""
+    """Rows that are not whole vectors, and columns that are not adjacent."""
     case = draw((2, 2), (33, 34), (66, 66), dtype)
     case.q, case.k, case.v = (x[..., ::2] for x in (case.q, case.k, case.v))
     case.d_out = case.d_out[..., :33]

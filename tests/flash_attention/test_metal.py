@@ -1,6 +1,5 @@
-"""The Metal kernels of flash_attention themselves: what they cost beside MLX's on the same arrays, and that they have
-no races. That they are right is what test_op.py tests, with --backend simulator.
-"""
+"""Cost of the Metal kernels of flash_attention beside MLX's on the same arrays, and freedom from races. test_op.py
+tests their results, with --backend simulator."""
 
 import mlx.core as mx
 import numpy as np
@@ -59,7 +58,7 @@ def test_long_decode_beside_sdpa_vector(rng: np.random.Generator, head_dim: int,
 
 
 def test_more_parts_than_lanes(rng: np.random.Generator):
-    """One head alone is split into so many parts that a SIMD group, which adds them up, goes round more than once."""
+    """A single head is split into more parts than the SIMD group that combines them has lanes."""
     q, k, v = (rng.standard_normal((1, 1, length, 32)).astype(np.float32) for length in (1, 9000, 9000))
     arrays = [mx.array(x) for x in (q, k, v)]
     with mlx_anvil.simulate(checked=True), mlx_anvil.trace() as trace:
@@ -72,7 +71,7 @@ def test_more_parts_than_lanes(rng: np.random.Generator):
 
 
 def test_keys_are_read_once_for_a_group(rng: np.random.Generator):
-    """A decode of 8 query heads reads little more than one of them alone: their queries, and their parts again."""
+    """A decode of 8 query heads reads little more than a decode of one: more queries, and more partial results."""
     one, eight = (
         profile_ours(Call.draw(rng, Shape(heads, 1, 1, 512, 128), "float16", False)).device_bytes_read
         for heads in (1, 8)
@@ -84,7 +83,7 @@ def test_keys_are_read_once_for_a_group(rng: np.random.Generator):
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize(("q_len", "dims"), [(45, (64, 64)), (33, (192, 128)), (5, (80, 80)), (3, (111, 40))], ids=str)
 def test_no_races(q_len: int, dims: tuple[int, int], feature: str, dtype: mx.Dtype):
-    """In three orders of execution, with every access checked: no finding, and the same bits."""
+    """Three schedules with every access checked: no finding, and the same bits."""
     case = draw((4, 2), (q_len, 71), dims, dtype, feature)
     results = []
     for seed in range(3):
@@ -102,7 +101,7 @@ def test_no_races(q_len: int, dims: tuple[int, int], feature: str, dtype: mx.Dty
 
 @pytest.mark.parametrize("queries", [2, 9])
 def test_rows_that_are_far_apart(rng: np.random.Generator, queries: int):
-    """Offsets within a tile are of 32 bits: rows that are more than 2^22 elements apart are not moved as vectors."""
+    """Offsets within a tile have 32 bits, so rows more than 2^22 elements apart are not moved as vectors."""
     x = rng.standard_normal((10, 64)).astype(np.float16)
     keys = {}
     outs = []

@@ -1,6 +1,5 @@
-"""The Metal kernels of flash_attention's gradients themselves: what they do, counted, against what the algorithm needs,
-and that they have no races. That they are right is what test_op.py tests, with --backend simulator.
-"""
+"""Counts of the Metal kernels of flash_attention's gradients, against what the algorithm needs, and freedom from races.
+test_op.py tests their results, with --backend simulator."""
 
 import re
 from dataclasses import dataclass
@@ -145,7 +144,7 @@ RACES += [("float16", "causal", (192, 128)), ("float16", "sinks", (111, 40))]
 
 @pytest.mark.parametrize(("dtype", "feature", "dims"), RACES, ids=str)
 def test_no_races(dtype: str, feature: str, dims: tuple[int, int]):
-    """In three orders of execution, with every access checked: no finding, and the same bits."""
+    """Three schedules with every access checked: no finding, and the same bits."""
     of_dtype = getattr(mx, dtype)
     case = draw((4, 2), (45, 71), dims, of_dtype, feature)
     results = []

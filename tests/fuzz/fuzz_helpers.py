@@ -117,12 +117,12 @@ def checkpoint(f, argnums):
 
 
 def distinct(f):
-    """MLX 0.32.4 moves the batch axis of an array once, however often it is among the results of a function."""
+    """MLX 0.32.4 moves the batch axis of an array only once, even if a function returns the array several times."""
     return lambda *xs: [mx.contiguous(y) for y in f(*xs)]
 
 
 def one_by_one(f, in_axes, out_axes):
-    """What ``mx.vmap`` should give. Elements are split off: the gradient of an index crashes MLX 0.32.4 on empty
+    """What ``mx.vmap`` should return. Uses split, because the gradient of indexing crashes MLX 0.32.4 on empty
     arrays."""
 
     def mapped(*xs):

@@ -47,7 +47,7 @@ def check(case: Case) -> None:
 
 
 def _problem(case: Case, seed: int) -> str:
-    """Nothing, or what is wrong; with "error" first where it is a matter of digits."""
+    """None, or what is wrong, starting with "error" if only digits differ."""
     try:
         example = run(with_helpers(case.body(seed)))
         mx.eval(example["results"])
@@ -209,7 +209,8 @@ def check_bad_call(bad: BadCall) -> None:
 
 
 def check_scalar_call(call: ScalarCall) -> None:
-    """It has a gradient in the option, or says with a TypeError that it has none. It is not zero without a word."""
+    """The call has a gradient in the option, or raises a TypeError that says it has none. It never returns zero
+    silently."""
     example = run(call.before)
     try:
         gradient = mx.grad(example["ours"])(mx.array(example["value"])).item()

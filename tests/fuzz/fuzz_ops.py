@@ -134,7 +134,7 @@ def _norm(draw: Draw, name: str, of_columns: tuple[str, ...], of_rows: tuple[str
 
 
 def norm_of_rounded_sum(call: Call) -> str:
-    """Of h as it is returned, which docs/norm.md promises: what it is rounded by is no error of ours."""
+    """The norm of h as returned, as docs/norm.md promises. Rounding h does not count as an error."""
     options = ", ".join(f"{key}={text}" for key, text in call.arguments.items() if key not in ("x", "residual"))
     norm = f"reference.{call.op}(h{options and ', '}{options})"
     return f"(lambda h: ({norm}, h))(rounded(x + residual, mx.{call.results[0].dtype}))"
@@ -234,7 +234,7 @@ GENERATORS: dict[str, Callable[[Draw], Call]] = {
 
 
 def from_registry(draw: Draw, name: str) -> Call:
-    """A call that an entry of the registry describes: what an op has before it has a generator."""
+    """A call from a registry entry, for an op that has no generator yet."""
     spec = draw.choice(*(spec for spec in OPS.values() if spec.name == name))
     shape = draw.choice(*spec.contract_shapes)
     dtype = draw.dtype()

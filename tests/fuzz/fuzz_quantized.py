@@ -108,7 +108,7 @@ def quantized_embedding(draw: Draw) -> Call:
 
 
 def _head(draw: Draw, name: str) -> Call:
-    """Rows of the matrix that stand out: rounded logits have the order of exact ones."""
+    """Rows of the matrix that differ clearly, so that rounded logits have the order of exact ones."""
     sizes = draw.lead()
     rows = tuple(sizes)
     format, options = _format(draw, sizes, tuple(f for f in FORMATS if f.affine))

@@ -27,7 +27,7 @@ QUICK_EXAMPLES = 25
 
 
 def run_examples(strategy: SearchStrategy[Any], judge: Callable[[Any], None], run: Run, seed: int) -> None:
-    """Rounds of examples until the time is over; a plain run has one, of few."""
+    """Rounds of examples until the time is up. A plain run has one small round."""
 
     rules = settings(
         max_examples=50 if run.long else QUICK_EXAMPLES,
@@ -75,5 +75,5 @@ def test_scalars_given_as_arrays(name: str, fuzz_run: Run, seed: int):
 
 
 def test_every_op_has_a_generator():
-    """A new op has its entries of the registry drawn from; its options want a function of their own."""
+    """Without a generator, only the registry entries of an op are drawn. Its options need a function of their own."""
     assert sorted(GENERATORS) == sorted(NAMES)

@@ -1,4 +1,4 @@
-"""The judge of the random tests, on results that are nothing but rounding, and on wrong ones."""
+"""The judge of the random tests, on results that consist of rounding only, and on wrong ones."""
 
 import pytest
 
@@ -22,8 +22,7 @@ def grad(*argnums: int) -> Transform:
 
 
 def attention_of_one_key() -> Call:
-    """Its weights are 1, so that q and k have no gradient. What is left of it depends on how terms that cancel
-    round."""
+    """The weights are 1, so the gradients of q and k are zero. What remains is the rounding of terms that cancel."""
     args = [Arg(name, (1, heads, length, 72)) for name, heads, length in (("q", 2, 31), ("k", 1, 1), ("v", 1, 1))]
     call = Call("flash_attention", args, {a.name: a.name for a in args}, [Result((1, 2, 31, 72), "float32")], {})
     call.tolerance = 2e-5
@@ -32,7 +31,7 @@ def attention_of_one_key() -> Call:
 
 
 def norm_of_equal_numbers(columns: int) -> Call:
-    """Their variance is 0, and what a mean in float32 is off by is divided by sqrt(eps)."""
+    """The variance is 0, so the rounding of the mean in float32 is divided by sqrt(eps)."""
     args = [Arg("x", (7, columns), value=f"mx.broadcast_to(normal((7, 1)), (7, {columns}))")]
     return Call("layer_norm", args, {"x": "x", "eps": "1e-6"}, [Result((7, columns), "float32")], {})
 
@@ -63,7 +62,7 @@ def product_with_outliers() -> Call:
 
 
 def rope_of_frequencies() -> Call:
-    """A rotation keeps the sum of squares, so that frequencies have no gradient."""
+    """A rotation preserves the sum of squares, so frequencies have no gradient."""
     args = [Arg("x", (1, 1, 4, 8)), Arg("freqs", (4,), value="1 + 99 * mx.abs(normal({shape}))")]
     arguments = {"x": "x", "dims": "8", "freqs": "freqs", "base": "None", "offset": "10**6"}
     call = Call("rope", args, arguments, [Result((1, 1, 4, 8), "float32")], {})

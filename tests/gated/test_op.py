@@ -1,5 +1,5 @@
-"""gated beyond the contract: every activation with and without a limit, its bounds, extremes, and that it stays
-fused."""
+"""Tests of gated beyond the contract: every activation with and without a limit, values at the limit, extremes,
+fusion."""
 
 import itertools
 import math
@@ -79,7 +79,7 @@ def test_the_default_is_silu_gate():
 
 @each_activation
 def test_gradients_at_the_limit_are_those_of_mlx(activation):
-    """At the bound itself MLX's ``minimum`` and ``clip`` pass nothing."""
+    """At the limit itself MLX's ``minimum`` and ``clip`` pass no gradient."""
     ours, theirs = both(activation, 2.0)
     values = [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
     gate, up = (mx.array(x) for x in zip(*itertools.product(values, values), strict=True))
@@ -94,7 +94,7 @@ def test_gradients_at_the_limit_are_those_of_mlx(activation):
 @each_activation
 @each_dtype
 def test_small_tails(activation, dtype):
-    """Where the activation is small it keeps its relative accuracy, which MLX's GELU loses in float32."""
+    """Small values keep their relative accuracy, which MLX's GELU loses in float32."""
     gate = mx.linspace(-5, -2, 301).astype(dtype)
     up = mx.ones_like(gate)
     with mx.stream(mx.cpu):
@@ -111,8 +111,8 @@ def test_small_tails(activation, dtype):
 @pytest.mark.parametrize("limit", [None, 2.0])
 @each_dtype
 def test_infinities_and_nan(activation, limit, dtype):
-    """Values are NaN where the definition in float32 has NaN. MLX sums a gradient of two terms, which may be opposite
-    infinities: such a one is infinite here."""
+    """Values are NaN where the definition in float32 is NaN. MLX adds two terms of a gradient, which may be opposite
+    infinities; ours is infinite there."""
     ours, theirs = both(activation, limit)
     values = [0.0, -0.0, 1.0, -1.0, 3.0, -3.0, math.inf, -math.inf, math.nan]
     gate, up = (mx.array(x).astype(dtype) for x in zip(*itertools.product(values, values), strict=True))
@@ -177,7 +177,7 @@ def test_one_kernel_each_way(activation):
 
 
 def test_calls_of_one_graph_with_other_limits():
-    """mx.compile merges equal nodes: those with another limit or activation are not equal."""
+    """mx.compile merges equal nodes. Nodes with different limits or activations are not equal."""
     gate, up = normal(50, scale=3.0), normal(50, scale=3.0)
 
     def function(gate, up):
@@ -215,7 +215,7 @@ def test_shapes_that_do_not_broadcast():
 
 
 def test_an_mlp_trains():
-    """Gemma's MLP with our gate, against the same in MLX: equal losses along a short training."""
+    """Gemma's MLP with our gate has the same losses as MLX's in a short training."""
     mx.random.seed(7)
     layers = [nn.Linear(16, 40), nn.Linear(16, 40), nn.Linear(40, 16)]
 

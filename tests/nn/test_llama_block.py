@@ -1,5 +1,5 @@
-"""A one-layer Llama of our ops and modules beside the same of MLX's, from the same parameters: it trains, and decodes
-with a cache and quantized weights, with the same numbers."""
+"""A one-layer Llama of our ops and modules beside one of MLX's with the same parameters: training, and decoding with a
+cache and quantized weights, give the same numbers."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,8 +21,8 @@ Cache = tuple[mx.array, mx.array]
 
 
 class Llama(nn.Module):
-    """What both have: parameters, projections, the cache. Parts that we have ops for are left to the derived
-    classes."""
+    """What both models share: parameters, projections, the cache. Derived classes add the parts for which we have
+    ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,12 +168,12 @@ def test_decoding(quantized):
 
 
 def assert_ran(trace: mlx_anvil.Trace, *ops: str) -> None:
-    """Kernels of all these ops; that nothing fell back is for ``strict`` to say."""
+    """Checks that kernels of all these ops ran. ``strict`` checks that nothing fell back."""
     assert [op for op in ops if not any(name.startswith(op) for name in trace.kernels)] == []
 
 
 def assert_same_choice(ours: mx.array, theirs: mx.array) -> None:
-    """Of the largest logit, unless the next is as near as the two may differ."""
+    """Checks that both choose the same token, unless the two largest logits are closer than the tolerance."""
     exact = np.sort(to_numpy(theirs), axis=-1)
     distinct = exact[..., -1] - exact[..., -2] > 2 * LIMIT * np.abs(exact).max()
     chosen = [np.array(mx.argmax(x, axis=-1)) for x in (ours, theirs)]

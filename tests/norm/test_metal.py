@@ -1,8 +1,7 @@
-"""What the norms' Metal kernels ask of memory: every byte once, no bank conflicts, one barrier for each sum of a row.
-
-MLX's wheel does not bring the source of its rms_norm, so the budget is in numbers: a kernel that sums over the SIMD
-groups of a threadgroup needs a barrier between writing the shares and reading them, and these have no other.
-"""
+"""Memory accesses of the norms' Metal kernels: every byte once, no bank conflicts, one barrier for each sum of a row.
+MLX's wheel has no source of its rms_norm to compare with, so the budget is absolute: a kernel that sums over the SIMD
+groups of a threadgroup needs a barrier between writing and reading the partial sums, and these kernels have no
+other."""
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +18,7 @@ def drawn(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def assert_within_budget(of: LaunchProfile, read: int, written: int, barriers: int, coalescing: float = 1.0) -> None:
-    """`read` and `written`: bytes of all rows, beside which a weight is read once for every row."""
+    """`read` and `written` are the bytes of all rows. The weight is read once more per row."""
     m = of.metrics()
     weight = sum(site.bytes for site in of.sites if site.buffer == "weight")
     assert m["device_bytes_read"] - weight == read
@@ -43,7 +42,8 @@ def test_forward(norm: str, columns: int, sums_need_barriers: bool, rng: np.rand
 
 @pytest.mark.parametrize(("columns", "sums_need_barriers"), [(256, False), (2048, True)])
 def test_backward(columns: int, sums_need_barriers: bool, rng: np.random.Generator):
-    """Rows of h and of the cotangents once; the parts of the weight's gradient once for four rows."""
+    """Rows of h and of the cotangents are read once; the parts of the weight's gradient are written once for four
+    rows."""
     rows, rows_per_part = 32, 4
     h, d_y, weight = drawn(rng, rows, columns), drawn(rng, rows, columns), drawn(rng, columns)
     with mx.stream(mx.cpu), mlx_anvil.simulate(profiled=True) as profiles:

@@ -26,7 +26,7 @@ def normal(*shape: int, dtype: mx.Dtype = mx.float16) -> mx.array:
 
 
 def of_operands(name: str, function: Callable, residual: bool) -> Callable:
-    """The norm of arrays in one order: x, weight, a bias of layer_norm, and the residual."""
+    """The norm as a function of x, weight, the bias of layer_norm, and the residual, in this order."""
     names = ["x", "weight", *(["bias"] if name == "layer_norm" else []), *(["residual"] if residual else [])]
     return lambda *arrays: function(**dict(zip(names, arrays, strict=True)))
 
@@ -64,7 +64,7 @@ def test_float32_weight_of_float16_rows(name, columns):
 
 @each_norm
 def test_parts_of_several_rows(name):
-    """More rows than parts: rows are read ahead within a part, and the last part has fewer."""
+    """There are more rows than parts, so rows are read ahead within a part, and the last part has fewer rows."""
     ours, definition = (of_operands(name, function, False) for function in NORMS[name])
     arrays = [*operands(name, 300, 4096, mx.float16, False), normal(300, 4096)]
     with mlx_anvil.trace() as trace:
@@ -86,7 +86,7 @@ def test_gradient_in_x_alone(name):
 
 @each_norm
 def test_weights_of_groups(name):
-    """Under vmap each batch element has its weight, and some parts of rows are not the first ones."""
+    """Under vmap each batch element has its own weight, so parts start at other rows than the first."""
     function, definition = NORMS[name]
     arrays = [normal(3, 5, 600), normal(3, 600), normal(3, 5, 600)]
     ours, exact = (mx.vmap(f) for f in (function, definition))

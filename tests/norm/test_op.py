@@ -1,4 +1,5 @@
-"""rms_norm and layer_norm beyond the contract: both results, dtypes of the weight, widths, views, batches, modules."""
+"""Tests of rms_norm and layer_norm beyond the contract: both results, dtypes of the weight, widths, views, batches,
+modules."""
 
 import math
 
@@ -36,7 +37,7 @@ def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 @each_norm
 @each_dtype
 def test_both_results_and_their_gradients(name, dtype):
-    """y and h apart, where the contract has their sum; the gradient takes a cotangent of each."""
+    """Checks y and h separately (the contract checks their sum), with a cotangent for each."""
     ours, definition = NORMS[name]
     arrays = [normal(5, 129, dtype=dtype) for _ in range(2)]
 
@@ -59,7 +60,7 @@ def test_norm_is_of_the_rounded_sum(dtype):
 @each_norm
 @each_dtype
 def test_weight_of_another_dtype(name, dtype):
-    """It takes part in float32, and its gradient has its own dtype."""
+    """The weight is used in float32, and its gradient has its own dtype."""
     norm, _ = NORMS[name]
     x = normal(9, 67, dtype=dtype)
     for weight_dtype in DTYPES:
@@ -93,7 +94,7 @@ def test_large_mean_does_not_cancel():
 @pytest.mark.parametrize("columns", [7, 300, 5000])
 @pytest.mark.parametrize("equal", [True, False], ids=["equal cotangents", "random cotangents"])
 def test_gradient_of_rows_with_a_large_mean(columns, equal):
-    """Equal cotangents cancel to zero, and the rounding of the mean must not show instead."""
+    """Equal cotangents cancel to zero. The rounding of the mean must not appear instead."""
     weight, d_y = (mx.ones(columns), mx.ones((5, columns))) if equal else (normal(columns), normal(5, columns))
     arrays = [1000 + normal(5, columns), weight, mx.zeros(columns), d_y]
     exact = in_float64(vjp_of(reference.layer_norm, 3), arrays)
@@ -132,7 +133,7 @@ def test_every_tail(columns, name):
 
 @each_dtype
 def test_heads_of_a_projection_are_read_in_place(dtype):
-    """q and k as slices of one product, their heads normed each by itself."""
+    """q and k are slices of one product, and each of their heads is normalised by itself."""
     qkv = normal(2, 5, 3 * 4 * 32, dtype=dtype)
     q = qkv[..., : 4 * 32].reshape(2, 5, 4, 32)
     k = qkv[..., 4 * 32 : 8 * 32].reshape(2, 5, 4, 32).swapaxes(1, 2)
@@ -148,7 +149,7 @@ def test_more_axes_than_a_kernel_walks():
 
 @each_norm
 def test_rows_do_not_depend_on_one_another(name):
-    """A row has the same bits alone as among others."""
+    """A row has the same bits alone and among others."""
     norm, _ = NORMS[name]
     x, weight = normal(33, 300), normal(300)
     whole = norm(x, weight)
@@ -169,7 +170,7 @@ def test_broadcast_rows_need_no_copy():
 @pytest.mark.parametrize("kept", ["x", "gate", "neither"])
 @pytest.mark.parametrize("columns", [100, 9000])
 def test_the_result_takes_the_memory_of_an_input_that_nobody_else_needs(columns, kept, dtype):
-    """Rows that a thread holds and rows that it reads again, over the x of the call or over its gate."""
+    """The result overwrites x or the gate, for rows that stay in registers and for longer ones."""
     weight = normal(columns, dtype=dtype)
     arrays = {name: normal(180000 // columns, columns, dtype=dtype) for name in ("x", "gate")}
     doubled = {name: 2 * x for name, x in arrays.items()}
@@ -208,7 +209,7 @@ def test_gradient_is_one_kernel_for_rows_and_strict():
 
 @each_norm
 def test_vmap_twice_over_weights(name):
-    """Groups of rows with a weight each, which a second vmap multiplies; all by the same kernels."""
+    """A second vmap multiplies the groups of rows that have their own weights. The same kernels run."""
     norm, _ = NORMS[name]
     x, weights = normal(2, 3, 4, 40), normal(2, 3, 40)
 

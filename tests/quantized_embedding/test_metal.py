@@ -1,4 +1,5 @@
-"""What the Metal kernel of quantized_embedding asks of memory: codes of the rows asked for once, every result once."""
+"""Memory accesses of quantized_embedding's Metal kernel: it reads the requested rows once and writes every result
+once."""
 
 import mlx.core as mx
 import numpy as np

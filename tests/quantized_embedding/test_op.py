@@ -1,4 +1,4 @@
-"""quantized_embedding beyond the contract: formats, ids of every kind, the result's dtype, memory, errors."""
+"""Tests of quantized_embedding beyond the contract: formats, ids of every kind, the result's dtype, memory, errors."""
 
 import itertools
 
@@ -44,7 +44,7 @@ def test_every_format(format, dtype, rng):
 
 @pytest.mark.parametrize("format", [f for f in FORMATS if f.bits == 8 and not f.affine], ids=str)
 def test_codes_that_are_no_number(format):
-    """Each stays by itself."""
+    """A NaN code affects only its own element."""
     codes = np.arange(256)[None]
     matrix = Matrix.of_codes(format, codes)
     result = to_numpy(quantized_embedding(mx.array([0]), *matrix.arrays, **format.options))
@@ -154,7 +154,7 @@ def test_numbers_beside_a_view_are_not_looked_at(rng):
 
 @pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32, mx.uint64], ids=str)
 def test_unknown_ids_outside(dtype, rng):
-    """The nearest row; and the op does not evaluate a graph to find out."""
+    """Ids out of range that the host does not know are clamped. The op does not evaluate a graph to check them."""
     matrix = draw(FOUR_BITS, (9, 64), rng)
     numbers, rows = [9, 2**31 - 1], [8, 8]
     if mx.issubdtype(dtype, mx.signedinteger):
@@ -189,7 +189,7 @@ def test_rows_at_hand_are_taken_at_the_call(rng):
 
 @pytest.mark.cpu_only
 def test_many_rows_are_a_node(rng):
-    """More than 2^20 elements, on which the caller would wait for long."""
+    """Above 2^20 elements the op is a graph node, because the caller would wait too long."""
     matrix = draw(FOUR_BITS, (9, 4096), rng)
     mx.eval(*matrix.arrays)
     for count, at_call in ((256, 1), (257, 0)):
@@ -204,7 +204,7 @@ def test_many_rows_are_a_node(rng):
 
 @pytest.mark.cpu_only
 def test_what_is_traced_is_a_node(rng):
-    """Or a compiled function would keep the rows of its first call, and a gradient would be zero."""
+    """Otherwise a compiled function would keep the rows of its first call, and a gradient would be zero."""
     matrix = draw(FOUR_BITS, (9, 128), rng)
     mx.eval(*matrix.arrays)
     compiled = mx.compile(lambda ids: quantized_embedding(ids, *matrix.arrays))
@@ -218,7 +218,7 @@ def test_what_is_traced_is_a_node(rng):
 
 
 def test_reads_no_more_than_the_rows(rng):
-    """Nothing of the matrix's size is made: MLX's two gathers and its dequantised rows are not there either."""
+    """The op allocates nothing of the matrix's size, and none of the intermediate arrays of MLX's gathers."""
     matrix = draw(FOUR_BITS, (4096, 512), rng)
     ids = mx.array([5, 4095, 7])
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
@@ -255,7 +255,7 @@ def test_vmap_over_ids(rng):
 
 @pytest.mark.parametrize("format", FLOAT_FORMATS, ids=str)
 def test_vmap_over_matrices(format, rng):
-    """Also where a matrix has an odd number of groups, of which MLX dequantizes none."""
+    """Includes matrices with an odd number of groups, which MLX cannot dequantize."""
     matrices = [draw(format, (3, format.group_size), rng) for _ in range(2)]
     stacked = [mx.stack(parts) for parts in zip(*(m.arrays for m in matrices), strict=True)]
     ids = mx.array([2, 0])
@@ -269,7 +269,7 @@ def test_vmap_over_matrices(format, rng):
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_nested_vmap_over_codes(bits, rng):
-    """The composed graph: MLX's own `dequantize` is wrong for some of these axes and bits."""
+    """Tests the composed graph: MLX's own `dequantize` is wrong for some of these axes and bits."""
     w, scales, biases = mx.quantize(mx.array(rng.standard_normal((3, 2, 5, 64)), mx.float32), group_size=32, bits=bits)
     ids = mx.array([4, 0, 1])
 

@@ -21,7 +21,7 @@ from tests.metal_launches.inputs import (
 
 
 def every_kernel() -> Iterator[Call]:
-    """One block of rows of w, with a merge, and with several, of which the last gives the results."""
+    """One block of rows of w; several blocks with one merge; several merges, of which the last writes the results."""
     for dtype, options in product(DTYPES, EVERY_FORMAT):
         for outputs in (64, 128, 4096):
             head = mx.quantize(mx.zeros((outputs, 128), dtype), **options)

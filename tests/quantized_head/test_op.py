@@ -1,5 +1,5 @@
-"""quantized_argmax and quantized_topk beyond the contract: the logits of quantized_matmul to the bit, in every format,
-with ties and NaN, for any number of rows, threads and candidates; memory, derivatives, errors."""
+"""Tests of quantized_argmax and quantized_topk beyond the contract: the logits have the bits of quantized_matmul in
+every format, with ties and NaN, for any number of rows, threads and candidates; memory, derivatives, errors."""
 
 import os
 import subprocess
@@ -26,13 +26,13 @@ def draw_x(rows: int, columns: int, rng: np.random.Generator, dtype: mx.Dtype = 
 
 
 def logits_of(x: mx.array, matrix: Matrix) -> np.ndarray:
-    """Those of quantized_matmul, of each row by itself: they are the same for every number of rows up to 8."""
+    """The logits of quantized_matmul, row by row: their bits do not depend on the number of rows up to 8."""
     rows = [mlx_anvil.quantized_gemv(x[i : i + 1], *matrix.arrays, **matrix.format.options) for i in range(x.shape[0])]
     return np.concatenate([to_numpy(row) for row in rows])
 
 
 def best_of(logits: np.ndarray, k: int) -> np.ndarray:
-    """Indices: larger first, of equal ones the first, NaN before all."""
+    """Indices of the k largest logits: NaN first, then by value, then by index."""
     nan = np.isnan(logits)
     return np.lexsort((np.where(nan, 0, -logits), ~nan), axis=-1)[..., :k]
 
@@ -55,7 +55,7 @@ def assert_best(x: mx.array, matrix: Matrix, k: int) -> None:
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_matrix_units_store_logits(dtype, rng):
-    """One block of logits, and several with ties and NaN; more rows than are stored."""
+    """One block of logits, several blocks with ties and NaN, and more rows of x than logits are stored for."""
     for rows, outputs, k in ((1, 301, 3), (3, 4100, 1), (2, 4100, 40)):
         matrix, x = draw(FOUR_BITS, (outputs, 256), rng, dtype), draw_x(rows, 256, rng, dtype)
         x[-1, 3:4] = np.nan if rows == 3 else 0
@@ -74,8 +74,7 @@ def test_matrix_units_store_logits(dtype, rng):
 
 
 def formats_and_dtypes() -> Iterator[object]:
-    """Beside the CPU each format in one dtype and each dtype in several formats: what is in all is that of the
-    product."""
+    """All combinations on the CPU. Elsewhere, each format in one dtype and each dtype in several formats."""
     for i, format in enumerate(FORMATS):
         for j, dtype in enumerate(DTYPES):
             marks = () if i % len(DTYPES) == j else pytest.mark.cpu_only
@@ -95,13 +94,13 @@ def test_any_number_of_rows(rows, rng):
 @pytest.mark.parametrize("k", [1, 2, 3, 31, 64, 65, 100, 128, 200, 256])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_any_k(k, rows, rng):
-    """Rows of w that are all kept, and several blocks of them."""
+    """k equal to the number of rows of w, and k over several blocks."""
     for outputs in (k, 1100):
         assert_best(draw_x(rows, 64, rng, mx.float16), draw(FOUR_BITS, (outputs, 64), rng, mx.float16), k)
 
 
 def test_several_passes(rng):
-    """More candidates than one threadgroup merges; SIMD groups with rows of w of their own."""
+    """More candidates than one threadgroup merges, and SIMD groups that do not share columns."""
     assert_best(draw_x(2, 64, rng), draw(FOUR_BITS, (8200, 64), rng), k=200)
 
 
@@ -137,7 +136,7 @@ def test_dtypes_promote(rng):
 
 
 def with_logits(rows_of_w: np.ndarray) -> tuple[mx.array, Matrix]:
-    """x and a matrix of equal codes in each row, so that the logits are those numbers times 64, for x of ones."""
+    """x of ones, and a matrix with one number per row, so that the logits are 64 times these numbers."""
     outputs = len(rows_of_w)
     matrix = Matrix.of_codes(FOUR_BITS, np.ones((outputs, 64), int))
     matrix.scales, matrix.biases = mx.array(rows_of_w[:, None].astype(np.float32)), mx.zeros((outputs, 1))
@@ -146,7 +145,8 @@ def with_logits(rows_of_w: np.ndarray) -> tuple[mx.array, Matrix]:
 
 @pytest.mark.parametrize("outputs", [5, 300, 5000])
 def test_equal_logits(outputs, rng):
-    """The first of them, wherever the others are: beside each other, in other blocks, with other threads."""
+    """The first of equal logits wins, whether the others are adjacent, in other blocks, or computed by other
+    threads."""
     for levels in (1, 2, 40):
         x, matrix = with_logits(rng.integers(0, levels, outputs).astype(float))
         assert_best(x, matrix, k=min(outputs, 60))
@@ -159,7 +159,7 @@ def test_zeros_of_both_signs():
 
 
 def test_equal_after_rounding(rng):
-    """Logits that differ in float32 and not in x's dtype are equal, as they would be where they are stored."""
+    """Logits that differ in float32 but not in x's dtype count as equal, as if they had been stored."""
     for dtype in (mx.float16, mx.bfloat16):
         x, matrix = draw_x(4, 64, rng, dtype), draw(FOUR_BITS, (2000, 64), rng, dtype)
         logits = logits_of(x, matrix)
@@ -168,7 +168,7 @@ def test_equal_after_rounding(rng):
 
 
 def test_nan_is_above_all(rng):
-    """As in mx.argmax; of several the first. Infinities are numbers."""
+    """As in mx.argmax, the first NaN wins. Infinities are compared as numbers."""
     for count in (1, 3, 30):
         numbers = rng.standard_normal(700)
         numbers[rng.integers(0, 700, 4)] = np.inf
@@ -190,7 +190,7 @@ def test_nothing_but_nan_or_minus_infinity():
 
 
 def test_row_of_x_that_is_not_finite(rng):
-    """The rows beside it are not touched by it."""
+    """A row of x that is not finite does not affect other rows."""
     x, matrix = draw_x(3, 64, rng), draw(FOUR_BITS, (90, 64), rng)
     alone = quantized_topk(x, *matrix.arrays, k=4)
     spoilt = mx.where(mx.arange(3)[:, None] == 1, mx.nan, x)
@@ -246,7 +246,7 @@ def test_logits_are_not_stored(rng):
 
 
 def test_gradient_of_indices_is_zero(rng):
-    """As that of mx.argmax, and derivatives in what has none are refused."""
+    """As with mx.argmax. Derivatives in arguments that have none raise an error."""
     x, matrix = draw_x(3, 64, rng), draw(FOUR_BITS, (20, 64), rng)
     gradient = mx.grad(lambda x: quantized_argmax(x, *matrix.arrays).astype(mx.float32).sum())(x)
     assert mx.array_equal(gradient, mx.zeros_like(x))
@@ -260,7 +260,7 @@ def test_gradient_of_indices_is_zero(rng):
 
 @pytest.mark.parametrize("format", [FOUR_BITS, Format("mxfp4", 32, 4), Format("nvfp4", 16, 4)], ids=str)
 def test_gradient_in_x(format, rng):
-    """Sums of the rows of W that were found."""
+    """The gradient is a sum of the selected rows of W."""
     x, matrix = draw_x(3, 128, rng), draw(format, (50, 128), rng)
     dy = draw_x(3, 4, rng)
     indices = np.array(quantized_topk(x, *matrix.arrays, k=4, **format.options)[0])

@@ -1,6 +1,6 @@
-"""Profiles of the Metal kernels of quantized matrices, and of MLX's kernels on the same arrays; and their instructions.
+"""Memory profiles and instruction counts of the Metal kernels of quantized matrices and of MLX's kernels.
 
-Ours are the launches of the op itself. Arrays are dense, and both sides get the same ones.
+Ours are the launches of the op itself. Both sides get the same dense arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GEMV, SWIGLU, PLAIN = PRODUCTS = ("gemv", "swiglu", "plain")
 
 @dataclass
 class Call:
-    """Of one product: `rows` of x, and one matrix [outputs, columns] (swiglu: two)."""
+    """One product: `rows` rows of x, and one matrix [outputs, columns] (swiglu: two)."""
 
     product: str
     format: Format
@@ -64,7 +64,7 @@ class Call:
         return np.full((self.rows, self.columns if self.product == PLAIN else self.outputs), np.nan, self.dtype)
 
     def assert_close(self, out: np.ndarray) -> None:
-        """That what was profiled did the work."""
+        """Checks that the profiled launch computed the right result."""
         x = self.x.astype(np.float64)
         products = [x @ (m.weights if self.product == PLAIN else m.weights.T) for m in self.matrices]
         exact = products[0]
@@ -79,8 +79,8 @@ def is_words(buffer: str) -> bool:
 
 @dataclass
 class Counts:
-    """Sums over the launches of a call. Of the matrices: w, scales and biases; `unique` bytes are counted once however
-    often they are read. Lines are of 128 bytes."""
+    """Sums over the launches of a call, for the matrices w, scales and biases. `unique` bytes count once however often
+    they are read. Lines have 128 bytes."""
 
     word_bytes: int = 0  # of w alone
     word_unique: int = 0
@@ -153,7 +153,7 @@ def mlx_library(name: str, headers: tuple[str, ...], arguments: tuple[object, ..
 
 
 def profile_mlx(function: str, call: Call, *arguments: object) -> Counts:
-    """`arguments`: of the template, after the format."""
+    """`arguments` are the template arguments after the format."""
     affine = call.format.affine
     name = f"{'affine' if affine else 'fp'}_{function}"
     options = METAL_TYPES[call.dtype], call.format.group_size, call.format.bits, *arguments
@@ -189,7 +189,7 @@ def launch_qvm(library: Library, call: Call, arrays: list[np.ndarray], *_: objec
 
 
 def launch_qvm_split_k(library: Library, call: Call, arrays: list[np.ndarray], *arguments: object) -> Report:
-    """The sum of the parts is left to NumPy, and not counted."""
+    """NumPy adds up the parts, which is not counted."""
     parts = int(str(arguments[0]))
     w, scales, biases, x, out = arrays
     partial = np.zeros((parts, *out.shape), out.dtype)
@@ -210,7 +210,7 @@ def launch_qvm_split_k(library: Library, call: Call, arrays: list[np.ndarray], *
 
 
 def launch_qmm(library: Library, call: Call, arrays: list[np.ndarray], *_: object) -> Report:
-    """Either orientation: the summed dimension comes first."""
+    """Launches either orientation. The summed dimension comes first."""
     columns, terms = call.empty_out().shape[1], call.x.shape[1]
     buffers = dict(enumerate([*arrays, terms, columns, call.rows])) | batch(8, 8)
     return library.run("kernel", buffers, (-(-columns // 32), -(-call.rows // 32), 1), (32, 2, 2))
@@ -235,7 +235,7 @@ METAL = Path(__file__).resolve().parents[2]
 
 
 def our_instructions(product: str, format: Format, dtype: str, rows: int) -> dict[str, float]:
-    """Of the inner loop, for each weight (and all rows)."""
+    """Instructions of the inner loop per weight, for all rows."""
     file = "plain" if product == PLAIN else "gemv"
     template = f"AffineFormat<{format.bits}>" if format.affine else f"{format.mode.capitalize()}Format"
     instance = f"quantized_{product}<{METAL_TYPES[dtype]}, {template}, {rows}>"
@@ -250,7 +250,7 @@ def our_instructions(product: str, format: Format, dtype: str, rows: int) -> dic
 
 
 def mlx_instructions(function: str, format: Format, dtype: str, *arguments: object) -> dict[str, float]:
-    """Likewise, for one row; of qmv_wide, for as many as its first argument says."""
+    """The same for MLX's kernel, for one row; for qmv_wide, for as many rows as its first argument says."""
     kernel = f"{'affine' if format.affine else 'fp'}_{function}"
     options = METAL_TYPES[dtype], format.group_size, format.bits, *arguments
     text = source(AFFINE if format.affine else FLOATING, [("kernel", kernel, *options)])
@@ -262,6 +262,6 @@ def mlx_instructions(function: str, format: Format, dtype: str, *arguments: obje
 
 
 def checked_shares(loop: Loop, weights: int, rows: int) -> dict[str, float]:
-    """The loop is the one that was meant: it multiplies every weight by every row, and little else."""
+    """Checks that this is the intended loop: it multiplies every weight by every row, and does little else."""
     assert rows * weights <= loop.multiplications <= (2 * rows + 2) * weights
     return loop.per(weights)

@@ -1,7 +1,7 @@
-"""Instructions of the loop in which a kernel spends its time, counted in its PTX, by what they do.
+"""Instructions of a kernel's main loop, counted by class in its PTX.
 
-PTX comes before a GPU's own instructions, Apple's as well as NVIDIA's, so that these are figures of the source after
-optimisation. Moves between registers are left out: halves of a register are operands, not instructions, on either GPU.
+PTX is not a GPU's machine code, so the counts describe the optimised source, for Apple's GPUs as well as NVIDIA's.
+Moves between registers are left out: on both GPUs half a register is an operand, not an instruction.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Loop:
         return self.counts["multiply"]
 
     def per(self, weights: int) -> dict[str, float]:
-        """By class, and their total."""
+        """Instructions per weight, by class and in total."""
         shares = {name: self.counts[name] / weights for name in CLASSES}
         return {**shares, "total": sum(shares.values())}
 
 
 def class_of(instruction: str) -> str | None:
-    """None: no work."""
+    """The class of an instruction; None if it does no work."""
     text = re.sub(r"^@!?%p\d+ ", "", instruction)
     if not text or text.startswith(_FREE):
         return None
@@ -61,7 +61,7 @@ def body_of(text: str, entry: str) -> list[str]:
 
 
 def loops(body: list[str]) -> list[list[str]]:
-    """From a label to a later branch back to it; of loops that begin at one label, the longest."""
+    """Loops, from a label to the last branch back to it."""
     labels = {found[1]: i for i, line in enumerate(body) if (found := _LABEL.match(line))}
     ends: dict[int, int] = {}
     for i, line in enumerate(body):
@@ -72,7 +72,7 @@ def loops(body: list[str]) -> list[list[str]]:
 
 
 def hot_loop(text: str, entry: str) -> Loop:
-    """The one with the most multiplications of floats."""
+    """The loop with the most float multiplications."""
 
     def count(lines: list[str]) -> Loop:
         kinds = Counter(kind for line in lines if (kind := class_of(line)) and not _LABEL.match(line))

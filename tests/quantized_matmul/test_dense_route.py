@@ -1,5 +1,5 @@
-"""Products of more than 8 rows on GPUs with matrix units: which kernels they take, and products in several blocks. Beside the
-CPU they run on CUDA as well, where blocks share memory."""
+"""Products of more than 8 rows on GPUs with matrix units: which kernels run, and products in several blocks. These
+tests also run on CUDA, where blocks share memory."""
 
 from collections.abc import Iterator
 
@@ -32,14 +32,14 @@ def on_gpu() -> Iterator[None]:
 
 @pytest.fixture
 def small_blocks() -> Iterator[None]:
-    """Of 256 rows or columns of w."""
+    """Limits blocks to 256 rows or columns of w."""
     before = _ext._set_dense_scratch_bytes(1)
     yield
     _ext._set_dense_scratch_bytes(before)
 
 
 def traced(call, *args, **options) -> tuple[mx.array, list[str]]:
-    """The result, and its kernels without dtype, format and constants."""
+    """The result, and the names of the kernels without dtype, format and constants."""
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
         result = call(*args, **options)
         mx.eval(result)
@@ -51,7 +51,7 @@ def draw_x(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) ->
 
 
 def assert_dense_close(result: mx.array, x: mx.array, matrix: Matrix, transpose: bool = True) -> None:
-    """Weights are rounded to 16 bits, and so is the result."""
+    """Allows for rounding both the weights and the result to 16 bits."""
     weights = matrix.weights.swapaxes(-1, -2) if transpose else matrix.weights
     unit = 2.0**-11 if x.dtype == mx.float16 else 2.0**-8
     terms = np.abs(to_numpy(x)) @ np.abs(weights)

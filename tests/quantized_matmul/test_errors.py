@@ -1,4 +1,4 @@
-"""Bad input of the quantized ops: a ValueError or TypeError when they are called, that says what was given and what is
+"""Bad input of the quantized ops: the call raises a ValueError or TypeError that says what was given and what is
 allowed."""
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ each_op = pytest.mark.parametrize("op", OPS)
 
 
 def call(op: str, x: object, arrays: tuple[object, ...], **options: object) -> mx.array:
-    """The op on one matrix; the SwiGLU takes it twice."""
+    """Calls the op on one matrix, which the SwiGLU uses twice."""
     function = getattr(mlx_anvil, op)
     if op == "quantized_swiglu":
         return function(x, arrays, arrays, **options)
@@ -64,7 +64,7 @@ HEADS = ("quantized_argmax", "quantized_topk")
 
 
 def fit_of(op: str, x: mx.array, arrays: tuple[mx.array, ...], **options: object) -> str:
-    """The formats that an error says the arrays fit."""
+    """The formats that the error names."""
     first = mx.array([0]) if op == "quantized_embedding" else x
     extra = {"k": 1} if op == "quantized_topk" else {}
     with pytest.raises(ValueError, match=rf"^\[{op}\] ") as caught:
@@ -75,7 +75,7 @@ def fit_of(op: str, x: mx.array, arrays: tuple[mx.array, ...], **options: object
 @pytest.mark.parametrize("op", [*OPS, *HEADS, "quantized_embedding"])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_arrays_of_another_format(op: str, format: Format, rng: np.random.Generator):
-    """The error names the format that the arrays have; an embedding has no x that tells it from all others."""
+    """The error names the format of the arrays. An embedding has no x, which would rule out the other formats."""
     matrix, x = draw(format, (6, 384), rng), mx.zeros((1, 384))
     given = f"bits={format.bits}, group_size={format.group_size}" if format.affine else f"mode='{format.mode}'"
     for other in FORMATS:

@@ -17,7 +17,7 @@ def multiply(x: mx.array, matrix: Matrix, transpose: bool = True) -> mx.array:
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_every_code(format):
-    """The rows of the identity pick the weights one by one: all codes, at all places in a word."""
+    """The rows of the identity select single weights: every code, at every place in a word."""
     count = 2**format.bits
     codes = (np.arange(format.group_size) + np.arange(max(count, format.group_size))[:, None]) % count
     matrix = Matrix.of_codes(format, codes, scale=1.0, bias=-3.0)

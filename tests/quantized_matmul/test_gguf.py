@@ -1,5 +1,5 @@
-"""Weights of a GGUF file as `mx.load` maps them: Q4_0 and Q4_1 to affine 4 bits, Q8_0 to affine 8 bits, groups of
-32."""
+"""Weights of a GGUF file, which `mx.load` maps to affine formats in groups of 32: Q4_0 and Q4_1 to 4 bits, Q8_0 to 8
+bits."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def blocks(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def loaded(blocks: dict[str, np.ndarray], tmp_path: Path) -> dict[str, mx.array]:
-    """The arrays of a file that holds them."""
+    """The arrays that `mx.load` reads from a file with these blocks."""
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for name, data in blocks.items():
@@ -47,8 +47,8 @@ def arrays_of(loaded: dict[str, mx.array], name: str) -> list[mx.array]:
 
 
 def exact_weights(name: str, blocks: np.ndarray, scales: mx.array, biases: mx.array) -> np.ndarray:
-    """The file's weights by the reader of the gguf package. Where it forms `scale * (code - 8)`, MLX has stored `-8 *
-    scale` as a bias, rounded to float16: that rounding is undone here, for it is not an error of a product."""
+    """The file's weights as the gguf package reads them. It computes `scale * (code - 8)`, where MLX stores `-8 *
+    scale` as a bias rounded to float16. That rounding is applied here too, since it is not an error of the product."""
     types = gguf.GGMLQuantizationType
     plain = gguf.quants.dequantize(blocks, types[name]).astype(np.float64)
     ideal = {"Q4_0": -8, "Q8_0": -128}

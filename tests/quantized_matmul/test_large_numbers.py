@@ -1,5 +1,5 @@
-"""Quantized products of x near the largest number of its dtype: finite where the result is. On the CPU with every
-instruction set; on the other backends with the Metal kernels."""
+"""Quantized products of x near the largest number of its dtype are finite wherever the exact result is. On the CPU with
+every instruction set; on the other backends with the Metal kernels."""
 
 from collections.abc import Iterator
 
@@ -42,7 +42,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 def small_matrix(
     format: Format, dtype: mx.Dtype, rng: np.random.Generator, shape: tuple[int, int] = (OUTPUTS, COLUMNS)
 ) -> Matrix:
-    """Weights so small that products with LARGE numbers have sums that are finite."""
+    """Weights so small that sums of products with LARGE numbers are finite."""
     if format.affine:
         matrix = draw(format, shape, rng, dtype)
         largest = np.abs(matrix.weights).max()
@@ -57,7 +57,7 @@ def small_matrix(
 
 
 def rows_with(count: int, dtype: mx.Dtype, rng: np.random.Generator) -> mx.array:
-    """Every third row is ordinary, every third has one large number, and the others are large all over."""
+    """By turns an ordinary row, a row with one large number, and a row of large numbers."""
     x = rng.standard_normal((count, COLUMNS))
     x[::3, 5] = LARGE
     x[1::3] = np.sign(x[1::3]) * LARGE / 64 * rng.uniform(0.5, 1, x[1::3].shape)
@@ -65,7 +65,7 @@ def rows_with(count: int, dtype: mx.Dtype, rng: np.random.Generator) -> mx.array
 
 
 def assert_rows_close(result: mx.array, exact: np.ndarray, limit: float) -> None:
-    """By each row's own scale."""
+    """Compares each row relative to its own scale."""
     assert np.isfinite(exact).all()
     assert np.abs(exact).max() < 3.38e38
     error = np.abs(to_numpy(result) - exact).max(axis=-1) / np.abs(exact).max(axis=-1)
@@ -94,7 +94,7 @@ def test_products_and_gradients(kernels, format, dtype, rng):
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 def test_sums_overflow_on_the_way(kernels, dtype, rng):
-    """Weights of 15/8 - 1: the scaled codes alone are too large, and so is the sum of two products, which a third
+    """Weights of 15/8 - 1: the scaled codes alone overflow, and so does the sum of two products, which a third
     cancels."""
     format = Format("affine", 64, 4)
     codes = rng.integers(0, 16, (OUTPUTS, COLUMNS))
@@ -131,8 +131,8 @@ def test_swiglu_and_head(kernels, dtype, rng):
 
 
 def assert_clamped(activation: str, dtype: mx.Dtype, rng: np.random.Generator) -> None:
-    """Large products of either sign, whose sums of codes times x are often infinite, of either sign. A limit and
-    ``relu2`` would hide that."""
+    """Large products of either sign, whose sums of codes times x often overflow. A limit or ``relu2`` could hide
+    that."""
     format, halves = Format("affine", 64, 4), [4, 12]  # of weights -0.5 and 0.5
     codes = rng.integers(0, 16, (2, OUTPUTS, COLUMNS))
     codes[:, :, 5] = rng.choice(halves, (2, OUTPUTS))
@@ -191,7 +191,7 @@ def test_matrix_units(group, outputs, rng):
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_large_scales_in_matrix_units(group, rng):
-    """The offset of bfloat16 codes, 128 scales, is nearly too large for float32, and sums of codes and x are too large."""
+    """The offset of bfloat16 codes, 128 times the scale, nearly overflows float32, and sums of codes times x do."""
     format = Format("affine", group, 4)
     codes = rng.integers(0, 16, (37, COLUMNS))
     matrix = Matrix.of_codes(format, codes, scale=2.0**120, bias=-(2.0**123), dtype=mx.bfloat16)

@@ -1,5 +1,5 @@
-"""Products of more rows than the kernels of few rows take, x W^T and x W: bounds of each number by itself, extremes of
-x and of scales, and rows that do not depend on each other. What holds for any number of rows is in test_op.py."""
+"""Products x W^T and x W of more than 8 rows: an error bound for each number, extremes of x and of scales, and
+independence of rows. test_op.py tests what holds for any number of rows."""
 
 import mlx.core as mx
 import numpy as np
@@ -40,15 +40,15 @@ def product(x: np.ndarray, matrix: Matrix, transpose: bool = True) -> np.ndarray
 
 
 def scales_and_codes(matrix: Matrix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of affine, for each weight: scale * code + bias, with codes less half their range and biases that go with
-    these."""
+    """Scale, bias and code of each affine weight, with half their range subtracted from the codes and added to the
+    biases."""
     scales, biases = (to_numpy(part).repeat(matrix.format.group_size, -1) for part in matrix.arrays[1:])
     half = 2 ** (matrix.format.bits - 1)
     return scales, unpack(np.array(matrix.w), matrix.format.bits) - half, biases + half * scales
 
 
 def terms_of(matrix: Matrix) -> np.ndarray:
-    """How large the terms are that sums are made of, for an x of 1."""
+    """Upper bounds of the magnitudes that are summed per weight, for an x of 1."""
     if not matrix.format.affine:
         return np.abs(matrix.weights)
     scales, codes, biases = scales_and_codes(matrix)
@@ -62,8 +62,7 @@ def rounding(result: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
 
 
 def limits(x: np.ndarray, matrix: Matrix, dtype: mx.Dtype) -> np.ndarray:
-    """How far each result of x W^T may be off: x by what integers leave of it, sums by what float32 does to the terms;
-    and the result as it is rounded."""
+    """Error bound of each result of x W^T: rounding of x to integers, of the sums in float32, and of the result."""
     size, weights = matrix.format.group_size, matrix.weights
     per_group = (-1, x.shape[1] // size, size)
     largest = np.abs(x).reshape(per_group).max(-1).repeat(size, -1)
@@ -72,7 +71,8 @@ def limits(x: np.ndarray, matrix: Matrix, dtype: mx.Dtype) -> np.ndarray:
 
 
 def plain_limits(x: np.ndarray, matrix: Matrix, dtype: mx.Dtype) -> np.ndarray:
-    """Of x W: x times scales by what integers leave of them, where there are such, and the others likewise."""
+    """Error bound of each result of x W: rounding of x times scales to integers where integers are used, and the rest
+    as above."""
     sums = (x.shape[1] / 16 + 16) * 2.0**-23 * np.abs(x) @ terms_of(matrix)
     if not matrix.format.affine or matrix.format.group_size == 32:
         return 1.01 * (
@@ -96,7 +96,7 @@ def assert_plain_within_limits(x: mx.array, matrix: Matrix) -> None:
 @each_dtype
 @each_format
 def test_every_number_is_within_its_bound(format, dtype, rng):
-    """Sizes around those of tiles, panels and chunks; huge and tiny numbers in one group, and groups of zeros."""
+    """Sizes near those of tiles, panels and chunks; huge and tiny numbers in one group; groups of zeros."""
     for rows, outputs, columns in ((9, 33, CHUNK + format.group_size), (12, 16, 128), (31, 70, 2 * CHUNK)):
         matrix = draw(format, (outputs, columns), rng, dtype)
         x = rng.standard_normal((rows, columns)) * 2.0 ** rng.integers(-14, 7, (rows, columns))
@@ -111,7 +111,7 @@ def test_every_number_is_within_its_bound(format, dtype, rng):
 @each_dtype
 @each_format
 def test_every_number_of_the_plain_product_is_within_its_bound(format, dtype, rng):
-    """Likewise, and more columns than are taken at once."""
+    """As above, and with more columns than one strip has."""
     for rows, outputs, columns in (
         (9, 33, 3 * format.group_size),
         (12, CHUNK, 128),
@@ -131,8 +131,7 @@ def test_every_number_of_the_plain_product_is_within_its_bound(format, dtype, rn
     ("x_power", "scale_power"), [(-100, 90), (100, -125), (60, -135), (-20, -100), (-133, 100), (90, 20)]
 )
 def test_plain_product_of_huge_and_tiny_numbers(format, dtype, x_power, scale_power, rng):
-    """Products are ordinary numbers, whatever factors are, or as good as float32 has them. (Other formats have scales
-    of a byte.)"""
+    """Huge and tiny factors whose products are ordinary numbers. (The other formats have scales of one byte.)"""
     matrix = draw(format, (70, 256), rng)
     powers = [(np.array(part) * 2.0**scale_power).astype(np.float32) for part in matrix.arrays[1:]]
     matrix = Matrix(format, matrix.w, *(mx.array(part).astype(dtype) for part in powers))
@@ -156,7 +155,7 @@ def test_rows_do_not_depend_on_their_number(format, dtype, transpose, rng):
 @each_dtype
 @each_format
 def test_numbers_that_are_not_finite(format, dtype, transpose, rng):
-    """Their rows are as float32 has them; the others as if they were not there."""
+    """Rows that are not finite match float32 arithmetic and do not affect the others."""
     matrix = draw(format, (37, 2 * 128) if transpose else (2 * 128, 128), rng, dtype)
     clean = rng.standard_normal((14, 2 * 128))
     spoiled = clean.copy()
@@ -183,7 +182,7 @@ def test_all_rows_not_finite(format, transpose, rng):
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @each_dtype
 def test_plain_product_of_scales_that_are_not_finite(dtype, value, part, rng):
-    """Their groups are as float32 has them; the others as good as ever."""
+    """Groups whose scale or bias is not finite match float32 arithmetic. The others stay within their bounds."""
     clean = draw(FOUR_BITS, (300, 256), rng, dtype)
     parts = [np.array(numbers.astype(mx.float32)) for numbers in clean.arrays[1:]]
     parts[part - 1][290, 2] = value

@@ -1,4 +1,4 @@
-"""Quantized products of few rows on GPUs with matrix units, whose kernels the simulator runs if told so."""
+"""Quantized products of few rows on GPUs with matrix units. The checked simulator runs their kernels."""
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +21,7 @@ each_format = pytest.mark.parametrize("format", [Format("affine", group, 4) for 
 
 
 def traced(op, *args, tile: str = "n16s8", **options) -> mx.array:
-    """The result of an op that is one kernel for matrix units, with tiles of so many rows of w and SIMD groups."""
+    """The result of an op. Checks that it ran one kernel for matrix units, with this tile (rows of w, SIMD groups)."""
     poison_memory(1 << 16)
     with mlx_anvil.trace() as trace:
         result = op(*args, **options)

@@ -1,6 +1,5 @@
-"""The Metal kernels of quantized matrices themselves: what they cost beside MLX's on the same arrays, and that they
-have no races. That they are right is what test_op.py and test_swiglu.py test, with --backend simulator.
-"""
+"""Cost of the Metal kernels of quantized matrices beside MLX's on the same arrays, and freedom from races. test_op.py
+and test_swiglu.py test their results, with --backend simulator."""
 
 from dataclasses import replace
 
@@ -38,7 +37,8 @@ several_rows = pytest.mark.parametrize("rows", [2, 4, 8])
 
 
 def mlx_wide(rows: int) -> tuple[int, int, str]:
-    """How MLX dispatches qmv_wide for 2, 4 and 8 rows: equally many at a time, 5 at most, by 8 lanes."""
+    """Arguments with which MLX dispatches qmv_wide for 2, 4 and 8 rows: at most 5 rows at a time, 8 lanes per row of
+    w."""
     return min(rows, 4), 8, "false"
 
 
@@ -53,7 +53,7 @@ def assert_reads_no_more(ours: Counts, mlx: Counts) -> None:
 @pytest.mark.parametrize("format", WHOLE_VECTORS, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_words_are_read_once_for_all_rows(product: str, format: Format, rows: int, rng: np.random.Generator):
-    """And every access to w, scales and biases touches no more lines than its bytes fill."""
+    """No access to w, scales or biases touches more lines than its bytes fill."""
     counts = profile_ours(Call.draw(rng, product, format, "float16", rows, 64, 1024))
     assert counts.word_bytes == counts.word_unique
     assert counts.matrix_lines == counts.matrix_fewest_lines
@@ -84,7 +84,7 @@ def test_ragged_sizes_beside_qmv(dtype: str, rng: np.random.Generator):
 
 
 def test_swiglu_reads_x_once(rng: np.random.Generator):
-    """As often as one product, although a SIMD group has half as many rows of either matrix."""
+    """A swiglu reads x as often as one product, although a SIMD group has half as many rows of each matrix."""
     call = Call.draw(rng, SWIGLU, FOUR_BITS, "float16", 1, 16, 1024)
     ours, mlx = profile_ours(call), profile_mlx("qmv_fast", call, "false")
     assert_reads_no_more(ours, mlx)
@@ -105,7 +105,7 @@ def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator
 @pytest.mark.parametrize("rows", [9, 32, 64])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_many_rows_beside_qmm_t(bits: int, rows: int, rng: np.random.Generator):
-    """Weights pass through no threadgroup memory, and x is there in 16 bits."""
+    """Weights do not pass through threadgroup memory, and x is there in 16 bits."""
     call = Call.draw(rng, GEMV, Format("affine", 64, bits), "float16", rows, 128, 512)
     ours, mlx = profile_ours(call), profile_mlx("qmm_t", call, "true", "false")
     assert ours.matrix_bytes <= mlx.matrix_bytes
@@ -125,7 +125,7 @@ def test_many_rows_beside_qmm_n(bits: int, rng: np.random.Generator):
 
 @pytest.mark.parametrize("rows", [(9, 16, 20, 32), (33, 64, 70)])
 def test_bits_do_not_depend_on_the_number_of_rows(rows: tuple[int, ...], rng: np.random.Generator):
-    """From 9 to 32 rows, and above."""
+    """The bits are equal for 9 to 32 rows, and for any number above 32."""
     call = Call.draw(rng, GEMV, FOUR_BITS, "float16", rows[-1], 40, 448)
     with mx.stream(mx.cpu), mlx_anvil.simulate():
         all_rows = np.array(evaluate(call))
@@ -136,7 +136,7 @@ def test_bits_do_not_depend_on_the_number_of_rows(rows: tuple[int, ...], rng: np
 
 
 def test_too_many_weights_for_32_bit_offsets():
-    """Nothing is evaluated."""
+    """The reason is known without evaluating the call."""
     rows, columns = 1 << 22, 8192
     factors = mx.zeros((rows, columns // 64), mx.float16)
     with mx.stream(mx.cpu), mlx_anvil.simulate(), mlx_anvil.trace() as trace:
@@ -147,7 +147,7 @@ def test_too_many_weights_for_32_bit_offsets():
 
 
 def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
-    """Of few rows of w there is one; of many, what is written and read back is little beside w."""
+    """Few rows of w are one part. For many, the parts take little memory traffic beside w."""
     few, many = (profile_ours(Call.draw(rng, PLAIN, FOUR_BITS, "float16", 1, rows, 1024)) for rows in (256, 512))
     assert few.other_bytes == 2 * 1024
     assert many.other_bytes == 2 * 1024 + 2 * (2 * 4 * 1024)
@@ -157,7 +157,7 @@ def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
 @each_dtype
 @each_format
 def test_instructions_for_each_weight(format: Format, dtype: str):
-    """No more than MLX's, in the inner loops."""
+    """The inner loops have no more instructions than MLX's."""
     assert (
         our_instructions(GEMV, format, dtype, 1)["total"]
         <= mlx_instructions("qmv_fast", format, dtype, "false")["total"]
@@ -179,7 +179,7 @@ def test_instructions_of_several_rows(rows: int):
 @pytest.mark.parametrize("format", [FOUR_BITS, Format("affine", 32, 3), *FLOAT_FORMATS], ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_no_races(product: str, format: Format, rows: int, rng: np.random.Generator):
-    """In three orders of execution, with every access checked: no finding, and the same bits."""
+    """Three schedules with every access checked: no finding, and the same bits."""
     call = Call.draw(rng, product, format, "float16", rows, 45 if product != PLAIN else 300, 5 * 64)
     results = []
     for seed in range(3):

@@ -1,4 +1,5 @@
-"""quantized_matmul and quantized_gemv beyond the contract: every format, shape and dtype against NumPy in float64."""
+"""Tests of quantized_matmul and quantized_gemv beyond the contract: formats, shapes and dtypes against NumPy in
+float64."""
 
 import itertools
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def multiply(x: mx.array, matrix: Matrix, transpose: bool = True) -> mx.array:
 
 
 def views(x: mx.array) -> Iterator[mx.array]:
-    """The same matrix, of any dtype, in other memory layouts."""
+    """The same matrix in other memory layouts."""
     yield mx.contiguous(x.swapaxes(-1, -2)).swapaxes(-1, -2)
     yield mx.contiguous(mx.repeat(x, 2, axis=0))[::2]
     yield mx.contiguous(mx.repeat(x, 3, axis=-1))[..., 1::3]
@@ -90,7 +91,7 @@ def test_matrices_of_many_rows(dtype, group_size, outputs, columns, rng, request
 @each_dtype
 @some_formats
 def test_matrices_larger_than_a_block(format, dtype, rng):
-    """Sizes at which work is split between threads, blocks and parts of w's rows, a little off every round number."""
+    """Sizes that are split between threads, blocks and parts, just off round numbers."""
     if support.backend == "simulator":
         pytest.skip("minutes in the simulator; its tests have sizes of their own")
     matrix = draw(format, (1155, 17 * 128), rng, dtype)
@@ -107,7 +108,7 @@ def test_matrices_larger_than_a_block(format, dtype, rng):
     ids=str,
 )
 def test_where_in_a_cache_line_arrays_begin(format, dtype, rng):
-    """Blocks of columns begin with cache lines in some kernels: that changes who sums, not what is summed."""
+    """Some kernels start blocks of columns at cache lines. That changes which lane sums what, but not the result."""
     if support.backend == "simulator":
         pytest.skip("addresses are nothing to its kernels")
     for outputs, columns in ((37, 128), (140, 1152), (9, 17 * 1024)):
@@ -161,7 +162,7 @@ def test_tangents(format, rng):
 
 @some_formats
 def test_second_derivative_in_x(format, rng):
-    """Of |x W^T|^2 the gradient is 2 x W^T W, and the slope of its norm follows."""
+    """The gradient of |x W^T|^2 is 2 x W^T W, from which its derivative follows."""
     matrix = draw(format, (19, 2 * format.group_size), rng)
     x, direction = (normal((3, 2 * format.group_size)) for _ in range(2))
     weights = matrix.weights
@@ -176,7 +177,7 @@ def test_second_derivative_in_x(format, rng):
 @each_dtype
 @each_format
 def test_rows_do_not_depend_on_their_number(format, dtype, rng):
-    """What speculative decoding relies on: bit for bit the same, for every number of rows and position."""
+    """Speculative decoding relies on this: a row has the same bits for every number of rows and at every position."""
     for outputs, groups in ((37, 5), (3, 33)):
         matrix = draw(format, (outputs, groups * format.group_size), rng, dtype)
         x = normal((8, groups * format.group_size), dtype)
@@ -192,7 +193,7 @@ def test_rows_do_not_depend_on_their_number(format, dtype, rng):
 
 @some_formats
 def test_rows_do_not_depend_on_their_neighbours(format, rng):
-    """A NaN or an infinity stays in its own row."""
+    """A NaN or an infinity affects only its own row."""
     matrix = draw(format, (9, 2 * format.group_size), rng)
     for rows in (2, 8, 20):
         x = normal((rows, 2 * format.group_size))
@@ -286,7 +287,7 @@ def test_the_defaults_are_those_of_mlx(rng):
 
 @some_formats
 def test_vmap_over_every_subset(format, rng):
-    """Of all arrays, w among them, which MLX's own op refuses."""
+    """vmap over any of the arrays, including w, which MLX's own op refuses."""
     matrix = draw(format, (3, 7, 2 * format.group_size), rng)
     batched = [normal((3, 2, 2 * format.group_size)), *matrix.arrays]
 

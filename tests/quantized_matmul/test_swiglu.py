@@ -1,4 +1,4 @@
-"""quantized_swiglu beyond the contract: every format, row count and dtype against NumPy in float64."""
+"""Tests of quantized_swiglu beyond the contract: formats, row counts and dtypes against NumPy in float64."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_gradient_in_x(format, rng):
 
 
 def test_gradients_in_scales_and_biases(rng):
-    """Against the same SwiGLU in steps, whose gradients have tests of their own."""
+    """Compares with the SwiGLU in steps, whose gradients have their own tests."""
     format = Format("affine", 64, 4)
     gate, up = (draw(format, (9, 128), rng) for _ in range(2))
     x, dy = normal((3, 128)) * 0.1, normal((3, 9))
@@ -100,7 +100,7 @@ def test_gradients_in_scales_and_biases(rng):
 
 
 def test_finite_gates_never_give_nan(rng):
-    """Products far beyond the range of exp."""
+    """Products far outside the range of exp."""
     format = Format("affine", 64, 4)
     gate, up = (draw(format, (33, 64), rng) for _ in range(2))
     for rows in (1, 8, 20):
@@ -151,7 +151,7 @@ def test_activations(activation, limit, format, dtype, rng):
 @each_activation
 @pytest.mark.parametrize("limit", [None, 0.3])
 def test_activations_in_steps(activation, limit, rng):
-    """More rows, and the gradients of few and of many, are those of two products and ``gated``."""
+    """For more rows, and for gradients, the results are those of two products and ``gated``."""
     gate, up = (draw(AFFINE, (21, 128), rng) for _ in range(2))
 
     def fused(x, *params):
@@ -177,7 +177,7 @@ def test_activations_in_steps(activation, limit, rng):
 
 
 def test_equal_calls_with_other_gates_stay_apart(rng):
-    """``mx.compile`` merges equal nodes: not those of other activations or limits."""
+    """``mx.compile`` merges equal nodes, but not nodes with different activations or limits."""
     gate, up = (draw(AFFINE, (9, 128), rng) for _ in range(2))
     x = normal((2, 128)) * 0.1
     options = [{"activation": name} for name in ACTIVATIONS] + [{"limit": limit} for limit in (0.1, 0.2)]

@@ -1,4 +1,4 @@
-"""What rope's Metal kernels ask of memory: every element once, whole lines, no threadgroup memory, no barriers."""
+"""Memory accesses of rope's Metal kernels: every element once, whole lines, no threadgroup memory, no barriers."""
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,7 @@ Q_HEADS, K_HEADS, LENGTH, HEAD_DIM = 4, 2, 8, 128
 
 
 def assert_every_element_once(of: LaunchProfile, bytes_of_tensors: int) -> None:
-    """Of the tensors; the frequencies are read again for every row, from the cache."""
+    """Every element of the tensors is accessed once. The frequencies are read again for every row, from the cache."""
     metrics = of.metrics()
     read = sum(site.bytes for site in of.sites if site.buffer in ("q", "k") and site.kind == "read")
     assert read == bytes_of_tensors

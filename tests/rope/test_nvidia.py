@@ -36,7 +36,8 @@ def test_rotations(dtype, dims, traditional, offset):
 
 @pytest.mark.parametrize("heads", [(17, 0), (16, 5)], ids=["one", "both"])
 def test_two_heads_per_thread(heads):
-    """Enough work for it; the last thread has one head, and a thread can have one of each tensor."""
+    """Enough work for two heads per thread; the last thread has one head, and a thread can have one head of each
+    tensor."""
     arrays = [normal(1, n, 1100, 64) for n in heads if n]
     ours, definition = ((rope, reference.rope), (rope_qk, of_both))[len(arrays) - 1]
     given = {"traditional": False, "base": 1e4, "offset": 7}

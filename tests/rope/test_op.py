@@ -1,4 +1,5 @@
-"""rope and rope_qk beyond the contract: MLX's arguments, far positions, layouts, derivatives in freqs, errors."""
+"""Tests of rope and rope_qk beyond the contract: MLX's arguments, far positions, layouts, derivatives in freqs,
+errors."""
 
 import itertools
 import math
@@ -28,7 +29,7 @@ FAR = 10**6
 
 
 def in_numpy(x, dims, *, traditional=False, base=10000.0, scale=1.0, offset=0, freqs=None) -> np.ndarray:
-    """In float64, where an angle of 10^6 has ten digits behind the point."""
+    """The rotation in float64, in which an angle of 10^6 has ten digits after the point."""
     values = to_numpy(x)
     pairs = dims // 2
     frequencies = 1 / to_numpy(freqs) if freqs is not None else base ** (-np.arange(pairs) / pairs)
@@ -67,7 +68,8 @@ def test_every_size_near_and_far(traditional, dims, head_dim):
 
 
 def in_integers(x, dims, offsets, freqs=None) -> np.ndarray:
-    """With positions and turns as Python's integers. ``BASE`` ** (-j / pairs) are powers of two, exact everywhere."""
+    """The rotation with positions and turns as Python integers. ``BASE ** (-j / pairs)`` is a power of two, so it is
+    exact."""
     pairs = dims // 2
     one_turn = 1 / (2 * math.pi)
     frequencies = [one_turn * 2.0**-j if freqs is None else one_turn / to_numpy(freqs)[j] for j in range(pairs)]
@@ -114,7 +116,7 @@ def test_no_position_is_too_far_for_frequencies(dtype, offsets):
 
 @pytest.mark.parametrize("traditional", [False, True])
 def test_matches_mlx(traditional):
-    """Where MLX's own angles are exact enough: the first positions."""
+    """Compares at the first positions, where MLX's angles are accurate enough."""
     for shape, offset in (((2, 7, 16), 3), ((3, 2, 5, 16), mx.array([1, 2, 4])), ((2, 3, 2, 5, 16), mx.array(6))):
         x = mx.random.normal(shape)
         for freqs in (None, mx.random.uniform(1.0, 30.0, (6,))):
@@ -136,7 +138,7 @@ def test_rope_qk_is_rope_of_each(dtype):
 
 
 def test_tables_are_renewed():
-    """More positions than one table of cosines holds, and batch rows that begin elsewhere."""
+    """More positions than one table of cosines has, and batch rows with different offsets."""
     x = mx.random.normal((3, 2, 300, 32))
     for offset in (9, mx.array([0, 300, 0]), mx.array([4, 4, 5])):
         assert error(rope(x, 32, offset=offset), in_numpy(x, 32, offset=offset)) <= 1e-6
@@ -145,7 +147,7 @@ def test_tables_are_renewed():
 @pytest.mark.parametrize("traditional", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_heads_that_share_a_table(dtype, traditional):
-    """The CPU rotates a few heads at a time, of whole vectors here, and then those that are left."""
+    """The CPU rotates several heads at a time, and then the remaining ones."""
     x = mx.random.normal((2, 6, 9, 128)).astype(dtype)
     options = {"traditional": traditional, "offset": FAR}
     together = rope(x, 128, **options)
@@ -168,7 +170,7 @@ def test_large_arrays_are_written_past_the_cache(dims, dtype, limit):
 
 
 def test_frequencies_that_are_none():
-    """Of 1 / 0 and NaN there is no angle; an infinite frequency, as models use it, turns nothing."""
+    """Frequencies 0 and NaN give NaN. An infinite frequency, which models use, gives no rotation."""
     freqs = mx.array([1.0, 0.0, math.inf, math.nan])
     x = mx.random.normal((1, 1, 3, 8))
     result = to_numpy(rope(x, 8, base=None, freqs=freqs))
@@ -259,7 +261,7 @@ def test_vmap_of_both():
 
 
 def test_decoding_step_compiled_once():
-    """The position is an array: a compiled step serves every position."""
+    """The position is an array, so one compiled step works for every position."""
     step = mx.compile(lambda x, offset: rope(x, 16, offset=offset))
     x = mx.random.normal((1, 2, 1, 16))
     for position in (0, 1, FAR):
@@ -348,7 +350,7 @@ def test_q_and_k_that_differ(k):
 @pytest.mark.parametrize("base", [None, 10000.0, 500])
 @pytest.mark.parametrize("freqs", [None, mx.ones((4,))], ids=["no freqs", "freqs"])
 def test_base_and_freqs_as_in_mlx(op, base, freqs):
-    """Exactly one of them, as MLX wants it; where base is not given, it has a default here."""
+    """Exactly one of base and freqs may be given, as in MLX. Here base has a default."""
     x = mx.zeros(X)
     arguments = [x] if op == "rope" else [x, x]
     function = {"rope": rope, "rope_qk": rope_qk}[op]

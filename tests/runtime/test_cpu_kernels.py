@@ -33,7 +33,7 @@ def probe(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def every_1024th_float() -> np.ndarray:
-    """All exponents, both signs, NaNs and infinities among them: 4 million of the 4 billion floats."""
+    """4 million of the 4 billion floats: all exponents, both signs, NaNs and infinities."""
     bits = np.arange(0, 2**32, 1024, dtype=np.uint64) + np.random.default_rng().integers(0, 1024)
     return bits.astype(np.uint32).view(np.float32)
 
@@ -102,7 +102,7 @@ def test_tanh_over_its_whole_range(isa):
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_conversions_round_to_nearest_even(isa, dtype):
-    """Against MLX's own conversion, for 16 million floats and for every value halfway between two 16-bit ones."""
+    """Compares with MLX's conversion for 16 million floats and for every value halfway between two 16-bit ones."""
     sixteen = np.arange(2**16, dtype=np.uint32)
     neighbours = to_float32(mx.array(sixteen.astype(np.uint16)).view(dtype))
     finite = neighbours[np.isfinite(neighbours)].astype(np.float64)
@@ -135,7 +135,7 @@ def test_every_build_is_accurate(isa, dtype):
 @pytest.mark.parametrize("traditional", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_build_rotates(isa, dtype, traditional):
-    """Pairs of bfloat16 come in an order of their own (load_block), on machines without instructions for it too."""
+    """Blocks of bfloat16 have their own order (load_block), also on machines without bfloat16 instructions."""
     x = mx.random.normal((2, 5, 9, 128)).astype(dtype)
     wide = mlx_anvil.reference.rope(x.astype(mx.float32), 128, traditional=traditional, offset=7)
     ulp = {mx.float32: 2e-6, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}[dtype]
@@ -170,7 +170,7 @@ print(mlx_anvil.info()["threads"], hashlib.sha256(bytes(memoryview(mlx_anvil.sil
 
 
 def test_attention_does_not_depend_on_the_thread_count():
-    """Nor on the schedule of the backward, which depends on it."""
+    """The bits depend neither on the number of threads nor on the schedule that it selects for the backward."""
     code = """
 import hashlib, mlx.core as mx, mlx_anvil
 mx.random.seed(1)

@@ -1,5 +1,5 @@
-"""Kernels on every GPU of a host, and arrays of one on another's stream: `pytest --backend cuda` where there are
-several."""
+"""Kernels on every GPU of a host, and arrays of one GPU on another's stream: `pytest --backend cuda` with several
+GPUs."""
 
 import mlx.core as mx
 import pytest
@@ -19,7 +19,7 @@ def second() -> mx.Device:
 
 @pytest.mark.parametrize("spec", OPS.values(), ids=OPS.keys())
 def test_second_device(spec: OpSpec, second: mx.Device):
-    """The bits of the first one, forward and gradients, by kernels that are loaded for it."""
+    """Results and gradients have the bits of the first device. Kernels are loaded for each device."""
     shape = spec.contract_shapes[-1]
     arrays = spec.make_inputs(shape, mx.float32)
     expected = spec.function(*arrays)
@@ -37,7 +37,7 @@ def test_second_device(spec: OpSpec, second: mx.Device):
 
 
 def test_threadgroup_memory_that_is_asked_for(second: mx.Device):
-    """More than a launch may have unasked, which each device's copy of a kernel is told by itself."""
+    """More threadgroup memory than the default has to be requested for each device's copy of a kernel."""
     x = mx.random.normal((8, 1024)).astype(mx.float16)
     matrix = mx.quantize(mx.random.normal((6144, 1024)).astype(mx.float16))
     expected = mlx_anvil.quantized_gemv(x, *matrix)

@@ -1,4 +1,4 @@
-"""Freed memory that MLX keeps for large outputs of ours: csrc/common/freed_memory.h."""
+"""MLX keeps freed memory for large outputs (csrc/common/freed_memory.h)."""
 
 import sys
 
@@ -53,7 +53,7 @@ def test_clear_cache_gives_it_back():
 
 
 def test_kept_memory_stays_within_the_memory_limit():
-    """An output of another size cannot use what was kept; without room for both, that is given back first."""
+    """An output of another size cannot reuse kept memory. Without room for both, the kept memory is released first."""
     code = """
     import time
     call()

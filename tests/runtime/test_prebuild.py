@@ -41,7 +41,7 @@ def generate(model: nn.Module, length: int) -> mx.array:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Kernels that the simulator compiles, one entry for each time; a fast stand-in compiles nothing."""
+    """Kernels that the simulator is asked to compile, one entry per compilation. A fast stand-in compiles nothing."""
     names = []
     original = _simulate._compile
 
@@ -87,7 +87,7 @@ def test_nothing_is_evaluated_or_changed():
 
 
 def test_a_plan_has_the_strides_of_views():
-    """Attention's kernels differ by whether rows are vectors."""
+    """Attention's kernel depends on whether rows are vectors."""
 
     def planned(x: mx.array) -> str:
         with mlx_anvil.simulate():
@@ -140,8 +140,8 @@ print(calls)
 
 
 def test_a_launch_waits_for_the_thread_that_builds():
-    """And does not compile a second time, nor keep the builder from Python's lock. In a process that has no kernel
-    yet."""
+    """The launch neither compiles again nor blocks the builder by holding the GIL. Runs in a process without compiled
+    kernels."""
     run = subprocess.run([sys.executable, "-c", LAUNCH_WHILE_BUILDING], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "['silu_gate_forward_float32_flat']\n"

@@ -1,4 +1,4 @@
-"""simulate(): when it applies, and that what runs is the Metal kernel."""
+"""simulate(): where it applies, and that the Metal kernel runs."""
 
 import os
 import re

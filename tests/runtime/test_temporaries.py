@@ -1,9 +1,6 @@
-"""The temporaries of a launch are memory that one call alone uses.
-
-MLX takes them out of what later kernels wait for. With an array of the graph among them, a later kernel could read it
-too early. Which arrays may become temporaries is settled by the type (csrc/common/scratch.h); that nobody took a copy,
-at launch.
-"""
+"""Temporaries of a launch are memory that only one call uses, so MLX lets later kernels start without waiting for them.
+An array of the graph among them could be read too early. The type Scratch (csrc/common/scratch.h) prevents that, and
+launch() checks that nobody else holds a temporary."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The threads of the CPU kernels: how many there are, what a busy machine does to calls, what a forked child gets."""
+"""Threads of the CPU kernels: their number, calls on a busy machine, forked processes."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 def run_script(code: str, timeout: float = 60) -> str:
-    """What the code prints in a process of its own."""
+    """Runs the code in a new process and returns its output."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout
     )
@@ -45,7 +45,7 @@ def test_short_lived_threads_leave_none_behind():
 
 
 def test_many_callers_at_once():
-    """More than the pool takes jobs: each call is right, and none waits for ever."""
+    """More callers than the pool has job slots: every call is right, and none waits forever."""
     code = """
     import threading
     import mlx.core as mx
@@ -68,7 +68,7 @@ def test_many_callers_at_once():
 
 
 def test_forked_child_has_threads_of_its_own():
-    """On a stream of its own: MLX's thread for the parent's stream does not exist in the child."""
+    """The child uses a new stream, because MLX's thread for the parent's stream does not exist in it."""
     code = """
     import os, signal
     import mlx.core as mx
@@ -93,8 +93,8 @@ def test_forked_child_has_threads_of_its_own():
 
 
 def test_busy_machine_does_not_stop_calls():
-    """With a process for every core that never rests, the usual call takes about as long as on an idle machine: no
-    thread spins for one that has no core. A call that waits for another process's turn takes milliseconds."""
+    """With a busy process on every core, a typical call takes about as long as on an idle machine, because no thread
+    spins waiting for one without a core. A call that waits for another process's time slice takes milliseconds."""
     code = """
     import statistics, time
     import mlx.core as mx

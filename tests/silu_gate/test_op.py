@@ -1,4 +1,4 @@
-"""silu_gate beyond the contract: broadcasting, promotion, extremes, size, and that it stays fused."""
+"""Tests of silu_gate beyond the contract: broadcasting, promotion, extremes, sizes, fusion."""
 
 import itertools
 import math
@@ -109,7 +109,7 @@ def test_shapes_that_do_not_broadcast():
 
 
 def test_split_projection_is_read_in_place():
-    """Both halves of one fused gate-and-up projection, as Phi and others have it."""
+    """gate and up are the halves of one projection, as in Phi."""
     both = mx.random.normal((33, 2 * 1024))
     gate, up = mx.split(both, 2, axis=-1)
     without_copies(silu_gate, gate, up)
@@ -119,7 +119,7 @@ def test_split_projection_is_read_in_place():
 @pytest.mark.parametrize("columns", [1, 3, 4, 5, 7, 8, 9, 63, 64, 65, 127, 129, 1000])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_tail(columns, dtype):
-    """Row widths around the vector sizes, in rows that are not neighbours."""
+    """Row widths near the vector sizes, in rows that are not adjacent."""
     wide = mx.random.normal((9, 2 * columns + 3)).astype(dtype)
     gate, up = wide[:, :columns], wide[:, columns + 1 : 2 * columns + 1]
     cotangent = mx.random.normal(gate.shape).astype(dtype)
@@ -209,7 +209,7 @@ def test_second_derivative_is_composed_and_says_so():
 
 
 def test_llama_mlp_trains():
-    """nn.SwiGLU against the same MLP in plain MLX: equal losses and parameters along a short training."""
+    """nn.SwiGLU has the same losses and parameters as the MLP in plain MLX in a short training."""
     mx.random.seed(7)
     ours = mlx_anvil.nn.SwiGLU(16, 40)
 

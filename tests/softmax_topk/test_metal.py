@@ -1,4 +1,4 @@
-"""What the Metal kernels of softmax_topk ask of memory: every byte once, no barriers, no threadgroup memory."""
+"""Memory accesses of softmax_topk's Metal kernels: every byte once, no barriers, no threadgroup memory."""
 
 import mlx.core as mx
 import numpy as np

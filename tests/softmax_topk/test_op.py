@@ -1,4 +1,4 @@
-"""softmax_topk beyond the contract: indices, ties, numbers that are not finite, MLX's models, errors, routes."""
+"""Tests of softmax_topk beyond the contract: indices, ties, non-finite logits, MLX's models, errors, routes."""
 
 import math
 from functools import partial
@@ -35,7 +35,7 @@ def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def best_of(logits: mx.array, k: int) -> np.ndarray:
-    """Of each row the indices of the k largest, NaN first, equal ones by index."""
+    """Indices of the k largest logits of each row: NaN first, equal ones by index."""
     values = to_numpy(logits)
     keys = np.where(np.isnan(values), math.inf, values)
     order = np.lexsort((-keys, ~np.isnan(values)))
@@ -58,7 +58,7 @@ def test_every_size(experts, k, dtype):
 
 @pytest.mark.parametrize(("experts", "k"), SIZES)
 def test_ties_go_to_the_lowest_index(experts, k):
-    """Rows of three different numbers, of two zeros of either sign, and all equal."""
+    """Rows of three different numbers, of zeros of both signs, and of equal numbers."""
     few = mx.random.randint(-1, 2, (4, experts)).astype(mx.float32)
     zeros = mx.where(mx.random.bernoulli(0.5, (2, experts)), 0.0, -0.0)
     logits = mx.concatenate([few, zeros, mx.full((1, experts), -3.5)])
@@ -69,7 +69,7 @@ def test_ties_go_to_the_lowest_index(experts, k):
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "strided"])
 def test_rows_in_order(order):
-    """What is chosen may all lie in one group of those that bound it."""
+    """All chosen experts may lie in one of the groups whose maxima give the bound."""
     values = np.arange(512, dtype=np.float32)
     logits = {"ascending": values, "descending": values[::-1], "strided": values.reshape(8, 64).T.reshape(-1)}[order]
     _, indices = softmax_topk(mx.array(logits[None].copy()), 12)
@@ -78,7 +78,7 @@ def test_rows_in_order(order):
 
 @each_way
 def test_order_of_indices(way):
-    """The same choice and weights, in another order, which gradients follow."""
+    """The same experts and weights in another order, which the gradients follow."""
     logits = normal(6, 100)
     weights, indices = softmax_topk(logits, 40, **way)
     other_weights, other_indices = softmax_topk(logits, 40, sorted=False, **way)
@@ -100,7 +100,7 @@ def test_order_of_indices(way):
 @each_dtype
 @each_way
 def test_of_normal_logits(way, dtype):
-    """Weights of all sizes, where the contract's logits are far apart."""
+    """Weights of all magnitudes; the contract's logits are far apart."""
     for experts, k in ((8, 2), (130, 6), (600, 40)):
         logits, cotangent = normal(9, experts, dtype=dtype), normal(9, k, dtype=dtype)
         ours, definition = (lambda x, f=f, k=k: f(x, k, **way)[0] for f in (softmax_topk, reference.softmax_topk))
@@ -110,7 +110,7 @@ def test_of_normal_logits(way, dtype):
 
 
 def test_routers_of_models():
-    """As mlx-lm's models have them; their argpartition leaves a row in any order."""
+    """The routers of mlx-lm's models, whose argpartition leaves a row in any order."""
     logits = normal(50, 64)
     k = 6
     chosen = mx.sort(mx.argpartition(-logits, kth=k - 1, axis=-1)[..., :k], axis=-1)
@@ -132,7 +132,7 @@ def test_routers_of_models():
 
 
 def test_logits_far_below_zero():
-    """Sigmoids that are nearly zero do not lose their ratios."""
+    """Sigmoids near zero keep their ratios."""
     logits = mx.array([[-95.0, -120.0, -94.0], [-1.0, -300.0, -200.0]])
     weights, indices = softmax_topk(logits, 2, scoring="sigmoid")
     assert np.array(indices).tolist() == [[2, 0], [0, 2]]
@@ -168,7 +168,7 @@ def test_jvp_and_vjp_agree(way):
 
 
 def test_gradient_where_sigmoids_saturate():
-    """1 - s is not formed as that difference."""
+    """1 - s is computed without cancellation."""
     logits, cotangent = 12 + 6 * mx.random.uniform(shape=(8, 30)), normal(8, 5)
     ours, definition = (
         vjp_of(lambda x, f=f: f(x, 5, scoring="sigmoid", norm=False)[0], 1)
@@ -223,7 +223,7 @@ def test_more_than_kernels_take(experts, k, way):
 
 
 def test_graph_chooses_as_the_kernel():
-    """Where there is no kernel: ties, zeros of either sign, numbers that are not finite."""
+    """The graph for calls without a kernel makes the same choice: ties, zeros of both signs, non-finite logits."""
     special = mx.array([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0])
     logits = special[mx.random.randint(0, 7, (20, 90))]
     for in_order in (True, False):
@@ -276,7 +276,7 @@ def test_wrong_type(argument, value, allowed):
 
 
 def test_compiled_for_fewer_experts():
-    """A graph compiled shapeless may meet rows that are too short."""
+    """A graph compiled with shapeless=True may get rows that are too short."""
     compiled = mx.compile(lambda x: softmax_topk(x * 2, 4)[0], shapeless=True)
     mx.eval(compiled(normal(3, 8)))
     with pytest.raises(ValueError, match=r"^\[softmax_topk\] k is 4 and logits has shape \(3, 3\)"):
