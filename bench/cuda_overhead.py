@@ -1,5 +1,4 @@
-"""What a call costs the CPU where the GPU is no matter: in Python, and while it is evaluated (allocation, the encoding
-of its kernels)."""
+"""CPU time of a call: in Python, and in its evaluation (allocation, encoding of its kernels)."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ CALLS, ROUNDS = 40, 30
 
 
 def host_seconds(contestants: dict[str, Call]) -> dict[str, tuple[float, float]]:
-    """Of one call, in Python and while it is evaluated: the least of all rounds, which contestants take in turn."""
+    """CPU seconds of one call in Python and in evaluation: the minimum over interleaved rounds."""
     least = dict.fromkeys(contestants, (float("inf"), float("inf")))
     for _ in range(ROUNDS):
         for name, call in contestants.items():

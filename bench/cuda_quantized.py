@@ -27,8 +27,8 @@ OTHER_FORMATS: tuple[dict[str, Any], ...] = (
 
 
 def in_chain(product: Callable[..., mx.array], x: mx.array, matrices: list[list[mx.array]]) -> Call:
-    """Products with one matrix after the other, of what the product before gave: each waits for the last, as in a model.
-    Every now and then a chain begins anew with x, before its numbers overflow."""
+    """A chain of products with different matrices, in which each uses the previous result, as in a model. The chain
+    restarts with x from time to time, before its numbers overflow."""
     turn, of_last, calls = itertools.cycle(matrices), [x], itertools.count()
 
     def call() -> mx.array:

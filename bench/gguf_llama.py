@@ -1,8 +1,8 @@
-"""llama.cpp as a contestant: a GGUF file of a Llama of any shape with random Q4_0 weights, and what generating text
-does with it. Needs the packages gguf and llama-cpp-python (extra ``bench``).
+"""llama.cpp as a contestant: a GGUF file of a Llama of any shape with random Q4_0 weights, and text generation with it.
 
-It runs in a process of its own: where one process has more OpenMP threads than there are cores, as with a team of each
-of two libraries, libgomp lets no thread wait for long without sleeping, and all of them lose.
+Needs the packages gguf and llama-cpp-python (extra ``bench``). It runs in a separate process: if one process has more
+OpenMP threads than cores, as with the thread teams of two libraries, libgomp puts waiting threads to sleep early, and
+both libraries become slow.
 """
 
 import ctypes
@@ -100,7 +100,7 @@ class _Model:
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
     def prefill(self, count: int) -> None:
-        """Runs so many tokens in one batch, from an empty cache; logits of the last."""
+        """Runs ``count`` tokens in one batch from an empty cache, and computes the logits of the last."""
         llama_cpp.llama_memory_clear(self._memory, False)
         self._decode(count)
 
@@ -148,7 +148,7 @@ class LlamaCpp:
         self._run("prefill", count, 1)
 
     def decode(self, context: int, times: int) -> None:
-        """So many tokens one after another, each in the same place."""
+        """Runs tokens one after another, each at the same position."""
         self._run("decode_step", context, times)
 
     def close(self) -> None:

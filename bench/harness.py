@@ -146,13 +146,13 @@ def on_other_data(op: Callable[..., Any], sets: Sequence[Sequence[mx.array]]) ->
 
 
 def in_a_graph(op: Callable[[], Any]) -> Callable[[], None]:
-    """A contestant of ``CALLS_IN_A_GRAPH`` calls that are evaluated as one, as those of a model's step are: the thread
-    of MLX's CPU stream is woken, and waited for, once."""
+    """A contestant of ``CALLS_IN_A_GRAPH`` calls that are evaluated together, as in a model's step: the thread of MLX's
+    CPU stream is woken and waited for once."""
     return lambda: mx.eval([op() for _ in range(CALLS_IN_A_GRAPH)])
 
 
 def per_call(timing: Timing) -> Timing:
-    """Of one call, from what ``in_a_graph`` took."""
+    """The time of one call, from that of ``in_a_graph``."""
     return Timing.of([seconds / CALLS_IN_A_GRAPH for seconds in timing.rounds])
 
 

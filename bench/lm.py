@@ -45,7 +45,7 @@ Run = Callable[[], Any]
 
 
 def layers_of(model: Any, count: int) -> Any:
-    """The model with its first layers only."""
+    """The model reduced to its first layers."""
     part = copy.deepcopy(model)
     part.model.layers = part.model.layers[:count]
     return part

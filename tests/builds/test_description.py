@@ -1,4 +1,4 @@
-"""What PyPI shows of the README: its links and pictures work away from the repository."""
+"""The README as PyPI shows it: links and pictures work outside the repository."""
 
 import copy
 import re

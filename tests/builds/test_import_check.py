@@ -1,4 +1,4 @@
-"""The check on import: each mismatch is faked, and the ImportError names both sides and the cure."""
+"""The check on import: for each simulated mismatch, the ImportError names both versions and the remedy."""
 
 import subprocess
 import sys

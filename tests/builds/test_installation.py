@@ -1,5 +1,4 @@
-"""Install hints: pip takes each of them, whichever way the package was installed, and missing packages name an
-extra."""
+"""Install hints: pip accepts each of them, however the package was installed, and missing packages name an extra."""
 
 import json
 import os
@@ -105,7 +104,7 @@ def test_every_hint_names_an_extra():
 
 
 def test_no_file_writes_its_own_hint():
-    """One function makes them, or they do not fit the installation."""
+    """All hints come from one function. Others would not fit the installation."""
     for path in (ROOT / "python").rglob("*.py"):
         if path.relative_to(ROOT / "python").as_posix() != "mlx_anvil/mslc/installation.py":
             assert 'pip install "mlx-anvil' not in path.read_text(), path
@@ -113,7 +112,7 @@ def test_no_file_writes_its_own_hint():
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS))
 def test_pip_takes_every_hint(extra):
-    """Each names this checkout or this project, and the extra."""
+    """Each hint names this checkout or this project, and the extra."""
     for command in (install_command(extra), reinstall_command()):
         program, *words = shlex.split(command)
         assert (program, words[0]) == ("pip", "install")
@@ -128,7 +127,7 @@ def test_pip_takes_every_hint(extra):
 
 
 def test_pip_resolves_a_hint(monkeypatch, checkout):
-    """A checkout whose build needs nothing: pip finds the extra by the path in brackets."""
+    """pip finds the extra of a checkout by the path with brackets. The checkout's build needs nothing."""
     (checkout / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "mlx-anvil"\nversion = "1"\n[project.optional-dependencies]\nsim = []\n'

@@ -1,4 +1,4 @@
-"""Which part of the source may use which: read from the imports and includes, so nothing has to be built."""
+"""Which part of the source may use which, read from imports and includes, so nothing has to be built."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ STANDARD_HEADERS_OF_KERNELS = {
 
 
 def modules_imported_by(file: Path) -> set[str]:
-    """Absolute names: of a relative import too."""
+    """Absolute names of the imported modules, also for relative imports."""
     package = ("mlx_anvil", *file.relative_to(PACKAGE).parent.parts)
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -72,7 +72,7 @@ def test_ops_use_the_common_code_and_the_ops_below_them():
 
 
 def test_only_the_backends_use_the_gpu_interfaces_of_mlx():
-    """mlx/backend/gpu, which every build of MLX exports, is open to csrc/common."""
+    """csrc/common may use mlx/backend/gpu, which every build of MLX exports."""
     for file in ROOT.glob("csrc/**/*.*"):
         used = {include.split("/")[2] for include in included_by(file) if include.startswith("mlx/backend/")}
         assert "metal" not in used or file.name == "launch_metal.cpp", file

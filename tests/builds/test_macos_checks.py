@@ -1,4 +1,4 @@
-"""The checks of a macOS build (tools/macos) find what they are there for: each mistake, made on purpose, is named."""
+"""The checks of a macOS build (tools/macos) name each mistake, made here on purpose."""
 
 import dataclasses
 import subprocess
@@ -32,7 +32,7 @@ def sdk_folder() -> Path:
 
 
 def module_calling(symbols: list[str], sdk_folder: Path, folder: Path) -> macho.Binary:
-    """A module that calls functions of these names, linked without asking whether they exist."""
+    """A module that calls functions of these names, linked without checking that they exist."""
     source = folder / "module.cpp"
     declared = "\n".join(f'extern "C" void f{i}() __asm__("{s}");' for i, s in enumerate(symbols))
     calls = " ".join(f"f{i}();" for i in range(len(symbols)))

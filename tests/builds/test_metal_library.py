@@ -64,7 +64,7 @@ def project(tmp_path):
 
 
 def build(project: Path, fail: str | None = "", *options: str) -> subprocess.CompletedProcess:
-    """With an xcrun that fails at a step; without any for None."""
+    """Builds with an xcrun that fails at a step, or without xcrun if that is None."""
     tools = project / "tools"
     tools.mkdir(exist_ok=True)
     for tool in ("cmake", "ninja", "sh"):

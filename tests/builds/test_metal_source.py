@@ -1,7 +1,5 @@
-"""The Metal source inside the extension: whole for each op, and cut down to one kernel for MLX's compiler on a Mac.
-
-That it fits the host: tests/metal_launches/test_launches.py.
-"""
+"""The Metal source inside the extension: complete for each op, and reduced to one kernel for MLX's compiler on a Mac.
+tests/metal_launches/test_launches.py compares it with the host."""
 
 import re
 import resource
@@ -49,7 +47,7 @@ def test_no_such_kernel():
 
 @pytest.mark.parametrize("op", OPS)
 def test_names_are_those_of_the_source(op):
-    """The list comes from the C++ preprocessor of the build, this one from mslc."""
+    """Compares the list of the build's C++ preprocessor with mslc's."""
     assert sorted(_ext._kernel_names(op)) == sorted(kernels_in(Source(_ext._op_source(op))))
 
 

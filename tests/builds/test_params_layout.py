@@ -1,4 +1,4 @@
-"""The structs of params have the same layout to the host and to Metal, and no padding that the header does not show.
+"""Params structs have the same layout in C++ and in Metal, and no padding that the header does not show.
 
 clang prints the layout of every struct, once for the header as the macOS build compiles it and once for the Metal
 source.
@@ -35,7 +35,7 @@ def parse(dump: str) -> dict[str, Layout]:
 
 
 def compile_as_host(header: str) -> str:
-    """As arm64 macOS has it; of the standard library only clang's own stdint.h is at hand."""
+    """Compiles for arm64 macOS. Of the standard library only clang's own stdint.h is available."""
     text = re.sub(r'#include "(metal/.*?)"', lambda found: HEADERS[found[1]], header)
     text = text.replace("<cstdint>", "<stdint.h>")
     target = ["-target", "arm64-apple-macosx14.0.0", "-ffreestanding", "-isystem", str(CLANG_HEADERS)]

@@ -1,4 +1,4 @@
-"""What a build says where something is missing: what it is, and what to install."""
+"""If something is missing, the build says what, and what to install."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def said(run: subprocess.CompletedProcess[str]) -> str:
-    """The text of CMake's error, without the line breaks that it makes."""
+    """The text of CMake's error, without CMake's line breaks."""
     assert run.returncode != 0, run.stdout
     return " ".join(run.stderr.split())
 

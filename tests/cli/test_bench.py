@@ -26,7 +26,7 @@ def invoke(*arguments: object) -> Result:
 
 
 def rounds(count: int, median: float = 1e-3, noise: float = 0.05) -> Timing:
-    """As timings are: a floor, and a long tail above it; other users of the machine show in the tail."""
+    """Simulated timings: a minimum with a long tail, which other users of the machine make longer."""
     tail = [random.gammavariate(2, 0.5) for _ in range(count)]
     return Timing.of([median * (1 + noise * value) for value in tail])
 
@@ -39,7 +39,7 @@ def make_row(name: str = "silu_gate", ours: Timing | None = None, mlx: Timing | 
 
 
 def by_counting(a: list[float], b: list[float]) -> float:
-    """The two-sided probability, by every way to deal the values to two sides."""
+    """The two-sided probability, by enumerating every split of the values."""
 
     def distance(chosen: tuple[float, ...], others: list[float]) -> float:
         return abs(sum(x > y for x in chosen for y in others) - len(a) * len(b) / 2)
@@ -120,7 +120,7 @@ def test_a_busy_machine_is_named():
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds since the start; only calls of contestants take any."""
+    """A fake clock, which only calls of contestants advance."""
     now = [0.0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)

@@ -31,7 +31,7 @@ def test_time_text(seconds, text):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every op at a small shape, so that the job is quick."""
+    """Reduces every op to a small shape, so that the command is fast."""
     small_ops = {
         name: spec.__class__(**{**spec.__dict__, "check_shapes": spec.contract_shapes[-1:]}) for name, spec in OPS.items()
     }  # fmt: skip
@@ -39,7 +39,7 @@ def small(monkeypatch):
 
 
 def few(monkeypatch, **functions):
-    """Leaves the named ops alone in the registry, with other functions."""
+    """Reduces the registry to the named ops, with other functions."""
     specs = {
         name: _check.OPS[name].__class__(**{**_check.OPS[name].__dict__, "function": function})
         for name, function in functions.items()

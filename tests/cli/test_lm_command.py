@@ -53,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in the process of the tests, which ends as other processes do."""
+    """Commands run in the process of the tests, so they must not change how it ends."""
     monkeypatch.setattr(_lm_command, "_skip_finalization", lambda code: None)
 
 
@@ -224,7 +224,7 @@ def test_without_mlx_lm(monkeypatch):
 
 
 def test_a_server_that_is_interrupted(model):
-    """A shell without job control ignores SIGINT in its background processes: the server must not inherit that."""
+    """A shell without job control makes background processes ignore SIGINT. The server must not inherit that."""
     code = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -261,7 +261,7 @@ TRIALS = ("--prompt-tokens", "8", "--generation-tokens", "6", "--num-trials", "2
 
 @pytest.mark.parametrize("batch", ["1", "2"])
 def test_benchmark_shows_its_progress_on_a_terminal(model, batch, monkeypatch):
-    """On stderr. Stdout is the command's, and its functions are restored."""
+    """The progress goes to stderr, because stdout belongs to the command. Its functions are restored afterwards."""
     drawn = io.StringIO()
     monkeypatch.setattr(
         _lm_command,

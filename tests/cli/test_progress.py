@@ -1,4 +1,4 @@
-"""Long runs show their progress and the time left: on a terminal, on stderr, and nowhere else."""
+"""Long runs show their progress and the time left, only on a terminal and on stderr."""
 
 import io
 

@@ -1,4 +1,5 @@
-"""python -m mlx_anvil report: it runs here on every backend but Metal, survives what fails, and its files read well."""
+"""python -m mlx_anvil report: it runs on every backend but Metal, continues after failures, and writes readable
+files."""
 
 import json
 import os
@@ -31,7 +32,7 @@ esac
 
 @pytest.fixture
 def xcrun(tmp_path, monkeypatch):
-    """Puts a stand-in for Apple's compiler first; called with what it does when asked for its version."""
+    """Puts a stand-in for Apple's compiler first in PATH. The argument is the script that runs for its version."""
 
     def install(version: str = 'echo "Apple metal version 32023.155"') -> None:
         path = tmp_path / "bin" / "xcrun"

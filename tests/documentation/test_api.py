@@ -1,5 +1,4 @@
-"""Every public name has a docstring that says what goes in, what comes out, and what is refused; and a page of its
-API."""
+"""Every public name has a docstring with arguments, results and errors, and an entry on an API page."""
 
 import inspect
 import re

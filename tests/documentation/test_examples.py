@@ -1,4 +1,4 @@
-"""The examples, through their command lines, on sizes that take no time."""
+"""The examples, run through their command lines at small sizes."""
 
 import json
 import re

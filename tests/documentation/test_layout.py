@@ -1,4 +1,4 @@
-"""Every public op is found in one guess: under its name, or under that of the folder of csrc/ that defines it."""
+"""Every public op can be found in one guess: by its name, or by that of the folder of csrc/ that defines it."""
 
 from pathlib import Path
 

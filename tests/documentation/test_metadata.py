@@ -1,4 +1,4 @@
-"""What several files say about the project is the same in each; the release check finds a wrong sdist or wheel."""
+"""Files agree about the project's metadata, and the release check finds a wrong sdist or wheel."""
 
 import re
 import tarfile
@@ -63,14 +63,14 @@ LINKING = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md"]
 
 
 def anchors(page: Path) -> set[str]:
-    """What links to the sections of a page are called on GitHub."""
+    """GitHub's anchors of the sections of a page."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    """Of pages outside docs/; MkDocs checks the others."""
+    """Checks pages outside docs/; MkDocs checks the others."""
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     for link in (link for link in links if not link.startswith("https://")):
         path, _, anchor = link.partition("#")

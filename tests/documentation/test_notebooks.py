@@ -1,4 +1,4 @@
-"""The notebooks run, on a CPU, and show what they showed when they were committed."""
+"""The notebooks run on a CPU and show the committed outputs."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The README and the pages under docs/ say what is true: their code runs, as written (``documents.py`` says how)."""
+"""The code of the README and the pages under docs/ runs as written (``documents.py`` says how)."""
 
 import ast
 import re
@@ -58,7 +58,7 @@ def test_blocks_that_are_not_run_are_counted():
 
 
 def test_python_is_not_left_out():
-    """Only commands may be: they need another machine, or are what CI runs anyway."""
+    """Only shell commands may be marked as not run: they need another machine, or CI runs them anyway."""
     for page in PAGES.values():
         for block in code_blocks(page):
             assert block.runs or block.language in documents.SHELLS or block.note.startswith("Linux:"), block.place
@@ -68,7 +68,7 @@ def test_python_is_not_left_out():
     ("code", "status", "message"), [("print(1)", 1, "'2' is not in"), ("raise SystemExit(3)", 3, "")]
 )
 def test_a_wrong_page_is_found(tmp_path, code, status, message):
-    """Output that is not shown, and code that fails."""
+    """Output that differs from the page, and code that fails."""
     page = tmp_path / "page.md"
     page.write_text(f"```python\n{code}\n```\n```text\n2\n```\n")
     result = subprocess.run(
@@ -132,7 +132,7 @@ def test_quoted_messages_are_those_of_the_sources():
 
 
 def reasons() -> set[str]:
-    """Why a graph of MLX ops may stand in for a kernel: every text that reaches note_fallback, ... for a name."""
+    """Every reason that reaches note_fallback, with ... in place of names."""
     found: set[str] = set()
     for source in sorted((documents.ROOT / "csrc").rglob("*.cpp")):
         text = source.read_text()

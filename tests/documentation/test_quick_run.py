@@ -1,4 +1,4 @@
-"""A plain ``pytest`` and ``pytest --rest`` are the two parts of ``pytest --all``; what is selected runs."""
+"""A plain ``pytest`` and ``pytest --rest`` are the two parts of ``pytest --all``. Selected tests always run."""
 
 from types import SimpleNamespace
 
@@ -113,7 +113,7 @@ def test_functions_with_the_same_parameters_draw_the_same_dtype_to_compile():
 
 
 def test_a_quantized_format_is_compiled_for_one_dtype():
-    """Whatever the size of its groups, which kernels of vectors read from their params."""
+    """Group sizes do not count, because kernels read them from their params."""
 
     def drawn(seed: str) -> dict[str, set[str]]:
         formats = [f"{kind}-g{group}" for kind in ("affine-4bit", "affine-8bit") for group in (32, 64, 128)]

@@ -135,7 +135,7 @@ def page() -> Iterator[browser.Browser]:
 
 
 def test_nothing_is_fetched(page):
-    """Material would ask GitHub for the repository's stars."""
+    """The site fetches nothing from other hosts. Material would ask GitHub for the repository's stars."""
     asked = page.requested_by((site_pages.build() / "index.html").as_uri())
     assert len(asked) > 3
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
@@ -204,7 +204,7 @@ def test_an_overflow_is_found(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_fit_the_scheme(page, scheme):
-    """A figure is bright on a bright page, and dark on a dark one."""
+    """Figures are light on a light page and dark on a dark one."""
     page.resize(1280)
     page.prefer(scheme)
     count = 0

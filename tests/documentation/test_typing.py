@@ -23,8 +23,7 @@ MISUSE = "import mlx_anvil\nmlx_anvil.silu_gate([1.0], 2)\nx: int = mlx_anvil.in
 
 @pytest.mark.slow
 def test_the_sample_passes_and_misuse_is_refused(tmp_path):
-    """In one run, because most of its time goes to the packages that both import; CI's check has left them in the
-    cache."""
+    """One run checks both, because most of the time goes to the packages that they import."""
     misuse, every_op = tmp_path / "misuse.py", tmp_path / "every_op.py"
     misuse.write_text(MISUSE)
     every_op.write_text(EVERY_OP)

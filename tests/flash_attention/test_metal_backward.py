@@ -42,7 +42,7 @@ class Tile:
 
 
 def tile_of(kernel_pass: str, case: Case) -> Tile:
-    """The first size in the table that holds the heads."""
+    """The first tile in the table that fits the heads."""
     text = TILE_TABLE.read_text()
     wide, narrow = text.split("#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)")
     for name, dim, _, fragments, passing, kept, simdgroups in TILE.findall(narrow if case.dtype == "float32" else wide):
@@ -81,8 +81,8 @@ def profile(case: Case) -> dict[str, Counts]:
 
 
 def visits(case: Case, rows: int, tile: int) -> int:
-    """Pairs of a block of kept rows and a tile of the other side that the mask leaves something of. The same for
-    blocks of queries and of keys: the triangle is its own mirror image."""
+    """Pairs of a block of kept rows and a tile of passing rows of which the mask leaves something visible. The number
+    is the same for blocks of queries and of keys, because the triangle is symmetric."""
     blocks, tiles = -(-case.length // rows), -(-case.length // tile)
     if not case.causal:
         return blocks * tiles

@@ -1,4 +1,5 @@
-"""flash_attention beyond the contract: every head dim, feature, head layout and dtype against NumPy in float64."""
+"""Tests of flash_attention beyond the contract: head dims, features, head layouts and dtypes against NumPy in
+float64."""
 
 import itertools
 import zlib
@@ -32,7 +33,7 @@ SIMULATED_LENGTHS = LENGTHS[:6]
 
 
 def pick(choices: tuple[Any, ...], *key: object) -> Any:
-    """One of ``choices``, always the same for a test, so that over all tests each has its turn."""
+    """One of ``choices``, fixed for a test, so that over all tests each is used."""
     return choices[zlib.crc32(repr(key).encode()) % len(choices)]
 
 
@@ -48,7 +49,7 @@ MATRIX = list(itertools.product(HEAD_DIMS, FEATURES, DTYPES))
 
 @pytest.mark.parametrize(("dim", "feature", "dtype"), MATRIX, ids=str)
 def test_matrix(dim: int, feature: str, dtype: mx.Dtype):
-    """Forward and all gradients; heads and lengths take turns."""
+    """Forward and all gradients, with alternating heads and lengths."""
     key = (dim, feature, str(dtype))
     if support.backend == "simulator" and dim != 64 and feature != pick(FEATURES, dim, str(dtype)):
         pytest.skip("the simulator has every feature at head_dim 64, and one feature at every other")
@@ -58,7 +59,7 @@ def test_matrix(dim: int, feature: str, dtype: mx.Dtype):
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("lengths", list(itertools.product(LENGTHS, LENGTHS)), ids=str)
 def test_lengths(lengths: tuple[int, int]):
-    """Every pair of lengths, each with some feature and dtype."""
+    """Every pair of lengths, with varying features and dtypes."""
     feature, dtype, heads = pick(FEATURES, "f", lengths), pick(DTYPES, "d", lengths), pick(HEADS, "h", lengths)
     check(draw(heads, lengths, (64, 64), dtype, feature))
 
@@ -101,7 +102,7 @@ def test_long_rows():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_scores(dtype: mx.Dtype):
-    """Scores up to 1e4, where exp without the row's maximum is infinite and the largest score takes all."""
+    """Scores up to 1e4, where exp overflows unless the row's maximum is subtracted."""
     case = draw((2, 2), (33, 97), (64, 64), dtype)
     factor = float(np.sqrt(1e4 / np.abs(to_numpy(case.q) @ to_numpy(case.k).swapaxes(-1, -2) / 8).max()))
     case.q, case.k = (case.q * factor).astype(dtype), (case.k * factor).astype(dtype)
@@ -235,7 +236,7 @@ def test_drop_in_for_mlx(mask: str, with_sinks: bool):
 
 
 def test_views_of_a_model():
-    """Heads inside rows, as a projection leaves them: the result has that layout again, and so have the gradients."""
+    """Heads inside rows, as a projection produces them. The result and the gradients have the same layout."""
     batch, length, dim = 2, 37, 64
     states = [mx.random.normal((batch, length, heads, dim)) for heads in (4, 2, 2)]
     q, k, v = (x.transpose(0, 2, 1, 3) for x in states)
@@ -265,8 +266,8 @@ def test_slices_of_a_cache():
 @pytest.mark.parametrize("q_len", [1, 2, 5, 33])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_specialisations_give_the_same_bits(dim: int, q_len: int):
-    """With and without the log-sum-exp that a gradient needs, and of columns that are apart: float32, where a rounding
-    that differs is seen."""
+    """With and without the log-sum-exp that a gradient needs, and with columns that are not adjacent. Uses float32,
+    where a different rounding would show."""
     case = draw((4, 2), (q_len, 97), (dim, dim), mx.float32, batch=4)
     plain = flash_attention(case.q, case.k, case.v)
     assert_same_bits(gradients_of(case)[0], plain)
@@ -276,7 +277,7 @@ def test_specialisations_give_the_same_bits(dim: int, q_len: int):
 
 @pytest.mark.cpu_only
 def test_memory_grows_with_the_length_only():
-    """Beyond the output and all gradients: less than 8 bytes for each query of each head."""
+    """Beyond the output and all gradients, a call takes less than 8 bytes for each query of each head."""
     heads, length, dim = 4, 2048, 64
     q, k, v = (mx.random.normal((1, heads, length, dim)) for _ in range(3))
     mask = mx.random.normal((length, length))
@@ -324,7 +325,7 @@ def test_mixed_dtypes_promote():
 
 
 def test_gradient_reaches_a_mask_through_a_threshold():
-    """A bool mask that depends on what is differentiated: nothing comes back through it."""
+    """A bool mask that depends on a differentiated array passes no gradient."""
     q, k, v = (mx.random.normal((1, 1, 9, 8)) for _ in range(3))
     gradient = mx.grad(lambda t: flash_attention(q, k, v, mask=(mx.arange(9) < t)).sum())
     assert gradient(mx.array(5.0)).item() == 0

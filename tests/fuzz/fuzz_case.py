@@ -91,7 +91,7 @@ KINDS = (*DERIVATIVES, "vmap", "vmap", "compile", "shapeless", "shapeless", "che
 
 @dataclass(repr=False)
 class Case:
-    """Grows by `apply`, from the call outwards."""
+    """An example. `apply` adds transformations, from the call outwards."""
 
     call: Call
     derivatives: int  # how many there will be: results without derivatives are left out then
@@ -150,7 +150,7 @@ class Case:
 
     @property
     def kinds(self) -> str:
-        """As they are written: the last one applied is the outermost."""
+        """The transformations in the order in which they are written: the last one applied is the outermost."""
         return " of ".join(t.kind for t in reversed(self.transforms))
 
     def with_layouts(self, layouts: list[str]) -> None:
@@ -183,7 +183,7 @@ class Case:
         return "\n".join(lines) + "\n"
 
     def script(self, seed: int | None = None) -> str:
-        """To paste."""
+        """The script as it is printed."""
         return with_helpers(self.body(seed)) + TAIL
 
 

@@ -1,4 +1,4 @@
-"""What a random call is drawn by: sizes, dtypes, options."""
+"""How random sizes, dtypes and options are drawn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fuzz_case import FLOATS
 
 @dataclass
 class Draw:
-    """What generators draw by. The first of a choice is what hypothesis shrinks towards."""
+    """Draws values for generators. hypothesis shrinks towards the first of the choices."""
 
     of: Callable
     derivatives: int  # how many will be taken; two are judged in float32
@@ -33,7 +33,7 @@ class Draw:
         return self.choice(1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, *more, *large)
 
     def lead(self, most: int = 2) -> dict[str, int]:
-        """Leading dims: none, some, now and then an empty one."""
+        """Leading dims: none, some, sometimes an empty one."""
         return {f"d{i}": 0 if self.one_in(20) else self.choice(1, 2, 3, 5) for i in range(self.count(0, most))}
 
     def dtype(self) -> str:

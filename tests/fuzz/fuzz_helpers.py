@@ -32,7 +32,8 @@ def codes(shape, keep=0xFFFFFFFF):
 
 
 def one_hot(ids, count):
-    """A product with it takes rows as an index does, whose gradient is a scatter: MLX 0.32.4 has no jvp of that."""
+    """A one-hot matrix. A product with it selects rows as indexing does, whose gradient, a scatter, has no jvp in MLX
+    0.32.4."""
     ids = ids.astype(mx.int64)
     return (mx.where(ids < 0, ids + count, ids)[..., None] == mx.arange(count)).astype(mx.float32)
 
@@ -48,7 +49,7 @@ def some_hidden(shape):
 
 
 def levels(shape, count):
-    """Biases by which ``count`` rows of a matrix stand out, each by its own."""
+    """Biases that make the results of ``count`` rows of a matrix clearly different."""
     ranks = rng.permutation(shape[0])
     biases = 0.25 * np.maximum(count + 1 - ranks, 0)[:, None]
     return mx.array(np.broadcast_to(biases, shape).astype(np.float32))
@@ -74,7 +75,7 @@ def uneven(y):
 
 
 def rounded(h, dtype):
-    """As a result of ``dtype`` is; derivatives pass."""
+    """Rounds to ``dtype``. Derivatives pass unchanged."""
     return h if h.dtype == dtype else h + mx.stop_gradient(h.astype(dtype).astype(h.dtype) - h)
 
 
@@ -89,7 +90,7 @@ def repeated(x, axis):
 
 
 def grad(f, argnums):
-    """Of the sum of the squares of all results."""
+    """The gradient of the sum of the squares of all results."""
     gradient = mx.grad(lambda *xs: sum((y * y).sum() for y in f(*xs)), argnums)
     return lambda *xs: list(gradient(*xs)) if len(argnums) > 1 else [gradient(*xs)]
 

@@ -1,5 +1,5 @@
-"""Calls of every op that between them ask for every kernel: all dtypes, tiles, formats and layouts that dispatches tell
-apart. What they compute does not matter, only what they launch. They are those of tests/<op>/launches.py, by op."""
+"""Calls that together launch every kernel of every op: all dtypes, tiles, formats and layouts that the dispatch
+distinguishes. Only the launches matter, not the results. They come from tests/<op>/launches.py."""
 
 from importlib import import_module
 

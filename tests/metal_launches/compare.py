@@ -1,4 +1,4 @@
-"""Launches of the host beside the kernels of the embedded Metal source: do they fit?"""
+"""Compares the host's launches with the kernels of the embedded Metal source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TEMPLATE = r"template\s*<([^<>]*)>\s*\[\[kernel.*?\]\]\s*void\s+{name}\s*\("
 
 @dataclass(frozen=True)
 class Interface:
-    """What the Metal source of an op offers to a host."""
+    """The kernels of an op's Metal source, as a host sees them."""
 
     source: Source
     preprocessed: str

@@ -1,4 +1,4 @@
-"""What the calls of all ops are made of (tests/<op>/launches.py)."""
+"""Inputs of the calls in tests/<op>/launches.py."""
 
 from collections.abc import Callable
 from itertools import product
@@ -62,7 +62,7 @@ BATCHES = 16, 32  # tokens of as many requests, or drafted ones
 
 
 def projected_heads(dtype: mx.Dtype, count: int, length: int, dim: int) -> mx.array:
-    """Of a projection's output, as models have them: rows of one head are not next to each other."""
+    """Heads of a projection's output, as in models: the rows of one head are not adjacent."""
     return mx.zeros((1, length, count, dim), dtype).swapaxes(1, 2)
 
 

@@ -1,7 +1,6 @@
-"""What the host code launches, recorded without running a kernel: python -m tests.metal_launches.record OP... prints
-JSON.
+"""Records what the host launches, without running a kernel: python -m tests.metal_launches.record OP... prints JSON.
 
-To be run as a process of its own: the host keeps the libraries that it has loaded for kernels, and here they are none.
+Run it as a separate process, because the host caches the libraries that it loads for kernels, and here there are none.
 """
 
 import ctypes
@@ -41,7 +40,7 @@ def build_recorder(folder: Path) -> ctypes.CDLL:
 
 
 def record(op: str) -> list[Launch]:
-    """All launches that differ, of the calls of an op; not those of other ops that it is put together from."""
+    """The distinct launches of an op's calls, without those of other ops that it uses."""
     found = {}
     for call in CALLS[op]():
         for_matrix_units = getattr(call, "for_matrix_units", False)

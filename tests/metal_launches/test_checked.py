@@ -29,7 +29,7 @@ SIZE = re.compile(r"d\d+v\d+|d\d+(?=r\d+$)|g\d+")
 
 
 def counted(kernel: str) -> set[str]:
-    """What a kernel counts for: its template, and the format of weights if it has one."""
+    """The template of a kernel, and the format of its weights if it has one."""
     dtypes = {str(dtype).removeprefix("mlx.core.") for dtype in DTYPES}
     words = [SIZE.sub("", word) for word in kernel.split("_") if word not in dtypes]
     formats = {word for word in words if FORMAT.fullmatch(word)}
@@ -37,7 +37,7 @@ def counted(kernel: str) -> set[str]:
 
 
 def missing(op: str, launched: Iterable[str]) -> list[str]:
-    """What no kernel that was launched counts for."""
+    """Templates and formats that no launched kernel covers."""
     wanted = set().union(*map(counted, _ext._kernel_names(op)))
     return sorted(wanted.difference(*map(counted, launched)))
 

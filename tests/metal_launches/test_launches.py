@@ -44,7 +44,7 @@ def test_host_and_kernels_fit(op):
 
 @pytest.mark.parametrize("op", CALLS, scope="module")  # one op after the other: a worker records its calls once
 def test_a_mac_has_what_it_launches(op):
-    """No more and no less: kernels for matrix units are left out of its build."""
+    """A Mac's build has exactly the kernels that it launches: those for matrix units are left out."""
     launched = {launch.kernel for launch in launches_of(op) if not launch.for_matrix_units}
     assert launched == kernels_for_apple() & set(_ext._kernel_names(op))
 

@@ -1,4 +1,4 @@
-"""Which calls ``patch`` finds in the methods of a module, however they were written, and which it leaves."""
+"""Which calls ``patch`` finds in the methods of a module, in all spellings, and which it leaves."""
 
 import functools
 
@@ -165,7 +165,7 @@ def test_a_method_that_assigns_globals_is_left():
 
 
 class Mlp(nn.Module):
-    """In line, with names of its own."""
+    """A SwiGLU MLP written inline, with other names."""
 
     def __init__(self, bias=False):
         super().__init__()
@@ -173,12 +173,12 @@ class Mlp(nn.Module):
         self.w2 = nn.Linear(64, 32, bias=bias)
 
     def __call__(self, x):
-        """With documentation."""
+        """A method with a docstring."""
         return self.w2(nn.silu(self.w1(x)) * self.w3(x))
 
 
 class Other(Mlp):
-    """Not the gate of a SwiGLU MLP, though of the same functions."""
+    """Uses the same functions as a SwiGLU MLP, but is not one."""
 
     def __call__(self, x):
         return self.w2(nn.silu(self.w1(x)) + self.w3(x))
@@ -194,7 +194,7 @@ def quantize(mlp, up_group=32):
     [(False, 32, "quantized_swiglu"), (True, 32, "silu_gate"), (False, 16, "silu_gate"), (False, None, "silu_gate")],
 )
 def test_quantized_mlp_in_line(bias, up_group, op):
-    """Gate and up in one kernel where one format holds for both and neither has a bias."""
+    """Gate and up run in one kernel if they have the same format and no bias."""
     mlp, x = Mlp(bias), mx.random.normal((2, 3, 32))
     if up_group != 16:
         quantize(mlp, up_group)
@@ -248,7 +248,7 @@ def test_modules_of_mlx():
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("weight", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_dtypes_of_norms(norm, dtype, weight):
-    """As MLX promotes them: a wider weight widens the result."""
+    """As in MLX, a wider weight widens the result."""
     module, x = norm(8), mx.random.normal((3, 8)).astype(dtype)
     module.set_dtype(weight)
     want = module(x)

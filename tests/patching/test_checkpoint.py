@@ -1,4 +1,4 @@
-"""Gradient checkpointing of mlx-lm, which it puts into the class of a layer, beside ``patch``."""
+"""mlx-lm's gradient checkpointing, which it installs in the class of a layer, together with ``patch``."""
 
 from itertools import permutations
 

@@ -1,10 +1,10 @@
-"""A character-level Llama of mlx-lm, trained 200 steps on this repository's README: patched, it goes where it goes
+"""A character-level Llama of mlx-lm, trained 200 steps on this repository's README, learns the same patched and
 unpatched.
 
-How far apart two trainings may be is measured, not chosen. The truth is the same training, of MLX alone, in a wider
-format: float64, or float32 for bfloat16. MLX's own training is some way from it; so it is again from weights moved by
-at most one unit in the last place, after which every rounding falls another way. Of such trainings the farthest from
-the truth sets the limit for ours, times the factor that all our gradients are judged by.
+The allowed distance between two trainings is measured, not chosen. The reference is the same training with MLX alone in
+a wider format: float64, or float32 for bfloat16. MLX's own training deviates from it, and deviates differently from
+weights that are moved by at most one unit in the last place. The largest of these deviations, times the factor of all
+our gradients, is the limit for ours.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class Outcome:
     parameters: np.ndarray  # of all that were trained, one after the other
 
     def distance(self, truth: "Outcome") -> tuple[float, float]:
-        """Of the loss curves, in nats, and of the parameters as a share of their size: root mean squares."""
+        """Root mean square distances: of the loss curves in nats, and of the parameters relative to their size."""
         apart = rms(self.parameters - truth.parameters) / rms(truth.parameters)
         return rms(self.losses - truth.losses), apart
 
@@ -73,7 +73,7 @@ def rms(values: np.ndarray) -> float:
 
 
 class Trainings:
-    """All trainings of a setting from one seed: of the same weights on the same batches."""
+    """All trainings of a setting from one seed, with the same weights and batches."""
 
     def __init__(self, setting: Setting, seed: int, steps: int = STEPS) -> None:
         text = Text.read(README)
@@ -103,7 +103,7 @@ def to_numpy64(x: mx.array) -> np.ndarray:
 
 
 def widened(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
-    """The same function in a wider format; quantized weights as the numbers that they stand for."""
+    """The same function in a wider format, with quantized weights dequantised."""
     layers = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
@@ -117,7 +117,8 @@ def widened(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
 
 
 def nudged(model: nn.Module, seed: int) -> nn.Module:
-    """What is trained, each number moved by one unit in the last place up or down, or left; zeros stay zeros."""
+    """Trained parameters with each number moved by one unit in the last place, up, down or not at all. Zeros stay
+    zeros."""
     rng = np.random.default_rng(seed)
 
     def nudge(x: mx.array) -> mx.array:
@@ -145,7 +146,7 @@ def test_training_goes_where_it_goes_without_our_ops(setting, seed):
 
 
 def test_the_criterion_sees_an_error_of_one_in_ten_thousand(seed):
-    """In the scale of attention, which says as much as that the criterion above can fail."""
+    """An error in the scale of attention, which shows that the criterion above can fail."""
     trainings = Trainings(FLOAT32, seed, steps=40)
     assert trainings.within_noise(trainings.outcome(trainings.model()))
     wrong = trainings.model()

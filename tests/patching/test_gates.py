@@ -1,4 +1,4 @@
-"""``patch`` of gates other than plain SwiGLU, in the models of mlx-lm that have them."""
+"""``patch`` on gates other than plain SwiGLU, in the models of mlx-lm that have them."""
 
 from types import SimpleNamespace
 
@@ -225,7 +225,7 @@ def test_another_slope_than_that_of_gpt_oss():
 
 
 def test_activation_that_is_replaced_later(monkeypatch):
-    """In an MLP that is written anew, whose activation is an attribute of mlx.nn."""
+    """In an MLP whose method is rewritten, with an activation that is an attribute of mlx.nn."""
     model, batch, calls = MODELS["gemma2"].build(), tokens(1, 5), []
     original, want = nn.gelu_approx, model(batch)
     mlx_anvil.patch(model)

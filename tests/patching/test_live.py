@@ -1,4 +1,4 @@
-"""Patched modules go on seeing what their own code would: their class, the globals of its module, other packages'
+"""Patched modules still see what their own code would see: their class, its module's globals, other packages'
 wrappers."""
 
 import functools
@@ -154,7 +154,7 @@ def test_a_function_of_mlx_that_is_replaced_later(x, monkeypatch):
 
 @pytest.mark.parametrize("name", ["scaled_dot_product_attention", "swiglu"])
 def test_a_function_of_mlx_lm_that_is_replaced_later(monkeypatch, name):
-    """In a method whose code is copied, and in one that is written anew."""
+    """In a method whose code is copied, and in one that is rewritten."""
     model, batch, calls = ARCHITECTURES["llama"].build(), tokens(1, 5), []
     original, want = getattr(llama, name), model(batch)
     mlx_anvil.patch(model)
@@ -270,7 +270,7 @@ def test_checkpoint_inside_a_method_computes_again_with_ours(x):
 
 
 def test_a_module_that_takes_the_place_of_a_patched_one_is_not_patched(x):
-    """Patched modules are known by their identity, which another has after they are gone."""
+    """Patched modules are recognised by identity, which another module may have after they are freed."""
     for _ in range(4):
         norm = nn.RMSNorm(8)
         assert kernels_of(norm, x) == []
@@ -283,7 +283,7 @@ def test_a_module_that_takes_the_place_of_a_patched_one_is_not_patched(x):
 
 
 def test_a_wrapper_of_another_package_around_a_route(x, monkeypatch):
-    """It stays through patch and unpatch, in whatever order, and is called once."""
+    """The wrapper survives patch and unpatch in any order, and is called once."""
     norm, other, calls = nn.RMSNorm(8), nn.RMSNorm(8), []
     gc.collect()
     mlx_anvil.unpatch(norm)  # restores the method, if an earlier test has left a route

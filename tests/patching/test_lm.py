@@ -165,8 +165,8 @@ def test_quantized_cache(dtype, bits):
 
 
 def test_batch_with_left_padding():
-    """Rows at positions of their own, which are an array, and a mask for each. What a model makes of the padding itself
-    is nobody's concern: it sees no key, for which MLX's attention and ours have different results."""
+    """Rows have their own positions, given as an array, and their own masks. Results of the padding do not matter: it
+    sees no key, for which MLX's attention and ours differ."""
     model, padding = Architecture("llama").build(), [3, 0]
     prompt, following = tokens(2, 8), tokens(2, 4)
     want = decode(model, [BatchKVCache(padding) for _ in model.layers], prompt, following)

@@ -1,4 +1,4 @@
-"""``patch`` over a matrix of real mlx-lm architectures: what the model computes stays what it was, by our kernels."""
+"""``patch`` on real mlx-lm architectures: the model computes the same, with our kernels."""
 
 import itertools
 

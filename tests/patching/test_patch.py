@@ -1,5 +1,4 @@
-"""``patch`` and ``unpatch`` as such: what they change, what they must not, and what becomes of calls that no op
-takes."""
+"""``patch`` and ``unpatch``: what they change, what they must not change, and calls that no op supports."""
 
 import copy
 import gc
@@ -48,8 +47,7 @@ LLAMA_OPS = {"rms_norm", "rope", "flash_attention", "silu_gate"}
 
 
 def description(model: nn.Module) -> dict[str, tuple]:
-    """All that is to stay: parameters by identity, what is frozen, training mode, the modules themselves, their
-    classes."""
+    """Everything that must not change: parameters by identity, frozen state, training mode, modules, their classes."""
     state = {"parameters": tuple((name, id(array)) for name, array in tree_flatten(model.parameters()))}
     state["trainable"] = tuple(name for name, _ in tree_flatten(model.trainable_parameters()))
     state["training"] = tuple((path, module.training) for path, module in model.named_modules())
@@ -123,7 +121,7 @@ def test_other_models_are_out_of_reach(model):
 
 
 def test_experts_of_other_models_are_out_of_reach():
-    """The activation of mlx-lm's experts is one object, a default argument of all of them."""
+    """The activation of mlx-lm's experts is a single object, the default argument of all of them."""
     models = [ARCHITECTURES["mixtral"].build() for _ in range(2)]
     activation = models[0].model.layers[0].block_sparse_moe.switch_mlp.activation
     assert activation is models[1].model.layers[0].block_sparse_moe.switch_mlp.activation
@@ -310,7 +308,7 @@ def test_a_call_that_no_op_takes_runs_as_before(model):
 
 
 def test_a_call_that_an_op_would_give_to_mlx_runs_as_before():
-    """Heads too wide for our kernel of the prompt: MLX's function as it was, not our graph of MLX ops."""
+    """Heads too wide for our prompt kernel use MLX's own function, not our graph of MLX ops."""
     model = Architecture("llama", {"head_dim": 260, "num_attention_heads": 1, "num_key_value_heads": 1}).build()
     batch = tokens(1, 9)
     want = model(batch)

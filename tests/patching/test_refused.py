@@ -1,4 +1,4 @@
-"""A model is patched as a whole or not at all; a class that takes no other methods is left, with the reason."""
+"""A model is patched completely or not at all. A class whose methods cannot be replaced is left, with the reason."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -119,7 +119,7 @@ def test_classes_that_take_no_other_methods(cls, why, x):
 @pytest.mark.parametrize("patched", [False, True])
 @pytest.mark.parametrize("point", ["install", "weakref"])
 def test_an_exception_leaves_the_model_as_it_was(patched, point, x, monkeypatch):
-    """In the midst of the classes, and in the midst of the modules."""
+    """An exception while classes are patched, and while modules are patched."""
     model, original = nn.Sequential(nn.RMSNorm(8), nn.LayerNorm(8)), nn.LayerNorm.__call__
     if patched:
         mlx_anvil.patch(model, norm=True)

@@ -1,4 +1,4 @@
-"""How the report of ``patch`` reads: in a terminal, in a notebook, and what it tells to do."""
+"""The report of ``patch`` in a terminal and in a notebook, and its advice."""
 
 import re
 
