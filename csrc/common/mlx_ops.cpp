@@ -1,11 +1,14 @@
 #include "common/mlx_ops.h"
 
+#include <cstring>
 #include <memory>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "common/allocate.h"
+#include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
 
 namespace mlx_anvil {
@@ -56,6 +59,24 @@ mx::array replaced(const mx::array& result) {
 class MatrixProduct : public MlxOp {
  public:
   using MlxOp::MlxOp;
+
+  // Without rows, columns or terms, MLX 0.32.4 writes to freed memory if the other factor is a
+  // strided view (docs/troubleshooting.md).
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
+    if (inputs[0].size() > 0 && inputs[1].size() > 0) {
+      MlxOp::eval_cpu(inputs, outputs);
+      return;
+    }
+    mx::array& zeros = outputs[0];
+    zeros.set_data(allocate(zeros.nbytes(), stream()));
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    encoder.set_output_array(zeros);
+    encoder.dispatch([to = zeros.data<void>(), bytes = zeros.nbytes()] {
+      if (bytes > 0) {
+        std::memset(to, 0, bytes);
+      }
+    });
+  }
 
   Arrays vjp(const Arrays& primals,
              const Arrays& cotangents,
@@ -127,8 +148,11 @@ class Choice : public MlxOp {
 }  // namespace
 
 mx::array matrix_product(const mx::array& a, const mx::array& b, mx::Stream stream) {
-  if (a.ndim() == 1 && b.ndim() > 1) {
+  if (a.ndim() == 1) {
     return mx::squeeze(matrix_product(mx::expand_dims(a, 0, stream), b, stream), -2, stream);
+  }
+  if (b.ndim() == 1) {
+    return mx::squeeze(matrix_product(a, mx::expand_dims(b, 1, stream), stream), -1, stream);
   }
   const mx::array by_mlx = mx::matmul(a, b, stream);
   const std::string_view last = by_mlx.primitive().name();
@@ -137,7 +161,7 @@ mx::array matrix_product(const mx::array& a, const mx::array& b, mx::Stream stre
     const mx::array product = replaced<MatrixProduct>(by_mlx.inputs()[0]);
     return mx::unflatten(product, 0, std::move(rows), stream);
   }
-  return last == "Matmul" ? replaced<MatrixProduct>(by_mlx) : by_mlx;
+  return replaced<MatrixProduct>(by_mlx);
 }
 
 mx::array choose(const mx::array& condition,

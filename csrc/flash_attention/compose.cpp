@@ -69,8 +69,8 @@ class Composer {
       const mx::array p_sink = mx::exp(mx::subtract(sinks_of(safe_lse), safe_lse, s_), s_);
       mx::Shape heads = delta.shape();
       heads[3] = heads[4] = 1;
-      const mx::array per_head =
-          mx::negative(sum_to(mx::multiply(p_sink, delta, s_), heads, s_), s_);
+      const mx::array per_row = of_present_sinks(mx::multiply(p_sink, delta, s_));
+      const mx::array per_head = mx::negative(sum_to(per_row, heads, s_), s_);
       gradients.push_back(mx::flatten(mx::squeeze(mx::squeeze(per_head, 4, s_), 3, s_), 1, 2, s_));
     }
     return gradients;
@@ -149,15 +149,20 @@ class Composer {
     top = mx::stop_gradient(mx::where(equals(top, kMinusInfinity), number(0), top, s_), s_);
     const mx::array weights = mx::exp(mx::subtract(scores, top, s_), s_);
     mx::array total = mx::sum(weights, -1, true, s_);
-    if (in_.sinks) {
-      total = mx::add(total, sink_weights(top), s_);
+    if (in_.sinks) {  // an infinite gradient of lse is the sink's alone if no key is visible
+      total = mx::add(choose(blind, number(0), total, s_), sink_weights(top), s_);
     }
     const mx::array empty = equals(total, 0);
     return {top, weights, blind, empty, mx::where(empty, number(1), total, s_)};
   }
 
+  // A sink of -inf takes no part, in gradients either, even if they are infinite.
+  mx::array of_present_sinks(const mx::array& x) const {
+    return choose(equals(sinks_of(x), kMinusInfinity), number(0), x, s_);
+  }
+
   mx::array sink_weights(const mx::array& top) const {
-    return mx::exp(mx::subtract(sinks_of(top), top, s_), s_);
+    return of_present_sinks(mx::exp(mx::subtract(sinks_of(top), top, s_), s_));
   }
 
   // Masked scores are -inf.

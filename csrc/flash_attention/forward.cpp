@@ -93,28 +93,54 @@ class AttentionForward : public AttentionPrimitive {
 // Returns true if there may be rows that see no key.
 bool may_be_blind(const AttentionConfig& config, const AttentionInputs& in) {
   const int64_t first = in.k.shape(2) - in.q.shape(2);  // the position of the first query
-  return config.mask != AttentionMask::kNone || first + config.window_right < 0;
+  return in.q.size() > 0 && (config.mask != AttentionMask::kNone || in.k.shape(2) == 0 ||
+                             first + config.window_right < 0);
 }
 
-// Clears the gradients of rows that see no key, where the kernels multiply by weights of 0: an
-// infinite one would become NaN. With sinks such rows have out = 0 and, almost, lse = sink.
-mx::array of_seeing_rows(const mx::array& d_out,
-                         const mx::array& out,
-                         const mx::array& lse,
-                         const std::optional<mx::array>& sinks,
-                         mx::Stream s) {
-  std::optional<mx::array> blind;
-  if (sinks) {
-    const mx::array sink = mx::expand_dims(mx::astype(*sinks, mx::float32, s), -1, s);
-    const mx::array some = mx::logical_or(mx::any(out, -1, false, s),
-                                          mx::isfinite(mx::sum(d_out, -1, false, s), s), s);
-    // Rows with a finite gradient stay as they are: some see keys with tiny weights.
-    blind =
-        mx::logical_and(mx::isclose(lse, sink, 1e-6, 1e-6, false, s), mx::logical_not(some, s), s);
-  } else {
-    blind = mx::equal(lse, mx::array(-std::numeric_limits<float>::infinity()), s);
+// Rows that see no key, as far as the results tell. With sinks they have out = 0 and, almost, lse =
+// sink, as have some that see keys with tiny weights.
+mx::array blind_rows(const mx::array& out,
+                     const mx::array& lse,
+                     const std::optional<mx::array>& sinks,
+                     mx::Stream s) {
+  if (!sinks) {
+    return mx::equal(lse, mx::array(-std::numeric_limits<float>::infinity()), s);
   }
-  return choose(mx::expand_dims(*blind, -1, s), mx::array(0, d_out.dtype()), d_out, s);
+  const mx::array sink = mx::expand_dims(mx::astype(*sinks, mx::float32, s), -1, s);
+  return mx::logical_and(mx::isclose(lse, sink, 1e-6, 1e-6, false, s),
+                         mx::logical_not(mx::any(out, -1, false, s), s), s);
+}
+
+// The gradients of a call's results without those of rows that see no key, where the kernels
+// multiply by weights of 0: an infinite one would become NaN.
+struct SeenGradients {
+  mx::array d_out;
+  std::optional<mx::array> d_lse;
+  std::optional<mx::array> d_lse_of_sinks;  // cleared rows of d_lse, each that of its sink
+};
+
+SeenGradients of_seeing_rows(const mx::array& d_out,
+                             const std::optional<mx::array>& d_lse,
+                             const mx::array& out,
+                             const mx::array& lse,
+                             const std::optional<mx::array>& sinks,
+                             mx::Stream s) {
+  const mx::array blind = blind_rows(out, lse, sinks, s);
+  mx::array cleared = blind;
+  std::optional<mx::array> seen_d_lse = d_lse, of_sinks;
+  if (sinks) {  // rows with finite gradients stay as they are
+    const auto infinite = [&](const mx::array& x) {
+      return mx::logical_and(blind, mx::logical_not(mx::isfinite(x, s), s), s);
+    };
+    cleared = infinite(mx::sum(d_out, -1, false, s));
+    if (d_lse) {  // the kernels clear it where lse is -inf
+      const mx::array alone = mx::logical_and(infinite(*d_lse), mx::isfinite(lse, s), s);
+      seen_d_lse = choose(alone, mx::array(0.0f), *d_lse, s);
+      of_sinks = choose(alone, *d_lse, mx::array(0.0f), s);
+    }
+  }
+  return {choose(mx::expand_dims(cleared, -1, s), mx::array(0, d_out.dtype()), d_out, s),
+          seen_d_lse, of_sinks};
 }
 
 Arrays AttentionForward::gradient(const Arrays& primals,
@@ -146,13 +172,25 @@ Arrays AttentionForward::gradient(const Arrays& primals,
   Arrays inputs = primals;
   inputs.insert(inputs.end(), saved.begin(), saved.end());
   inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+  const size_t d_out = primals.size() + 2, d_lse = d_out + 1;
+  std::optional<mx::array> d_lse_of_sinks;
   if (may_be_blind(config_, in)) {
-    mx::array& d_out = inputs[primals.size() + 2];
-    d_out = of_seeing_rows(d_out, saved[0], saved[1], in.sinks, stream());
+    const SeenGradients seen =
+        of_seeing_rows(inputs[d_out], with_lse_ ? std::optional(inputs[d_lse]) : std::nullopt,
+                       saved[0], saved[1], in.sinks, stream());
+    inputs[d_out] = seen.d_out;
+    if (seen.d_lse) {
+      inputs[d_lse] = *seen.d_lse;
+    }
+    d_lse_of_sinks = seen.d_lse_of_sinks;
   }
-  const Arrays gradients = apply_attention_backward(config_, wanted, inputs, with_lse_, stream());
+  Arrays gradients = apply_attention_backward(config_, wanted, inputs, with_lse_, stream());
 
   const size_t kv = wanted.q, mask = kv + 2 * wanted.kv, sinks = mask + wanted.mask;
+  if (wanted.sinks && d_lse_of_sinks) {
+    gradients[sinks] =
+        mx::add(gradients[sinks], mx::sum(*d_lse_of_sinks, -1, false, stream()), stream());
+  }
   Arrays selected;
   for (int i : argnums) {
     const auto at = static_cast<size_t>(i);

@@ -75,21 +75,30 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
  protected:
-  // The gradient in x is the other product with the same w. Scales and biases use the composed
-  // graph.
+  // The gradient in x is the other product with the same w. Those in scales and biases are a
+  // composed graph, one for both: they share a product, and in the gradient of that their terms add
+  // up before a product with x, which could overflow for each alone.
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
                   const Arrays& outputs) override {
-    Arrays gradients;
+    std::vector<int> of_weights;
     for (int i : argnums) {
-      if (i == 0) {
-        gradients.push_back(apply_quantized_matmul(op_, format_, other(product_), cotangents[0],
-                                                   matrix(primals), stream()));
-        continue;
+      if (i > 0) {
+        require_differentiable(i, 1);
+        of_weights.push_back(i);
       }
-      require_differentiable(i, 1);
-      gradients.push_back(FusedPrimitive::gradient(primals, cotangents, {i}, outputs)[0]);
+    }
+    Arrays composed;
+    if (!of_weights.empty()) {
+      composed = FusedPrimitive::gradient(primals, cotangents, of_weights, outputs);
+    }
+    Arrays gradients;
+    auto next = composed.begin();
+    for (int i : argnums) {
+      gradients.push_back(i > 0 ? *next++
+                                : apply_quantized_matmul(op_, format_, other(product_),
+                                                         cotangents[0], matrix(primals), stream()));
     }
     return gradients;
   }

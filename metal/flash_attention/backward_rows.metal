@@ -75,10 +75,7 @@ template <int kSimdgroups>
       (static_cast<long>(batch) * params.common.q_heads + head) * params.common.q_len;
   float sum = 0.0f;
   for (int query = thread_index; query < params.common.q_len; query += 32 * kSimdgroups) {
-    const float row_lse = lse[first + query];
-    // lse is -inf for a row that sees no key and has no sink.
-    const float p = row_lse == -INFINITY ? 0.0f : metal::precise::exp(sink - row_lse);
-    sum -= p * delta[first + query];
+    sum -= metal::precise::exp(sink - lse[first + query]) * delta[first + query];
   }
   sum = metal::simd_sum(sum);
   if (lane == 0) {
@@ -90,7 +87,8 @@ template <int kSimdgroups>
     for (int i = 0; i < kSimdgroups; ++i) {
       total += partial[i];
     }
-    d_sinks[batch * params.common.q_heads + head] = total;
+    // A sink of -inf takes no part, and its sum is NaN where lse is -inf.
+    d_sinks[batch * params.common.q_heads + head] = sink == -INFINITY ? 0.0f : total;
   }
 }
 

@@ -14,6 +14,7 @@
 //   highest = the largest chosen logit; scores relative to it
 //   sum = sum of the chosen scores (normalised), of the row's exponentials (softmax), or 1
 //   dot = sum of cotangent * score / sum
+//   normalised: the cotangents less dot, and dot again of what is left
 //   store d_logit of the lane's choices
 //   for each element of the row that was not chosen: store 0 or -p dot
 // Every element is written once: by the lane with its choice, or by the lane that holds it.
@@ -30,6 +31,13 @@ METAL_FUNC uint chosen_bits(uint begin, const thread uint (&mine)[kSlots]) {
     bits |= distance < kLanes ? 1u << distance : 0u;
   }
   return metal::simd_or(bits);
+}
+
+METAL_FUNC float dot_of(const thread float (&cotangents)[kSlots],
+                        const thread float (&scores)[kSlots],
+                        float sum) {
+  const float first = cotangents[0] * (scores[0] / sum);
+  return metal::simd_sum(metal::fma(cotangents[1], scores[1] / sum, first));
 }
 
 template <typename T, int kHeld>
@@ -83,8 +91,14 @@ template <typename T, int kHeld>
   }
   float dot = 0.0f;
   if (is_normalised || whole_row) {
-    const float first = cotangents[0] * (scores[0] / sum);
-    dot = metal::simd_sum(metal::fma(cotangents[1], scores[1] / sum, first));
+    dot = dot_of(cotangents, scores, sum);
+  }
+  // The weights add up to 1 only almost, which leaves a share of dot. It is large beside a gradient
+  // whose terms cancel, as where one weight is almost 1.
+  if (is_normalised) {
+    cotangents[0] -= dot;
+    cotangents[1] -= dot;
+    dot = dot_of(cotangents, scores, sum);
   }
 
   MLX_ANVIL_UNROLL

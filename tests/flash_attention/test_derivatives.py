@@ -120,6 +120,100 @@ def test_gradients_that_are_not_finite_of_rows_that_see_nothing(
         assert_same_bits(ours, expected)
 
 
+def with_sinks_of(kind: str, dim: int, dtype: mx.Dtype) -> tuple[Callable[..., Any], dict[str, mx.array], mx.array]:
+    """Attention with its lse of the arrays that it returns too, of which the third head has no sink; and which of 40
+    queries see any key."""
+    heads_and_lengths = {"q": (4, 40), "k": (2, 21), "v": (2, 21)}
+    arrays = {name: mx.random.normal((1, *shape, dim)).astype(dtype) for name, shape in heads_and_lengths.items()}
+    arrays["sinks"] = mx.where(mx.arange(4) == 2, -mx.inf, mx.random.normal((4,))).astype(dtype)
+    sees, options = rows_seeing(kind, dtype)
+    if kind == "additive":
+        arrays["mask"] = options["mask"]
+
+    def attention(*given: mx.array) -> tuple[mx.array, mx.array]:
+        return flash_attention(**options | dict(zip(arrays, given, strict=True)), return_lse=True)
+
+    return attention, arrays, sees
+
+
+@pytest.mark.parametrize("value", [mx.inf, -mx.inf, mx.nan])
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
+def test_gradients_of_lse_that_are_not_finite_are_those_of_the_sinks(
+    route: str, dtype: mx.Dtype, kind: str, value: float
+):
+    """The lse of a row that sees no key is its sink. Nothing else has a gradient from it."""
+    attention, arrays, sees = with_sinks_of(kind, 260 if route == "large heads" else 64, dtype)
+    with block_of(route):
+        d_out, d_lse = mx.random.normal((1, 4, 40, arrays["v"].shape[-1])).astype(dtype), mx.random.normal((1, 4, 40))
+        some = ~sees & (mx.arange(4) > 0)[:, None]  # rows of all heads but the first
+        ours, expected = (
+            mx.vjp(attention, list(arrays.values()), [d_out, mx.where(some, of_some, d_lse)])[1]
+            for of_some in (value, 0.0)
+        )
+        mx.eval(ours, expected)
+    for name, x, finite in zip(arrays, ours, expected, strict=True):
+        assert np.isfinite(to_numpy(finite)).all()
+        if name == "sinks":
+            assert to_numpy(finite)[2] == 0
+            finite = mx.where((mx.arange(4) == 1) | (mx.arange(4) == 3), mx.array(value, dtype), finite)
+        assert_same_bits(x, finite)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
+def test_an_infinite_gradient_of_lse_is_not_that_of_an_absent_sink(route: str, kind: str):
+    """A sink of -inf has no weight in rows that see keys either."""
+    attention, arrays, _ = with_sinks_of(kind, 260 if route == "large heads" else 64, mx.float32)
+    cotangents = [mx.random.normal((1, 4, 40, arrays["v"].shape[-1])), mx.random.normal((1, 4, 40))]
+    cotangents[1][0, 1:3, 30] = mx.inf
+    with block_of(route):
+        gradient = to_numpy(mx.vjp(attention, list(arrays.values()), cotangents)[1][list(arrays).index("sinks")])
+    assert np.isfinite(gradient[[0, 3]]).all()
+    assert gradient[1] == np.inf
+    assert gradient[2] == 0
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "window"])
+@pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
+def test_infinite_tangents_of_queries_that_see_nothing(route: str, kind: str):
+    attention, arrays, sees = with_sinks_of(kind, 260 if route == "large heads" else 64, mx.float32)
+    tangents = [mx.random.normal(x.shape) for x in arrays.values()]
+    with block_of(route):
+        (d_out, d_lse), expected = (
+            mx.jvp(attention, list(arrays.values()), [mx.where(sees[:, None], tangents[0], of_others), *tangents[1:]])[
+                1
+            ]
+            for of_others in (mx.inf, 0.0)
+        )
+        mx.eval(d_out, d_lse, expected)
+    for x, finite in zip((d_out, d_lse), expected, strict=True):
+        assert np.isfinite(to_numpy(finite)).all()
+        assert_same_bits(x, finite)
+    blind = ~np.array(sees)
+    assert not to_numpy(d_out)[..., blind, :].any()
+    wanted = np.where(np.arange(4) == 2, 0.0, to_numpy(tangents[3]))
+    np.testing.assert_allclose(to_numpy(d_lse)[0][:, blind], np.broadcast_to(wanted[:, None], (4, blind.sum())), 1e-6)
+
+
+@pytest.mark.parametrize("route", ["kernels", "composed"])
+def test_gradients_without_keys(route: str):
+    """The output is 0 whatever the sinks are, and each lse is its sink."""
+    arrays = [mx.random.normal(shape) for shape in ((1, 4, 3, 16), (1, 2, 0, 16), (1, 2, 0, 16), (4,))]
+    d_lse = mx.random.normal((1, 4, 3))
+    d_lse[0, 1, 2] = mx.inf
+
+    def attention(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array) -> tuple[mx.array, mx.array]:
+        return flash_attention(q, k, v, sinks=sinks, return_lse=True)
+
+    with block_of(route):
+        gradients = mx.vjp(attention, arrays, [mx.full((1, 4, 3, 16), mx.inf), d_lse])[1]
+        mx.eval(gradients)
+    assert not to_numpy(gradients[0]).any()
+    np.testing.assert_allclose(to_numpy(gradients[3]), to_numpy(d_lse)[0].sum(-1), 1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"window_size": 4}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("route", ["kernels", "composed", "large heads"])
 def test_an_infinite_gradient_stays_where_the_definition_has_it(route: str, options: dict[str, Any]):

@@ -224,3 +224,25 @@ def test_infinity_stays(kernels, rng):
     assert not np.isfinite(result[0]).any()
     assert np.isnan(result[1]).all()
     assert np.isfinite(result[2]).all()
+
+
+@pytest.mark.cpu_only
+def test_terms_of_scales_and_biases_add_before_a_large_x(rng):
+    """In the gradient of a gradient: products of x with each overflow, and that with their sum does not."""
+    w = Matrix.of_codes(Format("affine", 32, 2), np.full((5, 32), 3)).w
+    x = rng.standard_normal((1, 32))
+    x[:, 0] = 3e38
+    scales, biases, d_out, of_scales = (mx.random.normal(shape) for shape in ((5, 1), (5, 1), (1, 5), (5, 1)))
+    of_scales = mx.sign(of_scales) * (1 + mx.abs(of_scales))
+    of_biases = 0.2 * mx.random.uniform(shape=(5, 1)) - 3 * of_scales
+    rows = mx.array(x.astype(np.float32))
+
+    def gradients(d_out):
+        def product(*terms):
+            return mlx_anvil.quantized_matmul(rows, w, *terms, group_size=32, bits=2)
+
+        return mx.vjp(product, [scales, biases], [d_out])[1]
+
+    (ours,) = mx.vjp(gradients, [d_out], [of_scales, of_biases])[1]
+    exact = (3 * to_numpy(of_scales) + to_numpy(of_biases)).T * x.sum()
+    np.testing.assert_allclose(to_numpy(ours), exact, atol=1e-5 * 3e38)

@@ -180,6 +180,22 @@ def test_gradient_where_sigmoids_saturate():
 # ---- routes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("experts", "k"), [(8, 2), (64, 56), (130, 8)])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_gradient_where_one_weight_is_almost_one(scoring, experts, k):
+    """Cotangents less their mean nearly cancel there, in its gradient and in that of the others times their weights."""
+    logits = normal(9, experts) - (12.0 if scoring == "sigmoid" else 0.0)
+    logits[:, 3] = 9.0 + mx.random.uniform(shape=(9,))
+    d_weights = 5.0 + normal(9, k)
+    (ours,) = vjp_of(lambda x: softmax_topk(x, k, scoring=scoring)[0], 1)(logits, d_weights)
+    with mx.stream(mx.cpu):
+        definition = vjp_of(lambda x: reference.softmax_topk(x, k, scoring=scoring)[0], 1)
+        (exact,) = definition(logits.astype(mx.float64), d_weights.astype(mx.float64))
+    for row, wanted in zip(to_numpy(ours), to_numpy(exact), strict=True):
+        assert 0 < np.abs(wanted).max() < 0.1
+        assert np.abs(row - wanted).max() <= 5e-6 * np.abs(wanted).max()
+
+
 def test_one_kernel_each_way():
     logits = normal(4, 3, 16)
     router = mlx_anvil.softmax_topk

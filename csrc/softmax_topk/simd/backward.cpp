@@ -14,7 +14,7 @@ namespace {
 struct GradientMemory {
   float* logits;
   float* cotangents;
-  float* scores;
+  float* scores;  // then the weights
 
   GradientMemory(void* scratch, int64_t chosen)
       : logits(static_cast<float*>(scratch)),
@@ -45,13 +45,20 @@ class BlockGradient {
     } else if (!args_.is_normalised) {
       sum = splat(1.0f);
     }
-    const f32v dot = whole_row || args_.is_normalised ? dot_of_cotangents(sum) : f32v{};
+    scores_to_weights(sum);
     if (whole_row) {
+      const f32v dot = dot_of_cotangents();
+      subtract_from_cotangents(dot);
       write_rows(highest, -dot / sum);
     } else {
       std::memset(d_logits_, 0, block_.rows() * args_.experts * sizeof(T));
     }
-    scatter(sum, dot);
+    // Twice: the weights add up to 1 only almost, which leaves a share of the first dot product. It
+    // is large beside a gradient whose terms cancel, as where one weight is almost 1.
+    for (int pass = 0; args_.is_normalised && pass < 2; ++pass) {
+      subtract_from_cotangents(dot_of_cotangents());
+    }
+    scatter();
   }
 
  private:
@@ -95,13 +102,26 @@ class BlockGradient {
     return sums;
   }
 
-  f32v dot_of_cotangents(f32v sum) const {
+  void scores_to_weights(f32v sum) {
+    for (int64_t i = 0; i < args_.chosen; ++i) {
+      float* const score = memory_.scores + i * kLanes;
+      store_lanes(score, load_lanes(score) / sum);
+    }
+  }
+
+  f32v dot_of_cotangents() const {
     f32v dot = {};
     for (int64_t i = 0; i < args_.chosen; ++i) {
-      const f32v weight = load_lanes(memory_.scores + i * kLanes) / sum;
-      dot += load_lanes(memory_.cotangents + i * kLanes) * weight;
+      dot += load_lanes(memory_.cotangents + i * kLanes) * load_lanes(memory_.scores + i * kLanes);
     }
     return dot;
+  }
+
+  void subtract_from_cotangents(f32v dot) {
+    for (int64_t i = 0; i < args_.chosen; ++i) {
+      float* const cotangent = memory_.cotangents + i * kLanes;
+      store_lanes(cotangent, load_lanes(cotangent) - dot);
+    }
   }
 
   // Writes e^(logit - highest) * factor for all experts.
@@ -115,10 +135,10 @@ class BlockGradient {
     }
   }
 
-  void scatter(f32v sum, f32v dot) {
+  void scatter() {
     for (int64_t i = 0; i < args_.chosen; ++i) {
-      const f32v weight = load_lanes(memory_.scores + i * kLanes) / sum;
-      f32v d = weight * (load_lanes(memory_.cotangents + i * kLanes) - dot);
+      f32v d =
+          load_lanes(memory_.scores + i * kLanes) * load_lanes(memory_.cotangents + i * kLanes);
       if (args_.is_sigmoid) {
         // Computes 1 - s as sigmoid(-logit), which does not cancel.
         d = d * relative_score(true, -load_lanes(memory_.logits + i * kLanes), f32v{});
