@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from mlx_anvil.mslc import Source, compiler
-from mlx_anvil.mslc.conformance import conformance
+from mlx_anvil.mslc.conformance import STANDARDS, conformance
 from mlx_anvil.mslc.preprocess import included_files
 from tests.mslc.control.headers import METAL_4, PREREQUISITES, defines
 from tests.mslc.control.mlx_kernels import HEADERS, include_dir, source
@@ -47,7 +47,8 @@ OUTERMOST = [header for header in ALL if not any(header in included(h) for h in 
 @pytest.mark.parametrize("header", OUTERMOST)
 def test_header_conforms(header):
     """A rule that one of MLX's headers breaks, which Apple's compiler takes, would be too strict."""
-    assert [str(finding) for finding in conformance(unit(header))] == []
+    standards = [name for name, version in STANDARDS.items() if version >= 400 or METAL_4 not in header]
+    assert [str(finding) for finding in conformance(unit(header), standards)] == []
 
 
 def test_every_header_is_in_what_conforms():
@@ -57,6 +58,5 @@ def test_every_header_is_in_what_conforms():
     assert {str(KERNELS / header) for header in ALL} <= found
 
 
-def test_most_headers_are_supported():
+def test_the_wheel_has_its_headers():
     assert len(ALL) >= 75
-    assert all("nax" in header for header in set(ALL) - set(ALL))
