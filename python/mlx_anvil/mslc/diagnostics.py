@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from .lexer import PositionMap, significant_tokens
 from .preprocess import line_origins
-from .toolchain import SHIM
+from .toolchain import SHIM, STUBS
 
 _MESSAGE = re.compile(
     r"^(?P<file>.+?):(?P<line>\d+):(?P<column>\d+): (?P<severity>fatal error|error|warning|note): (?P<text>.*)$"
 )
+_INCLUDED = re.compile(r"^In file included from (?P<file>.+?):(?P<line>\d+):$")
 _VECTOR = re.compile(
     r"'?__attribute__\(\(__vector_size__\((\d) \* sizeof\((\w+)\)\)\)\) \w+'?|"
     r"(?:vec<([\w ]+), (\d)>|([\w ]+?) __attribute__\(\(ext_vector_type\((\d)\)\)\))"
@@ -32,6 +33,8 @@ _SPELLINGS = (
     (re.compile(r"(?:::)?mslc::as_type"), "as_type"),
     (re.compile(r"(?:::)?mslc::make<([^<>]*(?:<[^<>]*>)?)>"), r"\1"),
     (re.compile(r"\bmslc_any_vec<"), "vec<"),
+    (re.compile(r"(?:::)?mslc::metal4::tensor_ops::"), "mpp::tensor_ops::"),
+    (re.compile(r"(?:::)?mslc::metal4::"), "metal::"),
     (re.compile(r"(?:::)?mslc::PackedVector<(\w+), (\d)>"), r"packed_\1\2"),
     (re.compile(r"\b__global_host\b|\bconst __constant\b|\b__constant\b|\b__global_device\b"), "constant"),
     (re.compile(r"\b__global\b"), "device"),
@@ -157,13 +160,18 @@ def _vector_name(match: re.Match) -> str:
 def parse(stderr: str, source_map: SourceMap | None) -> list[Diagnostic]:
     """Parses the errors and warnings of a compiler run, each with its notes.
 
-    An error inside the shim moves to the author's line that led there."""
+    An error inside the shim moves to the author's line that led there, and one in a stub header to its #include."""
     found: list[Diagnostic] = []
+    includes = ("", 0)
     for text in stderr.splitlines():
+        if included := _INCLUDED.match(text):
+            includes = included["file"], int(included["line"])
         match = _MESSAGE.match(text)
         if not match:
             continue
         file, line, column = match["file"], int(match["line"]), int(match["column"])
+        if file.startswith(str(STUBS)) and includes[1]:
+            file, line, column = *includes, 1
         diagnostic = Diagnostic(
             file, line, column, match["severity"].replace("fatal ", ""), author_words(match["text"])
         )

@@ -28,7 +28,8 @@ UNDEFINED = "\0"  # value that removes a macro's definition
 _LINE_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\])*)"', re.MULTILINE)
 _ENTERED_FILE = re.compile(r'^# \d+ "((?:\\.|[^"\\])*)" 1(?: |$)', re.MULTILINE)
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(.*)$", re.MULTILINE)
-_STANDARD = re.compile(r"<(metal_\w+|simd/simd\.h)>")
+_STANDARD = re.compile(r"<(metal_\w+|simd/simd\.h|MetalPerformancePrimitives/MetalPerformancePrimitives\.h)>")
+_TENSORS_SINCE = 400
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class PreprocessorError(Exception):
 def preprocess(source: Source) -> str:
     arguments = ["clang", "-E", "-x", "c++", "-std=c++20", "-nostdinc", "-U__clang__", "-Wno-everything"]
     defines = {**DEFINES, **dict(source.defines)}
+    if _is_at_least(defines["__METAL_VERSION__"], _TENSORS_SINCE):
+        defines.setdefault("__HAVE_TENSOR__", "1")
     arguments += [f"-D{name}={value}" for name, value in defines.items() if value != UNDEFINED]
     arguments += ["-I", str(STUBS)]
     for directory in source.include_dirs:
@@ -104,6 +107,10 @@ def preprocess(source: Source) -> str:
     if result.returncode:
         raise PreprocessorError(result.stderr)
     return result.stdout.replace(str(path), "<stdin>")  # the cache key must not contain the path
+
+
+def _is_at_least(version: str, least: int) -> bool:
+    return version.isdigit() and int(version) >= least
 
 
 def included_files(preprocessed: str, source: Source) -> list[str]:

@@ -35,10 +35,12 @@ def library(
     instances: list[tuple],
     constants: Mapping[int | str, object] | None = None,
     options: Options | None = None,
+    metal_version: int | None = None,
 ) -> Library:
     """With MSLC_CHECKED=1 in the environment the whole suite runs with all checks on, several times slower."""
     options = options or (CHECKED if os.environ.get("MSLC_CHECKED") == "1" else UNCHECKED)
-    return Library(source(headers, instances), [include_dir()], constants, {"MLX_METAL_JIT": 1}, options)
+    defines = {"MLX_METAL_JIT": 1, **({"__METAL_VERSION__": metal_version} if metal_version else {})}
+    return Library(source(headers, instances), [include_dir()], constants, defines, options)
 
 
 # ---- dtypes: NumPy has no bfloat16, so its bits travel as uint16 ------------------------------------

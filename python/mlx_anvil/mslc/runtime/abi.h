@@ -92,6 +92,10 @@ MSLC_API void mslc_collective(void* value,
 MSLC_API void mslc_barrier(int scope, unsigned int fences, const mslc_site* site) MSLC_CONVERGENT;
 // A combine function calls this when the result of `lane` depends on lanes that do not take part.
 MSLC_API void mslc_undefined_result(const mslc_lanes* lanes, unsigned int lane, const char* what);
+// It calls this when `lane` would access a tensor beyond its extents.
+MSLC_API void mslc_beyond_tensor(const mslc_lanes* lanes, unsigned int lane);
+// A kernel uses an element that its lane's part of a cooperative tensor does not have.
+MSLC_API void mslc_no_element(unsigned int index, unsigned int count);
 // Returns the storage of a threadgroup variable, which is the same for all threads of a
 // threadgroup.
 MSLC_API void* mslc_threadgroup_variable(const mslc_variable* variable,

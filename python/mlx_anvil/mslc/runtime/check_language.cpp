@@ -49,6 +49,25 @@ MSLC_API void mslc_undefined_result(const mslc_lanes* lanes, unsigned int lane, 
   worker.report(divergence);
 }
 
+MSLC_API void mslc_beyond_tensor(const mslc_lanes* lanes, unsigned int lane) {
+  mslc::Worker& worker = *mslc::Worker::current();
+  if (!worker.launch().sink) return;
+  mslc_finding finding = worker.finding(MSLC_FINDING_ARRAY_BOUNDS, lanes->site, nullptr);
+  finding.thread_index = static_cast<int>(worker.running_group() * MSLC_SIMD_WIDTH + lane);
+  snprintf(finding.message, sizeof finding.message,
+           "a slice with static extents reaches beyond the extents of its tensor");
+  worker.report(finding);
+}
+
+MSLC_API void mslc_no_element(unsigned int index, unsigned int count) {
+  mslc::Worker& worker = *mslc::Worker::current();
+  mslc_finding finding =
+      worker.finding(MSLC_FINDING_ARRAY_BOUNDS, nullptr, __builtin_return_address(0));
+  snprintf(finding.message, sizeof finding.message,
+           "element %u of a cooperative tensor that has %u elements in each lane", index, count);
+  worker.stop(finding);
+}
+
 MSLC_API void __ubsan_handle_out_of_bounds_abort(const OutOfBounds* data, uintptr_t index) {
   mslc::Worker& worker = *mslc::Worker::current();
   const mslc_site site = {data->location.file, nullptr, data->location.line, data->location.column};

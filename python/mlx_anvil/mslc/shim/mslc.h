@@ -13,6 +13,7 @@
 #include "geometric.h"
 #include "integer.h"
 #include "math.h"
+#include "matmul2d.h"
 #include "matrix.h"
 #include "pack.h"
 #include "quadgroup.h"

@@ -6,9 +6,9 @@
 namespace mslc {
 
 template <int What>
-MSLC_INLINE void count() {
+MSLC_INLINE void count(uint amount = 1) {
 #ifdef MSLC_PROFILED_BUILD
-  mslc_count(What, 1);
+  mslc_count(What, amount);
 #endif
 }
 
