@@ -1,4 +1,4 @@
-"""Short ways to run kernels of mlx_anvil.mslc.metal_kernel, and to compare what they give."""
+"""Helpers that run kernels of mlx_anvil.mslc.metal_kernel and compare their results."""
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +24,7 @@ def same(a, b):
 
 
 def close(a, b, tolerance):
-    """Equal up to a share of the largest magnitude."""
+    """Checks equality up to a fraction of the largest magnitude."""
     assert a.shape == b.shape
     error = mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()
     assert error <= tolerance * max(1.0, mx.abs(b.astype(mx.float32)).max().item()), error

@@ -1,4 +1,4 @@
-"""Short ways to run pieces of Metal in tests."""
+"""Helpers that run pieces of Metal in tests."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def as_double(bits: int) -> np.float64:
 
 
 def fma_double(x, y, z) -> np.float64:
-    """Rounded once."""
+    """A double fma, rounded once."""
     if not np.isfinite([x, y, z]).all():
         return x * y + z
     return np.float64(float(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))))

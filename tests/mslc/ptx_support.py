@@ -1,4 +1,4 @@
-"""What several tests of the PTX target use."""
+"""Helpers for tests of the PTX target."""
 
 import fcntl
 import os

@@ -1,7 +1,5 @@
-"""Metal that Apple's compiler refuses, or takes for something else, each beside a twin that it takes.
-
-`@` stands before the place that the finding must name.
-"""
+"""Metal that Apple's compiler refuses or understands differently, each with a similar twin that it accepts. `@` marks
+the place that the finding must name."""
 
 from __future__ import annotations
 

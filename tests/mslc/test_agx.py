@@ -1,4 +1,4 @@
-"""Machine code of Apple GPUs, by Mesa's compiler: what it counts. Nothing of it can be run here."""
+"""Machine code for Apple GPUs by Mesa's compiler: the counts. The code cannot be run here."""
 
 import json
 import re
@@ -312,7 +312,7 @@ def test_matrix_products():
 
 @needs_agx
 def test_copy_of_a_constant_struct():
-    """It goes through a generic pointer, which SPIR-V does not have to `constant` memory."""
+    """The copy uses a generic pointer, which SPIR-V does not have for `constant` memory."""
     text = """
 struct Params { int rows, columns; };
 int area(Params params) { return params.rows * params.columns; }
@@ -330,7 +330,7 @@ kernel void k(device int* out [[buffer(0)]], constant Params& params [[buffer(1)
 
 @needs_agx
 def test_declared_limit_bounds_the_registers():
-    """A kernel of 1024 threads has 104 halves of registers: what needs more is spilled."""
+    """A kernel of 1024 threads has 104 half registers per thread, and spills the rest."""
     text = """
 [[kernel LIMIT]] void k(const device float4* x [[buffer(0)]], device float4* out [[buffer(1)]],
                         constant int& n [[buffer(2)]], uint i [[thread_position_in_grid]]) {

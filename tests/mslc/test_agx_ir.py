@@ -1,4 +1,4 @@
-"""What mslc rewrites in LLVM's code before Mesa's compiler for Apple GPUs gets it: run here, beside the original."""
+"""LLVM code that mslc rewrites before Mesa's compiler for Apple GPUs, executed here beside the original."""
 
 import ctypes
 import re

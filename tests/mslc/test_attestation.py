@@ -1,4 +1,4 @@
-"""Attestation: what counts as seen compiled, where a spelling that nobody has seen stands, and the tables behind it."""
+"""Attestation: which spellings count as known to compile, where unknown ones are reported, and the tables behind it."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def unattested(text: str, folders=()) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_our_source_is_attested(path):
-    """As text: what Apple's compiler does not see, because __MSLC__ guards it, is looked at too."""
+    """Reads the source as text, so that code inside __MSLC__, which Apple's compiler does not see, is checked too."""
     known = attestation.attested()
     assert sorted({s for s, _ in attestation.spellings(path.read_text()) if not known.knows(s)}) == []
 
@@ -148,7 +148,7 @@ def test_the_library_is_that_of_the_specification():
 
 
 def test_no_line_of_the_table_is_idle():
-    """Each stands in our source, and not in the headers that the mlx package ships."""
+    """Each line of the table occurs in our source, and not in the headers of the mlx package."""
     listed = [name for names in attestation.table(attestation.TABLE).values() for name in names]
     used = {spelling for path in FILES for spelling, _ in attestation.spellings(path.read_text())}
     directives = {word for path in FILES for word in re.findall(r"\b__\w+", path.read_text())}

@@ -1,4 +1,4 @@
-"""What checked mode finds, and what it must not complain about."""
+"""What checked mode finds, and what it must accept."""
 
 import platform
 import subprocess

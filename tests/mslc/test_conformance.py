@@ -1,4 +1,4 @@
-"""The conformance check: our kernels pass, what Apple's compiler would refuse does not, and MLX's kernels are the
+"""The conformance check: our kernels pass, code that Apple's compiler refuses does not, and MLX's kernels are the
 control."""
 
 from pathlib import Path

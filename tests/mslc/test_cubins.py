@@ -27,7 +27,7 @@ def run_tool(name: str, *arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One op as the package has it."""
+    """The cubins of one op, as in the package."""
     folder = tmp_path_factory.mktemp("built")
     run_tool("build_ptx", "--output", folder / "ptx", "--op", OP)
     printed = run_tool("build_cubins", "--ptx", folder / "ptx", "--output", folder / "cubin", "--op", OP)
@@ -42,7 +42,7 @@ def forget() -> None:
 
 @pytest.fixture
 def installed(built: Path, monkeypatch: pytest.MonkeyPatch):
-    """As if it lay beside the extension."""
+    """Installs the cubins as if they were beside the extension."""
     monkeypatch.setattr(_cuda, "FOLDER", built / "ptx")
     monkeypatch.setattr(_cuda, "CUBINS", built / "cubin")
     monkeypatch.delenv("MLX_ANVIL_CUBINS", raising=False)
@@ -52,7 +52,7 @@ def installed(built: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def architecture_of(image: bytes) -> int:
-    """Of an ELF image, by its header's machine and flags."""
+    """The architecture of an ELF image, by the machine and flags of its header."""
     assert image.startswith(b"\x7fELF")
     machine, flags = struct.unpack_from("<H", image, 18)[0], struct.unpack_from("<I", image, 48)[0]
     assert machine == EM_CUDA
@@ -103,7 +103,7 @@ def test_a_variable_turns_them_off(installed, monkeypatch):
 
 
 def test_constants_are_in_the_code(installed):
-    """Of the two ways to pair elements a cubin has one, so that all differ."""
+    """Each cubin contains one of the two ways to pair elements, so all cubins differ."""
     listed = [line for line in (METAL / "tools" / "cubins.txt").read_text().splitlines() if line.startswith(f"{OP}/")]
     cubins = _cuda._cubins(OP, "sm_90")
     assert {f"{OP}/{key}" for key in cubins} == set(listed)

@@ -1,4 +1,4 @@
-"""The model of launches' times on Apple's GPUs: what it counts, how it behaves, and that its errors are as stated."""
+"""The model of launch times on Apple's GPUs: its counts, its behaviour, and its stated errors."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What would end the process is a finding of the kernel, with its line, whether checks are on or not."""
+"""Faults that would kill the process become findings with the kernel's line, with and without checks."""
 
 import signal
 import subprocess

@@ -87,7 +87,7 @@ def test_template_arguments():
 
 
 def test_attributes():
-    """Each is declared because the body names it; 3-D grid with ragged last threadgroups."""
+    """Each attribute that the body names is declared. The grid has three dimensions and partial last threadgroups."""
     source = """
         uint3 p = thread_position_in_grid;
         uint i = (p.z * threads_per_grid.y + p.y) * threads_per_grid.x + p.x;

@@ -1,4 +1,4 @@
-"""Profiles of kernels whose counts follow from their source by hand."""
+"""Profiles of kernels whose counts can be derived from their source by hand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.mslc.msl import HEAD
 
 
 def profile(body, threads=32, threadgroup=32, dispatch="threads", parameters=(), buffers=(), prelude="", **launch):
-    """Of a kernel with a float input `x` and output `y` of 4096 elements, and what `parameters` adds."""
+    """Profiles a kernel with a float input `x`, an output `y` of 4096 elements, and what `parameters` adds."""
     bindings = ["const device float* x [[buffer(0)]]", "device float* y [[buffer(1)]]", *parameters]
     builtins = ["uint i [[thread_position_in_grid]]", "uint lane [[thread_index_in_simdgroup]]"]
     source = f"{HEAD}{prelude}\nkernel void k({', '.join([*bindings, *builtins])}) {{\n{body}\n}}\n"
@@ -106,7 +106,7 @@ def test_branches_are_counted_apart():
 
 
 def test_lanes_with_shorter_loops_wait_behind_the_loop():
-    """Lane i reads i % 4 + 1 times in the loop, then once behind it; twice over."""
+    """Twice, lane i reads i % 4 + 1 times in a loop and then once after it."""
     body = """
       float sum = 0;
       for (uint outer = 0; outer < 2; ++outer) {

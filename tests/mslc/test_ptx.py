@@ -126,7 +126,7 @@ ROUNDED, FUSABLE = r"\b(?:add|sub|mul)\.rn\.f32\b", r"\b(?:add|sub|mul)\.f32\b"
 
 
 def test_maths_functions_are_not_fused():
-    """What a rounding lost is computed in them; without .rn, ptxas may fuse, and so may the compiler."""
+    """These functions compute what a rounding lost. Without .rn, ptxas or the compiler could fuse the operations."""
     module = compile_ptx(Source.load(make_bundle.math_source()))
     assert re.search(FUSABLE, module.text) is None
     assert len(re.findall(ROUNDED, entries(module)["math_pow"])) > 20
@@ -161,7 +161,7 @@ def test_simd_functions_use_shuffles_and_votes():
 
 @pytest.mark.parametrize(("components", "exchanges"), [(2, 1 + 4 + 2), (4, 2 + 1 + 3 + 4)])
 def test_sums_of_vectors_share_exchanges(components, exchanges):
-    """In the first steps lanes exchange half of their components; at the end each gets all sums."""
+    """In the first steps lanes exchange half of their components; at the end each lane has all sums."""
     module = ptx(
         f"""
         kernel void k(device float{components}* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {{
@@ -240,7 +240,8 @@ def test_adjacent_products_fill_the_unit(type_name, m, k, expected):
 
 @pytest.mark.parametrize("transpose", ["false", "true"])
 def test_second_operand_is_loaded_the_way_round_that_the_unit_wants(transpose):
-    """By columns, which are the rows of a transpose: loads turn what is not transposed, and nothing is exchanged."""
+    """The unit wants columns, which are the rows of a transpose. Loads transpose the rest, so no registers are
+    moved."""
     module = ptx(
         f"""
         kernel void k(const device half* a [[buffer(0)]], device float* out [[buffer(1)]],

@@ -1,5 +1,4 @@
-"""ptxas takes the PTX of every kernel, MLX's and the project's, and spills no more registers than is written down
-here."""
+"""ptxas accepts the PTX of every kernel, MLX's and ours, and spills no more registers than recorded here."""
 
 from dataclasses import replace
 
@@ -90,7 +89,7 @@ def folder(tmp_path_factory):
 
 
 def loaded(module, arch, constants):
-    """As a driver for the architecture gets it."""
+    """The module as a driver for the architecture receives it."""
     return replace(module, arch=arch, text=with_constants(module.text, constants))
 
 
@@ -114,7 +113,7 @@ def test_project_kernels_assemble(path, dtype, arch, features, folder):
 @needs_ptxas
 @needs_metal
 def test_packed_kernels_load_one_by_one(folder):
-    """What the package ships: every kernel of a file as a module of its own."""
+    """What the package ships: every kernel of a file as a separate module."""
     built = {}
     for name in ("backward_dq", "decode"):
         built |= build_ptx.kernels_of(shipped(METAL / "metal" / "flash_attention" / f"{name}.metal", "float16", folder))

@@ -16,7 +16,7 @@ def load(result: str, address: str, form: str = "x1") -> str:
 
 
 def loaded(lines: list[str]) -> dict[str, tuple[bool, int]]:
-    """Of each result: whether the matrix is turned, and its address."""
+    """For each result, whether the matrix is transposed, and its address."""
     found: dict[str, tuple[bool, int]] = {}
     for group in range(4):
         registers = {"%laneid": 8 * group}

@@ -93,7 +93,7 @@ def test_accuracy_of_binary_functions(host_functions, rng, name):
 
 
 def test_rsqrt_is_correctly_rounded(host_functions):
-    """For every mantissa and both parities of the exponent, which decide everything."""
+    """Checks every mantissa and both parities of the exponent, which determine the result."""
     x = (np.arange(2**24, dtype=np.uint32) + np.uint32(0x3F800000)).view(np.float32)
     exact = (1 / np.sqrt(x.astype(np.longdouble))).astype(np.float32)
     np.testing.assert_array_equal(host_functions("rsqrt", x), exact)
@@ -107,7 +107,7 @@ def compiled_kernels():
 
 @pytest.mark.parametrize("name", ["exp", "exp10", "log", "log10", "log2", "pow", "rsqrt", "tanh"])
 def test_accuracy_of_compiled_kernels(compiled_kernels, rng, name):
-    """The PTX itself: the compiler could have fused or reordered what the functions rely on."""
+    """Executes the PTX itself, in which the compiler could have fused or reordered operations."""
     allowed, reference, *ranges = functions.UNARY.get(name) or functions.BINARY[name]
     ranges = [ranges[0]] if name in functions.UNARY else ranges
     kernel = Kernel(compiled_kernels[name])

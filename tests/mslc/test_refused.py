@@ -1,4 +1,4 @@
-"""What Apple's compiler refuses has a finding at its file, line and column; the twin that it takes has none."""
+"""What Apple's compiler refuses has a finding at its file, line and column. The twin that it accepts has none."""
 
 import pytest
 

@@ -42,7 +42,7 @@ HALF = {
 
 
 def tabulate(kind, names, *arguments):
-    """Each function of `names` on all arguments."""
+    """Evaluates each function of `names` on all arguments."""
     count, variables = len(arguments[0]), "ab"[: len(arguments)]
     cases = "".join(
         f"o[{row}ul * count + i] = {name}({', '.join(f'{v}[i]' for v in variables)});\n"
@@ -130,7 +130,7 @@ def check_float(name, allowed, reference, *arguments):
 
 
 def test_rsqrt_is_correctly_rounded():
-    """For every mantissa and both parities of the exponent, which decide everything."""
+    """Checks every mantissa and both parities of the exponent, which determine the result."""
     x = (np.arange(2**24, dtype=np.uint32) + np.uint32(0x3F800000)).view(np.float32)
     actual = tabulate("float", ["rsqrt"], x)["rsqrt"]
     np.testing.assert_array_equal(actual, (1 / np.sqrt(x.astype(np.longdouble))).astype(np.float32))

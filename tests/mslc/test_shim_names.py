@@ -1,4 +1,4 @@
-"""mslc provides no name whose source the documentation does not tell, and each that it tells."""
+"""mslc provides exactly the names whose source is documented."""
 
 import re
 from pathlib import Path

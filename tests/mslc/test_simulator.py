@@ -322,7 +322,7 @@ def test_command_line(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integer_division_by_zero_is_survived(rng, dtype):
-    """Its result is unspecified in Metal; other lanes, and what comes after, are not touched. Checks report it."""
+    """The result is unspecified in Metal. Other lanes and later code are not affected, and checks report it."""
     kind = METAL_TYPES[dtype]
     source = f"""kernel void k(const device {kind}* x [[buffer(0)]], const device {kind}* y [[buffer(1)]],
     device {kind}* quotient [[buffer(2)]], device {kind}* rest [[buffer(3)]], uint i [[thread_position_in_grid]]) {{

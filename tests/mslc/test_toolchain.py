@@ -1,4 +1,4 @@
-"""Damaged caches, wrong settings and files that are no text."""
+"""Damaged caches, wrong settings, and files that are not text."""
 
 import os
 import re

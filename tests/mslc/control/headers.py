@@ -1,4 +1,4 @@
-"""What each kernel header of the wheel needs in front of it, as MLX's own build or JIT puts it there."""
+"""What each kernel header of the wheel needs before it, as MLX's build or JIT supplies it."""
 
 _GEMM = ["steel/utils.h", "steel/gemm/gemm.h"]
 _CONV = ["steel/defines.h", "steel/utils.h", "steel/conv/params.h", *_GEMM, "steel/conv/conv.h"]

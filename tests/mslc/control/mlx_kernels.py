@@ -37,7 +37,8 @@ def library(
     options: Options | None = None,
     metal_version: int | None = None,
 ) -> Library:
-    """With MSLC_CHECKED=1 in the environment the whole suite runs with all checks on, several times slower."""
+    """Compiles a library. With MSLC_CHECKED=1 in the environment, all checks are on, which takes several times as
+    long."""
     options = options or (CHECKED if os.environ.get("MSLC_CHECKED") == "1" else UNCHECKED)
     defines = {"MLX_METAL_JIT": 1, **({"__METAL_VERSION__": metal_version} if metal_version else {})}
     return Library(source(headers, instances), [include_dir()], constants, defines, options)

@@ -55,7 +55,7 @@ def u64(value):
 
 
 def vector_constants(**given):
-    """Function constants of sdpa_vector.h, all of which Metal wants a value for."""
+    """Function constants of sdpa_vector.h. Metal needs a value for each."""
     names = ("has_mask", "query_transposed", "do_causal", "bool_mask", "float_mask", "has_sinks")
     return {**dict.fromkeys(names, False), "blocks": 1, **given}
 

@@ -1,4 +1,4 @@
-"""How much of MLX's Metal library compiles: every header in the wheel, or a reason why not."""
+"""Every header of MLX's Metal library in the wheel compiles, or has a reason why not."""
 
 import re
 from functools import cache
@@ -31,7 +31,7 @@ def test_header_compiles(header):
 
 @cache
 def included(header: str) -> frozenset[str]:
-    """The headers that a header and what comes before it include, itself too."""
+    """The headers that a header and those before it include, and the header itself."""
     found, pending = set(), [*PREREQUISITES.get(header, []), header]
     while pending:
         if (name := pending.pop()) not in found:
@@ -46,7 +46,7 @@ OUTERMOST = [header for header in ALL if not any(header in included(h) for h in 
 
 @pytest.mark.parametrize("header", OUTERMOST)
 def test_header_conforms(header):
-    """A rule that one of MLX's headers breaks, which Apple's compiler takes, would be too strict."""
+    """Apple's compiler accepts MLX's headers, so a rule that one of them breaks would be too strict."""
     standards = [name for name, version in STANDARDS.items() if version >= 400 or METAL_4 not in header]
     assert [str(finding) for finding in conformance(unit(header), standards)] == []
 

@@ -37,7 +37,8 @@ def test_gemv(rng, dtype, transposed):
 
 
 def test_a_barrier_in_gemv_t_that_not_all_threads_reach(rng):
-    """gemv_t of MLX 0.32.4 waits inside `if (out_col < out_vec_size)`: undefined where columns are left over."""
+    """gemv_t of MLX 0.32.4 has a barrier inside `if (out_col < out_vec_size)`, which is undefined if some threads have
+    no column."""
     kernels = library(["gemv.h"], [("gemv", "gemv_t", "float", 1, 2, 8, 4, 4, 4, 0, "false")])
     matrix, x, out = (rng.standard_normal(n).astype(np.float32) for n in ((70, 83), 70, 83))
     zero = np.zeros(1, np.int64)
@@ -56,7 +57,7 @@ def test_steel_gemm_fused(rng, dtype, transposed, m, n, k):
 
 
 def test_a_read_beyond_c_in_steel_gemm(rng):
-    """apply_epilogue_safe of MLX 0.32.4 heeds the last columns, not the last rows: it reads C beyond its end."""
+    """apply_epilogue_safe of MLX 0.32.4 checks columns but not rows, so it reads past the end of C."""
     with pytest.raises(SimulationError, match="buffer 'C'") as error:
         check_steel_gemm(rng, "float", "nn", 45, 70, 41, options=CHECKED, spare_rows=0)
     assert {finding.kind for finding in error.value.findings} == {"device out of bounds"}

@@ -1,4 +1,4 @@
-"""What checked mode finds in MLX's own kernels: known, and kept here so that a change of either side is noticed."""
+"""Known findings of checked mode in MLX's kernels, recorded here so that a change on either side is noticed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Profiles of MLX's own kernels, against what their algorithms imply."""
+"""Profiles of MLX's own kernels, compared with what their algorithms imply."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Functions of the standard library with what they should give: Metal expressions and NumPy references."""
+"""Functions of the standard library: Metal expressions with NumPy references."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ SPECIAL_PAIRS = {
 
 
 def _rows(function):
-    """From a function of (values, lane) to one of whole groups."""
+    """Turns a function of (values, lane) into one of whole groups."""
     return lambda x, f: np.stack([function(x, f, lane) for lane in range(32)], -1)
 
 

@@ -1,4 +1,4 @@
-"""The bugs: small edits of kernels, each with how it must show."""
+"""The seeded bugs: small edits of kernels, each with the finding that it must cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One launch of each kernel that the mutations change, with what it should compute."""
+"""One launch of each kernel that the mutations change, with the expected result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Launch:
     dtype: str = "float"
 
     def error(self) -> float:
-        """Of the output, relative to the largest value; infinite where it is not a number."""
+        """Error of the output relative to the largest value; infinite for NaN."""
         error = np.abs(DECODE[self.dtype](self.output) - self.reference).max() / np.abs(self.reference).max()
         return float(np.nan_to_num(error, nan=np.inf))
 
@@ -78,7 +78,7 @@ def sdpa_vector(rng: np.random.Generator) -> Launch:
 
 
 def steel_attention(rng: np.random.Generator) -> Launch:
-    """One block of keys, not full: what lies beyond the 19 keys is padding."""
+    """One partial block of keys: everything after the 19 keys is padding."""
     head_dim, queries, keys, block = 64, 32, 19, 32
     q, k, v = (ENCODE["half"](rng.standard_normal((1, n, head_dim))) for n in (queries, keys, keys))
     out = np.zeros_like(q)

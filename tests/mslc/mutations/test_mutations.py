@@ -1,4 +1,4 @@
-"""Every seeded bug is caught, at its line; the kernels as they are have no findings."""
+"""Every seeded bug is found at its line. The unchanged kernels have no findings."""
 
 import re
 from dataclasses import replace
