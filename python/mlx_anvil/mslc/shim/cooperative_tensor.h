@@ -137,7 +137,9 @@ class cooperative_tensor {
       const long x = Layout::column(lane_id(), i), y = Layout::row(lane_id(), i);
       if (x >= source.sizes.extent(0) || y >= source.sizes.extent(1)) {
         elements[i] = Element(0);
-      } else if (x < source.bounds[0] && y < source.bounds[1]) {
+      } else if (x >= source.bounds[0] || y >= source.bounds[1]) {
+        elements[i] = implausible<Element>();
+      } else {
         elements[i] = source.data[x * source.strides[0] + y * source.strides[1]];
       }
     }

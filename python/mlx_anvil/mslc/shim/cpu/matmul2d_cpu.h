@@ -5,7 +5,11 @@
 
 namespace mslc {
 
-// A new cooperative tensor has no values: they must not look plausible.
+template <class T>
+MSLC_INLINE T implausible() {
+  return poison<T>();
+}
+// A new cooperative tensor has no values.
 template <class T, size_t N>
 MSLC_INLINE void make_implausible(T (&elements)[N]) {
   for (T& element : elements) element = poison<T>();
