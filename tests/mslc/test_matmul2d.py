@@ -164,7 +164,9 @@ def test_a_static_slice_beyond_its_tensor_is_found(rng):
 
 def test_a_product_without_all_lanes_is_found(rng):
     text = product_kernel(("half", "half", "float"), (16, 32, 16))
-    text = text.replace("device float* ds [[buffer(2)]]", "device float* ds [[buffer(2)]], uint l [[thread_position_in_grid]]")
+    text = text.replace(
+        "device float* ds [[buffer(2)]]", "device float* ds [[buffer(2)]], uint l [[thread_position_in_grid]]"
+    )
     arguments = {0: random(rng, "half", (16, 16)), 1: random(rng, "half", (16, 32)), 2: random(rng, "float", (16, 32))}
     library(text, CHECKED).run("k", dict(arguments), (1,), (32,))
     with pytest.raises(SimulationError, match="matmul2d without all 32 lanes"):

@@ -3,9 +3,11 @@
 import pytest
 
 from mlx_anvil.mslc import Library, Source
+from mlx_anvil.mslc.agx import compile_agx
 from mlx_anvil.mslc.conformance import conformance
 from mlx_anvil.mslc.diagnostics import CompileError
 from mlx_anvil.mslc.ptx import compile_ptx
+from tests.mslc.test_agx import needs_agx
 from tests.mslc.tensor_kernels import HEAD, METAL_4, product_kernel
 
 TYPES = ("half", "half", "float")
@@ -25,8 +27,10 @@ def operands(run, types=TYPES, shape=(16, 32, 16), scope="execution_simdgroup", 
     """A kernel with the operands a, b and d of a product, and tensors ta, tb and td of theirs."""
     m, n, inner = shape
     a, b, d = types
-    views = [f"tensor<device {t}, dextents<int, 2>, tensor_inline> t{name}({name}s, dextents<int, 2>(64, 64));"
-             for t, name in zip(types, "abd", strict=True)]
+    views = [
+        f"tensor<device {t}, dextents<int, 2>, tensor_inline> t{name}({name}s, dextents<int, 2>(64, 64));"
+        for t, name in zip(types, "abd", strict=True)
+    ]
     return f"""
 kernel void k(device {a}* as [[buffer(0)]], device {b}* bs [[buffer(1)]], device {d}* ds [[buffer(2)]]) {{
   matmul2d<matmul2d_descriptor({m}, {n}, {inner if k is None else k}), {scope}> op;
@@ -40,7 +44,10 @@ REGISTERS = """auto a = op.get_left_input_cooperative_tensor<{0}, {1}, {2}>();
   auto b = op.get_right_input_cooperative_tensor<{0}, {1}, {2}>();
   auto d = op.get_destination_cooperative_tensor<decltype(a), decltype(b), {2}>();
 """
-LEFT, DESTINATION = REGISTERS.split("\n")[0], "auto d = op.get_destination_cooperative_tensor<decltype(ta), decltype(tb), float>();"
+LEFT, DESTINATION = (
+    REGISTERS.split("\n")[0],
+    "auto d = op.get_destination_cooperative_tensor<decltype(ta), decltype(tb), float>();",
+)
 
 
 def in_registers(types=TYPES, shape=(16, 32, 16), run="op.run(a, b, d);"):
@@ -144,7 +151,10 @@ def test_the_header_needs_metal_4():
 
 def test_names_come_with_their_headers():
     use = "using T = metal::tensor<device float, metal::dextents<int, 2>, metal::tensor_inline>;\n"
-    kernel = use + "kernel void k(device float* x [[buffer(0)]]) { T t(x, metal::dextents<int, 2>(4, 4)); x[0] = t.data[1]; }\n"
+    kernel = (
+        use
+        + "kernel void k(device float* x [[buffer(0)]]) { T t(x, metal::dextents<int, 2>(4, 4)); x[0] = t.extents().extent(1); }\n"
+    )
     header = "#include <metal_stdlib>\n#include <metal_tensor>\n"
     Library(header + kernel, defines=METAL_4)
     with pytest.raises(CompileError, match="tensor"):
@@ -166,6 +176,15 @@ def test_own_kernels_conform():
     assert found == []
 
 
-def test_other_gpus_refuse_it():
+PRODUCT = Source.load(HEAD + product_kernel(TYPES, (16, 32, 16)), defines=METAL_4)
+
+
+def test_ptx_refuses_it():
     with pytest.raises(CompileError, match="run in the simulator only"):
-        compile_ptx(Source.load(HEAD + product_kernel(TYPES, (16, 32, 16)), defines=METAL_4))
+        compile_ptx(PRODUCT)
+
+
+@needs_agx
+def test_machine_code_and_estimates_of_older_apple_gpus_refuse_it():
+    with pytest.raises(CompileError, match="run in the simulator only"):
+        compile_agx(PRODUCT, ["k"])

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../target.h"
+#include "../tensor.h"
 
 namespace mslc {
 
@@ -66,7 +67,7 @@ MSLC_UNINSTRUMENTED void gather(const mslc_lanes* lanes,
         to = poison<Number>();
         continue;
       }
-      const auto element = (operand<Operand>(lanes, lane).*tensor)->elements[i];
+      const auto element = TensorAccess::element(*(operand<Operand>(lanes, lane).*tensor), i);
       to = static_cast<Number>(element);
       if constexpr (__is_same(decltype(element), const float))
         if (is_relaxed) to = relaxed(to);
@@ -113,7 +114,8 @@ MSLC_UNINSTRUMENTED void combine_multiply(const mslc_lanes* lanes) {
     if (!is_active(lanes, lane)) continue;
     Destination& result = *operand<Operands>(lanes, lane).destination;
     for (uint i = 0; i < Layout::capacity; ++i)
-      result.elements[i] = static_cast<D>(d[Layout::row(lane, i) * n + Layout::column(lane, i)]);
+      TensorAccess::element(result, i) =
+          static_cast<D>(d[Layout::row(lane, i) * n + Layout::column(lane, i)]);
   }
 }
 
