@@ -7,8 +7,8 @@ from mlx_anvil.mslc.agx import compile_agx
 from mlx_anvil.mslc.conformance import conformance
 from mlx_anvil.mslc.diagnostics import CompileError
 from mlx_anvil.mslc.ptx import compile_ptx
-from tests.mslc.test_agx import needs_agx
 from tests.mslc.tensor_kernels import HEAD, METAL_4, product_kernel
+from tests.mslc.test_agx import needs_agx
 
 TYPES = ("half", "half", "float")
 
