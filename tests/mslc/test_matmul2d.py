@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlx_anvil.mslc import CHECKED, SimulationError
+from mlx_anvil.mslc import CHECKED, PROFILED, SimulationError
 from tests.mslc.tensor_kernels import library, product_kernel, random, run_product, values
 
 SHAPES = [(16, 32, 16), (32, 16, 16), (16, 16, 32), (32, 32, 32), (16, 32, 32)]
@@ -220,3 +220,10 @@ kernel void k(device float* x [[buffer(0)]], uint t [[thread_index_in_threadgrou
     with pytest.raises(SimulationError) as error:
         library(text.replace("BARRIER", ""), CHECKED).run("k", {0: x}, (1,), (64,), seed=3)
     assert {"threadgroup race", "uninitialised threadgroup memory"} & {f.kind for f in error.value.findings}
+
+
+def test_a_profile_counts_its_work_in_products_of_8(rng):
+    text = product_kernel(("half", "half", "float"), (16, 32, 16))
+    arguments = {0: random(rng, "half", (16, 16)), 1: random(rng, "half", (16, 32)), 2: random(rng, "float", (16, 32))}
+    report = library(text, PROFILED).run("k", arguments, (3,), (32,))
+    assert report.profile.metrics()["matrix_multiplies"] == 3 * 2 * 4 * 2
