@@ -242,3 +242,41 @@ def test_fp_quantized_matmul(rng, mode):
     buffers = {0: packed, 1: scales, 2: scale, 3: x, 4: out, 5: k, 6: n, 7: m, **batch(8, 7)}
     kernels.run("qmm_t", buffers, (-(-n // 64), -(-m // 64), 1), (32, 2, 2))
     assert_close(DECODE[dtype](out), DECODE[dtype](x) @ values.T, dtype)
+
+
+def gated_delta(q, k, v, g, beta, state):
+    """The gated delta rule, step by step: q and k [T, Hk, Dk], v [T, Hv, Dv], g and beta [T, Hv], state [Hv, Dv, Dk]."""
+    repeat = v.shape[1] // k.shape[1]
+    q, k = q.repeat(repeat, 1), k.repeat(repeat, 1)
+    out = np.zeros(v.shape)
+    for t in range(len(v)):
+        state = state * g[t][:, None, None]
+        change = beta[t][:, None] * (v[t] - np.einsum("hvk,hk->hv", state, k[t]))
+        state = state + change[:, :, None] * k[t][:, None, :]
+        out[t] = np.einsum("hvk,hk->hv", state, q[t])
+    return out, state
+
+
+@pytest.mark.parametrize("dtype", ["float", "half"])
+def test_gated_delta(rng, dtype):
+    steps, key_heads, heads, key_dim, value_dim, chunk = 37, 1, 2, 64, 32, 16
+    kernels = library(
+        ["gated_delta_update_nax.h"],
+        [("delta", "gated_delta_fused_nax", dtype, key_dim, value_dim, key_heads, heads, chunk, 1)],
+        {200: False},
+        metal_version=METAL_4,
+    )
+    q, k = (rng.standard_normal((steps, key_heads, key_dim)) for _ in range(2))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    v = rng.standard_normal((steps, heads, value_dim))
+    g, beta = rng.uniform(0.8, 1, (steps, heads)), rng.uniform(0, 1, (steps, heads))
+    q, k, v, g, beta = inputs = [ENCODE[dtype](x) for x in (q, k, v, g, beta)]
+    state = rng.standard_normal((heads, value_dim, key_dim)).astype(np.float32)
+    out, last = ENCODE[dtype](np.full(v.shape, np.nan)), np.full_like(state, np.nan)
+    unused = dict.fromkeys((9, 10, 11), np.zeros(1, np.float32))
+    buffers = {0: q, 1: k, 2: v, 3: state, 4: g, 5: beta, 6: out, 7: last, 8: steps, **unused}
+    kernels.run("delta", buffers, (32, value_dim // 16, heads), (32, 2, 1), dispatch="threads")
+    expected, expected_state = gated_delta(*(DECODE[dtype](x) for x in inputs), state.astype(np.float64))
+    # Chunks of 16 steps multiply through an inverse, in factors of 10 bits.
+    np.testing.assert_allclose(DECODE[dtype](out), expected, atol=5e-3 * np.abs(expected).max())
+    np.testing.assert_allclose(last, expected_state, atol=5e-3 * np.abs(expected_state).max())

@@ -9,6 +9,8 @@ SDPA = "mlx/backend/metal/kernels/sdpa_vector.h"
 STEEL = "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"
 STEEL_LOADER = "mlx/backend/metal/kernels/steel/attn/loader.h"
 STEEL_MMA = "mlx/backend/metal/kernels/steel/attn/mma.h"
+NAX = "mlx/backend/metal/kernels/steel/gemm/nax.h"
+QUANTIZED_NAX = "mlx/backend/metal/kernels/quantized_nax.h"
 ELEMENTWISE = "metal/common/elementwise.h"
 STRIDED_PACK = "metal/common/strided_pack.h"
 TILE = "metal/common/tile.h"
@@ -297,6 +299,62 @@ MUTATIONS = [
         "device out of bounds",
         "static_cast<float>(from[i * stride])",
         line_file=STRIDED_PACK,
+    ),
+    # ---- products on matrix units
+    Mutation(
+        "barrier removed before the product reads the weights",
+        "quantized_matmul_nax",
+        QUANTIZED_NAX,
+        f"{BARRIER}\n\n        STEEL_PRAGMA_NO_UNROLL",
+        "\n        STEEL_PRAGMA_NO_UNROLL",
+        "threadgroup race",
+        "dst[i * kElemCols + j] = static_cast<T>(src[r * str_x + c + j]);",
+        line_file=NAX,
+        after="loader_w.load_safe(short2(BK, tgp_bn));",
+    ),
+    Mutation(
+        "rows beyond the matrix loaded",
+        "quantized_matmul_nax",
+        NAX,
+        "if ((r < lx) && ((c + j) < ly)) {",
+        "if ((c + j) < ly) {",
+        "device out of bounds",
+        "static_cast<T>(src[r * str_x + (c + j) * str_y]);",
+        after="load_safe(",
+    ),
+    Mutation(
+        "fragments of the right operand exchanged",
+        "quantized_matmul_nax",
+        NAX,
+        "ct_b[i] = Bn0[i];\n      ct_b[kElemsPerFrag + i] = Bn1[i];",
+        "ct_b[i] = Bn1[i];\n      ct_b[kElemsPerFrag + i] = Bn0[i];",
+        WRONG,
+    ),
+    Mutation(
+        "product taken as not transposed",
+        "quantized_matmul_nax",
+        NAX,
+        "transpose_b,\n        true,\n        mpp::",
+        "false,\n        true,\n        mpp::",
+        WRONG,
+    ),
+    Mutation(
+        "product run by some lanes",
+        "quantized_matmul_nax",
+        NAX,
+        "gemm_op.run(ct_a, ct_b, ct_c);",
+        "if (get_coord().x > 0) gemm_op.run(ct_a, ct_b, ct_c);",
+        "collective divergence",
+        "gemm_op.run(ct_a, ct_b, ct_c);",
+    ),
+    Mutation(
+        "elements of another fragment set",
+        "quantized_matmul_nax",
+        NAX,
+        "ct_a[i] = A[i];",
+        "ct_a[kElemsPerFrag + i] = A[i];",
+        "array out of bounds",
+        "ct_a[kElemsPerFrag + i] = A[i];",
     ),
     # ---- vectors in arrays that promise less
     *(

@@ -11,6 +11,7 @@ import numpy as np
 from tests.mslc.control import mlx_kernels
 from tests.mslc.control.mlx_kernels import DECODE, ENCODE
 from tests.mslc.control.test_attention import ATTENTION_PARAMS, attention
+from tests.mslc.control.test_quantized import batch, quantized
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]  # of the repository: our own kernels are included from there
@@ -36,8 +37,9 @@ class Launch:
         return float(np.nan_to_num(error, nan=np.inf))
 
 
-def mlx(header: str, instance: tuple) -> dict:
-    return {"source": mlx_kernels.source([header], [instance]), "defines": {"MLX_METAL_JIT": 1}}
+def mlx(header: str, instance: tuple, *before: str, **defines: int) -> dict:
+    source = mlx_kernels.source([*before, header], [instance])
+    return {"source": source, "defines": {"MLX_METAL_JIT": 1, **defines}}
 
 
 def softmax(rng: np.random.Generator) -> Launch:
@@ -98,6 +100,27 @@ def steel_attention(rng: np.random.Generator) -> Launch:
         tolerance=2e-3,
         constants={200: True, 201: False, 300: False, 301: False, 302: False, 303: False},
         dtype="half",
+    )
+
+
+def quantized_matmul_nax(rng: np.random.Generator) -> Launch:
+    """MLX's product on matrix units: 4-bit weights in threadgroup memory, 45 rows in tiles of 64."""
+    m, n, k, group, dtype = 45, 64, 64, 64, "half"
+    packed, scales, biases, weights = quantized(rng, n, k, group, 4, dtype)
+    x = ENCODE[dtype](rng.standard_normal((m, k)))
+    out = np.zeros((m, n), x.dtype)
+    instance = ("qmm_t", "affine_qmm_t_nax", dtype, group, 4, "true", "false")
+    before = ("steel/gemm/gemm_nax.h", "quantized_utils.h")
+    return Launch(
+        **mlx("quantized_nax.h", instance, *before, __METAL_VERSION__=400),
+        kernel="qmm_t",
+        buffers={0: packed, 1: scales, 2: biases, 3: x, 4: out, 5: k, 6: n, 7: m, **batch(8, 8)},
+        grid=(1, 1, 1),
+        threadgroup=(32, 2, 2),
+        output=out,
+        reference=DECODE[dtype](x) @ weights.T,
+        tolerance=2e-3,
+        dtype=dtype,
     )
 
 
@@ -184,6 +207,7 @@ LAUNCHES: dict[str, Callable[[np.random.Generator], Launch]] = {
         softmax,
         sdpa_vector,
         steel_attention,
+        quantized_matmul_nax,
         silu_gate_flat,
         silu_gate_unaligned,
         silu_gate_strided,

@@ -109,8 +109,6 @@ class cooperative_tensor {
   using index_type = typename Extents::index_type;
   using layout = Layout;
 
-  Element elements[Layout::capacity];
-
   cooperative_tensor() { make_implausible(elements); }
 
   static constexpr ushort get_capacity() { return Layout::capacity; }
@@ -133,12 +131,16 @@ class cooperative_tensor {
     static_assert(__is_same(typename tensor<E, X, D>::value_type, Element),
                   "source tensor datatype does not match cooperative tensor");
     tensor_operation(beyond(source), site);
+    const auto sizes = source.extents();
+    const auto bounds = TensorAccess::bounds(source), strides = TensorAccess::strides(source);
     for (uint i = 0; i < Layout::capacity; ++i) {
       const long x = Layout::column(lane_id(), i), y = Layout::row(lane_id(), i);
-      if (x >= source.sizes.extent(0) || y >= source.sizes.extent(1)) {
+      if (x >= sizes.extent(0) || y >= sizes.extent(1)) {
         elements[i] = Element(0);
-      } else if (x < source.bounds[0] && y < source.bounds[1]) {
-        elements[i] = source.data[x * source.strides[0] + y * source.strides[1]];
+      } else if (x >= bounds[0] || y >= bounds[1]) {
+        elements[i] = implausible<Element>();
+      } else {
+        elements[i] = TensorAccess::data(source)[x * strides[0] + y * strides[1]];
       }
     }
   }
@@ -147,25 +149,29 @@ class cooperative_tensor {
     static_assert(__is_same(typename tensor<E, X, D>::value_type, Element),
                   "tensor datatype does not match cooperative tensor");
     tensor_operation(beyond(destination), site);
+    const auto sizes = destination.extents();
+    const auto bounds = TensorAccess::bounds(destination);
+    const auto strides = TensorAccess::strides(destination);
     for (uint i = 0; i < Layout::capacity; ++i) {
       const long x = Layout::column(lane_id(), i), y = Layout::row(lane_id(), i);
-      if (x < destination.sizes.extent(0) && y < destination.sizes.extent(1) &&
-          x < destination.bounds[0] && y < destination.bounds[1])
-        destination.data[x * destination.strides[0] + y * destination.strides[1]] = elements[i];
+      if (x < sizes.extent(0) && y < sizes.extent(1) && x < bounds[0] && y < bounds[1])
+        TensorAccess::data(destination)[x * strides[0] + y * strides[1]] = elements[i];
     }
   }
 
  private:
-  template <class T>
-  static constexpr auto smaller(T a, int b) {
-    return a < b ? a : b;
-  }
+  friend struct ::mslc::TensorAccess;
+
   // Static extents may promise more than the tensor has.
   template <class Tensor>
   static bool beyond(const Tensor& tensor) {
-    return smaller(tensor.sizes.extent(0), Layout::columns) > tensor.bounds[0] ||
-           smaller(tensor.sizes.extent(1), Layout::rows) > tensor.bounds[1];
+    const auto bounds = TensorAccess::bounds(tensor);
+    const auto columns = tensor.extents().extent(0), rows = tensor.extents().extent(1);
+    return (columns < Layout::columns ? columns : Layout::columns) > bounds[0] ||
+           (rows < Layout::rows ? rows : Layout::rows) > bounds[1];
   }
+
+  Element elements[Layout::capacity];
 };
 
 }  // namespace mslc::metal4

@@ -107,7 +107,7 @@ MSLC_INLINE void multiply(Left& left, Right& right, Destination& destination, co
     CooperativeOf<step, MatmulOperand::destination, A, B, Sum> sum;
     for (uint i = 0; i < sum.get_capacity(); ++i)
       sum[i] = accumulates ? static_cast<Sum>(destination[i]) : Sum(0);
-    const int inner = left.sizes.extent(Product.transpose_left ? 1 : 0);
+    const int inner = left.extents().extent(Product.transpose_left ? 1 : 0);
     for (int k = 0; k < inner; k += fragment_size) {
       auto a = Product.transpose_left ? left.slice(0, k) : left.slice(k, 0);
       auto b = Product.transpose_right ? right.slice(k, 0) : right.slice(0, k);

@@ -49,6 +49,26 @@ struct DynamicExtents<Index, 2> {
 template <class T>
 constexpr bool is_tensor = false;
 
+// What the shim, and no kernel, uses of tensors.
+struct TensorAccess {
+  template <class Tensor>
+  static auto data(const Tensor& tensor) {
+    return tensor.data;
+  }
+  template <class Tensor>
+  static auto strides(const Tensor& tensor) {
+    return tensor.strides;
+  }
+  template <class Tensor>
+  static auto bounds(const Tensor& tensor) {
+    return tensor.bounds;
+  }
+  template <class Tensor>
+  static auto& element(Tensor& cooperative, uint i) {
+    return cooperative.elements[i];
+  }
+};
+
 }  // namespace mslc
 
 namespace mslc::metal4 {
@@ -59,10 +79,11 @@ using dextents = typename DynamicExtents<Index, Rank>::type;
 struct tensor_inline {};  // made in a kernel from a pointer
 
 template <class Element, class Extents, class Descriptor>
-struct tensor {
+class tensor {
   static_assert(Extents::rank() == 2, "mslc has tensors of rank 2 only");
   static_assert(__is_same(Descriptor, tensor_inline), "mslc has tensors made of pointers only");
 
+ public:
   using element_type = Element;
   using value_type = metal::remove_cv_t<metal::remove_addrspace_t<Element>>;
   using extents_type = Extents;
@@ -73,13 +94,6 @@ struct tensor {
       : data(data), sizes(sizes), strides{1, sizes.extent(0)}, bounds(limit(sizes)) {}
   tensor(Element* data, Extents sizes, metal::array<index_type, 2> strides)
       : data(data), sizes(sizes), strides(strides), bounds(limit(sizes)) {}
-  // A slice remembers how far the tensor reaches, so that accesses beyond it are found.
-  tensor(Element* data,
-         Extents sizes,
-         metal::array<index_type, 2> strides,
-         metal::array<index_type, 2> bounds)
-      : data(data), sizes(sizes), strides(strides), bounds(bounds) {}
-
   constexpr Extents extents() const { return sizes; }
 
   // A dynamic extent reaches to the end of the tensor.
@@ -96,15 +110,25 @@ struct tensor {
     return slice<dynamic_extent, dynamic_extent>(x, y);
   }
 
+ private:
+  template <class, class, class>
+  friend class tensor;
+  friend struct ::mslc::TensorAccess;
+
+  // A slice remembers how far the tensor reaches, so that accesses beyond it are found.
+  tensor(Element* data,
+         Extents sizes,
+         metal::array<index_type, 2> strides,
+         metal::array<index_type, 2> bounds)
+      : data(data), sizes(sizes), strides(strides), bounds(bounds) {}
+  static metal::array<index_type, 2> limit(Extents sizes) {
+    return {sizes.extent(0), sizes.extent(1)};
+  }
+
   Element* data;
   Extents sizes;
   metal::array<index_type, 2> strides;
   metal::array<index_type, 2> bounds;
-
- private:
-  static metal::array<index_type, 2> limit(Extents sizes) {
-    return {sizes.extent(0), sizes.extent(1)};
-  }
 };
 
 }  // namespace mslc::metal4

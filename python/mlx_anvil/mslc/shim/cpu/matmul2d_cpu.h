@@ -2,10 +2,15 @@
 #pragma once
 
 #include "../target.h"
+#include "../tensor.h"
 
 namespace mslc {
 
-// A new cooperative tensor has no values: they must not look plausible.
+template <class T>
+MSLC_INLINE T implausible() {
+  return poison<T>();
+}
+// A new cooperative tensor has no values.
 template <class T, size_t N>
 MSLC_INLINE void make_implausible(T (&elements)[N]) {
   for (T& element : elements) element = poison<T>();
@@ -62,7 +67,7 @@ MSLC_UNINSTRUMENTED void gather(const mslc_lanes* lanes,
         to = poison<Number>();
         continue;
       }
-      const auto element = (operand<Operand>(lanes, lane).*tensor)->elements[i];
+      const auto element = TensorAccess::element(*(operand<Operand>(lanes, lane).*tensor), i);
       to = static_cast<Number>(element);
       if constexpr (__is_same(decltype(element), const float))
         if (is_relaxed) to = relaxed(to);
@@ -109,7 +114,8 @@ MSLC_UNINSTRUMENTED void combine_multiply(const mslc_lanes* lanes) {
     if (!is_active(lanes, lane)) continue;
     Destination& result = *operand<Operands>(lanes, lane).destination;
     for (uint i = 0; i < Layout::capacity; ++i)
-      result.elements[i] = static_cast<D>(d[Layout::row(lane, i) * n + Layout::column(lane, i)]);
+      TensorAccess::element(result, i) =
+          static_cast<D>(d[Layout::row(lane, i) * n + Layout::column(lane, i)]);
   }
 }
 

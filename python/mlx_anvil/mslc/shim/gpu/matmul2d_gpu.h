@@ -10,6 +10,10 @@ MSLC_INLINE void make_implausible(T&) {
   static_assert(sizeof(T) == 0,
                 "cooperative tensors and matmul2d run in the simulator only, not on this target");
 }
+template <class T>
+MSLC_INLINE T implausible() {
+  return T(0);
+}
 MSLC_INLINE void require_element(uint, uint) {}
 MSLC_INLINE void tensor_operation(bool, const Site*) {}
 template <auto Product, class Left, class Right, class Destination>
