@@ -264,6 +264,18 @@ def test_too_little_gain(file, monkeypatch):
     assert found(monkeypatch, {4: 100, 8: 100, 16: 100}).chosen == 8
 
 
+def test_a_threshold_is_judged_by_the_calls_that_it_changes(file, monkeypatch):
+    """One of eight calls gains 10 %, which is 1.3 % of all."""
+    write(file, {})
+    x = mx.ones((2, 64), mx.bfloat16)
+    calls = [Workload(f"{size}", size, lambda: lambda: mlx_anvil.rms_norm(x, mx.ones(64))) for size in range(8)]
+    made_up = Candidates(NORM, (1, 8), lambda value, size: value == 1 and size == 3, lambda small: calls)
+    monkeypatch.setattr(Tuner, "_counts", lambda self, right: {key: [90.0 if key else 100.0] for key in right})
+    with Tuner("simulator") as tuner:
+        best = tuner.search(made_up)
+    assert (best.chosen, best.gain) == (1, pytest.approx(100 / 90))
+
+
 def test_wrong_results_are_never_selected(file, monkeypatch):
     write(file, {})
     best = found(monkeypatch, {4: 10, 8: 100, 16: 90}, wrong=(4,))
