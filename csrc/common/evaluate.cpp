@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "common/launch.h"
+#include "common/plan.h"
+#include "common/trace.h"
 #include "mlx/backend/cpu/encoder.h"
 
 namespace mlx_anvil {
@@ -110,6 +112,26 @@ void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stre
   }
   std::erase_if(read, [&](const mx::array& x) { return shared.count(memory_of(x)) > 0; });
   keep_until_done(std::move(read), stream);
+}
+
+void run_mlx_kernel(const char* op,
+                    const MlxKernel& kernel,
+                    const std::function<mx::array(const Arrays&)>& graph,
+                    const Arrays& inputs,
+                    mx::array& output,
+                    mx::Stream stream) {
+  if (planning()) {  // MLX builds its own kernels
+    output.set_data(planned_memory());
+    return;
+  }
+  note_mlx_kernel(op, kernel.name, kernel.reason, backend_name(stream.device));
+  Arrays leaves;
+  for (const mx::array& x : inputs) {
+    leaves.emplace_back(x.shape(), x.dtype(), nullptr, Arrays{}).copy_shared_buffer(x);
+  }
+  const Arrays results = {graph(leaves)};
+  evaluate_graph(results, leaves, stream);
+  output.copy_shared_buffer(results[0]);
 }
 
 }  // namespace mlx_anvil

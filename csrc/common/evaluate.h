@@ -1,6 +1,8 @@
 // Evaluates a graph while a primitive is being evaluated, where mx::eval() must not be called.
 #pragma once
 
+#include <functional>
+
 #include "common/primitive.h"
 
 namespace mlx_anvil {
@@ -14,5 +16,20 @@ bool all_on_stream(const Arrays& results, mx::Stream stream);
 // Allocates `results` and enqueues the work that computes them on `stream`. `inputs` are the leaves
 // of the graph and must have memory.
 void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stream);
+
+// MLX's own kernel that is faster than ours for a call.
+struct MlxKernel {
+  const char* name;  // of the op: "mx.matmul"
+  const char* reason;
+};
+
+// Runs a graph of MLX ops in place of a kernel of ours, while the primitive of `op` is evaluated,
+// and gives `output` the memory of its result. trace() shows the name and the reason.
+void run_mlx_kernel(const char* op,
+                    const MlxKernel& kernel,
+                    const std::function<mx::array(const Arrays&)>& graph,
+                    const Arrays& inputs,
+                    mx::array& output,
+                    mx::Stream stream);
 
 }  // namespace mlx_anvil

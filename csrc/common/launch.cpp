@@ -72,16 +72,13 @@ void check_temporaries(const KernelLaunch& launch) {
   }
 }
 
-// Where a kernel ran, as trace() shows it.
 std::string device_text([[maybe_unused]] const Kernel& kernel, const mx::Device& device) {
-  if (device == mx::Device::cpu) {
-    return "simulator";
-  }
 #if defined(MLX_ANVIL_CUDA)
-  return cuda_device_text(kernel, device);
-#else
-  return "metal";
+  if (device == mx::Device::gpu) {
+    return cuda_device_text(kernel, device);
+  }
 #endif
+  return backend_name(device);
 }
 
 }  // namespace
@@ -144,16 +141,30 @@ bool launches_on_cuda(const mx::Device& device) {
 #endif
 }
 
+const char* backend_name(const mx::Device& device) {
+  if (device == mx::Device::cpu) {
+    return "simulator";
+  }
+#if defined(MLX_ANVIL_CUDA)
+  return "cuda";
+#else
+  return "metal";
+#endif
+}
+
 DeviceTraits device_traits(const mx::Device& device) {
   if (device == mx::Device::cpu) {
-    return simulation_mode().matrix_units ? kHopperTraits : DeviceTraits{};
+    const SimulationMode mode = simulation_mode();
+    return mode.matrix_units ? kHopperTraits : DeviceTraits{.apple = mode.apple};
   }
 #if defined(MLX_ANVIL_CUDA)
   if (launches_on_cuda(device)) {
     return cuda_traits(device);
   }
+#elif defined(MLX_ANVIL_METAL)
+  return metal_traits();
 #endif
-  return {};  // Metal: the matrix-unit kernels target NVIDIA
+  return {};
 }
 
 void keep_until_done(std::vector<mx::array> arrays, const mx::Stream& stream) {

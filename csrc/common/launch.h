@@ -92,6 +92,10 @@ bool can_launch(const mx::Device& device, std::string* why_not);
 // there.
 bool launches_on_cuda(const mx::Device& device);
 
+// Where kernels run that are launched on `device`, as trace() shows it: "metal", "cuda",
+// "simulator".
+const char* backend_name(const mx::Device& device);
+
 // Returns a grid with one threadgroup per `per_threadgroup` items, folded into two dimensions to
 // stay within the limit of each. The kernel's linear index is y * grid.x + x.
 Extent linear_grid(int64_t items, int64_t per_threadgroup);
@@ -100,6 +104,7 @@ Extent linear_grid(int64_t items, int64_t per_threadgroup);
 void launch_metal(const KernelLaunch& launch, const mx::Stream& stream);
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream);
 PipelineFacts build_metal(const Kernel& kernel, const mx::Device& device);
+DeviceTraits metal_traits();
 #endif
 
 #ifdef MLX_ANVIL_CUDA

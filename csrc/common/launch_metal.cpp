@@ -1,12 +1,16 @@
 // launch() on Metal. The only file that includes a Metal header. Compiled if MLX was built with
 // Metal.
 #include <dlfcn.h>
+#include <mach-o/loader.h>
 
 #include <filesystem>
+#include <string>
+#include <variant>
 
 #include "common/errors.h"
 #include "common/kernel_source.h"
 #include "common/launch.h"
+#include "mlx/backend/gpu/device_info.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/backend/metal/metal.h"
 
@@ -44,6 +48,38 @@ MTL::ComputePipelineState* pipeline_for(mx::metal::Device& device, const Kernel&
   // MLX caches pipelines by hash name, so it must distinguish the specialisations of a kernel.
   return device.get_kernel(kernel.name(), library_for(device, kernel), kernel.pipeline_key(),
                            constants);
+}
+
+// MLX builds its kernels for neural accelerators only if the oldest macOS that the build supports
+// is 26.2 or newer, as in its wheels for macOS 26. libmlx's header says which one that is.
+bool mlx_has_neural_kernels() {
+  constexpr uint32_t kMacos26_2 = 26 << 16 | 2 << 8;
+  Dl_info info;
+  mx::metal::Device& (*in_libmlx)(mx::Device) = &mx::metal::device;
+  if (!dladdr(reinterpret_cast<const void*>(in_libmlx), &info) || !info.dli_fbase) {
+    return false;
+  }
+  const auto* header = static_cast<const mach_header_64*>(info.dli_fbase);
+  if (header->magic != MH_MAGIC_64) {
+    return false;
+  }
+  const char* at = reinterpret_cast<const char*>(header + 1);
+  for (uint32_t i = 0; i < header->ncmds; ++i) {
+    const auto* command = reinterpret_cast<const load_command*>(at);
+    if (command->cmd == LC_BUILD_VERSION) {
+      return reinterpret_cast<const build_version_command*>(at)->minos >= kMacos26_2;
+    }
+    at += command->cmdsize;
+  }
+  return false;
+}
+
+// A name in MLX's description of the GPU; empty if it has none.
+std::string device_fact(const std::string& key) {
+  const auto& facts = mx::gpu::device_info();
+  const auto fact = facts.find(key);
+  const auto* text = fact == facts.end() ? nullptr : std::get_if<std::string>(&fact->second);
+  return text ? *text : "";
 }
 
 MTL::Size size_of_extent(const Extent& extent) {
@@ -89,6 +125,15 @@ PipelineFacts build_metal(const Kernel& kernel, const mx::Device& device) {
   return {{"max_threads_per_threadgroup", pipeline->maxTotalThreadsPerThreadgroup()},
           {"static_threadgroup_memory", pipeline->staticThreadgroupMemoryLength()},
           {"thread_execution_width", pipeline->threadExecutionWidth()}};
+}
+
+DeviceTraits metal_traits() {
+  static const DeviceTraits traits = [] {
+    AppleGpu gpu = apple_gpu(device_fact("architecture"), device_fact("device_name"));
+    gpu.neural_accelerators = gpu.neural_accelerators && mlx_has_neural_kernels();
+    return DeviceTraits{.apple = gpu};
+  }();
+  return traits;
 }
 
 void keep_until_done_metal(std::vector<mx::array> arrays, const mx::Stream& stream) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -25,6 +26,7 @@
 #include "common/plan.h"
 #include "common/probe.h"
 #include "common/python_calls.h"
+#include "common/python_tuning.h"
 #include "common/simulate.h"
 #include "common/trace.h"
 
@@ -208,15 +210,17 @@ void bind_blocks(nb::module_& m) {
   m.def("_enter_composed", [] { return enter_block(Block::Kind::kComposed); });
   m.def(
       "_enter_simulate",
-      [](bool checked, uint64_t seed, bool matrix_units, uint64_t profiles) {
+      [](bool checked, uint64_t seed, bool matrix_units, std::pair<std::string, std::string> chip,
+         uint64_t profiles) {
         return enter_block(Block::Kind::kSimulate,
                            {.on = true,
                             .checks = {.checked = checked, .profiled = profiles != 0},
                             .seed = seed,
                             .matrix_units = matrix_units,
+                            .apple = apple_gpu(chip.first, chip.second),
                             .profiles = profiles});
       },
-      "checked"_a, "seed"_a, "matrix_units"_a, "profiles"_a);
+      "checked"_a, "seed"_a, "matrix_units"_a, "chip"_a, "profiles"_a);
   m.def("_leave_block", &leave_block, "block"_a);
 }
 
@@ -312,6 +316,7 @@ void bind_support(nb::module_& m) {
   bind_trace(m);
   bind_blocks(m);
   bind_simulate(m);
+  bind_tuning(m);
   m.def("_supported_isas", [] { return isa_names(isa_supported); });
   m.def("_left_out_isas", [] { return isa_names(isa_left_out); });
   m.def("_current_isa", [] { return std::string(isa_name(current_isa())); });

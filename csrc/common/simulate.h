@@ -26,6 +26,7 @@ struct SimulationMode {
   SimulatorChecks checks;
   uint64_t seed = 0;          // nonzero: shuffles the order in which threads run
   bool matrix_units = false;  // select kernels as for a GPU with matrix units
+  AppleGpu apple = {};        // select kernels as for this GPU
   uint64_t profiles = 0;      // the list in Python that gets the launches' profiles
 
   bool operator==(const SimulationMode&) const = default;

@@ -64,9 +64,12 @@ const LastFallback& last_fallback() {
   return last;
 }
 
-void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason) {
+void note_mlx_kernel(const std::string& op,
+                     const std::string& kernel,
+                     const std::string& reason,
+                     const std::string& device) {
   if (unnoted_depth == 0 && tracing()) {
-    record({TraceEvent::Kind::kKernel, op, kernel, "cuda", {}, {}, reason});
+    record({TraceEvent::Kind::kKernel, op, kernel, device, {}, {}, reason});
   }
 }
 

@@ -78,7 +78,10 @@ struct LastFallback {
 const LastFallback& last_fallback();
 
 // Call this if an op runs MLX's own fused kernel, `kernel`, because it is faster. This is not a
-// fallback: strict() allows it.
-void note_mlx_kernel(const std::string& op, const std::string& kernel, const std::string& reason);
+// fallback: strict() allows it. `device`: as in TraceEvent.
+void note_mlx_kernel(const std::string& op,
+                     const std::string& kernel,
+                     const std::string& reason,
+                     const std::string& device = "cuda");
 
 }  // namespace mlx_anvil

@@ -9,6 +9,7 @@
 #include "flash_attention/backward.h"
 #include "flash_attention/compose.h"
 #include "flash_attention/cpu.h"
+#include "flash_attention/mlx_route.h"
 #include "flash_attention/primitive.h"
 
 namespace mlx_anvil {
@@ -56,6 +57,9 @@ class AttentionForward : public AttentionPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    if (!with_lse_ && run_mlx(inputs, outputs[0])) {
+      return;
+    }
     const AttentionInputs in = stretched_operands(inputs);
     allocate_outputs(in, outputs);
     const AttentionForwardArrays arrays{in, &outputs[0], with_lse_ ? &outputs[1] : nullptr};
@@ -85,6 +89,18 @@ class AttentionForward : public AttentionPrimitive {
     if (with_lse_) {
       outputs[1].set_data(allocate(outputs[1].nbytes(), stream()));
     }
+  }
+
+  // Decided here, where shapes are known and no transformation sees the graph.
+  bool run_mlx(const Arrays& inputs, mx::array& out) {
+    const auto kernel = faster_mlx_attention(config_, operands(inputs), stream());
+    if (kernel) {
+      const auto graph = [this](const Arrays& in) {
+        return mlx_attention(config_, operands(in), stream());
+      };
+      run_mlx_kernel(op(), *kernel, graph, inputs, out, stream());
+    }
+    return kernel.has_value();
   }
 
   const bool with_lse_;

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "common/device_traits.h"
+#include "common/choices.h"
 #include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
@@ -47,9 +47,7 @@ constexpr uint32_t kSumThreads = 1024;
 
 // What differs between GPUs.
 struct Tuning {
-  // A row gets SIMD groups until each thread has at most so much of it.
-  int64_t elements_per_thread;
-  int64_t bytes_per_thread;
+  int64_t bytes_per_thread;  // at most; otherwise Choices::norm_elements
   // Parts and their SIMD groups per weight gradient, unless parts would exceed kMostRows.
   int64_t most_parts;
   int64_t most_simdgroups;
@@ -57,27 +55,24 @@ struct Tuning {
   bool reads_ahead;
 };
 
-// A multiprocessor issues too few instructions for what a thread does once per row, so its threads
-// have more elements.
-constexpr Tuning kAppleTuning = {8, 32, 512, 512 * kMostSimdgroups, 4, false};
-constexpr Tuning kNvidiaTuning = {16, 32, 2048, 2048, 1, true};
+constexpr Tuning kAppleTuning = {32, 512, 512 * kMostSimdgroups, 4, false};
+constexpr Tuning kNvidiaTuning = {32, 2048, 2048, 1, true};
 
 Tuning tuning_of(const mx::Stream& stream) {
   return device_traits(stream.device).is_nvidia() ? kNvidiaTuning : kAppleTuning;
 }
 
-// How threads share a row. It depends only on the row's length, the dtype and the GPU, so that the
-// result does not depend on the number of rows.
+// How threads share a row. It depends only on the row's length, the dtype, the GPU and the tuning
+// file, so that the result does not depend on the number of rows.
 struct Team {
   int64_t simdgroups;
   bool long_row;   // longer than what its threads can hold in registers
   bool short_row;  // at most half of that
 
-  Team(const mx::array& x, const Tuning& tuning)
-      : Team(
-            x.shape(-1),
-            std::min<int64_t>(tuning.elements_per_thread, tuning.bytes_per_thread / x.itemsize())) {
-  }
+  Team(const mx::array& x, const Tuning& tuning, const mx::Stream& stream)
+      : Team(x.shape(-1),
+             std::min<int64_t>(choices(stream.device).norm_elements,
+                               tuning.bytes_per_thread / x.itemsize())) {}
   Team(int64_t columns, int64_t elements_per_thread)
       : simdgroups(std::clamp<int64_t>(
             ceil_div(columns, kSimdgroupThreads * elements_per_thread), 1, kMostSimdgroups)),
@@ -96,7 +91,7 @@ struct Request {
   const NormView& in;
   const mx::Stream& stream;
   const Tuning tuning = tuning_of(stream);
-  const Team team{*in.x, tuning};
+  const Team team{*in.x, tuning, stream};
 
   int64_t groups() const {
     const mx::array* const vector = in.vector();

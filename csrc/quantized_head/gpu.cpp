@@ -144,7 +144,7 @@ void quantized_head_gpu(const QuantizedFormat& format,
                                  {"quantized_head_", dtype_name(x), "_", mode_name(format.kind),
                                   bits_in_name(format), "_r", rows},
                                  {{kRowsAreVectors, vectors},
-                                  {kColumnsAreShared, gemv_shares_columns(sizes.outputs)},
+                                  {kColumnsAreShared, gemv_shares_columns(sizes.outputs, stream)},
                                   pass.is_last()});
   request.inputs = {&x, weights.w, weights.scales, weights.biases ? weights.biases : &x};
   add_outputs(request, candidates ? &*candidates : nullptr, outputs);

@@ -112,7 +112,7 @@ void launch_gemv(const char* kernel,
   };
   // The op limits a swiglu to this many rows.
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
-  const bool shared = gemv_shares_columns(all_outputs);
+  const bool shared = gemv_shares_columns(all_outputs, request.stream);
   const bool vectors = request.words_are_vectors(format) && rows_are_vectors({&request.x});
   request.launch_kernel({"quantized_", kernel, "_", dtype, "_", mode_name(format.kind),
                          bits_in_name(format), "_r", kernel_rows(rows)},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "common/choices.h"
 #include "common/integers.h"
 #include "common/kernel_name.h"
 #include "common/launch_arrays.h"
@@ -56,10 +57,10 @@ constexpr int64_t gemv_streams(int64_t rows) {
   return rows > 4 ? 2 : 4;
 }
 
-// 4096 rows of w, four per simdgroup, occupy a large GPU. With fewer, simdgroups split the columns.
-// This must not depend on the rows of x, which would change the order of a sum.
-constexpr bool gemv_shares_columns(int64_t outputs) {
-  return outputs < 4096;
+// Rows of w that occupy the GPU do so with four per simdgroup. With fewer, simdgroups split the
+// columns. This must not depend on the rows of x, which would change the order of a sum.
+inline bool gemv_shares_columns(int64_t outputs, const mx::Stream& stream) {
+  return outputs < choices(stream.device).gemv_shared_outputs;
 }
 
 }  // namespace mlx_anvil

@@ -16,7 +16,6 @@ constexpr int64_t kGpuTileColumns = 64;
 constexpr int64_t kStep = 64;               // along the summed dimension
 constexpr int64_t kPlainTileColumns = 128;  // otherwise kGpuTileColumns
 constexpr int64_t kFewTileColumns = 16;
-constexpr int64_t kFewRows = 32;  // up to these, simdgroups split the summed dimension
 
 // matmul.metal suits matrix units: it stages weights in threadgroup memory, in the layout that they
 // read.
@@ -47,7 +46,7 @@ void launch_quantized_tiles(const QuantizedFormat& format,
     return;
   }
   const bool transposed = product == QuantizedProduct::kTransposed;
-  const bool few = transposed && sizes.rows <= kFewRows;
+  const bool few = transposed && sizes.rows <= choices(request.stream.device).product_split_rows;
   const int64_t rows = few ? kernel_rows(sizes.rows) : kTileRows;
   const int64_t columns = few ? kFewTileColumns : transposed ? kGpuTileColumns : kPlainTileColumns;
   const KernelName::Piece suffix = few ? KernelName::Piece(rows) : KernelName::Piece("");

@@ -7,6 +7,7 @@
 #include "common/allocate.h"
 #include "common/checks.h"
 #include "quantized_matmul/cpu.h"
+#include "quantized_matmul/mlx_route.h"
 #include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
@@ -68,10 +69,18 @@ class QuantizedMatmul : public QuantizedPrimitive {
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     if (outputs[0].size() == 0) {
       outputs[0].set_data(allocate(0, stream()));
-    } else {
-      quantized_matmul_gpu(format_, quantized_sizes(format_, inputs[0], inputs[1]), product_,
-                           inputs[0], weights_at(format_, inputs, 1), outputs[0], stream());
+      return;
     }
+    const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
+    if (const auto kernel = faster_mlx_product(format_, sizes, product_, inputs[0], stream())) {
+      const auto graph = [this](const Arrays& in) {
+        return mlx_quantized_matmul(format_, product_, in[0], matrix(in), stream());
+      };
+      run_mlx_kernel(op_, *kernel, graph, inputs, outputs[0], stream());
+      return;
+    }
+    quantized_matmul_gpu(format_, sizes, product_, inputs[0], weights_at(format_, inputs, 1),
+                         outputs[0], stream());
   }
 
  protected:

@@ -22,7 +22,7 @@ _compat.check(
     installed_tags=_compat.installed_nanobind_tags(),
 )
 
-from mlx_anvil import _calls, _cuda, _ext, lm, nn, reference  # noqa: E402  (the check comes first)
+from mlx_anvil import _calls, _cuda, _ext, _tuning, lm, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     flash_attention,
@@ -81,3 +81,4 @@ __all__ = [
 _compat.check_isa(_ext._supported_isas(), _ext._left_out_isas())
 _calls.register()
 _cuda.register()
+_tuning.forget()

@@ -1,4 +1,4 @@
-"""Command line: ``python -m mlx_anvil [check|bench|info|lm|report]``; without a command, ``check``."""
+"""Command line: ``python -m mlx_anvil [check|bench|info|lm|report|tune]``; without a command, ``check``."""
 
 import json
 import secrets
@@ -15,6 +15,7 @@ from mlx_anvil.bench.command import bench
 from mlx_anvil.bench.timing import busy_note
 from mlx_anvil.reference import OPS
 from mlx_anvil.report.command import report
+from mlx_anvil.tune.command import tune
 
 _NAMES = sorted({spec.name for spec in OPS.values()})
 
@@ -103,6 +104,7 @@ def _print_fact(name: str, text: str) -> None:
 main.add_command(bench)
 main.add_command(report)
 main.add_command(lm_command)
+main.add_command(tune)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import mlx.core as mx
 
-from mlx_anvil import _build_info, _cuda, _ext
+from mlx_anvil import _build_info, _cuda, _ext, _tuning
 from mlx_anvil._extras import is_installed
 
 __version__ = version("mlx-anvil")
@@ -38,6 +38,7 @@ class Info(TypedDict):
     isa: str
     supported_isas: list[str]
     threads: int
+    tuning: str
     backends: dict[str, BackendInfo]
 
 
@@ -119,7 +120,7 @@ def info() -> Info:
     Returns:
         Info: ``version``, ``mlx`` (installed), ``built_for_mlx``, ``nanobind_tag``, ``python``, ``platform``,
             ``processor``, ``compiler``, ``build_type``, ``isa`` (in use), ``supported_isas``, ``threads`` (of the CPU
-            kernels), and ``backends``. ``backends`` maps each name to ``built``, ``usable``, ``detail`` and
+            kernels), ``tuning`` (the file in force, docs/tuning.md), and ``backends``. ``backends`` maps each name to ``built``, ``usable``, ``detail`` and
             ``advice``. The detail says why a backend is not usable, if Metal kernels come from a metallib or from
             source, and which cubins CUDA has. The advice says what to do about a backend that is not usable.
     """
@@ -136,6 +137,7 @@ def info() -> Info:
         "isa": _ext._current_isa(),
         "supported_isas": _ext._supported_isas(),
         "threads": _ext._max_threads(),
+        "tuning": _tuning.state(),
         "backends": _backends(),
     }
 

@@ -1,10 +1,12 @@
 """``simulate()``: runs the Metal kernels of the ops on the CPU, optionally race-checked or profiled."""
 
 import itertools
+import json
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -79,8 +81,33 @@ def _seed(value: object) -> int:
     return seed
 
 
+@cache
+def _chips() -> tuple[str, ...]:
+    """Apple's chips: those with published numbers (docs/estimates.md), and the M5 family, which has none yet."""
+    known = json.loads((Path(__file__).parent / "mslc" / "chips.json").read_text(encoding="utf-8"))["chips"]
+    return (*known, "M5", "M5 Pro", "M5 Max")
+
+
+def _metal_names(chip: object) -> tuple[str, str]:
+    """Metal's names of a chip: the architecture and the device, such as ``applegpu_g16s`` and ``Apple M4 Max``."""
+    if chip is None:
+        return "", ""
+    if not isinstance(chip, str):
+        raise TypeError(f"[simulate] chip is a {type(chip).__name__}; allowed: None, or a str.")
+    if chip not in _chips():
+        raise ValueError(f"[simulate] chip is {chip!r}; allowed: {', '.join(_chips())}.")
+    generation, _, size = chip.removeprefix("M").partition(" ")
+    letter = {"": "g", "Ultra": "d"}.get(size, "s")
+    return f"applegpu_g{int(generation) + 12}{letter}", f"Apple {chip}"
+
+
 def simulate(
-    *, checked: bool = False, seed: int = 0, matrix_units: bool = False, profiled: bool = False
+    *,
+    checked: bool = False,
+    seed: int = 0,
+    matrix_units: bool = False,
+    chip: str | None = None,
+    profiled: bool = False,
 ) -> Block[Profiles]:
     """Inside the block, ops of this thread (or asyncio task) on CPU streams run their Metal kernels in the simulator.
 
@@ -95,6 +122,8 @@ def simulate(
             slower. A finding raises RuntimeError, with its line in the ``.metal`` file, when the op is evaluated.
         seed: shuffles the order in which threads run, unless it is 0. Results must not depend on it.
         matrix_units: choose the kernels of a GPU that has matrix units for 16-bit types, such as NVIDIA's.
+        chip: choose the kernels of this chip of Apple's: ``"M4 Max"``. From the M5 on, the ops leave some calls to
+            MLX's own kernels (docs/backends.md); MLX's CPU ops stand in for these.
         profiled: count each launch's accesses to memory, barriers and matrix multiplies; several times slower. The
             counts describe the source and are the same on every machine. Cannot be combined with ``checked``.
 
@@ -104,8 +133,9 @@ def simulate(
 
     Raises:
         ToolchainError: the ``sim`` extra is not installed, or the platform is not Linux.
-        TypeError: ``seed`` is not an int, or another argument is not a bool.
-        ValueError: ``seed`` is negative or needs more than 64 bits, or both ``checked`` and ``profiled`` are True.
+        TypeError: ``seed`` is not an int, ``chip`` not a str, or another argument not a bool.
+        ValueError: ``seed`` is negative or needs more than 64 bits, ``chip`` is not known, or two arguments exclude
+            each other: ``checked`` and ``profiled``, ``chip`` and ``matrix_units``.
         RuntimeError: with ``checked``, a finding, raised by the evaluation; or the same block is entered twice.
     """
     for name, value in (("checked", checked), ("matrix_units", matrix_units), ("profiled", profiled)):
@@ -113,7 +143,10 @@ def simulate(
             raise TypeError(f"[simulate] {name} is a {type(value).__name__}; allowed: a bool.")
     if checked and profiled:
         raise ValueError("[simulate] checked and profiled are both True; allowed: at most one of them.")
+    if matrix_units and chip is not None:
+        raise ValueError("[simulate] chip and matrix_units are both given; allowed: at most one of them.")
     seed = _seed(seed)
+    names = _metal_names(chip)
 
     def enter() -> tuple[_ext._Block, Profiles]:
         _register_toolchain()
@@ -121,6 +154,6 @@ def simulate(
         key = next(_profile_keys) if profiled else 0
         if profiled:
             _profiles[key] = profiles
-        return _ext._enter_simulate(checked, seed, matrix_units, key), profiles
+        return _ext._enter_simulate(checked, seed, matrix_units, names, key), profiles
 
     return Block("simulate", enter)

@@ -30,6 +30,7 @@ NOT_RUN = {
     "docs/macos.md": 4,
     "docs/patching.md": 1,
     "docs/server.md": 1,
+    "docs/tuning.md": 1,
     "docs/xcode.md": 1,
 }
 

@@ -1,0 +1,55 @@
+// Choices between kernels that are a matter of speed: which one a GPU takes, and how much work a
+// thread gets. A table has the defaults; `python -m mlx_anvil tune` measures, and writes a file
+// that overrides them (docs/tuning.md). Results stay within the ops' limits, whatever the choice.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/device_traits.h"
+
+namespace mlx_anvil {
+
+struct Choices {
+  // Plain attention of so many queries or more runs MLX's own kernel. 0: never.
+  int64_t attention_mlx_queries = 0;
+  // Products of so many rows or more run MLX's own kernel, if the format has one. 0: never.
+  int64_t product_mlx_rows = 0;
+  // Products of up to so many rows run the kernel whose SIMD groups split the summed dimension.
+  int64_t product_split_rows = 32;
+  // In products of up to 8 rows with fewer outputs, SIMD groups share the columns of w.
+  int64_t gemv_shared_outputs = 4096;
+  // A row of a norm gets SIMD groups until a thread has at most so many elements.
+  int64_t norm_elements = 8;
+
+  bool operator==(const Choices&) const = default;
+};
+
+// A choice by name, as in the file: the op, a dot, what is chosen.
+struct ChoiceField {
+  const char* name;
+  int64_t Choices::* field;
+  int64_t least;
+  int64_t most;
+};
+std::span<const ChoiceField> choice_fields();
+
+// What `device` uses: the table's choices, the file's, or those that are forced.
+Choices choices(const mx::Device& device);
+
+// The name of the device in the file: "metal: Apple M4 Max".
+std::string choices_key(const mx::Device& device);
+
+// `read` returns what the file says about a device: known names and allowed values. It is called
+// once per device, at the first launch that has a choice. Forgets what was read before.
+using NamedChoices = std::vector<std::pair<std::string, int64_t>>;
+void set_choices_file(std::function<NamedChoices(const std::string& key)> read);
+
+// Makes all devices use the named choices, and their own for the rest. Empty: no longer.
+void force_choices(const NamedChoices& named);
+
+}  // namespace mlx_anvil
