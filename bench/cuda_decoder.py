@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from cuda_timing import Call, Row, compare, launches, peak_bytes
+from cuda_overhead import host_seconds
+from cuda_timing import Call, Row, busy_us, compare, launches, peak_bytes
 from mlx_anvil import flash_attention, quantized_argmax, quantized_matmul, quantized_swiglu, rms_norm, rope_qk
 from mlx_anvil._check import dtype_name
 
@@ -126,4 +127,8 @@ def decoder_rows(copy: float | None) -> Iterator[Row]:
         rates = {f"{label}_tokens_per_second": round(1e6 / row[f"{label}_us"], 1) for label in contestants}
         peaks = {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}
         counts = {f"{label}_launches": launches(call) for label, call in contestants.items()}
-        yield row | rates | peaks | counts
+        # What bounds a token: the host, in Python and in evaluation, or the time in which the GPU runs kernels.
+        busy = {f"{label}_busy_us": busy_us(call) for label, call in contestants.items()}
+        for label, (python, evaluation) in host_seconds(contestants, calls=1, rounds=10).items():
+            row |= {f"{label}_python_us": round(python * 1e6), f"{label}_eval_us": round(evaluation * 1e6)}
+        yield row | rates | peaks | counts | busy

@@ -12,19 +12,21 @@ from mlx_anvil import flash_attention, quantized_argmax, quantized_matmul, rms_n
 CALLS, ROUNDS = 40, 30
 
 
-def host_seconds(contestants: dict[str, Call]) -> dict[str, tuple[float, float]]:
+def host_seconds(
+    contestants: dict[str, Call], calls: int = CALLS, rounds: int = ROUNDS
+) -> dict[str, tuple[float, float]]:
     """CPU seconds of one call in Python and in evaluation: the minimum over interleaved rounds."""
     least = dict.fromkeys(contestants, (float("inf"), float("inf")))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, call in contestants.items():
             start = time.perf_counter()
-            results = [call() for _ in range(CALLS)]
+            results = [call() for _ in range(calls)]
             made = time.perf_counter()
             mx.async_eval(results)
             evaluated = time.perf_counter()
             mx.synchronize()
             before = least[name]
-            least[name] = (min(before[0], (made - start) / CALLS), min(before[1], (evaluated - made) / CALLS))
+            least[name] = (min(before[0], (made - start) / calls), min(before[1], (evaluated - made) / calls))
     return least
 
 

@@ -136,3 +136,12 @@ def kernels_of(run: Callable[[], None]) -> list[KernelRun]:
 
 def launches(call: Call) -> int:
     return len(kernels_of(lambda: mx.eval(call())))
+
+
+def busy_us(call: Call) -> float:
+    """How long the GPU runs kernels in a call, without the gaps between them. 0 without PyTorch."""
+    busy, end = 0.0, float("-inf")
+    for kernel in kernels_of(lambda: mx.eval(call())):
+        busy += max(0.0, kernel.end - max(kernel.start, end))
+        end = max(end, kernel.end)
+    return round(busy, 1)

@@ -25,9 +25,8 @@ constexpr int kDecodeThreads = 128;
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfPart = 256;
 
-// With matrix units: resident threadgroups per multiprocessor, and the maximum number of waves. A
-// partly filled last wave takes as long as a full one.
-constexpr int64_t kMatrixThreadgroups = 2;
+// With matrix units: the maximum number of waves. A partly filled last wave takes as long as a full
+// one.
 constexpr int64_t kMostRounds = 4;
 
 // ---- forward ------------------------------------------------------------------------------------
@@ -39,6 +38,7 @@ struct ForwardTile {
   int v_head_dim;
   int rows;
   int threads;
+  int memory;  // bytes that the launch sets
 
   KernelName kernel() const {
     return {"flash_attention_", pass, "_", dtype, "_d", head_dim, "v", v_head_dim};
@@ -56,11 +56,68 @@ const ForwardTile* first_that_holds(std::span<const ForwardTile> tiles,
   return tile == tiles.end() ? nullptr : &*tile;
 }
 
+// Bytes of two tiles of keys and of values, and of the queries if they are kept in memory.
+constexpr int memory_of_large_tile(int d, int dv, int rows, int keys, std::string_view keeping) {
+  const int tiles = 2 * keys * (row_bytes_of_tile(d) + row_bytes_of_tile(dv));
+  return tiles + (keeping == "kKeptInMemory" ? rows * row_bytes_of_tile(d) : 0);
+}
+
+// A tall tile takes twice as many rows as a long one, in this many hundredths of its time.
+constexpr int64_t kTimeOfTallTile = 172;
+constexpr int64_t kRoundsOfUnlikeBlocks = 3;
+
+// Returns the larger tile for the same heads, or null if this one is to be used.
+const ForwardTile* large_tile(const ForwardTile& tile,
+                              const AttentionConfig& config,
+                              const AttentionSizes& sizes,
+                              const DeviceTraits& traits) {
+#define TILE_OF(pass, dtype, type, d, dv, row_fragments, keys, keeping, simdgroups, staging) \
+  {pass,                                                                                     \
+   #dtype,                                                                                   \
+   d,                                                                                        \
+   dv,                                                                                       \
+   8 * (row_fragments) * (simdgroups),                                                       \
+   32 * (simdgroups),                                                                        \
+   memory_of_large_tile(d, dv, 8 * (row_fragments) * (simdgroups), keys, #keeping)},
+#define LONG_TILE(...) TILE_OF("forward_matrix_long", __VA_ARGS__)
+#define TALL_TILE(...) TILE_OF("forward_matrix_tall", __VA_ARGS__)
+  static constexpr ForwardTile kLong[] = {MLX_ANVIL_ATTENTION_FORWARD_LONG_TILES(LONG_TILE)};
+  static constexpr ForwardTile kTall[] = {MLX_ANVIL_ATTENTION_FORWARD_TALL_TILES(TALL_TILE)};
+#undef TALL_TILE
+#undef LONG_TILE
+#undef TILE_OF
+  const auto like = [&](std::span<const ForwardTile> tiles) {
+    const auto found = std::find_if(tiles.begin(), tiles.end(), [&](const ForwardTile& other) {
+      return std::string_view(other.dtype) == tile.dtype && other.head_dim == tile.head_dim &&
+             other.v_head_dim == tile.v_head_dim;
+    });
+    const bool fits = found != tiles.end() && fits_multiprocessor(found->memory, traits);
+    return fits ? &*found : nullptr;
+  };
+  const ForwardTile *const longer = like(kLong), *const taller = like(kTall);
+  if (!longer || !taller || config.mask != AttentionMask::kNone) {  // with masks: not measured
+    return nullptr;
+  }
+  const auto rounds = [&](const ForwardTile& of) {
+    return ceil_div(ceil_div(sizes.q_len, of.rows) * sizes.q_heads * sizes.batch,
+                    kMatrixThreadgroups * traits.multiprocessors);
+  };
+  // Blocks of a causal call take different times: among few, the longest decides.
+  const bool alike =
+      config.window_left >= kUnboundedWindow && config.window_right >= kUnboundedWindow;
+  const bool is_faster = kTimeOfTallTile * rounds(*taller) < 100 * rounds(*longer);
+  const bool is_measured = config.softcap == 0;
+  const bool takes_taller =
+      is_measured && is_faster && (alike || rounds(*taller) >= kRoundsOfUnlikeBlocks);
+  return takes_taller ? taller : longer;
+}
+
 const ForwardTile& forward_tile(std::string_view dtype,
+                                const AttentionConfig& config,
                                 const AttentionSizes& sizes,
-                                bool matrix_units) {
-#define TILE_OF(pass, dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups, staging) \
-  {pass, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
+                                const DeviceTraits& traits) {
+#define TILE_OF(pass, dtype, type, d, dv, row_fragments, keys, keeping, simdgroups, staging) \
+  {pass, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups), 0},
 #define TILE(...) TILE_OF("forward", __VA_ARGS__)
 #define MATRIX_TILE(...) TILE_OF("forward_matrix", __VA_ARGS__)
   static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_FORWARD_TILES(TILE)};
@@ -69,8 +126,13 @@ const ForwardTile& forward_tile(std::string_view dtype,
 #undef MATRIX_TILE
 #undef TILE
 #undef TILE_OF
-  const ForwardTile* tile = matrix_units ? first_that_holds(kMatrixTiles, dtype, sizes) : nullptr;
-  tile = tile ? tile : first_that_holds(kTiles, dtype, sizes);
+  if (traits.matrix_units) {
+    if (const ForwardTile* tile = first_that_holds(kMatrixTiles, dtype, sizes)) {
+      const ForwardTile* large = large_tile(*tile, config, sizes, traits);
+      return large ? *large : *tile;
+    }
+  }
+  const ForwardTile* tile = first_that_holds(kTiles, dtype, sizes);
   if (!tile) {
     throw_internal_error(kFlashAttention, "no kernel for this head_dim.");
   }
@@ -82,7 +144,7 @@ void launch_forward(const AttentionConfig& config,
                     const AttentionForwardArrays& arrays,
                     const mx::Stream& stream) {
   const ForwardTile& tile =
-      forward_tile(dtype_name(arrays.in.q), sizes, device_traits(stream.device).matrix_units);
+      forward_tile(dtype_name(arrays.in.q), config, sizes, device_traits(stream.device));
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
@@ -102,6 +164,9 @@ void launch_forward(const AttentionConfig& config,
   request.params_size = sizeof(params);
   request.grid = grid.extent;
   request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
+  if (tile.memory > 0) {
+    request.threadgroup_memory = {static_cast<uint32_t>(tile.memory)};
+  }
   launch(request, stream);
 }
 

@@ -1,5 +1,6 @@
 // Launches the attention backward's Metal kernels: delta, the sinks' gradient, dQ, then dK and dV.
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -30,6 +31,7 @@ struct BackwardTile {
   int v_head_dim;
   int rows;  // that a threadgroup keeps
   uint32_t threads;
+  uint32_t memory;  // bytes that the launch sets
 
   KernelName kernel() const {
     return {"flash_attention_backward_", pass, suffix, "_", dtype, "_d", head_dim, "v", v_head_dim};
@@ -37,13 +39,29 @@ struct BackwardTile {
   bool is_pass(std::string_view name) const { return name == pass; }
 };
 
-#define TILE_OF(suffix, pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, simdgroups, \
-                staging)                                                                           \
-  {#pass, suffix, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups)},
-#define TILE(...) TILE_OF("", __VA_ARGS__)
-#define MATRIX_TILE(...) TILE_OF("_matrix", __VA_ARGS__)
+// Bytes of two tiles of queries and of cotangents, and of the operands kept in memory.
+constexpr uint32_t memory_of_long_tile(
+    int d, int dv, int kept, int rows, std::string_view keeping, std::string_view keeping_too) {
+  const int tiles = 2 * rows * (row_bytes_of_tile(d) + row_bytes_of_tile(dv));
+  const int first = keeping == "kKeptInMemory" ? kept * row_bytes_of_tile(d) : 0;
+  const int second = keeping_too == "kKeptInMemory" ? kept * row_bytes_of_tile(dv) : 0;
+  return static_cast<uint32_t>(tiles + first + second);
+}
+
+#define TILE_OF(suffix, memory, pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, \
+                simdgroups, staging)                                                           \
+  {#pass, suffix, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups), memory},
+#define TILE(...) TILE_OF("", 0, __VA_ARGS__)
+#define MATRIX_TILE(...) TILE_OF("_matrix", 0, __VA_ARGS__)
+#define LONG_TILE(pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, simdgroups,      \
+                  staging)                                                                        \
+  TILE_OF("_matrix_long",                                                                         \
+          memory_of_long_tile(d, dv, 8 * (row_fragments) * (simdgroups), rows, #kept, #kept_too), \
+          pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, simdgroups, staging)
 constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
 constexpr BackwardTile kMatrixTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(MATRIX_TILE)};
+constexpr BackwardTile kLongTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_LONG_TILES(LONG_TILE)};
+#undef LONG_TILE
 #undef MATRIX_TILE
 #undef TILE
 #undef TILE_OF
@@ -103,6 +121,9 @@ struct Backward {
     constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
     KernelLaunch launch =
         request(attention_kernel(tile.kernel(), constants), grid.extent, tile.threads);
+    if (tile.memory > 0) {
+      launch.threadgroup_memory = {tile.memory};
+    }
     launch.inputs = attention_inputs(arrays.in);
     launch.inputs.append({arrays.lse, arrays.d_out, delta.get()});
     return launch;
@@ -110,12 +131,18 @@ struct Backward {
 
   const BackwardTile* tile_of(std::string_view pass) const {
     const char* dtype = dtype_name(arrays.in.q);
-    std::span<const BackwardTile> tiles = kTiles;
-    if (device_traits(stream.device).matrix_units &&
-        tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
-      tiles = kMatrixTiles;
+    const DeviceTraits traits = device_traits(stream.device);
+    if (!traits.matrix_units || !tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
+      return tile_among(kTiles, pass, dtype, sizes);
     }
-    return tile_among(tiles, pass, dtype, sizes);
+    const BackwardTile* const tile = tile_among(kMatrixTiles, pass, dtype, sizes);
+    const auto longer =
+        std::find_if(std::begin(kLongTiles), std::end(kLongTiles), [&](const BackwardTile& other) {
+          return tile && config.mask == AttentionMask::kNone && other.is_pass(tile->pass) &&
+                 std::string_view(other.dtype) == dtype && other.head_dim == tile->head_dim &&
+                 other.v_head_dim == tile->v_head_dim && fits_multiprocessor(other.memory, traits);
+        });
+    return longer == std::end(kLongTiles) ? tile : longer;
   }
 };
 

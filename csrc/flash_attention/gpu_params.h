@@ -78,4 +78,17 @@ void copy_strides(int64_t (&to)[kRank], const mx::array& x) {
 // Returns the kernel of this name with these constants. Creates it on first use and keeps it.
 const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants);
 
+// For tiles in threadgroup memory that the launch sets: bytes of a row of 16-bit numbers, as
+// TileRow spaces them.
+constexpr int row_bytes_of_tile(int columns) {
+  constexpr int kPadding = 8;
+  return 2 * (columns + kPadding);
+}
+
+// Resident threadgroups per multiprocessor, for which the tiles of GPUs with matrix units are made.
+constexpr int64_t kMatrixThreadgroups = 2;
+
+// Returns true if that many threadgroups with this memory fit a multiprocessor.
+bool fits_multiprocessor(int64_t threadgroup_memory, const DeviceTraits& traits);
+
 }  // namespace mlx_anvil

@@ -1,12 +1,12 @@
 // Gradients of the keys and values of flash_attention. backward.h has the formulas.
 //
-// Kernels: flash_attention_backward_<dkv|dk|dv>_<dtype>_d<head dim>v<value head dim>. dk and dv
-// compute one gradient each, for heads too wide to hold both in registers.
-// Grid: (blocks of keys, kv heads, batch); grid.h may swap the first two. Threadgroup:
-// simdgroups * 32 x 1 x 1 (tiles.h).
-// Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_k, d_v, params.
-// Function constants: scores.h and grid.h.
-// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
+// Kernels: flash_attention_backward_<pass>_<dtype>_d<head dim>v<value head dim>, where pass is dkv,
+// dk or dv, with a suffix for GPUs with matrix units (tiles.h). dk and dv compute one gradient
+// each, for heads too wide to hold both in registers. Grid: (blocks of keys, kv heads, batch);
+// grid.h may swap the first two. Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h). Bindings: q, k, v,
+// mask, sinks (not read), lse, d_out, delta, d_k, d_v, params; dkv_matrix_long: threadgroup memory
+// 0 for two tiles of queries, two of cotangents, and the values. Function constants: scores.h and
+// grid.h. Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
 // contiguous.
 //
 //   keep this block of K and V; dK = dV = 0
@@ -22,6 +22,159 @@
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
+
+// What a kernel is called with.
+template <typename T>
+struct KeyGradientCall {
+  const device T* q;
+  const device T* k;
+  const device T* v;
+  const device uchar* mask;
+  const device float* lse;
+  const device T* d_out;
+  const device float* delta;
+  device T* d_k;
+  device T* d_v;
+  GridPlace grid;
+  uint thread_index;
+  uint simdgroup;
+  uint lane;
+};
+
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kTileRows,
+          Keeping kKeyKeeping,
+          Keeping kValueKeeping,
+          int kSimdgroups,
+          Staging kStaging,
+          bool kMakesKeys,
+          bool kMakesValues>
+struct KeyGradientBlock {
+  enum { kThreads = 32 * kSimdgroups };
+  enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  using Keys = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kKeyKeeping>;
+  using Values = KeptRows<T, kValueDim, kGroupRows, kTileRows, kValueKeeping>;
+  using Scores = RegTile<float, kGroupRows, kTileRows>;
+  using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
+  // Elements in threadgroup memory.
+  enum { kOfQueries = Passing::kPlaces * Passing::kFirstSize };
+  enum { kOfCotangents = Passing::kPlaces * Passing::kSecondSize };
+  enum { kOfKeys = kSimdgroups * Keys::kStaged, kOfValues = kSimdgroups * Values::kStaged };
+
+  METAL_FUNC static void compute(KeyGradientCall<T> call,
+                                 constant AttentionBackwardParams& params,
+                                 threadgroup T* query_tiles,
+                                 threadgroup T* d_out_tiles,
+                                 threadgroup SavedRow* saved_tiles,
+                                 threadgroup T* kept_keys,
+                                 threadgroup T* kept_values) {
+    constant AttentionParams& common = params.common;
+    const GridPlace grid = call.grid;
+    const int batch = grid.batch, kv_head = grid.head;
+    const int block = grid.block * kRows;
+    const int first = block + call.simdgroup * kGroupRows;
+    const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
+
+    const FragmentPlace place = fragment_place(call.lane);
+    const Rows<T> all_keys = {call.k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
+                              common.k_strides[2], common.k_strides[3], common.kv_len,
+                              common.head_dim};
+    const Rows<T> all_values = {
+        call.v + batch * common.v_strides[0] + kv_head * common.v_strides[1], common.v_strides[2],
+        common.v_strides[3], common.kv_len, common.v_head_dim};
+    Keys keys;
+    keys.begin(all_keys, first, place);
+    Values values;
+    values.begin(all_values, first, place);
+    keys.template stage<kThreads>(kept_keys, all_keys, block, call.simdgroup, call.thread_index);
+    values.template stage<kThreads>(kept_values, all_values, block, call.simdgroup,
+                                    call.thread_index);
+    RegTile<float, kGroupRows, kHeadDim> key_gradient;
+    RegTile<float, kGroupRows, kValueDim> value_gradient;
+    key_gradient.zero();
+    value_gradient.zero();
+
+    const QueryRange seeing =
+        seeing_queries(common, block, metal::min(block + kRows, common.kv_len) - 1);
+    const QueryRange own = seeing_queries(common, first, last);
+    Passing passing;
+    passing.first_places = query_tiles;
+    passing.second_places = d_out_tiles;
+    passing.thread_index = call.thread_index;
+    PassingSavedRows<kTileRows> saved;
+    saved.tiles = saved_tiles;
+    saved.q_len = common.q_len;
+    saved.thread_index = call.thread_index;
+    const int heads = seeing.begin < seeing.end ? common.group : 0;
+    for (int head = kv_head * common.group; head < kv_head * common.group + heads; ++head) {
+      const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
+      const HeadMask<T> head_mask = mask_of<T>(call.mask, common, batch, head);
+      const Rows<T> queries = {call.q + batch * common.q_strides[0] + head * common.q_strides[1],
+                               common.q_strides[2], common.q_strides[3], common.q_len,
+                               common.head_dim};
+      const Rows<T> cotangents = {
+          call.d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
+          params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
+      passing.start(queries, cotangents, seeing.begin);
+      saved.lse = call.lse + head_row;
+      saved.delta = call.delta + head_row;
+      saved.load(seeing.begin);
+      saved.store(1 - passing.turn);
+      for (int begin = seeing.begin; begin < seeing.end; begin += kTileRows) {
+        passing.take(begin, seeing.end);
+        saved.load(begin + kTileRows);
+        if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
+          const threadgroup T* const query_tile = passing.first_tile();
+          const threadgroup T* const d_out_tile = passing.second_tile();
+          const int key = first + place.row, query = begin + place.column;
+          Scores p = keys.multiply(query_tile);
+          Scores d_scores;
+          if (kMakesKeys) {
+            d_scores = values.multiply(d_out_tile);
+          } else {
+            d_scores.zero();
+          }
+          // Out-of-range queries have P = 0 by their saved rows, and out-of-range keys are not
+          // stored.
+          const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
+          p.map(key, place.column, d_scores,
+                ScoreGradient<T, true, kRowFragments == 1>{
+                    all, {}, saved.tile(passing.turn), begin, head_mask, nullptr, &common});
+          // In most tiles every pair is visible. One branch per tile replaces one per element.
+          if (!all) {
+            p.map(key, query, VisibleWeight<true>{&common});
+            d_scores.map(key, query, VisibleWeight<true>{&common});
+          }
+          if (kMakesValues) {
+            value_gradient.mma(p.template to<T>(),
+                               SharedTile<T, Values::kStride>{d_out_tile, place});
+          }
+          if (kMakesKeys) {
+            key_gradient.mma(d_scores.template to<T>(),
+                             SharedTile<T, Keys::kStride>{query_tile, place});
+          }
+        }
+        saved.store(1 - passing.turn);
+      }
+    }
+    if (kMakesKeys) {
+      key_gradient.scale(common.scale);
+      key_gradient.store(call.d_k + batch * params.d_k_strides[0] +
+                             kv_head * params.d_k_strides[1] + first * params.d_k_strides[2],
+                         params.d_k_strides[2], common.kv_len - first, common.head_dim, place,
+                         rows_are_vectors, heads_fill_tile);
+    }
+    if (kMakesValues) {
+      value_gradient.store(call.d_v + batch * params.d_v_strides[0] +
+                               kv_head * params.d_v_strides[1] + first * params.d_v_strides[2],
+                           params.d_v_strides[2], common.kv_len - first, common.v_head_dim, place,
+                           rows_are_vectors, heads_fill_tile);
+    }
+  }
+};
 
 template <typename T,
           int kHeadDim,
@@ -50,136 +203,78 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kThreads = 32 * kSimdgroups };
-  enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
-  using Keys = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kKeyKeeping>;
-  using Values = KeptRows<T, kValueDim, kGroupRows, kTileRows, kValueKeeping>;
-  using Scores = RegTile<float, kGroupRows, kTileRows>;
-  using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
-  alignas(16) threadgroup T query_tiles[Passing::kPlaces * Passing::kFirstSize];
-  alignas(16) threadgroup T d_out_tiles[Passing::kPlaces * Passing::kSecondSize];
+  using Block = KeyGradientBlock<T, kHeadDim, kValueDim, kRowFragments, kTileRows, kKeyKeeping,
+                                 kValueKeeping, kSimdgroups, kStaging, kMakesKeys, kMakesValues>;
+  alignas(16) threadgroup T query_tiles[Block::kOfQueries];
+  alignas(16) threadgroup T d_out_tiles[Block::kOfCotangents];
   threadgroup SavedRow saved_tiles[2 * kTileRows];
-  alignas(16) threadgroup T kept_keys[Keys::kStaged ? kSimdgroups * Keys::kStaged : 1];
-  alignas(16) threadgroup T kept_values[Values::kStaged ? kSimdgroups * Values::kStaged : 1];
+  alignas(16) threadgroup T kept_keys[Block::kOfKeys ? Block::kOfKeys : 1];
+  alignas(16) threadgroup T kept_values[Block::kOfValues ? Block::kOfValues : 1];
+  Block::compute({q, k, v, mask, lse, d_out, delta, d_k, d_v, place_in_grid(group, groups),
+                  thread_index, simdgroup, lane},
+                 params, query_tiles, d_out_tiles, saved_tiles, kept_keys, kept_values);
+}
 
-  constant AttentionParams& common = params.common;
-  const GridPlace grid = place_in_grid(group, groups);
-  const int batch = grid.batch, kv_head = grid.head;
-  const int block = grid.block * kRows;
-  const int first = block + simdgroup * kGroupRows;
-  const int last = metal::min(first + kGroupRows, common.kv_len) - 1;
-
-  const FragmentPlace place = fragment_place(lane);
-  const Rows<T> all_keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                            common.k_strides[2], common.k_strides[3], common.kv_len,
-                            common.head_dim};
-  const Rows<T> all_values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                              common.v_strides[2], common.v_strides[3], common.kv_len,
-                              common.v_head_dim};
-  Keys keys;
-  keys.begin(all_keys, first, place);
-  Values values;
-  values.begin(all_values, first, place);
-  keys.template stage<kThreads>(kept_keys, all_keys, block, simdgroup, thread_index);
-  values.template stage<kThreads>(kept_values, all_values, block, simdgroup, thread_index);
-  RegTile<float, kGroupRows, kHeadDim> key_gradient;
-  RegTile<float, kGroupRows, kValueDim> value_gradient;
-  key_gradient.zero();
-  value_gradient.zero();
-
-  const QueryRange seeing =
-      seeing_queries(common, block, metal::min(block + kRows, common.kv_len) - 1);
-  const QueryRange own = seeing_queries(common, first, last);
-  Passing passing;
-  passing.first_places = query_tiles;
-  passing.second_places = d_out_tiles;
-  passing.thread_index = thread_index;
-  PassingSavedRows<kTileRows> saved;
-  saved.tiles = saved_tiles;
-  saved.q_len = common.q_len;
-  saved.thread_index = thread_index;
-  const int heads = seeing.begin < seeing.end ? common.group : 0;
-  for (int head = kv_head * common.group; head < kv_head * common.group + heads; ++head) {
-    const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
-    const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
-    const Rows<T> queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
-                             common.q_strides[2], common.q_strides[3], common.q_len,
-                             common.head_dim};
-    const Rows<T> cotangents = {
-        d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-        params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
-    passing.start(queries, cotangents, seeing.begin);
-    saved.lse = lse + head_row;
-    saved.delta = delta + head_row;
-    saved.load(seeing.begin);
-    saved.store(1 - passing.turn);
-    for (int begin = seeing.begin; begin < seeing.end; begin += kTileRows) {
-      passing.take(begin, seeing.end);
-      saved.load(begin + kTileRows);
-      if (first < common.kv_len && begin < own.end && begin + kTileRows > own.begin) {
-        const threadgroup T* const query_tile = passing.first_tile();
-        const threadgroup T* const d_out_tile = passing.second_tile();
-        const int key = first + place.row, query = begin + place.column;
-        Scores p = keys.multiply(query_tile);
-        Scores d_scores;
-        if (kMakesKeys) {
-          d_scores = values.multiply(d_out_tile);
-        } else {
-          d_scores.zero();
-        }
-        // Out-of-range queries have P = 0 by their saved rows, and out-of-range keys are not
-        // stored.
-        const bool all = sees_all(common, begin, begin + kTileRows - 1, first, last + 1);
-        p.map(key, place.column, d_scores,
-              ScoreGradient<T, true, kRowFragments == 1>{
-                  all, {}, saved.tile(passing.turn), begin, head_mask, nullptr, &common});
-        // In most tiles every pair is visible. One branch per tile replaces one per element.
-        if (!all) {
-          p.map(key, query, VisibleWeight<true>{&common});
-          d_scores.map(key, query, VisibleWeight<true>{&common});
-        }
-        if (kMakesValues) {
-          value_gradient.mma(p.template to<T>(), SharedTile<T, Values::kStride>{d_out_tile, place});
-        }
-        if (kMakesKeys) {
-          key_gradient.mma(d_scores.template to<T>(),
-                           SharedTile<T, Keys::kStride>{query_tile, place});
-        }
-      }
-      saved.store(1 - passing.turn);
-    }
-  }
-  if (kMakesKeys) {
-    key_gradient.scale(common.scale);
-    key_gradient.store(d_k + batch * params.d_k_strides[0] + kv_head * params.d_k_strides[1] +
-                           first * params.d_k_strides[2],
-                       params.d_k_strides[2], common.kv_len - first, common.head_dim, place,
-                       rows_are_vectors, heads_fill_tile);
-  }
-  if (kMakesValues) {
-    value_gradient.store(d_v + batch * params.d_v_strides[0] + kv_head * params.d_v_strides[1] +
-                             first * params.d_v_strides[2],
-                         params.d_v_strides[2], common.kv_len - first, common.v_head_dim, place,
-                         rows_are_vectors, heads_fill_tile);
-  }
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kTileRows,
+          Keeping kKeyKeeping,
+          Keeping kValueKeeping,
+          int kSimdgroups,
+          Staging kStaging,
+          bool kMakesKeys,
+          bool kMakesValues>
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void
+flash_attention_backward_dkv_large(const device T* q [[buffer(0)]],
+                                   const device T* k [[buffer(1)]],
+                                   const device T* v [[buffer(2)]],
+                                   const device uchar* mask [[buffer(3)]],
+                                   const device float* lse [[buffer(5)]],
+                                   const device T* d_out [[buffer(6)]],
+                                   const device float* delta [[buffer(7)]],
+                                   device T* d_k [[buffer(8)]],
+                                   device T* d_v [[buffer(9)]],
+                                   constant AttentionBackwardParams& params [[buffer(10)]],
+                                   threadgroup uint4* memory [[threadgroup(0)]],
+                                   uint3 group [[threadgroup_position_in_grid]],
+                                   uint3 groups [[threadgroups_per_grid]],
+                                   uint thread_index [[thread_index_in_threadgroup]],
+                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                   uint lane [[thread_index_in_simdgroup]]) {
+  using Block = KeyGradientBlock<T, kHeadDim, kValueDim, kRowFragments, kTileRows, kKeyKeeping,
+                                 kValueKeeping, kSimdgroups, kStaging, kMakesKeys, kMakesValues>;
+  threadgroup SavedRow saved_tiles[2 * kTileRows];
+  threadgroup T* const queries = reinterpret_cast<threadgroup T*>(memory);
+  threadgroup T* const cotangents = queries + Block::kOfQueries;
+  threadgroup T* const keys = cotangents + Block::kOfCotangents;
+  Block::compute({q, k, v, mask, lse, d_out, delta, d_k, d_v, place_in_grid(group, groups),
+                  thread_index, simdgroup, lane},
+                 params, queries, cotangents, saved_tiles, keys, keys + Block::kOfKeys);
 }
 
 // ---- kernels
 
-#define INSTANTIATE(name, makes_keys, makes_values, dtype, type, d, dv, ...) \
-  MLX_ANVIL_KERNEL(                                                          \
-      "flash_attention_backward_" name "_" #dtype "_d" #d "v" #dv,           \
-      flash_attention_backward_dkv<type, d, dv, __VA_ARGS__, makes_keys, makes_values>)
-#define INSTANTIATE_dkv(suffix, ...) INSTANTIATE("dkv" suffix, true, true, __VA_ARGS__)
-#define INSTANTIATE_dk(suffix, ...) INSTANTIATE("dk" suffix, true, false, __VA_ARGS__)
-#define INSTANTIATE_dv(suffix, ...) INSTANTIATE("dv" suffix, false, true, __VA_ARGS__)
+#define INSTANTIATE(function, name, makes_keys, makes_values, dtype, type, d, dv, ...) \
+  MLX_ANVIL_KERNEL("flash_attention_backward_" name "_" #dtype "_d" #d "v" #dv,        \
+                   function<type, d, dv, __VA_ARGS__, makes_keys, makes_values>)
+#define INSTANTIATE_dkv(suffix, ...) \
+  INSTANTIATE(flash_attention_backward_dkv, "dkv" suffix, true, true, __VA_ARGS__)
+#define INSTANTIATE_dk(suffix, ...) \
+  INSTANTIATE(flash_attention_backward_dkv, "dk" suffix, true, false, __VA_ARGS__)
+#define INSTANTIATE_dv(suffix, ...) \
+  INSTANTIATE(flash_attention_backward_dkv, "dv" suffix, false, true, __VA_ARGS__)
 #define INSTANTIATE_dq(...)
 #define INSTANTIATE_BACKWARD(pass, ...) INSTANTIATE_##pass("", __VA_ARGS__)
 #define INSTANTIATE_BACKWARD_MATRIX(pass, ...) INSTANTIATE_##pass("_matrix", __VA_ARGS__)
+#define INSTANTIATE_BACKWARD_LONG(pass, ...) \
+  INSTANTIATE(flash_attention_backward_dkv_large, "dkv_matrix_long", true, true, __VA_ARGS__)
 
 MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
 #ifdef __MSLC__  // too large for Apple's GPUs, which would not choose them
 MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
+MLX_ANVIL_ATTENTION_BACKWARD_LONG_TILES(INSTANTIATE_BACKWARD_LONG)
 #endif
 
 #undef INSTANTIATE
@@ -189,3 +284,4 @@ MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
 #undef INSTANTIATE_dq
 #undef INSTANTIATE_BACKWARD
 #undef INSTANTIATE_BACKWARD_MATRIX
+#undef INSTANTIATE_BACKWARD_LONG

@@ -10,11 +10,12 @@
 template <typename T, bool kNear>
 struct MaskedScore {
   int first_key;  // of the tile
+  bool folds;     // leaves the factor of the score to SoftmaxWeight
   HeadMask<T> mask;
   constant AttentionParams* params;
 
   METAL_FUNC float operator()(int query, int key, float product) const thread {
-    const float score = CappedScore<T>(*params, product).score;
+    const float score = folds ? product : CappedScore<T>(*params, product).score;
     const bool has_mask = has_bool_mask || has_additive_mask;
     if (!kNear && has_mask && query < params->q_len && key < params->kv_len) {
       return mask.apply(score, query, key);
@@ -35,11 +36,14 @@ struct VisibleScore {
   }
 };
 
+// `folds`: the score is still without its factor `scale`.
 struct SoftmaxWeight {
   float base;
+  float scale;
+  bool folds;
 
   METAL_FUNC float operator()(int, int, float score) const thread {
-    return metal::fast::exp2(score - base);
+    return metal::fast::exp2(folds ? metal::fma(score, scale, -base) : score - base);
   }
 };
 
@@ -50,7 +54,7 @@ struct SoftmaxWeight {
 //   m' = max(m, rowmax(S)); factor = 2^(m - m')
 //   P = 2^(S - m'); sum = sum * factor + rowsum(P)
 //   out = out * factor + P v
-template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, bool kKeepsQ>
+template <typename T, int kHeadDim, int kValueDim, int kRowFragments, int kKeys, Keeping kKeeping>
 struct ForwardRows {
   enum { kRows = 8 * kRowFragments };
   enum {
@@ -59,12 +63,12 @@ struct ForwardRows {
   };
   // Both save registers of wide heads.
   enum { kInOrder = kHeadDim * sizeof(T) > 256, kOneByOne = sizeof(T) == 4 || kHeadDim > 192 };
-  using Keys = TransposedTile<T, kKeyStride, kInOrder && kKeepsQ, bool(kOneByOne)>;
+  using Keys = TransposedTile<T, kKeyStride, kInOrder && kKeeping != kKeptNowhere, bool(kOneByOne)>;
   using Values = SharedTile<T, kValueStride, bool(kInOrder)>;
 
   FragmentPlace place;  // of this lane
   int first;            // query of row 0
-  KeptRows<T, kHeadDim, kRows, kKeys, kKeepsQ ? kKeptInRegisters : kKeptNowhere, Keys> q;
+  KeptRows<T, kHeadDim, kRows, kKeys, kKeeping, Keys> q;
   RegTile<float, kRows, kValueDim> out;
   OnlineSoftmax softmax[kRowFragments];
 
@@ -90,7 +94,14 @@ struct ForwardRows {
                          constant AttentionParams& params) thread {
     RegTile<float, kRows, kKeys> scores = q.multiply(keys);
     const int query = first + place.row, key = begin + place.column;
-    scores.map(query, key, MaskedScore<T, kRowFragments == 1>{begin, mask, &params});
+    // With large tiles, exp2's argument is one fma of the product. That needs a positive factor:
+    // the largest product then has the largest score, and a hidden one's is no NaN.
+    const bool folds = kRowFragments > 1 && !has_softcap && !has_additive_mask;
+    const float scale = metal::max(metal::abs(params.score_scale), 0x1p-100f);
+    if (folds && params.score_scale < 0.0f) {
+      scores.scale(-1.0f);
+    }
+    scores.map(query, key, MaskedScore<T, kRowFragments == 1>{begin, folds, mask, &params});
     // In most tiles every pair is visible. Where there are many, one branch replaces their tests.
     if (kRowFragments * kKeys <= 32 ||
         !sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
@@ -102,8 +113,9 @@ struct ForwardRows {
     float factors[kRowFragments];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
-      factors[i] = softmax[i].begin_piece(scores.row_max(i));
-      scores.map_row(i, query, key, SoftmaxWeight{softmax[i].base()});
+      const float highest = scores.row_max(i);
+      factors[i] = softmax[i].begin_piece(folds ? highest * scale : highest);
+      scores.map_row(i, query, key, SoftmaxWeight{softmax[i].base(), scale, folds});
       softmax[i].sum = scores.row_sum(i, softmax[i].sum);
     }
     scale_out(factors);

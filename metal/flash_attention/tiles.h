@@ -7,34 +7,34 @@
 // 16-bit types), dv / 4 for the accumulated output and keys / 4 for the scores. About 40 more hold
 // addresses, and what the compiler keeps. So a simdgroup has 8 rows, and eight of them share each
 // tile where registers allow; with 16 rows, heads of 64 spill already. Wide heads leave no room for
-// q: they reload it for each block of keys (keeps_q false). `mslc agx` counts (docs/apple.md).
+// q: they reload it for each block of keys (kKeptNowhere). `mslc agx` counts (docs/apple.md).
 //
 // Threadgroup memory holds a block of keys and one of values: 5 to 25 KB.
 #pragma once
 
-// X(dtype, type, d, dv, row_fragments, keys, keeps_q, simdgroups, staging)
-#define MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, dtype, type) \
-  X(dtype, type, 32, 32, 1, 32, true, 8, kStagesTogether)    \
-  X(dtype, type, 64, 64, 1, 32, true, 8, kStagesTogether)    \
-  X(dtype, type, 72, 72, 1, 32, true, 8, kStagesTogether)    \
-  X(dtype, type, 80, 80, 1, 32, true, 8, kStagesTogether)    \
-  X(dtype, type, 96, 96, 1, 32, true, 8, kStagesTogether)    \
-  X(dtype, type, 128, 128, 1, 16, true, 8, kStagesTogether)  \
-  X(dtype, type, 192, 128, 1, 16, false, 4, kStagesTogether) \
-  X(dtype, type, 192, 192, 1, 16, false, 4, kStagesTogether) \
-  X(dtype, type, 256, 256, 1, 16, false, 4, kStagesEach)
+// X(dtype, type, d, dv, row_fragments, keys, keeping, simdgroups, staging)
+#define MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, dtype, type)            \
+  X(dtype, type, 32, 32, 1, 32, kKeptInRegisters, 8, kStagesTogether)   \
+  X(dtype, type, 64, 64, 1, 32, kKeptInRegisters, 8, kStagesTogether)   \
+  X(dtype, type, 72, 72, 1, 32, kKeptInRegisters, 8, kStagesTogether)   \
+  X(dtype, type, 80, 80, 1, 32, kKeptInRegisters, 8, kStagesTogether)   \
+  X(dtype, type, 96, 96, 1, 32, kKeptInRegisters, 8, kStagesTogether)   \
+  X(dtype, type, 128, 128, 1, 16, kKeptInRegisters, 8, kStagesTogether) \
+  X(dtype, type, 192, 128, 1, 16, kKeptNowhere, 4, kStagesTogether)     \
+  X(dtype, type, 192, 192, 1, 16, kKeptNowhere, 4, kStagesTogether)     \
+  X(dtype, type, 256, 256, 1, 16, kKeptNowhere, 4, kStagesEach)
 
-#define MLX_ANVIL_ATTENTION_FORWARD_TILES(X)                 \
-  X(float32, float, 32, 32, 1, 32, true, 8, kStagesTogether) \
-  X(float32, float, 64, 64, 1, 32, true, 8, kStagesTogether) \
-  X(float32, float, 72, 72, 1, 32, true, 8, kStagesTogether) \
-  X(float32, float, 80, 80, 1, 16, true, 8, kStagesTogether) \
-  X(float32, float, 96, 96, 1, 16, true, 8, kStagesTogether) \
-  X(float32, float, 128, 128, 1, 8, true, 4, kStagesEach)    \
-  X(float32, float, 192, 128, 1, 16, false, 4, kStagesEach)  \
-  X(float32, float, 192, 192, 1, 16, false, 4, kStagesEach)  \
-  X(float32, float, 256, 256, 1, 8, false, 4, kStagesEach)   \
-  MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)     \
+#define MLX_ANVIL_ATTENTION_FORWARD_TILES(X)                             \
+  X(float32, float, 32, 32, 1, 32, kKeptInRegisters, 8, kStagesTogether) \
+  X(float32, float, 64, 64, 1, 32, kKeptInRegisters, 8, kStagesTogether) \
+  X(float32, float, 72, 72, 1, 32, kKeptInRegisters, 8, kStagesTogether) \
+  X(float32, float, 80, 80, 1, 16, kKeptInRegisters, 8, kStagesTogether) \
+  X(float32, float, 96, 96, 1, 16, kKeptInRegisters, 8, kStagesTogether) \
+  X(float32, float, 128, 128, 1, 8, kKeptInRegisters, 4, kStagesEach)    \
+  X(float32, float, 192, 128, 1, 16, kKeptNowhere, 4, kStagesEach)       \
+  X(float32, float, 192, 192, 1, 16, kKeptNowhere, 4, kStagesEach)       \
+  X(float32, float, 256, 256, 1, 8, kKeptNowhere, 4, kStagesEach)        \
+  MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)                 \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
 
 // Decode. A lane holds at least 4 columns (d / 32) of each row, of q and of out: 64 registers in
@@ -117,14 +117,24 @@
 // threadgroup 48 KB of memory. More passing rows per tile measured faster wherever they fit. Head
 // dims that fit no tile here run in the tiles above.
 #define MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, dtype, type) \
-  X(dtype, type, 32, 32, 4, 96, true, 4, kStagesAhead)              \
-  X(dtype, type, 64, 64, 4, 48, true, 4, kStagesAhead)              \
-  X(dtype, type, 96, 96, 2, 32, true, 4, kStagesAhead)              \
-  X(dtype, type, 128, 128, 2, 32, true, 4, kStagesAhead)
+  X(dtype, type, 32, 32, 4, 96, kKeptInRegisters, 4, kStagesAhead)  \
+  X(dtype, type, 64, 64, 4, 64, kKeptInRegisters, 4, kStagesAhead)  \
+  X(dtype, type, 96, 96, 2, 32, kKeptInRegisters, 4, kStagesAhead)  \
+  X(dtype, type, 128, 128, 2, 32, kKeptInRegisters, 4, kStagesAhead)
 
 #define MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES(X)             \
   MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_FORWARD_MATRIX_TILES_16(X, bfloat16, bfloat)
+
+// Larger ones of the same head dims, for multiprocessors that hold two such blocks. Their tiles, 68
+// KB, are in threadgroup memory that the launch sets. `long`: more keys per tile. `tall`: more rows
+// too, so that each tile is read for twice as many; its queries are in memory as well.
+#define MLX_ANVIL_ATTENTION_FORWARD_LONG_TILES(X)                      \
+  X(float16, half, 128, 128, 2, 64, kKeptInRegisters, 4, kStagesAhead) \
+  X(bfloat16, bfloat, 128, 128, 2, 64, kKeptInRegisters, 4, kStagesAhead)
+#define MLX_ANVIL_ATTENTION_FORWARD_TALL_TILES(X)                   \
+  X(float16, half, 128, 128, 4, 32, kKeptInMemory, 4, kStagesAhead) \
+  X(bfloat16, bfloat, 128, 128, 4, 32, kKeptInMemory, 4, kStagesAhead)
 
 #define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, dtype, type)                       \
   X(dq, dtype, type, 32, 32, 4, 64, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
@@ -132,13 +142,18 @@
   X(dq, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
   X(dq, dtype, type, 128, 128, 2, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead) \
   X(dkv, dtype, type, 32, 32, 4, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)  \
-  X(dkv, dtype, type, 64, 64, 2, 48, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)  \
+  X(dkv, dtype, type, 64, 64, 2, 64, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)  \
   X(dkv, dtype, type, 96, 96, 2, 32, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead)     \
   X(dkv, dtype, type, 128, 128, 2, 16, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead)
 
 #define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(X)             \
   MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, float16, half) \
   MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, bfloat16, bfloat)
+
+// As the long tiles of the forward pass, with 51 KB.
+#define MLX_ANVIL_ATTENTION_BACKWARD_LONG_TILES(X)                                         \
+  X(dkv, float16, half, 128, 128, 2, 32, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead) \
+  X(dkv, bfloat16, bfloat, 128, 128, 2, 32, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead)
 
 // Decode with matrix units. Per thread, a block of keys and one of values take 32 registers each, q
 // takes d / 8 and the output d / 4.

@@ -22,4 +22,6 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         yield call((rows, 1), (1, 300), 64)
     yield call((2, 1), (1, 40), 512)
     yield call((2, 1), (37, 45), 64, "causal", matrix_units=True)
+    yield call((1, 1), (70, 75), 128, "causal", matrix_units=True)
+    yield call((133, 1), (65, 17), 128, matrix_units=True)  # as many blocks as tall tiles take
     yield call((2, 1), (1, 75), 64, matrix_units=True)

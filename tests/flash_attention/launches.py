@@ -66,6 +66,9 @@ def _attention_by_matrix_units(dtype: mx.Dtype) -> Iterator[Call]:
             yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
     for options in _attention_options(dtype, QUERIES, QUERIES):
         yield _attention_gradients(dtype, 64, 64, **options)
+    # Heads of 128 have larger tiles without a mask array, and tall ones for many blocks.
+    yield _attention_gradients(dtype, 128, 128, mask=mx.ones((QUERIES, QUERIES), mx.bool_))
+    yield _attention(dtype, 128, 128, 70, 133)
 
 
 def every_kernel() -> Iterator[Call]:

@@ -29,13 +29,18 @@ ALL_PASSES = {
     "flash_attention_backward_dq_matrix",
     "flash_attention_backward_dkv_matrix",
 }
+LONG_PASSES = {
+    "flash_attention_forward_matrix_long",
+    "flash_attention_backward_dq_matrix",
+    "flash_attention_backward_dkv_matrix_long",
+}
 
 
 @each_dtype
 @pytest.mark.parametrize("dims", [(32, 32), (40, 64), (64, 48), (80, 96), (128, 128), (128, 72)], ids=str)
 def test_head_dims(dims, dtype):
     # Queries and keys: ragged blocks of every tile's rows; more keys than queries.
-    check_traced(draw((2, 1), (37, 75), dims, dtype, "causal"), ALL_PASSES)
+    check_traced(draw((2, 1), (37, 75), dims, dtype, "causal"), LONG_PASSES if max(dims) > 96 else ALL_PASSES)
 
 
 @each_dtype
@@ -46,7 +51,30 @@ def test_features(feature, dtype):
 
 @pytest.mark.parametrize("feature", ["none", "window+causal"])
 def test_blocks_of_the_largest_tile(feature):
-    check_traced(draw((1, 1), (130, 131), (128, 128), mx.float16, feature), ALL_PASSES)
+    check_traced(draw((1, 1), (130, 131), (128, 128), mx.float16, feature), LONG_PASSES)
+
+
+@each_dtype
+def test_tall_tiles(dtype):
+    """Taken where one round of them replaces two of long ones: 133 blocks, not 266, on 132 multiprocessors."""
+    tall = LONG_PASSES - {"flash_attention_forward_matrix_long"} | {"flash_attention_forward_matrix_tall"}
+    case = draw((133, 1), (70, 37), (128, 128), dtype, "sinks")
+    check_traced(case, tall)
+    check_traced(draw((132, 1), (70, 37), (128, 128), dtype, "sinks"), LONG_PASSES)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-30])
+@pytest.mark.parametrize("feature", ["none", "bool+causal"])
+def test_factors_of_scores(scale, feature):
+    """exp2's argument is one fma, for which a negative factor changes the products' signs."""
+    q, k, v = (mx.random.normal((1, 2, 37, 64)).astype(mx.float16) for _ in range(3))
+    mask = mx.random.uniform(shape=(37, 37)) < 0.7 if "bool" in feature else None
+    found = mlx_anvil.flash_attention(q, k, v, scale=scale, mask=mask)
+    scores = scale * (q.astype(mx.float32) @ k.astype(mx.float32).swapaxes(-1, -2))
+    if mask is not None:
+        scores = mx.where(mask, scores, -float("inf"))
+    expected = mx.softmax(scores, axis=-1) @ v.astype(mx.float32)
+    assert mx.abs(found.astype(mx.float32) - expected).max().item() < 4e-3
 
 
 @each_dtype

@@ -79,6 +79,8 @@ def most_spills(kernel: str, features: bool) -> int:
     Products of few rows have 128 registers, so that twice as many threads run at once."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
         return 232 if "_g32_" in kernel else 112
+    if kernel.startswith("flash_attention_forward_matrix_tall"):  # and with that faster than without
+        return 80
     if kernel.startswith("flash_attention_decode_") and kernel.endswith("_d128r8"):
         return 276 if features else 0
     most = {
