@@ -7,10 +7,10 @@ namespace metal {
 using ::mslc::metal4::execution_simdgroup;
 using ::mslc::metal4::execution_simdgroups;
 using ::mslc::metal4::execution_thread;
-}
+}  // namespace metal
 namespace mpp {
 namespace tensor_ops {
 using ::mslc::metal4::tensor_ops::matmul2d;
 using ::mslc::metal4::tensor_ops::matmul2d_descriptor;
-}
-}
+}  // namespace tensor_ops
+}  // namespace mpp
