@@ -150,10 +150,13 @@ def backward_rows(dim: int, causal: bool) -> Iterator[Row]:
     part = 256
     for length in (1024, 2048, 4096):
         size = HEADS * length * dim * 2
-        moved = {"_dq": (4 * size, size), "_dkv": (4 * size, 2 * size), "_rows": (2 * size, size / 16)}
+        moved = {"_delta": (2 * size, 2 * size / dim), "_dq_": (4 * size, size), "_dkv_": (4 * size, 2 * size)}
+        moved |= {"_dk_": (4 * size, size), "_dv_": (3 * size, size)}
+        # Pairs of a query and a key, in blocks of 64 queries.
+        blocks = [(n * (n + 64) / 2 if causal else n * n) for n in (length, part)]
         yield Row(
             "backward", f"{length} x {dim}{', causal' if causal else ''}", (attention_gradients, (part, dim, causal)),
-            HEADS * (length / part) ** 2, lambda chip, n=length: theirs.backward(n, dim, HEADS, causal, chip), moved,
+            HEADS * blocks[0] / blocks[1], lambda chip, n=length: theirs.backward(n, dim, HEADS, causal, chip), moved,
             skip="forward",
         )  # fmt: skip
 
