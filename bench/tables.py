@@ -281,7 +281,6 @@ TABLES = {
     "cuda, briefly": ("cuda_h200", cuda_briefly),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
     "cuda, first": ("cuda_first_h200", cuda_first),
-    "agx": ("agx", agx_tables.comparison),
     "agx, by op": ("agx", agx_tables.needs_by_op),
     "apple, code": ("apple", apple_tables.code),
     "apple, estimates": ("apple", apple_tables.estimates),
