@@ -1,7 +1,6 @@
 """The tables of agx.json, for docs/apple.md."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from op_tables import Results, markdown
 
@@ -12,23 +11,6 @@ def compared(results: Results) -> Iterator[Results]:
     """The rows with a kernel of MLX's, of one dtype: attention, decode, products."""
     rows = [row for row in results["rows"] if row.get("dtype") == DTYPE]
     yield from sorted(rows, key=lambda row: (row["op"], len(row["what"]), row["what"]))
-
-
-def _spills(needs: dict[str, Any]) -> str:
-    return f"{needs['spills']}:{needs['fills']}" if needs["spills"] or needs["fills"] else "none"
-
-
-def comparison(results: Results) -> str:
-    """Ours / MLX's in every cell."""
-    lines = []
-    for row in compared(results):
-        ours, mlx = row["ours"], row["mlx"]
-        pairs = [f"{ours[name]:,} / {mlx[name]:,}" for name in ("instructions", "registers")]
-        pairs += [f"{_spills(ours)} / {_spills(mlx)}"]
-        pairs += [f"{ours[name]:,} / {mlx[name]:,}" for name in ("threads", "threadgroup_bytes")]
-        lines.append([row["what"], *pairs])
-    heads = (f"{DTYPE}, ours / MLX's", "instructions", "registers", "spills:fills", "threads", "threadgroup bytes")
-    return markdown(heads, lines)
 
 
 def needs_by_op(results: Results) -> str:

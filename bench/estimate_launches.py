@@ -45,14 +45,16 @@ class Launch:
     constants: Mapping[int, object] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
 
-    def work(self) -> Work:
+    def source(self) -> Source:
         lines = ["#include <metal_stdlib>"]
         lines += [f'#include "{_HEADERS}/{header}"' for header in ("utils.h", *self.headers)]
         arguments = ", ".join(map(str, self.arguments))
         lines.append(f'instantiate_kernel("{self.function}", {self.function}, {arguments})')
-        source = Source.load("\n".join(lines) + "\n", [_INCLUDE], {"MLX_METAL_JIT": 1})
+        return Source.load("\n".join(lines) + "\n", [_INCLUDE], {"MLX_METAL_JIT": 1})
+
+    def work(self) -> Work:
         options: dict[str, Any] = {"constants": self.constants, "sample": self.sample, "sizes": self.sizes}
-        return measure_work(source, self.function, self.buffers, self.grid, self.threadgroup, **options)
+        return measure_work(self.source(), self.function, self.buffers, self.grid, self.threadgroup, **options)
 
 
 def _draw(shape: Sequence[int], dtype: str) -> np.ndarray:

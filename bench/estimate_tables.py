@@ -1,29 +1,10 @@
-"""The tables of docs/estimates.md: of estimate.json, and of the published times that the model is validated with."""
+"""The tables of docs/estimates.md: how wrong the model is, by the published times that it is validated with."""
 
 from collections.abc import Iterable
 from math import exp, log
 
 from mlx_anvil.mslc.estimation import Timing, chip_error, chips, ratio, typical_error, validation
 from op_tables import Results, markdown
-
-SHOWN = ("M1", "M2 Pro", "M3 Max", "M4 Max")
-
-
-def comparison(results: Results) -> str:
-    """Ours over MLX's on a few chips, and what bounds ours on the first."""
-    lines = []
-    for row in results["rows"]:
-        found = {estimate["chip"]: estimate for estimate in row["estimates"]}
-        bounds = [found[SHOWN[0]][who]["bound"] for who in ("ours", "mlx")]
-        cells = [_pair(found[chip]) for chip in SHOWN]
-        lines.append([row["what"], *cells, " / ".join(dict.fromkeys(bounds))])
-    return markdown((f"{results['rows'][0]['dtype']}, ours / MLX's", *SHOWN, f"bound on the {SHOWN[0]} by"), lines)
-
-
-def _pair(estimate: Results) -> str:
-    ours, mlx = (estimate[who]["microseconds"] for who in ("ours", "mlx"))
-    unit, factor = ("us", 1.0) if mlx < 1e3 else ("ms", 1e-3)
-    return f"{ours * factor:.3g} / {mlx * factor:.3g} {unit}: {ours / mlx:.2f}"
 
 
 def errors(_: Results) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from harness import RESULTS
 
 import agx_tables
+import apple_tables
 import estimate_tables
 from op_tables import OP_TABLES
 from op_tables import markdown as _markdown
@@ -280,11 +281,11 @@ TABLES = {
     "cuda, briefly": ("cuda_h200", cuda_briefly),
     "cuda, overhead": ("cuda_h200", cuda_overhead),
     "cuda, first": ("cuda_first_h200", cuda_first),
-    "agx": ("agx", agx_tables.comparison),
     "agx, by op": ("agx", agx_tables.needs_by_op),
-    "estimate": ("estimate", estimate_tables.comparison),
-    "estimate, errors": ("estimate", estimate_tables.errors),
-    "estimate, by kernel": ("estimate", estimate_tables.errors_by_kernel),
+    "apple, code": ("apple", apple_tables.code),
+    "apple, estimates": ("apple", apple_tables.estimates),
+    "estimate, errors": ("apple", estimate_tables.errors),
+    "estimate, by kernel": ("apple", estimate_tables.errors_by_kernel),
     **OP_TABLES,
 }
 

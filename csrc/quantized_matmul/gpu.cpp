@@ -20,14 +20,18 @@ constexpr int64_t kMostWeights = 4 * kMostElements;
 // of matmul.metal or tiles.metal.
 enum class Route { kFewRows, kDense, kTiles };
 
+constexpr int64_t kVectorRows = 2;  // up to these, gemv.metal takes fewer instructions
+
 Route route_of(const QuantizedFormat& format,
                const QuantizedSizes& sizes,
                QuantizedProduct product,
                const QuantizedRequest& request) {
-  if (sizes.rows <= kQuantizedGemvRows) {
+  const bool matrix_units = device_traits(request.stream.device).matrix_units;
+  const bool tiles_of_few = !matrix_units && product == QuantizedProduct::kTransposed;
+  if (sizes.rows <= (tiles_of_few ? kVectorRows : kQuantizedGemvRows)) {
     return Route::kFewRows;
   }
-  if (!device_traits(request.stream.device).matrix_units || request.x.itemsize() != 2) {
+  if (!matrix_units || request.x.itemsize() != 2) {
     return Route::kTiles;
   }
   const bool several = sizes.rows <= kMostMatrixRows && product == QuantizedProduct::kTransposed;

@@ -1,5 +1,7 @@
 // Launches the kernels of products of many rows: tiles.metal, and matmul.metal where there are
 // matrix units.
+#include <algorithm>
+
 #include "quantized_matmul/gpu_request.h"
 
 namespace mlx_anvil {
@@ -47,7 +49,7 @@ void launch_quantized_tiles(const QuantizedFormat& format,
   }
   const bool transposed = product == QuantizedProduct::kTransposed;
   const bool few = transposed && sizes.rows <= choices(request.stream.device).product_split_rows;
-  const int64_t rows = few ? kernel_rows(sizes.rows) : kTileRows;
+  const int64_t rows = few ? std::max<int64_t>(kernel_rows(sizes.rows), 8) : kTileRows;
   const int64_t columns = few ? kFewTileColumns : transposed ? kGpuTileColumns : kPlainTileColumns;
   const KernelName::Piece suffix = few ? KernelName::Piece(rows) : KernelName::Piece("");
   request.launch_kernel(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <string_view>
 
 #include "common/allocate.h"
 #include "common/checks.h"
@@ -34,7 +35,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
       return false;
     }
     const auto& o = static_cast<const QuantizedMatmul&>(other);
-    return format_ == o.format_ && product_ == o.product_;
+    return format_ == o.format_ && product_ == o.product_ && is_gemv() == o.is_gemv();
   }
 
   Arrays compose(const Arrays& inputs) override {
@@ -79,8 +80,13 @@ class QuantizedMatmul : public QuantizedPrimitive {
       run_mlx_kernel(op_, *kernel, graph, inputs, outputs[0], stream());
       return;
     }
-    quantized_matmul_gpu(format_, sizes, product_, inputs[0], weights_at(format_, inputs, 1),
-                         outputs[0], stream());
+    const QuantizedWeightArrays weights = weights_at(format_, inputs, 1);
+    if (is_gemv() && sizes.rows <= kQuantizedGemvRows) {
+      outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
+      quantized_gemv_gpu(format_, sizes, inputs[0], weights, outputs[0], stream());
+    } else {
+      quantized_matmul_gpu(format_, sizes, product_, inputs[0], weights, outputs[0], stream());
+    }
   }
 
  protected:
@@ -167,6 +173,12 @@ class QuantizedMatmul : public QuantizedPrimitive {
   }
 
  private:
+  // Rows of quantized_gemv have the same bits however many they are; other products of 3 to 8 rows
+  // may take another kernel.
+  bool is_gemv() const {
+    return product_ == QuantizedProduct::kTransposed && std::string_view(op_) == "quantized_gemv";
+  }
+
   QuantizedMatrix matrix(const Arrays& inputs) const { return matrix_at(format_, inputs, 1); }
 
   const QuantizedProduct product_;

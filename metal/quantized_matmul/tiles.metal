@@ -1,7 +1,7 @@
-// Quantized GEMM for more than eight rows of x, with weights dequantised in registers
+// Quantized GEMM for more than two rows of x (plain: eight), with weights dequantised in registers
 // (lane_weights.h): no tile of w is in threadgroup memory. For Apple's GPUs.
 //   quantized_tiles_transposed  out[m, n] = sum over k of x[m, k] W[n, k]
-//   quantized_tiles_few         the same, for up to 16 or 32 rows
+//   quantized_tiles_few         the same, for up to 8, 16 or 32 rows
 //   quantized_tiles_plain       out[m, k] = sum over n of x[m, n] W[n, k]
 //
 // Kernels: quantized_tiles_<transposed|plain>_<dtype>_<format>, and
@@ -305,5 +305,6 @@ INSTANTIATE_TILES_DTYPES(plain)
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_FEW, float16, half, rows)  \
   MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_FEW, bfloat16, bfloat, rows)
 
+INSTANTIATE_FEW_DTYPES(8)
 INSTANTIATE_FEW_DTYPES(16)
 INSTANTIATE_FEW_DTYPES(32)

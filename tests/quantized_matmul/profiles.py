@@ -26,6 +26,7 @@ from tests.quantized_matmul.ptx_loops import Loop, hot_loop
 
 METAL_TYPES = {"float32": "float", "float16": "half"}
 GEMV, SWIGLU, PLAIN = PRODUCTS = ("gemv", "swiglu", "plain")
+TILES = "tiles"  # as GEMV, but quantized_matmul for any number of rows
 
 
 @dataclass
@@ -127,8 +128,10 @@ def evaluate(call: Call) -> mx.array:
     x, options = mx.array(call.x), call.format.options
     if call.product == SWIGLU:
         out = mlx_anvil.quantized_swiglu(x, *arrays, **options)
+    elif call.product == GEMV and call.rows <= 8:
+        out = mlx_anvil.quantized_gemv(x, *arrays[0], **options)
     else:
-        out = mlx_anvil.quantized_matmul(x, *arrays[0], transpose=call.product == GEMV, **options)
+        out = mlx_anvil.quantized_matmul(x, *arrays[0], transpose=call.product != PLAIN, **options)
     mx.eval(out)
     return out
 

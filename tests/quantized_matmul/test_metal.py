@@ -14,6 +14,7 @@ from tests.quantized_matmul.profiles import (
     PLAIN,
     PRODUCTS,
     SWIGLU,
+    TILES,
     Call,
     Counts,
     evaluate,
@@ -102,11 +103,11 @@ def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator
         assert ours.x_lines <= mlx.x_lines
 
 
-@pytest.mark.parametrize("rows", [9, 32, 64])
+@pytest.mark.parametrize("rows", [3, 9, 32, 64])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_many_rows_beside_qmm_t(bits: int, rows: int, rng: np.random.Generator):
     """Weights do not pass through threadgroup memory, and x is there in 16 bits."""
-    call = Call.draw(rng, GEMV, Format("affine", 64, bits), "float16", rows, 128, 512)
+    call = Call.draw(rng, TILES, Format("affine", 64, bits), "float16", rows, 128, 512)
     ours, mlx = profile_ours(call), profile_mlx("qmm_t", call, "true", "false")
     assert ours.matrix_bytes <= mlx.matrix_bytes
     assert ours.threadgroup_bytes <= 0.6 * mlx.threadgroup_bytes
@@ -123,10 +124,10 @@ def test_many_rows_beside_qmm_n(bits: int, rng: np.random.Generator):
     assert ours.threadgroup_memory <= mlx.threadgroup_memory
 
 
-@pytest.mark.parametrize("rows", [(9, 16, 20, 32), (33, 64, 70)])
+@pytest.mark.parametrize("rows", [(1, 2), (3, 8, 9, 16, 20, 32), (33, 64, 70)])
 def test_bits_do_not_depend_on_the_number_of_rows(rows: tuple[int, ...], rng: np.random.Generator):
-    """The bits are equal for 9 to 32 rows, and for any number above 32."""
-    call = Call.draw(rng, GEMV, FOUR_BITS, "float16", rows[-1], 40, 448)
+    """The bits are equal for 1 and 2 rows, for 3 to 32, and for any number above 32."""
+    call = Call.draw(rng, TILES, FOUR_BITS, "float16", rows[-1], 40, 448)
     with mx.stream(mx.cpu), mlx_anvil.simulate():
         all_rows = np.array(evaluate(call))
         for some in rows[:-1]:

@@ -177,17 +177,21 @@ def test_second_derivative_in_x(format, rng):
 @each_dtype
 @each_format
 def test_rows_do_not_depend_on_their_number(format, dtype, rng):
-    """Speculative decoding relies on this: a row has the same bits for every number of rows and at every position."""
+    """Speculative decoding relies on this: a row has the same bits for every number of rows and at every position. On
+    Apple's GPUs, quantized_matmul of 3 to 8 rows has other bits than of 1 or 2; quantized_gemv has the same."""
+    most = 2 if support.backend in ("simulator", "metal") else 8
     for outputs, groups in ((37, 5), (3, 33)):
         matrix = draw(format, (outputs, groups * format.group_size), rng, dtype)
         x = normal((8, groups * format.group_size), dtype)
         single = mx.concatenate([multiply(x[i : i + 1], matrix) for i in range(8)])
+        several = single if most == 8 else multiply(x, matrix)
         for count in range(2, 9):
             for first in {0, 8 - count, (8 - count) // 2}:
                 rows = slice(first, first + count)
-                assert_same_bits(multiply(x[rows], matrix), single[rows])
-        assert_same_bits(multiply(x[::-1], matrix), mx.contiguous(single[::-1]))
-        assert_same_bits(multiply(x.reshape(2, 4, -1), matrix), single.reshape(2, 4, -1))
+                assert_same_bits(multiply(x[rows], matrix), (single if count <= most else several)[rows])
+                assert_same_bits(quantized_gemv(x[rows], *matrix.arrays, **format.options), single[rows])
+        assert_same_bits(multiply(x[::-1], matrix), mx.contiguous(several[::-1]))
+        assert_same_bits(multiply(x.reshape(2, 4, -1), matrix), several.reshape(2, 4, -1))
         assert_same_bits(multiply(x[3], matrix), single[3])
 
 
@@ -212,7 +216,8 @@ def test_gemv_is_the_product_of_few_rows(rng):
     matrix = draw(format, (33, 192), rng)
     for shape in ((192,), (1, 192), (8, 192), (2, 4, 192)):
         x = normal(shape)
-        assert_same_bits(quantized_gemv(x, *matrix.arrays, **format.options), multiply(x, matrix))
+        rows = mx.concatenate([multiply(row[None], matrix) for row in x.reshape(-1, 192)])
+        assert_same_bits(quantized_gemv(x, *matrix.arrays, **format.options), rows.reshape(*shape[:-1], 33))
     with pytest.raises(ValueError, match=r"^\[quantized_gemv\] x has shape \(9, 192\).*allowed: at most 8"):
         quantized_gemv(normal((9, 192)), *matrix.arrays, **format.options)
 
