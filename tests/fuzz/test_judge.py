@@ -61,6 +61,18 @@ def product_with_outliers() -> Call:
     return call
 
 
+def product_near_half_of_the_largest() -> Call:
+    """Twice a result, as the gradient of its square has it, fits bfloat16 or not by how that result was rounded. The
+    definition rounds a weight of 1.0032 to 1."""
+    x = Arg("x", ("rows", 64), "bfloat16", "huge({shape}, 1.75e38)")
+    w = Arg("w", (1, 16), "uint32", "mx.full({shape}, 0x40404040, mx.uint32)", differentiable=False)
+    scales = Arg("scales", (1, 2), "bfloat16", "mx.full({shape}, 5e-5)", differentiable=False)
+    biases = Arg("biases", (1, 2), "bfloat16", "mx.array([[1.0, 0.25]])", differentiable=False)
+    arguments = {a.name: a.name for a in (x, w, scales, biases)} | {"group_size": "32", "bits": "8"}
+    results = [Result(("rows", 1), "bfloat16")]
+    return Call("quantized_matmul", [x, w, scales, biases], arguments, results, {"rows": 2048}, tolerance=5e-5)
+
+
 def rope_of_frequencies() -> Call:
     """A rotation preserves the sum of squares, so frequencies have no gradient."""
     args = [Arg("x", (1, 1, 4, 8)), Arg("freqs", (4,), value="1 + 99 * mx.abs(normal({shape}))")]
@@ -81,6 +93,7 @@ def rope_of_frequencies() -> Call:
         case_of(norm_of_rounded_sums()),
         case_of(norm_of_rounded_sums(), Transform("vjp", argnums=(1,))),
         case_of(product_with_outliers()),
+        case_of(product_near_half_of_the_largest(), grad(0)),
         case_of(rope_of_frequencies(), grad(1)),
         case_of(rope_of_frequencies(), grad(1), grad(1)),
     ],
@@ -108,6 +121,13 @@ def test_errors_are_seen(call, wrong, seed):
     if call.op == "flash_attention":
         with pytest.raises(Wrong, match="error of result 0"):
             check(case_of(call, grad(2)))
+
+
+def test_overflow_on_the_way_is_seen(seed):
+    call = product_near_half_of_the_largest()
+    call.ours = f"0.5 * (2 * mlx_anvil.quantized_matmul({call.keywords}))"
+    with pytest.raises(Wrong, match="result 0 is not finite where it should be"):
+        check(case_of(call))
 
 
 def test_norms_of_sums_that_are_not_rounded_are_seen(seed):
