@@ -66,6 +66,10 @@ def _problem(case: Case, seed: int) -> str:
     if all(x.size == 0 for x in ours):
         return ""  # definitions of empty batches have ended MLX by a division by zero
     arrays = example["arrays"]
+    # MLX 0.32.4's sum of an empty array that is strided, now and then, does not end on the CPU. Definitions have one in
+    # derivatives; ours were evaluated above.
+    if case.derivatives and any(x.size == 0 for x in arrays):
+        return ""
     places = [i for i, arg in enumerate(case.args) if arg.dtype in FLOATS and arg.differentiable]
     floats = [arrays[i] for i in places]
     of_floats = [i for i, result in enumerate(case.results) if result.dtype in FLOATS]
