@@ -98,6 +98,13 @@ void launch_forward(const AttentionConfig& config,
 
 // ---- decode -------------------------------------------------------------------------------------
 
+// Returns the number of keys that at least one query sees.
+int64_t visible_keys(const AttentionParams& params) {
+  const int64_t end =
+      std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
+  return std::max<int64_t>(end - std::max(0, params.band_low), 0);
+}
+
 void launch_combine(const AttentionConfig& config,
                     const AttentionSizes& sizes,
                     const AttentionForwardArrays& arrays,

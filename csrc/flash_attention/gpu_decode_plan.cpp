@@ -112,7 +112,7 @@ DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   plan.parts = std::clamp<int64_t>(cores / threadgroups_of(plan, sizes), 1,
-                                   std::max<int64_t>(ceil_div(keys, kLeastKeysOfPart), 1));
+                                   std::max<int64_t>(keys / kLeastKeysOfPart, 1));
   return plan;
 }
 

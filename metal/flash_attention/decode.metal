@@ -45,7 +45,7 @@ struct DecodeRound {
   };
 };
 
-template <typename T, int kDim, int kRows, int kSteps, int kRowGroups, int kSimdgroups>
+template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void flash_attention_decode(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
@@ -58,15 +58,16 @@ template <typename T, int kDim, int kRows, int kSteps, int kRowGroups, int kSimd
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  enum { kRows = kBlockRows / kRowGroups };  // of a simdgroup
   using GroupRows = DecodeRows<T, kDim, kRows, kSteps>;
   enum { kShares = kSimdgroups / kRowGroups };  // simdgroups with the same rows
   enum { kAtOnce = DecodeRound<kDim, kRows, kSimdgroups>::kRowsAtOnce };
+  static_assert(kRows % kAtOnce == 0, "whole rounds");
   alignas(16) threadgroup float shares_out[kShares][kRowGroups * kAtOnce][kDim];
   threadgroup OnlineSoftmax shares[kShares][kRowGroups * kRows];
 
   constant AttentionParams& common = params.common;
   const int row_count = common.group * common.q_len;
-  enum { kBlockRows = kRowGroups * kRows };
   const int blocks = (row_count + kBlockRows - 1) / kBlockRows;
   const int batch = group.z, kv_head = group.y / blocks;
   const int block_row = group.y % blocks * kBlockRows;
@@ -269,9 +270,8 @@ template <typename T>
 // ---- kernels
 
 #define INSTANTIATE_DECODE(dtype, type, d, rows, steps, row_groups, simdgroups) \
-  MLX_ANVIL_KERNEL(                                                             \
-      "flash_attention_decode_" #dtype "_d" #d "r" #rows,                       \
-      flash_attention_decode<type, d, (rows) / (row_groups), steps, row_groups, simdgroups>)
+  MLX_ANVIL_KERNEL("flash_attention_decode_" #dtype "_d" #d "r" #rows,          \
+                   flash_attention_decode<type, d, rows, steps, row_groups, simdgroups>)
 
 #define INSTANTIATE_COMBINE(dtype, type) \
   MLX_ANVIL_KERNEL("flash_attention_decode_combine_" #dtype, flash_attention_decode_combine<type>)
