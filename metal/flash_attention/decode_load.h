@@ -62,11 +62,13 @@ METAL_FUNC void load_columns(Rows<T> from, int row, int column, bool zeros, thre
       split(bits, x + i);
     }
   } else {
-    const device T* at = from.data + row * from.row_stride;
+    // One address that moves on: one for each column would be kept in registers.
+    const device T* at = from.data + row * from.row_stride + column * from.column_stride;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < N; ++i) {
       const bool exists = row < from.rows && column + i < from.columns;
-      x[i] = exists ? at[(column + i) * from.column_stride] : T(0);
+      x[i] = exists ? *at : T(0);
+      at += from.column_stride;
     }
   }
 }
