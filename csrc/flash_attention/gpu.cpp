@@ -9,6 +9,7 @@
 
 #include "common/errors.h"
 #include "common/integers.h"
+#include "flash_attention/gpu_decode_plan.h"
 #include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -18,16 +19,7 @@ namespace {
 
 // Index as in metal/flash_attention/decode_row.h.
 constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
-constexpr int kDecodeThreads = 128;
-
-// Decoding splits the keys until there are this many threadgroups, enough for the larger GPUs.
-// Smaller parts than kLeastKeysOfPart would do little more than start.
-constexpr int64_t kEnoughThreadgroups = 256;
-constexpr int64_t kLeastKeysOfPart = 256;
-
-// With matrix units: the maximum number of waves. A partly filled last wave takes as long as a full
-// one.
-constexpr int64_t kMostRounds = 4;
+constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.h
 
 // ---- forward ------------------------------------------------------------------------------------
 
@@ -172,72 +164,11 @@ void launch_forward(const AttentionConfig& config,
 
 // ---- decode -------------------------------------------------------------------------------------
 
-struct DecodeTile {
-  const char* pass;
-  int head_dim;
-  int rows;
-  int threads;
-  bool matrix_units;
-};
-
-// Returns the narrowest tile; among equals, the smallest that takes all rows at once, or else the
-// largest.
-const DecodeTile* narrowest(std::span<const DecodeTile> tiles, const AttentionSizes& sizes) {
-  const int64_t dim = std::max(sizes.head_dim, sizes.v_head_dim);
-  const int64_t rows = sizes.group() * sizes.q_len;
-  const DecodeTile* best = nullptr;
-  for (const DecodeTile& tile : tiles) {
-    const bool fits = dim <= tile.head_dim && (!best || tile.head_dim == best->head_dim);
-    if (fits && (!best || best->rows < rows)) {
-      best = &tile;
-    }
-  }
-  return best;
-}
-
-const DecodeTile& decode_tile(const AttentionSizes& sizes, bool matrix_units) {
-#define TILE(dtype, type, d, rows) {"decode", d, rows, kDecodeThreads, false},
-#define MATRIX_TILE(dtype, type, d, keys, simdgroups) \
-  {"decode_matrix", d, kDecodeRows, 32 * (simdgroups), true},
-  static constexpr DecodeTile kTiles[] = {MLX_ANVIL_ATTENTION_DECODE_TILES(TILE, , )};
-  static constexpr DecodeTile kMatrixTiles[] = {
-      MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, , )};
-#undef MATRIX_TILE
-#undef TILE
-  const DecodeTile* tile = matrix_units ? narrowest(kMatrixTiles, sizes) : nullptr;
-  tile = tile ? tile : narrowest(kTiles, sizes);
-  if (!tile) {
-    throw_internal_error(kFlashAttention, "no decode kernel for this head_dim.");
-  }
-  return *tile;
-}
-
 // Returns the number of keys that at least one query sees.
 int64_t visible_keys(const AttentionParams& params) {
   const int64_t end =
       std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
   return std::max<int64_t>(end - std::max(0, params.band_low), 0);
-}
-
-// Returns the number of parts to split the keys into. Each part takes `threadgroups` threadgroups.
-int64_t parts_of_keys(int64_t keys, int64_t threadgroups, const DeviceTraits& traits) {
-  const int64_t possible = (keys + kLeastKeysOfPart - 1) / kLeastKeysOfPart;
-  if (!traits.matrix_units) {
-    const int64_t wanted = (kEnoughThreadgroups + threadgroups - 1) / threadgroups;
-    return std::clamp<int64_t>(possible, 1, wanted);
-  }
-  const int64_t resident = kMatrixThreadgroups * traits.multiprocessors;
-  const auto rounds = [&](int64_t parts) { return ceil_div(parts * threadgroups, resident); };
-  const int64_t most = std::min(possible, kMostRounds * resident / threadgroups);
-  int64_t best = 1;
-  for (int64_t parts = 2; parts <= most; ++parts) {
-    // A round takes 1 / parts of the time for all keys. More parts cost more to combine, so they
-    // must save at least 5 %.
-    if (20 * rounds(parts) * best < 19 * rounds(best) * parts) {
-      best = parts;
-    }
-  }
-  return best;
 }
 
 void launch_combine(const AttentionConfig& config,
@@ -258,8 +189,9 @@ void launch_combine(const AttentionConfig& config,
   request.params = &params;
   request.params_size = sizeof(params);
   request.grid = {static_cast<uint32_t>(sizes.q_heads * sizes.q_len),
-                  static_cast<uint32_t>(sizes.batch), 1};
-  request.threadgroup = {kDecodeThreads, 1, 1};
+                  static_cast<uint32_t>(sizes.batch),
+                  static_cast<uint32_t>(ceil_div(sizes.v_head_dim, kCombineThreads))};
+  request.threadgroup = {kCombineThreads, 1, 1};
   request.temporaries = {&partial_out, &partial_sums};
   launch(request, stream);
 }
@@ -268,18 +200,15 @@ void launch_decode(const AttentionConfig& config,
                    const AttentionSizes& sizes,
                    const AttentionForwardArrays& arrays,
                    const mx::Stream& stream) {
-  DeviceTraits traits = device_traits(stream.device);
-  const DecodeTile& tile = decode_tile(sizes, arrays.in.q.itemsize() == 2 && traits.matrix_units);
-  traits.matrix_units = tile.matrix_units;
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
 
-  const int64_t rows = sizes.group() * sizes.q_len;
-  const int64_t row_blocks = (rows + tile.rows - 1) / tile.rows;
-  const int64_t threadgroups = sizes.batch * sizes.kv_heads * row_blocks;
   const int64_t keys = visible_keys(params.common);
-  const int64_t parts = parts_of_keys(keys, threadgroups, traits);
+  const DecodePlan plan =
+      decode_plan(dtype_name(arrays.in.q), sizes, keys, device_traits(stream.device));
+  const DecodeTile& tile = *plan.tile;
+  const int64_t parts = plan.parts;
   params.parts = static_cast<int32_t>(parts);
   params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
 
@@ -299,7 +228,8 @@ void launch_decode(const AttentionConfig& config,
   request.inputs = attention_inputs(arrays.in);
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>(parts), static_cast<uint32_t>(sizes.kv_heads * row_blocks),
+  request.grid = {static_cast<uint32_t>(parts),
+                  static_cast<uint32_t>(sizes.kv_heads * plan.row_blocks),
                   static_cast<uint32_t>(sizes.batch)};
   request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
   if (!in_parts) {

@@ -1,192 +1,152 @@
-// The part of a decode that one simdgroup computes: all its query rows, for some of the keys.
+// The part of a decode that one simdgroup computes: some query rows, for some of the keys.
 #pragma once
 
 #include "metal/common/online_softmax.h"
-#include "metal/common/pack.h"
 #include "metal/common/tile.h"
 #include "metal/common/unroll.h"
-#include "metal/flash_attention/scores.h"
+#include "metal/flash_attention/decode_load.h"
 
-// Unpacks what was loaded as bits.
-template <typename T>
-METAL_FUNC void split(metal::vec<T, 4> four, thread T* x) {
+// Returns the maximum or the sum of x over the lanes that differ in bits from kFirst to kEnd.
+template <bool kMaximum, int kFirst, int kEnd = 32>
+METAL_FUNC float over_lanes(float x) {
   MLX_ANVIL_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    x[i] = four[i];
+  for (int distance = kFirst; distance < kEnd; distance *= 2) {
+    const float other = metal::simd_shuffle_xor(x, ushort(distance));
+    x = kMaximum ? metal::fmax(x, other) : x + other;
   }
-}
-METAL_FUNC void split(uint4 vector, thread float* x) {
-  split(as_type<float4>(vector), x);
-}
-METAL_FUNC void split(uint2 pair, thread float* x) {
-  x[0] = as_type<float2>(pair).x;
-  x[1] = as_type<float2>(pair).y;
-}
-template <typename T>
-METAL_FUNC void split(uint2 four, thread T* x) {
-  split(as_type<metal::vec<T, 4> >(four), x);
-}
-template <typename T>
-METAL_FUNC void split(uint4 vector, thread T* x) {
-  split(vector.xy, x);
-  split(vector.zw, x + 4);
+  return x;
 }
 
-// Loads N contiguous elements of a row. Reads zeros outside the rows. Half a pack is entirely
-// inside a row or outside, since rows are whole packs.
-template <typename T, int N>
-METAL_FUNC void load_columns(Rows<T> from, int row, int column, thread T* x) {
-  enum { kPack = Pack<T>::kSize };
-  if (rows_are_vectors && N % kPack == 0) {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < N; i += kPack) {
-      split(load_vector<uint4>(from, row, column + i, heads_fill_tile), x + i);
-    }
-  } else if (rows_are_vectors) {
-    static_assert(N % 4 == 0, "whole halves of packs");
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < N; i += 4) {
-      split(load_vector<uint2>(from, row, column + i, heads_fill_tile), x + i);
-    }
-  } else {
-    const device T* at = from.data + row * from.row_stride;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < N; ++i) {
-      const bool exists = row < from.rows && column + i < from.columns;
-      x[i] = exists ? at[(column + i) * from.column_stride] : T(0);
-    }
-  }
-}
-
-// A slot is a group of lanes that share a key; each lane has kElements of its columns. Slots
-// process their keys independently and merge once, at the end.
-template <typename T, int kDim, int kRows>
+// Keys arrive in blocks. A slot is a group of lanes that share keys of a block; each lane
+// multiplies kElements columns of them. Lanes then exchange partial sums until each has the score
+// of one row and one key, so that masks and softmax cost one instruction for up to 32 scores. Of
+// values and of the output, each lane has kOwn columns, of all keys of the block.
+//
+// The lane of row r, slot s and the slot's step t is s * kLanes + t * kRows + r. Its key is number
+// t * kSlots + s of the block. If a block has less than 32 scores, several lanes have the same.
+template <typename T, int kDim, int kRows, int kSteps>
 struct DecodeRows {
   enum {
     kPack = 16 / sizeof(T),
-    kLeast = kRows == 8 ? 4 : kPack,  // 8 rows of q and out leave registers for only 4
-    kElements = kDim / 32 > kLeast ? kDim / 32 : kLeast,
+    kOwn = kDim / 32,
+    kElements = kOwn > kPack ? kOwn : kPack,
     kLanes = kDim / kElements,
     kSlots = 32 / kLanes,
-    // Keys of a slot whose loads are in flight together.
-    kSteps = kElements * kRows <= 8 ? 4
-    : kElements <= 8                ? 2
-                                    : 1,
-    kKeys = kSlots * kSteps,  // per simdgroup and iteration
+    kKeys = kSlots * kSteps,   // of a block
+    kScores = kRows * kSteps,  // of a slot
   };
+  static_assert(kScores <= kLanes, "a lane has one score");
+  static_assert(kDim % 32 == 0, "lanes share columns evenly");
 
-  int slot;
-  int column;  // the lane's first column
-  float q[kRows][kElements];
-  float out[kRows][kElements];
-  OnlineSoftmax softmax[kRows];
+  ushort lane;
+  T q[kRows][kElements];
+  float out[kRows][kOwn];
+  OnlineSoftmax softmax;  // of the lane's row; the sum is of the lane's own scores
 
-  METAL_FUNC void begin(uint lane) thread {
-    slot = lane / kLanes;
-    column = lane % kLanes * kElements;
+  METAL_FUNC void begin(uint of_lane) thread {
+    lane = of_lane;
+    softmax.clear();
     MLX_ANVIL_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      softmax[r].clear();
       MLX_ANVIL_UNROLL
-      for (int e = 0; e < kElements; ++e) {
-        q[r][e] = out[r][e] = 0.0f;
+      for (int e = 0; e < kOwn; ++e) {
+        out[r][e] = 0.0f;
       }
     }
   }
 
-  // Computes q . k for every row, in all lanes of the slot.
-  METAL_FUNC void multiply_key(const thread T* k, thread float* dots) const thread {
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      float dot = 0.0f;
-      MLX_ANVIL_UNROLL
-      for (int e = 0; e < kElements; ++e) {
-        dot = metal::fma(q[r][e], static_cast<float>(k[e]), dot);
-      }
-      MLX_ANVIL_UNROLL
-      for (int distance = 1; distance < kLanes; distance *= 2) {
-        dot += metal::simd_shuffle_xor(dot, ushort(distance));
-      }
-      dots[r] = dot;
-    }
-  }
+  METAL_FUNC int row() const thread { return lane % kRows; }
+  METAL_FUNC int slot() const thread { return lane / kLanes; }
+  METAL_FUNC int key() const thread { return lane / kRows % kSteps * kSlots + slot(); }
+  METAL_FUNC int first_column() const thread { return lane % kLanes * kElements; }
+  METAL_FUNC int first_own_column() const thread { return lane * kOwn; }
 
-  // Adds kSteps keys to a row. A key that the row does not see has a score of -inf.
-  METAL_FUNC void add(int r,
-                      const thread float (&scores)[kSteps],
-                      const thread T (&v)[kSteps][kElements]) thread {
-    float highest = -INFINITY;
+  // Returns q . k of the lane's row and key.
+  METAL_FUNC float multiply_keys(const thread T (&k)[kSteps][kElements]) const thread {
+    float sums[kScores];
     MLX_ANVIL_UNROLL
     for (int t = 0; t < kSteps; ++t) {
-      highest = metal::max(highest, scores[t]);
-    }
-    const float factor = softmax[r].begin_piece(highest);
-    scale(r, factor);
-    MLX_ANVIL_UNROLL
-    for (int t = 0; t < kSteps; ++t) {
-      const float weight = metal::fast::exp2(scores[t] - softmax[r].base());
-      softmax[r].sum += weight;
-      MLX_ANVIL_UNROLL
-      for (int e = 0; e < kElements; ++e) {
-        out[r][e] = metal::fma(weight, static_cast<float>(v[t][e]), out[r][e]);
-      }
-    }
-  }
-
-  // Merges all slots by a butterfly exchange. Afterwards every slot has the total.
-  METAL_FUNC void join_slots() thread {
-    MLX_ANVIL_UNROLL
-    for (int distance = kLanes; distance < 32; distance *= 2) {
       MLX_ANVIL_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const float other = metal::simd_shuffle_xor(softmax[r].highest, ushort(distance));
-        const float other_sum = metal::simd_shuffle_xor(softmax[r].sum, ushort(distance));
-        const float own_factor = softmax[r].begin_piece(other);
-        const float other_factor = metal::fast::exp2(other - softmax[r].base());
-        softmax[r].sum = metal::fma(other_sum, other_factor, softmax[r].sum);
+        float dot = 0.0f;
         MLX_ANVIL_UNROLL
         for (int e = 0; e < kElements; ++e) {
-          const float other_out = metal::simd_shuffle_xor(out[r][e], ushort(distance));
-          out[r][e] = metal::fma(other_out, other_factor, out[r][e] * own_factor);
+          dot = metal::fma(static_cast<float>(q[r][e]), static_cast<float>(k[t][e]), dot);
+        }
+        sums[t * kRows + r] = dot;
+      }
+    }
+    // Lanes whose numbers differ in one bit give each other half of what they have.
+    MLX_ANVIL_UNROLL
+    for (int distance = 1; distance < kScores; distance *= 2) {
+      const bool upper = lane & distance;
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kScores / (2 * distance); ++i) {
+        const float kept = upper ? sums[2 * i + 1] : sums[2 * i];
+        const float given = upper ? sums[2 * i] : sums[2 * i + 1];
+        sums[i] = kept + metal::simd_shuffle_xor(given, ushort(distance));
+      }
+    }
+    MLX_ANVIL_UNROLL
+    for (int distance = kScores; distance < kLanes; distance *= 2) {
+      sums[0] += metal::simd_shuffle_xor(sums[0], ushort(distance));
+    }
+    return sums[0];
+  }
+
+  // Adds a block. A key that the row does not see has a score of -inf.
+  METAL_FUNC void add(float score, const thread T (&v)[kKeys][kOwn]) thread {
+    const float factor = softmax.begin_piece(max_over_keys(score));
+    const float weight = metal::fast::exp2(score - softmax.base());
+    softmax.sum += weight;
+    scale(factor);
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kKeys; ++n) {
+      MLX_ANVIL_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const int from = n % kSlots * kLanes + n / kSlots * kRows + r;
+        const float of_key = metal::simd_broadcast(weight, ushort(from));
+        MLX_ANVIL_UNROLL
+        for (int e = 0; e < kOwn; ++e) {
+          out[r][e] = metal::fma(of_key, static_cast<float>(v[n][e]), out[r][e]);
         }
       }
     }
   }
 
-  METAL_FUNC void scale(int r, float factor) thread {
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < kElements; ++e) {
-      out[r][e] *= factor;
-    }
+  // Each of these is over the keys of the lane's row. Lanes that differ in the bits between
+  // kScores and kLanes have the same score.
+  METAL_FUNC float max_over_keys(float x) const thread {
+    return over_lanes<true, kLanes>(over_lanes<true, kRows, kScores>(x));
+  }
+  METAL_FUNC float sum_over_keys(float x) const thread {
+    return over_lanes<false, kLanes>(over_lanes<false, kRows, kScores>(x));
   }
 
-  // Stores the lane's columns of a float32 row. The lanes of a slot store the whole row.
-  METAL_FUNC void store(int r, threadgroup float* row) const thread {
+  // Multiplies each row by the factor of the lanes that have its scores.
+  METAL_FUNC void scale(float factor) thread {
     MLX_ANVIL_UNROLL
-    for (int e = 0; e < kElements; e += 4) {
-      *reinterpret_cast<threadgroup float4*>(row + column + e) =
-          float4(out[r][e], out[r][e + 1], out[r][e + 2], out[r][e + 3]);
-    }
-  }
-
-  METAL_FUNC void add_share(int r, const threadgroup float* row, float weight) thread {
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < kElements; e += 4) {
-      const float4 four = *reinterpret_cast<const threadgroup float4*>(row + column + e);
+    for (int r = 0; r < kRows; ++r) {
+      const float of_row = metal::simd_broadcast(factor, ushort(r));
       MLX_ANVIL_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        out[r][e + i] = metal::fma(four[i], weight, out[r][e + i]);
+      for (int e = 0; e < kOwn; ++e) {
+        out[r][e] *= of_row;
       }
     }
   }
 
-  template <typename U>
-  METAL_FUNC void store(int r, device U* row, int columns) const thread {
+  // Stores the lane's columns of a row.
+  METAL_FUNC void store(int r, threadgroup float* row) const thread {
+    enum { kTogether = kOwn < 4 ? kOwn : 4 };
     MLX_ANVIL_UNROLL
-    for (int e = 0; e < kElements; ++e) {
-      if (column + e < columns) {
-        row[column + e] = static_cast<U>(out[r][e]);
+    for (int e = 0; e < kOwn; e += kTogether) {
+      metal::vec<float, kTogether> columns;
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        columns[i] = out[r][e + i];
       }
+      *reinterpret_cast<threadgroup metal::vec<float, kTogether>*>(row + first_own_column() + e) =
+          columns;
     }
   }
 };

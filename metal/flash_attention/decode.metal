@@ -33,8 +33,20 @@
 #include "metal/flash_attention/decode_row.h"
 #include "metal/flash_attention/tiles.h"
 
-template <typename T, int kDim, int kRows>
-[[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void flash_attention_decode(
+// Rows of all simdgroups that pass through threadgroup memory together: as many as fit 16 KB, so
+// that a core holds several threadgroups.
+template <int kDim, int kRows, int kSimdgroups>
+struct DecodeRound {
+  enum {
+    kMost = (16 << 10) / (4 * kDim * kSimdgroups),
+    kRowsAtOnce = kMost < 1 ? 1
+    : kMost < kRows         ? kMost
+                            : kRows,
+  };
+};
+
+template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void flash_attention_decode(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
@@ -46,39 +58,42 @@ template <typename T, int kDim, int kRows>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using GroupRows = DecodeRows<T, kDim, kRows>;
-  alignas(16) threadgroup float shares_out[kDecodeSimdgroups][kRows][kDim];
-  threadgroup OnlineSoftmax shares[kDecodeSimdgroups][kRows];
+  enum { kRows = kBlockRows / kRowGroups };  // of a simdgroup
+  using GroupRows = DecodeRows<T, kDim, kRows, kSteps>;
+  enum { kShares = kSimdgroups / kRowGroups };  // simdgroups with the same rows
+  enum { kAtOnce = DecodeRound<kDim, kRows, kSimdgroups>::kRowsAtOnce };
+  static_assert(kRows % kAtOnce == 0, "whole rounds");
+  alignas(16) threadgroup float shares_out[kShares][kRowGroups * kAtOnce][kDim];
+  threadgroup OnlineSoftmax shares[kShares][kRowGroups * kRows];
 
   constant AttentionParams& common = params.common;
   const int row_count = common.group * common.q_len;
-  const int blocks = (row_count + kRows - 1) / kRows;
+  const int blocks = (row_count + kBlockRows - 1) / kBlockRows;
   const int batch = group.z, kv_head = group.y / blocks;
-  const int first_row = group.y % blocks * kRows;
+  const int block_row = group.y % blocks * kBlockRows;
+  const int row_group = simdgroup % kRowGroups, share = simdgroup / kRowGroups;
+  const int first_row = block_row + row_group * kRows;
 
   GroupRows rows;
   rows.begin(lane);
-  DecodeRow at[kRows];
+  DecodeRow at = decode_row(common, batch, kv_head, first_row);
   MLX_ANVIL_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    at[r] = r == 0 ? decode_row(common, batch, kv_head, first_row)
-                   : row_after(at[r - 1], common, first_row + r);
-    const Rows<T> one = {q + batch * common.q_strides[0] + at[r].head * common.q_strides[1] +
-                             at[r].query * common.q_strides[2],
+    const Rows<T> one = {q + batch * common.q_strides[0] + at.head * common.q_strides[1] +
+                             at.query * common.q_strides[2],
                          0, common.q_strides[3], 1, common.head_dim};
-    T query[GroupRows::kElements];
-    load_columns<T, GroupRows::kElements>(one, 0, rows.column, query);
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < GroupRows::kElements; ++e) {
-      rows.q[r][e] = static_cast<float>(query[e]);
-    }
+    load_columns<T, GroupRows::kElements>(one, 0, rows.first_column(), true, rows.q[r]);
+    at = row_after(at, common, first_row + r + 1);
   }
 
+  // From here on, the lane's own row and key.
+  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.row());
   const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
   const int part_begin = visible.begin + group.x * params.keys_per_part;
   const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
-  const int first = part_begin + int(simdgroup) * GroupRows::kKeys;
-  enum { kStride = kDecodeSimdgroups * GroupRows::kKeys };
+  const int first = part_begin + share * GroupRows::kKeys;
+  enum { kStride = kShares * GroupRows::kKeys };
+  static_assert(kStride <= 256, "offsets within it fit 32 bits");
   Rows<T> keys =
       rows_from(Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
                         common.k_strides[2], common.k_strides[3], part_end, common.head_dim},
@@ -87,104 +102,115 @@ template <typename T, int kDim, int kRows>
       rows_from(Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
                         common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim},
                 first);
+  HeadMask<T> own_mask =
+      mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.key());
   for (int begin = first; begin < part_end; begin += kStride) {
-    T key[GroupRows::kSteps][GroupRows::kElements];
-    T value[GroupRows::kSteps][GroupRows::kElements];
+    T key[kSteps][GroupRows::kElements];
+    T value[GroupRows::kKeys][GroupRows::kOwn];
     MLX_ANVIL_UNROLL
-    for (int t = 0; t < GroupRows::kSteps; ++t) {
-      const int row = t * GroupRows::kSlots + rows.slot;
-      load_columns<T, GroupRows::kElements>(keys, row, rows.column, key[t]);
-      load_columns<T, GroupRows::kElements>(values, row, rows.column, value[t]);
+    for (int t = 0; t < kSteps; ++t) {
+      load_columns<T, GroupRows::kElements>(keys, t * GroupRows::kSlots + rows.slot(),
+                                            rows.first_column(), true, key[t]);
+    }
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < GroupRows::kKeys; ++n) {
+      load_columns<T, GroupRows::kOwn>(values, n, rows.first_own_column(), false, value[n]);
     }
     advance<kStride>(keys, rows_are_vectors);
     advance<kStride>(values, rows_are_vectors);
-    float scores[kRows][GroupRows::kSteps];
-    MLX_ANVIL_UNROLL
-    for (int t = 0; t < GroupRows::kSteps; ++t) {
-      const int j = begin + t * GroupRows::kSlots + rows.slot;
-      float dots[kRows];
-      rows.multiply_key(key[t], dots);
-      MLX_ANVIL_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        float score = CappedScore<T>(common, dots[r]).score;
-        if (j >= part_end || (has_band && !sees(common, at[r].query, j))) {
-          score = -INFINITY;
-        } else if (has_bool_mask || has_additive_mask) {
-          score = mask_of<T>(mask, common, batch, at[r].head).apply(score, at[r].query, j);
-        }
-        scores[r][t] = score;
-      }
+
+    const int j = begin + rows.key();
+    float score = CappedScore<T>(common, rows.multiply_keys(key)).score;
+    if (j >= part_end || (has_band && !sees(common, own.query, j))) {
+      score = -INFINITY;
+    } else if (has_bool_mask || has_additive_mask) {
+      score = own_mask.apply(score, 0, 0);
     }
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      rows.add(r, scores[r], value);
-    }
+    own_mask = own_mask.from(0, kStride);
+    rows.add(score, value);
   }
 
-  // One simdgroup finishes each row. The others hand over their share through threadgroup memory.
-  rows.join_slots();
-  MLX_ANVIL_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    if (lane == 0) {
-      shares[simdgroup][r] = rows.softmax[r];
-    }
-    if (rows.slot == 0 && simdgroup != r % kDecodeSimdgroups) {
-      rows.store(r, shares_out[simdgroup][r]);
-    }
+  // The simdgroups tell each other the maxima and sums of their rows.
+  rows.softmax.sum = rows.sum_over_keys(rows.softmax.sum);
+  if (lane < kRows) {
+    shares[share][row_group * kRows + rows.row()] = rows.softmax;
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-
+  enum { kSharesAtOnce = 32 / kRows, kTurns = (kShares + kSharesAtOnce - 1) / kSharesAtOnce };
+  OnlineSoftmax others[kTurns];
+  OnlineSoftmax all;
+  all.clear();
   MLX_ANVIL_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    if (first_row + r >= row_count || simdgroup != r % kDecodeSimdgroups) {
-      continue;
+  for (int i = 0; i < kTurns; ++i) {
+    const int s = i * kSharesAtOnce + lane / kRows;
+    others[i].clear();
+    if (s < kShares) {
+      others[i] = shares[s][row_group * kRows + rows.row()];
     }
-    OnlineSoftmax share;  // lane i holds the share of simdgroup i
-    share.clear();
-    if (lane < kDecodeSimdgroups) {
-      share = shares[lane][r];
-    }
-    OnlineSoftmax all;
-    all.clear();
-    all.highest = metal::simd_max(share.highest);
-    float sink = -INFINITY;
-    if (has_sinks && !keys_are_in_parts) {
-      sink = at[r].sink(sinks, common);
-      all.highest = metal::max(all.highest, sink);
-    }
-    const float factor = metal::fast::exp2(share.highest - all.base());
-    all.sum = metal::simd_sum(share.sum * factor);
-    const float total = has_sinks ? all.add_sink(sink, all.sum) : all.sum;
-    const float weight = keys_are_in_parts ? factor : factor * inverse_of_total(total);
-    rows.scale(r, metal::simd_shuffle(weight, ushort(r % kDecodeSimdgroups)));
-    MLX_ANVIL_UNROLL
-    for (int s = 0; s < kDecodeSimdgroups; ++s) {
-      const float share_weight = metal::simd_shuffle(weight, ushort(s));
-      if (s != r % kDecodeSimdgroups && rows.slot == 0) {
-        rows.add_share(r, shares_out[s][r], share_weight);
-      }
-    }
+    all.highest = metal::fmax(all.highest, others[i].highest);
+  }
+  all.highest = over_lanes<true, kRows>(all.highest);
+  float sink = -INFINITY;
+  if (has_sinks && !keys_are_in_parts) {
+    sink = own.sink(sinks, common);
+    all.highest = metal::max(all.highest, sink);
+  }
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kTurns; ++i) {
+    all.sum = metal::fma(metal::fast::exp2(others[i].highest - all.base()), others[i].sum, all.sum);
+  }
+  all.sum = over_lanes<false, kRows>(all.sum);
+  const float total = has_sinks && !keys_are_in_parts ? all.add_sink(sink, all.sum) : all.sum;
+  const float factor = metal::fast::exp2(rows.softmax.highest - all.base());
+  rows.scale(keys_are_in_parts ? factor : factor * inverse_of_total(total));
 
-    const long part = at[r].index(common) * params.parts + group.x;
-    if (rows.slot == 0) {
-      if (keys_are_in_parts) {
-        device float* row = reinterpret_cast<device float*>(out) + part * common.v_head_dim;
-        rows.store(r, row, common.v_head_dim);
-      } else {
-        rows.store(r, out + at[r].out_offset(params), common.v_head_dim);
-      }
-    }
-    if (lane == 0 && keys_are_in_parts) {
+  if (share == 0 && lane < kRows && first_row + rows.row() < row_count) {
+    if (keys_are_in_parts) {
+      const long part = own.index(common) * params.parts + group.x;
       lse[2 * part] = all.highest;
       lse[2 * part + 1] = all.sum;
-    } else if (lane == 0 && stores_lse) {
-      lse[at[r].index(common)] = all.log_sum_exp(total);
+    } else if (stores_lse) {
+      lse[own.index(common)] = all.log_sum_exp(total);
+    }
+  }
+
+  // Then each thread sums a column of the output at a time.
+  MLX_ANVIL_UNROLL
+  for (int begin = 0; begin < kRows; begin += kAtOnce) {
+    if (begin > 0) {
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
+    MLX_ANVIL_UNROLL
+    for (int r = 0; r < kAtOnce; ++r) {
+      rows.store(begin + r, shares_out[share][row_group * kAtOnce + r]);
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int i = simdgroup * 32 + lane; i < kRowGroups * kAtOnce * kDim; i += 32 * kSimdgroups) {
+      const int r = i / kDim, column = i % kDim;
+      const int row = block_row + r / kAtOnce * kRows + begin + r % kAtOnce;
+      if (row < row_count && column < common.v_head_dim) {
+        float sum = 0.0f;
+        MLX_ANVIL_UNROLL
+        for (int s = 0; s < kShares; ++s) {
+          sum += shares_out[s][r][column];
+        }
+        const DecodeRow to = decode_row(common, batch, kv_head, row);
+        if (keys_are_in_parts) {
+          const long part = to.index(common) * params.parts + group.x;
+          reinterpret_cast<device float*>(out)[part * common.v_head_dim + column] = sum;
+        } else {
+          out[to.out_offset(params) + column] = static_cast<T>(sum);
+        }
+      }
     }
   }
 }
 
+// Parts whose values are on their way at once.
+enum { kPartsAtOnce = 8 };
+
 template <typename T>
-[[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void flash_attention_decode_combine(
+[[kernel, max_total_threads_per_threadgroup(kCombineThreads)]] void flash_attention_decode_combine(
     const device float* partial_out [[buffer(0)]],
     const device float* partial_sums [[buffer(1)]],
     const device float* sinks [[buffer(2)]],
@@ -193,85 +219,64 @@ template <typename T>
     constant AttentionForwardParams& params [[buffer(5)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float shares[kDecodeSimdgroups][kDecodeThreads];
   constant AttentionParams& common = params.common;
   const DecodeRow row = {int(group.y), int(group.x) / common.q_len, int(group.x) % common.q_len};
   const long first_part = row.index(common) * params.parts;
+  const device float2* sums = reinterpret_cast<const device float2*>(partial_sums) + first_part;
+  const int column = group.z * kCombineThreads + thread_index;
+  const bool is_inside = column < common.v_head_dim;
+  const device float* own = partial_out + first_part * common.v_head_dim + (is_inside ? column : 0);
 
-  // Lanes take parts in turn.
-  const device float* sums = partial_sums + 2 * first_part;
-  float highest = -INFINITY;
-  for (int part = lane; part < params.parts; part += 32) {
-    highest = metal::max(highest, sums[2 * part]);
-  }
-  OnlineSoftmax all;
+  OnlineSoftmax all;  // its sum: of the lane's own parts
   all.clear();
-  all.highest = metal::simd_max(highest);
-  float sink = -INFINITY;
-  if (has_sinks) {
-    sink = row.sink(sinks, common);
-    all.highest = metal::max(all.highest, sink);
-  }
-  float total = 0.0f;
-  for (int part = lane; part < params.parts; part += 32) {
-    total = metal::fma(metal::fast::exp2(sums[2 * part] - all.base()), sums[2 * part + 1], total);
-  }
-  total = metal::simd_sum(total);
-  if (has_sinks) {
-    total = all.add_sink(sink, total);
-  }
-  const float inverse = inverse_of_total(total);
-
-  // Simdgroups take parts in turn. Then each thread sums one column.
-  enum { kOwn = kDecodeThreads / 32 };
-  const device float* parts = partial_out + first_part * common.v_head_dim;
-  for (int begin = 0; begin < common.v_head_dim; begin += kDecodeThreads) {
-    float own[kOwn] = {};
-    for (int part = simdgroup; part < params.parts; part += kDecodeSimdgroups) {
-      const float factor = metal::fast::exp2(sums[2 * part] - all.base());
+  float result = 0.0f;
+  for (int begin = 0; begin < params.parts; begin += 32) {
+    const int count = metal::min(params.parts - begin, 32);
+    const float2 part = sums[begin + metal::min(int(lane), count - 1)];
+    const float highest = int(lane) < count ? part.x : -INFINITY;
+    result *= all.begin_piece(metal::simd_max(highest));
+    const float weight = metal::fast::exp2(highest - all.base());
+    all.sum = metal::fma(weight, part.y, all.sum);
+    for (int first = 0; first < count; first += kPartsAtOnce) {
+      float shares[kPartsAtOnce];
       MLX_ANVIL_UNROLL
-      for (int i = 0; i < kOwn; ++i) {
-        const int column = begin + 32 * i + lane;
-        if (column < common.v_head_dim) {
-          own[i] = metal::fma(factor, parts[part * common.v_head_dim + column], own[i]);
-        }
+      for (int i = 0; i < kPartsAtOnce; ++i) {
+        const int nearest = begin + metal::min(first + i, count - 1);
+        shares[i] = own[long(nearest) * common.v_head_dim];
+      }
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kPartsAtOnce; ++i) {
+        const float share = first + i < count ? shares[i] : 0.0f;
+        result = metal::fma(metal::simd_shuffle(weight, ushort(first + i)), share, result);
       }
     }
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kOwn; ++i) {
-      shares[simdgroup][32 * i + lane] = own[i];
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    float sum = 0.0f;
-    MLX_ANVIL_UNROLL
-    for (int s = 0; s < kDecodeSimdgroups; ++s) {
-      sum += shares[s][thread_index];
-    }
-    const int column = begin + thread_index;
-    if (column < common.v_head_dim) {
-      out[row.out_offset(params) + column] = static_cast<T>(sum * inverse);
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
-  if (stores_lse && thread_index == 0) {
+  float total = metal::simd_sum(all.sum);
+  if (has_sinks) {
+    const float sink = row.sink(sinks, common);
+    const float factor = all.begin_piece(sink);
+    total = all.add_sink(sink, total * factor);
+    result *= factor;
+  }
+  if (is_inside) {
+    out[row.out_offset(params) + column] = static_cast<T>(result * inverse_of_total(total));
+  }
+  if (stores_lse && column == 0) {
     lse[row.index(common)] = all.log_sum_exp(total);
   }
 }
 
 // ---- kernels
 
-#define INSTANTIATE_DECODE(dtype, type, d, rows)                       \
-  MLX_ANVIL_KERNEL("flash_attention_decode_" #dtype "_d" #d "r" #rows, \
-                   flash_attention_decode<type, d, rows>)
+#define INSTANTIATE_DECODE(dtype, type, d, rows, steps, row_groups, simdgroups) \
+  MLX_ANVIL_KERNEL("flash_attention_decode_" #dtype "_d" #d "r" #rows,          \
+                   flash_attention_decode<type, d, rows, steps, row_groups, simdgroups>)
 
 #define INSTANTIATE_COMBINE(dtype, type) \
   MLX_ANVIL_KERNEL("flash_attention_decode_combine_" #dtype, flash_attention_decode_combine<type>)
 
-MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, float32, float)
-MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, float16, half)
-MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE, bfloat16, bfloat)
+MLX_ANVIL_ATTENTION_DECODE_TILES(INSTANTIATE_DECODE)
 INSTANTIATE_COMBINE(float32, float)
 INSTANTIATE_COMBINE(float16, half)
 INSTANTIATE_COMBINE(bfloat16, bfloat)

@@ -6,7 +6,7 @@
 
 constant bool keys_are_in_parts [[function_constant(16)]];
 
-enum { kDecodeSimdgroups = 4, kDecodeThreads = 32 * kDecodeSimdgroups };
+enum { kCombineThreads = 128 };
 
 // One row of the result.
 struct DecodeRow {

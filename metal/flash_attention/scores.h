@@ -130,6 +130,12 @@ struct HeadMask {
     return near.apply_at(score, rows * int(row_stride) + columns * int(column_stride));
   }
 
+  // Returns the mask from a pair on.
+  METAL_FUNC HeadMask from(int query, int key) const thread {
+    const long element = has_bool_mask ? 1 : sizeof(T);
+    return {data + (query * row_stride + key * column_stride) * element, row_stride, column_stride};
+  }
+
  private:
   template <typename Offset>
   METAL_FUNC float apply_at(float score, Offset at) const thread {

@@ -37,20 +37,42 @@
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)                 \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
 
-// Decode. A lane holds at least 4 columns (d / 32) of each row, of q and of out: 64 registers in
-// the widest tile.
-// X(dtype, type, d, rows)
-#define MLX_ANVIL_ATTENTION_DECODE_TILES(X, dtype, type) \
-  X(dtype, type, 64, 1)                                  \
-  X(dtype, type, 64, 4)                                  \
-  X(dtype, type, 64, 8)                                  \
-  X(dtype, type, 128, 1)                                 \
-  X(dtype, type, 128, 4)                                 \
-  X(dtype, type, 128, 8)                                 \
-  X(dtype, type, 256, 1)                                 \
-  X(dtype, type, 256, 4)                                 \
-  X(dtype, type, 512, 1)                                 \
-  X(dtype, type, 512, 2)
+// Decode. A threadgroup has `rows`, in row_groups equal shares. As many of its simdgroups read the
+// same keys, each for its own rows. A simdgroup takes `steps` times as many keys at once as it
+// needs to load whole vectors, and has as many rows times steps as lanes share a key, at most.
+// Tiles of a head dim are sorted by rows; each has fewer simdgroups than fill a core's registers.
+// X(dtype, type, d, rows, steps, row_groups, simdgroups)
+#define MLX_ANVIL_ATTENTION_DECODE_TILES_16(X, dtype, type) \
+  X(dtype, type, 64, 1, 2, 1, 24)                           \
+  X(dtype, type, 64, 2, 4, 1, 16)                           \
+  X(dtype, type, 64, 4, 2, 1, 16)                           \
+  X(dtype, type, 64, 8, 2, 2, 16)                           \
+  X(dtype, type, 128, 1, 2, 1, 24)                          \
+  X(dtype, type, 128, 2, 4, 1, 16)                          \
+  X(dtype, type, 128, 4, 2, 1, 16)                          \
+  X(dtype, type, 128, 8, 2, 2, 16)                          \
+  X(dtype, type, 256, 1, 2, 1, 24)                          \
+  X(dtype, type, 256, 2, 4, 1, 16)                          \
+  X(dtype, type, 256, 4, 4, 2, 16)                          \
+  X(dtype, type, 512, 1, 2, 1, 8)                           \
+  X(dtype, type, 512, 2, 1, 1, 8)
+
+#define MLX_ANVIL_ATTENTION_DECODE_TILES(X)             \
+  X(float32, float, 64, 1, 4, 1, 16)                    \
+  X(float32, float, 64, 2, 4, 1, 16)                    \
+  X(float32, float, 64, 4, 4, 1, 16)                    \
+  X(float32, float, 64, 8, 4, 2, 16)                    \
+  X(float32, float, 128, 1, 4, 1, 16)                   \
+  X(float32, float, 128, 2, 4, 1, 16)                   \
+  X(float32, float, 128, 4, 2, 1, 16)                   \
+  X(float32, float, 128, 8, 2, 2, 16)                   \
+  X(float32, float, 256, 1, 2, 1, 16)                   \
+  X(float32, float, 256, 2, 2, 1, 16)                   \
+  X(float32, float, 256, 4, 2, 2, 16)                   \
+  X(float32, float, 512, 1, 1, 1, 8)                    \
+  X(float32, float, 512, 2, 1, 1, 8)                    \
+  MLX_ANVIL_ATTENTION_DECODE_TILES_16(X, float16, half) \
+  MLX_ANVIL_ATTENTION_DECODE_TILES_16(X, bfloat16, bfloat)
 
 // Backward. A simdgroup keeps 8 * row_fragments rows (queries in dq, keys in dkv). Tiles of the
 // other side's rows pass through threadgroup memory. Per row fragment, a thread needs d / 4

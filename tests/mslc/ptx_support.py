@@ -75,14 +75,14 @@ def most_spills(kernel: str, features: bool) -> int:
     """Bytes that a thread may store to local memory and load from it, with all function constants on or all off.
 
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
-    masks): on an H200 the next smaller ones are slower. A decode of eight rows spills where it has a mask array.
+    masks): on an H200 the next smaller ones are slower. A decode of 16-bit types spills where rows are not vectors.
     Products of few rows have 128 registers, so that twice as many threads run at once."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
         return 232 if "_g32_" in kernel else 112
     if kernel.startswith("flash_attention_forward_matrix_tall"):  # and with that faster than without
         return 80
-    if kernel.startswith("flash_attention_decode_") and kernel.endswith("_d128r8"):
-        return 276 if features else 0
+    if kernel.startswith(("flash_attention_decode_float16", "flash_attention_decode_bfloat16")):
+        return 0 if features else 140
     most = {
         "forward_matrix": 80,
         "backward_dkv_matrix": 328,

@@ -84,7 +84,7 @@ class ProjectChecks:
             for dim in (64, 128):
                 kernel = f"flash_attention_decode_{PROJECT_NAME[dtype]}_d{dim}r4"
                 shape = (8, 2, 1, 333, dim)
-                yield self.attention_case("flash_decode", kernel, dtype, shape, True, (1, 2, 1), (128,))
+                yield self.attention_case("flash_decode", kernel, dtype, shape, True, (1, 2, 1), (512,))
 
     # ---- quantized_matmul
 

@@ -20,7 +20,7 @@ OURS = "kernels.metal"
 
 STORE_SHARE = "*target(j, to, thread_index) = vectors[j];"
 STORE_TILE = "*reinterpret_cast<threadgroup uint4*>(to + (row * kStride + column)) ="
-STORE_ROW = "*reinterpret_cast<threadgroup float4*>(row + column + e) ="
+STORE_ROW = "*reinterpret_cast<threadgroup metal::vec<float, kTogether>*>(row + first_own_column() + e) ="
 LOAD_PAIR = "const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);"
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"

@@ -69,7 +69,7 @@ def attention_forward(rng: np.random.Generator) -> Launch:
 
 
 def attention_decode(rng: np.random.Generator) -> Launch:
-    return _forward(rng, "metal/flash_attention/decode.metal", "flash_attention_decode_float16_d64r1", 1, 128)
+    return _forward(rng, "metal/flash_attention/decode.metal", "flash_attention_decode_float16_d64r1", 1, 768)
 
 
 def _backward(rng: np.random.Generator, gradient: str, outputs: int) -> Launch:

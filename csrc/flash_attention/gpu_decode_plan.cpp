@@ -1,0 +1,143 @@
+#include "flash_attention/gpu_decode_plan.h"
+
+#include <algorithm>
+#include <span>
+
+#include "common/errors.h"
+#include "common/integers.h"
+#include "flash_attention/flash_attention.h"
+#include "metal/flash_attention/tiles.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Smaller parts would do little more than start.
+constexpr int64_t kLeastKeysOfPart = 128;
+
+// Up to as many keys, a second launch to combine parts costs more than reading keys once more.
+constexpr int64_t kKeysOfOnePart = 1024;
+
+// Of a GPU that does not say: an M1 Pro.
+constexpr int64_t kUsualCores = 16;
+
+// On NVIDIA GPUs.
+constexpr int64_t kEnoughThreadgroups = 256;
+constexpr int64_t kLeastKeysOfNvidiaPart = 256;
+
+// With matrix units: resident threadgroups per multiprocessor, and the maximum number of waves. A
+// partly filled last wave takes as long as a full one.
+constexpr int64_t kMatrixThreadgroups = 2;
+constexpr int64_t kMostRounds = 4;
+
+// Returns the tiles of the narrowest head dim that holds the call's, sorted by rows.
+std::span<const DecodeTile> narrowest(std::span<const DecodeTile> tiles,
+                                      std::string_view dtype,
+                                      const AttentionSizes& sizes) {
+  const int64_t dim = std::max(sizes.head_dim, sizes.v_head_dim);
+  const auto fits = [&](const DecodeTile& tile) {
+    return dtype == tile.dtype && dim <= tile.head_dim;
+  };
+  const auto begin = std::find_if(tiles.begin(), tiles.end(), fits);
+  const auto end = std::find_if(begin, tiles.end(), [&](const DecodeTile& tile) {
+    return !fits(tile) || tile.head_dim != begin->head_dim;
+  });
+  return {begin, end};
+}
+
+std::span<const DecodeTile> decode_tiles(std::string_view dtype,
+                                         const AttentionSizes& sizes,
+                                         bool matrix_units) {
+#define TILE(dtype, type, d, rows, steps, row_groups, simdgroups) \
+  {"decode", #dtype, d, rows, 32 * (simdgroups), false},
+#define MATRIX_TILE(dtype, type, d, keys, simdgroups) \
+  {"decode_matrix", #dtype, d, kDecodeRows, 32 * (simdgroups), true},
+  static constexpr DecodeTile kTiles[] = {MLX_ANVIL_ATTENTION_DECODE_TILES(TILE)};
+  static constexpr DecodeTile kMatrixTiles[] = {
+      MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, float16, half)
+          MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, bfloat16, bfloat)};
+#undef MATRIX_TILE
+#undef TILE
+  std::span<const DecodeTile> tiles;
+  if (matrix_units) {
+    tiles = narrowest(kMatrixTiles, dtype, sizes);
+  }
+  tiles = tiles.empty() ? narrowest(kTiles, dtype, sizes) : tiles;
+  if (tiles.empty()) {
+    throw_internal_error(kFlashAttention, "no decode kernel for this head_dim.");
+  }
+  return tiles;
+}
+
+// Returns the number of parts in which the matrix tiles fill whole waves. Each part takes
+// `threadgroups` threadgroups.
+int64_t parts_in_waves(int64_t keys, int64_t threadgroups, const DeviceTraits& traits) {
+  const int64_t possible = ceil_div(keys, kLeastKeysOfNvidiaPart);
+  const int64_t resident = kMatrixThreadgroups * traits.multiprocessors;
+  const auto rounds = [&](int64_t parts) { return ceil_div(parts * threadgroups, resident); };
+  const int64_t most = std::min(possible, kMostRounds * resident / threadgroups);
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= most; ++parts) {
+    // A round takes 1 / parts of the time for all keys. More parts cost more to combine, so they
+    // must save at least 5 %.
+    if (20 * rounds(parts) * best < 19 * rounds(best) * parts) {
+      best = parts;
+    }
+  }
+  return best;
+}
+
+DecodePlan plan_of(const DecodeTile& tile, const AttentionSizes& sizes) {
+  return {&tile, ceil_div(sizes.group() * sizes.q_len, int64_t{tile.rows}), 1};
+}
+
+int64_t threadgroups_of(const DecodePlan& plan, const AttentionSizes& sizes) {
+  return sizes.batch * sizes.kv_heads * plan.row_blocks;
+}
+
+// One threadgroup keeps a core of an Apple GPU busy. If there are fewer than cores, few keys are
+// read again by threadgroups with fewer rows, and more keys are split.
+DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
+                          size_t largest,
+                          const AttentionSizes& sizes,
+                          int64_t keys,
+                          int64_t cores) {
+  if (keys <= kKeysOfOnePart) {
+    for (size_t i = largest + 1; i-- > 0;) {
+      const DecodePlan plan = plan_of(tiles[i], sizes);
+      if (4 * threadgroups_of(plan, sizes) >= 3 * cores) {
+        return plan;
+      }
+    }
+  }
+  DecodePlan plan = plan_of(tiles[largest], sizes);
+  plan.parts = std::clamp<int64_t>(cores / threadgroups_of(plan, sizes), 1,
+                                   std::max<int64_t>(keys / kLeastKeysOfPart, 1));
+  return plan;
+}
+
+}  // namespace
+
+DecodePlan decode_plan(std::string_view dtype,
+                       const AttentionSizes& sizes,
+                       int64_t keys,
+                       const DeviceTraits& traits) {
+  const std::span<const DecodeTile> tiles = decode_tiles(dtype, sizes, traits.matrix_units);
+  // The smallest tile that takes all rows at once, or else the largest.
+  size_t largest = 0;
+  while (largest + 1 < tiles.size() && tiles[largest].rows < sizes.group() * sizes.q_len) {
+    ++largest;
+  }
+  if (!traits.matrix_units) {
+    return plan_for_cores(tiles, largest, sizes, keys, kUsualCores);
+  }
+  DecodePlan plan = plan_of(tiles[largest], sizes);
+  const int64_t threadgroups = threadgroups_of(plan, sizes);
+  plan.parts = plan.tile->matrix_units
+                   ? parts_in_waves(keys, threadgroups, traits)
+                   : std::clamp<int64_t>(ceil_div(keys, kLeastKeysOfNvidiaPart), 1,
+                                         ceil_div(kEnoughThreadgroups, threadgroups));
+  return plan;
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,35 @@
+// How a decode is cut into threadgroups on a GPU: by rows, which are the queries of all query heads
+// of a kv head, and by parts of the keys.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "common/device_traits.h"
+#include "flash_attention/problem.h"
+
+namespace mlx_anvil {
+
+// A kernel of metal/flash_attention/tiles.h.
+struct DecodeTile {
+  const char* pass;
+  const char* dtype;
+  int head_dim;
+  int rows;
+  int threads;
+  bool matrix_units;
+};
+
+struct DecodePlan {
+  const DecodeTile* tile;
+  int64_t row_blocks;  // of a kv head
+  int64_t parts;       // of the keys
+};
+
+// `keys` are those that some query sees. Depends on nothing but its arguments.
+DecodePlan decode_plan(std::string_view dtype,
+                       const AttentionSizes& sizes,
+                       int64_t keys,
+                       const DeviceTraits& traits);
+
+}  // namespace mlx_anvil
