@@ -55,9 +55,7 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
   const int64_t longest = stores_results ? std::max(sizes.columns, sizes.outputs) : sizes.columns;
   if (sizes.outputs * sizes.columns > kMostWeights / batch ||
       sizes.rows * longest > kMostElements / batch) {
-    *why_not =
-        "the kernels take fewer than 2^34 weights, and fewer than 2^32 elements of x or of the "
-        "result";
+    *why_not = "the kernels take fewer than 2^34 weights and 2^32 elements of x or the result";
     return false;
   }
   return can_launch(stream.device, why_not);
