@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kMostElements = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kMostWeights = 4 * kMostElements;
 
-// Kernels that read w once for every 8 rows of x; a dense product of dequantised blocks; or tiles
-// of matmul.metal or tiles.metal.
-enum class Route { kFewRows, kDense, kTiles };
+// Kernels that read w once for every 8 rows of x; gemm_matrix.metal; a dense product of dequantised
+// blocks; or tiles of matmul.metal or tiles.metal.
+enum class Route { kFewRows, kGemm, kDense, kTiles };
 
 Route route_of(const QuantizedFormat& format,
                const QuantizedSizes& sizes,
@@ -29,6 +29,9 @@ Route route_of(const QuantizedFormat& format,
   }
   if (!device_traits(request.stream.device).matrix_units || request.x.itemsize() != 2) {
     return Route::kTiles;
+  }
+  if (takes_quantized_gemm(format, sizes, product, request)) {
+    return Route::kGemm;
   }
   const bool several = sizes.rows <= kMostMatrixRows && product == QuantizedProduct::kTransposed;
   return several && takes_matrix_units(format, sizes, request) ? Route::kFewRows : Route::kDense;
@@ -68,6 +71,10 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
   switch (route_of(format, sizes, product, request)) {
     case Route::kDense:
       quantized_dense_gpu(format, sizes, product, x, weights, out, stream);
+      return;
+    case Route::kGemm:
+      out.set_data(allocate(out.nbytes(), stream));
+      launch_quantized_gemm(format, sizes, request);
       return;
     case Route::kFewRows:
       out.set_data(allocate(out.nbytes(), stream));
