@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kMostElements = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kMostWeights = 4 * kMostElements;
 
-// Kernels that read w once for every 8 rows of x; gemm_matrix.metal; a dense product of dequantised
-// blocks; or tiles of matmul.metal or tiles.metal.
+// Kernels that read w once for every 8 rows of x; tiles that unpack w in registers; a dense product
+// of dequantised blocks; or tiles of matmul.metal or tiles.metal.
 enum class Route { kFewRows, kGemm, kDense, kTiles };
 
 Route route_of(const QuantizedFormat& format,
@@ -74,7 +74,7 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
       return;
     case Route::kGemm:
       out.set_data(allocate(out.nbytes(), stream));
-      launch_quantized_gemm(format, sizes, request);
+      launch_quantized_gemm(format, sizes, product, request);
       return;
     case Route::kFewRows:
       out.set_data(allocate(out.nbytes(), stream));

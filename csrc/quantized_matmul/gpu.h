@@ -14,8 +14,8 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
                           std::string* why_not,
                           bool stores_results = true);
 
-// True if gemm_matrix.metal suits a product of these sizes. It takes them if the arrays are aligned
-// as well.
+// True if gemm_matrix.metal or gemm_plain.metal suits a product of these sizes. It takes them if
+// the arrays are aligned as well.
 bool suits_quantized_gemm(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           QuantizedProduct product,

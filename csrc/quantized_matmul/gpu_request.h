@@ -80,13 +80,14 @@ void launch_quantized_sum(const Scratch& parts,
                           mx::array& out,
                           const mx::Stream& stream);
 
-// x W^T for 9 and more rows (gemm_matrix.metal).
+// Either product, for 9 and more rows (gemm_matrix.metal and gemm_plain.metal).
 bool takes_quantized_gemm(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,
                           QuantizedProduct product,
                           const QuantizedRequest& request);
 void launch_quantized_gemm(const QuantizedFormat& format,
                            const QuantizedSizes& sizes,
+                           QuantizedProduct product,
                            const QuantizedRequest& request);
 
 // Either product, for many rows (tiles.metal and matmul.metal).

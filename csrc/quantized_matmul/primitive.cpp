@@ -185,8 +185,8 @@ QuantizedSizes quantized_sizes(const QuantizedFormat& format,
 namespace {
 
 // True if MLX on CUDA has a tensor-core kernel for the call, ours does not suit it, and the rows
-// are too many for the kernels that read w again for every 8 rows, but too few for dequantising w to
-// pay off. Derivatives and vmap use ours.
+// are too many for the kernels that read w again for every 8 rows, but too few for dequantising w
+// to pay off. Derivatives and vmap use ours.
 bool is_for_tensor_cores(const QuantizedFormat& format,
                          const QuantizedSizes& sizes,
                          QuantizedProduct product,

@@ -30,8 +30,7 @@ struct GemmPiece {
     // kBits bytes, which may start inside a word. If they do not reach the second word, that may
     // be of other rows.
     const uint byte = kBits * piece, shift = byte % 4 * 8;
-    const threadgroup uint* const at =
-        reinterpret_cast<const threadgroup uint*>(from) + byte / 4;
+    const threadgroup uint* const at = reinterpret_cast<const threadgroup uint*>(from) + byte / 4;
     const uint low = at[0], high = at[1];
     return uint2(low >> shift | high << 1 << (31 - shift), high >> shift);
   }

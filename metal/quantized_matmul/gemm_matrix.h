@@ -20,11 +20,17 @@
 template <typename T, typename Format, int kRowFragments, int kFragments, int kAcross, int kAlong>
 struct GemmTile {
   enum { kRows = 8 * kRowFragments, kOutputs = 8 * kFragments * kAcross };
-  enum { kFirst = kAcross, kSimdgroups = kAcross * kAlong, kThreads = 32 * kSimdgroups, kColumns = 128 * kAlong };
+  enum {
+    kFirst = kAcross,
+    kSimdgroups = kAcross * kAlong,
+    kThreads = 32 * kSimdgroups,
+    kColumns = 128 * kAlong
+  };
   enum { kBits = Format::kBits };
   // uint4 per row and step: of w, in memory too (an odd number if vectors are not swizzled), of x.
   enum { kWords = kAlong * kBits, kXVectors = kAlong * 16 };
-  enum { kIsSwizzled = kWords % 8 == 0 || kWords == 4, kStride = kIsSwizzled ? kWords : kWords | 1 };
+  enum { kIsSwizzled = GemmPiece<kBits>::kIsPart && (kWords % 8 == 0 || kWords == 4) };
+  enum { kStride = kIsSwizzled ? int(kWords) : kWords | 1 };
   // In a stage, in uint4: words of w, then x, then for each row of w its scales and its biases.
   enum { kXBegin = kOutputs * kStride, kFactorsBegin = kXBegin + kRows * kXVectors };
   enum { kStage = kFactorsBegin + kOutputs * kAlong };
@@ -85,28 +91,45 @@ struct GemmTile {
     if (!metal::is_same_v<Format, Nvfp4Format>) {
       read_factors(stage, own, 32 * t, left, factors);
     }
-    MLX_ANVIL_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      const uint piece = j ^ t;
-      if (metal::is_same_v<Format, Nvfp4Format>) {
-        read_factors(stage, own, 32 * t + 8 * piece, left, factors);
-      }
-      uint weights[kFragments][4];
+    // Unrolled, sums of 64 rows would leave too few registers.
+    if (kRowFragments < 8) {
       MLX_ANVIL_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        gemm_weights(codes_of(stage + (own + 8 * f) * kStride, t, piece), factors[f], magic,
-                     weights[f]);
+      for (int j = 0; j < 4; ++j) {
+        add_pieces(stage, own, t, j ^ t, left, factors, sums);
       }
-      const threadgroup uint4* const xs = stage + kXBegin + place.row * kXVectors +
-                                          ((16 * along + 4 * t + piece) ^ place.row % 2 * 4);
-      MLX_ANVIL_UNROLL
-      for (int m = 0; m < kRowFragments; ++m) {
-        multiply(weights, xs[8 * m * kXVectors], m, sums);
+    } else {
+      MLX_ANVIL_NO_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        add_pieces(stage, own, t, j ^ t, left, factors, sums);
       }
     }
   }
 
  private:
+  METAL_FUNC void add_pieces(const threadgroup uint4* stage,
+                             uint own,
+                             uint t,
+                             uint piece,
+                             uint left,
+                             thread Factors (&factors)[kFragments],
+                             thread Sums& sums) const thread {
+    if (metal::is_same_v<Format, Nvfp4Format>) {
+      read_factors(stage, own, 32 * t + 8 * piece, left, factors);
+    }
+    uint weights[kFragments][4];
+    MLX_ANVIL_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      gemm_weights(codes_of(stage + (own + 8 * f) * kStride, t, piece), factors[f], magic,
+                   weights[f]);
+    }
+    const threadgroup uint4* const xs = stage + kXBegin + place.row * kXVectors +
+                                        ((16 * along + 4 * t + piece) ^ place.row % 2 * 4);
+    MLX_ANVIL_UNROLL
+    for (int m = 0; m < kRowFragments; ++m) {
+      multiply(weights, xs[8 * m * kXVectors], m, sums);
+    }
+  }
+
   METAL_FUNC static uint swizzled(uint row, uint v) {
     return !kIsSwizzled ? v : kWords == 4 ? v ^ row / 2 % 4 : v ^ row % 8;
   }
@@ -131,17 +154,18 @@ struct GemmTile {
     for (uint i = copier; i < kOutputs * kArrays * units; i += kThreads) {
       const uint array = i >> unit_bits, row = metal::min(array / kArrays, last_output);
       const uint begin = step * bytes + (i & (units - 1)) * sizeof(Unit);
-      const device uchar* const from =
-          array % kArrays == 0 ? reinterpret_cast<const device uchar*>(scales)
-                               : reinterpret_cast<const device uchar*>(biases);
-      start_copy(reinterpret_cast<threadgroup Unit*>(to) + i,
-                 reinterpret_cast<const device Unit*>(
-                     from + (ulong(row) * of_row + metal::min(begin, of_row - uint(sizeof(Unit))))));
+      const device uchar* const from = array % kArrays == 0
+                                           ? reinterpret_cast<const device uchar*>(scales)
+                                           : reinterpret_cast<const device uchar*>(biases);
+      start_copy(
+          reinterpret_cast<threadgroup Unit*>(to) + i,
+          reinterpret_cast<const device Unit*>(
+              from + (ulong(row) * of_row + metal::min(begin, of_row - uint(sizeof(Unit))))));
     }
   }
 
-  // For each of the lane's rows, those of the group of column `column` of the simdgroup's; zero past
-  // the end of the row.
+  // For each of the lane's rows, those of the group of column `column` of the simdgroup's; zero
+  // past the end of the row.
   METAL_FUNC void read_factors(const threadgroup uint4* stage,
                                uint row,
                                uint column,
@@ -149,8 +173,9 @@ struct GemmTile {
                                thread Factors (&factors)[kFragments]) const thread {
     enum { kArrays = Factors::kArrays };
     const uint count = factors_per_step();
-    const threadgroup Scale* from = reinterpret_cast<const threadgroup Scale*>(stage + kFactorsBegin) +
-                                    (row * kArrays * count + ((128 * along + column) >> group_shift));
+    const threadgroup Scale* from =
+        reinterpret_cast<const threadgroup Scale*>(stage + kFactorsBegin) +
+        (row * kArrays * count + ((128 * along + column) >> group_shift));
     MLX_ANVIL_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       factors[f].read(from + 8 * f * kArrays * count, count);

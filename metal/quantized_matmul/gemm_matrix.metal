@@ -6,8 +6,9 @@
 // Bindings: x, w, scales, biases (x in place of absent ones), out, params; threadgroup memory 0 for
 // kStages stages (GemmTile::kStage).
 // Function constants: 2: see parts.h; 5: K is a multiple of GemmTile::kColumns.
-// Alignment: 16 bytes for x and w, factor_bytes for scales and biases. Arrays are dense, and rows of
-// x and w are whole vectors of 16 bytes.
+// Constant 5 also leaves room for two threadgroups of 16 rows per multiprocessor.
+// Alignment: 16 bytes for x and w, factor_bytes for scales and biases. Arrays are dense, and rows
+// of x and w are whole vectors of 16 bytes.
 //
 //   start copying the first stages
 //   for each step of kColumns columns of this part:
@@ -17,6 +18,7 @@
 //   store the sums, or this part of them
 #ifdef __MSLC__  // Apple's GPUs launch tiles.metal instead
 #include "metal/common/kernel.h"
+#include "metal/common/resident.h"
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/gemm_matrix.h"
 #include "metal/quantized_matmul/gemm_sums.h"
@@ -43,6 +45,9 @@ template <typename T,
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using Tile = GemmTile<T, Format, kRowFragments, kFragments, kAcross, kAlong>;
+  if (kRowFragments == 2 && kAcross == 2 && Format::kBits < 8) {
+    keep_resident<2, 5>(steps_are_whole);
+  }
   const uint part = group.z % params.parts, batch = group.z / params.parts;
   const uint first_output = group.x * Tile::kOutputs, first_row = group.y * Tile::kRows;
   const long w_rows = long(batch) * params.outputs + first_output;
@@ -88,8 +93,8 @@ template <typename T,
       tile.start_copies(memory + free * Tile::kStage, step + kStages - 1);
     }
     end_copies();
-    tile.add_products(memory + place_of_step * Tile::kStage,
-                      params.columns - step * Tile::kColumns, sums);
+    tile.add_products(memory + place_of_step * Tile::kStage, params.columns - step * Tile::kColumns,
+                      sums);
     place_of_step = place_of_step == kStages - 1 ? 0 : place_of_step + 1;
   }
   if (!add_simdgroups<Tile>(sums, reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane)) {
@@ -118,10 +123,10 @@ template <typename T,
         const int row = first_row + 8 * m + tile.place.row;
         const Fragment<T> turned = transposed(fragment_of<T>(elements_of(own)), tile.place);
         if (row < params.rows) {
-          store_pair(reinterpret_cast<device T*>(out) +
-                         (long(batch) * params.rows + row) * params.outputs,
-                     output + tile.place.column, params.outputs, float2(elements_of(turned)),
-                     pairs_are_aligned, false);
+          store_pair(
+              reinterpret_cast<device T*>(out) + (long(batch) * params.rows + row) * params.outputs,
+              output + tile.place.column, params.outputs, float2(elements_of(turned)),
+              pairs_are_aligned, false);
         }
       }
     }
@@ -132,14 +137,14 @@ template <typename T,
 // ---- kernels
 
 #ifdef __MSLC__
-#define INSTANTIATE_GEMM(name, format, dtype, type, rows, outputs, ...) \
+#define INSTANTIATE_GEMM(name, format, dtype, type, rows, outputs, ...)        \
   MLX_ANVIL_KERNEL("quantized_gemm_" #dtype "_" #name "_r" #rows "n" #outputs, \
                    quantized_gemm<type, format, rows / 8, 4, outputs / 32, __VA_ARGS__>)
 
 // Simdgroups along the columns, and stages.
-#define INSTANTIATE_GEMM_TILES(name, format, dtype, type)     \
+#define INSTANTIATE_GEMM_TILES(name, format, dtype, type)   \
   INSTANTIATE_GEMM(name, format, dtype, type, 16, 32, 8, 3) \
-  INSTANTIATE_GEMM(name, format, dtype, type, 16, 64, 4, 2) \
+  INSTANTIATE_GEMM(name, format, dtype, type, 16, 64, 4, 3) \
   INSTANTIATE_GEMM(name, format, dtype, type, 32, 64, 4, 3) \
   INSTANTIATE_GEMM(name, format, dtype, type, 64, 64, 4, 2)
 

@@ -60,7 +60,8 @@ struct GemmPlainTile {
     copy_factors(stage + kFactorsBegin, step);
   }
 
-  // Adds the products with this simdgroup's rows of w, of which `left` are left for the threadgroup.
+  // Adds the products with this simdgroup's rows of w, of which `left` are left for the
+  // threadgroup.
   METAL_FUNC void add_products(const threadgroup uint4* stage,
                                uint left,
                                thread Sums& sums) const thread {
@@ -112,12 +113,11 @@ struct GemmPlainTile {
       const uint array = i >> unit_bits;
       const uint row = metal::min(step * kDepth + array / kArrays, depth - 1);
       const uint begin = first_group() * sizeof(Scale) + 4 * (i & ((1u << unit_bits) - 1));
-      const device uchar* const from =
-          array % kArrays == 0 ? reinterpret_cast<const device uchar*>(scales)
-                               : reinterpret_cast<const device uchar*>(biases);
+      const device uchar* const from = array % kArrays == 0
+                                           ? reinterpret_cast<const device uchar*>(scales)
+                                           : reinterpret_cast<const device uchar*>(biases);
       start_copy(reinterpret_cast<threadgroup uint*>(to) + i,
-                 reinterpret_cast<const device uint*>(
-                     from + (ulong(row) * of_row + begin)));
+                 reinterpret_cast<const device uint*>(from + (ulong(row) * of_row + begin)));
     }
   }
 

@@ -44,8 +44,8 @@ template <typename T, typename Format, int kRowFragments, int kAlong, int kStage
   tile.row_words = uint(params.columns) / 128 * Tile::kBits;
   tile.row_x = params.outputs / 8;
   tile.row_groups = params.columns >> params.group_shift;
-  tile.words = reinterpret_cast<const device uint4*>(w) +
-               (w_rows * tile.row_words + group.x * Tile::kWords);
+  tile.words =
+      reinterpret_cast<const device uint4*>(w) + (w_rows * tile.row_words + group.x * Tile::kWords);
   tile.x = reinterpret_cast<const device uint4*>(x) +
            (long(batch) * params.rows + first_row) * tile.row_x;
   tile.scales = scales + w_rows * tile.row_groups;
@@ -132,7 +132,7 @@ template <typename T, typename Format, int kRowFragments, int kAlong, int kStage
 // ---- kernels
 
 #ifdef __MSLC__
-#define INSTANTIATE_GEMM_PLAIN(name, format, dtype, type, rows, ...)     \
+#define INSTANTIATE_GEMM_PLAIN(name, format, dtype, type, rows, ...)   \
   MLX_ANVIL_KERNEL("quantized_gemmplain_" #dtype "_" #name "_r" #rows, \
                    quantized_gemmplain<type, format, rows / 8, __VA_ARGS__>)
 

@@ -3,8 +3,8 @@
 
 #include "metal/common/reg_tile.h"
 
-// Adds to the sums of the first simdgroups, Tile::kFirst, those of the others, in order. Returns false for
-// the others.
+// Adds to the sums of the first simdgroups, Tile::kFirst, those of the others, in order. Returns
+// false for the others.
 template <typename Tile>
 METAL_FUNC bool add_simdgroups(thread typename Tile::Sums& sums,
                                threadgroup float2* shares,

@@ -79,7 +79,8 @@ def test_many_rows_are_a_dense_product(format, dtype, transpose, rng):
         (9, 256, mx.bfloat16, True, GEMM),
         (MANY, 256, mx.bfloat16, True, DENSE),
         (9, 192, mx.bfloat16, True, DENSE),  # rows of scales that are no whole number of 4 bytes
-        (9, 256, mx.bfloat16, False, DENSE),
+        (9, 256, mx.bfloat16, False, ["quantized_gemmplain"]),
+        (MANY, 256, mx.bfloat16, False, DENSE),
         (8, 384, mx.bfloat16, False, ["quantized_plain"]),
         (49, 256, mx.float32, True, ["quantized_matmul"]),
     ],
@@ -95,7 +96,7 @@ def test_kernels_by_size(rows, columns, dtype, transpose, kernels, rng):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["one", "batch"])
 def test_blocks(shape, rng):
-    x, y = draw_x(rng, (*shape, MANY, 640), mx.float16), draw_x(rng, (*shape, 50, 600), mx.float16)
+    x, y = draw_x(rng, (*shape, MANY, 640), mx.float16), draw_x(rng, (*shape, MANY, 600), mx.float16)
     matrix = draw(FOUR_BITS, (*shape, 600, 640), rng, mx.float16)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
     blocks = 3 * (shape or (1,))[0]

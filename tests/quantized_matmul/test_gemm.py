@@ -1,5 +1,5 @@
-"""Products of 9 and more rows whose codes go straight to matrix units (gemm_matrix.metal): every tile and format, sizes
-that fill no tile, sums in parts, batches, and weights that are not finite. On CUDA as well."""
+"""Products of 9 and more rows whose codes go straight to matrix units (gemm_matrix.metal and gemm_plain.metal): every
+tile and format, sizes that fill no tile, sums in parts, batches, and weights that are not finite. On CUDA as well."""
 
 from collections.abc import Iterator
 
@@ -33,20 +33,21 @@ def draw_x(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) ->
     return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
 
 
-def multiply(x: mx.array, matrix: Matrix, kernel: str, parts: bool = False) -> mx.array:
+def multiply(x: mx.array, matrix: Matrix, kernel: str, parts: bool = False, transpose: bool = True) -> mx.array:
     """Also asserts which kernels the call takes."""
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
-        result = mlx_anvil.quantized_matmul(x, *matrix.arrays, **matrix.format.options)
+        result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **matrix.format.options)
         mx.eval(result)
     names = [event.kernel for event in trace.events]
     assert f"_{kernel}" in names[0]
-    assert [name.split("_")[1] for name in names] == (["gemm", "sum"] if parts else ["gemm"])
+    assert [name.split("_")[1] for name in names] == ["gemm" if transpose else "gemmplain"] + ["sum"] * parts
     return result
 
 
-def assert_close(result: mx.array, x: mx.array, matrix: Matrix) -> None:
+def assert_close(result: mx.array, x: mx.array, matrix: Matrix, transpose: bool = True) -> None:
     """Against weights that are rounded as the kernel rounds them: what is left is the sum in float32, and rounding it."""
-    weights = to_numpy(mx.array(matrix.weights.astype(np.float32)).astype(x.dtype)).swapaxes(-1, -2)
+    weights = to_numpy(mx.array(matrix.weights.astype(np.float32)).astype(x.dtype))
+    weights = weights.swapaxes(-1, -2) if transpose else weights
     exact, terms = to_numpy(x) @ weights, np.abs(to_numpy(x)) @ np.abs(weights)
     unit = 2.0**-11 if x.dtype == mx.float16 else 2.0**-8
     # A weight that float32 arithmetic rounds twice may be off by its last digit.
@@ -55,7 +56,7 @@ def assert_close(result: mx.array, x: mx.array, matrix: Matrix) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(("rows", "kernel"), [(9, "r16n32"), (23, "r32n64"), (70, "r64n64")])
+@pytest.mark.parametrize(("rows", "kernel"), [(9, "r16n32"), (23, "r32n64"), (50, "r64n64")])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_tiles(format, rows, kernel, dtype, rng):
     """384 columns are no whole step."""
@@ -79,6 +80,31 @@ def test_parts(group, rows, kernel, rng):
     result = multiply(x, matrix, kernel, parts=True)
     assert_close(result, x, matrix)
     assert_same_bits(multiply(x, matrix, kernel, parts=True), result)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("rows", "kernel"), [(9, "r16"), (23, "r32"), (50, "r64")])
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_plain_tiles(format, rows, kernel, dtype, rng):
+    """40 rows of w are no whole step."""
+    matrix, x = draw(format, (40, 256), rng, dtype), draw_x(rng, (rows, 40), dtype)
+    assert_close(multiply(x, matrix, kernel, transpose=False), x, matrix, transpose=False)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_plain_parts(group, rng):
+    matrix, x = draw(Format("affine", group, 4), (1544, 256), rng, mx.float16), draw_x(rng, (17, 1544), mx.float16)
+    result = multiply(x, matrix, "r32", parts=True, transpose=False)
+    assert_close(result, x, matrix, transpose=False)
+    assert_same_bits(multiply(x, matrix, "r32", parts=True, transpose=False), result)
+
+
+def test_gradient_in_x(rng):
+    matrix, x = draw(FOUR_BITS, (64, 256), rng, mx.float16), draw_x(rng, (12, 256), mx.float16)
+    y = draw_x(rng, (12, 64), mx.float16)
+    gradient = mx.vjp(lambda x: mlx_anvil.quantized_matmul(x, *matrix.arrays), [x], [y])[1][0]
+    assert_same_bits(gradient, multiply(y, matrix, "r16", transpose=False))
+    assert_close(gradient, y, matrix, transpose=False)
 
 
 def test_batch(rng):
