@@ -27,11 +27,10 @@ struct GemmPiece {
     if (kBits == 2) {
       return uint2(reinterpret_cast<const threadgroup ushort*>(from)[piece % 8], 0);
     }
-    // kBits bytes, which may start inside a word. If they do not reach the second word, that may
-    // be of other rows.
-    const uint byte = kBits * piece, shift = byte % 4 * 8;
-    const threadgroup uint* const at = reinterpret_cast<const threadgroup uint*>(from) + byte / 4;
-    const uint low = at[0], high = at[1];
+    // kBits bytes, which may start inside a word. The last piece does not reach another word.
+    const uint byte = kBits * piece, shift = byte % 4 * 8, last = 4 * kBits - 1;
+    const threadgroup uint* const at = reinterpret_cast<const threadgroup uint*>(from);
+    const uint low = at[byte / 4], high = at[metal::min(byte / 4 + 1, last)];
     return uint2(low >> shift | high << 1 << (31 - shift), high >> shift);
   }
 };

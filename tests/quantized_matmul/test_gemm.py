@@ -59,8 +59,9 @@ def assert_close(result: mx.array, x: mx.array, matrix: Matrix, transpose: bool 
 @pytest.mark.parametrize(("rows", "kernel"), [(9, "r16n32"), (23, "r32n64"), (50, "r64n64")])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_tiles(format, rows, kernel, dtype, rng):
-    """384 columns are no whole step."""
-    matrix, x = draw(format, (37, 384), rng, dtype), draw_x(rng, (rows, 384), dtype)
+    """No whole steps of columns, and scales of whole words."""
+    columns = 3 * max(128, 2 * format.group_size)
+    matrix, x = draw(format, (37, columns), rng, dtype), draw_x(rng, (rows, columns), dtype)
     assert_close(multiply(x, matrix, kernel), x, matrix)
 
 
