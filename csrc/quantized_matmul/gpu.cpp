@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kMostElements = std::numeric_limits<uint32_t>::max();
 constexpr int64_t kMostWeights = 4 * kMostElements;
 
-// Kernels that read w once for every 8 rows of x; a dense product of dequantised blocks; or tiles
-// of matmul.metal or tiles.metal.
-enum class Route { kFewRows, kDense, kTiles };
+// Kernels that read w once for every 8 rows of x; tiles that unpack w in registers; a dense product
+// of dequantised blocks; or tiles of matmul.metal or tiles.metal.
+enum class Route { kFewRows, kGemm, kDense, kTiles };
 
 constexpr int64_t kVectorRows = 2;  // up to these, gemv.metal takes fewer instructions
 
@@ -33,6 +33,9 @@ Route route_of(const QuantizedFormat& format,
   }
   if (!matrix_units || request.x.itemsize() != 2) {
     return Route::kTiles;
+  }
+  if (takes_quantized_gemm(format, sizes, product, request)) {
+    return Route::kGemm;
   }
   const bool several = sizes.rows <= kMostMatrixRows && product == QuantizedProduct::kTransposed;
   return several && takes_matrix_units(format, sizes, request) ? Route::kFewRows : Route::kDense;
@@ -72,6 +75,10 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
   switch (route_of(format, sizes, product, request)) {
     case Route::kDense:
       quantized_dense_gpu(format, sizes, product, x, weights, out, stream);
+      return;
+    case Route::kGemm:
+      out.set_data(allocate(out.nbytes(), stream));
+      launch_quantized_gemm(format, sizes, product, request);
       return;
     case Route::kFewRows:
       out.set_data(allocate(out.nbytes(), stream));

@@ -14,6 +14,14 @@ bool can_launch_quantized(const QuantizedSizes& sizes,
                           std::string* why_not,
                           bool stores_results = true);
 
+// True if gemm_matrix.metal or gemm_plain.metal suits a product of these sizes. It takes them if
+// the arrays are aligned as well.
+bool suits_quantized_gemm(const QuantizedFormat& format,
+                          const QuantizedSizes& sizes,
+                          QuantizedProduct product,
+                          mx::Dtype dtype,
+                          const mx::Device& device);
+
 // Gives `out` its memory. Neither it nor the summed dimension may be empty.
 void quantized_matmul_gpu(const QuantizedFormat& format,
                           const QuantizedSizes& sizes,

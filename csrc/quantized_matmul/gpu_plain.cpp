@@ -17,7 +17,12 @@ int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
   return 32 * std::min(chunk, 64 / kernel_rows);
 }
 
-void launch_sum(const Scratch& parts, int count, mx::array& out, const mx::Stream& stream) {
+}  // namespace
+
+void launch_quantized_sum(const Scratch& parts,
+                          int count,
+                          mx::array& out,
+                          const mx::Stream& stream) {
   QuantizedSumParams params{};
   params.size = static_cast<int64_t>(out.size());
   params.parts = count;
@@ -33,8 +38,6 @@ void launch_sum(const Scratch& parts, int count, mx::array& out, const mx::Strea
   request.temporaries = {&parts};
   launch(request, stream);
 }
-
-}  // namespace
 
 void launch_quantized_plain(const QuantizedFormat& format,
                             const QuantizedSizes& sizes,
@@ -66,7 +69,7 @@ void launch_quantized_plain(const QuantizedFormat& format,
   Scratch partial(shape, mx::float32, request.stream);
   QuantizedRequest{request.x, request.matrices, *partial, request.stream}.launch_kernel(
       name, constants, params, grid, kPlainThreads);
-  launch_sum(partial, static_cast<int>(parts), request.out, request.stream);
+  launch_quantized_sum(partial, static_cast<int>(parts), request.out, request.stream);
 }
 
 }  // namespace mlx_anvil

@@ -74,6 +74,22 @@ void launch_quantized_plain(const QuantizedFormat& format,
                             const QuantizedSizes& sizes,
                             const QuantizedRequest& request);
 
+// out = the sum of `count` parts of its shape, in float32 and in order (plain.metal).
+void launch_quantized_sum(const Scratch& parts,
+                          int count,
+                          mx::array& out,
+                          const mx::Stream& stream);
+
+// Either product, for 9 and more rows (gemm_matrix.metal and gemm_plain.metal).
+bool takes_quantized_gemm(const QuantizedFormat& format,
+                          const QuantizedSizes& sizes,
+                          QuantizedProduct product,
+                          const QuantizedRequest& request);
+void launch_quantized_gemm(const QuantizedFormat& format,
+                           const QuantizedSizes& sizes,
+                           QuantizedProduct product,
+                           const QuantizedRequest& request);
+
 // Either product, for many rows (tiles.metal and matmul.metal).
 void launch_quantized_tiles(const QuantizedFormat& format,
                             const QuantizedSizes& sizes,

@@ -205,9 +205,9 @@ QuantizedSizes quantized_sizes(const QuantizedFormat& format,
 
 namespace {
 
-// True if MLX on CUDA has a tensor-core kernel for the call and the rows are too many for the
-// kernels that read w again for every 8 rows, but too few for dequantising w to pay off.
-// Derivatives and vmap use ours.
+// True if MLX on CUDA has a tensor-core kernel for the call, ours does not suit it, and the rows
+// are too many for the kernels that read w again for every 8 rows, but too few for dequantising w
+// to pay off. Derivatives and vmap use ours.
 bool is_for_tensor_cores(const QuantizedFormat& format,
                          const QuantizedSizes& sizes,
                          QuantizedProduct product,
@@ -218,6 +218,9 @@ bool is_for_tensor_cores(const QuantizedFormat& format,
   const int64_t depth_tile = std::max(64, format.group);
   const bool by_matrix_units =
       format.has_biases() && format.bits == 4 && sizes.columns % kMatrixColumns == 0;
+  if (suits_quantized_gemm(format, sizes, product, x.dtype(), s.device)) {
+    return false;
+  }
   if (sizes.rows <= (by_matrix_units ? kMostMatrixRows : kQuantizedGemvRows) ||
       sizes.rows > kMostRows) {
     return false;

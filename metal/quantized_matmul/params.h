@@ -22,6 +22,19 @@ struct QuantizedParams {
   float limit;         // swiglu: of gate and up; 0: none
 };
 
+// For gemm_matrix.metal.
+struct QuantizedGemmParams {
+  int32_t rows;         // as in QuantizedParams
+  int32_t columns;
+  int32_t outputs;
+  int32_t group_shift;
+
+  int32_t parts;           // that the columns are split into
+  int32_t steps_per_part;  // of GemmTile::kColumns columns
+  int32_t factor_bytes;    // that one copy of scales or biases has: 4, 8 or 16
+  int32_t unused;
+};
+
 struct QuantizedSumParams {
   int64_t size;  // elements per part
   int32_t parts;
@@ -41,6 +54,7 @@ struct QuantizedBlockParams {
 };
 
 static_assert(sizeof(QuantizedParams) == 4 * 8, "same layout in C++ and MSL");
+static_assert(sizeof(QuantizedGemmParams) == 4 * 8, "same layout in C++ and MSL");
 static_assert(sizeof(QuantizedSumParams) == 8 + 4 * 2, "same layout in C++ and MSL");
 static_assert(sizeof(QuantizedBlockParams) == 8 + 4 * 6, "same layout in C++ and MSL");
 

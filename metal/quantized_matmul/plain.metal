@@ -26,8 +26,7 @@
 #include "metal/quantized_matmul/formats.h"
 #include "metal/quantized_matmul/large_numbers.h"
 #include "metal/quantized_matmul/params.h"
-
-constant bool outputs_are_in_parts [[function_constant(2)]];
+#include "metal/quantized_matmul/parts.h"
 
 enum { kPlainSimdgroups = 8, kPlainThreads = 32 * kPlainSimdgroups };
 

@@ -76,9 +76,11 @@ def most_spills(kernel: str, features: bool) -> int:
 
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
     masks): on an H200 the next smaller ones are slower. A decode of 16-bit types spills where rows are not vectors.
-    Products of few rows have 128 registers, so that twice as many threads run at once."""
+    Products of few rows have 128 registers, so that twice as many threads run at once. Sums of 64 rows leave few."""
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
         return 232 if "_g32_" in kernel else 112
+    if kernel.startswith("quantized_gemm_") and kernel.endswith("_r64n64"):
+        return 80
     if kernel.startswith("flash_attention_forward_matrix_tall"):  # and with that faster than without
         return 80
     if kernel.startswith(("flash_attention_decode_float16", "flash_attention_decode_bfloat16")):

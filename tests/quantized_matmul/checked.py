@@ -35,11 +35,16 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         several = outputs if call is _multiply else outputs // 2
         run = partial(call, rng, Format("affine", group, 4), 2, several, dtypes=HALVES)
         yield Checked(run, matrix_units=True)
-    # With matrix units: dequantised for a dense product, but up to 48 rows if the kernels for few rows take the matrix.
-    for format, transpose in product(any_format_of_each_kind(rng), (True, False)):
-        run = partial(_multiply, rng, format, 49, 37, transpose=transpose, dtypes=HALVES, dense=True)
+    # With matrix units: each tile of quantized_gemm, and many rows dequantised for a dense product.
+    for format, (rows, outputs) in product(any_format_of_each_kind(rng), ((13, 37), (20, 70), (40, 45), (200, 37))):
+        run = partial(_multiply, rng, format, rows, outputs, dtypes=HALVES, dense=True)
         yield Checked(run, matrix_units=True)
-    yield Checked(partial(_multiply, rng, Format("affine", 64, 4), 17, 37, dtypes=HALVES), matrix_units=True)
+    for format, rows in product(any_format_of_each_kind(rng), (13, 25, 49)):
+        run = partial(_multiply, rng, format, rows, 40, transpose=False, dtypes=HALVES, dense=True)
+        yield Checked(run, matrix_units=True)
+    for format, (rows, outputs, transpose) in zip(formats, ((9, 8457, True), (49, 37, False)), strict=False):
+        run = partial(_multiply, rng, format, rows, outputs, transpose=transpose, dtypes=HALVES, dense=True)
+        yield Checked(run, matrix_units=True)
 
 
 def _draw_x(rng: np.random.Generator, shape: tuple[int, int], dtypes: tuple[mx.Dtype, ...]) -> mx.array:

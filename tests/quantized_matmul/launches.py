@@ -35,9 +35,14 @@ def every_kernel() -> Iterator[Call]:
                 yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                 yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
                 yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
-        if dtype != mx.float32:  # dequantised for a dense product
-            w, x = mx.quantize(mx.zeros((128, 128), dtype), **options), mx.zeros((9, 128), dtype)
-            yield for_matrix_units(lambda x=x, w=w, o=options: mlx_anvil.quantized_matmul(x, *w, **o))
+        if dtype != mx.float32:  # each tile of quantized_gemm; dequantised for a dense product
+            for outputs, rows in ((128, 9), (8500, 9), (128, 17), (128, 33), (128, 200)):
+                w, x = mx.quantize(mx.zeros((outputs, 128), dtype), **options), mx.zeros((rows, 128), dtype)
+                yield for_matrix_units(lambda x=x, w=w, o=options: mlx_anvil.quantized_matmul(x, *w, **o))
+            for rows in (9, 17, 33):
+                w, y = mx.quantize(mx.zeros((128, 128), dtype), **options), mx.zeros((rows, 128), dtype)
+                plain = partial(mlx_anvil.quantized_matmul, y, *w, transpose=False, **options)
+                yield for_matrix_units(plain)
         else:  # tiles in threadgroup memory
             for transpose in (True, False):
                 x = mx.zeros((40, 128 if transpose else outputs), dtype)

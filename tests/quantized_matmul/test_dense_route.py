@@ -1,5 +1,5 @@
-"""Products of more than 8 rows on GPUs with matrix units: which kernels run, and products in several blocks. These
-tests also run on CUDA, where blocks share memory."""
+"""Products of more than 8 rows on GPUs with matrix units: which kernels run, and dense products in several blocks.
+These tests also run on CUDA, where blocks share memory."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,8 @@ from support import to_numpy
 FOUR_BITS = Format("affine", 64, 4)
 FORMATS = [Format("affine", group, bits) for bits, group in ((2, 32), (3, 64), (4, 64), (5, 128), (6, 64), (8, 32))]
 HALVES = (mx.float16, mx.bfloat16)
-DENSE = ["quantized_dequantize", "mx.matmul"]
+DENSE, GEMM = ["quantized_dequantize", "mx.matmul"], ["quantized_gemm"]
+MANY = 200  # rows, too many for GEMM
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def assert_dense_close(result: mx.array, x: mx.array, matrix: Matrix, transpose:
 @pytest.mark.parametrize("format", [*FORMATS, *FLOAT_FORMATS], ids=str)
 def test_many_rows_are_a_dense_product(format, dtype, transpose, rng):
     matrix = draw(format, (37, 384), rng, dtype)
-    x = draw_x(rng, (9, 384 if transpose else 37), dtype)
+    x = draw_x(rng, (MANY if transpose else 9, 384 if transpose else 37), dtype)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=transpose, **format.options)
     assert kernels == DENSE
     assert_dense_close(result, x, matrix, transpose)
@@ -75,10 +76,11 @@ def test_many_rows_are_a_dense_product(format, dtype, transpose, rng):
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "transpose", "kernels"),
     [
-        (48, 256, mx.bfloat16, True, ["quantized_gemv"]),
-        (49, 256, mx.bfloat16, True, DENSE),
-        (9, 384, mx.bfloat16, True, DENSE),  # no whole steps of 256 columns
-        (9, 256, mx.bfloat16, False, DENSE),
+        (9, 256, mx.bfloat16, True, GEMM),
+        (MANY, 256, mx.bfloat16, True, DENSE),
+        (9, 192, mx.bfloat16, True, DENSE),  # rows of scales that are no whole number of 4 bytes
+        (9, 256, mx.bfloat16, False, ["quantized_gemmplain"]),
+        (MANY, 256, mx.bfloat16, False, DENSE),
         (8, 384, mx.bfloat16, False, ["quantized_plain"]),
         (49, 256, mx.float32, True, ["quantized_matmul"]),
     ],
@@ -91,19 +93,10 @@ def test_kernels_by_size(rows, columns, dtype, transpose, kernels, rng):
     assert_dense_close(result, x.astype(mx.float16) if dtype == mx.float32 else x, matrix, transpose)
 
 
-@pytest.mark.skipif(support.backend != "cuda", reason="MLX has this kernel on CUDA only")
-@pytest.mark.parametrize(("rows", "by_mlx"), [(48, False), (49, True), (96, True), (97, False)])
-def test_mlx_kernel_between(rows, by_mlx, rng):
-    matrix, x = draw(FOUR_BITS, (128, 256), rng, mx.float16), draw_x(rng, (rows, 256), mx.float16)
-    result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
-    assert (kernels == ["mx.quantized_matmul"]) == by_mlx
-    assert_dense_close(result, x, matrix)
-
-
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["one", "batch"])
 def test_blocks(shape, rng):
-    x, y = draw_x(rng, (*shape, 50, 640), mx.float16), draw_x(rng, (*shape, 50, 600), mx.float16)
+    x, y = draw_x(rng, (*shape, MANY, 640), mx.float16), draw_x(rng, (*shape, MANY, 600), mx.float16)
     matrix = draw(FOUR_BITS, (*shape, 600, 640), rng, mx.float16)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
     blocks = 3 * (shape or (1,))[0]
@@ -116,7 +109,7 @@ def test_blocks(shape, rng):
 
 def test_a_batch_is_one_block(rng):
     matrix = draw(FOUR_BITS, (3, 40, 384), rng, mx.bfloat16)
-    x = draw_x(rng, (3, 12, 384), mx.bfloat16)
+    x = draw_x(rng, (3, MANY, 384), mx.bfloat16)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
     assert kernels == DENSE
     assert_dense_close(result, x, matrix)
@@ -125,7 +118,7 @@ def test_a_batch_is_one_block(rng):
 def test_transformations(rng):
     """The gradient in x, vmap, compile and shapeless compile take the same route, with the same bits."""
     matrix = draw(FOUR_BITS, (40, 384), rng, mx.float16)
-    x, y = draw_x(rng, (12, 384), mx.float16), draw_x(rng, (12, 40), mx.float16)
+    x, y = draw_x(rng, (MANY, 384), mx.float16), draw_x(rng, (MANY, 40), mx.float16)
 
     def product(x: mx.array) -> mx.array:
         return mlx_anvil.quantized_matmul(x, *matrix.arrays)

@@ -102,10 +102,10 @@ def _existing(path: Path | None) -> dict[str, Any]:
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:
-    from mlx_anvil.mslc.toolchain import write_atomically  # imports the toolchain, which takes a while
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(body, indent=1) + "\n").encode())
+    written = path.with_name(f"{path.name}.new")  # readers see either all of the file or none of it
+    written.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    written.replace(path)
     _tuning.forget()
 
 

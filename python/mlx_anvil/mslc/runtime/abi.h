@@ -16,7 +16,7 @@ extern "C" {
 #define MSLC_BUFFER_ALIGNMENT 256             // of a buffer's first byte, and no more
 #define MSLC_THREADGROUP_BUFFER_ALIGNMENT 16  // lengths are multiples of it too
 #define MSLC_MAX_THREADGROUP_MEMORY 32768     // limit per threadgroup on Apple's GPUs
-#define MSLC_MOST_THREADGROUP_MEMORY 101376   // opt-in limit on NVIDIA's GPUs
+#define MSLC_MOST_THREADGROUP_MEMORY 232448   // opt-in limit on an H100
 
 typedef struct mslc_size {
   unsigned int x, y, z;

@@ -91,7 +91,7 @@ class ThreadgroupMemory {
  private:
   static constexpr int kMaxObjects = 256;
   static constexpr size_t kCounted = 16;  // sizes are rounded up to multiples of this many bytes
-  static constexpr size_t kSlot = 128 * 1024;
+  static constexpr size_t kSlot = 256 * 1024;
   static constexpr size_t kLead = 16 * 1024;
   static constexpr size_t kCapacity = kMaxObjects * kSlot;
 

@@ -1,0 +1,27 @@
+// Pairs of 16-bit floats in a word. PTX computes with both at once.
+#pragma once
+
+#include <metal_stdlib>
+
+template <typename T>
+METAL_FUNC uint pair_of(T value) {
+  return as_type<uint>(metal::vec<T, 2>(value, value));
+}
+
+// a * b + c, for both elements. PTX rounds once; other targets round to float32 first.
+template <typename T>
+METAL_FUNC uint fma_pairs(uint a, uint b, uint c) {
+#ifdef __MSLC_PTX__
+  return mslc::fma_pairs<T>(a, b, c);
+#else
+  using Two = metal::vec<T, 2>;
+  const float2 sum =
+      metal::fma(float2(as_type<Two>(a)), float2(as_type<Two>(b)), float2(as_type<Two>(c)));
+  return as_type<uint>(Two(static_cast<T>(sum.x), static_cast<T>(sum.y)));
+#endif
+}
+
+template <typename T>
+METAL_FUNC uint multiply_pairs(uint a, uint b) {
+  return fma_pairs<T>(a, b, 0x80008000u);  // adding -0 changes nothing
+}

@@ -1,0 +1,153 @@
+// Quantized GEMM for 9 and more rows of x on matrix units, 16-bit x:
+//   out[m, n] = sum over k of x[m, k] W[n, k],  with W rounded to the type of x
+//
+// Kernels: quantized_gemm_<dtype>_<format>_r<rows>n<outputs>: tiles of that many rows of x and w.
+// Grid: (tiles of w, tiles of x, batch * parts). Threadgroup: 256 x 1 x 1.
+// Bindings: x, w, scales, biases (x in place of absent ones), out, params; threadgroup memory 0 for
+// kStages stages (GemmTile::kStage).
+// Function constants: 2: see parts.h; 5: K is a multiple of GemmTile::kColumns.
+// Constant 5 also leaves room for two threadgroups of 16 rows per multiprocessor.
+// Alignment: 16 bytes for x and w, factor_bytes for scales and biases. Arrays are dense, and rows
+// of x and w are whole vectors of 16 bytes.
+//
+//   start copying the first stages
+//   for each step of kColumns columns of this part:
+//     wait for this step; barrier; start copying the step after the next ones
+//     each simdgroup: for each piece of its 128 columns: unpack codes; sums += W x^T
+//   add up the simdgroups that split the columns, in order       (threadgroup memory)
+//   store the sums, or this part of them
+#ifdef __MSLC__  // Apple's GPUs launch tiles.metal instead
+#include "metal/common/kernel.h"
+#include "metal/common/resident.h"
+#include "metal/quantized_matmul/formats.h"
+#include "metal/quantized_matmul/gemm_matrix.h"
+#include "metal/quantized_matmul/gemm_sums.h"
+#include "metal/quantized_matmul/params.h"
+#include "metal/quantized_matmul/parts.h"
+
+template <typename T,
+          typename Format,
+          int kRowFragments,
+          int kFragments,
+          int kAcross,
+          int kAlong,
+          int kStages>
+[[kernel, max_total_threads_per_threadgroup(32 * kAcross * kAlong)]] void quantized_gemm(
+    const device T* x [[buffer(0)]],
+    const device uint* w [[buffer(1)]],
+    const device typename Format::template Scale<T>* scales [[buffer(2)]],
+    const device T* biases [[buffer(3)]],
+    device uchar* out [[buffer(4)]],
+    constant QuantizedGemmParams& params [[buffer(5)]],
+    threadgroup uint4* memory [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using Tile = GemmTile<T, Format, kRowFragments, kFragments, kAcross, kAlong>;
+  if (kRowFragments == 2 && kAcross == 2 && Format::kBits < 8) {
+    keep_resident<2, 5>(steps_are_whole);
+  }
+  const uint part = group.z % params.parts, batch = group.z / params.parts;
+  const uint first_output = group.x * Tile::kOutputs, first_row = group.y * Tile::kRows;
+  const long w_rows = long(batch) * params.outputs + first_output;
+  const long x_rows = long(batch) * params.rows + first_row;
+  Tile tile;
+  tile.row_words = uint(params.columns) / 32 * Tile::kBits / 4;
+  tile.row_x = params.columns / 8;
+  tile.row_groups = params.columns >> params.group_shift;
+  tile.words = reinterpret_cast<const device uint4*>(w) + w_rows * tile.row_words;
+  tile.x = reinterpret_cast<const device uint4*>(x) + x_rows * tile.row_x;
+  tile.scales = scales + w_rows * tile.row_groups;
+  tile.biases = biases + w_rows * tile.row_groups;
+  tile.last_output = metal::min(uint(Tile::kOutputs), params.outputs - first_output) - 1;
+  tile.last_row = metal::min(uint(Tile::kRows), params.rows - first_row) - 1;
+  tile.group_shift = params.group_shift;
+  tile.factor_bytes = params.factor_bytes;
+  tile.across = simdgroup % kAcross;
+  tile.along = simdgroup / kAcross;
+  tile.place = fragment_place(lane);
+  tile.copier = 32 * simdgroup + 4 * tile.place.row + tile.place.column / 2;
+  // Added zeros keep it in a register: the compiler cannot fold the top bit of an address.
+  tile.magic = uint(GemmMagic<T>::kBits) + uint(reinterpret_cast<ulong>(out + lane) >> 63);
+
+  const uint steps = (params.columns + Tile::kColumns - 1) / Tile::kColumns;
+  const uint begin = part * params.steps_per_part;
+  const uint end = metal::min(steps, begin + params.steps_per_part);
+  MLX_ANVIL_UNROLL
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (begin + s < end) {
+      tile.start_copies(memory + s * Tile::kStage, begin + s);
+    }
+    end_copies();
+  }
+  typename Tile::Sums sums;
+  sums.zero();
+  uint place_of_step = 0;
+  MLX_ANVIL_NO_UNROLL
+  for (uint step = begin; step < end; ++step) {
+    wait_for_copies<kStages - 2>();
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (step + kStages - 1 < end) {
+      const uint free = place_of_step == 0 ? kStages - 1 : place_of_step - 1;
+      tile.start_copies(memory + free * Tile::kStage, step + kStages - 1);
+    }
+    end_copies();
+    tile.add_products(memory + place_of_step * Tile::kStage, params.columns - step * Tile::kColumns,
+                      sums);
+    place_of_step = place_of_step == kStages - 1 ? 0 : place_of_step + 1;
+  }
+  if (!add_simdgroups<Tile>(sums, reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane)) {
+    return;
+  }
+
+  const long batches = groups.z / params.parts;
+  const bool pairs_are_aligned = params.outputs % 2 == 0;
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kFragments; ++f) {
+    const int output = first_output + 8 * (kFragments * tile.across + f);
+    MLX_ANVIL_UNROLL
+    for (int m = 0; m < kRowFragments; ++m) {
+      const Fragment<float> own = sums.fragments[f][m];
+      if (outputs_are_in_parts) {
+        const int row = first_row + 8 * m + tile.place.column, n = output + tile.place.row;
+        device float* const to = reinterpret_cast<device float*>(out) +
+                                 ((part * batches + batch) * params.rows + row) * params.outputs;
+        if (n < params.outputs && row < params.rows) {
+          to[n] = elements_of(own).x;
+        }
+        if (n < params.outputs && row + 1 < params.rows) {
+          to[params.outputs + n] = elements_of(own).y;
+        }
+      } else {
+        const int row = first_row + 8 * m + tile.place.row;
+        const Fragment<T> turned = transposed(fragment_of<T>(elements_of(own)), tile.place);
+        if (row < params.rows) {
+          store_pair(
+              reinterpret_cast<device T*>(out) + (long(batch) * params.rows + row) * params.outputs,
+              output + tile.place.column, params.outputs, float2(elements_of(turned)),
+              pairs_are_aligned, false);
+        }
+      }
+    }
+  }
+}
+#endif
+
+// ---- kernels
+
+#ifdef __MSLC__
+#define INSTANTIATE_GEMM(name, format, dtype, type, rows, outputs, ...)        \
+  MLX_ANVIL_KERNEL("quantized_gemm_" #dtype "_" #name "_r" #rows "n" #outputs, \
+                   quantized_gemm<type, format, rows / 8, 4, outputs / 32, __VA_ARGS__>)
+
+// Simdgroups along the columns, and stages.
+#define INSTANTIATE_GEMM_TILES(name, format, dtype, type)   \
+  INSTANTIATE_GEMM(name, format, dtype, type, 16, 32, 8, 3) \
+  INSTANTIATE_GEMM(name, format, dtype, type, 16, 64, 4, 3) \
+  INSTANTIATE_GEMM(name, format, dtype, type, 32, 64, 4, 3) \
+  INSTANTIATE_GEMM(name, format, dtype, type, 64, 64, 4, 2)
+
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMM_TILES, float16, half)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GEMM_TILES, bfloat16, bfloat)
+#endif
