@@ -1,6 +1,6 @@
 """Small calls that run every kernel template of the op, for the checked simulator."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, product
 
@@ -19,11 +19,13 @@ HALVES = (mx.float16, mx.bfloat16)
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     # Kernels are for 1, 2, 4 or 8 rows of x, for up to 16, 32, or more. A plain product sums 300 rows of w in parts.
+    # quantized_matmul takes tiles from 3 rows on, and quantized_gemv none.
     formats = cycle(any_format_of_each_kind(rng))
     for rows in (1, 2, 4, 8, 13, 25, 33):
         yield Checked(partial(_multiply, rng, next(formats), rows, 45))
         yield Checked(partial(_multiply, rng, next(formats), rows, 300, transpose=False))
         if rows <= 8:
+            yield Checked(partial(_multiply, rng, next(formats), rows, 45, op=mlx_anvil.quantized_gemv))
             yield Checked(partial(_swiglu, rng, next(formats), rows, 45))
     for call in (
         partial(_multiply, rng, next(formats), 33, 45, dtypes=(mx.float32,)),
@@ -59,11 +61,13 @@ def _multiply(
     transpose: bool = True,
     dtypes: tuple[mx.Dtype, ...] = DTYPES,
     dense: bool = False,
+    op: Callable[..., mx.array] | None = None,
 ) -> None:
     terms = COLUMNS if transpose else outputs
     x = _draw_x(rng, (rows, terms), dtypes)
     matrix = draw(format, (outputs, COLUMNS), rng, x.dtype)
-    result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **format.options)
+    multiply = op or partial(mlx_anvil.quantized_matmul, transpose=transpose)
+    result = multiply(x, *matrix.arrays, **format.options)
     exact = to_numpy(x) @ (matrix.weights.T if transpose else matrix.weights)
     assert_rounded(result, exact, x.dtype, terms=terms, factor=dense_factor(rows, dense))
 

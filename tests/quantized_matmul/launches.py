@@ -35,6 +35,8 @@ def every_kernel() -> Iterator[Call]:
                 yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                 yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
                 yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+                if rows <= 8:  # by GEMV, where quantized_matmul takes tiles from 3 rows on
+                    yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o)
         if dtype != mx.float32:  # each tile of quantized_gemm; dequantised for a dense product
             for outputs, rows in ((128, 9), (8500, 9), (128, 17), (128, 33), (128, 200)):
                 w, x = mx.quantize(mx.zeros((outputs, 128), dtype), **options), mx.zeros((rows, 128), dtype)
