@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 OPS = sorted(path.name for path in (ROOT / "metal").iterdir() if path.name != "common")
 FILES = sorted((ROOT / "metal").glob("*/*.metal"))
 AS_APPLE = (("__MSLC__", UNDEFINED),)  # the kernels that Apple's compiler sees
-FOR_MATRIX_UNITS = re.compile(r"\w+_matrix_|quantized_(matmul_(transposed|plain)|gemm|gemmplain|dequantize|head_logits)_")
+FOR_MATRIX_UNITS = re.compile(
+    r"\w+_matrix_|quantized_(matmul_(transposed|plain)|gemm|gemmplain|dequantize|head_logits)_"
+)
 
 
 def kernels_in(source: Source) -> list[str]:
