@@ -77,13 +77,14 @@ def test_more_parts_than_lanes(rng: np.random.Generator):
 
 
 def test_a_group_shares_reads_of_keys(rng: np.random.Generator):
-    """A SIMD group of a decode reads keys for up to four heads; of eight heads, two SIMD groups read the same."""
+    """A SIMD group of a decode reads keys for up to four heads; of eight heads, two SIMD groups read the same.
+    Every SIMD group also reads q, and the parts of every head are read again."""
     one, four, eight = (
         profile_ours(Call.draw(rng, Shape(heads, 1, 1, 512, 128), "float16", False)).device_bytes_read
         for heads in (1, 4, 8)
     )
-    assert four <= 1.2 * one
-    assert eight <= 2.2 * one
+    assert four <= 1.5 * one
+    assert eight <= 2.5 * one
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
