@@ -24,7 +24,7 @@ struct QuantizedParams {
 
 // For gemm_matrix.metal.
 struct QuantizedGemmParams {
-  int32_t rows;         // as in QuantizedParams
+  int32_t rows;  // as in QuantizedParams
   int32_t columns;
   int32_t outputs;
   int32_t group_shift;

@@ -35,8 +35,8 @@ MSLC_INLINE float divide(float x, float y) {
 #include "../gpu/exchange_gpu.h"
 #include "../gpu/trigonometry_gpu.h"
 #include "copy_ptx.h"
-#include "pairs_ptx.h"
 #include "matrix_ptx.h"
+#include "pairs_ptx.h"
 #include "resident_ptx.h"
 
 namespace mslc {
