@@ -129,7 +129,8 @@ DecodePlan decode_plan(std::string_view dtype,
     ++largest;
   }
   if (!traits.matrix_units) {
-    return plan_for_cores(tiles, largest, sizes, keys, kUsualCores);
+    const int64_t cores = traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
+    return plan_for_cores(tiles, largest, sizes, keys, cores);
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);
