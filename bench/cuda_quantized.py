@@ -116,11 +116,11 @@ def against_dense(
 
 def many_rows() -> Iterator[Row]:
     for (columns, outputs), dtype, rows in itertools.product(
-        ((4096, 14336), (14336, 4096)), HALF_DTYPES, (16, 64, 512)
+        ((4096, 14336), (14336, 4096)), HALF_DTYPES, (16, 64, 128, 512)
     ):
         row = against_dense(columns, outputs, rows, dtype)
         yield with_int4mm(row, dtype, columns, outputs, rows) if rows == 16 else row
-    for rows in (16, 512):
+    for rows in (16, 64, 512):
         yield against_dense(4096, 14336, rows, mx.bfloat16, transpose=False)
     for options, rows in itertools.product(OTHER_FORMATS, (16, 64)):
         yield against_dense(4096, 14336, rows, mx.bfloat16, options=options)

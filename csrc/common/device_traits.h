@@ -40,6 +40,9 @@ struct DeviceTraits {
   bool is_nvidia() const { return multiprocessors > 0; }
 };
 
+// Of the memory of a multiprocessor, NVIDIA's driver reserves this much per threadgroup.
+inline constexpr int64_t kReservedThreadgroupMemory = 1 << 10;
+
 // An H100 or H200. The simulator uses these traits if it is configured with matrix units.
 inline constexpr DeviceTraits kHopperTraits = {
     .matrix_units = true,

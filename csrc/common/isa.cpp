@@ -47,7 +47,7 @@ bool machine_has(Isa) {
 }
 #endif
 
-Isa choose() {
+Isa chosen_isa() {
   const char* wanted = std::getenv("MLX_ANVIL_ISA");
   Isa best = Isa::kBaseline;
   for (Isa isa : kAllIsas) {
@@ -64,7 +64,7 @@ Isa choose() {
 }
 
 std::atomic<Isa>& chosen() {
-  static std::atomic<Isa> isa = choose();
+  static std::atomic<Isa> isa = chosen_isa();
   return isa;
 }
 

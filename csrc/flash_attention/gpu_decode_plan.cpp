@@ -6,6 +6,7 @@
 #include "common/errors.h"
 #include "common/integers.h"
 #include "flash_attention/flash_attention.h"
+#include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
 namespace mlx_anvil {
@@ -25,9 +26,8 @@ constexpr int64_t kUsualCores = 16;
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfNvidiaPart = 256;
 
-// With matrix units: resident threadgroups per multiprocessor, and the maximum number of waves. A
-// partly filled last wave takes as long as a full one.
-constexpr int64_t kMatrixThreadgroups = 2;
+// With matrix units: the maximum number of waves. A partly filled last wave takes as long as a full
+// one.
 constexpr int64_t kMostRounds = 4;
 
 // Returns the tiles of the narrowest head dim that holds the call's, sorted by rows.

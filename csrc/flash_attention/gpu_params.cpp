@@ -113,8 +113,8 @@ const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& 
 }
 
 bool fits_multiprocessor(int64_t threadgroup_memory, const DeviceTraits& traits) {
-  constexpr int64_t kMemoryOfSystem = 1 << 10;  // per threadgroup
-  return kMatrixThreadgroups * (threadgroup_memory + kMemoryOfSystem) <= traits.threadgroup_memory;
+  return kMatrixThreadgroups * (threadgroup_memory + kReservedThreadgroupMemory) <=
+         traits.threadgroup_memory;
 }
 
 }  // namespace mlx_anvil

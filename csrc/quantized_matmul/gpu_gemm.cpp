@@ -11,9 +11,8 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr int64_t kThreads = 256;             // all tiles
-constexpr int64_t kMemoryOfSystem = 1 << 10;  // reserved per threadgroup
-constexpr int64_t kDepthOfSimdgroup = 128;    // terms per step
+constexpr int64_t kGemmThreads = 256;       // all tiles
+constexpr int64_t kDepthOfSimdgroup = 128;  // terms per step
 
 // Above, dequantised weights and a dense product take less time. Tiles have 64 rows.
 int64_t most_gemm_rows(const QuantizedFormat& format, QuantizedProduct product) {
@@ -116,7 +115,7 @@ bool suits_quantized_gemm(const QuantizedFormat& format,
          sizes.rows > kQuantizedGemvRows && sizes.rows <= most_gemm_rows(format, product) &&
          sizes.batch <= kMostGridDepth / kMostParts &&
          sizes.outputs * sizes.batch <= std::numeric_limits<int32_t>::max() &&
-         gemm_tile(sizes, product, traits).memory(format) + kMemoryOfSystem <=
+         gemm_tile(sizes, product, traits).memory(format) + kReservedThreadgroupMemory <=
              traits.threadgroup_memory;
 }
 
@@ -167,7 +166,7 @@ void launch_quantized_gemm(const QuantizedFormat& format,
   launched.grid = {static_cast<uint32_t>(ceil_div(results, tile.results)),
                    static_cast<uint32_t>(ceil_div(sizes.rows, tile.rows)),
                    static_cast<uint32_t>(sizes.batch * parts)};
-  launched.threadgroup = {kThreads, 1, 1};
+  launched.threadgroup = {kGemmThreads, 1, 1};
   launched.threadgroup_memory = {static_cast<uint32_t>(tile.memory(format))};
   if (parts == 1) {
     launched.outputs = {&request.out};

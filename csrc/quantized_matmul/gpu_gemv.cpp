@@ -15,8 +15,7 @@ namespace {
 constexpr int64_t kStages = 2;                      // per simdgroup, in threadgroup memory
 constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // available on every GPU with matrix units
 
-constexpr int64_t kThreadsAtOnce = 512;       // per multiprocessor, limited by registers
-constexpr int64_t kMemoryOfSystem = 1 << 10;  // reserved per threadgroup
+constexpr int64_t kThreadsAtOnce = 512;  // per multiprocessor, limited by registers
 
 // Rows of w per tile, and simdgroups that share it.
 struct MatrixTile {
@@ -73,9 +72,9 @@ void launch_gemv_matrix(const char* kernel,
   const int64_t rows = std::min<int64_t>(sizes.rows, kQuantizedGemvRows);
   const bool staged = tile.stages(rows, format) + tile.static_memory() <= kMemoryOfThreadgroup;
   const int64_t memory = tile.stages(staged ? rows : 0, format), threads = 32 * tile.simdgroups;
-  const int64_t at_once =
-      std::min(kThreadsAtOnce / threads,
-               traits.threadgroup_memory / (memory + tile.static_memory() + kMemoryOfSystem));
+  const int64_t at_once = std::min(
+      kThreadsAtOnce / threads,
+      traits.threadgroup_memory / (memory + tile.static_memory() + kReservedThreadgroupMemory));
   QuantizedParams params = request.params(format, sizes);
   const MatrixTiles tiles = matrix_tiles(tile, sizes, matrices, traits);
   // Threadgroups loop over tiles only if all tiles are whole.
