@@ -16,6 +16,9 @@ namespace {
 // Smaller parts would do little more than start.
 constexpr int64_t kLeastKeysOfPart = 128;
 
+// Smaller parts do not pay for more than one wave.
+constexpr int64_t kLeastKeysOfRound = 1024;
+
 // Up to as many keys, a second launch to combine parts costs more than reading keys once more.
 constexpr int64_t kKeysOfOnePart = 1024;
 
@@ -26,8 +29,7 @@ constexpr int64_t kUsualCores = 16;
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfNvidiaPart = 256;
 
-// With matrix units: the maximum number of waves. A partly filled last wave takes as long as a full
-// one.
+// Waves at most. A partly filled last wave takes as long as a full one.
 constexpr int64_t kMostRounds = 4;
 
 // Returns the tiles of the narrowest head dim that holds the call's, sorted by rows.
@@ -69,15 +71,12 @@ std::span<const DecodeTile> decode_tiles(std::string_view dtype,
   return tiles;
 }
 
-// Returns the number of parts in which the matrix tiles fill whole waves. Each part takes
-// `threadgroups` threadgroups.
-int64_t parts_in_waves(int64_t keys, int64_t threadgroups, const DeviceTraits& traits) {
-  const int64_t possible = ceil_div(keys, kLeastKeysOfNvidiaPart);
-  const int64_t resident = kMatrixThreadgroups * traits.multiprocessors;
+// Returns the number of parts, from `fewest` to `most`, that fills waves of `resident` threadgroups
+// best. Each part takes `threadgroups` threadgroups.
+int64_t parts_in_waves(int64_t fewest, int64_t most, int64_t threadgroups, int64_t resident) {
   const auto rounds = [&](int64_t parts) { return ceil_div(parts * threadgroups, resident); };
-  const int64_t most = std::min(possible, kMostRounds * resident / threadgroups);
-  int64_t best = 1;
-  for (int64_t parts = 2; parts <= most; ++parts) {
+  int64_t best = fewest;
+  for (int64_t parts = fewest + 1; parts <= most; ++parts) {
     // A round takes 1 / parts of the time for all keys. More parts cost more to combine, so they
     // must save at least 5 %.
     if (20 * rounds(parts) * best < 19 * rounds(best) * parts) {
@@ -111,8 +110,11 @@ DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
     }
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
-  plan.parts = std::clamp<int64_t>(cores / threadgroups_of(plan, sizes), 1,
-                                   std::max<int64_t>(keys / kLeastKeysOfPart, 1));
+  const int64_t threadgroups = threadgroups_of(plan, sizes);
+  const int64_t at_once =
+      std::clamp<int64_t>(cores / threadgroups, 1, std::max<int64_t>(keys / kLeastKeysOfPart, 1));
+  const int64_t most = std::min(keys / kLeastKeysOfRound, kMostRounds * cores / threadgroups);
+  plan.parts = parts_in_waves(at_once, most, threadgroups, cores);
   return plan;
 }
 
@@ -134,10 +136,12 @@ DecodePlan decode_plan(std::string_view dtype,
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);
+  const int64_t possible = ceil_div(keys, kLeastKeysOfNvidiaPart);
+  const int64_t resident = kMatrixThreadgroups * traits.multiprocessors;
   plan.parts = plan.tile->matrix_units
-                   ? parts_in_waves(keys, threadgroups, traits)
-                   : std::clamp<int64_t>(ceil_div(keys, kLeastKeysOfNvidiaPart), 1,
-                                         ceil_div(kEnoughThreadgroups, threadgroups));
+                   ? parts_in_waves(1, std::min(possible, kMostRounds * resident / threadgroups),
+                                    threadgroups, resident)
+                   : std::clamp<int64_t>(possible, 1, ceil_div(kEnoughThreadgroups, threadgroups));
   return plan;
 }
 
