@@ -101,7 +101,7 @@ def test_a_compiler_that_works_makes_the_metallib(project):
     assert status(result) == []
     calls = (project / "log").read_text().splitlines()
     for path in FILES:
-        (call,) = [call for call in calls if f"{path.name} -o" in call and path.parent.name in call]
+        (call,) = [call for call in calls if f"/{path.name} -o" in call and path.parent.name in call]
         assert "-std=metal3.1" in call
 
 
