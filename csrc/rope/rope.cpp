@@ -1,8 +1,9 @@
 #include "rope/rope.h"
 
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -19,10 +20,11 @@ std::string describe(const char* name, const mx::array& x) {
   return std::string(name) + " has shape " + to_text(x.shape());
 }
 
+// Not by a stream: built with GCC 13, one that formats a number crashed beside MLX for CUDA.
 std::string number_text(double x) {
-  std::ostringstream text;
-  text << x;
-  return text.str();
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%g", x);
+  return text.data();
 }
 
 void check_tensor(const char* op, const char* name, const mx::array& x, int64_t dims) {
