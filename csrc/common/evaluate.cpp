@@ -114,6 +114,16 @@ void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stre
   keep_until_done(std::move(read), stream);
 }
 
+void set_zeros(mx::array& output, mx::Stream stream) {
+  if (planning()) {
+    output.set_data(planned_memory());
+    return;
+  }
+  const Arrays zeros = {mx::zeros(output.shape(), output.dtype(), stream)};
+  evaluate_graph(zeros, {}, stream);
+  output.copy_shared_buffer(zeros[0]);
+}
+
 void run_mlx_kernel(const char* op,
                     const MlxKernel& kernel,
                     const std::function<mx::array(const Arrays&)>& graph,

@@ -17,6 +17,9 @@ bool all_on_stream(const Arrays& results, mx::Stream stream);
 // of the graph and must have memory.
 void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stream);
 
+// Gives `output` memory of zeros, while its primitive is evaluated.
+void set_zeros(mx::array& output, mx::Stream stream);
+
 // MLX's own kernel that is faster than ours for a call.
 struct MlxKernel {
   const char* name;  // of the op: "mx.matmul"

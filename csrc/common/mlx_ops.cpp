@@ -1,21 +1,18 @@
 #include "common/mlx_ops.h"
 
-#include <cstring>
 #include <memory>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "common/allocate.h"
-#include "mlx/backend/cpu/encoder.h"
+#include "common/evaluate.h"
 #include "mlx/primitives.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-using Arrays = std::vector<mx::array>;
 using Axes = std::vector<int>;
 
 // Evaluates by a primitive of MLX, which it holds: the library does not export classes to derive
@@ -67,15 +64,7 @@ class MatrixProduct : public MlxOp {
       MlxOp::eval_cpu(inputs, outputs);
       return;
     }
-    mx::array& zeros = outputs[0];
-    zeros.set_data(allocate(zeros.nbytes(), stream()));
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    encoder.set_output_array(zeros);
-    encoder.dispatch([to = zeros.data<void>(), bytes = zeros.nbytes()] {
-      if (bytes > 0) {
-        std::memset(to, 0, bytes);
-      }
-    });
+    set_zeros(outputs[0], stream());
   }
 
   Arrays vjp(const Arrays& primals,

@@ -73,6 +73,10 @@ class QuantizedMatmul : public QuantizedPrimitive {
       return;
     }
     const QuantizedSizes sizes = quantized_sizes(format_, inputs[0], inputs[1]);
+    if (inputs[0].size() == 0) {  // sums without terms
+      set_zeros(outputs[0], stream());
+      return;
+    }
     if (const auto kernel = faster_mlx_product(format_, sizes, product_, inputs[0], stream())) {
       const auto graph = [this](const Arrays& in) {
         return mlx_quantized_matmul(format_, product_, in[0], matrix(in), stream());

@@ -189,3 +189,18 @@ def test_no_races(product: str, format: Format, rows: int, rng: np.random.Genera
     call.assert_close(results[0])
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("transpose", [True, False], ids=["x W^T", "x W"])
+@pytest.mark.parametrize("rows", [2, 9, 70])
+@pytest.mark.parametrize("matrix_units", [False, True], ids=["", "matrix units"])
+def test_sums_without_terms_are_zero(matrix_units, rows, transpose):
+    """Each route: few rows, tiles or GEMM, tiles or a dense product."""
+    outputs, columns = (40, 0) if transpose else (0, 128)
+    matrix = mx.zeros((outputs, columns // 8), mx.uint32), *[mx.zeros((outputs, columns // 64), mx.float16)] * 2
+    x = mx.zeros((rows, 0), mx.float16)
+    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, matrix_units=matrix_units):
+        result = mlx_anvil.quantized_matmul(x, *matrix, transpose=transpose)
+        mx.eval(result)
+    assert result.shape == (rows, outputs if transpose else columns)
+    assert not mx.any(result).item()
