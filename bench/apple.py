@@ -39,7 +39,6 @@ from mlx_anvil.mslc.estimate_work import combine_work
 from mlx_anvil.mslc.estimation import chip_error, chips, core, estimate, ratio, validation
 from mlx_anvil.mslc.profile import LaunchProfile
 
-Chip = Architecture
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 HEADS, KV_HEADS, COLUMNS = 32, 8, 4096
 
@@ -56,7 +55,7 @@ class Row:
     what: str
     call: Call
     scale: float
-    mlx: Callable[[Chip], Sequence[Counted]]
+    mlx: Callable[[Architecture], Sequence[Counted]]
     moved: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dtype: str = "float16"
     skip: str = "-"  # launches whose names have this are not of the row
@@ -365,15 +364,13 @@ def main(only: str, jobs: int) -> None:
     table = console_table("estimates, ours / MLX's", words=("",), figures=("M1", "M4 Max", "best", "worst"))
     for row in found:
         ratios = {e["chip"]: e["ours"]["microseconds"] / e["mlx"]["microseconds"] for e in row["estimates"]}
-        table.add_row(name_of(row), *(f"{r:.2f}" for r in (ratios["M1"], ratios["M4 Max"], *_ends(ratios.values()))))
+        table.add_row(
+            name_of(row),
+            *(f"{r:.2f}" for r in (ratios["M1"], ratios["M4 Max"], min(ratios.values()), max(ratios.values()))),
+        )
     console = Console(width=120)
     console.print(table)
     console.print(write_results("apple", found, model="estimates; nothing was run on a GPU"))
-
-
-def _ends(values: Any) -> tuple[float, float]:
-    kept = list(values)
-    return min(kept), max(kept)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,18 @@ def rng(seed: int) -> np.random.Generator:
 
 
 @pytest.fixture
+def gpu_with_matrix_units() -> Iterator[None]:
+    """Runs a test with ``--backend cuda`` on the GPU, and otherwise like ``matrix_units``."""
+    if support.backend == "metal":
+        pytest.skip("Apple's GPUs run other kernels")
+    if support.backend == "cuda":
+        yield
+        return
+    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, matrix_units=True):
+        yield
+
+
+@pytest.fixture
 def matrix_units() -> Iterator[None]:
     """Runs a test in the checked simulator, with the kernels of a GPU that has matrix units."""
     with mlx_anvil.simulate(checked=True, matrix_units=True):

@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <tuple>
-#include <variant>
 
 #include "common/errors.h"
 #include "common/launch.h"
-#include "common/simulate.h"
-#include "mlx/backend/gpu/device_info.h"
 
 namespace mlx_anvil {
 
@@ -113,13 +108,16 @@ std::span<const ChoiceField> choice_fields() {
   return kFields;
 }
 
+const char* reason_for_mlx(const DeviceTraits& traits) {
+  return traits.apple.neural_accelerators ? "MLX's kernel uses the GPU's neural accelerators"
+                                          : "MLX's kernel is faster, says the tuning file";
+}
+
 std::string choices_key(const mx::Device& device) {
   std::string key = backend_name(device);
   if (device == mx::Device::gpu) {
-    const auto& facts = mx::gpu::device_info();
-    const auto name = facts.find("device_name");
-    const auto* text = name == facts.end() ? nullptr : std::get_if<std::string>(&name->second);
-    return key + ": " + (text ? *text : "unknown");
+    const std::string name = gpu_fact("device_name");
+    return key + ": " + (name.empty() ? "unknown" : name);
   }
   const DeviceTraits traits = device_traits(device);
   if (traits.matrix_units) {

@@ -15,15 +15,15 @@
 namespace mlx_anvil {
 
 struct Choices {
-  // Plain attention of so many queries or more runs MLX's own kernel. 0: never.
+  // Plain attention runs MLX's own kernel from this many queries on. 0: never.
   int64_t attention_mlx_queries = 0;
-  // Products of so many rows or more run MLX's own kernel, if the format has one. 0: never.
+  // Products run MLX's own kernel from this many rows on, if the format has one. 0: never.
   int64_t product_mlx_rows = 0;
-  // Products of up to so many rows run the kernel whose SIMD groups split the summed dimension.
+  // Products of up to this many rows run the kernel whose SIMD groups split the summed dimension.
   int64_t product_split_rows = 32;
   // In products of up to 8 rows with fewer outputs, SIMD groups share the columns of w.
   int64_t gemv_shared_outputs = 4096;
-  // A row of a norm gets SIMD groups until a thread has at most so many elements.
+  // A row of a norm gets SIMD groups until no thread has more elements than this.
   int64_t norm_elements = 8;
 
   bool operator==(const Choices&) const = default;
@@ -37,6 +37,9 @@ struct ChoiceField {
   int64_t most;
 };
 std::span<const ChoiceField> choice_fields();
+
+// Why MLX's own kernel runs where a choice says so, for trace().
+const char* reason_for_mlx(const DeviceTraits& traits);
 
 // What `device` uses: the table's choices, the file's, or those that are forced.
 Choices choices(const mx::Device& device);

@@ -1,6 +1,10 @@
 #include "common/device_traits.h"
 
 #include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "mlx/backend/gpu/device_info.h"
 
 namespace mlx_anvil {
 
@@ -66,6 +70,13 @@ AppleGpu apple_gpu(std::string_view architecture, std::string_view name) {
   gpu.cores = most_cores(gpu.generation, gpu.size);
   gpu.neural_accelerators = gpu.generation >= (gpu.size == AppleGpuClass::kPhone ? kM5 + 1 : kM5);
   return gpu;
+}
+
+std::string gpu_fact(const std::string& key) {
+  const auto& facts = mx::gpu::device_info();
+  const auto fact = facts.find(key);
+  const auto* text = fact == facts.end() ? nullptr : std::get_if<std::string>(&fact->second);
+  return text ? *text : "";
 }
 
 }  // namespace mlx_anvil

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "mlx/mlx.h"
@@ -31,7 +32,7 @@ struct DeviceTraits {
   // Matrix units for 16-bit operands, which are many times faster than the other arithmetic.
   bool matrix_units = false;
 
-  // The other traits are set only if there are matrix units.
+  // These are set only if there are matrix units.
   int64_t multiprocessors = 0;
   int64_t threadgroup_memory = 0;  // bytes per multiprocessor, for its resident threadgroups
 
@@ -40,7 +41,7 @@ struct DeviceTraits {
   bool is_nvidia() const { return multiprocessors > 0; }
 };
 
-// Of the memory of a multiprocessor, NVIDIA's driver reserves this much per threadgroup.
+// Bytes of a multiprocessor's memory that NVIDIA's driver reserves for each resident threadgroup.
 inline constexpr int64_t kReservedThreadgroupMemory = 1 << 10;
 
 // An H100 or H200. The simulator uses these traits if it is configured with matrix units.
@@ -51,5 +52,8 @@ inline constexpr DeviceTraits kHopperTraits = {
 };
 
 DeviceTraits device_traits(const mx::Device& device);
+
+// What MLX's description of the GPU says, such as its "device_name"; empty if it has no such text.
+std::string gpu_fact(const std::string& key);
 
 }  // namespace mlx_anvil

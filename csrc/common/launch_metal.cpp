@@ -5,12 +5,10 @@
 
 #include <filesystem>
 #include <string>
-#include <variant>
 
 #include "common/errors.h"
 #include "common/kernel_source.h"
 #include "common/launch.h"
-#include "mlx/backend/gpu/device_info.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/backend/metal/metal.h"
 
@@ -74,14 +72,6 @@ bool mlx_has_neural_kernels() {
   return false;
 }
 
-// A name in MLX's description of the GPU; empty if it has none.
-std::string device_fact(const std::string& key) {
-  const auto& facts = mx::gpu::device_info();
-  const auto fact = facts.find(key);
-  const auto* text = fact == facts.end() ? nullptr : std::get_if<std::string>(&fact->second);
-  return text ? *text : "";
-}
-
 MTL::Size size_of_extent(const Extent& extent) {
   return MTL::Size(extent.x, extent.y, extent.z);
 }
@@ -129,7 +119,7 @@ PipelineFacts build_metal(const Kernel& kernel, const mx::Device& device) {
 
 DeviceTraits metal_traits() {
   static const DeviceTraits traits = [] {
-    AppleGpu gpu = apple_gpu(device_fact("architecture"), device_fact("device_name"));
+    AppleGpu gpu = apple_gpu(gpu_fact("architecture"), gpu_fact("device_name"));
     gpu.neural_accelerators = gpu.neural_accelerators && mlx_has_neural_kernels();
     return DeviceTraits{.apple = gpu};
   }();

@@ -22,7 +22,7 @@ constexpr int64_t kLeastKeysOfRound = 1024;
 // Up to as many keys, a second launch to combine parts costs more than reading keys once more.
 constexpr int64_t kKeysOfOnePart = 1024;
 
-// Of a GPU that does not say: an M1 Pro.
+// Where the number of cores is unknown: that of an M1 Pro.
 constexpr int64_t kUsualCores = 16;
 
 // On NVIDIA GPUs.

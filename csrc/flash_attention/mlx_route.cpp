@@ -49,9 +49,7 @@ std::optional<MlxKernel> faster_mlx_attention(const AttentionConfig& config,
     return std::nullopt;
   }
   return MlxKernel{"mx.fast.scaled_dot_product_attention",
-                   device_traits(stream.device).apple.neural_accelerators
-                       ? "MLX's kernel uses the GPU's neural accelerators"
-                       : "MLX's kernel is faster, says the tuning file"};
+                   reason_for_mlx(device_traits(stream.device))};
 }
 
 mx::array mlx_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {

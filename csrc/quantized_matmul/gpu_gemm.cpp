@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kGemmThreads = 256;       // all tiles
 constexpr int64_t kDepthOfSimdgroup = 128;  // terms per step
+constexpr int64_t kMostParts = 8;           // of the terms
 
 // Above, dequantised weights and a dense product take less time. Tiles have 64 rows.
 int64_t most_gemm_rows(const QuantizedFormat& format, QuantizedProduct product) {
@@ -90,7 +91,7 @@ int64_t parts_of(const GemmTile& tile,
                  const QuantizedSizes& sizes,
                  QuantizedProduct product,
                  const DeviceTraits& traits) {
-  constexpr int64_t kMostParts = 8, kFewestSteps = 2;
+  constexpr int64_t kFewestSteps = 2;
   const auto [terms, results] = terms_and_results(sizes, product);
   const int64_t tiles =
       sizes.batch * ceil_div(results, tile.results) * ceil_div(sizes.rows, tile.rows);
@@ -106,13 +107,13 @@ bool suits_quantized_gemm(const QuantizedFormat& format,
                           QuantizedProduct product,
                           mx::Dtype dtype,
                           const mx::Device& device) {
-  constexpr int64_t kMostParts = 8, kMostGridDepth = 65535;
+  constexpr int64_t kMostGridDepth = 65535;
   const DeviceTraits traits = device_traits(device);
   const bool fits = product == QuantizedProduct::kTransposed
                         ? sizes.columns * format.bits % 128 == 0
                         : sizes.columns % 128 == 0 && sizes.outputs % 8 == 0;
-  return traits.is_nvidia() && traits.matrix_units && dtype != mx::float32 && fits &&
-         sizes.rows > kQuantizedGemvRows && sizes.rows <= most_gemm_rows(format, product) &&
+  return traits.is_nvidia() && dtype != mx::float32 && fits && sizes.rows > kQuantizedGemvRows &&
+         sizes.rows <= most_gemm_rows(format, product) &&
          sizes.batch <= kMostGridDepth / kMostParts &&
          sizes.outputs * sizes.batch <= std::numeric_limits<int32_t>::max() &&
          gemm_tile(sizes, product, traits).memory(format) + kReservedThreadgroupMemory <=
@@ -168,17 +169,10 @@ void launch_quantized_gemm(const QuantizedFormat& format,
                    static_cast<uint32_t>(sizes.batch * parts)};
   launched.threadgroup = {kGemmThreads, 1, 1};
   launched.threadgroup_memory = {static_cast<uint32_t>(tile.memory(format))};
-  if (parts == 1) {
-    launched.outputs = {&request.out};
+  launch_in_parts(parts, request.out, request.stream, [&](mx::array& out) {
+    launched.outputs = {&out};
     launch(launched, request.stream);
-    return;
-  }
-  mx::Shape shape = request.out.shape();
-  shape.insert(shape.begin(), static_cast<int>(parts));
-  Scratch partial(shape, mx::float32, request.stream);
-  launched.outputs = {partial.get()};
-  launch(launched, request.stream);
-  launch_quantized_sum(partial, static_cast<int>(parts), request.out, request.stream);
+  });
 }
 
 }  // namespace mlx_anvil

@@ -19,13 +19,10 @@ int64_t plain_block(const QuantizedFormat& format, int64_t kernel_rows) {
 
 }  // namespace
 
-void launch_quantized_sum(const Scratch& parts,
-                          int count,
-                          mx::array& out,
-                          const mx::Stream& stream) {
+void launch_quantized_sum(const Scratch& parts, mx::array& out, const mx::Stream& stream) {
   QuantizedSumParams params{};
   params.size = static_cast<int64_t>(out.size());
-  params.parts = count;
+  params.parts = parts.get()->shape(0);
   KernelLaunch request{};
   request.kernel = &kernel_named("quantized_matmul", {"quantized_sum_parts_", dtype_name(out)},
                                  {{kRowsAreVectors, false}});
@@ -60,16 +57,10 @@ void launch_quantized_plain(const QuantizedFormat& format,
                                        {kPartsAreStored, parts > 1}};
   const Extent grid = {static_cast<uint32_t>(blocks), static_cast<uint32_t>(parts),
                        static_cast<uint32_t>(sizes.batch)};
-  if (parts == 1) {
-    request.launch_kernel(name, constants, params, grid, kPlainThreads);
-    return;
-  }
-  mx::Shape shape = request.out.shape();
-  shape.insert(shape.begin(), static_cast<int>(parts));
-  Scratch partial(shape, mx::float32, request.stream);
-  QuantizedRequest{request.x, request.matrices, *partial, request.stream}.launch_kernel(
-      name, constants, params, grid, kPlainThreads);
-  launch_quantized_sum(partial, static_cast<int>(parts), request.out, request.stream);
+  launch_in_parts(parts, request.out, request.stream, [&](mx::array& out) {
+    QuantizedRequest{request.x, request.matrices, out, request.stream}.launch_kernel(
+        name, constants, params, grid, kPlainThreads);
+  });
 }
 
 }  // namespace mlx_anvil

@@ -74,11 +74,27 @@ void launch_quantized_plain(const QuantizedFormat& format,
                             const QuantizedSizes& sizes,
                             const QuantizedRequest& request);
 
-// out = the sum of `count` parts of its shape, in float32 and in order (plain.metal).
-void launch_quantized_sum(const Scratch& parts,
-                          int count,
-                          mx::array& out,
-                          const mx::Stream& stream);
+// out = the sum of parts of its shape, in float32 and in order (plain.metal). They lie along the
+// first axis.
+void launch_quantized_sum(const Scratch& parts, mx::array& out, const mx::Stream& stream);
+
+// Calls `launch_into` with `out`, or with scratch memory for several parts of it, and adds these
+// up.
+template <class LaunchInto>
+void launch_in_parts(int64_t parts,
+                     mx::array& out,
+                     const mx::Stream& stream,
+                     LaunchInto launch_into) {
+  if (parts == 1) {
+    launch_into(out);
+    return;
+  }
+  mx::Shape shape = out.shape();
+  shape.insert(shape.begin(), static_cast<int>(parts));
+  Scratch partial(shape, mx::float32, stream);
+  launch_into(*partial);
+  launch_quantized_sum(partial, out, stream);
+}
 
 // Either product, for 9 and more rows (gemm_matrix.metal and gemm_plain.metal).
 bool takes_quantized_gemm(const QuantizedFormat& format,

@@ -29,12 +29,11 @@ std::optional<MlxKernel> faster_mlx_product(const QuantizedFormat& format,
     return std::nullopt;
   }
   const int64_t rows = choices(stream.device).product_mlx_rows;
-  const bool neural = traits.apple.neural_accelerators;
-  if (rows == 0 || sizes.rows < rows || (neural && !has_neural_kernel(format, sizes, product))) {
+  if (rows == 0 || sizes.rows < rows ||
+      (traits.apple.neural_accelerators && !has_neural_kernel(format, sizes, product))) {
     return std::nullopt;
   }
-  return MlxKernel{"mx.quantized_matmul", neural ? "MLX's kernel uses the GPU's neural accelerators"
-                                                 : "MLX's kernel is faster, says the tuning file"};
+  return MlxKernel{"mx.quantized_matmul", reason_for_mlx(traits)};
 }
 
 }  // namespace mlx_anvil

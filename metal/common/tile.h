@@ -49,6 +49,13 @@ METAL_FUNC Fragment<T> fragment_of(float2 elements) {
   return fragment_of<T>(static_cast<T>(elements.x), static_cast<T>(elements.y));
 }
 
+// Of the bits of a Pair<T>.
+template <typename T>
+METAL_FUNC Fragment<T> fragment_of_pair(uint bits) {
+  const Pair<T> pair = as_type<Pair<T> >(bits);
+  return fragment_of<T>(pair.x, pair.y);
+}
+
 // Returns the lane that holds (row, column). This is the inverse of fragment_place.
 METAL_FUNC ushort lane_of(short row, short column) {
   return ushort(column / 2 % 2 | row % 4 << 1 | column / 4 << 3 | row / 4 << 4);

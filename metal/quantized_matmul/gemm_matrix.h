@@ -203,19 +203,15 @@ struct GemmTile {
       for (int f = 0; f < kFragments; f += 2) {
         MLX_ANVIL_UNROLL
         for (int p = half_step; p < half_step + 2; ++p) {
-          const Fragment<T> right = transposed(of_pair(eight[p]), place);
+          const Fragment<T> right = transposed(fragment_of_pair<T>(eight[p]), place);
           MLX_ANVIL_UNROLL
           for (int i = f; i < f + 2; ++i) {
             thread Fragment<float>& sum = sums.fragments[i][m];
-            metal::simdgroup_multiply_accumulate(sum, of_pair(weights[i][p]), right, sum);
+            metal::simdgroup_multiply_accumulate(sum, fragment_of_pair<T>(weights[i][p]), right,
+                                                 sum);
           }
         }
       }
     }
-  }
-
-  METAL_FUNC static Fragment<T> of_pair(uint bits) {
-    const Pair<T> pair = as_type<Pair<T> >(bits);
-    return fragment_of<T>(pair.x, pair.y);
   }
 };

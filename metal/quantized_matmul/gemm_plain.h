@@ -81,7 +81,7 @@ struct GemmPlainTile {
         gemm_weights(codes_of(stage + n * kStride, n, 4 * across + t), factors, magic, pairs);
         MLX_ANVIL_UNROLL
         for (int q = 0; q < 4; ++q) {
-          weights[q][p] = transposed(of_pair(pairs[q]), place);
+          weights[q][p] = transposed(fragment_of_pair<T>(pairs[q]), place);
         }
       }
       const threadgroup uint4* const xs =
@@ -150,7 +150,7 @@ struct GemmPlainTile {
       for (int q = 0; q < 4; q += 2) {
         MLX_ANVIL_UNROLL
         for (int p = half_step; p < half_step + 2; ++p) {
-          const Fragment<T> right = transposed(of_pair(eight[p]), place);
+          const Fragment<T> right = transposed(fragment_of_pair<T>(eight[p]), place);
           MLX_ANVIL_UNROLL
           for (int i = q; i < q + 2; ++i) {
             thread Fragment<float>& sum = sums.fragments[i][m];
@@ -159,10 +159,5 @@ struct GemmPlainTile {
         }
       }
     }
-  }
-
-  METAL_FUNC static Fragment<T> of_pair(uint bits) {
-    const Pair<T> pair = as_type<Pair<T> >(bits);
-    return fragment_of<T>(pair.x, pair.y);
   }
 };

@@ -64,7 +64,7 @@ def test_long_decode_beside_sdpa_vector(rng: np.random.Generator, head_dim: int,
 
 
 def test_more_parts_than_lanes(rng: np.random.Generator):
-    """One head alone is split into so many parts, on a large GPU, that a SIMD group reads their sums in turns."""
+    """On a large GPU, a single head is split into more parts than a SIMD group has lanes to combine."""
     q, k, v = (rng.standard_normal((1, 1, length, 32)).astype(np.float32) for length in (1, 9000, 9000))
     arrays = [mx.array(x) for x in (q, k, v)]
     with mlx_anvil.simulate(checked=True, matrix_units=True), mlx_anvil.trace() as trace:

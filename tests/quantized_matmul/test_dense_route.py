@@ -10,25 +10,16 @@ import pytest
 import mlx_anvil
 import support
 from mlx_anvil import _ext
-from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw
+from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw, normal
 from support import to_numpy
+
+pytestmark = pytest.mark.usefixtures("gpu_with_matrix_units")
 
 FOUR_BITS = Format("affine", 64, 4)
 FORMATS = [Format("affine", group, bits) for bits, group in ((2, 32), (3, 64), (4, 64), (5, 128), (6, 64), (8, 32))]
 HALVES = (mx.float16, mx.bfloat16)
 DENSE, GEMM = ["quantized_dequantize", "mx.matmul"], ["quantized_gemm"]
 MANY = 200  # rows, too many for GEMM
-
-
-@pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    if support.backend == "metal":
-        pytest.skip("no matrix units")
-    if support.backend == "cuda":
-        yield
-        return
-    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, matrix_units=True):
-        yield
 
 
 @pytest.fixture
@@ -47,10 +38,6 @@ def traced(call, *args, **options) -> tuple[mx.array, list[str]]:
     return result, ["_".join(name.split("_")[:2]) for name in trace.kernels]
 
 
-def draw_x(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
-
-
 def assert_dense_close(result: mx.array, x: mx.array, matrix: Matrix, transpose: bool = True) -> None:
     """Allows for rounding both the weights and the result to 16 bits."""
     weights = matrix.weights.swapaxes(-1, -2) if transpose else matrix.weights
@@ -67,7 +54,7 @@ def assert_dense_close(result: mx.array, x: mx.array, matrix: Matrix, transpose:
 @pytest.mark.parametrize("format", [*FORMATS, *FLOAT_FORMATS], ids=str)
 def test_many_rows_are_a_dense_product(format, dtype, transpose, rng):
     matrix = draw(format, (37, 384), rng, dtype)
-    x = draw_x(rng, (MANY if transpose else 9, 384 if transpose else 37), dtype)
+    x = normal((MANY if transpose else 9, 384 if transpose else 37), dtype)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=transpose, **format.options)
     assert kernels == DENSE
     assert_dense_close(result, x, matrix, transpose)
@@ -87,7 +74,7 @@ def test_many_rows_are_a_dense_product(format, dtype, transpose, rng):
 )
 def test_kernels_by_size(rows, columns, dtype, transpose, kernels, rng):
     matrix = draw(FOUR_BITS, (32, columns), rng, dtype)
-    x = draw_x(rng, (rows, columns if transpose else 32), dtype)
+    x = normal((rows, columns if transpose else 32), dtype)
     result, launched = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays, transpose=transpose)
     assert launched == kernels
     assert_dense_close(result, x.astype(mx.float16) if dtype == mx.float32 else x, matrix, transpose)
@@ -96,7 +83,7 @@ def test_kernels_by_size(rows, columns, dtype, transpose, kernels, rng):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("shape", [(), (2,)], ids=["one", "batch"])
 def test_blocks(shape, rng):
-    x, y = draw_x(rng, (*shape, MANY, 640), mx.float16), draw_x(rng, (*shape, MANY, 600), mx.float16)
+    x, y = normal((*shape, MANY, 640), mx.float16), normal((*shape, MANY, 600), mx.float16)
     matrix = draw(FOUR_BITS, (*shape, 600, 640), rng, mx.float16)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
     blocks = 3 * (shape or (1,))[0]
@@ -109,7 +96,7 @@ def test_blocks(shape, rng):
 
 def test_a_batch_is_one_block(rng):
     matrix = draw(FOUR_BITS, (3, 40, 384), rng, mx.bfloat16)
-    x = draw_x(rng, (3, MANY, 384), mx.bfloat16)
+    x = normal((3, MANY, 384), mx.bfloat16)
     result, kernels = traced(mlx_anvil.quantized_matmul, x, *matrix.arrays)
     assert kernels == DENSE
     assert_dense_close(result, x, matrix)
@@ -118,7 +105,7 @@ def test_a_batch_is_one_block(rng):
 def test_transformations(rng):
     """The gradient in x, vmap, compile and shapeless compile take the same route, with the same bits."""
     matrix = draw(FOUR_BITS, (40, 384), rng, mx.float16)
-    x, y = draw_x(rng, (MANY, 384), mx.float16), draw_x(rng, (MANY, 40), mx.float16)
+    x, y = normal((MANY, 384), mx.float16), normal((MANY, 40), mx.float16)
 
     def product(x: mx.array) -> mx.array:
         return mlx_anvil.quantized_matmul(x, *matrix.arrays)

@@ -1,36 +1,20 @@
 """Products of 9 and more rows whose codes go straight to matrix units (gemm_matrix.metal and gemm_plain.metal): every
 tile and format, sizes that fill no tile, sums in parts, batches, and weights that are not finite. On CUDA as well."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
-import support
-from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw
+from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw, normal
 from support import assert_same_bits, to_numpy
+
+pytestmark = pytest.mark.usefixtures("gpu_with_matrix_units")
 
 HALVES = (mx.float16, mx.bfloat16)
 GROUPS = {2: 32, 3: 64, 4: 64, 5: 128, 6: 64, 8: 32}
 FORMATS = [*(Format("affine", group, bits) for bits, group in GROUPS.items()), *FLOAT_FORMATS]
 FOUR_BITS = Format("affine", 64, 4)
-
-
-@pytest.fixture(autouse=True)
-def on_gpu() -> Iterator[None]:
-    if support.backend == "metal":
-        pytest.skip("no matrix units")
-    if support.backend == "cuda":
-        yield
-        return
-    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, matrix_units=True):
-        yield
-
-
-def draw_x(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
 
 
 def multiply(x: mx.array, matrix: Matrix, kernel: str, parts: bool = False, transpose: bool = True) -> mx.array:
@@ -61,13 +45,13 @@ def assert_close(result: mx.array, x: mx.array, matrix: Matrix, transpose: bool 
 def test_tiles(format, rows, kernel, dtype, rng):
     """No whole steps of columns, and scales of whole words."""
     columns = 3 * max(128, 2 * format.group_size)
-    matrix, x = draw(format, (37, columns), rng, dtype), draw_x(rng, (rows, columns), dtype)
+    matrix, x = draw(format, (37, columns), rng, dtype), normal((rows, columns), dtype)
     assert_close(multiply(x, matrix, kernel), x, matrix)
 
 
 @pytest.mark.parametrize("format", [FOUR_BITS, FORMATS[-1]], ids=str)
 def test_many_outputs(format, rng):
-    matrix, x = draw(format, (8455, 128), rng, mx.bfloat16), draw_x(rng, (16, 128), mx.bfloat16)
+    matrix, x = draw(format, (8455, 128), rng, mx.bfloat16), normal((16, 128), mx.bfloat16)
     assert_close(multiply(x, matrix, "r16n64"), x, matrix)
 
 
@@ -77,7 +61,7 @@ def test_parts(group, rows, kernel, rng):
     """Few outputs and many columns, in several steps each."""
     columns = 5 * 1024 if rows == 9 else 5 * 512
     matrix = draw(Format("affine", group, 4), (65, columns), rng, mx.float16)
-    x = draw_x(rng, (rows, columns), mx.float16)
+    x = normal((rows, columns), mx.float16)
     result = multiply(x, matrix, kernel, parts=True)
     assert_close(result, x, matrix)
     assert_same_bits(multiply(x, matrix, kernel, parts=True), result)
@@ -88,38 +72,38 @@ def test_parts(group, rows, kernel, rng):
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_plain_tiles(format, rows, kernel, dtype, rng):
     """40 rows of w are no whole step."""
-    matrix, x = draw(format, (40, 256), rng, dtype), draw_x(rng, (rows, 40), dtype)
+    matrix, x = draw(format, (40, 256), rng, dtype), normal((rows, 40), dtype)
     assert_close(multiply(x, matrix, kernel, transpose=False), x, matrix, transpose=False)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_plain_parts(group, rng):
-    matrix, x = draw(Format("affine", group, 4), (1544, 256), rng, mx.float16), draw_x(rng, (17, 1544), mx.float16)
+    matrix, x = draw(Format("affine", group, 4), (1544, 256), rng, mx.float16), normal((17, 1544), mx.float16)
     result = multiply(x, matrix, "r32", parts=True, transpose=False)
     assert_close(result, x, matrix, transpose=False)
     assert_same_bits(multiply(x, matrix, "r32", parts=True, transpose=False), result)
 
 
 def test_gradient_in_x(rng):
-    matrix, x = draw(FOUR_BITS, (64, 256), rng, mx.float16), draw_x(rng, (12, 256), mx.float16)
-    y = draw_x(rng, (12, 64), mx.float16)
+    matrix, x = draw(FOUR_BITS, (64, 256), rng, mx.float16), normal((12, 256), mx.float16)
+    y = normal((12, 64), mx.float16)
     gradient = mx.vjp(lambda x: mlx_anvil.quantized_matmul(x, *matrix.arrays), [x], [y])[1][0]
     assert_same_bits(gradient, multiply(y, matrix, "r16", transpose=False))
     assert_close(gradient, y, matrix, transpose=False)
 
 
 def test_batch(rng):
-    matrix, x = draw(FOUR_BITS, (3, 40, 512), rng, mx.float16), draw_x(rng, (3, 19, 512), mx.float16)
+    matrix, x = draw(FOUR_BITS, (3, 40, 512), rng, mx.float16), normal((3, 19, 512), mx.float16)
     assert_close(multiply(x, matrix, "r32n64"), x, matrix)
     long = draw(FOUR_BITS, (2, 33, 2048), rng, mx.float16)
-    y = draw_x(rng, (2, 34, 2048), mx.float16)
+    y = normal((2, 34, 2048), mx.float16)
     assert_close(multiply(y, long, "r64n64", parts=True), y, long)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_not_finite(dtype, rng):
     """An infinite scale spoils its output, a row of x that is not finite its own results, and nothing else is."""
-    matrix, x = draw(FOUR_BITS, (37, 192 * 2), rng, dtype), draw_x(rng, (17, 192 * 2), dtype)
+    matrix, x = draw(FOUR_BITS, (37, 192 * 2), rng, dtype), normal((17, 192 * 2), dtype)
     expected = to_numpy(multiply(x, matrix, "r32n64"))
     w, scales, biases = matrix.arrays
     scales[5, 5] = mx.inf

@@ -69,7 +69,7 @@ def _norm(rows: int, columns: int, *, gradient: bool = False) -> Workload:
     return Workload(f"rms_norm{' gradient' * gradient} {rows} x {columns}", columns, make)
 
 
-def _product(rows: int, outputs: int, columns: int, bits: int = 4) -> Workload:
+def _product(rows: int, outputs: int, columns: int, *, size: int, bits: int = 4) -> Workload:
     def make() -> Call:
         matrix = mx.quantize(_normal(outputs, columns, dtype=mx.float32), group_size=GROUP, bits=bits)
         w, scales, biases = matrix[0], matrix[1].astype(mx.bfloat16), matrix[2].astype(mx.bfloat16)
@@ -77,11 +77,7 @@ def _product(rows: int, outputs: int, columns: int, bits: int = 4) -> Workload:
         mx.eval(w, scales, biases)
         return lambda: mlx_anvil.quantized_matmul(x, w, scales, biases, group_size=GROUP, bits=bits)
 
-    return Workload(f"{bits}-bit product, {rows} row{'s' * (rows > 1)}, {columns} -> {outputs}", 0, make)
-
-
-def _sized(workload: Workload, size: int) -> Workload:
-    return Workload(workload.label, size, workload.make)
+    return Workload(f"{bits}-bit product, {rows} row{'s' * (rows > 1)}, {columns} -> {outputs}", size, make)
 
 
 def _attention(queries: int, heads: int = 8, dim: int = 128) -> Workload:
@@ -101,16 +97,16 @@ def _norms(small: bool) -> list[Workload]:
 def _gemvs(small: bool) -> list[Workload]:
     columns, all_outputs = (256, (64, 160)) if small else (4096, (1024, 2048, 4096, 8192, 16384))
     # 4-bit products with few rows have other kernels where there are matrix units.
-    return [_sized(_product(1, outputs, columns, bits=8), outputs) for outputs in all_outputs]
+    return [_product(1, outputs, columns, size=outputs, bits=8) for outputs in all_outputs]
 
 
 def _rows(small: bool) -> list[Workload]:
     columns, all_rows = (256, (9, 17)) if small else (4096, (9, 16, 24, 32))
-    return [_sized(_product(rows, columns, columns), rows) for rows in all_rows]
+    return [_product(rows, columns, columns, size=rows) for rows in all_rows]
 
 
 def _many_rows(small: bool) -> list[Workload]:
-    return [_sized(_product(rows, 4096, 4096), rows) for rows in (9, 16, 32, 64, 128, 512)]
+    return [_product(rows, 4096, 4096, size=rows) for rows in (9, 16, 32, 64, 128, 512)]
 
 
 def _prompts(small: bool) -> list[Workload]:

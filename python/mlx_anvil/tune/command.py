@@ -68,13 +68,14 @@ def tune(
         key = tuner.key
     section = _section(found, devices.get(key, {}), simulated=backend == "simulator")
     body = {"format": _tuning.FORMAT, "devices": {**devices, key: section}}
-    if path is not None and not dry_run:
-        _write(path, body)
+    written = None if dry_run else path
+    if written:
+        _write(written, body)
     if as_json:
         print(json.dumps({"device": key, **section}, indent=1))
         return
     _print(found, key, backend, show_all)
-    say(console(), "No file was written." if dry_run or path is None else f"Wrote {_tuning.shown(path)}.")
+    say(console(), f"Wrote {_tuning.shown(written)}." if written else "No file was written.")
 
 
 def _chosen(backend: str | None, chip: str | None) -> str:

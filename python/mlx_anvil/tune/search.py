@@ -79,7 +79,6 @@ class Tuner:
 
     def __init__(self, backend: str, chip: str | None = None, rounds: int = 9) -> None:
         self.simulated = backend == "simulator"
-        self._device = mx.cpu if self.simulated else mx.gpu
         self._chip = chip
         self._rounds = rounds
         self._forced: dict[str, int] = {}
@@ -89,7 +88,7 @@ class Tuner:
         _ext._set_choices_file(lambda key: {})
         self._blocks.callback(_tuning.forget)
         self._blocks.callback(self._force, {})
-        self._blocks.enter_context(mx.stream(self._device))
+        self._blocks.enter_context(mx.stream(getattr(mx, self._device_name)))
         if self.simulated:
             self._blocks.enter_context(mlx_anvil.simulate(chip=self._chip))
         return self
@@ -100,11 +99,15 @@ class Tuner:
     @property
     def key(self) -> str:
         """The device's name in the file."""
-        return _ext._choices_key("cpu" if self.simulated else "gpu")
+        return _ext._choices_key(self._device_name)
+
+    @property
+    def _device_name(self) -> str:
+        return "cpu" if self.simulated else "gpu"
 
     def search(self, candidates: Candidates) -> Found:
         """Measures every value of a choice, and selects one."""
-        default = _ext._choices("cpu" if self.simulated else "gpu")[candidates.name]
+        default = _ext._choices(self._device_name)[candidates.name]
         values = sorted({*candidates.values, default})
         rows = [
             row
