@@ -66,7 +66,7 @@ def _decode(dim: int, function: str = "sdpa_vector") -> Theirs:
 
 def _product(function: str, bits: int, *more: str) -> Theirs:
     headers = ("steel/utils.h", "steel/gemm/gemm.h", "quantized_utils.h", "quantized.h")
-    return Theirs(headers, function, (64, bits, *more), {})
+    return Theirs(headers, function, (64, bits, *more), {200: True, 201: True, 202: True} if "rhs" in function else {})
 
 
 # What is compared: our pipeline key, with {dtype} in it, and MLX's kernel.
@@ -74,6 +74,8 @@ _FORWARD = "flash_attention/flash_attention_forward_{{dtype}}_d{0}v{0}_c0t_c1f_c
 _DECODE = "flash_attention/flash_attention_decode_{{dtype}}_d{0}r2_c0f_c1f_c2f_c3f_c4f_c5t_c6f_c10t_c16{1}"
 _GEMV = "quantized_matmul/quantized_gemv_{{dtype}}_affine{0}_r1_c0t_c1f"
 _GEMM = "quantized_matmul/quantized_tiles_{1}_{{dtype}}_affine{0}{2}_c0t_c3t_c5t"
+_GATHERED = "gather_matmul/gather_{1}_{{dtype}}_affine{0}_c0t{2}_c3t_c5t_c6{3}_c7t_c8f"
+_TILE = ("16", "32", "32", "1", "2")  # rows of x and of w, columns; simdgroups
 PAIRS = {
     "attention, causal, head_dim 64": (_FORWARD.format(64), _attention(64, 32)),
     "attention, causal, head_dim 128": (_FORWARD.format(128), _attention(128, 16)),
@@ -88,6 +90,16 @@ PAIRS = {
     "product, prefill, 4 bits": (_GEMM.format(4, "transposed", ""), _product("affine_qmm_t", 4, "true", "false")),
     "product, prefill, 8 bits": (_GEMM.format(8, "transposed", ""), _product("affine_qmm_t", 8, "true", "false")),
     "its gradient in x, 4 bits": (_GEMM.format(4, "plain", ""), _product("affine_qmm_n", 4, "false")),
+    **{
+        f"experts, {what}, {bits} bits": (_GATHERED.format(bits, kernel, *constants), _product(mlx, bits, *more))
+        for what, kernel, constants, mlx, more in (
+            ("1 row", "few", ("_c1f", "f"), "affine_gather_qmv_fast", ()),
+            ("few rows", "few", ("_c1f", "t"), "affine_gather_qmm_rhs", (*_TILE, "true")),
+            ("prefill", "tiles_transposed", ("", "t"), "affine_gather_qmm_rhs", (*_TILE, "true")),
+            ("gradient in x", "tiles_plain", ("", "t"), "affine_gather_qmm_rhs", (*_TILE, "false")),
+        )
+        for bits in (4, 8)
+    },
 }
 
 

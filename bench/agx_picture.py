@@ -1,4 +1,4 @@
-"""The picture of agx.json, for docs/apple.md."""
+"""The picture of agx.json, for docs/apple-kernels.md."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PANELS = {"instructions": "instructions", "registers": "registers (16-bit halves
 def draw(results: Results, path: Path) -> None:
     """A panel for each count, a pair of bars for each kernel."""
     rows = list(compared(results))
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 4.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 0.33 * len(rows) + 1), sharey=True, layout="constrained")
     for axis, (name, heading) in zip(axes, PANELS.items(), strict=True):
         for index, (who, color) in enumerate(COLORS.items()):
             values = [row["mlx" if who == "MLX" else "ours"][name] for row in rows]

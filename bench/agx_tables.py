@@ -1,4 +1,4 @@
-"""The tables of agx.json, for docs/apple.md."""
+"""The tables of agx.json, for docs/apple-kernels.md."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The table of docs/apple.md: our kernels beside MLX's on Apple's GPUs, by one command.
+"""The table of docs/apple-kernels.md: our kernels beside MLX's on Apple's GPUs, by one command.
 
     tools/agx/build.sh          # once
     python bench/apple.py       # a few minutes; fetches three files of MLX's from GitHub
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import exp, log, prod
+from math import prod
 from multiprocessing import get_context
 from typing import Any
 
@@ -32,15 +32,16 @@ import apple_launches as launches
 import apple_mlx as theirs
 import mlx_anvil
 from agx import sources
-from apple_mlx import Architecture, Counted, needs_of
+from apple_mlx import Architecture, Counted, alike, backward_chunks, bias, needs_of
 from mlx_anvil._kernel_files import parse_key
 from mlx_anvil.mslc.agx import AgxKernel, compile_agx
 from mlx_anvil.mslc.estimate_work import combine_work
-from mlx_anvil.mslc.estimation import chip_error, chips, core, estimate, ratio, validation
+from mlx_anvil.mslc.estimation import chip_error, chips, core, estimate
 from mlx_anvil.mslc.profile import LaunchProfile
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 HEADS, KV_HEADS, COLUMNS = 32, 8, 4096
+FEW_ROWS = "quantized_matmul.mlx_few_rows"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Row:
     """A call of ours that is `scale` times smaller than the real one, and MLX's launches for the real one.
 
     `moved` are bytes that the real call's launches read and write, by a part of the kernel's name; those of others grow
-    with `scale`.
+    with `scale`. `left` are MLX's launches for an op of MLX's that ours runs instead of its kernel. `chunks` is how many
+    launches share a launch's work on a chip.
     """
 
     op: str
@@ -59,6 +61,9 @@ class Row:
     moved: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     dtype: str = "float16"
     skip: str = "-"  # launches whose names have this are not of the row
+    differ: str = ""  # by what launches of ours differ between chips: "cores", or a choice of docs/tuning.md
+    left: Callable[[Architecture], Sequence[Counted]] | None = None
+    chunks: Callable[[str], int] = lambda chip: 1
 
 
 # ---- our calls
@@ -68,8 +73,10 @@ def _random(*shape: int, dtype: str = "float16") -> mx.array:
     return mx.random.normal(shape).astype(getattr(mx, dtype))
 
 
-def attend(heads: int, rows: int, keys: int, dim: int, causal: bool, dtype: str = "float16") -> mx.array:
-    k, v = (_random(1, 1, keys, dim, dtype=dtype) for _ in range(2))
+def attend(
+    heads: int, rows: int, keys: int, dim: int, causal: bool, dtype: str = "float16", kv_heads: int = 1
+) -> mx.array:
+    k, v = (_random(1, kv_heads, keys, dim, dtype=dtype) for _ in range(2))
     q = _random(1, heads, rows, dim, dtype=dtype)
     return mlx_anvil.flash_attention(q, k, v, mask="causal" if causal else None)
 
@@ -134,13 +141,14 @@ def attention_rows(dim: int, dtype: str = "float16") -> Iterator[Row]:
 
 
 def decode_rows() -> Iterator[Row]:
-    """32 query heads, 8 of keys; one of the 8 groups is simulated."""
+    """32 query heads, 8 of keys. All are simulated, because the parts of the keys depend on the heads and the cores."""
     dim = 128
     for keys in (1024, 4096, 32768):
         read, written = (2 * KV_HEADS * keys + HEADS) * dim * 2, HEADS * dim * 2
         yield Row(
-            "decode", f"{keys} keys", (attend, (HEADS // KV_HEADS, 1, keys, dim, False)), KV_HEADS,
+            "decode", f"{keys} keys", (attend, (HEADS, 1, keys, dim, False, "float16", KV_HEADS)), 1,
             lambda chip, n=keys: theirs.decode(n, dim, HEADS, KV_HEADS, chip), {"decode_float": (read, written)},
+            differ="cores",
         )  # fmt: skip
 
 
@@ -148,15 +156,16 @@ def backward_rows(dim: int, causal: bool) -> Iterator[Row]:
     """32 heads; one of 256 tokens is simulated, whose parts cost a little more than those of longer ones."""
     part = 256
     for length in (1024, 2048, 4096):
-        size = HEADS * length * dim * 2
-        moved = {"_delta": (2 * size, 2 * size / dim), "_dq_": (4 * size, size), "_dkv_": (4 * size, 2 * size)}
-        moved |= {"_dk_": (4 * size, size), "_dv_": (3 * size, size)}
-        # Pairs of a query and a key, in blocks of 64 queries.
+        size = HEADS * length * dim * 2.0
+        # Pairs of a query and a key, in blocks of 64 queries, and two weights of each.
         blocks = [(n * (n + 64) / 2 if causal else n * n) for n in (length, part)]
+        stored = HEADS * blocks[0] * 2 * 2
+        moved = {"_delta": (2 * size, 2 * size / dim), "_dq_": (4 * size, size + stored)}
+        moved |= {"_sums_": (size + stored / 2, size)}
         yield Row(
             "backward", f"{length} x {dim}{', causal' if causal else ''}", (attention_gradients, (part, dim, causal)),
             HEADS * blocks[0] / blocks[1], lambda chip, n=length: theirs.backward(n, dim, HEADS, causal, chip), moved,
-            skip="forward",
+            skip="forward", chunks=lambda chip, n=length: backward_chunks(HEADS, n, chip),
         )  # fmt: skip
 
 
@@ -169,23 +178,30 @@ def product_rows() -> Iterator[Row]:
     for rows, outputs, columns in shapes:
         part = (min(rows, 128), 4096 if rows <= 2 else 128)
         read, written = outputs * columns * (0.5 + 4 / 64) + rows * columns * 2, rows * outputs * 2
+
+        def mlx(chip: Architecture, size: tuple[int, int, int] = (rows, outputs, columns)) -> list[Counted]:
+            return theirs.product(*size, chip)
+
         yield Row(
             "product", f"{rows} row{'s' if rows > 1 else ''}, {columns} to {outputs}",
-            (product, (part[0], part[1], columns)), rows * outputs / prod(part),
-            lambda chip, s=(rows, outputs, columns): theirs.product(*s, chip), {"": (read, written)},
+            (product, (part[0], part[1], columns)), rows * outputs / prod(part), mlx, {"": (read, written)},
+            differ=FEW_ROWS if 2 <= rows <= 4 else "", left=mlx,
         )  # fmt: skip
 
 
 def swiglu_rows() -> Iterator[Row]:
-    """4096 to twice 14336; 4096 outputs are simulated."""
-    outputs, part = 14336, 4096
+    """4096 to twice 14336; 4096 outputs, or 128, are simulated."""
+    outputs = 14336
     for rows in (1, 2, 4, 8):
+        part = 4096 if rows <= 2 else 128
         read = 2 * outputs * COLUMNS * (0.5 + 4 / 64) + rows * COLUMNS * 2
         yield Row(
             "quantized_swiglu", f"{rows} row{'s' if rows > 1 else ''}", (swiglu, (rows, part, COLUMNS)), outputs / part,
             lambda chip, n=rows: [*2 * theirs.product(n, outputs, COLUMNS, chip),
                                   theirs.counted(launches.swiglu, n * outputs)],
-            {"quantized_swiglu": (read, rows * outputs * 2), "quantized_tiles": (read / 2, rows * outputs * 2)},
+            {"swiglu": (read, rows * outputs * 2), "gated": (read, rows * outputs * 2),
+             "silu_gate": (2 * rows * outputs * 2, rows * outputs * 2)},
+            differ=FEW_ROWS if 2 <= rows <= 3 else "", left=lambda chip, n=rows: theirs.product(n, outputs, COLUMNS, chip),
         )  # fmt: skip
 
 
@@ -198,7 +214,8 @@ def head_rows() -> Iterator[Row]:
             "head", f"argmax, {rows} row{'s' if rows > 1 else ''}", (head, (rows, part, COLUMNS)), outputs / part,
             lambda chip, n=rows: [*theirs.product(n, outputs, COLUMNS, chip),
                                   theirs.counted(launches.argmax, n, outputs)],
-            {"argmax": (read, rows * 4)},
+            {"quantized_head_float": (read, rows * 4), "tiles": (read, rows * outputs * 2),
+             "logits": (rows * outputs * 2, rows * outputs / 256)},
         )  # fmt: skip
 
 
@@ -226,9 +243,9 @@ def norm_rows() -> Iterator[Row]:
 
 
 def rope_rows() -> Iterator[Row]:
-    """q with 32 heads and k with 8, head_dim 128."""
+    """q with 32 heads and k with 8, head_dim 128; up to 1024 tokens are simulated."""
     for length in (1, 512, 2048):
-        part = min(length, 16)
+        part = min(length, 1024)  # where a thread takes as many heads as in a longer call
         size = (HEADS + KV_HEADS) * length * 128 * 2
         yield Row("rope", f"{length} token{'s' if length > 1 else ''}", (rotate, (part,)), length / part,
                   lambda _, n=length: [theirs.counted(launches.rope, h, n, 128) for h in (HEADS, KV_HEADS)],
@@ -268,25 +285,35 @@ _sources = cache(sources)
 
 
 @cache
-def simulated(call: Call) -> list[tuple[str, int, LaunchProfile, AgxKernel]]:
-    """Launches of a call: pipeline key, threads of a threadgroup, and counts."""
+def simulated(call: Call, chip: str) -> list[tuple[str, int, LaunchProfile, AgxKernel] | None]:
+    """Launches of a call: pipeline key, threads of a threadgroup, and counts. None is an op of MLX's."""
     make, arguments = call
-    with mx.stream(mx.cpu), mlx_anvil.simulate(profiled=True) as profiles, mlx_anvil.trace() as trace:
+    with mx.stream(mx.cpu), mlx_anvil.simulate(profiled=True, chip=chip) as profiles, mlx_anvil.trace() as trace:
         mx.eval(make(*arguments))
-    found = []
-    for event, profile in zip([e for e in trace.events if not e.is_fallback], profiles, strict=True):
+    found: list[tuple[str, int, LaunchProfile, AgxKernel] | None] = []
+    remaining = iter(profiles)
+    for event in trace.events:
+        if event.is_fallback or event.kernel.startswith("mx."):
+            found += [None] * (not event.is_fallback)
+            continue
         name, constants = parse_key(event.kernel)
         compiled = compile_agx(_sources()[name], [name], constants)[0]
-        found.append((event.kernel, prod(event.threadgroup), profile, compiled))
+        found.append((event.kernel, prod(event.threadgroup), next(remaining), compiled))
+    assert next(remaining, None) is None, "a launch that trace() does not show"
     return found
 
 
-def our_launches(row: Row) -> list[Counted]:
-    found = []
-    for key, threads, profile, compiled in simulated(row.call):
+def our_launches(row: Row, chip: str) -> list[Counted]:
+    found: list[Counted] = []
+    for launch in simulated(row.call, alike(chip, row.differ)):
+        if launch is None:
+            assert row.left
+            found += row.left(Architecture.of(chip))
+            continue
+        key, threads, profile, compiled = launch
         if row.skip in key:
             continue
-        work = combine_work(profile, None, compiled, threads, row.scale)
+        work = combine_work(profile, compiled, threads, row.scale)
         for part, (read, written) in row.moved.items():
             if part in key:
                 work = replace(work, bytes_read=read, bytes_written=written)
@@ -302,41 +329,32 @@ def _described(found: Sequence[Counted]) -> list[dict[str, Any]]:
     ]
 
 
-@cache
-def bias(kernel: str) -> float:
-    """By what factor estimates of MLX's qmv_wide are longer than its published times: the one kind that they miss."""
-    if kernel != "affine_qmv_wide":
-        return 1.0
-    parameters, works, timings = validation()
-    found = [log(ratio(timing, works, parameters)) for timing in timings if timing.work.startswith("qmv_wide")]
-    return exp(sum(found) / len(found))
-
-
-def estimated(counted: Sequence[Counted], chip: str) -> dict[str, Any]:
+def estimated(counted: Sequence[Counted], chip: str, chunks: int = 1) -> dict[str, Any]:
     """Microseconds of all launches, and what bounds the longest. `bias` is corrected, down to what memory takes."""
     times, bounds = [], []
     for found in counted:
-        e = estimate(found.work, chip)
+        e = estimate(theirs.times(found, 1 / chunks).work, chip)
         least = e.resources["memory"] + core().launch_us
-        times.append(max(e.microseconds / bias(e.kernel), min(least, e.microseconds)))
+        times.append(chunks * max(e.microseconds / bias(e.kernel), min(least, e.microseconds)))
         bounds.append(e.bound)
     longest = times.index(max(times))
     return {"microseconds": float(f"{sum(times):.5g}"), "bound": bounds[longest], "longest": longest}
 
 
 def counted_row(row: Row) -> dict[str, Any]:
-    ours = our_launches(row)
-    found: dict[str, Any] = {"op": row.op, "what": row.what, "dtype": row.dtype, "ours": _described(ours), "mlx": []}
-    variants: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {"op": row.op, "what": row.what, "dtype": row.dtype}
+    variants: dict[str, dict[str, dict[str, Any]]] = {"ours": {}, "mlx": {}}
     found["estimates"] = []
     for chip in chips():
-        mlx = row.mlx(Architecture.of(chip))
-        described = _described(mlx)
-        variants.setdefault(json.dumps(described), {"chips": [], "launches": described})["chips"].append(chip)
-        times = {name: estimated(counted, chip) for name, counted in (("ours", ours), ("mlx", mlx))}
+        ours, mlx = our_launches(row, chip), row.mlx(Architecture.of(chip))
+        for who, counted in (("ours", ours), ("mlx", mlx)):
+            described = _described(counted)
+            known = variants[who].setdefault(json.dumps(described), {"chips": [], "launches": described})
+            known["chips"].append(chip)
+        times = {"ours": estimated(ours, chip, row.chunks(chip)), "mlx": estimated(mlx, chip)}
         found["estimates"].append({"chip": chip, "error": round(chip_error(chip)[0], 4), **times})
-    found["mlx"] = list(variants.values())
-    return found
+    first, *others = variants["ours"].values()
+    return found | {"ours": first["launches"], "ours elsewhere": others, "mlx": list(variants["mlx"].values())}
 
 
 def family(index: int, only: str) -> list[dict[str, Any]]:

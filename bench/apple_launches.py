@@ -5,7 +5,7 @@ A kernel that the wheel has no header of is read from MLX's repository (mlx_sour
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -157,6 +157,45 @@ def rope(heads: int, length: int, dim: int) -> Whole:
     planes = ceil(heads / 4)
     return Whole(source, "rope_float16", buffers, (1, ceil(length / 8), planes), (1, 1, planes), (64, 8, 1), constants,
                  sizes)  # fmt: skip
+
+
+def gather(ids: int, columns: int, dtype: str) -> Launch:
+    """Rows of a matrix, chosen by ids: MLX's gather along the first axis."""
+    name, kind = {"uint32": ("uint32_t", np.uint32), "float16": ("half", np.float16)}[dtype]
+    each, part = 1 if dtype == "uint32" else 2, min(ids, 32)
+    wide, high = _block(columns // each, ids)
+    rows = np.random.default_rng(2).integers(0, 1000, (1024, columns)).astype(kind)
+    buffers: dict[int, Any] = {0: rows, 1: np.arange(0, 31 * part, 31, np.int32), 2: np.zeros((part, columns), kind)}
+    buffers |= {3: np.int64(columns), 4: 1024}
+    size = ids * columns * np.dtype(kind).itemsize
+    grid, sample = ((columns // each // wide, ceil(n / high), 1) for n in (ids, part))
+    return Launch(("indexing/indexing.h", "indexing/gather_front.h"), "gather_front", (name, "int32_t", "int", each),
+                  buffers, grid, sample, (wide, high, 1), {}, {"src": size, "out": size, "indices": ids * 4})  # fmt: skip
+
+
+def dequantize(rows: int, columns: int) -> Launch:
+    """4 bits in groups of 64, float16."""
+    part = min(rows, 8)
+    codes = np.random.default_rng(3).integers(0, 256, (part, columns // 2)).astype(np.uint8)
+    factors = _draw((part, columns // 64), "float16")
+    buffers = dict(enumerate([codes, factors, factors.copy(), np.zeros((part, columns), np.float16)]))
+    sizes = {"w": rows * codes.shape[1], "out": rows * columns * 2}
+    sizes |= dict.fromkeys(("scales", "biases"), rows * columns // 64 * 2)
+    grid, sample = ((columns // 2 * n // 1024, 1, 1) for n in (rows, part))
+    return Launch((*GEMM, "quantized_utils.h", "quantized.h"), "affine_dequantize", ("half", 64, 4), buffers,
+                  grid, sample, (1024, 1, 1), {}, sizes)  # fmt: skip
+
+
+def _block(wide: int, high: int) -> tuple[int, int]:
+    """MLX's threadgroup for a grid: powers of two that grow in turn, up to 1024 threads."""
+    sizes = [1, 1]
+    while True:
+        before = list(sizes)
+        for i, most in enumerate((wide, high)):
+            if 2 * sizes[i] <= most and prod(sizes) < 1024:
+                sizes[i] *= 2
+        if sizes == before:
+            return sizes[0], sizes[1]
 
 
 def add(size: int) -> Launch:

@@ -1,4 +1,4 @@
-"""The tables of apple.json, for docs/apple.md: machine code and bytes in one, estimates in the other."""
+"""The tables of apple.json, for docs/apple-kernels.md: machine code and bytes in one, estimates in the other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,10 +24,14 @@ def _launches_of(row: Results, chip: str) -> Sequence[dict[str, Any]]:
     return next(variant["launches"] for variant in row["mlx"] if chip in variant["chips"])
 
 
+def _ours(row: Results, chip: str) -> Sequence[dict[str, Any]]:
+    return next((v["launches"] for v in row.get("ours elsewhere", []) if chip in v["chips"]), row["ours"])
+
+
 def _longest(row: Results, chip: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Of the launches of either side the one that takes longest."""
     times = next(e for e in row["estimates"] if e["chip"] == chip)
-    return row["ours"][times["ours"]["longest"]], _launches_of(row, chip)[times["mlx"]["longest"]]
+    return _ours(row, chip)[times["ours"]["longest"]], _launches_of(row, chip)[times["mlx"]["longest"]]
 
 
 def _figure(needs: dict[str, Any], name: str) -> str:
@@ -55,7 +59,7 @@ def code(results: Results) -> str:
                 f"{_figure(ours, n)} / {_figure(mlx, n)}" for n in ("instructions", "registers", "spills", "threads")
             ]
             lines.append(
-                [label, *cells, f"{_megabytes(row['ours'])} / {_megabytes(_launches_of(row, chip))}", f"`{name}`"]
+                [label, *cells, f"{_megabytes(_ours(row, chip))} / {_megabytes(_launches_of(row, chip))}", f"`{name}`"]
             )
     heads = ("ours / MLX's", "instructions", "registers", "spills", "threads", "MB", "MLX's kernel")
     return markdown(heads, lines)

@@ -25,6 +25,7 @@ import mlx.nn as nn
 from rich.console import Console
 
 from cuda_decoder import HALF_DTYPES, decoder_rows, normal
+from cuda_experts import expert_rows
 from cuda_first_launch import first_rows
 from cuda_norm import norm_rows, rope_rows
 from cuda_overhead import overhead_rows
@@ -128,6 +129,7 @@ GROUPS = {
     "norm": norm_rows,
     "rope": rope_rows,
     "quantized": quantized_rows,
+    "experts": expert_rows,
     "attention": attention_rows,
     "training": training_rows,
     "decoder": decoder_rows,

@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from cuda_overhead import host_seconds
 from cuda_timing import Call, Row, busy_us, compare, launches, peak_bytes
-from mlx_anvil import flash_attention, quantized_argmax, quantized_matmul, quantized_swiglu, rms_norm, rope_qk
+from mlx_anvil import flash_attention, quantized_argmax, quantized_matmul, quantized_swiglu, rms_norm, rope_and_cache
 from mlx_anvil._check import dtype_name
 
 HALF_DTYPES = (mx.float16, mx.bfloat16)
@@ -34,12 +34,18 @@ def draw_quantized(outputs: int, columns: int, dtype: mx.Dtype) -> list[mx.array
 
 
 class Layer:
-    """One layer, in our ops and in MLX's (for one token); the cache of keys and values is MLX's in both."""
+    """One layer, in our ops and in MLX's (for one token)."""
 
     def __init__(self, dtype: mx.Dtype):
-        shapes = {"q": (WIDTH, WIDTH), "k": (KV_HEADS * HEAD_DIM, WIDTH), "v": (KV_HEADS * HEAD_DIM, WIDTH)}
-        shapes |= {"o": (WIDTH, WIDTH), "gate": (HIDDEN, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
+        shapes = {"qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH), "o": (WIDTH, WIDTH), "gate": (HIDDEN, WIDTH)}
+        shapes |= {"up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
         self.weights = {name: draw_quantized(*shape, dtype) for name, shape in shapes.items()}
+        first = 0
+        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):  # views, as mlx-lm has three matrices
+            end = first + heads * HEAD_DIM
+            self.weights[name] = [part[first:end] for part in self.weights["qkv"]]
+            mx.eval(self.weights[name])
+            first = end
         self.norms = [mx.ones(WIDTH, dtype), mx.ones(WIDTH, dtype)]
         self.keys, self.values = (normal((1, KV_HEADS, CONTEXT, HEAD_DIM), dtype) for _ in range(2))
 
@@ -53,17 +59,14 @@ class Layer:
     def in_our_ops(self, x: mx.array, update: mx.array, offset: int) -> tuple[mx.array, mx.array]:
         """`update` is what the layer before adds to x, and likewise what is returned beside x; `offset`: tokens
         before."""
-        length = len(x)
-
-        def heads(name: str, count: int) -> mx.array:
-            y = project(quantized_matmul, h, self.weights[name])
-            if length == 1:
-                return y.reshape(1, count, 1, HEAD_DIM)
-            return y.reshape(1, length, count, HEAD_DIM).swapaxes(1, 2)
-
+        length, end = len(x), offset + len(x)
         h, x = rms_norm(update, self.norms[0], residual=x)
-        q, k = rope_qk(heads("q", HEADS), heads("k", KV_HEADS), HEAD_DIM, base=ROPE_BASE, offset=offset)
-        keys, values = self.cached(k, heads("v", KV_HEADS), offset)
+        qkv = project(quantized_matmul, h, self.weights["qkv"])
+        qkv = qkv.reshape(1, -1, 1, HEAD_DIM) if length == 1 else qkv.reshape(1, length, -1, HEAD_DIM).swapaxes(1, 2)
+        q, self.keys, self.values = rope_and_cache(
+            qkv, None, None, self.keys, self.values, HEAD_DIM, base=ROPE_BASE, offset=offset
+        )
+        keys, values = self.keys[..., :end, :], self.values[..., :end, :]
         attended = flash_attention(q, keys, values, mask=None if length == 1 else "causal")
         if length > 1:
             attended = attended.swapaxes(1, 2)

@@ -7,7 +7,7 @@ from functools import partial
 import mlx.core as mx
 
 from cuda_timing import Call, Row
-from mlx_anvil import flash_attention, quantized_argmax, quantized_matmul, rms_norm, rope_qk
+from mlx_anvil import flash_attention, quantized_argmax, quantized_matmul, rms_norm, rope_and_cache, rope_qk
 
 CALLS, ROUNDS = 40, 30
 
@@ -44,6 +44,17 @@ def overhead_rows(copy: float | None) -> Iterator[Row]:
     def rope(x: mx.array) -> mx.array:
         return mx.fast.rope(x, dims, traditional=False, base=10000.0, scale=1.0, offset=5)
 
+    caches = {who: [mx.zeros_like(keys), mx.zeros_like(values)] for who in ("ours", "mlx")}
+
+    def ours_in_cache() -> mx.array:
+        rotated, *caches["ours"] = rope_and_cache(q, k, k, *caches["ours"], dims, offset=5)
+        return rotated
+
+    def mlx_in_cache() -> mx.array:
+        for cache, rows in zip(caches["mlx"], (rope(k), k), strict=True):
+            cache[..., 5:6, :] = rows
+        return rope(q)
+
     calls: dict[str, dict[str, Call]] = {
         "product of one row, 4 bits": {
             "ours": partial(quantized_matmul, x, *w, **quantized),
@@ -58,6 +69,7 @@ def overhead_rows(copy: float | None) -> Iterator[Row]:
             "ours": lambda: rope_qk(q, k, dims, offset=5),
             "mlx": lambda: [rope(q), rope(k)],
         },
+        "rope_and_cache (MLX: two of rope, two slice updates)": {"ours": ours_in_cache, "mlx": mlx_in_cache},
         "attention of one query, 1024 keys": {
             "ours": partial(flash_attention, q, keys, values, scale=scale),
             "mlx": partial(mx.fast.scaled_dot_product_attention, q, keys, values, scale=scale),

@@ -14,6 +14,7 @@ import mlx.core as mx
 from rich.table import Table
 
 from mlx_anvil import _ext
+from mlx_anvil._check import dtype_name
 from mlx_anvil._extras import explain_missing_modules, need
 from mlx_anvil.bench.results import machine
 from mlx_anvil.bench.timing import Timing, as_json, in_turn, measure, ratio
@@ -23,6 +24,7 @@ __all__ = [
     "RESULTS",
     "Timing",
     "as_json",
+    "comparison",
     "console_table",
     "copies",
     "in_a_graph",
@@ -154,6 +156,30 @@ def in_a_graph(op: Callable[[], Any]) -> Callable[[], None]:
 def per_call(timing: Timing) -> Timing:
     """The time of one call, from that of ``in_a_graph``."""
     return Timing.of([seconds / CALLS_IN_A_GRAPH for seconds in timing.rounds])
+
+
+def comparison(
+    what: str,
+    dtype: mx.Dtype,
+    shape: tuple[int, ...],
+    contestants: dict[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    budget_seconds: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """One row of results; "ours" is what all other contestants are set against."""
+    timings = measure(contestants, rounds=rounds, budget_seconds=budget_seconds)
+    ours = timings["ours"]
+    return {
+        "op": what,
+        "dtype": dtype_name(dtype),
+        "shape": list(shape),
+        **more,
+        "spread": round(ours.spread, 3),
+        "speedup": {label: round(ratio(t, ours), 3) for label, t in timings.items() if label != "ours"},
+        "seconds": {label: as_json(t) for label, t in timings.items()},
+    }
 
 
 def _commit() -> str:

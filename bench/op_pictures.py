@@ -130,10 +130,22 @@ def softmax_topk(results: Results, path: Path) -> None:
     panels: dict[str, dict[str, dict[str, Bar]]] = {}
     for row in results["rows"]:
         count, experts = row["shape"]
-        if (row["k"], row["dtype"]) == (8, "float32"):
+        if (row["k"], row["dtype"], row.get("router", "softmax")) == (8, "float32", "softmax"):
             group = panels.setdefault(f"{count} row{'s' if count > 1 else ''}", {}).setdefault(f"{experts} experts", {})
             group[row["direction"]] = (row["speedup"]["MLX"], row["seconds"]["ours"])
     what = "softmax_topk, k = 8, float32"
+    _figure(path, results, what, "speed relative to MLX", panels, log=True)
+
+
+def quantized_experts(results: Results, path: Path) -> None:
+    """By tokens, where MLX's time is known."""
+    panels: dict[str, dict[str, dict[str, Bar]]] = {}
+    for row in results["rows"]:
+        if "MLX" in row["speedup"]:
+            tokens = row["shape"][0]
+            group = panels.setdefault(row["direction"], {}).setdefault(f"{tokens} token{'s' * (tokens > 1)}", {})
+            group[row["dtype"]] = (row["speedup"]["MLX"], row["seconds"]["ours"])
+    what = "quantized_experts, 8 of 128 experts of 768 x 2048, 4 bits"
     _figure(path, results, what, "speed relative to MLX", panels, log=True)
 
 
@@ -145,4 +157,5 @@ OP_PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "quantized_embedding_xeon": quantized_embedding,
     "quantized_head_cpu": quantized_head,
     "softmax_topk_cpu": softmax_topk,
+    "quantized_experts_cpu": quantized_experts,
 }

@@ -110,13 +110,18 @@ def quantized_head(results: Results) -> str:
 
 
 def softmax_topk(results: Results) -> str:
-    """The range over experts, k and dtypes, by the number of rows."""
-    found: dict[int, dict[tuple[str, str], list[float]]] = {}
+    """The range over experts, k and dtypes, by the router and the number of rows."""
+    found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
     for row in results["rows"]:
+        case = row.get("router", "softmax"), row["shape"][0]
         for base, value in row["speedup"].items():
-            found.setdefault(row["shape"][0], {}).setdefault((base, row["direction"]), []).append(value)
+            found.setdefault(case, {}).setdefault((base, row["direction"]), []).append(value)
     keys = [(base, direction) for base in ("MLX", "MLX compiled") for direction in ("forward", "forward + backward")]
-    rows = ([str(count), *(f"{min(v[k]):.1f}x to {max(v[k]):.1f}x" for k in keys)] for count, v in found.items())
+    rows = (
+        [str(count) if router == "softmax" else f"{count}, {router}"]
+        + [f"{min(v[k]):.1f}x to {max(v[k]):.1f}x" for k in keys]
+        for (router, count), v in found.items()
+    )
     return markdown(("rows", *(f"vs {base}, {direction}" for base, direction in keys)), rows)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import as_json, console_table, in_turn, installed_torch, measure, ratio, write_results
+from harness import as_json, comparison, console_table, in_turn, installed_torch, measure, ratio, write_results
 
 import click
 import mlx.core as mx
@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from mlx_anvil import _ext, quantized_matmul, quantized_swiglu, silu_gate
-from mlx_anvil._check import dtype_name
 from mlx_anvil.reference import DTYPES
 
 Contestants = dict[str, Callable[[], Any]]
@@ -94,21 +93,7 @@ def torch_sgemm(rows: int, outputs: int) -> Contestants:
     return {"PyTorch float32": lambda: torch.nn.functional.linear(x, w)}
 
 
-def row(
-    what: str, dtype: mx.Dtype, shape: tuple[int, int, int], contestants: Contestants, **more: Any
-) -> dict[str, Any]:
-    """One line; `ours` is what all others are set against."""
-    timings = measure(contestants, rounds=more.pop("rounds"), budget_seconds=8)
-    ours = timings["ours"]
-    return {
-        "op": what,
-        "dtype": dtype_name(dtype),
-        "shape": list(shape),
-        **more,
-        "spread": round(ours.spread, 3),
-        "speedup": {label: round(ratio(t, ours), 3) for label, t in timings.items() if label != "ours"},
-        "seconds": {label: as_json(t) for label, t in timings.items()},
-    }
+row = partial(comparison, budget_seconds=8)
 
 
 def decode_rows(rounds: int) -> list[dict[str, Any]]:

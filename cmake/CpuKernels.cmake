@@ -8,7 +8,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   list(APPEND MLX_ANVIL_KERNEL_FLAGS -fschedule-insns -fsched-pressure -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
 
-# MLX_ANVIL_ISAS says which of them: native, the best of this machine; all; or a list of names. baseline always.
+# MLX_ANVIL_ISAS says which of them: native, the best of this machine; all; or a list of names, and baseline with it.
 # As a definition, or from the environment, which is remembered: an editable install configures again on import.
 if(DEFINED ENV{MLX_ANVIL_ISAS})
   set(MLX_ANVIL_ISAS_REMEMBERED "$ENV{MLX_ANVIL_ISAS}" CACHE INTERNAL "")
@@ -27,7 +27,7 @@ function(mlx_anvil_native_isa isa)
     SOURCES ${root}/cmake/native_isa.cpp ${root}/csrc/common/isa.cpp
     NO_CACHE
     CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${root}/csrc
-    COMPILE_DEFINITIONS -DMLX_ANVIL_HAS_AVX2=1 -DMLX_ANVIL_HAS_AVX512=1 -DMLX_ANVIL_HAS_AVX512_BF16=1
+    COMPILE_DEFINITIONS -DMLX_ANVIL_HAS_BASELINE=1 -DMLX_ANVIL_HAS_AVX2=1 -DMLX_ANVIL_HAS_AVX512=1 -DMLX_ANVIL_HAS_AVX512_BF16=1
     CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON
     COMPILE_OUTPUT_VARIABLE errors RUN_OUTPUT_STDOUT_VARIABLE name)
   if(NOT compiled OR NOT ran EQUAL 0)
@@ -69,7 +69,7 @@ function(mlx_anvil_add_cpu_kernels target)
     set(isas ${all})
   elseif(MLX_ANVIL_ISAS STREQUAL "native")
     mlx_anvil_native_isa(native)
-    set(isas baseline ${native})
+    set(isas ${native})
   else()
     set(isas baseline ${MLX_ANVIL_ISAS})
     foreach(isa IN LISTS isas)
@@ -80,12 +80,7 @@ function(mlx_anvil_add_cpu_kernels target)
   endif()
   list(REMOVE_DUPLICATES isas)
   message(STATUS "CPU kernels for ${isas}")
-  # This machine runs the other kernels; baseline ones are for where the package may be moved.
-  set(optimisation "")
-  if(MLX_ANVIL_ISAS STREQUAL "native" AND NOT isas STREQUAL "baseline")
-    set(optimisation -O1)
-  endif()
-  mlx_anvil_add_isa(${target} baseline SOURCES ${ARGN} FLAGS ${optimisation})
+  mlx_anvil_add_isa(${target} baseline SOURCES ${ARGN})
   if(processor MATCHES "x86_64|AMD64")
     mlx_anvil_add_isa(${target} avx2 SOURCES ${ARGN} FLAGS -mavx2 -mfma -mf16c)
     # The kernels are written for vectors of 512 bits; compilers would use 256 by default.

@@ -5,6 +5,9 @@ include(MetalCompiler)  # mlx_anvil_probe_metal, MLX_ANVIL_METAL_OPTIONS
 
 file(GLOB MLX_ANVIL_METAL_HEADERS CONFIGURE_DEPENDS metal/*/*.h)
 file(GLOB MLX_ANVIL_METAL_SOURCES CONFIGURE_DEPENDS metal/*/*.metal)
+# A file that is added or removed makes the output old, whatever its own date.
+set(MLX_ANVIL_METAL_LIST ${CMAKE_CURRENT_BINARY_DIR}/metal_files.txt)
+file(CONFIGURE OUTPUT ${MLX_ANVIL_METAL_LIST} CONTENT "${MLX_ANVIL_METAL_HEADERS};${MLX_ANVIL_METAL_SOURCES}\n" @ONLY)
 
 function(mlx_anvil_embed_metal target)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/metal_source.cpp)
@@ -17,7 +20,7 @@ function(mlx_anvil_embed_metal target)
     OUTPUT ${output}
     COMMAND ${Python_EXECUTABLE} ${script} --root ${CMAKE_CURRENT_SOURCE_DIR} --output ${output}
             --compiler ${CMAKE_CXX_COMPILER} ${visible}
-    DEPENDS ${script} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
+    DEPENDS ${script} ${MLX_ANVIL_METAL_LIST} ${MLX_ANVIL_METAL_SOURCES} ${MLX_ANVIL_METAL_HEADERS}
     COMMENT "Embedding Metal kernels"
     VERBATIM)
   target_sources(${target} PRIVATE ${output})

@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 try:
     from mlx_lm.models.cache import make_prompt_cache
 
-    from lm_models import ARCHITECTURES, Architecture  # beside the tests
+    from expert_models import MODELS  # beside the tests
+    from lm_models import ARCHITECTURES, Architecture
 except ModuleNotFoundError as error:
     raise missing(error, "lm") from None
 
@@ -27,6 +28,8 @@ COLUMNS = {
     "attention": {"flash_attention"},
     "gate": {"silu_gate", "gated", "quantized_swiglu"},
     "products": {"quantized_matmul"},
+    "router": {"softmax_topk"},
+    "experts": {"quantized_experts", "gather_quantized_matmul"},
     "table": {"quantized_embedding"},
     "norms": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
@@ -44,10 +47,14 @@ def ops_that_run(model: nn.Module) -> set[str]:
     return {event.op for event in trace.events}
 
 
+def is_quantizable(_: str, layer: nn.Module) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+
+
 def row(name: str, architecture: Architecture, why: dict[str, str]) -> str:
     """The row of a model. Adds the reasons for what is left to ``why``."""
     model = architecture.build()
-    nn.quantize(model, group_size=32, bits=4)
+    nn.quantize(model, group_size=32, bits=4, class_predicate=is_quantizable)
     report = mlx_anvil.patch(model)
     ran = ops_that_run(model)
     marks = ["yes" if ops & ran else "" for ops in COLUMNS.values()]
@@ -61,7 +68,8 @@ def table() -> Iterator[str]:
     why: dict[str, str] = {}
     yield f"| model | {' | '.join(COLUMNS)} | left as it is |"
     yield "|---" * (len(COLUMNS) + 2) + "|"
-    for name, architecture in ARCHITECTURES.items():
+    others = {name: architecture for name, architecture in MODELS.items() if name not in ARCHITECTURES}
+    for name, architecture in (ARCHITECTURES | others).items():
         yield row(name, architecture, why)
     yield ""
     yield "Why it is left:"

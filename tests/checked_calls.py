@@ -15,6 +15,7 @@ from support import GRADIENT_FACTOR, Arrays, assert_accurate, jvp_of, vjp_of
 class Checked:
     run: Callable[[], None]  # fails if a result is wrong
     matrix_units: bool = False  # of the GPU
+    group_products: bool = False
 
 
 def any_dtype(rng: np.random.Generator, dtypes: tuple[mx.Dtype, ...] = DTYPES) -> mx.Dtype:

@@ -21,7 +21,7 @@ import mlx_anvil
 import quick_run
 import support
 from fuzz_session import FuzzSession, seconds
-from mlx_anvil import _check
+from mlx_anvil import _check, _ext
 
 BACKENDS = {"cpu": mx.cpu, "simulator": mx.cpu, "metal": mx.gpu, "cuda": mx.gpu}
 SEED_VARIABLE = "MLX_ANVIL_TEST_SEED"
@@ -71,13 +71,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--backend") == "cpu":
         return
-    left_out = [item for item in items if item.get_closest_marker("cpu_only")]
+    left_out = [item for item in items if item.get_closest_marker("cpu_only") or _is_simulated_anyway(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
     cuda = mlx_anvil.info()["backends"]["cuda"]
     if config.getoption("--backend") == "cuda" and not cuda["usable"]:
         for item in items:
             item.add_marker(pytest.mark.skip(reason=f"no CUDA: {cuda['detail']}"))
+
+
+def _is_simulated_anyway(item: pytest.Item) -> bool:
+    """True if the test runs in the simulator without --backend too, with the same checks."""
+    return support.backend == "simulator" and "gpu_with_matrix_units" in getattr(item, "fixturenames", ())
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -104,6 +109,24 @@ def on_backend() -> Iterator[None]:
 def rng(seed: int) -> np.random.Generator:
     """NumPy's generator, seeded in the same way."""
     return np.random.default_rng(seed)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests with ``instruction_set`` run once for each of the CPU, and once on other backends."""
+    if "instruction_set" in metafunc.fixturenames:
+        on_cpu = support.backend == "cpu"
+        metafunc.parametrize("instruction_set", support.isas() if on_cpu else [support.backend], indirect=True)
+
+
+@pytest.fixture
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    if support.backend != "cpu":
+        yield
+        return
+    before = _ext._current_isa()
+    _ext._set_isa(request.param)
+    yield
+    _ext._set_isa(before)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
+from mlx_lm.models.cache import make_prompt_cache
 
 VOCABULARY = 96
 
@@ -114,6 +115,15 @@ ARCHITECTURES = {
 def tokens(*shape: int) -> mx.array:
     """Random ones."""
     return mx.random.randint(0, VOCABULARY, shape)
+
+
+def greedy(model: nn.Module, prompt: mx.array, count: int) -> list[int]:
+    """The next tokens, each the likeliest."""
+    cache, found, token = make_prompt_cache(model), [], prompt
+    for _ in range(count):
+        token = mx.argmax(model(token, cache=cache)[:, -1], axis=-1, keepdims=True)
+        found.append(int(token.item()))
+    return found
 
 
 def copied(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:

@@ -83,6 +83,10 @@ def max_error(result: mx.array, truth: mx.array, *, scale: float | None = None) 
     return float(error.max() / ((np.abs(exact).max() if scale is None else scale) or 1.0))
 
 
+def normal(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
+    return (scale * mx.random.normal(shape)).astype(dtype)
+
+
 def luck_of_few(result: mx.array) -> float:
     """An addition to limits that come from composed results in a 16-bit format, relative to the largest number. Among
     few numbers the composed result may be exact by chance, while ours is rounded."""

@@ -18,6 +18,8 @@ from pathlib import Path
 
 # A cubin also runs on later architectures of the same generation: Ampere and Ada, Hopper, Blackwell.
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+# PTX for this target uses instructions of Hopper alone.
+HOPPER, OF_HOPPER = "sm_90", "sm_90a"
 
 
 def keys_by_op(path: Path) -> dict[str, list[str]]:
@@ -45,12 +47,16 @@ def supported(architectures: Iterable[str]) -> list[str]:
 
 
 def assembled(modules: dict[str, str], key: str, architecture: str) -> bytes:
-    """Returns the cubin of one pipeline, after the line with its bindings."""
+    """Returns the cubin of one pipeline, after the line with its bindings. Empty if the architecture cannot run it."""
     from _kernel_files import parse_key
     from mslc.ptx import cubin, with_constants
 
     name, values = parse_key(key)
     text = modules[name]
+    if f".target {OF_HOPPER}" in text:
+        if architecture != HOPPER:
+            return b""
+        architecture = OF_HOPPER
     return text[: text.index("\n") + 1].encode() + cubin(with_constants(text, values), architecture)
 
 
@@ -75,7 +81,7 @@ def main() -> None:
             count, size, packed = 0, 0, 0
             for op, kernels in modules.items():
                 images = pool.map(partial(assembled, kernels, architecture=architecture), keys[op])
-                cubins = dict(zip(keys[op], images, strict=True))
+                cubins = {key: image for key, image in zip(keys[op], images, strict=True) if image}
                 data = pack_cubins(cubins)
                 (args.output / cubins_name(op, architecture)).write_bytes(data)
                 count, size, packed = count + len(cubins), size + sum(map(len, cubins.values())), packed + len(data)

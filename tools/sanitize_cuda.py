@@ -2,7 +2,7 @@
 
   python tools/sanitize_cuda.py [--tool memcheck] [--processes 8]
 
-It needs an installation with PTX (docs/backends.md), MLX with CUDA, CUDA's compute-sanitizer, and the `sim` extra. The
+It needs an installation with PTX (docs/cuda.md), MLX with CUDA, CUDA's compute-sanitizer, and the `sim` extra. The
 latter finds a set of calls that launches every kernel (tests/metal_launches/cover.py); `--cover` reads them from a file
 instead. MLX allocates from pools whose blocks are larger than the arrays, so this does not detect accesses just past an
 array. The simulator's checks do.

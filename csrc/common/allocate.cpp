@@ -123,4 +123,18 @@ void allocate_dense(mx::array& out, const mx::Stream& stream) {
   }
 }
 
+bool allocate_or_reuse(mx::array& out,
+                       std::initializer_list<const mx::array*> donors,
+                       const mx::Stream& stream) {
+  for (const mx::array* donor : donors) {
+    if (donor && donor->is_donatable() && donor->flags().row_contiguous &&
+        donor->itemsize() == out.itemsize() && donor->size() == out.size()) {
+      out.copy_shared_buffer(*donor);
+      return false;
+    }
+  }
+  allocate_dense(out, stream);
+  return true;
+}
+
 }  // namespace mlx_anvil

@@ -1,6 +1,8 @@
 // Allocation of outputs and scratch memory. Every primitive calls allocate() or allocate_dense().
 #pragma once
 
+#include <initializer_list>
+
 #include "mlx/mlx.h"
 
 namespace mlx_anvil {
@@ -16,5 +18,12 @@ mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream);
 // after a header, so every vector would straddle two lines and streaming stores would be
 // impossible.
 void allocate_dense(mx::array& out, const mx::Stream& stream);
+
+// Gives `out` the memory of the first donatable dense array in `donors` that fits, else
+// allocate_dense(). Elements of a donor must be read before `out` is written there. Returns true if
+// the memory is new.
+bool allocate_or_reuse(mx::array& out,
+                       std::initializer_list<const mx::array*> donors,
+                       const mx::Stream& stream);
 
 }  // namespace mlx_anvil

@@ -15,7 +15,9 @@ constexpr int64_t kMany = int64_t{1} << 40;
 
 constexpr ChoiceField kFields[] = {
     {"flash_attention.mlx_queries", &Choices::attention_mlx_queries, 0, kMany},
+    {"flash_attention.stored_kb", &Choices::attention_stored_kb, 1, 1 << 20},
     {"quantized_matmul.mlx_rows", &Choices::product_mlx_rows, 0, kMany},
+    {"quantized_matmul.mlx_few_rows", &Choices::product_mlx_few_rows, 0, 8},
     {"quantized_matmul.split_rows", &Choices::product_split_rows, 8, 32},
     {"quantized_gemv.shared_outputs", &Choices::gemv_shared_outputs, 0, kMany},
     {"norm.elements_per_thread", &Choices::norm_elements, 1, 16},
@@ -34,7 +36,10 @@ constexpr TableRow kTable[] = {
     {[](const DeviceTraits& traits) { return traits.is_nvidia(); }, {.norm_elements = 16}},
     // 3 to 4 times the rate of any simdgroup_matrix kernel.
     {[](const DeviceTraits& traits) { return traits.apple.neural_accelerators; },
-     {.attention_mlx_queries = 9, .product_mlx_rows = 9}},
+     {.attention_mlx_queries = 9, .product_mlx_rows = 9, .product_mlx_few_rows = 4}},
+    // From the M3 on, MLX has a kernel that reads w once for a few rows, about as fast as memory.
+    {[](const DeviceTraits& traits) { return traits.apple.generation >= 15; },
+     {.product_mlx_few_rows = 4}},
     {[](const DeviceTraits&) { return true; }, {}},
 };
 

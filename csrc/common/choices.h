@@ -17,8 +17,13 @@ namespace mlx_anvil {
 struct Choices {
   // Plain attention runs MLX's own kernel from this many queries on. 0: never.
   int64_t attention_mlx_queries = 0;
+  // KiB per core for what attention's backward stores between its launches on Apple's GPUs.
+  int64_t attention_stored_kb = 16 << 10;
   // Products run MLX's own kernel from this many rows on, if the format has one. 0: never.
   int64_t product_mlx_rows = 0;
+  // 4-bit and 2-bit products of 2 to this many rows run MLX's own kernel; gated ones of fewer rows
+  // do. 0: none.
+  int64_t product_mlx_few_rows = 0;
   // Products of up to this many rows run the kernel whose SIMD groups split the summed dimension.
   int64_t product_split_rows = 32;
   // In products of up to 8 rows with fewer outputs, SIMD groups share the columns of w.

@@ -33,6 +33,7 @@ struct DeviceTraits {
   bool matrix_units = false;
 
   // These are set only if there are matrix units.
+  bool group_products = false;  // they multiply for four SIMD groups at once (group_product.h)
   int64_t multiprocessors = 0;
   int64_t threadgroup_memory = 0;  // bytes per multiprocessor, for its resident threadgroups
 

@@ -14,7 +14,7 @@ namespace mlx_anvil {
 namespace {
 
 #if defined(__x86_64__) || defined(_M_X64)
-constexpr bool kBuilt[] = {true, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
+constexpr bool kBuilt[] = {MLX_ANVIL_HAS_BASELINE, MLX_ANVIL_HAS_AVX2, MLX_ANVIL_HAS_AVX512,
                            MLX_ANVIL_HAS_AVX512_BF16};
 
 // Clang 16 does not know this name in __builtin_cpu_supports().
@@ -59,7 +59,7 @@ Isa chosen_isa() {
       return isa;
     }
   }
-  // mlx_anvil/_compat.py rejects any other name on import.
+  // mlx_anvil/_compat.py rejects any other name on import, and a build of which nothing runs here.
   return best;
 }
 

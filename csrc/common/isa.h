@@ -54,7 +54,7 @@ const char* isa_name(Isa isa);
   MLX_ANVIL_DECLARE_TABLE(avx512, Table, name)                                                     \
   MLX_ANVIL_DECLARE_TABLE(avx512_bf16, Table, name)                                                \
   inline const Table& name() {                                                                     \
-    const Table* const tables[] = {&isa_baseline::name##_table,                                    \
+    const Table* const tables[] = {MLX_ANVIL_TABLE(MLX_ANVIL_HAS_BASELINE, baseline, name),        \
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX2, avx2, name),                \
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512, avx512, name),            \
                                    MLX_ANVIL_TABLE(MLX_ANVIL_HAS_AVX512_BF16, avx512_bf16, name)}; \

@@ -155,7 +155,9 @@ const char* backend_name(const mx::Device& device) {
 DeviceTraits device_traits(const mx::Device& device) {
   if (device == mx::Device::cpu) {
     const SimulationMode mode = simulation_mode();
-    return mode.matrix_units ? kHopperTraits : DeviceTraits{.apple = mode.apple};
+    DeviceTraits traits = mode.matrix_units ? kHopperTraits : DeviceTraits{.apple = mode.apple};
+    traits.group_products = mode.group_products;
+    return traits;
   }
 #if defined(MLX_ANVIL_CUDA)
   if (launches_on_cuda(device)) {

@@ -133,7 +133,7 @@ bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
     return false;
   }
   if (!has_cuda_modules()) {
-    *why_not = "this build of mlx-anvil has no PTX (docs/backends.md)";
+    *why_not = "this build of mlx-anvil has no PTX (docs/cuda.md)";
     return false;
   }
   if (compute_capability(device.index).major < kMinCapability) {
@@ -147,8 +147,10 @@ bool can_launch_cuda(const mx::Device& device, std::string* why_not) {
 DeviceTraits cuda_traits(const mx::Device& device) {
   static BuildOnce<int, DeviceTraits> all;
   return all.get(device.index, [&] {
+    const ComputeCapability capability = compute_capability(device.index);
     return DeviceTraits{
         .matrix_units = true,
+        .group_products = capability.major == 9 && capability.minor == 0,
         .multiprocessors = device_attribute(device.index, kMultiprocessorCount),
         .threadgroup_memory =
             device_attribute(device.index, kSharedBytesOfMultiprocessor) - kSharedBytesOfSystem,

@@ -58,7 +58,7 @@ class MatrixProduct : public MlxOp {
   using MlxOp::MlxOp;
 
   // Without rows, columns or terms, MLX 0.32.4 writes to freed memory if the other factor is a
-  // strided view (docs/troubleshooting.md).
+  // strided view (docs/mlx-bugs.md).
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     if (inputs[0].size() > 0 && inputs[1].size() > 0) {
       MlxOp::eval_cpu(inputs, outputs);

@@ -56,7 +56,7 @@ const char* FusedPrimitive::name() const {
 Arrays FusedPrimitive::dense_primals(const Arrays& primals) {
   Arrays dense = primals;
   for (size_t i = 0; i < dense.size(); ++i) {
-    if (wants_dense(i) && !is_evaluated_dense(primals[i])) {
+    if (copies_primal(i) && !is_evaluated_dense(primals[i])) {
       dense[i] = mx::contiguous(primals[i], false, stream());
     }
   }
@@ -67,7 +67,7 @@ template <class Eval>
 void FusedPrimitive::eval_dense(const Arrays& inputs, Eval eval) {
   Arrays all, copies;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (wants_dense(i) && !inputs[i].flags().row_contiguous) {
+    if (wants_dense(i) && !inputs[i].flags().row_contiguous && !takes(i, inputs[i])) {
       all = all.empty() ? inputs : all;
       copies.push_back(row_contiguous_copy(inputs[i], stream()));
       all[i] = copies.back();

@@ -70,6 +70,11 @@ class FusedPrimitive : public mx::Primitive {
   // MLX's matrix products return different bits for different layouts.
   virtual bool wants_dense(size_t) const { return false; }
 
+  // Returns true for another layout of input i, which wants_dense(), that the kernels read as it
+  // is.
+  virtual bool takes(size_t, const mx::array&) const { return false; }
+  virtual bool copies_primal(size_t i) const { return wants_dense(i); }
+
   // The defaults differentiate or vectorise `compose`. Override them if a fused version is faster.
   virtual Arrays gradient(const Arrays& primals,
                           const Arrays& cotangents,

@@ -210,17 +210,18 @@ void bind_blocks(nb::module_& m) {
   m.def("_enter_composed", [] { return enter_block(Block::Kind::kComposed); });
   m.def(
       "_enter_simulate",
-      [](bool checked, uint64_t seed, bool matrix_units, std::pair<std::string, std::string> chip,
-         uint64_t profiles) {
+      [](bool checked, uint64_t seed, bool matrix_units, bool group_products,
+         std::pair<std::string, std::string> chip, uint64_t profiles) {
         return enter_block(Block::Kind::kSimulate,
                            {.on = true,
                             .checks = {.checked = checked, .profiled = profiles != 0},
                             .seed = seed,
                             .matrix_units = matrix_units,
+                            .group_products = group_products,
                             .apple = apple_gpu(chip.first, chip.second),
                             .profiles = profiles});
       },
-      "checked"_a, "seed"_a, "matrix_units"_a, "chip"_a, "profiles"_a);
+      "checked"_a, "seed"_a, "matrix_units"_a, "group_products"_a, "chip"_a, "profiles"_a);
   m.def("_leave_block", &leave_block, "block"_a);
 }
 

@@ -24,10 +24,11 @@ struct SimulatorChecks {
 struct SimulationMode {
   bool on = false;
   SimulatorChecks checks;
-  uint64_t seed = 0;          // nonzero: shuffles the order in which threads run
-  bool matrix_units = false;  // select kernels as for a GPU with matrix units
-  AppleGpu apple = {};        // select kernels as for this GPU
-  uint64_t profiles = 0;      // the list in Python that gets the launches' profiles
+  uint64_t seed = 0;            // nonzero: shuffles the order in which threads run
+  bool matrix_units = false;    // select kernels as for a GPU with matrix units
+  bool group_products = false;  // and as for one whose units multiply for four SIMD groups at once
+  AppleGpu apple = {};          // select kernels as for this GPU
+  uint64_t profiles = 0;        // the list in Python that gets the launches' profiles
 
   bool operator==(const SimulationMode&) const = default;
 };

@@ -4,6 +4,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -115,19 +116,21 @@ class Preemption {
 };
 
 // Spins until `ready()` returns true. Returns false once this machine's spin time is over.
-template <class Ready>
-bool spin_until(const Busy& busy, Ready ready) {
+// `between()` runs about once a microsecond.
+template <class Ready, class Between>
+bool spin_until(const Busy& busy, Ready ready, Between between) {
   if (busy.now()) {
     return ready();
   }
   const auto end = Clock::now() + kSpin;
   do {
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 24; ++i) {
       if (ready()) {
         return true;
       }
       pause_thread();
     }
+    between();
   } while (Clock::now() < end);
   return ready();
 }
@@ -192,7 +195,7 @@ class alignas(64) Job {
     const auto is_done = [&] {
       return (done_.load(std::memory_order_acquire) & ~kSleeping) == all;
     };
-    if (is_done() || spin_until(busy, is_done)) {
+    if (is_done() || spin_until(busy, is_done, [] {})) {
       return;
     }
     uint32_t done = done_.fetch_or(kSleeping, std::memory_order_acq_rel) | kSleeping;
@@ -292,12 +295,14 @@ class Pool {
       }
       busy_.notice(preemption.elapsed());
       const auto has_new_job = [&] { return epoch_.load(std::memory_order_seq_cst) != epoch; };
-      if (!spin_until(busy_, has_new_job)) {
+      // Yields, because the program's own thread may wait for this core: it wakes up when a call
+      // is done.
+      if (!spin_until(busy_, has_new_job, sched_yield)) {
         asleep_.fetch_add(1, std::memory_order_seq_cst);
         futex_wait(epoch_, epoch);  // returns at once if a job has been published since
         asleep_.fetch_sub(1, std::memory_order_relaxed);
-        preemption.restart();
       }
+      preemption.restart();
     }
   }
 

@@ -60,13 +60,14 @@ class AttentionBackward : public AttentionPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    const AttentionInputs in = stretched_operands(inputs);
+    const AttentionInputs in = operands(inputs);
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();
     AttentionBackwardArgs args{};
     fill_operands(args, config_, in);
     args.out = view_of(inputs[at]);
     args.lse = inputs[at + 1].data<float>();
+    args.lse_stride = args.sizes.q_len;
     args.d_out = view_of(inputs[at + 2]);
     if (has_d_lse_) {
       const mx::array& d_lse = inputs[at + 3];
@@ -76,13 +77,16 @@ class AttentionBackward : public AttentionPrimitive {
     args.d_q = to.q ? output_of(*to.q) : AttentionOutput{};
     args.d_k = to.k ? output_of(*to.k) : AttentionOutput{};
     args.d_v = to.v ? output_of(*to.v) : AttentionOutput{};
-    args.d_mask = to.mask ? to.mask->data<float>() : nullptr;
+    if (to.mask) {
+      args.d_mask = to.mask->data<float>();
+      std::copy_n(to.mask->strides().begin(), 3, args.d_mask_strides);
+    }
     args.d_sinks = to.sinks ? to.sinks->data<float>() : nullptr;
     dispatch_cpu("backward", inputs, outputs, args, attention_backward_cpu);
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    const AttentionInputs in = stretched_operands(inputs);
+    const auto [config, in] = gpu_operands(config_, operands(inputs), stream());
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();
     const AttentionBackwardArrays arrays{.in = in,
@@ -95,12 +99,14 @@ class AttentionBackward : public AttentionPrimitive {
                                          .d_v = to.v,
                                          .d_mask = to.mask,
                                          .d_sinks = to.sinks};
-    attention_backward_gpu(config_, sizes_of(in), arrays, stream());
+    attention_backward_gpu(config, sizes_of(in), arrays, stream());
   }
 
  protected:
   // The kernels read lse as dense rows. Under vmap it can be a broadcast view.
-  bool wants_dense(size_t input) const override { return input == operand_count() + 1; }
+  bool wants_dense(size_t input) const override {
+    return input == operand_count() + 1 || AttentionPrimitive::wants_dense(input);
+  }
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override;

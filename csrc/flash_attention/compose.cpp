@@ -5,6 +5,7 @@
 #include "common/broadcast.h"
 #include "common/composing.h"
 #include "common/mlx_ops.h"
+#include "flash_attention/sequences.h"
 
 namespace mlx_anvil {
 
@@ -100,7 +101,7 @@ class Composer {
   mx::array shared_by_group(const mx::array& kv) const { return mx::expand_dims(wide(kv), 2, s_); }
 
   // One number per head, as rows of scores. Expands one axis at a time: MLX 0.32.4's vmap of
-  // several is wrong (docs/troubleshooting.md).
+  // several is wrong (docs/mlx-bugs.md).
   mx::array rows_of_heads(const mx::array& heads) const {
     return mx::expand_dims(mx::expand_dims(split_heads(heads), -1, s_), -1, s_);
   }
@@ -268,6 +269,10 @@ Arrays backward_without_pairs(const AttentionInputs& in,
 }  // namespace
 
 Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
+  if (config.is_ragged) {
+    const MaskedAttention masked = mask_of_sequences(config, in, s);
+    return compose_attention(masked.config, masked.in, s);
+  }
   return has_pairs(in) ? Composer(config, in, s).forward() : forward_without_pairs(in, s);
 }
 
@@ -279,6 +284,10 @@ Arrays compose_attention_backward(const AttentionConfig& config,
                                   const std::optional<mx::array>& d_lse,
                                   const AttentionGradients& wanted,
                                   mx::Stream s) {
+  if (config.is_ragged) {
+    const MaskedAttention masked = mask_of_sequences(config, in, s);
+    return compose_attention_backward(masked.config, masked.in, out, lse, d_out, d_lse, wanted, s);
+  }
   return has_pairs(in) ? Composer(config, in, s).backward(out, lse, d_out, d_lse, wanted)
                        : backward_without_pairs(in, d_lse, wanted, s);
 }

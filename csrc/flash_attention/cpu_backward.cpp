@@ -6,6 +6,7 @@
 #include "common/thread_scratch.h"
 #include "flash_attention/cpu.h"
 #include "flash_attention/cpu_plan.h"
+#include "flash_attention/cpu_sequences.h"
 #include "flash_attention/simd/kernels.h"
 
 namespace mlx_anvil {
@@ -34,9 +35,14 @@ class BackwardCall {
         key_pass(std::max<int64_t>(kKeysPerItem, blocks_.tile.keys), /*row_gradients=*/false);
       }
     }
-    if (args_.d_sinks) {
-      sink_pass();
-    }
+  }
+
+  void sink_pass() const {
+    parallel_for(args_.sizes.batch * args_.sizes.q_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        kernels_.sink_gradient(args_, item / args_.sizes.q_heads, item % args_.sizes.q_heads);
+      }
+    });
   }
 
  private:
@@ -85,15 +91,7 @@ class BackwardCall {
     });
   }
 
-  void sink_pass() const {
-    parallel_for(args_.sizes.batch * args_.sizes.q_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        kernels_.sink_gradient(args_, item / args_.sizes.q_heads, item % args_.sizes.q_heads);
-      }
-    });
-  }
-
-  const AttentionBackwardArgs& args_;
+  const AttentionBackwardArgs args_;
   const AttentionBackwardKernels& kernels_;
   const RowBlocks blocks_;
   const int64_t heads_;
@@ -103,7 +101,15 @@ class BackwardCall {
 }  // namespace
 
 void attention_backward_cpu(const AttentionBackwardArgs& args) {
-  BackwardCall(args).run();
+  if (args.config.is_ragged) {
+    clear_results(args);
+  }
+  for (const AttentionBackwardArgs& own : calls_of(args)) {
+    BackwardCall(own).run();
+  }
+  if (args.d_sinks) {  // a row of padding has its sink alone
+    BackwardCall(args).sink_pass();
+  }
 }
 
 }  // namespace mlx_anvil

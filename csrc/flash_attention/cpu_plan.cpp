@@ -24,14 +24,13 @@ int64_t power_of_two_below(int64_t x) {
 
 }  // namespace
 
-AttentionTile forward_tile(const AttentionSizes& sizes) {
+AttentionTile forward_tile(const AttentionSizes& sizes, int64_t rows_in_all) {
   constexpr int64_t kRowElements = 32768;
   constexpr int64_t kKeyElements = 16384;
   if (sizes.kv_heads > 0 && sizes.group() * sizes.q_len <= kStreamedRows) {
     constexpr int64_t kStreamedKeys = 512;
     return {kStreamedRows, kStreamedKeys, /*streamed=*/true};
   }
-  const int64_t rows_in_all = sizes.batch * sizes.q_heads * sizes.q_len;
   const int64_t most_rows = std::max<int64_t>(32, rows_in_all / (4 * max_threads()));
   const int64_t rows = power_of_two_below(kRowElements / widest(sizes));
   const int64_t keys = power_of_two_below(kKeyElements / widest(sizes));

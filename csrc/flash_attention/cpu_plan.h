@@ -8,8 +8,9 @@
 namespace mlx_anvil {
 
 // Tile sizes that keep a block's operands in L2. The forward uses fewer rows if there would not be
-// work for every thread otherwise; that does not change its results.
-AttentionTile forward_tile(const AttentionSizes& sizes);
+// work for every thread otherwise; that does not change its results. `rows_in_all` counts those of
+// all calls that share a loop.
+AttentionTile forward_tile(const AttentionSizes& sizes, int64_t rows_in_all);
 AttentionTile backward_tile(const AttentionSizes& sizes);
 
 // All query rows of a call, in blocks whose rows share keys and values.

@@ -14,6 +14,12 @@ namespace mx = mlx::core;
 
 inline constexpr const char* kFlashAttention = "flash_attention";  // in messages
 
+// The sequences of a ragged batch (sequences.h), as integers. None: every row is a query and a key.
+struct AttentionLengths {
+  std::optional<mx::array> keys, queries;        // [batch]
+  std::optional<mx::array> cu_queries, cu_keys;  // [sequences + 1]
+};
+
 struct AttentionOptions {
   std::optional<float> scale;  // default: head_dim^-0.5
   // "causal", a bool mask (true: visible), or a mask added to the scores.
@@ -23,13 +29,15 @@ struct AttentionOptions {
   std::pair<int64_t, int64_t> window = {-1, -1};
   std::optional<float> softcap;
   bool return_lse = false;
+  AttentionLengths lengths;
 };
 
 // The arrays of a checked call, all of rank 4. Each dimension of `mask` is 1 or that of the scores.
 struct AttentionInputs {
   mx::array q, k, v;
   std::optional<mx::array> mask;
-  std::optional<mx::array> sinks;  // float32 [batch or 1, q_heads]
+  std::optional<mx::array> sinks;      // float32 [batch or 1, q_heads]
+  std::optional<mx::array> sequences;  // int32 [sequences, 5] (sequences.h)
 };
 
 // out, and lse if requested.

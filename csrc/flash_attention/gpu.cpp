@@ -1,5 +1,4 @@
-// Launches the attention forward's Metal kernels: tile selection, decode splits and their
-// combination.
+// Launches the attention forward's Metal kernels: tile selection.
 #include "flash_attention/gpu.h"
 
 #include <algorithm>
@@ -9,44 +8,14 @@
 
 #include "common/errors.h"
 #include "common/integers.h"
-#include "flash_attention/gpu_decode_plan.h"
+#include "flash_attention/gpu_decode.h"
+#include "flash_attention/gpu_forward_tile.h"
 #include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-// Index as in metal/flash_attention/decode_row.h.
-constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
-constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.h
-
-// ---- forward ------------------------------------------------------------------------------------
-
-struct ForwardTile {
-  const char* pass;
-  const char* dtype;
-  int head_dim;
-  int v_head_dim;
-  int rows;
-  int threads;
-  int memory;  // bytes that the launch sets
-
-  KernelName kernel() const {
-    return {"flash_attention_", pass, "_", dtype, "_d", head_dim, "v", v_head_dim};
-  }
-};
-
-// Returns null if no tile supports heads of this size.
-const ForwardTile* first_that_holds(std::span<const ForwardTile> tiles,
-                                    std::string_view dtype,
-                                    const AttentionSizes& sizes) {
-  const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const ForwardTile& tile) {
-    return dtype == tile.dtype && sizes.head_dim <= tile.head_dim &&
-           sizes.v_head_dim <= tile.v_head_dim;
-  });
-  return tile == tiles.end() ? nullptr : &*tile;
-}
 
 // Bytes of two tiles of keys and of values, and of the queries if they are kept in memory.
 constexpr int memory_of_large_tile(int d, int dv, int rows, int keys, std::string_view keeping) {
@@ -104,9 +73,34 @@ const ForwardTile* large_tile(const ForwardTile& tile,
   return takes_taller ? taller : longer;
 }
 
+// Returns null if the call is not one for products of four SIMD groups.
+const ForwardTile* group_tile(std::string_view dtype,
+                              const AttentionConfig& config,
+                              const AttentionSizes& sizes,
+                              bool vectors,
+                              const DeviceTraits& traits) {
+  constexpr int kElementBytes = 2;
+#define TILE(dtype, type, d, dv, keys, simdgroups, resident) \
+  {"forward_matrix_group",                                   \
+   #dtype,                                                   \
+   d,                                                        \
+   dv,                                                       \
+   16 * (simdgroups),                                        \
+   32 * (simdgroups),                                        \
+   2 * kElementBytes * (keys) * ((d) + (dv))},
+  static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_FORWARD_GROUP_TILES(TILE)};
+#undef TILE
+  // Fewer queries leave most of a block without rows.
+  constexpr int64_t kMostForSmallerBlocks = 64;
+  const bool takes = traits.group_products && vectors && config.mask == AttentionMask::kNone &&
+                     sizes.q_len > kMostForSmallerBlocks;
+  return takes ? first_that_holds(kTiles, dtype, sizes) : nullptr;
+}
+
 const ForwardTile& forward_tile(std::string_view dtype,
                                 const AttentionConfig& config,
                                 const AttentionSizes& sizes,
+                                bool vectors,
                                 const DeviceTraits& traits) {
 #define TILE_OF(pass, dtype, type, d, dv, row_fragments, keys, keeping, simdgroups, staging) \
   {pass, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups), 0},
@@ -118,6 +112,9 @@ const ForwardTile& forward_tile(std::string_view dtype,
 #undef MATRIX_TILE
 #undef TILE
 #undef TILE_OF
+  if (const ForwardTile* tile = group_tile(dtype, config, sizes, vectors, traits)) {
+    return *tile;
+  }
   if (traits.matrix_units) {
     if (const ForwardTile* tile = first_that_holds(kMatrixTiles, dtype, sizes)) {
       const ForwardTile* large = large_tile(*tile, config, sizes, traits);
@@ -135,8 +132,9 @@ void launch_forward(const AttentionConfig& config,
                     const AttentionSizes& sizes,
                     const AttentionForwardArrays& arrays,
                     const mx::Stream& stream) {
+  const bool vectors = moves_vectors(arrays.in, {arrays.out});
   const ForwardTile& tile =
-      forward_tile(dtype_name(arrays.in.q), config, sizes, device_traits(stream.device));
+      forward_tile(dtype_name(arrays.in.q), config, sizes, vectors, device_traits(stream.device));
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
@@ -144,8 +142,7 @@ void launch_forward(const AttentionConfig& config,
   const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
   const AttentionGrid grid =
       attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
-  FunctionConstants constants =
-      attention_constants(config, moves_vectors(arrays.in, {arrays.out}), arrays.lse);
+  FunctionConstants constants = attention_constants(config, vectors, arrays.lse);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
 
   KernelLaunch request{};
@@ -162,91 +159,6 @@ void launch_forward(const AttentionConfig& config,
   launch(request, stream);
 }
 
-// ---- decode -------------------------------------------------------------------------------------
-
-// Returns the number of keys that at least one query sees.
-int64_t visible_keys(const AttentionParams& params) {
-  const int64_t end =
-      std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
-  return std::max<int64_t>(end - std::max(0, params.band_low), 0);
-}
-
-void launch_combine(const AttentionConfig& config,
-                    const AttentionSizes& sizes,
-                    const AttentionForwardArrays& arrays,
-                    const AttentionForwardParams& params,
-                    const Scratch& partial_out,
-                    const Scratch& partial_sums,
-                    const mx::Stream& stream) {
-  KernelLaunch request{};
-  request.kernel = &attention_kernel(
-      {"flash_attention_decode_combine_", dtype_name(arrays.in.q)},
-      {{static_cast<uint32_t>(AttentionConstant::kSinks), config.has_sinks},
-       {static_cast<uint32_t>(AttentionConstant::kStoresLse), arrays.lse != nullptr}});
-  request.inputs = {partial_out.get(), partial_sums.get(),
-                    arrays.in.sinks ? &*arrays.in.sinks : partial_sums.get()};
-  request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
-  request.params = &params;
-  request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>(sizes.q_heads * sizes.q_len),
-                  static_cast<uint32_t>(sizes.batch),
-                  static_cast<uint32_t>(ceil_div(sizes.v_head_dim, kCombineThreads))};
-  request.threadgroup = {kCombineThreads, 1, 1};
-  request.temporaries = {&partial_out, &partial_sums};
-  launch(request, stream);
-}
-
-void launch_decode(const AttentionConfig& config,
-                   const AttentionSizes& sizes,
-                   const AttentionForwardArrays& arrays,
-                   const mx::Stream& stream) {
-  AttentionForwardParams params{};
-  params.common = attention_params(config, sizes, arrays.in);
-  copy_strides(params.out_strides, *arrays.out);
-
-  const int64_t keys = visible_keys(params.common);
-  const DecodePlan plan =
-      decode_plan(dtype_name(arrays.in.q), sizes, keys, device_traits(stream.device));
-  const DecodeTile& tile = *plan.tile;
-  const int64_t parts = plan.parts;
-  params.parts = static_cast<int32_t>(parts);
-  params.keys_per_part = static_cast<int32_t>((keys + parts - 1) / parts);
-
-  const bool in_parts = parts > 1;
-  FunctionConstants constants =
-      attention_constants(config, moves_vectors(arrays.in, {arrays.out}), !in_parts && arrays.lse);
-  constants.add({{kKeysAreInParts, in_parts}});
-  if (!tile.matrix_units) {
-    constants.add({heads_fill_tile(sizes, tile.head_dim, tile.head_dim)});
-  }
-
-  const KernelName name = {"flash_attention_", tile.pass, "_",      dtype_name(arrays.in.q), "_d",
-                           tile.head_dim,      "r",       tile.rows};
-
-  KernelLaunch request{};
-  request.kernel = &attention_kernel(name, constants);
-  request.inputs = attention_inputs(arrays.in);
-  request.params = &params;
-  request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>(parts),
-                  static_cast<uint32_t>(sizes.kv_heads * plan.row_blocks),
-                  static_cast<uint32_t>(sizes.batch)};
-  request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
-  if (!in_parts) {
-    request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
-    launch(request, stream);
-    return;
-  }
-  const int all_rows = static_cast<int>(sizes.batch * sizes.q_heads * sizes.q_len);
-  Scratch partial_out({all_rows, static_cast<int>(parts), static_cast<int>(sizes.v_head_dim)},
-                      mx::float32, stream);
-  Scratch partial_sums({all_rows, static_cast<int>(parts), 2}, mx::float32, stream);
-  request.outputs = {partial_out.get(), partial_sums.get()};
-  request.temporaries = {&partial_out, &partial_sums};
-  launch(request, stream);
-  launch_combine(config, sizes, arrays, params, partial_out, partial_sums, stream);
-}
-
 }  // namespace
 
 void attention_forward_gpu(const AttentionConfig& config,
@@ -257,7 +169,7 @@ void attention_forward_gpu(const AttentionConfig& config,
     return;
   }
   if (sizes.q_len <= kDecodeRows) {
-    launch_decode(config, sizes, arrays, stream);
+    attention_decode_gpu(config, sizes, arrays, stream);
   } else {
     launch_forward(config, sizes, arrays, stream);
   }

@@ -1,10 +1,15 @@
 // Launches the attention backward's Metal kernels: delta, the sinks' gradient, dQ, then dK and dV.
+// With matrix units the last ones compute P again; elsewhere dQ stores it (gpu_backward_plan.h).
 #include <algorithm>
 #include <iterator>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
+#include "common/choices.h"
+#include "common/integers.h"
+#include "flash_attention/gpu_backward_plan.h"
 #include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -18,6 +23,9 @@ constexpr int64_t kRowsPerGroup = 8;
 
 constexpr uint32_t kHasDLse = static_cast<uint32_t>(AttentionConstant::kHasDLse);
 constexpr uint32_t kStoresDMask = static_cast<uint32_t>(AttentionConstant::kStoresDMask);
+
+constexpr uint32_t kStoresWeights = kFirstOwnConstant;  // of dq
+constexpr uint32_t kMakesKeys = kFirstOwnConstant;      // of sums
 
 constexpr uint32_t groups_of(int64_t items, int64_t size) {
   return static_cast<uint32_t>((items + size - 1) / size);
@@ -58,13 +66,34 @@ constexpr uint32_t memory_of_long_tile(
   TILE_OF("_matrix_long",                                                                         \
           memory_of_long_tile(d, dv, 8 * (row_fragments) * (simdgroups), rows, #kept, #kept_too), \
           pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, simdgroups, staging)
-constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)};
+constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)
+                                       MLX_ANVIL_ATTENTION_BACKWARD_KEYS_TILES(TILE)};
 constexpr BackwardTile kMatrixTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(MATRIX_TILE)};
 constexpr BackwardTile kLongTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_LONG_TILES(LONG_TILE)};
 #undef LONG_TILE
 #undef MATRIX_TILE
 #undef TILE
 #undef TILE_OF
+
+// dK or dV from stored weights.
+struct SumsTile {
+  const char* dtype;
+  int head_dim;
+  int keys;  // of a threadgroup
+  uint32_t threads;
+};
+
+#define TILE(dtype, type, d, key_groups, column_groups) \
+  {#dtype, d, kStoredRows * (key_groups), 32 * (key_groups) * (column_groups)},
+constexpr SumsTile kSumsTiles[] = {MLX_ANVIL_ATTENTION_SUMS_TILES(TILE)};
+#undef TILE
+
+const SumsTile& sums_tile(std::string_view dtype, const AttentionSizes& sizes) {
+  const int64_t columns = std::max(sizes.head_dim, sizes.v_head_dim);
+  return *std::find_if(std::begin(kSumsTiles), std::end(kSumsTiles), [&](const SumsTile& tile) {
+    return dtype == tile.dtype && columns <= tile.head_dim;
+  });
+}
 
 // Returns null if heads of this size use other passes, or have none.
 const BackwardTile* tile_among(std::span<const BackwardTile> tiles,
@@ -98,10 +127,21 @@ struct Backward {
 
   void launch_delta();
   void launch_sinks();
-  void launch_queries();
+  void launch_queries(const Scratch* weights = nullptr, int64_t chunk_heads = 0);
   void launch_keys();
+  void launch_chunks();
 
  private:
+  // Gradients from the weights of a chunk. `sums` goes from chunk to chunk.
+  struct Sums {
+    bool of_keys;
+    const mx::array* operand;
+    mx::array* gradient;
+    Scratch sums;
+  };
+  void launch_sums(
+      const SumsTile& tile, Sums& of, const Scratch& weights, int64_t chunk_heads, bool vectors);
+
   KernelLaunch request(const Kernel& kernel, Extent grid, uint32_t threads) {
     KernelLaunch request{};
     request.kernel = &kernel;
@@ -113,9 +153,16 @@ struct Backward {
     return request;
   }
 
-  KernelLaunch pass(const BackwardTile& tile, int64_t length, int64_t heads, bool vectors) {
+  KernelLaunch pass(const BackwardTile& tile,
+                    int64_t length,
+                    int64_t heads,
+                    bool vectors,
+                    bool stores_weights = false) {
     FunctionConstants constants = attention_constants(config, vectors, false);
     constants.add({{kStoresDMask, tile.is_pass("dq") && arrays.d_mask}});
+    if (tile.is_pass("dq")) {
+      constants.add({{kStoresWeights, stores_weights}});
+    }
     const AttentionGrid grid =
         attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
     constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
@@ -168,21 +215,30 @@ void Backward::launch_sinks() {
   mlx_anvil::launch(launch, stream);
 }
 
-void Backward::launch_queries() {
-  // This pass also computes the mask's gradient, so it runs even if d_q is not wanted.
+void Backward::launch_queries(const Scratch* weights, int64_t chunk_heads) {
+  // This pass also computes the mask's gradient, and the weights, so it runs even if d_q is not
+  // wanted.
   std::optional<Scratch> unwanted;
-  if (!arrays.d_q) {
+  mx::array* d_q = arrays.d_q;
+  if (!d_q) {
     unwanted.emplace(arrays.in.q.shape(), arrays.in.q.dtype(), stream);
-    arrays.d_q = unwanted->get();
+    d_q = unwanted->get();
   }
-  copy_strides(params.d_q_strides, *arrays.d_q);
-  const bool vectors = moves_vectors(arrays.in, {arrays.d_out, arrays.d_q});
+  copy_strides(params.d_q_strides, *d_q);
+  const bool vectors = moves_vectors(arrays.in, {arrays.d_out, d_q});
   const BackwardTile* tile = tile_of("dq");
-  KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors);
-  launch.outputs = {arrays.d_q, arrays.d_mask ? arrays.d_mask : arrays.d_q};
+  KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors, weights != nullptr);
+  launch.outputs = {d_q, arrays.d_mask ? arrays.d_mask : d_q};
   if (unwanted) {
     launch.temporaries.push_back(&*unwanted);
   }
+  if (weights) {
+    const int64_t rows = std::min<int64_t>(params.rows, sizes.q_len - params.first_row);
+    launch.grid = {groups_of(rows, tile->rows), static_cast<uint32_t>(chunk_heads), 1};
+    launch.temporaries.push_back(weights);
+    launch.after = arrays.d_k;  // the chunk before the last, which is overwritten
+  }
+  launch.outputs.push_back(weights ? const_cast<mx::array*>(weights->get()) : d_q);
   mlx_anvil::launch(launch, stream);
 }
 
@@ -195,6 +251,67 @@ void Backward::launch_keys() {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
       launch.outputs = {arrays.d_k, arrays.d_v};
       mlx_anvil::launch(launch, stream);
+    }
+  }
+}
+
+void Backward::launch_sums(
+    const SumsTile& tile, Sums& of, const Scratch& weights, int64_t chunk_heads, bool vectors) {
+  const Kernel& kernel =
+      attention_kernel({"flash_attention_backward_sums_", tile.dtype, "_d", tile.head_dim},
+                       {{static_cast<uint32_t>(AttentionConstant::kBand), has_band(config)},
+                        {static_cast<uint32_t>(AttentionConstant::kVectors), vectors},
+                        heads_fill_tile(sizes, tile.head_dim, tile.head_dim),
+                        {kMakesKeys, of.of_keys}});
+  KernelLaunch launch = request(
+      kernel,
+      {groups_of(sizes.kv_len, tile.keys), static_cast<uint32_t>(chunk_heads / sizes.group()), 1},
+      tile.threads);
+  launch.temporaries = {&weights, &of.sums};
+  launch.inputs = {weights.get(), of.operand};
+  launch.outputs = {of.gradient, of.sums.get()};
+  mlx_anvil::launch(launch, stream);
+}
+
+void Backward::launch_chunks() {
+  const mx::Dtype dtype = arrays.in.q.dtype();
+  const WeightChunks chunks = weight_chunks(sizes, params.common, mx::size_of(dtype),
+                                            device_traits(stream.device).apple.cores,
+                                            choices(stream.device).attention_stored_kb << 10);
+  params.rows = static_cast<int32_t>(chunks.rows);
+  params.stored_keys = static_cast<int32_t>(chunks.stored_keys);
+  copy_strides(params.d_k_strides, *arrays.d_k);
+  copy_strides(params.d_v_strides, *arrays.d_v);
+  const bool vectors = moves_vectors(arrays.in, {arrays.d_out, arrays.d_k, arrays.d_v});
+
+  // Two chunks take turns, so that the next one does not wait for the sums of the last one.
+  const auto scratch = [&](mx::Shape shape, mx::Dtype of) { return Scratch(shape, of, stream); };
+  std::vector<Scratch> weights;
+  for (int i = 0; i < (chunks.has_all(sizes) ? 1 : 2); ++i) {
+    weights.push_back(scratch({static_cast<int>(chunks.heads), static_cast<int>(chunks.rows),
+                               2 * static_cast<int>(chunks.stored_keys)},
+                              dtype));
+  }
+  const SumsTile& tile = sums_tile(dtype_name(arrays.in.q), sizes);
+  const bool splits_rows = chunks.rows < sizes.q_len;
+  const mx::Shape sums = {splits_rows ? static_cast<int>(round_up(sizes.kv_len, tile.keys)) : 1,
+                          splits_rows ? tile.head_dim : 1};
+  Sums of_values{false, arrays.d_out, arrays.d_v, scratch(sums, mx::float32)};
+  Sums of_keys{true, &arrays.in.q, arrays.d_k, scratch(sums, mx::float32)};
+
+  size_t turn = 0;
+  const int64_t all_heads = sizes.batch * sizes.q_heads;
+  for (int64_t head = 0; head < all_heads; head += chunks.heads) {
+    const int64_t heads = std::min(chunks.heads, all_heads - head);
+    params.first_head = static_cast<int32_t>(head);
+    for (int64_t row = 0; row == 0 || row < sizes.q_len; row += chunks.rows) {
+      params.first_row = static_cast<int32_t>(row);
+      const Scratch& of_chunk = weights[turn++ % weights.size()];
+      if (sizes.q_len > 0) {
+        launch_queries(&of_chunk, heads);
+      }
+      launch_sums(tile, of_values, of_chunk, heads, vectors);
+      launch_sums(tile, of_keys, of_chunk, heads, vectors);
     }
   }
 }
@@ -224,10 +341,15 @@ void attention_backward_gpu(const AttentionConfig& config,
   if (arrays.d_sinks) {
     backward.launch_sinks();
   }
+  const bool wants_keys = arrays.d_k && sizes.kv_len > 0;
+  if (wants_keys && !device_traits(stream.device).matrix_units) {
+    backward.launch_chunks();
+    return;
+  }
   if ((arrays.d_q || arrays.d_mask) && sizes.q_len > 0) {
     backward.launch_queries();
   }
-  if (arrays.d_k && sizes.kv_len > 0) {
+  if (wants_keys) {
     backward.launch_keys();
   }
 }

@@ -15,6 +15,7 @@ namespace {
 
 // Smaller parts would do little more than start.
 constexpr int64_t kLeastKeysOfPart = 128;
+constexpr int64_t kLeastKeysOfQuantizedPart = 256;  // of fewer bytes
 
 // Smaller parts do not pay for more than one wave.
 constexpr int64_t kLeastKeysOfRound = 1024;
@@ -47,7 +48,8 @@ std::span<const DecodeTile> narrowest(std::span<const DecodeTile> tiles,
   return {begin, end};
 }
 
-std::span<const DecodeTile> decode_tiles(std::string_view dtype,
+std::span<const DecodeTile> decode_tiles(DecodeKeys kind,
+                                         std::string_view dtype,
                                          const AttentionSizes& sizes,
                                          bool matrix_units) {
 #define TILE(dtype, type, d, rows, steps, row_groups, simdgroups) \
@@ -58,13 +60,21 @@ std::span<const DecodeTile> decode_tiles(std::string_view dtype,
   static constexpr DecodeTile kMatrixTiles[] = {
       MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, float16, half)
           MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, bfloat16, bfloat)};
+#define QUANTIZED_TILE(dtype, type, d, rows, steps, columns, row_groups, simdgroups) \
+  {"quantized_decode", #dtype, d, rows, 32 * (simdgroups), false},
+  static constexpr DecodeTile kQuantizedTiles[] = {
+      MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_TILES(QUANTIZED_TILE)};
+#undef QUANTIZED_TILE
 #undef MATRIX_TILE
 #undef TILE
+  const bool quantized = kind == DecodeKeys::kQuantized;
   std::span<const DecodeTile> tiles;
-  if (matrix_units) {
+  if (matrix_units && !quantized) {
     tiles = narrowest(kMatrixTiles, dtype, sizes);
   }
-  tiles = tiles.empty() ? narrowest(kTiles, dtype, sizes) : tiles;
+  if (tiles.empty()) {
+    tiles = quantized ? narrowest(kQuantizedTiles, dtype, sizes) : narrowest(kTiles, dtype, sizes);
+  }
   if (tiles.empty()) {
     throw_internal_error(kFlashAttention, "no decode kernel for this head_dim.");
   }
@@ -100,6 +110,7 @@ DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
                           size_t largest,
                           const AttentionSizes& sizes,
                           int64_t keys,
+                          int64_t least_keys,
                           int64_t cores) {
   if (keys <= kKeysOfOnePart) {
     for (size_t i = largest + 1; i-- > 0;) {
@@ -112,7 +123,7 @@ DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);
   const int64_t at_once =
-      std::clamp<int64_t>(cores / threadgroups, 1, std::max<int64_t>(keys / kLeastKeysOfPart, 1));
+      std::clamp<int64_t>(cores / threadgroups, 1, std::max<int64_t>(keys / least_keys, 1));
   const int64_t most = std::min(keys / kLeastKeysOfRound, kMostRounds * cores / threadgroups);
   plan.parts = parts_in_waves(at_once, most, threadgroups, cores);
   return plan;
@@ -120,11 +131,12 @@ DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
 
 }  // namespace
 
-DecodePlan decode_plan(std::string_view dtype,
+DecodePlan decode_plan(DecodeKeys kind,
+                       std::string_view dtype,
                        const AttentionSizes& sizes,
                        int64_t keys,
                        const DeviceTraits& traits) {
-  const std::span<const DecodeTile> tiles = decode_tiles(dtype, sizes, traits.matrix_units);
+  const std::span<const DecodeTile> tiles = decode_tiles(kind, dtype, sizes, traits.matrix_units);
   // The smallest tile that takes all rows at once, or else the largest.
   size_t largest = 0;
   while (largest + 1 < tiles.size() && tiles[largest].rows < sizes.group() * sizes.q_len) {
@@ -132,7 +144,9 @@ DecodePlan decode_plan(std::string_view dtype,
   }
   if (!traits.matrix_units) {
     const int64_t cores = traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
-    return plan_for_cores(tiles, largest, sizes, keys, cores);
+    const int64_t least_keys =
+        kind == DecodeKeys::kQuantized ? kLeastKeysOfQuantizedPart : kLeastKeysOfPart;
+    return plan_for_cores(tiles, largest, sizes, keys, least_keys, cores);
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);

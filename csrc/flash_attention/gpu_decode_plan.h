@@ -26,8 +26,12 @@ struct DecodePlan {
   int64_t parts;       // of the keys
 };
 
+// What keys and values are: elements, or codes (quantized.h).
+enum class DecodeKeys { kPlain, kQuantized };
+
 // `keys` are those that some query sees. Depends on nothing but its arguments.
-DecodePlan decode_plan(std::string_view dtype,
+DecodePlan decode_plan(DecodeKeys kind,
+                       std::string_view dtype,
                        const AttentionSizes& sizes,
                        int64_t keys,
                        const DeviceTraits& traits);

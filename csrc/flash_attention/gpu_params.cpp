@@ -52,13 +52,9 @@ AttentionParams attention_params(const AttentionConfig& config,
   return params;
 }
 
-namespace {
-
 bool has_band(const AttentionConfig& config) {
   return config.window_left < kUnboundedWindow || config.window_right < kUnboundedWindow;
 }
-
-}  // namespace
 
 AttentionGrid attention_grid(const AttentionConfig& config,
                              int64_t blocks,

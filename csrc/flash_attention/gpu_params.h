@@ -33,6 +33,9 @@ inline constexpr int64_t kFarthestRow = int64_t{1} << 22;
 // Constants of individual kernels start at this index.
 inline constexpr uint32_t kFirstOwnConstant = 16;
 
+// True if a causal mask or a window hides keys.
+bool has_band(const AttentionConfig& config);
+
 AttentionParams attention_params(const AttentionConfig& config,
                                  const AttentionSizes& sizes,
                                  const AttentionInputs& in);

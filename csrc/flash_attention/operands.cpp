@@ -1,6 +1,7 @@
 #include "flash_attention/operands.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/allocate.h"
 #include "common/checks.h"
@@ -47,6 +48,22 @@ mx::array stretched(const mx::array& x, const mx::Shape& shape) {
   return view;
 }
 
+MaskedAttention gpu_operands(const AttentionConfig& config, AttentionInputs in, mx::Stream s) {
+  MaskedAttention call{config, std::move(in)};
+  if (config.is_ragged) {
+    call = evaluated_mask_of_sequences(config, call.in, s);
+  }
+  std::optional<mx::array>&mask = call.in.mask, &sinks = call.in.sinks;
+  const mx::Shape &q = call.in.q.shape(), &k = call.in.k.shape();
+  if (mask) {
+    mask = stretched(*mask, {q[0], q[1], q[2], k[2]});
+  }
+  if (sinks) {
+    sinks = stretched(*sinks, {q[0], q[1]});
+  }
+  return call;
+}
+
 void allocate_like(mx::array& output, const mx::array& like, const mx::Stream& stream) {
   const mx::Shape& shape = output.shape();
   const bool heads_in_rows = shape[1] > 1 && shape[2] > 1 && like.strides()[1] < like.strides()[2];
@@ -61,6 +78,29 @@ void allocate_like(mx::array& output, const mx::array& like, const mx::Stream& s
                   flags);
 }
 
+void fill_mask_and_sinks(AttentionOperands& operands,
+                         const std::optional<mx::array>& mask,
+                         const std::optional<mx::array>& sinks) {
+  const AttentionSizes& sizes = operands.sizes;
+  const int batch = static_cast<int>(sizes.batch), heads = static_cast<int>(sizes.q_heads);
+  if (mask) {
+    operands.mask = view_of(stretched(
+        *mask, {batch, heads, static_cast<int>(sizes.q_len), static_cast<int>(sizes.kv_len)}));
+  }
+  if (sinks) {
+    const mx::array rows = stretched(*sinks, {batch, heads});
+    operands.sinks = rows.data<float>();
+    std::copy(rows.strides().begin(), rows.strides().end(), operands.sinks_strides);
+  }
+}
+
+void fill_sequences(AttentionOperands& operands, const std::optional<mx::array>& sequences) {
+  if (sequences) {
+    operands.sequences = reinterpret_cast<const AttentionSequence*>(sequences->data<int32_t>());
+    operands.sequence_count = sequences->shape(0);
+  }
+}
+
 void fill_operands(AttentionOperands& operands,
                    const AttentionConfig& config,
                    const AttentionInputs& in) {
@@ -70,13 +110,8 @@ void fill_operands(AttentionOperands& operands,
   operands.q = view_of(in.q);
   operands.k = view_of(in.k);
   operands.v = view_of(in.v);
-  if (in.mask) {
-    operands.mask = view_of(*in.mask);
-  }
-  if (in.sinks) {
-    operands.sinks = in.sinks->data<float>();
-    std::copy(in.sinks->strides().begin(), in.sinks->strides().end(), operands.sinks_strides);
-  }
+  fill_mask_and_sinks(operands, in.mask, in.sinks);
+  fill_sequences(operands, in.sequences);
 }
 
 }  // namespace mlx_anvil

@@ -7,6 +7,7 @@
 #include "common/vmap_axis.h"
 #include "flash_attention/gpu.h"
 #include "flash_attention/operands.h"
+#include "flash_attention/sequences.h"
 
 namespace mlx_anvil {
 
@@ -30,6 +31,14 @@ class BatchFold {
     return mx::flatten(stretch(front, shape, stream_), 0, 1, stream_);
   }
 
+  // A table of sequences.
+  mx::array fold_table(const mx::array& sequences, int axis) const {
+    const mx::array front = with_vmap_axis(sequences, axis, 0, stream_);
+    mx::Shape shape = front.shape();
+    shape[0] = count_;
+    return fold_sequences(stretch(front, shape, stream_), batch_, stream_);
+  }
+
   mx::array unfold(const mx::array& x) const {
     return mx::unflatten(x, 0, {count_, batch_}, stream_);
   }
@@ -40,7 +49,7 @@ class BatchFold {
   mx::Stream stream_;
 };
 
-// The first inputs are q, k, v, mask and sinks, without those that the call lacks.
+// The first inputs are q, k, v, mask, sinks and sequences, without those that the call lacks.
 class AttentionPrimitive : public FusedPrimitive {
  public:
   AttentionPrimitive(mx::Stream stream, const AttentionConfig& config)
@@ -57,28 +66,24 @@ class AttentionPrimitive : public FusedPrimitive {
   bool has_mask() const { return config_.mask != AttentionMask::kNone; }
   size_t mask_at() const { return 3; }
   size_t sinks_at() const { return 3 + has_mask(); }
-  size_t operand_count() const { return 3 + has_mask() + config_.has_sinks; }
+  size_t sequences_at() const { return sinks_at() + config_.has_sinks; }
+  size_t operand_count() const { return sequences_at() + config_.is_ragged; }
+
+  // The kernels read a dense table.
+  bool wants_dense(size_t input) const override {
+    return config_.is_ragged && input == sequences_at();
+  }
 
   AttentionInputs operands(const Arrays& inputs) const {
-    AttentionInputs in{inputs[0], inputs[1], inputs[2], std::nullopt, std::nullopt};
+    AttentionInputs in{inputs[0], inputs[1], inputs[2], std::nullopt, std::nullopt, std::nullopt};
     if (has_mask()) {
       in.mask = inputs[mask_at()];
     }
     if (config_.has_sinks) {
       in.sinks = inputs[sinks_at()];
     }
-    return in;
-  }
-
-  // Broadcasts mask and sinks as the kernels read them. For use during an evaluation.
-  AttentionInputs stretched_operands(const Arrays& inputs) const {
-    AttentionInputs in = operands(inputs);
-    const mx::Shape &q = in.q.shape(), &k = in.k.shape();
-    if (in.mask) {
-      in.mask = stretched(*in.mask, {q[0], q[1], q[2], k[2]});
-    }
-    if (in.sinks) {
-      in.sinks = stretched(*in.sinks, {q[0], q[1]});
+    if (config_.is_ragged) {
+      in.sequences = inputs[sequences_at()];
     }
     return in;
   }
@@ -87,7 +92,9 @@ class AttentionPrimitive : public FusedPrimitive {
     Arrays folded;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const bool stretches = i >= 3 && i < operand_count();
-      folded.push_back(batch.fold(inputs[i], axes[i], stretches));
+      const bool is_table = config_.is_ragged && i == sequences_at();
+      folded.push_back(is_table ? batch.fold_table(inputs[i], axes[i])
+                                : batch.fold(inputs[i], axes[i], stretches));
     }
     return folded;
   }

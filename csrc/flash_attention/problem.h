@@ -35,6 +35,7 @@ struct AttentionConfig {
   int64_t window_right = kUnboundedWindow;
   AttentionMask mask = AttentionMask::kNone;
   bool has_sinks = false;
+  bool is_ragged = false;  // lengths are those of AttentionSequences
 
   bool operator==(const AttentionConfig&) const = default;
 };
@@ -57,6 +58,17 @@ struct AttentionSizes {
   int64_t group() const { return q_heads / kv_heads; }
 };
 
+// A sequence of a ragged batch: rows that belong together. Positions are relative to its own
+// lengths.
+struct AttentionSequence {
+  int32_t batch;
+  int32_t first_query;
+  int32_t queries;
+  int32_t first_key;
+  int32_t keys;
+};
+enum class AttentionSequenceColumn { kBatch, kFirstQuery, kQueries, kFirstKey, kKeys };
+
 // [batch, head, row, column]. Strides in elements; 0 (broadcast) and negative ones are allowed.
 struct AttentionView {
   const void* data = nullptr;
@@ -77,21 +89,26 @@ struct AttentionOperands {
   AttentionView mask;            // bool (one byte), or of the operands' dtype
   const float* sinks = nullptr;  // [batch, q_heads], strides in elements:
   int64_t sinks_strides[2] = {};
+  const AttentionSequence* sequences = nullptr;  // of a ragged batch; in any order
+  int64_t sequence_count = 0;
 };
 
 struct AttentionForwardArgs : AttentionOperands {
-  AttentionOutput out;   // of the operands' dtype
-  float* lse = nullptr;  // dense [batch, q_heads, q_len]; null: not wanted
+  AttentionOutput out;     // of the operands' dtype
+  float* lse = nullptr;    // [batch, q_heads, q_len]; null: not wanted
+  int64_t lse_stride = 0;  // from head to head
 };
 
 struct AttentionBackwardArgs : AttentionOperands {
   AttentionView out, d_out;      // of the operands' dtype
-  const float* lse = nullptr;    // dense [batch, q_heads, q_len]
+  const float* lse = nullptr;    // [batch, q_heads, q_len]
+  int64_t lse_stride = 0;        // from head to head
   const float* d_lse = nullptr;  // [batch, q_heads, q_len], strides in elements; null: zero
   int64_t d_lse_strides[3] = {};
   AttentionOutput d_q;       // of the operands' dtype
   AttentionOutput d_k, d_v;  // of the operands' dtype; both or neither
-  float* d_mask = nullptr;   // dense [batch, q_heads, q_len, kv_len]; null: not wanted
+  float* d_mask = nullptr;   // [batch, q_heads, q_len, kv_len]; null: not wanted
+  int64_t d_mask_strides[3] = {};
   float* d_sinks = nullptr;  // dense [batch, q_heads]; null: not wanted
 };
 

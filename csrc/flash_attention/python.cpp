@@ -1,9 +1,15 @@
 #include <nanobind/stl/string.h>
 
 #include "common/bind_op.h"
+#include "common/choices.h"
+#include "common/device_traits.h"
 #include "common/errors.h"
+#include "common/integers.h"
 #include "common/python_args.h"
 #include "flash_attention/flash_attention.h"
+#include "flash_attention/gpu_backward_plan.h"
+#include "flash_attention/quantized.h"
+#include "quantized_matmul/python_matrix.h"
 
 namespace mlx_anvil {
 
@@ -69,12 +75,104 @@ AttentionOptions to_attention_options(nb::handle scale,
   return options;
 }
 
-#define MLX_ANVIL_ATTENTION_SIGNATURE(return_lse, result)                                 \
-  "def flash_attention(q: mlx.core.array, k: mlx.core.array, v: mlx.core.array, *, "      \
-  "scale: float | None = None, mask: typing.Literal['causal'] | mlx.core.array | None = " \
-  "None, sinks: mlx.core.array | None = None, "                                           \
-  "window_size: int | tuple[int, int] | None = None, softcap: float | None = None, "      \
-  "return_lse: " return_lse ", stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
+AttentionLengths to_lengths(nb::handle lengths,
+                            nb::handle q_lengths,
+                            nb::handle cu_seqlens_q,
+                            nb::handle cu_seqlens_k) {
+  const auto of = [](const char* name, nb::handle value) {
+    return value.is_none() ? std::nullopt : std::optional(to_array(kFlashAttention, name, value));
+  };
+  return {.keys = of("lengths", lengths),
+          .queries = of("q_lengths", q_lengths),
+          .cu_queries = of("cu_seqlens_q", cu_seqlens_q),
+          .cu_keys = of("cu_seqlens_k", cu_seqlens_k)};
+}
+
+// ---- quantized keys and values ------------------------------------------------------------------
+
+// The parts of a quantized matrix. Other sequences are errors of plain keys and values.
+bool is_quantized(nb::handle value) {
+  const bool is_sequence = nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value);
+  return is_sequence && nb::len(value) > 0 && nb::isinstance<mx::array>(value[0]);
+}
+
+// The formats of keys and values. One number of bits serves both.
+std::pair<QuantizedOptions, QuantizedOptions> to_kv_options(nb::handle group_size,
+                                                            nb::handle bits,
+                                                            nb::handle mode) {
+  const bool is_pair = nb::isinstance<nb::tuple>(bits) || nb::isinstance<nb::list>(bits);
+  if (is_pair && nb::len(bits) != 2) {
+    throw_value_error(kFlashAttention,
+                      "kv_bits has " + std::to_string(nb::len(bits)) +
+                          " entries; allowed: None, an int, or a pair (of keys, of values).");
+  }
+  const auto of = [&](int side) {
+    const nb::object own = is_pair ? nb::object(bits[side]) : nb::borrow(bits);
+    return to_quantized_options(kFlashAttention, group_size, own, mode, "kv_");
+  };
+  return {of(0), of(1)};
+}
+
+// Plain keys and values leave the format at its defaults.
+void require_no_kv_options(const QuantizedOptions& options) {
+  const auto refuse = [](const std::string& argument) {
+    throw_value_error(kFlashAttention, argument +
+                                           ", but k and v are arrays; allowed: the default, or k "
+                                           "and v as tuples (w, scales[, biases]) of mx.quantize.");
+  };
+  if (options.bits) {
+    refuse("kv_bits is " + std::to_string(*options.bits));
+  }
+  if (options.group_size) {
+    refuse("kv_group_size is " + std::to_string(*options.group_size));
+  }
+  if (options.mode != "affine") {
+    refuse("kv_mode is '" + options.mode + "'");
+  }
+}
+
+AttentionResult attention_of_python(nb::handle q,
+                                    nb::handle k,
+                                    nb::handle v,
+                                    const QuantizedOptions& k_options,
+                                    const QuantizedOptions& v_options,
+                                    const AttentionOptions& options,
+                                    const mx::StreamOrDevice& stream) {
+  const mx::array& queries = to_array(kFlashAttention, "q", q);
+  if (is_quantized(k) != is_quantized(v)) {
+    const bool of_k = is_quantized(k);
+    to_array(kFlashAttention, of_k ? "v" : "k", of_k ? v : k);  // throws for another type
+    throw_value_error(kFlashAttention, std::string(of_k ? "k" : "v") + " is quantized and " +
+                                           (of_k ? "v" : "k") +
+                                           " is an array; allowed: both, or neither.");
+  }
+  if (!is_quantized(k)) {
+    const mx::array& keys = to_array(kFlashAttention, "k", k);
+    const mx::array& values = to_array(kFlashAttention, "v", v);
+    require_no_kv_options(k_options);
+    return flash_attention(queries, keys, values, options, stream);
+  }
+  return quantized_flash_attention(queries, to_quantized_tuple(kFlashAttention, "k", k),
+                                   to_quantized_tuple(kFlashAttention, "v", v), k_options,
+                                   v_options, options, stream);
+}
+
+// ---- the function -------------------------------------------------------------------------------
+
+#define MLX_ANVIL_KV_TYPE "mlx.core.array | tuple[mlx.core.array, ...]"
+
+#define MLX_ANVIL_ATTENTION_SIGNATURE(return_lse, result)                                  \
+  "def flash_attention(q: mlx.core.array, k: " MLX_ANVIL_KV_TYPE ", v: " MLX_ANVIL_KV_TYPE \
+  ", *, "                                                                                  \
+  "scale: float | None = None, mask: typing.Literal['causal'] | mlx.core.array | None = "  \
+  "None, sinks: mlx.core.array | None = None, "                                            \
+  "window_size: int | tuple[int, int] | None = None, softcap: float | None = None, "       \
+  "return_lse: " return_lse                                                                \
+  ", lengths: mlx.core.array | None = None, q_lengths: mlx.core.array | None = None, "     \
+  "cu_seqlens_q: mlx.core.array | None = None, "                                           \
+  "cu_seqlens_k: mlx.core.array | None = None, kv_group_size: int | None = None, "         \
+  "kv_bits: int | tuple[int, int] | None = None, kv_mode: str = 'affine', "                \
+  "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
 // The signatures without and with the log-sum-exp tell type checkers what return_lse changes.
 constexpr const char* kSignatures[2] = {
@@ -90,7 +188,7 @@ Formula:
     ``lse[i] = log(sum_j exp(s[i, j]) + exp(sink))``; ``out[i] = sum_j exp(s[i, j] - lse[i]) v[j]``.
 
     The sums run over the keys visible to query ``i``: those inside the window that are not masked.
-    A query without visible keys has an output of 0, an lse of ``sink`` or -inf, and zero gradients.
+    A query without visible keys, such as padding, has an output of 0, an lse of ``sink`` or -inf, and zero gradients.
 
 A drop-in replacement for ``mx.fast.scaled_dot_product_attention``. It adds a sliding window,
 softcap, the log-sum-exp, and gradients in O(length) memory: the backward kernels recompute the
@@ -103,11 +201,15 @@ including those through ``lse``. Forward mode and higher derivatives use a graph
 materialises the scores. ``vmap`` works over any of the arrays. Head dims above 256 (512 for at most
 8 queries) run as a graph of MLX ops, which ``trace()`` reports.
 
+Keys and values may be quantized, as in a quantized cache. The CPU kernels read their codes and
+never store them dequantized. Gradients are those of ``q``, ``mask``, ``sinks`` and affine scales
+and biases; the backward pass dequantizes keys and values in memory.
+
 Args:
     q (array): queries ``[B, Hq, Lq, D]``; float32, float16 or bfloat16.
-    k (array): keys ``[B, Hkv, Lk, D]``, with ``Hq`` a multiple of ``Hkv`` (grouped-query
-        attention).
-    v (array): values ``[B, Hkv, Lk, Dv]``.
+    k (array or tuple): keys ``[B, Hkv, Lk, D]``, with ``Hq`` a multiple of ``Hkv`` (grouped-query
+        attention); or quantized keys ``(w, scales[, biases])``, as ``mx.quantize`` returns them.
+    v (array or tuple): values ``[B, Hkv, Lk, Dv]``, or quantized ones, like ``k``.
     scale (float, optional): factor of ``q . k``. Default: ``D ** -0.5``.
     mask (str or array, optional): ``"causal"``, aligned so that the last query sees the last key;
         or an array that broadcasts with ``[B, Hq, Lq, Lk]``. A bool mask marks visible keys with
@@ -122,17 +224,30 @@ Args:
     softcap (float, optional): bounds the scores to (-softcap, softcap) before the mask is added.
         ``None`` and 0: unbounded. Default: ``None``.
     return_lse (bool): also return ``lse``. Default: ``False``.
+    lengths (array, optional): ``[B]`` integers: of each batch, only the first ``lengths[b]`` keys
+        are keys, and the last query is aligned with the last of them. The rest is padding.
+    q_lengths (array, optional): ``[B]`` integers, likewise for queries. Default: all.
+    cu_seqlens_q (array, optional): ``[n + 1]`` integers that do not decrease: sequence ``s`` of a
+        packed batch (``B = 1``) has the queries from ``cu_seqlens_q[s]`` up to
+        ``cu_seqlens_q[s + 1]``. A query sees keys of its own sequence only.
+    cu_seqlens_k (array, optional): likewise for keys. Default: ``cu_seqlens_q``.
+    kv_group_size (int, optional): of quantized ``k`` and ``v``, as ``group_size`` for
+        ``quantized_matmul``.
+    kv_bits (int or (int, int), optional): likewise; a pair is of keys and of values.
+    kv_mode (str): likewise.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
-    array or tuple[array, array]: ``[B, Hq, Lq, Dv]`` in the promoted dtype of ``q``, ``k`` and ``v``;
-    with ``return_lse`` also the natural log-sum-exp ``[B, Hq, Lq]`` in float32.
+    array or tuple[array, array]: ``[B, Hq, Lq, Dv]`` in the promoted dtype of ``q``, ``k`` and ``v``
+    (of ``q``, affine scales and biases if those are quantized); with ``return_lse`` also the
+    natural log-sum-exp ``[B, Hq, Lq]`` in float32.
 
 Raises:
     TypeError: an argument has the wrong type.
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
-        is unsupported; the stream is on a GPU and MLX has no GPU backend.
+        is unsupported; quantized ``k`` and ``v`` do not match their format; the stream is on a GPU
+        and MLX has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
 )";
@@ -146,21 +261,47 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle window_size,
                                      nb::handle softcap,
                                      nb::handle return_lse,
+                                     nb::handle lengths,
+                                     nb::handle q_lengths,
+                                     nb::handle cu_seqlens_q,
+                                     nb::handle cu_seqlens_k,
+                                     nb::handle kv_group_size,
+                                     nb::handle kv_bits,
+                                     nb::handle kv_mode,
                                      nb::handle stream) {
-  auto [out, lse] =
-      flash_attention(to_array(kFlashAttention, "q", q), to_array(kFlashAttention, "k", k),
-                      to_array(kFlashAttention, "v", v),
-                      to_attention_options(scale, mask, sinks, window_size, softcap, return_lse),
-                      to_stream_or_device(kFlashAttention, stream));
+  const auto [k_options, v_options] = to_kv_options(kv_group_size, kv_bits, kv_mode);
+  AttentionOptions options =
+      to_attention_options(scale, mask, sinks, window_size, softcap, return_lse);
+  options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);
+  auto [out, lse] = attention_of_python(q, k, v, k_options, v_options, options,
+                                        to_stream_or_device(kFlashAttention, stream));
   return lse ? nb::object(nb::make_tuple(out, *lse)) : nb::cast(out);
 }
 
+// For benchmarks: in how many chunks the backward stores its weights on the simulated chip, in 16
+// bits and without a window.
+int64_t backward_chunks(int64_t heads, int64_t length) {
+  const mx::Device device = mx::Device::cpu;
+  const AttentionSizes sizes{
+      .batch = 1, .q_heads = heads, .kv_heads = heads, .q_len = length, .kv_len = length};
+  AttentionParams params{};
+  params.band_low = static_cast<int32_t>(-length);
+  params.band_high = static_cast<int32_t>(length);
+  const WeightChunks chunks =
+      weight_chunks(sizes, params, mx::size_of(mx::float16), device_traits(device).apple.cores,
+                    choices(device).attention_stored_kb << 10);
+  return ceil_div(heads, chunks.heads) * ceil_div(length, chunks.rows);
+}
+
 const BindOp bind_flash_attention([](nb::module_& m) {
+  m.def("_backward_chunks", backward_chunks, "heads"_a, "length"_a);
   for (const char* signature : kSignatures) {  // the first overload takes every call
     m.def("flash_attention", flash_attention_of_python, "q"_a.none(), "k"_a.none(), "v"_a.none(),
           nb::kw_only(), "scale"_a = nb::none(), "mask"_a = nb::none(), "sinks"_a = nb::none(),
           "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a.none() = false,
-          "stream"_a = nb::none(), nb::sig(signature), kDoc);
+          "lengths"_a = nb::none(), "q_lengths"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
+          "cu_seqlens_k"_a = nb::none(), "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(),
+          "kv_mode"_a.none() = "affine", "stream"_a = nb::none(), nb::sig(signature), kDoc);
   }
 });
 

@@ -1,3 +1,4 @@
+#include "common/allocate.h"
 #include "common/vmap_axis.h"
 #include "norm/apply.h"
 #include "norm/gpu.h"
@@ -129,11 +130,11 @@ class NormBackward : public NormPrimitive {
   bool allocate_outputs(const Arrays& inputs, Arrays& outputs) {
     bool fresh = true;
     if (config_.has_gate) {
-      fresh = allocate_rows(outputs[1], {&inputs[gate_at()]}, stream());
+      fresh = allocate_or_reuse(outputs[1], {&inputs[gate_at()]}, stream());
     }
-    fresh = allocate_rows(outputs[0], {d_y(inputs), &inputs[0]}, stream()) && fresh;
+    fresh = allocate_or_reuse(outputs[0], {d_y(inputs), &inputs[0]}, stream()) && fresh;
     for (size_t i = 1 + config_.has_gate; i < outputs.size(); ++i) {
-      allocate_rows(outputs[i], {}, stream());
+      allocate_or_reuse(outputs[i], {}, stream());
     }
     return fresh;
   }

@@ -72,7 +72,7 @@ class NormForward : public NormPrimitive {
       }
       return true;
     }
-    return allocate_rows(outputs[0], {in.x, in.gate}, stream());
+    return allocate_or_reuse(outputs[0], {in.x, in.gate}, stream());
   }
 };
 

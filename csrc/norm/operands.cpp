@@ -45,18 +45,4 @@ NormRowParams norm_rows_of(const mx::array& x) {
   return rows;
 }
 
-bool allocate_rows(mx::array& out,
-                   std::initializer_list<const mx::array*> donors,
-                   const mx::Stream& stream) {
-  for (const mx::array* donor : donors) {
-    if (donor && donor->is_donatable() && donor->flags().row_contiguous &&
-        donor->itemsize() == out.itemsize() && donor->size() == out.size()) {
-      out.copy_shared_buffer(*donor);
-      return false;
-    }
-  }
-  allocate_dense(out, stream);
-  return true;
-}
-
 }  // namespace mlx_anvil

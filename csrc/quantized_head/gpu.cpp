@@ -22,6 +22,9 @@ constexpr int64_t kMostSlots = 2048;
 constexpr int64_t kFewestSlots = 64;
 constexpr int64_t kSlotsOfKept = 4;
 
+// Rows of x up to which logits are stored: 64 MB for a vocabulary of 2^18 in 16 bits.
+constexpr int64_t kMostRowsOfLogits = 128;
+
 struct Outputs {
   mx::array& indices;
   mx::array& values;
@@ -88,7 +91,8 @@ void merge(Pass pass,
            const mx::Stream& stream) {
   while (true) {
     pass.best.candidates = static_cast<int32_t>(count);
-    pass.best.slots = static_cast<int32_t>(std::min(kMostSlots, kernel_rows(count)));
+    // Metal allocates threadgroup memory in units of 16 bytes, two slots.
+    pass.best.slots = static_cast<int32_t>(std::clamp<int64_t>(kernel_rows(count), 2, kMostSlots));
     pass.blocks = ceil_div(count, pass.best.slots);
     if (pass.blocks == 1) {
       launch_merge(pass, of_logits, before, nullptr, outputs, stream);
@@ -117,12 +121,14 @@ void quantized_head_gpu(const QuantizedFormat& format,
   const int64_t run = static_cast<int64_t>(kernel_rows(pass.best.kept));
   pass.best.run = static_cast<int32_t>(run);
   pass.rows = sizes.rows;
-  // The kernels for matrix units store logits, of which there are few.
-  if (sizes.rows <= kQuantizedGemvRows &&
-      gemv_takes_matrix_units(format, sizes, x, weights, stream)) {
+  // The kernels with matrix products store logits. These take little memory beside w.
+  const bool by_tiles = suits_quantized_tiles(sizes, stream) && sizes.rows <= kMostRowsOfLogits;
+  if (by_tiles || (sizes.rows <= kQuantizedGemvRows &&
+                   gemv_takes_matrix_units(format, sizes, x, weights, stream))) {
     Scratch logits({static_cast<int>(sizes.rows), static_cast<int>(sizes.outputs)}, x.dtype(),
                    stream);
-    quantized_gemv_gpu(format, sizes, x, weights, *logits, stream);
+    const auto product = by_tiles ? quantized_tiles_gpu : quantized_gemv_gpu;
+    product(format, sizes, x, weights, *logits, stream);
     merge(pass, sizes.outputs, /*of_logits=*/true, std::move(logits), outputs, stream);
     return;
   }

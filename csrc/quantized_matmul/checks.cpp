@@ -36,14 +36,14 @@ std::string to_list(std::vector<int> numbers) {
 }
 
 int choose(const char* op,
-           const char* argument,
+           const std::string& argument,
            const std::optional<int>& given,
            const std::vector<int>& allowed,
            const std::string& mode) {
   const int value = given.value_or(allowed[0]);
   if (std::find(allowed.begin(), allowed.end(), value) == allowed.end()) {
-    throw_value_error(op, std::string(argument) + " is " + std::to_string(value) +
-                              "; allowed in mode '" + mode + "': " + to_list(allowed) + ".");
+    throw_value_error(op, argument + " is " + std::to_string(value) + "; allowed in mode '" + mode +
+                              "': " + to_list(allowed) + ".");
   }
   return value;
 }
@@ -157,15 +157,18 @@ std::string describe(const std::string& name, const mx::array& x) {
   return name + " has shape " + to_text(x.shape());
 }
 
-QuantizedFormat checked_format(const char* op, const QuantizedOptions& options) {
+QuantizedFormat checked_format(const char* op,
+                               const QuantizedOptions& options,
+                               const char* prefix) {
+  const std::string name = prefix;
   for (const Mode& mode : kModes) {
     if (options.mode == mode_name(mode.kind)) {
-      return {mode.kind, choose(op, "bits", options.bits, mode.bits, options.mode),
-              choose(op, "group_size", options.group_size, mode.groups, options.mode)};
+      return {mode.kind, choose(op, name + "bits", options.bits, mode.bits, options.mode),
+              choose(op, name + "group_size", options.group_size, mode.groups, options.mode)};
     }
   }
   throw_value_error(
-      op, "mode is '" + options.mode + "'; allowed: 'affine', 'mxfp4', 'mxfp8', 'nvfp4'.");
+      op, name + "mode is '" + options.mode + "'; allowed: 'affine', 'mxfp4', 'mxfp8', 'nvfp4'.");
 }
 
 void check_matrix(const char* op,

@@ -15,7 +15,10 @@ struct QuantizedOptions {
   std::string mode = "affine";
 };
 
-QuantizedFormat checked_format(const char* op, const QuantizedOptions& options);
+// `prefix` precedes the names of the options in errors, such as "down_".
+QuantizedFormat checked_format(const char* op,
+                               const QuantizedOptions& options,
+                               const char* prefix = "");
 
 // `prefix` precedes array names in errors, such as "gate " in swiglu. An error names the formats
 // that the arrays fit; `columns` is the number of codes per row that x implies, if any.

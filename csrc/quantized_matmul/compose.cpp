@@ -1,6 +1,8 @@
 #include "quantized_matmul/compose.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "common/mlx_ops.h"
@@ -14,7 +16,7 @@ mx::array wide(const mx::array& x, mx::Stream s) {
 }
 
 // Unpacks affine codes of 3, 5 or 6 bits, 32 of which fill `bits` words. Multiplies and divides by
-// powers of two, because a nested vmap of MLX's shifts is wrong (docs/troubleshooting.md). MLX's
+// powers of two, because a nested vmap of MLX's shifts is wrong (docs/mlx-bugs.md). MLX's
 // dequantize shifts such codes.
 mx::array unpack_codes(const mx::array& w, int bits, mx::Stream s) {
   std::vector<uint32_t> word, next_word, divisor, factor;
@@ -47,6 +49,56 @@ mx::array affine_codes(const QuantizedFormat& format, const QuantizedMatrix& mat
                         mx::float32, s);
 }
 
+// ---- formats without biases ---------------------------------------------------------------------
+
+float from_e4m3(int code) {
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  const float magnitude = (code & 127) == 127 ? std::numeric_limits<float>::quiet_NaN()
+                          : exponent == 0     ? std::ldexp(fraction, -9)
+                                              : std::ldexp(8 + fraction, exponent - 10);
+  return code < 128 ? magnitude : -magnitude;
+}
+
+// MLX and the kernels read 255, the code of NaN, as infinity.
+float from_e8m0(int code) {
+  return std::ldexp(1.0f, code - 127);
+}
+
+float from_e2m1(int code) {
+  constexpr float kMagnitudes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
+}
+
+// The numbers that codes stand for, from a table of `count` of them. MLX 0.32.4 has no vmap of its
+// conversion from 8 bits, and on the CPU it dequantizes no odd number of nvfp4 groups.
+mx::array looked_up(const mx::array& codes, float (*number)(int), int count, mx::Stream s) {
+  std::vector<float> table;
+  for (int code = 0; code < count; ++code) {
+    table.push_back(number(code));
+  }
+  return mx::take(mx::array(table.begin(), {count}), codes, s);
+}
+
+mx::array dequantized_floats(const QuantizedFormat& format,
+                             const QuantizedMatrix& matrix,
+                             mx::Stream s) {
+  const mx::array bytes = mx::astype(mx::view(matrix.w, mx::uint8, s), mx::uint32, s);
+  const bool is_mxfp8 = format.kind == QuantizedKind::kMxfp8;
+  const auto elements = [&] {
+    if (is_mxfp8) {
+      return looked_up(bytes, from_e4m3, 256, s);
+    }
+    const mx::array sixteen(uint32_t{16});
+    const mx::array high = mx::floor_divide(bytes, sixteen, s);
+    const mx::array low = mx::subtract(bytes, mx::multiply(high, sixteen, s), s);
+    return looked_up(mx::flatten(mx::stack({low, high}, -1, s), -2, -1, s), from_e2m1, 16, s);
+  };
+  const bool is_nvfp4 = format.kind == QuantizedKind::kNvfp4;
+  const mx::array scales =
+      looked_up(mx::astype(matrix.scales, mx::uint32, s), is_nvfp4 ? from_e4m3 : from_e8m0, 256, s);
+  return mx::multiply(elements(), mx::repeat(scales, format.group, -1, s), s);
+}
+
 }  // namespace
 
 const char* mode_name(QuantizedKind kind) {
@@ -71,8 +123,7 @@ mx::array compose_dequantized(const QuantizedFormat& format,
     return mx::zeros(shape, mx::float32, s);
   }
   if (!format.has_biases()) {
-    return mx::dequantize(matrix.w, matrix.scales, std::nullopt, format.group, format.bits,
-                          mode_name(format.kind), std::nullopt, mx::float32, s);
+    return dequantized_floats(format, matrix, s);
   }
   // MLX dequantises the codes only. Scales and biases go through ops with derivatives of every
   // order.

@@ -11,23 +11,6 @@ namespace mlx_anvil {
 
 namespace {
 
-QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
-                                    KernelDtype dtype,
-                                    const QuantizedSizes& sizes,
-                                    const QuantizedWeights& all,
-                                    int64_t batch) {
-  const int64_t words = sizes.columns * format.bits / 32, groups = sizes.columns / format.group;
-  const int64_t before = batch * sizes.outputs;
-  QuantizedWeights weights;
-  weights.w = all.w + before * words;
-  weights.scales =
-      at(all.scales, before * groups * (format.has_biases() ? element_size(dtype) : 1));
-  if (all.biases) {
-    weights.biases = at(all.biases, before * groups * element_size(dtype));
-  }
-  return {format, dtype, sizes.columns, sizes.outputs, weights};
-}
-
 // result(first, count) returns [rows][count] for rows [first, first + count) of the matrix.
 template <class Result>
 void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out, Result result) {
@@ -44,6 +27,24 @@ void gemv_in_parallel(const QuantizedMatrixView& matrix, int64_t rows, void* out
 
 }  // namespace
 
+QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
+                                    KernelDtype dtype,
+                                    int64_t columns,
+                                    int64_t outputs,
+                                    const QuantizedWeights& all,
+                                    int64_t batch) {
+  const int64_t words = columns * format.bits / 32, groups = columns / format.group;
+  const int64_t before = batch * outputs;
+  QuantizedWeights weights;
+  weights.w = all.w + before * words;
+  weights.scales =
+      at(all.scales, before * groups * (format.has_biases() ? element_size(dtype) : 1));
+  if (all.biases) {
+    weights.biases = at(all.biases, before * groups * element_size(dtype));
+  }
+  return {format, dtype, columns, outputs, weights};
+}
+
 void quantized_matmul_cpu(const QuantizedMatmulArgs& args) {
   const QuantizedSizes& sizes = args.sizes;
   const bool transposed = args.product == QuantizedProduct::kTransposed;
@@ -59,7 +60,7 @@ void quantized_matmul_cpu(const QuantizedMatmulArgs& args) {
   }
   for (int64_t batch = 0; batch < sizes.batch; ++batch) {
     const QuantizedMatrixView matrix =
-        matrix_of_batch(args.format, args.dtype, sizes, args.weights, batch);
+        matrix_of_batch(args.format, args.dtype, sizes.columns, sizes.outputs, args.weights, batch);
     const void* const x = at(args.x, batch * sizes.rows * x_columns * size);
     void* const out = at(args.out, batch * sizes.rows * out_columns * size);
     if (sizes.rows > kQuantizedGemvRows || !transposed) {
@@ -84,8 +85,10 @@ void quantized_swiglu_cpu(const QuantizedSwigluArgs& args) {
   if (sizes.rows * sizes.outputs == 0) {
     return;
   }
-  const QuantizedMatrixView gate = matrix_of_batch(args.format, args.dtype, sizes, args.gate, 0);
-  const QuantizedMatrixView up = matrix_of_batch(args.format, args.dtype, sizes, args.up, 0);
+  const QuantizedMatrixView gate =
+      matrix_of_batch(args.format, args.dtype, sizes.columns, sizes.outputs, args.gate, 0);
+  const QuantizedMatrixView up =
+      matrix_of_batch(args.format, args.dtype, sizes.columns, sizes.outputs, args.up, 0);
   const int64_t size = element_size(args.dtype);
   // The op sends at most kQuantizedGemvRows rows, but a shapeless compiled graph may see more.
   for (int64_t first_row = 0; first_row < sizes.rows; first_row += kQuantizedGemvRows) {

@@ -40,6 +40,14 @@ inline void* at(void* data, int64_t bytes) {
   return static_cast<char*>(data) + bytes;
 }
 
+// One matrix of several, each [outputs, columns].
+QuantizedMatrixView matrix_of_batch(const QuantizedFormat& format,
+                                    KernelDtype dtype,
+                                    int64_t columns,
+                                    int64_t outputs,
+                                    const QuantizedWeights& all,
+                                    int64_t batch);
+
 // Plain product of up to 8 rows of x: [rows][outputs] to [rows][columns], in matrix.dtype.
 void quantized_plain_gemv_cpu(const QuantizedMatrixView& matrix,
                               const void* x,

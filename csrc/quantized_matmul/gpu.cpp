@@ -20,15 +20,15 @@ constexpr int64_t kMostWeights = 4 * kMostElements;
 // of dequantised blocks; or tiles of matmul.metal or tiles.metal.
 enum class Route { kFewRows, kGemm, kDense, kTiles };
 
-constexpr int64_t kVectorRows = 2;  // up to these, gemv.metal takes fewer instructions
-
 Route route_of(const QuantizedFormat& format,
                const QuantizedSizes& sizes,
                QuantizedProduct product,
                const QuantizedRequest& request) {
   const bool matrix_units = device_traits(request.stream.device).matrix_units;
-  const bool tiles_of_few = !matrix_units && product == QuantizedProduct::kTransposed;
-  if (sizes.rows <= (tiles_of_few ? kVectorRows : kQuantizedGemvRows)) {
+  if (product == QuantizedProduct::kTransposed && suits_quantized_tiles(sizes, request.stream)) {
+    return Route::kTiles;
+  }
+  if (sizes.rows <= kQuantizedGemvRows) {
     return Route::kFewRows;
   }
   if (!matrix_units || request.x.itemsize() != 2) {

@@ -31,6 +31,19 @@ void quantized_matmul_gpu(const QuantizedFormat& format,
                           mx::array& out,
                           const mx::Stream& stream);
 
+// Returns true if x W^T runs on tiles.metal: with 3 rows or more, on GPUs that multiply matrices by
+// simdgroup_matrix (Apple's).
+bool suits_quantized_tiles(const QuantizedSizes& sizes, const mx::Stream& stream);
+
+// x W^T by tiles.metal. `out` must be allocated and not empty, and the summed dimension must not be
+// empty.
+void quantized_tiles_gpu(const QuantizedFormat& format,
+                         const QuantizedSizes& sizes,
+                         const mx::array& x,
+                         const QuantizedWeightArrays& weights,
+                         mx::array& out,
+                         const mx::Stream& stream);
+
 // True if a product of up to kQuantizedGemvRows rows takes matrix units.
 bool gemv_takes_matrix_units(const QuantizedFormat& format,
                              const QuantizedSizes& sizes,

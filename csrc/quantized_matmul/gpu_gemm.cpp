@@ -6,48 +6,19 @@
 
 #include "quantized_matmul/gpu.h"
 #include "quantized_matmul/gpu_request.h"
+#include "quantized_matmul/matrix_tiles.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-constexpr int64_t kGemmThreads = 256;       // all tiles
-constexpr int64_t kDepthOfSimdgroup = 128;  // terms per step
-constexpr int64_t kMostParts = 8;           // of the terms
+constexpr int64_t kMostParts = 8;  // of the terms
 
 // Above, dequantised weights and a dense product take less time. Tiles have 64 rows.
 int64_t most_gemm_rows(const QuantizedFormat& format, QuantizedProduct product) {
   return product == QuantizedProduct::kTransposed && format.has_biases() && format.bits == 4 ? 128
                                                                                              : 64;
 }
-
-int64_t odd(int64_t vectors) {
-  return vectors | 1;
-}
-
-// An instantiation of gemm_matrix.metal or gemm_plain.metal: rows of x, and results per row.
-struct GemmTile {
-  bool transposed;
-  int64_t rows, results;
-  int64_t along;  // simdgroups that split the terms
-  int64_t stages;
-
-  int64_t terms() const { return kDepthOfSimdgroup * along; }
-
-  // Bytes, as GemmTile::kStage and GemmPlainTile::kStage count them in uint4.
-  int64_t memory(const QuantizedFormat& format) const {
-    const int64_t bits = format.bits, x = rows * terms() / 8;
-    if (transposed) {
-      const int64_t words = along * bits;
-      const bool swizzled = (bits & (bits - 1)) == 0 && (words % 8 == 0 || words == 4);
-      const int64_t stride = swizzled ? words : odd(words);
-      return 16 * stages * (results * stride + x + results * along);
-    }
-    const int64_t stride = bits % 2 == 0 && bits != 6 ? bits : odd(bits);
-    const int64_t factors = format.has_biases() ? 16 : format.group == 16 ? 8 : 4;
-    return 16 * stages * (terms() * stride + x + terms() * factors / 16);
-  }
-};
 
 // Tiles of 16 rows leave room for two threadgroups per multiprocessor. A matrix with few rows has
 // more of the small tiles.
@@ -61,22 +32,6 @@ GemmTile gemm_tile(const QuantizedSizes& sizes,
   const bool few = sizes.batch * ceil_div(sizes.outputs, 64) < traits.multiprocessors;
   return rows == 16 && few ? GemmTile{true, 16, 32, 8, 3}
                            : GemmTile{true, rows, 64, 4, rows < 64 ? 3 : 2};
-}
-
-// Bytes that one copy of scales or of biases has, or 0 if their rows do not consist of such.
-int64_t factor_bytes(const QuantizedFormat& format,
-                     const GemmTile& tile,
-                     const QuantizedWeightArrays& weights) {
-  const int64_t of_step = tile.terms() / format.group * weights.scales->itemsize();
-  for (const int bytes : {16, 8, 4}) {
-    const bool whole = format.has_biases()
-                           ? rows_are_vectors({weights.scales, weights.biases}, bytes)
-                           : rows_are_vectors({weights.scales}, bytes);
-    if (whole && (bytes == 4 || (tile.transposed && of_step % bytes == 0))) {
-      return bytes;
-    }
-  }
-  return 0;
 }
 
 // Terms and results of a row.

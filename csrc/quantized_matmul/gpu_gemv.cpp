@@ -5,31 +5,13 @@
 
 #include "quantized_matmul/gpu.h"
 #include "quantized_matmul/gpu_request.h"
+#include "quantized_matmul/matrix_tiles.h"
 
 namespace mlx_anvil {
 
 namespace {
 
 // ---- gemv_matrix.metal --------------------------------------------------------------------------
-
-constexpr int64_t kStages = 2;                      // per simdgroup, in threadgroup memory
-constexpr int64_t kMemoryOfThreadgroup = 99 << 10;  // available on every GPU with matrix units
-
-constexpr int64_t kThreadsAtOnce = 512;  // per multiprocessor, limited by registers
-
-// Rows of w per tile, and simdgroups that share it.
-struct MatrixTile {
-  int64_t outputs;
-  int64_t simdgroups;
-
-  // Bytes of partial sums.
-  int64_t static_memory() const { return simdgroups * (outputs / 8) * 32 * 8; }
-
-  int64_t stages(int64_t rows_of_x, const QuantizedFormat& format) const {
-    const int64_t codes = kMatrixColumns / 2, factors = kMatrixColumns / format.group * 4;
-    return kStages * simdgroups * (outputs * (codes + factors) + rows_of_x * kMatrixColumns * 2);
-  }
-};
 
 // Fewer tiles get more simdgroups each. Larger tiles amortise the preparation of x over more rows
 // of w. The choice depends on w only; otherwise results would depend on the number of rows of x.
@@ -157,7 +139,12 @@ void quantized_swiglu_gpu(const QuantizedFormat& format,
                           const GateOptions& activation,
                           mx::array& out,
                           const mx::Stream& stream) {
-  launch_gemv("swiglu", format, sizes, QuantizedRequest{x, {gate, up}, out, stream, activation});
+  const QuantizedRequest request{x, {gate, up}, out, stream, activation};
+  if (suits_quantized_tiles(sizes, stream)) {
+    launch_quantized_gated_tiles(format, sizes, request);
+  } else {
+    launch_gemv("swiglu", format, sizes, request);
+  }
 }
 
 }  // namespace mlx_anvil

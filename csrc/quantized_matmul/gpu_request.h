@@ -112,4 +112,9 @@ void launch_quantized_tiles(const QuantizedFormat& format,
                             QuantizedProduct product,
                             const QuantizedRequest& request);
 
+// activation(x Wg^T) * (x Wu^T), for up to kQuantizedGemvRows rows (tiles.metal).
+void launch_quantized_gated_tiles(const QuantizedFormat& format,
+                                  const QuantizedSizes& sizes,
+                                  const QuantizedRequest& request);
+
 }  // namespace mlx_anvil

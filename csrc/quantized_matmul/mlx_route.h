@@ -15,4 +15,10 @@ std::optional<MlxKernel> faster_mlx_product(const QuantizedFormat& format,
                                             const mx::array& x,
                                             mx::Stream stream);
 
+// True if two such products by MLX's kernel and a gate are faster than the fused kernel.
+bool mlx_gated_products_are_faster(const QuantizedFormat& format,
+                                   const QuantizedSizes& sizes,
+                                   const mx::array& x,
+                                   mx::Stream stream);
+
 }  // namespace mlx_anvil

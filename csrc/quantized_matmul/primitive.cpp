@@ -15,11 +15,6 @@ namespace mlx_anvil {
 
 namespace {
 
-QuantizedProduct other(QuantizedProduct product) {
-  return product == QuantizedProduct::kTransposed ? QuantizedProduct::kPlain
-                                                  : QuantizedProduct::kTransposed;
-}
-
 class QuantizedMatmul : public QuantizedPrimitive {
  public:
   QuantizedMatmul(mx::Stream stream,
@@ -77,7 +72,11 @@ class QuantizedMatmul : public QuantizedPrimitive {
       set_zeros(outputs[0], stream());
       return;
     }
-    if (const auto kernel = faster_mlx_product(format_, sizes, product_, inputs[0], stream())) {
+    const bool is_few_of_gemv = is_gemv() && sizes.rows <= kQuantizedGemvRows;
+    const auto kernel = is_few_of_gemv
+                            ? std::nullopt
+                            : faster_mlx_product(format_, sizes, product_, inputs[0], stream());
+    if (kernel) {
       const auto graph = [this](const Arrays& in) {
         return mlx_quantized_matmul(format_, product_, in[0], matrix(in), stream());
       };
@@ -85,7 +84,7 @@ class QuantizedMatmul : public QuantizedPrimitive {
       return;
     }
     const QuantizedWeightArrays weights = weights_at(format_, inputs, 1);
-    if (is_gemv() && sizes.rows <= kQuantizedGemvRows) {
+    if (is_few_of_gemv) {
       outputs[0].set_data(allocate(outputs[0].nbytes(), stream()));
       quantized_gemv_gpu(format_, sizes, inputs[0], weights, outputs[0], stream());
     } else {
@@ -122,34 +121,13 @@ class QuantizedMatmul : public QuantizedPrimitive {
     return gradients;
   }
 
-  // Weights are linear in scales and biases, so every tangent is again a product of this kind.
   Arrays tangent(const Arrays& primals,
                  const Arrays& tangents,
                  const std::vector<int>& argnums) override {
-    std::optional<mx::array> sum;
-    const auto add = [&](const mx::array& x, const QuantizedMatrix& weights) {
-      const mx::array term = apply_quantized_matmul(op_, format_, product_, x, weights, stream());
-      sum = sum ? mx::add(*sum, term, stream()) : term;
-    };
-    QuantizedMatrix moved = matrix(primals);
-    bool weights_move = false;
-    if (format_.has_biases()) {
-      moved.scales = mx::zeros_like(moved.scales, stream());
-      moved.biases = mx::zeros_like(*moved.biases, stream());
-    }
-    for (size_t i = 0; i < argnums.size(); ++i) {
-      if (argnums[i] == 0) {
-        add(tangents[i], matrix(primals));
-        continue;
-      }
-      require_differentiable(argnums[i], 1);
-      weights_move = true;
-      (argnums[i] == 2 ? moved.scales : *moved.biases) = tangents[i];
-    }
-    if (weights_move) {
-      add(primals[0], moved);
-    }
-    return {*sum};
+    return {*product_tangent(
+        primals, tangents, argnums, [&](const mx::array& x, const QuantizedMatrix& weights) {
+          return apply_quantized_matmul(op_, format_, product_, x, weights, stream());
+        })};
   }
 
   // The vmap axis adds rows if w is shared; otherwise it becomes a batch axis.

@@ -1,7 +1,6 @@
 #include <nanobind/stl/string.h>
 
 #include "common/bind_op.h"
-#include "common/errors.h"
 #include "common/python_args.h"
 #include "gated/python_args.h"
 #include "quantized_matmul/dense.h"
@@ -13,22 +12,6 @@ namespace mlx_anvil {
 using namespace nb::literals;
 
 namespace {
-
-// (w, scales) or (w, scales, biases)
-QuantizedMatrix to_matrix(const char* op, const char* argument, nb::handle parts) {
-  const bool is_sequence = nb::isinstance<nb::tuple>(parts) || nb::isinstance<nb::list>(parts);
-  if (!is_sequence) {
-    throw_type_error(op, argument, parts, "a tuple (w, scales) or (w, scales, biases)");
-  }
-  const size_t count = nb::len(parts);
-  if (count != 2 && count != 3) {
-    throw_value_error(op, std::string(argument) + " has " + std::to_string(count) +
-                              " entries; allowed: (w, scales) or (w, scales, biases).");
-  }
-  const nb::object biases = count == 3 ? nb::object(parts[2]) : nb::none();
-  const std::string prefix = std::string(argument) + " ";
-  return to_quantized_matrix(op, prefix.c_str(), parts[0], parts[1], biases);
-}
 
 constexpr const char* kMatmulDoc =
     R"(Product with a quantized matrix: ``x W^T``, or ``x W`` with ``transpose=False``.
@@ -183,8 +166,8 @@ const BindOp bind_quantized_matmul([](nb::module_& m) {
          nb::handle mode, nb::handle activation, nb::handle limit, nb::handle stream) {
         constexpr const char* op = "quantized_swiglu";
         const mx::array& x_array = to_array(op, "x", x);
-        QuantizedMatrix gate_matrix = to_matrix(op, "gate", gate);
-        QuantizedMatrix up_matrix = to_matrix(op, "up", up);
+        QuantizedMatrix gate_matrix = to_quantized_tuple(op, "gate", gate);
+        QuantizedMatrix up_matrix = to_quantized_tuple(op, "up", up);
         return quantized_swiglu(x_array, std::move(gate_matrix), std::move(up_matrix),
                                 to_gate_options(op, activation, limit),
                                 to_quantized_options(op, group_size, bits, mode),

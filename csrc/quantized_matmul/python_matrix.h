@@ -11,14 +11,19 @@ namespace mlx_anvil {
 
 namespace nb = nanobind;
 
+// `prefix` precedes the names of the options in errors.
 QuantizedOptions to_quantized_options(const char* op,
                                       nb::handle group_size,
                                       nb::handle bits,
-                                      nb::handle mode);
+                                      nb::handle mode,
+                                      const char* prefix = "");
 
 // `prefix` precedes array names in errors, such as "gate " in swiglu.
 QuantizedMatrix to_quantized_matrix(
     const char* op, const char* prefix, nb::handle w, nb::handle scales, nb::handle biases);
+
+// (w, scales) or (w, scales, biases). `argument` precedes array names in errors.
+QuantizedMatrix to_quantized_tuple(const char* op, const char* argument, nb::handle parts);
 
 // The tail of a signature.
 #define MLX_ANVIL_QUANTIZED_FORMAT                           \

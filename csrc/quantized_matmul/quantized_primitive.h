@@ -15,6 +15,11 @@
 
 namespace mlx_anvil {
 
+inline QuantizedProduct other(QuantizedProduct product) {
+  return product == QuantizedProduct::kTransposed ? QuantizedProduct::kPlain
+                                                  : QuantizedProduct::kTransposed;
+}
+
 // Packs a matrix into the inputs of a primitive. matrix_at and weights_at are the inverse.
 inline void append(Arrays& inputs, QuantizedMatrix&& matrix) {
   inputs.push_back(std::move(matrix.w));
@@ -108,6 +113,41 @@ class QuantizedPrimitive : public FusedPrimitive {
     run_on_cpu(
         *this, inputs, outputs, [args, kernel] { kernel(args); },
         [&] { return kernel_text(variant, outputs.back()); });
+  }
+
+  // The forward-mode derivative of multiply(x, weights); nullopt if neither moves. Weights are
+  // linear in scales and biases, so every term is again such a product. Inputs after the matrix are
+  // ids.
+  template <class Multiply>
+  std::optional<mx::array> product_tangent(const Arrays& primals,
+                                           const Arrays& tangents,
+                                           const std::vector<int>& argnums,
+                                           Multiply multiply) {
+    std::optional<mx::array> sum;
+    const auto add = [&](const mx::array& x, const QuantizedMatrix& weights) {
+      const mx::array term = multiply(x, weights);
+      sum = sum ? mx::add(*sum, term, stream()) : term;
+    };
+    const QuantizedMatrix still = matrix_at(format_, primals, 1);
+    QuantizedMatrix moved = still;
+    bool weights_move = false;
+    if (format_.has_biases()) {
+      moved.scales = mx::zeros_like(moved.scales, stream());
+      moved.biases = mx::zeros_like(*moved.biases, stream());
+    }
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      if (argnums[i] == 0) {
+        add(tangents[i], still);
+      } else if (argnums[i] <= static_cast<int>(arrays_per_matrix())) {
+        require_differentiable(argnums[i], 1);
+        weights_move = true;
+        (argnums[i] == 2 ? moved.scales : *moved.biases) = tangents[i];
+      }
+    }
+    if (weights_move) {
+      add(primals[0], moved);
+    }
+    return sum;
   }
 
   std::string kernel_text(const std::string& variant, const mx::array& out) const {

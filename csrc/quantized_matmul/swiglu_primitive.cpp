@@ -1,28 +1,17 @@
-#include <functional>
-
 #include "common/allocate.h"
 #include "common/checks.h"
-#include "common/select.h"
-#include "gated/gated.h"
 #include "quantized_matmul/cpu.h"
-#include "quantized_matmul/quantized_primitive.h"
-#include "silu_gate/silu_gate.h"
+#include "quantized_matmul/mlx_route.h"
+#include "quantized_matmul/stepped_primitive.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-mx::array apply_gate(const mx::array& gate,
-                     const mx::array& up,
-                     const GateOptions& activation,
-                     mx::Stream s) {
-  return activation == GateOptions{} ? silu_gate(gate, up, s) : gated(gate, up, activation, s);
-}
-
-class QuantizedSwiglu : public QuantizedPrimitive {
+class QuantizedSwiglu : public SteppedPrimitive {
  public:
   QuantizedSwiglu(mx::Stream stream, const QuantizedFormat& format, const GateOptions& activation)
-      : QuantizedPrimitive(stream, "quantized_swiglu", format), activation_(activation) {}
+      : SteppedPrimitive(stream, "quantized_swiglu", format), activation_(activation) {}
 
   const char* kind() const override { return "QuantizedSwiglu"; }
 
@@ -73,22 +62,12 @@ class QuantizedSwiglu : public QuantizedPrimitive {
   }
 
  protected:
-  Arrays gradient(const Arrays& primals,
-                  const Arrays& cotangents,
-                  const std::vector<int>& argnums,
-                  const Arrays&) override {
-    return mx::vjp(of_selected(primals, argnums), select(primals, argnums), cotangents).second;
-  }
-
-  Arrays tangent(const Arrays& primals,
-                 const Arrays& tangents,
-                 const std::vector<int>& argnums) override {
-    return mx::jvp(of_selected(primals, argnums), select(primals, argnums), tangents).second;
-  }
-
-  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
-                                              const std::vector<int>& axes) override {
-    return {mx::vmap([this](const Arrays& in) { return in_steps(in); }, axes)(inputs), {0}};
+  mx::array in_steps(const Arrays& inputs) override {
+    const auto product = [&](const QuantizedMatrix& matrix) {
+      return apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, inputs[0], matrix,
+                                    stream());
+    };
+    return apply_gate(product(gate(inputs)), product(up(inputs)), activation_, stream());
   }
 
  private:
@@ -106,22 +85,6 @@ class QuantizedSwiglu : public QuantizedPrimitive {
     return quantized_sizes(format_, inputs[0], inputs[1]);
   }
 
-  // The composed form, from ops with fused derivatives.
-  Arrays in_steps(const Arrays& inputs) {
-    const auto product = [&](const QuantizedMatrix& matrix) {
-      return apply_quantized_matmul(op_, format_, QuantizedProduct::kTransposed, inputs[0], matrix,
-                                    stream());
-    };
-    return {apply_gate(product(gate(inputs)), product(up(inputs)), activation_, stream())};
-  }
-
-  std::function<Arrays(const Arrays&)> of_selected(const Arrays& primals,
-                                                   const std::vector<int>& argnums) {
-    return [this, primals, argnums](const Arrays& values) {
-      return in_steps(substitute(primals, argnums, values));
-    };
-  }
-
   const GateOptions activation_;
 };
 
@@ -137,7 +100,8 @@ mx::array apply_quantized_swiglu(const QuantizedFormat& format,
   const QuantizedSizes sizes = quantized_sizes(format, x, gate.w);
   std::string why_not;
   const bool served = !for_gpu(s) || can_launch_quantized(sizes, s, &why_not);
-  if (!served || sizes.rows > kQuantizedGemvRows) {
+  if (!served || sizes.rows > kQuantizedGemvRows ||
+      (for_gpu(s) && mlx_gated_products_are_faster(format, sizes, x, s))) {
     const auto product = [&](const QuantizedMatrix& matrix) {
       return apply_quantized_matmul(op, format, QuantizedProduct::kTransposed, x, matrix, s);
     };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -22,6 +23,8 @@ constexpr int64_t kTableFloats = 16384;
 constexpr int64_t kHeads = 4;
 // Minimum elements per thread.
 constexpr int64_t kGrain = 32768;
+// Bytes of a cache that one thread copies at a time.
+constexpr int64_t kCopied = 1 << 18;
 
 // Puts the even elements of each block first, then the odd ones.
 template <class T>
@@ -57,6 +60,20 @@ struct PaddedFrequencies {
     }
   }
 };
+
+template <class Bits>
+void copy_rows(const RopeRows& rows) {
+  for (int64_t head = 0; head < rows.heads; ++head) {
+    for (int64_t l = 0; l < rows.count; ++l) {
+      const Bits* in =
+          static_cast<const Bits*>(rows.in) + head * rows.head_step + l * rows.row_step;
+      Bits* out = static_cast<Bits*>(rows.out) + head * rows.out_head_step + l * rows.head_dim;
+      for (int64_t i = 0; i < rows.head_dim; ++i) {
+        out[i] = in[i * rows.column_step];
+      }
+    }
+  }
+}
 
 // A run of positions of a few heads of one tensor. Items that share a table are adjacent: all
 // heads, and all batch rows if they share an offset.
@@ -119,33 +136,58 @@ class RopeCall {
   int64_t count(const Item& item) const { return std::min(positions_, args_.length - item.first); }
 
   void rotate(const Item& item, const float* table) const {
-    const int64_t groups_of_first = groups_of(args_.tensors[0]);
-    const bool of_first = item.group < groups_of_first;
-    const RopeTensor& tensor = args_.tensors[of_first ? 0 : 1];
-    const int64_t head = (of_first ? item.group : item.group - groups_of_first) * kHeads;
+    const RopeTensor* tensor = args_.tensors;
+    int64_t group = item.group;
+    for (; group >= groups_of(*tensor); ++tensor) {
+      group -= groups_of(*tensor);
+    }
+    const int64_t head = group * kHeads;
     const auto size = static_cast<int64_t>(mx::size_of(args_.dtype));
-    const int64_t in =
-        item.batch * tensor.strides[0] + head * tensor.strides[1] + item.first * tensor.strides[2];
-    const int64_t out_head_step = args_.length * args_.head_dim;
+    const Run run = run_of(item, *tensor);
+    const int64_t in = item.batch * tensor->strides[0] + head * tensor->strides[1] +
+                       (item.first + run.skipped) * tensor->strides[2];
+    const int64_t out_head_step = tensor->out_rows * args_.head_dim;
     const int64_t out =
-        (item.batch * tensor.heads + head) * out_head_step + item.first * args_.head_dim;
-    const RopeRows rows = {static_cast<const char*>(tensor.in) + in * size,
-                           static_cast<char*>(tensor.out) + out * size,
-                           count(item),
-                           std::min(kHeads, tensor.heads - head),
-                           tensor.strides[1],
-                           tensor.strides[2],
-                           tensor.strides[3],
+        (item.batch * tensor->heads + head) * out_head_step + run.out_row * args_.head_dim;
+    const RopeRows rows = {static_cast<const char*>(tensor->in) + in * size,
+                           static_cast<char*>(tensor->out) + out * size,
+                           run.count,
+                           std::min(kHeads, tensor->heads - head),
+                           tensor->strides[1],
+                           tensor->strides[2],
+                           tensor->strides[3],
                            out_head_step,
                            args_.head_dim,
                            args_.pairs,
                            args_.traditional,
                            args_.stream,
-                           table,
+                           table + run.skipped * 2 * padded_,
                            padded_};
-    args_.dtype == mx::float32   ? kernels().rotate_float32(rows)
-    : args_.dtype == mx::float16 ? kernels().rotate_float16(rows)
-                                 : kernels().rotate_bfloat16(rows);
+    if (!tensor->rotates) {
+      args_.dtype == mx::float32 ? copy_rows<uint32_t>(rows) : copy_rows<uint16_t>(rows);
+    } else {
+      args_.dtype == mx::float32   ? kernels().rotate_float32(rows)
+      : args_.dtype == mx::float16 ? kernels().rotate_float16(rows)
+                                   : kernels().rotate_bfloat16(rows);
+    }
+  }
+
+  // The rows of an item that the output has.
+  struct Run {
+    int64_t skipped, count, out_row;
+  };
+  Run run_of(const Item& item, const RopeTensor& tensor) const {
+    if (!tensor.at_offset) {
+      return {0, count(item), item.first};
+    }
+    const int64_t at = offset(item.batch);
+    if (at >= tensor.out_rows || at <= -args_.length) {
+      return {0, 0, 0};
+    }
+    const int64_t row = at + item.first;
+    const int64_t skipped = std::clamp<int64_t>(-row, 0, count(item));
+    const int64_t end = std::min(count(item), tensor.out_rows - row);
+    return {skipped, std::max<int64_t>(end - skipped, 0), std::max<int64_t>(row, 0)};
   }
 
   const RopeArgs& args_;
@@ -157,7 +199,31 @@ class RopeCall {
 
 }  // namespace
 
+RopeArgs cpu_args(const RopeConfig& config, const RopePositions& positions, const mx::array& x) {
+  RopeArgs args{};
+  args.dtype = x.dtype();
+  args.batch = x.shape(0);
+  args.length = x.shape(2);
+  args.head_dim = x.shape(3);
+  args.pairs = config.pairs;
+  args.offset = positions.offset.data<void>();
+  args.offset_is_wide = positions.offset.dtype() == mx::int64;
+  args.offset_per_batch = positions.offset.size() > 1;
+  args.freqs = positions.freqs ? positions.freqs->data<float>() : nullptr;
+  args.frequencies = config.frequencies;
+  args.traditional = config.traditional;
+  args.inverse = config.inverse;
+  return args;
+}
+
 void rope_cpu(const RopeArgs& args) {
+  for (const RopeCopy& copy : args.copies) {
+    parallel_for(ceil_div(copy.bytes, kCopied), 1, [&](int64_t begin, int64_t end) {
+      const int64_t from = begin * kCopied, to = std::min(copy.bytes, end * kCopied);
+      std::memcpy(static_cast<char*>(copy.to) + from, static_cast<const char*>(copy.from) + from,
+                  static_cast<size_t>(to - from));
+    });
+  }
   RopeCall(args).run();
 }
 

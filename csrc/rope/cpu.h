@@ -1,9 +1,9 @@
-// rope on the CPU, called from the primitive's stream task. Returns when the work is done; uses the
-// calling thread and those of parallel_for().
+// rope on the CPU, called from the primitives' stream tasks. Returns when the work is done; uses
+// the calling thread and those of parallel_for().
 #pragma once
 
 #include "mlx/mlx.h"
-#include "rope/frequencies.h"
+#include "rope/primitive.h"
 
 namespace mlx_anvil {
 
@@ -11,15 +11,26 @@ namespace mx = mlx::core;
 
 struct RopeTensor {
   const void* in;
-  void* out;  // dense
+  void* out;
   int64_t heads;
-  int64_t strides[4];  // of the input: batch, head, position, column; in elements
+  int64_t strides[4];      // of the input: batch, head, position, column; in elements
+  int64_t out_rows;        // per head of the dense output
+  bool at_offset = false;  // rows go to their position in a cache, if it has one; else to row 0 on
+  bool rotates = true;     // otherwise rows are copied
+};
+
+// A block of memory to copy first.
+struct RopeCopy {
+  const void* from;
+  void* to;
+  int64_t bytes;
 };
 
 struct RopeArgs {
   mx::Dtype dtype = mx::float32;
-  RopeTensor tensors[2];
+  RopeTensor tensors[3];
   int count = 1;  // number of tensors
+  RopeCopy copies[2] = {};
   int64_t batch, length, head_dim, pairs;
   const void* offset;
   bool offset_is_wide;  // int64, otherwise int32
@@ -30,6 +41,9 @@ struct RopeArgs {
   bool inverse;
   bool stream;  // use streaming stores
 };
+
+// The arguments that all tensors share, without the tensors. `x` is one of them.
+RopeArgs cpu_args(const RopeConfig& config, const RopePositions& positions, const mx::array& x);
 
 void rope_cpu(const RopeArgs& args);
 

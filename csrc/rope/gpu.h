@@ -1,4 +1,4 @@
-// The launch of rope's Metal kernel, called by the primitive.
+// The launches of rope's Metal kernels, called by the primitives.
 #pragma once
 
 #include "rope/primitive.h"
@@ -11,5 +11,23 @@ void rope_gpu(const RopeConfig& config,
               const RopePositions& positions,
               Arrays& outputs,
               const mx::Stream& stream);
+
+// The operands of rope_and_cache. q, k and v may be parts of one array.
+struct RopeCacheOperands {
+  struct Heads {
+    const mx::array* array;
+    int64_t count;
+    int64_t first;  // element
+  };
+  Heads heads[3];
+  const mx::array *k_cache, *v_cache;
+};
+
+// `outputs` are q and the caches, which are copied first unless they share the operands' memory.
+void rope_and_cache_gpu(const RopeConfig& config,
+                        const RopeCacheOperands& operands,
+                        const RopePositions& positions,
+                        Arrays& outputs,
+                        const mx::Stream& stream);
 
 }  // namespace mlx_anvil

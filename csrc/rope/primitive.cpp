@@ -65,8 +65,7 @@ class Rope : public FusedPrimitive {
   }
 
   RopePositions positions_of(const Arrays& inputs) const {
-    return {inputs[tensors_],
-            inputs.size() > tensors_ + 1 ? std::optional(inputs[tensors_ + 1]) : std::nullopt};
+    return RopePositions::of(inputs, tensors_);
   }
 
   bool is_tensor(int argument) const { return argument < static_cast<int>(tensors_); }
@@ -93,38 +92,20 @@ class Rope : public FusedPrimitive {
 bool Rope::allocate_outputs(const Arrays& inputs, Arrays& outputs) {
   bool in_place = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const mx::array& x = inputs[i];
-    if (x.flags().row_contiguous && x.is_donatable()) {
-      outputs[i].copy_shared_buffer(x);
-      in_place = true;
-    } else {
-      allocate_dense(outputs[i], stream());
-    }
+    in_place = !allocate_or_reuse(outputs[i], {&inputs[i]}, stream()) || in_place;
   }
   return in_place;
 }
 
 void Rope::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
   const bool in_place = allocate_outputs(inputs, outputs);
-  const RopePositions positions = positions_of(inputs);
-  RopeArgs args{};
-  args.dtype = outputs[0].dtype();
+  RopeArgs args = cpu_args(config_, positions_of(inputs), outputs[0]);
   args.count = static_cast<int>(tensors_);
-  args.batch = outputs[0].shape(0);
-  args.length = outputs[0].shape(2);
-  args.head_dim = outputs[0].shape(3);
-  args.pairs = config_.pairs;
-  args.offset = positions.offset.data<void>();
-  args.offset_is_wide = positions.offset.dtype() == mx::int64;
-  args.offset_per_batch = positions.offset.size() > 1;
-  args.freqs = positions.freqs ? positions.freqs->data<float>() : nullptr;
-  args.frequencies = config_.frequencies;
-  args.traditional = config_.traditional;
-  args.inverse = config_.inverse;
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors_; ++i) {
     RopeTensor& tensor = args.tensors[i];
-    tensor = {inputs[i].data<void>(), outputs[i].data<void>(), outputs[i].shape(1), {}};
+    tensor = {
+        inputs[i].data<void>(), outputs[i].data<void>(), outputs[i].shape(1), {}, args.length};
     std::copy_n(inputs[i].strides().begin(), 4, tensor.strides);
     bytes += 2 * static_cast<int64_t>(outputs[i].nbytes());
   }

@@ -20,6 +20,12 @@ struct RopeConfig {
 struct RopePositions {
   mx::array offset;                // int32 or int64, of shape (), (1,) or (batch,)
   std::optional<mx::array> freqs;  // float32 (pairs,)
+
+  // From a node's inputs: the offset at `first`, then freqs if given.
+  static RopePositions of(const Arrays& inputs, size_t first) {
+    return {inputs[first],
+            inputs.size() > first + 1 ? std::optional(inputs[first + 1]) : std::nullopt};
+  }
 };
 
 // Rotates one or two arrays [batch, heads, length, head_dim] in one kernel. Only their number of

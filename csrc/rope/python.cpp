@@ -1,3 +1,4 @@
+#include <optional>
 #include <string>
 
 #include "common/bind_op.h"
@@ -117,6 +118,45 @@ Raises:
     ValueError: as for ``rope``, or ``q`` and ``k`` differ in more than their heads.
 )";
 
+constexpr const char* kRopeAndCacheDoc =
+    R"(``rope`` of queries and keys that also writes keys and values into caches, in one kernel.
+
+Formula:
+    ``q = rope(q)``; ``k_cache[..., offset : offset + length, :] = rope(k)``;
+    ``v_cache[..., offset : offset + length, :] = v``
+
+The caches are written in place if nothing else refers to them when the call is evaluated, as MLX's
+own slice updates are; otherwise they are copied. So replace the arrays that you pass by the results.
+
+The gradient in ``q``, ``k`` and ``v`` is the inverse rotation, in one kernel, of rows that MLX's ops
+select. Forward mode and ``vmap`` use a graph of MLX ops.
+
+Args:
+    q (array): ``[batch, heads, length, head_dim]``; float32, float16 or bfloat16.
+    k (array, optional): ``[batch, kv_heads, length, head_dim]``. If ``k`` and ``v`` are ``None``,
+        ``q`` holds the heads of queries, keys and values, in this order: the result of one product.
+    v (array, optional): the shape of ``k``.
+    k_cache (array): ``[batch, kv_heads, capacity, head_dim]``.
+    v_cache (array): the shape of ``k_cache``.
+    dims (int): number of elements to rotate, as for ``rope``.
+    traditional (bool): pair adjacent elements. Default: ``False``.
+    base (float, optional): base of the frequencies. Default: ``10000``, unless ``freqs`` is given.
+    scale (float): factor of the positions. Default: ``1``.
+    offset (int or array): the first position, as for ``rope``, and the first row of the caches that
+        is written. An int must leave room for all tokens. Of an array, which may be unevaluated,
+        positions outside the cache are not written. Default: ``0``.
+    freqs (array, optional): ``(dims / 2,)``, as for ``rope``.
+    stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
+
+Returns:
+    tuple[array, array, array]: the rotated queries and the caches.
+
+Raises:
+    TypeError: an argument has the wrong type, or only one of ``k`` and ``v`` is ``None``.
+    ValueError: as for ``rope``; dtypes or shapes do not match; an int ``offset`` is negative, or the
+        tokens do not fit into the caches.
+)";
+
 #define MLX_ANVIL_ROPE_OPTIONS                                                            \
   "dims: int, *, traditional: bool = False, base: float | None = 10000.0, "               \
   "scale: float = 1.0, offset: int | mlx.core.array = 0, freqs: mlx.core.array | None = " \
@@ -154,6 +194,36 @@ const BindOp bind_rope([](nb::module_& m) {
       nb::sig("def rope_qk(q: mlx.core.array, k: mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS
               ") -> tuple[mlx.core.array, mlx.core.array]"),
       kRopeQkDoc);
+
+  m.def(
+      "rope_and_cache",
+      [](nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
+         nb::handle dims, nb::handle traditional, nb::handle base, nb::handle scale,
+         nb::handle offset, nb::handle freqs, nb::handle stream) {
+        constexpr const char* op = "rope_and_cache";
+        const auto optional = [&](const char* name, nb::handle x) {
+          return x.is_none() ? std::nullopt : std::optional(to_array(op, name, x));
+        };
+        if (k.is_none() != v.is_none()) {
+          throw_type_error(op, k.is_none() ? "k" : "v", nb::none(),
+                           "mlx.core.array, or None for both k and v");
+        }
+        auto [q_out, keys, values] =
+            rope_and_cache(to_array(op, "q", q), optional("k", k), optional("v", v),
+                           to_array(op, "k_cache", k_cache), to_array(op, "v_cache", v_cache),
+                           to_options(op, dims, traditional, base, scale, offset, freqs),
+                           to_stream_or_device(op, stream));
+        return nb::make_tuple(q_out, keys, values);
+      },
+      "q"_a.none(), "k"_a.none(), "v"_a.none(), "k_cache"_a.none(), "v_cache"_a.none(),
+      "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
+      "base"_a.none() = default_base(), "scale"_a.none() = 1.0, "offset"_a.none() = 0,
+      "freqs"_a.none() = nb::none(), "stream"_a = nb::none(),
+      nb::sig("def rope_and_cache(q: mlx.core.array, k: mlx.core.array | None, "
+              "v: mlx.core.array | None, k_cache: mlx.core.array, v_cache: "
+              "mlx.core.array, " MLX_ANVIL_ROPE_OPTIONS
+              ") -> tuple[mlx.core.array, mlx.core.array, mlx.core.array]"),
+      kRopeAndCacheDoc);
 });
 
 }  // namespace

@@ -1,6 +1,8 @@
-// The op functions: rope for one array, rope_qk for queries and keys in one kernel.
+// The op functions: rope for one array, rope_qk for queries and keys in one kernel, rope_and_cache
+// which also writes keys and values into caches.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -25,6 +27,16 @@ mx::array rope(const mx::array& x, const RopeOptions& options, mx::StreamOrDevic
 
 std::pair<mx::array, mx::array> rope_qk(const mx::array& q,
                                         const mx::array& k,
+                                        const RopeOptions& options,
+                                        mx::StreamOrDevice stream = {});
+
+// Returns the rotated q and both caches, which share memory with k_cache and v_cache if nothing
+// else refers to those. Without k and v, of which both or none are given, q has the heads of all.
+std::array<mx::array, 3> rope_and_cache(const mx::array& q,
+                                        const std::optional<mx::array>& k,
+                                        const std::optional<mx::array>& v,
+                                        const mx::array& k_cache,
+                                        const mx::array& v_cache,
                                         const RopeOptions& options,
                                         mx::StreamOrDevice stream = {});
 

@@ -6,8 +6,17 @@
 
 namespace mlx_anvil {
 
-// Returns the chosen indices of each row, with the kernels' tie rules.
-mx::array compose_choice(const RouterOptions& options, const mx::array& logits, mx::Stream stream);
+// What ranks an expert of a group that was not kept, if its score does not become 0: below the key
+// of -inf, above the kernels' padding.
+inline constexpr int32_t kMaskedKey = INT32_MIN + 2;
+
+// The key of an expert of a group that was not kept. Without a bias no score is below 0.
+inline int32_t masked_key(const RouterOptions& options) {
+  return options.masks_with_zero && options.has_bias ? 0 : kMaskedKey;
+}
+
+// Returns the chosen indices of each row, with the kernels' tie rules. `inputs`: logits[, bias].
+mx::array compose_choice(const RouterOptions& options, const Arrays& inputs, mx::Stream stream);
 
 // Returns the weights of a given choice.
 mx::array compose_weights(const RouterOptions& options,

@@ -6,9 +6,12 @@
 
 namespace mlx_anvil {
 
-// `outputs`: weights, indices.
+// The rows of the logits that share one vector of biases.
+int64_t rows_per_bias(const mx::array& logits, const mx::array& bias);
+
+// `inputs`: logits[, bias]. `outputs`: weights, indices.
 void router_forward_gpu(const RouterOptions& options,
-                        const mx::array& logits,
+                        const Arrays& inputs,
                         Arrays& outputs,
                         const mx::Stream& stream);
 

@@ -22,6 +22,7 @@ namespace {
 // Limits of the kernels' register layout.
 constexpr int64_t kMostChosen = 64;
 constexpr int64_t kMostExperts = 4096;
+constexpr int64_t kMostGroups = 32;
 
 bool has_kernels(const RouterOptions& options,
                  const mx::array& logits,
@@ -30,6 +31,10 @@ bool has_kernels(const RouterOptions& options,
   const auto experts = static_cast<size_t>(logits.shape(-1));
   if (options.chosen > kMostChosen || experts > kMostExperts) {
     *why_not = "the kernels choose at most 64 of at most 4096 experts";
+    return false;
+  }
+  if (options.has_groups() && options.groups > kMostGroups) {
+    *why_not = "the kernels take at most 32 groups of experts";
     return false;
   }
   if (logits.size() / experts > std::numeric_limits<int32_t>::max()) {
@@ -73,8 +78,10 @@ class RouterPrimitive : public FusedPrimitive {
     args.logits = logits.data<void>();
     args.experts = logits.shape(-1);
     args.chosen = options_.chosen;
-    args.is_sigmoid = options_.scoring == RouterScoring::kSigmoid;
+    args.scoring = options_.scoring;
     args.is_normalised = options_.norm;
+    args.is_steered = options_.is_steered();
+    args.scale = options_.scale;
     return args;
   }
 
@@ -88,7 +95,7 @@ class RouterPrimitive : public FusedPrimitive {
   const RouterOptions options_;
 };
 
-// Input: logits. Outputs: weights, indices.
+// Inputs: logits[, bias]. Outputs: weights, indices.
 class SoftmaxTopk : public RouterPrimitive {
  public:
   using RouterPrimitive::RouterPrimitive;
@@ -96,7 +103,7 @@ class SoftmaxTopk : public RouterPrimitive {
   const char* kind() const override { return "SoftmaxTopk"; }
 
   Arrays compose(const Arrays& inputs) override {
-    const mx::array indices = compose_choice(options_, inputs[0], stream());
+    const mx::array indices = compose_choice(options_, inputs, stream());
     return {compose_weights(options_, inputs[0], indices, stream()), indices};
   }
 
@@ -110,6 +117,14 @@ class SoftmaxTopk : public RouterPrimitive {
     allocate_outputs(outputs);
     auto args = args_of<RouterForwardArgs>(inputs[0]);
     args.in_index_order = !options_.sorted;
+    args.groups = options_.has_groups() ? options_.groups : 1;
+    args.kept_groups = options_.kept_groups;
+    args.groups_by_max = options_.group_scoring == GroupScoring::kMax;
+    args.masked_key = masked_key(options_);
+    if (options_.has_bias) {
+      args.bias = inputs[1].data<float>();
+      args.rows_per_bias = rows_per_bias(inputs[0], inputs[1]);
+    }
     args.weights = outputs[0].data<void>();
     args.indices = outputs[1].data<uint32_t>();
     const RouterProblem problem = problem_of(inputs[0]);
@@ -120,7 +135,7 @@ class SoftmaxTopk : public RouterPrimitive {
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     allocate_outputs(outputs);
     if (inputs[0].size() > 0) {
-      router_forward_gpu(options_, inputs[0], outputs, stream());
+      router_forward_gpu(options_, inputs, outputs, stream());
     }
   }
 
@@ -129,20 +144,27 @@ class SoftmaxTopk : public RouterPrimitive {
                   const Arrays& cotangents,
                   const std::vector<int>&,
                   const Arrays& outputs) override {
+    // The op stops gradients of the bias, so MLX asks for that of the logits only.
     return {apply_softmax_topk_backward(options_, primals[0], outputs[1], cotangents[0], stream())};
   }
 
   Arrays tangent(const Arrays& primals, const Arrays& tangents, const std::vector<int>&) override {
     note_fallback(op(), "the forward-mode derivative of SoftmaxTopk is a graph of MLX ops");
-    const mx::array indices = apply_softmax_topk(options_, primals[0], stream())[1];
+    const mx::array indices = apply_softmax_topk(options_, primals, stream())[1];
     return {compose_tangent(options_, primals[0], indices, tangents[0], stream()),
             mx::zeros_like(indices, stream())};
   }
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    const Arrays in = with_vmap_in_front(inputs, axes, stream());
-    return {apply_softmax_topk(options_, in[0], stream()), {0, 0}};
+    // One bias for all rows stays one.
+    const bool shares_bias = inputs.size() == 2 && axes[1] < 0 && inputs[1].ndim() == 1;
+    Arrays in = shares_bias ? with_vmap_in_front({inputs[0]}, {axes[0]}, stream())
+                            : with_vmap_in_front(inputs, axes, stream());
+    if (shares_bias) {
+      in.push_back(inputs[1]);
+    }
+    return {apply_softmax_topk(options_, std::move(in), stream()), {0, 0}};
   }
 };
 
@@ -190,21 +212,45 @@ class SoftmaxTopkBackward : public RouterPrimitive {
 }  // namespace
 
 void require_chosen(const RouterOptions& options, const mx::Shape& shape) {
-  if (options.chosen < 1 || options.chosen > shape.back()) {
-    throw_value_error(kSoftmaxTopk, "k is " + std::to_string(options.chosen) +
+  const int64_t experts = shape.back();
+  const auto number = [](int64_t n) { return std::to_string(n); };
+  if (options.chosen < 1 || options.chosen > experts) {
+    throw_value_error(kSoftmaxTopk, "k is " + number(options.chosen) + " and logits has shape " +
+                                        to_text(shape) + "; allowed: from 1 to the last axis.");
+  }
+  if (options.groups < 1 || experts % options.groups != 0) {
+    throw_value_error(kSoftmaxTopk, "n_group is " + number(options.groups) +
                                         " and logits has shape " + to_text(shape) +
-                                        "; allowed: from 1 to the last axis.");
+                                        "; allowed: a divisor of the last axis.");
+  }
+  if (options.kept_groups < 1 || options.kept_groups > options.groups) {
+    throw_value_error(kSoftmaxTopk, "topk_group is " + number(options.kept_groups) +
+                                        " and n_group is " + number(options.groups) +
+                                        "; allowed: from 1 to n_group.");
+  }
+  const int64_t size = experts / options.groups;
+  if (options.has_groups() && options.chosen > size * options.kept_groups) {
+    throw_value_error(kSoftmaxTopk, "k is " + number(options.chosen) + " and topk_group is " +
+                                        number(options.kept_groups) + ", with " + number(size) +
+                                        " experts in a group; allowed: k up to the experts in "
+                                        "topk_group groups.");
+  }
+  if (options.has_groups() && options.group_scoring == GroupScoring::kSumOfTwo && size < 2) {
+    throw_value_error(kSoftmaxTopk,
+                      "group_scoring is 'top2', with 1 expert in a group; allowed: "
+                      "2 experts or more, or 'max'.");
   }
 }
 
-Arrays apply_softmax_topk(const RouterOptions& options, const mx::array& logits, mx::Stream s) {
+Arrays apply_softmax_topk(const RouterOptions& options, Arrays inputs, mx::Stream s) {
   auto primitive = std::make_shared<SoftmaxTopk>(s, options);
   std::string why_not;
-  if (!has_kernels(options, logits, s, &why_not)) {
+  if (!has_kernels(options, inputs[0], s, &why_not)) {
     note_fallback(kSoftmaxTopk, why_not);
-    return primitive->compose({logits});
+    return primitive->compose(inputs);
   }
-  return outputs_of(std::move(primitive), {logits.dtype(), mx::uint32}, {logits});
+  const mx::Dtype dtype = inputs[0].dtype();
+  return outputs_of(std::move(primitive), {dtype, mx::uint32}, std::move(inputs));
 }
 
 mx::array apply_softmax_topk_backward(const RouterOptions& options,

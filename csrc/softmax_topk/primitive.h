@@ -8,12 +8,14 @@ namespace mlx_anvil {
 
 inline constexpr const char* kSoftmaxTopk = "softmax_topk";
 
-// Throws if the last axis of `shape` has fewer than options.chosen elements.
+// Throws if the options do not fit the last axis of `shape`: fewer than options.chosen elements, or
+// groups of other sizes.
 void require_chosen(const RouterOptions& options, const mx::Shape& shape);
 
-// Adds the kernel to the graph, or its composition if no kernel serves. Returns weights and
-// indices.
-Arrays apply_softmax_topk(const RouterOptions& options, const mx::array& logits, mx::Stream stream);
+// Adds the kernel to the graph, or its composition if no kernel serves. Inputs: logits[, bias in
+// float32]; a bias has the last axis of the logits, under vmap after leading axes of the logits.
+// Returns weights and indices.
+Arrays apply_softmax_topk(const RouterOptions& options, Arrays inputs, mx::Stream stream);
 
 // Returns the gradient in the logits for the indices that the forward returned.
 mx::array apply_softmax_topk_backward(const RouterOptions& options,

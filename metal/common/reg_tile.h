@@ -168,6 +168,15 @@ struct RegTile {
     }
   }
 
+  METAL_FUNC void negate() thread {
+    MLX_ANVIL_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      const int i = f / kColumnFragments, n = f % kColumnFragments;
+      const Pair<T> pair = elements_of(fragments[i][n]);
+      fragments[i][n] = fragment_of<T>(-pair.x, -pair.y);
+    }
+  }
+
   // Loads rows from the first and columns from `column` on.
   METAL_FUNC void load(
       Rows<T> from, int column, FragmentPlace place, bool vectors, bool full) thread {
@@ -222,6 +231,23 @@ struct RegTile {
         device U* const at = vectors ? to + row * int(row_stride) : to + row * row_stride;
         store_row(i, at, 0, columns, place, vectors, full);
       }
+    }
+  }
+
+  // Loads and stores whole fragments, one after the other. `at` is the lane's first pair.
+  METAL_FUNC void load_fragments(const device T* at) thread {
+    MLX_ANVIL_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      const Pair<T> pair = *reinterpret_cast<const device Pair<T>*>(at + 64 * f);
+      fragments[f / kColumnFragments][f % kColumnFragments] = fragment_of<T>(pair.x, pair.y);
+    }
+  }
+
+  METAL_FUNC void store_fragments(device T* at) const thread {
+    MLX_ANVIL_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      *reinterpret_cast<device Pair<T>*>(at + 64 * f) =
+          elements_of(fragments[f / kColumnFragments][f % kColumnFragments]);
     }
   }
 

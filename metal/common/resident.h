@@ -1,4 +1,5 @@
 // A bound on registers, for kernels that wait for memory: more threadgroups then wait at a time.
+// And whether a kernel should read its parameters before it branches.
 #pragma once
 
 #include <metal_stdlib>
@@ -13,3 +14,11 @@ METAL_FUNC void keep_resident(bool wanted) {
 #endif
   (void)wanted;
 }
+
+// Before the first branch, a compiler for Apple's GPUs loads a parameter once for all threads. In
+// PTX parameters are constant memory, and reading them early would only take registers.
+#ifdef __MSLC_PTX__
+#define MLX_ANVIL_READS_EARLY false
+#else
+#define MLX_ANVIL_READS_EARLY true
+#endif

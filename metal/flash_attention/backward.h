@@ -3,10 +3,11 @@
 //   P  = 2^(S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O) - dlse
 //   dQ = scale dS K,  dK = scale dS^T Q,  dV = P^T dO          (dS times the slope of the softcap)
 //
-// dQ keeps queries (Q, dO) and streams keys (K, V). dK and dV keep keys (K, V), stream queries (Q,
-// dO) and compute transposed scores: S^T = K Q^T, dP^T = V dO^T. The accumulating products then
-// take P and dS straight from registers; only the tiles pass through threadgroup memory. For each
-// tile:
+// dQ keeps queries (Q, dO) and streams keys (K, V). On Apple's GPUs it also stores P and dS, which
+// dK and dV are products of (stored_weights.h). Elsewhere dK and dV keep keys (K, V), stream
+// queries (Q, dO) and compute transposed scores: S^T = K Q^T, dP^T = V dO^T. The accumulating
+// products then take P and dS straight from registers; only the tiles pass through threadgroup
+// memory. For each tile:
 //   p = kept x tile^T                    KeptRows::multiply (Q K^T, or K Q^T)
 //   d_scores = kept x tile^T             KeptRows::multiply (dO V^T, or V dO^T)
 //   p = P, d_scores = dS                 RegTile::map of ScoreGradient
@@ -115,5 +116,14 @@ struct VisibleWeight {
   METAL_FUNC float operator()(int row, int column, float weight) const thread {
     const bool seen = kKeepsKeys ? sees(*params, column, row) : sees(*params, row, column);
     return seen ? weight : 0.0f;
+  }
+};
+
+// The same for P and dS of a query's pairs.
+struct VisiblePair {
+  SeenKeys seen;
+
+  METAL_FUNC float2 operator()(int row, int column, float weight, float gradient) const thread {
+    return seen(column) ? float2(weight, gradient) : float2(0.0f);
   }
 };

@@ -271,8 +271,8 @@ flash_attention_backward_dkv_large(const device T* q [[buffer(0)]],
 #define INSTANTIATE_BACKWARD_LONG(pass, ...) \
   INSTANTIATE(flash_attention_backward_dkv_large, "dkv_matrix_long", true, true, __VA_ARGS__)
 
-MLX_ANVIL_ATTENTION_BACKWARD_TILES(INSTANTIATE_BACKWARD)
-#ifdef __MSLC__  // too large for Apple's GPUs, which would not choose them
+#ifdef __MSLC__  // Apple's GPUs store P and dS instead (stored_weights.h)
+MLX_ANVIL_ATTENTION_BACKWARD_KEYS_TILES(INSTANTIATE_BACKWARD)
 MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(INSTANTIATE_BACKWARD_MATRIX)
 MLX_ANVIL_ATTENTION_BACKWARD_LONG_TILES(INSTANTIATE_BACKWARD_LONG)
 #endif

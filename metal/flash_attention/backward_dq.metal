@@ -3,23 +3,28 @@
 // Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>.
 // Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup:
 // simdgroups * 32 x 1 x 1 (tiles.h).
-// Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_q, d_mask, params. d_mask may be
-// any buffer unless it is stored.
-// Function constants: scores.h and grid.h; 8: store d_mask.
-// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_q are contiguous.
+// Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_q, d_mask, weights, params.
+// d_mask and weights may be any buffer unless they are stored. Function constants: scores.h and
+// grid.h; 8: store d_mask; 16: store weights, and compute a chunk of them, whose heads are along y
+// of the grid (stored_weights.h). Alignment: rows as rows_are_vectors promises; otherwise none.
+// Columns of d_q are contiguous.
 //
 //   keep this block of Q and dO; load lse and delta; dQ = 0
 //   for each tile of keys that any query of the block sees (all tiles if d_mask is stored):
 //     stage K and V
 //     S = Q K^T; dP = dO V^T
 //     P = 2^(S - lse); dS = P (dP - delta); store d_mask = dS before the slope of the softcap
+//     store P and dS as weights
 //     dQ += dS K
 //   store scale dQ
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/backward.h"
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/staging.h"
+#include "metal/flash_attention/stored_weights.h"
 #include "metal/flash_attention/tiles.h"
+
+constant bool stores_weights [[function_constant(16)]];
 
 template <typename T,
           int kHeadDim,
@@ -40,7 +45,8 @@ template <typename T,
     const device float* delta [[buffer(7)]],
     device T* d_q [[buffer(8)]],
     device float* d_mask [[buffer(9)]],
-    constant AttentionBackwardParams& params [[buffer(10)]],
+    device T* weights [[buffer(10)]],
+    constant AttentionBackwardParams& params [[buffer(11)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -51,6 +57,7 @@ template <typename T,
   using Queries = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kQueryKeeping>;
   using Cotangents = KeptRows<T, kValueDim, kGroupRows, kTileRows, kCotangentKeeping>;
   using Scores = RegTile<float, kGroupRows, kTileRows>;
+  using Weights = RegTile<T, kGroupRows, kTileRows>;
   using Passing = PassingRows<T, kTileRows, kHeadDim, kValueDim, kThreads, kStaging>;
   alignas(16) threadgroup T key_tiles[Passing::kPlaces * Passing::kFirstSize];
   alignas(16) threadgroup T value_tiles[Passing::kPlaces * Passing::kSecondSize];
@@ -59,10 +66,16 @@ template <typename T,
       threadgroup T kept_cotangents[Cotangents::kStaged ? kSimdgroups * Cotangents::kStaged : 1];
 
   constant AttentionParams& common = params.common;
-  const GridPlace grid = place_in_grid(group, groups);
+  GridPlace grid = place_in_grid(group, groups);
+  if (stores_weights) {
+    const int of_batch = params.first_head + int(group.y);
+    grid.head = of_batch % common.q_heads;
+    grid.batch = of_batch / common.q_heads;
+  }
   const int batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // In a causal call the last blocks take longest, so they start first.
-  const int block = (grid.blocks - 1 - grid.block) * kRows;
+  const int block =
+      (grid.blocks - 1 - grid.block) * kRows + (stores_weights ? params.first_row : 0);
   const int first = block + simdgroup * kGroupRows;
   const int last = metal::min(first + kGroupRows, common.q_len) - 1;
   const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
@@ -97,6 +110,19 @@ template <typename T,
   if (stores_d_mask) {
     visible = own = KeyRange{0, common.kv_len};
   }
+  // Weights are stored for whole squares, also where a query is out of range or sees nothing:
+  // zeros.
+  KeyRange stored = {0, 0};
+  device T* stored_at = weights;  // the lane's place in the next block
+  if (stores_weights) {
+    const int square = round_down(first);
+    stored = square < common.q_len ? stored_range(common, square) : stored;
+    own = stores_d_mask ? own : stored;
+    stored_at = StoredStrips<device T*>(weights, params, group.y, first - params.first_row).data +
+                (8 * place.row + place.column);
+    visible.begin = round_down(visible.begin);
+    visible.end = round_down(visible.end + kStoredRows - 1);
+  }
   Passing passing;
   const Rows<T> keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
                         common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
@@ -109,7 +135,8 @@ template <typename T,
   passing.start(keys, values, visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
     passing.take(begin, visible.end);
-    if (first < common.q_len && begin < own.end && begin + kTileRows > own.begin) {
+    if ((stores_weights || first < common.q_len) && begin < own.end &&
+        begin + kTileRows > own.begin) {
       const int query = first + place.row, key = begin + place.column;
       Scores p = queries.multiply(passing.first_tile());
       Scores d_scores = cotangents.multiply(passing.second_tile());
@@ -122,10 +149,17 @@ template <typename T,
       }
       // In most tiles every pair is visible. One branch per tile replaces one per element.
       if (!all) {
-        d_scores.map(query, key, VisibleWeight<false>{&common});
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kRowFragments; ++i) {
+          p.map_row(i, query, key, d_scores, VisiblePair{seen_keys(common, query + 8 * i)});
+        }
       }
-      gradient.mma(d_scores.template to<T>(),
-                   SharedTile<T, Queries::kStride>{passing.first_tile(), place});
+      const Weights rounded = d_scores.template to<T>();
+      if (stores_weights && (!stores_d_mask || (begin >= stored.begin && begin < stored.end))) {
+        store_weights(stored_at, 16l * params.stored_keys, p.template to<T>(), rounded);
+        stored_at += 16 * kTileRows;
+      }
+      gradient.mma(rounded, SharedTile<T, Queries::kStride>{passing.first_tile(), place});
     }
   }
   gradient.scale(common.scale);

@@ -30,20 +30,8 @@
 //   out = sum over parts of 2^(m_part - m) out_part / sum
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/decode.h"
-#include "metal/flash_attention/decode_row.h"
+#include "metal/flash_attention/decode_merge.h"
 #include "metal/flash_attention/tiles.h"
-
-// Rows of all simdgroups that pass through threadgroup memory together: as many as fit 16 KB, so
-// that a core holds several threadgroups.
-template <int kDim, int kRows, int kSimdgroups>
-struct DecodeRound {
-  enum {
-    kMost = (16 << 10) / (4 * kDim * kSimdgroups),
-    kRowsAtOnce = kMost < 1 ? 1
-    : kMost < kRows         ? kMost
-                            : kRows,
-  };
-};
 
 template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void flash_attention_decode(
@@ -58,40 +46,33 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kRows = kBlockRows / kRowGroups };  // of a simdgroup
+  using Merge = DecodeMerge<T, kDim, kBlockRows, kRowGroups, kSimdgroups>;
+  enum { kRows = Merge::kRows, kShares = Merge::kShares };
   using GroupRows = DecodeRows<T, kDim, kRows, kSteps>;
-  enum { kShares = kSimdgroups / kRowGroups };  // simdgroups with the same rows
-  enum { kAtOnce = DecodeRound<kDim, kRows, kSimdgroups>::kRowsAtOnce };
-  static_assert(kRows % kAtOnce == 0, "whole rounds");
-  alignas(16) threadgroup float shares_out[kShares][kRowGroups * kAtOnce][kDim];
+  alignas(16) threadgroup float shares_out[kShares][kRowGroups * Merge::kAtOnce][kDim];
   threadgroup OnlineSoftmax shares[kShares][kRowGroups * kRows];
 
   constant AttentionParams& common = params.common;
-  const int row_count = common.group * common.q_len;
-  const int blocks = (row_count + kBlockRows - 1) / kBlockRows;
-  const int batch = group.z, kv_head = group.y / blocks;
-  const int block_row = group.y % blocks * kBlockRows;
-  const int row_group = simdgroup % kRowGroups, share = simdgroup / kRowGroups;
-  const int first_row = block_row + row_group * kRows;
+  const typename Merge::Place at =
+      decode_place<kBlockRows, kRowGroups>(common, group, simdgroup, lane);
+  const int batch = at.batch, kv_head = at.kv_head, first_row = at.first_row();
 
   GroupRows rows;
   rows.begin(lane);
-  DecodeRow at = decode_row(common, batch, kv_head, first_row);
+  DecodeRow of_row = decode_row(common, batch, kv_head, first_row);
   MLX_ANVIL_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const Rows<T> one = {q + batch * common.q_strides[0] + at.head * common.q_strides[1] +
-                             at.query * common.q_strides[2],
-                         0, common.q_strides[3], 1, common.head_dim};
-    load_columns<T, GroupRows::kElements>(one, 0, rows.first_column(), true, rows.q[r]);
-    at = row_after(at, common, first_row + r + 1);
+    load_columns<T, GroupRows::kElements>(query_row(q, common, of_row), 0,
+                                          rows.lanes.first_column(), true, rows.q[r]);
+    of_row = row_after(of_row, common, first_row + r + 1);
   }
 
   // From here on, the lane's own row and key.
-  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.row());
+  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
   const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + group.x * params.keys_per_part;
+  const int part_begin = visible.begin + at.part * params.keys_per_part;
   const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
-  const int first = part_begin + share * GroupRows::kKeys;
+  const int first = part_begin + at.share * GroupRows::kKeys;
   enum { kStride = kShares * GroupRows::kKeys };
   static_assert(kStride <= 256, "offsets within it fit 32 bits");
   Rows<T> keys =
@@ -103,23 +84,23 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
                         common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim},
                 first);
   HeadMask<T> own_mask =
-      mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.key());
+      mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
   for (int begin = first; begin < part_end; begin += kStride) {
     T key[kSteps][GroupRows::kElements];
     T value[GroupRows::kKeys][GroupRows::kOwn];
     MLX_ANVIL_UNROLL
     for (int t = 0; t < kSteps; ++t) {
-      load_columns<T, GroupRows::kElements>(keys, t * GroupRows::kSlots + rows.slot(),
-                                            rows.first_column(), true, key[t]);
+      load_columns<T, GroupRows::kElements>(keys, t * GroupRows::kSlots + rows.lanes.slot(),
+                                            rows.lanes.first_column(), true, key[t]);
     }
     MLX_ANVIL_UNROLL
     for (int n = 0; n < GroupRows::kKeys; ++n) {
-      load_columns<T, GroupRows::kOwn>(values, n, rows.first_own_column(), false, value[n]);
+      load_columns<T, GroupRows::kOwn>(values, n, rows.out.first_column, false, value[n]);
     }
     advance<kStride>(keys, rows_are_vectors);
     advance<kStride>(values, rows_are_vectors);
 
-    const int j = begin + rows.key();
+    const int j = begin + rows.lanes.key();
     float score = CappedScore<T>(common, rows.multiply_keys(key)).score;
     if (j >= part_end || (has_band && !sees(common, own.query, j))) {
       score = -INFINITY;
@@ -130,80 +111,8 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
     rows.add(score, value);
   }
 
-  // The simdgroups tell each other the maxima and sums of their rows.
-  rows.softmax.sum = rows.sum_over_keys(rows.softmax.sum);
-  if (lane < kRows) {
-    shares[share][row_group * kRows + rows.row()] = rows.softmax;
-  }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  enum { kSharesAtOnce = 32 / kRows, kTurns = (kShares + kSharesAtOnce - 1) / kSharesAtOnce };
-  OnlineSoftmax others[kTurns];
-  OnlineSoftmax all;
-  all.clear();
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kTurns; ++i) {
-    const int s = i * kSharesAtOnce + lane / kRows;
-    others[i].clear();
-    if (s < kShares) {
-      others[i] = shares[s][row_group * kRows + rows.row()];
-    }
-    all.highest = metal::fmax(all.highest, others[i].highest);
-  }
-  all.highest = over_lanes<true, kRows>(all.highest);
-  float sink = -INFINITY;
-  if (has_sinks && !keys_are_in_parts) {
-    sink = own.sink(sinks, common);
-    all.highest = metal::max(all.highest, sink);
-  }
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kTurns; ++i) {
-    all.sum = metal::fma(metal::fast::exp2(others[i].highest - all.base()), others[i].sum, all.sum);
-  }
-  all.sum = over_lanes<false, kRows>(all.sum);
-  const float total = has_sinks && !keys_are_in_parts ? all.add_sink(sink, all.sum) : all.sum;
-  const float factor = metal::fast::exp2(rows.softmax.highest - all.base());
-  rows.scale(keys_are_in_parts ? factor : factor * inverse_of_total(total));
-
-  if (share == 0 && lane < kRows && first_row + rows.row() < row_count) {
-    if (keys_are_in_parts) {
-      const long part = own.index(common) * params.parts + group.x;
-      lse[2 * part] = all.highest;
-      lse[2 * part + 1] = all.sum;
-    } else if (stores_lse) {
-      lse[own.index(common)] = all.log_sum_exp(total);
-    }
-  }
-
-  // Then each thread sums a column of the output at a time.
-  MLX_ANVIL_UNROLL
-  for (int begin = 0; begin < kRows; begin += kAtOnce) {
-    if (begin > 0) {
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    }
-    MLX_ANVIL_UNROLL
-    for (int r = 0; r < kAtOnce; ++r) {
-      rows.store(begin + r, shares_out[share][row_group * kAtOnce + r]);
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int i = simdgroup * 32 + lane; i < kRowGroups * kAtOnce * kDim; i += 32 * kSimdgroups) {
-      const int r = i / kDim, column = i % kDim;
-      const int row = block_row + r / kAtOnce * kRows + begin + r % kAtOnce;
-      if (row < row_count && column < common.v_head_dim) {
-        float sum = 0.0f;
-        MLX_ANVIL_UNROLL
-        for (int s = 0; s < kShares; ++s) {
-          sum += shares_out[s][r][column];
-        }
-        const DecodeRow to = decode_row(common, batch, kv_head, row);
-        if (keys_are_in_parts) {
-          const long part = to.index(common) * params.parts + group.x;
-          reinterpret_cast<device float*>(out)[part * common.v_head_dim + column] = sum;
-        } else {
-          out[to.out_offset(params) + column] = static_cast<T>(sum);
-        }
-      }
-    }
-  }
+  rows.softmax.sum = rows.lanes.sum_over_keys(rows.softmax.sum);
+  Merge::store(shares_out, shares, at, own, rows.softmax, rows.out, sinks, out, lse, params);
 }
 
 // Parts whose values are on their way at once.

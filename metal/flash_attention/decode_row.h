@@ -2,6 +2,7 @@
 // % q_len of head r / q_len of the group.
 #pragma once
 
+#include "metal/common/tile.h"
 #include "metal/flash_attention/scores.h"
 
 constant bool keys_are_in_parts [[function_constant(16)]];
@@ -40,4 +41,12 @@ METAL_FUNC DecodeRow row_after(DecodeRow before, constant AttentionParams& param
   const bool same_head = before.query + 1 < params.q_len;
   return {before.batch, same_head ? before.head : before.head + 1,
           same_head ? before.query + 1 : 0};
+}
+
+// Returns a row of q.
+template <typename T>
+METAL_FUNC Rows<T> query_row(const device T* q, constant AttentionParams& params, DecodeRow row) {
+  return {q + row.batch * params.q_strides[0] + row.head * params.q_strides[1] +
+              row.query * params.q_strides[2],
+          0, params.q_strides[3], 1, params.head_dim};
 }

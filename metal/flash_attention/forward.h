@@ -47,6 +47,28 @@ struct SoftmaxWeight {
   }
 };
 
+// Rescales the accumulated output. Most tiles of keys do not raise the maximum of any row. Where
+// there is much to rescale, it is skipped then.
+template <typename Tile, int kRowFragments>
+METAL_FUNC void scale_rows(thread Tile& out, const thread float (&factors)[kRowFragments]) {
+  if (kRowFragments == 1) {
+    out.scale_row(0, factors[0]);
+    return;
+  }
+  bool changes = false;
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    changes = changes || factors[i] != 1.0f;
+  }
+  if (!metal::simd_any(changes)) {
+    return;
+  }
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRowFragments; ++i) {
+    out.scale_row(i, factors[i]);
+  }
+}
+
 // kRowFragments * 8 query rows: q, the running softmax and the accumulated output. For each tile of
 // keys and values, attend() does:
 //   S = q k^T                                      float32 accumulation
@@ -118,33 +140,12 @@ struct ForwardRows {
       scores.map_row(i, query, key, SoftmaxWeight{softmax[i].base(), scale, folds});
       softmax[i].sum = scores.row_sum(i, softmax[i].sum);
     }
-    scale_out(factors);
+    scale_rows(out, factors);
     const RegTile<T, kRows, kKeys> weights = scores.template to<T>();
     if (kInOrder) {
       out.mma_by_columns(weights, Values{values, place});
     } else {
       out.mma(weights, Values{values, place});
-    }
-  }
-
-  // Most tiles of keys do not raise the maximum of any row. Where there is much to rescale, it is
-  // skipped then.
-  METAL_FUNC void scale_out(const thread float (&factors)[kRowFragments]) thread {
-    if (kRowFragments == 1) {
-      out.scale_row(0, factors[0]);
-      return;
-    }
-    bool changes = false;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRowFragments; ++i) {
-      changes = changes || factors[i] != 1.0f;
-    }
-    if (!metal::simd_any(changes)) {
-      return;
-    }
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRowFragments; ++i) {
-      out.scale_row(i, factors[i]);
     }
   }
 };

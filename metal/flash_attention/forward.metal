@@ -21,114 +21,9 @@
 //   sum = rowsum over lanes + 2^(sink - m)
 //   store lse = ln 2 (m + log2(sum)) and out / sum
 #include "metal/common/kernel.h"
-#include "metal/flash_attention/forward.h"
-#include "metal/flash_attention/grid.h"
+#include "metal/flash_attention/forward_block.h"
 #include "metal/flash_attention/staging.h"
 #include "metal/flash_attention/tiles.h"
-
-// What a kernel is called with.
-template <typename T>
-struct ForwardCall {
-  const device T* q;
-  const device T* k;
-  const device T* v;
-  const device uchar* mask;
-  const device float* sinks;
-  device T* out;
-  device float* lse;
-  GridPlace grid;
-  uint thread_index;
-  uint simdgroup;
-  uint lane;
-};
-
-template <typename T,
-          int kHeadDim,
-          int kValueDim,
-          int kRowFragments,
-          int kKeys,
-          Keeping kKeeping,
-          int kSimdgroups,
-          Staging kStaging>
-struct ForwardBlock {
-  using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping>;
-  enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
-  enum { kRows = kSimdgroups * kGroupRows };
-  using Passing = PassingRows<T, kKeys, kHeadDim, kValueDim, kThreads, kStaging>;
-  // Elements in threadgroup memory.
-  enum { kOfKeys = Passing::kPlaces * Passing::kFirstSize };
-  enum { kOfValues = Passing::kPlaces * Passing::kSecondSize };
-
-  METAL_FUNC static void compute(ForwardCall<T> call,
-                                 constant AttentionForwardParams& params,
-                                 threadgroup T* key_tiles,
-                                 threadgroup T* value_tiles,
-                                 threadgroup T* kept_queries) {
-    constant AttentionParams& common = params.common;
-    const GridPlace grid = call.grid;
-    const int batch = grid.batch, head = grid.head, kv_head = head / common.group;
-    // In a causal call the last blocks take longest, so they start first.
-    const int first = (grid.blocks - 1 - grid.block) * kRows;
-    const int last = metal::min(first + kRows, common.q_len) - 1;
-
-    const Rows<T> queries = {call.q + batch * common.q_strides[0] + head * common.q_strides[1],
-                             common.q_strides[2], common.q_strides[3], common.q_len,
-                             common.head_dim};
-    const HeadMask<T> head_mask = mask_of<T>(call.mask, common, batch, head);
-
-    const float sink =
-        has_sinks ? M_LOG2E_F *
-                        call.sinks[batch * common.sinks_strides[0] + head * common.sinks_strides[1]]
-                  : -INFINITY;
-    GroupRows rows;
-    rows.place = fragment_place(call.lane);
-    rows.first = first + call.simdgroup * kGroupRows;
-    rows.begin(queries, sink);
-    rows.q.template stage<kThreads>(kept_queries, queries, first, call.simdgroup,
-                                    call.thread_index);
-
-    const KeyRange visible = visible_keys(common, first, last);
-    const KeyRange own =
-        visible_keys(common, rows.first, metal::min(rows.first + kGroupRows, common.q_len) - 1);
-    const Rows<T> keys = {call.k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                          common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
-    const Rows<T> values = {call.v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                            common.v_strides[2], common.v_strides[3], common.kv_len,
-                            common.v_head_dim};
-    Passing passing;
-    passing.first_places = key_tiles;
-    passing.second_places = value_tiles;
-    passing.thread_index = call.thread_index;
-    passing.start(keys, values, visible.begin);
-    for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
-      passing.take(begin, visible.end);
-      if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
-        rows.attend(passing.first_tile(), passing.second_tile(), begin, head_mask, common);
-      }
-    }
-
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRowFragments; ++i) {
-      const int query = rows.query(i);
-      float total = row_sum(rows.softmax[i].sum);
-      if (has_sinks) {
-        total = rows.softmax[i].add_sink(sink, total);
-      }
-      if (query >= common.q_len) {
-        continue;
-      }
-      if (stores_lse && rows.place.column == 0) {
-        call.lse[(static_cast<long>(batch) * common.q_heads + head) * common.q_len + query] =
-            rows.softmax[i].log_sum_exp(total);
-      }
-      rows.out.scale_row(i, inverse_of_total(total));
-      rows.out.store_row(i,
-                         call.out + batch * params.out_strides[0] + head * params.out_strides[1] +
-                             query * params.out_strides[2],
-                         0, common.v_head_dim, rows.place, rows_are_vectors, heads_fill_tile);
-    }
-  }
-};
 
 template <typename T,
           int kHeadDim,
@@ -152,13 +47,15 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  using Passing = PassingRows<T, kKeys, kHeadDim, kValueDim, 32 * kSimdgroups, kStaging>;
   using Block =
-      ForwardBlock<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping, kSimdgroups, kStaging>;
+      ForwardBlock<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping, kSimdgroups, Passing>;
   alignas(16) threadgroup T key_tiles[Block::kOfKeys];
   alignas(16) threadgroup T value_tiles[Block::kOfValues];
-  Block::compute(
-      {q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane},
-      params, key_tiles, value_tiles, nullptr);
+  const ForwardCall<T> call = {
+      q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane};
+  Block::compute(call, call.keys(params.common), call.values(params.common), params, key_tiles,
+                 value_tiles, nullptr);
 }
 
 template <typename T,
@@ -184,13 +81,15 @@ template <typename T,
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  using Passing = PassingRows<T, kKeys, kHeadDim, kValueDim, 32 * kSimdgroups, kStaging>;
   using Block =
-      ForwardBlock<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping, kSimdgroups, kStaging>;
-  threadgroup T* const keys = reinterpret_cast<threadgroup T*>(memory);
-  threadgroup T* const values = keys + Block::kOfKeys;
-  Block::compute(
-      {q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane},
-      params, keys, values, values + Block::kOfValues);
+      ForwardBlock<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping, kSimdgroups, Passing>;
+  threadgroup T* const key_tiles = reinterpret_cast<threadgroup T*>(memory);
+  threadgroup T* const value_tiles = key_tiles + Block::kOfKeys;
+  const ForwardCall<T> call = {
+      q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane};
+  Block::compute(call, call.keys(params.common), call.values(params.common), params, key_tiles,
+                 value_tiles, value_tiles + Block::kOfValues);
 }
 
 // ---- kernels

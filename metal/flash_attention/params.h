@@ -4,6 +4,7 @@
 //
 // Bindings. Forward and decode:  q k v mask sinks | out lse | params
 //           decode in parts:     q k v mask sinks | partial_out partial_sums | params
+// With quantized keys and values, `w scales biases` stands for each of k and v.
 // The host binds q or out in place of an absent mask, sinks or lse.
 #pragma once
 
@@ -48,6 +49,21 @@ struct AttentionForwardParams {
   int32_t keys_per_part;
 };
 
+// Of quantized keys or values. Strides are in elements: [batch, head, row].
+struct AttentionCodesParams {
+  int64_t scales_strides[3];
+  int64_t biases_strides[3];
+  int32_t bits;
+  int32_t group_shift;  // log2 of the group size
+};
+
+// The strides of k and v count words of codes.
+struct AttentionQuantizedParams {
+  AttentionForwardParams forward;
+  AttentionCodesParams keys;
+  AttentionCodesParams values;
+};
+
 struct AttentionBackwardParams {
   AttentionParams common;
   int64_t out_strides[4];
@@ -56,12 +72,25 @@ struct AttentionBackwardParams {
   int64_t d_q_strides[3];    // outputs: [batch, head, row]; the columns are contiguous
   int64_t d_k_strides[3];
   int64_t d_v_strides[3];
+
+  // The chunk that a launch works on, where weights are stored (stored_weights.h).
+  int32_t first_head;   // of batch * q_heads
+  int32_t first_row;    // of the queries; a multiple of kStoredRows
+  int32_t rows;         // likewise
+  int32_t stored_keys;  // of a row; likewise
 };
+
+// Weights are stored, and read, in squares of this size at positions that are multiples of it.
+enum { kStoredRows = 32 };
 
 static_assert(sizeof(AttentionParams) == 8 * 18 + 4 * 12, "same layout in C++ and MSL");
 static_assert(sizeof(AttentionForwardParams) == sizeof(AttentionParams) + 8 * 4,
               "same layout in C++ and MSL");
-static_assert(sizeof(AttentionBackwardParams) == sizeof(AttentionParams) + 8 * 20,
+static_assert(sizeof(AttentionCodesParams) == 8 * 7, "same layout in C++ and MSL");
+static_assert(sizeof(AttentionQuantizedParams) ==
+                  sizeof(AttentionForwardParams) + 2 * sizeof(AttentionCodesParams),
+              "same layout in C++ and MSL");
+static_assert(sizeof(AttentionBackwardParams) == sizeof(AttentionParams) + 8 * 22,
               "same layout in C++ and MSL");
 
 #ifndef __METAL__

@@ -43,6 +43,18 @@ struct ForwardRow {
   }
 };
 
+struct ParamsOfRows {
+  int columns;
+  float eps;
+};
+
+METAL_FUNC ParamsOfRows read_early(constant NormParams& params) {
+  if (!MLX_ANVIL_READS_EARLY) {
+    return {0, 0.0f};
+  }
+  return {int(params.columns), params.eps};
+}
+
 template <typename T, typename W, bool kCentred>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void norm_forward(
     const device T* x [[buffer(0)]],
@@ -63,10 +75,11 @@ template <typename T, typename W, bool kCentred>
   TeamSums<1> sums = {memory, 0};
   const Team team = team_of(group, groups, threads.x, simdgroup, lane);
   const uint row = team.index;
+  const ParamsOfRows early = read_early(params);
   if (row >= params.rows) {
     return;
   }
-  const int columns = params.columns;
+  const int columns = MLX_ANVIL_READS_EARLY ? early.columns : params.columns;
   ForwardRow<T> rows;
   rows.x = x + norm_row_offset(&params.x, row);
   rows.residual = has_residual ? residual + norm_row_offset(&params.residual, row) : residual;
@@ -115,7 +128,8 @@ template <typename T, typename W, bool kCentred>
     }
   } while (at.next());
   sums.sum(team, squares);
-  const float rstd = metal::precise::rsqrt(squares[0] / columns + params.eps);
+  const float rstd = metal::precise::rsqrt(squares[0] / columns +
+                                           (MLX_ANVIL_READS_EARLY ? early.eps : params.eps));
 
   Held<T> weights;
   if (has_weight && reads_ahead) {

@@ -2,9 +2,10 @@
 // csrc/quantized_matmul/problem.h describes the formats. Only the requested rows are read. Ids out
 // of range clamp to the first or last row.
 //
-// Kernels: quantized_embedding_<dtype>_<format>.
+// Kernels: quantized_embedding_rows_<dtype>_<format> on Apple's GPUs, and
+// quantized_embedding_<dtype>_<format> on NVIDIA's.
 // Grid: linear_grid(elements of out / 8, 256); a thread has eight columns. Threadgroup: 256 x 1 x
-// 1.
+// 1. rows: (blocks of columns, ids or fewer). Threadgroup: 32 to 256 x 1 x 1.
 // Bindings: ids (32 or 64 bits each), w, scales, biases (scales in place of absent ones), out,
 // params.
 // Function constant 0: see dequant.h, here for w and out.
@@ -21,20 +22,20 @@
 
 enum { kPiece = 8 };
 
-METAL_FUNC long row_of_id(const device uchar* bytes,
-                          long index,
-                          constant QuantizedEmbeddingParams& params) {
-  const device uint* ids = reinterpret_cast<const device uint*>(bytes);
-  const uint low = ids[index * params.words_per_id];
-  const bool is_long = params.words_per_id == 2;
-  const uint sign = params.ids_are_signed && (low >> 31) != 0 ? ~0u : 0u;
-  const uint high = is_long ? ids[index * 2 + 1] : sign;
-  const long id = static_cast<long>(static_cast<ulong>(high) << 32 | low);
-  const long last = params.rows - 1;
-  if (id < 0) {
-    return params.ids_are_signed ? metal::max(id + params.rows, 0l) : last;
+// Returns the row of w for an id, in 32 bits: Apple's GPUs add and compare 64 in several
+// instructions.
+METAL_FUNC uint row_of_id(const device uint* id, constant QuantizedEmbeddingParams& params) {
+  const uint low = id[0], rows = params.rows;
+  const bool is_signed = params.ids_are_signed != 0;
+  uint high = is_signed && (low >> 31) != 0 ? ~0u : 0u;
+  if (params.words_per_id == 2) {
+    high = id[1];
   }
-  return metal::min(id, last);
+  if (is_signed && (high >> 31) != 0) {
+    const uint from_end = low + rows;  // overflows if it is a row
+    return high == ~0u && from_end < rows ? from_end : 0u;
+  }
+  return high == 0 ? metal::min(low, rows - 1) : rows - 1;
 }
 
 // For the NaN code of mxfp8, Format::values() returns a value outside the range of the others.
@@ -45,18 +46,35 @@ METAL_FUNC float number_of(float value) {
 }
 
 template <typename T>
-METAL_FUNC void store_piece(device T* to, const thread float* x) {
+METAL_FUNC void store_piece(device T* to, uint at, const thread float* x) {
   if (rows_are_vectors) {
+    enum { kSize = Pack<T>::kSize };
     MLX_ANVIL_UNROLL
-    for (int i = 0; i < kPiece; i += Pack<T>::kSize) {
-      Pack<T>::store(to + i, x + i);
+    for (int i = 0; i < kPiece; i += kSize) {
+      // Offsets in vectors fold into the store on Apple's GPUs.
+      device uint4* vector = reinterpret_cast<device uint4*>(to) + (at / kSize + i / kSize);
+      Pack<T>::store(reinterpret_cast<device T*>(vector), x + i);
     }
   } else {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kPiece; ++i) {
-      to[i] = static_cast<T>(x[i]);
+      to[at + i] = static_cast<T>(x[i]);
     }
   }
+}
+
+// Dequantises a piece to elements `at` of `to`.
+template <typename T, typename Format>
+METAL_FUNC void store_weights(device T* to, uint at, const thread uint* words, float2 factors) {
+  float values[kPiece];
+  Format::values(words, 0, values);
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kPiece; ++i) {
+    // Multiply by the factor first: factor * scale could overflow.
+    const float value = number_of<Format>(values[i]) * Format::factor();
+    values[i] = Format::kHasBiases ? metal::fma(value, factors.x, factors.y) : value * factors.x;
+  }
+  store_piece(to, at, values);
 }
 
 template <typename T, typename Format>
@@ -81,29 +99,61 @@ template <typename T, typename Format>
   }
   const int column = static_cast<int>(piece - index * pieces) * kPiece;
   const WeightRow<T, Format> first = {w, scales, biases};
+  const device uint* const id =
+      reinterpret_cast<const device uint*>(ids) + index * params.words_per_id;
   const WeightRow<T, Format> row =
-      weight_row(first, row_of_id(ids, index, params), params.columns, params.group_shift);
+      weight_row(first, row_of_id(id, params), params.columns, params.group_shift);
   uint words[(kPiece * Format::kBits + 31) / 32];
   load_codes<Format, kPiece>(row, column, params.columns, words);
   const int shared = column >> params.group_shift;
   const float scale = Format::scale(row.scales[shared]);
   const float bias = Format::kHasBiases ? static_cast<float>(row.biases[shared]) : 0.0f;
-  float values[kPiece];
-  Format::values(words, 0, values);
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kPiece; ++i) {
-    // Multiply by the factor first: factor * scale could overflow.
-    const float value = number_of<Format>(values[i]) * Format::factor();
-    values[i] = Format::kHasBiases ? metal::fma(value, scale, bias) : value * scale;
+  store_weights<T, Format>(out + index * params.columns + column, 0, words, float2(scale, bias));
+}
+
+template <typename T, typename Format>
+[[kernel, max_total_threads_per_threadgroup(256)]] void quantized_embedding_rows(
+    const device uchar* ids [[buffer(0)]],
+    const device uint* w [[buffer(1)]],
+    const device typename Format::template Scale<T>* scales [[buffer(2)]],
+    const device T* biases [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant QuantizedEmbeddingParams& params [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint3 thread_in_group [[thread_position_in_threadgroup]],
+    uint3 threads [[threads_per_threadgroup]]) {
+  const int column = int(group.x * threads.x + thread_in_group.x) * kPiece;
+  if (column >= params.columns) {
+    return;
   }
-  store_piece(out + index * params.columns + column, values);
+  const WeightRow<T, Format> first = {w, scales, biases, 0, 0};
+  const device uint* const words_of_ids = reinterpret_cast<const device uint*>(ids);
+  for (long index = group.y; index < params.ids; index += groups.y) {
+    const uint chosen = row_of_id(words_of_ids + index * params.words_per_id, params);
+    const WeightRow<T, Format> row = weight_row(first, chosen, params.columns, params.group_shift);
+    uint words[(kPiece * Format::kBits + 31) / 32];
+    load_codes<Format, kPiece>(row, column, params.columns, words);
+    store_weights<T, Format>(out + index * params.columns, uint(column), words,
+                             scale_and_bias(row, column >> params.group_shift));
+  }
 }
 
 // ---- kernels
 
-#define INSTANTIATE(format, Format, dtype, T) \
-  MLX_ANVIL_KERNEL("quantized_embedding_" #dtype "_" #format, quantized_embedding<T, Format>)
-
+#define INSTANTIATE(format, Format, dtype, T)                      \
+  MLX_ANVIL_KERNEL("quantized_embedding_rows_" #dtype "_" #format, \
+                   quantized_embedding_rows<T, Format>)
 MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, float32, float)
 MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, float16, half)
 MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, bfloat16, bfloat)
+#undef INSTANTIATE
+
+#ifdef __MSLC__  // Apple's GPUs do not launch these
+#define INSTANTIATE(format, Format, dtype, T) \
+  MLX_ANVIL_KERNEL("quantized_embedding_" #dtype "_" #format, quantized_embedding<T, Format>)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, float32, float)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, float16, half)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE, bfloat16, bfloat)
+#undef INSTANTIATE
+#endif

@@ -125,7 +125,6 @@ template <typename T>
   reduce_block(before, indices, values, candidates, params, slots, {group, groups, thread_index});
 }
 
-#ifdef __MSLC__  // Apple's GPUs never launch these
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(kMergeThreads)]] void quantized_head_logits(
     const device T* logits [[buffer(0)]],
@@ -139,7 +138,6 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]]) {
   reduce_block(logits, indices, values, candidates, params, slots, {group, groups, thread_index});
 }
-#endif
 
 // ---- kernels
 
@@ -147,18 +145,14 @@ template <typename T>
   MLX_ANVIL_KERNEL("quantized_head_" #dtype "_" #name "_r" #rows, \
                    quantized_head<type, format, rows>)
 
-#define INSTANTIATE_HEAD_DTYPE(dtype, type)                     \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 1) \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 2) \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 4) \
-  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 8) \
-  MLX_ANVIL_KERNEL("quantized_head_merge_" #dtype, quantized_head_merge<type>)
+#define INSTANTIATE_HEAD_DTYPE(dtype, type)                                    \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 1)                \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 2)                \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 4)                \
+  MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_HEAD, dtype, type, 8)                \
+  MLX_ANVIL_KERNEL("quantized_head_merge_" #dtype, quantized_head_merge<type>) \
+  MLX_ANVIL_KERNEL("quantized_head_logits_" #dtype, quantized_head_logits<type>)
 
 INSTANTIATE_HEAD_DTYPE(float32, float)
 INSTANTIATE_HEAD_DTYPE(float16, half)
 INSTANTIATE_HEAD_DTYPE(bfloat16, bfloat)
-
-#ifdef __MSLC__
-MLX_ANVIL_KERNEL("quantized_head_logits_float16", quantized_head_logits<half>)
-MLX_ANVIL_KERNEL("quantized_head_logits_bfloat16", quantized_head_logits<bfloat>)
-#endif

@@ -16,8 +16,14 @@
 #include "metal/quantized_matmul/lane_weights.h"
 
 // kAcross simdgroups share the rows of w of a tile, 8 * kFragments each. kAlong of them split the
-// columns of a step, 128 each.
-template <typename T, typename Format, int kRowFragments, int kFragments, int kAcross, int kAlong>
+// columns of a step, 128 each. With two matrices, every other fragment is of the second.
+template <typename T,
+          typename Format,
+          int kRowFragments,
+          int kFragments,
+          int kAcross,
+          int kAlong,
+          int kMatrices = 1>
 struct GemmTile {
   enum { kRows = 8 * kRowFragments, kOutputs = 8 * kFragments * kAcross };
   enum {
@@ -26,7 +32,8 @@ struct GemmTile {
     kThreads = 32 * kSimdgroups,
     kColumns = 128 * kAlong
   };
-  enum { kBits = Format::kBits };
+  enum { kBits = Format::kBits, kMatrixCount = kMatrices };
+  using Element = T;
   // uint4 per row and step: of w, in memory too (an odd number if vectors are not swizzled), of x.
   enum { kWords = kAlong * kBits, kXVectors = kAlong * 16 };
   enum { kIsSwizzled = GemmPiece<kBits>::kIsPart && (kWords % 8 == 0 || kWords == 4) };
@@ -40,10 +47,10 @@ struct GemmTile {
   static_assert(kFragments % 2 == 0, "two fragments fill the matrix unit");
 
   // The tile's first row of each.
-  const device uint4* words;
+  const device uint4* words[kMatrices];
   const device uint4* x;
-  const device Scale* scales;
-  const device T* biases;
+  const device Scale* scales[kMatrices];
+  const device T* biases[kMatrices];
   uint row_words, row_x, row_groups;  // per row of w and x: uint4, and groups
   uint last_output, last_row;
   uint group_shift, factor_bytes;
@@ -60,7 +67,8 @@ struct GemmTile {
     for (int j = 0; j < (kWordCopies + kThreads - 1) / kThreads; ++j) {
       const uint i = copier + j * kThreads, row = i / kWords, v = i % kWords;
       if (kWordCopies % kThreads == 0 || i < kWordCopies) {
-        copy_vector(stage + row * kStride + swizzled(row, v), words, metal::min(row, last_output),
+        copy_vector(stage + row * kStride + swizzled(row, v),
+                    is_of_last(row) ? words[kMatrices - 1] : words[0], row_of_matrix(row),
                     row_words, step * kWords + v);
       }
     }
@@ -130,6 +138,12 @@ struct GemmTile {
     }
   }
 
+  METAL_FUNC static bool is_of_last(uint row) { return kMatrices > 1 && row / 8 % 2 != 0; }
+  // Rows past the last repeat it.
+  METAL_FUNC uint row_of_matrix(uint row) const thread {
+    return metal::min(kMatrices == 1 ? row : row / 16 * 8 + row % 8, last_output);
+  }
+
   METAL_FUNC static uint swizzled(uint row, uint v) {
     return !kIsSwizzled ? v : kWords == 4 ? v ^ row / 2 % 4 : v ^ row % 8;
   }
@@ -152,11 +166,14 @@ struct GemmTile {
     const uint units = bytes / sizeof(Unit), unit_bits = metal::ctz(units);
     MLX_ANVIL_NO_UNROLL
     for (uint i = copier; i < kOutputs * kArrays * units; i += kThreads) {
-      const uint array = i >> unit_bits, row = metal::min(array / kArrays, last_output);
+      const uint array = i >> unit_bits, row = row_of_matrix(array / kArrays);
+      const bool last = is_of_last(array / kArrays);
+      const device Scale* const own_scales = last ? scales[kMatrices - 1] : scales[0];
+      const device T* const own_biases = last ? biases[kMatrices - 1] : biases[0];
       const uint begin = step * bytes + (i & (units - 1)) * sizeof(Unit);
       const device uchar* const from = array % kArrays == 0
-                                           ? reinterpret_cast<const device uchar*>(scales)
-                                           : reinterpret_cast<const device uchar*>(biases);
+                                           ? reinterpret_cast<const device uchar*>(own_scales)
+                                           : reinterpret_cast<const device uchar*>(own_biases);
       start_copy(
           reinterpret_cast<threadgroup Unit*>(to) + i,
           reinterpret_cast<const device Unit*>(

@@ -20,7 +20,7 @@
 #include "metal/common/kernel.h"
 #include "metal/common/resident.h"
 #include "metal/quantized_matmul/formats.h"
-#include "metal/quantized_matmul/gemm_matrix.h"
+#include "metal/quantized_matmul/gemm_steps.h"
 #include "metal/quantized_matmul/gemm_sums.h"
 #include "metal/quantized_matmul/params.h"
 #include "metal/quantized_matmul/parts.h"
@@ -50,53 +50,13 @@ template <typename T,
   }
   const uint part = group.z % params.parts, batch = group.z / params.parts;
   const uint first_output = group.x * Tile::kOutputs, first_row = group.y * Tile::kRows;
-  const long w_rows = long(batch) * params.outputs + first_output;
-  const long x_rows = long(batch) * params.rows + first_row;
-  Tile tile;
-  tile.row_words = uint(params.columns) / 32 * Tile::kBits / 4;
-  tile.row_x = params.columns / 8;
-  tile.row_groups = params.columns >> params.group_shift;
-  tile.words = reinterpret_cast<const device uint4*>(w) + w_rows * tile.row_words;
-  tile.x = reinterpret_cast<const device uint4*>(x) + x_rows * tile.row_x;
-  tile.scales = scales + w_rows * tile.row_groups;
-  tile.biases = biases + w_rows * tile.row_groups;
-  tile.last_output = metal::min(uint(Tile::kOutputs), params.outputs - first_output) - 1;
-  tile.last_row = metal::min(uint(Tile::kRows), params.rows - first_row) - 1;
-  tile.group_shift = params.group_shift;
-  tile.factor_bytes = params.factor_bytes;
-  tile.across = simdgroup % kAcross;
-  tile.along = simdgroup / kAcross;
-  tile.place = fragment_place(lane);
-  tile.copier = 32 * simdgroup + 4 * tile.place.row + tile.place.column / 2;
-  // Added zeros keep it in a register: the compiler cannot fold the top bit of an address.
-  tile.magic = uint(GemmMagic<T>::kBits) + uint(reinterpret_cast<ulong>(out + lane) >> 63);
-
-  const uint steps = (params.columns + Tile::kColumns - 1) / Tile::kColumns;
+  const Tile tile =
+      gemm_tile<Tile>({x, {w}, {scales}, {biases}}, long(batch) * params.outputs + first_output,
+                      params.outputs - first_output, long(batch) * params.rows + first_row,
+                      params.rows - first_row, params, simdgroup, lane, out);
   const uint begin = part * params.steps_per_part;
-  const uint end = metal::min(steps, begin + params.steps_per_part);
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (begin + s < end) {
-      tile.start_copies(memory + s * Tile::kStage, begin + s);
-    }
-    end_copies();
-  }
   typename Tile::Sums sums;
-  sums.zero();
-  uint place_of_step = 0;
-  MLX_ANVIL_NO_UNROLL
-  for (uint step = begin; step < end; ++step) {
-    wait_for_copies<kStages - 2>();
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (step + kStages - 1 < end) {
-      const uint free = place_of_step == 0 ? kStages - 1 : place_of_step - 1;
-      tile.start_copies(memory + free * Tile::kStage, step + kStages - 1);
-    }
-    end_copies();
-    tile.add_products(memory + place_of_step * Tile::kStage, params.columns - step * Tile::kColumns,
-                      sums);
-    place_of_step = place_of_step == kStages - 1 ? 0 : place_of_step + 1;
-  }
+  add_steps<kStages>(tile, memory, begin, begin + params.steps_per_part, params.columns, sums);
   if (!add_simdgroups<Tile>(sums, reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane)) {
     return;
   }

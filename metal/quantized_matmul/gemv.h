@@ -226,3 +226,22 @@ METAL_FUNC float gemv_of_place(WeightRow<T, Format> first,
   return gemv_totals<T, Format, kRows>(OneMatrix<T, Format>{first}, x, params, place, simdgroup,
                                        lane, shares);
 }
+
+// kPairs rows of gate, then the same rows of up. Rows past the last repeat the last one.
+template <typename T, typename Format, int kPairs>
+struct GateAndUp {
+  WeightRow<T, Format> gate;
+  WeightRow<T, Format> up;
+
+  METAL_FUNC WeightRow<T, Format> stream(int s,
+                                         GemvPlace place,
+                                         constant QuantizedParams& params) const thread {
+    const int output = metal::min(place.first_output + s % kPairs, params.outputs - 1);
+    // Chosen one by one, pointers stay in registers.
+    const bool of_gate = s < kPairs;
+    const WeightRow<T, Format> first = {of_gate ? gate.words : up.words,
+                                        of_gate ? gate.scales : up.scales,
+                                        of_gate ? gate.biases : up.biases, 0, 0};
+    return row_of_tile(first, uint(output), params.columns, params.group_shift);
+  }
+};

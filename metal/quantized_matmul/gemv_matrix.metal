@@ -20,108 +20,31 @@
 //     write totals to threadgroup memory; barrier
 //     simdgroup f: add up fragment f over all simdgroups; store activation(gate) * up
 #ifdef __MSLC__  // Apple's GPUs never launch these
-#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
-#include "metal/quantized_matmul/gemv_matrix.h"
-#include "metal/quantized_matmul/params.h"
-
-// Position of a lane in the grid.
-struct MatrixPlace {
-  uint3 group;
-  uint groups;  // threadgroups that share the tiles of a batch
-  uint simdgroup;
-  uint lane;
-};
-
-// Stores element n of rows m and m + 1 of out, where they exist. `out` belongs to this batch.
-template <typename T>
-METAL_FUNC void store_two_rows(
-    device T* out, int m, int n, float2 values, constant QuantizedParams& params) {
-  MLX_ANVIL_UNROLL
-  for (int e = 0; e < 2; ++e) {
-    if (m + e < params.rows && n < params.outputs) {
-      out[long(m + e) * params.outputs + n] = static_cast<T>(values[e]);
-    }
-  }
-}
-
-// Returns zeros that the compiler cannot fold: top bits of addresses. They differ per lane, because
-// uniform values live in uniform registers and are moved from there before every use.
-template <typename T>
-METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
-  uint4 zeros;
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    zeros[i] = uint(reinterpret_cast<ulong>(of_lane + i * kMatrixColumns) >> 63);
-  }
-  return zeros;
-}
-
-// Of products with one matrix: the product. Of two, gate and up: activation(gate) * up.
-template <int kMatrices>
-METAL_FUNC float result_of(float first, float last, constant QuantizedParams& params) {
-  return kMatrices == 1 ? first : gated_value(params.activation, params.limit, first, last);
-}
-
-// Processes every place.groups-th tile from `tile` on. With one matrix, stores its products with x;
-// with two, gate and up, stores activation(gate) * up.
-template <typename T, int kGroup, int kFragments, int kMatrices, int kSimdgroups>
-METAL_FUNC void multiply_tiles(StagedMatrices<T, kMatrices> matrices,
-                               const device T* x,
-                               device T* out,
-                               constant QuantizedParams& params,
-                               MatrixPlace place,
-                               uint tile,
-                               threadgroup uint4* memory,
-                               threadgroup float2 (*shares)[kFragments][32]) {
-  enum { kResults = kFragments / kMatrices };  // fragments
-  static_assert(int(kResults) <= int(kSimdgroups), "one simdgroup stores each");
-  const int batch = place.group.z, first_row = kMatrixRows * place.group.y;
-  const long rows_before = long(batch) * params.rows;
-  out += rows_before * params.outputs;
-  const int first_output = matrices.first - batch * params.outputs;
-  const StagedRows<T> rows = {x + (rows_before + first_row) * params.columns,
-                              uint(metal::min(params.rows - first_row, int(kMatrixRows)))};
-  const uint4 zeros = zeros_of_lane(out + place.lane);
-  GemvMatrixSteps<T, kGroup, kFragments, kMatrices, kSimdgroups> steps(
-      matrices, rows, zeros, tile, place.groups, place.simdgroup, place.lane, memory);
-  GemvMatrixSums<T, kGroup, kFragments> sums;
-  sums.place = fragment_place(place.lane);
-  for (; tile < steps.tiles(); tile += place.groups) {
-    sums.clear();
-    steps.add_tile(sums);
-    threadgroup_barrier(
-        metal::mem_flags::mem_threadgroup);  // all have read the previous tile's shares
-    MLX_ANVIL_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      shares[place.simdgroup][f][place.lane] = sums.totals[f];
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (place.simdgroup < kResults) {
-      float2 totals[kMatrices];
-      MLX_ANVIL_UNROLL
-      for (int m = 0; m < kMatrices; ++m) {
-        totals[m] = float2(0.0f);
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kSimdgroups; ++i) {
-          totals[m] += shares[i][m * kResults + place.simdgroup][place.lane];
-        }
-      }
-      const float2 first = SmallCode<T>::unit() * totals[0];
-      const float2 last = SmallCode<T>::unit() * totals[kMatrices - 1];
-      const float2 values = float2(result_of<kMatrices>(first.x, last.x, params),
-                                   result_of<kMatrices>(first.y, last.y, params));
-      store_two_rows(out, first_row + sums.place.column,
-                     first_output + 8 * (tile * kResults + place.simdgroup) + sums.place.row,
-                     values, params);
-    }
-  }
-}
+#include "metal/quantized_matmul/gemv_matrix_tiles.h"
 
 // First and last row of w of this batch.
 METAL_FUNC uint2 first_and_last_row(constant QuantizedParams& params, uint batch) {
   const uint first = batch * uint(params.outputs);
   return uint2(first, first + params.outputs - 1);
+}
+
+// The rows of x of this threadgroup, and where their results go.
+template <typename T>
+METAL_FUNC StagedRows<T> rows_of_group(const device T* x,
+                                       constant QuantizedParams& params,
+                                       uint3 group) {
+  const int first_row = kMatrixRows * group.y;
+  return {x + (long(group.z) * params.rows + first_row) * params.columns,
+          uint(metal::min(params.rows - first_row, int(kMatrixRows)))};
+}
+template <typename T>
+METAL_FUNC MatrixResults<T> results_of_group(device T* out,
+                                             int first_output,
+                                             constant QuantizedParams& params,
+                                             uint3 group) {
+  return {out + (long(group.z) * params.rows + kMatrixRows * group.y) * params.outputs,
+          first_output, params.outputs};
 }
 
 template <typename T, int kGroup, int kFragments, int kSimdgroups>
@@ -139,7 +62,8 @@ template <typename T, int kGroup, int kFragments, int kSimdgroups>
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float2 shares[kSimdgroups][kFragments][32];
   const uint2 rows = first_and_last_row(params, group.z);
-  const MatrixPlace place = {group, groups.x, simdgroup, lane};
+  const MatrixPlace place = {groups.x, simdgroup, lane};
+  const StagedRows<T> own_rows = rows_of_group(x, params, group);
   StagedMatrices<T, 1> matrices = {
       {w}, {scales}, {biases}, uint(params.columns), uint(params.group_shift), rows.x, rows.y};
   enum { kHasHalves = kFragments == 4 && kSimdgroups == 4 };
@@ -148,15 +72,17 @@ template <typename T, int kGroup, int kFragments, int kSimdgroups>
   if (kHasHalves && group.x >= whole_tiles) {
     matrices.first += of_whole;
     multiply_tiles<T, kGroup, kHalf, 1, kSimdgroups>(
-        matrices, x, out, params, place, group.x - whole_tiles, memory,
+        matrices, own_rows, results_of_group(out, of_whole, params, group), NothingAdded{}, params,
+        place, group.x - whole_tiles, memory,
         reinterpret_cast<threadgroup float2(*)[kHalf][32]>(shares));
     return;
   }
   if (kHasHalves) {
     matrices.last = metal::min(rows.x + of_whole - 1, rows.y);
   }
-  multiply_tiles<T, kGroup, kFragments, 1, kSimdgroups>(matrices, x, out, params, place, group.x,
-                                                        memory, shares);
+  multiply_tiles<T, kGroup, kFragments, 1, kSimdgroups>(
+      matrices, own_rows, results_of_group(out, 0, params, group), NothingAdded{}, params, place,
+      group.x, memory, shares);
 }
 
 template <typename T, int kGroup, int kFragments, int kSimdgroups>
@@ -185,7 +111,8 @@ quantized_swiglu_matrix(const device T* x [[buffer(0)]],
        uint(params.group_shift),
        rows.x,
        rows.y},
-      x, out, params, {group, groups.x, simdgroup, lane}, group.x, memory, shares);
+      rows_of_group(x, params, group), results_of_group(out, 0, params, group), NothingAdded{},
+      params, {groups.x, simdgroup, lane}, group.x, memory, shares);
 }
 
 #endif

@@ -32,7 +32,7 @@ struct LaneWeights {
     const float2 factors = scale_and_bias(row, at >> params.group_shift);
     scale = exists ? factors.x : 0.0f;
     bias = exists ? factors.y : 0.0f;
-    if (Format::kBits == 8 && !Format::kHasBiases) {
+    if (Format::kBits >= 8 && !Format::kHasBiases) {
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kWords; ++i) {
         words[i] = exists ? words[i] : 0;  // no NaN codes

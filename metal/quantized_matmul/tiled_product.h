@@ -16,13 +16,11 @@ struct TiledProduct {
   WeightRow<T, Format> first;
   device T* out;
   uint batch;
+  int rows;  // of x and out per batch
 
-  METAL_FUNC RowsOfX<T> rows_of_x(int first_row,
-                                  int count,
-                                  int depth,
-                                  constant QuantizedParams& params) const thread {
-    const uint before = batch * uint(params.rows) + uint(first_row);
-    return {x, before * uint(depth), metal::min(count, params.rows - first_row), depth};
+  METAL_FUNC RowsOfX<T> rows_of_x(int first_row, int count, int depth) const thread {
+    const uint before = batch * uint(rows) + uint(first_row);
+    return {x, before * uint(depth), metal::min(count, rows - first_row), depth};
   }
 
   METAL_FUNC WeightRow<T, Format> row_of_w(int row, constant QuantizedParams& params) const thread {
@@ -31,15 +29,11 @@ struct TiledProduct {
   }
 
   // Stores columns `column` and the next of a row. Returns whether a result has overflowed.
-  METAL_FUNC bool store(int row,
-                        int column,
-                        int columns,
-                        float2 pair,
-                        constant QuantizedParams& params) const thread {
-    if (row >= params.rows) {
+  METAL_FUNC bool store(int row, int column, int columns, float2 pair) const thread {
+    if (row >= rows) {
       return false;
     }
-    const uint at = (batch * uint(params.rows) + uint(row)) * uint(columns) + uint(column);
+    const uint at = (batch * uint(rows) + uint(row)) * uint(columns) + uint(column);
     if (x_and_out_are_vectors) {
       if (column < columns) {
         reinterpret_cast<device Pair<T>*>(out)[at / 2] =
@@ -62,10 +56,10 @@ struct TiledProduct {
                                 int column,
                                 constant QuantizedParams& params) const thread {
     const int columns = kTransposed ? params.outputs : params.columns;
-    if (row >= params.rows || column >= columns) {
+    if (row >= rows || column >= columns) {
       return;
     }
-    const uint row_of_all = batch * uint(params.rows) + uint(row);
+    const uint row_of_all = batch * uint(rows) + uint(row);
     device T* const to = out + (row_of_all * uint(columns) + uint(column));
     if (!has_overflowed<T>(static_cast<float>(*to))) {
       return;
@@ -138,8 +132,7 @@ METAL_FUNC bool store_transposed(TiledProduct<T, Format> product,
   bool overflowed = false;
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
-    overflowed |=
-        product.store(row + e, column, params.outputs, float2(first[e], second[e]), params);
+    overflowed |= product.store(row + e, column, params.outputs, float2(first[e], second[e]));
   }
   return overflowed;
 }

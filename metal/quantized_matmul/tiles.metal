@@ -2,13 +2,15 @@
 // (lane_weights.h): no tile of w is in threadgroup memory. For Apple's GPUs.
 //   quantized_tiles_transposed  out[m, n] = sum over k of x[m, k] W[n, k]
 //   quantized_tiles_few         the same, for up to 8, 16 or 32 rows
+//   quantized_tiles_gated       out = activation(g) * u,  g and u: such products with gate and up
 //   quantized_tiles_plain       out[m, k] = sum over n of x[m, n] W[n, k]
 //
 // Kernels: quantized_tiles_<transposed|plain>_<dtype>_<format>, and
-// quantized_tiles_few_<dtype>_<format>_r<rows>.
-// Grid: (blocks of columns of out, blocks of 32 rows, batch). A block has 64 columns (transposed),
-// 16 (few), or 128 (plain). Threadgroup: 128 x 1 x 1.
-// Bindings: x, w, scales, biases (x in place of absent ones), out, params.
+// quantized_tiles_<few|gated>_<dtype>_<format>_r<rows>.
+// Grid: (blocks of columns of out, blocks of rows, batch). A block has 64 columns (transposed),
+// 16 (few), 8 (gated), or 128 (plain), and 32 rows or `rows`. Threadgroup: 128 x 1 x 1.
+// Bindings: x, w, scales, biases (x in place of absent ones), out, params; gated: x, gate w,
+// scales, biases, up w, scales, biases, out, params.
 // Function constants: 0: see dequant.h; 3: rows of x and of out consist of whole, aligned 16-byte
 // vectors; 5: the summed dimension is a multiple of 64.
 // Alignment: none beyond these. Arrays are dense, and have fewer than 2^32 elements or words.
@@ -20,19 +22,14 @@
 //       sums += weights * x                                      (16 rows of w per simdgroup)
 //     barrier
 //   store sums; compute those that have overflowed again                     (large_numbers.h)
-// few: each simdgroup takes every fourth step and reads x itself, so that a threadgroup has only 16
-// rows of w, and few rows of x still occupy a GPU. Sums are added up in threadgroup memory.
+// few: each simdgroup takes every fourth step and reads x itself (few_rows.h). Sums are added up in
+// threadgroup memory. gated: the same, with a fragment of gate's rows and one of up's.
 // plain: a lane has 8 codes of one row of w; four fragments are 32 columns of out.
+#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
-#include "metal/common/reg_tile.h"
 #include "metal/quantized_matmul/formats.h"
-#include "metal/quantized_matmul/lane_weights.h"
-#include "metal/quantized_matmul/paired_tile.h"
 #include "metal/quantized_matmul/params.h"
-#include "metal/quantized_matmul/tiled_product.h"
-
-enum { kTiledThreads = kPairedThreads, kTiledSimdgroups = kTiledThreads / 32 };
-enum { kLaneCodes = kPairedColumns / 4, kOutputsOfLanes = 16 };
+#include "metal/quantized_matmul/tile_loops.h"
 
 template <typename T, typename Format>
 [[kernel, max_total_threads_per_threadgroup(kTiledThreads)]] void quantized_tiles_transposed(
@@ -46,53 +43,17 @@ template <typename T, typename Format>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  using Tile = PairedRows<T>;
-  alignas(16) threadgroup Pair<T> tile[Tile::kSize];
-  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z};
+  alignas(16) threadgroup Pair<T> tile[PairedRows<T>::kSize];
+  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z, params.rows};
   const int first_row = group.y * kPairedRows;
-  const RowsOfX<T> rows = product.rows_of_x(first_row, kPairedRows, params.columns, params);
-  const FragmentPlace place = fragment_place(lane);
   const ResultPlace results = TransposedPlace::first(
       first_row, kOutputsOfLanes * (group.x * kTiledSimdgroups + simdgroup), lane);
   const int output = results.column;
   const WeightRow<T, Format> own[2] = {product.row_of_w(output, params),
                                        product.row_of_w(output + 1, params)};
-  const int lane_column = kLaneCodes * (place.column / 2);
-  const uint own_x =
-      Tile::place(place.column / 2, kLaneCodes * (place.row / 2) + 4 * (place.row % 2));
-
   RegTile<float, kOutputsOfLanes, kPairedRows> sums;
-  sums.zero();
-  LaneWeights<T, Format, kLaneCodes> weights[2];
-  MLX_ANVIL_NO_UNROLL
-  for (int begin = 0; begin < params.columns; begin += kPairedColumns) {
-    const int column = begin + lane_column;
-    MLX_ANVIL_UNROLL
-    for (int f = 0; f < 2; ++f) {
-      weights[f].load(own[f], column, steps_are_whole || column < params.columns, params);
-    }
-    Tile::copy(tile, rows, begin, x_and_out_are_vectors, steps_are_whole, thread_index);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    MLX_ANVIL_UNROLL
-    for (int piece = 0; piece < kLaneCodes / 8; ++piece) {
-      float v[2][8];
-      weights[0].weights(piece, v[0]);
-      weights[1].weights(piece, v[1]);
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        Pair<T> pairs[kPairedFragments];
-        load_unit<T>(tile + own_x + Tile::place(0, 8 * piece) + j * kPairedFragments, pairs);
-        MLX_ANVIL_UNROLL
-        for (int i = 0; i < kPairedFragments; ++i) {
-          MLX_ANVIL_UNROLL
-          for (int f = 0; f < 2; ++f) {
-            add_product<T>(sums.fragments[f][i], float2(v[f][j], v[f][j + 4]), pairs[i]);
-          }
-        }
-      }
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
+  products_of_tile<T, Format>(product.rows_of_x(first_row, kPairedRows, params.columns), own,
+                              params, tile, lane, thread_index, sums);
 
   bool overflowed = false;
   MLX_ANVIL_UNROLL
@@ -105,7 +66,7 @@ template <typename T, typename Format>
   if (overflowed) {
     const uint3 own_group = group + zero;
     keep_results_in_range<TransposedPlace, true, T, Format>(
-        {x, {w, scales, biases, 0, 0}, out, own_group.z},
+        {x, {w, scales, biases, 0, 0}, out, own_group.z, params.rows},
         TransposedPlace::first(
             own_group.y * kPairedRows,
             kOutputsOfLanes * (own_group.x * kTiledSimdgroups + simdgroup + zero), lane + zero),
@@ -124,75 +85,18 @@ template <typename T, typename Format, int kRows>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  enum { kFragments = kRows / 8 };
-  threadgroup float2 shares[kTiledSimdgroups][2][kFragments][32];
-  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z};
+  threadgroup float2 shares[kTiledSimdgroups][2][kRows / 8][32];
+  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z, params.rows};
   const int first_row = group.y * kRows;
-  const RowsOfX<T> rows = product.rows_of_x(first_row, kRows, params.columns, params);
   const FragmentPlace place = fragment_place(lane);
   const int output = TransposedPlace::first(0, kOutputsOfLanes * group.x, lane).column;
   const WeightRow<T, Format> own[2] = {product.row_of_w(output, params),
                                        product.row_of_w(output + 1, params)};
-  const int lane_column = kLaneCodes * (place.column / 2);
-  const int x_column = kLaneCodes * (place.row / 2) + 4 * (place.row % 2);
-
-  RegTile<float, kOutputsOfLanes, kRows> sums;
-  sums.zero();
-  LaneWeights<T, Format, kLaneCodes> weights[2];
-  MLX_ANVIL_NO_UNROLL
-  for (int begin = kPairedColumns * simdgroup; begin < params.columns;
-       begin += kPairedColumns * kTiledSimdgroups) {
-    const int column = begin + lane_column;
-    MLX_ANVIL_UNROLL
-    for (int f = 0; f < 2; ++f) {
-      weights[f].load(own[f], column, steps_are_whole || column < params.columns, params);
-    }
-    MLX_ANVIL_UNROLL
-    for (int piece = 0; piece < kLaneCodes / 8; ++piece) {
-      float v[2][8];
-      weights[0].weights(piece, v[0]);
-      weights[1].weights(piece, v[1]);
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kFragments; ++i) {
-        if (kFragments > 2) {
-          metal::simdgroup_barrier(metal::mem_flags::mem_none);  // loads ahead would take registers
-        }
-        T two_rows[2][4];
-        MLX_ANVIL_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int from = begin + x_column + 8 * piece;
-          load_elements<4>(rows, rows.at(8 * i + place.column + e, from), from,
-                           x_and_out_are_vectors, steps_are_whole, two_rows[e]);
-        }
-        MLX_ANVIL_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          MLX_ANVIL_UNROLL
-          for (int f = 0; f < 2; ++f) {
-            add_product<T>(sums.fragments[f][i], float2(v[f][j], v[f][j + 4]),
-                           Pair<T>(two_rows[0][j], two_rows[1][j]));
-          }
-        }
-      }
-    }
-  }
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < 2; ++f) {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kFragments; ++i) {
-      shares[simdgroup][f][i][lane] = elements_of(sums.block(f, i));
-    }
-  }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (int(simdgroup) >= kFragments) {
+  float2 totals[2];
+  products_of_few<T, Format, kRows>(product.rows_of_x(first_row, kRows, params.columns), own,
+                                    params, shares, simdgroup, lane, totals);
+  if (int(simdgroup) >= kRows / 8) {
     return;
-  }
-  float2 totals[2] = {float2(0.0f), float2(0.0f)};
-  MLX_ANVIL_UNROLL
-  for (int s = 0; s < kTiledSimdgroups; ++s) {
-    MLX_ANVIL_UNROLL
-    for (int f = 0; f < 2; ++f) {
-      totals[f] += shares[s][f][simdgroup][lane];
-    }
   }
   const bool overflowed = store_transposed(product, first_row + 8 * int(simdgroup) + place.column,
                                            output, totals[0], totals[1], params);
@@ -200,10 +104,51 @@ template <typename T, typename Format, int kRows>
   if (overflowed) {
     const uint3 own_group = group + zero;
     keep_results_in_range<TransposedPlace, true, T, Format>(
-        {x, {w, scales, biases, 0, 0}, out, own_group.z},
+        {x, {w, scales, biases, 0, 0}, out, own_group.z, params.rows},
         TransposedPlace::first(own_group.y * kRows + 8 * (simdgroup + zero),
                                kOutputsOfLanes * own_group.x, lane + zero),
         4, params);
+  }
+}
+
+template <typename T, typename Format, int kRows>
+[[kernel, max_total_threads_per_threadgroup(kTiledThreads)]] void quantized_tiles_gated(
+    const device T* x [[buffer(0)]],
+    const device uint* gate_w [[buffer(1)]],
+    const device typename Format::template Scale<T>* gate_scales [[buffer(2)]],
+    const device T* gate_biases [[buffer(3)]],
+    const device uint* up_w [[buffer(4)]],
+    const device typename Format::template Scale<T>* up_scales [[buffer(5)]],
+    const device T* up_biases [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    constant QuantizedParams& params [[buffer(8)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float2 shares[kTiledSimdgroups][2][kRows / 8][32];
+  const TiledProduct<T, Format> gate = {
+      x, {gate_w, gate_scales, gate_biases, 0, 0}, out, 0, params.rows};
+  const TiledProduct<T, Format> up = {x, {up_w, up_scales, up_biases, 0, 0}, out, 0, params.rows};
+  const int first_row = group.y * kRows;
+  const FragmentPlace place = fragment_place(lane);
+  const int output = kGatedOutputs * int(group.x) + place.row;
+  const WeightRow<T, Format> own[2] = {gate.row_of_w(output, params), up.row_of_w(output, params)};
+  float2 totals[2];
+  products_of_few<T, Format, kRows>(gate.rows_of_x(first_row, kRows, params.columns), own, params,
+                                    shares, simdgroup, lane, totals);
+  if (int(simdgroup) >= kRows / 8) {
+    return;
+  }
+  const uint zero = SumsOverflow<T>::kMay ? unknown_zero(lane) : 0;
+  const int row = first_row + 8 * int(simdgroup) + place.column;
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    if (row + e < params.rows && output < params.outputs) {
+      const float g = total_in_range(totals[0][e], gate, row + e, output, zero, params);
+      const float u = total_in_range(totals[1][e], up, row + e, output, zero, params);
+      out[uint(row + e) * uint(params.outputs) + uint(output)] =
+          static_cast<T>(gated_value(params.activation, params.limit, g, u));
+    }
   }
 }
 
@@ -219,63 +164,20 @@ template <typename T, typename Format>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  using Tile = PairedColumns<T>;
-  alignas(16) threadgroup Pair<T> tile[Tile::kSize];
-  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z};
+  alignas(16) threadgroup Pair<T> tile[PairedColumns<T>::kSize];
+  const TiledProduct<T, Format> product = {x, {w, scales, biases, 0, 0}, out, group.z, params.rows};
   const int first_row = group.y * kPairedRows;
-  const RowsOfX<T> rows = product.rows_of_x(first_row, kPairedRows, params.outputs, params);
-  const FragmentPlace place = fragment_place(lane);
   const int first_column = 32 * (group.x * kTiledSimdgroups + simdgroup);
-  const int column = PlainPlace::first(0, first_column, lane).column;
-  const bool has_columns = column < params.columns;
-  const uint own_x = Tile::place(place.row, place.column / 2);
-
+  const ResultPlace results = PlainPlace::first(first_row, first_column, lane);
   RegTile<float, kPairedRows, 32> sums;
-  sums.zero();
-  MLX_ANVIL_NO_UNROLL
-  for (int begin = 0; begin < params.outputs; begin += kPairedColumns) {
-    Tile::copy(tile, rows, begin, x_and_out_are_vectors, steps_are_whole, thread_index);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    MLX_ANVIL_UNROLL
-    for (int d = 0; d < kPairedColumns; d += 8) {
-      const int n = begin + d + place.row;
-      LaneWeights<T, Format, 8> weights;
-      weights.load(product.row_of_w(n, params), column,
-                   has_columns && (steps_are_whole || n < params.outputs), params);
-      float v[8];
-      weights.weights(0, v);
-      Pair<T> pairs[kPairedFragments];
-      load_unit<T>(tile + own_x + d / 2 * kPairedFragments, pairs);
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kPairedFragments; ++i) {
-        MLX_ANVIL_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          metal::simdgroup_multiply_accumulate(
-              sums.fragments[i][j], fragment_of<T>(pairs[i].x, pairs[i].y),
-              fragment_of<float>(v[j], v[j + 4]), sums.fragments[i][j]);
-        }
-      }
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-
-  bool overflowed = false;
-  const int row = first_row + place.row;
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kPairedFragments; ++i) {
-    MLX_ANVIL_UNROLL
-    for (int pair = 0; pair < 4; ++pair) {
-      const int j = 2 * (pair % 2), e = pair / 2;
-      overflowed |= product.store(
-          row + 8 * i, column + 2 * pair, params.columns,
-          float2(elements_of(sums.block(i, j))[e], elements_of(sums.block(i, j + 1))[e]), params);
-    }
-  }
+  plain_products_of_tile(product, product.rows_of_x(first_row, kPairedRows, params.outputs),
+                         results.column, params, tile, lane, thread_index, sums);
+  const bool overflowed = store_plain(product, results, sums, params);
   const uint zero = SumsOverflow<T>::kMay ? unknown_zero(lane) : 0;
   if (overflowed) {
     const uint3 own_group = group + zero;
     keep_results_in_range<PlainPlace, false, T, Format>(
-        {x, {w, scales, biases, 0, 0}, out, own_group.z},
+        {x, {w, scales, biases, 0, 0}, out, own_group.z, params.rows},
         PlainPlace::first(own_group.y * kPairedRows,
                           32 * (own_group.x * kTiledSimdgroups + simdgroup + zero), lane + zero),
         8 * kPairedFragments, params);
@@ -308,3 +210,11 @@ INSTANTIATE_TILES_DTYPES(plain)
 INSTANTIATE_FEW_DTYPES(8)
 INSTANTIATE_FEW_DTYPES(16)
 INSTANTIATE_FEW_DTYPES(32)
+
+#define INSTANTIATE_GATED(name, format, dtype, type)                \
+  MLX_ANVIL_KERNEL("quantized_tiles_gated_" #dtype "_" #name "_r8", \
+                   quantized_tiles_gated<type, format, 8>)
+
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GATED, float32, float)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GATED, float16, half)
+MLX_ANVIL_QUANTIZED_FORMATS(INSTANTIATE_GATED, bfloat16, bfloat)

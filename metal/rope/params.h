@@ -23,6 +23,20 @@ struct RopeParams {
 
 static_assert(sizeof(RopeParams) == 8 * 8 + 4 * 12, "same layout in C++ and MSL");
 
+struct RopeCacheParams {
+  RopeParams rope;           // of queries and keys; chunks cover the values' heads too
+  int64_t value_strides[4];  // as RopeParams::strides
+  int64_t first[3];          // first element of q, k and v
+  int32_t capacity;          // rows per head of the caches
+  int32_t columns;           // packs of a row: of pairs, then of elements that are not rotated
+  int32_t rotating;          // threads per batch row that rotate, or move values
+  int32_t copying;           // threads per batch row that copy the caches' other rows
+  int32_t copied[2];         // 1 for a cache that is copied
+};
+
+static_assert(sizeof(RopeCacheParams) == sizeof(RopeParams) + 8 * 7 + 4 * 6,
+              "same layout in C++ and MSL");
+
 #ifndef __METAL__
 }  // namespace mlx_anvil
 #endif

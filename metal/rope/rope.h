@@ -141,6 +141,9 @@ struct PairsOfThread {
     for (int k = 0; k < 2 * kSize; ++k) {
       y[k] = pairs_are_neighbours ? turned[k / 2 + k % 2 * kSize] : turned[k];
     }
+    store(y, out);
+  }
+  METAL_FUNC void store(const thread float* y, device T* out) const thread {
     store_pack<T>(out + first[0], own[0], y);
     store_pack<T>(out + first[1], own[1], y + kSize);
   }

@@ -3,6 +3,8 @@
 //   normalised:  d_logit = w (g - dot), and for sigmoid scores s times 1 - s
 //   sigmoid:     d_logit = s (1 - s) g
 //   softmax:     d_logit = w (g - dot)
+// For sqrtsoftplus, sigmoid(logit) / (2 softplus(logit)) takes the place of 1 - s. All is times
+// scale: the cotangents are.
 // The gradient of an expert that was not chosen is 0, except for a softmax that is not normalised:
 // there it is -p dot, where p is that expert's softmax.
 //
@@ -11,7 +13,7 @@
 // Grid, threadgroup, function constants and alignment: as in forward.
 //
 //   load the lane's choices: index, logit, cotangent
-//   highest = the largest chosen logit; scores relative to it
+//   highest = the largest chosen logit, or that of the row (softmax); scores relative to it
 //   sum = sum of the chosen scores (normalised), of the row's exponentials (softmax), or 1
 //   dot = sum of cotangent * score / sum
 //   normalised: the cotangents less dot, and dot again of what is left
@@ -31,6 +33,19 @@ METAL_FUNC uint chosen_bits(uint begin, const thread uint (&mine)[kSlots]) {
     bits |= distance < kLanes ? 1u << distance : 0u;
   }
   return metal::simd_or(bits);
+}
+
+// Returns the derivative of the score's logarithm.
+METAL_FUNC float log_slope(float logit) {
+  if (is_softmax()) {
+    return 1.0f;
+  }
+  if (is_sigmoid) {
+    return sigmoid(-logit).value;
+  }
+  const float small = metal::precise::exp(-metal::fabs(logit)), ratio = log1p_ratio(small);
+  const float softplus = logit > 0.0f ? logit + small * ratio : ratio;  // over small if negative
+  return 0.5f / ((1.0f + small) * softplus);
 }
 
 METAL_FUNC float dot_of(const thread float (&cotangents)[kSlots],
@@ -55,25 +70,29 @@ template <typename T, int kHeld>
   if (row >= params.rows) {
     return;
   }
-  const bool whole_row = !is_sigmoid && !is_normalised;
+  const bool whole_row = is_softmax() && !is_normalised;
   const device T* const from = logits + static_cast<long>(row) * params.experts;
   device T* const to = d_logits + static_cast<long>(row) * params.experts;
 
   uint mine[kSlots];
   float chosen_logits[kSlots], cotangents[kSlots], scores[kSlots];
-  int highest_key = kNoKey;
+  int chosen_key = kNoKey;  // the highest
   MLX_ANVIL_UNROLL
   for (uint slot = 0; slot < kSlots; ++slot) {
     const uint i = slot * kLanes + lane;
     const bool exists = i < params.chosen;
     const long at = static_cast<long>(row) * params.chosen + i;
     mine[slot] = exists ? indices[at] : 0xffffffffu;
-    cotangents[slot] = exists ? static_cast<float>(d_weights[at]) : 0.0f;
+    cotangents[slot] = exists ? static_cast<float>(d_weights[at]) * params.scale : 0.0f;
     chosen_logits[slot] = exists ? static_cast<float>(from[mine[slot]]) : 0.0f;
-    highest_key = metal::max(highest_key, exists ? key_of(chosen_logits[slot]) : kNoKey);
+    chosen_key = metal::max(chosen_key, exists ? key_of(chosen_logits[slot]) : kNoKey);
   }
-  // The largest logit of the row is among the chosen ones.
-  const float highest = logit_of(metal::simd_max(highest_key));
+  float highest = logit_of(metal::simd_max(chosen_key));
+  HeldKeys<T, kHeld> held;
+  if (whole_row) {  // a bias or groups may leave the largest logit of the row out
+    held.load(from, 0, params.experts, lane);
+    highest = logit_of(highest_key<T, kHeld>(from, params, lane, held));
+  }
   const float reference = reference_of(highest);
   MLX_ANVIL_UNROLL
   for (uint slot = 0; slot < kSlots; ++slot) {
@@ -81,10 +100,8 @@ template <typename T, int kHeld>
     scores[slot] = slot * kLanes + lane < params.chosen ? score : 0.0f;
   }
 
-  HeldKeys<T, kHeld> held;
   float sum = 1.0f;
   if (whole_row) {
-    held.load(from, 0, params.experts, lane);
     sum = metal::simd_sum(exponential_sum<T, kHeld>(from, params, lane, highest, held));
   } else if (is_normalised) {
     sum = metal::simd_sum(scores[0] + scores[1]);
@@ -104,7 +121,7 @@ template <typename T, int kHeld>
   MLX_ANVIL_UNROLL
   for (uint slot = 0; slot < kSlots; ++slot) {
     if (slot * kLanes + lane < params.chosen) {
-      const float slope = is_sigmoid ? sigmoid(-chosen_logits[slot]).value : 1.0f;
+      const float slope = log_slope(chosen_logits[slot]);
       to[mine[slot]] = static_cast<T>(scores[slot] / sum * slope * (cotangents[slot] - dot));
     }
   }

@@ -1,14 +1,17 @@
 // softmax_topk: finds the `chosen` largest logits of each row (ties go to the lowest index) and
 // their weights. With the score e^logit or sigmoid(logit):
 //   weight = score / sum; sum: over the chosen (normalised), over the row (softmax), or 1 (sigmoid)
+// times scale. With a bias the largest score + bias are chosen; with groups, those of the best
+// groups (steering.h).
 //
 // Kernels: softmax_topk_forward_<dtype>_<elements of a lane>.
-// Bindings: logits, weights, indices, params. All arrays are dense.
+// Bindings: logits, bias (anything if there is none), weights, indices, params. All arrays are
+// dense.
 // Grid: linear_grid of rows, eight to a threadgroup. Threadgroup: 256, one simdgroup per row.
-// Function constants: see rows.h. No alignment is assumed. A row of up to 32 * <elements of a lane>
-// experts stays in registers. At most 64 experts are chosen.
+// Function constants: see rows.h and steering.h. No alignment is assumed. A row of up to 32 *
+// <elements of a lane> experts stays in registers. At most 64 experts are chosen.
 //
-//   load the row as keys
+//   load the row as keys; with a bias or groups, as those of the scores that rank
 //   repeat `chosen` times:
 //     choice = largest key after the previous choice   (simd_max, then simd_min of the index)
 //     the lane with this slot keeps the choice
@@ -17,6 +20,11 @@
 //   store score / sum and index at each place
 #include "metal/common/kernel.h"
 #include "metal/softmax_topk/rows.h"
+#include "metal/softmax_topk/steering.h"
+
+METAL_FUNC bool is_steered() {
+  return has_bias || has_groups;
+}
 
 struct Choice {
   int key;
@@ -34,10 +42,15 @@ METAL_FUNC Choice next_choice(const device T* row,
                               constant SoftmaxTopkParams& params,
                               uint lane,
                               Choice last,
+                              const thread Steering& steering,
                               thread HeldKeys<T, kHeld>& held) {
   Choice best = {kNoKey, 0x7fffffff};  // of this lane
   for (uint begin = 0; begin < params.experts; begin += kLanes * kHeld) {
-    held.move_to(row, begin, params.experts, lane);
+    if (is_steered()) {
+      steering.move_to<T, kHeld>(row, begin, params, lane, held);
+    } else {
+      held.move_to(row, begin, params.experts, lane);
+    }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kHeld; ++i) {
       const int key = held.keys[i], index = held.element(i, lane);
@@ -69,9 +82,10 @@ METAL_FUNC void index_order(uint chosen,
 template <typename T, int kHeld>
 [[kernel, max_total_threads_per_threadgroup(kThreads)]] void softmax_topk_forward(
     const device T* logits [[buffer(0)]],
-    device T* weights [[buffer(1)]],
-    device uint* indices [[buffer(2)]],
-    constant SoftmaxTopkParams& params [[buffer(3)]],
+    const device float* bias [[buffer(1)]],
+    device T* weights [[buffer(2)]],
+    device uint* indices [[buffer(3)]],
+    constant SoftmaxTopkParams& params [[buffer(4)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -84,11 +98,18 @@ template <typename T, int kHeld>
   HeldKeys<T, kHeld> held;
   held.load(from, 0, params.experts, lane);
 
+  Steering steering;
+  if (is_steered()) {
+    const device float* const own =
+        bias + static_cast<long>(row / params.rows_per_bias) * params.experts;
+    steering = steer<T, kHeld>(from, own, params, lane, held);
+  }
+
   Choice mine[kSlots] = {{kNoKey, 0}, {kNoKey, 0}};
   Choice last = {0x7fffffff, -1};  // comes before every element
   float highest = 0.0f;
   for (uint i = 0; i < params.chosen; ++i) {
-    last = next_choice<T, kHeld>(from, params, lane, last, held);
+    last = next_choice<T, kHeld>(from, params, lane, last, steering, held);
     highest = i == 0 ? logit_of(last.key) : highest;
     MLX_ANVIL_UNROLL
     for (uint slot = 0; slot < kSlots; ++slot) {
@@ -98,6 +119,20 @@ template <typename T, int kHeld>
     }
   }
 
+  if (has_bias) {  // the keys are no longer those of logits
+    int key = kNoKey;
+    MLX_ANVIL_UNROLL
+    for (uint slot = 0; slot < kSlots; ++slot) {
+      if (slot * kLanes + lane < params.chosen) {
+        mine[slot].key = key_of(static_cast<float>(from[mine[slot].index]));
+        key = metal::max(key, mine[slot].key);
+      }
+    }
+    highest = logit_of(metal::simd_max(key));
+  }
+  if (is_steered() && is_softmax() && !is_normalised) {
+    highest = steering.reference;
+  }
   const float reference = reference_of(highest);
   float scores[kSlots];
   uint places[kSlots];
@@ -110,7 +145,9 @@ template <typename T, int kHeld>
   float sum = 1.0f;
   if (is_normalised) {
     sum = metal::simd_sum(scores[0] + scores[1]);
-  } else if (!is_sigmoid) {
+  } else if (is_steered()) {
+    sum = is_softmax() ? steering.sum : 1.0f;
+  } else if (is_softmax()) {
     sum = metal::simd_sum(exponential_sum<T, kHeld>(from, params, lane, highest, held));
   }
   if (in_index_order) {
@@ -120,7 +157,7 @@ template <typename T, int kHeld>
   for (uint slot = 0; slot < kSlots; ++slot) {
     if (slot * kLanes + lane < params.chosen) {
       const long to = static_cast<long>(row) * params.chosen + places[slot];
-      weights[to] = static_cast<T>(scores[slot] / sum);
+      weights[to] = static_cast<T>(scores[slot] / sum * params.scale);
       indices[to] = mine[slot].index;
     }
   }

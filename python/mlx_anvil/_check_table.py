@@ -58,7 +58,7 @@ def _speedup(row: Row | None) -> str:
 
 def summary_table(rows: Sequence[Row]) -> Columns:
     """One row per op and backend."""
-    table = Columns(("op", "backend"), ("error", "limit", "ours", "MLX", "forward", "grad"))
+    table = Columns(("op", "on"), ("error", "limit", "ours", "MLX", "forward", "grad"))
     for summary in summaries(rows):
         forward, worst = summary.forward, summary.worst
         times = forward.times if forward is not None else None

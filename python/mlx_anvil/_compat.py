@@ -48,7 +48,14 @@ def installed_nanobind_tags() -> list[str]:
 
 
 def check_isa(supported: list[str], left_out: list[str]) -> None:
-    """Raises ImportError if MLX_ANVIL_ISA names an instruction set that this machine or build does not support."""
+    """Raises ImportError if MLX_ANVIL_ISA names an instruction set that this machine or build does not support, or if
+    the build has kernels for other machines only."""
+    if not supported:
+        raise ImportError(
+            "mlx_anvil was built on another machine, and this one lacks the instructions of its CPU kernels.\n"
+            "From the source folder, either build here: pip install .\n"
+            "or for every machine: MLX_ANVIL_ISAS=all pip install ."
+        )
     wanted = os.environ.get("MLX_ANVIL_ISA")
     if wanted in left_out:
         raise ImportError(

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 _NO_DROPOUT = "there is no dropout, so leave it out."
 _NO_NEED = "leave it out."
-_DENSE = "sequences are not packed; use [B, H, L, D] with a mask."
 _POSITION = "give the first position as offset."
 _ANGLES = "angles are computed; give dims with base or freqs."
 _LAST_AXIS = "the last axis is normalised, so leave it out."
@@ -44,13 +43,16 @@ _ATTENTION = {
     "s_aux": "sinks",
     "qkv": "give q, k and v as three arrays.",
     "kv": "give k and v as two arrays.",
-    "cu_seqlens_q": _DENSE,
-    "cu_seqlens_k": _DENSE,
-    "max_seqlen_q": _DENSE,
-    "max_seqlen_k": _DENSE,
+    "cu_seqlens": "cu_seqlens_q",
+    "cu_seq_lens_q": "cu_seqlens_q",
+    "cu_seq_lens_k": "cu_seqlens_k",
+    "seqlens_k": "lengths",
+    "seqused_k": "lengths",
+    "max_seqlen_q": _NO_NEED,
+    "max_seqlen_k": _NO_NEED,
     "k_cache": "k",
     "v_cache": "v",
-    "cache_seqlens": "slice the cache to its length.",
+    "cache_seqlens": "lengths",
     "block_table": "the cache is not paged; give k and v as arrays.",
     # Triton, xformers, Transformers, JAX
     "sm_scale": "scale",
@@ -155,6 +157,15 @@ _QUANTIZED = {
     "dtype": "the result has the promoted dtype of x, scales and biases.",
 }
 
+_GATHER = {
+    "indices": "rhs_indices",
+    "expert_ids": "rhs_indices",
+    "topk_ids": "rhs_indices",
+    "expert_indices": "rhs_indices",
+    "group_sizes": "rhs_indices, an id per row; mx.repeat(mx.arange(E), group_sizes) makes them.",
+    "global_scale": "nvfp4 has no global scale here; multiply the result by it.",
+}
+
 _ACTIVATION = {"approximate": "activation='gelu_tanh'", "act": "activation", "hidden_act": "activation"}
 _SWIGLU = {
     "w_gate": "gate",
@@ -168,6 +179,22 @@ _SWIGLU = {
     "biases": "gate and up: each a tuple (w, scales, biases).",
 }
 
+_EXPERTS = {
+    "indices": "ids",
+    "topk_ids": "ids",
+    "topk_idx": "ids",
+    "topk_weights": "weights",
+    "scores": "weights",
+    "w2": "down",
+    "down_proj": "down",
+    "w13": "gate and up: two tuples.",
+    "gate_up_proj": "gate and up: two tuples.",
+    "swiglu_limit": "limit",
+    "b1": "gate_bias",
+    "b2": "down_bias",
+    "num_experts": "the matrices have it; leave it out.",
+}
+
 _ROUTER = {
     "input": "logits",
     "x": "logits",
@@ -179,7 +206,38 @@ _ROUTER = {
     "normalize": "norm",
     "score_function": "scoring",
     "scoring_func": "scoring",
+    "correction_bias": "e_score_correction_bias",
+    "expert_bias": "e_score_correction_bias",
+    "bias": "e_score_correction_bias",
+    "num_expert_group": "n_group",
+    "n_groups": "n_group",
+    "route_scale": "routed_scaling_factor",
+    "topk_method": "group_scoring='max' is DeepSeek-V2's group_limited_greedy, 'top2' is DeepSeek-V3's noaux_tc.",
     "largest": "the largest are chosen.",
+}
+
+_PERMUTED = {
+    "hidden_states": "x",
+    "input": "x",
+    "inp": "x",
+    "tokens": "x",
+    "indices": "ids",
+    "inds": "ids",
+    "topk_ids": "ids",
+    "topk_idx": "ids",
+    "routing_map": "ids, the k experts of each token.",
+    "E": "num_experts",
+    "n_experts": "num_experts",
+    "num_local_experts": "num_experts",
+    "scores": "weights",
+    "probs": "weights",
+    "topk_weights": "weights",
+    "merging_probs": "weights",
+    "inv_order": "inverse",
+    "inverse_order": "inverse",
+    "row_id_map": "inverse",
+    "shared_output": "shared",
+    "gate": "shared_gate",
 }
 
 _LAYER = {
@@ -205,8 +263,12 @@ _MLP = {
     "use_bias": "bias",
 }
 
+_SWITCH = {"in_features": "input_dims", "out_features": "output_dims", "use_bias": "bias"}
+_SWITCH |= {"n_experts": "num_experts", "num_local_experts": "num_experts"}
+
 _X = {"input": "x", "hidden_states": "x", "inputs": "x"}
 _IDS = {"input": "x", "input_ids": "x", "ids": "x", "indices": "x"}
+_IDS_OF_EXPERTS = {"indices": "ids", "topk_ids": "ids", "sorted_indices": "ids in any order are sorted if it pays."}
 _OF_CONSTRUCTOR = "an argument of the constructor."
 _NORM_CALL = _X | {"R": "residual", "x1": "residual", "z": "gate", "prenorm": _NORM["prenorm"]}
 _NORM_CALL |= dict.fromkeys(("eps", "weight", "bias", "weight_offset"), _OF_CONSTRUCTOR)
@@ -223,15 +285,29 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "layer_norm": {**_NORM, **_STREAM, "B": "bias", "beta": "bias"},
     "rope": _ROPE | _STREAM,
     "rope_qk": {**_ROPE, **_STREAM, "query": "q", "key": "k", "queries": "q", "keys": "k"},
+    "rope_and_cache": {
+        **_ROPE,
+        **_STREAM,
+        **{"query": "q", "key": "k", "value": "v", "queries": "q", "keys": "k", "values": "v", "qkv": "q"},
+        **{"key_cache": "k_cache", "value_cache": "v_cache", "cache_seqlens": "offset"},
+    },
     "quantized_matmul": _QUANTIZED | _STREAM,
     "quantized_gemv": _QUANTIZED | _STREAM,
+    "gather_quantized_matmul": _QUANTIZED | _GATHER | _STREAM,
+    "gather_matmul": {**_GATHER, **_STREAM, "x": "a", "lhs": "a", "input": "a", "w": "b", "rhs": "b", "weight": "b"},
     "quantized_swiglu": _QUANTIZED | _SWIGLU | _ACTIVATION | _STREAM,
     "quantized_embedding": {**_QUANTIZED, **_STREAM, "indices": "ids", "input": "ids", "input_ids": "ids", "x": "ids"},
     "quantized_argmax": _QUANTIZED | _STREAM | {"keepdims": _NO_NEED, "axis": _NO_NEED},
     "quantized_topk": _QUANTIZED | _TOP_K | _STREAM,
+    "quantized_experts": _QUANTIZED | _SWIGLU | _EXPERTS | _ACTIVATION | _STREAM,
     "softmax_topk": _ROUTER | _TOP_K | _STREAM,
+    "moe_permute": _PERMUTED | _STREAM,
+    "moe_combine": {**_PERMUTED, **_STREAM, "x": "y", "input": "y", "hidden_states": "y", "permuted_tokens": "y"},
     "SwiGLU": _LAYER | _MLP,
     "QuantizedSwiGLU": _LAYER | _MLP | _FORMAT | {"bias": "the projections have no bias, so leave it out."},
+    "SwitchLinear": _SWITCH,
+    "QuantizedSwitchLinear": _FORMAT | _SWITCH,
+    "SwitchGLU": {**_LAYER, **_MLP, **_SWITCH, "hidden_act": "activation", "swiglu_limit": "limit"},
     "RMSNorm": _LAYER,
     "LayerNorm": _LAYER,
     "RoPE": {**_ROPE, "dim": "dims", "freqs": "this layer has a base only; mlx_anvil.rope() takes freqs."},
@@ -240,6 +316,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     # Calls of modules.
     "SwiGLU.__call__": _X,
     "QuantizedSwiGLU.__call__": _X,
+    "SwitchLinear.__call__": _X | _IDS_OF_EXPERTS,
+    "QuantizedSwitchLinear.__call__": _X | _IDS_OF_EXPERTS,
+    "SwitchGLU.__call__": {**_X, **_IDS_OF_EXPERTS, "scores": "weights", "topk_weights": "weights"},
     "RMSNorm.__call__": _NORM_CALL,
     "LayerNorm.__call__": _NORM_CALL,
     "RoPE.__call__": _ROPE_CALL,

@@ -88,7 +88,7 @@ def _cuda_backend() -> BackendInfo:
     elif sys.platform != "linux":
         why, advice = "MLX has CUDA on Linux only", "use Linux with an NVIDIA GPU"
     else:
-        why = "this build has no PTX (docs/backends.md)"
+        why = "this build has no PTX (docs/cuda.md)"
         advice = f"if there is an NVIDIA GPU: MLX_ANVIL_CUBIN=1 {_install('cuda13')}"
     detail = "; ".join(filter(None, (why, cubins)))
     return {"built": cuda_built, "usable": not why, "detail": detail, "advice": advice}

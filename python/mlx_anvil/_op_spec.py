@@ -26,6 +26,7 @@ class OpSpec:
         float32_tolerance: largest error in float32, relative to the largest magnitude of the result.
         special_values: values that the contract tests write into the inputs. The result must equal the definition in
             float32, up to rounding.
+        without_gradient: arguments that only rank, whose gradient is 0 by definition.
         scattered_gradients: True if MLX's scatter sums some of the gradients; on CUDA its order is not fixed.
     """
 
@@ -40,6 +41,7 @@ class OpSpec:
     check_shapes: tuple[tuple[int, ...], ...]
     float32_tolerance: float = 1e-5
     special_values: tuple[float, ...] = (math.nan, math.inf, -math.inf, 1e4, -1e4, 0.0, -0.0)
+    without_gradient: tuple[str, ...] = ()
     scattered_gradients: bool = False
 
     @property

@@ -106,6 +106,7 @@ def simulate(
     checked: bool = False,
     seed: int = 0,
     matrix_units: bool = False,
+    group_products: bool = False,
     chip: str | None = None,
     profiled: bool = False,
 ) -> Block[Profiles]:
@@ -122,6 +123,8 @@ def simulate(
             slower. A finding raises RuntimeError, with its line in the ``.metal`` file, when the op is evaluated.
         seed: shuffles the order in which threads run, unless it is 0. Results must not depend on it.
         matrix_units: choose the kernels of a GPU that has matrix units for 16-bit types, such as NVIDIA's.
+        group_products: and whose units multiply for four SIMD groups at once, as those of NVIDIA's H100. Implies
+            ``matrix_units``.
         chip: choose the kernels of this chip of Apple's: ``"M4 Max"``. From the M5 on, the ops leave some calls to
             MLX's own kernels (docs/backends.md); MLX's CPU ops stand in for these.
         profiled: count each launch's accesses to memory, barriers and matrix multiplies; several times slower. The
@@ -138,11 +141,17 @@ def simulate(
             each other: ``checked`` and ``profiled``, ``chip`` and ``matrix_units``.
         RuntimeError: with ``checked``, a finding, raised by the evaluation; or the same block is entered twice.
     """
-    for name, value in (("checked", checked), ("matrix_units", matrix_units), ("profiled", profiled)):
+    for name, value in (
+        ("checked", checked),
+        ("matrix_units", matrix_units),
+        ("group_products", group_products),
+        ("profiled", profiled),
+    ):
         if not isinstance(value, bool):
             raise TypeError(f"[simulate] {name} is a {type(value).__name__}; allowed: a bool.")
     if checked and profiled:
         raise ValueError("[simulate] checked and profiled are both True; allowed: at most one of them.")
+    matrix_units = matrix_units or group_products
     if matrix_units and chip is not None:
         raise ValueError("[simulate] chip and matrix_units are both given; allowed: at most one of them.")
     seed = _seed(seed)
@@ -154,6 +163,6 @@ def simulate(
         key = next(_profile_keys) if profiled else 0
         if profiled:
             _profiles[key] = profiles
-        return _ext._enter_simulate(checked, seed, matrix_units, names, key), profiles
+        return _ext._enter_simulate(checked, seed, matrix_units, group_products, names, key), profiles
 
     return Block("simulate", enter)

@@ -32,6 +32,8 @@ def patch_all(
     quantized: bool = True,
     norm: bool = True,
     rope: bool = True,
+    router: bool = True,
+    experts: bool = True,
     prebuild: bool = False,
 ) -> None:
     """Applies :func:`mlx_anvil.patch` to every model that mlx-lm loads from now on: by ``mlx_lm.load``, its commands
@@ -46,6 +48,8 @@ def patch_all(
         quantized: see :func:`mlx_anvil.patch`.
         norm: see :func:`mlx_anvil.patch`.
         rope: see :func:`mlx_anvil.patch`.
+        router: see :func:`mlx_anvil.patch`.
+        experts: see :func:`mlx_anvil.patch`.
         prebuild: see :func:`mlx_anvil.patch`.
 
     Raises:
@@ -63,6 +67,8 @@ def patch_all(
             "quantized": quantized,
             "norm": norm,
             "rope": rope,
+            "router": router,
+            "experts": experts,
             "prebuild": prebuild,
         }
         for name in _LOADERS:

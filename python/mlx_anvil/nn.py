@@ -7,14 +7,20 @@ import mlx.nn as nn
 
 from mlx_anvil._calls import checks_arguments
 from mlx_anvil._ext import (
+    gated,
+    gather_matmul,
+    gather_quantized_matmul,
     layer_norm,
+    moe_combine,
     quantized_embedding,
+    quantized_experts,
     quantized_matmul,
     quantized_swiglu,
     rms_norm,
     rope,
     silu_gate,
 )
+from mlx_anvil._quantized_layers import format_of, matrix_of
 
 
 @checks_arguments
@@ -89,7 +95,7 @@ class QuantizedEmbedding(nn.QuantizedEmbedding):
 
     def _matrix(self) -> dict[str, Any]:
         arrays = {"w": self["weight"], "scales": self["scales"], "biases": self.get("biases")}
-        return arrays | {key: getattr(self, key) for key in ("group_size", "bits", "mode")}
+        return arrays | format_of(self)
 
     def __call__(self, x: mx.array) -> mx.array:
         return quantized_embedding(x, **self._matrix())
@@ -188,12 +194,148 @@ class QuantizedSwiGLU(nn.Module):
         return ours
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = (
-            tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)
-            for layer in (self.gate_proj, self.up_proj)
-        )
-        options = {key: getattr(self.gate_proj, key) for key in ("group_size", "bits", "mode")}
-        return self.down_proj(quantized_swiglu(x, gate, up, **options))
+        gate, up = matrix_of(self.gate_proj), matrix_of(self.up_proj)
+        return self.down_proj(quantized_swiglu(x, gate, up, **format_of(self.gate_proj)))
+
+
+@checks_arguments
+class SwitchLinear(nn.Module):
+    """One linear layer for each expert: ``y = x W[e]^T + b[e]``. See :func:`mlx_anvil.gather_matmul`.
+
+    The parameters have the names of mlx-lm's layer of that name, and ``mlx.nn.quantize`` makes it a
+    :class:`QuantizedSwitchLinear`.
+
+    Args:
+        input_dims: size of the last axis of the input.
+        output_dims: size of the last axis of the output.
+        num_experts: number of layers.
+        bias: if True, every layer has a bias. Default: ``False``.
+    """
+
+    def __init__(self, input_dims: int, output_dims: int, num_experts: int, bias: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        scale = input_dims**-0.5
+        self.weight = mx.random.uniform(-scale, scale, (num_experts, output_dims, input_dims))
+        if bias:
+            self.bias = mx.zeros((num_experts, output_dims))
+
+    def __call__(self, x: mx.array, ids: mx.array) -> mx.array:
+        """``[*ids.shape, output_dims]``, of x ``[..., input_dims]``, whose leading axes broadcast with ``ids``."""
+        rows = mx.expand_dims(x, -2)
+        y = gather_matmul(rows, self["weight"].swapaxes(-1, -2), rhs_indices=ids).squeeze(-2)
+        return y + self["bias"][ids] if "bias" in self else y
+
+    def to_quantized(
+        self, group_size: int | None = None, bits: int | None = None, mode: str = "affine"
+    ) -> "QuantizedSwitchLinear":
+        """The layer with quantized weights."""
+        experts, outputs, inputs = self["weight"].shape
+        ours = QuantizedSwitchLinear(inputs, outputs, experts, "bias" in self, group_size, bits, mode)
+        ours.quantize(self["weight"])
+        if "bias" in self:
+            ours.bias = self["bias"]
+        return ours
+
+
+@checks_arguments
+class QuantizedSwitchLinear(nn.Module):
+    """:class:`SwitchLinear` with quantized weights. See :func:`mlx_anvil.gather_quantized_matmul`.
+
+    The parameters have the names of mlx-lm's layer of that name. They are frozen.
+
+    Args:
+        input_dims: size of the last axis of the input.
+        output_dims: size of the last axis of the output.
+        num_experts: number of layers.
+        bias: if True, every layer has a bias. Default: ``False``.
+        group_size: see ``mlx.nn.QuantizedLinear``.
+        bits: see ``mlx.nn.QuantizedLinear``.
+        mode: see ``mlx.nn.QuantizedLinear``.
+    """
+
+    def __init__(
+        self,
+        input_dims: int,
+        output_dims: int,
+        num_experts: int,
+        bias: bool = False,
+        group_size: int | None = None,
+        bits: int | None = None,
+        mode: str = "affine",
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        defaults = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}.get(mode, (64, 4))
+        self.group_size, self.bits = group_size or defaults[0], bits or defaults[1]
+        self.mode = mode
+        scale = input_dims**-0.5
+        self.quantize(mx.random.uniform(-scale, scale, (num_experts, output_dims, input_dims)))
+        if bias:
+            self.bias = mx.zeros((num_experts, output_dims))
+        self.freeze()
+
+    def quantize(self, weight: mx.array) -> None:
+        """Replaces the weights by those of ``weight``, ``[num_experts, output_dims, input_dims]``."""
+        self.weight, self.scales, *biases = mx.quantize(weight, self.group_size, self.bits, mode=self.mode)
+        if biases:
+            self.biases = biases[0]
+
+    def __call__(self, x: mx.array, ids: mx.array) -> mx.array:
+        """``[*ids.shape, output_dims]``, of x ``[..., input_dims]``, whose leading axes broadcast with ``ids``."""
+        matrix = self["weight"], self["scales"], self.get("biases")
+        y = gather_quantized_matmul(mx.expand_dims(x, -2), *matrix, rhs_indices=ids, **format_of(self)).squeeze(-2)
+        return y + self["bias"][ids] if "bias" in self else y
+
+
+@checks_arguments
+class SwitchGLU(nn.Module):
+    """The experts of a mixture of experts: of each token's experts, ``down(activation(gate(x)) * up(x))``.
+
+    The parameters have the names of mlx-lm's module of that name. After ``mlx.nn.quantize``, one call of
+    :func:`mlx_anvil.quantized_experts` computes it, with the sum over a token's experts.
+
+    Args:
+        dims: size of the last axis of input and output.
+        hidden_dims: size of the last axis between the projections.
+        num_experts: number of experts.
+        bias: if True, the projections have biases. Default: ``False``.
+        activation: as for :func:`mlx_anvil.gated`. Default: ``"silu"``.
+        limit: as for :func:`mlx_anvil.gated`. Default: ``None``.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        hidden_dims: int,
+        num_experts: int,
+        bias: bool = False,
+        activation: str = "silu",
+        limit: float | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gate_proj = SwitchLinear(dims, hidden_dims, num_experts, bias)
+        self.up_proj = SwitchLinear(dims, hidden_dims, num_experts, bias)
+        self.down_proj = SwitchLinear(hidden_dims, dims, num_experts, bias)
+        self.activation = activation
+        self.limit = limit
+
+    def __call__(self, x: mx.array, ids: mx.array, weights: mx.array | None = None) -> mx.array:
+        """The sum over the experts ``ids``, times ``weights``, of x ``[..., dims]``; ids and weights are ``[..., k]``.
+
+        Without weights, returns the rows ``[..., k, dims]`` of the experts.
+        """
+        layers = {side: self[f"{side}_proj"] for side in ("gate", "up", "down")}
+        gate, up, down = layers.values()
+        if all(type(layer) is QuantizedSwitchLinear for layer in layers.values()) and format_of(gate) == format_of(up):
+            options: dict[str, Any] = {"activation": self.activation, "limit": self.limit, **format_of(gate)}
+            options |= {f"down_{key}": value for key, value in format_of(down).items()}
+            options |= {f"{side}_bias": layer.get("bias") for side, layer in layers.items()}
+            return quantized_experts(x, ids, weights, *map(matrix_of, layers.values()), **options)
+        x = mx.expand_dims(x, -2)
+        rows = down(gated(gate(x, ids), up(x, ids), activation=self.activation, limit=self.limit), ids)
+        if weights is None:
+            return cast(mx.array, rows)
+        places = mx.arange(ids.size, dtype=mx.int32).reshape(ids.shape)
+        return moe_combine(rows.flatten(0, -2), weights, places)
 
 
 @checks_arguments

@@ -15,8 +15,11 @@ MSLC = PACKAGE / "mslc"
 # What an op may include besides csrc/common and itself.
 OPS_THAT_AN_OP_USES = {
     "quantized_matmul": {"gated", "silu_gate"},
+    "flash_attention": {"quantized_matmul"},
     "quantized_embedding": {"quantized_matmul"},
     "quantized_head": {"quantized_matmul"},
+    "gather_matmul": {"quantized_matmul", "gated", "silu_gate"},
+    "moe": {"gather_matmul", "quantized_matmul", "gated"},
 }
 
 # A kernel file is compiled once per instruction set. The linker keeps one copy of an inline function, so headers with

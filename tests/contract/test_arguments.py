@@ -16,6 +16,7 @@ import pytest
 
 import mlx_anvil
 from mlx_anvil import _compat
+from mlx_anvil.reference import OPS
 
 pytestmark = pytest.mark.cpu_only  # of the call alone; nothing is evaluated
 
@@ -25,14 +26,25 @@ def rows(*shape: int) -> mx.array:
 
 
 W = mx.quantize(rows(8, 64))
-# Each op with arguments that it takes.
+EXPERT = mx.quantize(rows(1, 64, 64))
+KV = mx.quantize(rows(1, 2, 3, 64))
+# Each op with arguments that it takes: by default those of its entry in the registry.
 CALLS: dict[str, Callable[..., Any]] = {
-    "silu_gate": partial(mlx_anvil.silu_gate, rows(4), rows(4)),
-    "gated": partial(mlx_anvil.gated, rows(4), rows(4)),
-    "flash_attention": partial(mlx_anvil.flash_attention, *(rows(1, 2, 3, 8) for _ in range(3))),
+    spec.name: partial(getattr(mlx_anvil, spec.name), *spec.make_inputs(spec.contract_shapes[-1], mx.float32))
+    for spec in OPS.values()
+}
+CALLS |= {
+    "flash_attention": partial(mlx_anvil.flash_attention, rows(1, 2, 3, 64), KV, KV),
     "quantized_matmul": partial(mlx_anvil.quantized_matmul, rows(2, 64), *W),
     "quantized_gemv": partial(mlx_anvil.quantized_gemv, rows(2, 64), *W),
     "quantized_swiglu": partial(mlx_anvil.quantized_swiglu, rows(2, 64), W, W),
+    "gather_matmul": partial(mlx_anvil.gather_matmul, rows(2, 1, 8), rows(3, 8, 4), rhs_indices=mx.array([0, 2])),
+    "gather_quantized_matmul": partial(
+        mlx_anvil.gather_quantized_matmul, rows(1, 1, 64), *EXPERT, rhs_indices=mx.array([0])
+    ),
+    "quantized_experts": partial(
+        mlx_anvil.quantized_experts, rows(2, 64), mx.zeros((2, 1), mx.int32), rows(2, 1), *(EXPERT,) * 3
+    ),
     "quantized_embedding": partial(mlx_anvil.quantized_embedding, mx.array([1]), *W),
     "quantized_argmax": partial(mlx_anvil.quantized_argmax, rows(2, 64), *W),
     "quantized_topk": partial(mlx_anvil.quantized_topk, rows(2, 64), *W, k=2),
@@ -40,11 +52,17 @@ CALLS: dict[str, Callable[..., Any]] = {
     "layer_norm": partial(mlx_anvil.layer_norm, rows(2, 8), rows(8)),
     "rope": partial(mlx_anvil.rope, rows(1, 2, 8), dims=4),
     "rope_qk": partial(mlx_anvil.rope_qk, rows(1, 2, 8), rows(1, 2, 8), dims=4),
+    "rope_and_cache": partial(mlx_anvil.rope_and_cache, *(rows(1, 2, length, 8) for length in (3, 3, 3, 9, 9)), dims=4),
     "softmax_topk": partial(mlx_anvil.softmax_topk, rows(2, 8), k=2),
+    "moe_permute": partial(mlx_anvil.moe_permute, rows(2, 8), mx.array([[1], [0]]), num_experts=4),
+    "moe_combine": partial(mlx_anvil.moe_combine, rows(2, 8), rows(2, 1), mx.array([1, 0])),
 }
 # Their parameters that are no arrays, with a value of each that is taken.
 INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offset": 5}
+INTS |= {"down_group_size": 64, "down_bits": 4, "n_group": 2, "topk_group": 1, "num_experts": 2}
+INTS |= {"kv_group_size": 64, "kv_bits": 4}
 FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0, "limit": 7.0}
+FLOATS |= {"routed_scaling_factor": 2.5}
 BOOLS = {
     "transpose": True,
     "return_values": True,
@@ -52,11 +70,15 @@ BOOLS = {
     "traditional": True,
     "norm": False,
     "sorted": False,
+    "sorted_indices": True,
 }
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "gelu", "dtype": mx.float32, "stream": mx.cpu}
+OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine"}
 ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
-ARRAYS |= {"weight", "bias", "residual"}
-ARRAYS_K = {("flash_attention", "k"), ("rope_qk", "k")}  # an int elsewhere
+ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
+ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
+ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
+ARRAYS_K = {("flash_attention", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
 
 
 def parameters(op: str) -> list[str]:
@@ -134,7 +156,7 @@ def test_pair_of_window_sizes():
         refused("flash_attention", "window_size", bad, TypeError, "window_size is .*; allowed: None, an int, or a pair")
 
 
-@pytest.mark.parametrize("option", ["checked", "matrix_units"])
+@pytest.mark.parametrize("option", ["checked", "matrix_units", "group_products"])
 def test_switches_of_simulate(option: str):
     with pytest.raises(TypeError, match=rf"^\[simulate\] {option} is a int; allowed: a bool"):
         mlx_anvil.simulate(**{option: 1})
@@ -168,6 +190,11 @@ def test_instruction_set_that_the_build_left_out(monkeypatch: pytest.MonkeyPatch
     ):
         _compat.check_isa(["baseline"], ["avx2"])
     _compat.check_isa(["baseline", "avx2"], [])
+
+
+def test_build_of_a_machine_with_more_instructions():
+    with pytest.raises(ImportError, match=r"^mlx_anvil was built on another machine, .*\nFrom the source folder"):
+        _compat.check_isa([], ["baseline", "avx2"])
 
 
 @pytest.mark.parametrize("name", ["bogus", "AVX2", " avx2", "avx512,avx2"])

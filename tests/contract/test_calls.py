@@ -1,6 +1,7 @@
 """Calls that match no signature, and argument names of other libraries: the error says what an argument is called
 here."""
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable
@@ -27,6 +28,9 @@ MODULES = sorted(
 MAKE = {  # a module of each class
     "SwiGLU": (8, 16),
     "QuantizedSwiGLU": (64, 64),
+    "SwitchLinear": (64, 8, 4),
+    "QuantizedSwitchLinear": (64, 8, 4),
+    "SwitchGLU": (64, 64, 4),
     "RMSNorm": (8,),
     "LayerNorm": (8,),
     "RoPE": (8,),
@@ -193,6 +197,9 @@ def test_arrays_of_other_libraries(value: object, hint: str, monkeypatch: pytest
         ("quantized_embedding", "ids", lambda: mlx_anvil.quantized_embedding(value, *W)),
         ("quantized_swiglu", "up scales", lambda: mlx_anvil.quantized_swiglu(mx.zeros((1, 64)), W, (W[0], value))),
     ]
+    if value is not None:  # which is no bias
+        router = functools.partial(mlx_anvil.softmax_topk, mx.zeros((2, 8)), 2, e_score_correction_bias=value)
+        calls.append(("softmax_topk", "e_score_correction_bias", router))
     for op, argument, call in calls:
         text, argument_name = text_of(TypeError, call), argument.rpartition(" ")[2]
         assert text.startswith(f"[{op}] {argument} is a ")
@@ -236,6 +243,7 @@ def test_what_load_of_mlx_lm_returns(model: object):
 def test_types_of_module_arguments(name: str):
     known = signature(name)
     numbers = {"dims": 64, "hidden_dims": 64, "input_dims": 64, "output_dims": 64, "num_embeddings": 64}
+    numbers["num_experts"] = 4
     arguments = {p: numbers[p] for p in known.parameters if p not in known.defaults}
     function(name)(**arguments)
     for parameter, bad in itertools.product(known.parameters, ("a", 1.5, True, None, mx.array(64), [64])):
@@ -246,12 +254,14 @@ def test_types_of_module_arguments(name: str):
             "base": (float,),
             "scale": (float,),
             "mode": (str,),
+            "activation": (str,),
+            "limit": (float,),
         }
         switches = {"bias", "affine", "traditional"}
         kinds = (bool,) if parameter in switches else allowed.get(parameter, (int,))
         if isinstance(bad, kinds) and not (isinstance(bad, bool) and bool not in kinds):
             continue
-        if bad is None and parameter in known.defaults and parameter in ("group_size", "bits"):
+        if bad is None and parameter in known.defaults and parameter in ("group_size", "bits", "limit"):
             continue
         text = text_of(TypeError, function(name), **(arguments | {parameter: bad}))
         assert text.startswith(f"[{name}] {parameter} is a {type(bad).__name__}; allowed: a")

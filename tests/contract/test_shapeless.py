@@ -63,6 +63,13 @@ def test_router_changes_its_route():
     assert_serves(lambda x: list(softmax_topk(x, 5)[:1]), [normal(2, 9)], [normal(1, 4100)], [normal(3, 20)])
 
 
+def test_groups_of_experts_are_of_the_size_that_they_have_now():
+    def router(x, bias):
+        return list(softmax_topk(x, 5, e_score_correction_bias=bias, n_group=4, topk_group=2)[:1])
+
+    assert_serves(router, *([normal(3, n), normal(n)] for n in (16, 4100, 40)))
+
+
 def test_rope_keeps_no_heads():
     calls = [[normal(2, 3, 4, 5, 8)], [normal(1, 2, 2, 7, 10)]]
     assert_serves(lambda x: [rope(x, 8)], *calls)

@@ -227,7 +227,7 @@ def test_shapeless_second_derivatives(call: Call):
             moved = list(primals)
             for i, value in zip(at, values, strict=True):
                 moved[i] = value
-            return [g * 1 for g in gradients(*moved)]  # each an array of its own (docs/troubleshooting.md)
+            return [g * 1 for g in gradients(*moved)]  # each an array of its own (docs/mlx-bugs.md)
 
         return mx.vjp(of_floats, [primals[i] for i in at], weights)[1]
 
@@ -242,7 +242,7 @@ def test_shapeless_second_derivatives(call: Call):
 
 
 def test_shapeless_vmap_of_the_gradient_of_a_sum(call: Call):
-    """MLX's vmap fixes the shape of the gradient of a sum (docs/troubleshooting.md). The result is right, or an
+    """MLX's vmap fixes the shape of the gradient of a sum (docs/mlx-bugs.md). The result is right, or an
     error."""
     calls = [draw(call, number) for number in range(2)]
     at = floats(calls[0])

@@ -100,6 +100,17 @@ def _rope_qk() -> Call:
     return Call("rope_qk, offsets", "rope_qk", function, make)
 
 
+def _rope_and_cache() -> Call:
+    def function(q, k, v, k_cache, v_cache, offset, **options):
+        a, b, c = mlx_anvil.rope_and_cache(q, k, v, k_cache, v_cache, 4, offset=offset, **options)
+        return a + b + c
+
+    def make(call: int) -> Arrays:
+        return [*_normal(*[(2, 2, 3 + call, 5 + call)] * 5), mx.array([1, -2])]
+
+    return Call("rope_and_cache, offsets", "rope_and_cache", function, make)
+
+
 # ---- quantized matrices ----------------------------------------------------------------------------------------------
 
 
@@ -186,6 +197,53 @@ def _router(rank: int, k: int, experts: int, scoring: str = "softmax") -> Call:
     return Call(f"softmax_topk of rank {rank}, k {k}, {scoring}", "softmax_topk", function, make)
 
 
+def _steered(k: int) -> Call:
+    """A router with a bias and groups; the groups are of other sizes in the next call."""
+
+    def function(logits, bias, **options):
+        router = mlx_anvil.softmax_topk
+        options |= {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.5, "masked_score": 0.0}
+        return router(logits, k, scoring="sigmoid", e_score_correction_bias=bias, **options)[0]
+
+    def make(call: int) -> Arrays:
+        shape = (2 + call, 3 * (5 + call))
+        ranks = mx.argsort(mx.random.uniform(shape=shape), axis=-1).astype(mx.float32)
+        return [0.2 * ranks - 1, 2.0 * (mx.arange(shape[-1]) % 3) - 1]
+
+    return Call(f"softmax_topk with a bias and groups, k {k}", "softmax_topk", function, make)
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
+
+
+def _moe_permute(rank: int) -> Call:
+    def function(x, ids, **options):
+        return mlx_anvil.moe_permute(x, ids % 5, 5, **options)[0]
+
+    def make(call: int) -> Arrays:
+        tokens = (2 + call,) * (rank - 1)
+        return [mx.random.normal((*tokens, 6 + call)), mx.random.randint(0, 5, (*tokens, 3))]
+
+    return Call(f"moe_permute of rank {rank}", "moe_permute", function, make)
+
+
+def _moe_combine(rank: int, weighted: bool) -> Call:
+    """Of all terms, with places that stay a permutation if a number is added to all of them."""
+
+    def function(y, inverse, residual, shared, gate, weights=None, **options):
+        terms = {"residual": residual, "shared": shared, "shared_gate": gate}
+        return mlx_anvil.moe_combine(y, weights, inverse % inverse.size, **terms, **options)
+
+    def make(call: int) -> Arrays:
+        tokens, k, columns = (2,) * (rank - 1), 2, 6 + call
+        pairs = k * 2 ** (rank - 1)
+        shapes = ((pairs, columns), (*tokens, columns), (*tokens, columns), (*tokens, 1), (*tokens, k))
+        y, *rest = _normal(*(shapes if weighted else shapes[:-1]))
+        return [y, mx.random.permutation(pairs).reshape(*tokens, k), *rest]
+
+    return Call(f"moe_combine of rank {rank}{', weights' * weighted}", "moe_combine", function, make)
+
+
 CALLS = [
     *_of_registry(),
     *(_attention(8, rank, "additive") for rank in (1, 2, 3)),
@@ -200,6 +258,7 @@ CALLS = [
     _rope(4, with_freqs=True),
     _rope(4, offset_shape=(2,), with_freqs=True),
     _rope_qk(),
+    _rope_and_cache(),
     _quantized("quantized_matmul, x of rank 1", "quantized_matmul", ()),
     _quantized("quantized_matmul, x of rank 3", "quantized_matmul", (2, 3)),
     _quantized("quantized_matmul, plain, x of rank 1", "quantized_matmul", (), transpose=False),
@@ -225,4 +284,10 @@ CALLS = [
     _router(1, 3, 9),
     _router(3, 3, 9, "sigmoid"),
     _router(2, 66, 70),
+    _steered(4),
+    _moe_permute(1),
+    _moe_permute(3),
+    _moe_combine(1, weighted=True),
+    _moe_combine(2, weighted=True),
+    _moe_combine(2, weighted=False),
 ]

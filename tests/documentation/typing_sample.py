@@ -26,7 +26,9 @@ def attended(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
 def positions(q: mx.array, k: mx.array) -> mx.array:
     turned_q, turned_k = mlx_anvil.rope_qk(q, k, 4, traditional=True, offset=3)
     back: mx.array = mlx_anvil.rope(turned_q, 4, base=None, freqs=mx.ones((2,)), offset=mx.array([1]))
-    return back + turned_k
+    cache = mx.zeros((1, 2, 9, 4))
+    written, keys, values = mlx_anvil.rope_and_cache(back, turned_k, turned_k, cache, cache, 4, offset=1)
+    return written + (keys + values)[:, :, :3]
 
 
 def quantized(x: mx.array, w: mx.array) -> mx.array:
@@ -56,7 +58,12 @@ def normed(x: mx.array, weight: mx.array) -> mx.array:
 
 def routed(x: mx.array) -> mx.array:
     weights, indices = mlx_anvil.softmax_topk(x, 2, norm=False, scoring="sigmoid", sorted=False)
-    return weights * indices
+    more, chosen = mlx_anvil.softmax_topk(
+        x, 2, e_score_correction_bias=x[0], n_group=4, topk_group=2, group_scoring="max", routed_scaling_factor=2.5
+    )
+    rows, offsets, _, inverse = mlx_anvil.moe_permute(x, indices, 8)
+    summed: mx.array = mlx_anvil.moe_combine(rows, weights, inverse, residual=x, shared=x, shared_gate=x[:, :1])
+    return weights * indices + more * chosen + summed.sum() + offsets.sum()
 
 
 def traced(x: mx.array) -> tuple[Trace, list[Event]]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from checked_calls import Checked, any_dtype
 from tests.flash_attention.cases import check, draw
+from tests.flash_attention.quantized_cases import quantized
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
@@ -14,9 +15,13 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         dtype = any_dtype(rng, (mx.float16, mx.bfloat16)) if matrix_units else any_dtype(rng)
         return Checked(lambda: check(draw(heads, lengths, (dim, dim), dtype, feature)), matrix_units)
 
-    # Gradients in keys and values by one kernel, and for wide heads by two.
     yield call((2, 1), (37, 45), 64, "sinks")
     yield call((1, 1), (33, 40), 192, "causal")
+    for dim in (32, 80, 96, 128, 256):  # gradients in keys and values from stored weights
+        yield call((1, 1), (33, 40), dim)
+    # With matrix units, gradients in keys and values come from one kernel, and for wide heads from two.
+    yield Checked(lambda: check(draw((2, 1), (37, 45), (64, 64), mx.float32)), True)
+    yield call((1, 1), (33, 40), 192, matrix_units=True)
     # Decodes by the rows of a group, which are heads times queries; keys in parts.
     for rows in (1, 2, 4, 8):
         yield call((rows, 1), (1, 300), 64)
@@ -25,3 +30,20 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     yield call((1, 1), (70, 75), 128, "causal", matrix_units=True)
     yield call((133, 1), (65, 17), 128, matrix_units=True)  # as many blocks as tall tiles take
     yield call((2, 1), (1, 75), 64, matrix_units=True)
+    for dim in (64, 128):
+        case = draw((2, 1), (70, 230), (dim, dim), any_dtype(rng, (mx.float16, mx.bfloat16)), "window+causal")
+        yield Checked(lambda case=case: check(case), group_products=True)
+    yield from quantized_templates(rng)
+
+
+def quantized_templates(rng: np.random.Generator) -> Iterator[Checked]:
+    def call(heads, lengths, dim, matrix_units=False) -> Checked:
+        dtype = any_dtype(rng, (mx.float16, mx.bfloat16)) if matrix_units else any_dtype(rng)
+        case = quantized(draw(heads, lengths, (dim, dim), dtype))
+        return Checked(lambda: case.assert_right(*case.attend()), matrix_units)
+
+    for rows in (1, 4, 8):
+        yield call((rows, 1), (1, 300), 64)
+    yield call((2, 1), (1, 40), 512)
+    yield call((2, 1), (37, 45), 64)
+    yield call((2, 1), (37, 45), 64, matrix_units=True)

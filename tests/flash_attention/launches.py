@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from tests.metal_launches.inputs import (
+    EVERY_FORMAT,
     FEW_TOKENS,
     LONG_CACHE,
     MODEL_DTYPES,
@@ -71,16 +72,69 @@ def _attention_by_matrix_units(dtype: mx.Dtype) -> Iterator[Call]:
     yield _attention(dtype, 128, 128, 70, 133)
 
 
+def _attention_by_group_products(dtype: mx.Dtype) -> Iterator[Call]:
+    queries = 70  # more than a block for fewer has
+    for dim, value_dim in product((64, 96, 128), repeat=2):
+        yield _attention(dtype, dim, value_dim, queries)
+    for options in _attention_options(dtype, queries, KEYS):
+        if not isinstance(options["mask"], mx.array):
+            yield from (_attention(dtype, 64, 64, queries, return_lse=lse, **options) for lse in (False, True))
+
+
+def _codes(dtype: mx.Dtype, heads: int, length: int, dim: int, form: dict[str, object]) -> tuple[mx.array, ...]:
+    codes = mx.zeros((1, heads, length, dim * form["bits"] // 32), mx.uint32)
+    groups = (1, heads, length, dim // form["group_size"])
+    if form["mode"] == "affine":
+        return codes, mx.zeros(groups, dtype), mx.zeros(groups, dtype)
+    return codes, mx.zeros(groups, mx.uint8)
+
+
+def _quantized(
+    dtype: mx.Dtype,
+    dim: int,
+    queries: int,
+    heads: int = 2,
+    form: dict[str, object] = EVERY_FORMAT[0],
+    **options: object,
+) -> Call:
+    q = mx.zeros((1, heads, queries, dim), dtype)
+    k, v = (_codes(dtype, 1, KEYS, dim, form) for _ in range(2))
+    formats = {"kv_group_size": form["group_size"], "kv_bits": form["bits"], "kv_mode": form["mode"]}
+    return partial(mlx_anvil.flash_attention, q, k, v, **formats, **options)
+
+
+def _every_quantized_kernel(dtype: mx.Dtype) -> Iterator[Call]:
+    for dim in (32, 64, 128, 256):
+        for queries, heads in ((1, 1), (1, 4), (1, 8), (QUERIES, 2)):
+            yield _quantized(dtype, dim, queries, heads)
+    yield _quantized(dtype, 512, 1)
+    for form, queries in product(EVERY_FORMAT, (1, QUERIES)):
+        yield _quantized(dtype, 128, queries, form=form)
+    for queries, return_lse in product((1, QUERIES), (False, True)):
+        for options in _attention_options(dtype, queries, KEYS):
+            yield _quantized(dtype, 64, queries, return_lse=return_lse, **options)
+    if dtype != mx.float32:
+        for dim, queries in product((64, 128), (1, QUERIES)):
+            yield for_matrix_units(_quantized(dtype, dim, queries))
+        for options in _attention_options(dtype, QUERIES, KEYS):
+            yield for_matrix_units(_quantized(dtype, 64, QUERIES, **options))
+
+
 def every_kernel() -> Iterator[Call]:
     for dtype in DTYPES:
+        yield from _every_quantized_kernel(dtype)
         for dim, value_dim, (queries, heads) in product(
             HEAD_DIMS, HEAD_DIMS, ((1, 1), (1, 2), (2, 2), (4, 2), (QUERIES, 2))
         ):
             yield _attention(dtype, dim, value_dim, queries, heads)
         for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
             yield _attention_gradients(dtype, dim, value_dim)
-        if dtype != mx.float32:
+        if dtype == mx.float32:  # its keys' gradients, which other GPUs take from stored weights
+            for dim, value_dim in product(HEAD_DIMS, HEAD_DIMS):
+                yield for_matrix_units(_attention_gradients(dtype, dim, value_dim))
+        else:
             yield from map(for_matrix_units, _attention_by_matrix_units(dtype))
+            yield from (for_matrix_units(call, group_products=True) for call in _attention_by_group_products(dtype))
         for queries, return_lse in product((1, QUERIES), (False, True)):
             for options in _attention_options(dtype, queries, KEYS):
                 yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
@@ -108,8 +162,20 @@ def _gradients_of_model(dtype: mx.Dtype, dim: int, length: int, **options: objec
     )
 
 
+def _with_quantized_cache(dtype: mx.Dtype, dim: int, queries: int, keys: int, bits: int, mask: str | None) -> Call:
+    form = {"group_size": 64, "bits": bits, "mode": "affine"}
+    k, v = (tuple(x[:, :, :keys] for x in _codes(dtype, 2, keys + 256, dim, form)) for _ in range(2))
+    q = projected_heads(dtype, 4, queries, dim)
+    return partial(mlx_anvil.flash_attention, q, k, v, mask=mask, kv_group_size=64, kv_bits=bits)
+
+
 def of_models() -> Iterator[Call]:
     for dtype in MODEL_DTYPES:
+        for dim, bits in product((64, 128), (4, 8)):
+            for keys in (SHORT_CACHE, LONG_CACHE):
+                yield _with_quantized_cache(dtype, dim, 1, keys, bits, None)
+                yield _with_quantized_cache(dtype, dim, FEW_TOKENS, keys, bits, "causal")
+            yield _with_quantized_cache(dtype, dim, PROMPT, PROMPT, bits, "causal")
         sinks = mx.zeros((4,), dtype)
         for dim in (64, 96, 128, 256):
             features: list[dict[str, object]] = [{}]

@@ -87,6 +87,7 @@ def test_a_group_shares_reads_of_keys(rng: np.random.Generator):
     assert eight <= 2.5 * one
 
 
+@pytest.mark.alike("dtype")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize(("q_len", "dims"), [(45, (64, 64)), (33, (192, 128)), (5, (80, 80)), (3, (111, 40))], ids=str)

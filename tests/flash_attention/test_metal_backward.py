@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+from mlx_anvil import _ext
 from support import GRADIENT_FACTOR, assert_same_bits
-from tests.flash_attention.cases import FEATURES, assert_close, draw, gradients_of
+from tests.flash_attention.cases import FEATURES, assert_close, check, draw, gradients_of
 from tests.flash_attention.formulas import ROUNDING, attention
 from tests.flash_attention.profiles import Counts
 
 pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 
-TILE = re.compile(r"X\((dq|dkv|dk|dv), (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, (\d+), \w+\)")
+TILE = re.compile(r"X\(dq, (?:dtype|float32), \w+, (\d+), (\d+), (\d+), (\d+), (\w+), \w+, (\d+), \w+\)")
+SUMS_TILE = re.compile(r"X\(dtype, type, (\d+), (\d+), (\d+)\)")
 TILE_TABLE = Path(__file__).parents[2] / "metal" / "flash_attention" / "tiles.h"
 
-PRODUCTS = {"dq": 3, "dkv": 4, "dk": 3, "dv": 2}  # of matrices of scores by rows of head_dim
+SQUARE = 32  # rows and keys of which weights are stored and read
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,21 @@ class Tile:
     holds: bool  # the kept rows stay in registers or threadgroup memory
 
 
-def tile_of(kernel_pass: str, case: Case) -> Tile:
-    """The first tile in the table that fits the heads."""
-    text = TILE_TABLE.read_text()
-    wide, narrow = text.split("#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)")
-    for name, dim, _, fragments, passing, kept, simdgroups in TILE.findall(narrow if case.dtype == "float32" else wide):
-        if name == kernel_pass and int(dim) >= case.head_dim:
+def tile_of(case: Case) -> Tile:
+    """The first tile of dq in the table that fits the heads."""
+    wide, narrow = TILE_TABLE.read_text().split("#define MLX_ANVIL_ATTENTION_BACKWARD_TILES(X)")
+    for dim, _, fragments, passing, kept, simdgroups in TILE.findall(narrow if case.dtype == "float32" else wide):
+        if int(dim) >= case.head_dim:
             rows = 8 * int(simdgroups) * int(fragments)
             return Tile(rows, int(passing), int(simdgroups), kept != "kKeptNowhere")
-    raise AssertionError(f"no tile for {kernel_pass} of {case}")
+    raise AssertionError(f"no tile for {case}")
+
+
+def sums_tile_of(case: Case) -> tuple[int, int]:
+    """Keys of a threadgroup, and SIMD groups that share them."""
+    text = TILE_TABLE.read_text().split("#define MLX_ANVIL_ATTENTION_SUMS_TILES_OF")[1]
+    _, keys, columns = next(tile for tile in SUMS_TILE.findall(text) if int(tile[0]) >= case.head_dim)
+    return SQUARE * int(keys), int(columns)
 
 
 def profile(case: Case) -> dict[str, Counts]:
@@ -68,12 +76,11 @@ def profile(case: Case) -> dict[str, Counts]:
         mx.eval(gradients)
     counts = {}
     for launch in profiles:
-        found = re.match(r"flash_attention_(?:backward_)?(delta|dq|dkv|dk|dv)_", launch.kernel)
+        found = re.match(r"flash_attention_(?:backward_)?(delta|dq|sums)_", launch.kernel)
         if not found:
             assert "forward" in launch.kernel
             continue
-        counts[found[1]] = Counts()
-        counts[found[1]].add(launch)
+        counts.setdefault(found[1], Counts()).add(launch)
     for name, gradient in zip("qkv", gradients, strict=True):
         error = np.abs(np.array(gradient) - exact.gradients[name]).max()
         assert error <= (2e-5 if case.dtype == "float32" else 5e-3) * np.abs(exact.gradients[name]).max(), name
@@ -99,44 +106,94 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_counts(case: Case):
     counts = profile(case)
     itemsize, length = np.dtype(case.dtype).itemsize, case.length
     row = case.head_dim * itemsize
-    assert set(counts) == ({"delta", "dq", "dkv"} if case.head_dim < 128 else {"delta", "dq", "dk", "dv"})
+    assert set(counts) == {"delta", "dq", "sums"}
 
-    delta = counts.pop("delta")
+    delta = counts["delta"]
     assert delta.device_bytes_read == case.q_heads * length * (2 * row + 2 * 4)  # out, d_out; lse, d_lse
     assert delta.device_bytes_written == case.q_heads * length * 4
     assert delta.barriers == delta.matrix_multiplies == 0
 
-    for name, done in counts.items():
-        tile = tile_of(name, case)
-        # Products: each SIMD group makes those of its own rows with the tiles that they see. 8x8x8 at a time.
-        group_rows = tile.rows // tile.simdgroups
-        pairs = case.q_heads * visits(case, group_rows, tile.passing) * group_rows * tile.passing
-        assert done.matrix_multiplies == PRODUCTS[name] * pairs * case.head_dim / 512
+    # Weights are computed in whole squares of which the mask leaves something visible. Products: 8x8x8 at a time.
+    pairs = case.q_heads * visits(case, SQUARE, SQUARE) * SQUARE * SQUARE
+    weights = 2 * pairs * itemsize
+    dq, tile = counts["dq"], tile_of(case)
+    assert dq.matrix_multiplies == 3 * pairs * case.head_dim / 512
 
-        # A threadgroup reads each tile once and meets before and after.
-        tiles = case.q_heads * visits(case, tile.rows, tile.passing)
-        assert done.barriers == 2 * tiles
+    # A threadgroup reads each tile once and meets before and after.
+    tiles = case.q_heads * visits(case, tile.rows, tile.passing)
+    assert dq.barriers == 2 * tiles
 
-        # Bytes: tiles, the kept rows once, or once a tile where there is no room for them.
-        kept = length * (case.q_heads if name == "dq" else case.kv_heads)
-        kept_operands = 1 if name == "dv" else 2
-        if not tile.holds:
-            kept = case.q_heads * visits(case, group_rows, tile.passing) * group_rows
-        needed = tiles * tile.passing * 2 * row + kept * kept_operands * row
-        assert needed <= done.device_bytes_read <= 1.1 * needed
-        outputs = (2 if name == "dkv" else 1) * (case.q_heads if name == "dq" else case.kv_heads) * length * row
-        assert done.device_bytes_written == outputs
+    # Bytes: tiles, the kept rows once, or once a tile where there is no room for them.
+    kept = case.q_heads * length if tile.holds else pairs // tile.passing
+    needed = tiles * tile.passing * 2 * row + kept * 2 * row
+    assert needed <= dq.device_bytes_read <= 1.1 * needed
+    assert dq.device_bytes_written == case.q_heads * length * row + weights
+
+    # Two gradients, with a product each. SIMD groups that share keys read the same weights.
+    sums, (keys, sharing) = counts["sums"], sums_tile_of(case)
+    assert sums.matrix_multiplies == 2 * pairs * case.head_dim / 512
+    tiles = 2 * case.q_heads * visits(case, keys, SQUARE)
+    assert sums.barriers == 2 * tiles
+    needed = tiles * SQUARE * row + weights * sharing
+    assert needed <= sums.device_bytes_read <= 1.1 * needed
+    assert sums.device_bytes_written == 2 * case.kv_heads * length * row
+    for done in (dq, sums):
         assert done.bank_conflicts == 0
         assert done.threadgroup_memory <= 32768
 
 
-# Dtypes take turns over the features, and every kind of kernel is there: with and without room for the kept rows, both
-# gradients of the keys in one pass and in two, vectors and single elements.
+@pytest.fixture
+def one_block_a_chunk():
+    """Weights are stored for as few queries at a time as possible."""
+    _ext._force_choices({"flash_attention.stored_kb": 1})
+    yield
+    _ext._force_choices({})
+
+
+CHUNKS = [
+    ((2, 2), (150, 150), "none"),
+    ((4, 2), (150, 170), "causal"),  # queries of a group's heads in one chunk
+    ((2, 1), (134, 400), "window"),  # keys that only some chunks see, and that none sees
+    ((2, 1), (70, 70), "bool mask"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
+@pytest.mark.parametrize(("heads", "lengths", "feature"), CHUNKS, ids=str)
+def test_chunks_of_queries(one_block_a_chunk, heads, lengths, feature, checked):
+    case = draw(heads, lengths, (40, 40), mx.float16, feature, batch=2)
+    with mlx_anvil.simulate(checked=checked), mlx_anvil.trace() as trace:
+        check(case)
+    blocks = -(-lengths[0] // 64)
+    launched = [kernel for kernel in trace.kernels if "_sums_" in kernel]
+    assert len(launched) == 2 * 2 * heads[1] * blocks
+
+
+@pytest.mark.parametrize("feature", ["causal", "window", "sinks"])
+def test_chunks_give_the_same_bits(one_block_a_chunk, feature):
+    """Where heads share no keys: sums go on from one chunk to the next."""
+    case = draw((2, 2), (150, 170), (64, 64), mx.float16, feature)
+    results = []
+    for choices in ({"flash_attention.stored_kb": 1}, {"flash_attention.stored_kb": 40}, {}):
+        _ext._force_choices(choices)
+        with mlx_anvil.simulate():
+            _, gradients = gradients_of(case)
+            mx.eval(gradients)
+        results.append(gradients)
+    for name, gradient in results[0].items():
+        for other in results[1:]:
+            assert_same_bits(gradient, other[name])
+
+
+# Dtypes take turns over the features, and every kind of kernel is there: with and without room for the kept rows, vectors
+# and single elements.
 RACES = [(("float16", "float32")[i % 2], feature, (64, 64)) for i, feature in enumerate(FEATURES)]
 RACES += [("bfloat16", "additive mask", (80, 80)), ("bfloat16", "window", (256, 256)), ("float32", "none", (192, 192))]
 RACES += [("float16", "causal", (192, 128)), ("float16", "sinks", (111, 40))]

@@ -83,6 +83,7 @@ def test_decode_of_large_heads(q_len: int, dim: int, dtype: mx.Dtype):
     assert_close("out", out, case.reference().out, composed, OUTPUT_FACTOR)
 
 
+@pytest.mark.alike("dtype")
 @pytest.mark.parametrize("q_len", [1, 3, 8])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -302,7 +303,9 @@ def test_training_runs_each_kernel_once():
         out, gradients = gradients_of(case)
         mx.eval(out, gradients)
     kernels = support.kernel_names(trace)
-    assert len(kernels) == len(set(kernels))
+    # One kernel makes both gradients from stored weights, with another function constant.
+    assert all("_sums_" in name for name in kernels if kernels.count(name) > 1)
+    assert len({event.kernel for event in trace.events}) == len(kernels)
     assert sum("forward" in name for name in kernels) == 1
     assert any("backward" in name for name in kernels)
 

@@ -65,6 +65,7 @@ class Call:
     terms: str = ""  # one whose derivatives are as large as the terms that cancel in those of the definition
     floats: str = ""  # what takes the results with derivatives out of all
     ours: str = ""  # the call's text, where it is not that of `op`
+    ranks_sums: bool = False  # integer results choose among sums, which float32 may round to the same number
     long_axis: str = ""  # results without it are long sums, in which the definition loses digits that ours must not
 
     @property

@@ -26,6 +26,10 @@ def integers(low, high, shape, dtype):
     return mx.array(rng.integers(low, high, shape, dtype=np.int64)).astype(dtype)
 
 
+def permutation(shape):
+    return mx.array(rng.permutation(math.prod(shape)).reshape(shape).astype(np.int32))
+
+
 def codes(shape, keep=0xFFFFFFFF):
     """Packed weights; ``keep`` clears bits that would make a NaN."""
     return mx.array(rng.integers(0, 2**32, shape, dtype=np.uint32) & np.uint32(keep))
@@ -36,6 +40,12 @@ def one_hot(ids, count):
     0.32.4."""
     ids = ids.astype(mx.int64)
     return (mx.where(ids < 0, ids + count, ids)[..., None] == mx.arange(count)).astype(mx.float32)
+
+
+def chosen(x, ids):
+    """The matrices ``ids`` of x, by ``one_hot``."""
+    rows = one_hot(ids, x.shape[0]).astype(x.dtype) @ x.reshape(x.shape[0], -1)
+    return rows.reshape(*ids.shape, *x.shape[1:])
 
 
 def visible(shape):
@@ -62,8 +72,13 @@ def not_normalized(out, lse, *with_lse):
     return (out, *with_lse)
 
 
-def attention_without_pairs(q, v, sinks=None, return_lse=False, **options):
-    """Of no query or no key. MLX 0.32.4's empty products of views write to freed memory (docs/troubleshooting.md)."""
+def attention_without_pairs(
+    q, k, v, sinks=None, return_lse=False, kv_group_size=None, kv_bits=None, kv_mode="affine", **options
+):
+    """Of no query or no key. MLX 0.32.4's empty products of views write to freed memory (docs/mlx-bugs.md)."""
+    from mlx_anvil.reference._quantized_kv import as_arrays  # here, so that a script has it too
+
+    q, _, v = as_arrays(q, k, v, kv_group_size, kv_bits, kv_mode)
     lse = mx.full(q.shape[:3], -math.inf, q.dtype) if sinks is None else mx.broadcast_to(sinks[:, None], q.shape[:3])
     out = mx.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
     return (out, lse) if return_lse else out
@@ -143,7 +158,21 @@ def one_by_one(f, in_axes, out_axes):
 HELPERS = {
     f.__name__: f
     for f in (
-        *(normal, huge, integers, codes, visible, some_hidden, levels, not_normalized, uneven, one_hot, rounded),
+        *(
+            normal,
+            huge,
+            integers,
+            permutation,
+            codes,
+            visible,
+            some_hidden,
+            levels,
+            not_normalized,
+            uneven,
+            one_hot,
+            chosen,
+            rounded,
+        ),
         *(all_as_largest, attention_without_pairs),
         *(transposed, inside_larger, every_second, reversed_twice, off_alignment, repeated),
         *(in_some, grad, vjp, jvp, checkpoint, distinct, one_by_one),

@@ -1,14 +1,18 @@
 """How to draw a call of each op: shapes, dtypes and every option, by the op's name."""
 
+import math
 from collections.abc import Callable
 
 import mlx.core as mx
+from fuzz_experts import quantized_experts
 
 from fuzz_case import Arg, Call, Result
 from fuzz_choices import Draw, activation_of, promoted
+from fuzz_gather import gather_matmul, gather_quantized_matmul
 from fuzz_quantized import (
     quantized_argmax,
     quantized_embedding,
+    quantized_kv,
     quantized_matmul,
     quantized_swiglu,
     quantized_topk,
@@ -69,6 +73,9 @@ def flash_attention(draw: Draw) -> Call:
         Arg("v", ("batch", "kv_heads", "keys", "value_dim"), dtype),
     ]
     arguments = {arg.name: arg.name for arg in args}
+    if draw.one_in(3):
+        args[1:], of_kv = quantized_kv(draw, sizes, dtype)
+        arguments |= of_kv
     mask = draw.choice(None, "causal", "bool", "additive", "hidden")
     if mask == "causal":
         arguments["mask"] = "'causal'"
@@ -206,6 +213,23 @@ def rope_qk(draw: Draw) -> Call:
     return _rope(draw, "rope_qk", ("q", "k"))
 
 
+def rope_and_cache(draw: Draw) -> Call:
+    sizes = {"batch": draw.count(1, 3), "length": draw.count(0, 3), "dim": draw.size(26, 64) + 1}
+    sizes |= {"q_heads": draw.count(1, 4), "kv_heads": draw.count(1, 3), "capacity": sizes["length"] + draw.count(0, 6)}
+    dtype = draw.dtype()
+    rows, cache = ("batch", "kv_heads", "length", "dim"), ("batch", "kv_heads", "capacity", "dim")
+    q = ("batch", "q_heads", "length", "dim")
+    args = [Arg("q", q, dtype), Arg("k", rows, dtype), Arg("v", rows, dtype)]
+    args += [Arg("k_cache", cache, dtype), Arg("v_cache", cache, dtype)]
+    arguments = {arg.name: arg.name for arg in args}
+    arguments["dims"] = repr(2 * draw.count(1, sizes["dim"] // 2))
+    arguments["offset"] = repr(draw.count(0, sizes["capacity"] - sizes["length"]))
+    if draw.maybe():
+        arguments["traditional"] = "True"
+    results = [Result(q, dtype), Result(cache, dtype), Result(cache, dtype)]
+    return Call("rope_and_cache", args, arguments, results, sizes, ("batch", "q_heads"))
+
+
 # ---- routers ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,19 +240,78 @@ def softmax_topk(draw: Draw) -> Call:
     k = draw.count(1, min(sizes["experts"], 8)) if not draw.one_in(4) else draw.count(1, sizes["experts"])
     dtype = draw.dtype()
     arguments = {"logits": "logits", "k": repr(k)}
-    for option, value in (("norm", False), ("scoring", "sigmoid"), ("sorted", False)):
+    scoring = draw.choice("sigmoid", "sqrtsoftplus")
+    for option, value in (("norm", False), ("scoring", scoring), ("sorted", False), ("routed_scaling_factor", 2.5)):
         if draw.one_in(3):
             arguments[option] = repr(value)
     args = [Arg("logits", (*rows, "experts"), dtype, f"{draw.choice(1, 4)} * normal({{shape}})")]
+    if draw.one_in(3):
+        arguments["e_score_correction_bias"] = "bias"
+        args.append(Arg("bias", ("experts",), draw.other_dtype(dtype), "normal({shape})"))
+    groups = [n for n in range(2, sizes["experts"] // 2 + 1) if sizes["experts"] % n == 0]
+    if groups and draw.one_in(2):
+        n = draw.choice(*groups)
+        kept = draw.count(-(-k * n // sizes["experts"]), n)
+        arguments |= {"n_group": repr(n), "topk_group": repr(kept), "group_scoring": repr(draw.choice("top2", "max"))}
+        arguments["masked_score"] = draw.choice("None", "0.0")
     results = [Result((*rows, k), dtype), Result((*rows, k), "uint32")]
-    return Call("softmax_topk", args, arguments, results, sizes, rows, floats="[:1]")
+    ranks_sums = len(args) == 2 or arguments.get("group_scoring") == "'top2'"
+    return Call("softmax_topk", args, arguments, results, sizes, rows, floats="[:1]", ranks_sums=ranks_sums)
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
+
+
+def _tokens(draw: Draw) -> tuple[dict[str, int], int]:
+    """Axes of tokens, and how many there are. Some calls have more pairs than are sorted at once."""
+    sizes = draw.lead(3) if not draw.one_in(8) else {"d0": draw.choice(300, 641)}
+    return sizes, math.prod(sizes.values())
+
+
+def moe_permute(draw: Draw) -> Call:
+    sizes, tokens = _tokens(draw)
+    rows = tuple(sizes)
+    k, experts, dtype = draw.count(0, 8), draw.choice(1, 2, 5, 8, 64, 129, 300), draw.dtype()
+    sizes |= {"columns": 0 if draw.one_in(30) else draw.size(64), "k": k, "pairs": tokens * k}
+    kind = draw.choice("int32", "uint32", "int64", "uint8", "int16")
+    low = 0 if kind.startswith("u") else -experts
+    most = min(experts, 256) if kind == "uint8" else experts
+    ids = Arg("ids", (*rows, "k"), kind, f"integers({low}, {most}, {{shape}}, mx.{kind})", differentiable=False)
+    arguments = {"x": "x", "ids": "ids", "num_experts": repr(experts)}
+    results = [Result(("pairs", "columns"), dtype), Result((experts + 1,), "int32"), Result(("pairs",), "int32")]
+    results.append(Result((*rows, "k"), "int32"))
+    args = [Arg("x", (*rows, "columns"), dtype), ids]
+    return Call("moe_permute", args, arguments, results, sizes, ("columns",), floats="[:1]")
+
+
+def moe_combine(draw: Draw) -> Call:
+    sizes, tokens = _tokens(draw)
+    rows = tuple(sizes)
+    k, dtype = draw.count(0, 9), draw.dtype()
+    sizes |= {"columns": 0 if draw.one_in(30) else draw.size(64, 127), "k": k, "pairs": tokens * k}
+    of_rows, of_pairs = (*rows, "columns"), (*rows, "k")
+    args = [Arg("y", ("pairs", "columns"), dtype)]
+    arguments = {"y": "y", "weights": "None", "inverse": "inverse"}
+    if weighted := not draw.one_in(4):
+        args.append(Arg("weights", of_pairs, draw.other_dtype(dtype)))
+        arguments["weights"] = "weights"
+    places = of_pairs if not weighted or draw.maybe() else ("pairs",)
+    args.append(Arg("inverse", places, "int32", "permutation({shape})", differentiable=False, alike=False))
+    for name, dims in (("residual", of_rows), ("shared", of_rows), ("shared_gate", (*rows, 1))):
+        if draw.maybe() and (name != "shared_gate" or "shared" in arguments):
+            args.append(Arg(name, dims, draw.other_dtype(dtype)))
+            arguments[name] = name
+    result = promoted(*(arg.dtype for arg in args if arg.name in ("y", "residual", "shared")))
+    return Call("moe_combine", args, arguments, [Result(of_rows, result)], sizes, ("columns",))
 
 
 GENERATORS: dict[str, Callable[[Draw], Call]] = {
     f.__name__: f
     for f in (
-        *(silu_gate, gated, flash_attention, rms_norm, layer_norm, rope, rope_qk, softmax_topk),
-        *(quantized_matmul, quantized_swiglu, quantized_embedding, quantized_argmax, quantized_topk),
+        *(silu_gate, gated, flash_attention, rms_norm, layer_norm, rope, rope_qk, rope_and_cache, softmax_topk),
+        *(moe_permute, moe_combine),
+        *(quantized_matmul, quantized_swiglu, quantized_experts, quantized_embedding, quantized_argmax, quantized_topk),
+        *(gather_quantized_matmul, gather_matmul),
     )
 }
 

@@ -82,6 +82,15 @@ def rope_of_frequencies() -> Call:
     return call
 
 
+def choice_of_pairs(gap: float) -> Call:
+    """Expert 8 + i has the score of expert i, and a larger bias: both are chosen, the second one first."""
+    logits = Arg("logits", ("rows", 16), value="mx.tile(normal((*{shape}[:-1], 8)), 2)")
+    bias = Arg("bias", (16,), value=f"mx.concatenate([mx.arange(8.0), mx.arange(8.0) + {gap}])")
+    arguments = {"logits": "logits", "k": "16", "scoring": "'sigmoid'", "e_score_correction_bias": "bias"}
+    results = [Result(("rows", 16), "float32"), Result(("rows", 16), "uint32")]
+    return Call("softmax_topk", [logits, bias], arguments, results, {"rows": 3}, floats="[:1]", ranks_sums=True)
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -96,6 +105,9 @@ def rope_of_frequencies() -> Call:
         case_of(product_near_half_of_the_largest(), grad(0)),
         case_of(rope_of_frequencies(), grad(1)),
         case_of(rope_of_frequencies(), grad(1), grad(1)),
+        case_of(choice_of_pairs(0.0)),
+        case_of(choice_of_pairs(1e-9)),
+        case_of(choice_of_pairs(1e-9), Transform("vmap", in_axes=(0, None), out_axis=-1)),
     ],
     ids=lambda case: f"{case.call.op} {case.kinds}",
 )
@@ -121,6 +133,15 @@ def test_errors_are_seen(call, wrong, seed):
     if call.op == "flash_attention":
         with pytest.raises(Wrong, match="error of result 0"):
             check(case_of(call, grad(2)))
+
+
+def test_wrong_choices_are_seen(seed):
+    call = choice_of_pairs(1e-3)
+    call.ours = "(lambda weights, indices: (weights, (indices + 8) % 16))(*mlx_anvil.softmax_topk("
+    call.ours += f"{call.keywords}))"
+    for case in (case_of(call), case_of(call, Transform("vmap", in_axes=(0, None), out_axis=-1))):
+        with pytest.raises(Wrong, match="result 1 is"):
+            check(case)
 
 
 def test_overflow_on_the_way_is_seen(seed):

@@ -19,6 +19,7 @@ from support import (
     jvp_of,
     kernel_names,
     max_error,
+    normal,
     vjp_of,
     without_copies,
 )
@@ -37,10 +38,6 @@ def both(activation, limit=None):
     return ours, lambda gate, up: reference(gate, up, activation=activation, limit=limit)
 
 
-def normal(*shape, dtype=mx.float32, scale=1.0):
-    return (scale * mx.random.normal(shape)).astype(dtype)
-
-
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +52,7 @@ def test_limits(activation, limit, dtype):
     assert_accurate(jvp_of(ours, 2), jvp_of(exact, 2), [gate, up, dy, tangent], factor=GRADIENT_FACTOR)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("activation", "of_mlx"), [("silu", nn.silu), ("gelu", nn.gelu), ("gelu_tanh", nn.gelu_approx), ("relu2", nn.relu2)]
 )
@@ -64,6 +62,7 @@ def test_functions_of_mlx(activation, of_mlx):
         assert max_error(mlx_anvil.gated(gate, up, activation=activation, stream=mx.cpu), of_mlx(gate) * up) <= 1e-6
 
 
+@pytest.mark.cpu_only
 def test_functions_of_mlx_lm():
     activations = pytest.importorskip("mlx_lm.models.activations")
     gate, up = normal(7, 100, scale=6), normal(7, 100, scale=6)

@@ -10,11 +10,11 @@ import mlx_anvil
 Call = Callable[[], object]
 
 
-def for_matrix_units(call: Call) -> Call:
+def for_matrix_units(call: Call, *, group_products: bool = False) -> Call:
     def chosen() -> object:
         if mx.default_device() == mx.gpu:  # which has them or not
             return call()
-        with mlx_anvil.simulate(matrix_units=True):
+        with mlx_anvil.simulate(matrix_units=True, group_products=group_products):
             return call()
 
     chosen.for_matrix_units = True

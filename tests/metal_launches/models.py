@@ -19,9 +19,10 @@ HEADER = """\
 """
 
 
-def keys(*, matrix_units: bool) -> set[str]:
+def keys(**gpu: bool) -> set[str]:
+    """`gpu`: as for mlx_anvil.simulate."""
     found = set()
-    with recording(), mlx_anvil.simulate(matrix_units=matrix_units):
+    with mlx_anvil.simulate(**gpu):
         for calls in CALLS_OF_MODELS.values():
             for call in calls():
                 with mlx_anvil.trace() as trace:
@@ -34,5 +35,7 @@ def keys(*, matrix_units: bool) -> set[str]:
 
 if __name__ == "__main__":
     apple = sys.argv[1:] == ["--apple"]
-    listed = "".join(f"{key}\n" for key in sorted(keys(matrix_units=not apple)))
+    gpus = [{}] if apple else [{"matrix_units": True}, {"group_products": True}]
+    with recording():
+        listed = "".join(f"{key}\n" for key in sorted(set().union(*(keys(**gpu) for gpu in gpus))))
     sys.stdout.write(listed if apple else HEADER + listed)

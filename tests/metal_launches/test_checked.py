@@ -48,7 +48,8 @@ def test_every_template_runs_checked(op, rng):
     calls: Iterable[Checked] = import_module(f"tests.{op}.checked").every_template(rng)
     launched = set()
     for call in calls:
-        with mlx_anvil.simulate(checked=True, matrix_units=call.matrix_units), mlx_anvil.trace() as trace:
+        gpu = {"matrix_units": call.matrix_units, "group_products": call.group_products}
+        with mlx_anvil.simulate(checked=True, **gpu), mlx_anvil.trace() as trace:
             call.run()
         launched |= {parse_key(event.kernel)[0] for event in trace.events if event.device == "simulator"}
     left_out = ", ".join(missing(op, launched))

@@ -12,7 +12,7 @@ import build_ptx
 from mlx_anvil.mslc import Source, ToolchainError
 from mlx_anvil.mslc.compiler import run_preprocessor, run_rewriter
 from mlx_anvil.mslc.ptx import PtxModule, compile_ptx, find_ptxas
-from mlx_anvil.mslc.toolchain import write_atomically
+from mlx_anvil.mslc.toolchain import digest, write_atomically
 from tests.mslc.msl import HEAD
 
 # The checkout, where there is one.
@@ -43,27 +43,27 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def declared(path: Path, dtype: str) -> tuple[list[str], dict[int, str]]:
-    """The names of a file's kernels for a dtype, or of all where none is for it, and its function constants."""
+    """The names of a file's kernels for a dtype, or for float16 where none is for it, and its function constants."""
     source = Source.load(path, [METAL])
     module = run_rewriter(source, run_preprocessor(source)).module
     names = [kernel.name for kernel in module.kernels]
     first_words = {name: next((word for word in name.split("_") if word in DTYPES), dtype) for name in names}
-    chosen = [name for name in names if first_words[name] == dtype]
-    return chosen or names, {constant.index: constant.name for constant in module.constants}
+    of_dtypes = ([name for name in names if first_words[name] == each] for each in (dtype, "float16"))
+    return next(filter(None, of_dtypes), names), {constant.index: constant.name for constant in module.constants}
 
 
 @cache
-def shipped(path: Path, dtype: str, folder: Path) -> PtxModule:
-    """A file's kernels for a dtype as the package ships them, with deferred function constants.
+def shipped(path: Path, names: tuple[str, ...], folder: Path) -> PtxModule:
+    """Kernels of a file as the package ships them, with deferred function constants.
 
     Compiling them takes as long as assembling them, so one process does it and keeps them in `folder` for the others.
     """
-    kept = folder / f"{path.parent.name}-{path.stem}-{dtype}.ptx.pickle"
+    kept = folder / f"{digest(path, *names)}.ptx.pickle"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
         if not kept.exists():
-            source, only = Source.load(path, [METAL]), declared(path, dtype)[0]
-            module = compile_ptx(source, build_ptx.ARCHITECTURE, defers_constants=True, only=only)
+            source = Source.load(path, [METAL])
+            module = compile_ptx(source, build_ptx.ARCHITECTURE, defers_constants=True, only=names)
             write_atomically(kept, pickle.dumps(module), survives_crash=False)
     return pickle.loads(kept.read_bytes())
 
@@ -77,14 +77,24 @@ def most_spills(kernel: str, features: bool) -> int:
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
     masks): on an H200 the next smaller ones are slower. A decode of 16-bit types spills where rows are not vectors.
     Products of few rows have 128 registers, so that twice as many threads run at once. Sums of 64 rows leave few."""
-    if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix")):
+    if kernel.startswith("gather_few_matrix") and "_g32_" in kernel:  # ids on top of that
+        return 344
+    if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix", "gather_few_matrix")):
         return 232 if "_g32_" in kernel else 112
+    if kernel.startswith("gather_gemm_gated_"):
+        return 48
     if kernel.startswith("quantized_gemm_") and kernel.endswith("_r64n64"):
         return 80
+    if kernel.startswith("flash_attention_forward_matrix_group"):  # two fit a multiprocessor, and are faster so
+        return 112 if features else 0
     if kernel.startswith("flash_attention_forward_matrix_tall"):  # and with that faster than without
         return 80
+    if kernel == "flash_attention_quantized_forward_float32_d128v128":
+        return 36 if features else 96
     if kernel.startswith(("flash_attention_decode_float16", "flash_attention_decode_bfloat16")):
         return 0 if features else 140
+    if kernel.startswith("flash_attention_backward_dq_matrix_") and kernel.endswith("_d32v32"):
+        return 720 if features else 0
     most = {
         "forward_matrix": 80,
         "backward_dkv_matrix": 328,

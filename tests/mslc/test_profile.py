@@ -62,6 +62,15 @@ def test_requested_and_unique_bytes():
     assert (m["device_bytes_written"], m["device_bytes_written_unique"]) == (64 * 4, 64 * 4)
 
 
+def test_unique_bytes_of_threadgroups():
+    """A threadgroup has two SIMD groups, which read the same 32 elements; three threadgroups read the same too."""
+    p = profile("y[i % 64] = x[lane];", threads=192, threadgroup=64)
+    uses = {b.name: (b.bytes_read, b.bytes_written, b.bytes_of_threadgroups) for b in p.buffers}
+    assert uses == {"x": (32 * 4, 0, 3 * 32 * 4), "y": (0, 64 * 4, 3 * 64 * 4)}
+    (both,) = [b for b in profile("y[i % 64] += 1;", threads=192, threadgroup=64).buffers if b.name == "y"]
+    assert both.bytes_of_threadgroups == 3 * 2 * 64 * 4
+
+
 def test_read_modify_write_counts_both():
     m = metrics("y[i] += 1;")
     assert (m["device_bytes_read"], m["device_bytes_written"]) == (128, 128)

@@ -82,6 +82,8 @@ def test_accuracy_of_unary_functions(host_functions, rng, name):
     x = functions.samples(ranges, 100_000, rng)
     if name in functions.ODD_OR_EVEN:
         x[::2] *= -1
+    if name == "tanpi":  # poles have a sign that the reference does not have
+        x = x[np.mod(2 * x, 2) != 1]
     assert_accurate(host_functions, name, allowed, reference, (x,))
 
 

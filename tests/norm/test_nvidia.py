@@ -36,6 +36,7 @@ def operands(name: str, rows: int, columns: int, dtype: mx.Dtype, residual: bool
     return [normal(rows, columns, dtype=dtype), *vectors, *([normal(rows, columns, dtype=dtype)] if residual else [])]
 
 
+@pytest.mark.alike("dtype")
 @each_norm
 @each_dtype
 @each_width

@@ -19,16 +19,13 @@ from support import (
     in_float64,
     kernel_names,
     max_error,
+    normal,
     vjp_of,
 )
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 NORMS = {"rms_norm": (rms_norm, reference.rms_norm), "layer_norm": (layer_norm, reference.layer_norm)}
 each_norm = pytest.mark.parametrize("name", NORMS)
-
-
-def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
-    return mx.random.normal(shape).astype(dtype)
 
 
 # ---- results and dtypes ----------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ unpatched.
 The allowed distance between two trainings is measured, not chosen. The reference is the same training with MLX alone in
 a wider format: float64, or float32 for bfloat16. MLX's own training deviates from it, and deviates differently from
 weights that are moved by at most one unit in the last place. The largest of these deviations, times the factor of all
-our gradients, is the limit for ours.
+our gradients, is the limit for ours. Frozen weights move too: every step meets the same change there, as it meets the
+same error of an approximation in a kernel, and such changes do not average out.
 """
 
 from collections.abc import Callable
@@ -117,16 +118,18 @@ def widened(model: nn.Module, dtype: mx.Dtype) -> nn.Module:
 
 
 def nudged(model: nn.Module, seed: int) -> nn.Module:
-    """Trained parameters with each number moved by one unit in the last place, up, down or not at all. Zeros stay
-    zeros."""
+    """Parameters with each number moved by one unit in the last place, up, down or not at all. Zeros and quantized
+    codes stay as they are."""
     rng = np.random.default_rng(seed)
 
     def nudge(x: mx.array) -> mx.array:
+        if not mx.issubdtype(x.dtype, mx.floating):
+            return x
         bits = mx.int32 if x.dtype == mx.float32 else mx.int16
         moved = x.view(bits) + mx.array(rng.integers(-1, 2, x.shape)).astype(bits)
         return mx.where(x == 0, x, moved.view(x.dtype))
 
-    model.update(tree_map(nudge, model.trainable_parameters()))
+    model.update(tree_map(nudge, model.parameters()))
     return model
 
 

@@ -12,7 +12,7 @@ from mlx_lm.models.activations import SwigluOAI
 import mlx_anvil
 from lm_models import ARCHITECTURES, Architecture, tokens
 from mlx_anvil.patching import Fallback
-from support import max_error
+from support import luck_of_few, max_error
 
 pytestmark = pytest.mark.cpu_only
 
@@ -177,7 +177,8 @@ def test_parts_of_models(name, dtypes):
     assert {"gated", "silu_gate"} & {event.op for event in trace.events}
     for our, their, truth in zip(ours, theirs, exact, strict=True):
         assert our.dtype == their.dtype
-        assert max_error(our, truth) <= 2 * max_error(their, truth) + 1e-5
+        luck = luck_of_few(our) if our.dtype == mx.bfloat16 else 1e-5
+        assert max_error(our, truth) <= 2 * max_error(their, truth) + luck
 
 
 QUANTIZED = {"gemma": "gelu", "gemma2": "gelu_tanh", "gemma3n": "gelu_tanh", "nemotron-nas": "gelu"}
@@ -243,7 +244,7 @@ def test_activation_that_is_replaced_later(monkeypatch):
 
 
 def test_activations_of_experts_belong_to_one_model():
-    """Experts themselves are left; their activation is swapped if the model's own class makes it."""
+    """One is swapped if the model's own class makes it."""
     models = [MODELS["gpt_oss"].build() for _ in range(2)]
     report = mlx_anvil.patch(models[0])
     assert "model.layers.0.mlp.experts.activation" in {row.path for row in report.swapped}

@@ -139,8 +139,8 @@ def decode(model: nn.Module, cache: list, prompt: mx.array, following: mx.array)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_cache(dtype, bits):
-    """Both products over the cache are ours. One layer, whose keys no op of ours has a part in: the codes in the cache
-    are the same with and without the patch, where a later layer's might round the other way."""
+    """Attention reads the codes. One layer, whose keys no op of ours has a part in: the codes in the cache are the same
+    with and without the patch, where a later layer's might round the other way."""
     model = Architecture("llama", {"head_dim": 32, "num_hidden_layers": 1}).build(dtype)
     prompt, following = tokens(2, 9), tokens(2, 4)
 
@@ -153,7 +153,7 @@ def test_quantized_cache(dtype, bits):
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
         ours = run()
         mx.eval(ours)
-    assert any(name.startswith("quantized_") for name in trace.kernels)
+    assert any(name.startswith("flash_attention_quantized_") for name in trace.kernels)
     assert report.fallbacks == ()
     if dtype == mx.float32:
         assert max_error(ours, theirs) <= LIMIT
@@ -162,6 +162,36 @@ def test_quantized_cache(dtype, bits):
     model.set_dtype(mx.float32)
     truth = run()
     assert max_error(ours, truth) <= OUTPUT_FACTOR * max_error(theirs, truth) + FLOOR + luck_of_few(ours)
+
+
+def test_products_with_a_quantized_cache():
+    """Without ``attention``, both products over the cache are ours."""
+    model, prompt = Architecture("llama", {"head_dim": 32, "num_hidden_layers": 1}).build(), tokens(2, 9)
+
+    def run() -> mx.array:
+        return model(prompt, cache=[QuantizedKVCache(group_size=32, bits=4) for _ in model.layers])
+
+    theirs = run()
+    mlx_anvil.patch(model, attention=False, norm=False, rope=False)
+    with mlx_anvil.strict(), mlx_anvil.trace() as trace:
+        ours = run()
+        mx.eval(ours)
+    assert any(name.startswith("quantized_") for name in trace.kernels)
+    assert max_error(ours, theirs) <= LIMIT
+
+
+def test_generator_with_a_quantized_cache():
+    """As ``mlx_lm.generate(kv_bits=4)`` runs it: the same tokens by greedy choice, and nearly the same logits."""
+    model, prompt = Architecture("llama", {"head_dim": 64, "num_hidden_layers": 1}).build(), tokens(11)
+    options = {"max_tokens": 6, "kv_bits": 4, "kv_group_size": 64, "quantized_kv_start": 0}
+    theirs = list(generate_step(prompt, model, **options))
+    mlx_anvil.patch(model, norm=False, rope=False)
+    with mlx_anvil.trace() as trace:
+        ours = list(generate_step(prompt, model, **options))
+    assert any(name.startswith("flash_attention_quantized_") for name in trace.kernels)
+    for (token, logits), (wanted, of_theirs) in zip(ours, theirs, strict=True):
+        assert max_error(mx.exp(logits), mx.exp(of_theirs)) <= LIMIT
+        assert token == wanted
 
 
 def test_batch_with_left_padding():

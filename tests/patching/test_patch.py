@@ -14,7 +14,6 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from mlx_lm.models.activations import swiglu
-from mlx_lm.models.switch_layers import SwitchGLU
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 import mlx_anvil
@@ -128,7 +127,7 @@ def test_experts_of_other_models_are_out_of_reach():
     was = methods(activation)
     report = mlx_anvil.patch(models[0])
     assert methods(activation) == was
-    assert {row.what for row in report.left} == {SwitchGLU.__name__, "router"}
+    assert report.left == ()
     assert mlx_anvil.patch(activation).swapped == ()
 
 

@@ -13,7 +13,8 @@ from quantized_numpy import Format, any_format_of_each_kind, assert_rounded, dra
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     for format in any_format_of_each_kind(rng):
-        yield Checked(partial(_look_up, rng, format))
+        for matrix_units in (False, True):  # each has its own kernel
+            yield Checked(partial(_look_up, rng, format), matrix_units=matrix_units)
 
 
 def _look_up(rng: np.random.Generator, format: Format) -> None:

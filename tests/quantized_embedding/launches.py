@@ -15,6 +15,7 @@ from tests.metal_launches.inputs import (
     MODEL_DTYPES,
     PROMPT,
     Call,
+    for_matrix_units,
     matrix,
 )
 
@@ -23,7 +24,9 @@ def every_kernel() -> Iterator[Call]:
     for dtype, options in product(DTYPES, EVERY_FORMAT):
         table = mx.quantize(mx.zeros((5, 128), dtype), **options)
         for ids in (mx.zeros((3,), mx.int32), mx.zeros((3,), mx.uint64)):
-            yield lambda i=ids, m=table, d=dtype, o=options: mlx_anvil.quantized_embedding(i, *m, dtype=d, **o)
+            look_up = partial(mlx_anvil.quantized_embedding, ids, *table, dtype=dtype, **options)
+            yield look_up
+            yield for_matrix_units(look_up)
 
 
 def of_models() -> Iterator[Call]:

@@ -224,7 +224,7 @@ def test_reads_no_more_than_the_rows(rng):
     with mlx_anvil.trace() as trace, mlx_anvil.strict():
         without_copies(quantized_embedding, ids, *matrix.arrays)
     assert len(trace.kernels) == 1
-    assert kernel_names(trace)[0].startswith("quantized_embedding_float32_affine4")
+    assert kernel_names(trace)[0].replace("_rows", "").startswith("quantized_embedding_float32_affine4")
 
 
 def test_matrix_inside_a_larger_one(rng):

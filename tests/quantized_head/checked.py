@@ -9,6 +9,7 @@ import numpy as np
 
 import mlx_anvil
 from checked_calls import Checked, any_dtype
+from mlx_anvil.reference import DTYPES
 from quantized_numpy import Format, any_format_of_each_kind, draw
 from support import FLOAT32_TOLERANCE, to_numpy
 
@@ -20,14 +21,19 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     # There is a kernel for each of these numbers of rows of x. 301 rows of w are several blocks, which are merged.
     for rows, format in zip(cycle((1, 2, 4, 8)), formats, strict=False):
         yield Checked(partial(_choose, rng, format, rows, 301))
+    # Apple's GPUs take 3 rows and more to tiles; NVIDIA's take float32 to the same kernels as 1 row.
+    for rows, format in zip((4, 8), formats, strict=False):
+        yield Checked(partial(_choose, rng, format, rows, 301, (mx.float32,)), matrix_units=True)
     # With matrix units logits are stored: one block of them, and several.
     for rows, outputs in ((3, 301), (1, 2100)):
-        run = partial(_choose, rng, Format("affine", 64, 4), rows, outputs, halves=True)
+        run = partial(_choose, rng, Format("affine", 64, 4), rows, outputs, (mx.float16, mx.bfloat16))
         yield Checked(run, matrix_units=True)
 
 
-def _choose(rng: np.random.Generator, format: Format, rows: int, outputs: int, halves: bool = False) -> None:
-    dtype = any_dtype(rng, (mx.float16, mx.bfloat16)) if halves else any_dtype(rng)
+def _choose(
+    rng: np.random.Generator, format: Format, rows: int, outputs: int, dtypes: tuple[mx.Dtype, ...] = DTYPES
+) -> None:
+    dtype = any_dtype(rng, dtypes)
     matrix = draw(format, (outputs, COLUMNS), rng, dtype)
     x = mx.array(rng.standard_normal((rows, COLUMNS)).astype(np.float32)).astype(dtype)
     indices, values = mlx_anvil.quantized_topk(x, *matrix.arrays, k=BEST, **format.options)

@@ -25,10 +25,12 @@ def every_kernel() -> Iterator[Call]:
     for dtype, options in product(DTYPES, EVERY_FORMAT):
         for outputs in (64, 128, 4096):
             head = mx.quantize(mx.zeros((outputs, 128), dtype), **options)
-            for rows in range(1, 10):
+            for rows in (*range(1, 10), 129):
                 x = mx.zeros((rows, 128), dtype)
                 yield lambda x=x, m=head, o=options: mlx_anvil.quantized_argmax(x, *m, **o)
                 yield lambda x=x, m=head, o=options: mlx_anvil.quantized_topk(x, *m, k=64, **o)
+        # 128 are kept of too many rows to store their logits: four rows in a threadgroup.
+        yield lambda x=x, m=head, o=options: mlx_anvil.quantized_topk(x, *m, k=128, **o)
     # With matrix units the logits are stored: one block of them, and several.
     for dtype, outputs in product(MODEL_DTYPES, (64, 4096)):
         head, x = mx.quantize(mx.zeros((outputs, 256), dtype)), mx.zeros((1, 256), dtype)

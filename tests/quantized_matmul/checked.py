@@ -28,6 +28,9 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
             yield Checked(partial(_multiply, rng, next(formats), rows, 45, op=mlx_anvil.quantized_gemv))
             yield Checked(partial(_swiglu, rng, next(formats), rows, 45))
     for call in (
+        # Apple's GPUs take 3 gated rows and more to tiles; NVIDIA's take float32 to the same kernels as 1 row.
+        partial(_swiglu, rng, next(formats), 4, 45, dtypes=(mx.float32,)),
+        partial(_swiglu, rng, next(formats), 8, 45, dtypes=(mx.float32,)),
         partial(_multiply, rng, next(formats), 33, 45, dtypes=(mx.float32,)),
         partial(_multiply, rng, next(formats), 33, 300, False, dtypes=(mx.float32,)),
     ):

@@ -34,7 +34,9 @@ def every_kernel() -> Iterator[Call]:
                 y = mx.zeros((rows, outputs), dtype)
                 yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_matmul(x, *w, transpose=True, **o)
                 yield lambda y=y, w=gate, o=options: mlx_anvil.quantized_matmul(y, *w, transpose=False, **o)
-                yield lambda x=x, g=gate, u=up, o=options: mlx_anvil.quantized_swiglu(x, g, u, **o)
+                gated = partial(mlx_anvil.quantized_swiglu, x, gate, up, **options)
+                yield gated
+                yield for_matrix_units(gated)
                 if rows <= 8:  # by GEMV, where quantized_matmul takes tiles from 3 rows on
                     yield lambda x=x, w=gate, o=options: mlx_anvil.quantized_gemv(x, *w, **o)
         if dtype != mx.float32:  # each tile of quantized_gemm; dequantised for a dense product

@@ -37,7 +37,7 @@ with mx.stream(mx.cpu), mlx_anvil.composed():
 
 
 def test_products_of_no_rows_write_nowhere_else():
-    """MLX 0.32.4 copies the strided factor of such a product to memory that it has freed (docs/troubleshooting.md). A
+    """MLX 0.32.4 copies the strided factor of such a product to memory that it has freed (docs/mlx-bugs.md). A
     process of its own, whose memory that is."""
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", EMPTY_PRODUCTS], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

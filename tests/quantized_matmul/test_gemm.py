@@ -39,6 +39,7 @@ def assert_close(result: mx.array, x: mx.array, matrix: Matrix, transpose: bool 
     assert (np.abs(to_numpy(result) - exact) <= bound).all()
 
 
+@pytest.mark.alike("dtype")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("rows", "kernel"), [(9, "r16n32"), (23, "r32n64"), (50, "r64n64")])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
@@ -67,6 +68,7 @@ def test_parts(group, rows, kernel, rng):
     assert_same_bits(multiply(x, matrix, kernel, parts=True), result)
 
 
+@pytest.mark.alike("dtype")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("rows", "kernel"), [(9, "r16"), (23, "r32"), (50, "r64")])
 @pytest.mark.parametrize("format", FORMATS, ids=str)

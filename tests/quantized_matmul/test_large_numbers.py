@@ -1,18 +1,15 @@
 """Quantized products of x near the largest number of its dtype are finite wherever the exact result is. On the CPU with
 every instruction set; on the other backends with the Metal kernels."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
 import support
-from mlx_anvil import _ext
 from mlx_anvil.reference import gated
 from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw
-from support import assert_same_bits, isas, to_numpy
+from support import assert_same_bits, to_numpy
 
 FORMATS = [Format("affine", 64, bits) for bits in (2, 3, 4, 5, 6, 8)] + list(FLOAT_FORMATS)
 LIMITS = {mx.bfloat16: 2.0**-8, mx.float32: 1e-5}
@@ -22,17 +19,6 @@ LARGE = 3e38
 on_cpu = support.backend == "cpu"
 # On CUDA more rows are dense products of MLX's.
 COUNTS = (1, 5) if support.backend == "cuda" else (1, 5, 9, 20, 40)
-
-
-@pytest.fixture(params=isas() if on_cpu else [support.backend])
-def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not on_cpu:
-        yield
-        return
-    before = _ext._current_isa()
-    _ext._set_isa(request.param)
-    yield
-    _ext._set_isa(before)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -74,7 +60,7 @@ def assert_rows_close(result: mx.array, exact: np.ndarray, limit: float) -> None
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_products_and_gradients(kernels, format, dtype, rng):
+def test_products_and_gradients(instruction_set, format, dtype, rng):
     matrix = small_matrix(format, dtype, rng)
     # Integers are off by a share of the largest number of x and of scales.
     limit = LIMITS[dtype] * 4
@@ -93,7 +79,7 @@ def test_products_and_gradients(kernels, format, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_sums_overflow_on_the_way(kernels, dtype, rng):
+def test_sums_overflow_on_the_way(instruction_set, dtype, rng):
     """Weights of 15/8 - 1: the scaled codes alone overflow, and so does the sum of two products, which a third
     cancels."""
     format = Format("affine", 64, 4)
@@ -111,7 +97,7 @@ def test_sums_overflow_on_the_way(kernels, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_swiglu_and_head(kernels, dtype, rng):
+def test_swiglu_and_head(instruction_set, dtype, rng):
     format = Format("affine", 64, 4)
     matrix, x = small_matrix(format, dtype, rng), rows_with(5, dtype, rng)
     exact = to_numpy(x) @ matrix.weights.T
@@ -121,7 +107,8 @@ def test_swiglu_and_head(kernels, dtype, rng):
     assert (best - chosen <= (1.01 * 2**-7 if dtype == mx.bfloat16 else 1e-6) * np.abs(best)).all()
     assert np.isfinite(to_numpy(values)).all()
     if support.backend != "cuda":  # whose quantized_gemv takes matrix units
-        assert_same_bits(values[:, 0], mlx_anvil.quantized_gemv(x, *matrix.arrays, **format.options).max(axis=-1))
+        product = mlx_anvil.quantized_gemv if on_cpu else mlx_anvil.quantized_matmul  # both by tiles
+        assert_same_bits(values[:, 0], product(x, *matrix.arrays, **format.options).max(axis=-1))
 
     up = Matrix(format, matrix.w, matrix.scales * 2.0**-110, matrix.biases * 2.0**-110)
     result = mlx_anvil.quantized_swiglu(x, matrix.arrays, up.arrays, **format.options)
@@ -154,7 +141,7 @@ each_activation = pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_t
 
 @each_activation
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_a_limit_does_not_hide_overflow(kernels, activation, dtype, rng):
+def test_a_limit_does_not_hide_overflow(instruction_set, activation, dtype, rng):
     assert_clamped(activation, dtype, rng)
 
 
@@ -200,7 +187,7 @@ def test_large_scales_in_matrix_units(group, rng):
     assert_rows_close(result, to_numpy(x) @ matrix.weights.T, LIMITS[mx.bfloat16] * 4)
 
 
-def test_a_large_row_does_not_change_the_others(kernels, rng):
+def test_a_large_row_does_not_change_the_others(instruction_set, rng):
     format = Format("affine", 64, 4)
     matrix = small_matrix(format, mx.bfloat16, rng)
     x = mx.random.normal((8, COLUMNS)).astype(mx.bfloat16)
@@ -214,7 +201,7 @@ def test_a_large_row_does_not_change_the_others(kernels, rng):
         assert_same_bits(ordinary[keep], other[keep])
 
 
-def test_infinity_stays(kernels, rng):
+def test_infinity_stays(instruction_set, rng):
     format = Format("affine", 64, 4)
     matrix = small_matrix(format, mx.bfloat16, rng)
     x = rows_with(3, mx.bfloat16, rng)

@@ -50,9 +50,11 @@ def assert_reads_no_more(ours: Counts, mlx: Counts) -> None:
     assert ours.x_lines <= mlx.x_lines
 
 
-@pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("format", WHOLE_VECTORS, ids=str)
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("product", "rows"),
+    [(product, rows) for product in PRODUCTS for rows in (1, 2 if product == SWIGLU else 8)],  # more go by tiles
+)
 def test_words_are_read_once_for_all_rows(product: str, format: Format, rows: int, rng: np.random.Generator):
     """No access to w, scales or biases touches more lines than its bytes fill."""
     counts = profile_ours(Call.draw(rng, product, format, "float16", rows, 64, 1024))
@@ -60,6 +62,7 @@ def test_words_are_read_once_for_all_rows(product: str, format: Format, rows: in
     assert counts.matrix_lines == counts.matrix_fewest_lines
 
 
+@pytest.mark.alike("dtype")
 @each_dtype
 @each_format
 def test_one_row_beside_qmv_fast(format: Format, dtype: str, rng: np.random.Generator):
@@ -92,6 +95,7 @@ def test_swiglu_reads_x_once(rng: np.random.Generator):
     assert 2 * ours.other_bytes <= mlx.other_bytes
 
 
+@pytest.mark.slow
 @each_rows
 @pytest.mark.parametrize("bits", [3, 4, 5, 8])
 def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator):
@@ -103,6 +107,7 @@ def test_plain_product_beside_qvm(bits: int, rows: int, rng: np.random.Generator
         assert ours.x_lines <= mlx.x_lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 9, 32, 64])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_many_rows_beside_qmm_t(bits: int, rows: int, rng: np.random.Generator):
@@ -155,6 +160,8 @@ def test_parts_of_a_plain_product_are_few(rng: np.random.Generator):
     assert many.other_bytes <= 0.1 * many.matrix_unique
 
 
+@pytest.mark.slow
+@pytest.mark.alike("dtype")
 @each_dtype
 @each_format
 def test_instructions_for_each_weight(format: Format, dtype: str):

@@ -117,9 +117,53 @@ def test_transformations(rng):
         assert kernels == [MLX]
         assert_same_bits(other, result)
     shapeless = mx.compile(product, shapeless=True)
-    for rows, by_mlx in ((12, True), (3, False), (30, True)):
+    for rows, by_mlx in ((12, True), (6, False), (30, True)):
         other, kernels = on_chip(shapeless, draw_x(rng, (rows, 128), mx.float16))
         assert (kernels == [MLX]) == by_mlx
+
+
+FEW = "MLX's kernel for few rows is faster, by estimate or the tuning file"
+
+
+@pytest.mark.parametrize("chip", ["M3", "M4 Max", "M5"])
+def test_few_rows(chip, rng):
+    """From the M3 on, 2 to 4 rows with 4-bit and 2-bit codes are left to MLX."""
+    for rows, format, dtype, by_mlx in (
+        (1, FOUR_BITS, mx.float16, False),
+        (2, FOUR_BITS, mx.float16, True),
+        (4, FOUR_BITS, mx.bfloat16, True),
+        (5, FOUR_BITS, mx.float16, False),
+        (3, Format("affine", 32, 2), mx.float16, True),
+        (2, Format("affine", 64, 8), mx.float16, False),
+        (2, Format("mxfp4", 32, 4), mx.float16, False),
+        (2, FOUR_BITS, mx.float32, False),
+    ):
+        matrix, x = draw(format, (40, 128), rng, dtype), draw_x(rng, (rows, 128), dtype)
+        result, kernels = on_chip(mlx_anvil.quantized_matmul, x, *matrix.arrays, chip=chip, **format.options)
+        assert (kernels == [MLX]) == by_mlx
+        assert_product(result, x if dtype != mx.float32 else x.astype(mx.float16), matrix)
+        _, kernels = on_chip(mlx_anvil.quantized_gemv, x, *matrix.arrays, chip=chip, **format.options)
+        assert MLX not in kernels
+    x, y = draw_x(rng, (3, 128), mx.float16), draw_x(rng, (3, 40), mx.float16)
+    matrix = draw(FOUR_BITS, (40, 128), rng, mx.float16)
+    _, kernels = on_chip(mlx_anvil.quantized_matmul, y, *matrix.arrays, transpose=False, chip=chip)
+    assert MLX not in kernels
+    with mlx_anvil.simulate(chip=chip), mlx_anvil.trace() as trace:
+        mx.eval(mlx_anvil.quantized_matmul(x, *matrix.arrays))
+    assert [(event.kernel, event.reason) for event in trace.events] == [(MLX, FEW)]
+
+
+@pytest.mark.parametrize("chip", ["M2 Max", "M3", "M4 Pro"])
+def test_gated_products_of_few_rows(chip, rng):
+    """Fused, 4 rows are at least as fast as MLX's products."""
+    gate, up = (draw(FOUR_BITS, (40, 128), rng, mx.float16) for _ in range(2))
+    for rows in (1, 2, 3, 4):
+        x = draw_x(rng, (rows, 128), mx.float16)
+        result, kernels = on_chip(mlx_anvil.quantized_swiglu, x, gate.arrays, up.arrays, chip=chip)
+        assert kernels.count(MLX) == (2 if rows in (2, 3) and chip[1] > "2" else 0)
+        g, u = (to_numpy(x).astype(np.float64) @ matrix.weights.T for matrix in (gate, up))
+        exact = g / (1 + np.exp(-g)) * u
+        assert np.abs(to_numpy(result) - exact).max() <= 0.02 * np.abs(exact).max()
 
 
 def test_gated_products_of_many_rows(rng):

@@ -71,6 +71,7 @@ def test_forward(format, dtype, rng):
             assert_rounded(result, exact, dtype, terms=inner, factor=dense_factor(rows))
 
 
+@pytest.mark.alike("dtype", "group_size")
 @pytest.mark.parametrize(
     ("outputs", "columns"), [(4667, 2304), (17411, 256), (65539, 512)], ids=["4667", "17411", "65539"]
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from mlx_anvil.reference import DTYPES
 from mlx_anvil.reference import gated as gate_of
 from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw, normal
@@ -62,12 +63,16 @@ def test_more_rows(format, rng):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @some_formats
 def test_rows_do_not_depend_on_their_number(format, dtype, rng):
+    """On Apple's GPUs, 3 to 8 rows have other bits than 1 or 2."""
     gate, up = (draw(format, (37, 7 * format.group_size), rng, dtype) for _ in range(2))
     x = (normal((8, 7 * format.group_size)) * 0.1).astype(dtype)
     single = mx.concatenate([gated(x[i : i + 1], gate, up) for i in range(8)])
+    most = 2 if support.backend in ("simulator", "metal") else 8
+    several = single if most == 8 else gated(x, gate, up)
     for count in range(2, 9):
         for first in {0, 8 - count}:
-            assert_same_bits(gated(x[first : first + count], gate, up), single[first : first + count])
+            of_some = (single if count <= most else several)[first : first + count]
+            assert_same_bits(gated(x[first : first + count], gate, up), of_some)
 
 
 @some_formats
@@ -144,7 +149,8 @@ def test_activations(activation, limit, format, dtype, rng):
             result = gated(x, gate, up, activation=activation, limit=limit)
             mx.eval(result)
         assert len(trace.kernels) == 1
-        assert "quantized_swiglu" in trace.kernels[0]
+        on_tiles = support.backend in ("simulator", "metal") and rows > 2
+        assert ("quantized_tiles_gated" if on_tiles else "quantized_swiglu") in trace.kernels[0]
         assert_rounded(result, exact_activation(g, u, activation, limit), dtype, terms=(0.01 * columns / 2) ** 2)
 
 

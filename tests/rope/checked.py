@@ -8,5 +8,5 @@ from checked_calls import Checked, each_way
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
-    for entry in ("rope/halves", "rope_qk"):
+    for entry in ("rope/halves", "rope_qk", "rope_and_cache"):
         yield from each_way(rng, entry, (2, 3, 11, 26))

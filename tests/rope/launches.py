@@ -29,6 +29,8 @@ def every_kernel() -> Iterator[Call]:
         options["offset"] = mx.array([1, 2], mx.int64 if traditional else mx.int32)
         yield lambda q=q, o=options: mx.vjp(lambda q: mlx_anvil.rope(q, **o), [q], [q])
         yield lambda q=q, k=k, o=options: mlx_anvil.rope_qk(q, k, **o)
+        cache = mx.zeros((2, 1, 7, dim), dtype)
+        yield lambda q=q, k=k, c=cache, o=options: mlx_anvil.rope_and_cache(q, k, k, c, c, **o)
 
 
 def of_models() -> Iterator[Call]:
@@ -40,3 +42,6 @@ def of_models() -> Iterator[Call]:
             q, k = (projected_heads(dtype, count, length, dim) for count in (4, 2))
             yield partial(mlx_anvil.rope, q, offset=offset, **options)
             yield partial(mlx_anvil.rope_qk, q, k, offset=offset, **options)
+            start = 0 if isinstance(offset, int) else mx.array([0])
+            cache = mx.zeros((1, 2, PROMPT, dim), dtype)
+            yield partial(mlx_anvil.rope_and_cache, q, k, k, cache, cache, offset=start, **options)

@@ -53,6 +53,7 @@ def test_chips_of_the_simulator(chip):
         choices = _ext._choices("cpu")
     routes = (choices["flash_attention.mlx_queries"], choices["quantized_matmul.mlx_rows"])
     assert routes == ((9, 9) if chip.startswith("M5") else (0, 0))
+    assert choices["quantized_matmul.mlx_few_rows"] == (4 if chip[1] > "2" else 0)
 
 
 def test_other_simulators():

@@ -187,6 +187,22 @@ print(mlx_anvil.info()["threads"], digest.hexdigest())
     assert_same_on_one_thread(code)
 
 
+def test_quantized_attention_does_not_depend_on_the_thread_count():
+    code = """
+import hashlib, mlx.core as mx, mlx_anvil
+mx.random.seed(1)
+digest = hashlib.sha256()
+for q_len, kv_len, head_dim in ((1, 5000, 128), (3, 2000, 64), (40, 333, 64)):
+    for dtype in (mx.float32, mx.float16, mx.bfloat16):
+        q = mx.random.normal((1, 4, q_len, head_dim)).astype(dtype)
+        k, v = (mx.quantize(mx.random.normal((1, 2, kv_len, head_dim)).astype(dtype)) for _ in range(2))
+        out = mlx_anvil.flash_attention(q, k, v, mask="causal")
+        digest.update(bytes(memoryview(out.astype(mx.float32))))
+print(mlx_anvil.info()["threads"], digest.hexdigest())
+"""
+    assert_same_on_one_thread(code)
+
+
 def assert_same_on_one_thread(code: str) -> None:
     """`code` prints the number of threads and a digest of results."""
     one, digest_of_one = run_python(code, OMP_NUM_THREADS="1").split()

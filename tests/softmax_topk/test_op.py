@@ -18,6 +18,7 @@ from support import (
     assert_same_bits,
     kernel_names,
     max_error,
+    normal,
     to_numpy,
     vjp_of,
 )
@@ -28,10 +29,6 @@ each_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way['scoring'
 
 # Around vectors, what a lane holds, and the bounds between ways to choose.
 SIZES = ((1, 1), (2, 1), (7, 7), (8, 2), (31, 5), (33, 32), (64, 8), (129, 33), (257, 10), (511, 64), (600, 9))
-
-
-def normal(*shape: int, dtype: mx.Dtype = mx.float32) -> mx.array:
-    return mx.random.normal(shape).astype(dtype)
 
 
 def best_of(logits: mx.array, k: int) -> np.ndarray:
@@ -270,7 +267,7 @@ def test_scalar():
 
 
 def test_unknown_scoring():
-    with pytest.raises(ValueError, match=r"^\[softmax_topk\] scoring is 'relu'; allowed: 'softmax' or 'sigmoid'"):
+    with pytest.raises(ValueError, match=r"^\[softmax_topk\] scoring is 'relu'; allowed: 'softmax', 'sigmoid' or"):
         softmax_topk(mx.zeros((3, 8)), 2, scoring="relu")
 
 
@@ -282,7 +279,7 @@ def test_unknown_scoring():
         ("k", None, "an int"),
         ("norm", 1, "a bool"),
         ("sorted", None, "a bool"),
-        ("scoring", 3, "'softmax' or 'sigmoid'"),
+        ("scoring", 3, "'softmax', 'sigmoid' or 'sqrtsoftplus'"),
     ],
 )
 def test_wrong_type(argument, value, allowed):

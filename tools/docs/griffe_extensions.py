@@ -54,11 +54,11 @@ def _objects(parent: griffe.Object) -> Iterator[griffe.Object]:
 def _binding(op: str) -> tuple[str, int]:
     """The file and line that bind an op: its stub is not in the repository."""
     constant = "k" + op.title().replace("_", "")
-    for path in sorted((ROOT / "csrc").glob("*/python.cpp")):
+    for path in sorted((ROOT / "csrc").glob("*/python*.cpp")):
         text = path.read_text()
         if found := re.search(rf'\bm\.def\(\s*(?:"{op}"|{constant})[,\s]', text):
             return path.relative_to(ROOT).as_posix(), text.count("\n", 0, found.end()) + 1
-    raise LookupError(f"no csrc/*/python.cpp binds {op}")
+    raise LookupError(f"no csrc/*/python*.cpp binds {op}")
 
 
 class Links(griffe.Extension):

@@ -32,8 +32,8 @@ def build_wheel(sdk_folder: Path, folder: Path, options: list[str]) -> Path:
     defines = {
         "CMAKE_TOOLCHAIN_FILE": HERE / "toolchain.cmake",
         "MLX_ANVIL_MACOS_SDK": sdk_folder,
-        # File by file: an edit compiles one of them again, and a file that includes too little of the project shows.
-        "MLX_ANVIL_UNITY": "OFF",
+        # As `pip install` compiles on a Mac. That a file includes too little shows in a developer's build.
+        "MLX_ANVIL_UNITY": "ON",
         "MLX_ANVIL_PRECOMPILE": "ON",
         "MLX_ROOT": released.mlx() / "share" / "cmake" / "MLX",
     }

@@ -34,7 +34,7 @@ inline float row_lse(const AttentionBackwardArgs& args,
                      int64_t batch,
                      int64_t head,
                      int64_t query) {
-  return args.lse[(batch * args.sizes.q_heads + head) * args.sizes.q_len + query];
+  return args.lse[(batch * args.sizes.q_heads + head) * args.lse_stride + query];
 }
 
 template <class T>

@@ -84,11 +84,8 @@ struct BackwardTask {
 };
 
 inline float* d_mask_row(const BackwardTask& task, int64_t r) {
-  const AttentionSizes& sizes = task.args.sizes;
-  const int64_t head = head_of(task.rows, r);
-  const int64_t query = query_of(task.rows, r);
-  return task.args.d_mask +
-         ((task.rows.batch * sizes.q_heads + head) * sizes.q_len + query) * sizes.kv_len;
+  return row_address(task.args.d_mask, task.args.d_mask_strides, task.rows.batch,
+                     head_of(task.rows, r), query_of(task.rows, r));
 }
 
 // Processes one band of rows against one packed tile.

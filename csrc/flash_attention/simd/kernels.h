@@ -4,7 +4,7 @@
 
 #include "common/dtype.h"
 #include "common/isa.h"
-#include "flash_attention/problem.h"
+#include "flash_attention/quantized_problem.h"
 
 namespace mlx_anvil {
 
@@ -35,13 +35,14 @@ struct AttentionTile {
 
 inline constexpr int64_t kStreamedRows = 8;
 
-struct AttentionForwardKernels {
-  int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
+template <class Args>
+struct ForwardKernels {
+  int64_t (*scratch_bytes)(const Args& args, AttentionTile tile);
 
   // Computes rows of out and lse from `keys`. With `partial` it stores, per row, the unnormalised
   // sum of values [v_head_dim], the largest score (log2 domain) and the normaliser, for `combine`.
   // Sinks count in the range that begins at 0.
-  void (*forward)(const AttentionForwardArgs& args,
+  void (*forward)(const Args& args,
                   const AttentionRows& rows,
                   KeyRange keys,
                   AttentionTile tile,
@@ -54,6 +55,9 @@ struct AttentionForwardKernels {
                   const float* partials,
                   int64_t splits);
 };
+
+using AttentionForwardKernels = ForwardKernels<AttentionForwardArgs>;
+using QuantizedAttentionKernels = ForwardKernels<QuantizedAttentionArgs>;
 
 struct AttentionBackwardKernels {
   int64_t (*scratch_bytes)(const AttentionSizes& sizes, AttentionTile tile);
@@ -83,6 +87,7 @@ struct AttentionBackwardKernels {
 };
 
 MLX_ANVIL_DECLARE_KERNELS(PerDtype<AttentionForwardKernels>, attention_forward_kernels)
+MLX_ANVIL_DECLARE_KERNELS(PerDtype<QuantizedAttentionKernels>, quantized_attention_kernels)
 MLX_ANVIL_DECLARE_KERNELS(PerDtype<AttentionBackwardKernels>, attention_backward_kernels)
 
 }  // namespace mlx_anvil

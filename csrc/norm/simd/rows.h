@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "common/simd/math.h"
+#include "common/simd/prefetch.h"
 #include "norm/simd/kernels.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -65,15 +66,6 @@ inline void store_columns(T* to, int64_t count, Block x) {
     store_rest(to, count, x);
   } else {
     store_block<false>(to, x);
-  }
-}
-
-template <class T>
-inline void prefetch_block(const T* from) {
-  constexpr int64_t kLine = 64, kBytes = kBlock * sizeof(T);
-  constexpr int kToSecondLevel = 2;
-  for (int64_t byte = 0; byte < kBytes; byte += kLine) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + byte, 0, kToSecondLevel);
   }
 }
 

@@ -11,18 +11,39 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 constexpr int kBandRows = 128, kQuads = kBandRows / 4;
 
-// Factors of a band of rows of w: x times scales in byte pieces, for codes relative to kOffset. A
-// lane is a group; lanes past the strip's groups are undefined. kByGroups keeps one vector of
-// groups per word, else words are transposed to one row per group.
-template <int kPieces, int kRows, int kOffset, bool kByGroups>
+// Reads scales or biases of the band's rows, with zeros past the last. Not inlined: every kernel
+// calls this one copy.
+[[gnu::noinline]] inline void read_band(const QuantizedPlainGemvArgs& args,
+                                        const void* numbers,
+                                        int64_t n,
+                                        int64_t rows,
+                                        int64_t group,
+                                        f32v (&to)[kBandRows]) {
+  const int64_t groups = args.matrix.columns / args.matrix.format.group;
+  const int64_t total = args.matrix.outputs * groups;
+  with_scales(args.matrix, numbers, [&](const auto* from, auto widen) {
+    int64_t at = (args.first + n) * groups + group;
+    for (int64_t r = 0; r < rows; ++r, at += groups) {
+      __builtin_prefetch(from + at + kBandRows * groups, 0, 2);
+      to[r] = widen_some(from + at, total - at, widen);
+    }
+  });
+  std::memset(to + rows, 0, (kBandRows - rows) * sizeof(f32v));
+}
+
+// Factors of a band of rows of w: x times scales in byte pieces. A lane is a group; lanes past the
+// strip's groups are undefined. kByGroups keeps one vector of groups per word, else words are
+// transposed to one row per group.
+template <int kPieces, int kRows, bool kByGroups>
 class BandFactors {
  public:
-  // Reads rows [n, n + rows) and the groups from `group` on. Each factor is normalised below 1 by a
-  // separate power of two, so that small scales lose no precision. Returns false if a value is not
-  // finite.
-  bool read(const QuantizedPlainGemvArgs& args, int64_t n, int64_t rows, int64_t group) {
+  // Reads rows [n, n + rows) and the groups from `group` on, for codes relative to `offset`. Each
+  // factor is normalised below 1 by a separate power of two, so that small scales lose no
+  // precision. Returns false if a value is not finite.
+  [[gnu::noinline]] bool read(
+      const QuantizedPlainGemvArgs& args, int64_t n, int64_t rows, int64_t group, int32_t offset) {
     f32v scales[kBandRows];
-    read_rows(args, args.matrix.weights.scales, n, rows, group, scales);
+    read_band(args, args.matrix.weights.scales, n, rows, group, scales);
     Largest scale, x_of_lane;
     for (const f32v& of_groups : scales) {
       scale.add(of_groups);
@@ -39,9 +60,9 @@ class BandFactors {
     f32v shifts[kRows] = {};
     if (args.matrix.weights.biases) {
       f32v biases[kBandRows];
-      read_rows(args, args.matrix.weights.biases, n, rows, group, biases);
+      read_band(args, args.matrix.weights.biases, n, rows, group, biases);
       for (int r = 0; r < kBandRows; ++r) {
-        biases[r] += scales[r] * static_cast<float>(kOffset);
+        biases[r] += scales[r] * static_cast<float>(offset);
       }
       for (int m = 0; m < kRows; ++m) {
         shifts[m] = sum_of_products(biases, x + m);
@@ -90,26 +111,6 @@ class BandFactors {
   static constexpr float kScale = kPieces == 2 ? 127 << 8 : 127 << 16;
 
  private:
-  // Reads scales or biases of the band's rows, with zeros past the last. Consumers loop separately
-  // over the result, so that their sums stay in registers whatever the type.
-  static void read_rows(const QuantizedPlainGemvArgs& args,
-                        const void* numbers,
-                        int64_t n,
-                        int64_t rows,
-                        int64_t group,
-                        f32v (&to)[kBandRows]) {
-    const int64_t groups = args.matrix.columns / args.matrix.format.group;
-    const int64_t total = args.matrix.outputs * groups;
-    with_scales(args.matrix, numbers, [&](const auto* from, auto widen) {
-      int64_t at = (args.first + n) * groups + group;
-      for (int64_t r = 0; r < rows; ++r, at += groups) {
-        __builtin_prefetch(from + at + kBandRows * groups, 0, 2);
-        to[r] = widen_some(from + at, total - at, widen);
-      }
-    });
-    std::memset(to + rows, 0, (kBandRows - rows) * sizeof(f32v));
-  }
-
   // Sums over all rows. Four independent sums hide the latency of the additions.
   static f32v sum_of_products(const f32v (&numbers)[kBandRows], const float* x) {
     f32v sums[4] = {};

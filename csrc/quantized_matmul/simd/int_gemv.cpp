@@ -3,7 +3,8 @@
 //   sum of code * x ~= step * (sum of code * X), which is exact
 // x has three bytes for float32, else two: relative to the largest element of its unit, an element
 // is off by at most 2^-23 or 2^-15. One instruction sums four products, so that unpacking and
-// multiplying keep up with memory. As in gemv.cpp, a row takes the same steps for every row count.
+// multiplying keep up with memory. As in gemv.cpp, a row takes the same steps for every row count;
+// one row alone takes them in a loop of its own (int_gemv_one.h).
 //
 //   for each strip of rows of w, range of blocks, kOutputs rows of the strip, block of the range:
 //     unpack the codes to bytes; prefetch; look up the scales
@@ -13,7 +14,7 @@
 //   totals += biases * (sum of x); out = lane sums of totals
 #include "quantized_matmul/simd/entries.h"
 #if defined(__AVX512VNNI__)
-#include "quantized_matmul/simd/int_rows.h"
+#include "quantized_matmul/simd/int_gemv_one.h"
 #endif
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -22,67 +23,10 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Rows of w that are multiplied together, and rows per strip.
-constexpr int kIntGemvOutputs = 2, kIntGemvStrip = 8;
+// Rows of w per strip.
+constexpr int kIntGemvStrip = 8;
 
-// Sums codes times X for each lane's unit, for several rows of w and of x together. Rows of w share
-// the loads of x, and independent sums hide the latency of each instruction. The loops are unrolled
-// so that registers hold everything.
-template <class Format, int kPieces, int kTogether, int kOutputs>
-MLX_ANVIL_UNROLLED void block_products(const u32v (&codes)[kOutputs][Bytes<Format>::kVectors],
-                                       const char* x,
-                                       const char* offsets,
-                                       int64_t row_bytes,
-                                       f32v (&products)[kTogether][kOutputs]) {
-  constexpr int kVectors = Bytes<Format>::kVectors;
-  // True if the combined sums of all pieces fit in 32 bits. Intermediate sums, which still contain
-  // kOffset, may wrap around.
-  constexpr int64_t kMost = Bytes<Format>::kMost;
-  constexpr bool kFits = 4 * kVectors * kMost << (8 * kPieces - 1) <= int64_t{1} << 31;
-  // One sum per piece.
-  i32v sums[kTogether][kPieces][kOutputs] = {};
-  if constexpr (Bytes<Format>::kOffset != 0) {
-    static_assert(kFits);
-    unroll<kTogether>([&](auto m) {
-      unroll<kOutputs>([&](auto o) {
-        sums[m.value][0][o.value] =
-            load_bits<i32v>(reinterpret_cast<const int32_t*>(offsets + m.value * row_bytes));
-      });
-    });
-  }
-  unroll<kVectors>([&](auto v) __attribute__((always_inline)) {
-    unroll<kPieces>([&](auto piece) __attribute__((always_inline)) {
-      unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
-        u32v bytes = load_bits<u32v>(reinterpret_cast<const uint32_t*>(
-            x + m.value * row_bytes + (v.value * kPieces + piece.value) * 64));
-        asm("" : "+v"(bytes));  // keeps it in a register; otherwise each use reloads it
-        unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-          i32v& sum = sums[m.value][piece.value][o.value];
-          sum = with_products(sum, codes[o.value][v.value], bytes);
-        });
-      });
-    });
-  });
-  constexpr int kLast = kFits ? 0 : 1;
-  unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
-    unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
-      const auto of_piece = [&](int piece) { return sums[m.value][piece][o.value]; };
-      u32v sum = bits_as<u32v>(of_piece(kPieces - 1));
-      for (int piece = kPieces - 2; piece >= kLast; --piece) {
-        sum = (sum << 8) + bits_as<u32v>(of_piece(piece));
-      }
-      f32v& product = products[m.value][o.value];
-      product = __builtin_convertvector(bits_as<i32v>(sum), f32v);
-      if constexpr (!kFits) {
-        product = product * 256.0f + __builtin_convertvector(of_piece(0), f32v);
-      }
-    });
-  });
-}
-
-// Rows of w are contiguous in memory: without strips, prefetch this far ahead.
-constexpr int64_t kAheadWords = 8192 / sizeof(uint32_t);
-
+// Two rows of x, or kRows = 0: 4 or 8 of them, which share their code.
 template <class Format, int kPieces, int kRows>
 class IntGemv {
  public:
@@ -91,22 +35,38 @@ class IntGemv {
         layout_(args.matrix),
         scales_(args.matrix, BlockUnits::kValues, args.scratch, BlockUnits::unit_of_lane),
         units_(layout_.columns / BlockUnits::kValues),
-        ahead_words_(kInStrips ? kStrip * units_ * kWords : kAheadWords) {}
+        x_rows_(kRows > 0 ? kRows : args.x_rows),
+        in_strips_(x_rows_ * kPieces > 8),
+        strip_(in_strips_ ? kIntGemvStrip : kOutputs),
+        ahead_words_(in_strips_ ? strip_ * units_ * kWords : kAheadWords) {}
 
   void run() {
-    for (int64_t n = 0; n < args_.count; n += kStrip) {
-      const int64_t rows = args_.count - n < kStrip ? args_.count - n : kStrip;
-      f32v totals[kStrip / kOutputs][kRows][kOutputs] = {};
+    for (int64_t n = 0; n < args_.count; n += strip_) {
+      const int64_t rows = args_.count - n < strip_ ? args_.count - n : strip_;
+      Totals totals[kMostRows * kPieces > 8 ? kIntGemvStrip / kOutputs : 1];
       for (int64_t r = 0; r < rows; ++r) {
         scales_.read(args_.first + n + r, r);
       }
-      for (int64_t block = 0; block < layout_.blocks; block += kBlocksAtOnce) {
+      for (int64_t r = 0; r < rows; r += kOutputs) {
+        for (int64_t m = 0; m < x_rows_; ++m) {
+          for (int o = 0; o < kOutputs; ++o) {
+            totals[r / kOutputs][m][o] = f32v{};
+          }
+        }
+      }
+      const int64_t step = in_strips_ ? kBlocksAtOnce : layout_.blocks;
+      for (int64_t block = 0; block < layout_.blocks; block += step) {
         for (int64_t r = 0; r < rows; r += kOutputs) {
-          multiply(n, r, block, totals[r / kOutputs]);
+          multiply(n, r, block, step, totals[r / kOutputs]);
         }
       }
       for (int64_t r = 0; r < rows; r += kOutputs) {
-        finish(n, r, totals[r / kOutputs]);
+        if constexpr (kRows > 0) {
+          finish<kRows>(n, r, totals[r / kOutputs]);
+        } else {
+          x_rows_ == 4 ? finish<4>(n, r, totals[r / kOutputs])
+                       : finish<8>(n, r, totals[r / kOutputs]);
+        }
       }
     }
   }
@@ -114,54 +74,84 @@ class IntGemv {
  private:
   using BlockUnits = typename Bytes<Format>::BlockUnits;
   static constexpr int kVectors = Bytes<Format>::kVectors, kWords = BlockUnits::kWords;
-  static constexpr int kOutputs = kIntGemvOutputs;     // rows of w together
-  static constexpr int kTogether = kRows > 1 ? 2 : 1;  // rows of x together
+  static constexpr int kOutputs = kIntGemvOutputs;  // rows of w together
+  static constexpr int kTogether = 2;               // rows of x together
+  static constexpr int kMostRows = kRows > 0 ? kRows : 8;
+  using Totals = f32v[kMostRows][kOutputs];
+  static constexpr bool kShort = kVectors == 1;  // blocks of 8-bit codes
   // Many rows of x exceed L1, and L2 is no faster than the multiplication. So a few blocks of x are
   // reused for a strip of rows of w.
-  static constexpr bool kInStrips = kRows * kPieces > 8;
-  static constexpr int kStrip = kInStrips ? kIntGemvStrip : kOutputs;
   static constexpr int64_t kBlocksAtOnce =
-      kInStrips ? (1024 + kLanes * Bytes<Format>::kValues - 1) / (kLanes * Bytes<Format>::kValues)
-                : int64_t{1} << 40;
+      (1024 + kLanes * Bytes<Format>::kValues - 1) / (kLanes * Bytes<Format>::kValues);
 
-  // Multiplies rows r to r + kOutputs of the strip at row n, for blocks from `block` on.
-  void multiply(int64_t n, int64_t r, int64_t block, f32v (&totals)[kRows][kOutputs]) {
-    const uint32_t* w[kOutputs];
+  // Multiplies rows r to r + kOutputs of the strip at row n, for `count` blocks from `block` on.
+  void multiply(int64_t n, int64_t r, int64_t block, int64_t count, Totals& totals) {
+    const uint32_t* w[kOutputs];  // of the block
     for (int o = 0; o < kOutputs; ++o) {
       // Past the last row of w, repeat it.
       const int64_t row = n + r + o < args_.count ? n + r + o : args_.count - 1;
-      w[o] = args_.matrix.weights.w + (args_.first + row) * units_ * kWords;
+      w[o] = args_.matrix.weights.w + ((args_.first + row) * units_ + block * kLanes) * kWords;
     }
-    const int64_t end =
-        layout_.blocks - block < kBlocksAtOnce ? layout_.blocks : block + kBlocksAtOnce;
-    const int64_t whole = units_ / kLanes < end ? units_ / kLanes : end;
-    for (; block < whole; ++block) {
-      add_block(w, r, block, totals,
-                [](BlockUnits& to, const uint32_t* from) { to.load_whole(from); });
+    const int64_t end = layout_.blocks - block < count ? layout_.blocks : block + count;
+    const int64_t whole = units_ / kLanes;
+    if constexpr (kShort && kRows > 0) {
+      // Even the test for the last block would take time.
+      for (; block < whole && block < end; ++block) {
+        prefetch(w);
+        add_block(w, r, block, totals);
+        advance(w);
+      }
     }
-    if (block < end) {
-      add_block(w, r, block, totals, [&](BlockUnits& to, const uint32_t* from) {
-        to.load_some(from, units_ - block * kLanes);
-      });
+    uint32_t padded[kOutputs][kWords * kLanes];
+    for (; block < end; ++block) {
+      prefetch(w);
+      if (block == whole) [[unlikely]] {
+        // A copy, so that one loop serves whole blocks and this one, the row's last.
+        unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+          copy_with_zeros<kWords>(w[o.value], (units_ - block * kLanes) * kWords, padded[o.value]);
+          w[o.value] = padded[o.value];
+        });
+      }
+      if constexpr ((kRows == 0 && !kShort) || (kRows == 2 && kVectors == 8)) {
+        add_block_of_rows(w, r, block, totals);
+      } else {
+        add_block(w, r, block, totals);
+      }
+      advance(w);
     }
   }
 
-  template <class Load>
+  MLX_ANVIL_UNROLLED void prefetch(const uint32_t* const (&w)[kOutputs]) const {
+    unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
+      for (int line = 0; line < kWords; ++line) {
+        // The line of the last word: that of the first may belong to the previous block.
+        __builtin_prefetch(w[o.value] + ahead_words_ + (line + 1) * kLanes - 1, 0, 2);
+      }
+    });
+  }
+  MLX_ANVIL_UNROLLED static void advance(const uint32_t* (&w)[kOutputs]) {
+    for (int o = 0; o < kOutputs; ++o) {
+      w[o] += kLanes * kWords;
+    }
+  }
+
+  // A call per block, which is cheap beside several rows of x, leaves their loop all registers.
+  [[gnu::noinline]] void add_block_of_rows(const uint32_t* (&w)[kOutputs],
+                                           int64_t r,
+                                           int64_t block,
+                                           Totals& totals) {
+    add_block(w, r, block, totals);
+  }
+
   MLX_ANVIL_UNROLLED void add_block(const uint32_t* (&w)[kOutputs],
                                     int64_t r,
                                     int64_t block,
-                                    f32v (&totals)[kRows][kOutputs],
-                                    Load load) {
+                                    Totals& totals) {
     u32v codes[kOutputs][kVectors];
     f32v scale[kOutputs];
     unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
       BlockUnits packed;
-      const uint32_t* const from = w[o.value] + block * kLanes * kWords;
-      load(packed, from);
-      for (int line = 0; line < kWords; ++line) {
-        // The line of the last word: that of the first may belong to the previous block.
-        __builtin_prefetch(from + ahead_words_ + (line + 1) * kLanes - 1, 0, 2);
-      }
+      packed.load_whole(w[o.value]);
       unroll<kVectors>([&](auto v) {
         codes[o.value][v.value] = Bytes<Format>::template vector<v.value>(packed);
       });
@@ -170,15 +160,16 @@ class IntGemv {
     const char* row = reinterpret_cast<const char*>(args_.x);
     const int64_t row_bytes = layout_.bytes();
     f32v(*total)[kOutputs] = totals;
-    int rows = kRows;
-    if constexpr (kRows > kTogether) {
+    int rows = kRows > 0 ? kRows : static_cast<int>(x_rows_);
+    if constexpr (kRows == 0) {
       // Hides the trip count: compilers would unroll this loop fully and run out of registers.
       asm("" : "+r"(rows), "+r"(total));
     }
     for (; rows > 0; rows -= kTogether, total += kTogether, row += kTogether * row_bytes) {
       f32v products[kTogether][kOutputs];
       block_products<Format, kPieces, kTogether, kOutputs>(
-          codes, row + block * layout_.block_columns * kPieces,
+          [&](auto v, auto o) __attribute__((always_inline)) { return codes[o.value][v.value]; },
+          row + block * layout_.block_columns * kPieces,
           row + layout_.offsets_at() + block * sizeof(i32v), row_bytes, products);
       unroll<kTogether>([&](auto m) __attribute__((always_inline)) {
         const f32v step = load_lanes(
@@ -192,10 +183,11 @@ class IntGemv {
     }
   }
 
-  void finish(int64_t n, int64_t r, const f32v (&totals)[kRows][kOutputs]) {
+  template <int kCount>
+  void finish(int64_t n, int64_t r, const Totals& totals) {
     // Copied by an unrolled loop, so that they stay in registers.
-    f32v sums[kRows * kOutputs];
-    unroll<kRows * kOutputs>([&](auto i) __attribute__((always_inline)) {
+    f32v sums[kCount * kOutputs];
+    unroll<kCount * kOutputs>([&](auto i) __attribute__((always_inline)) {
       sums[i.value] = totals[i.value / kOutputs][i.value % kOutputs];
     });
     if constexpr (Format::kHasBiases) {
@@ -209,7 +201,7 @@ class IntGemv {
             bias[o] += scales_.scales_from(g, r + o) * static_cast<float>(Bytes<Format>::kOffset);
           }
         }
-        unroll<kRows>([&](auto m) __attribute__((always_inline)) {
+        unroll<kCount>([&](auto m) __attribute__((always_inline)) {
           const f32v of_x = load_lanes(reinterpret_cast<const float*>(x + m.value * row_bytes) + g);
           unroll<kOutputs>([&](auto o) __attribute__((always_inline)) {
             sums[m.value * kOutputs + o.value] += bias[o.value] * of_x;
@@ -217,9 +209,9 @@ class IntGemv {
         });
       }
     }
-    const f32v results = sums_of_lanes<kRows * kOutputs>(sums) * Format::kFactor;
+    const f32v results = sums_of_lanes<kCount * kOutputs>(sums) * Format::kFactor;
     for (int o = 0; o < kOutputs && n + r + o < args_.count; ++o) {
-      for (int m = 0; m < kRows; ++m) {
+      for (int m = 0; m < kCount; ++m) {
         args_.out[m * args_.count + n + r + o] = results[m * kOutputs + o];
       }
     }
@@ -228,7 +220,9 @@ class IntGemv {
   const QuantizedGemvArgs& args_;
   const IntRowLayout layout_;
   RowScales scales_;
-  const int64_t units_;
+  const int64_t units_, x_rows_;
+  const bool in_strips_;
+  const int64_t strip_;        // rows of w
   const int64_t ahead_words_;  // with strips: to the same columns of the next strip
 };
 
@@ -236,13 +230,11 @@ template <class Format, int kPieces>
 void multiply_rows(const QuantizedGemvArgs& args) {
   switch (args.x_rows) {
     case 1:
-      return IntGemv<Format, kPieces, 1>(args).run();
+      return IntGemvOfOne<Format, kPieces>(args).run();
     case 2:
       return IntGemv<Format, kPieces, 2>(args).run();
-    case 4:
-      return IntGemv<Format, kPieces, 4>(args).run();
     default:
-      return IntGemv<Format, kPieces, 8>(args).run();
+      return IntGemv<Format, kPieces, 0>(args).run();
   }
 }
 

@@ -74,7 +74,7 @@ class IntPlainStrip {
 
  protected:
   using Codes = RowBytes<Format>;
-  using Factors = BandFactors<kPieces, kRows, Format::kOffset, kByGroups>;
+  using Factors = BandFactors<kPieces, kRows, kByGroups>;
   static constexpr int kVectors = Codes::kVectors;
 
   int64_t row_step() const { return args_.blocks * Codes::kColumns; }
@@ -98,7 +98,7 @@ class IntPlainStrip {
     first_group_ = block * Codes::kColumns >> group_shift_;
     if (skipped_bytes_ > 0) {
       if (block > 0 && block == args_.first_block &&
-          !factors_[now_].read(args_, n, rows, first_group_ - kLanes)) {
+          !factors_[now_].read(args_, n, rows, first_group_ - kLanes, Format::kOffset)) {
         return false;
       }
       now_ = 1 - now_;
@@ -106,7 +106,7 @@ class IntPlainStrip {
     // The last block may have columns of the previous group only. Columns past the row then use
     // stale factors or zeros, and their results are not stored.
     return first_group_ << group_shift_ >= args_.matrix.columns ||
-           factors_[now_].read(args_, n, rows, first_group_);
+           factors_[now_].read(args_, n, rows, first_group_, Format::kOffset);
   }
 
   // First column of a block, relative to factors_[now_]. Columns below 0 use the previous factors.

@@ -19,11 +19,14 @@ constexpr int kTaken = 4;  // rows of w per pass
 // predict the next row.
 constexpr int64_t kAheadRows = 16;
 
-template <class Format, int kRows>
+// kOneRow: x has one row, else an even number of them.
+template <class Format, bool kOneRow>
 class PlainGemv {
  public:
   explicit PlainGemv(const QuantizedPlainGemvArgs& args)
-      : args_(args), units_(args.matrix.columns / BlockUnits::kValues) {
+      : args_(args),
+        x_rows_(kOneRow ? 1 : args.x_rows),
+        units_(args.matrix.columns / BlockUnits::kValues) {
     const int64_t units_per_group = args.matrix.format.group / BlockUnits::kValues;
     for (int lane = 0; lane < kLanes; ++lane) {
       group_of_lane_[lane] = static_cast<uint32_t>(lane / units_per_group);
@@ -32,7 +35,7 @@ class PlainGemv {
   }
 
   void run() {
-    for (int64_t i = 0; i < kRows * args_.blocks * kBlock; i += kLanes) {
+    for (int64_t i = 0; i < x_rows_ * args_.blocks * kBlock; i += kLanes) {
       store_lanes(args_.out + i, f32v{});
     }
     int64_t n = 0;
@@ -61,7 +64,7 @@ class PlainGemv {
   void add_rows(int64_t n) {
     const int64_t row_words = units_ * BlockUnits::kWords;
     const uint32_t* const w = args_.matrix.weights.w + (args_.first + n) * row_words;
-    const float* const x = args_.x + n * kRows;
+    const float* const x = args_.x + n * x_rows_;
     // The strip's groups fit in one vector. Columns past the row's end are undefined; their results
     // stay in separate lanes.
     const int64_t groups = args_.matrix.columns / args_.matrix.format.group;
@@ -95,7 +98,7 @@ class PlainGemv {
         }
       }
       float* const out = args_.out + b * kBlock;
-      if constexpr (kRows == 1) {
+      if constexpr (kOneRow) {
         add_block_once<kCount>(packed, scale, bias, x, out);
       } else {
         add_block<kCount>(packed, scale, bias, x, out);
@@ -118,13 +121,16 @@ class PlainGemv {
           value[r] += bias[r];
         }
       }
-      for (int m = 0; m < kRows; ++m) {
-        float* const to = out + m * step + i.value * kLanes;
-        f32v sum = load_lanes(to);
+      float* to = out + i.value * kLanes;
+      const float* of_rows = x;
+      for (int64_t m = 0; m < x_rows_; m += 2, to += 2 * step, of_rows += 2) {
+        f32v sum[2] = {load_lanes(to), load_lanes(to + step)};
         for (int r = 0; r < kCount; ++r) {
-          sum += value[r] * splat(x[r * kRows + m]);
+          sum[0] += value[r] * splat(of_rows[r * x_rows_]);
+          sum[1] += value[r] * splat(of_rows[r * x_rows_ + 1]);
         }
-        store_lanes(to, sum);
+        store_lanes(to, sum[0]);
+        store_lanes(to + step, sum[1]);
       }
     });
   }
@@ -158,7 +164,7 @@ class PlainGemv {
   }
 
   const QuantizedPlainGemvArgs& args_;
-  const int64_t units_;
+  const int64_t x_rows_, units_;
   u32v group_of_lane_;
   int group_shift_;
 };
@@ -168,16 +174,7 @@ class PlainGemv {
 void quantized_plain_gemv(const QuantizedPlainGemvArgs& args) {
   with_format(args.matrix.format, [&](auto format) {
     using Format = decltype(format);
-    switch (args.x_rows) {
-      case 1:
-        return PlainGemv<Format, 1>(args).run();
-      case 2:
-        return PlainGemv<Format, 2>(args).run();
-      case 4:
-        return PlainGemv<Format, 4>(args).run();
-      default:
-        return PlainGemv<Format, 8>(args).run();
-    }
+    args.x_rows == 1 ? PlainGemv<Format, true>(args).run() : PlainGemv<Format, false>(args).run();
   });
 }
 

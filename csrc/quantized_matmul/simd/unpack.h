@@ -245,7 +245,22 @@ inline f32v widen_some(const T* from, int64_t count, Widen widen) {
     return widen(from);
   }
   T some[kLanes] = {};
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  // One load and one store of a vector: the bytes that memcpy() stores are not ready for a vector
+  // load, which then waits.
+  const auto given = static_cast<__mmask16>((1u << (count > 0 ? count : 0)) - 1);
+  if constexpr (sizeof(T) == 4) {
+    _mm512_storeu_si512(some, _mm512_maskz_loadu_epi32(given, from));
+  } else if constexpr (sizeof(T) == 2) {
+    const __m256i numbers = _mm256_maskz_loadu_epi16(given, from);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(some), numbers);
+  } else {
+    const __m128i numbers = _mm_maskz_loadu_epi8(given, from);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(some), numbers);
+  }
+#else
   std::memcpy(some, from, (count > 0 ? count : 0) * sizeof(T));
+#endif
   return widen(some);
 }
 

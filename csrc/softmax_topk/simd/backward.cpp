@@ -4,6 +4,7 @@
 // softmax that is not normalised over the choice.
 #include "softmax_topk/simd/columns.h"
 #include "softmax_topk/simd/kernels.h"
+#include "softmax_topk/simd/keys.h"
 #include "softmax_topk/simd/scores.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -37,8 +38,12 @@ class BlockGradient {
         d_logits_(static_cast<T*>(args.d_logits) + first_row * args.experts) {}
 
   void run() {
-    const bool whole_row = !args_.is_sigmoid && !args_.is_normalised;
-    const f32v highest = gather();
+    const bool is_softmax = args_.scoring == RouterScoring::kSoftmax;
+    const bool whole_row = is_softmax && !args_.is_normalised;
+    f32v highest = gather();
+    if (whole_row && args_.is_steered) {
+      highest = row_maxima();
+    }
     f32v sum = score(reference_of(args_, highest));
     if (whole_row) {
       sum = exponential_sums(highest);
@@ -68,14 +73,15 @@ class BlockGradient {
     };
   }
 
-  // Returns the highest chosen logit, which is also the row's highest. NaN ranks above all.
+  // Returns the highest chosen logit: the row's highest, unless something else steers the choice.
+  // NaN ranks above all.
   f32v gather() {
     f32v highest = {};
     for (int64_t i = 0; i < args_.chosen; ++i) {
       const f32v logit = block_.load(logits_, args_.experts, expert_of(i));
       store_lanes(memory_.logits + i * kLanes, logit);
       store_lanes(memory_.cotangents + i * kLanes,
-                  block_.load(d_weights_, args_.chosen, [&](int64_t) { return i; }));
+                  block_.load(d_weights_, args_.chosen, [&](int64_t) { return i; }) * args_.scale);
       const i32v higher = (logit > highest) | (logit != logit);
       highest = i == 0 ? logit : higher ? logit : highest;
     }
@@ -87,11 +93,19 @@ class BlockGradient {
     f32v sum = {};
     for (int64_t i = 0; i < args_.chosen; ++i) {
       const f32v logit = load_lanes(memory_.logits + i * kLanes);
-      const f32v score = relative_score(args_.is_sigmoid, logit, reference);
+      const f32v score = relative_score(args_.scoring, logit, reference);
       store_lanes(memory_.scores + i * kLanes, score);
       sum += score;
     }
     return sum;
+  }
+
+  f32v row_maxima() const {
+    f32v highest = {};
+    for (int64_t row = 0; row < block_.rows(); ++row) {
+      highest[row] = highest_logit(logits_ + row * args_.experts, args_.experts);
+    }
+    return highest;
   }
 
   f32v exponential_sums(f32v highest) const {
@@ -139,9 +153,8 @@ class BlockGradient {
     for (int64_t i = 0; i < args_.chosen; ++i) {
       f32v d =
           load_lanes(memory_.scores + i * kLanes) * load_lanes(memory_.cotangents + i * kLanes);
-      if (args_.is_sigmoid) {
-        // Computes 1 - s as sigmoid(-logit), which does not cancel.
-        d = d * relative_score(true, -load_lanes(memory_.logits + i * kLanes), f32v{});
+      if (args_.scoring != RouterScoring::kSoftmax) {
+        d = d * log_slope(args_.scoring, load_lanes(memory_.logits + i * kLanes));
       }
       block_.store(d_logits_, args_.experts, expert_of(i), d);
     }

@@ -13,10 +13,6 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 // Groups per choice. More groups cost time, but sharpen the bound.
 inline constexpr int64_t kGroupsPerChoice = 2;
 
-inline i32v larger(i32v a, i32v b) {
-  return a > b ? a : b;
-}
-
 // Bit l is set if lane l is.
 inline uint32_t lane_bits(i32v mask) {
 #if defined(__AVX512F__)

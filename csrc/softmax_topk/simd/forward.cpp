@@ -1,10 +1,11 @@
 // Forward of softmax_topk on the CPU, as defined in metal/softmax_topk/forward.metal.
 //
-// Short rows are processed side by side, longer rows one at a time. The path depends only on the
-// row's length.
+// Short rows are processed side by side; longer rows, and those with a bias or groups, one at a
+// time. The path depends only on the row's length and the options.
 #include "softmax_topk/simd/choose.h"
 #include "softmax_topk/simd/columns.h"
 #include "softmax_topk/simd/kernels.h"
+#include "softmax_topk/simd/steer.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -25,11 +26,11 @@ class ShortRows {
     const f32v reference = reference_of(args_, logits_of(chosen_[0]));
     f32v scores[kShortRow], sum = {};
     for (int64_t i = 0; i < args_.chosen; ++i) {
-      scores[i] = relative_score(args_.is_sigmoid, logits_of(chosen_[i]), reference);
+      scores[i] = relative_score(args_.scoring, logits_of(chosen_[i]), reference);
       sum += scores[i];
     }
     if (!args_.is_normalised) {
-      sum = args_.is_sigmoid ? splat(1.0f) : exponential_sum();
+      sum = args_.scoring == RouterScoring::kSoftmax ? exponential_sum() : splat(1.0f);
     }
     T* const weights = static_cast<T*>(args_.weights) + row_ * args_.chosen;
     for (int64_t i = 0; i < args_.chosen; ++i) {
@@ -37,7 +38,8 @@ class ShortRows {
       const i32v place = place_of(i);
       std::memcpy(places, &place, sizeof(places));
       block_.store(
-          weights, args_.chosen, [&](int64_t row) { return places[row]; }, scores[i] / sum);
+          weights, args_.chosen, [&](int64_t row) { return places[row]; },
+          scores[i] / sum * args_.scale);
       for (int64_t row = 0; row < block_.rows(); ++row) {
         args_.indices[(row_ + row) * args_.chosen + places[row]] =
             static_cast<uint32_t>(indices_[i][row]);
@@ -119,8 +121,12 @@ void long_row(const RouterForwardArgs& args, const ChoiceMemory& memory, int64_t
   T* const weights = static_cast<T*>(args.weights) + row * args.chosen;
   uint32_t* const indices = args.indices + row * args.chosen;
   read_keys(logits, args.experts, memory.keys);
+  if (args.is_steered) {
+    Steering(args, memory, row).run(logits);
+  }
   choose(memory, args.experts, args.chosen);
-  const f32v highest = logits_of(splat_key(memory.chosen_keys[0]));
+  const f32v highest = args.is_steered ? take_logits(args, memory, logits)
+                                       : logits_of(splat_key(memory.chosen_keys[0]));
   if (args.in_index_order) {
     sort_by_index(memory, args.chosen);
   }
@@ -129,15 +135,18 @@ void long_row(const RouterForwardArgs& args, const ChoiceMemory& memory, int64_t
   f32v sum = {};
   for_each_vector(args.chosen, [&](int64_t i, int64_t count) {
     const f32v chosen = logits_of(load_bits<i32v>(memory.chosen_keys + i));
-    const f32v some = first_lanes(relative_score(args.is_sigmoid, chosen, reference), count);
+    const f32v some = first_lanes(relative_score(args.scoring, chosen, reference), count);
     store_lanes(scores + i, some);
     sum += some;
   });
-  const float total = args.is_normalised ? lane_sum(sum)
-                      : args.is_sigmoid  ? 1.0f
-                                         : exponential_sum(logits, args.experts, highest[0]);
+  float total = 1.0f;
+  if (args.is_normalised) {
+    total = lane_sum(sum);
+  } else if (args.scoring == RouterScoring::kSoftmax) {
+    total = exponential_sum(logits, args.experts, highest[0]);
+  }
   for_each_vector(args.chosen, [&](int64_t i, int64_t count) {
-    store_some(weights + i, count, load_lanes(scores + i) / splat(total));
+    store_some(weights + i, count, load_lanes(scores + i) / splat(total) * args.scale);
   });
   for (int64_t i = 0; i < args.chosen; ++i) {
     indices[i] = static_cast<uint32_t>(memory.chosen_indices[i]);
@@ -146,7 +155,7 @@ void long_row(const RouterForwardArgs& args, const ChoiceMemory& memory, int64_t
 
 template <class T>
 void forward(const RouterForwardArgs& args, int64_t begin, int64_t end, void* scratch) {
-  if (args.experts <= kShortRow) {
+  if (args.experts <= kShortRow && !args.is_steered) {
     for_each_block_of_rows(
         begin, end, [&](RowBlock block, int64_t first) { ShortRows<T>(args, block, first).run(); });
     return;

@@ -5,6 +5,7 @@
 
 #include "common/dtype.h"
 #include "common/isa.h"
+#include "softmax_topk/scoring.h"
 
 namespace mlx_anvil {
 
@@ -14,9 +15,16 @@ struct RouterForwardArgs {
   void* weights;
   uint32_t* indices;
   int64_t experts, chosen;
-  bool is_sigmoid;      // otherwise softmax
+  RouterScoring scoring;
   bool is_normalised;   // the weights of a row sum to 1
-  bool in_index_order;  // otherwise by descending weight
+  bool in_index_order;  // otherwise the best first
+  bool is_steered;      // has a bias or groups
+  float scale;          // of the weights
+  const float* bias;    // null if there is none
+  int64_t rows_per_bias;
+  int64_t groups, kept_groups;  // of equal size; one group if all are kept
+  bool groups_by_max;           // otherwise by the sum of their two best
+  int32_t masked_key;           // of experts whose group is not kept
 };
 
 struct RouterBackwardArgs {
@@ -25,8 +33,10 @@ struct RouterBackwardArgs {
   const void* d_weights;
   void* d_logits;
   int64_t experts, chosen;
-  bool is_sigmoid;
+  RouterScoring scoring;
   bool is_normalised;
+  bool is_steered;  // the highest logit may not be among the chosen ones
+  float scale;
 };
 
 // `scratch` must hold scratch_bytes().

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/simd/math.h"
+#include "softmax_topk/scoring.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -58,22 +59,73 @@ inline f32v first_lanes(f32v x, int64_t count) {
 }
 
 // Scores are divided by e^reference, which keeps their sum from underflowing. The reference is 0
-// for sigmoids that are not normalised.
+// for other scores than softmax that are not normalised.
 template <class Args>
 inline f32v reference_of(const Args& args, f32v highest) {
-  if (!args.is_sigmoid) {
+  if (args.scoring == RouterScoring::kSoftmax) {
     return highest;
   }
-  return args.is_normalised ? at_most(highest, 0.0f) : f32v{};
+  const float factor = args.scoring == RouterScoring::kSqrtSoftplus ? 0.5f : 1.0f;
+  return args.is_normalised ? at_most(highest, 0.0f) * factor : f32v{};
 }
 
-// e^logit or sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|), divided by e^reference. NaN stays
-// NaN.
-inline f32v relative_score(bool is_sigmoid, f32v logit, f32v reference) {
-  if (!is_sigmoid) {
+inline f32v square_root(f32v x) {
+#if defined(__AVX512F__)
+  return bits_as<f32v>(_mm512_sqrt_ps(bits_as<__m512>(x)));
+#elif defined(__AVX__)
+  return bits_as<f32v>(_mm256_sqrt_ps(bits_as<__m256>(x)));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) {
+    x[lane] = __builtin_sqrtf(x[lane]);
+  }
+  return x;
+#endif
+}
+
+// log(1 + t) / t for 0 <= t <= 1, from the series of artanh(z) / z with z = t / (2 + t). Relative
+// error: 2e-7.
+inline f32v log1p_ratio(f32v t) {
+  const f32v z = t / (2.0f + t), square = z * z;
+  f32v p = splat(1.0f / 13.0f);
+  for (const float coefficient :
+       {1.0f / 11.0f, 1.0f / 9.0f, 1.0f / 7.0f, 1.0f / 5.0f, 1.0f / 3.0f, 1.0f}) {
+    p = p * square + coefficient;
+  }
+  return 2.0f / (2.0f + t) * p;
+}
+
+// sqrt(softplus(logit)) over e^reference, with softplus(logit) = max(logit, 0) + log(1 +
+// e^-|logit|).
+inline f32v relative_sqrt_softplus(f32v logit, f32v reference) {
+  const f32v small = exp(-absolute(logit)), ratio = log1p_ratio(small);
+  const f32v negative = exp(0.5f * logit - reference) * square_root(ratio);
+  return logit > 0.0f ? square_root(logit + small * ratio) : negative;
+}
+
+// e^logit, sigmoid(logit) = e^min(logit, 0) / (1 + e^-|logit|), or sqrt(softplus(logit)), divided
+// by e^reference. NaN stays NaN.
+inline f32v relative_score(RouterScoring scoring, f32v logit, f32v reference) {
+  if (scoring == RouterScoring::kSoftmax) {
     return exp(logit - reference);
   }
+  if (scoring == RouterScoring::kSqrtSoftplus) {
+    return relative_sqrt_softplus(logit, reference);
+  }
   return exp(at_most(logit, 0.0f) - reference) / (1.0f + exp(-absolute(logit)));
+}
+
+// The derivative of the score's logarithm: 1, 1 - sigmoid(logit), computed as sigmoid(-logit),
+// which does not cancel, or sigmoid(logit) / (2 softplus(logit)).
+inline f32v log_slope(RouterScoring scoring, f32v logit) {
+  if (scoring == RouterScoring::kSoftmax) {
+    return splat(1.0f);
+  }
+  if (scoring == RouterScoring::kSigmoid) {
+    return relative_score(scoring, -logit, f32v{});
+  }
+  const f32v small = exp(-absolute(logit)), ratio = log1p_ratio(small);
+  const f32v softplus = logit > 0.0f ? logit + small * ratio : ratio;  // over small if negative
+  return 0.5f / ((1.0f + small) * softplus);
 }
 
 // Sums e^(logit - highest) over a row. Returns 0 or NaN if `highest` is NaN or infinite; the scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MAX_BUFFERS = 31
 COUNT_KINDS = ("matrix_multiplies", "transcendentals")
 DISPATCH_THREADS, CHECKED, PROFILED = 1, 2, 4
@@ -73,6 +73,7 @@ class Profile(c.Structure):
         ("bytes_written", c.c_ulonglong * MAX_BUFFERS),
         ("counts", c.c_ulonglong * len(COUNT_KINDS)),
         ("collective_lanes", c.c_ulonglong),
+        ("bytes_of_threadgroups", c.c_ulonglong * MAX_BUFFERS),
     ]
 
 

@@ -92,38 +92,30 @@ def measure_work(
     library = Library(source, constants=constants, options=PROFILED)
     run_grid = tuple(sample or grid)
 
-    def profile(extent: Sequence[int]) -> LaunchProfile:
-        report = library.run(kernel, buffers, extent, threadgroup, threadgroup_memory, dispatch)
-        assert report.profile is not None
-        return report.profile
-
-    one = profile([1, 1, 1] if dispatch == "threadgroups" else threadgroup)
-    whole = profile(run_grid)
+    report = library.run(kernel, buffers, run_grid, threadgroup, threadgroup_memory, dispatch)
+    assert report.profile is not None
     limits = {p.name: _bytes(buffers, p.index, p.name) for p in library.kernels[kernel].parameters}
     (compiled,) = compile_agx(source, [kernel], constants)
-    return combine_work(whole, one, compiled, prod(threadgroup), _ratio(grid, run_grid), limits | dict(sizes or {}))
+    ratio = _ratio(grid, run_grid)
+    return combine_work(report.profile, compiled, prod(threadgroup), ratio, limits | dict(sizes or {}))
 
 
 def combine_work(
     whole: LaunchProfile,
-    one: LaunchProfile | None,
     compiled: AgxKernel,
     threads: int,
     ratio: float = 1.0,
     limits: Mapping[str, float] | None = None,
 ) -> Work:
-    """`whole` is the profile of the launch, or of one in `ratio` of it; `one` of a single threadgroup,
-    whose threads share what they read in the cache; without it, every SIMD group reads for itself."""
+    """`whole` is the profile of the launch, or of one in `ratio` of it. Threads of a threadgroup share what they read
+    in the cache."""
     groups = whole.threadgroups
     simdgroups = groups * -(-threads // SIMD_WIDTH)
     issue = issue_of(compiled.code, flow_counts(whole, simdgroups))
     read, written = (_distinct(whole, name, ratio, limits or {}) for name in ("bytes_read", "bytes_written"))
     requested = LINE * whole.sum("ideal_transactions", DEVICE)
     spilled = simdgroups * issue.spill_bytes * SIMD_WIDTH
-    shared: float = requested
-    if one:
-        own = sum(b.bytes_read + b.bytes_written for b in one.buffers if b.memory == DEVICE)
-        shared = min(requested, own * groups / one.threadgroups)
+    shared = min(requested, sum(b.bytes_of_threadgroups for b in whole.buffers if b.memory == DEVICE))
     return Work(
         kernel=whole.kernel,
         threadgroups=groups * ratio,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"""
-      (?P<newline>\n)
+      (?P<name>[A-Za-z_]\w*)
+    | (?P<newline>\n)
     | (?P<directive>^[ \t]*\#[^\n]*)
     | (?P<space>[ \t\r\f\v]+|\\\n)
     | (?P<string>"(?:\\.|[^"\\\n])*")
     | (?P<character>'(?:\\.|[^'\\\n])+')
     | (?P<number>\.?\d(?:[eEpP][+-]|[\w.']|\.(?!\.))*)
-    | (?P<name>[A-Za-z_]\w*)
     | (?P<operator>::|->\*?|<<=|<=>|<<|&&|\|\||[-+*/%&|^=!<>]=|\+\+|--|\.\.\.|.)
     """,
     re.VERBOSE | re.MULTILINE,
@@ -36,12 +38,17 @@ class SourceError(Exception):
         self.position = position
 
 
-@dataclass
-class Token:
+class Token(NamedTuple):
     kind: str
     text: str
     line: int  # 1-based, in the preprocessed text
     column: int
+
+
+@dataclass
+class _Edit:
+    """What happens to one token."""
+
     before: str = ""  # inserted text
     after: str = ""
     output: str | None = None  # replacement text; None leaves the token unchanged
@@ -68,6 +75,51 @@ class PositionMap:
         return old if inserted else old + column - new
 
 
+@dataclass(frozen=True)
+class _Scanned:
+    """A file as the author wrote it. `code` has the indices of the significant tokens, which the other fields list."""
+
+    tokens: list[Token]
+    code: list[int]
+    text: list[str]
+    kind: list[str]
+    partner: dict[int, int]
+
+
+@lru_cache(maxsize=2)  # one check reads the same text several times
+def _scan(source: str) -> _Scanned:
+    tokens: list[Token] = []
+    line, start = 1, 0
+    for match in _TOKEN.finditer(source):
+        text = match.group()
+        tokens.append(Token(match.lastgroup or "operator", text, line, match.start() - start + 1))
+        if "\n" in text:
+            line += 1
+            start = match.end()
+    code = [n for n, token in enumerate(tokens) if token.kind not in _INSIGNIFICANT]
+    significant = [tokens[n] for n in code]
+    partner = _partners(significant)
+    return _Scanned(tokens, code, [t.text for t in significant], [t.kind for t in significant], partner)
+
+
+def _partners(tokens: list[Token]) -> dict[int, int]:
+    partner: dict[int, int] = {}
+    opened: list[int] = []
+    for i, token in enumerate(tokens):
+        text = token.text
+        if text in _PAIRS:
+            opened.append(i)
+        elif text in (")", "]", "}"):
+            if not opened or _PAIRS[tokens[opened[-1]].text] != text:
+                raise SourceError(f"unexpected '{text}'", (token.line, token.column))
+            partner[i] = opened[-1]
+            partner[opened.pop()] = i
+    if opened:
+        last = tokens[opened[-1]]
+        raise SourceError(f"'{last.text}' is never closed", (last.line, last.column))
+    return partner
+
+
 class TokenStream:
     """The tokens of one file. Rewriting passes index the significant tokens, as the author wrote them.
 
@@ -76,46 +128,25 @@ class TokenStream:
     """
 
     def __init__(self, source: str):
-        self.tokens: list[Token] = []
-        line, start = 1, 0
-        for match in _TOKEN.finditer(source):
-            kind = match.lastgroup or "operator"
-            text = match.group()
-            self.tokens.append(Token(kind, text, line, match.start() - start + 1))
-            if "\n" in text:
-                line += 1
-                start = match.end()
-        self._code = [t for t in self.tokens if t.kind not in _INSIGNIFICANT]
-        self.text = [t.text for t in self._code]
-        self.kind = [t.kind for t in self._code]
-        self.partner: dict[int, int] = {}
-        self._match_brackets()
+        scanned = _scan(source)
+        self.text, self.kind, self.partner = scanned.text, scanned.kind, scanned.partner
+        self._tokens, self._code = scanned.tokens, scanned.code
+        self._edits: dict[int, _Edit] = {}  # by the index of the significant token
 
     def __len__(self) -> int:
         return len(self.text)
-
-    def _match_brackets(self) -> None:
-        opened: list[int] = []
-        for i, text in enumerate(self.text):
-            if text in _PAIRS:
-                opened.append(i)
-            elif text in (")", "]", "}"):
-                if not opened or _PAIRS[self.text[opened[-1]]] != text:
-                    raise SourceError(f"unexpected '{text}'", self.position(i))
-                self.partner[i] = opened[-1]
-                self.partner[opened.pop()] = i
-        if opened:
-            raise SourceError(f"'{self.text[opened[-1]]}' is never closed", self.position(opened[-1]))
 
     def at(self, i: int) -> str:
         """Returns the text of token i, or "" outside the file."""
         return self.text[i] if 0 <= i < len(self.text) else ""
 
     def position(self, i: int) -> tuple[int, int]:
-        return self._code[i].line, self._code[i].column
+        token = self._tokens[self._code[i]]
+        return token.line, token.column
 
     def erased(self, i: int) -> bool:
-        return self._code[i].erased
+        edit = self._edits.get(i)
+        return edit is not None and edit.erased
 
     def joined(self, first: int, last: int) -> str:
         """Returns the source of tokens first..last as one line."""
@@ -154,53 +185,60 @@ class TokenStream:
     # ---- edits -----------------------------------------------------------------------------------
 
     def replace(self, i: int, text: str) -> None:
-        self._code[i].output = text
+        self._edit(i).output = text
 
     def insert_before(self, i: int, text: str) -> None:
-        if not self._code[i].dropped:
-            self._code[i].before += text
+        edit = self._edit(i)
+        if not edit.dropped:
+            edit.before += text
 
     def insert_after(self, i: int, text: str) -> None:
-        if not self._code[i].dropped:
-            self._code[i].after += text
+        edit = self._edit(i)
+        if not edit.dropped:
+            edit.after += text
 
     def drop(self, first: int, last: int) -> None:
         """Removes code permanently. Insertions by other passes there are removed too."""
         self.erase(first, last)
-        for token in self._code[first : last + 1]:
-            token.dropped = True
+        for i in range(first, min(last + 1, len(self))):
+            self._edit(i).dropped = True
 
     def erase(self, first: int, last: int) -> None:
-        for token in self._code[first : last + 1]:
-            token.erased = True
+        for i in range(first, min(last + 1, len(self))):
+            self._edit(i).erased = True
+
+    def _edit(self, i: int) -> _Edit:
+        index = range(len(self))[i]  # as a list takes an index: from the end, if it is negative
+        return self._edits.setdefault(index, _Edit())
 
     def render(self) -> tuple[str, PositionMap]:
+        edits = {self._code[i]: edit for i, edit in self._edits.items()}
         parts: list[str] = []
         positions = PositionMap()
         column: int = 1
         shift: int | None = 0  # current column difference; None after inserted text
-        for token in self.tokens:
+        for n, token in enumerate(self._tokens):
             if token.kind == "newline":
                 parts.append("\n")
                 column, shift = 1, 0
                 continue
-            if token.before:
-                positions.add(token.line, column, token.column, True)
-                parts.append(token.before)
-                column += len(token.before)
-                shift = None
-            text = token.text if token.output is None else token.output
-            if token.erased:
-                text = " "
+            text, edit = token.text, edits.get(n)
+            if edit:
+                if edit.before:
+                    positions.add(token.line, column, token.column, True)
+                    parts.append(edit.before)
+                    column += len(edit.before)
+                    shift = None
+                text = " " if edit.erased else token.text if edit.output is None else edit.output
             if column - token.column != shift:
                 positions.add(token.line, column, token.column, False)
                 shift = column - token.column
             parts.append(text)
             column += len(text)
-            if token.after:
+            if edit and edit.after:
                 positions.add(token.line, column, token.column, True)
-                parts.append(token.after)
-                column += len(token.after)
+                parts.append(edit.after)
+                column += len(edit.after)
                 shift = None
         return "".join(parts), positions
 

@@ -49,6 +49,7 @@ class BufferUse:
     memory: str
     bytes_read: int
     bytes_written: int
+    bytes_of_threadgroups: int = 0  # unique in each threadgroup, read and written, summed over all
 
 
 @dataclass
@@ -182,7 +183,13 @@ def read_profile(
         kernel.name,
         sorted(sites.values(), key=lambda s: (-s.excess, -s.transactions, s.file, s.line, s.column)),
         [
-            BufferUse(parameter.name, memories[index], raw.bytes_read[index], raw.bytes_written[index])
+            BufferUse(
+                parameter.name,
+                memories[index],
+                raw.bytes_read[index],
+                raw.bytes_written[index],
+                raw.bytes_of_threadgroups[index],
+            )
             for index, parameter in sorted(parameters.items())
         ],
         threadgroups=report.threadgroups,

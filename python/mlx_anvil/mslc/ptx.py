@@ -23,12 +23,18 @@ from .rewrite import Target
 from .toolchain import ToolchainError
 
 ARCHITECTURES = ("sm_80", "sm_90")
+GROUP_ARCHITECTURE = "sm_90a"  # of files with products of four SIMD groups (shim/ptx/product_ptx.h)
 TARGET_MACRO = ("__MSLC_PTX__", "1")  # lets source choose another formulation for PTX
 POINTER, VALUE, THREADGROUP_OFFSET = "pointer", "value", "threadgroup_offset"
 
 # PTX 7.8 is the first version with bfloat arithmetic and movmatrix. Drivers of CUDA 11.8 and later accept it.
 _FLAGS = ["--target=nvptx64-nvidia-cuda", "-nocudalib", "-O3", "-fconvergent-functions"]
 _FLAGS += ["--cuda-feature=+ptx78", "-S"]
+# Of the header and of dynamic threadgroup memory, as the compiler writes them.
+_HEADER = re.compile(r"^\.version \S+\n\.target (\w+)(.*)$", re.MULTILINE)
+_DYNAMIC_MEMORY = re.compile(
+    r"^(\.extern \.shared \.align )16( \.b8 mslc_dynamic_threadgroup_memory\[\];)$", re.MULTILINE
+)
 _MATRIX = re.compile(r"\bsimdgroup_(matrix|float8x8|half8x8|bfloat8x8)\b")
 _ENTRY = re.compile(
     r"^\.visible \.entry mslc_entry_(?P<number>\d+)\((?P<signature>.*?)\)[^\n]*\n\{(?P<body>.*?)\n\}",
@@ -143,6 +149,8 @@ def compile_ptx(
 
 
 def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
+    if "wgmma." in text:
+        arch, text = GROUP_ARCHITECTURE, _for_group_products(text)
     text = _SYSTEM_SCOPE.sub(r"\1.gpu", expand_products(text))
     text = _DEFERRED_LOAD.sub(r"mov.b32\1\2;", _DEFERRED_DECLARATION.sub("", text))
     if re.search(rf"\[{_DEFERRED.pattern}", text):
@@ -177,6 +185,13 @@ def _finish(text: str, arch: str, module: Module, permuted: bool) -> PtxModule:
     if missing:
         raise ToolchainError(f"the compiler emitted no entry point for {', '.join(sorted(missing))}")
     return PtxModule(arch, text, kernels)
+
+
+def _for_group_products(text: str) -> str:
+    """Names the one architecture that has products of four SIMD groups. Their tiles start at multiples of 1024 bytes, and
+    so does dynamic threadgroup memory."""
+    text = _HEADER.sub(rf".version 8.0\n.target {GROUP_ARCHITECTURE}\2", text, count=1)
+    return _DYNAMIC_MEMORY.sub(r"\g<1>1024\2", text)
 
 
 def _shared_bytes(shared: list[tuple[str, str, str, str]], body: str) -> int:

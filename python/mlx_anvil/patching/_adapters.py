@@ -12,7 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_anvil import _ext, reference
+from mlx_anvil._quantized_layers import format_of
 from mlx_anvil.patching._code import names_of_form
+from mlx_anvil.patching._experts import EXPERTS, experts, is_experts
 from mlx_anvil.patching._gates import gates
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
@@ -49,6 +51,8 @@ def adapters(cls: type[nn.Module], methods: Methods, quantized: bool, log: Fallb
         yield adapter(QUANTIZED_EMBEDDING, stand_in(QUANTIZED_EMBEDDING.op, call, _embed, log))
     elif names_of_form(call, _norm_of_weight_less_one):
         yield adapter(NORM_OF_WEIGHT_LESS_ONE, stand_in(RMS_NORM.op, call, _gemma_norm, log))
+    elif is_experts(cls, call):
+        yield Adapter(EXPERTS, {"__call__": experts(call, log)})
     elif cls.__name__ == "Attention" and _is_written_in(call, "mlx_lm.models.gemma2"):
         yield adapter(SOFTCAPPED_ATTENTION, _softcapped_attention(log))
     else:
@@ -71,12 +75,8 @@ def _norm_of_weight_less_one(self, x):  # type: ignore[no-untyped-def]
 # Rewritten methods.
 
 
-def _format(layer: nn.Module) -> dict[str, Any]:
-    return {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
-
-
 def _embed(self: nn.QuantizedEmbedding, ids: mx.array) -> mx.array:
-    return _ext.quantized_embedding(ids, self["weight"], self["scales"], self.get("biases"), **_format(self))
+    return _ext.quantized_embedding(ids, self["weight"], self["scales"], self.get("biases"), **format_of(self))
 
 
 def _gemma_norm(self: nn.Module, x: mx.array) -> mx.array:

@@ -37,6 +37,18 @@ def names_of_form(
     return names if all(b in free or a == b for a, b in zip(names, expected.co_names, strict=True)) else None
 
 
+def same_code(a: CodeType, b: CodeType) -> bool:
+    """True if the two do the same, as far as their instructions, constants and names tell."""
+    return (
+        (a.co_code, a.co_names, a.co_varnames) == (b.co_code, b.co_names, b.co_varnames)
+        and len(a.co_consts) == len(b.co_consts)
+        and all(
+            same_code(x, y) if isinstance(x, CodeType) and isinstance(y, CodeType) else x == y
+            for x, y in zip(a.co_consts, b.co_consts, strict=True)
+        )
+    )
+
+
 def _shape(code: CodeType) -> tuple[Any, ...]:
     constants = tuple(c for c in code.co_consts if c is not None and not isinstance(c, str))  # without the docstring
     return code.co_code, code.co_argcount, code.co_kwonlyargcount, constants, len(code.co_names)

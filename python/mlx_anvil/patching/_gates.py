@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from mlx_anvil import _ext
 from mlx_anvil import nn as anvil_nn
+from mlx_anvil._quantized_layers import format_of, matrix_of
 from mlx_anvil.patching import _forms as forms
 from mlx_anvil.patching._code import names_of_form
 from mlx_anvil.patching._rebind import Call, Function
@@ -167,12 +168,7 @@ def _is_product(cls: type[nn.Module]) -> bool:
 
 
 def _quantized_swiglu(activation: str, gate: nn.Module, up: nn.Module, x: mx.array) -> mx.array:
-    matrices = (
-        tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)
-        for layer in (gate, up)
-    )
-    options = {"group_size": gate.group_size, "bits": gate.bits, "mode": gate.mode}
-    return _ext.quantized_swiglu(x, *matrices, activation=activation, **options)
+    return _ext.quantized_swiglu(x, matrix_of(gate), matrix_of(up), activation=activation, **format_of(gate))
 
 
 # Activations of single models.

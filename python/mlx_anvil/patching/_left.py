@@ -9,14 +9,15 @@ from typing import Any
 import mlx.nn as nn
 
 from mlx_anvil.patching._code import code_names, nested_code
+from mlx_anvil.patching._routers import is_router
 
-NO_EXPERTS = "no kernel for products with the weights of chosen experts yet"
+EXPERTS_MODULE = "mlx_lm.models.switch_layers"
 OTHER_ACTIVATION = "no kernel for this activation"
 NO_GATE = "no kernel for an activation without a gate"
 OTHER_FORM = "not in the form down({name}(gate(x)) * up(x)), or inside a compiled function"
 CLAMPS_AFTER = "in layers with a limit, which clamp the result of SiLU: no kernel"
 OWN_ROUTER = "written out in the model's own code; softmax_topk computes it in one kernel"
-OTHER_ROUTER = "chooses experts by groups, with a bias or by a mask: no kernel"
+OTHER_ROUTER = "chooses experts with a bias, by groups or by a mask, in the model's own code"
 CHOICE_OF_KEYS = "the choice of a sparse attention: no kernel"
 RECURRENCE = "a recurrence, not attention: no kernel"
 OWN_SOFTMAX = "attention written out in the model's own code"
@@ -33,8 +34,13 @@ _OTHER_CHOICE = re.compile(r"(expert|correction|router)_bias|biased|group_(score
 
 
 def is_of_experts(cls: type[nn.Module]) -> bool:
-    """True for mlx-lm's products with the weights of chosen experts, which ``patch`` skips."""
-    return cls.__module__ == "mlx_lm.models.switch_layers"
+    """True for mlx-lm's experts, their projections and their usual activation."""
+    return cls.__module__ == EXPERTS_MODULE
+
+
+def is_shared(cls: type[nn.Module]) -> bool:
+    """True for that activation, a single object that the experts of all models may share."""
+    return is_of_experts(cls) and cls.__name__ == "SwiGLU"
 
 
 def is_activation_of_experts(cls: type[nn.Module]) -> bool:
@@ -45,13 +51,10 @@ def is_activation_of_experts(cls: type[nn.Module]) -> bool:
 def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterator[tuple[str, str, str]]:
     """Yields what the methods call, the op for it or an empty string, and why it is not swapped."""
     if is_of_experts(cls):
-        yield cls.__name__, "", NO_EXPERTS
         return
     names: set[str] = set()
     for method in methods.values():
         names |= code_names(method.__code__)
-    for name in sorted(names & {"gather_qmm", "gather_mm"}):
-        yield f"mx.{name}", "", NO_EXPERTS
     for name in sorted(filter(_ACTIVATION.search, names - _SWAPPED)):
         if callers := [method for method in methods.values() if _calls_by_name(method, name)]:
             yield name, "", _CLAMPED.get(name) or _why_not_fused(name, callers)
@@ -103,7 +106,8 @@ def _with_helpers(methods: Iterable[FunctionType]) -> list[Any]:
     for function in found:  # grows
         for name in code_names(function.__code__):
             value: Any = function.__globals__.get(name)
-            if getattr(value, "__globals__", None) is function.__globals__ and not any(value is f for f in found):
+            is_own = getattr(value, "__globals__", None) is function.__globals__ and not is_router(value)
+            if is_own and not any(value is f for f in found):
                 found.append(value)
     return found
 

@@ -9,13 +9,19 @@ import mlx.nn as nn
 
 from mlx_anvil._prebuild import prebuild as _prebuild
 from mlx_anvil.patching._adapters import adapters
-from mlx_anvil.patching._code import code_names
-from mlx_anvil.patching._left import is_activation_of_experts, is_of_experts, reasons
+from mlx_anvil.patching._caches import with_cache_writes
+from mlx_anvil.patching._code import code_names, obstacle
+from mlx_anvil.patching._expert_rules import SUM_RULES
+from mlx_anvil.patching._experts import block_and_shared, has_experts, summed
+from mlx_anvil.patching._left import is_activation_of_experts, is_of_experts, is_shared, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._report import FallbackLog, Report, Row
+from mlx_anvil.patching._routers import RULES as ROUTER_RULES
 from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
-from mlx_anvil.patching._stand_ins import stand_ins
+from mlx_anvil.patching._rules import calls_of, rewritten
+from mlx_anvil.patching._stand_ins import functions_of_rules, guarded, stand_ins
 
+_RULES = (*ROUTER_RULES, *SUM_RULES)
 _lock = threading.RLock()  # held by patch and unpatch; calls of models need no lock
 
 
@@ -27,6 +33,8 @@ def patch(
     quantized: bool = True,
     norm: bool = True,
     rope: bool = True,
+    router: bool = True,
+    experts: bool = True,
     prebuild: bool = False,
 ) -> Report:
     """Makes a model call the ops, in place. The model is any model of mlx-lm, or any tree of ``mlx.nn`` modules.
@@ -37,15 +45,19 @@ def patch(
 
     Args:
         model (mlx.nn.Module): the model.
-        attention: swap ``mx.fast.scaled_dot_product_attention``, mlx-lm's function of that name, and Gemma 2's
-            attention.
+        attention: swap ``mx.fast.scaled_dot_product_attention``, mlx-lm's function of that name, also with a quantized
+            cache, and Gemma 2's attention.
         swiglu: swap the gates of MLPs: mlx-lm's ``swiglu`` and its variants, and ``nn.silu``, ``nn.gelu``,
             ``nn.gelu_approx`` or ``nn.relu2`` of a gate, times ``up``. With ``quantized``, one kernel also computes
             the projections of a SwiGLU.
-        quantized: swap ``nn.QuantizedLinear``, ``nn.QuantizedEmbedding`` (as table and as output head), and the
-            products with a quantized cache.
+        quantized: swap ``nn.QuantizedLinear``, ``nn.QuantizedEmbedding`` (as table and as output head), and, without
+            ``attention``, the products with a quantized cache.
         norm: swap RMS norms, including Gemma's ``1 + weight``, and layer norms.
         rope: swap ``nn.RoPE`` and mlx-lm's layers that use ``mx.fast.rope``.
+        router: swap the choice of experts: functions such as ``group_expert_select``, by a bias and within groups
+            (DeepSeek-V3, GLM-4-MoE and others), and what Mixtral, Qwen's, GPT-OSS and others write out in a method.
+        experts: swap the experts of mixtures: mlx-lm's ``SwitchGLU``, the sum over a token's experts with a shared
+            expert and its gate, and ``mx.gather_qmm`` and ``mx.gather_mm``.
         prebuild: build the pipelines of a model of mlx-lm in background threads, see :func:`mlx_anvil.prebuild`.
             ``report.prebuilt`` has their state.
 
@@ -58,6 +70,7 @@ def patch(
     """
     _check("patch", model)
     options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
+    options |= {"router": router, "experts": experts}
     with _lock:
         report = _Patch(options).apply(model)
     return replace(report, prebuilt=_prebuild(model)) if prebuild else report
@@ -99,6 +112,11 @@ class _Patch:
         self._options = options
         self._log = FallbackLog()
         every = stand_ins(self._log)
+        self._functions = {
+            **functions_of_rules(self._log),
+            "mlx_anvil_summed": summed,
+            "mlx_anvil_block": block_and_shared,
+        }
         self._finder = Rebinder(every)
         self._rebinder = Rebinder({call: ours for call, ours in every.items() if options[call.option]})
         self._plans: dict[type[nn.Module], _Plan] = {}
@@ -112,8 +130,7 @@ class _Patch:
                     continue
                 seen.add(id(module))
                 if is_of_experts(type(module)):
-                    inner = [part for _, part in _named_modules(module)]
-                    seen.update(id(part) for part in inner if not is_activation_of_experts(type(part)))
+                    seen.update(_shared_parts(module))
                 plan = self._plan(type(module))
                 swapped += [replace(row, path=path) for row in plan.swapped]
                 left += [replace(row, path=path) for row in plan.left]
@@ -147,7 +164,7 @@ class _Patch:
             rows.append(Row("", call.what, call.op, cls.__name__ if wanted else f"{call.option}=False"))
             return wanted
 
-        routes = [] if is_of_experts(cls) else list(_routes(cls))
+        routes = [] if is_shared(cls) else list(_routes(cls))
         first = {route.name: route for route in reversed(routes)}
         methods = {name: route.original for name, route in first.items()}
         for adapter in adapters(cls, methods, self._options["quantized"], self._log):
@@ -156,14 +173,43 @@ class _Patch:
             for name in adapter.methods:
                 del methods[name]
                 routes.remove(first[name])
+        has_router = False
         for route in routes:
             reach = self._finder.reach(route.original)
             plan.left.extend(Row("", call.what, call.op, why) for call, why in sorted(reach.left.items(), key=_by_name))
-            decisions = [decide(call) for call in sorted(reach.calls, key=lambda call: call.what)]
-            if any(decisions):
-                plan.functions[route] = self._rebinder.rebound(route.original)
-        plan.left.extend(Row("", what, op, why) for what, op, why in reasons(cls, methods))
+            written = self._written(route.original)
+            wanted = [call for call in sorted(reach.calls | written, key=lambda call: call.what) if decide(call)]
+            if wanted:
+                plan.functions[route] = self._copy(route, written.intersection(wanted))
+            has_router = has_router or any(call.option == "router" for call in written)
+        for what, op, why in reasons(cls, methods):
+            if not (what == "router" and has_router):
+                plan.left.append(Row("", what, op, why))
         return plan
+
+    def _written(self, method: FunctionType) -> frozenset[Call]:
+        """The calls that replace statements of the method."""
+        rules = _RULES if has_experts(method) else ROUTER_RULES
+        return calls_of(method, rules) if not obstacle(method) else frozenset()
+
+    def _copy(self, route: Route, written: frozenset[Call]) -> Function:
+        """The copy of a method that calls our ops, also in place of the statements of the ``written`` calls."""
+        ours = self._rebinder.rebound(route.original)
+        if written:
+            ours.__globals__.update(self._functions)
+            ours = rewritten(route.original, ours, tuple(rule for rule in _RULES if rule.call in written))
+            return guarded(min(call.op for call in written), route.original, ours, self._log)
+        if route.name == "__call__" and self._options["rope"]:
+            return with_cache_writes(route.original, ours)
+        return ours
+
+
+def _shared_parts(experts: nn.Module) -> set[int]:
+    """The ids of the modules of an activation that other models may share."""
+    activation = experts.get("activation")
+    if not isinstance(activation, nn.Module) or is_activation_of_experts(type(activation)):
+        return set()
+    return {id(part) for _, part in _named_modules(activation)}
 
 
 def _by_name(item: tuple[Call, str]) -> str:

@@ -13,10 +13,12 @@ from mlx_anvil.patching._code import unchanged
 from mlx_anvil.patching._namespace import Current
 from mlx_anvil.patching._rebind import Call, Function, StandIn
 from mlx_anvil.patching._report import FallbackLog
+from mlx_anvil.patching._routers import NAME, route, route_by_ops, routers, swapped
 
-OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope")
+OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope", "router", "experts")
 
 ATTENTION = Call("attention", "mx.fast.scaled_dot_product_attention", "flash_attention")
+QUANTIZED_ATTENTION = Call("attention", "quantized_scaled_dot_product_attention", "flash_attention")
 QUANTIZED_MATMUL = Call("quantized", "mx.quantized_matmul", "quantized_matmul")
 RMS_NORM = Call("norm", "mx.fast.rms_norm", "rms_norm")
 LAYER_NORM = Call("norm", "mx.fast.layer_norm", "layer_norm")
@@ -25,6 +27,8 @@ SWIGLU = Call("swiglu", "swiglu", "silu_gate")
 PRECISE_SWIGLU = Call("swiglu", "precise_swiglu", "silu_gate")
 SWIGLU_OAI = Call("swiglu", "swiglu_oai", "gated")
 GEGLU = Call("swiglu", "geglu", "gated")
+GATHER_QMM = Call("experts", "mx.gather_qmm", "gather_quantized_matmul")
+GATHER_MM = Call("experts", "mx.gather_mm", "gather_matmul")
 
 REPLACED = "the function that the model calls was replaced after patch(); call patch() again"
 
@@ -52,8 +56,29 @@ def _swiglu_oai(gate: mx.array, x: mx.array, alpha: float = 1.702, limit: float 
     return _ext.gated(gate, x, activation="swiglu_oai", limit=limit)
 
 
+def _quantized_attention(
+    queries: mx.array,
+    q_keys: tuple[mx.array, ...],
+    q_values: tuple[mx.array, ...],
+    scale: float,
+    mask: Any,
+    group_size: int = 64,
+    bits: int = 8,
+) -> mx.array:
+    """Attention over a quantized cache of mlx-lm."""
+    return _ext.flash_attention(
+        queries, q_keys, q_values, scale=scale, mask=mask, kv_group_size=group_size, kv_bits=bits
+    )
+
+
 def _geglu(gate: mx.array, x: mx.array) -> mx.array:
     return _ext.gated(gate, x, activation="gelu_tanh")
+
+
+def _gather_qmm(*args: Any, global_scale: mx.array | None = None, **options: Any) -> mx.array:
+    if global_scale is not None:
+        raise ValueError("[gather_quantized_matmul] global_scale is an array; allowed: None.")
+    return _ext.gather_quantized_matmul(*args, **options)
 
 
 def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
@@ -73,13 +98,19 @@ def originals() -> dict[Call, tuple[Function, Function]]:
         RMS_NORM: (mx.fast.rms_norm, _rms_norm),
         LAYER_NORM: (mx.fast.layer_norm, _layer_norm),
         ROPE: (mx.fast.rope, _ext.rope),
+        GATHER_QMM: (mx.gather_qmm, _gather_qmm),
+        GATHER_MM: (mx.gather_mm, _ext.gather_matmul),
     }
+    if base := sys.modules.get("mlx_lm.models.base"):
+        pairs[QUANTIZED_ATTENTION] = (base.quantized_scaled_dot_product_attention, _quantized_attention)
     if activations := sys.modules.get("mlx_lm.models.activations"):
         pairs[SWIGLU] = (activations.swiglu, _ext.silu_gate)
         pairs[PRECISE_SWIGLU] = (activations.precise_swiglu, _precise_swiglu)
         pairs[SWIGLU_OAI] = (activations.swiglu_oai, _swiglu_oai)
     if gemma4 := sys.modules.get("mlx_lm.models.gemma4_text"):
         pairs[GEGLU] = (gemma4.geglu, _geglu)
+    for name, router in routers():
+        pairs[Call("router", name, "softmax_topk")] = (router, swapped(router))
     return pairs
 
 
@@ -119,6 +150,11 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
         return StandIn(original, lambda current: stand_in(call.op, original, ours, log, current))
 
     return {call: made(call, *pair) for call, pair in originals().items()}
+
+
+def functions_of_rules(log: FallbackLog) -> Mapping[str, Function]:
+    """The functions that rules for routers call."""
+    return {NAME: stand_in("softmax_topk", route_by_ops, route, log)}
 
 
 def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> Function:

@@ -10,13 +10,16 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from mlx_anvil._op_spec import DTYPES, OpSpec
+from mlx_anvil.reference.experts import quantized_experts
 from mlx_anvil.reference.flash_attention import flash_attention
 from mlx_anvil.reference.gated import gated
+from mlx_anvil.reference.gather_matmul import gather_matmul, gather_quantized_matmul
+from mlx_anvil.reference.moe import moe_combine, moe_permute
 from mlx_anvil.reference.norm import layer_norm, rms_norm
 from mlx_anvil.reference.quantized_embedding import quantized_embedding
 from mlx_anvil.reference.quantized_head import quantized_argmax, quantized_topk
 from mlx_anvil.reference.quantized_matmul import quantized_matmul, quantized_swiglu
-from mlx_anvil.reference.rope import rope
+from mlx_anvil.reference.rope import rope, rope_and_cache
 from mlx_anvil.reference.silu_gate import silu_gate
 from mlx_anvil.reference.softmax_topk import softmax_topk
 
@@ -26,14 +29,20 @@ __all__ = [
     "OpSpec",
     "flash_attention",
     "gated",
+    "gather_matmul",
+    "gather_quantized_matmul",
     "layer_norm",
+    "moe_combine",
+    "moe_permute",
     "quantized_argmax",
     "quantized_embedding",
+    "quantized_experts",
     "quantized_matmul",
     "quantized_swiglu",
     "quantized_topk",
     "rms_norm",
     "rope",
+    "rope_and_cache",
     "silu_gate",
     "softmax_topk",
 ]

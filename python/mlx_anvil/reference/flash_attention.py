@@ -9,13 +9,13 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
-from mlx_anvil.reference import _float64
+from mlx_anvil.reference import _float64, _quantized_kv, _ragged
 
 
 def flash_attention(
     q: mx.array,
-    k: mx.array,
-    v: mx.array,
+    k: _quantized_kv.KeysOrValues,
+    v: _quantized_kv.KeysOrValues,
     *,
     scale: float | None = None,
     mask: str | mx.array | None = None,
@@ -23,19 +23,29 @@ def flash_attention(
     window_size: int | tuple[int, int] | None = None,
     softcap: float | None = None,
     return_lse: bool = False,
+    lengths: mx.array | None = None,
+    q_lengths: mx.array | None = None,
+    cu_seqlens_q: mx.array | None = None,
+    cu_seqlens_k: mx.array | None = None,
+    kv_group_size: int | None = None,
+    kv_bits: int | tuple[int, int] | None = None,
+    kv_mode: str = "affine",
 ) -> mx.array | tuple[mx.array, mx.array]:
     """``softmax(scale * q k^T + mask) v`` from the full ``[batch, Hq, Lq, Lk]`` matrix of scores.
 
     ``q`` is ``[batch, Hq, Lq, D]``, ``k`` and ``v`` are ``[batch, Hkv, Lk, D]``. A query without a visible key gives 0.
-    With ``return_lse``, also returns the log-sum-exp of the scores, ``[batch, Hq, Lq]``.
+    With ``return_lse``, also returns the log-sum-exp of the scores, ``[batch, Hq, Lq]``. ``k`` and ``v`` may be
+    quantized, as tuples of ``mx.quantize``. In a ragged batch a query sees keys of its own sequence only.
     """
+    q, k, v = _quantized_kv.as_arrays(q, k, v, kv_group_size, kv_bits, kv_mode)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
     keys, values = (mx.repeat(x, group, axis=1) if group > 1 else x for x in (k, v))
     scores = (q * scale) @ keys.swapaxes(-1, -2)
     if softcap:
         scores = softcap * mx.tanh(scores / softcap)
-    visible = _window(q.shape[2], k.shape[2], mask == "causal" if isinstance(mask, str) else False, window_size)
+    rows = _ragged.Lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k)
+    visible = _visible(rows, q, k, mask == "causal" if isinstance(mask, str) else False, window_size)
     if isinstance(mask, mx.array):
         if mask.dtype == mx.bool_:
             visible = visible & mask
@@ -63,16 +73,24 @@ def flash_attention(
     return out, lse.squeeze(-1)
 
 
-def _window(q_len: int, kv_len: int, causal: bool, window_size: int | tuple[int, int] | None) -> mx.array:
-    """Boolean ``[q_len, kv_len]``: the keys that each query sees. The last query aligns with the last key."""
+def _visible(
+    rows: _ragged.Lengths, q: mx.array, k: mx.array, causal: bool, window_size: int | tuple[int, int] | None
+) -> mx.array:
+    """Boolean, broadcasts with the scores: the keys that each query sees. The last query aligns with the last key."""
     if window_size is None:
         window_size = -1
     if isinstance(window_size, int):
         window_size = (window_size - 1,) * 2 if window_size > 0 else (-1, -1)
     left, right = window_size
     right = 0 if causal else right
-    distance = mx.arange(kv_len) - mx.arange(kv_len - q_len, kv_len)[:, None]
-    visible = mx.ones((q_len, kv_len), mx.bool_)
+    if not rows.are_given:
+        distance = mx.arange(k.shape[2]) - mx.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None]
+        visible = mx.ones(distance.shape, mx.bool_)
+    else:
+        queries, keys = rows.rows(q.shape[0], q.shape[2], k.shape[2])
+        distance = keys.position[:, None, None, :] - queries.position[:, None, :, None]
+        sequence = queries.sequence[:, None, :, None]
+        visible = (sequence == keys.sequence[:, None, None, :]) & (sequence > 0)
     if left >= 0:
         visible = visible & (distance >= -left)
     if right >= 0:
@@ -156,4 +174,5 @@ SPECS = (
         float32_tolerance=2e-5,
         special_values=_MASKED_SPECIAL_VALUES,
     ),
+    *_quantized_kv.specs(_ext.flash_attention, flash_attention),
 )

@@ -1,4 +1,4 @@
-"""rope and rope_qk: the definition in MLX ops, and the entries in the registry."""
+"""rope, rope_qk and rope_and_cache: the definitions in MLX ops, and the entries in the registry."""
 
 import math
 from collections.abc import Callable
@@ -47,6 +47,33 @@ def rope(
         return mx.concatenate([turned, rest], axis=-1)
 
 
+def rope_and_cache(
+    q: mx.array,
+    k: mx.array | None,
+    v: mx.array | None,
+    k_cache: mx.array,
+    v_cache: mx.array,
+    dims: int,
+    *,
+    offset: int | mx.array = 0,
+    **options: Any,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The rotated queries, and the caches with the rotated keys and the values from ``offset`` on; an array has one
+    element. Positions outside the caches are not written."""
+    if k is None or v is None:
+        kv_heads = k_cache.shape[1]
+        q, k, v = mx.split(q, [q.shape[1] - 2 * kv_heads, q.shape[1] - kv_heads], axis=1)
+    first: Any = offset if isinstance(offset, int) else offset.item()
+    begin, end = max(first, 0), max(min(first + q.shape[2], k_cache.shape[2]), 0)
+
+    def updated(cache: mx.array, rows: mx.array) -> mx.array:
+        written = rows[:, :, begin - first : max(end - first, 0)].astype(cache.dtype)
+        return mx.concatenate([cache[:, :, :begin], written, cache[:, :, end:]], axis=2)
+
+    rotated = (rope(x, dims, offset=first, **options) for x in (q, k))
+    return next(rotated), updated(k_cache, next(rotated)), updated(v_cache, v)
+
+
 # ---- a shape is (batch, heads, length, head_dim) ---------------------------------------------------------------------
 
 
@@ -78,6 +105,45 @@ def _sum_of_both(q: mx.array, k: mx.array, **options: Any) -> mx.array:
 
 def _sum_of_both_by_definition(q: mx.array, k: mx.array) -> mx.array:
     return rope(q, _dims(q, 1.0)) + rope(k, _dims(k, 1.0))
+
+
+def _cache_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    return [y for _ in range(5) for y in _inputs(shape, dtype)]
+
+
+def _packed_cache_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    batch, heads, length, dim = shape
+    return [*_inputs((batch, 3 * heads, length, dim), dtype), *_inputs(shape, dtype), *_inputs(shape, dtype)]
+
+
+def _sum_of_all(function: Callable[..., tuple[mx.array, ...]], packed: bool) -> Callable[..., mx.array]:
+    """The op as a function of arrays. A cache keeps its first row, and has none for the last token."""
+
+    def of_arrays(*arrays: mx.array, **more: Any) -> mx.array:
+        given: Any = (arrays[0], None, None, *arrays[1:]) if packed else arrays
+        q, k, v, k_cache, v_cache = given
+        dims = min(_dims(x, 1.0) for x in (arrays[0], k_cache))
+        offset = mx.array(int(isinstance(q, mx.array) and q.ndim == 4 and q.shape[2] > 1))
+        results = function(q, k, v, k_cache, v_cache, dims, offset=offset, **more)
+        return results[0] + results[1] + results[2]
+
+    return of_arrays
+
+
+def _cache_spec(variant: str, packed: bool) -> OpSpec:
+    operands = ("q", "k_cache", "v_cache") if packed else ("q", "k", "v", "k_cache", "v_cache")
+    return OpSpec(
+        name="rope_and_cache",
+        variant=variant,
+        function=_sum_of_all(_ext.rope_and_cache, packed),
+        reference=_sum_of_all(rope_and_cache, packed),
+        make_inputs=_packed_cache_inputs if packed else _cache_inputs,
+        arguments=operands,
+        operands=operands,
+        contract_shapes=_SHAPES,
+        check_shapes=((2, 3, 37, 80), (1, 8, 1, 128)),
+        special_values=_SPECIAL_VALUES,
+    )
 
 
 def _spec(variant: str, share: float, **options: Any) -> OpSpec:
@@ -125,4 +191,6 @@ SPECS = (
         check_shapes=((1, 32, 1, 128), (1, 32, 512, 128)),
         special_values=_SPECIAL_VALUES,
     ),
+    _cache_spec("", packed=False),
+    _cache_spec("packed", packed=True),
 )

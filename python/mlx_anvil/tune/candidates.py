@@ -89,6 +89,18 @@ def _attention(queries: int, heads: int = 8, dim: int = 128) -> Workload:
     return Workload(f"causal attention, {queries} queries, {heads} heads of {dim}", queries, make)
 
 
+def _gradients(queries: int, heads: int = 8, dim: int = 128) -> Workload:
+    def make() -> Call:
+        x = [_normal(1, heads, queries, dim) for _ in range(4)]
+
+        def attend(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+            return mlx_anvil.flash_attention(q, k, v, mask="causal")
+
+        return lambda: mx.concatenate(mx.vjp(attend, x[:3], x[3:])[1])
+
+    return Workload(f"gradients of causal attention, {queries} queries, {heads} heads of {dim}", queries, make)
+
+
 def _norms(small: bool) -> list[Workload]:
     sizes = ((3, 200), (2, 1024)) if small else ((1, 4096), (512, 2048), (4096, 4096), (1024, 8192))
     return [_norm(*size, gradient=gradient) for size in sizes for gradient in (False, True)]
@@ -109,8 +121,16 @@ def _many_rows(small: bool) -> list[Workload]:
     return [_product(rows, 4096, 4096, size=rows) for rows in (9, 16, 32, 64, 128, 512)]
 
 
+def _few_rows(small: bool) -> list[Workload]:
+    return [_product(rows, outputs, 4096, size=rows) for rows in (2, 3, 4, 8) for outputs in (4096, 14336)]
+
+
 def _prompts(small: bool) -> list[Workload]:
     return [_attention(queries) for queries in (16, 128, 512, 2048)]
+
+
+def _backwards(small: bool) -> list[Workload]:
+    return [_gradients(queries) for queries in (512, 2048, 4096)]
 
 
 def _from(value: int, size: int) -> bool:
@@ -127,6 +147,13 @@ ALL = (
     ),
     # The simulator cannot count what MLX's kernels do.
     Candidates("quantized_matmul.mlx_rows", (0, 9, 16, 32, 64, 128, 512), _from, _many_rows, ("metal",)),
+    Candidates(
+        "quantized_matmul.mlx_few_rows", (0, 2, 3, 4, 8), lambda value, size: size <= value, _few_rows, ("metal",)
+    ),
+    # The simulator counts the same for all.
+    Candidates(
+        "flash_attention.stored_kb", (4096, 8192, 16384, 32768), lambda value, size: value, _backwards, ("metal",)
+    ),
     Candidates("flash_attention.mlx_queries", (0, 9, 128, 512, 2048), _from, _prompts, ("metal", "cuda")),
 )
 

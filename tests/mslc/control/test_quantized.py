@@ -41,6 +41,7 @@ def batch(first, count):
 @pytest.mark.parametrize(
     ("kernel", "rows", "columns"), [("affine_qmv_fast", 24, 512), ("affine_qmv", 24, 192), ("affine_qmv", 5, 320)]
 )
+@pytest.mark.alike("dtype")
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_affine_qmv(rng, dtype, bits, kernel, rows, columns):
@@ -55,6 +56,7 @@ def test_affine_qmv(rng, dtype, bits, kernel, rows, columns):
     assert_close(DECODE[dtype](out), values @ DECODE[dtype](x), dtype)
 
 
+@pytest.mark.alike("dtype")
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_affine_qvm_and_qmm(rng, dtype, bits):

@@ -15,12 +15,15 @@ ELEMENTWISE = "metal/common/elementwise.h"
 STRIDED_PACK = "metal/common/strided_pack.h"
 TILE = "metal/common/tile.h"
 ATTENTION = "metal/flash_attention/"
+FORWARD_OF_CODES, DECODE_OF_CODES = ATTENTION + "quantized_forward.metal", ATTENTION + "quantized_decode.metal"
+STAGED_CODES = ATTENTION + "quantized_staging.h"
 MATMUL = "metal/quantized_matmul/matmul.metal"
 OURS = "kernels.metal"
 
 STORE_SHARE = "*target(j, to, thread_index) = vectors[j];"
 STORE_TILE = "*reinterpret_cast<threadgroup uint4*>(to + (row * kStride + column)) ="
-STORE_ROW = "*reinterpret_cast<threadgroup metal::vec<float, kTogether>*>(row + first_own_column() + e) ="
+STORE_ROW = "*reinterpret_cast<threadgroup metal::vec<float, kTogether>*>(row + first_column + e) ="
+STORE_FOUR = "*reinterpret_cast<threadgroup Four*>(to + i) ="
 LOAD_PAIR = "const Pair<T> pair = *reinterpret_cast<const threadgroup Pair<T>*>(from);"
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -376,6 +379,9 @@ MUTATIONS = [
             ("attention_backward_dkv", ATTENTION + "backward_dkv.metal", "T query_tiles", STORE_TILE, TILE),
             ("attention_backward_dkv", ATTENTION + "backward_dkv.metal", "T d_out_tiles", STORE_TILE, TILE),
             ("attention_decode", ATTENTION + "decode.metal", "float shares_out", STORE_ROW, ATTENTION + "decode.h"),
+            ("attention_quantized_forward", FORWARD_OF_CODES, "T key_tiles", STORE_FOUR, STAGED_CODES),
+            ("attention_quantized_forward", FORWARD_OF_CODES, "T value_tiles", STORE_FOUR, STAGED_CODES),
+            ("attention_quantized_decode", DECODE_OF_CODES, "float shares_out", STORE_ROW, ATTENTION + "decode.h"),
             ("quantized_matmul_transposed", MATMUL, "float x_tile", STORE_TILE, TILE),
             ("quantized_matmul_plain", MATMUL, "float w_tile", LOAD_PAIR, TILE),
         )

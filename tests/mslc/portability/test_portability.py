@@ -48,7 +48,7 @@ def test_portable_context_switch(tmp_path):
     assert output([sys.executable, "-c", run_main, str(library)]) == "ok"
 
 
-@pytest.mark.long  # zig first builds a C library for arm64
+@pytest.mark.slow  # zig first builds a C library for arm64
 @pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="needs qemu-user")
 def test_arm64(tmp_path):
     target = ["-target", "aarch64-linux-musl"]

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define MSLC_ABI_VERSION 4
+#define MSLC_ABI_VERSION 5
 #define MSLC_SIMD_WIDTH 32
 #define MSLC_MAX_BUFFERS 31
 #define MSLC_MAX_THREADGROUP_BUFFERS 31
@@ -164,6 +164,8 @@ typedef struct mslc_profile {
   unsigned long long bytes_written[MSLC_MAX_BUFFERS];
   unsigned long long counts[MSLC_COUNT_KINDS];
   unsigned long long collective_lanes;  // active lanes, summed over all SIMD-group operations
+  // Read and written: unique bytes of each threadgroup, summed over all.
+  unsigned long long bytes_of_threadgroups[MSLC_MAX_BUFFERS];
 } mslc_profile;
 
 typedef struct mslc_launch {

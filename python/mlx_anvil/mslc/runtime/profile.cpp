@@ -93,15 +93,23 @@ void ByteSet::insert(uint64_t begin, uint64_t end) {
   while (begin < end && begin / 64 < word_count_) {
     const uint64_t in_word = begin % 64, left = end - begin;
     const uint64_t bits = left < 64 - in_word ? left : 64 - in_word;
-    words_[begin / 64] |= (~uint64_t{0} >> (64 - bits)) << in_word;
+    uint64_t& word = words_[begin / 64];
+    if (!word) used_.push(begin / 64);
+    word |= (~uint64_t{0} >> (64 - bits)) << in_word;
     begin += bits;
   }
 }
 
 uint64_t ByteSet::count() const {
   uint64_t total = 0;
-  for (uint64_t i = 0; i < word_count_; ++i)
-    total += static_cast<unsigned>(__builtin_popcountll(words_[i]));
+  for (uint64_t i : used_) total += static_cast<unsigned>(__builtin_popcountll(words_[i]));
+  return total;
+}
+
+uint64_t ByteSet::take() {
+  const uint64_t total = count();
+  for (uint64_t i : used_) words_[i] = 0;
+  used_.clear();
   return total;
 }
 
@@ -109,8 +117,11 @@ uint64_t ByteSet::count() const {
 
 Profile::Profile(const mslc_launch& request) {
   for (unsigned i = 0; i < request.buffer_count && i < MSLC_MAX_BUFFERS; ++i) {
-    read_[i].resize(request.buffers[i].size);
-    written_[i].resize(request.buffers[i].size);
+    const uint64_t size = request.buffers[i].size;
+    read_[i].resize(size);
+    written_[i].resize(size);
+    read_here_[i].resize(size);
+    written_here_[i].resize(size);
   }
   grow_table();
 }
@@ -136,6 +147,11 @@ void Profile::synchronise(unsigned simdgroup) {
   for (unsigned i = 0; i < MSLC_SIMD_WIDTH; ++i) lanes[i].clear();
 }
 
+void Profile::finish_threadgroup() {
+  for (unsigned i = 0; i < MSLC_MAX_BUFFERS; ++i)
+    bytes_of_threadgroups_[i] += read_here_[i].take() + written_here_[i].take();
+}
+
 void Profile::simd_access(const Access* const* accesses, unsigned count) {
   Spans spans;
   uint64_t bytes = 0;
@@ -145,9 +161,14 @@ void Profile::simd_access(const Access* const* accesses, unsigned count) {
     spans.insert({access.buffer, access.offset, end});
     bytes += access.size;
     if (access.buffer == Access::kThreadgroup) continue;
-    if (is_write(access.kind)) written_[access.buffer].insert(access.offset, end);
-    if (!is_write(access.kind) || is_atomic(access.kind))
+    if (is_write(access.kind)) {
+      written_[access.buffer].insert(access.offset, end);
+      written_here_[access.buffer].insert(access.offset, end);
+    }
+    if (!is_write(access.kind) || is_atomic(access.kind)) {
       read_[access.buffer].insert(access.offset, end);
+      read_here_[access.buffer].insert(access.offset, end);
+    }
   }
   const bool in_threadgroup_memory = accesses[0]->buffer == Access::kThreadgroup;
   mslc_profile_site& counted = site(*accesses[0]);
@@ -194,6 +215,7 @@ void Profile::write(mslc_profile& result) {
   for (unsigned i = 0; i < MSLC_MAX_BUFFERS; ++i) {
     result.bytes_read[i] = read_[i].count();
     result.bytes_written[i] = written_[i].count();
+    result.bytes_of_threadgroups[i] = bytes_of_threadgroups_[i];
   }
   for (unsigned i = 0; i < MSLC_COUNT_KINDS; ++i) result.counts[i] = counts_[i];
   result.collective_lanes = collective_lanes_;

@@ -30,6 +30,8 @@ class Array {
   const T& operator[](size_t i) const { return data_[i]; }
   T* begin() { return data_; }
   T* end() { return data_ + size_; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
   void clear() { size_ = 0; }
   T& push(const T& value) {
     if (size_ == capacity_) {
@@ -58,10 +60,13 @@ class ByteSet {
   void resize(uint64_t bytes);
   void insert(uint64_t begin, uint64_t end);
   uint64_t count() const;
+  // Returns the count and removes all bytes. Takes as long as inserting them did.
+  uint64_t take();
 
  private:
   uint64_t* words_ = nullptr;
   uint64_t word_count_ = 0;
+  Array<uint64_t> used_;  // words with bytes
 };
 
 // Counts one launch, which runs on one host thread.
@@ -78,6 +83,7 @@ class Profile {
   void collective(uint32_t active) { collective_lanes_ += __builtin_popcount(active); }
   // Must be called when all running lanes of a SIMD group have met, or all have returned.
   void synchronise(unsigned simdgroup);
+  void finish_threadgroup();
 
   void write(mslc_profile& result);
 
@@ -91,6 +97,8 @@ class Profile {
   uint32_t* table_ = nullptr;  // open addressing: index into sites_ + 1
   size_t table_size_ = 0;
   ByteSet read_[MSLC_MAX_BUFFERS], written_[MSLC_MAX_BUFFERS];
+  ByteSet read_here_[MSLC_MAX_BUFFERS], written_here_[MSLC_MAX_BUFFERS];  // by this threadgroup
+  uint64_t bytes_of_threadgroups_[MSLC_MAX_BUFFERS] = {};
   uint64_t counts_[MSLC_COUNT_KINDS] = {};
   uint64_t collective_lanes_ = 0;
 };

@@ -99,6 +99,7 @@ void Worker::run_threadgroup(uint64_t index) {
   set_up_threadgroup(index);
   if (Thread* first = pick()) resume(scheduler_, first);
   if (check_state) finish_threadgroup_checks(*this);
+  if (launch_->profile) launch_->profile->finish_threadgroup();
   ++counters_.threadgroups;
   if (memory_.used() > counters_.threadgroup_memory) counters_.threadgroup_memory = memory_.used();
   if (failed_)  // reclaim the stacks of abandoned fibers

@@ -37,6 +37,7 @@ MSLC_INLINE float divide(float x, float y) {
 #include "copy_ptx.h"
 #include "matrix_ptx.h"
 #include "pairs_ptx.h"
+#include "product_ptx.h"
 #include "resident_ptx.h"
 
 namespace mslc {

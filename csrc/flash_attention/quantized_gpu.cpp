@@ -1,0 +1,179 @@
+// Launches the Metal kernels of attention over quantized keys and values.
+#include "flash_attention/quantized_gpu.h"
+
+#include <bit>
+#include <limits>
+
+#include "common/errors.h"
+#include "common/integers.h"
+#include "flash_attention/gpu_decode.h"
+#include "flash_attention/gpu_forward_tile.h"
+#include "flash_attention/gpu_params.h"
+#include "metal/flash_attention/tiles.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// Indices as in metal/flash_attention/quantized.h.
+enum QuantizedAttentionConstant : uint32_t {
+  kKeysHave4Bits = kFirstOwnConstant + 1,
+  kKeysHave8Bits,
+  kValuesHave4Bits,
+  kValuesHave8Bits,
+  kCodesAreFloats,
+  kScalesAreE4m3,
+};
+
+void add_constants(FunctionConstants& constants, const QuantizedKvFormats& formats) {
+  if (formats.k.kind != formats.v.kind) {
+    throw_internal_error(kFlashAttention, "the kernels take keys and values of one mode.");
+  }
+  constants.add({{kKeysHave4Bits, formats.k.bits == 4},
+                 {kKeysHave8Bits, formats.k.bits == 8},
+                 {kValuesHave4Bits, formats.v.bits == 4},
+                 {kValuesHave8Bits, formats.v.bits == 8},
+                 {kCodesAreFloats, !formats.k.has_biases()},
+                 {kScalesAreE4m3, formats.k.kind == QuantizedKind::kNvfp4}});
+}
+
+const mx::array& biases_or_scales(const QuantizedMatrix& matrix) {
+  return matrix.biases ? *matrix.biases : matrix.scales;
+}
+
+AttentionCodesParams codes_params(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+  AttentionCodesParams params{};
+  copy_strides(params.scales_strides, matrix.scales);
+  copy_strides(params.biases_strides, biases_or_scales(matrix));
+  params.bits = format.bits;
+  params.group_shift = std::countr_zero(static_cast<uint32_t>(format.group));
+  return params;
+}
+
+// True if no offset is negative, or beyond 31 bits.
+bool has_short_offsets(const mx::array& x) {
+  int64_t last = 0;
+  for (int axis = 0; axis < static_cast<int>(x.ndim()); ++axis) {
+    const int64_t stride = x.shape(axis) > 1 ? x.strides(axis) : 0;
+    if (stride < 0) {
+      return false;
+    }
+    last += (x.shape(axis) - 1) * stride;
+  }
+  return last <= std::numeric_limits<int32_t>::max();
+}
+
+// Strides of axes of length 1 are not used.
+bool have_equal_strides(const mx::array& a, const mx::array& b) {
+  for (int axis = 0; axis < static_cast<int>(a.ndim()); ++axis) {
+    if (a.shape(axis) > 1 && a.strides(axis) != b.strides(axis)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// What rows_are_vectors promises of codes: metal/flash_attention/quantized.h. A lane loads at most
+// 16 codes at once.
+bool loads_vectors(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+  const int load_bytes = format.bits == 8 ? 16 : format.bits == 4 ? 8 : 4;
+  return rows_are_vectors({&matrix.w}, load_bytes) && has_short_offsets(matrix.w) &&
+         has_short_offsets(matrix.scales) &&
+         have_equal_strides(matrix.scales, biases_or_scales(matrix));
+}
+
+const ForwardTile& forward_tile(const mx::array& q,
+                                const AttentionSizes& sizes,
+                                const DeviceTraits& traits) {
+#define TILE_OF(pass, dtype, type, d, dv, row_fragments, keys, keeping, simdgroups) \
+  {pass, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups), 0},
+#define TILE(...) TILE_OF("quantized_forward", __VA_ARGS__)
+#define MATRIX_TILE(...) TILE_OF("quantized_forward_matrix", __VA_ARGS__)
+  static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_QUANTIZED_FORWARD_TILES(TILE)};
+  static constexpr ForwardTile kMatrixTiles[] = {
+      MLX_ANVIL_ATTENTION_QUANTIZED_FORWARD_MATRIX_TILES(MATRIX_TILE)};
+#undef MATRIX_TILE
+#undef TILE
+#undef TILE_OF
+  const ForwardTile* tile = nullptr;
+  if (traits.matrix_units) {
+    tile = first_that_holds(kMatrixTiles, dtype_name(q), sizes);
+  }
+  tile = tile ? tile : first_that_holds(kTiles, dtype_name(q), sizes);
+  if (!tile) {
+    throw_internal_error(kFlashAttention, "no kernel for this head_dim.");
+  }
+  return *tile;
+}
+
+// A call as the kernels of plain keys and values see it, with codes in place of these.
+struct Request {
+  Request(const AttentionConfig& config,
+          const QuantizedKvFormats& formats,
+          const AttentionSizes& sizes,
+          const QuantizedForwardArrays& arrays)
+      : in{arrays.in.q,    arrays.in.k.w,   arrays.in.v.w,
+           arrays.in.mask, arrays.in.sinks, std::nullopt} {
+    params.forward.common = attention_params(config, sizes, in);
+    copy_strides(params.forward.out_strides, *arrays.out);
+    params.keys = codes_params(formats.k, arrays.in.k);
+    params.values = codes_params(formats.v, arrays.in.v);
+    vectors =
+        moves_vectors({in.q, in.q, in.q, in.mask, std::nullopt, std::nullopt}, {arrays.out}) &&
+        loads_vectors(formats.k, arrays.in.k) && loads_vectors(formats.v, arrays.in.v);
+    launch.inputs = {&arrays.in.q};
+    for (const QuantizedMatrix* matrix : {&arrays.in.k, &arrays.in.v}) {
+      launch.inputs.push_back(&matrix->w);
+      launch.inputs.push_back(&matrix->scales);
+      launch.inputs.push_back(&biases_or_scales(*matrix));
+    }
+    launch.inputs.push_back(in.mask ? &*in.mask : &arrays.in.q);
+    launch.inputs.push_back(in.sinks ? &*in.sinks : &arrays.in.q);
+    launch.params = &params;
+    launch.params_size = sizeof(params);
+  }
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+  AttentionInputs in;
+  AttentionQuantizedParams params{};
+  bool vectors = false;
+  KernelLaunch launch{};
+};
+
+}  // namespace
+
+void quantized_attention_forward_gpu(const AttentionConfig& config,
+                                     const QuantizedKvFormats& formats,
+                                     const AttentionSizes& sizes,
+                                     const QuantizedForwardArrays& arrays,
+                                     const mx::Stream& stream) {
+  if (arrays.out->size() == 0) {
+    return;
+  }
+  Request request(config, formats, sizes, arrays);
+  if (sizes.q_len <= kDecodeRows) {
+    const DecodePlan plan =
+        plan_decode(DecodeKeys::kQuantized, arrays.in.q, sizes, request.params.forward, stream);
+    FunctionConstants constants =
+        decode_constants(config, sizes, plan, request.vectors, arrays.lse != nullptr);
+    add_constants(constants, formats);
+    launch_decode(request.launch, config, sizes, plan, constants, request.params.forward,
+                  {arrays.out, arrays.lse, request.in.sinks ? &*request.in.sinks : nullptr},
+                  stream);
+    return;
+  }
+  const ForwardTile& tile = forward_tile(arrays.in.q, sizes, device_traits(stream.device));
+  const AttentionGrid grid = attention_grid(config, ceil_div(sizes.q_len, int64_t{tile.rows}),
+                                            sizes.q_heads, sizes.batch, stream.device);
+  FunctionConstants constants = attention_constants(config, request.vectors, arrays.lse != nullptr);
+  constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
+  add_constants(constants, formats);
+  request.launch.kernel = &attention_kernel(tile.kernel(), constants);
+  request.launch.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
+  request.launch.grid = grid.extent;
+  request.launch.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
+  launch(request.launch, stream);
+}
+
+}  // namespace mlx_anvil

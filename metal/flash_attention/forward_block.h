@@ -1,0 +1,65 @@
+// The rows of the attention forward that a threadgroup computes (forward.metal).
+#pragma once
+
+#include "metal/flash_attention/forward.h"
+#include "metal/flash_attention/forward_call.h"
+
+// `Passing` stages tiles of keys and values: PassingRows, or what has the same members.
+template <typename T,
+          int kHeadDim,
+          int kValueDim,
+          int kRowFragments,
+          int kKeys,
+          Keeping kKeeping,
+          int kSimdgroups,
+          typename Passing>
+struct ForwardBlock {
+  using GroupRows = ForwardRows<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping>;
+  enum { kThreads = 32 * kSimdgroups, kGroupRows = 8 * kRowFragments };
+  enum { kRows = kSimdgroups * kGroupRows };
+  // Elements in threadgroup memory.
+  enum { kOfKeys = Passing::kPlaces * Passing::kFirstSize };
+  enum { kOfValues = Passing::kPlaces * Passing::kSecondSize };
+
+  template <typename Operand>
+  METAL_FUNC static void compute(ForwardCall<T> call,
+                                 Operand keys,
+                                 Operand values,
+                                 constant AttentionForwardParams& params,
+                                 threadgroup T* key_tiles,
+                                 threadgroup T* value_tiles,
+                                 threadgroup T* kept_queries) {
+    constant AttentionParams& common = params.common;
+    const GridPlace grid = call.grid;
+    // In a causal call the last blocks take longest, so they start first.
+    const int first = (grid.blocks - 1 - grid.block) * kRows;
+    const int last = metal::min(first + kRows, common.q_len) - 1;
+
+    const Rows<T> queries = call.queries(common);
+    const HeadMask<T> head_mask = mask_of<T>(call.mask, common, grid.batch, grid.head);
+
+    GroupRows rows;
+    rows.place = fragment_place(call.lane);
+    rows.first = first + call.simdgroup * kGroupRows;
+    rows.begin(queries, call.sink(common));
+    rows.q.template stage<kThreads>(kept_queries, queries, first, call.simdgroup,
+                                    call.thread_index);
+
+    const KeyRange visible = visible_keys(common, first, last);
+    const KeyRange own =
+        visible_keys(common, rows.first, metal::min(rows.first + kGroupRows, common.q_len) - 1);
+    Passing passing;
+    passing.first_places = key_tiles;
+    passing.second_places = value_tiles;
+    passing.thread_index = call.thread_index;
+    passing.start(keys, values, visible.begin);
+    for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
+      passing.take(begin, visible.end);
+      if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
+        rows.attend(passing.first_tile(), passing.second_tile(), begin, head_mask, common);
+      }
+    }
+
+    call.store(rows, params);
+  }
+};

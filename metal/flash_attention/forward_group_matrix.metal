@@ -1,0 +1,86 @@
+// The same computation as forward.metal, for GPUs whose matrix units multiply for four SIMD groups
+// at once (metal/common/group_product.h). Takes 16-bit types, rows that are vectors, and no mask
+// array.
+//
+// Kernels: flash_attention_forward_matrix_group_<dtype>_d<head dim>v<value head dim>.
+// Grid, bindings and function constants: as for forward.metal.
+// Threadgroup: 256 x 1 x 1, 16 queries per SIMD group.
+// Threadgroup memory 0: two tiles of keys and two of values.
+//
+//   S = q k^T of the first tile; P = 2^(S - m)
+//   for each further tile:
+//     start S = q k^T; start out += P v of the tile before
+//     copy the keys of the tile after it, and its values, into the free places
+//     wait for S: P' = 2^(S - m')
+//     wait for out: rescale it; P = P'
+//   out += P v; store lse and out / sum
+#ifdef __MSLC__  // Apple's GPUs never launch these
+#include "metal/common/kernel.h"
+#include "metal/common/resident.h"
+#include "metal/flash_attention/forward_call.h"
+#include "metal/flash_attention/forward_group.h"
+#include "metal/flash_attention/tiles.h"
+
+template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, int kResident>
+[[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void flash_attention_forward_group(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device uchar* mask [[buffer(3)]],
+    const device float* sinks [[buffer(4)]],
+    device T* out [[buffer(5)]],
+    device float* lse [[buffer(6)]],
+    constant AttentionForwardParams& params [[buffer(7)]],
+    threadgroup uint4* memory [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using GroupRows = ForwardGroupRows<T, kHeadDim, kValueDim, kKeys>;
+  enum { kThreads = 32 * kSimdgroups, kRows = kSimdgroups * GroupRows::kRows };
+  const ForwardCall<T> call = {
+      q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane};
+  constant AttentionParams& common = params.common;
+  keep_resident<kResident, 5>(rows_are_vectors);
+  // In a causal call the last blocks take longest, so they start first.
+  const int first = (call.grid.blocks - 1 - call.grid.block) * kRows;
+  const int last = metal::min(first + kRows, common.q_len) - 1;
+
+  GroupRows rows;
+  rows.place = fragment_place(lane);
+  rows.first = first + simdgroup * GroupRows::kRows;
+  rows.begin(call.queries(common), call.sink(common), common);
+
+  const KeyRange visible = visible_keys(common, first, last);
+  if (visible.begin < visible.end) {
+    GroupTiles<T, kHeadDim, kValueDim, kKeys, kThreads> tiles;
+    tiles.memory = reinterpret_cast<threadgroup T*>(memory);
+    tiles.thread_index = thread_index;
+    tiles.start(call.keys(common), call.values(common), visible.begin);
+    rows.start(tiles, visible.begin, visible.end, common);
+    for (int begin = visible.begin + kKeys; begin < visible.end; begin += kKeys) {
+      tiles.wait();
+      if (sees_all(common, first, last, begin, begin + kKeys)) {
+        rows.template go_on<false>(tiles, begin, visible.end, common);
+      } else {
+        rows.template go_on<true>(tiles, begin, visible.end, common);
+      }
+    }
+    tiles.wait();
+    rows.finish(tiles.values_before());
+  }
+  call.store(rows, params);
+}
+
+#endif
+
+// ---- kernels
+
+#ifdef __MSLC__
+#define INSTANTIATE_FORWARD_GROUP(dtype, type, d, dv, keys, simdgroups, resident)  \
+  MLX_ANVIL_KERNEL("flash_attention_forward_matrix_group_" #dtype "_d" #d "v" #dv, \
+                   flash_attention_forward_group<type, d, dv, keys, simdgroups, resident>)
+
+MLX_ANVIL_ATTENTION_FORWARD_GROUP_TILES(INSTANTIATE_FORWARD_GROUP)
+#endif

@@ -1,0 +1,117 @@
+// flash_attention for at most 8 queries (decode.metal), with quantized keys and values: they are
+// read as codes, and dequantised in registers.
+//
+// Kernels: flash_attention_quantized_decode_<dtype>_d<head dim>r<rows>.
+// Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 32 * simdgroups
+// (tiles.h), which take blocks of keys in turn.
+// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, out, lse, params.
+// Function constants: scores.h; 16: keys are in parts, as in decode.metal, whose combine kernel
+// merges them; quantized.h.
+// Alignment: rows of q and out as rows_are_vectors promises, and rows of codes start at multiples
+// of what a lane loads at once. Head dims are multiples of 16, as formats demand.
+//
+//   load q of all rows, and sum its columns
+//   for each block of keys of this simdgroup:
+//     load codes, scale and bias of kSteps keys and values per slot
+//     for each row: scores = cap(scale (q . codes) + bias sum(q)); mask and band; online softmax
+//                   out += (weight scale) codes; bias of out += weight bias
+//   merge the slots of the simdgroup, then the simdgroups, as decode.metal does
+#include "metal/common/kernel.h"
+#include "metal/flash_attention/decode_merge.h"
+#include "metal/flash_attention/quantized_decode.h"
+#include "metal/flash_attention/tiles.h"
+
+template <typename T,
+          int kDim,
+          int kBlockRows,
+          int kSteps,
+          int kElements,
+          int kRowGroups,
+          int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void
+flash_attention_quantized_decode(const device T* q [[buffer(0)]],
+                                 const device uint* k [[buffer(1)]],
+                                 const device uchar* k_scales [[buffer(2)]],
+                                 const device T* k_biases [[buffer(3)]],
+                                 const device uint* v [[buffer(4)]],
+                                 const device uchar* v_scales [[buffer(5)]],
+                                 const device T* v_biases [[buffer(6)]],
+                                 const device uchar* mask [[buffer(7)]],
+                                 const device float* sinks [[buffer(8)]],
+                                 device T* out [[buffer(9)]],
+                                 device float* lse [[buffer(10)]],
+                                 constant AttentionQuantizedParams& params [[buffer(11)]],
+                                 uint3 group [[threadgroup_position_in_grid]],
+                                 uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                 uint lane [[thread_index_in_simdgroup]]) {
+  using Merge = DecodeMerge<T, kDim, kBlockRows, kRowGroups, kSimdgroups>;
+  enum { kRows = Merge::kRows, kShares = Merge::kShares };
+  using GroupRows = QuantizedRows<T, kDim, kRows, kSteps, kElements>;
+  using Lanes = typename GroupRows::Lanes;
+  alignas(16) threadgroup float shares_out[kShares][kRowGroups * Merge::kAtOnce][kDim];
+  threadgroup OnlineSoftmax shares[kShares][kRowGroups * kRows];
+
+  constant AttentionParams& common = params.forward.common;
+  const typename Merge::Place at =
+      decode_place<kBlockRows, kRowGroups>(common, group, simdgroup, lane);
+  const int batch = at.batch, kv_head = at.kv_head, first_row = at.first_row();
+
+  GroupRows rows;
+  rows.begin(lane);
+  DecodeRow of_row = decode_row(common, batch, kv_head, first_row);
+  MLX_ANVIL_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    rows.load_query(r, query_row(q, common, of_row));
+    of_row = row_after(of_row, common, first_row + r + 1);
+  }
+
+  // From here on, the lane's own row and key.
+  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
+  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
+  const int part_begin = visible.begin + at.part * params.forward.keys_per_part;
+  const int part_end = metal::min(visible.end, part_begin + params.forward.keys_per_part);
+  const int first = part_begin + at.share * Lanes::kKeys;
+  enum { kStride = kShares * Lanes::kKeys };
+  const int column = rows.lanes.first_column();
+  const CodeRows<T> keys = code_rows(k, k_scales, k_biases, common.k_strides, params.keys, batch,
+                                     kv_head, part_end, common.head_dim)
+                               .from(existing_column<kElements>(column, common.head_dim));
+  const CodeRows<T> values = code_rows(v, v_scales, v_biases, common.v_strides, params.values,
+                                       batch, kv_head, part_end, common.v_head_dim)
+                                 .from(existing_column<kElements>(column, common.v_head_dim));
+  HeadMask<T> own_mask =
+      mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
+  for (int begin = first; begin < part_end; begin += kStride) {
+    typename GroupRows::Keys key[kSteps];
+    typename GroupRows::Values value[kSteps];
+    MLX_ANVIL_UNROLL
+    for (int t = 0; t < kSteps; ++t) {
+      // A key past the last reads as the last; its score is -inf.
+      const int row = metal::min(begin + t * Lanes::kSlots + rows.lanes.slot(), part_end - 1);
+      key[t].load(keys, row);
+      value[t].load(values, row);
+    }
+
+    const int j = begin + rows.lanes.key();
+    float score = CappedScore<T>(common, rows.multiply_keys(key, keys.bits)).score;
+    if (j >= part_end || (has_band && !sees(common, own.query, j))) {
+      score = -INFINITY;
+    } else if (has_bool_mask || has_additive_mask) {
+      score = own_mask.apply(score, 0, 0);
+    }
+    own_mask = own_mask.from(0, kStride);
+    rows.add(score, value, values.bits);
+  }
+
+  rows.softmax.sum = rows.lanes.sum_over_keys(rows.softmax.sum);
+  typename GroupRows::Output merged = rows.merged();
+  Merge::store(shares_out, shares, at, own, rows.softmax, merged, sinks, out, lse, params.forward);
+}
+
+// ---- kernels
+
+#define INSTANTIATE_QUANTIZED_DECODE(dtype, type, d, rows, ...)                  \
+  MLX_ANVIL_KERNEL("flash_attention_quantized_decode_" #dtype "_d" #d "r" #rows, \
+                   flash_attention_quantized_decode<type, d, rows, __VA_ARGS__>)
+
+MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_TILES(INSTANTIATE_QUANTIZED_DECODE)

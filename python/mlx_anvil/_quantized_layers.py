@@ -1,0 +1,16 @@
+"""What quantized layers of MLX, mlx-lm and ours have in common: the arguments that ops take."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+def format_of(layer: nn.Module) -> dict[str, Any]:
+    """``group_size``, ``bits`` and ``mode``."""
+    return {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+
+
+def matrix_of(layer: nn.Module) -> tuple[mx.array, ...]:
+    """``(w, scales, biases)``, or ``(w, scales)`` in modes without biases."""
+    return tuple(layer[name] for name in ("weight", "scales", "biases") if layer.get(name) is not None)

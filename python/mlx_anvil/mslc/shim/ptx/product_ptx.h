@@ -1,0 +1,133 @@
+// Products of four SIMD groups, the hardware's warpgroup (wgmma, compute capability 9.0a). Metal
+// has no equivalent; kernels use them through metal/common/group_product.h. mslc names their target
+// in the module (ptx.py).
+//
+// A SIMD group's 16 rows of the sum and of the left operand are two rows of Metal fragments: a lane
+// has the elements that the instruction wants of it (lanes_ptx.h).
+#pragma once
+
+namespace mslc {
+
+// The right operand as the instruction finds it: panels of 64 columns, rows of 128 bytes, whose
+// units of 16 bytes are permuted by the row's number modulo 8.
+constexpr ulong eight_rows = 1024;  // bytes
+MSLC_INLINE ulong tile_descriptor(uint address, ulong panel_bytes) {
+  constexpr ulong swizzles_128_bytes = 1ul << 62;
+  return (address & 0x3ffff) >> 4 | panel_bytes >> 4 << 16 | eight_rows >> 4 << 32 |
+         swizzles_128_bytes;
+}
+
+#define MSLC_SUMS_16(b)                                                                       \
+  "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3]), "+f"(d[b + 4]), "+f"(d[b + 5]), \
+      "+f"(d[b + 6]), "+f"(d[b + 7]), "+f"(d[b + 8]), "+f"(d[b + 9]), "+f"(d[b + 10]),        \
+      "+f"(d[b + 11]), "+f"(d[b + 12]), "+f"(d[b + 13]), "+f"(d[b + 14]), "+f"(d[b + 15])
+#define MSLC_NAMES_32                                                                          \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MSLC_NAMES_48 \
+  MSLC_NAMES_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define MSLC_NAMES_64 \
+  MSLC_NAMES_48       \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// d = a b + (adds ? d : 0), for 64 rows, 16 columns of a, and as many columns of b as d has.
+#define MSLC_PRODUCT_OF(type, columns, names, ...)                                           \
+  __asm__ volatile(                                                                          \
+      "{.reg .pred p; setp.ne.b32 p, %[adds], 0; wgmma.mma_async.sync.aligned.m64n" #columns \
+      "k16.f32." type "." type " {" names                                                    \
+      "}, {%[a0], %[a1], %[a2], %[a3]}, %[b], p, 1, 1, %[rows];}"                            \
+      : __VA_ARGS__                                                                          \
+      : [a0] "r"(a[0]), [a1] "r"(a[1]), [a2] "r"(a[2]), [a3] "r"(a[3]), [b] "l"(b),          \
+        [adds] "r"(int(adds)), [rows] "n"(int(RowsAreInner)))
+#define MSLC_PRODUCT(columns, names, ...)                \
+  if constexpr (__is_same(T, half))                      \
+    MSLC_PRODUCT_OF("f16", columns, names, __VA_ARGS__); \
+  else                                                   \
+    MSLC_PRODUCT_OF("bf16", columns, names, __VA_ARGS__)
+
+template <class T, bool RowsAreInner, uint N>
+MSLC_INLINE void multiply_groups(float (&d)[N], const uint (&a)[4], ulong b, bool adds) {
+  static_assert(N == 32 || N == 48 || N == 64, "64, 96 or 128 columns");
+  if constexpr (N == 32) {
+    MSLC_PRODUCT(64, MSLC_NAMES_32, MSLC_SUMS_16(0), MSLC_SUMS_16(16));
+  } else if constexpr (N == 48) {
+    MSLC_PRODUCT(96, MSLC_NAMES_48, MSLC_SUMS_16(0), MSLC_SUMS_16(16), MSLC_SUMS_16(32));
+  } else {
+    MSLC_PRODUCT(128, MSLC_NAMES_64, MSLC_SUMS_16(0), MSLC_SUMS_16(16), MSLC_SUMS_16(32),
+                 MSLC_SUMS_16(48));
+  }
+}
+
+// The registers of a sum, which is 16 rows of `Columns` fragments.
+template <class Fragment, uint Columns>
+MSLC_INLINE void take_sum(float (&d)[4 * Columns], const Fragment (&sum)[2][Columns]) {
+#pragma clang loop unroll(full)
+  for (uint i = 0; i < 4 * Columns; ++i) d[i] = sum[i / 2 % 2][i / 4].elements[i % 2];
+}
+template <class Fragment, uint Columns>
+MSLC_INLINE void give_sum(Fragment (&sum)[2][Columns], const float (&d)[4 * Columns]) {
+#pragma clang loop unroll(full)
+  for (uint i = 0; i < 4 * Columns; ++i) sum[i / 2 % 2][i / 4].elements[i % 2] = d[i];
+}
+
+// Starts sum = left x right + (adds ? sum : 0), as a group of its own. `RowsAreInner`: right is the
+// tile; otherwise its transpose. A panel of the tile has Rows rows.
+template <bool RowsAreInner, uint Rows, class T, class Sum, class Left, uint Columns, uint Depth>
+MSLC_INLINE void start_product(Sum (&sum)[2][Columns],
+                               const Left (&left)[2][Depth],
+                               const threadgroup T* tile,
+                               bool adds) {
+  static_assert(lanes_are_permuted || Rows == 0, "compiled as a file without matrices");
+  constexpr ulong panel_bytes = 128 * Rows;
+  const ulong first =
+      tile_descriptor(static_cast<uint>(reinterpret_cast<ulong>(tile)), panel_bytes);
+  float d[4 * Columns];
+  take_sum(d, sum);
+  __asm__ volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma clang loop unroll(full)
+  for (uint k = 0; k < Depth / 2; ++k) {
+    const uint a[4] = {__builtin_bit_cast(uint, left[0][2 * k].elements),
+                       __builtin_bit_cast(uint, left[1][2 * k].elements),
+                       __builtin_bit_cast(uint, left[0][2 * k + 1].elements),
+                       __builtin_bit_cast(uint, left[1][2 * k + 1].elements)};
+    const ulong bytes = RowsAreInner ? 2 * eight_rows * k : k / 4 * panel_bytes + k % 4 * 32;
+    multiply_groups<T, RowsAreInner>(d, a, first + bytes / 16, adds || k > 0);
+  }
+  __asm__ volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  give_sum(sum, d);
+}
+
+// Waits until at most the last `pending` groups run; then `sum` may be used. The products keep
+// running until `after`, which is not negative, is computed: ptxas would put the wait first, but
+// for a store (that never happens) in between.
+template <int pending, class Sum, uint Columns>
+MSLC_INLINE void wait_for_products(Sum (&sum)[2][Columns]) {
+  float d[4 * Columns];
+  take_sum(d, sum);
+  __asm__ volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(pending) : "memory");
+#pragma clang loop unroll(full)
+  for (uint b = 0; b < 4 * Columns; b += 16) __asm__ volatile("" : MSLC_SUMS_16(b)::"memory");
+  give_sum(sum, d);
+}
+MSLC_INLINE void finish_before_wait(float after, const threadgroup void* anywhere) {
+  __asm__ volatile(
+      "{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.volatile.shared.f32 [%1], %0;}"
+      :
+      : "f"(after), "l"(anywhere)
+      : "memory");
+}
+
+// Lets products read what this thread has written to threadgroup memory, after a barrier.
+MSLC_INLINE void show_to_products() {
+  __asm__ volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#undef MSLC_PRODUCT
+#undef MSLC_PRODUCT_OF
+#undef MSLC_NAMES_64
+#undef MSLC_NAMES_48
+#undef MSLC_NAMES_32
+#undef MSLC_SUMS_16
+
+}  // namespace mslc
