@@ -27,7 +27,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--all", "show_all", is_flag=True, help="Time every case, and print a row for each.")
+@click.option("--all", "show_all", is_flag=True, help="Run every case, time it, and print its row.")
 @click.option(
     "--op", "ops", multiple=True, type=click.Choice(_NAMES), metavar="OP", help="Check only this op. Repeatable."
 )
@@ -39,14 +39,15 @@ def main() -> None:
 def check(ops: tuple[str, ...], backends: tuple[str, ...], show_all: bool, as_json: bool, seed: int | None) -> None:
     """Compare every op with its float64 definition, and time it.
 
-    The times of MLX's ops stand beside ours. The exit status is 1 if a result exceeds its error limit, or an op raises.
+    At a model's size a case runs in one dtype, which the seed draws; with --all, in each. The times of MLX's ops stand
+    beside ours. The exit status is 1 if a result exceeds its error limit, or an op raises.
     """
-    chosen = list(ops or _NAMES), chosen_backends(backends)
     seed = secrets.randbelow(2**31) if seed is None else seed
+    chosen = _check.cases(list(ops or _NAMES), chosen_backends(backends), None if show_all else seed)
     rows = []
     with progress_bar() as progress:
-        task = progress.add_task("", total=len(_check.cases(*chosen)))
-        for row in _check.run(*chosen, seed, time_all=show_all):
+        task = progress.add_task("", total=len(chosen))
+        for row in _check.run(chosen, seed, time_all=show_all):
             rows.append(row)
             progress.update(task, advance=1, description=f"{row.op:{max(map(len, _NAMES))}}")
 

@@ -137,9 +137,20 @@ def test_an_op_that_raises_fails_and_the_others_run(monkeypatch, arguments):
 
 @pytest.mark.usefixtures("small")
 def test_inputs_depend_on_the_seed_and_the_case_alone():
-    together = [row.error for row in _check.run(["layer_norm", "rms_norm"], ["cpu"], 7) if row.op == "rms_norm"]
-    alone = [row.error for row in _check.run(["rms_norm"], ["cpu"], 7)]
-    assert together == alone
+    both, one = (_check.cases(ops, ["cpu"], 7) for ops in (["layer_norm", "rms_norm"], ["rms_norm"]))
+    together = [row.error for row in _check.run(both, 7) if row.op == "rms_norm"]
+    assert together == [row.error for row in _check.run(one, 7)]
+
+
+def test_each_seed_draws_a_dtype_for_the_size_of_a_model():
+    every = set(_check.cases(["gated"], ["cpu"]))
+    drawn = [set(_check.cases(["gated"], ["cpu"], seed)) for seed in range(len(_check.DTYPES))]
+    assert set.union(*drawn) == every
+    small = {case for case in every if case.shape == case.spec.check_shapes[0]}
+    timed = {case for case in every if _check.represents_op(case)}
+    assert timed
+    assert set.intersection(*drawn) == small | timed
+    assert all(len(part) < len(every) for part in drawn)
 
 
 def test_a_composed_graph_is_named():

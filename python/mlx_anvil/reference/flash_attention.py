@@ -158,9 +158,9 @@ _MASKED_SPECIAL_VALUES = (0.0, -0.0, 30.0)
 
 
 SPECS = (
-    _attention_spec("causal", shapes=((1, 8, 8, 512, 512, 64),), mask="causal"),
+    _attention_spec("causal", shapes=((1, 4, 2, 65, 67, 40), (1, 8, 8, 512, 512, 64)), mask="causal"),
     _attention_spec("full", shapes=((1, 6, 2, 113, 203, 72), (1, 8, 8, 256, 256, 64))),
-    _attention_spec("decode", shapes=((1, 32, 8, 1, 2048, 128),)),
+    _attention_spec("decode", shapes=((2, 6, 2, 1, 131, 24), (1, 32, 8, 1, 2048, 128))),
     OpSpec(
         name="flash_attention",
         variant="bias",
@@ -170,7 +170,7 @@ SPECS = (
         arguments=("q", "k", "v", "mask", "sinks"),
         operands=("q", "k", "v"),
         contract_shapes=((1, 4, 2, 37, 70, 72), (2, 2, 1, 33, 47, 16), (2, 4, 2, 5, 31, 6), (2, 4, 2, 11, 19, 6)),
-        check_shapes=((1, 8, 2, 256, 256, 64),),
+        check_shapes=((1, 4, 2, 37, 70, 24), (1, 8, 2, 256, 256, 64)),
         float32_tolerance=2e-5,
         special_values=_MASKED_SPECIAL_VALUES,
     ),
