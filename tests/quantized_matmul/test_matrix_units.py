@@ -83,6 +83,7 @@ def test_activations(activation, limit, dtype, rng):
     assert_rounded(result, exact, dtype, terms=256)
 
 
+@pytest.mark.alike("format", "dtype")  # the smaller tests run each
 @each_dtype
 @each_format
 @pytest.mark.parametrize(("outputs", "tile"), [(4667, "n32s4"), (65539, "n32s8")], ids=["several", "many"])
