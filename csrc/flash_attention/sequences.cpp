@@ -110,11 +110,13 @@ mx::array packed(const AttentionLengths& lengths,
   const std::pair<const mx::array*, int> sides[2] = {{&*lengths.cu_queries, q.shape(2)},
                                                      {&cu_keys, k.shape(2)}};
   for (const auto& [cu, total] : sides) {
-    const mx::array ends = clamped(*cu, total, s);
+    // Ends that decrease would give a row to two sequences: each begins where all before it end.
+    // MLX's running maximum has no forward mode.
+    const mx::array ends =
+        mx::cummax(mx::stop_gradient(clamped(*cu, total, s), s), 0, false, true, s);
     const mx::array begin = mx::slice(ends, {0}, {count}, s);
     columns.push_back(begin);
-    columns.push_back(
-        mx::maximum(mx::subtract(mx::slice(ends, {1}, {count + 1}, s), begin, s), mx::array(0), s));
+    columns.push_back(mx::subtract(mx::slice(ends, {1}, {count + 1}, s), begin, s));
   }
   return table(columns, s);
 }

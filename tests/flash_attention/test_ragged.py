@@ -256,6 +256,25 @@ def test_forward_mode_and_second_derivatives(form: str):
         assert mx.allclose(*results, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_lengths_among_the_differentiated_arguments(form: str):
+    names = names_of(form)
+    case = ragged(form, mx.float32, "causal", ((3, 9), (0, 4), (7, 2)))
+    lengths = [case.options[n] for n in names]
+    tangents = [mx.random.normal(x.shape) for x in case_arrays(case)]
+
+    def call(q: mx.array, k: mx.array, v: mx.array, *sizes: mx.array) -> mx.array:
+        return flash_attention(q, k, v, mask="causal", **dict(zip(names, sizes, strict=True)))
+
+    still = [mx.zeros_like(x) for x in lengths]
+    (tangent,) = mx.jvp(call, [*case_arrays(case), *lengths], [*tangents, *still])[1]
+    (expected,) = mx.jvp(lambda *arrays: call(*arrays, *lengths), list(case_arrays(case)), tangents)[1]
+    assert mx.allclose(tangent, expected, rtol=1e-5, atol=1e-6)
+    gradients = mx.vjp(call, [*case_arrays(case), *lengths], [case.d_out])[1]
+    for result, exact in zip(gradients, gradients_of(case)[1].values(), strict=False):
+        assert mx.allclose(result, exact, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("shapeless", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled(form: str, shapeless: bool):
@@ -311,6 +330,23 @@ def test_lengths_that_are_not_known_at_the_call_are_clamped(form: str):
         assert mx.allclose(out, flash_attention(x, x, x), rtol=1e-4, atol=1e-5)
     else:
         mx.eval(flash_attention(x, x, x, cu_seqlens_q=(unknown - 60) * 1, cu_seqlens_k=-unknown))
+
+
+def test_ends_that_decrease_are_raised_to_those_before_them():
+    """If the call cannot know them, no row is of two sequences: each begins where all before it end."""
+    x = mx.random.normal((1, 2, 50, 16))
+    decreasing, raised = mx.array([0, 20, 10, 30, 25, 44]), mx.array([0, 20, 20, 30, 30, 44])
+    unknown = decreasing + 0 * x[0, 0, 0, :6].astype(mx.int32)
+
+    def results(ends: mx.array) -> list[mx.array]:
+        def call(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+            return flash_attention(q, k, v, mask="causal", cu_seqlens_q=ends)
+
+        gradients = mx.grad(lambda *arrays: call(*arrays).square().sum(), argnums=(0, 1, 2))(x, x, x)
+        return [call(x, x, x), *gradients]
+
+    for result, expected in zip(results(unknown), results(raised), strict=True):
+        assert_same_bits(result, expected)
 
 
 Q, K = (2, 4, 5, 8), (2, 2, 7, 8)
