@@ -6,6 +6,10 @@ writes bench/results/quantized_experts_cpu.json. The experts have the shape of Q
 which a token takes 8, in 4 bits. MLX's contestant has the same weights. "share of copy" is what one token's chosen
 experts, read once, take at the speed of a copy, over the time of the call. "dense" is our ``quantized_matmul`` with as
 many products: the rows of all pairs, times one expert's matrices. MLX takes minutes for a prompt, so it has no row there.
+
+PyTorch's blocks (torch_experts.py) run where torch is installed. llama.cpp's model is a Qwen3-MoE of two layers with
+4-bit weights of its own (Q4_0), next to no attention and a small vocabulary; its time is a layer's share of one token
+and of a prompt. Leave it out with --without-llama-cpp.
 """
 
 import tempfile
