@@ -13,15 +13,17 @@ constexpr int64_t kFewRows = 8;
 constexpr int64_t kTileRows = 32;
 
 // Runs of pairs share a read of their expert's weights. The table is worth a launch if there are
-// enough pairs for experts to have several.
+// enough pairs for experts to have several. On Apple's GPUs, one pair of an expert takes longer
+// with it than without.
 bool suits_table(const GatherRequest& request) {
-  constexpr int64_t kExpertsPerPair = 4;
   const GatherSizes& sizes = request.sizes;
+  const bool slower = request.is_transposed() && !device_traits(request.stream.device).matrix_units;
+  const int64_t experts_per_pair = slower ? 1 : 4;
   // Matrix units may truncate long sums in float32, so there each row is a GEMV.
   const bool exact =
       request.x.dtype() == mx::float32 && device_traits(request.stream.device).matrix_units;
   return request.ids.sorted && sizes.rows == 1 && !request.ids.lhs && sizes.lefts == sizes.pairs &&
-         sizes.pairs > 1 && kExpertsPerPair * sizes.pairs >= sizes.experts && !exact;
+         sizes.pairs > 1 && experts_per_pair * sizes.pairs >= sizes.experts && !exact;
 }
 
 // Rows of x that an expert's tiles have on average.

@@ -140,6 +140,10 @@ struct GemvMatrixSums {
     MLX_ANVIL_UNROLL
     for (int g = 0; g < kGroups; ++g) {
       const int vector = g / Stage::kFactorSize, i = g % Stage::kFactorSize;
+      // Else loads of several small groups are moved up to here, and their registers spill.
+      if (kGroup == 32 && g > 0) {
+        metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+      }
       if (i == 0) {
         MLX_ANVIL_UNROLL
         for (int f = 0; f < kFragments; ++f) {

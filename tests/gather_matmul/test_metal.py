@@ -88,10 +88,13 @@ def test_which_kernels_run(rng):
 
     assert kernels_of(draw(8, ordered=False)) == {"gather_few"}
     assert kernels_of(draw(20)) == {"gather_table", "gather_few"}
+    assert kernels_of(draw(4, experts=8)) == {"gather_few"}  # few of which share an expert
+    assert kernels_of(draw(8, experts=8)) == {"gather_table", "gather_few"}
     assert kernels_of(draw(20, gated=True)) == {"gather_table", "gather_few_gated"}
     assert kernels_of(draw(90)) == {"gather_table", "gather_tiles_transposed"}
     assert kernels_of(draw(90, transpose=False)) == {"gather_table", "gather_tiles_plain"}
     units = {"matrix_units": True}
+    assert kernels_of(draw(4, experts=8), **units) == {"gather_table", "gather_few_matrix"}
     assert kernels_of(draw(20), **units) == {"gather_table", "gather_few_matrix"}
     assert kernels_of(draw(90, gated=True, rounded_weights=True), **units) == {"gather_table", "gather_gemm_gated"}
 

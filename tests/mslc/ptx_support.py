@@ -77,10 +77,8 @@ def most_spills(kernel: str, features: bool) -> int:
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
     masks): on an H200 the next smaller ones are slower. A decode of 16-bit types spills where rows are not vectors.
     Products of few rows have 128 registers, so that twice as many threads run at once. Sums of 64 rows leave few."""
-    if kernel.startswith("gather_few_matrix") and "_g32_" in kernel:  # ids on top of that
-        return 344
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix", "gather_few_matrix")):
-        return 232 if "_g32_" in kernel else 112
+        return 16 if "_g32_" in kernel else 112
     if kernel.startswith("gather_gemm_gated_"):
         return 48
     if kernel.startswith("quantized_gemm_") and kernel.endswith("_r64n64"):

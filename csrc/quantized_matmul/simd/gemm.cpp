@@ -138,7 +138,7 @@ void gemm_transposed(const QuantizedGemmArgs& args, const GemmScratch& scratch) 
       const int64_t count = left < depth_blocks<Format>() ? left : depth_blocks<Format>();
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = args.first + n + r;
-        scales.read(row);
+        scales.read_blocks(row, block, count);
         dequantize<Format>(args.matrix.weights.w + row * units * BlockUnits::kWords, units, scales,
                            block, count, {scratch.rows + r * count * kBlock, 0, kPanel});
       }
@@ -160,7 +160,7 @@ void gemm_plain(const QuantizedGemmArgs& args, const GemmScratch& scratch) {
     const int64_t left = args.matrix.outputs - first;
     const int64_t depth = left < kDepth ? left : kDepth;
     for (int64_t r = 0; r < depth; ++r) {
-      scales.read(first + r);
+      scales.read_blocks(first + r, args.first, args.count);
       dequantize<Format>(args.matrix.weights.w + (first + r) * units * BlockUnits::kWords, units,
                          scales, args.first, args.count,
                          {scratch.right.at(r, 0), kPanel, scratch.right.rows * kPanel});

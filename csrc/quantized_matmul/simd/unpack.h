@@ -320,11 +320,12 @@ class RowScales {
     }
   }
 
-  void read(int64_t row, int64_t slot = 0) {
-    read_all(matrix_.weights.scales, row, scales(slot));
-    if (matrix_.weights.biases) {
-      read_all(matrix_.weights.biases, row, biases(slot));
-    }
+  void read(int64_t row, int64_t slot = 0) { read_groups(row, slot, 0, groups_); }
+
+  // Reads only what blocks [first, first + count) need.
+  void read_blocks(int64_t row, int64_t first, int64_t count) {
+    const int64_t end = group_of_block(first + count - 1) + kLanes;
+    read_groups(row, 0, group_of_block(first), end < groups_ ? end : groups_);
   }
 
   // Loads the groups from `group` on, with zeros past the last.
@@ -347,16 +348,23 @@ class RowScales {
   // Scales of later rows are contiguous: prefetch this far ahead, into L2, since L1 holds x.
   static constexpr int64_t kAheadBytes = 8192;
 
-  // Writes at least one zero past the last number.
-  void read_all(const void* numbers, int64_t row, float* to) {
-    with_scales(matrix_, numbers, [&](const auto* first, auto widen) {
-      const auto* const from = first + row * groups_;
-      for (int64_t group = 0; group < groups_; group += kLanes) {
+  void read_groups(int64_t row, int64_t slot, int64_t first, int64_t end) {
+    read_numbers(matrix_.weights.scales, row, first, end, scales(slot));
+    if (matrix_.weights.biases) {
+      read_numbers(matrix_.weights.biases, row, first, end, biases(slot));
+    }
+  }
+
+  // Writes at least one zero past the last number of a row.
+  void read_numbers(const void* numbers, int64_t row, int64_t first, int64_t end, float* to) {
+    with_scales(matrix_, numbers, [&](const auto* all, auto widen) {
+      const auto* const from = all + row * groups_;
+      for (int64_t group = first; group < end; group += kLanes) {
         __builtin_prefetch(reinterpret_cast<const char*>(from + group) + kAheadBytes, 0, 2);
         store_lanes(to + group, widen_some(from + group, groups_ - group, widen));
       }
     });
-    if (groups_ % kLanes == 0) {
+    if (end == groups_ && (end - first) % kLanes == 0) {
       store_lanes(to + groups_, f32v{});
     }
   }

@@ -160,9 +160,9 @@ def _runs(blocks: list[Block], counts: Mapping[str, float]) -> np.ndarray:
     rows, wanted = [_FLOW * (leaves - enters)], [_FLOW * start]
     for name, count in counts.items():
         moved = np.array([block.anchors[name] for block in blocks])
-        if count and moved.any():
-            rows.append(_COUNT / count * (moved @ leaves)[None])
-            wanted.append(np.array([_COUNT]))
+        if moved.any():  # of a kernel's ways through, those that move what was not moved are not taken
+            rows.append(_COUNT / (count or moved.max()) * (moved @ leaves)[None])
+            wanted.append(np.array([_COUNT if count else 0.0]))
     for i, block in enumerate(blocks):
         if len(block.successors) == 2 and min(block.successors) > i:  # no loop's end
             rows.append(
