@@ -1,6 +1,10 @@
 #include <nanobind/stl/string.h>
 
+#include <utility>
+#include <vector>
+
 #include "common/bind_op.h"
+#include "common/checks.h"
 #include "common/choices.h"
 #include "common/device_traits.h"
 #include "common/errors.h"
@@ -8,6 +12,7 @@
 #include "common/python_args.h"
 #include "flash_attention/flash_attention.h"
 #include "flash_attention/gpu_backward_plan.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/quantized.h"
 #include "quantized_matmul/python_matrix.h"
 
@@ -131,12 +136,38 @@ void require_no_kv_options(const QuantizedOptions& options) {
   }
 }
 
+// Replaces the pages of quantized keys and values by those of each sequence.
+void gather_quantized_pages(QuantizedMatrix& k,
+                            QuantizedMatrix& v,
+                            const mx::array& q,
+                            const mx::array& block_table,
+                            const AttentionLengths& lengths,
+                            mx::Stream s) {
+  std::vector<NamedArray> parts = {
+      {"k w", k.w}, {"k scales", k.scales}, {"v w", v.w}, {"v scales", v.scales}};
+  if (k.biases) {
+    parts.push_back({"k biases", *k.biases});
+  }
+  if (v.biases) {
+    parts.push_back({"v biases", *v.biases});
+  }
+  check_pages(block_table, q, lengths, parts, s);
+  for (QuantizedMatrix* x : {&k, &v}) {
+    x->w = gather_pages(x->w, block_table, s);
+    x->scales = gather_pages(x->scales, block_table, s);
+    if (x->biases) {
+      x->biases = gather_pages(*x->biases, block_table, s);
+    }
+  }
+}
+
 AttentionResult attention_of_python(nb::handle q,
                                     nb::handle k,
                                     nb::handle v,
                                     const QuantizedOptions& k_options,
                                     const QuantizedOptions& v_options,
                                     const AttentionOptions& options,
+                                    const std::optional<mx::array>& block_table,
                                     const mx::StreamOrDevice& stream) {
   const mx::array& queries = to_array(kFlashAttention, "q", q);
   if (is_quantized(k) != is_quantized(v)) {
@@ -150,10 +181,21 @@ AttentionResult attention_of_python(nb::handle q,
     const mx::array& keys = to_array(kFlashAttention, "k", k);
     const mx::array& values = to_array(kFlashAttention, "v", v);
     require_no_kv_options(k_options);
-    return flash_attention(queries, keys, values, options, stream);
+    if (!block_table) {
+      return flash_attention(queries, keys, values, options, stream);
+    }
+    const mx::Stream s = require_stream(kFlashAttention, stream);
+    check_pages(*block_table, queries, options.lengths, {{"k", keys}, {"v", values}}, s);
+    return flash_attention(queries, gather_pages(keys, *block_table, s),
+                           gather_pages(values, *block_table, s), options, s);
   }
-  return quantized_flash_attention(queries, to_quantized_tuple(kFlashAttention, "k", k),
-                                   to_quantized_tuple(kFlashAttention, "v", v), k_options,
+  QuantizedMatrix keys = to_quantized_tuple(kFlashAttention, "k", k);
+  QuantizedMatrix values = to_quantized_tuple(kFlashAttention, "v", v);
+  if (block_table) {
+    gather_quantized_pages(keys, values, queries, *block_table, options.lengths,
+                           require_stream(kFlashAttention, stream));
+  }
+  return quantized_flash_attention(queries, std::move(keys), std::move(values), k_options,
                                    v_options, options, stream);
 }
 
@@ -170,7 +212,8 @@ AttentionResult attention_of_python(nb::handle q,
   "return_lse: " return_lse                                                                \
   ", lengths: mlx.core.array | None = None, q_lengths: mlx.core.array | None = None, "     \
   "cu_seqlens_q: mlx.core.array | None = None, "                                           \
-  "cu_seqlens_k: mlx.core.array | None = None, kv_group_size: int | None = None, "         \
+  "cu_seqlens_k: mlx.core.array | None = None, "                                           \
+  "block_table: mlx.core.array | None = None, kv_group_size: int | None = None, "          \
   "kv_bits: int | tuple[int, int] | None = None, kv_mode: str = 'affine', "                \
   "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
@@ -231,6 +274,10 @@ Args:
         packed batch (``B = 1``) has the queries from ``cu_seqlens_q[s]`` up to
         ``cu_seqlens_q[s + 1]``. A query sees keys of its own sequence only.
     cu_seqlens_k (array, optional): likewise for keys. Default: ``cu_seqlens_q``.
+    block_table (array, optional): ``[B, n]`` integers: ``k`` and ``v`` are pages
+        ``[pages, Hkv, page_size, D]`` (or tuples of such arrays), and the keys of sequence ``b``
+        are pages ``block_table[b]`` in their order, ``Lk = n * page_size``. Needs ``lengths``;
+        pages past the last key in use may have any id. The pages are copied into one array.
     kv_group_size (int, optional): of quantized ``k`` and ``v``, as ``group_size`` for
         ``quantized_matmul``.
     kv_bits (int or (int, int), optional): likewise; a pair is of keys and of values.
@@ -246,8 +293,9 @@ Raises:
     TypeError: an argument has the wrong type.
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
-        is unsupported; quantized ``k`` and ``v`` do not match their format; the stream is on a GPU
-        and MLX has no GPU backend.
+        is unsupported; quantized ``k`` and ``v`` do not match their format; ``block_table`` comes
+        without ``lengths`` or names a page that the cache lacks; the stream is on a GPU and MLX
+        has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
 )";
@@ -265,6 +313,7 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle q_lengths,
                                      nb::handle cu_seqlens_q,
                                      nb::handle cu_seqlens_k,
+                                     nb::handle block_table,
                                      nb::handle kv_group_size,
                                      nb::handle kv_bits,
                                      nb::handle kv_mode,
@@ -273,7 +322,10 @@ nb::object flash_attention_of_python(nb::handle q,
   AttentionOptions options =
       to_attention_options(scale, mask, sinks, window_size, softcap, return_lse);
   options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);
-  auto [out, lse] = attention_of_python(q, k, v, k_options, v_options, options,
+  const auto table = block_table.is_none()
+                         ? std::nullopt
+                         : std::optional(to_array(kFlashAttention, "block_table", block_table));
+  auto [out, lse] = attention_of_python(q, k, v, k_options, v_options, options, table,
                                         to_stream_or_device(kFlashAttention, stream));
   return lse ? nb::object(nb::make_tuple(out, *lse)) : nb::cast(out);
 }
@@ -300,8 +352,9 @@ const BindOp bind_flash_attention([](nb::module_& m) {
           nb::kw_only(), "scale"_a = nb::none(), "mask"_a = nb::none(), "sinks"_a = nb::none(),
           "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a.none() = false,
           "lengths"_a = nb::none(), "q_lengths"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
-          "cu_seqlens_k"_a = nb::none(), "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(),
-          "kv_mode"_a.none() = "affine", "stream"_a = nb::none(), nb::sig(signature), kDoc);
+          "cu_seqlens_k"_a = nb::none(), "block_table"_a = nb::none(),
+          "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(), "kv_mode"_a.none() = "affine",
+          "stream"_a = nb::none(), nb::sig(signature), kDoc);
   }
 });
 

@@ -53,7 +53,8 @@ _ATTENTION = {
     "k_cache": "k",
     "v_cache": "v",
     "cache_seqlens": "lengths",
-    "block_table": "the cache is not paged; give k and v as arrays.",
+    "block_tables": "block_table",
+    "page_table": "block_table",
     # Triton, xformers, Transformers, JAX
     "sm_scale": "scale",
     "scaling": "scale",

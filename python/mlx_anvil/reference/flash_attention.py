@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
-from mlx_anvil.reference import _float64, _quantized_kv, _ragged
+from mlx_anvil.reference import _float64, _paged, _quantized_kv, _ragged
 
 
 def flash_attention(
@@ -27,6 +27,7 @@ def flash_attention(
     q_lengths: mx.array | None = None,
     cu_seqlens_q: mx.array | None = None,
     cu_seqlens_k: mx.array | None = None,
+    block_table: mx.array | None = None,
     kv_group_size: int | None = None,
     kv_bits: int | tuple[int, int] | None = None,
     kv_mode: str = "affine",
@@ -35,9 +36,11 @@ def flash_attention(
 
     ``q`` is ``[batch, Hq, Lq, D]``, ``k`` and ``v`` are ``[batch, Hkv, Lk, D]``. A query without a visible key gives 0.
     With ``return_lse``, also returns the log-sum-exp of the scores, ``[batch, Hq, Lq]``. ``k`` and ``v`` may be
-    quantized, as tuples of ``mx.quantize``. In a ragged batch a query sees keys of its own sequence only.
+    quantized, as tuples of ``mx.quantize``. In a ragged batch a query sees keys of its own sequence only. With
+    ``block_table``, ``k`` and ``v`` are pages ``[pages, Hkv, page_size, D]``.
     """
     q, k, v = _quantized_kv.as_arrays(q, k, v, kv_group_size, kv_bits, kv_mode)
+    k, v = (_paged.gather(x, block_table) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
     keys, values = (mx.repeat(x, group, axis=1) if group > 1 else x for x in (k, v))
