@@ -151,7 +151,7 @@ mx::array one_per_token(const char* name, const mx::array& x, const Tokens& toke
     throw_value_error(kKvAppend,
                       shape_text(name, x) + "; allowed: " + to_text(shape) + ", one per token.");
   }
-  return mx::reshape(mx::astype(x, mx::int64, s), shape, s);
+  return mx::contiguous(mx::reshape(mx::astype(x, mx::int64, s), shape, s), false, s);
 }
 
 mx::array rows_of(const KvAppendOptions& options, const Tokens& tokens, mx::Stream s) {
@@ -176,8 +176,11 @@ mx::array rows_of(const KvAppendOptions& options, const Tokens& tokens, mx::Stre
   if (const auto* array = std::get_if<mx::array>(&options.offset)) {
     for_each_readable(*array, s, [&](int64_t offset, int64_t) { require_inside(offset); });
   }
-  return rows.shape(0) == tokens.batch ? rows
-                                       : mx::broadcast_to(rows, {tokens.batch, tokens.length}, s);
+  // Dense, because a copy of an input inside the evaluation would keep the caches from being
+  // donated.
+  return rows.shape(0) == tokens.batch
+             ? rows
+             : mx::contiguous(mx::broadcast_to(rows, {tokens.batch, tokens.length}, s), false, s);
 }
 
 mx::array positions_of(const KvAppendOptions& options, const Tokens& tokens, mx::Stream s) {
