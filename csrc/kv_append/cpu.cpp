@@ -59,7 +59,7 @@ class AppendCall {
     const int64_t grain = ceil_div(kGrain, std::max<int64_t>(1, columns * args_.heads));
     parallel_for(args_.batch * args_.length, grain, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
-        const int64_t row = args_.rows[token];
+        const int64_t row = row_of(token / args_.length, token % args_.length);
         if (row >= 0 && row < rows_of_batch_ && (args_.distinct || is_last_[token])) {
           write(token, row);
         }
@@ -68,6 +68,10 @@ class AppendCall {
   }
 
  private:
+  int64_t row_of(int64_t batch, int64_t token) const {
+    return args_.rows[batch * args_.row_step + token];
+  }
+
   // Marks the last token of each row.
   void keep_last_tokens() {
     is_last_.resize(static_cast<size_t>(args_.batch * args_.length));
@@ -75,7 +79,7 @@ class AppendCall {
     for (int64_t b = 0; b < args_.batch; ++b) {
       seen.clear();
       for (int64_t t = args_.length - 1; t >= 0; --t) {
-        is_last_[b * args_.length + t] = seen.insert(args_.rows[b * args_.length + t]).second;
+        is_last_[b * args_.length + t] = seen.insert(row_of(b, t)).second;
       }
     }
   }

@@ -26,7 +26,7 @@ struct KvAppendArgs {
   std::vector<RopeCopy> copies;  // caches to copy first
   const int64_t* rows;
   const int64_t* positions;
-  int64_t batch, length, heads, pages, page_size, position_step;
+  int64_t batch, length, heads, pages, page_size, row_step, position_step;
   int32_t group;
   bool distinct;
   RopeConfig rope;

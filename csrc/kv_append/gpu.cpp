@@ -64,6 +64,7 @@ void kv_append_gpu(const KvAppendConfig& config,
   params.page_size = cache.shape(2);
   params.group = config.group;
   params.position_step = config.rope && arrays.positions->shape(0) > 1 ? params.length : 0;
+  params.row_step = arrays.rows.shape(0) > 1 ? params.length : 0;
   params.distinct = config.distinct;
   std::copy_n(config.bits, 2, params.bits);
   if (k.size() + v.size() == 0 || cache.shape(0) == 0 || params.page_size == 0) {

@@ -75,6 +75,9 @@ void check_cache(const std::string& name,
   const Arrays parts = parts_of(cache);
   const mx::array& first = parts[0];
   const bool is_plain = parts.size() == 1;
+  if (is_plain) {
+    require_kernel_dtypes(kKvAppend, {{name.c_str(), first}});
+  }
   if (first.ndim() != 4) {
     throw_value_error(kKvAppend,
                       shape_text(name.c_str(), first) +
@@ -121,24 +124,19 @@ struct Tokens {
 
 // The numbers first, first + 1, ... of each batch row: int64 [batch or 1, length].
 mx::array counted_from(const char* name, const Place& first, const Tokens& tokens, mx::Stream s) {
-  const auto [batch, length, rows] = tokens;
-  if (const int64_t* number = std::get_if<int64_t>(&first)) {
-    std::vector<int64_t> numbers(static_cast<size_t>(length));
-    for (int t = 0; t < length; ++t) {
-      numbers[t] = static_cast<int64_t>(static_cast<uint64_t>(*number) + static_cast<uint64_t>(t));
-    }
-    return mx::array(numbers.begin(), mx::Shape{1, length}, mx::int64);
-  }
-  const auto& array = std::get<mx::array>(first);
+  // A scalar, which mx.compile merges with equal ones.
+  const int64_t* number = std::get_if<int64_t>(&first);
+  const mx::array array = number ? mx::array(*number, mx::int64) : std::get<mx::array>(first);
   require_integers(name, array);
-  const bool fits = array.ndim() <= 1 && (array.size() == 1 || array.shape(0) == batch);
+  const bool fits = array.ndim() <= 1 && (array.size() == 1 || array.shape(0) == tokens.batch);
   if (!fits) {
     throw_value_error(kKvAppend, shape_text(name, array) + "; allowed: a scalar, or shape (" +
-                                     std::to_string(batch) + ",) with one per batch row.");
+                                     std::to_string(tokens.batch) + ",) with one per batch row.");
   }
   const mx::array column =
       mx::reshape(mx::astype(array, mx::int64, s), {static_cast<int>(array.size()), 1}, s);
-  return length == 1 ? column : mx::add(column, mx::arange(0.0, length, 1.0, mx::int64, s), s);
+  return tokens.length == 1 ? column
+                            : mx::add(column, mx::arange(0.0, tokens.length, 1.0, mx::int64, s), s);
 }
 
 // One number per token: [batch, length], or [length] of a batch of 1.
@@ -151,7 +149,7 @@ mx::array one_per_token(const char* name, const mx::array& x, const Tokens& toke
     throw_value_error(kKvAppend,
                       shape_text(name, x) + "; allowed: " + to_text(shape) + ", one per token.");
   }
-  return mx::contiguous(mx::reshape(mx::astype(x, mx::int64, s), shape, s), false, s);
+  return mx::reshape(mx::astype(x, mx::int64, s), shape, s);
 }
 
 mx::array rows_of(const KvAppendOptions& options, const Tokens& tokens, mx::Stream s) {
@@ -176,11 +174,7 @@ mx::array rows_of(const KvAppendOptions& options, const Tokens& tokens, mx::Stre
   if (const auto* array = std::get_if<mx::array>(&options.offset)) {
     for_each_readable(*array, s, [&](int64_t offset, int64_t) { require_inside(offset); });
   }
-  // Dense, because a copy of an input inside the evaluation would keep the caches from being
-  // donated.
-  return rows.shape(0) == tokens.batch
-             ? rows
-             : mx::contiguous(mx::broadcast_to(rows, {tokens.batch, tokens.length}, s), false, s);
+  return rows;
 }
 
 mx::array positions_of(const KvAppendOptions& options, const Tokens& tokens, mx::Stream s) {

@@ -101,10 +101,10 @@ class KvAppend : public FusedPrimitive {
 
 // ---- the definition -----------------------------------------------------------------------------
 
-// For each row of the caches of a batch row, the last token that it gets, or -1: [batch, 1, rows,
-// 1].
+// For each row of the caches of a batch row, the last token that it gets, or -1: [batch or 1, 1,
+// rows, 1].
 mx::array tokens_of_rows(const mx::array& rows, int count, mx::Stream s) {
-  const int batch = rows.shape(0), length = rows.shape(1);
+  const int batch = rows.shape(0), length = rows.shape(1);  // the batch may be 1 for all
   const auto counted = [&](int end) { return mx::arange(0.0, end, 1.0, mx::int64, s); };
   const mx::array is_here = mx::equal(mx::reshape(rows, {batch, 1, length}, s),
                                       mx::reshape(counted(count), {-1, 1}, s), s);
@@ -191,6 +191,7 @@ void KvAppend::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
     }
   }
   args.rows = arrays.rows.data<int64_t>();
+  args.row_step = arrays.rows.shape(0) > 1 ? k.shape(2) : 0;
   args.batch = k.shape(0);
   args.heads = k.shape(1);
   args.length = k.shape(2);

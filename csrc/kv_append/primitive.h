@@ -24,9 +24,9 @@ struct KvAppendConfig {
 
 // The arrays of a checked call.
 struct KvAppendArrays {
-  Arrays tokens;                       // [batch, heads, length, *], of keys, then of values
-  mx::array rows;                      // int64 [batch, length]; a batch row has pages / batch pages
-  Arrays caches;                       // [pages, heads, page_size, *], likewise
+  Arrays tokens;   // [batch, heads, length, *], of keys, then of values
+  mx::array rows;  // int64 [batch or 1, length]; a batch row has pages / batch pages
+  Arrays caches;   // [pages, heads, page_size, *], likewise
   std::optional<mx::array> positions;  // int64 [batch or 1, length], with rope
   std::optional<mx::array> freqs;      // float32
 };

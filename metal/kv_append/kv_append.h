@@ -43,7 +43,7 @@ METAL_FUNC long append_row(constant KvAppendParams& params,
                            const device long* rows,
                            thread const AppendPlace& place,
                            long batch) {
-  const device long* const own = rows + batch * params.length;
+  const device long* const own = rows + batch * params.row_step;
   const long row = own[place.token];
   if (row < 0 || row >= long(params.pages) * params.page_size) {
     return -1;

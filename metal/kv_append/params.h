@@ -21,7 +21,7 @@ struct KvAppendParams {
   int32_t bits[2];
   int32_t position_step;  // length if each batch row has its positions, else 0
   int32_t distinct;       // 1 if no two tokens of a batch row have one row
-  int32_t padding;
+  int32_t row_step;       // as position_step
 };
 
 static_assert(sizeof(KvAppendParams) == sizeof(RopeParams) + 8 * 8 + 4 * 14,

@@ -117,7 +117,8 @@ def _kv_append() -> Call:
         return a + b
 
     def make(call: int) -> Arrays:
-        return [*_normal(*[(2, 2, 3 + call, 5 + call)] * 4), mx.array([1, -2]) + 0]
+        cache, rows = (2, 2, 6 + call, 5 + call), (2, 2, 3 + call, 5 + call)
+        return [*_normal(cache, cache, rows, rows), mx.array([1, 3])]
 
     return Call("kv_append, offsets", "kv_append", function, make)
 

@@ -13,8 +13,7 @@ from support import assert_same_bits
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
-    for entry in ("kv_append/offset", "kv_append/slots"):
-        yield from each_way(rng, entry, (2, 3, 11, 26))
+    yield from each_way(rng, "kv_append", (2, 3, 11, 26))
     yield Checked(partial(quantized, any_dtype(rng, (mx.float32,)), int(rng.integers(2, 7))))
 
 

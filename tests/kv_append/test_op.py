@@ -225,6 +225,20 @@ def test_caches_that_others_need_are_copied():
 # ---- transforms ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pages", [1, 3])
+def test_derivatives_with_slots(pages):
+    k, v, a, b = draw(mx.float32, (1, 2, 6, 8), (1, 2, 6, 8), (pages, 2, 5, 8), (pages, 2, 5, 8))
+    slots = mx.array([[4, 0, 4, -1, 2, 5 * pages - 1]])
+    options = {"slots": slots, "rope": {"dims": 6, "offset": 3}}
+    results = []
+    for op in (kv_append, reference.kv_append):
+        outputs, gradients = mx.vjp(lambda *x, op=op: list(op(*x, **options)), [a, b, k, v], [b, a])
+        tangents = mx.jvp(lambda *x, op=op: list(op(*x, **options)), [a, b, k, v], [b, a, v, k])[1]
+        results.append([*outputs, *gradients, *tangents])
+    for ours, expected in zip(*results, strict=True):
+        assert max_error(ours, expected) <= 1e-5
+
+
 def test_a_quantized_cache_has_no_derivative():
     k, v, *caches = tokens_and_caches()
     parts = [mx.quantize(x, 64, 4) for x in caches]

@@ -91,37 +91,33 @@ def _written(cache: mx.array, x: mx.array, tokens: list[list[int]]) -> mx.array:
 
 
 def _inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
-    return [mx.random.normal(shape).astype(dtype) for _ in range(4)]
+    batch, heads, length, dim = shape
+    shapes = ((batch, heads, length + 2, dim),) * 2 + (shape,) * 2
+    return [mx.random.normal(own).astype(dtype) for own in shapes]
 
 
-def _sum_of_both(function: Callable[..., tuple[Any, Any]], by_slots: bool) -> Callable[..., mx.array]:
-    """The op as a function of arrays. A cache keeps its first row, and has none for the last token."""
+def _sum_of_both(function: Callable[..., tuple[Any, Any]]) -> Callable[..., mx.array]:
+    """The op as a function of arrays. A cache keeps its first and its last row."""
 
     def of_arrays(cache_k: mx.array, cache_v: mx.array, k: mx.array, v: mx.array, **more: Any) -> mx.array:
-        is_call = isinstance(k, mx.array) and k.ndim == 4
-        batch, _, length, dim = k.shape if is_call else (1, 1, 1, 2)
-        dims = max(2, 2 * (dim // 2))
-        options: dict[str, Any] = {"offset": mx.array(int(length > 1)), "rope": {"dims": dims}}
-        if by_slots:  # backwards, the last two in one row, one out of the cache
-            slots = [max(length - 2 - t, 0) if t else -1 for t in range(length)]
-            options = {"slots": mx.array([slots] * batch, mx.int32).reshape(batch, length)}
-            options["rope"] = {"dims": dims, "offset": 3, "traditional": True}
-        a, b = function(cache_k, cache_v, k, v, **options, **more)
+        dims = max(2, 2 * (k.shape[-1] // 2)) if isinstance(k, mx.array) and k.ndim > 0 else 2
+        a, b = function(cache_k, cache_v, k, v, offset=1, rope={"dims": dims}, **more)
         return a + b  # type: ignore[no-any-return]
 
     return of_arrays
 
 
-def _spec(variant: str, by_slots: bool) -> OpSpec:
-    operands = ("cache_k", "cache_v", "k", "v")
-    return OpSpec(
+_OPERANDS = ("cache_k", "cache_v", "k", "v")
+
+SPECS = (
+    OpSpec(
         name="kv_append",
-        variant=variant,
-        function=_sum_of_both(_ext.kv_append, by_slots),
-        reference=_sum_of_both(kv_append, by_slots),
+        variant="",
+        function=_sum_of_both(_ext.kv_append),
+        reference=_sum_of_both(kv_append),
         make_inputs=_inputs,
-        arguments=operands,
-        operands=operands,
+        arguments=_OPERANDS,
+        operands=_OPERANDS,
         contract_shapes=(
             (1, 1, 1, 2),
             (0, 2, 3, 8),
@@ -135,7 +131,5 @@ def _spec(variant: str, by_slots: bool) -> OpSpec:
         check_shapes=((2, 3, 37, 80), (1, 8, 512, 128)),
         # No infinities: rounding of a cosine decides if the definition subtracts two infinities.
         special_values=(math.nan, 1e4, -1e4, 0.0, -0.0),
-    )
-
-
-SPECS = (_spec("offset", by_slots=False), _spec("slots", by_slots=True))
+    ),
+)
