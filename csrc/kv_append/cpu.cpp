@@ -69,7 +69,7 @@ class AppendCall {
 
  private:
   int64_t row_of(int64_t batch, int64_t token) const {
-    return args_.rows[batch * args_.row_step + token];
+    return static_cast<int64_t>(args_.rows.at(batch, token));
   }
 
   // Marks the last token of each row.
@@ -125,10 +125,9 @@ class AppendCall {
     char* const scratch = static_cast<char*>(
         thread_scratch(table_bytes + (tensor.bits == 0 ? 0 : args_.heads * bytes)));
     auto* const table = reinterpret_cast<float*>(scratch);
-    const int64_t at = batch * args_.position_step + position;
     const RopeKernels& kernels = rope_kernels();
     kernels.angles({frequencies_->turns.data(), frequencies_->defects.data(), padded,
-                    static_cast<uint64_t>(args_.positions[at]), 1, args_.rope.inverse},
+                    args_.positions.at(batch, position), 1, args_.rope.inverse},
                    table);
     char* const rotated = scratch + table_bytes;
     const bool direct = tensor.bits == 0;

@@ -20,13 +20,28 @@ struct KvAppendTensor {
   void* out[3];  // dense
 };
 
+// The rows or positions of tokens, from the array of KvAppendArrays.
+struct NumbersOfTokens {
+  const int64_t* numbers;
+  int64_t batch_step;
+  bool counts;
+
+  static NumbersOfTokens of(const mx::array& x) {
+    return {x.data<int64_t>(), x.shape(0) > 1 ? x.shape(1) : 0, x.shape(1) == 1};
+  }
+  uint64_t at(int64_t batch, int64_t token) const {
+    const int64_t* const own = numbers + batch * batch_step;
+    const auto t = static_cast<uint64_t>(token);
+    return counts ? static_cast<uint64_t>(*own) + t : static_cast<uint64_t>(own[token]);
+  }
+};
+
 struct KvAppendArgs {
   mx::Dtype dtype = mx::float32;  // of rows that are rotated or quantized
   std::vector<KvAppendTensor> tensors;
   std::vector<RopeCopy> copies;  // caches to copy first
-  const int64_t* rows;
-  const int64_t* positions;
-  int64_t batch, length, heads, pages, page_size, row_step, position_step;
+  NumbersOfTokens rows, positions;
+  int64_t batch, length, heads, pages, page_size;
   int32_t group;
   bool distinct;
   RopeConfig rope;

@@ -63,8 +63,13 @@ void kv_append_gpu(const KvAppendConfig& config,
   params.columns[1] = v.shape(3);
   params.page_size = cache.shape(2);
   params.group = config.group;
-  params.position_step = config.rope && arrays.positions->shape(0) > 1 ? params.length : 0;
-  params.row_step = arrays.rows.shape(0) > 1 ? params.length : 0;
+  const auto step = [](const mx::array& x) { return x.shape(0) > 1 ? x.shape(1) : 0; };
+  params.row_step = step(arrays.rows);
+  params.row_counts = arrays.rows.shape(1) == 1;
+  if (config.rope) {
+    params.position_step = step(*arrays.positions);
+    params.position_counts = arrays.positions->shape(1) == 1;
+  }
   params.distinct = config.distinct;
   std::copy_n(config.bits, 2, params.bits);
   if (k.size() + v.size() == 0 || cache.shape(0) == 0 || params.page_size == 0) {

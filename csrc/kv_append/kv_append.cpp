@@ -122,7 +122,7 @@ struct Tokens {
 
 // ---- rows and positions -------------------------------------------------------------------------
 
-// The numbers first, first + 1, ... of each batch row: int64 [batch or 1, length].
+// The first number of each batch row, from which its tokens count: int64 [batch or 1, 1].
 mx::array counted_from(const char* name, const Place& first, const Tokens& tokens, mx::Stream s) {
   // A scalar, which mx.compile merges with equal ones.
   const int64_t* number = std::get_if<int64_t>(&first);
@@ -133,10 +133,7 @@ mx::array counted_from(const char* name, const Place& first, const Tokens& token
     throw_value_error(kKvAppend, shape_text(name, array) + "; allowed: a scalar, or shape (" +
                                      std::to_string(tokens.batch) + ",) with one per batch row.");
   }
-  const mx::array column =
-      mx::reshape(mx::astype(array, mx::int64, s), {static_cast<int>(array.size()), 1}, s);
-  return tokens.length == 1 ? column
-                            : mx::add(column, mx::arange(0.0, tokens.length, 1.0, mx::int64, s), s);
+  return mx::reshape(mx::astype(array, mx::int64, s), {static_cast<int>(array.size()), 1}, s);
 }
 
 // One number per token: [batch, length], or [length] of a batch of 1.

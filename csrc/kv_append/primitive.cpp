@@ -101,6 +101,13 @@ class KvAppend : public FusedPrimitive {
 
 // ---- the definition -----------------------------------------------------------------------------
 
+// A number for each token: [batch or 1, length].
+mx::array per_token(const mx::array& numbers, int length, mx::Stream s) {
+  return numbers.shape(1) == length
+             ? numbers
+             : mx::add(numbers, mx::arange(0.0, length, 1.0, mx::int64, s), s);
+}
+
 // For each row of the caches of a batch row, the last token that it gets, or -1: [batch or 1, 1,
 // rows, 1].
 mx::array tokens_of_rows(const mx::array& rows, int count, mx::Stream s) {
@@ -136,7 +143,7 @@ Arrays KvAppend::compose(const Arrays& inputs) {
       given.insert(given.end(), parts.begin(), parts.end());
     }
   }
-  const mx::array token = tokens_of_rows(arrays.rows, pages * page_size, s);
+  const mx::array token = tokens_of_rows(per_token(arrays.rows, length, s), pages * page_size, s);
   const mx::array none = mx::array(0, mx::int64);
   const mx::array is_written = mx::greater_equal(token, none, s);
   const mx::array taken = mx::maximum(token, none, s);
@@ -190,8 +197,7 @@ void KvAppend::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
           {from, outputs[i].data<void>(), static_cast<int64_t>(outputs[i].nbytes())});
     }
   }
-  args.rows = arrays.rows.data<int64_t>();
-  args.row_step = arrays.rows.shape(0) > 1 ? k.shape(2) : 0;
+  args.rows = NumbersOfTokens::of(arrays.rows);
   args.batch = k.shape(0);
   args.heads = k.shape(1);
   args.length = k.shape(2);
@@ -201,8 +207,7 @@ void KvAppend::eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) {
   args.distinct = config_.distinct;
   if (config_.rope) {
     args.rope = *config_.rope;
-    args.positions = arrays.positions->data<int64_t>();
-    args.position_step = arrays.positions->shape(0) > 1 ? args.length : 0;
+    args.positions = NumbersOfTokens::of(*arrays.positions);
     args.freqs = arrays.freqs ? arrays.freqs->data<float>() : nullptr;
   }
   run_on_cpu(
@@ -220,7 +225,8 @@ mx::array rotated_keys(const RopeConfig& config, const KvAppendArrays& arrays, m
   // Each token is a batch row of rope, because it has its own position.
   const int batch = k.shape(0), heads = k.shape(1), length = k.shape(2), columns = k.shape(3);
   const mx::array positions =
-      mx::reshape(mx::broadcast_to(*arrays.positions, {batch, length}, s), {batch * length}, s);
+      mx::reshape(mx::broadcast_to(per_token(*arrays.positions, length, s), {batch, length}, s),
+                  {batch * length}, s);
   const mx::array apart =
       mx::reshape(mx::transpose(k, {0, 2, 1, 3}, s), {batch * length, heads, 1, columns}, s);
   const mx::array turned = apply_rope(config, {apart}, {positions, arrays.freqs}, s)[0];

@@ -22,12 +22,13 @@ struct KvAppendConfig {
   bool operator==(const KvAppendConfig&) const = default;
 };
 
-// The arrays of a checked call.
+// The arrays of a checked call. Numbers are int64 [batch or 1, length], or [batch or 1, 1]: tokens
+// count from the only one.
 struct KvAppendArrays {
   Arrays tokens;   // [batch, heads, length, *], of keys, then of values
   mx::array rows;  // int64 [batch or 1, length]; a batch row has pages / batch pages
   Arrays caches;   // [pages, heads, page_size, *], likewise
-  std::optional<mx::array> positions;  // int64 [batch or 1, length], with rope
+  std::optional<mx::array> positions;  // numbers, with rope
   std::optional<mx::array> freqs;      // float32
 };
 

@@ -44,7 +44,8 @@ METAL_FUNC long append_row(constant KvAppendParams& params,
                            thread const AppendPlace& place,
                            long batch) {
   const device long* const own = rows + batch * params.row_step;
-  const long row = own[place.token];
+  const long row =
+      params.row_counts != 0 ? long(ulong(own[0]) + ulong(place.token)) : own[place.token];
   if (row < 0 || row >= long(params.pages) * params.page_size) {
     return -1;
   }
@@ -68,8 +69,12 @@ METAL_FUNC void load_columns(thread const AppendOperands<T>& operands,
   const device T* const row = (place.is_value ? operands.v : operands.k) + batch * strides[0] +
                               place.head * strides[1] + place.token * strides[2];
   const int pairs = place.is_value ? 0 : params.rope.pairs;
-  const ulong position =
-      pairs == 0 ? 0 : ulong(operands.positions[batch * params.position_step + place.token]);
+  ulong position = 0;
+  if (pairs != 0) {
+    const device long* const own = operands.positions + batch * params.position_step;
+    position =
+        params.position_counts != 0 ? ulong(own[0]) + ulong(place.token) : ulong(own[place.token]);
+  }
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kColumns; ++i) {
     const int column = place.first + i;

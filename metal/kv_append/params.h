@@ -19,12 +19,14 @@ struct KvAppendParams {
   int32_t pages;       // per batch row
   int32_t group;
   int32_t bits[2];
-  int32_t position_step;  // length if each batch row has its positions, else 0
-  int32_t distinct;       // 1 if no two tokens of a batch row have one row
-  int32_t row_step;       // as position_step
+  int32_t row_step;       // from a batch row to the next
+  int32_t row_counts;     // 1 if rows count from the only one of a batch row
+  int32_t position_step;  // likewise
+  int32_t position_counts;
+  int32_t distinct;  // 1 if no two tokens of a batch row have one row
 };
 
-static_assert(sizeof(KvAppendParams) == sizeof(RopeParams) + 8 * 8 + 4 * 14,
+static_assert(sizeof(KvAppendParams) == sizeof(RopeParams) + 8 * 8 + 4 * 16,
               "same layout in C++ and MSL");
 
 struct KvCopyParams {
