@@ -24,6 +24,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from rich.console import Console
 
+from cuda_caches import cache_rows
 from cuda_decoder import HALF_DTYPES, decoder_rows, normal
 from cuda_experts import expert_rows
 from cuda_first_launch import first_rows
@@ -131,6 +132,7 @@ GROUPS = {
     "quantized": quantized_rows,
     "experts": expert_rows,
     "attention": attention_rows,
+    "caches": cache_rows,
     "training": training_rows,
     "decoder": decoder_rows,
     "overhead": overhead_rows,

@@ -1,4 +1,5 @@
-"""quantized_experts on an NVIDIA GPU: against mlx-lm's SwitchGLU in MLX ops, and our dense product of as many rows."""
+"""quantized_experts on an NVIDIA GPU: against mlx-lm's SwitchGLU in MLX ops, our dense product of as many rows, and
+PyTorch's grouped product in bfloat16, whose rows are sorted already and weigh no sum."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,6 +9,7 @@ import mlx.core as mx
 
 from cuda_decoder import draw_quantized, normal
 from cuda_timing import Row, compare
+from cuda_torch import grouped_experts
 from mlx_anvil import quantized_experts, quantized_matmul, quantized_swiglu
 from mlx_anvil._check import dtype_name
 
@@ -83,4 +85,7 @@ def expert_rows(copy: float | None) -> Iterator[Row]:
             if tokens == 1:
                 work["bytes"] = shape.chosen * expert_bytes
             what = f"quantized_experts {shape.model} 4-bit {dtype_name(dtype)}, {tokens} tokens"
-            yield compare(what, contestants, work=work, copy=copy)
+            row = compare(what, contestants, work=work, copy=copy)
+            if tokens >= SORTED_PAIRS:
+                row |= grouped_experts(shape.experts, pairs.shape[0], shape.width, shape.hidden)
+            yield row

@@ -1,0 +1,99 @@
+"""Attention over quantized and ragged caches on an NVIDIA GPU."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from harness import in_turn
+
+import mlx.core as mx
+
+from cuda_decoder import normal
+from cuda_timing import Call, Row, compare, peak_bytes
+from mlx_anvil import flash_attention
+
+DTYPE, HEADS, KV_HEADS, DIM, GROUP = mx.bfloat16, 32, 8, 128, 64
+Codes = tuple[mx.array, ...]
+
+
+def draw(queries: int, keys: int) -> list[mx.array]:
+    return [normal((1, HEADS, queries, DIM), DTYPE)] + [normal((1, KV_HEADS, keys, DIM), DTYPE) for _ in range(2)]
+
+
+def quantized(x: mx.array, bits: int) -> Codes:
+    parts = tuple(mx.quantize(x, group_size=GROUP, bits=bits))
+    mx.eval(parts)
+    return parts
+
+
+def of_mlx_lm(q: mx.array, keys: Codes, values: Codes, *, bits: int, causal: bool) -> mx.array:
+    """What mlx-lm's models do with a quantized cache."""
+    options: dict[str, Any] = {"group_size": GROUP, "bits": bits}
+    groups = mx.reshape(q * DIM**-0.5, (1, KV_HEADS, HEADS // KV_HEADS, -1, DIM))
+    wide = [tuple(mx.expand_dims(part, -3) for part in x) for x in (keys, values)]
+    scores = mx.quantized_matmul(groups, *wide[0], transpose=True, **options)
+    if causal:
+        place, lowest = mx.arange(q.shape[2]), mx.array(mx.finfo(scores.dtype).min, scores.dtype)
+        scores = mx.where(place[:, None] >= place[None], scores, lowest)
+    out = mx.quantized_matmul(mx.softmax(scores, axis=-1, precise=True), *wide[1], transpose=False, **options)
+    return mx.reshape(out, q.shape)
+
+
+def quantized_rows(copy: float | None) -> Iterator[Row]:
+    for bits in (4, 8):
+        sets = [draw(1, 32768) for _ in range(4)]
+        codes = [(q, quantized(k, bits), quantized(v, bits)) for q, k, v in sets]
+        contestants: dict[str, Call] = {
+            "ours": in_turn([partial(flash_attention, *x, kv_bits=bits) for x in codes]),
+            "bfloat16": in_turn([partial(flash_attention, *x) for x in sets]),
+            "mlx_lm": in_turn([partial(of_mlx_lm, *x, bits=bits, causal=False) for x in codes]),
+        }
+        work: dict[str, float] = {"bytes": sum(part.nbytes for side in codes[0][1:] for part in side)}
+        yield compare(f"decode over {bits}-bit keys, 32768 keys", contestants, work=work, copy=copy)
+        del sets, codes, contestants
+    for bits in (4, 8):
+        length = 4096
+        q, k, v = draw(length, length)
+        keys, values = quantized(k, bits), quantized(v, bits)
+        contestants = {
+            "ours": partial(flash_attention, q, keys, values, mask="causal", kv_bits=bits),
+            "bfloat16": partial(flash_attention, q, k, v, mask="causal"),
+            "mlx_lm": partial(of_mlx_lm, q, keys, values, bits=bits, causal=True),
+        }
+        work = {"flops": 2.0 * HEADS * length * length * DIM}
+        row = compare(f"prefill over {bits}-bit keys, {length} keys", contestants, work=work)
+        yield row | {f"{label}_peak_bytes": peak_bytes(call) for label, call in contestants.items()}
+
+
+def ragged_rows(copy: float | None) -> Iterator[Row]:
+    count, length = 8, 2048
+    for backward in (False, True):
+        q, k, v = draw(count * length, count * length)
+        d_out = normal(q.shape, DTYPE)
+        ends = mx.arange(0, (count + 1) * length, length)
+        batch = [x.reshape(x.shape[1], count, length, DIM).swapaxes(0, 1) for x in (q, k, v, d_out)]
+        mx.eval(ends, batch)
+        packed: Call = partial(flash_attention, q, k, v, mask="causal", cu_seqlens_q=ends)
+        dense: Call = partial(flash_attention, *batch[:3], mask="causal")
+        if backward:
+            attend = partial(flash_attention, mask="causal", cu_seqlens_q=ends)
+            packed = partial(mx.vjp, attend, [q, k, v], [d_out])
+            dense = partial(mx.vjp, partial(flash_attention, mask="causal"), batch[:3], batch[3:])
+        what = "forward and backward" if backward else "forward"
+        work = {"flops": 2.0 * HEADS * count * length * length * DIM}
+        row = compare(f"packed {what}, {count} x {length}", {"ours": packed, "dense": dense}, work=work)
+        yield row | {"ours_peak_bytes": peak_bytes(packed), "dense_peak_bytes": peak_bytes(dense)}
+    lengths = mx.array([512, 1024, 2048, 4096, 8192, 16384, 24576, 32768])
+    shapes = [(8, HEADS, 1, DIM)] + [(8, KV_HEADS, 32768, DIM)] * 2
+    q, k, v = (normal(shape, DTYPE) for shape in shapes)
+    contestants: dict[str, Call] = {
+        "ours": partial(flash_attention, q, k, v, lengths=lengths),
+        "full": partial(flash_attention, q, k, v),
+    }
+    seen = int(lengths.sum()) * KV_HEADS * DIM * 2 * 2
+    yield compare("decode of 8 lengths up to 32768", contestants, work={"bytes": seen}, copy=copy)
+
+
+def cache_rows(copy: float | None) -> Iterator[Row]:
+    yield from quantized_rows(copy)
+    yield from ragged_rows(copy)
