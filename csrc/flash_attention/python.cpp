@@ -95,47 +95,6 @@ AttentionLengths to_lengths(nb::handle lengths,
 
 // ---- quantized keys and values ------------------------------------------------------------------
 
-// The parts of a quantized matrix. Other sequences are errors of plain keys and values.
-bool is_quantized(nb::handle value) {
-  const bool is_sequence = nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value);
-  return is_sequence && nb::len(value) > 0 && nb::isinstance<mx::array>(value[0]);
-}
-
-// The formats of keys and values. One number of bits serves both.
-std::pair<QuantizedOptions, QuantizedOptions> to_kv_options(nb::handle group_size,
-                                                            nb::handle bits,
-                                                            nb::handle mode) {
-  const bool is_pair = nb::isinstance<nb::tuple>(bits) || nb::isinstance<nb::list>(bits);
-  if (is_pair && nb::len(bits) != 2) {
-    throw_value_error(kFlashAttention,
-                      "kv_bits has " + std::to_string(nb::len(bits)) +
-                          " entries; allowed: None, an int, or a pair (of keys, of values).");
-  }
-  const auto of = [&](int side) {
-    const nb::object own = is_pair ? nb::object(bits[side]) : nb::borrow(bits);
-    return to_quantized_options(kFlashAttention, group_size, own, mode, "kv_");
-  };
-  return {of(0), of(1)};
-}
-
-// Plain keys and values leave the format at its defaults.
-void require_no_kv_options(const QuantizedOptions& options) {
-  const auto refuse = [](const std::string& argument) {
-    throw_value_error(kFlashAttention, argument +
-                                           ", but k and v are arrays; allowed: the default, or k "
-                                           "and v as tuples (w, scales[, biases]) of mx.quantize.");
-  };
-  if (options.bits) {
-    refuse("kv_bits is " + std::to_string(*options.bits));
-  }
-  if (options.group_size) {
-    refuse("kv_group_size is " + std::to_string(*options.group_size));
-  }
-  if (options.mode != "affine") {
-    refuse("kv_mode is '" + options.mode + "'");
-  }
-}
-
 // Replaces the pages of quantized keys and values by those of each sequence.
 void gather_quantized_pages(QuantizedMatrix& k,
                             QuantizedMatrix& v,
@@ -170,17 +129,17 @@ AttentionResult attention_of_python(nb::handle q,
                                     const std::optional<mx::array>& block_table,
                                     const mx::StreamOrDevice& stream) {
   const mx::array& queries = to_array(kFlashAttention, "q", q);
-  if (is_quantized(k) != is_quantized(v)) {
-    const bool of_k = is_quantized(k);
+  if (is_quantized_tuple(k) != is_quantized_tuple(v)) {
+    const bool of_k = is_quantized_tuple(k);
     to_array(kFlashAttention, of_k ? "v" : "k", of_k ? v : k);  // throws for another type
     throw_value_error(kFlashAttention, std::string(of_k ? "k" : "v") + " is quantized and " +
                                            (of_k ? "v" : "k") +
                                            " is an array; allowed: both, or neither.");
   }
-  if (!is_quantized(k)) {
+  if (!is_quantized_tuple(k)) {
     const mx::array& keys = to_array(kFlashAttention, "k", k);
     const mx::array& values = to_array(kFlashAttention, "v", v);
-    require_no_kv_options(k_options);
+    require_no_kv_options(kFlashAttention, k_options, "k and v");
     if (!block_table) {
       return flash_attention(queries, keys, values, options, stream);
     }
@@ -318,7 +277,8 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle kv_bits,
                                      nb::handle kv_mode,
                                      nb::handle stream) {
-  const auto [k_options, v_options] = to_kv_options(kv_group_size, kv_bits, kv_mode);
+  const auto [k_options, v_options] =
+      to_kv_options(kFlashAttention, kv_group_size, kv_bits, kv_mode);
   AttentionOptions options =
       to_attention_options(scale, mask, sinks, window_size, softcap, return_lse);
   options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);

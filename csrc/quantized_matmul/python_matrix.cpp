@@ -50,4 +50,42 @@ QuantizedMatrix to_quantized_tuple(const char* op, const char* argument, nb::han
   return to_quantized_matrix(op, prefix.c_str(), parts[0], parts[1], biases);
 }
 
+bool is_quantized_tuple(nb::handle value) {
+  const bool is_sequence = nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value);
+  return is_sequence && nb::len(value) > 0 && nb::isinstance<mx::array>(value[0]);
+}
+
+std::pair<QuantizedOptions, QuantizedOptions> to_kv_options(const char* op,
+                                                            nb::handle group_size,
+                                                            nb::handle bits,
+                                                            nb::handle mode) {
+  const bool is_pair = nb::isinstance<nb::tuple>(bits) || nb::isinstance<nb::list>(bits);
+  if (is_pair && nb::len(bits) != 2) {
+    throw_value_error(op, "kv_bits has " + std::to_string(nb::len(bits)) +
+                              " entries; allowed: None, an int, or a pair (of keys, of values).");
+  }
+  const auto of = [&](int side) {
+    const nb::object own = is_pair ? nb::object(bits[side]) : nb::borrow(bits);
+    return to_quantized_options(op, group_size, own, mode, "kv_");
+  };
+  return {of(0), of(1)};
+}
+
+void require_no_kv_options(const char* op, const QuantizedOptions& options, const char* names) {
+  const auto refuse = [&](const std::string& argument) {
+    const std::string arrays = names;
+    throw_value_error(op, argument + ", but " + arrays + " are arrays; allowed: the default, or " +
+                              arrays + " as tuples (w, scales[, biases]) of mx.quantize.");
+  };
+  if (options.bits) {
+    refuse("kv_bits is " + std::to_string(*options.bits));
+  }
+  if (options.group_size) {
+    refuse("kv_group_size is " + std::to_string(*options.group_size));
+  }
+  if (options.mode != "affine") {
+    refuse("kv_mode is '" + options.mode + "'");
+  }
+}
+
 }  // namespace mlx_anvil

@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <string>
+#include <utility>
 
 #include "quantized_matmul/checks.h"
 
@@ -24,6 +25,19 @@ QuantizedMatrix to_quantized_matrix(
 
 // (w, scales) or (w, scales, biases). `argument` precedes array names in errors.
 QuantizedMatrix to_quantized_tuple(const char* op, const char* argument, nb::handle parts);
+
+// Returns true for the parts of a quantized matrix. Other sequences are errors of plain arrays.
+bool is_quantized_tuple(nb::handle value);
+
+// The formats of keys and values: `kv_group_size`, `kv_bits`, `kv_mode`. One number of bits serves
+// both.
+std::pair<QuantizedOptions, QuantizedOptions> to_kv_options(const char* op,
+                                                            nb::handle group_size,
+                                                            nb::handle bits,
+                                                            nb::handle mode);
+
+// Plain keys and values, the arguments `names`, leave the format at its defaults.
+void require_no_kv_options(const char* op, const QuantizedOptions& options, const char* names);
 
 // The tail of a signature.
 #define MLX_ANVIL_QUANTIZED_FORMAT                           \

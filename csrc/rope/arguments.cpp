@@ -42,6 +42,8 @@ mx::array checked_offset(const char* op, const RopeOptions& options, int batch, 
   return mx::astype(offset, is_wide ? mx::int64 : mx::int32, s);
 }
 
+}  // namespace
+
 std::optional<mx::array> checked_freqs(const char* op, const RopeOptions& options, mx::Stream s) {
   if (!options.freqs) {
     return std::nullopt;
@@ -55,8 +57,6 @@ std::optional<mx::array> checked_freqs(const char* op, const RopeOptions& option
   }
   return mx::astype(freqs, mx::float32, s);
 }
-
-}  // namespace
 
 void check_options(const char* op, const RopeOptions& options) {
   const int64_t dims = options.dims;

@@ -21,6 +21,9 @@ RopePositions checked_positions(const char* op,
                                 int batch,
                                 mx::Stream s);
 
+// The frequencies in float32, if they are given.
+std::optional<mx::array> checked_freqs(const char* op, const RopeOptions& options, mx::Stream s);
+
 RopeConfig config_of(const RopeOptions& options);
 
 }  // namespace mlx_anvil

@@ -37,30 +37,6 @@ void put_even_first(std::vector<T>& numbers, int64_t block) {
   }
 }
 
-// Frequencies, padded to whole blocks, in the kernels' order.
-struct PaddedFrequencies {
-  std::vector<uint64_t> turns;
-  std::vector<float> defects;
-
-  PaddedFrequencies(const RopeArgs& args, int64_t padded) : defects(padded, 0.0f) {
-    if (args.freqs == nullptr) {
-      turns = rope_turns(args.frequencies, args.pairs);
-    } else {
-      const double over_freqs = rope_turns_over_freqs(args.frequencies);
-      for (int64_t j = 0; j < args.pairs; ++j) {
-        const double of_one = over_freqs / args.freqs[j];
-        turns.push_back(rope_fixed_point(of_one));
-        defects[j] = std::isfinite(of_one) ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-      }
-    }
-    turns.resize(padded, 0);
-    if (args.dtype == mx::bfloat16 && !args.traditional) {
-      put_even_first(turns, rope_kernels().block);
-      put_even_first(defects, rope_kernels().block);
-    }
-  }
-};
-
 template <class Bits>
 void copy_rows(const RopeRows& rows) {
   for (int64_t head = 0; head < rows.heads; ++head) {
@@ -86,7 +62,10 @@ class RopeCall {
   explicit RopeCall(const RopeArgs& args)
       : args_(args),
         padded_(ceil_div(args.pairs, kernels().block) * kernels().block),
-        frequencies_(args, padded_),
+        frequencies_(
+            {static_cast<int>(args.pairs), args.traditional, args.inverse, args.frequencies},
+            args.freqs,
+            args.dtype),
         positions_(std::max<int64_t>(1, std::min(kTableFloats / (2 * padded_), args.length))) {
     for (int i = 0; i < args.count; ++i) {
       groups_ += groups_of(args.tensors[i]);
@@ -216,13 +195,40 @@ RopeArgs cpu_args(const RopeConfig& config, const RopePositions& positions, cons
   return args;
 }
 
+PaddedFrequencies::PaddedFrequencies(const RopeConfig& config,
+                                     const float* freqs,
+                                     mx::Dtype dtype) {
+  const int64_t block = rope_kernels().block;
+  const int64_t padded = ceil_div(int64_t{config.pairs}, block) * block;
+  defects.resize(padded, 0.0f);
+  if (freqs == nullptr) {
+    turns = rope_turns(config.frequencies, config.pairs);
+  } else {
+    const double over_freqs = rope_turns_over_freqs(config.frequencies);
+    for (int64_t j = 0; j < config.pairs; ++j) {
+      const double of_one = over_freqs / freqs[j];
+      turns.push_back(rope_fixed_point(of_one));
+      defects[j] = std::isfinite(of_one) ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  turns.resize(padded, 0);
+  if (dtype == mx::bfloat16 && !config.traditional) {
+    put_even_first(turns, block);
+    put_even_first(defects, block);
+  }
+}
+
+void copy_on_cpu(const RopeCopy& copy) {
+  parallel_for(ceil_div(copy.bytes, kCopied), 1, [&](int64_t begin, int64_t end) {
+    const int64_t from = begin * kCopied, to = std::min(copy.bytes, end * kCopied);
+    std::memcpy(static_cast<char*>(copy.to) + from, static_cast<const char*>(copy.from) + from,
+                static_cast<size_t>(to - from));
+  });
+}
+
 void rope_cpu(const RopeArgs& args) {
   for (const RopeCopy& copy : args.copies) {
-    parallel_for(ceil_div(copy.bytes, kCopied), 1, [&](int64_t begin, int64_t end) {
-      const int64_t from = begin * kCopied, to = std::min(copy.bytes, end * kCopied);
-      std::memcpy(static_cast<char*>(copy.to) + from, static_cast<const char*>(copy.from) + from,
-                  static_cast<size_t>(to - from));
-    });
+    copy_on_cpu(copy);
   }
   RopeCall(args).run();
 }

@@ -2,6 +2,8 @@
 // the calling thread and those of parallel_for().
 #pragma once
 
+#include <vector>
+
 #include "mlx/mlx.h"
 #include "rope/primitive.h"
 
@@ -42,9 +44,23 @@ struct RopeArgs {
   bool stream;  // use streaming stores
 };
 
+// Frequencies in the kernels' order, padded to whole blocks.
+struct PaddedFrequencies {
+  std::vector<uint64_t> turns;
+  std::vector<float> defects;
+
+  // `freqs` replaces `frequencies.base` unless it is null.
+  PaddedFrequencies(const RopeConfig& config, const float* freqs, mx::Dtype dtype);
+
+  int64_t padded() const { return static_cast<int64_t>(turns.size()); }
+};
+
 // The arguments that all tensors share, without the tensors. `x` is one of them.
 RopeArgs cpu_args(const RopeConfig& config, const RopePositions& positions, const mx::array& x);
 
 void rope_cpu(const RopeArgs& args);
+
+// Copies a block of memory on several threads.
+void copy_on_cpu(const RopeCopy& copy);
 
 }  // namespace mlx_anvil

@@ -62,21 +62,6 @@ bool packs_are_aligned(const RopeConfig& config, const Arrays& tensors, const Ar
          std::all_of(outputs.begin(), outputs.end(), is_aligned);
 }
 
-// What does not depend on the number of tensors. `x` is the first.
-RopeParams params_of(const RopeConfig& config, const mx::array& x, const RopePositions& positions) {
-  RopeParams params{};
-  params.batch = x.shape(0);
-  params.length = x.shape(2);
-  params.head_dim = x.shape(3);
-  params.pairs = config.pairs;
-  params.offset_step = positions.offset.size() > 1;
-  const double over_freqs = rope_turns_over_freqs(config.frequencies);
-  params.turns_high = static_cast<float>(over_freqs);
-  params.turns_low = static_cast<float>(over_freqs - params.turns_high);
-  params.direction = config.inverse ? -1.0f : 1.0f;
-  return params;
-}
-
 // Packs of a row: of the pairs' first elements, and of the elements that are not rotated.
 int64_t columns_of(const RopeParams& params, const mx::array& x) {
   const int64_t pack = kPackBytes / static_cast<int64_t>(x.itemsize());
@@ -94,10 +79,28 @@ const Tuning& tuning_of(const mx::Device& device) {
   return device_traits(device).is_nvidia() ? kNvidiaTuning : kAppleTuning;
 }
 
+}  // namespace
+
+RopeParams rope_params(const RopeConfig& config,
+                       const mx::array& x,
+                       const RopePositions& positions) {
+  RopeParams params{};
+  params.batch = x.shape(0);
+  params.length = x.shape(2);
+  params.head_dim = x.shape(3);
+  params.pairs = config.pairs;
+  params.offset_step = positions.offset.size() > 1;
+  const double over_freqs = rope_turns_over_freqs(config.frequencies);
+  params.turns_high = static_cast<float>(over_freqs);
+  params.turns_low = static_cast<float>(over_freqs - params.turns_high);
+  params.direction = config.inverse ? -1.0f : 1.0f;
+  return params;
+}
+
 // Cached across launches. On CUDA, freshly written host memory migrates to the GPU on first use,
 // which takes ten times as long as the kernel. Entries are never evicted, because running kernels
 // may read them. Once the cache is full, further arrays last for one call.
-mx::array turns_array(const RopeConfig& config, const mx::Device& device) {
+mx::array rope_turns_array(const RopeConfig& config, const mx::Device& device) {
   using Key = std::tuple<uint64_t, uint64_t, int64_t, mx::Device::DeviceType, int>;
   static std::mutex mutex;
   static auto& kept = *new std::map<Key, mx::array>;  // leaked: MLX may shut down first
@@ -116,14 +119,12 @@ mx::array turns_array(const RopeConfig& config, const mx::Device& device) {
   return made;
 }
 
-}  // namespace
-
 void rope_gpu(const RopeConfig& config,
               const Arrays& tensors,
               const RopePositions& positions,
               Arrays& outputs,
               const mx::Stream& stream) {
-  RopeParams params = params_of(config, tensors[0], positions);
+  RopeParams params = rope_params(config, tensors[0], positions);
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::copy_n(tensors[i].strides().begin(), 4, params.strides[i]);
     params.heads[i] = tensors[i].shape(1);
@@ -136,7 +137,8 @@ void rope_gpu(const RopeConfig& config,
   }
   const Tuning& tuning = tuning_of(stream.device);
   set_chunks(params, heads, threads, tuning);
-  mx::array frequencies = positions.freqs ? *positions.freqs : turns_array(config, stream.device);
+  mx::array frequencies =
+      positions.freqs ? *positions.freqs : rope_turns_array(config, stream.device);
 
   KernelLaunch request{};
   const bool aligned = packs_are_aligned(config, tensors, outputs);
@@ -173,7 +175,7 @@ void rope_and_cache_gpu(const RopeConfig& config,
                         const mx::Stream& stream) {
   const mx::array& q = *operands.heads[0].array;
   RopeCacheParams params{};
-  RopeParams& rope = params.rope = params_of(config, q, positions);
+  RopeParams& rope = params.rope = rope_params(config, q, positions);
   bool aligned = pairs_are_packs(config, q) && is_aligned(*operands.k_cache) &&
                  is_aligned(*operands.v_cache) &&
                  std::all_of(outputs.begin(), outputs.end(), is_aligned);
@@ -204,7 +206,8 @@ void rope_and_cache_gpu(const RopeConfig& config,
   if (items == 0 || rope.batch == 0) {
     return;
   }
-  mx::array frequencies = positions.freqs ? *positions.freqs : turns_array(config, stream.device);
+  mx::array frequencies =
+      positions.freqs ? *positions.freqs : rope_turns_array(config, stream.device);
 
   KernelLaunch request{};
   request.kernel = &kernel_named("rope", {"rope_and_cache_", dtype_name(q)},

@@ -1,9 +1,19 @@
 // The launches of rope's Metal kernels, called by the primitives.
 #pragma once
 
+#include "metal/rope/params.h"
 #include "rope/primitive.h"
 
 namespace mlx_anvil {
+
+// The parameters that do not depend on the number of tensors, of which `x` is the first.
+RopeParams rope_params(const RopeConfig& config,
+                       const mx::array& x,
+                       const RopePositions& positions);
+
+// The turns per position of each pair, in memory that the GPU has read before if possible. Keep a
+// donatable result until the kernel is done.
+mx::array rope_turns_array(const RopeConfig& config, const mx::Device& device);
 
 // `outputs` must be allocated.
 void rope_gpu(const RopeConfig& config,

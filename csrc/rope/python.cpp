@@ -4,7 +4,7 @@
 #include "common/bind_op.h"
 #include "common/errors.h"
 #include "common/python_args.h"
-#include "rope/rope.h"
+#include "rope/python_options.h"
 
 namespace mlx_anvil {
 
@@ -29,13 +29,15 @@ nb::handle default_base() {
   return base;
 }
 
-RopeOptions to_options(const char* op,
-                       nb::handle dims,
-                       nb::handle traditional,
-                       nb::handle base,
-                       nb::handle scale,
-                       nb::handle offset,
-                       nb::handle freqs) {
+}  // namespace
+
+RopeOptions to_rope_options(const char* op,
+                            nb::handle dims,
+                            nb::handle traditional,
+                            nb::handle base,
+                            nb::handle scale,
+                            nb::handle offset,
+                            nb::handle freqs) {
   RopeOptions options;
   options.dims = to_int(op, "dims", dims);
   options.traditional = to_bool(op, "traditional", traditional);
@@ -53,6 +55,8 @@ RopeOptions to_options(const char* op,
   }
   return options;
 }
+
+namespace {
 
 constexpr const char* kRopeDoc =
     R"(Rotary position embedding, like ``mx.fast.rope``, with exact angles at any position.
@@ -169,7 +173,7 @@ const BindOp bind_rope([](nb::module_& m) {
          nb::handle offset, nb::handle freqs, nb::handle stream) {
         constexpr const char* op = "rope";
         return rope(to_array(op, "x", x),
-                    to_options(op, dims, traditional, base, scale, offset, freqs),
+                    to_rope_options(op, dims, traditional, base, scale, offset, freqs),
                     to_stream_or_device(op, stream));
       },
       "x"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
@@ -183,9 +187,10 @@ const BindOp bind_rope([](nb::module_& m) {
       [](nb::handle q, nb::handle k, nb::handle dims, nb::handle traditional, nb::handle base,
          nb::handle scale, nb::handle offset, nb::handle freqs, nb::handle stream) {
         constexpr const char* op = "rope_qk";
-        auto [q_out, k_out] = rope_qk(to_array(op, "q", q), to_array(op, "k", k),
-                                      to_options(op, dims, traditional, base, scale, offset, freqs),
-                                      to_stream_or_device(op, stream));
+        auto [q_out, k_out] =
+            rope_qk(to_array(op, "q", q), to_array(op, "k", k),
+                    to_rope_options(op, dims, traditional, base, scale, offset, freqs),
+                    to_stream_or_device(op, stream));
         return nb::make_tuple(q_out, k_out);
       },
       "q"_a.none(), "k"_a.none(), "dims"_a.none(), nb::kw_only(), "traditional"_a.none() = false,
@@ -211,7 +216,7 @@ const BindOp bind_rope([](nb::module_& m) {
         auto [q_out, keys, values] =
             rope_and_cache(to_array(op, "q", q), optional("k", k), optional("v", v),
                            to_array(op, "k_cache", k_cache), to_array(op, "v_cache", v_cache),
-                           to_options(op, dims, traditional, base, scale, offset, freqs),
+                           to_rope_options(op, dims, traditional, base, scale, offset, freqs),
                            to_stream_or_device(op, stream));
         return nb::make_tuple(q_out, keys, values);
       },

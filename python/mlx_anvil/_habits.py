@@ -292,6 +292,13 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         **{"query": "q", "key": "k", "value": "v", "queries": "q", "keys": "k", "values": "v", "qkv": "q"},
         **{"key_cache": "k_cache", "value_cache": "v_cache", "cache_seqlens": "offset"},
     },
+    "kv_append": {
+        **_STREAM,
+        **{"key": "k", "value": "v", "keys": "k", "values": "v"},
+        **{"key_cache": "cache_k", "value_cache": "cache_v", "k_cache": "cache_k", "v_cache": "cache_v"},
+        **{"slot_mapping": "slots", "cache_seqlens": "offset"},
+        **{"group_size": "kv_group_size", "bits": "kv_bits", "mode": "kv_mode"},
+    },
     "quantized_matmul": _QUANTIZED | _STREAM,
     "quantized_gemv": _QUANTIZED | _STREAM,
     "gather_quantized_matmul": _QUANTIZED | _GATHER | _STREAM,

@@ -19,6 +19,7 @@ OPS_THAT_AN_OP_USES = {
     "quantized_embedding": {"quantized_matmul"},
     "quantized_head": {"quantized_matmul"},
     "gather_matmul": {"quantized_matmul", "gated", "silu_gate"},
+    "kv_append": {"quantized_matmul", "rope"},
     "moe": {"gather_matmul", "quantized_matmul", "gated"},
 }
 

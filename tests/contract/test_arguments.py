@@ -28,6 +28,7 @@ def rows(*shape: int) -> mx.array:
 W = mx.quantize(rows(8, 64))
 EXPERT = mx.quantize(rows(1, 64, 64))
 KV = mx.quantize(rows(1, 2, 3, 64))
+KV_CACHE = mx.quantize(rows(1, 2, 9, 64))
 # Each op with arguments that it takes: by default those of its entry in the registry.
 CALLS: dict[str, Callable[..., Any]] = {
     spec.name: partial(getattr(mlx_anvil, spec.name), *spec.make_inputs(spec.contract_shapes[-1], mx.float32))
@@ -53,6 +54,9 @@ CALLS |= {
     "rope": partial(mlx_anvil.rope, rows(1, 2, 8), dims=4),
     "rope_qk": partial(mlx_anvil.rope_qk, rows(1, 2, 8), rows(1, 2, 8), dims=4),
     "rope_and_cache": partial(mlx_anvil.rope_and_cache, *(rows(1, 2, length, 8) for length in (3, 3, 3, 9, 9)), dims=4),
+    "kv_append": partial(
+        mlx_anvil.kv_append, KV_CACHE, KV_CACHE, rows(1, 2, 3, 64), rows(1, 2, 3, 64), offset=1, kv_bits=4
+    ),
     "softmax_topk": partial(mlx_anvil.softmax_topk, rows(2, 8), k=2),
     "moe_permute": partial(mlx_anvil.moe_permute, rows(2, 8), mx.array([[1], [0]]), num_experts=4),
     "moe_combine": partial(mlx_anvil.moe_combine, rows(2, 8), rows(2, 1), mx.array([1, 0])),
@@ -73,13 +77,13 @@ BOOLS = {
     "sorted_indices": True,
 }
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "gelu", "dtype": mx.float32, "stream": mx.cpu}
-OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine"}
+OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine", "rope": {"dims": 4}}
 ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
 ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
 ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
-ARRAYS |= {"block_table"}
-ARRAYS_K = {("flash_attention", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
+ARRAYS |= {"block_table", "cache_k", "cache_v", "slots"}
+ARRAYS_K = {("flash_attention", "k"), ("kv_append", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
 
 
 def parameters(op: str) -> list[str]:

@@ -111,6 +111,18 @@ def _rope_and_cache() -> Call:
     return Call("rope_and_cache, offsets", "rope_and_cache", function, make)
 
 
+def _kv_append() -> Call:
+    def function(cache_k, cache_v, k, v, offset, **options):
+        a, b = mlx_anvil.kv_append(cache_k, cache_v, k, v, offset=offset, rope={"dims": 4}, **options)
+        return a + b
+
+    def make(call: int) -> Arrays:
+        cache, rows = (2, 2, 6 + call, 5 + call), (2, 2, 3 + call, 5 + call)
+        return [*_normal(cache, cache, rows, rows), mx.array([1, 3])]
+
+    return Call("kv_append, offsets", "kv_append", function, make)
+
+
 # ---- quantized matrices ----------------------------------------------------------------------------------------------
 
 
@@ -259,6 +271,7 @@ CALLS = [
     _rope(4, offset_shape=(2,), with_freqs=True),
     _rope_qk(),
     _rope_and_cache(),
+    _kv_append(),
     _quantized("quantized_matmul, x of rank 1", "quantized_matmul", ()),
     _quantized("quantized_matmul, x of rank 3", "quantized_matmul", (2, 3)),
     _quantized("quantized_matmul, plain, x of rank 1", "quantized_matmul", (), transpose=False),

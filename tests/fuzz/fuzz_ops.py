@@ -230,6 +230,19 @@ def rope_and_cache(draw: Draw) -> Call:
     return Call("rope_and_cache", args, arguments, results, sizes, ("batch", "q_heads"))
 
 
+def kv_append(draw: Draw) -> Call:
+    sizes = {"batch": draw.count(1, 3), "length": draw.count(0, 3), "dim": draw.size(26, 64) + 1}
+    sizes |= {"heads": draw.count(1, 3), "capacity": sizes["length"] + draw.count(1, 6)}
+    dtype = draw.dtype()
+    rows, cache = ("batch", "heads", "length", "dim"), ("batch", "heads", "capacity", "dim")
+    args = [Arg("cache_k", cache, dtype), Arg("cache_v", cache, dtype), Arg("k", rows, dtype), Arg("v", rows, dtype)]
+    arguments = {arg.name: arg.name for arg in args}
+    arguments["offset"] = repr(draw.count(0, sizes["capacity"] - sizes["length"]))
+    if draw.maybe():
+        arguments["rope"] = repr({"dims": 2 * draw.count(1, sizes["dim"] // 2), "traditional": draw.maybe()})
+    return Call("kv_append", args, arguments, [Result(cache, dtype), Result(cache, dtype)], sizes, ("batch",))
+
+
 # ---- routers ---------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +321,18 @@ def moe_combine(draw: Draw) -> Call:
 GENERATORS: dict[str, Callable[[Draw], Call]] = {
     f.__name__: f
     for f in (
-        *(silu_gate, gated, flash_attention, rms_norm, layer_norm, rope, rope_qk, rope_and_cache, softmax_topk),
+        *(
+            silu_gate,
+            gated,
+            flash_attention,
+            rms_norm,
+            layer_norm,
+            rope,
+            rope_qk,
+            rope_and_cache,
+            kv_append,
+            softmax_topk,
+        ),
         *(moe_permute, moe_combine),
         *(quantized_matmul, quantized_swiglu, quantized_experts, quantized_embedding, quantized_argmax, quantized_topk),
         *(gather_quantized_matmul, gather_matmul),
