@@ -24,3 +24,14 @@ def ragged(results: Results) -> str:
         cells = [row["op"], row["dtype"], milliseconds(row), *map(share, others)]
         lines.append([*cells, times(row["speedup"].get("MLX"))])
     return markdown(("", "dtype", "ours", "vs a call each", "vs a mask", "vs MLX"), lines)
+
+
+def appended(results: Results) -> str:
+    """Beside MLX's rotation, quantization and slice updates."""
+    lines = []
+    for row in results["rows"]:
+        seconds = (row["seconds"][label]["median"] for label in ("kv_append", "MLX"))
+        cache = f"{row['bits']} bits" if row["bits"] else "plain"
+        tokens = str(row["shape"][2])
+        lines.append([tokens, row["dtype"], cache, *(f"{1e6 * t:.0f} us" for t in seconds), times(row["speedup"])])
+    return markdown(("tokens", "dtype", "cache", "kv_append", "MLX", "vs MLX"), lines)

@@ -86,7 +86,7 @@ def main(rounds: int) -> None:
         us = {label: f"{t['median'] * 1e6:.0f}" for label, t in row["seconds"].items()}
         cells = (us["kv_append"], us["MLX"], f"{row['speedup']:.1f}")
         table.add_row(str(row["shape"][2]), row["dtype"], str(row["bits"] or "plain"), *cells)
-    console = Console(width=120)
+    console = Console()
     console.print(table)
     console.print(f"written: {write_results('kv_append_cpu', rows)}")
 
