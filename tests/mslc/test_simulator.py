@@ -3,11 +3,12 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from mlx_anvil.mslc import Library, SimulationError, Source, ToolchainError, toolchain
+from mlx_anvil.mslc import Library, SimulationError, Source, ToolchainError, compiler, toolchain
 from mlx_anvil.mslc.compiler import CHECKED, UNCHECKED
 from mlx_anvil.mslc.static_memory import static_threadgroup_memory
 from tests.mslc.msl import HEAD, METAL_TYPES, library
@@ -198,6 +199,16 @@ def test_cache_notices_changed_headers_and_is_quick(tmp_path, monkeypatch):
     start = time.perf_counter()
     Library(main)
     assert time.perf_counter() - start < 0.02
+
+
+def test_a_compilation_without_end_is_repeated_with_less_optimization(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_ANVIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "LONGEST_COMPILATION", 0.001)
+    monkeypatch.setattr(compiler, "run_tool", recorded := Mock(wraps=toolchain.run_tool))
+    out = np.zeros(1, np.int32)
+    Library(HEAD + "kernel void k(device int* o [[buffer(0)]]) { *o = 3; }").run("k", {0: out}, (1,), (1,))
+    assert out[0] == 3
+    assert ["-O1" in call.args[0] for call in recorded.call_args_list] == [False, True]
 
 
 def test_constants_select_code():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -237,14 +238,24 @@ def run_rewriter(
     return rewritten
 
 
+# Seconds, several times what our largest kernels take on a busy machine.
+LONGEST_COMPILATION = 120.0
+
+
 class BackendError(ToolchainError):
     """The compiler accepts the source and fails to generate code for it."""
 
 
-def run_compiler(source: Source, preprocessed: str, rewritten: Rewritten, flags: Sequence[str]) -> list[Diagnostic]:
-    """Runs clang on the rewritten text. Returns its warnings; raises CompileError for errors."""
+def run_compiler(
+    source: Source, preprocessed: str, rewritten: Rewritten, flags: Sequence[str], seconds: float | None = None
+) -> list[Diagnostic]:
+    """Runs clang on the rewritten text. Returns its warnings; raises CompileError for errors, and BackendError if it
+    takes longer than ``seconds``."""
     shim = include_shim(LANGUAGE_FLAGS, [*flags])
-    result = run_tool(["clang", *LANGUAGE_FLAGS, *shim, *flags, "-"], text=rewritten.text)
+    try:
+        result = run_tool(["clang", *LANGUAGE_FLAGS, *shim, *flags, "-"], rewritten.text, seconds)
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"the compiler did not end within {seconds:.0f} s") from None
     source_map = SourceMap(preprocessed, rewritten.positions, {source.name: source.text})
     found = diagnostics.parse(result.stderr, source_map)
     if result.returncode:
@@ -261,9 +272,10 @@ def _compile(source: Source, preprocessed: str, rewritten: Rewritten, options: O
         output = os.path.join(directory, "kernels.o")
         flags = [*PRECISION_FLAGS, *RELAXED_SPACES, *CPU_FLAGS, *options.flags, "-c", "-o", output]
         try:
-            run_compiler(source, preprocessed, rewritten, flags)
+            run_compiler(source, preprocessed, rewritten, flags, LONGEST_COMPILATION)
         except BackendError:
-            # clang 22 cannot widen some vectors of bool that its optimiser makes at -O2 (MLX's attention_nax).
+            # clang 22 cannot widen some vectors of bool that its optimiser makes at -O2 (MLX's attention_nax). For
+            # AVX-512 it says so; for AVX2 it tries without end.
             flags.append("-O1")
             run_compiler(source, preprocessed, rewritten, flags)
         if foreign := undefined_in_object(Path(output)):

@@ -58,9 +58,18 @@ def _given_zig(given: str) -> str:
     return found
 
 
-def run_tool(arguments: list[str], text: str | None = None) -> subprocess.CompletedProcess:
+def run_tool(
+    arguments: list[str], text: str | None = None, seconds: float | None = None
+) -> subprocess.CompletedProcess:
+    """Raises subprocess.TimeoutExpired after so many seconds."""
     return subprocess.run(
-        [find_zig(), *arguments], input=text, capture_output=True, encoding="utf-8", errors="replace", check=False
+        [find_zig(), *arguments],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+        timeout=seconds,
     )
 
 
