@@ -52,7 +52,7 @@ void kv_append_gpu(const KvAppendConfig& config,
   const mx::array& cache = arrays.caches[0];
   KvAppendParams params{};
   if (config.rope) {
-    params.rope = rope_params(*config.rope, k, {*arrays.positions, arrays.freqs});
+    params.rotation = rope_params(*config.rope, k, {*arrays.positions, arrays.freqs});
   }
   std::copy_n(k.strides().begin(), 4, params.strides[0]);
   std::copy_n(v.strides().begin(), 4, params.strides[1]);

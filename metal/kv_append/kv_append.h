@@ -68,7 +68,7 @@ METAL_FUNC void load_columns(thread const AppendOperands<T>& operands,
   const constant int64_t* strides = place.is_value ? params.strides[1] : params.strides[0];
   const device T* const row = (place.is_value ? operands.v : operands.k) + batch * strides[0] +
                               place.head * strides[1] + place.token * strides[2];
-  const int pairs = place.is_value ? 0 : params.rope.pairs;
+  const int pairs = place.is_value ? 0 : params.rotation.pairs;
   ulong position = 0;
   if (pairs != 0) {
     const device long* const own = operands.positions + batch * params.position_step;
@@ -85,13 +85,13 @@ METAL_FUNC void load_columns(thread const AppendOperands<T>& operands,
       const int other = pairs_are_neighbours ? column ^ 1 : pair + (second ? 0 : pairs);
       Frequency frequency = {0, 0.0f};
       if (frequencies_are_given) {
-        frequency = frequency_of(operands.freqs[pair], params.rope);
+        frequency = frequency_of(operands.freqs[pair], params.rotation);
       } else {
         frequency.turns = operands.turns[pair];
       }
       const ulong turns = frequency.turns * position;
       const SinCos angle = sin_cos_of_turn(uint(turns >> 32));
-      const float sin = params.rope.direction * angle.sin + frequency.defect;
+      const float sin = params.rotation.direction * angle.sin + frequency.defect;
       const float cos = angle.cos + frequency.defect;
       const float y = float(row[other * strides[3]]);
       // The same roundings as in PairsOfThread::rotate().

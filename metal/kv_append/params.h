@@ -8,7 +8,7 @@ namespace mlx_anvil {
 #endif
 
 struct KvAppendParams {
-  RopeParams rope;        // pairs, turns and direction; pairs is 0 without a rotation
+  RopeParams rotation;    // pairs, turns and direction; pairs is 0 without a rotation
   int64_t strides[2][4];  // of keys and values, in elements: batch, head, token, column
   int32_t batch;
   int32_t heads;
