@@ -24,6 +24,8 @@ FLOATS_INSTEAD = {
     ("rope_one", 2): "frequencies_are_given",
     ("rope_qk", 3): "frequencies_are_given",
     ("rope_and_cache", 6): "frequencies_are_given",
+    ("kv_append_plain", 4): "frequencies_are_given",
+    ("kv_append_affine", 4): "frequencies_are_given",
 }
 _TEMPLATE = r"template\s*<([^<>]*)>\s*\[\[kernel.*?\]\]\s*void\s+{name}\s*\("
 
