@@ -61,7 +61,7 @@ def _given_zig(given: str) -> str:
 def run_tool(
     arguments: list[str], text: str | None = None, seconds: float | None = None
 ) -> subprocess.CompletedProcess:
-    """Raises subprocess.TimeoutExpired after so many seconds."""
+    """Runs zig with the arguments, and raises subprocess.TimeoutExpired if it takes longer than ``seconds``."""
     return subprocess.run(
         [find_zig(), *arguments],
         input=text,
