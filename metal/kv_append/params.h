@@ -33,6 +33,8 @@ struct KvCopyParams {
   int64_t bytes;
 };
 
+static_assert(sizeof(KvCopyParams) == 8, "same layout in C++ and MSL");
+
 #ifndef __METAL__
 }  // namespace mlx_anvil
 #endif
