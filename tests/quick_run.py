@@ -5,7 +5,7 @@ cases that differ only in parameters named by their ``alike`` marker, the one th
 than the CPU, where a dtype is another kernel to compile, ``dtype`` is such a parameter of every test.
 """
 
-import zlib
+import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--cases",
         type=int,
         metavar="N",
-        help=f"of each test function (default: {CASES}, or all where tests are selected)",
+        help=f"of each test function (default: {CASES}, or all where tests are selected, or with --rest)",
     )
 
 
@@ -58,8 +58,8 @@ class QuickRun:
     def __init__(self, config: pytest.Config, seed: str) -> None:
         self.config, self.seed = config, seed
         self.rest: bool = config.option.rest
-        self.cases: int = config.option.cases or CASES
-        samples = self.rest or config.option.cases is not None
+        self.most: int | None = config.option.cases
+        samples = self.rest or self.most is not None
         self.everything: bool = config.option.all or (not samples and selects(config))
         self.left_out = self.collected = 0
 
@@ -72,16 +72,23 @@ class QuickRun:
             self._sample(items)
         if alike and self.rest:
             self._leave_out(items, self._one_of_alike(items))
+        if self.rest and self.most is not None:
+            self._leave_out(items, self._some_of_each(items, self.most))
         if workers := getattr(self.config, "workerinput", {}).get("workercount", 0):
             items[:] = long_first(items, workers)
 
     def _sample(self, items: list[pytest.Item]) -> None:
+        """Keeps the cases of a plain run, or with ``--rest`` the others."""
+        quick = [item for item in items if item.get_closest_marker("slow") is None]
+        kept = self._some_of_each(quick, CASES if self.rest else self.most or CASES)
+        self._leave_out(items, {item.nodeid for item in items if (item.nodeid in kept) != self.rest})
+
+    def _some_of_each(self, items: list[pytest.Item], most: int) -> set[str]:
+        """Of each test function at most so many cases, drawn by the seed."""
         functions: dict[str, list[str]] = defaultdict(list)
         for item in items:
-            if item.get_closest_marker("slow") is None:
-                functions[item.nodeid.partition("[")[0]].append(item.nodeid)
-        kept = {case for cases in functions.values() for case in sorted(cases, key=self._draw)[: self.cases]}
-        self._leave_out(items, {item.nodeid for item in items if (item.nodeid in kept) != self.rest})
+            functions[item.nodeid.partition("[")[0]].append(item.nodeid)
+        return {case for cases in functions.values() for case in sorted(cases, key=self._draw)[:most]}
 
     def _one_of_alike(self, items: list[pytest.Item]) -> set[str]:
         """The cases that run. Cases with equal values of all other parameters form a group."""
@@ -119,7 +126,8 @@ class QuickRun:
         items[:] = [item for item in items if item.nodeid in kept]
 
     def _draw(self, case: str) -> int:
-        return zlib.crc32(f"{self.seed} {case}".encode())
+        # Not a checksum: it is linear, so that some cases would never come before certain others.
+        return int.from_bytes(hashlib.blake2s(f"{self.seed} {case}".encode(), digest_size=8).digest(), "big")
 
     def pytest_sessionfinish(self) -> None:
         if hasattr(self.config, "workeroutput"):

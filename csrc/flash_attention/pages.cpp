@@ -1,11 +1,14 @@
 #include "flash_attention/pages.h"
 
 #include <string>
+#include <vector>
 
+#include "common/checks.h"
 #include "common/errors.h"
 #include "common/ids.h"
 #include "common/integers.h"
 #include "common/shapeless.h"
+#include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
 
@@ -15,13 +18,17 @@ std::string shape_text(const NamedArray& x) {
   return std::string(x.name) + " has shape " + to_text(x.value.shape());
 }
 
+bool is_of_sequences(const mx::array& lengths, const mx::array& table) {
+  return lengths.ndim() == 1 && lengths.shape(0) == table.shape(0) &&
+         mx::issubdtype(lengths.dtype(), mx::integer);
+}
+
 // Throws for an id out of range among the pages that a sequence uses, if the host can read them.
 void require_page_ids(const mx::array& table,
                       const mx::array& lengths,
                       const mx::array& cache,
                       const mx::Stream& s) {
-  if (lengths.ndim() != 1 || lengths.shape(0) != table.shape(0) || cache.shape(2) == 0 ||
-      !mx::issubdtype(lengths.dtype(), mx::integer)) {
+  if (!is_of_sequences(lengths, table) || cache.shape(2) == 0) {
     return;  // either an error of `lengths`, or there are no keys
   }
   std::vector<int64_t> in_use;
@@ -67,7 +74,13 @@ mx::array gathered(const mx::array& cache, const mx::array& table, mx::Stream s)
   return mx::reshape(mx::gather(cache, {pages, heads}, {0, 1}, page, s), shape, s);
 }
 
-}  // namespace
+// Zeros past the last row of each sequence.
+mx::array only_in_use(const mx::array& rows, const mx::array& lengths, mx::Stream s) {
+  const mx::array last = mx::reshape(ids_in_32_bits(lengths, s), {-1, 1, 1, 1}, s);
+  const mx::array positions =
+      mx::reshape(mx::arange(rows.shape(2), last.dtype(), s), {1, 1, -1, 1}, s);
+  return mx::where(mx::less(positions, last, s), rows, mx::array(0, rows.dtype()), s);
+}
 
 void check_pages(const mx::array& table,
                  const mx::array& q,
@@ -106,12 +119,64 @@ void check_pages(const mx::array& table,
   require_page_ids(table, *lengths.keys, caches[0].value, s);
 }
 
-mx::array gather_pages(const mx::array& cache, const mx::array& table, mx::Stream s) {
-  if (!traces_shapeless({&cache, &table})) {
-    return gathered(cache, table, s);
+// The rows of one array of the cache.
+mx::array rows_of(const mx::array& cache,
+                  const mx::array& table,
+                  const mx::array& lengths,
+                  bool clears,
+                  mx::Stream s) {
+  const auto graph = [clears, s](const Arrays& in) -> Arrays {
+    const mx::array rows = gathered(in[0], in[1], s);
+    return {clears ? only_in_use(rows, in[2], s) : rows};
+  };
+  const Arrays inputs = {cache, table, lengths};
+  return traces_shapeless({&cache, &table, &lengths})
+             ? shapeless_node(kFlashAttention, s, inputs, graph)[0]
+             : graph(inputs)[0];
+}
+
+bool must_clear(const mx::array& lengths, const mx::array& table, mx::Stream s) {
+  return for_gpu(s) && is_of_sequences(lengths, table);
+}
+
+}  // namespace
+
+std::pair<mx::array, mx::array> gather_pages(const mx::array& k,
+                                             const mx::array& v,
+                                             const mx::array& table,
+                                             const mx::array& q,
+                                             const AttentionLengths& lengths,
+                                             mx::Stream s) {
+  check_pages(table, q, lengths, {{"k", k}, {"v", v}}, s);
+  const mx::array& keys = *lengths.keys;
+  const bool clears = must_clear(keys, table, s);
+  return {rows_of(k, table, keys, clears, s), rows_of(v, table, keys, clears, s)};
+}
+
+void gather_quantized_pages(QuantizedMatrix& k,
+                            QuantizedMatrix& v,
+                            const mx::array& table,
+                            const mx::array& q,
+                            const AttentionLengths& lengths,
+                            mx::Stream s) {
+  std::vector<NamedArray> parts = {
+      {"k w", k.w}, {"k scales", k.scales}, {"v w", v.w}, {"v scales", v.scales}};
+  if (k.biases) {
+    parts.push_back({"k biases", *k.biases});
   }
-  const auto graph = [s](const Arrays& in) -> Arrays { return {gathered(in[0], in[1], s)}; };
-  return shapeless_node(kFlashAttention, s, {cache, table}, graph)[0];
+  if (v.biases) {
+    parts.push_back({"v biases", *v.biases});
+  }
+  check_pages(table, q, lengths, parts, s);
+  const mx::array& keys = *lengths.keys;
+  const bool clears = must_clear(keys, table, s);
+  for (QuantizedMatrix* x : {&k, &v}) {
+    x->w = rows_of(x->w, table, keys, false, s);  // codes are finite
+    x->scales = rows_of(x->scales, table, keys, clears, s);
+    if (x->biases) {
+      x->biases = rows_of(*x->biases, table, keys, clears, s);
+    }
+  }
 }
 
 }  // namespace mlx_anvil

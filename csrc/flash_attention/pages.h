@@ -4,22 +4,32 @@
 // page_size, ...], which then is a padded batch (sequences.h). MLX's ops give the derivatives.
 #pragma once
 
-#include <vector>
+#include <utility>
 
-#include "common/checks.h"
 #include "flash_attention/flash_attention.h"
+#include "flash_attention/quantized.h"
 
 namespace mlx_anvil {
 
-// Checks a table, int [batch, pages_per_sequence], against q, `lengths` and the arrays of the
-// cache, [pages, kv_heads, page_size, ...].
-void check_pages(const mx::array& table,
-                 const mx::array& q,
-                 const AttentionLengths& lengths,
-                 const std::vector<NamedArray>& caches,
-                 const mx::Stream& s);
+// The keys and values of each sequence, one page after the other.
+//
+// The table is int [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...]. The
+// functions check these and `lengths`, and clamp page ids. Kernels that hide positions by a mask
+// multiply what a hidden one holds by zero, and a page may hold the NaN of another request: for
+// them, positions past a sequence's last key are set to zero.
+std::pair<mx::array, mx::array> gather_pages(const mx::array& k,
+                                             const mx::array& v,
+                                             const mx::array& table,
+                                             const mx::array& q,
+                                             const AttentionLengths& lengths,
+                                             mx::Stream s);
 
-// The keys or values of each sequence, one page after the other. Page ids are clamped.
-mx::array gather_pages(const mx::array& cache, const mx::array& table, mx::Stream s);
+// The same in place, for quantized keys and values.
+void gather_quantized_pages(QuantizedMatrix& k,
+                            QuantizedMatrix& v,
+                            const mx::array& table,
+                            const mx::array& q,
+                            const AttentionLengths& lengths,
+                            mx::Stream s);
 
 }  // namespace mlx_anvil

@@ -93,33 +93,6 @@ AttentionLengths to_lengths(nb::handle lengths,
           .cu_keys = of("cu_seqlens_k", cu_seqlens_k)};
 }
 
-// ---- quantized keys and values ------------------------------------------------------------------
-
-// Replaces the pages of quantized keys and values by those of each sequence.
-void gather_quantized_pages(QuantizedMatrix& k,
-                            QuantizedMatrix& v,
-                            const mx::array& q,
-                            const mx::array& block_table,
-                            const AttentionLengths& lengths,
-                            mx::Stream s) {
-  std::vector<NamedArray> parts = {
-      {"k w", k.w}, {"k scales", k.scales}, {"v w", v.w}, {"v scales", v.scales}};
-  if (k.biases) {
-    parts.push_back({"k biases", *k.biases});
-  }
-  if (v.biases) {
-    parts.push_back({"v biases", *v.biases});
-  }
-  check_pages(block_table, q, lengths, parts, s);
-  for (QuantizedMatrix* x : {&k, &v}) {
-    x->w = gather_pages(x->w, block_table, s);
-    x->scales = gather_pages(x->scales, block_table, s);
-    if (x->biases) {
-      x->biases = gather_pages(*x->biases, block_table, s);
-    }
-  }
-}
-
 AttentionResult attention_of_python(nb::handle q,
                                     nb::handle k,
                                     nb::handle v,
@@ -144,14 +117,14 @@ AttentionResult attention_of_python(nb::handle q,
       return flash_attention(queries, keys, values, options, stream);
     }
     const mx::Stream s = require_stream(kFlashAttention, stream);
-    check_pages(*block_table, queries, options.lengths, {{"k", keys}, {"v", values}}, s);
-    return flash_attention(queries, gather_pages(keys, *block_table, s),
-                           gather_pages(values, *block_table, s), options, s);
+    const auto [k_rows, v_rows] =
+        gather_pages(keys, values, *block_table, queries, options.lengths, s);
+    return flash_attention(queries, k_rows, v_rows, options, s);
   }
   QuantizedMatrix keys = to_quantized_tuple(kFlashAttention, "k", k);
   QuantizedMatrix values = to_quantized_tuple(kFlashAttention, "v", v);
   if (block_table) {
-    gather_quantized_pages(keys, values, queries, *block_table, options.lengths,
+    gather_quantized_pages(keys, values, *block_table, queries, options.lengths,
                            require_stream(kFlashAttention, stream));
   }
   return quantized_flash_attention(queries, std::move(keys), std::move(values), k_options,

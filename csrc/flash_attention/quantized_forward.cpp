@@ -13,6 +13,7 @@
 #include "flash_attention/gradient.h"
 #include "flash_attention/primitive.h"
 #include "flash_attention/quantized_gpu.h"
+#include "quantized_matmul/quantized_primitive.h"
 
 namespace mlx_anvil {
 
@@ -35,11 +36,6 @@ struct InputOrder {
   const size_t k = 1;
   const size_t v, mask, sinks, sequences;
 };
-
-QuantizedMatrix matrix_at(const QuantizedFormat& format, const Arrays& inputs, size_t at) {
-  return {inputs[at], inputs[at + 1],
-          format.has_biases() ? std::optional(inputs[at + 2]) : std::nullopt};
-}
 
 // Differentiable in scales and biases, to any order.
 mx::array dequantized(const QuantizedFormat& format,

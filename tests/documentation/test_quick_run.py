@@ -75,6 +75,14 @@ def test_the_rest_is_what_it_leaves_out():
     assert sorted(plain + rest) == sorted(NAMES)
 
 
+def test_some_cases_of_the_rest():
+    """They are other cases than those of a plain run."""
+    plain, rest = runs(), runs(rest=True, cases=2)
+    assert len(rest) == 2 + 2
+    assert not set(plain) & set(rest)
+    assert set().union(*(runs(str(seed), rest=True, cases=2) for seed in range(300))) == set(NAMES[1:])
+
+
 def test_seeds_draw_other_cases():
     assert runs("1") == runs("1")
     assert set().union(*(runs(str(seed)) for seed in range(300))) == {name for name in NAMES if "slow" not in name}

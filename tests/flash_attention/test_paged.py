@@ -90,15 +90,48 @@ def test_quantized_pages(page_size: int, bits: int):
     assert_same_bits(out, flash_attention(pages.q, *contiguous, **options))
 
 
-def test_pages_past_the_last_key_are_not_seen():
-    """They hold what other requests left, here NaN."""
-    pages, _ = paged(mx.float32, "causal", 16)
-    expected = flash_attention(pages.q, pages.k, pages.v, **pages.options)
-    table = pages.options["block_table"]
-    k, v = (mx.concatenate([x, mx.full((1, *x.shape[1:]), mx.nan)]) for x in (pages.k, pages.v))
-    rest = mx.where(table < 0, k.shape[0] - 1, table)
-    out = flash_attention(pages.q, k, v, **(pages.options | {"block_table": rest}))
-    assert_same_bits(out, expected)
+# ---- what other requests left in the pages ---------------------------------------------------------------------------
+
+
+def spoiled(x: mx.array, table: np.ndarray, value: float = mx.nan) -> mx.array:
+    """The cache with ``value`` in every row that no sequence uses."""
+    page_size = x.shape[2]
+    used = np.zeros((x.shape[0], page_size), bool)
+    for row, length in zip(table, LENGTHS, strict=True):
+        for position in range(length):
+            used[row[position // page_size], position % page_size] = True
+    return mx.where(mx.array(used)[:, None, :, None], x, mx.array(value, x.dtype))
+
+
+@pytest.mark.parametrize("q_len", [1, 5])
+def test_rows_past_the_last_key_are_not_seen(q_len: int):
+    pages, _ = paged(mx.float32, "causal", 16, q_len=q_len)
+    table = np.array(pages.options["block_table"])
+    pages.options["block_table"] = mx.array(np.where(table < 0, len(pages.k) - 1, table))
+
+    def output_and_gradients(spoil: Any) -> list[mx.array]:
+        def attention(*qkv: mx.array) -> list[mx.array]:
+            return [flash_attention(*qkv, **pages.options)]
+
+        out, gradients = mx.vjp(attention, [pages.q, spoil(pages.k), spoil(pages.v)], [pages.d_out])
+        return [*out, *gradients]
+
+    expected = output_and_gradients(lambda x: spoiled(x, table, 0.0))
+    for found, result in zip(output_and_gradients(lambda x: spoiled(x, table)), expected, strict=True):
+        assert_same_bits(found, result)
+
+
+@pytest.mark.parametrize("q_len", [1, 9])
+def test_quantized_rows_past_the_last_key_are_not_seen(q_len: int):
+    pages, _ = paged(mx.float16, "causal", 16, q_len=q_len)
+    table = np.array(pages.options["block_table"])
+
+    def output(value: float) -> mx.array:
+        k, v = (mx.quantize(x, group_size=32, bits=4) for x in (pages.k, pages.v))
+        k, v = ((w, *(spoiled(x, table, value) for x in factors)) for w, *factors in (k, v))
+        return flash_attention(pages.q, k, v, **pages.options, kv_group_size=32, kv_bits=4)
+
+    assert_same_bits(output(mx.nan), output(0.0))
 
 
 # ---- shared pages and transformations --------------------------------------------------------------------------------
