@@ -1,8 +1,9 @@
 """A plain ``pytest`` takes minutes: it leaves out tests marked ``slow``, and of every test with many cases keeps a few,
 drawn by the run's seed. ``pytest --all`` leaves out none, and neither does a run that selects tests: by a path, -k, -m,
---lf or --fuzz. ``pytest --rest``, with the same seed, runs what the plain one leaves out. ``--one-of-alike`` keeps, of
-cases that differ only in parameters named by their ``alike`` marker, the one that the seed draws. On backends other
-than the CPU, where a dtype is another kernel to compile, ``dtype`` is such a parameter of every test.
+--lf or --fuzz. ``pytest --rest``, with the same seed, runs what the plain one leaves out; with ``--cases N``, at most N
+cases of each test function. ``--one-of-alike`` keeps, of cases that differ only in parameters named by their ``alike``
+marker, the one that the seed draws. On backends other than the CPU, where a dtype is another kernel to compile,
+``dtype`` is such a parameter of every test.
 """
 
 import hashlib
