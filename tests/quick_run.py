@@ -85,7 +85,7 @@ class QuickRun:
         self._leave_out(items, {item.nodeid for item in items if (item.nodeid in kept) != self.rest})
 
     def _some_of_each(self, items: list[pytest.Item], most: int) -> set[str]:
-        """Of each test function at most so many cases, drawn by the seed."""
+        """Returns at most ``most`` cases of each test function. The seed chooses them."""
         functions: dict[str, list[str]] = defaultdict(list)
         for item in items:
             functions[item.nodeid.partition("[")[0]].append(item.nodeid)
@@ -127,7 +127,7 @@ class QuickRun:
         items[:] = [item for item in items if item.nodeid in kept]
 
     def _draw(self, case: str) -> int:
-        # Not a checksum: it is linear, so that some cases would never come before certain others.
+        # A hash, because checksums are linear: with CRC-32 no seed draws certain cases.
         return int.from_bytes(hashlib.blake2s(f"{self.seed} {case}".encode(), digest_size=8).digest(), "big")
 
     def pytest_sessionfinish(self) -> None:

@@ -36,6 +36,11 @@ struct SimulationMode {
 // The mode of this thread's innermost SimulationScope, otherwise of the innermost `simulate()`.
 SimulationMode simulation_mode();
 
+// Returns true if an op that is called now launches its Metal kernels: on a GPU, or simulated.
+inline bool for_gpu(mx::Stream s) {
+  return s.device == mx::Device::gpu || simulation_mode().on;
+}
+
 // Applies a primitive's mode to work on its behalf, whatever block the caller is in.
 class SimulationScope {
  public:

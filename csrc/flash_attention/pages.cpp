@@ -8,7 +8,7 @@
 #include "common/ids.h"
 #include "common/integers.h"
 #include "common/shapeless.h"
-#include "quantized_matmul/quantized_primitive.h"
+#include "common/simulate.h"
 
 namespace mlx_anvil {
 

@@ -158,8 +158,4 @@ class QuantizedPrimitive : public FusedPrimitive {
   const QuantizedFormat format_;
 };
 
-inline bool for_gpu(mx::Stream s) {
-  return s.device == mx::Device::gpu || simulation_mode().on;
-}
-
 }  // namespace mlx_anvil
