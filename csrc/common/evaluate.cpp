@@ -114,6 +114,22 @@ void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stre
   keep_until_done(std::move(read), stream);
 }
 
+Arrays evaluated(const std::function<Arrays(const Arrays&)>& graph,
+                 const Arrays& inputs,
+                 mx::Stream stream) {
+  Arrays leaves;
+  for (const mx::array& x : inputs) {
+    leaves.emplace_back(x.shape(), x.dtype(), nullptr, Arrays{}).copy_shared_buffer(x);
+  }
+  Arrays results = graph(leaves);
+  if (planning()) {  // MLX builds its own kernels
+    std::transform(results.begin(), results.end(), results.begin(), planned_array);
+  } else {
+    evaluate_graph(results, leaves, stream);
+  }
+  return results;
+}
+
 void set_zeros(mx::array& output, mx::Stream stream) {
   if (planning()) {
     output.set_data(planned_memory());
@@ -135,13 +151,8 @@ void run_mlx_kernel(const char* op,
     return;
   }
   note_mlx_kernel(op, kernel.name, kernel.reason, backend_name(stream.device));
-  Arrays leaves;
-  for (const mx::array& x : inputs) {
-    leaves.emplace_back(x.shape(), x.dtype(), nullptr, Arrays{}).copy_shared_buffer(x);
-  }
-  const Arrays results = {graph(leaves)};
-  evaluate_graph(results, leaves, stream);
-  output.copy_shared_buffer(results[0]);
+  const auto one = [&graph](const Arrays& in) -> Arrays { return {graph(in)}; };
+  output.copy_shared_buffer(evaluated(one, inputs, stream)[0]);
 }
 
 }  // namespace mlx_anvil

@@ -17,6 +17,12 @@ bool all_on_stream(const Arrays& results, mx::Stream stream);
 // of the graph and must have memory.
 void evaluate_graph(const Arrays& results, const Arrays& inputs, mx::Stream stream);
 
+// Returns the results of a graph of MLX ops, while a primitive is evaluated. If a launch reads
+// them, pass them to keep_until_done() after it.
+Arrays evaluated(const std::function<Arrays(const Arrays&)>& graph,
+                 const Arrays& inputs,
+                 mx::Stream stream);
+
 // Gives `output` memory of zeros, while its primitive is evaluated.
 void set_zeros(mx::array& output, mx::Stream stream);
 

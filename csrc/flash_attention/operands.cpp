@@ -5,6 +5,7 @@
 
 #include "common/allocate.h"
 #include "common/checks.h"
+#include "common/launch.h"
 
 namespace mlx_anvil {
 
@@ -52,6 +53,7 @@ MaskedAttention gpu_operands(const AttentionConfig& config, AttentionInputs in, 
   MaskedAttention call{config, std::move(in)};
   if (config.is_ragged) {
     call = evaluated_mask_of_sequences(config, call.in, s);
+    keep_until_done({*call.in.mask}, s);  // the op has no other reference to it
   }
   std::optional<mx::array>&mask = call.in.mask, &sinks = call.in.sinks;
   const mx::Shape &q = call.in.q.shape(), &k = call.in.k.shape();

@@ -29,6 +29,7 @@ constexpr int64_t kGemmStep = 512;     // of gather_gemm
 constexpr int64_t kDenseColumns = 16;  // dense_format.h
 constexpr int64_t kMostGridRows = 65535;
 constexpr uint32_t kTableThreads = 1024;
+constexpr int64_t kSumPackBytes = 16, kMostSumThreads = 256;  // of gather_sum_pairs
 
 // Tiles, at most. Unsorted pairs in the table have more, which threadgroups take in turn.
 int64_t tile_count(const GatherRequest& request, const GatherChoice& choice) {
@@ -242,6 +243,32 @@ void gather_matmul_gpu(const GatherSizes& sizes,
                        const mx::Stream& stream) {
   const QuantizedWeightArrays weights = {&w, nullptr, nullptr};
   launch_gather({sizes, product, nullptr, x, {weights}, {}, {}, ids, out, stream});
+}
+
+void sum_pairs_gpu(const mx::array& x,
+                   const mx::array& order,
+                   const mx::array& sorted,
+                   mx::array& out,
+                   const mx::Stream& stream) {
+  out.set_data(allocate(out.nbytes(), stream));
+  GatherSumParams params{};
+  params.pairs = static_cast<int32_t>(sorted.size());
+  params.ids = out.shape(0);
+  params.columns = static_cast<int64_t>(out.size()) / params.ids;
+  const int64_t row_bytes = params.columns * static_cast<int64_t>(out.itemsize());
+  const int64_t packs = ceil_div(row_bytes, kSumPackBytes);
+  const int64_t threads = std::min(kMostSumThreads, round_up(packs, 32));
+  KernelLaunch launched{};
+  launched.kernel = &kernel_named(kFolder, {"gather_sum_pairs_", dtype_name(x)},
+                                  {{kRowsAreVectors, rows_are_vectors({&x, &out}, kSumPackBytes)}});
+  launched.inputs = {&x, &order, &sorted};
+  launched.outputs = {&out};
+  launched.params = &params;
+  launched.params_size = sizeof(params);
+  launched.grid = {static_cast<uint32_t>(ceil_div(packs, threads)),
+                   static_cast<uint32_t>(std::min<int64_t>(params.ids, kMostGridRows)), 1};
+  launched.threadgroup = {static_cast<uint32_t>(threads), 1, 1};
+  launch(launched, stream);
 }
 
 }  // namespace mlx_anvil

@@ -49,4 +49,12 @@ void gather_matmul_gpu(const GatherSizes& sizes,
                        mx::array& out,
                        const mx::Stream& stream);
 
+// Sums the rows of x [pairs, ...] with the same id (sum_pairs.h). `order` has the pairs sorted by
+// id, and `sorted` their ids, all in range. `out` has no memory yet, and nothing is empty.
+void sum_pairs_gpu(const mx::array& x,
+                   const mx::array& order,
+                   const mx::array& sorted,
+                   mx::array& out,
+                   const mx::Stream& stream);
+
 }  // namespace mlx_anvil

@@ -7,10 +7,12 @@
 #include "common/allocate.h"
 #include "common/checks.h"
 #include "common/evaluate.h"
+#include "common/launch.h"
 #include "common/run_on_cpu.h"
 #include "common/vmap_axis.h"
 #include "gather_matmul/cpu.h"
 #include "gather_matmul/gather_matmul.h"
+#include "gather_matmul/gpu.h"
 #include "gather_matmul/pairs.h"
 
 namespace mlx_anvil {
@@ -67,8 +69,15 @@ class SumPairs : public FusedPrimitive {
     if (is_trivial_product(inputs[0], outputs[0], stream())) {
       return;
     }
-    const auto graph = [this](const Arrays& in) { return compose(in)[0]; };
-    run_mlx_kernel(op(), {"mx.scatter", "there is no kernel"}, graph, inputs, outputs[0], stream());
+    // MLX's scatter adds with atomics, in an order that differs from run to run.
+    const auto graph = [this](const Arrays& in) -> Arrays {
+      const mx::array ids = mx::flatten(inner_ids(in[0], count_, stream()), stream());
+      const mx::array order = mx::argsort(ids, 0, stream());
+      return {order, mx::take(ids, order, 0, stream())};
+    };
+    Arrays sorted = evaluated(graph, {inputs[1]}, stream());
+    sum_pairs_gpu(inputs[0], sorted[0], sorted[1], outputs[0], stream());
+    keep_until_done(std::move(sorted), stream());
   }
 
  protected:

@@ -39,9 +39,17 @@ struct GatherTableParams {
   int32_t rows;     // of a tile, at most: a power of 2
 };
 
+// For gather_sum_pairs.
+struct GatherSumParams {
+  int64_t columns;
+  int32_t pairs;
+  int32_t ids;  // rows of the result
+};
+
 static_assert(sizeof(GatherParams) == 4 * 16, "same layout in C++ and MSL");
 static_assert(sizeof(GatherGemmParams) == 4 * 24, "same layout in C++ and MSL");
 static_assert(sizeof(GatherTableParams) == 4 * 4, "same layout in C++ and MSL");
+static_assert(sizeof(GatherSumParams) == 4 * 4, "same layout in C++ and MSL");
 
 #ifndef __METAL__
 }  // namespace mlx_anvil

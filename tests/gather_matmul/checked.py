@@ -32,6 +32,7 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         yield Checked(run, matrix_units=True)
     for pairs, transposed in ((21, True), (70, True), (70, False)):
         yield Checked(partial(_dense, rng, pairs, transposed))
+    yield Checked(partial(_sums, rng))
 
 
 def _run(
@@ -56,3 +57,16 @@ def _dense(rng: np.random.Generator, pairs: int, transposed: bool) -> None:
     result = mlx_anvil.gather_matmul(x, b, rhs_indices=mx.array(ids), sorted_indices=True)
     matrices = to_numpy(w).swapaxes(-1, -2) if transposed else to_numpy(w)
     assert_rounded(result, np.einsum("pmk,pkn->pmn", to_numpy(x), matrices[ids]), dtype, terms=COLUMNS)
+
+
+def _sums(rng: np.random.Generator) -> None:
+    """The gradient in x, of which several pairs have a row, or none has."""
+    lefts, pairs, dtype = 6, 45, any_dtype(rng)
+    w = mx.array(rng.standard_normal((3, COLUMNS, 37)).astype(np.float32)).astype(dtype)
+    x, y = mx.zeros((lefts, 1, COLUMNS), dtype), mx.ones((pairs, 1, 37), dtype)
+    lhs, rhs = rng.integers(0, lefts - 1, pairs), rng.integers(0, 3, pairs)
+    _, (gradient,) = mx.vjp(lambda x: mlx_anvil.gather_matmul(x, w, mx.array(lhs), mx.array(rhs)), [x], [y])
+    of_pairs, wanted = to_numpy(w).sum(-1)[rhs], np.zeros(x.shape)
+    np.add.at(wanted[:, 0], lhs, of_pairs)
+    # Each pair's gradient is rounded before they are summed.
+    assert_rounded(gradient, wanted, dtype, terms=37 * pairs)

@@ -70,9 +70,18 @@ def of_dense(dtype: mx.Dtype) -> Iterator[Call]:
         yield partial(mlx_anvil.gather_matmul, x, b, rhs_indices=ids(pairs), sorted_indices=True)
 
 
+def of_sums(dtype: mx.Dtype) -> Iterator[Call]:
+    """The gradient in x, of which several pairs have a row."""
+    for columns in (128, 37):
+        w, x, y = mx.zeros((EXPERTS, columns, columns), dtype), rows(dtype, 2, columns), rows(dtype, 3, columns)
+        product_with = partial(mlx_anvil.gather_matmul, b=w, lhs_indices=mx.array([1, 0, 1]), rhs_indices=ids(3))
+        yield partial(mx.vjp, product_with, [x], [y])
+
+
 def every_kernel() -> Iterator[Call]:
     for dtype in DTYPES:
         yield from of_dense(dtype)
+        yield from of_sums(dtype)
         for options in EVERY_FORMAT:
             yield from of_format(dtype, options)
             if dtype != mx.float32 and options["mode"] == "affine" and options["bits"] == 4:

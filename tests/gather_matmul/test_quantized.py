@@ -11,7 +11,7 @@ import mlx_anvil
 from mlx_anvil import _ext
 from mlx_anvil.reference import DTYPES
 from mlx_anvil.reference import gated as gate_of
-from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, draw, normal
+from quantized_numpy import FLOAT_FORMATS, FORMATS, Format, Matrix, assert_rounded, dense_factor, draw, normal
 from support import (
     GRADIENT_FACTOR,
     OUTPUT_FACTOR,
@@ -71,7 +71,8 @@ def test_forward(format, dtype, transpose, rng):
             options = {"transpose": transpose, "sorted_indices": is_sorted}
             result = multiply(x, matrix, rhs_indices=mx.array(ids), **options)
             wanted = exact(x, matrix, np.arange(len(ids)), ids, transpose)
-            assert_rounded(result, wanted, dtype, terms=terms)
+            # CUDA multiplies sorted pairs in tiles, for which it rounds the weights.
+            assert_rounded(result, wanted, dtype, terms=terms, factor=dense_factor(9 if is_sorted else 1))
 
 
 @some_formats
