@@ -8,7 +8,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   list(APPEND MLX_ANVIL_KERNEL_FLAGS -fschedule-insns -fsched-pressure -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()
 
-# MLX_ANVIL_ISAS says which of them: native, the best of this machine; all; or a list of names, and baseline with it.
+# MLX_ANVIL_ISAS says which of them: native, the best of this machine; runnable, those that this machine can run; all; or
+# a list of names, and baseline with it.
 # As a definition, or from the environment, which is remembered: an editable install configures again on import.
 if(DEFINED ENV{MLX_ANVIL_ISAS})
   set(MLX_ANVIL_ISAS_REMEMBERED "$ENV{MLX_ANVIL_ISAS}" CACHE INTERNAL "")
@@ -70,11 +71,16 @@ function(mlx_anvil_add_cpu_kernels target)
   elseif(MLX_ANVIL_ISAS STREQUAL "native")
     mlx_anvil_native_isa(native)
     set(isas ${native})
+  elseif(MLX_ANVIL_ISAS STREQUAL "runnable")  # a machine that runs one runs those before it too
+    mlx_anvil_native_isa(native)
+    list(FIND all ${native} best)
+    math(EXPR count "${best} + 1")
+    list(SUBLIST all 0 ${count} isas)
   else()
     set(isas baseline ${MLX_ANVIL_ISAS})
     foreach(isa IN LISTS isas)
       if(NOT isa IN_LIST all)
-        message(FATAL_ERROR "MLX_ANVIL_ISAS has '${isa}'; allowed: native, all, or some of ${all}")
+        message(FATAL_ERROR "MLX_ANVIL_ISAS has '${isa}'; allowed: native, runnable, all, or some of ${all}")
       endif()
     endforeach()
   endif()

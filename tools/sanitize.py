@@ -2,12 +2,13 @@
 
 Run it in an environment with the `test` extra and the build requirements (`pip install ".[cpu,test]" scikit-build-core
 nanobind==3.1.0`). It passes its arguments, such as `--all`, to pytest. A finding ends the run with a report. The build
-contains the baseline CPU kernels and those of this machine's instruction set.
+contains the CPU kernels of every instruction set that this machine has; --kernels takes what MLX_ANVIL_ISAS takes.
 
   python tools/sanitize.py --build FOLDER              only builds, into FOLDER
   python tools/sanitize.py --built FOLDER [ARGUMENTS]  runs the tests against that build
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -26,17 +27,12 @@ def runtime(name: str) -> str:
     return run.stdout.strip()
 
 
-def chosen_isa() -> str:
-    ask = [sys.executable, "-c", "import mlx_anvil; print(mlx_anvil.info()['isa'])"]
-    return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def build(folder: Path) -> None:
+def build(folder: Path, kernels: str) -> None:
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     options = [
         f"-Cbuild-dir={folder}/build",
         "-Ccmake.define.MLX_ANVIL_SANITIZE=ON",
-        f"-Ccmake.define.MLX_ANVIL_ISAS=baseline;{chosen_isa()}",
+        f"-Ccmake.define.MLX_ANVIL_ISAS={kernels}",
         "-Ccmake.build-type=RelWithDebInfo",
     ]
     subprocess.run([*install, "--target", f"{folder}/site", *options, str(ROOT)], check=True)
@@ -68,15 +64,19 @@ def test(folder: Path, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    given = sys.argv[1:]
-    if given[:1] == ["--build"]:
-        build(Path(given[1]).absolute())
+    parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
+    parser.add_argument("--build", type=Path)
+    parser.add_argument("--built", type=Path)
+    parser.add_argument("--kernels", default="runnable")
+    options, arguments = parser.parse_known_args()
+    if options.build:
+        build(options.build.absolute(), options.kernels)
         return 0
-    if given[:1] == ["--built"]:
-        return test(Path(given[1]).absolute(), given[2:])
+    if options.built:
+        return test(options.built.absolute(), arguments)
     with tempfile.TemporaryDirectory() as name:
-        build(Path(name))
-        return test(Path(name), given)
+        build(Path(name), options.kernels)
+        return test(Path(name), arguments)
 
 
 if __name__ == "__main__":
