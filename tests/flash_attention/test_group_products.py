@@ -142,10 +142,9 @@ def test_gradients_of_features(dim, feature, dtype):
     check_backward(draw((4, 2), (150, 210), (dim, dim), dtype, feature, batch=2))
 
 
-@pytest.mark.parametrize("scale", [-0.3, 0.0])
-def test_gradients_of_factors(scale):
+def test_gradients_of_a_negative_factor():
     case = draw((2, 1), (70, 100), (64, 64), mx.float16)
-    case.options["scale"] = scale
+    case.options["scale"] = -0.3
     check_backward(case)
 
 

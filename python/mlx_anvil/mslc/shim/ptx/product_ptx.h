@@ -70,7 +70,7 @@ struct LeftWords {
                  MSLC_SUMS_16(use, 32), MSLC_SUMS_16(use, 48));                   \
   }
 
-// Without `Adds`, d needs no value.
+// Without `Adds`, d needs no value. It is written while the operands are read.
 template <class T, bool RowsAreInner, bool Adds, uint N, class Left>
 MSLC_INLINE void multiply_groups(float (&d)[N], const Left& a, ulong b) {
   static_assert(N == 32 || N == 48 || N == 64, "64, 96 or 128 columns");
@@ -78,7 +78,7 @@ MSLC_INLINE void multiply_groups(float (&d)[N], const Left& a, ulong b) {
   if constexpr (Adds) {
     MSLC_PRODUCT_OF_COLUMNS("+f")
   } else {
-    MSLC_PRODUCT_OF_COLUMNS("=f")
+    MSLC_PRODUCT_OF_COLUMNS("=&f")
   }
 }
 
