@@ -74,9 +74,7 @@ flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
     passing.d_out = d_out + grid.batch * params.d_out_strides[0] + head * params.d_out_strides[1];
     passing.own = (thread_index < kQueries ? lse : delta) + head_row;
     passing.tiles.begin(kept_values + ValueTile::kSize, thread_index);
-    passing.saved = reinterpret_cast<threadgroup float*>(passing.tiles.memory +
-                                                         int(decltype(passing.tiles)::kPlaces) *
-                                                             decltype(passing.tiles)::kSize);
+    passing.saved = reinterpret_cast<threadgroup float*>(passing.tiles.end());
     passing.begin(params);
     const int of_head = (passing.range.end - passing.range.begin + kQueries - 1) / kQueries;
     int begin = passing.range.begin;

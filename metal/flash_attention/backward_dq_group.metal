@@ -3,8 +3,9 @@
 // mask array.
 //
 // Kernels: flash_attention_backward_dq_matrix_group_<dtype>_d<head dim>v<value head dim>.
-// Grid, bindings and function constants: as for backward_dq.metal. Threadgroup: simdgroups * 32 x
-// 1 x 1, 16 queries per SIMD group. Threadgroup memory 0: four tiles of keys and four of values.
+// Grid, bindings and function constants: as for backward_dq.metal; d_mask and weights are not
+// written. Threadgroup: simdgroups * 32 x 1 x 1, 16 queries per SIMD group. Threadgroup memory 0:
+// four tiles of keys and four of values.
 //
 //   keep this block of Q and dO, lse and delta in registers; dQ = 0
 //   for each tile of keys that any query of the block sees:
@@ -27,6 +28,8 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
                                   const device T* d_out [[buffer(6)]],
                                   const device float* delta [[buffer(7)]],
                                   device T* d_q [[buffer(8)]],
+                                  device float* d_mask [[buffer(9)]],
+                                  device T* weights [[buffer(10)]],
                                   constant AttentionBackwardParams& params [[buffer(11)]],
                                   threadgroup uint4* memory [[threadgroup(0)]],
                                   uint3 group [[threadgroup_position_in_grid]],
@@ -34,6 +37,8 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
                                   uint thread_index [[thread_index_in_threadgroup]],
                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
                                   uint lane [[thread_index_in_simdgroup]]) {
+  (void)d_mask;
+  (void)weights;
   enum { kThreads = 32 * kSimdgroups };
   using GroupRows = QueryGroupRows<T, kHeadDim, kValueDim, kKeys>;
   enum { kRows = kSimdgroups * GroupRows::kRows };

@@ -25,6 +25,7 @@ struct PassingTiles {
     next_place = 0;
   }
 
+  METAL_FUNC threadgroup T* end() const thread { return memory + kPlaces * kSize; }
   METAL_FUNC const threadgroup T* first() const thread { return memory + place * kSize; }
   METAL_FUNC const threadgroup T* second() const thread { return first() + First::kSize; }
 
