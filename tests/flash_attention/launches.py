@@ -37,9 +37,9 @@ def _attention(dtype: mx.Dtype, dim: int, value_dim: int, queries: int, heads: i
     return call
 
 
-def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, length: int = QUERIES, **options: object) -> Call:
-    q = mx.zeros((1, 2, length, dim), dtype)
-    k, v = (mx.zeros((1, 1, length, d), dtype) for d in (dim, value_dim))
+def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, **options: object) -> Call:
+    q = mx.zeros((1, 2, QUERIES, dim), dtype)
+    k, v = (mx.zeros((1, 1, QUERIES, d), dtype) for d in (dim, value_dim))
     extra = {name: x for name, x in options.items() if isinstance(x, mx.array) and x.dtype != mx.bool_}
     fixed = {name: x for name, x in options.items() if name not in extra}
 
@@ -48,6 +48,13 @@ def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, length: int 
         return out.sum() + lse.sum()
 
     return lambda: mx.grad(loss, argnums=tuple(range(3 + len(extra))))(q, k, v, *extra.values())
+
+
+def _attention_vjp(dtype: mx.Dtype, dim: int, value_dim: int, length: int, **options: object) -> Call:
+    """Gradients of q, k and v for a cotangent whose rows are vectors, as that of a sum is not."""
+    shapes = (2, dim), (1, dim), (1, value_dim), (2, value_dim)
+    *arrays, d_out = (mx.zeros((1, heads, length, d), dtype) for heads, d in shapes)
+    return partial(mx.vjp, partial(mlx_anvil.flash_attention, **options), arrays, [d_out])
 
 
 def _attention_options(dtype: mx.Dtype, queries: int, keys: int) -> Iterator[dict[str, object]]:
@@ -76,11 +83,11 @@ def _attention_by_group_products(dtype: mx.Dtype) -> Iterator[Call]:
     queries = 70  # more than a block for fewer has
     for dim, value_dim in product((64, 96, 128), repeat=2):
         yield _attention(dtype, dim, value_dim, queries)
-        yield _attention_gradients(dtype, dim, value_dim, queries)
+        yield _attention_vjp(dtype, dim, value_dim, queries)
     for options in _attention_options(dtype, queries, KEYS):
         if not isinstance(options["mask"], mx.array):
             yield from (_attention(dtype, 64, 64, queries, return_lse=lse, **options) for lse in (False, True))
-            yield _attention_gradients(dtype, 64, 64, queries, **options)
+            yield _attention_vjp(dtype, 64, 64, queries, **options)
 
 
 def _codes(dtype: mx.Dtype, heads: int, length: int, dim: int, form: dict[str, object]) -> tuple[mx.array, ...]:
