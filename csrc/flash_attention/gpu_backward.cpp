@@ -56,6 +56,15 @@ constexpr uint32_t memory_of_long_tile(
   return static_cast<uint32_t>(tiles + first + second);
 }
 
+// Bytes of four tiles of both operands that pass. dkv also keeps its block there, and two floats
+// for each query of two tiles.
+constexpr uint32_t memory_of_group_tile(
+    std::string_view pass, int d, int dv, int rows, int simdgroups) {
+  const int passing = 4 * 2 * rows * (d + dv);
+  const int kept = 2 * 16 * simdgroups * (d + dv) + 2 * 2 * 4 * rows;
+  return static_cast<uint32_t>(passing + (pass == "dkv" ? kept : 0));
+}
+
 #define TILE_OF(suffix, memory, pass, dtype, type, d, dv, row_fragments, rows, kept, kept_too, \
                 simdgroups, staging)                                                           \
   {#pass, suffix, #dtype, d, dv, 8 * (row_fragments) * (simdgroups), 32 * (simdgroups), memory},
@@ -70,6 +79,16 @@ constexpr BackwardTile kTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_TILES(TILE)
                                        MLX_ANVIL_ATTENTION_BACKWARD_KEYS_TILES(TILE)};
 constexpr BackwardTile kMatrixTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES(MATRIX_TILE)};
 constexpr BackwardTile kLongTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_LONG_TILES(LONG_TILE)};
+#define GROUP_TILE(pass, dtype, type, d, dv, rows, simdgroups)                                \
+  TILE_OF("_matrix_group", memory_of_group_tile(#pass, d, dv, rows, simdgroups), pass, dtype, \
+          type, d, dv, 2, rows, , , simdgroups, )
+#define KEYS_TILE(...) GROUP_TILE(dkv, __VA_ARGS__)
+#define QUERIES_TILE(...) GROUP_TILE(dq, __VA_ARGS__)
+constexpr BackwardTile kGroupTiles[] = {MLX_ANVIL_ATTENTION_BACKWARD_GROUP_TILES(KEYS_TILE)
+                                            MLX_ANVIL_ATTENTION_BACKWARD_GROUP_TILES(QUERIES_TILE)};
+#undef QUERIES_TILE
+#undef KEYS_TILE
+#undef GROUP_TILE
 #undef LONG_TILE
 #undef MATRIX_TILE
 #undef TILE
@@ -176,9 +195,22 @@ struct Backward {
     return launch;
   }
 
-  const BackwardTile* tile_of(std::string_view pass) const {
+  // Returns null if the call is not one for products of four SIMD groups.
+  const BackwardTile* group_tile(std::string_view pass, bool vectors) const {
+    // Fewer rows leave most of a block without any.
+    constexpr int64_t kMostForSmallerBlocks = 64;
+    const bool takes = device_traits(stream.device).group_products && vectors &&
+                       config.mask == AttentionMask::kNone &&
+                       std::min(sizes.q_len, sizes.kv_len) > kMostForSmallerBlocks;
+    return takes ? tile_among(kGroupTiles, pass, dtype_name(arrays.in.q), sizes) : nullptr;
+  }
+
+  const BackwardTile* tile_of(std::string_view pass, bool vectors) const {
     const char* dtype = dtype_name(arrays.in.q);
     const DeviceTraits traits = device_traits(stream.device);
+    if (group_tile("dkv", vectors)) {
+      return group_tile(pass, vectors);
+    }
     if (!traits.matrix_units || !tile_among(kMatrixTiles, "dkv", dtype, sizes)) {
       return tile_among(kTiles, pass, dtype, sizes);
     }
@@ -226,7 +258,7 @@ void Backward::launch_queries(const Scratch* weights, int64_t chunk_heads) {
   }
   copy_strides(params.d_q_strides, *d_q);
   const bool vectors = moves_vectors(arrays.in, {arrays.d_out, d_q});
-  const BackwardTile* tile = tile_of("dq");
+  const BackwardTile* tile = tile_of("dq", vectors);
   KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors, weights != nullptr);
   launch.outputs = {d_q, arrays.d_mask ? arrays.d_mask : d_q};
   if (unwanted) {
@@ -247,7 +279,7 @@ void Backward::launch_keys() {
   copy_strides(params.d_v_strides, *arrays.d_v);
   const bool vectors = moves_vectors(arrays.in, {arrays.d_out, arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
-    if (const BackwardTile* tile = tile_of(name)) {
+    if (const BackwardTile* tile = tile_of(name, vectors)) {
       KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
       launch.outputs = {arrays.d_k, arrays.d_v};
       mlx_anvil::launch(launch, stream);

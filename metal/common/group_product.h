@@ -2,9 +2,9 @@
 // threads go on. PTX for compute capability 9.0 has them (wgmma). On other targets a product
 // completes when it starts, and each SIMD group computes its rows by itself.
 //
-// A SIMD group has 16 rows of the left operand and of the sum in registers (RegTile). SIMD groups
-// 4 i to 4 i + 3 call the functions together. From start_product() to the wait, a sum may not be
-// used, nor its operands changed.
+// A SIMD group has 16 rows of the sum in registers (RegTile), and of the left operand in registers
+// or in a tile. SIMD groups 4 i to 4 i + 3 call the functions together. From start_product() to the
+// wait, a sum may not be used, nor its operands changed.
 #pragma once
 
 #include <metal_stdlib>
@@ -40,6 +40,24 @@ struct SwizzledTile {
                  reinterpret_cast<const device uint4*>(from.data + (source + first * stride)),
                  row + first < from.rows && column < from.columns);
     }
+  }
+};
+
+// Left operand: 64 rows of such a tile for four SIMD groups, from row `first` on.
+template <typename T, int kTileRows, int kTileColumns>
+struct SwizzledRows {
+  using Element = T;
+  using Tile = SwizzledTile<T, kTileRows, kTileColumns>;
+  enum { kColumnFragments = kTileColumns / 8, kRows = kTileRows };
+
+  const threadgroup T* data;
+  int first;
+  int simdgroup;  // of the four
+  FragmentPlace place;
+
+  METAL_FUNC Fragment<T> block(int i, int n) const thread {
+    const int row = first + 16 * simdgroup + 8 * i + place.row;
+    return load_fragment(data + Tile::unit_at(row, 8 * n) + place.column);
   }
 };
 
@@ -80,13 +98,29 @@ METAL_FUNC void start_product(thread RegTile<float, 16, kColumns>& sum,
                               const thread RegTile<T, 16, kDepth>& left,
                               Right right,
                               bool adds) {
-  if (!adds) {
-    sum.zero();
-  }
 #ifdef __MSLC_PTX__
   mslc::start_product<bool(Right::kRowsAreInner), Right::kRows>(sum.fragments, left.fragments,
                                                                 right.data, adds);
 #else
+  if (!adds) {
+    sum.zero();
+  }
+  sum.mma(left, right);
+#endif
+}
+
+template <typename T, int kColumns, int kTileRows, int kDepth, typename Right>
+METAL_FUNC void start_product(thread RegTile<float, 16, kColumns>& sum,
+                              SwizzledRows<T, kTileRows, kDepth> left,
+                              Right right,
+                              bool adds) {
+#ifdef __MSLC_PTX__
+  mslc::start_product<bool(Right::kRowsAreInner), Right::kRows, kTileRows, kDepth / 8>(
+      sum.fragments, left.data + 64 * left.first, right.data, adds);
+#else
+  if (!adds) {
+    sum.zero();
+  }
   sum.mma(left, right);
 #endif
 }
@@ -108,9 +142,11 @@ METAL_FUNC void compute_before_wait(float result, const threadgroup T* tile) {
 #endif
 }
 
-// Waits for this thread's copies to tiles. After a barrier, products may read them.
+// Waits until at most the last kPending groups of this thread's copies to tiles are in flight.
+// After a barrier, products may read the others.
+template <int kPending = 0>
 METAL_FUNC void wait_for_tiles() {
-  wait_for_copies<0>();
+  wait_for_copies<kPending>();
 #ifdef __MSLC_PTX__
   mslc::show_to_products();
 #endif

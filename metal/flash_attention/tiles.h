@@ -243,6 +243,16 @@
   X(dkv, float16, half, 128, 128, 2, 32, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead) \
   X(dkv, bfloat16, bfloat, 128, 128, 2, 32, kKeptInRegisters, kKeptInMemory, 4, kStagesAhead)
 
+// For matrix units that multiply for four SIMD groups at once. Threadgroup memory, which the launch
+// sets, holds four tiles of each passing operand, and for dkv also the block's keys and values: 193
+// and 130 KB. dq keeps queries and cotangents in registers: 128 and 96 KB.
+// X(dtype, type, d, dv, passing rows per tile, simdgroups)
+#define MLX_ANVIL_ATTENTION_BACKWARD_GROUP_TILES(X) \
+  X(float16, half, 64, 64, 96, 8)                   \
+  X(float16, half, 128, 128, 64, 8)                 \
+  X(bfloat16, bfloat, 64, 64, 96, 8)                \
+  X(bfloat16, bfloat, 128, 128, 64, 8)
+
 // Decode with matrix units. Per thread, a block of keys and one of values take 32 registers each, q
 // takes d / 8 and the output d / 4.
 // X(dtype, type, d, keys, simdgroups)

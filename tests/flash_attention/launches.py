@@ -50,6 +50,13 @@ def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, **options: o
     return lambda: mx.grad(loss, argnums=tuple(range(3 + len(extra))))(q, k, v, *extra.values())
 
 
+def _attention_vjp(dtype: mx.Dtype, dim: int, value_dim: int, length: int, **options: object) -> Call:
+    """Gradients of q, k and v for a cotangent whose rows are vectors, as that of a sum is not."""
+    shapes = (2, dim), (1, dim), (1, value_dim), (2, value_dim)
+    *arrays, d_out = (mx.zeros((1, heads, length, d), dtype) for heads, d in shapes)
+    return partial(mx.vjp, partial(mlx_anvil.flash_attention, **options), arrays, [d_out])
+
+
 def _attention_options(dtype: mx.Dtype, queries: int, keys: int) -> Iterator[dict[str, object]]:
     sinks = mx.zeros((2,), dtype)
     masks = None, "causal", mx.ones((queries, keys), mx.bool_), mx.zeros((1, 1, queries, keys), dtype)
@@ -76,9 +83,11 @@ def _attention_by_group_products(dtype: mx.Dtype) -> Iterator[Call]:
     queries = 70  # more than a block for fewer has
     for dim, value_dim in product((64, 96, 128), repeat=2):
         yield _attention(dtype, dim, value_dim, queries)
+        yield _attention_vjp(dtype, dim, value_dim, queries)
     for options in _attention_options(dtype, queries, KEYS):
         if not isinstance(options["mask"], mx.array):
             yield from (_attention(dtype, 64, 64, queries, return_lse=lse, **options) for lse in (False, True))
+            yield _attention_vjp(dtype, 64, 64, queries, **options)
 
 
 def _codes(dtype: mx.Dtype, heads: int, length: int, dim: int, form: dict[str, object]) -> tuple[mx.array, ...]:

@@ -1,5 +1,5 @@
-"""The forward pass of flash_attention on GPUs that multiply for four SIMD groups at once. The checked simulator runs its
-kernels, whose products complete there when they start."""
+"""flash_attention on GPUs that multiply for four SIMD groups at once. The checked simulator runs its kernels, whose
+products complete there when they start."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-from tests.flash_attention.cases import draw
+from tests.flash_attention.cases import check, draw, gradients_of
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("hopper")]
 
@@ -63,6 +63,20 @@ def check_forward(case, *, by_group: bool = True) -> None:
     np.testing.assert_allclose(np.array(lse), expected_lse, rtol=1e-5, atol=2e-5)
 
 
+def passes_of(kernels: list[str]) -> set[str]:
+    return {kernel.split("_float16")[0].split("_bfloat16")[0] for kernel in kernels}
+
+
+GROUP_PASSES = {f"flash_attention_{name}_matrix_group" for name in ("forward", "backward_dq", "backward_dkv")}
+
+
+def check_backward(case, kernels: set[str] = GROUP_PASSES) -> None:
+    """Checks the results and gradients, and that exactly these kernels for matrix units ran."""
+    with mlx_anvil.trace() as trace:
+        check(case)
+    assert passes_of(trace.kernels) - {"flash_attention_delta", "flash_attention_d_sinks"} == kernels
+
+
 @each_dtype
 @pytest.mark.parametrize("dims", [(64, 64), (40, 64), (64, 48), (128, 128), (80, 96), (128, 72)], ids=str)
 def test_head_dims(dims, dtype):
@@ -108,6 +122,59 @@ def test_the_order_of_threads_does_not_matter():
             results.append(np.array(mlx_anvil.flash_attention(case.q, case.k, case.v, **case.options).view(mx.uint16)))
     assert (results[0] == results[1]).all()
     assert (results[0] == results[2]).all()
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@each_dtype
+@pytest.mark.parametrize("dims", [(64, 64), (40, 64), (64, 48), (128, 128), (80, 96), (128, 72)], ids=str)
+def test_gradients_of_head_dims(dims, dtype):
+    # Ragged blocks of queries and keys; several tiles of both.
+    check_backward(draw((2, 1), (133, 230), dims, dtype, "causal"))
+
+
+@pytest.mark.alike("dim", "dtype")
+@each_dtype
+@pytest.mark.parametrize("feature", ["none", "causal", "window", "window+causal", "softcap", "sinks"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_gradients_of_features(dim, feature, dtype):
+    check_backward(draw((4, 2), (150, 210), (dim, dim), dtype, feature, batch=2))
+
+
+def test_gradients_of_a_negative_factor():
+    case = draw((2, 1), (70, 100), (64, 64), mx.float16)
+    case.options["scale"] = -0.3
+    check_backward(case)
+
+
+def test_gradients_without_pairs():
+    """The first 160 of 200 queries see no key: a block of them has no tile. With a window, a block of keys has none."""
+    check_backward(draw((1, 1), (200, 70), (128, 128), mx.float16, "causal"))
+    case = draw((1, 1), (70, 300), (64, 64), mx.bfloat16, "causal")
+    case.options["window_size"] = (20, 0)
+    check_backward(case)
+
+
+def test_gradients_do_not_depend_on_the_order_of_threads():
+    case = draw((4, 2), (140, 210), (128, 128), mx.bfloat16, "causal")
+    results = []
+    for seed in (0, 1, 2):
+        with mlx_anvil.simulate(checked=True, group_products=True, seed=seed):
+            gradients = gradients_of(case)[1]
+            results.append({name: np.array(x.view(mx.uint16)) for name, x in gradients.items()})
+    for name in ("q", "k", "v"):
+        assert (results[0][name] == results[1][name]).all()
+        assert (results[0][name] == results[2][name]).all()
+
+
+def test_gradients_of_other_calls_take_other_kernels():
+    """Few queries or keys, and mask arrays."""
+    others = {f"flash_attention_{name}_matrix" for name in ("forward", "backward_dq", "backward_dkv")}
+    group_forward = others - {"flash_attention_forward_matrix"} | {"flash_attention_forward_matrix_group"}
+    check_backward(draw((1, 1), (64, 70), (64, 64), mx.float16), others)
+    check_backward(draw((1, 1), (70, 64), (64, 64), mx.float16), group_forward)
+    check_backward(draw((1, 1), (70, 70), (64, 64), mx.float16, "bool mask"), others)
 
 
 def test_other_calls_take_other_kernels():

@@ -7,7 +7,7 @@ import pytest
 from mlx_anvil.mslc.ptx import GROUP_ARCHITECTURE, _run_ptxas, with_constants
 from tests.mslc.ptx_support import METAL, declared, folder_of_run, needs_metal, needs_ptxas, ptx, shipped
 
-FILE = "forward_group_matrix"
+FILES = "forward_group_matrix", "backward_dq_group", "backward_dkv_group"
 # Advisories of ptxas that it waits for products, or runs one after the other.
 WAITS = re.compile(r"\(C75\d\d\)[^\n]*")
 
@@ -28,8 +28,9 @@ def test_other_kernels_keep_their_target():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("features", ["", "has_band has_sinks stores_lse", "has_softcap"], ids=lambda x: x or "none")
-def test_products_overlap(features, dtype, folder):
-    path = METAL / "metal" / "flash_attention" / f"{FILE}.metal"
+@pytest.mark.parametrize("file", FILES)
+def test_products_overlap(file, features, dtype, folder):
+    path = METAL / "metal" / "flash_attention" / f"{file}.metal"
     names, constants = declared(path, dtype)
     module = shipped(path, tuple(names), folder)
     assert module.arch == GROUP_ARCHITECTURE
