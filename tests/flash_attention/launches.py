@@ -118,6 +118,10 @@ def _every_quantized_kernel(dtype: mx.Dtype) -> Iterator[Call]:
             yield for_matrix_units(_quantized(dtype, dim, queries))
         for options in _attention_options(dtype, QUERIES, KEYS):
             yield for_matrix_units(_quantized(dtype, 64, QUERIES, **options))
+        for form in EVERY_FORMAT:
+            yield for_matrix_units(_quantized(dtype, 128, 1, form=form))
+        for return_lse, options in product((False, True), _attention_options(dtype, 1, KEYS)):
+            yield for_matrix_units(_quantized(dtype, 64, 1, return_lse=return_lse, **options))
 
 
 def every_kernel() -> Iterator[Call]:
