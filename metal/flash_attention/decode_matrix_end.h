@@ -44,7 +44,7 @@ METAL_FUNC void add_share(thread State& state,
 // Of the rows from `first_row` on, and of part `part` of the keys.
 template <typename T, int kSimdgroups, typename State>
 METAL_FUNC void finish_decode(thread State& state,
-                              threadgroup DecodeShare<State> (&shares)[kSimdgroups / 2],
+                              threadgroup DecodeShare<State>* shares,
                               int first_row,
                               int part,
                               const device float* sinks,
