@@ -30,6 +30,9 @@ constexpr int64_t kUsualCores = 16;
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfNvidiaPart = 256;
 
+// Threads per multiprocessor for which decode kernels with matrix products are made.
+constexpr int kMatrixThreads = 256;
+
 // Waves at most. A partly filled last wave takes as long as a full one.
 constexpr int64_t kMostRounds = 4;
 
@@ -48,6 +51,13 @@ std::span<const DecodeTile> narrowest(std::span<const DecodeTile> tiles,
   return {begin, end};
 }
 
+// Returns `tiles` if heads fill them, otherwise none.
+std::span<const DecodeTile> filled(std::span<const DecodeTile> tiles, const AttentionSizes& sizes) {
+  const bool fill = !tiles.empty() && sizes.head_dim == tiles.front().head_dim &&
+                    sizes.v_head_dim == tiles.front().head_dim;
+  return fill ? tiles : std::span<const DecodeTile>();
+}
+
 std::span<const DecodeTile> decode_tiles(DecodeKeys kind,
                                          std::string_view dtype,
                                          const AttentionSizes& sizes,
@@ -60,17 +70,31 @@ std::span<const DecodeTile> decode_tiles(DecodeKeys kind,
   static constexpr DecodeTile kMatrixTiles[] = {
       MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, float16, half)
           MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(MATRIX_TILE, bfloat16, bfloat)};
+#define QUANTIZED_MATRIX_TILE(pass, dtype, type, d, keys, simdgroups) \
+  {#pass, #dtype, d, kDecodeRows, 32 * (simdgroups), true},
+  static constexpr DecodeTile kQuantizedMatrixTiles[] = {
+      MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_MATRIX_TILES(QUANTIZED_MATRIX_TILE)};
+  static constexpr DecodeTile kWideMatrixTiles[] = {
+      MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_WIDE_TILES(QUANTIZED_MATRIX_TILE)};
 #define QUANTIZED_TILE(dtype, type, d, rows, steps, columns, row_groups, simdgroups) \
   {"quantized_decode", #dtype, d, rows, 32 * (simdgroups), false},
   static constexpr DecodeTile kQuantizedTiles[] = {
       MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_TILES(QUANTIZED_TILE)};
 #undef QUANTIZED_TILE
+#undef QUANTIZED_MATRIX_TILE
 #undef MATRIX_TILE
 #undef TILE
-  const bool quantized = kind == DecodeKeys::kQuantized;
+  const bool quantized = kind != DecodeKeys::kPlain;
   std::span<const DecodeTile> tiles;
-  if (matrix_units && !quantized) {
+  if (matrix_units && kind == DecodeKeys::kPlain) {
     tiles = narrowest(kMatrixTiles, dtype, sizes);
+  } else if (matrix_units && kind != DecodeKeys::kQuantized) {
+    if (kind == DecodeKeys::kWideMatrixCodes) {
+      tiles = filled(narrowest(kWideMatrixTiles, dtype, sizes), sizes);
+    }
+    if (tiles.empty()) {
+      tiles = filled(narrowest(kQuantizedMatrixTiles, dtype, sizes), sizes);
+    }
   }
   if (tiles.empty()) {
     tiles = quantized ? narrowest(kQuantizedTiles, dtype, sizes) : narrowest(kTiles, dtype, sizes);
@@ -145,13 +169,14 @@ DecodePlan decode_plan(DecodeKeys kind,
   if (!traits.matrix_units) {
     const int64_t cores = traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
     const int64_t least_keys =
-        kind == DecodeKeys::kQuantized ? kLeastKeysOfQuantizedPart : kLeastKeysOfPart;
+        kind != DecodeKeys::kPlain ? kLeastKeysOfQuantizedPart : kLeastKeysOfPart;
     return plan_for_cores(tiles, largest, sizes, keys, least_keys, cores);
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);
   const int64_t possible = ceil_div(keys, kLeastKeysOfNvidiaPart);
-  const int64_t resident = kMatrixThreadgroups * traits.multiprocessors;
+  const int64_t resident =
+      std::max(kMatrixThreads / plan.tile->threads, 1) * int64_t{traits.multiprocessors};
   plan.parts = plan.tile->matrix_units
                    ? parts_in_waves(1, std::min(possible, kMostRounds * resident / threadgroups),
                                     threadgroups, resident)

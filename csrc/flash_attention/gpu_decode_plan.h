@@ -26,8 +26,9 @@ struct DecodePlan {
   int64_t parts;       // of the keys
 };
 
-// What keys and values are: elements, or codes (quantized.h).
-enum class DecodeKeys { kPlain, kQuantized };
+// What keys and values are: elements, codes (quantized.h), or codes that the kernels for matrix
+// units take where the GPU has these, all of 4 bits or not.
+enum class DecodeKeys { kPlain, kQuantized, kMatrixCodes, kWideMatrixCodes };
 
 // `keys` are those that some query sees. Depends on nothing but its arguments.
 DecodePlan decode_plan(DecodeKeys kind,

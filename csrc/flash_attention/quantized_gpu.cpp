@@ -23,6 +23,7 @@ enum QuantizedAttentionConstant : uint32_t {
   kValuesHave8Bits,
   kCodesAreFloats,
   kScalesAreE4m3,
+  kGroupsHave128,  // quantized_decode_matrix.h
 };
 
 void add_constants(FunctionConstants& constants, const QuantizedKvFormats& formats) {
@@ -80,6 +81,24 @@ bool loads_vectors(const QuantizedFormat& format, const QuantizedMatrix& matrix)
   return rows_are_vectors({&matrix.w}, load_bytes) && has_short_offsets(matrix.w) &&
          has_short_offsets(matrix.scales) &&
          have_equal_strides(matrix.scales, biases_or_scales(matrix));
+}
+
+// Returns what the decode kernels for matrix units demand of codes, beyond `vectors`:
+// metal/flash_attention/quantized_decode_matrix.metal.
+DecodeKeys decode_keys(const QuantizedKvFormats& formats,
+                       const QuantizedAttentionInputs& in,
+                       bool vectors) {
+  const auto fits = [&](const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+    const int factors_bytes = format.group == 64 && matrix.scales.shape(-1) == 2 ? 4 : 2;
+    return format.kind == QuantizedKind::kAffine && (format.bits == 4 || format.bits == 8) &&
+           (format.group == 64 || format.group == 128) && format.group == formats.k.group &&
+           rows_are_vectors({&matrix.scales, &*matrix.biases}, factors_bytes);
+  };
+  if (!vectors || !fits(formats.k, in.k) || !fits(formats.v, in.v)) {
+    return DecodeKeys::kQuantized;
+  }
+  const bool narrow = formats.k.bits == 4 && formats.v.bits == 4;
+  return narrow ? DecodeKeys::kMatrixCodes : DecodeKeys::kWideMatrixCodes;
 }
 
 const ForwardTile& forward_tile(const mx::array& q,
@@ -153,11 +172,14 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
   }
   Request request(config, formats, sizes, arrays);
   if (sizes.q_len <= kDecodeRows) {
-    const DecodePlan plan =
-        plan_decode(DecodeKeys::kQuantized, arrays.in.q, sizes, request.params.forward, stream);
+    const DecodePlan plan = plan_decode(decode_keys(formats, arrays.in, request.vectors),
+                                        arrays.in.q, sizes, request.params.forward, stream);
     FunctionConstants constants =
         decode_constants(config, sizes, plan, request.vectors, arrays.lse != nullptr);
     add_constants(constants, formats);
+    if (plan.tile->matrix_units) {
+      constants.add({{kGroupsHave128, formats.k.group == 128}});
+    }
     launch_decode(request.launch, config, sizes, plan, constants, request.params.forward,
                   {arrays.out, arrays.lse, request.in.sinks ? &*request.in.sinks : nullptr},
                   stream);

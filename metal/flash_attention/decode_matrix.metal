@@ -13,46 +13,8 @@
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/decode_matrix.h"
-#include "metal/flash_attention/decode_row.h"
+#include "metal/flash_attention/decode_matrix_end.h"
 #include "metal/flash_attention/tiles.h"
-
-// A simdgroup's final state, in the layout of its lanes.
-template <typename GroupRows>
-struct DecodeShare {
-  float2 out[GroupRows::kOutFragments][32];
-  OnlineSoftmax softmax[2][32];
-};
-
-template <typename GroupRows>
-METAL_FUNC void store_share(threadgroup DecodeShare<GroupRows>& share,
-                            const thread GroupRows& rows,
-                            uint lane) {
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < GroupRows::kOutFragments; ++f) {
-    share.out[f][lane] = elements_of(rows.out.block(f, 0));
-  }
-  share.softmax[0][lane] = rows.softmax[0];
-  share.softmax[1][lane] = rows.softmax[1];
-}
-
-template <typename GroupRows>
-METAL_FUNC void add_share(thread GroupRows& rows,
-                          const threadgroup DecodeShare<GroupRows>& share,
-                          uint lane) {
-  float2 own, other;
-  MLX_ANVIL_UNROLL
-  for (int e = 0; e < 2; ++e) {
-    const OnlineSoftmax theirs = share.softmax[e][lane];
-    own[e] = rows.softmax[e].begin_piece(theirs.highest);
-    other[e] = metal::fast::exp2(theirs.highest - rows.softmax[e].base());
-    rows.softmax[e].sum = metal::fma(theirs.sum, other[e], rows.softmax[e].sum);
-  }
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < GroupRows::kOutFragments; ++f) {
-    rows.out.fragments[f][0] = fragment_of<float>(
-        metal::fma(share.out[f][lane], other, elements_of(rows.out.block(f, 0)) * own));
-  }
-}
 
 template <typename T, int kDim, int kKeys, int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void flash_attention_decode_matrix(
@@ -68,7 +30,7 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = DecodeMatrixRows<T, kDim, kKeys>;
-  threadgroup DecodeShare<GroupRows> shares[kSimdgroups / 2];
+  threadgroup DecodeShare<typename GroupRows::State> shares[kSimdgroups / 2];
 
   constant AttentionParams& common = params.common;
   const int row_count = common.group * common.q_len;
@@ -81,16 +43,17 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
   const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
 
   GroupRows rows;
-  rows.place = fragment_place(lane);
+  rows.state.place = fragment_place(lane);
+  rows.state.end = part_end;
   rows.all_keys = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
                           common.k_strides[2], common.k_strides[3], part_end, common.head_dim};
   rows.all_values = Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
                             common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim};
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
-    rows.at[e] = decode_row(common, batch, kv_head, first_row + rows.place.column + e);
+    rows.state.at[e] = decode_row(common, batch, kv_head, first_row + rows.state.place.column + e);
   }
-  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.place.row);
+  const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.state.place.row);
   rows.begin(q + batch * common.q_strides[0] + own.head * common.q_strides[1] +
                  own.query * common.q_strides[2],
              common);
@@ -102,59 +65,8 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
     rows.attend(begin, begin + kSimdgroups * kKeys, mask, common);
   }
 
-  MLX_ANVIL_UNROLL
-  for (int left = kSimdgroups / 2; left > 0; left /= 2) {
-    if (int(simdgroup) >= left && int(simdgroup) < 2 * left) {
-      store_share(shares[simdgroup - left], rows, lane);
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (int(simdgroup) < left) {
-      add_share(rows, shares[simdgroup], lane);
-    }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  }
-  if (simdgroup != 0) {
-    return;
-  }
-
-  float totals[2];
-  float2 weights = float2(1.0f);  // parts are weighted by the combine kernel
-  MLX_ANVIL_UNROLL
-  for (int e = 0; e < 2; ++e) {
-    totals[e] = column_sum(rows.softmax[e].sum);
-    if (!keys_are_in_parts) {
-      if (has_sinks) {
-        const float sink = rows.at[e].sink(sinks, common);
-        weights[e] = rows.softmax[e].begin_piece(sink);
-        totals[e] = rows.softmax[e].add_sink(sink, totals[e] * weights[e]);
-      }
-      weights[e] *= inverse_of_total(totals[e]);
-    }
-  }
-  rows.scale(weights);
-  MLX_ANVIL_UNROLL
-  for (int e = 0; e < 2; ++e) {
-    if (first_row + rows.place.column + e >= row_count) {
-      continue;
-    }
-    const DecodeRow row = rows.at[e];
-    const long part = row.index(common) * params.parts + group.x;
-    if (keys_are_in_parts) {
-      rows.store(e, reinterpret_cast<device float*>(out) + part * common.v_head_dim,
-                 common.v_head_dim);
-    } else {
-      rows.store(e, out + row.out_offset(params), common.v_head_dim);
-    }
-    if (rows.place.row != 0) {
-      continue;
-    }
-    if (keys_are_in_parts) {
-      lse[2 * part] = rows.softmax[e].highest;
-      lse[2 * part + 1] = totals[e];
-    } else if (stores_lse) {
-      lse[row.index(common)] = rows.softmax[e].log_sum_exp(totals[e]);
-    }
-  }
+  finish_decode<T, kSimdgroups>(rows.state, shares, first_row, group.x, sinks, out, lse, params,
+                                simdgroup, lane);
 }
 
 #endif

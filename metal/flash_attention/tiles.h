@@ -259,3 +259,15 @@
 #define MLX_ANVIL_ATTENTION_DECODE_MATRIX_TILES(X, dtype, type) \
   X(dtype, type, 64, 32, 4)                                     \
   X(dtype, type, 128, 16, 4)
+
+// The same with quantized keys and values. Codes take fewer registers, so a block has more of them.
+// X(pass, dtype, type, d, keys, simdgroups)
+#define MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_MATRIX_TILES(X) \
+  X(quantized_decode_matrix, float16, half, 64, 32, 8)       \
+  X(quantized_decode_matrix, float16, half, 128, 32, 8)      \
+  X(quantized_decode_matrix, bfloat16, bfloat, 64, 32, 8)    \
+  X(quantized_decode_matrix, bfloat16, bfloat, 128, 32, 8)
+
+// If keys or values have 8 bits. These take more instructions and registers in bfloat16.
+#define MLX_ANVIL_ATTENTION_QUANTIZED_DECODE_WIDE_TILES(X) \
+  X(quantized_decode_matrix_wide, bfloat16, bfloat, 128, 16, 8)

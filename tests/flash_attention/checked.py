@@ -47,3 +47,5 @@ def quantized_templates(rng: np.random.Generator) -> Iterator[Checked]:
     yield call((2, 1), (1, 40), 512)
     yield call((2, 1), (37, 45), 64)
     yield call((2, 1), (37, 45), 64, matrix_units=True)
+    for dim in (64, 128):
+        yield call((2, 1), (1, 75), dim, matrix_units=True)

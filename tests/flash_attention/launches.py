@@ -24,6 +24,7 @@ from tests.metal_launches.inputs import (
 
 # Tiles are for head dims up to these or any between: each is tried, and one more.
 HEAD_DIMS = tuple(sorted({d + e for d in (32, 64, 72, 80, 96, 128, 192, 256, 512) for e in (0, 1)}))
+FOUR_BITS = {"group_size": 64, "bits": 4, "mode": "affine"}  # for the decode with matrix units
 QUERIES, KEYS = 40, 300  # enough for every tile, and in a decode for keys in parts
 
 
@@ -127,6 +128,10 @@ def _every_quantized_kernel(dtype: mx.Dtype) -> Iterator[Call]:
             yield for_matrix_units(_quantized(dtype, dim, queries))
         for options in _attention_options(dtype, QUERIES, KEYS):
             yield for_matrix_units(_quantized(dtype, 64, QUERIES, **options))
+        for form in EVERY_FORMAT:
+            yield for_matrix_units(_quantized(dtype, 128, 1, form=form))
+        for return_lse, options in product((False, True), _attention_options(dtype, 1, KEYS)):
+            yield for_matrix_units(_quantized(dtype, 64, 1, form=FOUR_BITS, return_lse=return_lse, **options))
 
 
 def every_kernel() -> Iterator[Call]:

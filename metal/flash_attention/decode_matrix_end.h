@@ -1,0 +1,111 @@
+// The end of a decode with matrix products: merges the simdgroups of a threadgroup, and stores.
+#pragma once
+
+#include "metal/flash_attention/decode_matrix_state.h"
+
+// A simdgroup's final state, in the layout of its lanes.
+template <typename State>
+struct DecodeShare {
+  float2 out[State::kOutFragments][32];
+  OnlineSoftmax softmax[2][32];
+};
+
+template <typename State>
+METAL_FUNC void store_share(threadgroup DecodeShare<State>& share,
+                            const thread State& state,
+                            uint lane) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < State::kOutFragments; ++f) {
+    share.out[f][lane] = elements_of(state.out.block(f, 0));
+  }
+  share.softmax[0][lane] = state.softmax[0];
+  share.softmax[1][lane] = state.softmax[1];
+}
+
+template <typename State>
+METAL_FUNC void add_share(thread State& state,
+                          const threadgroup DecodeShare<State>& share,
+                          uint lane) {
+  float2 own, other;
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    const OnlineSoftmax theirs = share.softmax[e][lane];
+    own[e] = state.softmax[e].begin_piece(theirs.highest);
+    other[e] = metal::fast::exp2(theirs.highest - state.softmax[e].base());
+    state.softmax[e].sum = metal::fma(theirs.sum, other[e], state.softmax[e].sum);
+  }
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < State::kOutFragments; ++f) {
+    state.out.fragments[f][0] = fragment_of<float>(
+        metal::fma(share.out[f][lane], other, elements_of(state.out.block(f, 0)) * own));
+  }
+}
+
+// Of the rows from `first_row` on, and of part `part` of the keys.
+template <typename T, int kSimdgroups, typename State>
+METAL_FUNC void finish_decode(thread State& state,
+                              threadgroup DecodeShare<State>* shares,
+                              int first_row,
+                              int part,
+                              const device float* sinks,
+                              device T* out,
+                              device float* lse,
+                              constant AttentionForwardParams& params,
+                              uint simdgroup,
+                              uint lane) {
+  constant AttentionParams& common = params.common;
+  const int row_count = common.group * common.q_len;
+  MLX_ANVIL_UNROLL
+  for (int left = kSimdgroups / 2; left > 0; left /= 2) {
+    if (int(simdgroup) >= left && int(simdgroup) < 2 * left) {
+      store_share(shares[simdgroup - left], state, lane);
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (int(simdgroup) < left) {
+      add_share(state, shares[simdgroup], lane);
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  if (simdgroup != 0) {
+    return;
+  }
+
+  float totals[2];
+  float2 weights = float2(1.0f);  // parts are weighted by the combine kernel
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    totals[e] = column_sum(state.softmax[e].sum);
+    if (!keys_are_in_parts) {
+      if (has_sinks) {
+        const float sink = state.at[e].sink(sinks, common);
+        weights[e] = state.softmax[e].begin_piece(sink);
+        totals[e] = state.softmax[e].add_sink(sink, totals[e] * weights[e]);
+      }
+      weights[e] *= inverse_of_total(totals[e]);
+    }
+  }
+  state.scale(weights);
+  MLX_ANVIL_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    if (first_row + state.place.column + e >= row_count) {
+      continue;
+    }
+    const DecodeRow row = state.at[e];
+    const long stored = row.index(common) * params.parts + part;
+    if (keys_are_in_parts) {
+      state.store(e, reinterpret_cast<device float*>(out) + stored * common.v_head_dim,
+                  common.v_head_dim);
+    } else {
+      state.store(e, out + row.out_offset(params), common.v_head_dim);
+    }
+    if (state.place.row != 0) {
+      continue;
+    }
+    if (keys_are_in_parts) {
+      lse[2 * stored] = state.softmax[e].highest;
+      lse[2 * stored + 1] = totals[e];
+    } else if (stores_lse) {
+      lse[row.index(common)] = state.softmax[e].log_sum_exp(totals[e]);
+    }
+  }
+}

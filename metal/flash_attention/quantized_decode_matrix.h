@@ -1,0 +1,371 @@
+// As decode_matrix.h, with keys and values as affine codes of 4 or 8 bits in groups of 64 or 128
+// columns.
+//
+// Matrix products multiply the codes themselves. Scales and biases are applied to sums of a span,
+// which is 64 columns of one group:
+//
+//   score = sum over spans: scale (q . codes) + bias sum(q)
+//   out   = (weights scale) codes + sum of weights bias
+//
+// so a code takes one or two instructions: two at a time, a shift and a mask. A lane has 16
+// adjacent columns of each span of its key, and 8 of the two keys of its values.
+#pragma once
+
+#include "metal/common/pairs.h"
+#include "metal/flash_attention/decode_matrix_state.h"
+#include "metal/flash_attention/quantized.h"
+
+constant bool groups_have_128 [[function_constant(23)]];  // columns; otherwise 64
+
+enum { kSpan = 64 };
+
+// Two codes in the halves of a word to a pair of T, which stands for (pair - offset) * unit.
+template <typename T>
+struct CodePairs;
+
+// The bits of an integer are those of a subnormal half, a multiple of 2^-24.
+template <>
+struct CodePairs<half> {
+  METAL_FUNC static float unit() { return 0x1p24f; }
+  METAL_FUNC static float offset(bool) { return 0.0f; }
+  METAL_FUNC static uint of(uint codes, bool) { return codes; }
+};
+
+// Products with subnormals would be subnormal in float32. A bfloat has 7 bits below 128.
+template <>
+struct CodePairs<bfloat> {
+  METAL_FUNC static float unit() { return 1.0f; }
+  METAL_FUNC static float offset(bool has_4_bits) { return has_4_bits ? 128.0f : 0.0f; }
+  METAL_FUNC static uint of(uint codes, bool has_4_bits) {
+    if (has_4_bits) {
+      return codes | 0x43004300u;
+    }
+    // 128 plus the low bits, plus 0 or -128: that is 128 or 256, less 256.
+    const uint one = pair_of(bfloat(1.0f)), less = pair_of(bfloat(-256.0f));
+    const uint low = (codes & 0x007f007fu) | 0x43004300u;
+    const uint top = (codes & 0x00800080u) | 0x43004300u;
+    return fma_pairs<bfloat>(low, one, fma_pairs<bfloat>(top, one, less));
+  }
+};
+
+// Two codes of a word, or of 16 bits each of two words: number `pair` in the order that takes the
+// fewest instructions.
+METAL_FUNC uint codes_at(uint word, int pair, bool has_4_bits) {
+  return has_4_bits ? word >> (4 * pair) & 0x000f000fu : word >> (8 * pair) & 0x00ff00ffu;
+}
+
+// Scales and biases of the key place.row of each fragment, two spans in a word.
+template <typename T, int kDim, int kKeys>
+struct SpanFactors {
+  enum { kFragments = kKeys / 8, kSpans = kDim / kSpan };
+  static_assert(kSpans <= 2, "a word has two");
+  uint scales[kFragments];
+  uint biases[kFragments];
+
+  METAL_FUNC void load(CodeRows<T> from, int begin, FragmentPlace place) thread {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kFragments; ++n) {
+      const int row = metal::min(begin + 8 * n + place.row, from.rows - 1);
+      const uint at = near(from.first_scale, from.scale_stride, row);
+      scales[n] = word_at(reinterpret_cast<const device T*>(from.scales) + at);
+      biases[n] = word_at(from.biases + at);
+    }
+  }
+
+  METAL_FUNC float scale(int n, int span) const thread { return factor(scales[n], span); }
+  METAL_FUNC float bias(int n, int span) const thread { return factor(biases[n], span); }
+
+ private:
+  METAL_FUNC static uint word_at(const device T* at) {
+    return kSpans == 2 && !groups_have_128 ? *reinterpret_cast<const device uint*>(at)
+                                           : *reinterpret_cast<const device ushort*>(at);
+  }
+  METAL_FUNC static float factor(uint word, int span) {
+    return static_cast<float>(as_type<Pair<T>>(word)[groups_have_128 ? 0 : span]);
+  }
+};
+
+// A block of keys in registers: the left operand of k q^T, a span at a time. Of 4 bits, words 2 and
+// 3 are not used.
+template <typename T, int kDim, int kKeys>
+struct KeyCodes {
+  enum { kFragments = kKeys / 8, kSpans = kDim / kSpan };
+  uint words[kFragments][kSpans][4];
+  SpanFactors<T, kDim, kKeys> factors;
+
+  struct Span {
+    using Element = T;
+    enum { kColumnFragments = kSpan / 8 };
+    const thread KeyCodes& keys;
+    int span;
+
+    METAL_FUNC Fragment<T> block(int n, int k) const thread {
+      const uint word = keys.words[n][span][keys_have_4_bits ? k / 4 : k / 2];
+      const int pair = keys_have_4_bits ? k % 4 : k % 2;
+      return fragment_of_pair<T>(
+          CodePairs<T>::of(codes_at(word, pair, keys_have_4_bits), keys_have_4_bits));
+    }
+  };
+
+  // First of the lane's 16 columns of the first span.
+  METAL_FUNC static int column(FragmentPlace place) { return 8 * place.column; }
+
+  // The elements of a row of q, from the lane's columns of a span on, in the order of codes.
+  METAL_FUNC static Fragment<T> query(const thread uint4* eights, int k) {
+    const uint4 eight = eights[k / 4];
+    const int first = keys_have_4_bits ? k % 4 : k % 4 / 2 * 4 + k % 2;
+    const int second = first + (keys_have_4_bits ? 4 : 2);
+    return fragment_of<T>(pair_in<T>(eight, first / 2)[first % 2],
+                          pair_in<T>(eight, second / 2)[second % 2]);
+  }
+
+  // `own` starts at the lane's columns.
+  METAL_FUNC void load(CodeRows<T> all, CodeRows<T> own, int begin, FragmentPlace place) thread {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kFragments; ++n) {
+      const int row = metal::min(begin + 8 * n + place.row, own.rows - 1);
+      const device uint* at = own.words + near(own.first_word, own.word_stride, row);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kSpans; ++i) {
+        if (keys_have_4_bits) {
+          load_words<2>(at + kSpan / 8 * i, true, words[n][i]);
+        } else {
+          load_words<4>(at + kSpan / 4 * i, true, words[n][i]);
+        }
+      }
+    }
+    factors.load(all, begin, place);
+  }
+};
+
+// A block of values in registers, transposed: the left operand of v^T p^T, a span at a time. Of 4
+// bits, the second words are not used.
+template <typename T, int kDim, int kKeys>
+struct ValueCodes {
+  enum { kFragments = kKeys / 8, kSpans = kDim / kSpan };
+  uint words[kFragments][2][kSpans][2];  // of keys place.column and place.column + 1
+  SpanFactors<T, kDim, kKeys> factors;
+
+  METAL_FUNC static int column(FragmentPlace place) { return 8 * place.row; }
+
+  // What an element of the left operand's fragment f is multiplied by to be a code.
+  METAL_FUNC static float unit(int f) {
+    const bool shifted = metal::is_same_v<T, half> && values_have_4_bits && f % 2 == 1;
+    return shifted ? CodePairs<T>::unit() / 16.0f : CodePairs<T>::unit();
+  }
+
+  // Column f of the lane's eight of a span, of both keys of fragment n.
+  METAL_FUNC Fragment<T> block(int span, int f, int n) const thread {
+    const int word = values_have_4_bits ? 0 : f / 4;
+    const int part = values_have_4_bits ? f / 4 : f % 4 / 2;
+    const ushort2 first = as_type<ushort2>(words[n][0][span][word]);
+    const ushort2 second = as_type<ushort2>(words[n][1][span][word]);
+    const uint both = as_type<uint>(ushort2(first[part], second[part]));
+    if (metal::is_same_v<T, half> && values_have_4_bits && f % 2 == 1) {
+      return fragment_of_pair<T>(both >> (f % 4 / 2 * 8) & 0x00f000f0u);  // unit() is for this
+    }
+    const uint codes = codes_at(both, values_have_4_bits ? f % 4 : f % 2, values_have_4_bits);
+    return fragment_of_pair<T>(CodePairs<T>::of(codes, values_have_4_bits));
+  }
+
+  METAL_FUNC void load(CodeRows<T> all, CodeRows<T> own, int begin, FragmentPlace place) thread {
+    MLX_ANVIL_UNROLL
+    for (int v = 0; v < 2 * kFragments; ++v) {
+      const int n = v / 2, e = v % 2;
+      const int row = metal::min(begin + 8 * n + place.column + e, own.rows - 1);
+      const device uint* at = own.words + near(own.first_word, own.word_stride, row);
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kSpans; ++i) {
+        if (values_have_4_bits) {
+          load_words<1>(at + kSpan / 8 * i, true, words[n][e][i]);
+        } else {
+          load_words<2>(at + kSpan / 4 * i, true, words[n][e][i]);
+        }
+      }
+    }
+    factors.load(all, begin, place);
+  }
+};
+
+// 1 / x of a power of two, from 2^-126 to 2^126.
+METAL_FUNC float inverse_of_power(float x) {
+  return as_type<float>(0x7f000000u - as_type<uint>(x));
+}
+
+template <typename T, int kDim, int kKeys>
+struct QuantizedMatrixRows {
+  using State = DecodeMatrixState<T, kDim, kKeys>;
+  using Keys = KeyCodes<T, kDim, kKeys>;
+  using Values = ValueCodes<T, kDim, kKeys>;
+  enum { kRows = State::kRows, kSpans = kDim / kSpan };
+
+  State state;
+  CodeRows<T> all_keys, own_keys;  // of this part: from the first column, and from the lane's on
+  CodeRows<T> all_values, own_values;
+  RegTile<T, kSpan, kRows> q[kSpans];  // in the order of KeyCodes
+  float2 q_sums[kSpans];               // over the columns of a span
+  float2 bias_sums[kSpans];            // over the lane's keys, of weight times bias
+  // Of each row, in all lanes' places: the sum over keys of weights, as `out` has them, times the
+  // offset of codes.
+  Fragment<float> offset_sums[kSpans];
+  // Weights of half are multiplied by a power of two, so that those of small scales keep their
+  // bits.
+  float weight_unit;
+  // The next block, prefetched while the current one is processed.
+  Keys keys;
+  Values values;
+
+  // `query` is row place.row.
+  METAL_FUNC void begin(const device T* query, constant AttentionParams& params) thread {
+    const Rows<T> one = {query, 0, params.q_strides[3], 1, params.head_dim};
+    const Fragment<T> ones = fragment_of<T>(T(1.0f), T(1.0f));
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSpans; ++i) {
+      const int column = kSpan * i + Keys::column(state.place);
+      const uint4 eights[2] = {load_eight(one, 0, column), load_eight(one, 0, column + 8)};
+      Fragment<float> sums = fragment_of<float>(0.0f, 0.0f);
+      MLX_ANVIL_UNROLL
+      for (int k = 0; k < kSpan / 8; ++k) {
+        q[i].fragments[k][0] = transposed(Keys::query(eights, k), state.place);
+        metal::simdgroup_multiply_accumulate(sums, ones, q[i].fragments[k][0], sums);
+      }
+      q_sums[i] = elements_of(sums);
+      bias_sums[i] = float2(0.0f);
+      offset_sums[i] = fragment_of<float>(0.0f, 0.0f);
+    }
+    weight_unit = 1.0f;
+    state.clear();
+  }
+
+  METAL_FUNC void load_keys(int begin) thread { keys.load(all_keys, own_keys, begin, state.place); }
+  METAL_FUNC void load_values(int begin) thread {
+    values.load(all_values, own_values, begin, state.place);
+  }
+
+  // Processes the loaded block, which starts at `begin`, and prefetches the one at `next`.
+  METAL_FUNC void attend(int begin,
+                         int next,
+                         const device uchar* mask,
+                         constant AttentionParams& params) thread {
+    typename State::Scores scores;
+    multiply_keys(scores);
+    load_keys(next);
+    const float2 highest = state.finish_scores(begin, mask, params, scores);
+    if (state.needs_room(highest)) {
+      scale(state.make_room(highest));
+    }
+    if (begin + kKeys > state.end) {
+      clear_factors(begin);
+    }
+    fit_weights();
+    add_values(scores);
+    load_values(next);
+  }
+
+  // Makes state.out what a decode of plain values has.
+  METAL_FUNC void finish() thread {
+    const float unit = inverse_of_power(weight_unit);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSpans; ++i) {
+      const float2 biases = float2(column_sum(bias_sums[i].x), column_sum(bias_sums[i].y));
+      MLX_ANVIL_UNROLL
+      for (int f = 0; f < 8; ++f) {
+        thread Fragment<float>& sum = state.out.fragments[8 * i + f][0];
+        const float2 codes = elements_of(sum) - elements_of(offset_sums[i]);
+        sum = fragment_of<float>(metal::fma(codes, float2(Values::unit(f) * unit), biases));
+      }
+    }
+  }
+
+ private:
+  METAL_FUNC void multiply_keys(thread typename State::Scores& scores) const thread {
+    scores.zero();
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSpans; ++i) {
+      typename State::Scores products;
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < State::kKeyFragments; ++n) {
+        const float offset = CodePairs<T>::offset(keys_have_4_bits);
+        products.fragments[n][0] =
+            fragment_of<float>(offset == 0.0f ? float2(0.0f) : -offset * q_sums[i]);
+      }
+      products.mma(typename Keys::Span{keys, i}, q[i]);
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < State::kKeyFragments; ++n) {
+        const float by = keys.factors.scale(n, i) * CodePairs<T>::unit();
+        const float2 sum =
+            metal::fma(elements_of(products.block(n, 0)), by, elements_of(scores.block(n, 0)));
+        scores.fragments[n][0] =
+            fragment_of<float>(metal::fma(q_sums[i], float2(keys.factors.bias(n, i)), sum));
+      }
+    }
+  }
+
+  METAL_FUNC void scale(float2 factors) thread {
+    state.scale(factors);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSpans; ++i) {
+      bias_sums[i] *= factors;
+      offset_sums[i] = fragment_of<float>(elements_of(offset_sums[i]) * factors);
+    }
+  }
+
+  // Keys past the last have weight zero: their factors must not be infinite.
+  METAL_FUNC void clear_factors(int begin) thread {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < State::kKeyFragments; ++n) {
+      const bool exists = begin + 8 * n + state.place.row < state.end;
+      values.factors.scales[n] = exists ? values.factors.scales[n] : 0;
+      values.factors.biases[n] = exists ? values.factors.biases[n] : 0;
+    }
+  }
+
+  // Weights times scales are to be less than 2^15. Weights are up to 2^kHeadroom.
+  METAL_FUNC void fit_weights() thread {
+    if (!metal::is_same_v<T, half>) {
+      return;
+    }
+    float largest = 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < State::kKeyFragments; ++n) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kSpans; ++i) {
+        largest = metal::fmax(largest, metal::fabs(values.factors.scale(n, i)));
+      }
+    }
+    if (!metal::simd_any(largest * weight_unit > 128.0f)) {
+      return;
+    }
+    const uint exponent = as_type<uint>(metal::simd_max(largest)) & 0x7f800000u;
+    const float unit = 64.0f * inverse_of_power(as_type<float>(exponent));
+    state.scale(float2(unit * inverse_of_power(weight_unit)));
+    weight_unit = unit;
+  }
+
+  METAL_FUNC void add_values(const thread typename State::Scores& scores) thread {
+    float2 weights[State::kKeyFragments];
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < State::kKeyFragments; ++n) {
+      weights[n] = state.weights(scores, n);
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kSpans; ++i) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < State::kKeyFragments; ++n) {
+        const float by = values.factors.scale(n, i) * weight_unit;
+        const Fragment<T> scaled = fragment_of<T>(weights[n] * by);
+        bias_sums[i] = metal::fma(weights[n], float2(values.factors.bias(n, i)), bias_sums[i]);
+        if (CodePairs<T>::offset(values_have_4_bits) != 0.0f) {
+          const T offset = static_cast<T>(CodePairs<T>::offset(true));
+          metal::simdgroup_multiply_accumulate(offset_sums[i], fragment_of<T>(offset, offset),
+                                               scaled, offset_sums[i]);
+        }
+        MLX_ANVIL_UNROLL
+        for (int f = 0; f < 8; ++f) {
+          thread Fragment<float>& sum = state.out.fragments[8 * i + f][0];
+          metal::simdgroup_multiply_accumulate(sum, values.block(i, f, n), scaled, sum);
+        }
+      }
+    }
+  }
+};
