@@ -48,7 +48,7 @@ template <typename T, int kTileRows, int kTileColumns>
 struct SwizzledOperand {
   using Element = T;
   using Tile = SwizzledTile<T, kTileRows, kTileColumns>;
-  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = true };
+  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = true, kFirst = 0 };
 
   const threadgroup T* data;
   FragmentPlace place;
@@ -58,19 +58,21 @@ struct SwizzledOperand {
   }
 };
 
-template <typename T, int kTileRows, int kTileColumns>
+// `kFirstColumn`: its rows from that one on. Products take 16 at a time.
+template <typename T, int kTileRows, int kTileColumns, int kFirstColumn = 0>
 struct TransposedSwizzledOperand {
   using Element = T;
   using Tile = SwizzledTile<T, kTileRows, kTileColumns>;
-  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = false };
+  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = false, kFirst = kFirstColumn };
+  static_assert(kFirst < int(Tile::kPanelColumns), "a column of the first panel");
 
   const threadgroup T* data;
   FragmentPlace place;
 
   METAL_FUNC Fragment<T> block(int i, int n) const thread {
     const int row = 8 * n + place.column;
-    return fragment_of<T>(data[Tile::unit_at(row, 8 * i) + place.row],
-                          data[Tile::unit_at(row + 1, 8 * i) + place.row]);
+    return fragment_of<T>(data[Tile::unit_at(row, kFirst + 8 * i) + place.row],
+                          data[Tile::unit_at(row + 1, kFirst + 8 * i) + place.row]);
   }
 };
 
@@ -84,8 +86,8 @@ METAL_FUNC void start_product(thread RegTile<float, 16, kColumns>& sum,
     sum.zero();
   }
 #ifdef __MSLC_PTX__
-  mslc::start_product<bool(Right::kRowsAreInner), Right::kRows>(sum.fragments, left.fragments,
-                                                                right.data, adds);
+  mslc::start_product<bool(Right::kRowsAreInner), Right::kRows>(
+      sum.fragments, left.fragments, right.data + int(Right::kFirst), adds);
 #else
   sum.mma(left, right);
 #endif
@@ -99,6 +101,14 @@ METAL_FUNC void wait_for_products(thread RegTile<float, 16, kColumns>& sum) {
 #endif
 }
 
+// The same if no sum is used: operands of the earlier products may then be changed.
+template <int kPending>
+METAL_FUNC void wait_for_products() {
+#ifdef __MSLC_PTX__
+  mslc::wait_for_products<kPending>();
+#endif
+}
+
 // Keeps the next wait after the computation of `result`, which is never negative: assemblers move
 // waits up. `tile` is any threadgroup memory.
 template <typename T>
@@ -108,9 +118,11 @@ METAL_FUNC void compute_before_wait(float result, const threadgroup T* tile) {
 #endif
 }
 
-// Waits for this thread's copies to tiles. After a barrier, products may read them.
+// Waits until at most the last kPending groups of this thread's copies to tiles are in flight.
+// After a barrier, products may read the others.
+template <int kPending = 0>
 METAL_FUNC void wait_for_tiles() {
-  wait_for_copies<0>();
+  wait_for_copies<kPending>();
 #ifdef __MSLC_PTX__
   mslc::show_to_products();
 #endif
