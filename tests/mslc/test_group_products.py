@@ -1,13 +1,14 @@
 """PTX of products of four SIMD groups: its target, and that they run while the threads go on."""
 
 import re
+from itertools import product
 
 import pytest
 
 from mlx_anvil.mslc.ptx import GROUP_ARCHITECTURE, _run_ptxas, with_constants
 from tests.mslc.ptx_support import METAL, declared, folder_of_run, needs_metal, needs_ptxas, ptx, shipped
 
-FILE = "forward_group_matrix"
+ATTENTION, QUANTIZED = "flash_attention/forward_group_matrix", "quantized_matmul/gemm_group"
 # Advisories of ptxas that it waits for products, or runs one after the other.
 WAITS = re.compile(r"\(C75\d\d\)[^\n]*")
 
@@ -27,9 +28,15 @@ def test_other_kernels_keep_their_target():
 @needs_ptxas
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("features", ["", "has_band has_sinks stores_lse", "has_softcap"], ids=lambda x: x or "none")
-def test_products_overlap(features, dtype, folder):
-    path = METAL / "metal" / "flash_attention" / f"{FILE}.metal"
+@pytest.mark.parametrize(
+    ("file", "features"),
+    [
+        *product([ATTENTION], ["", "has_band has_sinks stores_lse", "has_softcap"]),
+        *product([QUANTIZED], ["", "outputs_are_in_parts steps_are_whole"]),
+    ],
+)
+def test_products_overlap(file, features, dtype, folder):
+    path = METAL / "metal" / f"{file}.metal"
     names, constants = declared(path, dtype)
     module = shipped(path, tuple(names), folder)
     assert module.arch == GROUP_ARCHITECTURE
