@@ -71,7 +71,7 @@ GatherChoice gemm(const GatherRequest& request, bool in_table, const DeviceTrait
   const QuantizedFormat& format = *request.format;
   // The sums of 64 rows would leave too few registers for the loop over tiles.
   const int64_t rows = mean_rows(request, in_table) <= 16 ? 16 : 32;
-  const GemmTile tile = {true, rows, 64, 4, 3};
+  const GemmTile tile = {GemmKernel::kMatrix, rows, 64, 4, 3};
   GatherChoice choice;
   choice.kernel = GatherKernel::kGemm;
   choice.in_table = in_table;

@@ -27,7 +27,7 @@ struct MatrixTile {
   }
 };
 
-// ---- gemm_matrix.metal and gemm_plain.metal -----------------------------------------------------
+// ---- gemm_matrix.metal, gemm_group.metal and gemm_plain.metal -----------------------------------
 
 inline constexpr int64_t kGemmThreads = 256;       // all tiles
 inline constexpr int64_t kDepthOfSimdgroup = 128;  // terms per step
@@ -36,19 +36,22 @@ constexpr int64_t odd(int64_t vectors) {
   return vectors | 1;
 }
 
-// An instantiation of gemm_matrix.metal or gemm_plain.metal: rows of x, and results per row.
+enum class GemmKernel { kMatrix, kGroup, kPlain };
+
+// An instantiation of such a kernel: rows of x, and results per row.
 struct GemmTile {
-  bool transposed;
+  GemmKernel kernel;
   int64_t rows, results;
   int64_t along;  // simdgroups that split the terms
   int64_t stages;
 
+  bool transposed() const { return kernel != GemmKernel::kPlain; }
   int64_t terms() const { return kDepthOfSimdgroup * along; }
 
   // Bytes, as GemmTile::kStage and GemmPlainTile::kStage count them in uint4.
   int64_t memory(const QuantizedFormat& format) const {
     const int64_t bits = format.bits, x = rows * terms() / 8;
-    if (transposed) {
+    if (transposed()) {
       const int64_t words = along * bits;
       const bool swizzled = (bits & (bits - 1)) == 0 && (words % 8 == 0 || words == 4);
       const int64_t stride = swizzled ? words : odd(words);
@@ -69,7 +72,7 @@ inline int64_t factor_bytes(const QuantizedFormat& format,
     const bool whole = format.has_biases()
                            ? rows_are_vectors({weights.scales, weights.biases}, bytes)
                            : rows_are_vectors({weights.scales}, bytes);
-    if (whole && (bytes == 4 || (tile.transposed && of_step % bytes == 0))) {
+    if (whole && (bytes == 4 || (tile.transposed() && of_step % bytes == 0))) {
       return bytes;
     }
   }

@@ -66,7 +66,7 @@ template <typename T, int kTileRows, int kTileColumns>
 struct SwizzledOperand {
   using Element = T;
   using Tile = SwizzledTile<T, kTileRows, kTileColumns>;
-  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = true };
+  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = true, kFirst = 0 };
 
   const threadgroup T* data;
   FragmentPlace place;
@@ -76,19 +76,21 @@ struct SwizzledOperand {
   }
 };
 
-template <typename T, int kTileRows, int kTileColumns>
+// `kFirstColumn`: its rows from that one on. Products take 16 at a time.
+template <typename T, int kTileRows, int kTileColumns, int kFirstColumn = 0>
 struct TransposedSwizzledOperand {
   using Element = T;
   using Tile = SwizzledTile<T, kTileRows, kTileColumns>;
-  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = false };
+  enum { kInOrder = false, kRows = kTileRows, kRowsAreInner = false, kFirst = kFirstColumn };
+  static_assert(kFirst < int(Tile::kPanelColumns), "a column of the first panel");
 
   const threadgroup T* data;
   FragmentPlace place;
 
   METAL_FUNC Fragment<T> block(int i, int n) const thread {
     const int row = 8 * n + place.column;
-    return fragment_of<T>(data[Tile::unit_at(row, 8 * i) + place.row],
-                          data[Tile::unit_at(row + 1, 8 * i) + place.row]);
+    return fragment_of<T>(data[Tile::unit_at(row, kFirst + 8 * i) + place.row],
+                          data[Tile::unit_at(row + 1, kFirst + 8 * i) + place.row]);
   }
 };
 
@@ -99,8 +101,8 @@ METAL_FUNC void start_product(thread RegTile<float, 16, kColumns>& sum,
                               Right right,
                               bool adds) {
 #ifdef __MSLC_PTX__
-  mslc::start_product<bool(Right::kRowsAreInner), Right::kRows>(sum.fragments, left.fragments,
-                                                                right.data, adds);
+  mslc::start_product<bool(Right::kRowsAreInner), Right::kRows>(
+      sum.fragments, left.fragments, right.data + int(Right::kFirst), adds);
 #else
   if (!adds) {
     sum.zero();
@@ -116,7 +118,7 @@ METAL_FUNC void start_product(thread RegTile<float, 16, kColumns>& sum,
                               bool adds) {
 #ifdef __MSLC_PTX__
   mslc::start_product<bool(Right::kRowsAreInner), Right::kRows, kTileRows, kDepth / 8>(
-      sum.fragments, left.data + 64 * left.first, right.data, adds);
+      sum.fragments, left.data + 64 * left.first, right.data + int(Right::kFirst), adds);
 #else
   if (!adds) {
     sum.zero();
@@ -130,6 +132,14 @@ template <int kPending, int kColumns>
 METAL_FUNC void wait_for_products(thread RegTile<float, 16, kColumns>& sum) {
 #ifdef __MSLC_PTX__
   mslc::wait_for_products<kPending>(sum.fragments);
+#endif
+}
+
+// The same if no sum is used: operands of the earlier products may then be changed.
+template <int kPending>
+METAL_FUNC void wait_for_products() {
+#ifdef __MSLC_PTX__
+  mslc::wait_for_products<kPending>();
 #endif
 }
 

@@ -25,3 +25,18 @@ template <typename T>
 METAL_FUNC uint multiply_pairs(uint a, uint b) {
   return fma_pairs<T>(a, b, 0x80008000u);  // adding -0 changes nothing
 }
+
+// Bytes of `a` (0 to 3) and `b` (4 to 7): byte i of the result is the one whose number is in the
+// four bits of `which` from 4 i on.
+METAL_FUNC uint select_bytes(uint a, uint b, uint which) {
+#ifdef __MSLC_PTX__
+  return mslc::select_bytes(a, b, which);
+#else
+  const ulong both = ulong(b) << 32 | a;
+  uint result = 0;
+  for (uint i = 0; i < 4; ++i) {
+    result |= uint(both >> (8 * (which >> (4 * i) & 7)) & 0xff) << (8 * i);
+  }
+  return result;
+#endif
+}

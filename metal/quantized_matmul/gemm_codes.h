@@ -106,6 +106,12 @@ struct GemmFactors {
     scale = pair_of(scale_at[0]);
     bias = pair_of(scale_at[biases_after]);
   }
+  // Number `index` of up to four.
+  METAL_FUNC void take(uint2 scales, uint2 biases, uint index) thread {
+    const uint which = 0x1010 + 0x2222 * index;
+    scale = select_bytes(scales.x, scales.y, which);
+    bias = select_bytes(biases.x, biases.y, which);
+  }
   METAL_FUNC void clear() thread { scale = bias = 0; }
 };
 
@@ -117,6 +123,10 @@ struct GemmScale {
   float scale;
   METAL_FUNC void read(const threadgroup uchar* scale_at, int) thread {
     scale = Format::scale(scale_at[0]);
+  }
+  // Number `index` of up to eight.
+  METAL_FUNC void take(uint2 scales, uint2, uint index) thread {
+    scale = Format::scale(static_cast<uchar>(select_bytes(scales.x, scales.y, index)));
   }
   METAL_FUNC void clear() thread { scale = 0.0f; }
 
@@ -139,13 +149,12 @@ struct GemmFactors<T, Nvfp4Format> : GemmScale<T, Nvfp4Format> {};
 template <typename T>
 struct GemmFactors<T, Mxfp8Format> : GemmScale<T, Mxfp8Format> {};
 
+// Four pairs of codes to weights, in place.
 template <typename T, int kBits>
-METAL_FUNC void gemm_weights(uint2 words,
-                             GemmFactors<T, AffineFormat<kBits>> by,
-                             uint magic,
-                             thread uint* weights) {
+METAL_FUNC void scale_codes(GemmFactors<T, AffineFormat<kBits>> by,
+                            uint magic,
+                            thread uint* weights) {
   const uint one = pair_of(static_cast<T>(1.0f)), offset = pair_of(-GemmMagic<T>::offset());
-  GemmCodes<kBits>::pairs(words, weights);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < 4; ++i) {
     uint code = weights[i], added = offset;
@@ -160,9 +169,8 @@ METAL_FUNC void gemm_weights(uint2 words,
 
 // Codes moved into the fields of a T are the values times 2^-(bias of T - bias of the code).
 template <typename T, typename Format>
-METAL_FUNC void gemm_e2m1_weights(uint2 words, GemmScale<T, Format> by, thread uint* weights) {
+METAL_FUNC void scale_e2m1_codes(GemmScale<T, Format> by, thread uint* weights) {
   enum { kShift = metal::is_same_v<T, half> ? 9 : 6 };
-  GemmCodes<4>::pairs(words, weights);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < 4; ++i) {
     const uint code = weights[i];
@@ -172,36 +180,45 @@ METAL_FUNC void gemm_e2m1_weights(uint2 words, GemmScale<T, Format> by, thread u
 }
 
 template <typename T>
-METAL_FUNC void gemm_weights(uint2 words,
-                             GemmFactors<T, Mxfp4Format> by,
-                             uint,
-                             thread uint* weights) {
-  gemm_e2m1_weights<T, Mxfp4Format>(words, by, weights);
+METAL_FUNC void scale_codes(GemmFactors<T, Mxfp4Format> by, uint, thread uint* weights) {
+  scale_e2m1_codes<T, Mxfp4Format>(by, weights);
 }
 
 template <typename T>
-METAL_FUNC void gemm_weights(uint2 words,
-                             GemmFactors<T, Nvfp4Format> by,
-                             uint,
-                             thread uint* weights) {
-  gemm_e2m1_weights<T, Nvfp4Format>(words, by, weights);
+METAL_FUNC void scale_codes(GemmFactors<T, Nvfp4Format> by, uint, thread uint* weights) {
+  scale_e2m1_codes<T, Nvfp4Format>(by, weights);
 }
 
+// Without the NaN codes.
 template <typename T>
-METAL_FUNC void gemm_weights(uint2 words,
-                             GemmFactors<T, Mxfp8Format> by,
-                             uint,
-                             thread uint* weights) {
+METAL_FUNC void scale_codes(GemmFactors<T, Mxfp8Format> by, uint, thread uint* weights) {
   enum { kShift = metal::is_same_v<T, half> ? 7 : 4 };
-  const uint two[2] = {words.x, words.y};
-  if (Mxfp8Format::has_nan<2>(two)) {
-    by.scale = NAN;  // every product with a NaN is one
-  }
-  GemmCodes<8>::pairs(words, weights);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < 4; ++i) {
     const uint code = weights[i];
     weights[i] = by.weights((code & 0x007f007fu) << kShift | (code & 0x00800080u) << 8,
                             kShift == 7 ? 0x1p8f : 0x1p120f);
   }
+}
+
+// Makes the scale of words with a NaN code NaN: every product with a NaN is one.
+template <int kWords, typename Factors>
+METAL_FUNC void see_nan(const thread uint (&)[kWords], thread Factors&) {}
+template <int kWords, typename T>
+METAL_FUNC void see_nan(const thread uint (&words)[kWords],
+                        thread GemmFactors<T, Mxfp8Format>& by) {
+  if (Mxfp8Format::has_nan<kWords>(words)) {
+    by.scale = NAN;
+  }
+}
+
+template <typename T, typename Format>
+METAL_FUNC void gemm_weights(uint2 words,
+                             GemmFactors<T, Format> by,
+                             uint magic,
+                             thread uint* weights) {
+  const uint two[2] = {words.x, words.y};
+  see_nan(two, by);
+  GemmCodes<Format::kBits>::pairs(words, weights);
+  scale_codes<T>(by, magic, weights);
 }

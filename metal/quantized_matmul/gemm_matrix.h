@@ -62,16 +62,8 @@ struct GemmTile {
   METAL_FUNC uint factors_per_step() const thread { return uint(kColumns) >> group_shift; }
 
   METAL_FUNC void start_copies(threadgroup uint4* stage, uint step) const thread {
-    enum { kWordCopies = kOutputs * kWords, kXCopies = kRows * kXVectors };
-    MLX_ANVIL_UNROLL
-    for (int j = 0; j < (kWordCopies + kThreads - 1) / kThreads; ++j) {
-      const uint i = copier + j * kThreads, row = i / kWords, v = i % kWords;
-      if (kWordCopies % kThreads == 0 || i < kWordCopies) {
-        copy_vector(stage + row * kStride + swizzled(row, v),
-                    is_of_last(row) ? words[kMatrices - 1] : words[0], row_of_matrix(row),
-                    row_words, step * kWords + v);
-      }
-    }
+    enum { kXCopies = kRows * kXVectors };
+    start_word_copies(stage, step);
     MLX_ANVIL_UNROLL
     for (int j = 0; j < (kXCopies + kThreads - 1) / kThreads; ++j) {
       const uint i = copier + j * kThreads, row = i / kXVectors, v = i % kXVectors;
@@ -87,6 +79,19 @@ struct GemmTile {
       copy_factors<uint2>(factors, step);
     } else {
       copy_factors<uint>(factors, step);
+    }
+  }
+
+  METAL_FUNC void start_word_copies(threadgroup uint4* stage, uint step) const thread {
+    enum { kWordCopies = kOutputs * kWords };
+    MLX_ANVIL_UNROLL
+    for (int j = 0; j < (kWordCopies + kThreads - 1) / kThreads; ++j) {
+      const uint i = copier + j * kThreads, row = i / kWords, v = i % kWords;
+      if (kWordCopies % kThreads == 0 || i < kWordCopies) {
+        copy_vector(stage + row * kStride + swizzled(row, v),
+                    is_of_last(row) ? words[kMatrices - 1] : words[0], row_of_matrix(row),
+                    row_words, step * kWords + v);
+      }
     }
   }
 
@@ -113,7 +118,7 @@ struct GemmTile {
     }
   }
 
- private:
+ protected:
   METAL_FUNC void add_pieces(const threadgroup uint4* stage,
                              uint own,
                              uint t,

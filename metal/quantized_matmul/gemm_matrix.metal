@@ -23,7 +23,6 @@
 #include "metal/quantized_matmul/gemm_steps.h"
 #include "metal/quantized_matmul/gemm_sums.h"
 #include "metal/quantized_matmul/params.h"
-#include "metal/quantized_matmul/parts.h"
 
 template <typename T,
           typename Format,
@@ -61,36 +60,8 @@ template <typename T,
     return;
   }
 
-  const long batches = groups.z / params.parts;
-  const bool pairs_are_aligned = params.outputs % 2 == 0;
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    const int output = first_output + 8 * (kFragments * tile.across + f);
-    MLX_ANVIL_UNROLL
-    for (int m = 0; m < kRowFragments; ++m) {
-      const Fragment<float> own = sums.fragments[f][m];
-      if (outputs_are_in_parts) {
-        const int row = first_row + 8 * m + tile.place.column, n = output + tile.place.row;
-        device float* const to = reinterpret_cast<device float*>(out) +
-                                 ((part * batches + batch) * params.rows + row) * params.outputs;
-        if (n < params.outputs && row < params.rows) {
-          to[n] = elements_of(own).x;
-        }
-        if (n < params.outputs && row + 1 < params.rows) {
-          to[params.outputs + n] = elements_of(own).y;
-        }
-      } else {
-        const int row = first_row + 8 * m + tile.place.row;
-        const Fragment<T> turned = transposed(fragment_of<T>(elements_of(own)), tile.place);
-        if (row < params.rows) {
-          store_pair(
-              reinterpret_cast<device T*>(out) + (long(batch) * params.rows + row) * params.outputs,
-              output + tile.place.column, params.outputs, float2(elements_of(turned)),
-              pairs_are_aligned, false);
-        }
-      }
-    }
-  }
+  store_outputs(tile, sums, params, first_row, first_output, batch, part, groups.z / params.parts,
+                out);
 }
 #endif
 

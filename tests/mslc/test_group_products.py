@@ -1,13 +1,15 @@
 """PTX of products of four SIMD groups: its target, and that they run while the threads go on."""
 
 import re
+from itertools import product
 
 import pytest
 
 from mlx_anvil.mslc.ptx import GROUP_ARCHITECTURE, _run_ptxas, with_constants
 from tests.mslc.ptx_support import METAL, declared, folder_of_run, needs_metal, needs_ptxas, ptx, shipped
 
-FILES = "forward_group_matrix", "backward_dq_group", "backward_dkv_group"
+ATTENTION = [f"flash_attention/{name}" for name in ("forward_group_matrix", "backward_dq_group", "backward_dkv_group")]
+QUANTIZED = "quantized_matmul/gemm_group"
 # Advisories of ptxas that it waits for products, or runs one after the other.
 WAITS = re.compile(r"\(C75\d\d\)[^\n]*")
 
@@ -27,10 +29,15 @@ def test_other_kernels_keep_their_target():
 @needs_ptxas
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("features", ["", "has_band has_sinks stores_lse", "has_softcap"], ids=lambda x: x or "none")
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("file", "features"),
+    [
+        *product(ATTENTION, ["", "has_band has_sinks stores_lse", "has_softcap"]),
+        *product([QUANTIZED], ["", "outputs_are_in_parts steps_are_whole"]),
+    ],
+)
 def test_products_overlap(file, features, dtype, folder):
-    path = METAL / "metal" / "flash_attention" / f"{file}.metal"
+    path = METAL / "metal" / f"{file}.metal"
     names, constants = declared(path, dtype)
     module = shipped(path, tuple(names), folder)
     assert module.arch == GROUP_ARCHITECTURE

@@ -44,6 +44,9 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     for format, (rows, outputs) in product(any_format_of_each_kind(rng), ((13, 37), (20, 70), (40, 45), (200, 37))):
         run = partial(_multiply, rng, format, rows, outputs, dtypes=HALVES, dense=True)
         yield Checked(run, matrix_units=True)
+    for format, rows in product(any_format_of_each_kind(rng), (40, 100, 150, 250)):  # of quantized_gemm_group
+        run = partial(_multiply, rng, format, rows, 37, dtypes=HALVES, dense=True)
+        yield Checked(run, group_products=True)
     for format, rows in product(any_format_of_each_kind(rng), (13, 25, 49)):
         run = partial(_multiply, rng, format, rows, 40, transpose=False, dtypes=HALVES, dense=True)
         yield Checked(run, matrix_units=True)

@@ -43,6 +43,10 @@ def every_kernel() -> Iterator[Call]:
             for outputs, rows in ((128, 9), (8500, 9), (128, 17), (128, 33), (128, 200)):
                 w, x = mx.quantize(mx.zeros((outputs, 128), dtype), **options), mx.zeros((rows, 128), dtype)
                 yield for_matrix_units(lambda x=x, w=w, o=options: mlx_anvil.quantized_matmul(x, *w, **o))
+            for rows in (40, 100, 150, 250):  # each tile of quantized_gemm_group
+                w, x = mx.quantize(mx.zeros((128, 128), dtype), **options), mx.zeros((rows, 128), dtype)
+                by_groups = partial(mlx_anvil.quantized_matmul, x, *w, **options)
+                yield for_matrix_units(by_groups, group_products=True)
             for rows in (9, 17, 33):
                 w, y = mx.quantize(mx.zeros((128, 128), dtype), **options), mx.zeros((rows, 128), dtype)
                 plain = partial(mlx_anvil.quantized_matmul, y, *w, transpose=False, **options)

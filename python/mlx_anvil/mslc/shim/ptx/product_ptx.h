@@ -21,6 +21,9 @@ MSLC_INLINE ulong tile_descriptor(uint address, ulong panel_bytes) {
   use(d[b]), use(d[b + 1]), use(d[b + 2]), use(d[b + 3]), use(d[b + 4]), use(d[b + 5]),           \
       use(d[b + 6]), use(d[b + 7]), use(d[b + 8]), use(d[b + 9]), use(d[b + 10]), use(d[b + 11]), \
       use(d[b + 12]), use(d[b + 13]), use(d[b + 14]), use(d[b + 15])
+#define MSLC_SUMS_64(use, b)                                                  \
+  MSLC_SUMS_16(use, b), MSLC_SUMS_16(use, b + 16), MSLC_SUMS_16(use, b + 32), \
+      MSLC_SUMS_16(use, b + 48)
 #define MSLC_NAMES_32                                                                          \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -30,6 +33,15 @@ MSLC_INLINE ulong tile_descriptor(uint address, ulong panel_bytes) {
 #define MSLC_NAMES_64 \
   MSLC_NAMES_48       \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MSLC_NAMES_96                                                                       \
+  MSLC_NAMES_64                                                                             \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
+  "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MSLC_NAMES_128                                                                       \
+  MSLC_NAMES_96                                                                              \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "     \
+  "%125, %126, %127"
 
 // d = a b + (adds ? d : 0), for 64 rows, 16 columns of a, and as many columns of b as d has. `a` is
 // in registers or in a tile.
@@ -59,21 +71,25 @@ struct LeftWords {
   uint words[4];
 };
 
-#define MSLC_PRODUCT_OF_COLUMNS(use)                                              \
-  if constexpr (N == 32) {                                                        \
-    MSLC_PRODUCT(64, MSLC_NAMES_32, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16)); \
-  } else if constexpr (N == 48) {                                                 \
-    MSLC_PRODUCT(96, MSLC_NAMES_48, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16),  \
-                 MSLC_SUMS_16(use, 32));                                          \
-  } else {                                                                        \
-    MSLC_PRODUCT(128, MSLC_NAMES_64, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16), \
-                 MSLC_SUMS_16(use, 32), MSLC_SUMS_16(use, 48));                   \
+#define MSLC_PRODUCT_OF_COLUMNS(use)                                                \
+  if constexpr (N == 32) {                                                          \
+    MSLC_PRODUCT(64, MSLC_NAMES_32, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16));   \
+  } else if constexpr (N == 48) {                                                   \
+    MSLC_PRODUCT(96, MSLC_NAMES_48, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16),    \
+                 MSLC_SUMS_16(use, 32));                                            \
+  } else if constexpr (N == 64) {                                                   \
+    MSLC_PRODUCT(128, MSLC_NAMES_64, MSLC_SUMS_64(use, 0));                         \
+  } else if constexpr (N == 96) {                                                   \
+    MSLC_PRODUCT(192, MSLC_NAMES_96, MSLC_SUMS_64(use, 0), MSLC_SUMS_16(use, 64),   \
+                 MSLC_SUMS_16(use, 80));                                            \
+  } else {                                                                          \
+    MSLC_PRODUCT(256, MSLC_NAMES_128, MSLC_SUMS_64(use, 0), MSLC_SUMS_64(use, 64)); \
   }
 
 // Without `Adds`, d needs no value. It is written while the operands are read.
 template <class T, bool RowsAreInner, bool Adds, uint N, class Left>
 MSLC_INLINE void multiply_groups(float (&d)[N], const Left& a, ulong b) {
-  static_assert(N == 32 || N == 48 || N == 64, "64, 96 or 128 columns");
+  static_assert(N == 32 || N == 48 || N == 64 || N == 96 || N == 128, "columns of a product");
   constexpr bool adds = Adds;
   if constexpr (Adds) {
     MSLC_PRODUCT_OF_COLUMNS("+f")
@@ -174,6 +190,12 @@ MSLC_INLINE void finish_before_wait(float after, const threadgroup void* anywher
       : "memory");
 }
 
+// Waits likewise, for operands: those of the earlier products may then be changed.
+template <int pending>
+MSLC_INLINE void wait_for_products() {
+  __asm__ volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(pending) : "memory");
+}
+
 // Lets products read what this thread has written to threadgroup memory, after a barrier.
 MSLC_INLINE void show_to_products() {
   __asm__ volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -182,9 +204,12 @@ MSLC_INLINE void show_to_products() {
 #undef MSLC_PRODUCT_OF_COLUMNS
 #undef MSLC_PRODUCT
 #undef MSLC_PRODUCT_OF
+#undef MSLC_NAMES_128
+#undef MSLC_NAMES_96
 #undef MSLC_NAMES_64
 #undef MSLC_NAMES_48
 #undef MSLC_NAMES_32
+#undef MSLC_SUMS_64
 #undef MSLC_SUMS_16
 
 }  // namespace mslc
