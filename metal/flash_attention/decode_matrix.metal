@@ -30,7 +30,7 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = DecodeMatrixRows<T, kDim, kKeys>;
-  threadgroup DecodeShare<typename GroupRows::State> shares[kSimdgroups / 2];
+  threadgroup DecodeShares<typename GroupRows::State, kSimdgroups> shares;
 
   constant AttentionParams& common = params.common;
   const int row_count = common.group * common.q_len;

@@ -3,33 +3,36 @@
 
 #include "metal/flash_attention/decode_matrix_state.h"
 
-// A simdgroup's final state, in the layout of its lanes.
-template <typename State>
-struct DecodeShare {
-  float2 out[State::kOutFragments][32];
-  OnlineSoftmax softmax[2][32];
+// Final states of half of the simdgroups, in the layout of their lanes.
+template <typename State, int kSimdgroups>
+struct DecodeShares {
+  enum { kShares = kSimdgroups / 2 };
+  float2 out[kShares][State::kOutFragments][32];
+  OnlineSoftmax softmax[kShares][2][32];
 };
 
-template <typename State>
-METAL_FUNC void store_share(threadgroup DecodeShare<State>& share,
+template <typename State, int kSimdgroups>
+METAL_FUNC void store_share(threadgroup DecodeShares<State, kSimdgroups>& shares,
+                            int share,
                             const thread State& state,
                             uint lane) {
   MLX_ANVIL_UNROLL
   for (int f = 0; f < State::kOutFragments; ++f) {
-    share.out[f][lane] = elements_of(state.out.block(f, 0));
+    shares.out[share][f][lane] = elements_of(state.out.block(f, 0));
   }
-  share.softmax[0][lane] = state.softmax[0];
-  share.softmax[1][lane] = state.softmax[1];
+  shares.softmax[share][0][lane] = state.softmax[0];
+  shares.softmax[share][1][lane] = state.softmax[1];
 }
 
-template <typename State>
+template <typename State, int kSimdgroups>
 METAL_FUNC void add_share(thread State& state,
-                          const threadgroup DecodeShare<State>& share,
+                          const threadgroup DecodeShares<State, kSimdgroups>& shares,
+                          int share,
                           uint lane) {
   float2 own, other;
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
-    const OnlineSoftmax theirs = share.softmax[e][lane];
+    const OnlineSoftmax theirs = shares.softmax[share][e][lane];
     own[e] = state.softmax[e].begin_piece(theirs.highest);
     other[e] = metal::fast::exp2(theirs.highest - state.softmax[e].base());
     state.softmax[e].sum = metal::fma(theirs.sum, other[e], state.softmax[e].sum);
@@ -37,14 +40,14 @@ METAL_FUNC void add_share(thread State& state,
   MLX_ANVIL_UNROLL
   for (int f = 0; f < State::kOutFragments; ++f) {
     state.out.fragments[f][0] = fragment_of<float>(
-        metal::fma(share.out[f][lane], other, elements_of(state.out.block(f, 0)) * own));
+        metal::fma(shares.out[share][f][lane], other, elements_of(state.out.block(f, 0)) * own));
   }
 }
 
 // Of the rows from `first_row` on, and of part `part` of the keys.
 template <typename T, int kSimdgroups, typename State>
 METAL_FUNC void finish_decode(thread State& state,
-                              threadgroup DecodeShare<State>* shares,
+                              threadgroup DecodeShares<State, kSimdgroups>& shares,
                               int first_row,
                               int part,
                               const device float* sinks,
@@ -58,11 +61,11 @@ METAL_FUNC void finish_decode(thread State& state,
   MLX_ANVIL_UNROLL
   for (int left = kSimdgroups / 2; left > 0; left /= 2) {
     if (int(simdgroup) >= left && int(simdgroup) < 2 * left) {
-      store_share(shares[simdgroup - left], state, lane);
+      store_share(shares, simdgroup - left, state, lane);
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (int(simdgroup) < left) {
-      add_share(state, shares[simdgroup], lane);
+      add_share(state, shares, simdgroup, lane);
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }

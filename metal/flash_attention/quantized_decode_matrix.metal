@@ -37,7 +37,7 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
                                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                                         uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = QuantizedMatrixRows<T, kDim, kKeys>;
-  threadgroup DecodeShare<typename GroupRows::State> shares[kSimdgroups / 2];
+  threadgroup DecodeShares<typename GroupRows::State, kSimdgroups> shares;
 
   constant AttentionParams& common = params.forward.common;
   const int row_count = common.group * common.q_len;
