@@ -23,7 +23,7 @@ int64_t most_gemm_rows(const QuantizedFormat& format,
     return 64;
   }
   if (traits.group_products) {
-    return format.bits <= 4 ? 512 : 192;
+    return format.bits <= 4 ? 384 : 192;
   }
   return format.has_biases() && format.bits == 4 ? 128 : 64;
 }
