@@ -7,7 +7,7 @@ import numpy as np
 
 from checked_calls import Checked, any_dtype
 from tests.flash_attention.cases import check, draw
-from tests.flash_attention.quantized_cases import quantized
+from tests.flash_attention.quantized_cases import FOUR_BITS, quantized
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
@@ -49,3 +49,5 @@ def quantized_templates(rng: np.random.Generator) -> Iterator[Checked]:
     yield call((2, 1), (37, 45), 64, matrix_units=True)
     for dim in (64, 128):
         yield call((2, 1), (1, 75), dim, matrix_units=True)
+    wide = quantized(draw((2, 1), (1, 75), (128, 128), mx.bfloat16), {**FOUR_BITS, "bits": 8})
+    yield Checked(lambda: wide.assert_right(*wide.attend()), matrix_units=True)
