@@ -53,7 +53,7 @@ def check_tables(text: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("show_all", [False, True])
+@pytest.mark.parametrize("show_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_check_covers_everything(show_all):
     result = invoke("check", "--json", "--seed", "3", *(["--all"] if show_all else []))
     assert result.exit_code == 0, result.output

@@ -31,6 +31,7 @@ def test_there_are_notebooks():
     assert NAMES == ["quickstart.ipynb", "write_a_kernel.ipynb"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs(name, tmp_path):
     if name == "write_a_kernel.ipynb" and sys.platform != "linux":

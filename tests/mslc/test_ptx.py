@@ -313,6 +313,7 @@ if METAL is not None:
     CHECKED += ("flash_attention", "flash_attention_decode", "quantized")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKED)
 def test_checks_for_the_gpu_hold_in_the_simulator(name):
     available = make_bundle.sources(METAL)

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.cpu_only
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
+@pytest.mark.slow
 def test_the_matrix_is_that_of_this_build():
     spec = importlib.util.spec_from_file_location("patch_matrix", DOCS / "patch_matrix.py")
     matrix = importlib.util.module_from_spec(spec)
