@@ -44,7 +44,8 @@ METAL_FUNC void add_share(thread State& state,
   }
 }
 
-// Of the rows from `first_row` on, and of part `part` of the keys.
+// Merges the simdgroups, and stores the result of the rows from `first_row` on. It is a partial one
+// if the keys are in parts, of which this is number `part`.
 template <typename T, int kSimdgroups, typename State>
 METAL_FUNC void finish_decode(thread State& state,
                               threadgroup DecodeShares<State, kSimdgroups>& shares,

@@ -13,6 +13,8 @@ from tests.flash_attention.cases import check, draw, gradients_of
 pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("hopper")]
 
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+each_dims = pytest.mark.parametrize("dims", [(64, 64), (40, 64), (64, 48), (128, 128), (80, 96), (128, 72)], ids=str)
+each_feature = pytest.mark.parametrize("feature", ["none", "causal", "window", "window+causal", "softcap", "sinks"])
 GROUP = "flash_attention_forward_matrix_group_"
 
 
@@ -78,7 +80,7 @@ def check_backward(case, kernels: set[str] = GROUP_PASSES) -> None:
 
 
 @each_dtype
-@pytest.mark.parametrize("dims", [(64, 64), (40, 64), (64, 48), (128, 128), (80, 96), (128, 72)], ids=str)
+@each_dims
 def test_head_dims(dims, dtype):
     # Ragged blocks of queries and keys; several tiles of keys.
     check_forward(draw((2, 1), (133, 230), dims, dtype, "causal"))
@@ -86,7 +88,7 @@ def test_head_dims(dims, dtype):
 
 @pytest.mark.alike("dim", "dtype")
 @each_dtype
-@pytest.mark.parametrize("feature", ["none", "causal", "window", "window+causal", "softcap", "sinks"])
+@each_feature
 @pytest.mark.parametrize("dim", [64, 128])
 def test_features(dim, feature, dtype):
     check_forward(draw((4, 2), (150, 210), (dim, dim), dtype, feature, batch=2))
@@ -128,7 +130,7 @@ def test_the_order_of_threads_does_not_matter():
 
 
 @each_dtype
-@pytest.mark.parametrize("dims", [(64, 64), (40, 64), (64, 48), (128, 128), (80, 96), (128, 72)], ids=str)
+@each_dims
 def test_gradients_of_head_dims(dims, dtype):
     # Ragged blocks of queries and keys; several tiles of both.
     check_backward(draw((2, 1), (133, 230), dims, dtype, "causal"))
@@ -136,7 +138,7 @@ def test_gradients_of_head_dims(dims, dtype):
 
 @pytest.mark.alike("dim", "dtype")
 @each_dtype
-@pytest.mark.parametrize("feature", ["none", "causal", "window", "window+causal", "softcap", "sinks"])
+@each_feature
 @pytest.mark.parametrize("dim", [64, 128])
 def test_gradients_of_features(dim, feature, dtype):
     check_backward(draw((4, 2), (150, 210), (dim, dim), dtype, feature, batch=2))
