@@ -75,6 +75,9 @@ class FusedPrimitive : public mx::Primitive {
   virtual bool takes(size_t, const mx::array&) const { return false; }
   virtual bool copies_primal(size_t i) const { return wants_dense(i); }
 
+  // Returns true if `compose` calls fused primitives, so that its derivatives are no fallback.
+  virtual bool composes_kernels() const { return false; }
+
   // The defaults differentiate or vectorise `compose`. Override them if a fused version is faster.
   virtual Arrays gradient(const Arrays& primals,
                           const Arrays& cotangents,
@@ -90,6 +93,8 @@ class FusedPrimitive : public mx::Primitive {
   const SimulationMode& simulation_of_call() const { return simulation_; }
 
  private:
+  void note_composed(const std::string& what) const;
+
   Arrays dense_primals(const Arrays& primals);
 
   template <class Eval>

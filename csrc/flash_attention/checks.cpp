@@ -178,8 +178,8 @@ AttentionConfig checked_attention_config(const AttentionOptions& options, int he
 
 void append_extras(Arrays& inputs, const AttentionOptions& options) {
   const AttentionLengths& lengths = options.lengths;
-  for (const auto* x :
-       {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries, &lengths.cu_keys}) {
+  for (const auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries,
+                        &lengths.cu_keys, &options.block_table}) {
     OptionalInputs::append(inputs, *x);
   }
 }
@@ -187,8 +187,8 @@ void append_extras(Arrays& inputs, const AttentionOptions& options) {
 void replace_extras(AttentionOptions& options, const Arrays& inputs, size_t first) {
   AttentionLengths& lengths = options.lengths;
   OptionalInputs own(inputs, first);
-  for (auto* x :
-       {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries, &lengths.cu_keys}) {
+  for (auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries,
+                  &lengths.cu_keys, &options.block_table}) {
     own.replace(*x);
   }
 }

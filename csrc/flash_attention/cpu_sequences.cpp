@@ -25,10 +25,16 @@ void start_at(View& view, int64_t item_bytes, int64_t batch, int64_t row) {
 
 template <class Args>
 void take_keys(Args& args, const AttentionSequence& at) {
+  if (args.pages.ids) {
+    return;  // the table tells where they are
+  }
   start_at(args.k, element_size(args.dtype), at.batch, at.first_key);
   start_at(args.v, element_size(args.dtype), at.batch, at.first_key);
 }
 void take_keys(QuantizedAttentionArgs& args, const AttentionSequence& at) {
+  if (args.pages.ids) {
+    return;
+  }
   for (QuantizedView* view : {&args.keys, &args.values}) {
     const int64_t number = view->format.has_biases() ? element_size(args.dtype) : 1;
     const auto offset = [&](const int64_t* strides) {
@@ -71,6 +77,7 @@ template <class Args>
 Args call_of(const Args& whole, const AttentionSequence& at) {
   Args args = whole;
   take_keys(args, at);
+  args.pages.ids = args.pages.ids ? args.pages.ids + at.batch * args.pages.columns : nullptr;
   take_results(args, at);
   start_at(args.q, element_size(args.dtype), at.batch, at.first_query);
   if (args.config.mask != AttentionMask::kNone) {

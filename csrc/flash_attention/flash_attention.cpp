@@ -9,6 +9,7 @@
 #include "flash_attention/checks.h"
 #include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/sequences.h"
 
 namespace mlx_anvil {
@@ -71,29 +72,53 @@ AttentionResult flash_attention(const mx::array& q,
                                 mx::StreamOrDevice stream) {
   const std::initializer_list<NamedArray> arrays = {{"q", q}, {"k", k}, {"v", v}};
   require_kernel_dtypes(kFlashAttention, arrays);
-  check_attention_shapes(q, k, v);
-  AttentionConfig config = checked_attention_config(options, q.shape(3));
   const mx::Stream s = require_stream(kFlashAttention, stream);
+  const std::optional<mx::array>& table = options.block_table;
+  if (table) {
+    check_pages(*table, q, options.lengths, {{"k", k}, {"v", v}}, s);
+  }
+  const mx::array k_rows = table ? shape_of_rows(k, *table) : k;
+  check_attention_shapes(q, k_rows, table ? shape_of_rows(v, *table) : v);
+  AttentionConfig config = checked_attention_config(options, q.shape(3));
   const auto of = [](const std::optional<mx::array>& x) { return x ? &*x : nullptr; };
   if (traces_shapeless({&q, &k, &v, std::get_if<mx::array>(&options.mask), of(options.sinks),
                         of(options.lengths.keys), of(options.lengths.queries),
-                        of(options.lengths.cu_queries), of(options.lengths.cu_keys)})) {
+                        of(options.lengths.cu_queries), of(options.lengths.cu_keys), of(table)})) {
     return shapeless(q, k, v, options, s);
   }
 
   const mx::Dtype dtype = promoted_dtype(arrays);
-  AttentionExtras extras = checked_attention_extras(config, options, q, k, dtype, s);
-  AttentionInputs in{mx::astype(q, dtype, s), mx::astype(k, dtype, s),
-                     mx::astype(v, dtype, s), std::move(extras.mask),
-                     std::move(extras.sinks), checked_sequences(options.lengths, q, k, s)};
+  AttentionExtras extras = checked_attention_extras(config, options, q, k_rows, dtype, s);
+  AttentionInputs in{mx::astype(q, dtype, s),
+                     k,
+                     v,
+                     std::move(extras.mask),
+                     std::move(extras.sinks),
+                     checked_sequences(options.lengths, q, k_rows, s),
+                     std::nullopt};
   config.is_ragged = in.sequences.has_value();
+  const std::string reason = why_composed(in, s);
+  if (table) {
+    // A cache of another dtype is not converted whole.
+    config.is_paged =
+        reason.empty() && k.dtype() == dtype && v.dtype() == dtype && reads_pages(k, *table, s);
+    if (config.is_paged) {
+      in.pages = page_ids(*table, s);
+    } else {
+      in.k = gather_rows(k, *table, *options.lengths.keys, s);
+      in.v = gather_rows(v, *table, *options.lengths.keys, s);
+    }
+  }
+  in.k = mx::astype(std::move(in.k), dtype, s);
+  in.v = mx::astype(std::move(in.v), dtype, s);
 
   Arrays outputs;
-  if (const std::string reason = why_composed(in, s); !reason.empty()) {
+  if (!reason.empty()) {
     note_fallback(kFlashAttention, reason);
     outputs = compose_attention(config, in, s);
   } else {
-    const bool with_lse = options.return_lse || may_be_differentiated(in);
+    // The gradient of pages runs the forward again.
+    const bool with_lse = options.return_lse || (!config.is_paged && may_be_differentiated(in));
     outputs = apply_attention(config, std::move(in), with_lse, s);
   }
   return {outputs[0], options.return_lse ? std::optional(outputs[1]) : std::nullopt};

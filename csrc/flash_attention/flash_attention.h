@@ -30,6 +30,7 @@ struct AttentionOptions {
   std::optional<float> softcap;
   bool return_lse = false;
   AttentionLengths lengths;
+  std::optional<mx::array> block_table;  // k and v are pages (pages.h)
 };
 
 // The arrays of a checked call, all of rank 4. Each dimension of `mask` is 1 or that of the scores.
@@ -38,6 +39,7 @@ struct AttentionInputs {
   std::optional<mx::array> mask;
   std::optional<mx::array> sinks;      // float32 [batch or 1, q_heads]
   std::optional<mx::array> sequences;  // int32 [sequences, 5] (sequences.h)
+  std::optional<mx::array> pages;      // int32 [batch, pages_per_sequence] (pages.h)
 };
 
 // out, and lse if requested.

@@ -8,6 +8,7 @@
 #include "flash_attention/cpu.h"
 #include "flash_attention/gradient.h"
 #include "flash_attention/mlx_route.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/primitive.h"
 
 namespace mlx_anvil {
@@ -27,7 +28,14 @@ class AttentionForward : public AttentionPrimitive {
   }
 
   Arrays compose(const Arrays& inputs) override {
-    Arrays outputs = compose_attention(config_, operands(inputs), stream());
+    const AttentionInputs given = operands(inputs);
+    Arrays outputs;
+    if (config_.is_paged) {
+      const auto [config, in] = without_pages(config_, given, stream());
+      outputs = apply_attention(config, in, /*with_lse=*/true, stream());
+    } else {
+      outputs = compose_attention(config_, given, stream());
+    }
     if (!with_lse_) {
       outputs.pop_back();
     }
@@ -66,6 +74,8 @@ class AttentionForward : public AttentionPrimitive {
   }
 
  protected:
+  bool composes_kernels() const override { return config_.is_paged; }
+
   Arrays gradient(const Arrays& primals,
                   const Arrays& cotangents,
                   const std::vector<int>& argnums,
@@ -73,6 +83,9 @@ class AttentionForward : public AttentionPrimitive {
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
+    if (config_.is_paged) {
+      return FusedPrimitive::batched(inputs, axes);
+    }
     const BatchFold batch(inputs, axes, stream());
     Arrays outputs;
     for (const mx::array& x :
@@ -109,6 +122,9 @@ Arrays AttentionForward::gradient(const Arrays& primals,
                                   const Arrays& cotangents,
                                   const std::vector<int>& argnums,
                                   const Arrays& outputs) {
+  if (config_.is_paged) {
+    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+  }
   const AttentionInputs in = operands(primals);
   if (const char* why_not =
           why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/true)) {
@@ -144,11 +160,11 @@ Arrays apply_attention(const AttentionConfig& config,
     dtypes.push_back(mx::float32);
   }
   Arrays inputs;
-  inputs.reserve(6);
+  inputs.reserve(7);
   for (mx::array* x : {&in.q, &in.k, &in.v}) {
     inputs.push_back(std::move(*x));
   }
-  for (std::optional<mx::array>* x : {&in.mask, &in.sinks, &in.sequences}) {
+  for (std::optional<mx::array>* x : {&in.mask, &in.sinks, &in.sequences, &in.pages}) {
     if (*x) {
       inputs.push_back(*std::move(*x));
     }

@@ -103,6 +103,18 @@ void fill_sequences(AttentionOperands& operands, const std::optional<mx::array>&
   }
 }
 
+void fill_pages(AttentionOperands& operands,
+                const std::optional<mx::array>& pages,
+                const mx::array& cache) {
+  if (pages) {
+    operands.pages = {.ids = pages->data<int32_t>(),
+                      .columns = pages->shape(1),
+                      .page_size = cache.shape(2),
+                      .page_count = cache.shape(0)};
+    operands.sizes.kv_len = operands.pages.columns * operands.pages.page_size;
+  }
+}
+
 void fill_operands(AttentionOperands& operands,
                    const AttentionConfig& config,
                    const AttentionInputs& in) {
@@ -112,6 +124,7 @@ void fill_operands(AttentionOperands& operands,
   operands.q = view_of(in.q);
   operands.k = view_of(in.k);
   operands.v = view_of(in.v);
+  fill_pages(operands, in.pages, in.k);
   fill_mask_and_sinks(operands, in.mask, in.sinks);
   fill_sequences(operands, in.sequences);
 }

@@ -1,13 +1,14 @@
 #include "flash_attention/pages.h"
 
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/ids.h"
 #include "common/integers.h"
-#include "common/shapeless.h"
 #include "common/simulate.h"
 
 namespace mlx_anvil {
@@ -55,25 +56,6 @@ void require_page_ids(const mx::array& table,
   });
 }
 
-mx::array gathered(const mx::array& cache, const mx::array& table, mx::Stream s) {
-  mx::Shape shape = cache.shape();
-  shape[0] = table.shape(0);
-  shape[2] = table.shape(1) * cache.shape(2);
-  if (cache.size() == 0 || table.size() == 0) {
-    return mx::zeros(shape, cache.dtype(), s);
-  }
-  const mx::array ids = ids_in_32_bits(table, s);
-  const auto like = [&](int value) { return mx::array(value, ids.dtype()); };
-  const mx::array pages =
-      mx::expand_dims(mx::clip(ids, like(0), like(cache.shape(0) - 1), s), 1, s);
-  const mx::array heads =
-      mx::reshape(mx::arange(cache.shape(1), ids.dtype(), s), {1, cache.shape(1), 1}, s);
-  mx::Shape page = cache.shape();
-  page[0] = page[1] = 1;
-  // [batch, kv_heads, pages_per_sequence, 1, 1, page_size, ...]: one copy, in the order needed
-  return mx::reshape(mx::gather(cache, {pages, heads}, {0, 1}, page, s), shape, s);
-}
-
 // Zeros past the last row of each sequence.
 mx::array only_in_use(const mx::array& rows, const mx::array& lengths, mx::Stream s) {
   const mx::array last = mx::reshape(ids_in_32_bits(lengths, s), {-1, 1, 1, 1}, s);
@@ -81,6 +63,8 @@ mx::array only_in_use(const mx::array& rows, const mx::array& lengths, mx::Strea
       mx::reshape(mx::arange(rows.shape(2), last.dtype(), s), {1, 1, -1, 1}, s);
   return mx::where(mx::less(positions, last, s), rows, mx::array(0, rows.dtype()), s);
 }
+
+}  // namespace
 
 void check_pages(const mx::array& table,
                  const mx::array& q,
@@ -119,46 +103,90 @@ void check_pages(const mx::array& table,
   require_page_ids(table, *lengths.keys, caches[0].value, s);
 }
 
-// The rows of one array of the cache.
-mx::array rows_of(const mx::array& cache,
-                  const mx::array& table,
-                  const mx::array& lengths,
-                  bool clears,
-                  mx::Stream s) {
-  const auto graph = [clears, s](const Arrays& in) -> Arrays {
-    const mx::array rows = gathered(in[0], in[1], s);
-    return {clears ? only_in_use(rows, in[2], s) : rows};
-  };
-  const Arrays inputs = {cache, table, lengths};
-  return traces_shapeless({&cache, &table, &lengths})
-             ? shapeless_node(kFlashAttention, s, inputs, graph)[0]
-             : graph(inputs)[0];
+mx::array shape_of_rows(const mx::array& cache, const mx::array& table) {
+  mx::Shape shape = cache.shape();
+  shape[0] = table.shape(0);
+  shape[2] = table.shape(1) * cache.shape(2);
+  return mx::array(std::move(shape), cache.dtype(), nullptr, {});
 }
 
-bool must_clear(const mx::array& lengths, const mx::array& table, mx::Stream s) {
-  return for_gpu(s) && is_of_sequences(lengths, table);
+bool reads_pages(const mx::array& cache, const mx::array& table, mx::Stream s) {
+  return !for_gpu(s) && cache.size() > 0 && table.size() > 0;
 }
 
-}  // namespace
-
-std::pair<mx::array, mx::array> gather_pages(const mx::array& k,
-                                             const mx::array& v,
-                                             const mx::array& table,
-                                             const mx::array& q,
-                                             const AttentionLengths& lengths,
-                                             mx::Stream s) {
-  check_pages(table, q, lengths, {{"k", k}, {"v", v}}, s);
-  const mx::array& keys = *lengths.keys;
-  const bool clears = must_clear(keys, table, s);
-  return {rows_of(k, table, keys, clears, s), rows_of(v, table, keys, clears, s)};
+mx::array page_ids(const mx::array& table, mx::Stream s) {
+  if (table.dtype() == mx::int32) {
+    return table;
+  }
+  const mx::array ids = ids_in_32_bits(table, s);
+  const mx::array last(std::numeric_limits<int32_t>::max(), ids.dtype());
+  return mx::astype(mx::minimum(ids, last, s), mx::int32, s);
 }
 
-void gather_quantized_pages(QuantizedMatrix& k,
-                            QuantizedMatrix& v,
+mx::array gather_pages(const mx::array& cache, const mx::array& table, mx::Stream s) {
+  mx::Shape shape = cache.shape();
+  shape[0] = table.shape(0);
+  shape[2] = table.shape(1) * cache.shape(2);
+  if (cache.size() == 0 || table.size() == 0) {
+    return mx::zeros(shape, cache.dtype(), s);
+  }
+  const mx::array ids = ids_in_32_bits(table, s);
+  const auto like = [&](int value) { return mx::array(value, ids.dtype()); };
+  const mx::array pages =
+      mx::expand_dims(mx::clip(ids, like(0), like(cache.shape(0) - 1), s), 1, s);
+  const mx::array heads =
+      mx::reshape(mx::arange(cache.shape(1), ids.dtype(), s), {1, cache.shape(1), 1}, s);
+  mx::Shape page = cache.shape();
+  page[0] = page[1] = 1;
+  // [batch, kv_heads, pages_per_sequence, 1, 1, page_size, ...]: one copy, in the order needed
+  return mx::reshape(mx::gather(cache, {pages, heads}, {0, 1}, page, s), shape, s);
+}
+
+mx::array gather_rows(const mx::array& cache,
+                      const mx::array& table,
+                      const mx::array& lengths,
+                      mx::Stream s) {
+  const mx::array rows = gather_pages(cache, table, s);
+  return for_gpu(s) ? only_in_use(rows, lengths, s) : rows;
+}
+
+ContiguousAttention without_pages(const AttentionConfig& config,
+                                  const AttentionInputs& in,
+                                  mx::Stream s) {
+  ContiguousAttention call{config, in};
+  call.config.is_paged = false;
+  call.in.k = gather_pages(in.k, *in.pages, s);
+  call.in.v = gather_pages(in.v, *in.pages, s);
+  call.in.pages = std::nullopt;
+  return call;
+}
+
+// ---- quantized keys and values ------------------------------------------------------------------
+
+QuantizedMatrix gather_pages(const QuantizedMatrix& cache, const mx::array& table, mx::Stream s) {
+  const auto rows = [&](const mx::array& x) { return gather_pages(x, table, s); };
+  return {rows(cache.w), rows(cache.scales),
+          cache.biases ? std::optional(rows(*cache.biases)) : std::nullopt};
+}
+
+QuantizedMatrix gather_rows(const QuantizedMatrix& cache,
                             const mx::array& table,
-                            const mx::array& q,
-                            const AttentionLengths& lengths,
+                            const mx::array& lengths,
                             mx::Stream s) {
+  const auto rows = [&](const mx::array& x) { return gather_rows(x, table, lengths, s); };
+  return {gather_pages(cache.w, table, s),  // codes are finite
+          rows(cache.scales), cache.biases ? std::optional(rows(*cache.biases)) : std::nullopt};
+}
+
+QuantizedAttentionInputs without_pages(const QuantizedAttentionInputs& in, mx::Stream s) {
+  QuantizedAttentionInputs own = in;
+  own.k = gather_pages(in.k, *in.pages, s);
+  own.v = gather_pages(in.v, *in.pages, s);
+  own.pages = std::nullopt;
+  return own;
+}
+
+std::vector<NamedArray> arrays_of_pages(const QuantizedMatrix& k, const QuantizedMatrix& v) {
   std::vector<NamedArray> parts = {
       {"k w", k.w}, {"k scales", k.scales}, {"v w", v.w}, {"v scales", v.scales}};
   if (k.biases) {
@@ -167,16 +195,7 @@ void gather_quantized_pages(QuantizedMatrix& k,
   if (v.biases) {
     parts.push_back({"v biases", *v.biases});
   }
-  check_pages(table, q, lengths, parts, s);
-  const mx::array& keys = *lengths.keys;
-  const bool clears = must_clear(keys, table, s);
-  for (QuantizedMatrix* x : {&k, &v}) {
-    x->w = rows_of(x->w, table, keys, false, s);  // codes are finite
-    x->scales = rows_of(x->scales, table, keys, clears, s);
-    if (x->biases) {
-      x->biases = rows_of(*x->biases, table, keys, clears, s);
-    }
-  }
+  return parts;
 }
 
 }  // namespace mlx_anvil

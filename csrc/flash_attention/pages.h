@@ -1,35 +1,68 @@
 // Paged caches: keys and values in pages of one size, and a table of each sequence's pages.
 //
-// The pages of a call are gathered into one array, [batch, kv_heads, pages_per_sequence *
-// page_size, ...], which then is a padded batch (sequences.h). MLX's ops give the derivatives.
+// The table is int [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...]. The
+// CPU kernels read pages in place. For everything else the pages of a call are gathered into one
+// array, [batch, kv_heads, pages_per_sequence * page_size, ...], which then is a padded batch
+// (sequences.h).
 #pragma once
 
 #include <utility>
+#include <vector>
 
+#include "common/checks.h"
+#include "common/primitive.h"
 #include "flash_attention/flash_attention.h"
+#include "flash_attention/problem.h"
 #include "flash_attention/quantized.h"
 
 namespace mlx_anvil {
 
-// The keys and values of each sequence, one page after the other.
-//
-// The table is int [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...]. The
-// functions check these and `lengths`, and clamp page ids. Kernels that hide positions by a mask
-// multiply what a hidden one holds by zero, and a page may hold the NaN of another request: for
-// them, positions past a sequence's last key are set to zero.
-std::pair<mx::array, mx::array> gather_pages(const mx::array& k,
-                                             const mx::array& v,
-                                             const mx::array& table,
-                                             const mx::array& q,
-                                             const AttentionLengths& lengths,
-                                             mx::Stream s);
+// Checks the table of a call, and the arrays of its cache.
+void check_pages(const mx::array& table,
+                 const mx::array& q,
+                 const AttentionLengths& lengths,
+                 const std::vector<NamedArray>& caches,
+                 const mx::Stream& s);
 
-// The same in place, for quantized keys and values.
-void gather_quantized_pages(QuantizedMatrix& k,
-                            QuantizedMatrix& v,
+// An array with the shape of the gathered rows, for checks. It has no values.
+mx::array shape_of_rows(const mx::array& cache, const mx::array& table);
+
+// Returns true if kernels read the pages in place.
+bool reads_pages(const mx::array& cache, const mx::array& table, mx::Stream s);
+
+// The table as the kernels read it, which clamp its ids.
+mx::array page_ids(const mx::array& table, mx::Stream s);
+
+// The rows of each sequence, one page after the other. Ids are clamped.
+mx::array gather_pages(const mx::array& cache, const mx::array& table, mx::Stream s);
+
+// The same for one array of a call. Kernels that hide positions by a mask multiply what a hidden
+// one holds by zero, and a page may hold the NaN of another request: for them, positions past a
+// sequence's last key are set to zero.
+mx::array gather_rows(const mx::array& cache,
+                      const mx::array& table,
+                      const mx::array& lengths,
+                      mx::Stream s);
+
+// A call with gathered keys and values, for what reads no pages.
+struct ContiguousAttention {
+  AttentionConfig config;
+  AttentionInputs in;
+};
+
+ContiguousAttention without_pages(const AttentionConfig& config,
+                                  const AttentionInputs& in,
+                                  mx::Stream s);
+
+// The same, with quantized keys and values.
+QuantizedMatrix gather_pages(const QuantizedMatrix& cache, const mx::array& table, mx::Stream s);
+QuantizedMatrix gather_rows(const QuantizedMatrix& cache,
                             const mx::array& table,
-                            const mx::array& q,
-                            const AttentionLengths& lengths,
+                            const mx::array& lengths,
                             mx::Stream s);
+QuantizedAttentionInputs without_pages(const QuantizedAttentionInputs& in, mx::Stream s);
+
+// The arrays of quantized keys and values, for check_pages().
+std::vector<NamedArray> arrays_of_pages(const QuantizedMatrix& k, const QuantizedMatrix& v);
 
 }  // namespace mlx_anvil

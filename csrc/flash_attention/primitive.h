@@ -49,7 +49,8 @@ class BatchFold {
   mx::Stream stream_;
 };
 
-// The first inputs are q, k, v, mask, sinks and sequences, without those that the call lacks.
+// The first inputs are q, k, v, mask, sinks, sequences and pages, without those that the call
+// lacks.
 class AttentionPrimitive : public FusedPrimitive {
  public:
   AttentionPrimitive(mx::Stream stream, const AttentionConfig& config)
@@ -67,15 +68,17 @@ class AttentionPrimitive : public FusedPrimitive {
   size_t mask_at() const { return 3; }
   size_t sinks_at() const { return 3 + has_mask(); }
   size_t sequences_at() const { return sinks_at() + config_.has_sinks; }
-  size_t operand_count() const { return sequences_at() + config_.is_ragged; }
+  size_t pages_at() const { return sequences_at() + config_.is_ragged; }
+  size_t operand_count() const { return pages_at() + config_.is_paged; }
 
-  // The kernels read a dense table.
+  // The kernels read dense tables.
   bool wants_dense(size_t input) const override {
-    return config_.is_ragged && input == sequences_at();
+    return sequences_at() <= input && input < operand_count();
   }
 
   AttentionInputs operands(const Arrays& inputs) const {
-    AttentionInputs in{inputs[0], inputs[1], inputs[2], std::nullopt, std::nullopt, std::nullopt};
+    AttentionInputs in{inputs[0],    inputs[1],    inputs[2],   std::nullopt,
+                       std::nullopt, std::nullopt, std::nullopt};
     if (has_mask()) {
       in.mask = inputs[mask_at()];
     }
@@ -84,6 +87,9 @@ class AttentionPrimitive : public FusedPrimitive {
     }
     if (config_.is_ragged) {
       in.sequences = inputs[sequences_at()];
+    }
+    if (config_.is_paged) {
+      in.pages = inputs[pages_at()];
     }
     return in;
   }

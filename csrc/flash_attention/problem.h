@@ -36,6 +36,7 @@ struct AttentionConfig {
   AttentionMask mask = AttentionMask::kNone;
   bool has_sinks = false;
   bool is_ragged = false;  // lengths are those of AttentionSequences
+  bool is_paged = false;   // keys and values are those of a PageTable
 
   bool operator==(const AttentionConfig&) const = default;
 };
@@ -69,6 +70,15 @@ struct AttentionSequence {
 };
 enum class AttentionSequenceColumn { kBatch, kFirstQuery, kQueries, kFirstKey, kKeys };
 
+// The pages of each sequence's keys and values, in order. Then these have page ids in place of
+// batches, and each page has `page_size` rows.
+struct PageTable {
+  const int32_t* ids = nullptr;  // [batch, columns]; null: keys and values are not in pages
+  int64_t columns = 0;
+  int64_t page_size = 0;
+  int64_t page_count = 0;  // ids are clamped
+};
+
 // [batch, head, row, column]. Strides in elements; 0 (broadcast) and negative ones are allowed.
 struct AttentionView {
   const void* data = nullptr;
@@ -86,6 +96,7 @@ struct AttentionOperands {
   AttentionConfig config;
   AttentionSizes sizes;
   AttentionView q, k, v;
+  PageTable pages;               // of k and v
   AttentionView mask;            // bool (one byte), or of the operands' dtype
   const float* sinks = nullptr;  // [batch, q_heads], strides in elements:
   int64_t sinks_strides[2] = {};

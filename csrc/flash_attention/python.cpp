@@ -12,7 +12,6 @@
 #include "common/python_args.h"
 #include "flash_attention/flash_attention.h"
 #include "flash_attention/gpu_backward_plan.h"
-#include "flash_attention/pages.h"
 #include "flash_attention/quantized.h"
 #include "quantized_matmul/python_matrix.h"
 
@@ -99,7 +98,6 @@ AttentionResult attention_of_python(nb::handle q,
                                     const QuantizedOptions& k_options,
                                     const QuantizedOptions& v_options,
                                     const AttentionOptions& options,
-                                    const std::optional<mx::array>& block_table,
                                     const mx::StreamOrDevice& stream) {
   const mx::array& queries = to_array(kFlashAttention, "q", q);
   if (is_quantized_tuple(k) != is_quantized_tuple(v)) {
@@ -113,20 +111,10 @@ AttentionResult attention_of_python(nb::handle q,
     const mx::array& keys = to_array(kFlashAttention, "k", k);
     const mx::array& values = to_array(kFlashAttention, "v", v);
     require_no_kv_options(kFlashAttention, k_options, "k and v");
-    if (!block_table) {
-      return flash_attention(queries, keys, values, options, stream);
-    }
-    const mx::Stream s = require_stream(kFlashAttention, stream);
-    const auto [k_rows, v_rows] =
-        gather_pages(keys, values, *block_table, queries, options.lengths, s);
-    return flash_attention(queries, k_rows, v_rows, options, s);
+    return flash_attention(queries, keys, values, options, stream);
   }
   QuantizedMatrix keys = to_quantized_tuple(kFlashAttention, "k", k);
   QuantizedMatrix values = to_quantized_tuple(kFlashAttention, "v", v);
-  if (block_table) {
-    gather_quantized_pages(keys, values, *block_table, queries, options.lengths,
-                           require_stream(kFlashAttention, stream));
-  }
   return quantized_flash_attention(queries, std::move(keys), std::move(values), k_options,
                                    v_options, options, stream);
 }
@@ -255,10 +243,10 @@ nb::object flash_attention_of_python(nb::handle q,
   AttentionOptions options =
       to_attention_options(scale, mask, sinks, window_size, softcap, return_lse);
   options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);
-  const auto table = block_table.is_none()
-                         ? std::nullopt
-                         : std::optional(to_array(kFlashAttention, "block_table", block_table));
-  auto [out, lse] = attention_of_python(q, k, v, k_options, v_options, options, table,
+  if (!block_table.is_none()) {
+    options.block_table = to_array(kFlashAttention, "block_table", block_table);
+  }
+  auto [out, lse] = attention_of_python(q, k, v, k_options, v_options, options,
                                         to_stream_or_device(kFlashAttention, stream));
   return lse ? nb::object(nb::make_tuple(out, *lse)) : nb::cast(out);
 }

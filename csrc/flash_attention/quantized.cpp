@@ -9,6 +9,7 @@
 #include "flash_attention/checks.h"
 #include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/quantized_forward.h"
 #include "flash_attention/sequences.h"
 
@@ -89,7 +90,8 @@ bool any_traces_shapeless(const mx::array& q,
   return traces_shapeless({&q, &k.w, &k.scales, of(k.biases), &v.w, &v.scales, of(v.biases),
                            std::get_if<mx::array>(&options.mask), of(options.sinks),
                            of(options.lengths.keys), of(options.lengths.queries),
-                           of(options.lengths.cu_queries), of(options.lengths.cu_keys)});
+                           of(options.lengths.cu_queries), of(options.lengths.cu_keys),
+                           of(options.block_table)});
 }
 
 // ---- the route ----------------------------------------------------------------------------------
@@ -120,17 +122,36 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                                       checked_format(kFlashAttention, v_options, "kv_")};
   check_matrix(kFlashAttention, "k ", formats.k, k, columns_of(q));
   check_matrix(kFlashAttention, "v ", formats.v, v);
-  const mx::array k_values = shape_of_values(formats.k, k);
-  const mx::array v_values = shape_of_values(formats.v, v);
+  const mx::Stream s = require_stream(kFlashAttention, stream);
+  const std::optional<mx::array>& table = options.block_table;
+  if (table) {
+    check_pages(*table, q, options.lengths, arrays_of_pages(k, v), s);
+  }
+  const auto shape_of = [&](const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+    const mx::array values = shape_of_values(format, matrix);
+    return table ? shape_of_rows(values, *table) : values;
+  };
+  const mx::array k_values = shape_of(formats.k, k), v_values = shape_of(formats.v, v);
   check_attention_shapes(q, k_values, v_values);
   AttentionConfig config = checked_attention_config(options, q.shape(3));
-  const mx::Stream s = require_stream(kFlashAttention, stream);
   if (any_traces_shapeless(q, k, v, options)) {
     return shapeless(q, k, v, k_options, v_options, options, s);
   }
 
   const mx::Dtype dtype = result_dtype(q, {&k, &v});
   AttentionExtras extras = checked_attention_extras(config, options, q, k_values, dtype, s);
+  const std::string reason = why_composed(q, v_values, s);
+  if (table) {
+    // Numbers of another dtype are not converted in the whole cache.
+    const auto has_dtype = [&](const QuantizedMatrix& x) {
+      return !x.biases || (x.scales.dtype() == dtype && x.biases->dtype() == dtype);
+    };
+    config.is_paged = reason.empty() && has_dtype(k) && has_dtype(v) && reads_pages(k.w, *table, s);
+    if (!config.is_paged) {
+      k = gather_rows(k, *table, *options.lengths.keys, s);
+      v = gather_rows(v, *table, *options.lengths.keys, s);
+    }
+  }
   convert(k, dtype, s);
   convert(v, dtype, s);
   QuantizedAttentionInputs in{mx::astype(q, dtype, s),
@@ -138,11 +159,12 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                               std::move(v),
                               std::move(extras.mask),
                               std::move(extras.sinks),
-                              checked_sequences(options.lengths, q, k_values, s)};
+                              checked_sequences(options.lengths, q, k_values, s),
+                              config.is_paged ? std::optional(page_ids(*table, s)) : std::nullopt};
   config.is_ragged = in.sequences.has_value();
 
-  const bool with_lse = options.return_lse || may_be_differentiated(in);
-  const std::string reason = why_composed(q, v_values, s);
+  // The gradient of pages runs the forward again.
+  const bool with_lse = options.return_lse || (!config.is_paged && may_be_differentiated(in));
   if (!reason.empty()) {
     note_fallback(kFlashAttention, reason);
   }

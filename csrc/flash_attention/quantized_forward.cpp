@@ -11,6 +11,7 @@
 #include "flash_attention/cpu.h"
 #include "flash_attention/forward.h"
 #include "flash_attention/gradient.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/primitive.h"
 #include "flash_attention/quantized_gpu.h"
 #include "quantized_matmul/quantized_primitive.h"
@@ -19,14 +20,15 @@ namespace mlx_anvil {
 
 namespace {
 
-// Where the arrays of a call are among the inputs: q, k, v, mask, sinks, sequences. Quantized
-// matrices are w, scales and, if affine, biases.
+// Where the arrays of a call are among the inputs: q, k, v, mask, sinks, sequences, pages.
+// Quantized matrices are w, scales and, if affine, biases.
 struct InputOrder {
   InputOrder(const AttentionConfig& config, const QuantizedKvFormats& formats)
       : v(k + 2 + formats.k.has_biases()),
         mask(v + 2 + formats.v.has_biases()),
         sinks(mask + (config.mask != AttentionMask::kNone)),
-        sequences(sinks + config.has_sinks) {}
+        sequences(sinks + config.has_sinks),
+        pages(sequences + config.is_ragged) {}
 
   // The argument of attention on plain arrays that input `i` belongs to.
   size_t argument_of(size_t i) const {
@@ -34,7 +36,7 @@ struct InputOrder {
   }
 
   const size_t k = 1;
-  const size_t v, mask, sinks, sequences;
+  const size_t v, mask, sinks, sequences, pages;
 };
 
 // Differentiable in scales and biases, to any order.
@@ -85,8 +87,16 @@ class QuantizedAttention : public FusedPrimitive {
   }
 
   Arrays compose(const Arrays& inputs) override {
-    Arrays outputs = compose_attention(
-        config_, dequantized_inputs(formats_, operands(inputs), stream()), stream());
+    const QuantizedAttentionInputs in = operands(inputs);
+    Arrays outputs;
+    if (config_.is_paged) {
+      AttentionConfig config = config_;
+      config.is_paged = false;
+      outputs = apply_quantized_attention(config, formats_, without_pages(in, stream()),
+                                          /*with_lse=*/true, stream());
+    } else {
+      outputs = compose_attention(config_, dequantized_inputs(formats_, in, stream()), stream());
+    }
     if (!with_lse_) {
       outputs.pop_back();
     }
@@ -118,6 +128,7 @@ class QuantizedAttention : public FusedPrimitive {
     args.values = view_of(formats_.v, in.v);
     fill_mask_and_sinks(args, in.mask, in.sinks);
     fill_sequences(args, in.sequences);
+    fill_pages(args, in.pages, in.k.w);
     args.out = output_of(outputs[0]);
     args.lse = with_lse_ ? outputs[1].data<float>() : nullptr;
     args.lse_stride = args.sizes.q_len;
@@ -141,10 +152,12 @@ class QuantizedAttention : public FusedPrimitive {
   }
 
  protected:
+  bool composes_kernels() const override { return config_.is_paged; }
+
   // Keys and values are slices of a cache. The kernels take any strides but that of a row's codes.
-  // The table of sequences is dense.
+  // The tables are dense.
   bool wants_dense(size_t input) const override {
-    return is_of_cache(input) || (config_.is_ragged && input == order_.sequences);
+    return is_of_cache(input) || input >= order_.sequences;
   }
   bool takes(size_t input, const mx::array& x) const override {
     return is_of_cache(input) && (x.strides().back() == 1 || x.shape(-1) == 1);
@@ -158,6 +171,9 @@ class QuantizedAttention : public FusedPrimitive {
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
+    if (config_.is_paged) {
+      return FusedPrimitive::batched(inputs, axes);
+    }
     const BatchFold batch(inputs, axes, stream());
     Arrays folded;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -182,6 +198,7 @@ class QuantizedAttention : public FusedPrimitive {
                                 matrix_at(formats_.v, inputs, order_.v),
                                 std::nullopt,
                                 std::nullopt,
+                                std::nullopt,
                                 std::nullopt};
     if (config_.mask != AttentionMask::kNone) {
       in.mask = inputs[order_.mask];
@@ -191,6 +208,9 @@ class QuantizedAttention : public FusedPrimitive {
     }
     if (config_.is_ragged) {
       in.sequences = inputs[order_.sequences];
+    }
+    if (config_.is_paged) {
+      in.pages = inputs[order_.pages];
     }
     return in;
   }
@@ -258,9 +278,14 @@ Arrays QuantizedAttention::gradient(const Arrays& primals,
                                     const Arrays& cotangents,
                                     const std::vector<int>& argnums,
                                     const Arrays& outputs) {
-  std::vector<int> arguments;  // of attention on plain arrays, each once
   for (int i : argnums) {
     require_differentiable(i);
+  }
+  if (config_.is_paged) {
+    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+  }
+  std::vector<int> arguments;  // of attention on plain arrays, each once
+  for (int i : argnums) {
     const int argument = static_cast<int>(order_.argument_of(i));
     if (std::find(arguments.begin(), arguments.end(), argument) == arguments.end()) {
       arguments.push_back(argument);
@@ -276,7 +301,8 @@ Arrays QuantizedAttention::gradient(const Arrays& primals,
                            compose_dequantized(formats_.v, in.v, s),
                            in.mask,
                            in.sinks,
-                           in.sequences};
+                           in.sequences,
+                           std::nullopt};
   if (const char* why_not = why_not_fused(plain.q.shape(3), plain.v.shape(3), plain.q.shape(2),
                                           /*gradient=*/true)) {
     note_fallback(op(), why_not);
@@ -335,7 +361,7 @@ Arrays apply_quantized_attention(const AttentionConfig& config,
       inputs.push_back(*std::move(matrix->biases));
     }
   }
-  for (std::optional<mx::array>* x : {&in.mask, &in.sinks, &in.sequences}) {
+  for (std::optional<mx::array>* x : {&in.mask, &in.sinks, &in.sequences, &in.pages}) {
     if (*x) {
       inputs.push_back(*std::move(*x));
     }
@@ -352,7 +378,8 @@ AttentionInputs dequantized_inputs(const QuantizedKvFormats& formats,
           dequantized(formats.v, in.v, in.q.dtype(), stream),
           in.mask,
           in.sinks,
-          in.sequences};
+          in.sequences,
+          std::nullopt};
 }
 
 }  // namespace mlx_anvil

@@ -54,23 +54,21 @@ inline bool to_integer_queries(Panels q, int64_t rows, int bits, const IntegerQu
   return true;
 }
 
-// Loads words [first, first + count) of kLanes rows, one row per lane. A row past `last` is `last`.
-inline void load_transposed(const uint32_t* codes,
-                            int64_t stride,
+// Loads `count` words from `word` on of kLanes rows, one row per lane. A row past `last` is `last`.
+inline void load_transposed(const CodeList& codes,
+                            int64_t word,
                             int64_t row,
                             int64_t last,
                             int64_t count,
-                            int64_t ahead,
                             u32v (&x)[kLanes]) {
   if (row + kLanes - 1 <= last && count == kLanes) {
-    const uint32_t* from = codes + row * stride;
-    for (int k = 0; k < kLanes; ++k, from += stride) {
-      prefetch_bytes(from + ahead, kLanes * sizeof(uint32_t));
-      x[k] = load_bits<u32v>(from);
+    for (int k = 0; k < kLanes; ++k) {
+      prefetch_bytes(codes.rows[row + k + codes.ahead] + word, kLanes * sizeof(uint32_t));
+      x[k] = load_bits<u32v>(codes.rows[row + k] + word);
     }
   } else {
     for (int k = 0; k < kLanes; ++k) {
-      x[k] = load_words_of(codes + smaller(row + k, last) * stride, count);
+      x[k] = load_words_of(codes.rows[smaller(row + k, last)] + word, count);
     }
   }
   transpose(x);
@@ -78,8 +76,7 @@ inline void load_transposed(const uint32_t* codes,
 
 // Like stream_scores() (stream.h). A lane has one key, so that no sum crosses lanes.
 template <class Format, int kRows>
-void integer_scores(const uint32_t* codes,
-                    int64_t stride,
+void integer_scores(const CodeList& codes,
                     const IntegerNumbers& numbers,
                     int64_t begin,
                     int64_t end,
@@ -91,7 +88,6 @@ void integer_scores(const uint32_t* codes,
   constexpr int kVectors = kRows > 4 ? 1 : 2;  // of keys, which share the loads of q
   const int64_t words = q.columns * kBits / 32, words_per_group = numbers.group * kBits / 32;
   const int64_t row_pairs = q.columns / 2;
-  const int64_t ahead = rows_ahead(words) * stride;
   float of_step[kRows];
   for (int r = 0; r < kRows; ++r) {
     of_step[r] = q.steps[r] * factor;
@@ -105,7 +101,7 @@ void integer_scores(const uint32_t* codes,
       const int64_t count = smaller(words - w, kLanes);
       u32v x[kVectors][kLanes];
       for (int v = 0; v < kVectors; ++v) {
-        load_transposed(codes + w, stride, first + v * kLanes, end - 1, count, ahead, x[v]);
+        load_transposed(codes, w, first + v * kLanes, end - 1, count, x[v]);
       }
       for (int64_t i = 0; i < count; ++i) {
         unroll<kPairs>([&](auto pair) {

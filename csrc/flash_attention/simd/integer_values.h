@@ -164,10 +164,8 @@ inline u32v load_weights(const uint32_t* from) {
 
 // A vector of words of each of some rows: words [word, word + kLanes) of `words`.
 struct WordColumn {
-  const uint32_t* codes;
-  int64_t stride;
+  CodeList codes;
   int64_t word, words;
-  int64_t ahead;
   int64_t first_group;
   u32v group_of_lane;
 };
@@ -211,21 +209,23 @@ MLX_ANVIL_UNROLLED void weighted_words(const WordColumn& column,
     });
     pairs += groups;
   };
-  const uint32_t* from = column.codes + first * column.stride + column.word;
+  const uint32_t* const* const rows = column.codes.rows;
   const int64_t count = column.words - column.word;
   int64_t key = first;
   if (count >= kLanes) {
-    for (; key + 2 <= last; key += 2, from += 2 * column.stride) {
+    for (; key + 2 <= last; key += 2) {
       if constexpr (kFirst == 0) {
-        prefetch_bytes(from + column.ahead, kLanes * sizeof(uint32_t));
-        prefetch_bytes(from + column.stride + column.ahead, kLanes * sizeof(uint32_t));
+        for (const int64_t next : {key + column.codes.ahead, key + 1 + column.codes.ahead}) {
+          prefetch_bytes(rows[next] + column.word, kLanes * sizeof(uint32_t));
+        }
       }
-      add(load_bits<u32v>(from), load_bits<u32v>(from + column.stride));
+      add(load_bits<u32v>(rows[key] + column.word), load_bits<u32v>(rows[key + 1] + column.word));
     }
   }
-  for (; key < last; key += 2, from += 2 * column.stride) {
-    const uint32_t* const next = key + 1 < last ? from + column.stride : from;  // of weight 0
-    add(load_words_of(from, count), load_words_of(next, count));
+  for (; key < last; key += 2) {
+    const int64_t next = key + 1 < last ? key + 1 : key;  // of weight 0
+    add(load_words_of(rows[key] + column.word, count),
+        load_words_of(rows[next] + column.word, count));
   }
   for (int r = 0; r < kRows; ++r) {
     const f32v step = lookup(load_lanes(steps + r * groups), column.group_of_lane);
@@ -239,8 +239,7 @@ MLX_ANVIL_UNROLLED void weighted_words(const WordColumn& column,
 // Like stream_values() (stream.h). Returns false, and leaves `out` alone, if a weight is not
 // finite.
 template <class Format, int kRows>
-bool integer_values(const uint32_t* codes,
-                    int64_t stride,
+bool integer_values(const CodeList& codes,
                     const IntegerNumbers& numbers,
                     int64_t begin,
                     int64_t end,
@@ -254,7 +253,6 @@ bool integer_values(const uint32_t* codes,
   constexpr int kCount = kCodes < kMost ? kCodes : kMost;
   const int64_t groups = numbers.groups, words_per_group = numbers.group * kBits / 32;
   const int64_t words = groups * words_per_group;
-  const int64_t ahead = rows_ahead(words) * stride;
   const int64_t padded = round_up(words, kLanes) * kCodes;  // columns of whole vectors of words
   std::memset(weights.sums, 0, kRows * padded * sizeof(float));
   std::memset(weights.biases, 0, kRows * numbers.groups * sizeof(f32v));
@@ -264,7 +262,7 @@ bool integer_values(const uint32_t* codes,
       return false;
     }
     for (int64_t word = 0; word < words; word += kLanes) {
-      WordColumn column = {codes, stride, word, words, ahead, word / words_per_group, {}};
+      WordColumn column = {codes, word, words, word / words_per_group, {}};
       const int shift = __builtin_ctzll(static_cast<uint64_t>(words_per_group));
       const i32v words_of_group =
           lane_index() + static_cast<int32_t>(word - column.first_group * words_per_group);

@@ -25,8 +25,8 @@ class QuantizedKeyValues {
   static constexpr bool kIntegers = kHasPairProducts && sizeof(T) == 2;
 
   QuantizedKeyValues(Arena& arena, const Args& args, const AttentionRows& rows, AttentionTile tile)
-      : k_(arena, args.keys, args.dtype, rows, args.sizes.head_dim, tile.keys),
-        v_(arena, args.values, args.dtype, rows, args.sizes.v_head_dim, tile.keys),
+      : k_(arena, args, args.keys, rows, args.sizes.head_dim, tile),
+        v_(arena, args, args.values, rows, args.sizes.v_head_dim, tile),
         in_integers_(kIntegers && tile.streamed),
         integer_k_(arena, k_, in_integers_ ? tile.keys : 0),
         integer_v_(arena, v_, in_integers_ ? tile.keys : 0) {
@@ -45,8 +45,8 @@ class QuantizedKeyValues {
   }
 
   void read(KeyRange tile) {
-    k_.read(tile.begin, tile.end - tile.begin);
-    v_.read(tile.begin, tile.end - tile.begin);
+    k_.read(tile);
+    v_.read(tile);
     if (in_integers_) {
       integer_k_.read();
       integer_v_.read();
@@ -67,8 +67,8 @@ class QuantizedKeyValues {
     if constexpr (kIntegers) {
       if (has_queries_ && integer_k_.usable()) {
         with_integer_format(k_.format(), [&](auto format) {
-          integer_scores<decltype(format), kRows>(k_.codes(), k_.stride(), integer_k_.numbers(),
-                                                  begin, end, factor, queries_, s);
+          integer_scores<decltype(format), kRows>(k_.codes(), integer_k_.numbers(), begin, end,
+                                                  factor, queries_, s);
         });
         return;
       }
@@ -82,8 +82,8 @@ class QuantizedKeyValues {
       bool done = false;
       if (integer_v_.usable()) {
         with_integer_format(v_.format(), [&](auto format) {
-          done = integer_values<decltype(format), kRows>(
-              v_.codes(), v_.stride(), integer_v_.numbers(), begin, end, p, factors, weights_, out);
+          done = integer_values<decltype(format), kRows>(v_.codes(), integer_v_.numbers(), begin,
+                                                         end, p, factors, weights_, out);
         });
       }
       if (done) {

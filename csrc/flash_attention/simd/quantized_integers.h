@@ -94,12 +94,6 @@ inline u32v load_words_of(const uint32_t* from, int64_t count) {
 #endif
 }
 
-// Prefetch distance in rows of `words` words.
-inline int64_t rows_ahead(int64_t words) {
-  constexpr int64_t kAheadWords = 16384 / sizeof(uint32_t);
-  return kAheadWords / words + 1;
-}
-
 // ---- to integers --------------------------------------------------------------------------------
 
 // The largest magnitude of all lanes, as bits: NaN counts above infinity.
@@ -125,6 +119,12 @@ inline float step_of(float largest) {
 inline float inverse_of(float largest) {
   return largest < 1e-30f ? 0.0f : kMostInteger / largest;  // of less, the inverse may overflow
 }
+
+// The rows of codes of a tile, and of `ahead` rows after it, for prefetches.
+struct CodeList {
+  const uint32_t* const* rows;
+  int64_t ahead;
+};
 
 // The scales and biases of integers, [group][stride of rows]. A stride is a whole number of panels.
 struct IntegerNumbers {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "common/simd/panels.h"
+#include "flash_attention/simd/quantized_integers.h"
 #include "flash_attention/simd/stream.h"
 #include "quantized_matmul/simd/unpack.h"
 
@@ -103,19 +104,18 @@ struct GroupNumbers {
 template <class Format>
 struct CodeRows {
   struct Row {
-    const uint32_t* codes;
+    const uint32_t* const* codes;  // one of a list
     const float* scales;
     const float* biases;
   };
 
-  const uint32_t* codes;
-  int64_t stride;  // words per row
+  CodeList codes;
   GroupNumbers numbers;
   int64_t columns;
 
   Row row(int64_t index) const {
     const int64_t first = index * numbers.groups;
-    return {codes + index * stride, numbers.scales + first,
+    return {codes.rows + index, numbers.scales + first,
             Format::kHasBiases ? numbers.biases + first : nullptr};
   }
 
@@ -123,7 +123,7 @@ struct CodeRows {
 
   f32v load(const Row& row, int64_t column) const {
     const int64_t group = column >> numbers.group_shift;
-    f32v x = Format::value(adjacent_codes<Format::kBits>(row.codes, column)) * row.scales[group];
+    f32v x = Format::value(adjacent_codes<Format::kBits>(*row.codes, column)) * row.scales[group];
     if constexpr (Format::kHasBiases) {
       x += row.biases[group];
     }
@@ -132,14 +132,11 @@ struct CodeRows {
   f32v load_some(const Row& row, int64_t column) const { return load(row, column); }
 
   // As in Stream.
-  int64_t ahead() const {
-    constexpr int64_t kAheadBytes = 16384;
-    return (kAheadBytes / (columns * Format::kBits / 8) + 1) * stride;
-  }
+  int64_t ahead() const { return codes.ahead; }
   void prefetch(const Row& row, int64_t ahead, int64_t column, int count) const {
     const int64_t bit = column * Format::kBits;
     if (bit % 512 < count * Format::kBits) {  // the first of a cache line
-      prefetch_bytes(reinterpret_cast<const char*>(row.codes + ahead) + bit / 8,
+      prefetch_bytes(reinterpret_cast<const char*>(row.codes[ahead]) + bit / 8,
                      (count * Format::kBits + 7) / 8);
     }
   }
@@ -159,28 +156,38 @@ struct CodeRows {
 // Keys or values of one kv head.
 class QuantizedTile {
  public:
-  // `rows` is the largest number of rows of a tile.
   QuantizedTile(Arena& arena,
+                const AttentionOperands& args,
                 const QuantizedView& view,
-                KernelDtype dtype,
                 const AttentionRows& rows,
                 int64_t columns,
-                int64_t most_rows)
-      : view_(view), dtype_(dtype), rows_(rows), columns_(columns) {
+                AttentionTile tile)
+      : args_(args), view_(view), rows_(rows), columns_(columns) {
+    if (tile.streamed) {
+      ahead_ = smaller(rows_ahead(columns * view.format.bits / 8) / 2, tile.keys);
+    }
+    list_ = arena.take<const uint32_t*>(tile.keys + ahead_);
     const int64_t groups = columns / view.format.group;
-    numbers_ = {arena.take<float>(most_rows * groups),
-                view.format.has_biases() ? arena.take<float>(most_rows * groups) : nullptr, groups,
+    numbers_ = {arena.take<float>(tile.keys * groups),
+                view.format.has_biases() ? arena.take<float>(tile.keys * groups) : nullptr, groups,
                 __builtin_ctz(static_cast<unsigned>(view.format.group))};
   }
 
-  // Turns to `count` rows from `first` on, and converts their scales and biases.
-  void read(int64_t first, int64_t count) {
-    first_ = first;
-    count_ = count;
-    convert(view_.data.scales, view_.scales_strides, numbers_.scales);
-    if (numbers_.biases) {
-      convert(view_.data.biases, view_.biases_strides, numbers_.biases);
-    }
+  // Turns to a tile, and converts its scales and biases.
+  void read(KeyRange tile) {
+    count_ = tile.end - tile.begin;
+    list_rows(args_, rows_, view_.data.w, view_.w_strides, tile, ahead_, list_);
+    for_each_run(
+        args_, rows_.batch, tile, [&](int64_t key, int64_t count, int64_t batch, int64_t row) {
+          const int64_t first = (key - tile.begin) * numbers_.groups;
+          const auto convert_run = [&](const void* numbers, const int64_t* strides, float* to) {
+            convert(numbers, strides, batch, row, count, to + first);
+          };
+          convert_run(view_.data.scales, view_.scales_strides, numbers_.scales);
+          if (numbers_.biases) {
+            convert_run(view_.data.biases, view_.biases_strides, numbers_.biases);
+          }
+        });
   }
 
   int64_t count() const { return count_; }
@@ -193,23 +200,26 @@ class QuantizedTile {
   template <class Action>
   void with_rows(Action action) const {
     with_format(view_.format, [&](auto format) {
-      action(CodeRows<decltype(format)>{codes(), view_.w_strides[2], numbers_, columns_});
+      action(CodeRows<decltype(format)>{codes(), numbers_, columns_});
     });
   }
 
-  const uint32_t* codes() const {
-    return row_address(view_.data.w, view_.w_strides, rows_.batch, rows_.kv_head, first_);
-  }
-  int64_t stride() const { return view_.w_strides[2]; }
+  CodeList codes() const { return {list_, ahead_}; }
 
  private:
-  void convert(const void* numbers, const int64_t* strides, float* to) const {
-    const QuantizedMatrixView matrix = {view_.format, dtype_, columns_, count_, {}};
+  // `count` rows from `row` on of a batch, or of a page.
+  void convert(const void* numbers,
+               const int64_t* strides,
+               int64_t batch,
+               int64_t row,
+               int64_t count,
+               float* to) const {
+    const QuantizedMatrixView matrix = {view_.format, args_.dtype, columns_, count, {}};
     with_scales(matrix, numbers, [&](const auto* from, auto widen) {
-      from = row_address(from, strides, rows_.batch, rows_.kv_head, first_);
+      from = row_address(from, strides, batch, rows_.kv_head, row);
       const bool dense = strides[2] == numbers_.groups;
-      const int64_t runs = dense ? 1 : count_;
-      const int64_t length = numbers_.groups * (dense ? count_ : 1);
+      const int64_t runs = dense ? 1 : count;
+      const int64_t length = numbers_.groups * (dense ? count : 1);
       for (int64_t run = 0; run < runs; ++run, from += strides[2], to += length) {
         int64_t i = 0;
         for (; i + kLanes <= length; i += kLanes) {
@@ -223,12 +233,14 @@ class QuantizedTile {
     });
   }
 
+  const AttentionOperands& args_;
   const QuantizedView& view_;
-  const KernelDtype dtype_;
   const AttentionRows& rows_;
   const int64_t columns_;
   GroupNumbers numbers_;
-  int64_t first_ = 0, count_ = 0;
+  const uint32_t** list_ = nullptr;
+  int64_t ahead_ = 0;
+  int64_t count_ = 0;
 };
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -103,6 +103,49 @@ void pack_pairs_block(const AttentionView& view,
   }
 }
 
+// ---- where keys are -----------------------------------------------------------------------------
+
+// Calls action(first, count, batch, row) for each run of keys that follow one another in memory:
+// keys [first, first + count) of the call are rows from `row` on of a batch, or of a page.
+template <class Action>
+void for_each_run(const AttentionOperands& args, int64_t batch, KeyRange keys, Action action) {
+  const PageTable& pages = args.pages;
+  if (!pages.ids) {
+    action(keys.begin, keys.end - keys.begin, batch, keys.begin);
+    return;
+  }
+  for (int64_t key = keys.begin; key < keys.end;) {
+    const int64_t column = key / pages.page_size, row = key - column * pages.page_size;
+    const int64_t count = smaller(pages.page_size - row, keys.end - key);
+    const int64_t id = pages.ids[column];
+    action(key, count, smaller(larger(id, 0), pages.page_count - 1), row);
+    key += count;
+  }
+}
+
+// Lists the addresses of rows from keys.begin on, and of up to `ahead` rows after them, for
+// prefetches. The last address is repeated where a sequence ends. `strides` are of batch, head,
+// row.
+template <class T>
+void list_rows(const AttentionOperands& args,
+               const AttentionRows& rows,
+               const T* data,
+               const int64_t* strides,
+               KeyRange keys,
+               int64_t ahead,
+               const T** list) {
+  const KeyRange all = {keys.begin, smaller(keys.end + ahead, args.sizes.kv_len)};
+  for_each_run(args, rows.batch, all, [&](int64_t key, int64_t count, int64_t batch, int64_t row) {
+    const T* from = row_address(data, strides, batch, rows.kv_head, row);
+    for (int64_t i = 0; i < count; ++i, from += strides[2]) {
+      list[key - keys.begin + i] = from;
+    }
+  });
+  for (int64_t key = all.end; key < keys.end + ahead; ++key) {
+    list[key - keys.begin] = list[all.end - 1 - keys.begin];
+  }
+}
+
 // ---- visible keys -------------------------------------------------------------------------------
 
 inline KeyRange visible_keys(const AttentionOperands& args, int64_t query) {
