@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 import generate
 import long_context
+import serve
 import train
 
 # What they print is checked, not numbers: the ops have tests of their own.
@@ -113,6 +114,23 @@ def test_generate(options):
 
 def test_generate_alone():
     assert rows_of(succeed(generate.main, *TINY_GENERATION, "--no-compare")) == [common.OURS]
+
+
+@pytest.mark.parametrize("options", [[], ["--kv-bits", 4, "--pages", 30]], ids=str)
+def test_serve(options):
+    output = succeed(
+        serve.main, *TINY_LLAMA, "--dims", 64, "--kv-heads", 1, "--heads", 1, "--dtype", "float32", *options
+    )
+    answers = [int(answer) for answer in re.findall(r"│ +\d+ │ +\d+ │ +(\d+) │", output)]
+    assert answers == [answer for _, answer in serve.LENGTHS]
+    same, count = map(int, re.findall(r"(\d+) of (\d+) tokens are the same", output)[0])
+    assert count == sum(answers)
+    assert options or same == count
+
+
+def test_serve_refuses():
+    assert "[PagedCache] 4 pages are needed and 2 of 2 are free" in fail(serve.main, *TINY_LLAMA, "--pages", 2)
+    assert "--pages: too few for one request alone" in fail(serve.main, *TINY_LLAMA, "--pages", 4)
 
 
 @pytest.fixture(scope="module")

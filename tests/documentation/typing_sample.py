@@ -130,6 +130,13 @@ def patched(model: mlx.nn.Module) -> tuple[str, str]:
     return report.swapped[0].op, str([report.fallbacks for report in reports])
 
 
+def served(model: mlx.nn.Module) -> tuple[int, int]:
+    cache = mlx_anvil.lm.PagedCache(model, pages=8, page_size=16, kv_bits=(8, 4))
+    sequence: mlx_anvil.lm.Sequence = cache.new_sequence()
+    layers: list[mlx_anvil.lm.LayerCache] = cache.step([sequence, sequence.fork()], [3, 1])
+    return len(layers), cache.free_pages
+
+
 def built(x: mx.array) -> tuple[int, str]:
     prebuilt: mlx_anvil.Prebuilt = mlx_anvil.prebuild(mlx.nn.RMSNorm(8), lambda: mlx_anvil.silu_gate(x, x))
     prebuilt.wait(timeout=600.0)

@@ -249,5 +249,7 @@ def test_results_are_those_of_an_ordinary_run(rng):
     source = source.replace("* x,", "* x [[buffer(0)]],").replace("* y,", "* y [[buffer(1)]],")
     report = Library(source, options=PROFILED).run("k", {0: x, 1: y}, (128,), (64,), dispatch="threads")
     expected = np.repeat(x.reshape(4, 32).sum(1, keepdims=True), 32, 1)
-    np.testing.assert_allclose(y.reshape(4, 32), expected, rtol=0, atol=1e-5)  # the sum may be near 0, its terms are not
+    np.testing.assert_allclose(
+        y.reshape(4, 32), expected, rtol=0, atol=1e-5
+    )  # the sum may be near 0, its terms are not
     assert report.profile.kernel == "k"

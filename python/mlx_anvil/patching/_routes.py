@@ -117,6 +117,11 @@ class _Patched:
 _patched: dict[int, _Patched] = {}
 
 
+def is_patched(module: nn.Module) -> bool:
+    """True if the instance runs other functions than its class."""
+    return id(module) in _patched
+
+
 def assign(functions: Iterable[tuple[nn.Module, Mapping[Route, Function]]]) -> None:
     """Sets the functions of all modules, or of none if one fails. An empty mapping restores a module's methods."""
     before: list[tuple[nn.Module, Mapping[Route, Function]]] = []

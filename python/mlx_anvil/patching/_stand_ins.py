@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -69,6 +70,38 @@ def _quantized_attention(
     return _ext.flash_attention(
         queries, q_keys, q_values, scale=scale, mask=mask, kv_group_size=group_size, kv_bits=bits
     )
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What a paged cache gives to attention as keys.
+
+    Attributes:
+        keys: the pages of the keys.
+        options: the arguments of flash_attention that say what is in them.
+    """
+
+    keys: mx.array | tuple[mx.array, ...]
+    options: Mapping[str, Any]
+
+    def attend(self, queries: mx.array, values: Any, *, mask: Any = None, **options: Any) -> Any:
+        window = getattr(mask, "window", None)  # of the mask that the cache made
+        return _ext.flash_attention(
+            queries, self.keys, values, mask=mask, window_size=window, **options, **self.options
+        )
+
+
+def takes_pages(attention: Function) -> Function:
+    """Attention that also takes the keys and values of a paged cache."""
+
+    @functools.wraps(attention)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1 and type(args[1]) is Pages:
+            queries, pages, *rest = args
+            return pages.attend(queries, *rest, **kwargs)
+        return attention(*args, **kwargs)
+
+    return call
 
 
 def _geglu(gate: mx.array, x: mx.array) -> mx.array:
@@ -147,7 +180,11 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
     """The stand-in of each call."""
 
     def made(call: Call, original: Function, ours: Function) -> StandIn:
-        return StandIn(original, lambda current: stand_in(call.op, original, ours, log, current))
+        def make(current: Current) -> Function:
+            function = stand_in(call.op, original, ours, log, current)
+            return takes_pages(function) if call is ATTENTION else function
+
+        return StandIn(original, make)
 
     return {call: made(call, *pair) for call, pair in originals().items()}
 
