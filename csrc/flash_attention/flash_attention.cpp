@@ -5,6 +5,7 @@
 #include "common/checks.h"
 #include "common/launch.h"
 #include "common/shapeless.h"
+#include "common/simulate.h"
 #include "common/trace.h"
 #include "flash_attention/checks.h"
 #include "flash_attention/compose.h"
@@ -20,8 +21,8 @@ namespace {
 
 // Returns the reason for falling back to a graph of MLX ops. Empty if a kernel serves the call.
 std::string why_composed(const AttentionInputs& in, mx::Stream s) {
-  if (const char* reason =
-          why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/false)) {
+  if (const char* reason = why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2),
+                                         /*gradient=*/false, for_gpu(s))) {
     return reason;
   }
   std::string reason;

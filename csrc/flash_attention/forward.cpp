@@ -126,8 +126,8 @@ Arrays AttentionForward::gradient(const Arrays& primals,
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
   const AttentionInputs in = operands(primals);
-  if (const char* why_not =
-          why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2), /*gradient=*/true)) {
+  if (const char* why_not = why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2),
+                                          /*gradient=*/true, launches_kernels())) {
     note_fallback(op(), why_not);
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
@@ -138,17 +138,20 @@ Arrays AttentionForward::gradient(const Arrays& primals,
 
 }  // namespace
 
-const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient) {
+const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient, bool on_gpu) {
   const int larger = std::max(head_dim, v_head_dim);
-  if (larger <= kMaxHeadDim) {
+  if (!on_gpu) {
+    return larger <= kMaxHeadDim ? nullptr : "the CPU has kernels for head dims up to 1024";
+  }
+  if (larger <= kMaxGpuHeadDim) {
     return nullptr;
   }
   if (gradient) {
-    return "the gradient has kernels for head dims up to 256";
+    return "GPUs have kernels of the gradient for head dims up to 256";
   }
-  return larger <= kMaxDecodeHeadDim && q_len <= kDecodeRows
+  return larger <= kMaxGpuDecodeHeadDim && q_len <= kDecodeRows
              ? nullptr
-             : "there are kernels for head dims up to 256, and up to 512 for at most 8 queries";
+             : "GPUs have kernels for head dims up to 256, and up to 512 for at most 8 queries";
 }
 
 Arrays apply_attention(const AttentionConfig& config,

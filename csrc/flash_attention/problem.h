@@ -19,9 +19,11 @@ inline constexpr int64_t kUnboundedWindow = int64_t{1} << 40;
 
 // The decode kernels serve up to this many queries.
 inline constexpr int kDecodeRows = 8;
-// The largest head dims with kernels: for everything, and for the forward of a decode.
-inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kMaxDecodeHeadDim = 512;
+// The largest head dims with GPU kernels: for everything, and for the forward of a decode.
+inline constexpr int kMaxGpuHeadDim = 256;
+inline constexpr int kMaxGpuDecodeHeadDim = 512;
+// The CPU kernels take larger ones. This bounds their arrays on the stack.
+inline constexpr int kMaxHeadDim = 1024;
 
 enum class AttentionMask : int32_t { kNone, kBool, kAdditive };
 

@@ -5,6 +5,7 @@
 #include "common/checks.h"
 #include "common/launch.h"
 #include "common/shapeless.h"
+#include "common/simulate.h"
 #include "common/trace.h"
 #include "flash_attention/checks.h"
 #include "flash_attention/compose.h"
@@ -98,7 +99,8 @@ bool any_traces_shapeless(const mx::array& q,
 
 // Returns why MLX ops compute the call, or an empty text if a kernel does.
 std::string why_composed(const mx::array& q, const mx::array& v, mx::Stream s) {
-  if (const char* reason = why_not_fused(q.shape(3), v.shape(3), q.shape(2), /*gradient=*/false)) {
+  if (const char* reason =
+          why_not_fused(q.shape(3), v.shape(3), q.shape(2), /*gradient=*/false, for_gpu(s))) {
     return reason;
   }
   std::string reason;

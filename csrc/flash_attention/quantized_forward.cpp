@@ -304,7 +304,7 @@ Arrays QuantizedAttention::gradient(const Arrays& primals,
                            in.sequences,
                            std::nullopt};
   if (const char* why_not = why_not_fused(plain.q.shape(3), plain.v.shape(3), plain.q.shape(2),
-                                          /*gradient=*/true)) {
+                                          /*gradient=*/true, launches_kernels())) {
     note_fallback(op(), why_not);
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }

@@ -310,13 +310,26 @@ def test_training_runs_each_kernel_once():
     assert any("backward" in name for name in kernels)
 
 
-@pytest.mark.parametrize(("dim", "q_len"), [(257, 9), (300, 33), (513, 1)])
-def test_large_heads_fall_back_with_a_reason(dim: int, q_len: int):
+LARGE_DIMS = ((257, 257), (512, 512), (576, 512), (1024, 999))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("q_len", [1, 9, 40])
+@pytest.mark.parametrize("dims", LARGE_DIMS, ids=str)
+def test_large_heads(dims: tuple[int, int], q_len: int, dtype: mx.Dtype):
+    case = draw((4, 2), (q_len, 70), dims, dtype, "causal")
+    with mlx_anvil.strict():
+        check(case)
+
+
+@pytest.mark.parametrize(("dim", "q_len"), [(1025, 9), (1200, 1)])
+def test_larger_heads_fall_back_with_a_reason(dim: int, q_len: int):
     case = draw((2, 1), (q_len, 21), (dim, dim), mx.float32, "causal")
     with mlx_anvil.trace() as trace:
         check(case)
-    assert "head dims up to 256" in str(trace)
-    with mlx_anvil.strict(), pytest.raises(RuntimeError, match="head dims up to 256"):
+    assert "kernels for head dims up to " in str(trace)
+    with mlx_anvil.strict(), pytest.raises(RuntimeError, match="kernels for head dims up to "):
         flash_attention(case.q, case.k, case.v)
 
 

@@ -248,7 +248,7 @@ void combine(const AttentionForwardArgs& args,
   const int64_t columns = args.sizes.v_head_dim;
   const int64_t count = row_count(rows);
   const int64_t row_size = columns + 2;
-  float memory[kMaxDecodeHeadDim];
+  float memory[kMaxHeadDim];
   const Panels total = {memory, 1};
   for (int64_t r = 0; r < count; ++r) {
     const float* row = partials + r * row_size;

@@ -21,7 +21,7 @@ inline bool to_integer_queries(Panels q, int64_t rows, int bits, const IntegerQu
   const int64_t columns = to.columns, group = columns / to.groups;
   const int pairs = 16 / bits;
   for (int64_t r = 0; r < rows; ++r) {
-    int16_t integers[kMaxDecodeHeadDim];
+    int16_t integers[kMaxHeadDim];
     u32v most = {};
     for (int64_t c = 0; c < columns; c += kLanes) {
       const u32v x = bits_as<u32v>(absolute(load_lanes(q.at(r, c / kPanel) + c % kPanel)));

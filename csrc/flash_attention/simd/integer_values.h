@@ -121,7 +121,7 @@ bool to_integer_weights(const IntegerNumbers& numbers,
                         const IntegerWeights& to) {
   const int64_t groups = numbers.groups, count = kRows * groups;
   uint32_t worst = 0;
-  alignas(64) float inverses[kRows * kMaxDecodeHeadDim / 16 + kLanes];
+  alignas(64) float inverses[kRows * kMaxHeadDim / 16 + kLanes];
   for (int64_t begin = 0; begin < count; begin += kLanes) {
     const int64_t end = smaller(count, begin + kLanes);
     u32v most[kLanes];
@@ -283,7 +283,7 @@ bool integer_values(const CodeList& codes,
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    float in_order[kMaxDecodeHeadDim + kLanes * kCodes];
+    float in_order[kMaxHeadDim + kLanes * kCodes];
     for (int64_t word = 0; word < words; word += kLanes) {
       const float* const sums = weights.sums + r * padded + word * kCodes;
       float* const to = in_order + word * kCodes;
