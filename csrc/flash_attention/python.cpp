@@ -55,6 +55,31 @@ std::pair<int64_t, int64_t> to_window(nb::handle value) {
   return {side, side};
 }
 
+using NamedHandles = std::initializer_list<std::pair<const char*, nb::handle>>;
+
+// A Tree (mlx_anvil.Tree, a Python class) makes the mask of a call itself. `rows` are the arguments
+// that say which rows are queries and keys.
+nb::object mask_of_call(nb::handle mask, nb::handle q, nb::handle k, NamedHandles rows) {
+  constexpr const char* kMethod = "_flash_attention_mask";
+  const bool is_plain =
+      mask.is_none() || nb::isinstance<nb::str>(mask) || nb::isinstance<mx::array>(mask);
+  if (is_plain || !nb::hasattr(mask, kMethod)) {
+    return nb::borrow(mask);
+  }
+  to_array(kFlashAttention, "q", q);
+  if (!is_quantized_tuple(k)) {
+    to_array(kFlashAttention, "k", k);
+  }
+  nb::dict given;
+  for (const auto& [name, value] : rows) {
+    if (!value.is_none()) {
+      to_array(kFlashAttention, name, value);
+      given[name] = value;
+    }
+  }
+  return mask.attr(kMethod)(q, k, given);
+}
+
 AttentionOptions to_attention_options(nb::handle scale,
                                       nb::handle mask,
                                       nb::handle sinks,
@@ -68,7 +93,8 @@ AttentionOptions to_attention_options(nb::handle scale,
   } else if (nb::isinstance<mx::array>(mask)) {
     options.mask = nb::cast<mx::array>(mask);
   } else if (!mask.is_none()) {
-    throw_type_error(kFlashAttention, "mask", mask, "None, 'causal', mlx.core.array");
+    throw_type_error(kFlashAttention, "mask", mask,
+                     "None, 'causal', mlx.core.array, mlx_anvil.Tree");
   }
   if (!sinks.is_none()) {
     options.sinks = to_array(kFlashAttention, "sinks", sinks);
@@ -126,8 +152,8 @@ AttentionResult attention_of_python(nb::handle q,
 #define MLX_ANVIL_ATTENTION_SIGNATURE(return_lse, result)                                  \
   "def flash_attention(q: mlx.core.array, k: " MLX_ANVIL_KV_TYPE ", v: " MLX_ANVIL_KV_TYPE \
   ", *, "                                                                                  \
-  "scale: float | None = None, mask: typing.Literal['causal'] | mlx.core.array | None = "  \
-  "None, sinks: mlx.core.array | None = None, "                                            \
+  "scale: float | None = None, mask: typing.Literal['causal'] | mlx.core.array | "         \
+  "mlx_anvil.Tree | None = None, sinks: mlx.core.array | None = None, "                    \
   "window_size: int | tuple[int, int] | None = None, softcap: float | None = None, "       \
   "return_lse: " return_lse                                                                \
   ", lengths: mlx.core.array | None = None, q_lengths: mlx.core.array | None = None, "     \
@@ -175,8 +201,9 @@ Args:
         attention); or quantized keys ``(w, scales[, biases])``, as ``mx.quantize`` returns them.
     v (array or tuple): values ``[B, Hkv, Lk, Dv]``, or quantized ones, like ``k``.
     scale (float, optional): factor of ``q . k``. Default: ``D ** -0.5``.
-    mask (str or array, optional): ``"causal"``, aligned so that the last query sees the last key;
-        or an array that broadcasts with ``[B, Hq, Lq, Lk]``. A bool mask marks visible keys with
+    mask (str, array or Tree, optional): ``"causal"``, aligned so that the last query sees the last
+        key; a :class:`mlx_anvil.Tree` of draft tokens, which are the queries and the last keys; or
+        an array that broadcasts with ``[B, Hq, Lq, Lk]``. A bool mask marks visible keys with
         ``True``. A floating-point mask is added to the scores; its dtype must promote to that of
         the result. The broadcast is never materialised.
     sinks (array, optional): ``[Hq]``, one logit per head. It enters the softmax sum but has no
@@ -242,8 +269,14 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle stream) {
   const auto [k_options, v_options] =
       to_kv_options(kFlashAttention, kv_group_size, kv_bits, kv_mode);
+  const nb::object own_mask = mask_of_call(mask, q, k,
+                                           {{"lengths", lengths},
+                                            {"q_lengths", q_lengths},
+                                            {"cu_seqlens_q", cu_seqlens_q},
+                                            {"cu_seqlens_k", cu_seqlens_k},
+                                            {"block_table", block_table}});
   AttentionOptions options =
-      to_attention_options(scale, mask, sinks, window_size, softcap, return_lse);
+      to_attention_options(scale, own_mask, sinks, window_size, softcap, return_lse);
   options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);
   if (!block_table.is_none()) {
     options.block_table = to_array(kFlashAttention, "block_table", block_table);

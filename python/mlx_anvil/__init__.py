@@ -51,12 +51,14 @@ from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._prebuild import Prebuilt, prebuild  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
+from mlx_anvil._tree import Tree  # noqa: E402
 from mlx_anvil.patching import patch, unpatch  # noqa: E402
 
 __all__ = [
     "Event",
     "Prebuilt",
     "Trace",
+    "Tree",
     "__version__",
     "composed",
     "flash_attention",
