@@ -83,9 +83,10 @@ AttentionResult flash_attention(const mx::array& q,
 
   const mx::Dtype dtype = promoted_dtype(arrays);
   AttentionExtras extras = checked_attention_extras(config, options, q, k, dtype, s);
-  AttentionInputs in{mx::astype(q, dtype, s), mx::astype(k, dtype, s),
-                     mx::astype(v, dtype, s), std::move(extras.mask),
-                     std::move(extras.sinks), checked_sequences(options.lengths, q, k, s)};
+  AttentionInputs in{
+      mx::astype(q, dtype, s), mx::astype(k, dtype, s),
+      mx::astype(v, dtype, s), std::move(extras.mask),
+      std::move(extras.sinks), checked_sequences(kFlashAttention, options.lengths, q, k, s)};
   config.is_ragged = in.sequences.has_value();
 
   Arrays outputs;

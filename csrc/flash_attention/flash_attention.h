@@ -30,6 +30,7 @@ struct AttentionOptions {
   std::optional<float> softcap;
   bool return_lse = false;
   AttentionLengths lengths;
+  const char* op = kFlashAttention;  // in messages
 };
 
 // The arrays of a checked call, all of rank 4. Each dimension of `mask` is 1 or that of the scores.

@@ -138,7 +138,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                               std::move(v),
                               std::move(extras.mask),
                               std::move(extras.sinks),
-                              checked_sequences(options.lengths, q, k_values, s)};
+                              checked_sequences(kFlashAttention, options.lengths, q, k_values, s)};
   config.is_ragged = in.sequences.has_value();
 
   const bool with_lse = options.return_lse || may_be_differentiated(in);
