@@ -86,29 +86,28 @@ int64_t window_side(const char* side, int64_t keys) {
   return keys < 0 ? kUnboundedWindow : std::min(keys, kUnboundedWindow);
 }
 
-float checked_softcap(const std::optional<float>& softcap) {
+float checked_softcap(const char* op, const std::optional<float>& softcap) {
   if (softcap && !(*softcap >= 0 && std::isfinite(*softcap))) {
-    throw_value_error(kFlashAttention, "softcap is " + std::to_string(*softcap) +
-                                           "; allowed: None, or a positive number (0 is None).");
+    throw_value_error(op, "softcap is " + std::to_string(*softcap) +
+                              "; allowed: None, or a positive number (0 is None).");
   }
   return softcap.value_or(0.0f);
 }
 
-float checked_scale(const std::optional<float>& scale, int head_dim) {
+float checked_scale(const char* op, const std::optional<float>& scale, int head_dim) {
   if (scale && !std::isfinite(*scale)) {
-    throw_value_error(kFlashAttention, "scale is " + std::to_string(*scale) +
-                                           "; allowed: None, or a finite number.");
+    throw_value_error(
+        op, "scale is " + std::to_string(*scale) + "; allowed: None, or a finite number.");
   }
   return scale.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
 }
 
 // Throws unless the dtype of `x` promotes to `dtype`.
-void check_promotes(const char* name, const mx::array& x, mx::Dtype dtype) {
+void check_promotes(const char* op, const char* name, const mx::array& x, mx::Dtype dtype) {
   if (mx::promote_types(x.dtype(), dtype) != dtype) {
-    throw_value_error(kFlashAttention,
-                      std::string(name) + " has dtype " + to_text(x.dtype()) +
-                          "; allowed: dtypes that promote to that of q, k and v, " +
-                          to_text(dtype) + ".");
+    throw_value_error(op, std::string(name) + " has dtype " + to_text(x.dtype()) +
+                              "; allowed: dtypes that promote to that of the result, " +
+                              to_text(dtype) + ".");
   }
 }
 
@@ -124,26 +123,26 @@ bool broadcasts_to(const mx::array& mask, const mx::Shape& scores) {
 
 // Returns the mask with rank 4, where each dimension is 1 or that of the scores. `swapped` is the
 // shape of the scores if lengths and heads were exchanged.
-mx::array checked_mask(const mx::array& mask,
+mx::array checked_mask(const char* op,
+                       const mx::array& mask,
                        const mx::Shape& scores,
                        const mx::Shape& swapped,
                        mx::Dtype dtype,
                        mx::Stream s) {
   if (mx::issubdtype(mask.dtype(), mx::integer)) {
-    throw_value_error(kFlashAttention,
+    throw_value_error(op,
                       "mask has dtype " + to_text(mask.dtype()) +
                           "; allowed: bool, True where a key is visible, such as "
                           "mask.astype(mx.bool_) of a mask of 0 and 1; or floating point, which is "
                           "added to the scores.");
   }
   if (!broadcasts_to(mask, scores)) {
-    throw_value_error(kFlashAttention,
-                      describe("mask", mask) + "; allowed: shapes that broadcast with " +
-                          to_text(scores) + ", [batch, q heads, q length, k length]." +
-                          layout_hint(broadcasts_to(mask, swapped)));
+    throw_value_error(op, describe("mask", mask) + "; allowed: shapes that broadcast with " +
+                              to_text(scores) + ", [batch, q heads, q length, k length]." +
+                              layout_hint(broadcasts_to(mask, swapped)));
   }
   if (mask.dtype() != mx::bool_) {
-    check_promotes("mask", mask, dtype);
+    check_promotes(op, "mask", mask, dtype);
   }
   mx::array typed = mask.dtype() == mx::bool_ ? mask : mx::astype(mask, dtype, s);
   while (typed.ndim() < 4) {  // one at a time, as in compose.cpp
@@ -153,15 +152,15 @@ mx::array checked_mask(const mx::array& mask,
 }
 
 // float32 [1, q_heads]
-mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
+mx::array checked_sinks(
+    const char* op, const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
   if (sinks.ndim() != 1 || sinks.shape(0) != q.shape(1)) {
     const bool swapped = sinks.ndim() == 1 && sinks.shape(0) == q.shape(2);
-    throw_value_error(kFlashAttention, describe("sinks", sinks) + " and " + describe("q", q) +
-                                           "; allowed: one number per head of q, (" +
-                                           std::to_string(q.shape(1)) + ",)." +
-                                           layout_hint(swapped));
+    throw_value_error(op, describe("sinks", sinks) + " and " + describe("q", q) +
+                              "; allowed: one number per head of q, (" +
+                              std::to_string(q.shape(1)) + ",)." + layout_hint(swapped));
   }
-  check_promotes("sinks", sinks, dtype);
+  check_promotes(op, "sinks", sinks, dtype);
   return mx::expand_dims(mx::astype(sinks, mx::float32, s), 0, s);
 }
 
@@ -169,8 +168,8 @@ mx::array checked_sinks(const mx::array& sinks, const mx::array& q, mx::Dtype dt
 
 AttentionConfig checked_attention_config(const AttentionOptions& options, int head_dim) {
   AttentionConfig config;
-  config.scale = checked_scale(options.scale, head_dim);
-  config.softcap = checked_softcap(options.softcap);
+  config.scale = checked_scale(options.op, options.scale, head_dim);
+  config.softcap = checked_softcap(options.op, options.softcap);
   config.window_left = window_side("left", options.window.first);
   config.window_right = window_side("right", options.window.second);
   return config;
@@ -202,19 +201,19 @@ AttentionExtras checked_attention_extras(AttentionConfig& config,
   AttentionExtras extras;
   if (const auto* name = std::get_if<std::string>(&options.mask)) {
     if (*name != "causal") {
-      throw_value_error(kFlashAttention,
+      throw_value_error(options.op,
                         "mask is '" + *name + "'; allowed: None, 'causal', or an array.");
     }
     config.window_right = 0;
   }
   if (const auto* mask = std::get_if<mx::array>(&options.mask)) {
     config.mask = mask->dtype() == mx::bool_ ? AttentionMask::kBool : AttentionMask::kAdditive;
-    extras.mask = checked_mask(*mask, {q.shape(0), q.shape(1), q.shape(2), k.shape(2)},
+    extras.mask = checked_mask(options.op, *mask, {q.shape(0), q.shape(1), q.shape(2), k.shape(2)},
                                {q.shape(0), q.shape(2), q.shape(1), k.shape(1)}, dtype, s);
   }
   if (options.sinks) {
     config.has_sinks = true;
-    extras.sinks = checked_sinks(*options.sinks, q, dtype, s);
+    extras.sinks = checked_sinks(options.op, *options.sinks, q, dtype, s);
   }
   return extras;
 }

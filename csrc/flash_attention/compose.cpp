@@ -15,9 +15,13 @@ namespace {
 // second has length 1 in keys and values.
 class Composer {
  public:
-  Composer(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s)
+  Composer(const AttentionConfig& config,
+           const AttentionInputs& in,
+           mx::Stream s,
+           const std::optional<SecondPart>& part = std::nullopt)
       : config_(config),
         in_(in),
+        part_(part),
         s_(s),
         q_(split_heads(in.q)),
         k_(shared_by_group(in.k)),
@@ -114,7 +118,11 @@ class Composer {
 
   // cap(scale q k^T)
   mx::array capped_scores() const {
-    const mx::array scores = matrix_product(scaled(q_), transposed(k_), s_);
+    mx::array scores = matrix_product(scaled(q_), transposed(k_), s_);
+    if (part_) {
+      const mx::array keys = transposed(shared_by_group(part_->k));
+      scores = mx::add(scores, matrix_product(scaled(split_heads(part_->q)), keys, s_), s_);
+    }
     if (config_.softcap <= 0) {
       return scores;
     }
@@ -214,6 +222,7 @@ class Composer {
 
   const AttentionConfig& config_;
   const AttentionInputs& in_;
+  const std::optional<SecondPart> part_;
   const mx::Stream s_;
   const mx::array q_, k_, v_;
   const mx::array capped_;
@@ -268,12 +277,15 @@ Arrays backward_without_pairs(const AttentionInputs& in,
 
 }  // namespace
 
-Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s) {
+Arrays compose_attention(const AttentionConfig& config,
+                         const AttentionInputs& in,
+                         mx::Stream s,
+                         const std::optional<SecondPart>& part) {
   if (config.is_ragged) {
     const MaskedAttention masked = mask_of_sequences(config, in, s);
-    return compose_attention(masked.config, masked.in, s);
+    return compose_attention(masked.config, masked.in, s, part);
   }
-  return has_pairs(in) ? Composer(config, in, s).forward() : forward_without_pairs(in, s);
+  return has_pairs(in) ? Composer(config, in, s, part).forward() : forward_without_pairs(in, s);
 }
 
 Arrays compose_attention_backward(const AttentionConfig& config,

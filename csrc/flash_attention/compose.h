@@ -8,8 +8,16 @@
 
 namespace mlx_anvil {
 
+// A second part of queries and keys: its products add to those of q and k.
+struct SecondPart {
+  mx::array q, k;
+};
+
 // Returns out, in the dtype of q, and lse.
-Arrays compose_attention(const AttentionConfig& config, const AttentionInputs& in, mx::Stream s);
+Arrays compose_attention(const AttentionConfig& config,
+                         const AttentionInputs& in,
+                         mx::Stream s,
+                         const std::optional<SecondPart>& part = std::nullopt);
 
 // Returns the wanted ones of d_q; d_k, d_v; d_mask; d_sinks, in this order. d_mask is float32 with
 // the shape of the scores, d_sinks float32 [batch, q_heads].

@@ -95,7 +95,7 @@ AttentionResult flash_attention(const mx::array& q,
                      v,
                      std::move(extras.mask),
                      std::move(extras.sinks),
-                     checked_sequences(options.lengths, q, k_rows, s),
+                     checked_sequences(kFlashAttention, options.lengths, q, k_rows, s),
                      std::nullopt};
   config.is_ragged = in.sequences.has_value();
   const std::string reason = why_composed(in, s);

@@ -31,6 +31,7 @@ struct AttentionOptions {
   bool return_lse = false;
   AttentionLengths lengths;
   std::optional<mx::array> block_table;  // k and v are pages (pages.h)
+  const char* op = kFlashAttention;      // in messages
 };
 
 // The arrays of a checked call, all of rank 4. Each dimension of `mask` is 1 or that of the scores.

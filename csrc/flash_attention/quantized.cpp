@@ -161,7 +161,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                               std::move(v),
                               std::move(extras.mask),
                               std::move(extras.sinks),
-                              checked_sequences(options.lengths, q, k_values, s),
+                              checked_sequences(kFlashAttention, options.lengths, q, k_values, s),
                               config.is_paged ? std::optional(page_ids(*table, s)) : std::nullopt};
   config.is_ragged = in.sequences.has_value();
 

@@ -16,23 +16,25 @@ namespace {
 
 // ---- checks -------------------------------------------------------------------------------------
 
-void require_integers(const char* name, const mx::array& x, int count, const std::string& allowed) {
+void require_integers(
+    const char* op, const char* name, const mx::array& x, int count, const std::string& allowed) {
   if (!mx::issubdtype(x.dtype(), mx::integer)) {
-    throw_value_error(kFlashAttention, std::string(name) + " has dtype " + to_text(x.dtype()) +
-                                           "; allowed: integers, such as mx.int32.");
+    throw_value_error(op, std::string(name) + " has dtype " + to_text(x.dtype()) +
+                              "; allowed: integers, such as mx.int32.");
   }
   if (x.ndim() != 1 || (count >= 0 ? x.shape(0) != count : x.shape(0) < 2)) {
-    throw_value_error(kFlashAttention, std::string(name) + " has shape " + to_text(x.shape()) +
-                                           "; allowed: " + allowed + ".");
+    throw_value_error(
+        op, std::string(name) + " has shape " + to_text(x.shape()) + "; allowed: " + allowed + ".");
   }
 }
 
 // Throws unless 0 <= x <= longest, if the host can read it.
-void require_lengths(const char* name, const mx::array& x, int longest, const mx::Stream& s) {
+void require_lengths(
+    const char* op, const char* name, const mx::array& x, int longest, const mx::Stream& s) {
   for_each_readable(x, s, [&](int64_t length, int64_t) {
     if (length < 0 || length > longest) {
-      throw_value_error(kFlashAttention, std::string(name) + " has " + std::to_string(length) +
-                                             "; allowed: 0 to " + std::to_string(longest) + ".");
+      throw_value_error(op, std::string(name) + " has " + std::to_string(length) +
+                                "; allowed: 0 to " + std::to_string(longest) + ".");
     }
   });
 }
@@ -65,7 +67,8 @@ mx::array table(const std::vector<mx::array>& columns, mx::Stream s) {
   return mx::stack(columns, 1, s);
 }
 
-mx::array padded(const AttentionLengths& lengths,
+mx::array padded(const char* op,
+                 const AttentionLengths& lengths,
                  const mx::array& q,
                  const mx::array& k,
                  mx::Stream s) {
@@ -74,8 +77,9 @@ mx::array padded(const AttentionLengths& lengths,
     if (!given) {
       return all_of(longest, batch, s);
     }
-    require_integers(name, *given, batch, "one length per batch, (" + std::to_string(batch) + ",)");
-    require_lengths(name, *given, longest, s);
+    require_integers(op, name, *given, batch,
+                     "one length per batch, (" + std::to_string(batch) + ",)");
+    require_lengths(op, name, *given, longest, s);
     return clamped(*given, longest, s);
   };
   const mx::array of_queries = side("q_lengths", lengths.queries, q.shape(2));
@@ -98,10 +102,10 @@ mx::array packed(const AttentionLengths& lengths,
         kFlashAttention,
         "cu_seqlens_k is given without cu_seqlens_q; allowed: both, or cu_seqlens_q.");
   }
-  require_integers("cu_seqlens_q", *lengths.cu_queries, -1, "(sequences + 1,)");
+  require_integers(kFlashAttention, "cu_seqlens_q", *lengths.cu_queries, -1, "(sequences + 1,)");
   const int count = lengths.cu_queries->shape(0) - 1;
   const mx::array& cu_keys = lengths.cu_keys ? *lengths.cu_keys : *lengths.cu_queries;
-  require_integers("cu_seqlens_k", cu_keys, count + 1,
+  require_integers(kFlashAttention, "cu_seqlens_k", cu_keys, count + 1,
                    "that of cu_seqlens_q, (" + std::to_string(count + 1) + ",)");
   require_ends("cu_seqlens_q", *lengths.cu_queries, q.shape(2), s);
   require_ends(lengths.cu_keys ? "cu_seqlens_k" : "cu_seqlens_q, which is that of k too,", cu_keys,
@@ -188,7 +192,8 @@ mx::array visible_pairs(const AttentionConfig& config, const AttentionInputs& in
 
 }  // namespace
 
-std::optional<mx::array> checked_sequences(const AttentionLengths& lengths,
+std::optional<mx::array> checked_sequences(const char* op,
+                                           const AttentionLengths& lengths,
                                            const mx::array& q,
                                            const mx::array& k,
                                            mx::Stream s) {
@@ -200,7 +205,7 @@ std::optional<mx::array> checked_sequences(const AttentionLengths& lengths,
                       "padded batch, or cu_seqlens_q and cu_seqlens_k of a packed one.");
   }
   if (is_padded) {
-    return padded(lengths, q, k, s);
+    return padded(op, lengths, q, k, s);
   }
   return is_packed ? std::optional(packed(lengths, q, k, s)) : std::nullopt;
 }

@@ -10,8 +10,9 @@
 
 namespace mlx_anvil {
 
-// Checks the lengths of a call, and returns their table. Empty if the call has none.
-std::optional<mx::array> checked_sequences(const AttentionLengths& lengths,
+// Checks the lengths of a call of `op`, and returns their table. Empty if the call has none.
+std::optional<mx::array> checked_sequences(const char* op,
+                                           const AttentionLengths& lengths,
                                            const mx::array& q,
                                            const mx::array& k,
                                            mx::Stream s);

@@ -278,8 +278,29 @@ _ROPE_CALL |= dict.fromkeys(("dims", "traditional", "base", "scale"), _OF_CONSTR
 
 _FORMAT = {"groupsize": "group_size", "nbits": "bits", "num_bits": "bits"}
 
+_MLA = {
+    name: ours
+    for name, ours in _ATTENTION.items()
+    if ours in ("mask", "mask='causal'", "scale", "lengths", "softcap", "sinks", "return_lse=True")
+}
+_MLA |= {
+    # FlashMLA, FlashInfer, vLLM
+    "q_pe": "q_rope",
+    "q": "give the two parts of q as q_nope and q_rope.",
+    "ckv_cache": "latent",
+    "kpe_cache": "k_rope",
+    "kv_latent": "latent",
+    "kv_c": "latent",
+    "k_pe": "k_rope",
+    "k_cache": "give the two parts of the cache as latent and k_rope.",
+    "kv_cache": "give the two parts of the cache as latent and k_rope.",
+    "head_dim_v": _NO_NEED,
+    "return_softmax_lse": "return_lse=True",
+}
+
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
+    "mla_decode": _MLA | _STREAM,
     "silu_gate": _GATE | _STREAM,
     "gated": _GATE | _ACTIVATION | _STREAM,
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},

@@ -16,6 +16,7 @@ MSLC = PACKAGE / "mslc"
 OPS_THAT_AN_OP_USES = {
     "quantized_matmul": {"gated", "silu_gate"},
     "flash_attention": {"quantized_matmul"},
+    "mla_decode": {"flash_attention"},
     "quantized_embedding": {"quantized_matmul"},
     "quantized_head": {"quantized_matmul"},
     "gather_matmul": {"quantized_matmul", "gated", "silu_gate"},

@@ -60,6 +60,9 @@ CALLS |= {
     "softmax_topk": partial(mlx_anvil.softmax_topk, rows(2, 8), k=2),
     "moe_permute": partial(mlx_anvil.moe_permute, rows(2, 8), mx.array([[1], [0]]), num_experts=4),
     "moe_combine": partial(mlx_anvil.moe_combine, rows(2, 8), rows(2, 1), mx.array([1, 0])),
+    "mla_decode": partial(
+        mlx_anvil.mla_decode, rows(1, 2, 3, 8), rows(1, 2, 3, 4), rows(1, 1, 5, 8), rows(1, 1, 5, 4), scale=0.3
+    ),
 }
 # Their parameters that are no arrays, with a value of each that is taken.
 INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offset": 5}
@@ -82,7 +85,7 @@ ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases",
 ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
 ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
-ARRAYS |= {"block_table", "cache_k", "cache_v", "slots"}
+ARRAYS |= {"block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope"}
 ARRAYS_K = {("flash_attention", "k"), ("kv_append", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
 
 

@@ -104,13 +104,20 @@ inline f32v load_words(const T* row, int64_t stride, int64_t word, int64_t colum
   }
 }
 
-// Packs `source` as a left operand, into rows [to_row, to_row + rows).
+// Packs `source` as a left operand, into rows [to_row, to_row + rows), from word `to_word` on, a
+// multiple of kLanes.
 template <Words kWords, class T>
-void pack_left(Source<T> source, int64_t rows, int64_t columns, Panels to, int64_t to_row) {
+void pack_left(Source<T> source,
+               int64_t rows,
+               int64_t columns,
+               Panels to,
+               int64_t to_row,
+               int64_t to_word = 0) {
   for (int64_t r = 0; r < rows; ++r) {
     const T* row = source.at(r);
     for (int64_t w = 0; w < word_count<kWords>(columns); w += kLanes) {
-      store_lanes(to.at(to_row + r, w / kPanel) + w % kPanel,
+      const int64_t word = to_word + w;
+      store_lanes(to.at(to_row + r, word / kPanel) + word % kPanel,
                   load_words<kWords>(row, source.column_stride, w, columns));
     }
   }

@@ -87,9 +87,21 @@ class PlainKeyValues {
   using Args = AttentionForwardArgs;
 
   PlainKeyValues(Arena& arena, const Args& args, const AttentionRows& rows, AttentionTile tile)
-      : k_(arena, args, args.k, rows, args.sizes.head_dim, tile),
+      : args_(args),
+        rows_(rows),
+        k_(arena, args, args.k, rows, args.sizes.head_dim, tile),
         v_(arena, args, args.v, rows, args.sizes.v_head_dim, tile) {}
 
+  static constexpr bool kStreams = true;
+
+  template <Words kWords>
+  void pack_queries(Panels q) const {
+    pack_left_block<kWords, T>(args_.q, rows_, args_.sizes.head_dim, q);
+  }
+  template <Words kWords>
+  int64_t depth() const {
+    return word_count<kWords>(args_.sizes.head_dim);
+  }
   void set_queries(Panels, int64_t) {}
 
   void read(KeyRange tile) {
@@ -115,6 +127,8 @@ class PlainKeyValues {
   }
 
  private:
+  const Args& args_;
+  const AttentionRows& rows_;
   PlainTile<T> k_, v_;
   int64_t count_ = 0;
 };

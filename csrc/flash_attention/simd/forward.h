@@ -6,9 +6,12 @@
 //   Args                    the arguments of a call
 //   KeyValues(arena, args, rows, tile_size)
 //                           of one kv head; takes its scratch memory
-//   set_queries(q, count)   of a call that reads keys and values in place
+//   pack_queries<kWords>(q) packs the queries as a left operand
+//   depth<kWords>()         its words in a row, which are the rows of k
 //   read(tile)              turns to a tile of keys
 //   pack(k, v)              packs the tile: k transposed, both as right operands
+//   kStreams                true if keys and values can be read in place. Only then:
+//   set_queries(q, count)   of a call that reads keys and values in place
 //   scores<kRows>(...), add_values<kRows>(...)
 //                           as stream.h, from the tile in place
 #pragma once
@@ -137,7 +140,7 @@ struct Band {
         if (panels[r / kTileRows].begin <= p && p < panels[r / kTileRows].end) {
           multiply<kWords, Accumulate::kNone>(
               left_rows(scratch.q, first + r, 0), scratch.k.at(0, p), rows_at(r), kPanel,
-              word_count<kWords>(sizes.head_dim), scratch.s.at(r, p), &rules.factor);
+              kv.template depth<kWords>(), scratch.s.at(r, p), &rules.factor);
         }
       }
     }
@@ -196,11 +199,11 @@ void attention_forward(const typename KeyValues::Args& args,
   const int64_t count = row_count(rows);
 
   const KeyRange all = set_row_table<T>(args, rows, keys, scratch.table);
-  if (tile_size.streamed) {
-    pack_left_block<Words::kFloat32, T>(args.q, rows, sizes.head_dim, scratch.q);
+  if (!KeyValues::kStreams || !tile_size.streamed) {
+    kv.template pack_queries<kWordsOf<T>>(scratch.q);
+  } else if constexpr (KeyValues::kStreams) {
+    kv.template pack_queries<Words::kFloat32>(scratch.q);
     kv.set_queries(scratch.q, round_up(count, kTileRows));
-  } else {
-    pack_left_block<kWordsOf<T>, T>(args.q, rows, sizes.head_dim, scratch.q);
   }
   start_rows(args, rows, args.config.has_sinks && keys.begin == 0, scratch);
 
@@ -208,9 +211,11 @@ void attention_forward(const typename KeyValues::Args& args,
        key += tile_size.keys) {
     const KeyRange tile = {key, smaller(key + tile_size.keys, all.end)};
     kv.read(tile);
-    if (tile_size.streamed) {
-      Band<T, KeyValues>{scratch, rules, sizes, kv, tile, 0, count}.process_streamed();
-      continue;
+    if constexpr (KeyValues::kStreams) {
+      if (tile_size.streamed) {
+        Band<T, KeyValues>{scratch, rules, sizes, kv, tile, 0, count}.process_streamed();
+        continue;
+      }
     }
     kv.pack(scratch.k, scratch.v);
     for (int64_t r = 0; r < count; r += kBandRows) {
@@ -243,33 +248,33 @@ int64_t forward_scratch_bytes(const typename KeyValues::Args& args, AttentionTil
 template <class T>
 void combine(const AttentionForwardArgs& args,
              const AttentionRows& rows,
+             int64_t r,
              const float* partials,
              int64_t splits) {
   const int64_t columns = args.sizes.v_head_dim;
   const int64_t count = row_count(rows);
+  if (r >= count) {
+    return;
+  }
   const int64_t row_size = columns + 2;
   float memory[kMaxHeadDim];
-  const Panels total = {memory, 1};
-  for (int64_t r = 0; r < count; ++r) {
-    const float* row = partials + r * row_size;
-    float max = -kInfinity;
-    for (int64_t i = 0; i < splits; ++i) {
-      const float other = row[i * count * row_size + columns];
-      max = other > max ? other : max;
-    }
-    float sum = 0;
-    std::memset(memory, 0, sizeof(memory));
-    for (int64_t i = 0; i < splits; ++i) {
-      const float* part = row + i * count * row_size;
-      const float factor = max == -kInfinity ? 0.0f : exp2_of(part[columns] - max);
-      sum += factor * part[columns + 1];
-      for (int64_t c = 0; c < columns; c += kLanes) {
-        store_lanes(memory + c,
-                    load_lanes(memory + c) + load_columns(part, 1, c, columns) * factor);
-      }
-    }
-    finish_row<T>(args, rows, r, max, sum, total, 0);
+  const float* row = partials + r * row_size;
+  float max = -kInfinity;
+  for (int64_t i = 0; i < splits; ++i) {
+    const float other = row[i * count * row_size + columns];
+    max = other > max ? other : max;
   }
+  float sum = 0;
+  std::memset(memory, 0, sizeof(memory));
+  for (int64_t i = 0; i < splits; ++i) {
+    const float* part = row + i * count * row_size;
+    const float factor = max == -kInfinity ? 0.0f : exp2_of(part[columns] - max);
+    sum += factor * part[columns + 1];
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      store_lanes(memory + c, load_lanes(memory + c) + load_columns(part, 1, c, columns) * factor);
+    }
+  }
+  finish_row<T>(args, rows, r, max, sum, {memory, 1}, 0);
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

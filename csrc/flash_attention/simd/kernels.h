@@ -49,9 +49,11 @@ struct ForwardKernels {
                   float* partial,
                   void* scratch);
 
-  // Combines `splits` consecutive partial results into rows of out and lse.
+  // Combines `splits` consecutive partial results of row `row`, if there is such a row, into out
+  // and lse.
   void (*combine)(const AttentionForwardArgs& args,
                   const AttentionRows& rows,
+                  int64_t row,
                   const float* partials,
                   int64_t splits);
 };

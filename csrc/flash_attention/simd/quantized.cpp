@@ -25,7 +25,9 @@ class QuantizedKeyValues {
   static constexpr bool kIntegers = kHasPairProducts && sizeof(T) == 2;
 
   QuantizedKeyValues(Arena& arena, const Args& args, const AttentionRows& rows, AttentionTile tile)
-      : k_(arena, args, args.keys, rows, args.sizes.head_dim, tile),
+      : args_(args),
+        rows_(rows),
+        k_(arena, args, args.keys, rows, args.sizes.head_dim, tile),
         v_(arena, args, args.values, rows, args.sizes.v_head_dim, tile),
         in_integers_(kIntegers && tile.streamed),
         integer_k_(arena, k_, in_integers_ ? tile.keys : 0),
@@ -37,6 +39,17 @@ class QuantizedKeyValues {
       some_rows_ = arena.take<Dequantized<T>>(kPackedRows *
                                               larger(args.sizes.head_dim, args.sizes.v_head_dim));
     }
+  }
+
+  static constexpr bool kStreams = true;
+
+  template <Words kWordsOfQueries>
+  void pack_queries(Panels q) const {
+    pack_left_block<kWordsOfQueries, T>(args_.q, rows_, k_.columns(), q);
+  }
+  template <Words kWordsOfQueries>
+  int64_t depth() const {
+    return word_count<kWordsOfQueries>(k_.columns());
   }
 
   void set_queries(Panels q, int64_t rows) {
@@ -121,6 +134,8 @@ class QuantizedKeyValues {
                 arena.take<float>(rows * v_groups * kBlockKeys)};
   }
 
+  const Args& args_;
+  const AttentionRows& rows_;
   QuantizedTile k_, v_;
   const bool in_integers_;
   IntegerTile integer_k_, integer_v_;

@@ -15,6 +15,7 @@ from mlx_anvil.reference.flash_attention import flash_attention
 from mlx_anvil.reference.gated import gated
 from mlx_anvil.reference.gather_matmul import gather_matmul, gather_quantized_matmul
 from mlx_anvil.reference.kv_append import kv_append
+from mlx_anvil.reference.mla_decode import mla_decode
 from mlx_anvil.reference.moe import moe_combine, moe_permute
 from mlx_anvil.reference.norm import layer_norm, rms_norm
 from mlx_anvil.reference.quantized_embedding import quantized_embedding
@@ -34,6 +35,7 @@ __all__ = [
     "gather_quantized_matmul",
     "kv_append",
     "layer_norm",
+    "mla_decode",
     "moe_combine",
     "moe_permute",
     "quantized_argmax",
