@@ -7,6 +7,7 @@
 #include "common/checks.h"
 #include "common/errors.h"
 #include "common/shapeless.h"
+#include "common/simulate.h"
 
 namespace mlx_anvil {
 
@@ -166,12 +167,23 @@ mx::array checked_sinks(
 
 }  // namespace
 
+void check_row_invariant(const AttentionConfig& config,
+                         const std::string& why_composed,
+                         mx::Stream s) {
+  if (config.row_invariant && (for_gpu(s) || !why_composed.empty())) {
+    throw_value_error(kFlashAttention, "row_invariant is True and " +
+                                           (for_gpu(s) ? "the call is for a GPU" : why_composed) +
+                                           "; allowed with it: calls of the CPU's kernels.");
+  }
+}
+
 AttentionConfig checked_attention_config(const AttentionOptions& options, int head_dim) {
   AttentionConfig config;
   config.scale = checked_scale(options.op, options.scale, head_dim);
   config.softcap = checked_softcap(options.op, options.softcap);
   config.window_left = window_side("left", options.window.first);
   config.window_right = window_side("right", options.window.second);
+  config.row_invariant = options.row_invariant;
   return config;
 }
 

@@ -14,6 +14,12 @@ void check_attention_shapes(const mx::array& q, const mx::array& k, const mx::ar
 // Scale, softcap and window.
 AttentionConfig checked_attention_config(const AttentionOptions& options, int head_dim);
 
+// Throws for row_invariant without a kernel that has it. `why_composed` is empty if a kernel serves
+// the call.
+void check_row_invariant(const AttentionConfig& config,
+                         const std::string& why_composed,
+                         mx::Stream s);
+
 // Passes sinks and lengths as inputs of a node, and replaces them by these inputs.
 void append_extras(Arrays& inputs, const AttentionOptions& options);
 void replace_extras(AttentionOptions& options, const Arrays& inputs, size_t first);

@@ -18,6 +18,7 @@ struct ForwardPolicy {
   AttentionTile (*tile)(const AttentionSizes& sizes, int64_t rows_in_all);
   int64_t most_queries_of_split;  // with more, the keys are not split
   int64_t least_keys_of_split;
+  int64_t keys_of_split = 0;  // a fixed number; 0: as the call's size suggests
 };
 
 // Split-K for decoding, which is bound by reading keys and values. The parts do not depend on the
@@ -32,6 +33,10 @@ inline Splits plan_splits(const ForwardPolicy& policy,
                           int64_t items,
                           int64_t tile_keys) {
   constexpr int64_t kMostItems = 64;
+  if (policy.keys_of_split > 0) {
+    return {std::max<int64_t>(1, ceil_div(sizes.kv_len, policy.keys_of_split)),
+            policy.keys_of_split};
+  }
   if (sizes.q_len > policy.most_queries_of_split) {
     return {1, sizes.kv_len};
   }

@@ -24,12 +24,16 @@ int64_t power_of_two_below(int64_t x) {
 
 }  // namespace
 
+AttentionTile row_invariant_tile(const AttentionSizes&, int64_t) {
+  constexpr int64_t kStreamedKeys = 512;
+  return {kStreamedRows, kStreamedKeys, /*streamed=*/true};
+}
+
 AttentionTile forward_tile(const AttentionSizes& sizes, int64_t rows_in_all) {
   constexpr int64_t kRowElements = 32768;
   constexpr int64_t kKeyElements = 16384;
   if (sizes.kv_heads > 0 && sizes.group() * sizes.q_len <= kStreamedRows) {
-    constexpr int64_t kStreamedKeys = 512;
-    return {kStreamedRows, kStreamedKeys, /*streamed=*/true};
+    return row_invariant_tile(sizes, rows_in_all);
   }
   const int64_t most_rows = std::max<int64_t>(32, rows_in_all / (4 * max_threads()));
   const int64_t rows = power_of_two_below(kRowElements / widest(sizes));

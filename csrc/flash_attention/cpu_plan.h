@@ -11,6 +11,8 @@ namespace mlx_anvil {
 // work for every thread otherwise; that does not change its results. `rows_in_all` counts those of
 // all calls that share a loop.
 AttentionTile forward_tile(const AttentionSizes& sizes, int64_t rows_in_all);
+// One for which the bits of a row do not depend on the number of rows.
+AttentionTile row_invariant_tile(const AttentionSizes& sizes, int64_t rows_in_all);
 AttentionTile backward_tile(const AttentionSizes& sizes);
 
 // All query rows of a call, in blocks whose rows share keys and values.

@@ -99,6 +99,7 @@ AttentionResult flash_attention(const mx::array& q,
                      std::nullopt};
   config.is_ragged = in.sequences.has_value();
   const std::string reason = why_composed(in, s);
+  check_row_invariant(config, reason, s);
   if (table) {
     // A cache of another dtype is not converted whole.
     config.is_paged =

@@ -29,6 +29,7 @@ struct AttentionOptions {
   std::pair<int64_t, int64_t> window = {-1, -1};
   std::optional<float> softcap;
   bool return_lse = false;
+  bool row_invariant = false;
   AttentionLengths lengths;
   std::optional<mx::array> block_table;  // k and v are pages (pages.h)
   const char* op = kFlashAttention;      // in messages

@@ -37,8 +37,9 @@ struct AttentionConfig {
   int64_t window_right = kUnboundedWindow;
   AttentionMask mask = AttentionMask::kNone;
   bool has_sinks = false;
-  bool is_ragged = false;  // lengths are those of AttentionSequences
-  bool is_paged = false;   // keys and values are those of a PageTable
+  bool is_ragged = false;      // lengths are those of AttentionSequences
+  bool is_paged = false;       // keys and values are those of a PageTable
+  bool row_invariant = false;  // the bits of a row do not depend on other rows and later keys
 
   bool operator==(const AttentionConfig&) const = default;
 };

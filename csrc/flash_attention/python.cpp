@@ -85,7 +85,8 @@ AttentionOptions to_attention_options(nb::handle scale,
                                       nb::handle sinks,
                                       nb::handle window_size,
                                       nb::handle softcap,
-                                      nb::handle return_lse) {
+                                      nb::handle return_lse,
+                                      nb::handle row_invariant) {
   AttentionOptions options;
   options.scale = to_optional_number("scale", scale);
   if (nb::isinstance<nb::str>(mask)) {
@@ -102,6 +103,7 @@ AttentionOptions to_attention_options(nb::handle scale,
   options.window = to_window(window_size);
   options.softcap = to_optional_number("softcap", softcap);
   options.return_lse = to_bool(kFlashAttention, "return_lse", return_lse);
+  options.row_invariant = to_bool(kFlashAttention, "row_invariant", row_invariant);
   return options;
 }
 
@@ -161,6 +163,7 @@ AttentionResult attention_of_python(nb::handle q,
   "cu_seqlens_k: mlx.core.array | None = None, "                                           \
   "block_table: mlx.core.array | None = None, kv_group_size: int | None = None, "          \
   "kv_bits: int | tuple[int, int] | None = None, kv_mode: str = 'affine', "                \
+  "row_invariant: bool = False, "                                                          \
   "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
 // The signatures without and with the log-sum-exp tell type checkers what return_lse changes.
@@ -231,6 +234,10 @@ Args:
         ``quantized_matmul``.
     kv_bits (int or (int, int), optional): likewise; a pair is of keys and of values.
     kv_mode (str): likewise.
+    row_invariant (bool): a row of the result has the same bits whatever rows are beside it and
+        whatever keys follow those that it sees, so that drafts verified together get what they
+        would get one at a time. For up to 16 queries on the CPU; with more it is slow. Default:
+        ``False``.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -243,7 +250,8 @@ Raises:
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
         is unsupported; quantized ``k`` and ``v`` do not match their format; ``block_table`` comes
-        without ``lengths`` or names a page that the cache lacks; the stream is on a GPU and MLX
+        without ``lengths`` or names a page that the cache lacks; ``row_invariant`` is set on a GPU
+        or for head dims without a kernel; the stream is on a GPU and MLX
         has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
@@ -266,6 +274,7 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle kv_group_size,
                                      nb::handle kv_bits,
                                      nb::handle kv_mode,
+                                     nb::handle row_invariant,
                                      nb::handle stream) {
   const auto [k_options, v_options] =
       to_kv_options(kFlashAttention, kv_group_size, kv_bits, kv_mode);
@@ -276,7 +285,7 @@ nb::object flash_attention_of_python(nb::handle q,
                                             {"cu_seqlens_k", cu_seqlens_k},
                                             {"block_table", block_table}});
   AttentionOptions options =
-      to_attention_options(scale, own_mask, sinks, window_size, softcap, return_lse);
+      to_attention_options(scale, own_mask, sinks, window_size, softcap, return_lse, row_invariant);
   options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);
   if (!block_table.is_none()) {
     options.block_table = to_array(kFlashAttention, "block_table", block_table);
@@ -310,7 +319,7 @@ const BindOp bind_flash_attention([](nb::module_& m) {
           "lengths"_a = nb::none(), "q_lengths"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
           "cu_seqlens_k"_a = nb::none(), "block_table"_a = nb::none(),
           "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(), "kv_mode"_a.none() = "affine",
-          "stream"_a = nb::none(), nb::sig(signature), kDoc);
+          "row_invariant"_a.none() = false, "stream"_a = nb::none(), nb::sig(signature), kDoc);
   }
 });
 

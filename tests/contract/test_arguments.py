@@ -74,6 +74,7 @@ BOOLS = {
     "transpose": True,
     "return_values": True,
     "return_lse": True,
+    "row_invariant": True,
     "traditional": True,
     "norm": False,
     "sorted": False,

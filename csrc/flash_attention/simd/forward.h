@@ -97,10 +97,12 @@ struct Band {
 
   // For keys and values read in place. At most kStreamedRows rows.
   void process_streamed() const {
-    const PanelRange seen = visible_panels(scratch.table, first, count, tile);
+    PanelRange seen = visible_panels(scratch.table, first, count, tile);
     if (seen.begin == seen.end) {
       return;
     }
+    // Keys whose weights share a step are the same ones whatever rows are beside.
+    seen.begin -= seen.begin % (kBlockKeys / kPanel);
     if (count > 4) {
       stream<8>(seen);
     } else if (count > 2) {

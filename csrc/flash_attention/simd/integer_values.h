@@ -6,9 +6,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-// Keys whose weights share a step.
-inline constexpr int64_t kBlockKeys = 64;
-
 // Scratch memory of integer_values().
 struct IntegerWeights {
   uint32_t* pairs;  // [rows][kBlockKeys / 2][groups], of adjacent keys; then kLanes words

@@ -21,6 +21,9 @@ inline constexpr Accuracy kExpAccuracy =
 // Rows processed between two matrix products. Their scores stay in the cache.
 inline constexpr int64_t kBandRows = 64;
 
+// Of values in integers: keys whose weights share a step.
+inline constexpr int64_t kBlockKeys = 64;
+
 inline int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
