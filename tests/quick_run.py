@@ -14,7 +14,7 @@ import pytest
 
 from worker_shares import long_first
 
-CASES = 4  # of one test function
+CASES = 2  # of one test function
 COUNTS = "quick_run"  # in what a worker hands back
 
 

@@ -46,6 +46,7 @@ def module_calling(symbols: list[str], sdk_folder: Path, folder: Path) -> macho.
     return macho.read(module)
 
 
+@pytest.mark.slow
 def test_symbols_that_exist_are_no_problem(sdk_folder, tmp_path, exports):
     module = module_calling(["_PyTuple_New", "__Znwm"], sdk_folder, tmp_path)
     assert set(module.imports) >= {"_PyTuple_New", "__Znwm"}

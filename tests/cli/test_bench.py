@@ -237,6 +237,7 @@ def test_quartiles_of_a_speedup_are_those_of_its_rounds():
     assert low <= row.speedup <= high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["layer", "model"])
 def test_suites_of_modules_and_models_run(tmp_path: Path, suite: str):
     result = invoke(suite, "--quick", "--rounds", 5, "--save", tmp_path / "a.json")

@@ -176,6 +176,7 @@ def test_the_default_place(monkeypatch, tmp_path):
 # ---- the command
 
 
+@pytest.mark.slow
 def test_tune_in_the_simulator(file):
     """Every choice that the simulator can count; a second device is added to the file."""
     result = tune("--backend", "simulator", "--all")

@@ -199,6 +199,7 @@ RACES += [("bfloat16", "additive mask", (80, 80)), ("bfloat16", "window", (256, 
 RACES += [("float16", "causal", (192, 128)), ("float16", "sinks", (111, 40))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "feature", "dims"), RACES, ids=str)
 def test_no_races(dtype: str, feature: str, dims: tuple[int, int]):
     """Three schedules with every access checked: no finding, and the same bits."""

@@ -82,6 +82,7 @@ def test_experts_without_pairs_and_one_with_all(rng):
             case.check()
 
 
+@pytest.mark.slow
 def test_which_kernels_run(rng):
     def draw(pairs, *, ordered=True, **more):
         return Case.draw(rng, FOUR_BITS, mx.float16, pairs, 45, sorted_ids=ordered, **more)

@@ -52,6 +52,7 @@ def test_a_mac_has_what_it_launches(op):
 # ---- tools/cubins.txt ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cubins_are_of_what_models_launch():
     launched = output_of("models")
     assert launched == CUBINS.read_text(), (

@@ -60,6 +60,7 @@ def architecture_of(image: bytes) -> int:
     return flags >> 8 & 0xFF if abi_version >= 8 else flags & 0xFF
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "architecture"),
     [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90"), ((10, 0), "sm_100"), ((10, 3), "sm_100")],

@@ -58,6 +58,7 @@ def assert_best(x: mx.array, matrix: Matrix, k: int) -> None:
     assert mx.array_equal(quantized_argmax(x, *matrix.arrays, **matrix.format.options), index)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only
 @pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)

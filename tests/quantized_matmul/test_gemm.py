@@ -50,6 +50,7 @@ def test_tiles(format, rows, kernel, dtype, rng):
     assert_close(multiply(x, matrix, kernel), x, matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [FOUR_BITS, FORMATS[-1]], ids=str)
 def test_many_outputs(format, rng):
     matrix, x = draw(format, (8455, 128), rng, mx.bfloat16), normal((16, 128), mx.bfloat16)

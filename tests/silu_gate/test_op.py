@@ -127,6 +127,7 @@ def test_every_tail(columns, dtype):
     assert_accurate(vjp_of(silu_gate, 2), vjp_of(reference, 2), [gate, up, cotangent], factor=GRADIENT_FACTOR)
 
 
+@pytest.mark.slow
 def test_more_than_two_to_the_31_elements():
     rows, columns = 2**16 + 1, 2**15
     gate = mx.random.normal((rows, 1)).astype(mx.float16)

@@ -153,6 +153,7 @@ def test_gemm_thin(rng, transposed, k_groups, m, n, k):
     assert_close(DECODE[dtype](out), 0.5 * product[0] - 1.5 * DECODE[dtype](c), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "queries", "keys", "mode", "head_dim"),
     [

@@ -47,6 +47,7 @@ def test_no_findings_without_a_bug(rng, name):
     assert launch.error() <= launch.tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aligned", [True, False])
 def test_no_findings_in_any_silu_gate_kernel(rng, aligned):
     library = Library(ROOT / "metal/silu_gate/silu_gate.metal", INCLUDE_DIRS, {0: aligned}, options=CHECKED)
