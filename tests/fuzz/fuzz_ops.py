@@ -99,6 +99,13 @@ def flash_attention(draw: Draw) -> Call:
         arguments["return_lse"] = "True"
         results.append(Result(("batch", "heads", "queries"), "float32"))
     elastic = ("batch", "queries", "keys")
+    if draw.one_in(4):
+        for name, longest in (("lengths", "keys"), ("q_lengths", "queries")):
+            if draw.maybe():
+                value = f"integers(0, {sizes[longest] + 1}, {{shape}}, mx.int32)"
+                args.append(Arg(name, ("batch",), "int32", value, differentiable=False))
+                arguments[name] = name
+                elastic = ("batch",)  # lengths are not larger
     call = Call("flash_attention", args, arguments, results, sizes, elastic, tolerance=2e-5)
     call.exact = f"reference.flash_attention({call.keywords})"
     if sizes["queries"] == 0 or sizes["keys"] == 0:
