@@ -202,6 +202,7 @@ void replace_extras(AttentionOptions& options, const Arrays& inputs, size_t firs
                   &lengths.cu_keys, &options.block_table}) {
     own.replace(*x);
   }
+  options.plan = nullptr;  // of the arrays that these replace
 }
 
 AttentionExtras checked_attention_extras(AttentionConfig& config,

@@ -11,6 +11,7 @@
 #include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
 #include "flash_attention/pages.h"
+#include "flash_attention/plan.h"
 #include "flash_attention/sequences.h"
 
 namespace mlx_anvil {
@@ -76,10 +77,13 @@ AttentionResult flash_attention(const mx::array& q,
   const mx::Stream s = require_stream(kFlashAttention, stream);
   const std::optional<mx::array>& table = options.block_table;
   if (table) {
-    check_pages(*table, q, options.lengths, {{"k", k}, {"v", v}}, s);
+    check_pages(*table, q, options, {{"k", k}, {"v", v}}, s);
   }
   const mx::array k_rows = table ? shape_of_rows(k, *table) : k;
   check_attention_shapes(q, k_rows, table ? shape_of_rows(v, *table) : v);
+  if (options.plan) {
+    check_plan(*options.plan, q, k_rows, k.shape(0));
+  }
   AttentionConfig config = checked_attention_config(options, q.shape(3));
   const auto of = [](const std::optional<mx::array>& x) { return x ? &*x : nullptr; };
   if (traces_shapeless({&q, &k, &v, std::get_if<mx::array>(&options.mask), of(options.sinks),
@@ -95,7 +99,7 @@ AttentionResult flash_attention(const mx::array& q,
                      v,
                      std::move(extras.mask),
                      std::move(extras.sinks),
-                     checked_sequences(kFlashAttention, options.lengths, q, k_rows, s),
+                     sequences_of_call(options, q, k_rows, s),
                      std::nullopt};
   config.is_ragged = in.sequences.has_value();
   const std::string reason = why_composed(in, s);
@@ -105,7 +109,7 @@ AttentionResult flash_attention(const mx::array& q,
     config.is_paged =
         reason.empty() && k.dtype() == dtype && v.dtype() == dtype && reads_pages(k, *table, s);
     if (config.is_paged) {
-      in.pages = page_ids(*table, s);
+      in.pages = options.plan ? *options.plan->pages : page_ids(*table, s);
     } else {
       in.k = gather_rows(k, *table, *options.lengths.keys, s);
       in.v = gather_rows(v, *table, *options.lengths.keys, s);

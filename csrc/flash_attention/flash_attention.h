@@ -1,6 +1,7 @@
 // The op function flash_attention.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +21,8 @@ struct AttentionLengths {
   std::optional<mx::array> cu_queries, cu_keys;  // [sequences + 1]
 };
 
+struct AttentionPlan;  // plan.h
+
 struct AttentionOptions {
   std::optional<float> scale;  // default: head_dim^-0.5
   // "causal", a bool mask (true: visible), or a mask added to the scores.
@@ -31,8 +34,9 @@ struct AttentionOptions {
   bool return_lse = false;
   bool row_invariant = false;
   AttentionLengths lengths;
-  std::optional<mx::array> block_table;  // k and v are pages (pages.h)
-  const char* op = kFlashAttention;      // in messages
+  std::optional<mx::array> block_table;       // k and v are pages (pages.h)
+  std::shared_ptr<const AttentionPlan> plan;  // of these lengths and this table; null: none
+  const char* op = kFlashAttention;           // in messages
 };
 
 // The arrays of a checked call, all of rank 4. Each dimension of `mask` is 1 or that of the scores.

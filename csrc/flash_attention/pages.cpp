@@ -29,31 +29,17 @@ void require_page_ids(const mx::array& table,
                       const mx::array& lengths,
                       const mx::array& cache,
                       const mx::Stream& s) {
-  if (!is_of_sequences(lengths, table) || cache.shape(2) == 0) {
-    return;  // either an error of `lengths`, or there are no keys
-  }
-  std::vector<int64_t> in_use;
-  for_each_readable(lengths, s, [&](int64_t length, int64_t) {
-    in_use.push_back(ceil_div(length, static_cast<int64_t>(cache.shape(2))));
-  });
-  if (in_use.empty()) {
-    return;
-  }
-  const int64_t columns = table.shape(1);
-  int64_t at = 0;
-  for_each_readable(table, s, [&](int64_t page, int64_t) {
-    const int64_t row = at / columns;
-    const int64_t column = at++ % columns;
-    const bool is_used = column < in_use[static_cast<size_t>(row)];
-    if (is_used && (page < 0 || page >= cache.shape(0))) {
-      throw_value_error(kFlashAttention,
-                        "block_table[" + std::to_string(row) + ", " + std::to_string(column) +
-                            "] is " + std::to_string(page) + " and k has " +
-                            std::to_string(cache.shape(0)) + " pages; allowed: 0 to " +
-                            std::to_string(cache.shape(0) - 1) +
-                            " for each page that lengths needs.");
-    }
-  });
+  for_each_page_in_use(
+      table, lengths, cache.shape(2), s, [&](int64_t row, int64_t column, int64_t page) {
+        if (page < 0 || page >= cache.shape(0)) {
+          throw_value_error(kFlashAttention,
+                            "block_table[" + std::to_string(row) + ", " + std::to_string(column) +
+                                "] is " + std::to_string(page) + " and k has " +
+                                std::to_string(cache.shape(0)) + " pages; allowed: 0 to " +
+                                std::to_string(cache.shape(0) - 1) +
+                                " for each page that lengths needs.");
+        }
+      });
 }
 
 // Zeros past the last row of each sequence.
@@ -66,26 +52,59 @@ mx::array only_in_use(const mx::array& rows, const mx::array& lengths, mx::Strea
 
 }  // namespace
 
-void check_pages(const mx::array& table,
-                 const mx::array& q,
+void for_each_page_in_use(const mx::array& table,
+                          const mx::array& lengths,
+                          int page_size,
+                          const mx::Stream& s,
+                          const std::function<void(int64_t, int64_t, int64_t)>& use) {
+  if (!is_of_sequences(lengths, table) || page_size == 0) {
+    return;  // either an error of `lengths`, or there are no keys
+  }
+  std::vector<int64_t> in_use;
+  for_each_readable(lengths, s, [&](int64_t length, int64_t) {
+    in_use.push_back(ceil_div(length, static_cast<int64_t>(page_size)));
+  });
+  if (in_use.empty()) {
+    return;
+  }
+  const int64_t columns = table.shape(1);
+  int64_t at = 0;
+  for_each_readable(table, s, [&](int64_t page, int64_t) {
+    const int64_t row = at / columns;
+    const int64_t column = at++ % columns;
+    if (column < in_use[static_cast<size_t>(row)]) {
+      use(row, column, page);
+    }
+  });
+}
+
+void check_table(const char* op,
+                 const mx::array& table,
                  const AttentionLengths& lengths,
-                 const std::vector<NamedArray>& caches,
-                 const mx::Stream& s) {
+                 std::optional<int> batch) {
   if (!lengths.keys) {
-    throw_value_error(kFlashAttention,
+    throw_value_error(op,
                       "block_table is given without lengths; allowed: both, lengths with the "
                       "number of keys of each sequence.");
   }
   if (!mx::issubdtype(table.dtype(), mx::integer)) {
-    throw_value_error(kFlashAttention, "block_table has dtype " + to_text(table.dtype()) +
-                                           "; allowed: integers, such as mx.int32.");
+    throw_value_error(op, "block_table has dtype " + to_text(table.dtype()) +
+                              "; allowed: integers, such as mx.int32.");
   }
-  if (table.ndim() != 2 || (q.ndim() == 4 && table.shape(0) != q.shape(0))) {
-    const std::string batch = q.ndim() == 4 ? std::to_string(q.shape(0)) : "batch";
-    throw_value_error(kFlashAttention, shape_text({"block_table", table}) +
-                                           "; allowed: [batch, pages_per_sequence], (" + batch +
-                                           ", any).");
+  if (table.ndim() != 2 || (batch && table.shape(0) != *batch)) {
+    throw_value_error(op, shape_text({"block_table", table}) +
+                              "; allowed: [batch, pages_per_sequence], (" +
+                              (batch ? std::to_string(*batch) : "batch") + ", any).");
   }
+}
+
+void check_pages(const mx::array& table,
+                 const mx::array& q,
+                 const AttentionOptions& options,
+                 const std::vector<NamedArray>& caches,
+                 const mx::Stream& s) {
+  check_table(kFlashAttention, table, options.lengths,
+              q.ndim() == 4 ? std::optional(q.shape(0)) : std::nullopt);
   for (const NamedArray& x : caches) {
     if (x.value.ndim() != 4) {
       throw_value_error(
@@ -100,7 +119,9 @@ void check_pages(const mx::array& table,
       }
     }
   }
-  require_page_ids(table, *lengths.keys, caches[0].value, s);
+  if (!options.plan) {  // which has read them
+    require_page_ids(table, *options.lengths.keys, caches[0].value, s);
+  }
 }
 
 mx::array shape_of_rows(const mx::array& cache, const mx::array& table) {

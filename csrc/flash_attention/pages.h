@@ -6,6 +6,7 @@
 // (sequences.h).
 #pragma once
 
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -17,10 +18,24 @@
 
 namespace mlx_anvil {
 
+// Checks the shape and dtype of a table.
+void check_table(const char* op,
+                 const mx::array& table,
+                 const AttentionLengths& lengths,
+                 std::optional<int> batch);
+
+// Calls use(row, column, page) for each page that holds keys of a sequence, if the host can read
+// table and lengths.
+void for_each_page_in_use(const mx::array& table,
+                          const mx::array& lengths,
+                          int page_size,
+                          const mx::Stream& s,
+                          const std::function<void(int64_t, int64_t, int64_t)>& use);
+
 // Checks the table of a call, and the arrays of its cache.
 void check_pages(const mx::array& table,
                  const mx::array& q,
-                 const AttentionLengths& lengths,
+                 const AttentionOptions& options,
                  const std::vector<NamedArray>& caches,
                  const mx::Stream& s);
 

@@ -1,3 +1,4 @@
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <utility>
@@ -12,6 +13,8 @@
 #include "common/python_args.h"
 #include "flash_attention/flash_attention.h"
 #include "flash_attention/gpu_backward_plan.h"
+#include "flash_attention/plan.h"
+#include "flash_attention/python_lengths.h"
 #include "flash_attention/quantized.h"
 #include "quantized_matmul/python_matrix.h"
 
@@ -55,11 +58,34 @@ std::pair<int64_t, int64_t> to_window(nb::handle value) {
   return {side, side};
 }
 
-using NamedHandles = std::initializer_list<std::pair<const char*, nb::handle>>;
+// Lengths and pages, or the plan that has them.
+void set_rows(AttentionOptions& options,
+              nb::handle plan,
+              AttentionLengths lengths,
+              std::optional<mx::array> block_table) {
+  if (plan.is_none()) {
+    options.lengths = std::move(lengths);
+    options.block_table = std::move(block_table);
+    return;
+  }
+  if (!nb::isinstance<AttentionPlan>(plan)) {
+    throw_type_error(kFlashAttention, "plan", plan, "None, mlx_anvil.AttentionPlan");
+  }
+  if (lengths.keys || lengths.queries || lengths.cu_queries || lengths.cu_keys || block_table) {
+    throw_value_error(kFlashAttention,
+                      "plan is given with lengths, q_lengths, cu_seqlens or block_table; allowed: "
+                      "the plan alone, which has them.");
+  }
+  options.plan = nb::cast<std::shared_ptr<AttentionPlan>>(plan);
+  options.lengths = options.plan->lengths;
+  options.block_table = options.plan->block_table;
+}
 
-// A Tree (mlx_anvil.Tree, a Python class) makes the mask of a call itself. `rows` are the arguments
-// that say which rows are queries and keys.
-nb::object mask_of_call(nb::handle mask, nb::handle q, nb::handle k, NamedHandles rows) {
+// A Tree (mlx_anvil.Tree, a Python class) makes the mask of a call itself.
+nb::object mask_of_call(nb::handle mask,
+                        nb::handle q,
+                        nb::handle k,
+                        const AttentionOptions& options) {
   constexpr const char* kMethod = "_flash_attention_mask";
   const bool is_plain =
       mask.is_none() || nb::isinstance<nb::str>(mask) || nb::isinstance<mx::array>(mask);
@@ -70,24 +96,28 @@ nb::object mask_of_call(nb::handle mask, nb::handle q, nb::handle k, NamedHandle
   if (!is_quantized_tuple(k)) {
     to_array(kFlashAttention, "k", k);
   }
-  nb::dict given;
-  for (const auto& [name, value] : rows) {
-    if (!value.is_none()) {
-      to_array(kFlashAttention, name, value);
-      given[name] = value;
+  nb::dict rows;
+  const auto add = [&](const char* name, const std::optional<mx::array>& x) {
+    if (x) {
+      rows[name] = *x;
     }
-  }
-  return mask.attr(kMethod)(q, k, given);
+  };
+  add("lengths", options.lengths.keys);
+  add("q_lengths", options.lengths.queries);
+  add("cu_seqlens_q", options.lengths.cu_queries);
+  add("cu_seqlens_k", options.lengths.cu_keys);
+  add("block_table", options.block_table);
+  return mask.attr(kMethod)(q, k, rows);
 }
 
-AttentionOptions to_attention_options(nb::handle scale,
-                                      nb::handle mask,
-                                      nb::handle sinks,
-                                      nb::handle window_size,
-                                      nb::handle softcap,
-                                      nb::handle return_lse,
-                                      nb::handle row_invariant) {
-  AttentionOptions options;
+void set_options(AttentionOptions& options,
+                 nb::handle scale,
+                 nb::handle mask,
+                 nb::handle sinks,
+                 nb::handle window_size,
+                 nb::handle softcap,
+                 nb::handle return_lse,
+                 nb::handle row_invariant) {
   options.scale = to_optional_number("scale", scale);
   if (nb::isinstance<nb::str>(mask)) {
     options.mask = nb::cast<std::string>(mask);
@@ -104,20 +134,6 @@ AttentionOptions to_attention_options(nb::handle scale,
   options.softcap = to_optional_number("softcap", softcap);
   options.return_lse = to_bool(kFlashAttention, "return_lse", return_lse);
   options.row_invariant = to_bool(kFlashAttention, "row_invariant", row_invariant);
-  return options;
-}
-
-AttentionLengths to_lengths(nb::handle lengths,
-                            nb::handle q_lengths,
-                            nb::handle cu_seqlens_q,
-                            nb::handle cu_seqlens_k) {
-  const auto of = [](const char* name, nb::handle value) {
-    return value.is_none() ? std::nullopt : std::optional(to_array(kFlashAttention, name, value));
-  };
-  return {.keys = of("lengths", lengths),
-          .queries = of("q_lengths", q_lengths),
-          .cu_queries = of("cu_seqlens_q", cu_seqlens_q),
-          .cu_keys = of("cu_seqlens_k", cu_seqlens_k)};
 }
 
 AttentionResult attention_of_python(nb::handle q,
@@ -163,7 +179,7 @@ AttentionResult attention_of_python(nb::handle q,
   "cu_seqlens_k: mlx.core.array | None = None, "                                           \
   "block_table: mlx.core.array | None = None, kv_group_size: int | None = None, "          \
   "kv_bits: int | tuple[int, int] | None = None, kv_mode: str = 'affine', "                \
-  "row_invariant: bool = False, "                                                          \
+  "row_invariant: bool = False, plan: AttentionPlan | None = None, "                       \
   "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
 // The signatures without and with the log-sum-exp tell type checkers what return_lse changes.
@@ -238,6 +254,8 @@ Args:
         whatever keys follow those that it sees, so that drafts verified together get what they
         would get one at a time. For up to 16 queries on the CPU; with more it is slow. Default:
         ``False``.
+    plan (AttentionPlan, optional): lengths and pages, as :func:`mlx_anvil.attention_plan` prepared
+        them for all layers of a step, in place of ``lengths`` and the others.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
 
 Returns:
@@ -251,8 +269,8 @@ Raises:
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
         is unsupported; quantized ``k`` and ``v`` do not match their format; ``block_table`` comes
         without ``lengths`` or names a page that the cache lacks; ``row_invariant`` is set on a GPU
-        or for head dims without a kernel; the stream is on a GPU and MLX
-        has no GPU backend.
+        or for head dims without a kernel; the plan is for other sizes; the stream is on a GPU and
+        MLX has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
 )";
@@ -275,21 +293,16 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle kv_bits,
                                      nb::handle kv_mode,
                                      nb::handle row_invariant,
+                                     nb::handle plan,
                                      nb::handle stream) {
   const auto [k_options, v_options] =
       to_kv_options(kFlashAttention, kv_group_size, kv_bits, kv_mode);
-  const nb::object own_mask = mask_of_call(mask, q, k,
-                                           {{"lengths", lengths},
-                                            {"q_lengths", q_lengths},
-                                            {"cu_seqlens_q", cu_seqlens_q},
-                                            {"cu_seqlens_k", cu_seqlens_k},
-                                            {"block_table", block_table}});
-  AttentionOptions options =
-      to_attention_options(scale, own_mask, sinks, window_size, softcap, return_lse, row_invariant);
-  options.lengths = to_lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k);
-  if (!block_table.is_none()) {
-    options.block_table = to_array(kFlashAttention, "block_table", block_table);
-  }
+  AttentionOptions options;
+  set_rows(options, plan,
+           to_lengths(kFlashAttention, lengths, q_lengths, cu_seqlens_q, cu_seqlens_k),
+           to_optional_array(kFlashAttention, "block_table", block_table));
+  set_options(options, scale, mask_of_call(mask, q, k, options), sinks, window_size, softcap,
+              return_lse, row_invariant);
   auto [out, lse] = attention_of_python(q, k, v, k_options, v_options, options,
                                         to_stream_or_device(kFlashAttention, stream));
   return lse ? nb::object(nb::make_tuple(out, *lse)) : nb::cast(out);
@@ -319,7 +332,8 @@ const BindOp bind_flash_attention([](nb::module_& m) {
           "lengths"_a = nb::none(), "q_lengths"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
           "cu_seqlens_k"_a = nb::none(), "block_table"_a = nb::none(),
           "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(), "kv_mode"_a.none() = "affine",
-          "row_invariant"_a.none() = false, "stream"_a = nb::none(), nb::sig(signature), kDoc);
+          "row_invariant"_a.none() = false, "plan"_a = nb::none(), "stream"_a = nb::none(),
+          nb::sig(signature), kDoc);
   }
 });
 

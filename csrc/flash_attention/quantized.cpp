@@ -11,6 +11,7 @@
 #include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
 #include "flash_attention/pages.h"
+#include "flash_attention/plan.h"
 #include "flash_attention/quantized_forward.h"
 #include "flash_attention/sequences.h"
 
@@ -127,7 +128,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
   const mx::Stream s = require_stream(kFlashAttention, stream);
   const std::optional<mx::array>& table = options.block_table;
   if (table) {
-    check_pages(*table, q, options.lengths, arrays_of_pages(k, v), s);
+    check_pages(*table, q, options, arrays_of_pages(k, v), s);
   }
   const auto shape_of = [&](const QuantizedFormat& format, const QuantizedMatrix& matrix) {
     const mx::array values = shape_of_values(format, matrix);
@@ -135,6 +136,9 @@ AttentionResult quantized_flash_attention(const mx::array& q,
   };
   const mx::array k_values = shape_of(formats.k, k), v_values = shape_of(formats.v, v);
   check_attention_shapes(q, k_values, v_values);
+  if (options.plan) {
+    check_plan(*options.plan, q, k_values, k.w.shape(0));
+  }
   AttentionConfig config = checked_attention_config(options, q.shape(3));
   if (any_traces_shapeless(q, k, v, options)) {
     return shapeless(q, k, v, k_options, v_options, options, s);
@@ -157,13 +161,15 @@ AttentionResult quantized_flash_attention(const mx::array& q,
   }
   convert(k, dtype, s);
   convert(v, dtype, s);
-  QuantizedAttentionInputs in{mx::astype(q, dtype, s),
-                              std::move(k),
-                              std::move(v),
-                              std::move(extras.mask),
-                              std::move(extras.sinks),
-                              checked_sequences(kFlashAttention, options.lengths, q, k_values, s),
-                              config.is_paged ? std::optional(page_ids(*table, s)) : std::nullopt};
+  QuantizedAttentionInputs in{
+      mx::astype(q, dtype, s),
+      std::move(k),
+      std::move(v),
+      std::move(extras.mask),
+      std::move(extras.sinks),
+      sequences_of_call(options, q, k_values, s),
+      config.is_paged ? std::optional(options.plan ? *options.plan->pages : page_ids(*table, s))
+                      : std::nullopt};
   config.is_ragged = in.sequences.has_value();
 
   // The gradient of pages runs the forward again.

@@ -9,6 +9,7 @@
 #include "common/evaluate.h"
 #include "common/ids.h"
 #include "common/plan.h"
+#include "flash_attention/plan.h"
 
 namespace mlx_anvil {
 
@@ -208,6 +209,14 @@ std::optional<mx::array> checked_sequences(const char* op,
     return padded(op, lengths, q, k, s);
   }
   return is_packed ? std::optional(packed(lengths, q, k, s)) : std::nullopt;
+}
+
+std::optional<mx::array> sequences_of_call(const AttentionOptions& options,
+                                           const mx::array& q,
+                                           const mx::array& k,
+                                           mx::Stream s) {
+  return options.plan ? options.plan->sequences
+                      : checked_sequences(kFlashAttention, options.lengths, q, k, s);
 }
 
 mx::array fold_sequences(const mx::array& sequences, int batch, mx::Stream s) {

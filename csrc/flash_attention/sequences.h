@@ -17,6 +17,12 @@ std::optional<mx::array> checked_sequences(const char* op,
                                            const mx::array& k,
                                            mx::Stream s);
 
+// The same for a call, which may have a plan.
+std::optional<mx::array> sequences_of_call(const AttentionOptions& options,
+                                           const mx::array& q,
+                                           const mx::array& k,
+                                           mx::Stream s);
+
 // Where the sequences of `count` batches are once these are one batch: [count, sequences, 5] ->
 // [count * sequences, 5].
 mx::array fold_sequences(const mx::array& sequences, int batch, mx::Stream s);

@@ -25,6 +25,7 @@ _compat.check(
 from mlx_anvil import _calls, _cuda, _ext, _tuning, lm, nn, reference  # noqa: E402  (the check comes first)
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
+    AttentionPlan,
     flash_attention,
     gated,
     gather_matmul,
@@ -49,6 +50,7 @@ from mlx_anvil._ext import (  # noqa: E402
     softmax_topk,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
+from mlx_anvil._plan import attention_plan  # noqa: E402
 from mlx_anvil._prebuild import Prebuilt, prebuild  # noqa: E402
 from mlx_anvil._simulate import simulate  # noqa: E402
 from mlx_anvil._trace import Event, Trace, strict, trace  # noqa: E402
@@ -56,11 +58,13 @@ from mlx_anvil._tree import Tree  # noqa: E402
 from mlx_anvil.patching import patch, unpatch  # noqa: E402
 
 __all__ = [
+    "AttentionPlan",
     "Event",
     "Prebuilt",
     "Trace",
     "Tree",
     "__version__",
+    "attention_plan",
     "composed",
     "flash_attention",
     "gated",

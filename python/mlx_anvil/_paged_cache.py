@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from mlx_anvil import _ext
 from mlx_anvil._extras import is_installed, need
+from mlx_anvil._plan import attention_plan
 from mlx_anvil.patching._routes import is_patched
 from mlx_anvil.patching._stand_ins import Pages
 
@@ -267,9 +268,8 @@ class _Step:
     offset: Any  # tokens before the call: an int for one sequence, otherwise an array
     end: Any  # tokens after it
     slots: mx.array  # where the tokens are written, [1, batch * tokens]; -1: padding
-    lengths: mx.array
-    q_lengths: mx.array | None  # None: no padding
-    block_table: mx.array
+    columns: int  # of the table of pages
+    plan: _ext.AttentionPlan
 
     @staticmethod
     def of(sequences: SequenceOf[Sequence], counts: list[int], page_size: int) -> "_Step":
@@ -291,15 +291,20 @@ class _Step:
             offset=offsets[0] if is_one else mx.array(offsets),
             end=ends[0] if is_one else lengths,
             slots=mx.array([slots]),
-            lengths=lengths,
-            q_lengths=mx.array(counts) if min(counts) < most else None,
-            block_table=mx.array(table),
+            columns=columns,
+            plan=attention_plan(
+                q_len=most,
+                lengths=lengths,
+                q_lengths=mx.array(counts) if min(counts) < most else None,
+                block_table=mx.array(table),
+                page_size=page_size,
+            ),
         )
 
     def mask(self, tokens: int, window: int | None, page_size: int) -> mx.array:
         """The causal mask as an array, ``[batch, 1, tokens, pages * page_size]``."""
         queries = mx.reshape(mx.array(self.offset), (-1, 1, 1, 1)) + mx.arange(tokens)[:, None]
-        keys = mx.arange(self.block_table.shape[1] * page_size)
+        keys = mx.arange(self.columns * page_size)
         visible = queries >= keys
         return visible if window is None else visible & (queries < keys + window)
 
@@ -340,8 +345,7 @@ class LayerCache:
         new = [x if batch == 1 else x.swapaxes(0, 1).flatten(1, 2)[None] for x in (keys, values)]
         layer.keys, layer.values = _ext.kv_append(layer.keys, layer.values, *new, slots=step.slots, **options)
         self._is_written = True
-        arguments = {"lengths": step.lengths, "q_lengths": step.q_lengths, "block_table": step.block_table}
-        return Pages(layer.keys, arguments | options), layer.values
+        return Pages(layer.keys, {"plan": step.plan} | options), layer.values
 
     def _cache_of(self, x: mx.array, side: int) -> Parts:
         """Empty pages for keys (side 0) or values (1) like ``x``."""

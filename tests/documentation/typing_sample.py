@@ -135,6 +135,11 @@ def verified(q: mx.array, k: mx.array) -> mx.array:
     return mlx_anvil.flash_attention(q, k, k, mask=tree) + tree.depths
 
 
+def planned(q: mx.array, k: mx.array, lengths: mx.array) -> mx.array:
+    plan: mlx_anvil.AttentionPlan = mlx_anvil.attention_plan(q_len=1, kv_len=9, lengths=lengths)
+    return mlx_anvil.flash_attention(q, k, k, plan=plan) * plan.kv_len
+
+
 def served(model: mlx.nn.Module) -> tuple[int, int]:
     cache = mlx_anvil.lm.PagedCache(model, pages=8, page_size=16, kv_bits=(8, 4))
     sequence: mlx_anvil.lm.Sequence = cache.new_sequence()

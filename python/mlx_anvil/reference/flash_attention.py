@@ -32,13 +32,15 @@ def flash_attention(
     kv_bits: int | tuple[int, int] | None = None,
     kv_mode: str = "affine",
     row_invariant: bool = False,
+    plan: None = None,
 ) -> mx.array | tuple[mx.array, mx.array]:
     """``softmax(scale * q k^T + mask) v`` from the full ``[batch, Hq, Lq, Lk]`` matrix of scores.
 
     ``q`` is ``[batch, Hq, Lq, D]``, ``k`` and ``v`` are ``[batch, Hkv, Lk, D]``. A query without a visible key gives 0.
     With ``return_lse``, also returns the log-sum-exp of the scores, ``[batch, Hq, Lq]``. ``k`` and ``v`` may be
     quantized, as tuples of ``mx.quantize``. In a ragged batch a query sees keys of its own sequence only. With
-    ``block_table``, ``k`` and ``v`` are pages ``[pages, Hkv, page_size, D]``. ``row_invariant`` changes nothing here.
+    ``block_table``, ``k`` and ``v`` are pages ``[pages, Hkv, page_size, D]``. ``row_invariant`` changes nothing
+    here, and there are no plans.
     """
     q, k, v = _quantized_kv.as_arrays(q, k, v, kv_group_size, kv_bits, kv_mode)
     k, v = (_paged.gather(x, block_table) for x in (k, v))
