@@ -15,27 +15,26 @@ class LatentKeyValues {
   static constexpr Words kWords = kWordsOf<T>;
   static constexpr bool kStreams = false;
   static constexpr bool kMultiplies = true;
+  // Values are packed as the product with keys reads them too, unless words are pairs of keys.
+  static constexpr bool kSharesLatent = kWords == Words::kFloat32;
 
   LatentKeyValues(Arena& arena, const Args& args, const AttentionRows& rows, AttentionTile tile)
       : args_(args),
         rows_(rows),
         rank_(args.sizes.v_head_dim),
-        rope_word_(round_up(word_count<kWords>(rank_), kPanel)),
-        depth_(rope_word_ + round_up(word_count<kWords>(args.rope_dim), kLanes)),
-        q_(arena.take_panels(depth_, tile.rows)),
-        k_(arena.take_panels(round_up(tile.keys, kPanel), depth_)),
-        products_(arena.take_panels(round_up(tile.keys, kPanel), kBandRows)) {}
+        latent_words_(word_count<kWords>(rank_)),
+        rope_words_(word_count<kWords>(args.rope_dim)),
+        q_(arena.take_panels(round_up(latent_words_, kLanes) + round_up(rope_words_, kLanes),
+                             tile.rows)),
+        latent_keys_(arena.take_panels(kSharesLatent ? 0 : tile.keys, latent_words_)),
+        rope_keys_(arena.take_panels(tile.keys, rope_words_)),
+        products_(arena.take_panels(round_up(tile.keys, kLanes), kBandRows)) {}
 
   // As a right operand.
   template <Words kWordsOfQueries>
   void pack_queries(Panels) const {
-    pack_queries(args_.q, rank_, 0);
-    pack_queries(args_.q_rope, args_.rope_dim, rope_word_);
-    for (int64_t p = 0; p < panel_count(row_count(rows_)); ++p) {
-      for (int64_t w = rank_words(); w < rope_word_; ++w) {
-        std::memset(q_.at(w, p), 0, kPanel * sizeof(float));
-      }
-    }
+    pack_queries(args_.q, rank_, q_);
+    pack_queries(args_.q_rope, args_.rope_dim, rope_queries());
   }
 
   void read(KeyRange tile) {
@@ -44,25 +43,29 @@ class LatentKeyValues {
     count_ = tile.end - tile.begin;
   }
 
-  void pack(Panels, Panels v) const {
-    pack_left<kWords>(latent_, count_, rank_, k_, 0);
-    pack_left<kWords>(rope_, count_, args_.rope_dim, {k_.at(0, rope_word_ / kPanel), k_.rows}, 0);
-    for (int64_t w = rank_words(); w < rope_word_; w += kLanes) {
-      for (int64_t r = 0; r < count_; ++r) {
-        store_lanes(k_.at(r, w / kPanel) + w % kPanel, f32v{});
-      }
-    }
+  void pack(Panels, Panels v) {
     pack_right<kWords>(latent_, count_, rank_, v);
+    if constexpr (kSharesLatent) {
+      latent_keys_ = v;
+    } else {
+      pack_left<kWords>(latent_, count_, rank_, latent_keys_, 0);
+    }
+    pack_left<kWords>(rope_, count_, args_.rope_dim, rope_keys_, 0);
   }
 
   // `first` starts a panel of q.
   void multiply(int64_t first, int64_t count, float factor, Panels s) const {
     for (int64_t r = 0; r < count; r += kPanel) {
-      const float* queries = q_.at(0, (first + r) / kPanel);
+      const int64_t panel = (first + r) / kPanel, rows = smaller(count - r, kPanel);
       for (int64_t key = 0; key < count_; key += kTileRows) {
+        const int64_t keys = smaller(kTileRows, count_ - key);
+        float* const to = products_.at(key, r / kPanel);
+        const float one = 1.0f;
         MLX_ANVIL_ISA_NAMESPACE::multiply<kWords, Accumulate::kNone>(
-            left_rows(k_, key, 0), queries, smaller(kTileRows, count_ - key),
-            smaller(kPanel, count - r), depth_, products_.at(key, r / kPanel), &factor);
+            left_rows(latent_keys_, key, 0), q_.at(0, panel), keys, rows, latent_words_, to, &one);
+        MLX_ANVIL_ISA_NAMESPACE::multiply<kWords, Accumulate::kAdd>(left_rows(rope_keys_, key, 0),
+                                                                    rope_queries().at(0, panel),
+                                                                    keys, rows, rope_words_, to);
       }
     }
     for (int64_t r = 0; r < count; r += kLanes) {
@@ -73,30 +76,29 @@ class LatentKeyValues {
         }
         transpose(x);
         for (int64_t i = 0; i < smaller(kLanes, s.rows - r); ++i) {
-          store_lanes(s.at(r + i, key / kPanel) + key % kPanel, x[i]);
+          store_lanes(s.at(r + i, key / kPanel) + key % kPanel, x[i] * factor);
         }
       }
     }
   }
 
  private:
-  // Of the latent's part of a row, in whole vectors.
-  int64_t rank_words() const { return round_up(word_count<kWords>(rank_), kLanes); }
+  Panels rope_queries() const { return {q_.at(round_up(latent_words_, kLanes), 0), q_.rows}; }
 
-  void pack_queries(const AttentionView& view, int64_t columns, int64_t to_word) const {
+  void pack_queries(const AttentionView& view, int64_t columns, Panels to) const {
     const auto row = [&](int64_t r) {
       return rows_of<T>(view, rows_.batch, head_of(rows_, r), query_of(rows_, r)).data;
     };
-    pack_rows_transposed<kWords>(row, view.strides[3], row_count(rows_), columns,
-                                 {q_.at(to_word, 0), q_.rows});
+    pack_rows_transposed<kWords>(row, view.strides[3], row_count(rows_), columns, to);
   }
 
   const Args& args_;
   const AttentionRows& rows_;
   const int64_t rank_;
-  const int64_t rope_word_;  // where the rope part starts in a row; words that pad are 0
-  const int64_t depth_;
-  const Panels q_, k_;
+  const int64_t latent_words_, rope_words_;  // of a row: words of the latent, of the rope part
+  const Panels q_;                           // both parts, each padded to whole vectors
+  Panels latent_keys_;
+  const Panels rope_keys_;
   const Panels products_;  // keys x rows
   Source<T> latent_ = {}, rope_ = {};
   int64_t count_ = 0;
