@@ -1,24 +1,15 @@
 #include "flash_attention/gpu_decode.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/integers.h"
-#include "flash_attention/gpu_params.h"
 
 namespace mlx_anvil {
 
 namespace {
 
-// Index as in metal/flash_attention/decode_row.h.
-constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
 constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.h
-
-// Returns the number of keys that at least one query sees.
-int64_t visible_keys(const AttentionParams& params) {
-  const int64_t end =
-      std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
-  return std::max<int64_t>(end - std::max(0, params.band_low), 0);
-}
 
 void launch_combine(const AttentionConfig& config,
                     const AttentionSizes& sizes,
@@ -47,6 +38,12 @@ void launch_combine(const AttentionConfig& config,
 
 }  // namespace
 
+int64_t visible_keys(const AttentionParams& params) {
+  const int64_t end =
+      std::min<int64_t>(params.kv_len, int64_t{params.q_len} - 1 + params.band_high + 1);
+  return std::max<int64_t>(end - std::max(0, params.band_low), 0);
+}
+
 DecodePlan plan_decode(DecodeKeys kind,
                        const mx::array& q,
                        const AttentionSizes& sizes,
@@ -74,6 +71,27 @@ FunctionConstants decode_constants(const AttentionConfig& config,
   return constants;
 }
 
+void launch_in_parts(KernelLaunch request,
+                     const AttentionConfig& config,
+                     const AttentionSizes& sizes,
+                     const AttentionForwardParams& params,
+                     const DecodeResults& results,
+                     const mx::Stream& stream) {
+  if (params.parts == 1) {
+    request.outputs = {results.out, results.lse ? results.lse : results.out};
+    launch(request, stream);
+    return;
+  }
+  const int all_rows = static_cast<int>(sizes.batch * sizes.q_heads * sizes.q_len);
+  Scratch partial_out({all_rows, params.parts, static_cast<int>(sizes.v_head_dim)}, mx::float32,
+                      stream);
+  Scratch partial_sums({all_rows, params.parts, 2}, mx::float32, stream);
+  request.outputs = {partial_out.get(), partial_sums.get()};
+  request.temporaries = {&partial_out, &partial_sums};
+  launch(request, stream);
+  launch_combine(config, sizes, params, partial_out, partial_sums, results, stream);
+}
+
 void launch_decode(KernelLaunch request,
                    const AttentionConfig& config,
                    const AttentionSizes& sizes,
@@ -90,19 +108,7 @@ void launch_decode(KernelLaunch request,
                   static_cast<uint32_t>(sizes.kv_heads * plan.row_blocks),
                   static_cast<uint32_t>(sizes.batch)};
   request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
-  if (plan.parts == 1) {
-    request.outputs = {results.out, results.lse ? results.lse : results.out};
-    launch(request, stream);
-    return;
-  }
-  const int parts = static_cast<int>(plan.parts);
-  const int all_rows = static_cast<int>(sizes.batch * sizes.q_heads * sizes.q_len);
-  Scratch partial_out({all_rows, parts, static_cast<int>(sizes.v_head_dim)}, mx::float32, stream);
-  Scratch partial_sums({all_rows, parts, 2}, mx::float32, stream);
-  request.outputs = {partial_out.get(), partial_sums.get()};
-  request.temporaries = {&partial_out, &partial_sums};
-  launch(request, stream);
-  launch_combine(config, sizes, params, partial_out, partial_sums, results, stream);
+  launch_in_parts(std::move(request), config, sizes, params, results, stream);
 }
 
 void attention_decode_gpu(const AttentionConfig& config,

@@ -4,6 +4,7 @@
 #include "common/launch.h"
 #include "flash_attention/gpu.h"
 #include "flash_attention/gpu_decode_plan.h"
+#include "flash_attention/gpu_params.h"
 #include "metal/flash_attention/params.h"
 
 namespace mlx_anvil {
@@ -34,6 +35,21 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const DecodePlan& plan,
                                    bool vectors,
                                    bool stores_lse);
+
+// Index of a function constant, as in metal/flash_attention/decode_row.h.
+inline constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
+
+// The number of keys that at least one query sees.
+int64_t visible_keys(const AttentionParams& params);
+
+// Launches a kernel that leaves `params.parts` parts, and then the one that combines these if they
+// are several. The request has all but the outputs.
+void launch_in_parts(KernelLaunch request,
+                     const AttentionConfig& config,
+                     const AttentionSizes& sizes,
+                     const AttentionForwardParams& params,
+                     const DecodeResults& results,
+                     const mx::Stream& stream);
 
 // Launches the kernel of the plan, and another if it leaves parts. The request has the inputs and
 // the params, which begin with `params`.

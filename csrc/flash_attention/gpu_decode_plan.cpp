@@ -145,15 +145,22 @@ DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
     }
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
-  const int64_t threadgroups = threadgroups_of(plan, sizes);
-  const int64_t at_once =
-      std::clamp<int64_t>(cores / threadgroups, 1, std::max<int64_t>(keys / least_keys, 1));
-  const int64_t most = std::min(keys / kLeastKeysOfRound, kMostRounds * cores / threadgroups);
-  plan.parts = parts_in_waves(at_once, most, threadgroups, cores);
+  plan.parts = parts_of_keys(keys, least_keys, threadgroups_of(plan, sizes), cores);
   return plan;
 }
 
 }  // namespace
+
+int64_t parts_of_keys(int64_t keys, int64_t least_keys, int64_t threadgroups, int64_t resident) {
+  const int64_t at_once =
+      std::clamp<int64_t>(resident / threadgroups, 1, std::max<int64_t>(keys / least_keys, 1));
+  const int64_t most = std::min(keys / kLeastKeysOfRound, kMostRounds * resident / threadgroups);
+  return parts_in_waves(at_once, most, threadgroups, resident);
+}
+
+int64_t apple_cores(const DeviceTraits& traits) {
+  return traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
+}
 
 DecodePlan decode_plan(DecodeKeys kind,
                        std::string_view dtype,
@@ -167,10 +174,9 @@ DecodePlan decode_plan(DecodeKeys kind,
     ++largest;
   }
   if (!traits.matrix_units) {
-    const int64_t cores = traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
     const int64_t least_keys =
         kind != DecodeKeys::kPlain ? kLeastKeysOfQuantizedPart : kLeastKeysOfPart;
-    return plan_for_cores(tiles, largest, sizes, keys, least_keys, cores);
+    return plan_for_cores(tiles, largest, sizes, keys, least_keys, apple_cores(traits));
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);

@@ -30,6 +30,13 @@ struct DecodePlan {
 // units take where the GPU has these, all of 4 bits or not.
 enum class DecodeKeys { kPlain, kQuantized, kMatrixCodes, kWideMatrixCodes };
 
+// The number of parts of `keys` with which `threadgroups` of each fill as many as the GPU runs at
+// once.
+int64_t parts_of_keys(int64_t keys, int64_t least_keys, int64_t threadgroups, int64_t resident);
+
+// Cores of an Apple GPU, or those of a usual one if they are unknown.
+int64_t apple_cores(const DeviceTraits& traits);
+
 // `keys` are those that some query sees. Depends on nothing but its arguments.
 DecodePlan decode_plan(DecodeKeys kind,
                        std::string_view dtype,

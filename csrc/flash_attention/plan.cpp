@@ -34,9 +34,10 @@ int keys_of(std::optional<int> kv_len,
     return count_of("kv_len", *kv_len);
   }
   if (kv_len || !page_size) {
-    throw_value_error(kAttentionPlan,
-                      "with block_table, page_size is needed and kv_len is not; allowed: kv_len, or "
-                      "block_table and page_size.");
+    throw_value_error(
+        kAttentionPlan,
+        "with block_table, page_size is needed and kv_len is not; allowed: kv_len, or "
+        "block_table and page_size.");
   }
   return block_table->shape(1) * count_of("page_size", *page_size);
 }
@@ -53,11 +54,11 @@ int batch_of(const AttentionLengths& lengths) {
 }  // namespace
 
 std::shared_ptr<AttentionPlan> attention_plan(int q_len,
-                                                    std::optional<int> kv_len,
-                                                    const AttentionLengths& lengths,
-                                                    const std::optional<mx::array>& block_table,
-                                                    std::optional<int> page_size,
-                                                    mx::StreamOrDevice stream) {
+                                              std::optional<int> kv_len,
+                                              const AttentionLengths& lengths,
+                                              const std::optional<mx::array>& block_table,
+                                              std::optional<int> page_size,
+                                              mx::StreamOrDevice stream) {
   const mx::Stream s = require_stream(kAttentionPlan, stream);
   const int batch = batch_of(lengths);
   if (block_table) {
@@ -83,13 +84,12 @@ std::shared_ptr<AttentionPlan> attention_plan(int q_len,
                      .used_pages = std::nullopt};
   if (block_table) {
     plan.pages = page_ids(*block_table, s);
-    for_each_page_in_use(*block_table, *lengths.keys, *page_size, s,
-                         [&](int64_t, int64_t, int64_t page) {
-                           auto& used = plan.used_pages;
-                           used = used ? std::pair(std::min(used->first, page),
-                                                   std::max(used->second, page))
-                                       : std::pair(page, page);
-                         });
+    for_each_page_in_use(
+        *block_table, *lengths.keys, *page_size, s, [&](int64_t, int64_t, int64_t page) {
+          auto& used = plan.used_pages;
+          used = used ? std::pair(std::min(used->first, page), std::max(used->second, page))
+                      : std::pair(page, page);
+        });
   }
   return std::make_shared<AttentionPlan>(std::move(plan));
 }

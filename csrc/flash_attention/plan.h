@@ -22,10 +22,10 @@ struct AttentionPlan {
 // With a table, the keys are its columns times `page_size`; otherwise there are `kv_len`.
 std::shared_ptr<AttentionPlan> attention_plan(int q_len,
                                               std::optional<int> kv_len,
-                                                    const AttentionLengths& lengths,
-                                                    const std::optional<mx::array>& block_table,
-                                                    std::optional<int> page_size,
-                                                    mx::StreamOrDevice stream);
+                                              const AttentionLengths& lengths,
+                                              const std::optional<mx::array>& block_table,
+                                              std::optional<int> page_size,
+                                              mx::StreamOrDevice stream);
 
 // Throws unless the plan is for a call of these arrays. `k_rows` has the shape of contiguous keys;
 // of pages, there are `page_count`.

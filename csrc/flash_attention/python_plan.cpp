@@ -13,9 +13,8 @@ using namespace nb::literals;
 namespace {
 
 std::optional<int> to_optional_int(const char* name, nb::handle value) {
-  return value.is_none()
-             ? std::nullopt
-             : std::optional(to_int32(kAttentionPlan, name, value, "None, or an int"));
+  return value.is_none() ? std::nullopt
+                         : std::optional(to_int32(kAttentionPlan, name, value, "None, or an int"));
 }
 
 std::shared_ptr<AttentionPlan> plan_of_python(nb::handle q_len,
@@ -27,11 +26,11 @@ std::shared_ptr<AttentionPlan> plan_of_python(nb::handle q_len,
                                               nb::handle block_table,
                                               nb::handle page_size,
                                               nb::handle stream) {
-  return attention_plan(
-      to_int32(kAttentionPlan, "q_len", q_len), to_optional_int("kv_len", kv_len),
-      to_lengths(kAttentionPlan, lengths, q_lengths, cu_seqlens_q, cu_seqlens_k),
-      to_optional_array(kAttentionPlan, "block_table", block_table),
-      to_optional_int("page_size", page_size), to_stream_or_device(kAttentionPlan, stream));
+  return attention_plan(to_int32(kAttentionPlan, "q_len", q_len), to_optional_int("kv_len", kv_len),
+                        to_lengths(kAttentionPlan, lengths, q_lengths, cu_seqlens_q, cu_seqlens_k),
+                        to_optional_array(kAttentionPlan, "block_table", block_table),
+                        to_optional_int("page_size", page_size),
+                        to_stream_or_device(kAttentionPlan, stream));
 }
 
 std::string text_of(const AttentionPlan& plan) {

@@ -22,7 +22,11 @@ std::string why_composed(const MlaInputs& in, mx::Stream s) {
   if (in.latent.shape(3) > kMaxMlaRank || in.k_rope.shape(3) > kMaxMlaRopeDim) {
     return "there are kernels for ranks up to 512 and rope dims up to 64";
   }
-  return for_gpu(s) ? "there is no kernel for GPUs" : "";
+  std::string reason;
+  if (s.device == mx::Device::gpu && !can_launch(s.device, &reason)) {
+    return reason;
+  }
+  return "";
 }
 
 AttentionResult shapeless(Arrays inputs, const AttentionOptions& options, mx::Stream s) {

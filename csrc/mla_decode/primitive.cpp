@@ -3,22 +3,15 @@
 #include <utility>
 
 #include "common/allocate.h"
-#include "common/errors.h"
-#include "common/integers.h"
 #include "flash_attention/operands.h"
 #include "flash_attention/primitive.h"
 #include "mla_decode/compose.h"
 #include "mla_decode/cpu.h"
+#include "mla_decode/gpu.h"
 
 namespace mlx_anvil {
 
 namespace {
-
-// Columns of a row that keeps both parts, each padded to whole vectors of every instruction set.
-int64_t padded_head_dim(int64_t rank, int64_t rope_dim) {
-  constexpr int64_t kColumns = 32;
-  return round_up(rank, kColumns) + round_up(rope_dim, kColumns);
-}
 
 // Inputs: q_nope, q_rope, latent, k_rope, then mask, sinks and sequences, without those that the
 // call lacks.
@@ -64,7 +57,7 @@ class MlaDecode : public FusedPrimitive {
     args.config = config_;
     args.sizes = sizes_of(in);
     args.rope_dim = in.q_rope.shape(3);
-    args.sizes.head_dim = padded_head_dim(args.sizes.v_head_dim, args.rope_dim);
+    args.sizes.head_dim = 0;
     args.q = view_of(in.q_nope);
     args.q_rope = view_of(in.q_rope);
     args.k = args.v = view_of(in.latent);
@@ -79,8 +72,14 @@ class MlaDecode : public FusedPrimitive {
         [&] { return std::string("mla_decode_") + to_text(in.q_nope.dtype()); });
   }
 
-  void eval_gpu_kernels(const Arrays&, Arrays&) override {
-    throw_internal_error(op(), "there is no kernel for GPUs.");
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    MlaInputs in = operands(inputs);
+    MaskedAttention call = gpu_operands(
+        config_, {in.q_nope, in.latent, in.latent, in.mask, in.sinks, in.sequences}, stream());
+    in.mask = std::move(call.in.mask);
+    in.sinks = std::move(call.in.sinks);
+    allocate_outputs(in, outputs);
+    mla_decode_gpu(call.config, in, outputs[0], with_lse_ ? &outputs[1] : nullptr, stream());
   }
 
  protected:

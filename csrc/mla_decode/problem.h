@@ -13,8 +13,8 @@ namespace mlx_anvil {
 inline constexpr int kMaxMlaRank = kMaxGpuDecodeHeadDim;
 inline constexpr int kMaxMlaRopeDim = 64;
 
-// In the base, q is q_nope, and k and v are the latent. Its head_dim is that of kernels that keep
-// both parts of a row, each padded.
+// In the base, q is q_nope, and k and v are the latent. Its head_dim is 0: the kernels pack queries
+// and keys themselves.
 struct MlaArgs : AttentionForwardArgs {
   AttentionView q_rope, k_rope;
   int64_t rope_dim = 0;

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import mlx.core as mx
+from fuzz_attention import flash_attention, mla_decode, terms_of_attention
 from fuzz_experts import quantized_experts
 
 from fuzz_case import Arg, Call, Result
@@ -12,7 +13,6 @@ from fuzz_gather import gather_matmul, gather_quantized_matmul
 from fuzz_quantized import (
     quantized_argmax,
     quantized_embedding,
-    quantized_kv,
     quantized_matmul,
     quantized_swiglu,
     quantized_topk,
@@ -54,70 +54,6 @@ def _gate(draw: Draw, op: str, options: dict[str, str]) -> Call:
         args[0] = Arg("gate", args[0].dims, args[0].dtype, value="30 * normal({shape})")
     result = Result(dims, promoted(*(arg.dtype for arg in args)))
     return Call(op, args, {"gate": "gate", "up": "up", **options}, [result], sizes, elastic=names)
-
-
-def flash_attention(draw: Draw) -> Call:
-    kv_heads, dtype = draw.count(1, 3), draw.dtype()
-    sizes = {
-        "batch": 0 if draw.one_in(30) else draw.count(1, 2),
-        "heads": kv_heads * draw.count(1, 3),
-        "kv_heads": kv_heads,
-        "queries": 0 if draw.one_in(30) else draw.size(37),
-        "keys": 0 if draw.one_in(30) else draw.size(37, 70),
-        "dim": draw.size(64, 72, 128) if not draw.one_in(30) else 257,
-    }
-    sizes["value_dim"] = draw.size(64, 72) if draw.one_in(4) else sizes["dim"]
-    args = [
-        Arg("q", ("batch", "heads", "queries", "dim"), dtype),
-        Arg("k", ("batch", "kv_heads", "keys", "dim"), dtype),
-        Arg("v", ("batch", "kv_heads", "keys", "value_dim"), dtype),
-    ]
-    arguments = {arg.name: arg.name for arg in args}
-    if draw.one_in(3):
-        args[1:], of_kv = quantized_kv(draw, sizes, dtype)
-        arguments |= of_kv
-    mask = draw.choice(None, "causal", "bool", "additive", "hidden")
-    if mask == "causal":
-        arguments["mask"] = "'causal'"
-    elif mask:
-        dims = tuple(1 if draw.one_in(3) else d for d in ("batch", "heads", "queries", "keys"))[draw.count(0, 4) :]
-        value = {"bool": "visible({shape})", "additive": "normal({shape})", "hidden": "some_hidden({shape})"}[mask]
-        args.append(Arg("mask", dims, "bool_" if mask == "bool" else dtype, value, differentiable=mask == "additive"))
-        arguments["mask"] = "mask"
-    if draw.one_in(3):
-        args.append(Arg("sinks", ("heads",), dtype))
-        arguments["sinks"] = "sinks"
-    if draw.one_in(3):
-        window = draw.choice(-1, 1, 2, 9, (0, 0), (3, -1), (-1, 2), (40, 9))
-        arguments["window_size"] = repr(window)
-    if draw.one_in(3):
-        arguments["softcap"] = repr(draw.choice(0.0, 3.0, 0.5, 50))
-    if draw.one_in(3):
-        arguments["scale"] = repr(draw.choice(1.0, 0.3, -0.5, 0.0))
-    results = [Result(("batch", "heads", "queries", "value_dim"), dtype)]
-    if draw.one_in(4):
-        arguments["return_lse"] = "True"
-        results.append(Result(("batch", "heads", "queries"), "float32"))
-    elastic = ("batch", "queries", "keys")
-    if draw.one_in(4):
-        for name, longest in (("lengths", "keys"), ("q_lengths", "queries")):
-            if draw.maybe():
-                value = f"integers(0, {sizes[longest] + 1}, {{shape}}, mx.int32)"
-                args.append(Arg(name, ("batch",), "int32", value, differentiable=False))
-                arguments[name] = name
-                elastic = ("batch",)  # lengths are not larger
-    call = Call("flash_attention", args, arguments, results, sizes, elastic, tolerance=2e-5)
-    call.exact = f"reference.flash_attention({call.keywords})"
-    if sizes["queries"] == 0 or sizes["keys"] == 0:
-        call.exact = f"attention_without_pairs({call.keywords})"
-    call.terms = terms_of_attention(call.exact, with_lse=len(results) > 1)
-    return call
-
-
-def terms_of_attention(definition: str, *, with_lse: bool) -> str:
-    if with_lse:
-        return f"(lambda out, lse: not_normalized(out, lse, lse))(*{definition})"
-    return f"not_normalized(*{definition[:-1]}, return_lse=True))[0]"
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -332,6 +268,7 @@ GENERATORS: dict[str, Callable[[Draw], Call]] = {
             silu_gate,
             gated,
             flash_attention,
+            mla_decode,
             rms_norm,
             layer_norm,
             rope,
@@ -362,7 +299,7 @@ def from_registry(draw: Draw, name: str) -> Call:
     names = ", ".join(spec.arguments)
     call = Call(name, args, {}, results, {}, tolerance=spec.float32_tolerance)
     call.ours, call.exact = f"{entry}.function({names})", f"{entry}.reference({names})"
-    if name == "flash_attention":
+    if name in ("flash_attention", "mla_decode"):
         call.terms = terms_of_attention(call.exact, with_lse=False)
     return call
 

@@ -21,6 +21,7 @@ FLOATS_INSTEAD = {
     ("flash_attention_decode_matrix", 5): "keys_are_in_parts",
     ("flash_attention_quantized_decode", 9): "keys_are_in_parts",
     ("flash_attention_quantized_decode_matrix", 9): "keys_are_in_parts",
+    ("mla_decode", 6): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",
     ("rope_one", 2): "frequencies_are_given",
     ("rope_qk", 3): "frequencies_are_given",

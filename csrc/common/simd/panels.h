@@ -88,6 +88,16 @@ inline f32v load_columns(const T* row, int64_t stride, int64_t column, int64_t c
   return load_lanes(Gathered<kLanes, T>(row + column * stride, stride, count).elements);
 }
 
+// Loads a vector of words of adjacent columns.
+template <Words kWords, class T>
+inline f32v load_whole_words(const T* row, int64_t word) {
+  if constexpr (kWords == Words::kFloat32) {
+    return load_lanes(row + word);
+  } else {
+    return load_bits<f32v>(row + 2 * word);
+  }
+}
+
 // Loads a vector of words that starts at `word`.
 template <Words kWords, class T>
 inline f32v load_words(const T* row, int64_t stride, int64_t word, int64_t columns) {
@@ -104,22 +114,41 @@ inline f32v load_words(const T* row, int64_t stride, int64_t word, int64_t colum
   }
 }
 
-// Packs `source` as a left operand, into rows [to_row, to_row + rows), from word `to_word` on, a
-// multiple of kLanes.
+// Calls pack(word, to) for each vector of a row's words, with where the vector is in row `to_row`.
+// Whole panels come first, with steps that are constants.
+template <class Whole, class Some>
+inline void for_each_vector(
+    int64_t words, int64_t whole_words, Panels to, int64_t to_row, Whole whole, Some some) {
+  float* at = to.at(to_row, 0);
+  const int64_t step = to.rows * kPanel;
+  int64_t w = 0;
+  for (; w + kPanel <= whole_words; w += kPanel, at += step) {
+    whole(w, at);
+    whole(w + kLanes, at + kLanes);
+  }
+  for (; w < words; w += kPanel, at += step) {
+    some(w, at);
+    if (w + kLanes < words) {
+      some(w + kLanes, at + kLanes);
+    }
+  }
+}
+
+// Packs `source` as a left operand, into rows [to_row, to_row + rows).
 template <Words kWords, class T>
-void pack_left(Source<T> source,
-               int64_t rows,
-               int64_t columns,
-               Panels to,
-               int64_t to_row,
-               int64_t to_word = 0) {
+void pack_left(Source<T> source, int64_t rows, int64_t columns, Panels to, int64_t to_row) {
+  const int64_t words = word_count<kWords>(columns);
+  const int64_t whole = source.column_stride != 1     ? 0
+                        : kWords == Words::kBf16Pairs ? columns / 2
+                                                      : columns;
   for (int64_t r = 0; r < rows; ++r) {
     const T* row = source.at(r);
-    for (int64_t w = 0; w < word_count<kWords>(columns); w += kLanes) {
-      const int64_t word = to_word + w;
-      store_lanes(to.at(to_row + r, word / kPanel) + word % kPanel,
-                  load_words<kWords>(row, source.column_stride, w, columns));
-    }
+    for_each_vector(
+        words, whole, to, to_row + r,
+        [&](int64_t w, float* at) { store_lanes(at, load_whole_words<kWords>(row, w)); },
+        [&](int64_t w, float* at) {
+          store_lanes(at, load_words<kWords>(row, source.column_stride, w, columns));
+        });
   }
 }
 
@@ -142,15 +171,27 @@ inline void store_column_pairs(Panels to, int64_t row, int64_t panel, f32v first
 template <Words kWords, class T>
 inline void pack_right_row(
     const T* even, const T* odd, int64_t stride, int64_t columns, Panels to, int64_t to_row) {
-  for (int64_t c = 0; c < columns; c += kLanes) {
-    f32v words = load_columns(even, stride, c, columns);
-    if constexpr (kWords == Words::kBf16Pairs) {
-      // The upper half of a widened bfloat16's word is the bfloat16 itself.
-      const u32v low = bits_as<u32v>(words) >> 16;
-      words = bits_as<f32v>(odd ? low | bits_as<u32v>(load_columns(odd, stride, c, columns)) : low);
-    }
-    store_lanes(to.at(to_row, c / kPanel) + c % kPanel, words);
-  }
+  // The upper half of a widened bfloat16's word is the bfloat16 itself.
+  const auto pair = [](f32v low, f32v high) {
+    return bits_as<f32v>(bits_as<u32v>(low) >> 16 | bits_as<u32v>(high));
+  };
+  const bool has_whole = stride == 1 && (kWords == Words::kFloat32 || odd);
+  for_each_vector(
+      columns, has_whole ? columns : 0, to, to_row,
+      [&](int64_t c, float* at) {
+        f32v words = load_lanes(even + c);
+        if constexpr (kWords == Words::kBf16Pairs) {
+          words = pair(words, load_lanes(odd + c));
+        }
+        store_lanes(at, words);
+      },
+      [&](int64_t c, float* at) {
+        f32v words = load_columns(even, stride, c, columns);
+        if constexpr (kWords == Words::kBf16Pairs) {
+          words = pair(words, odd ? load_columns(odd, stride, c, columns) : f32v{});
+        }
+        store_lanes(at, words);
+      });
 }
 
 // Packs `source` as a right operand.
@@ -163,16 +204,17 @@ void pack_right(Source<T> source, int64_t rows, int64_t columns, Panels to) {
   }
 }
 
-// Packs source^T as a right operand: its rows become columns, starting at column 0. `to` must have
-// rows for whole vectors of words. Columns that pad the last panel are 0.
-template <Words kWords, class T>
-void pack_right_transposed(Source<T> source, int64_t rows, int64_t columns, Panels to) {
+// Packs the transpose of rows as a right operand: they become columns, starting at column 0.
+// row_at(r) is the address of one. `to` must have rows for whole vectors of words. Columns that pad
+// the last panel are 0.
+template <Words kWords, class RowAt>
+void pack_rows_transposed(
+    RowAt row_at, int64_t column_stride, int64_t rows, int64_t columns, Panels to) {
   for (int64_t r = 0; r < round_up(rows, kPanel); r += kLanes) {
     for (int64_t w = 0; w < word_count<kWords>(columns); w += kLanes) {
       f32v x[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        x[i] = r + i < rows ? load_words<kWords>(source.at(r + i), source.column_stride, w, columns)
-                            : f32v{};
+        x[i] = r + i < rows ? load_words<kWords>(row_at(r + i), column_stride, w, columns) : f32v{};
       }
       transpose(x);
       float* out = to.at(w, r / kPanel) + r % kPanel;
@@ -181,6 +223,12 @@ void pack_right_transposed(Source<T> source, int64_t rows, int64_t columns, Pane
       }
     }
   }
+}
+
+template <Words kWords, class T>
+void pack_right_transposed(Source<T> source, int64_t rows, int64_t columns, Panels to) {
+  pack_rows_transposed<kWords>([&](int64_t r) { return source.at(r); }, source.column_stride, rows,
+                               columns, to);
 }
 
 // Stores a vector to columns of one row, up to `columns`.

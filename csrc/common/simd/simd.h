@@ -158,7 +158,7 @@ inline V load_bits(const T* from) {
   return bits;
 }
 
-// Replaces __builtin_convertvector: GCC 12 splits 512-bit vectors in two, and scalarises vectors of
+// Replaces __builtin_convertvector: GCC 12 splits wide vectors in two, and scalarises vectors of
 // bytes.
 inline u32v zero_extend(u8v x) {
 #if defined(__AVX512F__)
@@ -172,6 +172,8 @@ inline u32v zero_extend(u8v x) {
 inline u32v zero_extend(u16v x) {
 #if defined(__AVX512F__)
   return bits_as<u32v>(_mm512_cvtepu16_epi32(bits_as<__m256i>(x)));
+#elif defined(__AVX2__)
+  return bits_as<u32v>(_mm256_cvtepu16_epi32(bits_as<__m128i>(x)));
 #else
   return __builtin_convertvector(x, u32v);
 #endif

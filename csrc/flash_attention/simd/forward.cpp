@@ -93,14 +93,11 @@ class PlainKeyValues {
         v_(arena, args, args.v, rows, args.sizes.v_head_dim, tile) {}
 
   static constexpr bool kStreams = true;
+  static constexpr bool kMultiplies = false;
 
   template <Words kWords>
   void pack_queries(Panels q) const {
     pack_left_block<kWords, T>(args_.q, rows_, args_.sizes.head_dim, q);
-  }
-  template <Words kWords>
-  int64_t depth() const {
-    return word_count<kWords>(args_.sizes.head_dim);
   }
   void set_queries(Panels, int64_t) {}
 

@@ -7,9 +7,11 @@
 //   KeyValues(arena, args, rows, tile_size)
 //                           of one kv head; takes its scratch memory
 //   pack_queries<kWords>(q) packs the queries as a left operand
-//   depth<kWords>()         its words in a row, which are the rows of k
 //   read(tile)              turns to a tile of keys
 //   pack(k, v)              packs the tile: k transposed, both as right operands
+//   kMultiplies             true if it keeps queries and keys itself, q and k being empty. Only
+//   then: multiply(first, count, factor, s)
+//                           factor * products of some rows with the tile's keys, to s
 //   kStreams                true if keys and values can be read in place. Only then:
 //   set_queries(q, count)   of a call that reads keys and values in place
 //   scores<kRows>(...), add_values<kRows>(...)
@@ -137,12 +139,16 @@ struct Band {
 
   // Iterates over panels first, so that a panel of k stays in L1 for all rows.
   void scores(const PanelRange* panels) const {
+    if constexpr (KeyValues::kMultiplies) {
+      kv.multiply(first, count, rules.factor, scratch.s);
+      return;
+    }
     for (int64_t p = 0; p < panel_count(tile.end - tile.begin); ++p) {
       for (int64_t r = 0; r < count; r += kTileRows) {
         if (panels[r / kTileRows].begin <= p && p < panels[r / kTileRows].end) {
           multiply<kWords, Accumulate::kNone>(
               left_rows(scratch.q, first + r, 0), scratch.k.at(0, p), rows_at(r), kPanel,
-              kv.template depth<kWords>(), scratch.s.at(r, p), &rules.factor);
+              word_count<kWords>(sizes.head_dim), scratch.s.at(r, p), &rules.factor);
         }
       }
     }

@@ -42,14 +42,11 @@ class QuantizedKeyValues {
   }
 
   static constexpr bool kStreams = true;
+  static constexpr bool kMultiplies = false;
 
   template <Words kWordsOfQueries>
   void pack_queries(Panels q) const {
     pack_left_block<kWordsOfQueries, T>(args_.q, rows_, k_.columns(), q);
-  }
-  template <Words kWordsOfQueries>
-  int64_t depth() const {
-    return word_count<kWordsOfQueries>(k_.columns());
   }
 
   void set_queries(Panels q, int64_t rows) {

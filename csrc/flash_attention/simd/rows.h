@@ -71,23 +71,21 @@ inline int64_t query_of(const AttentionRows& rows, int64_t r) {
   return rows.first_query + r % rows.queries;
 }
 
-// Packs a block's rows of all heads as a left operand from word `to_word` on, padded with zero rows
-// to whole product tiles.
+// Packs a block's rows of all heads as a left operand, padded with zero rows to whole product
+// tiles.
 template <Words kWords, class T>
 void pack_left_block(const AttentionView& view,
                      const AttentionRows& rows,
                      int64_t columns,
-                     Panels to,
-                     int64_t to_word = 0) {
+                     Panels to) {
   for (int64_t h = 0; h < rows.heads; ++h) {
     pack_left<kWords>(rows_of<T>(view, rows.batch, rows.first_head + h, rows.first_query),
-                      rows.queries, columns, to, h * rows.queries, to_word);
+                      rows.queries, columns, to, h * rows.queries);
   }
   const int64_t count = row_count(rows);
   for (int64_t r = count; r < round_up(count, kTileRows); ++r) {
-    for (int64_t w = 0; w < word_count<kWords>(columns); w += kLanes) {
-      const int64_t word = to_word + w;
-      store_lanes(to.at(r, word / kPanel) + word % kPanel, f32v{});
+    for (int64_t p = 0; p < panel_count(word_count<kWords>(columns)); ++p) {
+      std::memset(to.at(r, p), 0, kPanel * sizeof(float));
     }
   }
 }

@@ -13,6 +13,7 @@ from mlx_anvil.patching._caches import with_cache_writes
 from mlx_anvil.patching._code import code_names, obstacle
 from mlx_anvil.patching._expert_rules import SUM_RULES
 from mlx_anvil.patching._experts import block_and_shared, has_experts, summed
+from mlx_anvil.patching._latent_rules import RULES as LATENT_RULES
 from mlx_anvil.patching._left import is_activation_of_experts, is_of_experts, is_shared, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
 from mlx_anvil.patching._report import FallbackLog, Report, Row
@@ -21,7 +22,8 @@ from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
 from mlx_anvil.patching._rules import calls_of, rewritten
 from mlx_anvil.patching._stand_ins import functions_of_rules, guarded, stand_ins
 
-_RULES = (*ROUTER_RULES, *SUM_RULES)
+_RULES_WITHOUT_EXPERTS = (*ROUTER_RULES, *LATENT_RULES)
+_RULES = (*_RULES_WITHOUT_EXPERTS, *SUM_RULES)
 _lock = threading.RLock()  # held by patch and unpatch; calls of models need no lock
 
 
@@ -46,7 +48,7 @@ def patch(
     Args:
         model (mlx.nn.Module): the model.
         attention: swap ``mx.fast.scaled_dot_product_attention``, mlx-lm's function of that name, also with a quantized
-            cache, and Gemma 2's attention.
+            cache, Gemma 2's attention, and decodes with latent attention.
         swiglu: swap the gates of MLPs: mlx-lm's ``swiglu`` and its variants, and ``nn.silu``, ``nn.gelu``,
             ``nn.gelu_approx`` or ``nn.relu2`` of a gate, times ``up``. With ``quantized``, one kernel also computes
             the projections of a SwiGLU.
@@ -189,7 +191,7 @@ class _Patch:
 
     def _written(self, method: FunctionType) -> frozenset[Call]:
         """The calls that replace statements of the method."""
-        rules = _RULES if has_experts(method) else ROUTER_RULES
+        rules = _RULES if has_experts(method) else _RULES_WITHOUT_EXPERTS
         return calls_of(method, rules) if not obstacle(method) else frozenset()
 
     def _copy(self, route: Route, written: frozenset[Call]) -> Function:

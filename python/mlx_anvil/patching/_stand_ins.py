@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_anvil import _ext
+from mlx_anvil.patching import _latent_rules
 from mlx_anvil.patching._code import unchanged
 from mlx_anvil.patching._namespace import Current
 from mlx_anvil.patching._rebind import Call, Function, StandIn
@@ -190,8 +191,13 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
 
 
 def functions_of_rules(log: FallbackLog) -> Mapping[str, Function]:
-    """The functions that rules for routers call."""
-    return {NAME: stand_in("softmax_topk", route_by_ops, route, log)}
+    """The functions that rules for routers and for latent attention call."""
+    return {
+        NAME: stand_in("softmax_topk", route_by_ops, route, log),
+        _latent_rules.NAME: stand_in(
+            "mla_decode", _latent_rules.latent_attention_by_ops, _latent_rules.latent_attention, log
+        ),
+    }
 
 
 def guarded(op: str, method: FunctionType, ours: Function, log: FallbackLog) -> Function:
