@@ -109,6 +109,21 @@ def quantized_head(results: Results) -> str:
     return markdown(("dtype", "rows of `x`", *names), rows)
 
 
+def mla_decode(results: Results) -> str:
+    """Decodes over the longer cache, beside mlx-lm's graph and attention over joined keys."""
+    rows = [row for row in results["rows"] if row["direction"] == "forward"]
+    longest = max(row["shape"][-1] for row in rows)
+    lines = []
+    for row in rows:
+        *_, heads, queries, keys = row["shape"]
+        if keys != longest:
+            continue
+        seconds, speedup = row["seconds"]["ours"]["median"], row["speedup"]
+        cells = [row["model"], str(heads), str(queries), row["dtype"], f"{1e3 * seconds:.3g} ms"]
+        lines.append([*cells, *(f"{speedup[name]:.3g}x" for name in ("mlx-lm", "joined"))])
+    return markdown(("heads of", "heads", "queries", "dtype", "ours", "vs mlx-lm", "vs joined"), lines)
+
+
 def softmax_topk(results: Results) -> str:
     """The range over experts, k and dtypes, by the router and the number of rows."""
     found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
@@ -136,5 +151,6 @@ OP_TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "quantized_embedding": ("quantized_embedding_xeon", quantized_embedding),
     "quantized_head": ("quantized_head_cpu", quantized_head),
     "quantized_head, Xeon": ("quantized_head_xeon", quantized_head),
+    "mla_decode": ("mla_decode_cpu", mla_decode),
     "softmax_topk": ("softmax_topk_cpu", softmax_topk),
 }

@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
 
 PAGE = ROOT / "docs" / "patched-models.md"
 COLUMNS = {
-    "attention": {"flash_attention"},
+    "attention": {"flash_attention", "mla_decode"},
     "gate": {"silu_gate", "gated", "quantized_swiglu"},
     "products": {"quantized_matmul"},
     "router": {"softmax_topk"},

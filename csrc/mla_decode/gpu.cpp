@@ -93,7 +93,7 @@ void mla_decode_gpu(const AttentionConfig& config,
                     in.sinks ? &*in.sinks : &in.q_nope};
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>(parts), static_cast<uint32_t>(row_blocks),
+  request.grid = {static_cast<uint32_t>(row_blocks), static_cast<uint32_t>(parts),
                   static_cast<uint32_t>(sizes.batch)};
   request.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
   launch_in_parts(std::move(request), config, sizes, forward,

@@ -1,9 +1,11 @@
 #include "mla_decode/mla_decode.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 
 #include "common/checks.h"
+#include "common/errors.h"
 #include "common/launch.h"
 #include "common/shapeless.h"
 #include "common/trace.h"
@@ -60,6 +62,10 @@ AttentionResult mla_decode(const mx::array& q_nope,
       {"q_nope", q_nope}, {"q_rope", q_rope}, {"latent", latent}, {"k_rope", k_rope}};
   require_kernel_dtypes(kMlaDecode, arrays);
   check_mla_shapes(q_nope, q_rope, latent, k_rope);
+  if (!std::isfinite(*options.scale)) {
+    throw_value_error(kMlaDecode,
+                      "scale is " + std::to_string(*options.scale) + "; allowed: a finite number.");
+  }
   AttentionConfig config = checked_attention_config(options, latent.shape(3));
   const mx::Stream s = require_stream(kMlaDecode, stream);
   const auto of = [](const std::optional<mx::array>& x) { return x ? &*x : nullptr; };

@@ -4,7 +4,7 @@
 //   out[i]  = sum over visible j of exp(s[i, j] - lse[i]) latent[j]
 //
 // Kernels: mla_decode_<dtype>_d<rank>. Rows are the queries of all heads (decode_row.h).
-// Grid: (parts of the keys, blocks of 16 rows, batch). Threadgroup: 32 * simdgroups x 1 x 1. Each
+// Grid: (blocks of 16 rows, parts of the keys, batch). Threadgroup: 32 * simdgroups x 1 x 1. Each
 // simdgroup has its columns of q, of the keys and of the output; all share the scores.
 // Bindings: q_nope, q_rope, latent, k_rope, mask, sinks, out, lse, params.
 // Function constants: scores.h; 16: keys are in parts. Then out and lse are float32 scratch, which
@@ -190,7 +190,7 @@ template <typename T, int kRank, int kKeys, int kSimdgroups>
   constant AttentionForwardParams& forward = params.forward;
   constant AttentionParams& common = forward.common;
   const FragmentPlace place = fragment_place(lane);
-  const int batch = group.z, first_row = group.y * kMlaRows;
+  const int batch = group.z, first_row = group.x * kMlaRows;
   const int row_count = common.group * common.q_len;
   const int first_latent = simdgroup * kLatent, first_rope = simdgroup * kRope;
   const int own_latent = common.v_head_dim - first_latent;
@@ -223,7 +223,7 @@ template <typename T, int kRank, int kKeys, int kSimdgroups>
   }
 
   const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + group.x * forward.keys_per_part;
+  const int part_begin = visible.begin + group.y * forward.keys_per_part;
   const int part_end = metal::min(visible.end, part_begin + forward.keys_per_part);
   const Rows<T> latents = {
       latent + batch * common.k_strides[0] + first_latent * common.k_strides[3],
@@ -281,7 +281,7 @@ template <typename T, int kRank, int kKeys, int kSimdgroups>
   }
 
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the factors have been read
-  scores.finish(shared, group.x, sinks, lse, forward);
+  scores.finish(shared, group.y, sinks, lse, forward);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kMlaRows / 8; ++i) {
@@ -294,7 +294,7 @@ template <typename T, int kRank, int kKeys, int kSimdgroups>
     }
     const DecodeRow row = decode_row(common, batch, 0, first_row + r);
     if (keys_are_in_parts) {
-      const long stored = row.index(common) * forward.parts + group.x;
+      const long stored = row.index(common) * forward.parts + group.y;
       store_columns<Columns>(
           result, i,
           reinterpret_cast<device float*>(out) + stored * common.v_head_dim + first_latent,

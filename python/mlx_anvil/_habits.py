@@ -294,6 +294,7 @@ _MLA |= {
     "k_pe": "k_rope",
     "k_cache": "give the two parts of the cache as latent and k_rope.",
     "kv_cache": "give the two parts of the cache as latent and k_rope.",
+    "kv_len_arr": "lengths",
     "head_dim_v": _NO_NEED,
     "return_softmax_lse": "return_lse=True",
 }

@@ -45,7 +45,7 @@ def test_two_batch_sizes():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"scale": float("nan")}, ValueError, r"scale is nan"),
+        ({"scale": float("nan")}, ValueError, r"scale is nan; allowed: a finite number"),
         ({"scale": None}, TypeError, r"scale is a NoneType"),
         ({"mask": "Causal"}, ValueError, r"mask is 'Causal'; allowed: None, 'causal', or an array"),
         ({"mask": 3}, TypeError, r"mask is a int; allowed: None, 'causal', mlx.core.array"),

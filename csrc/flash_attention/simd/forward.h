@@ -9,10 +9,10 @@
 //   pack_queries<kWords>(q) packs the queries as a left operand
 //   read(tile)              turns to a tile of keys
 //   pack(k, v)              packs the tile: k transposed, both as right operands
-//   kMultiplies             true if it keeps queries and keys itself, q and k being empty. Only
-//   then: multiply(first, count, factor, s)
-//                           factor * products of some rows with the tile's keys, to s
-//   kStreams                true if keys and values can be read in place. Only then:
+//   kMultiplies             true if it keeps queries and keys itself; q and k are empty
+//   multiply(first, count, factor, s)
+//                           if so: factor * products of some rows with the tile's keys, to s
+//   kStreams                true if keys and values can be read in place; if so:
 //   set_queries(q, count)   of a call that reads keys and values in place
 //   scores<kRows>(...), add_values<kRows>(...)
 //                           as stream.h, from the tile in place
