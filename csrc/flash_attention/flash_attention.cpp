@@ -87,6 +87,7 @@ AttentionResult flash_attention(const mx::array& q,
                      mx::astype(v, dtype, s), std::move(extras.mask),
                      std::move(extras.sinks), checked_sequences(options.lengths, q, k, s)};
   config.is_ragged = in.sequences.has_value();
+  config.is_packed = options.lengths.cu_queries.has_value();
 
   Arrays outputs;
   if (const std::string reason = why_composed(in, s); !reason.empty()) {

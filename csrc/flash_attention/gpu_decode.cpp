@@ -13,6 +13,9 @@ namespace {
 constexpr uint32_t kKeysAreInParts = kFirstOwnConstant;
 constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.h
 
+// Short sequences have fewer parts, which then are no smaller.
+constexpr int64_t kLeastKeysOfRaggedPart = 128;
+
 // Returns the number of keys that at least one query sees.
 int64_t visible_keys(const AttentionParams& params) {
   const int64_t end =
@@ -48,6 +51,7 @@ void launch_combine(const AttentionConfig& config,
 }  // namespace
 
 DecodePlan plan_decode(DecodeKeys kind,
+                       const AttentionConfig& config,
                        const mx::array& q,
                        const AttentionSizes& sizes,
                        AttentionForwardParams& params,
@@ -56,7 +60,9 @@ DecodePlan plan_decode(DecodeKeys kind,
   const DecodePlan plan =
       decode_plan(kind, dtype_name(q), sizes, keys, device_traits(stream.device));
   params.parts = static_cast<int32_t>(plan.parts);
-  params.keys_per_part = static_cast<int32_t>(ceil_div(keys, plan.parts));
+  const int64_t keys_per_part = ceil_div(keys, plan.parts);
+  params.keys_per_part = static_cast<int32_t>(
+      config.is_ragged ? std::min(keys_per_part, kLeastKeysOfRaggedPart) : keys_per_part);
   return plan;
 }
 
@@ -67,6 +73,7 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    bool stores_lse) {
   const bool in_parts = plan.parts > 1;
   FunctionConstants constants = attention_constants(config, vectors, !in_parts && stores_lse);
+  add_ragged_constants(constants, config);
   constants.add({{kKeysAreInParts, in_parts}});
   if (!plan.tile->matrix_units) {
     constants.add({heads_fill_tile(sizes, plan.tile->head_dim, plan.tile->head_dim)});
@@ -112,10 +119,12 @@ void attention_decode_gpu(const AttentionConfig& config,
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
-  const DecodePlan plan = plan_decode(DecodeKeys::kPlain, arrays.in.q, sizes, params, stream);
+  const DecodePlan plan =
+      plan_decode(DecodeKeys::kPlain, config, arrays.in.q, sizes, params, stream);
 
   KernelLaunch request{};
   request.inputs = attention_inputs(arrays.in);
+  request.inputs.push_back(&sequences_or_q(arrays.in));
   request.params = &params;
   request.params_size = sizeof(params);
   const bool vectors = moves_vectors(arrays.in, {arrays.out});

@@ -23,6 +23,7 @@ struct DecodeResults {
 
 // Plans a call, and sets the parts of the keys.
 DecodePlan plan_decode(DecodeKeys kind,
+                       const AttentionConfig& config,
                        const mx::array& q,
                        const AttentionSizes& sizes,
                        AttentionForwardParams& params,

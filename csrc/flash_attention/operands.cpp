@@ -49,9 +49,12 @@ mx::array stretched(const mx::array& x, const mx::Shape& shape) {
   return view;
 }
 
-MaskedAttention gpu_operands(const AttentionConfig& config, AttentionInputs in, mx::Stream s) {
+MaskedAttention gpu_operands(const AttentionConfig& config,
+                             AttentionInputs in,
+                             bool reads_sequences,
+                             mx::Stream s) {
   MaskedAttention call{config, std::move(in)};
-  if (config.is_ragged) {
+  if (config.is_ragged && !reads_sequences) {
     call = evaluated_mask_of_sequences(config, call.in, s);
     keep_until_done({*call.in.mask}, s);  // the op has no other reference to it
   }

@@ -140,6 +140,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                               std::move(extras.sinks),
                               checked_sequences(options.lengths, q, k_values, s)};
   config.is_ragged = in.sequences.has_value();
+  config.is_packed = options.lengths.cu_queries.has_value();
 
   const bool with_lse = options.return_lse || may_be_differentiated(in);
   const std::string reason = why_composed(q, v_values, s);

@@ -8,11 +8,11 @@
 // Kernels: flash_attention_decode_<dtype>_d<head dim>r<rows>.
 // Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 128, four simdgroups
 // that take blocks of keys in turn.
-// Bindings: q, k, v, mask, sinks, out, lse, params.
-// Function constants: scores.h; 16: keys are in parts (split-K). Then out and lse are float32
-// scratch: for each row and part, the weighted sum of values, and the maximum score and sum of
-// weights.
-// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out are contiguous.
+// Bindings: q, k, v, mask, sinks, sequences, out, lse, params.
+// Function constants: scores.h; ragged.h; 16: keys are in parts (split-K). Then out and lse are
+// float32 scratch: for each row and part, the weighted sum of values, and the maximum score and sum
+// of weights. Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out are
+// contiguous.
 //
 //   load q of all rows
 //   for each block of keys of this simdgroup:
@@ -40,9 +40,10 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
-    device T* out [[buffer(5)]],
-    device float* lse [[buffer(6)]],
-    constant AttentionForwardParams& params [[buffer(7)]],
+    const device int* sequences [[buffer(5)]],
+    device T* out [[buffer(6)]],
+    device float* lse [[buffer(7)]],
+    constant AttentionForwardParams& params [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -69,10 +70,11 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
 
   // From here on, the lane's own row and key.
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
-  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + at.part * params.keys_per_part;
-  const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
-  const int first = part_begin + at.share * GroupRows::kKeys;
+  const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
+  const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
+  const KeyRange part = keys_of_part(params, visible, at.part);
+  const int part_end = part.end;
+  const int first = part.begin + at.share * GroupRows::kKeys;
   enum { kStride = kShares * GroupRows::kKeys };
   static_assert(kStride <= 256, "offsets within it fit 32 bits");
   Rows<T> keys =
@@ -102,7 +104,7 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
 
     const int j = begin + rows.lanes.key();
     float score = CappedScore<T>(common, rows.multiply_keys(key)).score;
-    if (j >= part_end || (has_band && !sees(common, own.query, j))) {
+    if (j >= part_end || ((has_band || is_ragged) && !sees(common, own.query, j, lengths))) {
       score = -INFINITY;
     } else if (has_bool_mask || has_additive_mask) {
       score = own_mask.apply(score, 0, 0);

@@ -2,10 +2,10 @@
 // are plain 32- and 64-bit numbers in an order without padding, so that both compilers lay them out
 // alike.
 //
-// Bindings. Forward and decode:  q k v mask sinks | out lse | params
-//           decode in parts:     q k v mask sinks | partial_out partial_sums | params
+// Bindings. Forward and decode:  q k v mask sinks sequences | out lse | params
+//           decode in parts:     q k v mask sinks sequences | partial_out partial_sums | params
 // With quantized keys and values, `w scales biases` stands for each of k and v.
-// The host binds q or out in place of an absent mask, sinks or lse.
+// The host binds q or out in place of an absent mask, sinks, sequences or lse.
 #pragma once
 
 #ifndef __METAL__
@@ -46,7 +46,7 @@ struct AttentionForwardParams {
   AttentionParams common;
   int64_t out_strides[3];  // [batch, head, row]; the columns are contiguous
   int32_t parts;           // parts of the keys, in decode
-  int32_t keys_per_part;
+  int32_t keys_per_part;   // at least as many, in a ragged batch
 };
 
 // Of quantized keys or values. Strides are in elements: [batch, head, row].

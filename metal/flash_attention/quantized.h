@@ -68,13 +68,16 @@ METAL_FUNC CodeRows<T> code_rows(const device uint* words,
                                  int batch,
                                  int head,
                                  int rows,
-                                 int columns) {
+                                 int columns,
+                                 int first_row = 0) {
   return {words,
           scales,
           biases,
-          batch * strides[0] + head * strides[1],
-          batch * codes.scales_strides[0] + head * codes.scales_strides[1],
-          batch * codes.biases_strides[0] + head * codes.biases_strides[1],
+          batch * strides[0] + head * strides[1] + first_row * strides[2],
+          batch * codes.scales_strides[0] + head * codes.scales_strides[1] +
+              first_row * codes.scales_strides[2],
+          batch * codes.biases_strides[0] + head * codes.biases_strides[1] +
+              first_row * codes.biases_strides[2],
           strides[2],
           codes.scales_strides[2],
           codes.biases_strides[2],

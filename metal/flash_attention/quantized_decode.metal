@@ -4,11 +4,11 @@
 // Kernels: flash_attention_quantized_decode_<dtype>_d<head dim>r<rows>.
 // Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 32 * simdgroups
 // (tiles.h), which take blocks of keys in turn.
-// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, out, lse, params.
-// Function constants: scores.h; 16: keys are in parts, as in decode.metal, whose combine kernel
-// merges them; quantized.h.
-// Alignment: rows of q and out as rows_are_vectors promises, and rows of codes start at multiples
-// of what a lane loads at once. Head dims are multiples of 16, as formats demand.
+// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, sequences, out, lse,
+// params. Function constants: scores.h; ragged.h; 16: keys are in parts, as in decode.metal, whose
+// combine kernel merges them; quantized.h. Alignment: rows of q and out as rows_are_vectors
+// promises, and rows of codes start at multiples of what a lane loads at once. Head dims are
+// multiples of 16, as formats demand.
 //
 //   load q of all rows, and sum its columns
 //   for each block of keys of this simdgroup:
@@ -38,9 +38,10 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
                                  const device T* v_biases [[buffer(6)]],
                                  const device uchar* mask [[buffer(7)]],
                                  const device float* sinks [[buffer(8)]],
-                                 device T* out [[buffer(9)]],
-                                 device float* lse [[buffer(10)]],
-                                 constant AttentionQuantizedParams& params [[buffer(11)]],
+                                 const device int* sequences [[buffer(9)]],
+                                 device T* out [[buffer(10)]],
+                                 device float* lse [[buffer(11)]],
+                                 constant AttentionQuantizedParams& params [[buffer(12)]],
                                  uint3 group [[threadgroup_position_in_grid]],
                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
                                  uint lane [[thread_index_in_simdgroup]]) {
@@ -67,10 +68,11 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
 
   // From here on, the lane's own row and key.
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
-  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + at.part * params.forward.keys_per_part;
-  const int part_end = metal::min(visible.end, part_begin + params.forward.keys_per_part);
-  const int first = part_begin + at.share * Lanes::kKeys;
+  const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
+  const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
+  const KeyRange part = keys_of_part(params.forward, visible, at.part);
+  const int part_end = part.end;
+  const int first = part.begin + at.share * Lanes::kKeys;
   enum { kStride = kShares * Lanes::kKeys };
   const int column = rows.lanes.first_column();
   const CodeRows<T> keys = code_rows(k, k_scales, k_biases, common.k_strides, params.keys, batch,
@@ -94,7 +96,7 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
 
     const int j = begin + rows.lanes.key();
     float score = CappedScore<T>(common, rows.multiply_keys(key, keys.bits)).score;
-    if (j >= part_end || (has_band && !sees(common, own.query, j))) {
+    if (j >= part_end || ((has_band || is_ragged) && !sees(common, own.query, j, lengths))) {
       score = -INFINITY;
     } else if (has_bool_mask || has_additive_mask) {
       score = own_mask.apply(score, 0, 0);

@@ -59,13 +59,13 @@ def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int, thr
     return Launch(
         ROOT / file,
         kernel,
-        {0: q, 1: k, 2: v, 3: q, 4: q, 5: out, 6: out, 7: params},
+        dict(enumerate([q, k, v, q, q, q, out, out, params])),
         (1, 1, 1),
         (threads, 1, 1),
         out,
         weights @ vs / weights.sum(-1, keepdims=True),
         2e-3,
-        constants={**dict.fromkeys((*range(5), 6, 9, 10, 16), False), 5: True},
+        constants={**dict.fromkeys((*range(5), 6, *range(9, 13), 16), False), 5: True},
         dtype="half",
     )
 
@@ -97,14 +97,14 @@ def _quantized_attention(rng: np.random.Generator, file: str, kernel: str, queri
     return Launch(
         ROOT / file,
         kernel,
-        dict(enumerate([q, *k, *v, q, q, out, out, params])),
+        dict(enumerate([q, *k, *v, q, q, q, out, out, params])),
         (1, 1, 1),
         (threads, 1, 1),
         out,
         weights @ vs / weights.sum(-1, keepdims=True),
         4e-3,
         constants={
-            **dict.fromkeys((*range(5), 6, 9, 10, 16, 18, 20, 21, 22), False),
+            **dict.fromkeys((*range(5), 6, *range(9, 13), 16, 18, 20, 21, 22), False),
             **dict.fromkeys((5, 17, 19), True),
         },
         dtype="half",
