@@ -38,6 +38,8 @@ struct AttentionInputs {
   std::optional<mx::array> mask;
   std::optional<mx::array> sinks;      // float32 [batch or 1, q_heads]
   std::optional<mx::array> sequences;  // int32 [sequences, 5] (sequences.h)
+  // int32 [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...] (pages.h)
+  std::optional<mx::array> pages = std::nullopt;
 };
 
 // out, and lse if requested.

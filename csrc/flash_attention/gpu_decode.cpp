@@ -1,6 +1,7 @@
 #include "flash_attention/gpu_decode.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "common/integers.h"
 #include "flash_attention/gpu_params.h"
@@ -50,6 +51,14 @@ void launch_combine(const AttentionConfig& config,
 
 }  // namespace
 
+void fill_pages(AttentionForwardParams& params, const AttentionInputs& in) {
+  if (in.pages) {
+    params.page_shift = std::countr_zero(static_cast<uint32_t>(in.k.shape(2)));
+    params.pages_per_sequence = in.pages->shape(1);
+    params.last_page = in.k.shape(0) - 1;
+  }
+}
+
 DecodePlan plan_decode(DecodeKeys kind,
                        const AttentionConfig& config,
                        const mx::array& q,
@@ -70,10 +79,12 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
                                    const DecodePlan& plan,
                                    bool vectors,
+                                   bool paged,
                                    bool stores_lse) {
   const bool in_parts = plan.parts > 1;
   FunctionConstants constants = attention_constants(config, vectors, !in_parts && stores_lse);
   add_ragged_constants(constants, config);
+  constants.add({{static_cast<uint32_t>(AttentionConstant::kPaged), paged}});
   constants.add({{kKeysAreInParts, in_parts}});
   if (!plan.tile->matrix_units) {
     constants.add({heads_fill_tile(sizes, plan.tile->head_dim, plan.tile->head_dim)});
@@ -119,18 +130,22 @@ void attention_decode_gpu(const AttentionConfig& config,
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
+  fill_pages(params, arrays.in);
   const DecodePlan plan =
       plan_decode(DecodeKeys::kPlain, config, arrays.in.q, sizes, params, stream);
 
   KernelLaunch request{};
   request.inputs = attention_inputs(arrays.in);
   request.inputs.push_back(&sequences_or_q(arrays.in));
+  request.inputs.push_back(&pages_or_q(arrays.in));
   request.params = &params;
   request.params_size = sizeof(params);
   const bool vectors = moves_vectors(arrays.in, {arrays.out});
   launch_decode(request, config, sizes, plan,
-                decode_constants(config, sizes, plan, vectors, arrays.lse != nullptr), params,
-                {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr}, stream);
+                decode_constants(config, sizes, plan, vectors, arrays.in.pages.has_value(),
+                                 arrays.lse != nullptr),
+                params, {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr},
+                stream);
 }
 
 }  // namespace mlx_anvil

@@ -21,6 +21,9 @@ struct DecodeResults {
   const mx::array* sinks;  // null: none
 };
 
+// Sets the pages of keys and values, if these are in pages.
+void fill_pages(AttentionForwardParams& params, const AttentionInputs& in);
+
 // Plans a call, and sets the parts of the keys.
 DecodePlan plan_decode(DecodeKeys kind,
                        const AttentionConfig& config,
@@ -34,6 +37,7 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
                                    const DecodePlan& plan,
                                    bool vectors,
+                                   bool paged,
                                    bool stores_lse);
 
 // Launches the kernel of the plan, and another if it leaves parts. The request has the inputs and

@@ -108,6 +108,10 @@ const mx::array& sequences_or_q(const AttentionInputs& in) {
   return in.sequences ? *in.sequences : in.q;
 }
 
+const mx::array& pages_or_q(const AttentionInputs& in) {
+  return in.pages ? *in.pages : in.q;
+}
+
 void add_ragged_constants(FunctionConstants& constants, const AttentionConfig& config) {
   constants.add({{static_cast<uint32_t>(AttentionConstant::kRagged), config.is_ragged},
                  {static_cast<uint32_t>(AttentionConstant::kPacked), config.is_packed}});

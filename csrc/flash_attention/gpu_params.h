@@ -27,6 +27,7 @@ enum class AttentionConstant : uint32_t {
   kHeadsFillTile,   // forward and backward
   kRagged,          // forward and decode: metal/flash_attention/ragged.h
   kPacked,          // likewise
+  kPaged,           // decode: metal/flash_attention/pages.h
 };
 
 // Elements from a row to the next at which offsets within a tile fit 32 bits.
@@ -76,6 +77,7 @@ KernelInputs attention_inputs(const AttentionInputs& in);
 
 // What the kernels of forward and decode take in addition: the next binding, and constants.
 const mx::array& sequences_or_q(const AttentionInputs& in);
+const mx::array& pages_or_q(const AttentionInputs& in);
 void add_ragged_constants(FunctionConstants& constants, const AttentionConfig& config);
 
 // Copies the first kRank strides.

@@ -82,6 +82,12 @@ mx::array only_in_use(const mx::array& rows, const mx::array& lengths, mx::Strea
   return mx::where(mx::less(positions, last, s), rows, mx::array(0, rows.dtype()), s);
 }
 
+bool must_clear(const mx::array& lengths, const mx::array& table, mx::Stream s) {
+  return for_gpu(s) && is_of_sequences(lengths, table);
+}
+
+}  // namespace
+
 void check_pages(const mx::array& table,
                  const mx::array& q,
                  const AttentionLengths& lengths,
@@ -119,12 +125,11 @@ void check_pages(const mx::array& table,
   require_page_ids(table, *lengths.keys, caches[0].value, s);
 }
 
-// The rows of one array of the cache.
-mx::array rows_of(const mx::array& cache,
-                  const mx::array& table,
-                  const mx::array& lengths,
-                  bool clears,
-                  mx::Stream s) {
+mx::array rows_of_pages(const mx::array& cache,
+                        const mx::array& table,
+                        const mx::array& lengths,
+                        bool clears,
+                        mx::Stream s) {
   const auto graph = [clears, s](const Arrays& in) -> Arrays {
     const mx::array rows = gathered(in[0], in[1], s);
     return {clears ? only_in_use(rows, in[2], s) : rows};
@@ -135,12 +140,6 @@ mx::array rows_of(const mx::array& cache,
              : graph(inputs)[0];
 }
 
-bool must_clear(const mx::array& lengths, const mx::array& table, mx::Stream s) {
-  return for_gpu(s) && is_of_sequences(lengths, table);
-}
-
-}  // namespace
-
 std::pair<mx::array, mx::array> gather_pages(const mx::array& k,
                                              const mx::array& v,
                                              const mx::array& table,
@@ -150,7 +149,7 @@ std::pair<mx::array, mx::array> gather_pages(const mx::array& k,
   check_pages(table, q, lengths, {{"k", k}, {"v", v}}, s);
   const mx::array& keys = *lengths.keys;
   const bool clears = must_clear(keys, table, s);
-  return {rows_of(k, table, keys, clears, s), rows_of(v, table, keys, clears, s)};
+  return {rows_of_pages(k, table, keys, clears, s), rows_of_pages(v, table, keys, clears, s)};
 }
 
 void gather_quantized_pages(QuantizedMatrix& k,
@@ -171,10 +170,10 @@ void gather_quantized_pages(QuantizedMatrix& k,
   const mx::array& keys = *lengths.keys;
   const bool clears = must_clear(keys, table, s);
   for (QuantizedMatrix* x : {&k, &v}) {
-    x->w = rows_of(x->w, table, keys, false, s);  // codes are finite
-    x->scales = rows_of(x->scales, table, keys, clears, s);
+    x->w = rows_of_pages(x->w, table, keys, false, s);  // codes are finite
+    x->scales = rows_of_pages(x->scales, table, keys, clears, s);
     if (x->biases) {
-      x->biases = rows_of(*x->biases, table, keys, clears, s);
+      x->biases = rows_of_pages(*x->biases, table, keys, clears, s);
     }
   }
 }

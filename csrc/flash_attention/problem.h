@@ -36,6 +36,7 @@ struct AttentionConfig {
   AttentionMask mask = AttentionMask::kNone;
   bool has_sinks = false;
   bool is_ragged = false;  // lengths are those of AttentionSequences
+  bool is_paged = false;   // keys and values are in pages, in the kernels for GPUs
   bool is_packed = false;  // these follow one another; otherwise each is a batch, in order
 
   bool operator==(const AttentionConfig&) const = default;

@@ -12,6 +12,7 @@
 #include "common/python_args.h"
 #include "flash_attention/flash_attention.h"
 #include "flash_attention/gpu_backward_plan.h"
+#include "flash_attention/paged.h"
 #include "flash_attention/pages.h"
 #include "flash_attention/quantized.h"
 #include "quantized_matmul/python_matrix.h"
@@ -117,12 +118,20 @@ AttentionResult attention_of_python(nb::handle q,
       return flash_attention(queries, keys, values, options, stream);
     }
     const mx::Stream s = require_stream(kFlashAttention, stream);
+    if (auto result = paged_decode(queries, keys, values, *block_table, options, s)) {
+      return *result;
+    }
     const auto [k_rows, v_rows] =
         gather_pages(keys, values, *block_table, queries, options.lengths, s);
     return flash_attention(queries, k_rows, v_rows, options, s);
   }
   QuantizedMatrix keys = to_quantized_tuple(kFlashAttention, "k", k);
   QuantizedMatrix values = to_quantized_tuple(kFlashAttention, "v", v);
+  if (block_table && reads_quantized_pages(queries, keys, values, k_options, v_options,
+                                           *block_table, options, stream)) {
+    return quantized_flash_attention(queries, std::move(keys), std::move(values), k_options,
+                                     v_options, options, stream, block_table);
+  }
   if (block_table) {
     gather_quantized_pages(keys, values, *block_table, queries, options.lengths,
                            require_stream(kFlashAttention, stream));

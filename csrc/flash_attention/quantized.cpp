@@ -9,6 +9,8 @@
 #include "flash_attention/checks.h"
 #include "flash_attention/compose.h"
 #include "flash_attention/forward.h"
+#include "flash_attention/paged.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/quantized_forward.h"
 #include "flash_attention/sequences.h"
 
@@ -108,20 +110,52 @@ std::string why_composed(const mx::array& q, const mx::array& v, mx::Stream s) {
 
 }  // namespace
 
+bool reads_quantized_pages(const mx::array& q,
+                           const QuantizedMatrix& k,
+                           const QuantizedMatrix& v,
+                           const QuantizedOptions& k_options,
+                           const QuantizedOptions& v_options,
+                           const mx::array& table,
+                           const AttentionOptions& options,
+                           mx::StreamOrDevice stream) {
+  const mx::Stream s = require_stream(kFlashAttention, stream);
+  std::vector<NamedArray> parts = {
+      {"k w", k.w}, {"k scales", k.scales}, {"v w", v.w}, {"v scales", v.scales}};
+  bool converts = false;
+  for (const auto& [name, matrix] : {std::pair("k biases", &k), std::pair("v biases", &v)}) {
+    if (matrix->biases) {
+      parts.push_back({name, *matrix->biases});
+      converts =
+          converts || matrix->scales.dtype() != q.dtype() || matrix->biases->dtype() != q.dtype();
+    }
+  }
+  check_pages(table, q, options.lengths, parts, s);
+  if (converts || any_traces_shapeless(q, k, v, options) || traces_shapeless({&table})) {
+    return false;
+  }
+  const QuantizedFormat k_format = checked_format(kFlashAttention, k_options, "kv_");
+  const QuantizedFormat v_format = checked_format(kFlashAttention, v_options, "kv_");
+  return reads_pages(q, shape_of_values(k_format, k), shape_of_values(v_format, v), table, s);
+}
+
 AttentionResult quantized_flash_attention(const mx::array& q,
                                           QuantizedMatrix k,
                                           QuantizedMatrix v,
                                           const QuantizedOptions& k_options,
                                           const QuantizedOptions& v_options,
                                           const AttentionOptions& options,
-                                          mx::StreamOrDevice stream) {
+                                          mx::StreamOrDevice stream,
+                                          const std::optional<mx::array>& pages) {
   require_kernel_dtypes(kFlashAttention, {{"q", q}});
   const QuantizedKvFormats formats = {checked_format(kFlashAttention, k_options, "kv_"),
                                       checked_format(kFlashAttention, v_options, "kv_")};
   check_matrix(kFlashAttention, "k ", formats.k, k, columns_of(q));
   check_matrix(kFlashAttention, "v ", formats.v, v);
-  const mx::array k_values = shape_of_values(formats.k, k);
-  const mx::array v_values = shape_of_values(formats.v, v);
+  const auto rows_of = [&](const mx::array& values) {
+    return pages ? shape_of_rows(values, *pages) : values;
+  };
+  const mx::array k_values = rows_of(shape_of_values(formats.k, k));
+  const mx::array v_values = rows_of(shape_of_values(formats.v, v));
   check_attention_shapes(q, k_values, v_values);
   AttentionConfig config = checked_attention_config(options, q.shape(3));
   const mx::Stream s = require_stream(kFlashAttention, stream);
@@ -141,6 +175,10 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                               checked_sequences(options.lengths, q, k_values, s)};
   config.is_ragged = in.sequences.has_value();
   config.is_packed = options.lengths.cu_queries.has_value();
+  config.is_paged = pages.has_value();
+  if (pages) {
+    in.pages = kernel_table(*pages, in.k.w.shape(0), s);
+  }
 
   const bool with_lse = options.return_lse || may_be_differentiated(in);
   const std::string reason = why_composed(q, v_values, s);

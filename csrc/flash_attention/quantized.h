@@ -20,7 +20,19 @@ struct QuantizedAttentionInputs {
   std::optional<mx::array> mask;       // each dimension is 1 or that of the scores
   std::optional<mx::array> sinks;      // float32 [batch or 1, q_heads]
   std::optional<mx::array> sequences;  // int32 [sequences, 5] (sequences.h)
+  // int32 [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...] (pages.h)
+  std::optional<mx::array> pages = std::nullopt;
 };
+
+// Returns true if the kernels read these pages in place: paged_decode (paged.h).
+bool reads_quantized_pages(const mx::array& q,
+                           const QuantizedMatrix& k,
+                           const QuantizedMatrix& v,
+                           const QuantizedOptions& k_options,
+                           const QuantizedOptions& v_options,
+                           const mx::array& table,
+                           const AttentionOptions& options,
+                           mx::StreamOrDevice stream);
 
 AttentionResult quantized_flash_attention(const mx::array& q,
                                           QuantizedMatrix k,
@@ -28,6 +40,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                                           const QuantizedOptions& k_options,
                                           const QuantizedOptions& v_options,
                                           const AttentionOptions& options,
-                                          mx::StreamOrDevice stream);
+                                          mx::StreamOrDevice stream,
+                                          const std::optional<mx::array>& pages = std::nullopt);
 
 }  // namespace mlx_anvil

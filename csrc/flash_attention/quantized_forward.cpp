@@ -11,6 +11,8 @@
 #include "flash_attention/cpu.h"
 #include "flash_attention/forward.h"
 #include "flash_attention/gradient.h"
+#include "flash_attention/paged.h"
+#include "flash_attention/pages.h"
 #include "flash_attention/primitive.h"
 #include "flash_attention/quantized_gpu.h"
 #include "quantized_matmul/quantized_primitive.h"
@@ -19,14 +21,15 @@ namespace mlx_anvil {
 
 namespace {
 
-// Where the arrays of a call are among the inputs: q, k, v, mask, sinks, sequences. Quantized
-// matrices are w, scales and, if affine, biases.
+// Where the arrays of a call are among the inputs: q, k, v, mask, sinks, sequences, pages.
+// Quantized matrices are w, scales and, if affine, biases.
 struct InputOrder {
   InputOrder(const AttentionConfig& config, const QuantizedKvFormats& formats)
       : v(k + 2 + formats.k.has_biases()),
         mask(v + 2 + formats.v.has_biases()),
         sinks(mask + (config.mask != AttentionMask::kNone)),
-        sequences(sinks + config.has_sinks) {}
+        sequences(sinks + config.has_sinks),
+        pages(sequences + config.is_ragged) {}
 
   // The argument of attention on plain arrays that input `i` belongs to.
   size_t argument_of(size_t i) const {
@@ -34,7 +37,7 @@ struct InputOrder {
   }
 
   const size_t k = 1;
-  const size_t v, mask, sinks, sequences;
+  const size_t v, mask, sinks, sequences, pages;
 };
 
 // Differentiable in scales and biases, to any order.
@@ -85,6 +88,9 @@ class QuantizedAttention : public FusedPrimitive {
   }
 
   Arrays compose(const Arrays& inputs) override {
+    if (config_.is_paged) {
+      return with_contiguous_rows(inputs);
+    }
     Arrays outputs = compose_attention(
         config_, dequantized_inputs(formats_, operands(inputs), stream()), stream());
     if (!with_lse_) {
@@ -104,6 +110,9 @@ class QuantizedAttention : public FusedPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    if (config_.is_paged) {
+      throw_internal_error(op(), "pages are read in place on GPUs only.");
+    }
     const QuantizedAttentionInputs in = operands(inputs);
     allocate_like(outputs[0], in.q, stream());
     if (with_lse_) {
@@ -132,7 +141,7 @@ class QuantizedAttention : public FusedPrimitive {
     const bool reads_sequences =
         forward_reads_sequences(config_, std::max(all.head_dim, all.v_head_dim));
     MaskedAttention call =
-        gpu_operands(config_, {in.q, in.k.w, in.v.w, in.mask, in.sinks, in.sequences},
+        gpu_operands(config_, {in.q, in.k.w, in.v.w, in.mask, in.sinks, in.sequences, in.pages},
                      reads_sequences, stream());
     in.mask = std::move(call.in.mask);
     in.sinks = std::move(call.in.sinks);
@@ -149,7 +158,8 @@ class QuantizedAttention : public FusedPrimitive {
   // Keys and values are slices of a cache. The kernels take any strides but that of a row's codes.
   // The table of sequences is dense.
   bool wants_dense(size_t input) const override {
-    return is_of_cache(input) || (config_.is_ragged && input == order_.sequences);
+    return is_of_cache(input) || (config_.is_ragged && input == order_.sequences) ||
+           (config_.is_paged && input == order_.pages);
   }
   bool takes(size_t input, const mx::array& x) const override {
     return is_of_cache(input) && (x.strides().back() == 1 || x.shape(-1) == 1);
@@ -163,6 +173,9 @@ class QuantizedAttention : public FusedPrimitive {
 
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
+    if (config_.is_paged) {
+      return FusedPrimitive::batched(inputs, axes);
+    }
     const BatchFold batch(inputs, axes, stream());
     Arrays folded;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -197,7 +210,27 @@ class QuantizedAttention : public FusedPrimitive {
     if (config_.is_ragged) {
       in.sequences = inputs[order_.sequences];
     }
+    if (config_.is_paged) {
+      in.pages = inputs[order_.pages];
+    }
     return in;
+  }
+
+  // The call on contiguous rows, whose derivatives and vmap are those of the call on pages.
+  Arrays with_contiguous_rows(const Arrays& inputs) {
+    QuantizedAttentionInputs in = operands(inputs);
+    const mx::Stream s = stream();
+    const mx::array lengths = key_counts(*in.sequences, s), table = *std::exchange(in.pages, {});
+    for (QuantizedMatrix* matrix : {&in.k, &in.v}) {
+      matrix->w = rows_of_pages(matrix->w, table, lengths, false, s);
+      matrix->scales = rows_of_pages(matrix->scales, table, lengths, true, s);
+      if (matrix->biases) {
+        matrix->biases = rows_of_pages(*matrix->biases, table, lengths, true, s);
+      }
+    }
+    AttentionConfig config = config_;
+    config.is_paged = false;
+    return apply_quantized_attention(config, formats_, std::move(in), with_lse_, s);
   }
 
   AttentionSizes sizes(const Arrays& inputs) const {
@@ -207,7 +240,8 @@ class QuantizedAttention : public FusedPrimitive {
     sizes.q_heads = q.shape(1);
     sizes.kv_heads = k.shape(1);
     sizes.q_len = q.shape(2);
-    sizes.kv_len = k.shape(2);
+    sizes.kv_len = config_.is_paged ? int64_t{inputs[order_.pages].shape(1)} * k.shape(2)
+                                    : int64_t{k.shape(2)};
     sizes.head_dim = q.shape(3);
     sizes.v_head_dim = int64_t{inputs[order_.v + 1].shape(3)} * formats_.v.group;
     return sizes;
@@ -263,6 +297,9 @@ Arrays QuantizedAttention::gradient(const Arrays& primals,
                                     const Arrays& cotangents,
                                     const std::vector<int>& argnums,
                                     const Arrays& outputs) {
+  if (config_.is_paged) {
+    return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+  }
   std::vector<int> arguments;  // of attention on plain arrays, each once
   for (int i : argnums) {
     require_differentiable(i);
@@ -340,7 +377,7 @@ Arrays apply_quantized_attention(const AttentionConfig& config,
       inputs.push_back(*std::move(matrix->biases));
     }
   }
-  for (std::optional<mx::array>* x : {&in.mask, &in.sinks, &in.sequences}) {
+  for (std::optional<mx::array>* x : {&in.mask, &in.sinks, &in.sequences, &in.pages}) {
     if (*x) {
       inputs.push_back(*std::move(*x));
     }

@@ -131,8 +131,8 @@ struct Request {
           const QuantizedKvFormats& formats,
           const AttentionSizes& sizes,
           const QuantizedForwardArrays& arrays)
-      : in{arrays.in.q,    arrays.in.k.w,   arrays.in.v.w,
-           arrays.in.mask, arrays.in.sinks, arrays.in.sequences} {
+      : in{arrays.in.q,     arrays.in.k.w,       arrays.in.v.w,  arrays.in.mask,
+           arrays.in.sinks, arrays.in.sequences, arrays.in.pages} {
     params.forward.common = attention_params(config, sizes, in);
     copy_strides(params.forward.out_strides, *arrays.out);
     params.keys = codes_params(formats.k, arrays.in.k);
@@ -173,10 +173,12 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
   }
   Request request(config, formats, sizes, arrays);
   if (is_decode(config, sizes)) {
+    request.launch.inputs.push_back(&pages_or_q(request.in));
+    fill_pages(request.params.forward, request.in);
     const DecodePlan plan = plan_decode(decode_keys(formats, arrays.in, request.vectors), config,
                                         arrays.in.q, sizes, request.params.forward, stream);
-    FunctionConstants constants =
-        decode_constants(config, sizes, plan, request.vectors, arrays.lse != nullptr);
+    FunctionConstants constants = decode_constants(config, sizes, plan, request.vectors,
+                                                   config.is_paged, arrays.lse != nullptr);
     add_constants(constants, formats);
     if (plan.tile->matrix_units) {
       constants.add({{kGroupsHave128, formats.k.group == 128}});

@@ -24,9 +24,10 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
     const device int* sequences [[buffer(5)]],
-    device T* out [[buffer(6)]],
-    device float* lse [[buffer(7)]],
-    constant AttentionForwardParams& params [[buffer(8)]],
+    const device int* pages [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    device float* lse [[buffer(8)]],
+    constant AttentionForwardParams& params [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -48,10 +49,10 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
   rows.state.place = fragment_place(lane);
   rows.state.end = part_end;
   rows.state.lengths = lengths;
-  rows.all_keys = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                          common.k_strides[2], common.k_strides[3], part_end, common.head_dim};
-  rows.all_values = Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                            common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim};
+  const PageTable table = pages_of_batch(pages, params, batch);
+  rows.all_keys = cache_rows(k, common.k_strides, table, batch, kv_head, part_end, common.head_dim);
+  rows.all_values =
+      cache_rows(v, common.v_strides, table, batch, kv_head, part_end, common.v_head_dim);
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
     rows.state.at[e] = decode_row(common, batch, kv_head, first_row + rows.state.place.column + e);

@@ -5,10 +5,10 @@
 // Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 32 * simdgroups
 // (tiles.h), which take blocks of keys in turn.
 // Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, sequences, out, lse,
-// params. Function constants: scores.h; ragged.h; 16: keys are in parts, as in decode.metal, whose
-// combine kernel merges them; quantized.h. Alignment: rows of q and out as rows_are_vectors
-// promises, and rows of codes start at multiples of what a lane loads at once. Head dims are
-// multiples of 16, as formats demand.
+// params. Function constants: scores.h; ragged.h; pages.h; 16: keys are in parts, as in
+// decode.metal, whose combine kernel merges them; quantized.h. Alignment: rows of q and out as
+// rows_are_vectors promises, and rows of codes start at multiples of what a lane loads at once.
+// Head dims are multiples of 16, as formats demand.
 //
 //   load q of all rows, and sum its columns
 //   for each block of keys of this simdgroup:
@@ -39,9 +39,10 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
                                  const device uchar* mask [[buffer(7)]],
                                  const device float* sinks [[buffer(8)]],
                                  const device int* sequences [[buffer(9)]],
-                                 device T* out [[buffer(10)]],
-                                 device float* lse [[buffer(11)]],
-                                 constant AttentionQuantizedParams& params [[buffer(12)]],
+                                 const device int* pages [[buffer(10)]],
+                                 device T* out [[buffer(11)]],
+                                 device float* lse [[buffer(12)]],
+                                 constant AttentionQuantizedParams& params [[buffer(13)]],
                                  uint3 group [[threadgroup_position_in_grid]],
                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
                                  uint lane [[thread_index_in_simdgroup]]) {
@@ -75,11 +76,12 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
   const int first = part.begin + at.share * Lanes::kKeys;
   enum { kStride = kShares * Lanes::kKeys };
   const int column = rows.lanes.first_column();
-  const CodeRows<T> keys = code_rows(k, k_scales, k_biases, common.k_strides, params.keys, batch,
-                                     kv_head, part_end, common.head_dim)
+  const PageTable table = pages_of_batch(pages, params.forward, batch);
+  const CodeRows<T> keys = cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table,
+                                       batch, kv_head, part_end, common.head_dim)
                                .from(existing_column<kElements>(column, common.head_dim));
-  const CodeRows<T> values = code_rows(v, v_scales, v_biases, common.v_strides, params.values,
-                                       batch, kv_head, part_end, common.v_head_dim)
+  const CodeRows<T> values = cache_codes(v, v_scales, v_biases, common.v_strides, params.values,
+                                         table, batch, kv_head, part_end, common.v_head_dim)
                                  .from(existing_column<kElements>(column, common.v_head_dim));
   HeadMask<T> own_mask =
       mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
@@ -90,8 +92,11 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
     for (int t = 0; t < kSteps; ++t) {
       // A key past the last reads as the last; its score is -inf.
       const int row = metal::min(begin + t * Lanes::kSlots + rows.lanes.slot(), part_end - 1);
-      key[t].load(keys, row);
-      value[t].load(values, row);
+      int row_of_key = row, row_of_value = row;
+      const CodeRows<T> of_key = keys.of_page(row_of_key);
+      const CodeRows<T> of_value = values.of_page(row_of_value);
+      key[t].load(of_key, row_of_key);
+      value[t].load(of_value, row_of_value);
     }
 
     const int j = begin + rows.lanes.key();

@@ -5,9 +5,10 @@
 // keys or values of 8 bits, where they differ.
 // Grid and bindings: as for quantized_decode.metal.
 // Threadgroup: 32 * simdgroups x 1 x 1. Simdgroups take blocks of keys in turn.
-// Function constants: scores.h; ragged.h; decode_row.h; quantized.h; 23: groups have 128 columns.
-// Alignment: rows_are_vectors is true. Codes of a row are whole vectors of 8 bytes, or 16 if they
-// have 8 bits; scales and biases of a row have the same strides, and are one aligned vector.
+// Function constants: scores.h; ragged.h; pages.h; decode_row.h; quantized.h; 23: groups have 128
+// columns. Alignment: rows_are_vectors is true. Codes of a row are whole vectors of 8 bytes, or 16
+// if they have 8 bits; scales and biases of a row have the same strides, and are one aligned
+// vector.
 //
 //   prefetch the first block of keys and values; load q of the 8 rows, and sum its columns by spans
 //   for each block of keys of this simdgroup: attend (quantized_decode_matrix.h)
@@ -31,9 +32,10 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
                                         const device uchar* mask [[buffer(7)]],
                                         const device float* sinks [[buffer(8)]],
                                         const device int* sequences [[buffer(9)]],
-                                        device T* out [[buffer(10)]],
-                                        device float* lse [[buffer(11)]],
-                                        constant AttentionQuantizedParams& params [[buffer(12)]],
+                                        const device int* pages [[buffer(10)]],
+                                        device T* out [[buffer(11)]],
+                                        device float* lse [[buffer(12)]],
+                                        constant AttentionQuantizedParams& params [[buffer(13)]],
                                         uint3 group [[threadgroup_position_in_grid]],
                                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                                         uint lane [[thread_index_in_simdgroup]]) {
@@ -55,11 +57,12 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
   rows.state.place = fragment_place(lane);
   rows.state.end = part_end;
   rows.state.lengths = lengths;
-  rows.all_keys = code_rows(k, k_scales, k_biases, common.k_strides, params.keys, batch, kv_head,
-                            part_end, common.head_dim);
+  const PageTable table = pages_of_batch(pages, params.forward, batch);
+  rows.all_keys = cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table, batch,
+                              kv_head, part_end, common.head_dim);
   rows.own_keys = rows.all_keys.from(GroupRows::Keys::column(rows.state.place));
-  rows.all_values = code_rows(v, v_scales, v_biases, common.v_strides, params.values, batch,
-                              kv_head, part_end, common.v_head_dim);
+  rows.all_values = cache_codes(v, v_scales, v_biases, common.v_strides, params.values, table,
+                                batch, kv_head, part_end, common.v_head_dim);
   rows.own_values = rows.all_values.from(GroupRows::Values::column(rows.state.place));
   const int first = part.begin + int(simdgroup) * kKeys;
   if (first < part_end) {  // loads take the last key for those past it
