@@ -102,12 +102,13 @@ AttentionResult flash_attention(const mx::array& q,
                      sequences_of_call(options, q, k_rows, s),
                      std::nullopt};
   config.is_ragged = in.sequences.has_value();
+  config.is_packed = options.lengths.cu_queries.has_value();
   const std::string reason = why_composed(in, s);
   check_row_invariant(config, reason, s);
   if (table) {
     // A cache of another dtype is not converted whole.
-    config.is_paged =
-        reason.empty() && k.dtype() == dtype && v.dtype() == dtype && reads_pages(k, *table, s);
+    config.is_paged = reason.empty() && k.dtype() == dtype && v.dtype() == dtype &&
+                      reads_pages(k, *table, q.shape(2), s);
     if (config.is_paged) {
       in.pages = options.plan ? *options.plan->pages : page_ids(*table, s);
     } else {

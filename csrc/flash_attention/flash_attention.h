@@ -43,9 +43,9 @@ struct AttentionOptions {
 struct AttentionInputs {
   mx::array q, k, v;
   std::optional<mx::array> mask;
-  std::optional<mx::array> sinks;      // float32 [batch or 1, q_heads]
-  std::optional<mx::array> sequences;  // int32 [sequences, 5] (sequences.h)
-  std::optional<mx::array> pages;      // int32 [batch, pages_per_sequence] (pages.h)
+  std::optional<mx::array> sinks;                 // float32 [batch or 1, q_heads]
+  std::optional<mx::array> sequences;             // int32 [sequences, 5] (sequences.h)
+  std::optional<mx::array> pages = std::nullopt;  // int32 [batch, pages_per_sequence] (pages.h)
 };
 
 // out, and lse if requested.

@@ -67,7 +67,9 @@ class AttentionForward : public AttentionPrimitive {
     if (!with_lse_ && !config_.is_ragged && run_mlx(inputs, outputs[0])) {
       return;
     }
-    const auto [config, in] = gpu_operands(config_, operands(inputs), stream());
+    const int head_dim = std::max(inputs[0].shape(3), inputs[2].shape(3));
+    const auto [config, in] = gpu_operands(config_, operands(inputs),
+                                           forward_reads_sequences(config_, head_dim), stream());
     allocate_outputs(in, outputs);
     const AttentionForwardArrays arrays{in, &outputs[0], with_lse_ ? &outputs[1] : nullptr};
     attention_forward_gpu(config, sizes_of(in), arrays, stream());

@@ -139,15 +139,17 @@ void launch_forward(const AttentionConfig& config,
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
 
-  const int64_t blocks = (sizes.q_len + tile.rows - 1) / tile.rows;
   const AttentionGrid grid =
-      attention_grid(config, blocks, sizes.q_heads, sizes.batch, stream.device);
+      attention_grid(config, blocks_of_queries(config, sizes, tile.rows, arrays.in.sequences),
+                     sizes.q_heads, sizes.batch, stream.device);
   FunctionConstants constants = attention_constants(config, vectors, arrays.lse);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
+  add_ragged_constants(constants, config);
 
   KernelLaunch request{};
   request.kernel = &attention_kernel(tile.kernel(), constants);
   request.inputs = attention_inputs(arrays.in);
+  request.inputs.push_back(&sequences_or_q(arrays.in));
   request.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.params = &params;
   request.params_size = sizeof(params);
@@ -161,6 +163,14 @@ void launch_forward(const AttentionConfig& config,
 
 }  // namespace
 
+bool forward_reads_sequences(const AttentionConfig& config, int64_t head_dim) {
+  return !config.is_packed || head_dim <= kMaxHeadDim;
+}
+
+bool is_decode(const AttentionConfig& config, const AttentionSizes& sizes) {
+  return sizes.q_len <= kDecodeRows && !config.is_packed;
+}
+
 void attention_forward_gpu(const AttentionConfig& config,
                            const AttentionSizes& sizes,
                            const AttentionForwardArrays& arrays,
@@ -168,7 +178,7 @@ void attention_forward_gpu(const AttentionConfig& config,
   if (arrays.out->size() == 0) {
     return;
   }
-  if (sizes.q_len <= kDecodeRows) {
+  if (is_decode(config, sizes)) {
     attention_decode_gpu(config, sizes, arrays, stream);
   } else {
     launch_forward(config, sizes, arrays, stream);

@@ -1,6 +1,7 @@
 #include "flash_attention/gpu_decode.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "common/integers.h"
@@ -10,6 +11,9 @@ namespace mlx_anvil {
 namespace {
 
 constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.h
+
+// Short sequences have fewer parts, which then are no smaller.
+constexpr int64_t kLeastKeysOfRaggedPart = 128;
 
 void launch_combine(const AttentionConfig& config,
                     const AttentionSizes& sizes,
@@ -44,7 +48,16 @@ int64_t visible_keys(const AttentionParams& params) {
   return std::max<int64_t>(end - std::max(0, params.band_low), 0);
 }
 
+void fill_pages(AttentionForwardParams& params, const AttentionInputs& in) {
+  if (in.pages) {
+    params.page_shift = std::countr_zero(static_cast<uint32_t>(in.k.shape(2)));
+    params.pages_per_sequence = in.pages->shape(1);
+    params.last_page = in.k.shape(0) - 1;
+  }
+}
+
 DecodePlan plan_decode(DecodeKeys kind,
+                       const AttentionConfig& config,
                        const mx::array& q,
                        const AttentionSizes& sizes,
                        AttentionForwardParams& params,
@@ -53,7 +66,9 @@ DecodePlan plan_decode(DecodeKeys kind,
   const DecodePlan plan =
       decode_plan(kind, dtype_name(q), sizes, keys, device_traits(stream.device));
   params.parts = static_cast<int32_t>(plan.parts);
-  params.keys_per_part = static_cast<int32_t>(ceil_div(keys, plan.parts));
+  const int64_t keys_per_part = ceil_div(keys, plan.parts);
+  params.keys_per_part = static_cast<int32_t>(
+      config.is_ragged ? std::min(keys_per_part, kLeastKeysOfRaggedPart) : keys_per_part);
   return plan;
 }
 
@@ -61,9 +76,12 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
                                    const DecodePlan& plan,
                                    bool vectors,
+                                   bool paged,
                                    bool stores_lse) {
   const bool in_parts = plan.parts > 1;
   FunctionConstants constants = attention_constants(config, vectors, !in_parts && stores_lse);
+  add_ragged_constants(constants, config);
+  constants.add({{static_cast<uint32_t>(AttentionConstant::kPaged), paged}});
   constants.add({{kKeysAreInParts, in_parts}});
   if (!plan.tile->matrix_units) {
     constants.add({heads_fill_tile(sizes, plan.tile->head_dim, plan.tile->head_dim)});
@@ -118,16 +136,22 @@ void attention_decode_gpu(const AttentionConfig& config,
   AttentionForwardParams params{};
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
-  const DecodePlan plan = plan_decode(DecodeKeys::kPlain, arrays.in.q, sizes, params, stream);
+  fill_pages(params, arrays.in);
+  const DecodePlan plan =
+      plan_decode(DecodeKeys::kPlain, config, arrays.in.q, sizes, params, stream);
 
   KernelLaunch request{};
   request.inputs = attention_inputs(arrays.in);
+  request.inputs.push_back(&sequences_or_q(arrays.in));
+  request.inputs.push_back(&pages_or_q(arrays.in));
   request.params = &params;
   request.params_size = sizeof(params);
   const bool vectors = moves_vectors(arrays.in, {arrays.out});
   launch_decode(request, config, sizes, plan,
-                decode_constants(config, sizes, plan, vectors, arrays.lse != nullptr), params,
-                {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr}, stream);
+                decode_constants(config, sizes, plan, vectors, arrays.in.pages.has_value(),
+                                 arrays.lse != nullptr),
+                params, {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr},
+                stream);
 }
 
 }  // namespace mlx_anvil

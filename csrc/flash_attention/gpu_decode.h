@@ -22,8 +22,12 @@ struct DecodeResults {
   const mx::array* sinks;  // null: none
 };
 
+// Sets the pages of keys and values, if these are in pages.
+void fill_pages(AttentionForwardParams& params, const AttentionInputs& in);
+
 // Plans a call, and sets the parts of the keys.
 DecodePlan plan_decode(DecodeKeys kind,
+                       const AttentionConfig& config,
                        const mx::array& q,
                        const AttentionSizes& sizes,
                        AttentionForwardParams& params,
@@ -34,6 +38,7 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
                                    const DecodePlan& plan,
                                    bool vectors,
+                                   bool paged,
                                    bool stores_lse);
 
 // Index of a function constant, as in metal/flash_attention/decode_row.h.

@@ -104,6 +104,19 @@ KernelInputs attention_inputs(const AttentionInputs& in) {
   return {&in.q, &in.k, &in.v, in.mask ? &*in.mask : &in.q, in.sinks ? &*in.sinks : &in.q};
 }
 
+const mx::array& sequences_or_q(const AttentionInputs& in) {
+  return in.sequences ? *in.sequences : in.q;
+}
+
+const mx::array& pages_or_q(const AttentionInputs& in) {
+  return in.pages ? *in.pages : in.q;
+}
+
+void add_ragged_constants(FunctionConstants& constants, const AttentionConfig& config) {
+  constants.add({{static_cast<uint32_t>(AttentionConstant::kRagged), config.is_ragged},
+                 {static_cast<uint32_t>(AttentionConstant::kPacked), config.is_packed}});
+}
+
 const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants) {
   return kernel_named(kFlashAttention, name, constants);
 }

@@ -25,6 +25,9 @@ enum class AttentionConstant : uint32_t {
   kStoresDMask,     // backward only
   kHeadsAreAlongX,  // forward and backward: metal/flash_attention/grid.h
   kHeadsFillTile,   // forward and backward
+  kRagged,          // forward and decode: metal/flash_attention/ragged.h
+  kPacked,          // likewise
+  kPaged,           // decode: metal/flash_attention/pages.h
 };
 
 // Elements from a row to the next at which offsets within a tile fit 32 bits.
@@ -71,6 +74,11 @@ AttentionGrid attention_grid(const AttentionConfig& config,
 
 // Bindings 0 to 4 of every kernel. q replaces an absent mask or absent sinks.
 KernelInputs attention_inputs(const AttentionInputs& in);
+
+// What the kernels of forward and decode take in addition: the next binding, and constants.
+const mx::array& sequences_or_q(const AttentionInputs& in);
+const mx::array& pages_or_q(const AttentionInputs& in);
+void add_ragged_constants(FunctionConstants& constants, const AttentionConfig& config);
 
 // Copies the first kRank strides.
 template <size_t kRank>

@@ -15,7 +15,7 @@ AttentionSizes sizes_of(const AttentionInputs& in) {
   sizes.q_heads = in.q.shape(1);
   sizes.kv_heads = in.k.shape(1);
   sizes.q_len = in.q.shape(2);
-  sizes.kv_len = in.k.shape(2);
+  sizes.kv_len = in.pages ? int64_t{in.pages->shape(1)} * in.k.shape(2) : in.k.shape(2);
   sizes.head_dim = in.q.shape(3);
   sizes.v_head_dim = in.v.shape(3);
   return sizes;
@@ -49,16 +49,20 @@ mx::array stretched(const mx::array& x, const mx::Shape& shape) {
   return view;
 }
 
-MaskedAttention gpu_operands(const AttentionConfig& config, AttentionInputs in, mx::Stream s) {
+MaskedAttention gpu_operands(const AttentionConfig& config,
+                             AttentionInputs in,
+                             bool reads_sequences,
+                             mx::Stream s) {
   MaskedAttention call{config, std::move(in)};
-  if (config.is_ragged) {
+  if (config.is_ragged && !reads_sequences) {
     call = evaluated_mask_of_sequences(config, call.in, s);
     keep_until_done({*call.in.mask}, s);  // the op has no other reference to it
   }
   std::optional<mx::array>&mask = call.in.mask, &sinks = call.in.sinks;
-  const mx::Shape &q = call.in.q.shape(), &k = call.in.k.shape();
+  const mx::Shape& q = call.in.q.shape();
   if (mask) {
-    mask = stretched(*mask, {q[0], q[1], q[2], k[2]});
+    const int kv_len = static_cast<int>(sizes_of(call.in).kv_len);
+    mask = stretched(*mask, {q[0], q[1], q[2], kv_len});
   }
   if (sinks) {
     sinks = stretched(*sinks, {q[0], q[1]});

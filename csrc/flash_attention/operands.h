@@ -16,9 +16,12 @@ AttentionOutput output_of(mx::array& x);
 // Returns a view of `x` broadcast to `shape`, with stride 0 along broadcast axes.
 mx::array stretched(const mx::array& x, const mx::Shape& shape);
 
-// A call as the GPU's kernels run it: mask and sinks are broadcast, and sequences are a mask. For
-// use during an evaluation. Of k and v only the lengths count.
-MaskedAttention gpu_operands(const AttentionConfig& config, AttentionInputs in, mx::Stream s);
+// A call as the GPU's kernels run it: mask and sinks are broadcast. For use during an evaluation.
+// Of k and v only the lengths count. If the kernels read no table of sequences, these are a mask.
+MaskedAttention gpu_operands(const AttentionConfig& config,
+                             AttentionInputs in,
+                             bool reads_sequences,
+                             mx::Stream s);
 
 // Allocates an output of rank 4. If `like` is a transposed view ([batch, length, head, dim] seen as
 // [batch, head, length, dim]), the output uses the same layout: the model that made such a view

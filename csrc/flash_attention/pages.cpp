@@ -1,5 +1,6 @@
 #include "flash_attention/pages.h"
 
+#include <bit>
 #include <limits>
 #include <string>
 #include <utility>
@@ -48,6 +49,12 @@ mx::array only_in_use(const mx::array& rows, const mx::array& lengths, mx::Strea
   const mx::array positions =
       mx::reshape(mx::arange(rows.shape(2), last.dtype(), s), {1, 1, -1, 1}, s);
   return mx::where(mx::less(positions, last, s), rows, mx::array(0, rows.dtype()), s);
+}
+
+// The number of keys of each sequence of a padded batch.
+mx::array key_counts(const mx::array& sequences, mx::Stream s) {
+  const int at = static_cast<int>(AttentionSequenceColumn::kKeys);
+  return mx::flatten(mx::slice(sequences, {0, at}, {sequences.shape(0), at + 1}, s), s);
 }
 
 }  // namespace
@@ -131,8 +138,12 @@ mx::array shape_of_rows(const mx::array& cache, const mx::array& table) {
   return mx::array(std::move(shape), cache.dtype(), nullptr, {});
 }
 
-bool reads_pages(const mx::array& cache, const mx::array& table, mx::Stream s) {
-  return !for_gpu(s) && cache.size() > 0 && table.size() > 0;
+bool reads_pages(const mx::array& cache, const mx::array& table, int q_len, mx::Stream s) {
+  if (cache.size() == 0 || table.size() == 0) {
+    return false;
+  }
+  return !for_gpu(s) ||
+         (q_len <= kDecodeRows && std::has_single_bit(static_cast<uint32_t>(cache.shape(2))));
 }
 
 mx::array page_ids(const mx::array& table, mx::Stream s) {
@@ -176,8 +187,9 @@ ContiguousAttention without_pages(const AttentionConfig& config,
                                   mx::Stream s) {
   ContiguousAttention call{config, in};
   call.config.is_paged = false;
-  call.in.k = gather_pages(in.k, *in.pages, s);
-  call.in.v = gather_pages(in.v, *in.pages, s);
+  const mx::array lengths = key_counts(*in.sequences, s);
+  call.in.k = gather_rows(in.k, *in.pages, lengths, s);
+  call.in.v = gather_rows(in.v, *in.pages, lengths, s);
   call.in.pages = std::nullopt;
   return call;
 }
@@ -201,8 +213,9 @@ QuantizedMatrix gather_rows(const QuantizedMatrix& cache,
 
 QuantizedAttentionInputs without_pages(const QuantizedAttentionInputs& in, mx::Stream s) {
   QuantizedAttentionInputs own = in;
-  own.k = gather_pages(in.k, *in.pages, s);
-  own.v = gather_pages(in.v, *in.pages, s);
+  const mx::array lengths = key_counts(*in.sequences, s);
+  own.k = gather_rows(in.k, *in.pages, lengths, s);
+  own.v = gather_rows(in.v, *in.pages, lengths, s);
   own.pages = std::nullopt;
   return own;
 }

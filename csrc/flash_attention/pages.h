@@ -1,7 +1,7 @@
 // Paged caches: keys and values in pages of one size, and a table of each sequence's pages.
 //
-// The table is int [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...]. The
-// CPU kernels read pages in place. For everything else the pages of a call are gathered into one
+// The table is int [batch, pages_per_sequence]; k and v are [pages, kv_heads, page_size, ...]. CPU
+// kernels and decode kernels read pages in place. For everything else they are gathered into one
 // array, [batch, kv_heads, pages_per_sequence * page_size, ...], which then is a padded batch
 // (sequences.h).
 #pragma once
@@ -42,8 +42,9 @@ void check_pages(const mx::array& table,
 // An array with the shape of the gathered rows, for checks. It has no values.
 mx::array shape_of_rows(const mx::array& cache, const mx::array& table);
 
-// Returns true if kernels read the pages in place.
-bool reads_pages(const mx::array& cache, const mx::array& table, mx::Stream s);
+// Returns true if kernels read the pages in place: those of the CPU, and the decode kernels for
+// GPUs if the page size is a power of two.
+bool reads_pages(const mx::array& cache, const mx::array& table, int q_len, mx::Stream s);
 
 // The table as the kernels read it, which clamp its ids.
 mx::array page_ids(const mx::array& table, mx::Stream s);

@@ -38,6 +38,7 @@ struct AttentionConfig {
   AttentionMask mask = AttentionMask::kNone;
   bool has_sinks = false;
   bool is_ragged = false;      // lengths are those of AttentionSequences
+  bool is_packed = false;      // these follow one another; otherwise each is a batch, in order
   bool is_paged = false;       // keys and values are those of a PageTable
   bool row_invariant = false;  // the bits of a row do not depend on other rows and later keys
 

@@ -153,7 +153,8 @@ AttentionResult quantized_flash_attention(const mx::array& q,
     const auto has_dtype = [&](const QuantizedMatrix& x) {
       return !x.biases || (x.scales.dtype() == dtype && x.biases->dtype() == dtype);
     };
-    config.is_paged = reason.empty() && has_dtype(k) && has_dtype(v) && reads_pages(k.w, *table, s);
+    config.is_paged =
+        reason.empty() && has_dtype(k) && has_dtype(v) && reads_pages(k.w, *table, q.shape(2), s);
     if (!config.is_paged) {
       k = gather_rows(k, *table, *options.lengths.keys, s);
       v = gather_rows(v, *table, *options.lengths.keys, s);
@@ -171,6 +172,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
       config.is_paged ? std::optional(options.plan ? *options.plan->pages : page_ids(*table, s))
                       : std::nullopt};
   config.is_ragged = in.sequences.has_value();
+  config.is_packed = options.lengths.cu_queries.has_value();
 
   // The gradient of pages runs the forward again.
   const bool with_lse = options.return_lse || (!config.is_paged && may_be_differentiated(in));

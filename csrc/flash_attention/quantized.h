@@ -17,10 +17,10 @@ struct QuantizedKvFormats {
 struct QuantizedAttentionInputs {
   mx::array q;
   QuantizedMatrix k, v;
-  std::optional<mx::array> mask;       // each dimension is 1 or that of the scores
-  std::optional<mx::array> sinks;      // float32 [batch or 1, q_heads]
-  std::optional<mx::array> sequences;  // int32 [sequences, 5] (sequences.h)
-  std::optional<mx::array> pages;      // int32 [batch, pages_per_sequence] (pages.h)
+  std::optional<mx::array> mask;                  // each dimension is 1 or that of the scores
+  std::optional<mx::array> sinks;                 // float32 [batch or 1, q_heads]
+  std::optional<mx::array> sequences;             // int32 [sequences, 5] (sequences.h)
+  std::optional<mx::array> pages = std::nullopt;  // int32 [batch, pages_per_sequence] (pages.h)
 };
 
 AttentionResult quantized_flash_attention(const mx::array& q,

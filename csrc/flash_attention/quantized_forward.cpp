@@ -139,15 +139,20 @@ class QuantizedAttention : public FusedPrimitive {
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     QuantizedAttentionInputs in = operands(inputs);
+    const AttentionSizes all = sizes(inputs);
+    const bool reads_sequences =
+        forward_reads_sequences(config_, std::max(all.head_dim, all.v_head_dim));
     MaskedAttention call =
-        gpu_operands(config_, {in.q, in.k.w, in.v.w, in.mask, in.sinks, in.sequences}, stream());
+        gpu_operands(config_, {in.q, in.k.w, in.v.w, in.mask, in.sinks, in.sequences, in.pages},
+                     reads_sequences, stream());
     in.mask = std::move(call.in.mask);
     in.sinks = std::move(call.in.sinks);
+    in.sequences = std::move(call.in.sequences);
     allocate_like(outputs[0], in.q, stream());
     if (with_lse_) {
       outputs[1].set_data(allocate(outputs[1].nbytes(), stream()));
     }
-    quantized_attention_forward_gpu(call.config, formats_, sizes(inputs),
+    quantized_attention_forward_gpu(call.config, formats_, all,
                                     {in, &outputs[0], with_lse_ ? &outputs[1] : nullptr}, stream());
   }
 
@@ -222,7 +227,8 @@ class QuantizedAttention : public FusedPrimitive {
     sizes.q_heads = q.shape(1);
     sizes.kv_heads = k.shape(1);
     sizes.q_len = q.shape(2);
-    sizes.kv_len = k.shape(2);
+    sizes.kv_len = config_.is_paged ? int64_t{inputs[order_.pages].shape(1)} * k.shape(2)
+                                    : int64_t{k.shape(2)};
     sizes.head_dim = q.shape(3);
     sizes.v_head_dim = int64_t{inputs[order_.v + 1].shape(3)} * formats_.v.group;
     return sizes;

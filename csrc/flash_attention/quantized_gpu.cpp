@@ -131,8 +131,8 @@ struct Request {
           const QuantizedKvFormats& formats,
           const AttentionSizes& sizes,
           const QuantizedForwardArrays& arrays)
-      : in{arrays.in.q,    arrays.in.k.w,   arrays.in.v.w,
-           arrays.in.mask, arrays.in.sinks, std::nullopt} {
+      : in{arrays.in.q,     arrays.in.k.w,       arrays.in.v.w,  arrays.in.mask,
+           arrays.in.sinks, arrays.in.sequences, arrays.in.pages} {
     params.forward.common = attention_params(config, sizes, in);
     copy_strides(params.forward.out_strides, *arrays.out);
     params.keys = codes_params(formats.k, arrays.in.k);
@@ -148,6 +148,7 @@ struct Request {
     }
     launch.inputs.push_back(in.mask ? &*in.mask : &arrays.in.q);
     launch.inputs.push_back(in.sinks ? &*in.sinks : &arrays.in.q);
+    launch.inputs.push_back(&sequences_or_q(in));
     launch.params = &params;
     launch.params_size = sizeof(params);
   }
@@ -171,11 +172,13 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
     return;
   }
   Request request(config, formats, sizes, arrays);
-  if (sizes.q_len <= kDecodeRows) {
-    const DecodePlan plan = plan_decode(decode_keys(formats, arrays.in, request.vectors),
+  if (is_decode(config, sizes)) {
+    request.launch.inputs.push_back(&pages_or_q(request.in));
+    fill_pages(request.params.forward, request.in);
+    const DecodePlan plan = plan_decode(decode_keys(formats, arrays.in, request.vectors), config,
                                         arrays.in.q, sizes, request.params.forward, stream);
-    FunctionConstants constants =
-        decode_constants(config, sizes, plan, request.vectors, arrays.lse != nullptr);
+    FunctionConstants constants = decode_constants(config, sizes, plan, request.vectors,
+                                                   config.is_paged, arrays.lse != nullptr);
     add_constants(constants, formats);
     if (plan.tile->matrix_units) {
       constants.add({{kGroupsHave128, formats.k.group == 128}});
@@ -186,10 +189,12 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
     return;
   }
   const ForwardTile& tile = forward_tile(arrays.in.q, sizes, device_traits(stream.device));
-  const AttentionGrid grid = attention_grid(config, ceil_div(sizes.q_len, int64_t{tile.rows}),
-                                            sizes.q_heads, sizes.batch, stream.device);
+  const AttentionGrid grid =
+      attention_grid(config, blocks_of_queries(config, sizes, tile.rows, arrays.in.sequences),
+                     sizes.q_heads, sizes.batch, stream.device);
   FunctionConstants constants = attention_constants(config, request.vectors, arrays.lse != nullptr);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
+  add_ragged_constants(constants, config);
   add_constants(constants, formats);
   request.launch.kernel = &attention_kernel(tile.kernel(), constants);
   request.launch.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};

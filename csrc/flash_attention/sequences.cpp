@@ -241,7 +241,7 @@ MaskedAttention mask_of_sequences(const AttentionConfig& config,
     masked.config.mask = AttentionMask::kBool;
   }
   masked.in.sequences = std::nullopt;
-  masked.config.is_ragged = false;
+  masked.config.is_ragged = masked.config.is_packed = false;
   masked.config.window_left = masked.config.window_right = kUnboundedWindow;
   return masked;
 }

@@ -74,8 +74,9 @@ class MlaDecode : public FusedPrimitive {
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     MlaInputs in = operands(inputs);
-    MaskedAttention call = gpu_operands(
-        config_, {in.q_nope, in.latent, in.latent, in.mask, in.sinks, in.sequences}, stream());
+    MaskedAttention call =
+        gpu_operands(config_, {in.q_nope, in.latent, in.latent, in.mask, in.sinks, in.sequences},
+                     /*reads_sequences=*/false, stream());
     in.mask = std::move(call.in.mask);
     in.sinks = std::move(call.in.sinks);
     allocate_outputs(in, outputs);

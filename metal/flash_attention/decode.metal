@@ -8,11 +8,11 @@
 // Kernels: flash_attention_decode_<dtype>_d<head dim>r<rows>.
 // Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 128, four simdgroups
 // that take blocks of keys in turn.
-// Bindings: q, k, v, mask, sinks, out, lse, params.
-// Function constants: scores.h; 16: keys are in parts (split-K). Then out and lse are float32
-// scratch: for each row and part, the weighted sum of values, and the maximum score and sum of
-// weights.
-// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out are contiguous.
+// Bindings: q, k, v, mask, sinks, sequences, pages, out, lse, params.
+// Function constants: scores.h; ragged.h; pages.h; 16: keys are in parts (split-K). Then out and
+// lse are float32 scratch: for each row and part, the weighted sum of values, and the maximum score
+// and sum of weights. Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out
+// are contiguous.
 //
 //   load q of all rows
 //   for each block of keys of this simdgroup:
@@ -31,6 +31,7 @@
 #include "metal/common/kernel.h"
 #include "metal/flash_attention/decode.h"
 #include "metal/flash_attention/decode_merge.h"
+#include "metal/flash_attention/pages.h"
 #include "metal/flash_attention/tiles.h"
 
 template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int kSimdgroups>
@@ -40,9 +41,11 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
-    device T* out [[buffer(5)]],
-    device float* lse [[buffer(6)]],
-    constant AttentionForwardParams& params [[buffer(7)]],
+    const device int* sequences [[buffer(5)]],
+    const device int* pages [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    device float* lse [[buffer(8)]],
+    constant AttentionForwardParams& params [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -69,20 +72,20 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
 
   // From here on, the lane's own row and key.
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
-  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + at.part * params.keys_per_part;
-  const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
-  const int first = part_begin + at.share * GroupRows::kKeys;
+  const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
+  const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
+  const KeyRange part = keys_of_part(params, visible, at.part);
+  const int part_end = part.end;
+  const int first = part.begin + at.share * GroupRows::kKeys;
   enum { kStride = kShares * GroupRows::kKeys };
   static_assert(kStride <= 256, "offsets within it fit 32 bits");
-  Rows<T> keys =
-      rows_from(Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                        common.k_strides[2], common.k_strides[3], part_end, common.head_dim},
-                first);
-  Rows<T> values =
-      rows_from(Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                        common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim},
-                first);
+  const PageTable table = pages_of_batch(pages, params, batch);
+  const CacheRows<T> all_keys =
+      cache_rows(k, common.k_strides, table, batch, kv_head, part_end, common.head_dim);
+  const CacheRows<T> all_values =
+      cache_rows(v, common.v_strides, table, batch, kv_head, part_end, common.v_head_dim);
+  Rows<T> keys = rows_from(all_keys.head, first);
+  Rows<T> values = rows_from(all_values.head, first);
   HeadMask<T> own_mask =
       mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
   for (int begin = first; begin < part_end; begin += kStride) {
@@ -90,19 +93,24 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
     T value[GroupRows::kKeys][GroupRows::kOwn];
     MLX_ANVIL_UNROLL
     for (int t = 0; t < kSteps; ++t) {
-      load_columns<T, GroupRows::kElements>(keys, t * GroupRows::kSlots + rows.lanes.slot(),
-                                            rows.lanes.first_column(), true, key[t]);
+      const int row = t * GroupRows::kSlots + rows.lanes.slot();
+      const int nearest = metal::min(begin + row, part_end - 1);
+      load_columns<T, GroupRows::kElements>(is_paged ? all_keys.row(nearest) : keys,
+                                            is_paged ? 0 : row, rows.lanes.first_column(), true,
+                                            key[t]);
     }
     MLX_ANVIL_UNROLL
     for (int n = 0; n < GroupRows::kKeys; ++n) {
-      load_columns<T, GroupRows::kOwn>(values, n, rows.out.first_column, false, value[n]);
+      const int nearest = metal::min(begin + n, part_end - 1);
+      load_columns<T, GroupRows::kOwn>(is_paged ? all_values.row(nearest) : values,
+                                       is_paged ? 0 : n, rows.out.first_column, false, value[n]);
     }
     advance<kStride>(keys, rows_are_vectors);
     advance<kStride>(values, rows_are_vectors);
 
     const int j = begin + rows.lanes.key();
     float score = CappedScore<T>(common, rows.multiply_keys(key)).score;
-    if (j >= part_end || (has_band && !sees(common, own.query, j))) {
+    if (j >= part_end || ((has_band || is_ragged) && !sees(common, own.query, j, lengths))) {
       score = -INFINITY;
     } else if (has_bool_mask || has_additive_mask) {
       score = own_mask.apply(score, 0, 0);

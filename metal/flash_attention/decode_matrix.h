@@ -16,6 +16,12 @@
 #pragma once
 
 #include "metal/flash_attention/decode_matrix_state.h"
+#include "metal/flash_attention/pages.h"
+
+template <typename T>
+METAL_FUNC uint4 load_eight(CacheRows<T> from, int row, int column) {
+  return row < from.head.rows ? load_eight(from.row(row), 0, column) : uint4(0);
+}
 
 // A block of keys in registers: kKeys x kDim, the left operand of k q^T. A lane has 16 bytes of
 // every 32 columns; fragment k has pair k % 4 of them.
@@ -34,7 +40,8 @@ struct KeyVectors {
     return fragment_of<T>(pair.x, pair.y);
   }
 
-  METAL_FUNC void load(Rows<T> keys, int begin, FragmentPlace place) thread {
+  template <typename Source>
+  METAL_FUNC void load(Source keys, int begin, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < kKeyFragments * kVectors; ++v) {
       const int n = v / kVectors, i = v % kVectors;
@@ -61,7 +68,8 @@ struct ValueVectors {
     return fragment_of<T>(first[f % 2], second[f % 2]);
   }
 
-  METAL_FUNC void load(Rows<T> values, int begin, FragmentPlace place) thread {
+  template <typename Source>
+  METAL_FUNC void load(Source values, int begin, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < 2 * kColumnFragments * kVectors; ++v) {
       const int n = v / (2 * kVectors), e = v / kVectors % 2, i = v % kVectors;
@@ -78,8 +86,8 @@ struct DecodeMatrixRows {
   enum { kRows = State::kRows };
 
   State state;
-  Rows<T> all_keys;           // keys of this part
-  Rows<T> all_values;         // values of this part
+  CacheRows<T> all_keys;      // keys of this part
+  CacheRows<T> all_values;    // values of this part
   RegTile<T, kDim, kRows> q;  // columns x rows, in the order of KeyVectors
   // The next block, prefetched while the current one is processed.
   Keys keys;
@@ -100,8 +108,20 @@ struct DecodeMatrixRows {
     state.clear();
   }
 
-  METAL_FUNC void load_keys(int begin) thread { keys.load(all_keys, begin, state.place); }
-  METAL_FUNC void load_values(int begin) thread { values.load(all_values, begin, state.place); }
+  METAL_FUNC void load_keys(int begin) thread {
+    if (is_paged) {
+      keys.load(all_keys, begin, state.place);
+    } else {
+      keys.load(all_keys.head, begin, state.place);
+    }
+  }
+  METAL_FUNC void load_values(int begin) thread {
+    if (is_paged) {
+      values.load(all_values, begin, state.place);
+    } else {
+      values.load(all_values.head, begin, state.place);
+    }
+  }
 
   // Processes the loaded block, which starts at `begin`, and prefetches the one at `next`.
   METAL_FUNC void attend(int begin,

@@ -23,9 +23,11 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
-    device T* out [[buffer(5)]],
-    device float* lse [[buffer(6)]],
-    constant AttentionForwardParams& params [[buffer(7)]],
+    const device int* sequences [[buffer(5)]],
+    const device int* pages [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    device float* lse [[buffer(8)]],
+    constant AttentionForwardParams& params [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
@@ -38,17 +40,19 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
   const int batch = group.z, kv_head = group.y / blocks;
   const int first_row = group.y % blocks * GroupRows::kRows;
 
-  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + group.x * params.keys_per_part;
-  const int part_end = metal::min(visible.end, part_begin + params.keys_per_part);
+  const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
+  const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
+  const KeyRange part = keys_of_part(params, visible, group.x);
+  const int part_end = part.end;
 
   GroupRows rows;
   rows.state.place = fragment_place(lane);
   rows.state.end = part_end;
-  rows.all_keys = Rows<T>{k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                          common.k_strides[2], common.k_strides[3], part_end, common.head_dim};
-  rows.all_values = Rows<T>{v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                            common.v_strides[2], common.v_strides[3], part_end, common.v_head_dim};
+  rows.state.lengths = lengths;
+  const PageTable table = pages_of_batch(pages, params, batch);
+  rows.all_keys = cache_rows(k, common.k_strides, table, batch, kv_head, part_end, common.head_dim);
+  rows.all_values =
+      cache_rows(v, common.v_strides, table, batch, kv_head, part_end, common.v_head_dim);
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
     rows.state.at[e] = decode_row(common, batch, kv_head, first_row + rows.state.place.column + e);
@@ -58,7 +62,7 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
                  own.query * common.q_strides[2],
              common);
 
-  const int first = part_begin + int(simdgroup) * kKeys;
+  const int first = part.begin + int(simdgroup) * kKeys;
   rows.load_keys(first);
   rows.load_values(first);
   for (int begin = first; begin < part_end; begin += kSimdgroups * kKeys) {

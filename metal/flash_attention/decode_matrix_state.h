@@ -47,7 +47,8 @@ struct DecodeMatrixState {
   using Scores = RegTile<float, kKeys, kRows>;
 
   FragmentPlace place;
-  int end;          // of the keys of this part
+  int end;  // of the keys of this part
+  RaggedLengths lengths;
   DecodeRow at[2];  // rows place.column and place.column + 1
   OnlineSoftmax softmax[2];
   RegTile<float, kDim, kRows> out;  // fragment f has column f % 8 of each lane's eight
@@ -77,8 +78,8 @@ struct DecodeMatrixState {
                                   const device uchar* mask,
                                   constant AttentionParams& params,
                                   thread Scores& scores) const thread {
-    const bool all =
-        begin + kKeys <= end && sees_all(params, 0, params.q_len - 1, begin, begin + kKeys);
+    const bool all = begin + kKeys <= end &&
+                     sees_all(params, 0, params.q_len - 1, begin, begin + kKeys, lengths);
     float2 highest = float2(-INFINITY);
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kKeyFragments; ++n) {
@@ -86,7 +87,7 @@ struct DecodeMatrixState {
       MLX_ANVIL_UNROLL
       for (int e = 0; e < 2; ++e) {
         float score = CappedScore<T>(params, scores.fragments[n][0].thread_elements()[e]).score;
-        if (!all && (key >= end || !sees(params, at[e].query, key))) {
+        if (!all && (key >= end || !sees(params, at[e].query, key, lengths))) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {
           score = mask_of<T>(mask, params, at[e].batch, at[e].head).apply(score, at[e].query, key);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "metal/common/tile.h"
-#include "metal/flash_attention/scores.h"
+#include "metal/flash_attention/ragged.h"
 
 constant bool keys_are_in_parts [[function_constant(16)]];
 
@@ -41,6 +41,19 @@ METAL_FUNC DecodeRow row_after(DecodeRow before, constant AttentionParams& param
   const bool same_head = before.query + 1 < params.q_len;
   return {before.batch, same_head ? before.head : before.head + 1,
           same_head ? before.query + 1 : 0};
+}
+
+// Returns the keys of a part. Sequences of a ragged batch have the same number of parts of their
+// own keys, unless these were too small: then the last ones are empty.
+METAL_FUNC KeyRange keys_of_part(constant AttentionForwardParams& params,
+                                 KeyRange visible,
+                                 uint part) {
+  int keys = params.keys_per_part;
+  if (is_ragged) {
+    keys = metal::max(keys, (visible.end - visible.begin + params.parts - 1) / params.parts);
+  }
+  const int begin = visible.begin + part * keys;
+  return {begin, metal::min(visible.end, begin + keys)};
 }
 
 // Returns a row of q.

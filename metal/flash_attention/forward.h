@@ -3,6 +3,7 @@
 
 #include "metal/common/online_softmax.h"
 #include "metal/flash_attention/kept_rows.h"
+#include "metal/flash_attention/ragged.h"
 
 // Applies softcap and mask to the product of a query and a key. Pairs outside the operands get the
 // mask of another pair: their scores are hidden later, or not used. Matrix units have larger tiles,
@@ -13,16 +14,17 @@ struct MaskedScore {
   bool folds;     // leaves the factor of the score to SoftmaxWeight
   HeadMask<T> mask;
   constant AttentionParams* params;
+  RaggedLengths lengths;
 
   METAL_FUNC float operator()(int query, int key, float product) const thread {
     const float score = folds ? product : CappedScore<T>(*params, product).score;
     const bool has_mask = has_bool_mask || has_additive_mask;
-    if (!kNear && has_mask && query < params->q_len && key < params->kv_len) {
+    if (!kNear && has_mask && query < lengths.queries(*params) && key < lengths.keys(*params)) {
       return mask.apply(score, query, key);
     }
     if (kNear && has_mask) {
-      return mask.apply_near(score, metal::min(query, params->q_len - 1), first_key, 0,
-                             metal::min(key, params->kv_len - 1) - first_key);
+      return mask.apply_near(score, metal::min(query, lengths.queries(*params) - 1), first_key, 0,
+                             metal::min(key, lengths.keys(*params) - 1) - first_key);
     }
     return score;
   }
@@ -113,7 +115,8 @@ struct ForwardRows {
                          const threadgroup T* values,
                          int begin,
                          HeadMask<T> mask,
-                         constant AttentionParams& params) thread {
+                         constant AttentionParams& params,
+                         RaggedLengths lengths) thread {
     RegTile<float, kRows, kKeys> scores = q.multiply(keys);
     const int query = first + place.row, key = begin + place.column;
     // With large tiles, exp2's argument is one fma of the product. That needs a positive factor:
@@ -123,13 +126,14 @@ struct ForwardRows {
     if (folds && params.score_scale < 0.0f) {
       scores.scale(-1.0f);
     }
-    scores.map(query, key, MaskedScore<T, kRowFragments == 1>{begin, folds, mask, &params});
+    scores.map(query, key,
+               MaskedScore<T, kRowFragments == 1>{begin, folds, mask, &params, lengths});
     // In most tiles every pair is visible. Where there are many, one branch replaces their tests.
     if (kRowFragments * kKeys <= 32 ||
-        !sees_all(params, first, first + kRows - 1, begin, begin + kKeys)) {
+        !sees_all(params, first, first + kRows - 1, begin, begin + kKeys, lengths)) {
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
-        scores.map_row(i, query, key, VisibleScore{seen_keys(params, query + 8 * i)});
+        scores.map_row(i, query, key, VisibleScore{seen_keys(params, query + 8 * i, lengths)});
       }
     }
     float factors[kRowFragments];

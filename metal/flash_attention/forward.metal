@@ -5,12 +5,13 @@
 //
 // Kernels: flash_attention_<pass>_<dtype>_d<head dim>v<value head dim>, where pass is forward,
 // forward_matrix, forward_matrix_long or forward_matrix_tall (tiles.h).
-// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two.
+// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Blocks of a
+// packed batch: block_of_queries (ragged.h).
 // Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
-// Bindings: q, k, v, mask, sinks, out, lse, params; long and tall: threadgroup memory 0 for two
-// tiles of keys, two of values and, if they are kept there, the queries.
-// Function constants: scores.h (stores_lse included) and grid.h.
-// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of out are contiguous.
+// Bindings: q, k, v, mask, sinks, sequences, out, lse, params; long and tall: threadgroup memory 0
+// for two tiles of keys, two of values and, if they are kept there, the queries. Function
+// constants: scores.h (stores_lse included), ragged.h and grid.h. Alignment: rows as
+// rows_are_vectors promises; otherwise none. Columns of out are contiguous.
 //
 //   each simdgroup: load its 8 or 16 rows of q; m = sink or -inf; sum = 0; out = 0
 //   for each block of keys that any query of the threadgroup sees:
@@ -39,9 +40,10 @@ template <typename T,
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
-    device T* out [[buffer(5)]],
-    device float* lse [[buffer(6)]],
-    constant AttentionForwardParams& params [[buffer(7)]],
+    const device int* sequences [[buffer(5)]],
+    device T* out [[buffer(6)]],
+    device float* lse [[buffer(7)]],
+    constant AttentionForwardParams& params [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -52,10 +54,15 @@ template <typename T,
       ForwardBlock<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping, kSimdgroups, Passing>;
   alignas(16) threadgroup T key_tiles[Block::kOfKeys];
   alignas(16) threadgroup T value_tiles[Block::kOfValues];
-  const ForwardCall<T> call = {
-      q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane};
-  Block::compute(call, call.keys(params.common), call.values(params.common), params, key_tiles,
-                 value_tiles, nullptr);
+  const GridPlace grid = place_in_grid(group, groups);
+  const BlockOfQueries block = block_of_queries<Block::kRows>(sequences, params.common, grid);
+  if (!block.has_rows(params.common)) {
+    return;
+  }
+  const ForwardCall<T, RaggedLengths> call = {
+      q, k, v, mask, sinks, out, lse, grid, thread_index, simdgroup, lane, block.lengths};
+  Block::compute(call, block.first, call.keys(params.common), call.values(params.common), params,
+                 key_tiles, value_tiles, nullptr);
 }
 
 template <typename T,
@@ -72,9 +79,10 @@ template <typename T,
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
-    device T* out [[buffer(5)]],
-    device float* lse [[buffer(6)]],
-    constant AttentionForwardParams& params [[buffer(7)]],
+    const device int* sequences [[buffer(5)]],
+    device T* out [[buffer(6)]],
+    device float* lse [[buffer(7)]],
+    constant AttentionForwardParams& params [[buffer(8)]],
     threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
@@ -86,10 +94,15 @@ template <typename T,
       ForwardBlock<T, kHeadDim, kValueDim, kRowFragments, kKeys, kKeeping, kSimdgroups, Passing>;
   threadgroup T* const key_tiles = reinterpret_cast<threadgroup T*>(memory);
   threadgroup T* const value_tiles = key_tiles + Block::kOfKeys;
-  const ForwardCall<T> call = {
-      q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane};
-  Block::compute(call, call.keys(params.common), call.values(params.common), params, key_tiles,
-                 value_tiles, value_tiles + Block::kOfValues);
+  const GridPlace grid = place_in_grid(group, groups);
+  const BlockOfQueries block = block_of_queries<Block::kRows>(sequences, params.common, grid);
+  if (!block.has_rows(params.common)) {
+    return;
+  }
+  const ForwardCall<T, RaggedLengths> call = {
+      q, k, v, mask, sinks, out, lse, grid, thread_index, simdgroup, lane, block.lengths};
+  Block::compute(call, block.first, call.keys(params.common), call.values(params.common), params,
+                 key_tiles, value_tiles, value_tiles + Block::kOfValues);
 }
 
 // ---- kernels

@@ -21,8 +21,10 @@ struct ForwardBlock {
   enum { kOfKeys = Passing::kPlaces * Passing::kFirstSize };
   enum { kOfValues = Passing::kPlaces * Passing::kSecondSize };
 
+  // Of the rows from `first` on, of the call's sequence.
   template <typename Operand>
-  METAL_FUNC static void compute(ForwardCall<T> call,
+  METAL_FUNC static void compute(ForwardCall<T, RaggedLengths> call,
+                                 int first,
                                  Operand keys,
                                  Operand values,
                                  constant AttentionForwardParams& params,
@@ -30,13 +32,12 @@ struct ForwardBlock {
                                  threadgroup T* value_tiles,
                                  threadgroup T* kept_queries) {
     constant AttentionParams& common = params.common;
-    const GridPlace grid = call.grid;
-    // In a causal call the last blocks take longest, so they start first.
-    const int first = (grid.blocks - 1 - grid.block) * kRows;
-    const int last = metal::min(first + kRows, common.q_len) - 1;
+    const RaggedLengths lengths = call.lengths;
+    const int query_count = lengths.queries(common);
+    const int last = metal::min(first + kRows, query_count) - 1;
 
     const Rows<T> queries = call.queries(common);
-    const HeadMask<T> head_mask = mask_of<T>(call.mask, common, grid.batch, grid.head);
+    const HeadMask<T> head_mask = call.head_mask(common);
 
     GroupRows rows;
     rows.place = fragment_place(call.lane);
@@ -45,9 +46,12 @@ struct ForwardBlock {
     rows.q.template stage<kThreads>(kept_queries, queries, first, call.simdgroup,
                                     call.thread_index);
 
-    const KeyRange visible = visible_keys(common, first, last);
-    const KeyRange own =
-        visible_keys(common, rows.first, metal::min(rows.first + kGroupRows, common.q_len) - 1);
+    KeyRange visible = visible_keys(common, first, last, lengths);
+    if (is_ragged && last < first) {  // padding
+      visible.end = visible.begin;
+    }
+    const KeyRange own = visible_keys(
+        common, rows.first, metal::min(rows.first + kGroupRows, query_count) - 1, lengths);
     Passing passing;
     passing.first_places = key_tiles;
     passing.second_places = value_tiles;
@@ -55,8 +59,8 @@ struct ForwardBlock {
     passing.start(keys, values, visible.begin);
     for (int begin = visible.begin; begin < visible.end; begin += kKeys) {
       passing.take(begin, visible.end);
-      if (rows.first < common.q_len && begin < own.end && begin + kKeys > own.begin) {
-        rows.attend(passing.first_tile(), passing.second_tile(), begin, head_mask, common);
+      if (rows.first < query_count && begin < own.end && begin + kKeys > own.begin) {
+        rows.attend(passing.first_tile(), passing.second_tile(), begin, head_mask, common, lengths);
       }
     }
 

@@ -6,7 +6,7 @@
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/scores.h"
 
-template <typename T>
+template <typename T, typename Lengths = EqualLengths>
 struct ForwardCall {
   const device T* q;
   const device T* k;
@@ -19,18 +19,26 @@ struct ForwardCall {
   uint thread_index;
   uint simdgroup;
   uint lane;
+  Lengths lengths;
 
   METAL_FUNC Rows<T> queries(constant AttentionParams& params) const thread {
-    return {q + grid.batch * params.q_strides[0] + grid.head * params.q_strides[1],
-            params.q_strides[2], params.q_strides[3], params.q_len, params.head_dim};
+    return {q + grid.batch * params.q_strides[0] + grid.head * params.q_strides[1] +
+                lengths.first_query() * params.q_strides[2],
+            params.q_strides[2], params.q_strides[3], lengths.rows(params), params.head_dim};
   }
   METAL_FUNC Rows<T> keys(constant AttentionParams& params) const thread {
-    return {k + grid.batch * params.k_strides[0] + kv_head(params) * params.k_strides[1],
-            params.k_strides[2], params.k_strides[3], params.kv_len, params.head_dim};
+    return {k + grid.batch * params.k_strides[0] + kv_head(params) * params.k_strides[1] +
+                lengths.first_key() * params.k_strides[2],
+            params.k_strides[2], params.k_strides[3], lengths.keys(params), params.head_dim};
   }
   METAL_FUNC Rows<T> values(constant AttentionParams& params) const thread {
-    return {v + grid.batch * params.v_strides[0] + kv_head(params) * params.v_strides[1],
-            params.v_strides[2], params.v_strides[3], params.kv_len, params.v_head_dim};
+    return {v + grid.batch * params.v_strides[0] + kv_head(params) * params.v_strides[1] +
+                lengths.first_key() * params.v_strides[2],
+            params.v_strides[2], params.v_strides[3], lengths.keys(params), params.v_head_dim};
+  }
+  METAL_FUNC HeadMask<T> head_mask(constant AttentionParams& params) const thread {
+    return mask_of<T>(mask, params, grid.batch, grid.head)
+        .from(lengths.first_query(), lengths.first_key());
   }
   METAL_FUNC int kv_head(constant AttentionParams& params) const thread {
     return grid.head / params.group;
@@ -55,17 +63,18 @@ struct ForwardCall {
       if (has_sinks) {
         total = rows.softmax[i].add_sink(sink(common), total);
       }
-      if (query >= common.q_len) {
+      if (query >= lengths.rows(common)) {
         continue;
       }
       if (stores_lse && rows.place.column == 0) {
-        lse[(static_cast<long>(grid.batch) * common.q_heads + grid.head) * common.q_len + query] =
-            rows.softmax[i].log_sum_exp(total);
+        lse[(static_cast<long>(grid.batch) * common.q_heads + grid.head) * common.q_len +
+            lengths.first_query() + query] = rows.softmax[i].log_sum_exp(total);
       }
       rows.out.scale_row(i, inverse_of_total(total));
       rows.out.store_row(i,
                          out + grid.batch * params.out_strides[0] +
-                             grid.head * params.out_strides[1] + query * params.out_strides[2],
+                             grid.head * params.out_strides[1] +
+                             (lengths.first_query() + query) * params.out_strides[2],
                          0, common.v_head_dim, rows.place, rows_are_vectors, heads_fill_tile);
     }
   }

@@ -80,6 +80,7 @@ struct ForwardGroupRows {
   using Keys = TransposedSwizzledOperand<T, kKeys, kHeadDim>;
   using Values = SwizzledOperand<T, kKeys, kValueDim>;
 
+  RaggedLengths lengths;
   FragmentPlace place;  // of this lane
   int first;            // query of row 0
   RegTile<T, kRows, kHeadDim> q;
@@ -153,7 +154,7 @@ struct ForwardGroupRows {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
       if (kHides) {
-        scores.map_row(i, row, key, VisibleScore{seen_keys(params, query(i))});
+        scores.map_row(i, row, key, VisibleScore{seen_keys(params, query(i), lengths)});
       }
       const float highest = scores.row_max(i);
       factors[i] = softmax[i].begin_piece(has_softcap ? highest : highest * scale);

@@ -28,9 +28,10 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, i
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
     const device float* sinks [[buffer(4)]],
-    device T* out [[buffer(5)]],
-    device float* lse [[buffer(6)]],
-    constant AttentionForwardParams& params [[buffer(7)]],
+    const device int* sequences [[buffer(5)]],
+    device T* out [[buffer(6)]],
+    device float* lse [[buffer(7)]],
+    constant AttentionForwardParams& params [[buffer(8)]],
     threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
@@ -39,21 +40,29 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, i
     uint lane [[thread_index_in_simdgroup]]) {
   using GroupRows = ForwardGroupRows<T, kHeadDim, kValueDim, kKeys>;
   enum { kThreads = 32 * kSimdgroups, kRows = kSimdgroups * GroupRows::kRows };
-  const ForwardCall<T> call = {
-      q, k, v, mask, sinks, out, lse, place_in_grid(group, groups), thread_index, simdgroup, lane};
   constant AttentionParams& common = params.common;
   keep_resident<kResident, 5>(rows_are_vectors);
-  // In a causal call the last blocks take longest, so they start first.
-  const int first = (call.grid.blocks - 1 - call.grid.block) * kRows;
-  const int last = metal::min(first + kRows, common.q_len) - 1;
+  const GridPlace grid = place_in_grid(group, groups);
+  const BlockOfQueries block = block_of_queries<kRows>(sequences, common, grid);
+  if (!block.has_rows(common)) {
+    return;
+  }
+  const RaggedLengths lengths = block.lengths;
+  const ForwardCall<T, RaggedLengths> call = {
+      q, k, v, mask, sinks, out, lse, grid, thread_index, simdgroup, lane, lengths};
+  const int first = block.first;
+  const int last = metal::min(first + kRows, lengths.queries(common)) - 1;
+  const int last_row =
+      metal::min(first + kRows, lengths.rows(common)) - 1;  // of queries or padding
 
   GroupRows rows;
+  rows.lengths = lengths;
   rows.place = fragment_place(lane);
   rows.first = first + simdgroup * GroupRows::kRows;
   rows.begin(call.queries(common), call.sink(common), common);
 
-  const KeyRange visible = visible_keys(common, first, last);
-  if (visible.begin < visible.end) {
+  const KeyRange visible = visible_keys(common, first, last, lengths);
+  if (visible.begin < visible.end && (!is_ragged || first <= last)) {
     GroupTiles<T, kHeadDim, kValueDim, kKeys, kThreads> tiles;
     tiles.memory = reinterpret_cast<threadgroup T*>(memory);
     tiles.thread_index = thread_index;
@@ -61,7 +70,7 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, i
     rows.start(tiles, visible.begin, visible.end, common);
     for (int begin = visible.begin + kKeys; begin < visible.end; begin += kKeys) {
       tiles.wait();
-      if (sees_all(common, first, last, begin, begin + kKeys)) {
+      if (sees_all(common, first, last_row, begin, begin + kKeys, lengths)) {
         rows.template go_on<false>(tiles, begin, visible.end, common);
       } else {
         rows.template go_on<true>(tiles, begin, visible.end, common);

@@ -2,10 +2,11 @@
 // are plain 32- and 64-bit numbers in an order without padding, so that both compilers lay them out
 // alike.
 //
-// Bindings. Forward and decode:  q k v mask sinks | out lse | params
-//           decode in parts:     q k v mask sinks | partial_out partial_sums | params
+// Bindings. Forward:          q k v mask sinks sequences | out lse | params
+//           decode:           q k v mask sinks sequences pages | out lse | params
+//           decode in parts:  q k v mask sinks sequences pages | partial_out partial_sums | params
 // With quantized keys and values, `w scales biases` stands for each of k and v.
-// The host binds q or out in place of an absent mask, sinks or lse.
+// The host binds q or out in place of absent arrays.
 #pragma once
 
 #ifndef __METAL__
@@ -46,7 +47,11 @@ struct AttentionForwardParams {
   AttentionParams common;
   int64_t out_strides[3];  // [batch, head, row]; the columns are contiguous
   int32_t parts;           // parts of the keys, in decode
-  int32_t keys_per_part;
+  int32_t keys_per_part;   // at least as many, in a ragged batch
+  int32_t page_shift;      // of a cache in pages (pages.h): log2 of the page size
+  int32_t pages_per_sequence;
+  int32_t last_page;
+  int32_t unused;
 };
 
 // Of quantized keys or values. Strides are in elements: [batch, head, row].
@@ -84,7 +89,7 @@ struct AttentionBackwardParams {
 enum { kStoredRows = 32 };
 
 static_assert(sizeof(AttentionParams) == 8 * 18 + 4 * 12, "same layout in C++ and MSL");
-static_assert(sizeof(AttentionForwardParams) == sizeof(AttentionParams) + 8 * 4,
+static_assert(sizeof(AttentionForwardParams) == sizeof(AttentionParams) + 8 * 6,
               "same layout in C++ and MSL");
 static_assert(sizeof(AttentionCodesParams) == 8 * 7, "same layout in C++ and MSL");
 static_assert(sizeof(AttentionQuantizedParams) ==

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "metal/common/unroll.h"
+#include "metal/flash_attention/pages.h"
 #include "metal/flash_attention/scores.h"
 #include "metal/quantized_matmul/codes.h"
 
@@ -19,6 +20,10 @@ constant bool codes_are_floats [[function_constant(21)]];
 constant bool scales_are_e4m3 [[function_constant(22)]];  // nvfp4
 
 enum Operand { kOfKeys, kOfValues };
+
+METAL_FUNC uint near(long first, long stride, int row) {
+  return uint(int(first) + row * int(stride));
+}
 
 // Codes of one head. Offsets and strides are in elements.
 //
@@ -39,8 +44,12 @@ struct CodeRows {
   int columns;
   int bits;
   int group_shift;
-  int shift;      // of the first code in its word: not zero with 3, 5 or 6 bits
-  int last_word;  // with these bits: of the row, counted from the first
+  int shift;           // of the first code in its word: not zero with 3, 5 or 6 bits
+  int last_word;       // with these bits: of the row, counted from the first
+  PageTable table;     // if is_paged; then `first` is of page 0
+  long page_of_words;  // from a page to the next
+  long page_of_scales;
+  long page_of_biases;
 
   // Returns the codes from `column` on, a multiple of eight that exists.
   METAL_FUNC CodeRows from(int column) const thread {
@@ -53,11 +62,36 @@ struct CodeRows {
     result.last_word -= bit / 32;
     return result;
   }
-};
 
-METAL_FUNC uint near(long first, long stride, int row) {
-  return uint(int(first) + row * int(stride));
-}
+  // Returns the codes of the page that has key `row`, and makes `row` that in the page.
+  METAL_FUNC CodeRows of_page(thread int& row) const thread {
+    CodeRows result = *this;
+    if (is_paged) {
+      const int page = table.page(row);
+      result.first_word += page * page_of_words;
+      result.first_scale += page * page_of_scales;
+      result.first_bias += page * page_of_biases;
+      row = table.row(row);
+    }
+    return result;
+  }
+
+  // Offsets of a row, where rows_are_vectors: of its words, and of its scale and bias.
+  METAL_FUNC uint near_word(int row) const thread {
+    if (!is_paged) {
+      return near(first_word, word_stride, row);
+    }
+    const CodeRows page = of_page(row);
+    return near(page.first_word, word_stride, row);
+  }
+  METAL_FUNC uint near_scale(int row) const thread {
+    if (!is_paged) {
+      return near(first_scale, scale_stride, row);
+    }
+    const CodeRows page = of_page(row);
+    return near(page.first_scale, scale_stride, row);
+  }
+};
 
 template <typename T>
 METAL_FUNC CodeRows<T> code_rows(const device uint* words,
@@ -68,13 +102,16 @@ METAL_FUNC CodeRows<T> code_rows(const device uint* words,
                                  int batch,
                                  int head,
                                  int rows,
-                                 int columns) {
+                                 int columns,
+                                 int first_row = 0) {
   return {words,
           scales,
           biases,
-          batch * strides[0] + head * strides[1],
-          batch * codes.scales_strides[0] + head * codes.scales_strides[1],
-          batch * codes.biases_strides[0] + head * codes.biases_strides[1],
+          batch * strides[0] + head * strides[1] + first_row * strides[2],
+          batch * codes.scales_strides[0] + head * codes.scales_strides[1] +
+              first_row * codes.scales_strides[2],
+          batch * codes.biases_strides[0] + head * codes.biases_strides[1] +
+              first_row * codes.biases_strides[2],
           strides[2],
           codes.scales_strides[2],
           codes.biases_strides[2],
@@ -84,6 +121,29 @@ METAL_FUNC CodeRows<T> code_rows(const device uint* words,
           codes.group_shift,
           0,
           columns / 32 * codes.bits - 1};
+}
+
+// The same of a batch that may be in pages.
+template <typename T>
+METAL_FUNC CodeRows<T> cache_codes(const device uint* words,
+                                   const device uchar* scales,
+                                   const device T* biases,
+                                   constant int64_t (&strides)[4],
+                                   constant AttentionCodesParams& codes,
+                                   PageTable table,
+                                   int batch,
+                                   int head,
+                                   int rows,
+                                   int columns) {
+  CodeRows<T> result =
+      code_rows(words, scales, biases, strides, codes, is_paged ? 0 : batch, head, rows, columns);
+  if (is_paged) {
+    result.table = table;
+    result.page_of_words = strides[0];
+    result.page_of_scales = codes.scales_strides[0];
+    result.page_of_biases = codes.biases_strides[0];
+  }
+  return result;
 }
 
 // Returns `column`, or the last that kColumns codes of a row start at. Rows are whole numbers of

@@ -4,11 +4,11 @@
 // Kernels: flash_attention_quantized_decode_<dtype>_d<head dim>r<rows>.
 // Grid: (parts of the keys, kv heads * blocks of rows, batch). Threadgroup: 32 * simdgroups
 // (tiles.h), which take blocks of keys in turn.
-// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, out, lse, params.
-// Function constants: scores.h; 16: keys are in parts, as in decode.metal, whose combine kernel
-// merges them; quantized.h.
-// Alignment: rows of q and out as rows_are_vectors promises, and rows of codes start at multiples
-// of what a lane loads at once. Head dims are multiples of 16, as formats demand.
+// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, sequences, out, lse,
+// params. Function constants: scores.h; ragged.h; pages.h; 16: keys are in parts, as in
+// decode.metal, whose combine kernel merges them; quantized.h. Alignment: rows of q and out as
+// rows_are_vectors promises, and rows of codes start at multiples of what a lane loads at once.
+// Head dims are multiples of 16, as formats demand.
 //
 //   load q of all rows, and sum its columns
 //   for each block of keys of this simdgroup:
@@ -38,9 +38,11 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
                                  const device T* v_biases [[buffer(6)]],
                                  const device uchar* mask [[buffer(7)]],
                                  const device float* sinks [[buffer(8)]],
-                                 device T* out [[buffer(9)]],
-                                 device float* lse [[buffer(10)]],
-                                 constant AttentionQuantizedParams& params [[buffer(11)]],
+                                 const device int* sequences [[buffer(9)]],
+                                 const device int* pages [[buffer(10)]],
+                                 device T* out [[buffer(11)]],
+                                 device float* lse [[buffer(12)]],
+                                 constant AttentionQuantizedParams& params [[buffer(13)]],
                                  uint3 group [[threadgroup_position_in_grid]],
                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
                                  uint lane [[thread_index_in_simdgroup]]) {
@@ -67,17 +69,19 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
 
   // From here on, the lane's own row and key.
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
-  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + at.part * params.forward.keys_per_part;
-  const int part_end = metal::min(visible.end, part_begin + params.forward.keys_per_part);
-  const int first = part_begin + at.share * Lanes::kKeys;
+  const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
+  const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
+  const KeyRange part = keys_of_part(params.forward, visible, at.part);
+  const int part_end = part.end;
+  const int first = part.begin + at.share * Lanes::kKeys;
   enum { kStride = kShares * Lanes::kKeys };
   const int column = rows.lanes.first_column();
-  const CodeRows<T> keys = code_rows(k, k_scales, k_biases, common.k_strides, params.keys, batch,
-                                     kv_head, part_end, common.head_dim)
+  const PageTable table = pages_of_batch(pages, params.forward, batch);
+  const CodeRows<T> keys = cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table,
+                                       batch, kv_head, part_end, common.head_dim)
                                .from(existing_column<kElements>(column, common.head_dim));
-  const CodeRows<T> values = code_rows(v, v_scales, v_biases, common.v_strides, params.values,
-                                       batch, kv_head, part_end, common.v_head_dim)
+  const CodeRows<T> values = cache_codes(v, v_scales, v_biases, common.v_strides, params.values,
+                                         table, batch, kv_head, part_end, common.v_head_dim)
                                  .from(existing_column<kElements>(column, common.v_head_dim));
   HeadMask<T> own_mask =
       mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
@@ -88,13 +92,16 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
     for (int t = 0; t < kSteps; ++t) {
       // A key past the last reads as the last; its score is -inf.
       const int row = metal::min(begin + t * Lanes::kSlots + rows.lanes.slot(), part_end - 1);
-      key[t].load(keys, row);
-      value[t].load(values, row);
+      int row_of_key = row, row_of_value = row;
+      const CodeRows<T> of_key = keys.of_page(row_of_key);
+      const CodeRows<T> of_value = values.of_page(row_of_value);
+      key[t].load(of_key, row_of_key);
+      value[t].load(of_value, row_of_value);
     }
 
     const int j = begin + rows.lanes.key();
     float score = CappedScore<T>(common, rows.multiply_keys(key, keys.bits)).score;
-    if (j >= part_end || (has_band && !sees(common, own.query, j))) {
+    if (j >= part_end || ((has_band || is_ragged) && !sees(common, own.query, j, lengths))) {
       score = -INFINITY;
     } else if (has_bool_mask || has_additive_mask) {
       score = own_mask.apply(score, 0, 0);

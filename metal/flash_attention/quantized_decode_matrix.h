@@ -65,8 +65,7 @@ struct SpanFactors {
   METAL_FUNC void load(CodeRows<T> from, int begin, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kFragments; ++n) {
-      const int row = metal::min(begin + 8 * n + place.row, from.rows - 1);
-      const uint at = near(from.first_scale, from.scale_stride, row);
+      const uint at = from.near_scale(metal::min(begin + 8 * n + place.row, from.rows - 1));
       scales[n] = word_at(reinterpret_cast<const device T*>(from.scales) + at);
       biases[n] = word_at(from.biases + at);
     }
@@ -124,7 +123,7 @@ struct KeyCodes {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kFragments; ++n) {
       const int row = metal::min(begin + 8 * n + place.row, own.rows - 1);
-      const device uint* at = own.words + near(own.first_word, own.word_stride, row);
+      const device uint* at = own.words + own.near_word(row);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kSpans; ++i) {
         if (keys_have_4_bits) {
@@ -173,7 +172,7 @@ struct ValueCodes {
     for (int v = 0; v < 2 * kFragments; ++v) {
       const int n = v / 2, e = v % 2;
       const int row = metal::min(begin + 8 * n + place.column + e, own.rows - 1);
-      const device uint* at = own.words + near(own.first_word, own.word_stride, row);
+      const device uint* at = own.words + own.near_word(row);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kSpans; ++i) {
         if (values_have_4_bits) {

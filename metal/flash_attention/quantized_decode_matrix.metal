@@ -5,9 +5,10 @@
 // keys or values of 8 bits, where they differ.
 // Grid and bindings: as for quantized_decode.metal.
 // Threadgroup: 32 * simdgroups x 1 x 1. Simdgroups take blocks of keys in turn.
-// Function constants: scores.h; decode_row.h; quantized.h; 23: groups have 128 columns.
-// Alignment: rows_are_vectors is true. Codes of a row are whole vectors of 8 bytes, or 16 if they
-// have 8 bits; scales and biases of a row have the same strides, and are one aligned vector.
+// Function constants: scores.h; ragged.h; pages.h; decode_row.h; quantized.h; 23: groups have 128
+// columns. Alignment: rows_are_vectors is true. Codes of a row are whole vectors of 8 bytes, or 16
+// if they have 8 bits; scales and biases of a row have the same strides, and are one aligned
+// vector.
 //
 //   prefetch the first block of keys and values; load q of the 8 rows, and sum its columns by spans
 //   for each block of keys of this simdgroup: attend (quantized_decode_matrix.h)
@@ -30,9 +31,11 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
                                         const device T* v_biases [[buffer(6)]],
                                         const device uchar* mask [[buffer(7)]],
                                         const device float* sinks [[buffer(8)]],
-                                        device T* out [[buffer(9)]],
-                                        device float* lse [[buffer(10)]],
-                                        constant AttentionQuantizedParams& params [[buffer(11)]],
+                                        const device int* sequences [[buffer(9)]],
+                                        const device int* pages [[buffer(10)]],
+                                        device T* out [[buffer(11)]],
+                                        device float* lse [[buffer(12)]],
+                                        constant AttentionQuantizedParams& params [[buffer(13)]],
                                         uint3 group [[threadgroup_position_in_grid]],
                                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                                         uint lane [[thread_index_in_simdgroup]]) {
@@ -45,20 +48,23 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
   const int batch = group.z, kv_head = group.y / blocks;
   const int first_row = group.y % blocks * GroupRows::kRows;
 
-  const KeyRange visible = visible_keys(common, 0, common.q_len - 1);
-  const int part_begin = visible.begin + group.x * params.forward.keys_per_part;
-  const int part_end = metal::min(visible.end, part_begin + params.forward.keys_per_part);
+  const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
+  const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
+  const KeyRange part = keys_of_part(params.forward, visible, group.x);
+  const int part_end = part.end;
 
   GroupRows rows;
   rows.state.place = fragment_place(lane);
   rows.state.end = part_end;
-  rows.all_keys = code_rows(k, k_scales, k_biases, common.k_strides, params.keys, batch, kv_head,
-                            part_end, common.head_dim);
+  rows.state.lengths = lengths;
+  const PageTable table = pages_of_batch(pages, params.forward, batch);
+  rows.all_keys = cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table, batch,
+                              kv_head, part_end, common.head_dim);
   rows.own_keys = rows.all_keys.from(GroupRows::Keys::column(rows.state.place));
-  rows.all_values = code_rows(v, v_scales, v_biases, common.v_strides, params.values, batch,
-                              kv_head, part_end, common.v_head_dim);
+  rows.all_values = cache_codes(v, v_scales, v_biases, common.v_strides, params.values, table,
+                                batch, kv_head, part_end, common.v_head_dim);
   rows.own_values = rows.all_values.from(GroupRows::Values::column(rows.state.place));
-  const int first = part_begin + int(simdgroup) * kKeys;
+  const int first = part.begin + int(simdgroup) * kKeys;
   if (first < part_end) {  // loads take the last key for those past it
     rows.load_keys(first);
     rows.load_values(first);

@@ -5,8 +5,8 @@
 // flash_attention_quantized_forward_matrix_... with tiles for matrix units.
 // Grid: (blocks of queries, query heads, batch); grid.h may swap the first two.
 // Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
-// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, out, lse, params.
-// Function constants: scores.h (stores_lse included), grid.h and quantized.h.
+// Bindings: q, codes, scales and biases of k, the same of v, mask, sinks, sequences, out, lse,
+// params. Function constants: scores.h (stores_lse included), ragged.h, grid.h and quantized.h.
 // Alignment: rows of q and out as rows_are_vectors promises, and rows of codes start at multiples
 // of eight codes. Head dims are multiples of 16, as formats demand.
 #include "metal/common/kernel.h"
@@ -31,9 +31,10 @@ flash_attention_quantized_forward(const device T* q [[buffer(0)]],
                                   const device T* v_biases [[buffer(6)]],
                                   const device uchar* mask [[buffer(7)]],
                                   const device float* sinks [[buffer(8)]],
-                                  device T* out [[buffer(9)]],
-                                  device float* lse [[buffer(10)]],
-                                  constant AttentionQuantizedParams& params [[buffer(11)]],
+                                  const device int* sequences [[buffer(9)]],
+                                  device T* out [[buffer(10)]],
+                                  device float* lse [[buffer(11)]],
+                                  constant AttentionQuantizedParams& params [[buffer(12)]],
                                   uint3 group [[threadgroup_position_in_grid]],
                                   uint3 groups [[threadgroups_per_grid]],
                                   uint thread_index [[thread_index_in_threadgroup]],
@@ -46,15 +47,20 @@ flash_attention_quantized_forward(const device T* q [[buffer(0)]],
   alignas(16) threadgroup T value_tiles[Block::kOfValues];
   constant AttentionParams& common = params.forward.common;
   const GridPlace grid = place_in_grid(group, groups);
+  const BlockOfQueries block = block_of_queries<Block::kRows>(sequences, common, grid);
+  if (!block.has_rows(common)) {
+    return;
+  }
+  const RaggedLengths lengths = block.lengths;
   const int kv_head = grid.head / common.group;
   // No plain keys and values.
-  const ForwardCall<T> call = {q,   nullptr, nullptr,      mask,      sinks, out,
-                               lse, grid,    thread_index, simdgroup, lane};
-  Block::compute(call,
+  const ForwardCall<T, RaggedLengths> call = {q,    nullptr,      nullptr,   mask, sinks,  out, lse,
+                                              grid, thread_index, simdgroup, lane, lengths};
+  Block::compute(call, block.first,
                  code_rows(k, k_scales, k_biases, common.k_strides, params.keys, grid.batch,
-                           kv_head, common.kv_len, common.head_dim),
+                           kv_head, lengths.keys(common), common.head_dim, lengths.first_key()),
                  code_rows(v, v_scales, v_biases, common.v_strides, params.values, grid.batch,
-                           kv_head, common.kv_len, common.v_head_dim),
+                           kv_head, lengths.keys(common), common.v_head_dim, lengths.first_key()),
                  params.forward, key_tiles, value_tiles, nullptr);
 }
 

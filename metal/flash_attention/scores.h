@@ -26,18 +26,32 @@ constant bool stores_lse [[function_constant(6)]];
 // have v and the output.
 constant bool heads_fill_tile [[function_constant(10)]];
 
+// The lengths of a batch whose sequences are as long as its arrays. Those of a ragged batch are
+// RaggedLengths (ragged.h), which has the same members.
+struct EqualLengths {
+  METAL_FUNC int queries(constant AttentionParams& params) const thread { return params.q_len; }
+  METAL_FUNC int keys(constant AttentionParams& params) const thread { return params.kv_len; }
+  METAL_FUNC int rows(constant AttentionParams& params) const thread { return params.q_len; }
+  METAL_FUNC int first_query() const thread { return 0; }
+  METAL_FUNC int first_key() const thread { return 0; }
+  METAL_FUNC int band_shift() const thread { return 0; }
+  METAL_FUNC bool has_query(int) const thread { return true; }
+};
+
 struct KeyRange {
   int begin;
   int end;
 };
 
 // Returns the keys that at least one query of [first, last] sees; the kernels skip the others.
-METAL_FUNC KeyRange visible_keys(constant AttentionParams& params, int first, int last) {
+template <typename Lengths = EqualLengths>
+METAL_FUNC KeyRange
+visible_keys(constant AttentionParams& params, int first, int last, Lengths lengths = Lengths()) {
   if (!has_band) {
-    return {0, params.kv_len};
+    return {0, lengths.keys(params)};
   }
-  return {metal::max(0, first + params.band_low),
-          metal::min(params.kv_len, last + params.band_high + 1)};
+  return {metal::max(0, first + params.band_low + lengths.band_shift()),
+          metal::min(lengths.keys(params), last + params.band_high + lengths.band_shift() + 1)};
 }
 
 struct QueryRange {
@@ -55,15 +69,26 @@ METAL_FUNC QueryRange seeing_queries(constant AttentionParams& params, int first
 }
 
 // True if every query of [first, last] sees every key of [begin, end).
-METAL_FUNC bool sees_all(
-    constant AttentionParams& params, int first, int last, int begin, int end) {
-  return end <= params.kv_len &&
-         (!has_band || (begin >= last + params.band_low && end - 1 <= first + params.band_high));
+template <typename Lengths = EqualLengths>
+METAL_FUNC bool sees_all(constant AttentionParams& params,
+                         int first,
+                         int last,
+                         int begin,
+                         int end,
+                         Lengths lengths = Lengths()) {
+  return end <= lengths.keys(params) && lengths.has_query(last) &&
+         (!has_band || (begin >= last + params.band_low + lengths.band_shift() &&
+                        end - 1 <= first + params.band_high + lengths.band_shift()));
 }
 
-METAL_FUNC bool sees(constant AttentionParams& params, int query, int key) {
-  return key < params.kv_len &&
-         (!has_band || (key >= query + params.band_low && key <= query + params.band_high));
+template <typename Lengths = EqualLengths>
+METAL_FUNC bool sees(constant AttentionParams& params,
+                     int query,
+                     int key,
+                     Lengths lengths = Lengths()) {
+  return key < lengths.keys(params) && lengths.has_query(query) &&
+         (!has_band || (key >= query + params.band_low + lengths.band_shift() &&
+                        key <= query + params.band_high + lengths.band_shift()));
 }
 
 // The keys that one query sees. A test of a key is a sum and a comparison.
@@ -74,12 +99,16 @@ struct SeenKeys {
   METAL_FUNC bool operator()(int key) const thread { return uint(key - begin) < count; }
 };
 
-METAL_FUNC SeenKeys seen_keys(constant AttentionParams& params, int query) {
+template <typename Lengths = EqualLengths>
+METAL_FUNC SeenKeys seen_keys(constant AttentionParams& params,
+                              int query,
+                              Lengths lengths = Lengths()) {
+  const int count = lengths.has_query(query) ? lengths.keys(params) : 0;
   if (!has_band) {
-    return {0, uint(params.kv_len)};
+    return {0, uint(count)};
   }
-  const int begin = query + params.band_low;
-  const int end = metal::min(query + params.band_high + 1, params.kv_len);
+  const int begin = query + params.band_low + lengths.band_shift();
+  const int end = metal::min(query + params.band_high + lengths.band_shift() + 1, count);
   return {begin, uint(metal::max(end - begin, 0))};
 }
 

@@ -8,6 +8,8 @@ import numpy as np
 from checked_calls import Checked, any_dtype
 from tests.flash_attention.cases import check, draw
 from tests.flash_attention.quantized_cases import FOUR_BITS, quantized
+from tests.flash_attention.test_ragged import check as check_ragged
+from tests.flash_attention.test_ragged import ragged
 
 
 def every_template(rng: np.random.Generator) -> Iterator[Checked]:
@@ -33,6 +35,14 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     for dim in (64, 128):
         case = draw((2, 1), (70, 230), (dim, dim), any_dtype(rng, (mx.float16, mx.bfloat16)), "window+causal")
         yield Checked(lambda case=case: check(case), group_products=True)
+    # Ragged batches, in the kernels of prompts and decodes.
+    for form, lengths in (
+        ("padded", ((1, 200), (2, 9))),
+        ("padded", ((33, 40), (4, 9))),
+        ("packed", ((33, 40), (4, 9))),
+    ):
+        case = ragged(form, any_dtype(rng), "causal", lengths)
+        yield Checked(lambda form=form, case=case, lengths=lengths: check_ragged(form, case, lengths))
     yield from quantized_templates(rng)
 
 

@@ -134,6 +134,17 @@ def _every_quantized_kernel(dtype: mx.Dtype) -> Iterator[Call]:
             yield for_matrix_units(_quantized(dtype, 64, 1, form=FOUR_BITS, return_lse=return_lse, **options))
 
 
+def _ragged(dtype: mx.Dtype, queries: int) -> Iterator[Call]:
+    padded = {"lengths": mx.array([KEYS // 2]), "q_lengths": mx.array([queries])}
+    packed = {"cu_seqlens_q": mx.array([0, 1, queries]), "cu_seqlens_k": mx.array([0, 2, KEYS])}
+    for lengths in (padded, packed):
+        yield _attention(dtype, 64, 64, queries, mask="causal", **lengths)
+        yield _quantized(dtype, 64, queries, mask="causal", **lengths)
+        if dtype != mx.float32:
+            yield for_matrix_units(_attention(dtype, 64, 64, queries, mask="causal", **lengths))
+            yield for_matrix_units(_quantized(dtype, 64, queries, mask="causal", **lengths))
+
+
 def every_kernel() -> Iterator[Call]:
     for dtype in DTYPES:
         yield from _every_quantized_kernel(dtype)
@@ -154,6 +165,8 @@ def every_kernel() -> Iterator[Call]:
                 yield _attention(dtype, 64, 64, queries, return_lse=return_lse, **options)
         for options in _attention_options(dtype, QUERIES, QUERIES):
             yield _attention_gradients(dtype, 64, 64, **options)
+        for queries in (1, QUERIES):
+            yield from _ragged(dtype, queries)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

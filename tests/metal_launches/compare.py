@@ -17,10 +17,10 @@ DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "
 # Arrays that are of float32 instead where this function constant is true, by kernel and binding: outputs that hold
 # partial sums, frequencies that the user gave.
 FLOATS_INSTEAD = {
-    ("flash_attention_decode", 5): "keys_are_in_parts",
-    ("flash_attention_decode_matrix", 5): "keys_are_in_parts",
-    ("flash_attention_quantized_decode", 9): "keys_are_in_parts",
-    ("flash_attention_quantized_decode_matrix", 9): "keys_are_in_parts",
+    ("flash_attention_decode", 7): "keys_are_in_parts",
+    ("flash_attention_decode_matrix", 7): "keys_are_in_parts",
+    ("flash_attention_quantized_decode", 11): "keys_are_in_parts",
+    ("flash_attention_quantized_decode_matrix", 11): "keys_are_in_parts",
     ("mla_decode", 6): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",
     ("rope_one", 2): "frequencies_are_given",

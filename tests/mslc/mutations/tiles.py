@@ -16,6 +16,7 @@ COMMON += [(name, "i4") for name in ("q_heads", "kv_heads", "group", "q_len", "k
 COMMON += [(name, "i4") for name in ("band_low", "band_high")]
 COMMON += [(name, "f4") for name in ("score_scale", "softcap", "scale")]
 FORWARD_FIELDS = [*COMMON, ("out_strides", "i8", 3), ("parts", "i4"), ("keys_per_part", "i4")]
+FORWARD_FIELDS += [(name, "i4") for name in ("page_shift", "pages_per_sequence", "last_page", "unused")]
 FORWARD = np.dtype(FORWARD_FIELDS)
 CODES = [("scales_strides", "i8", 3), ("biases_strides", "i8", 3), ("bits", "i4"), ("group_shift", "i4")]
 QUANTIZED = np.dtype([*FORWARD_FIELDS, ("keys", CODES), ("values", CODES)])
@@ -50,7 +51,7 @@ def _attention(
 
 
 def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int, threads: int) -> Launch:
-    keys = 40
+    keys, pages = 40, "decode" in file
     (q, k, v, _), (qs, ks, vs, _) = _attention(rng, queries, keys)
     weights = np.exp(SCALE * qs @ ks.T)
     out = np.zeros_like(q)
@@ -59,13 +60,13 @@ def _forward(rng: np.random.Generator, file: str, kernel: str, queries: int, thr
     return Launch(
         ROOT / file,
         kernel,
-        {0: q, 1: k, 2: v, 3: q, 4: q, 5: out, 6: out, 7: params},
+        dict(enumerate([q, k, v, q, q, q, *[q] * pages, out, out, params])),
         (1, 1, 1),
         (threads, 1, 1),
         out,
         weights @ vs / weights.sum(-1, keepdims=True),
         2e-3,
-        constants={**dict.fromkeys((*range(5), 6, 9, 10, 16), False), 5: True},
+        constants={**dict.fromkeys((*range(5), 6, *range(9, 14), 16), False), 5: True},
         dtype="half",
     )
 
@@ -81,7 +82,7 @@ def _quantized_rows(rng: np.random.Generator, rows: int) -> tuple[list[np.ndarra
 
 
 def _quantized_attention(rng: np.random.Generator, file: str, kernel: str, queries: int, threads: int) -> Launch:
-    keys = 40
+    keys, pages = 40, "decode" in file
     q = ENCODE["half"](rng.standard_normal((queries, HEAD_DIM)))
     (k, ks), (v, vs) = (_quantized_rows(rng, keys) for _ in range(2))
     weights = np.exp(SCALE * DECODE["half"](q) @ ks.T)
@@ -97,14 +98,14 @@ def _quantized_attention(rng: np.random.Generator, file: str, kernel: str, queri
     return Launch(
         ROOT / file,
         kernel,
-        dict(enumerate([q, *k, *v, q, q, out, out, params])),
+        dict(enumerate([q, *k, *v, q, q, q, *[q] * pages, out, out, params])),
         (1, 1, 1),
         (threads, 1, 1),
         out,
         weights @ vs / weights.sum(-1, keepdims=True),
         4e-3,
         constants={
-            **dict.fromkeys((*range(5), 6, 9, 10, 16, 18, 20, 21, 22), False),
+            **dict.fromkeys((*range(5), 6, *range(9, 14), 16, 18, 20, 21, 22), False),
             **dict.fromkeys((5, 17, 19), True),
         },
         dtype="half",

@@ -1,0 +1,56 @@
+// Keys and values in pages of a power of two rows: row j of a sequence is row j % page size of the
+// page that its table names at j / page size (csrc/flash_attention/pages.h). The stride of a
+// cache's first axis is that of pages.
+#pragma once
+
+#include "metal/common/tile.h"
+#include "metal/flash_attention/params.h"
+
+constant bool is_paged [[function_constant(13)]];
+
+// The pages of one sequence.
+struct PageTable {
+  const device int* pages;
+  int shift;  // log2 of the page size
+  int last;   // page of the cache
+
+  // No id leads out of the cache.
+  METAL_FUNC int page(int key) const thread { return metal::clamp(pages[key >> shift], 0, last); }
+  METAL_FUNC int row(int key) const thread { return key & ((1 << shift) - 1); }
+};
+
+METAL_FUNC PageTable pages_of_batch(const device int* pages,
+                                    constant AttentionForwardParams& params,
+                                    int batch) {
+  if (!is_paged) {
+    return PageTable();
+  }
+  return {pages + long(batch) * params.pages_per_sequence, params.page_shift, params.last_page};
+}
+
+// The keys or values of one head. `head` starts at page 0 if they are in pages.
+template <typename T>
+struct CacheRows {
+  Rows<T> head;
+  PageTable table;
+  long page_stride;
+
+  // The row of a key in a page. The key exists.
+  METAL_FUNC Rows<T> row(int key) const thread {
+    return {head.data + table.page(key) * page_stride + table.row(key) * head.row_stride, 0,
+            head.column_stride, 1, head.columns};
+  }
+};
+
+template <typename T>
+METAL_FUNC CacheRows<T> cache_rows(const device T* data,
+                                   constant int64_t (&strides)[4],
+                                   PageTable table,
+                                   int batch,
+                                   int head,
+                                   int rows,
+                                   int columns) {
+  const long first = is_paged ? 0 : batch * strides[0];
+  return {Rows<T>{data + first + head * strides[1], strides[2], strides[3], rows, columns}, table,
+          strides[0]};
+}
