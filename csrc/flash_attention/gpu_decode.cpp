@@ -76,12 +76,11 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
                                    const DecodePlan& plan,
                                    bool vectors,
-                                   bool paged,
                                    bool stores_lse) {
   const bool in_parts = plan.parts > 1;
   FunctionConstants constants = attention_constants(config, vectors, !in_parts && stores_lse);
   add_ragged_constants(constants, config);
-  constants.add({{static_cast<uint32_t>(AttentionConstant::kPaged), paged}});
+  constants.add({{static_cast<uint32_t>(AttentionConstant::kPaged), config.is_paged}});
   constants.add({{kKeysAreInParts, in_parts}});
   if (!plan.tile->matrix_units) {
     constants.add({heads_fill_tile(sizes, plan.tile->head_dim, plan.tile->head_dim)});
@@ -148,10 +147,8 @@ void attention_decode_gpu(const AttentionConfig& config,
   request.params_size = sizeof(params);
   const bool vectors = moves_vectors(arrays.in, {arrays.out});
   launch_decode(request, config, sizes, plan,
-                decode_constants(config, sizes, plan, vectors, arrays.in.pages.has_value(),
-                                 arrays.lse != nullptr),
-                params, {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr},
-                stream);
+                decode_constants(config, sizes, plan, vectors, arrays.lse != nullptr), params,
+                {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr}, stream);
 }
 
 }  // namespace mlx_anvil

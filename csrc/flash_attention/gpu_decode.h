@@ -38,7 +38,6 @@ FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
                                    const DecodePlan& plan,
                                    bool vectors,
-                                   bool paged,
                                    bool stores_lse);
 
 // Index of a function constant, as in metal/flash_attention/decode_row.h.

@@ -177,8 +177,8 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
     fill_pages(request.params.forward, request.in);
     const DecodePlan plan = plan_decode(decode_keys(formats, arrays.in, request.vectors), config,
                                         arrays.in.q, sizes, request.params.forward, stream);
-    FunctionConstants constants = decode_constants(config, sizes, plan, request.vectors,
-                                                   config.is_paged, arrays.lse != nullptr);
+    FunctionConstants constants =
+        decode_constants(config, sizes, plan, request.vectors, arrays.lse != nullptr);
     add_constants(constants, formats);
     if (plan.tile->matrix_units) {
       constants.add({{kGroupsHave128, formats.k.group == 128}});
@@ -195,6 +195,7 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
   FunctionConstants constants = attention_constants(config, request.vectors, arrays.lse != nullptr);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
   add_ragged_constants(constants, config);
+  constants.add({{static_cast<uint32_t>(AttentionConstant::kPaged), false}});
   add_constants(constants, formats);
   request.launch.kernel = &attention_kernel(tile.kernel(), constants);
   request.launch.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};

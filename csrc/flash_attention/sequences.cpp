@@ -41,13 +41,14 @@ void require_lengths(
 }
 
 // Throws unless 0 <= x[0] <= x[1] ... <= total, if the host can read it.
-void require_ends(const char* name, const mx::array& x, int total, const mx::Stream& s) {
+void require_ends(
+    const char* op, const char* name, const mx::array& x, int total, const mx::Stream& s) {
   for_each_readable(x, s, [&](int64_t end, int64_t before) {
     if (end < before || end > total) {
-      throw_value_error(kFlashAttention, std::string(name) + " has " + std::to_string(end) +
-                                             " after " + std::to_string(before) +
-                                             "; allowed: numbers that do not decrease, from 0 to " +
-                                             std::to_string(total) + ".");
+      throw_value_error(op, std::string(name) + " has " + std::to_string(end) + " after " +
+                                std::to_string(before) +
+                                "; allowed: numbers that do not decrease, from 0 to " +
+                                std::to_string(total) + ".");
     }
   });
 }
@@ -74,43 +75,53 @@ mx::array padded(const char* op,
                  const mx::array& k,
                  mx::Stream s) {
   const int batch = q.shape(0);
-  const auto side = [&](const char* name, const std::optional<mx::array>& given, int longest) {
+  // A decode makes such a table for each layer. The host fills in what it knows, since each op is
+  // a launch of its own.
+  std::vector<AttentionSequence> known(batch);
+  for (int b = 0; b < batch; ++b) {
+    known[b] = {b, 0, lengths.queries ? 0 : q.shape(2), 0, lengths.keys ? 0 : k.shape(2)};
+  }
+  constexpr int kColumns = sizeof(AttentionSequence) / sizeof(int32_t);
+  mx::array table(reinterpret_cast<const int32_t*>(known.data()), {batch, kColumns}, mx::int32);
+  const auto add = [&](const char* name, const std::optional<mx::array>& given, int longest,
+                       const AttentionSequence& column) {
     if (!given) {
-      return all_of(longest, batch, s);
+      return;
     }
     require_integers(op, name, *given, batch,
                      "one length per batch, (" + std::to_string(batch) + ",)");
     require_lengths(op, name, *given, longest, s);
-    return clamped(*given, longest, s);
+    const mx::array in_column(reinterpret_cast<const int32_t*>(&column), {1, kColumns}, mx::int32);
+    const mx::array counts = mx::expand_dims(clamped(*given, longest, s), 1, s);
+    table = mx::add(table, mx::multiply(counts, in_column, s), s);
   };
-  const mx::array of_queries = side("q_lengths", lengths.queries, q.shape(2));
-  const mx::array of_keys = side("lengths", lengths.keys, k.shape(2));
-  const mx::array zeros = all_of(0, batch, s);
-  return table({mx::arange(batch, mx::int32, s), zeros, of_queries, zeros, of_keys}, s);
+  add("q_lengths", lengths.queries, q.shape(2), {.queries = 1});
+  add("lengths", lengths.keys, k.shape(2), {.keys = 1});
+  return table;
 }
 
-mx::array packed(const AttentionLengths& lengths,
+mx::array packed(const char* op,
+                 const AttentionLengths& lengths,
                  const mx::array& q,
                  const mx::array& k,
                  mx::Stream s) {
   if (q.shape(0) != 1) {
-    throw_value_error(kFlashAttention, "q has shape " + to_text(q.shape()) +
-                                           " and cu_seqlens_q is given; allowed: a batch of 1, "
-                                           "[1, heads, total, head_dim].");
+    throw_value_error(op, "q has shape " + to_text(q.shape()) +
+                              " and cu_seqlens_q is given; allowed: a batch of 1, "
+                              "[1, heads, total, head_dim].");
   }
   if (!lengths.cu_queries) {
     throw_value_error(
-        kFlashAttention,
-        "cu_seqlens_k is given without cu_seqlens_q; allowed: both, or cu_seqlens_q.");
+        op, "cu_seqlens_k is given without cu_seqlens_q; allowed: both, or cu_seqlens_q.");
   }
-  require_integers(kFlashAttention, "cu_seqlens_q", *lengths.cu_queries, -1, "(sequences + 1,)");
+  require_integers(op, "cu_seqlens_q", *lengths.cu_queries, -1, "(sequences + 1,)");
   const int count = lengths.cu_queries->shape(0) - 1;
   const mx::array& cu_keys = lengths.cu_keys ? *lengths.cu_keys : *lengths.cu_queries;
-  require_integers(kFlashAttention, "cu_seqlens_k", cu_keys, count + 1,
+  require_integers(op, "cu_seqlens_k", cu_keys, count + 1,
                    "that of cu_seqlens_q, (" + std::to_string(count + 1) + ",)");
-  require_ends("cu_seqlens_q", *lengths.cu_queries, q.shape(2), s);
-  require_ends(lengths.cu_keys ? "cu_seqlens_k" : "cu_seqlens_q, which is that of k too,", cu_keys,
-               k.shape(2), s);
+  require_ends(op, "cu_seqlens_q", *lengths.cu_queries, q.shape(2), s);
+  require_ends(op, lengths.cu_keys ? "cu_seqlens_k" : "cu_seqlens_q, which is that of k too,",
+               cu_keys, k.shape(2), s);
   std::vector<mx::array> columns = {all_of(0, count, s)};
   const std::pair<const mx::array*, int> sides[2] = {{&*lengths.cu_queries, q.shape(2)},
                                                      {&cu_keys, k.shape(2)}};
@@ -201,14 +212,14 @@ std::optional<mx::array> checked_sequences(const char* op,
   const bool is_padded = lengths.keys || lengths.queries;
   const bool is_packed = lengths.cu_queries || lengths.cu_keys;
   if (is_padded && is_packed) {
-    throw_value_error(kFlashAttention,
+    throw_value_error(op,
                       "lengths and cu_seqlens are both given; allowed: lengths and q_lengths of a "
                       "padded batch, or cu_seqlens_q and cu_seqlens_k of a packed one.");
   }
   if (is_padded) {
     return padded(op, lengths, q, k, s);
   }
-  return is_packed ? std::optional(packed(lengths, q, k, s)) : std::nullopt;
+  return is_packed ? std::optional(packed(op, lengths, q, k, s)) : std::nullopt;
 }
 
 std::optional<mx::array> sequences_of_call(const AttentionOptions& options,

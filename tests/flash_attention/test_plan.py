@@ -101,6 +101,8 @@ def test_what_it_is():
         ({"kv_len": 9, "lengths": mx.array([[1]])}, ValueError, "lengths has shape"),
         ({"kv_len": 9.0, "lengths": mx.array([1])}, TypeError, "kv_len is a float; allowed: None, or an int"),
         ({"kv_len": -1, "lengths": mx.array([0])}, ValueError, "kv_len is -1; allowed: at least 0"),
+        ({"kv_len": 9, "cu_seqlens_q": mx.array([0, 4])}, ValueError, "cu_seqlens_q has 4 after 0; allowed: "),
+        ({"kv_len": 9, "cu_seqlens_k": mx.array([0, 3])}, ValueError, "cu_seqlens_k is given without cu_seqlens_q"),
         ({"block_table": mx.array([[0]])}, ValueError, "block_table is given without lengths"),
         (
             {"block_table": mx.array([[0]]), "lengths": mx.array([1])},
