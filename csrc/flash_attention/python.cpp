@@ -244,8 +244,8 @@ Args:
     block_table (array, optional): ``[B, n]`` integers: ``k`` and ``v`` are pages
         ``[pages, Hkv, page_size, D]`` (or tuples of such arrays), and the keys of sequence ``b``
         are pages ``block_table[b]`` in their order, ``Lk = n * page_size``. Needs ``lengths``;
-        pages past the last key in use may have any id. The CPU reads pages in place; for GPUs they
-        are copied into one array.
+        pages past the last key in use may have any id. The CPU, and kernels for up to 8 queries on
+        GPUs, read pages in place; otherwise they are copied into one array.
     kv_group_size (int, optional): of quantized ``k`` and ``v``, as ``group_size`` for
         ``quantized_matmul``.
     kv_bits (int or (int, int), optional): likewise; a pair is of keys and of values.

@@ -139,9 +139,11 @@ void list_rows(const AttentionOperands& args,
                const T** list) {
   const KeyRange all = {keys.begin, smaller(keys.end + ahead, args.sizes.kv_len)};
   for_each_run(args, rows.batch, all, [&](int64_t key, int64_t count, int64_t batch, int64_t row) {
-    const T* from = row_address(data, strides, batch, rows.kv_head, row);
-    for (int64_t i = 0; i < count; ++i, from += strides[2]) {
-      list[key - keys.begin + i] = from;
+    const T* const from = row_address(data, strides, batch, rows.kv_head, row);
+    const int64_t stride = strides[2];  // a copy: stores to the list cannot change it
+    const T** const to = list + (key - keys.begin);
+    for (int64_t i = 0; i < count; ++i) {
+      to[i] = from + i * stride;
     }
   });
   for (int64_t key = all.end; key < keys.end + ahead; ++key) {
