@@ -125,13 +125,15 @@ def assert_gradients_close(
     # With one key the scores have no gradient. Ours is what two equal sums over head_dim differ by, added up over the
     # queries; the composed one happens to be 0.
     floor = FLOOR if keys > 1 else 10 * FLOOR
+    # With a sink beside it, one key has as many scores as there are queries: too few to compare largest errors.
+    factor = GRADIENT_FACTOR if keys > 1 else 2 * GRADIENT_FACTOR
     for name, gradient in gradients.items():
         assert_close(
             f"gradient of {name}",
             gradient,
             exact.gradients[name],
             composed and composed.gradients[name],
-            GRADIENT_FACTOR,
+            factor,
             floor,
             terms=exact.terms.get(name),
         )
