@@ -26,6 +26,17 @@ def ragged(results: Results) -> str:
     return markdown(("", "dtype", "ours", "vs a call each", "vs a mask", "vs MLX"), lines)
 
 
+def paged(results: Results) -> str:
+    """Beside the same call with a plan, contiguous keys and values, and MLX, which gathers first."""
+    lines = []
+    for row in results["rows"]:
+        plan = milliseconds({"seconds": {"ours": row["seconds"]["plan"]}})
+        lines.append(
+            [row["op"], milliseconds(row), plan, share(row["speedup"]["contiguous"]), times(row["speedup"]["MLX"])]
+        )
+    return markdown(("float16", "ours", "with a plan", "vs contiguous", "vs MLX"), lines)
+
+
 def appended(results: Results) -> str:
     """Beside MLX's rotation, quantization and slice updates."""
     lines = []

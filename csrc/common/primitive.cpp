@@ -122,17 +122,13 @@ std::pair<Arrays, std::vector<int>> FusedPrimitive::vmap(const Arrays& inputs,
   return batched(inputs, axes);
 }
 
-void FusedPrimitive::note_composed(const std::string& what) const {
-  if (!composes_kernels()) {
-    note_fallback(op(), what + " of " + kind() + " is a graph of MLX ops");
-  }
-}
-
 Arrays FusedPrimitive::gradient(const Arrays& primals,
                                 const Arrays& cotangents,
                                 const std::vector<int>& argnums,
                                 const Arrays&) {
-  note_composed("the gradient");
+  if (!composes_kernels()) {
+    note_fallback(op(), std::string("the gradient of ") + kind() + " is a graph of MLX ops");
+  }
   auto of_selected = [&](const Arrays& values) {
     return compose(substitute(primals, argnums, values));
   };
@@ -142,7 +138,10 @@ Arrays FusedPrimitive::gradient(const Arrays& primals,
 Arrays FusedPrimitive::tangent(const Arrays& primals,
                                const Arrays& tangents,
                                const std::vector<int>& argnums) {
-  note_composed("the forward-mode derivative");
+  if (!composes_kernels()) {
+    note_fallback(
+        op(), std::string("the forward-mode derivative of ") + kind() + " is a graph of MLX ops");
+  }
   auto of_selected = [&](const Arrays& values) {
     return compose(substitute(primals, argnums, values));
   };
@@ -151,7 +150,9 @@ Arrays FusedPrimitive::tangent(const Arrays& primals,
 
 std::pair<Arrays, std::vector<int>> FusedPrimitive::batched(const Arrays& inputs,
                                                             const std::vector<int>& axes) {
-  note_composed("vmap");
+  if (!composes_kernels()) {
+    note_fallback(op(), std::string("vmap of ") + kind() + " is a graph of MLX ops");
+  }
   Arrays outputs = mx::vmap([this](const Arrays& in) { return compose(in); }, axes)(inputs);
   return {outputs, std::vector<int>(outputs.size(), 0)};
 }

@@ -93,8 +93,6 @@ class FusedPrimitive : public mx::Primitive {
   const SimulationMode& simulation_of_call() const { return simulation_; }
 
  private:
-  void note_composed(const std::string& what) const;
-
   Arrays dense_primals(const Arrays& primals);
 
   template <class Eval>

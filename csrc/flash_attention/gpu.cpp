@@ -164,7 +164,7 @@ void launch_forward(const AttentionConfig& config,
 }  // namespace
 
 bool forward_reads_sequences(const AttentionConfig& config, int64_t head_dim) {
-  return !config.is_packed || head_dim <= kMaxHeadDim;
+  return !config.is_packed || head_dim <= kMaxGpuHeadDim;
 }
 
 bool is_decode(const AttentionConfig& config, const AttentionSizes& sizes) {

@@ -28,7 +28,7 @@ struct AttentionBackwardArrays {
 };
 
 // Returns true if the forward's kernels read the table of a ragged batch. Those of a packed batch
-// are the kernels for many queries, which take head dims up to kMaxHeadDim.
+// are the kernels for many queries, which take head dims up to kMaxGpuHeadDim.
 bool forward_reads_sequences(const AttentionConfig& config, int64_t head_dim);
 
 // True if the kernels for few queries serve the call.

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "common/allocate.h"
+#include "common/select.h"
+#include "flash_attention/forward.h"
 #include "flash_attention/operands.h"
 #include "flash_attention/primitive.h"
 #include "mla_decode/compose.h"
@@ -89,6 +91,21 @@ class MlaDecode : public FusedPrimitive {
     return config_.is_ragged && input == sequences_at();
   }
 
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays& outputs) override {
+    const mx::array &q_nope = primals[0], &q_rope = primals[1];
+    const int rank = q_nope.shape(3), both = rank + q_rope.shape(3);
+    if (why_not_fused(both, rank, q_nope.shape(2), /*gradient=*/true, launches_kernels())) {
+      return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
+    }
+    const auto attention = [&](const Arrays& values) {
+      return joined_attention(operands(substitute(primals, argnums, values)));
+    };
+    return mx::vjp(attention, select(primals, argnums), cotangents).second;
+  }
+
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
     const BatchFold batch(inputs, axes, stream());
@@ -124,6 +141,21 @@ class MlaDecode : public FusedPrimitive {
       in.sequences = inputs[sequences_at()];
     }
     return in;
+  }
+
+  // The same as attention over both parts side by side, whose gradients have kernels.
+  Arrays joined_attention(const MlaInputs& in) {
+    const auto both = [&](const mx::array& a, const mx::array& b) {
+      return mx::concatenate({a, b}, -1, stream());
+    };
+    Arrays outputs = apply_attention(config_,
+                                     {both(in.q_nope, in.q_rope), both(in.latent, in.k_rope),
+                                      in.latent, in.mask, in.sinks, in.sequences},
+                                     /*with_lse=*/true, stream());
+    if (!with_lse_) {
+      outputs.pop_back();
+    }
+    return outputs;
   }
 
   void allocate_outputs(const MlaInputs& in, Arrays& outputs) {

@@ -72,9 +72,10 @@ The query is multiplied by the key part of the up projection first, and the outp
 afterwards. A decode gains from that form. For a prompt, ``flash_attention`` over up-projected keys
 and values does less arithmetic. Any number of queries gives a correct result.
 
-Derivatives of any order use a graph of MLX ops that materialises the scores, which ``trace()``
-reports. ``vmap`` works over any of the arrays. Ranks above 512 and rope dims above 64 run as that
-graph too.
+On the CPU, gradients are those of ``flash_attention`` over both parts side by side. On GPUs they,
+and on all devices forward mode and higher derivatives, use a graph of MLX ops that materialises the
+scores, which ``trace()`` reports. ``vmap`` works over any of the arrays. Ranks above 512 and rope
+dims above 64 run as that graph too.
 
 Args:
     q_nope (array): ``[B, H, Lq, R]``, the part of the queries without positions, multiplied by the

@@ -144,10 +144,10 @@ def test_strict_and_trace():
     assert len(kernel_names(trace)) == 1
     assert not trace.fallbacks
     with mlx_anvil.trace() as trace:
-        mx.eval(call(normal(1, 2, 9, 260)))
+        mx.eval(call(normal(1, 2, 9, 1030)))
     assert len(trace.fallbacks) == 1
     with mlx_anvil.strict(), pytest.raises(RuntimeError, match=r"^\[flash_attention\] strict\(\)"):
-        call(normal(1, 2, 9, 260))
+        call(normal(1, 2, 9, 1030))
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------

@@ -308,7 +308,7 @@ def test_a_call_that_no_op_takes_runs_as_before(model):
 
 def test_a_call_that_an_op_would_give_to_mlx_runs_as_before():
     """Heads too wide for our prompt kernel use MLX's own function, not our graph of MLX ops."""
-    model = Architecture("llama", {"head_dim": 260, "num_attention_heads": 1, "num_key_value_heads": 1}).build()
+    model = Architecture("llama", {"head_dim": 1030, "num_attention_heads": 1, "num_key_value_heads": 1}).build()
     batch = tokens(1, 9)
     want = model(batch)
     report = mlx_anvil.patch(model, norm=False, rope=False, swiglu=False)

@@ -51,14 +51,16 @@ def _objects(parent: griffe.Object) -> Iterator[griffe.Object]:
                 yield from _objects(member)
 
 
-def _binding(op: str) -> tuple[str, int]:
-    """The file and line that bind an op: its stub is not in the repository."""
-    constant = "k" + op.title().replace("_", "")
+def _binding(name: str) -> tuple[str, int]:
+    """The file and line that bind an op, a class or its attribute: its stub is not in the repository."""
+    constant = "k" + name.title().replace("_", "")
+    of_op = rf'\bm\.def\(\s*(?:"{name}"|{constant})[,\s]'
+    of_class = rf'\bnb::class_<\w+>\(\s*m, "{name}"|\.def_ro\("{name}"'
     for path in sorted((ROOT / "csrc").glob("*/python*.cpp")):
         text = path.read_text()
-        if found := re.search(rf'\bm\.def\(\s*(?:"{op}"|{constant})[,\s]', text):
+        if found := re.search(f"{of_op}|{of_class}", text):
             return path.relative_to(ROOT).as_posix(), text.count("\n", 0, found.end()) + 1
-    raise LookupError(f"no csrc/*/python*.cpp binds {op}")
+    raise LookupError(f"no csrc/*/python*.cpp binds {name}")
 
 
 class Links(griffe.Extension):

@@ -13,13 +13,15 @@ ATTENTION += [("sinks_strides", "i8", 2)]
 ATTENTION += [(name, "i4") for name in ("q_heads", "kv_heads", "group", "q_len", "kv_len", "head_dim", "v_head_dim")]
 ATTENTION += [(name, "i4") for name in ("band_low", "band_high")]
 ATTENTION += [(name, "f4") for name in ("score_scale", "softcap", "scale")]
-ATTENTION = np.dtype([*ATTENTION, ("out_strides", "i8", 3), ("parts", "i4"), ("keys_per_part", "i4")])
+ATTENTION += [("out_strides", "i8", 3)]
+ATTENTION += [(name, "i4") for name in ("parts", "keys_per_part", "page_shift", "pages", "last_page", "unused")]
+ATTENTION = np.dtype(ATTENTION)
 
 # metal/quantized_matmul/params.h
 QUANTIZED = np.dtype([(n, "i4") for n in ("rows", "columns", "outputs", "group_shift", "rows_per_part")])
 
-# Constants of the bundle's files: dense arrays, no mask, no sinks, no log-sum-exp, keys in one part,
-# blocks of rows along x.
+# Constants of the bundle's files: dense arrays, no mask, no sinks, no log-sum-exp, one length, no pages, keys in one
+# part, blocks of rows along x.
 ATTENTION_CONSTANTS = {
     0: True,
     1: False,
@@ -30,6 +32,9 @@ ATTENTION_CONSTANTS = {
     6: False,
     9: False,
     10: True,
+    11: False,
+    12: False,
+    13: False,
     16: False,
 }
 QUANTIZED_CONSTANTS = {0: True, 1: False, 2: False, 3: True}
@@ -64,7 +69,8 @@ class ProjectChecks:
         params["band_high"] = keys - queries + (0 if causal else queries)
         params["score_scale"], params["scale"] = scale * np.log2(np.e), scale
         unused = np.zeros(1, np.float32)
-        buffers = dict(enumerate([q, k, v, q, unused, out, unused, params]))
+        tables = [unused] * (2 if file == "flash_decode" else 1)  # of sequences, of pages
+        buffers = dict(enumerate([q, k, v, q, unused, *tables, out, unused, params]))
         self.module(file).run(kernel, buffers, grid, threads)
         exact = attention(*(DECODE[dtype](x) for x in (q, k, v)), scale, causal)
         return f"{kernel}{', causal' if causal else ''}: " + close(DECODE[dtype](out), exact, 2 * EPSILON[dtype] + 5e-6)
