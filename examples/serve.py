@@ -33,7 +33,7 @@ class Request:
     wanted: int
     tokens: list[int] = field(default_factory=list)
     sequence: Any = None  # while it runs
-    started: int = 0  # after so many steps
+    started: int = 0  # the server's step count on admission
     ended: int = 0
 
     def pages(self, shared: int, page_size: int) -> int:

@@ -188,6 +188,9 @@ AttentionConfig checked_attention_config(const AttentionOptions& options, int he
 }
 
 void append_extras(Arrays& inputs, const AttentionOptions& options) {
+  if (const auto* mask = std::get_if<mx::array>(&options.mask)) {
+    inputs.push_back(*mask);
+  }
   const AttentionLengths& lengths = options.lengths;
   for (const auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries,
                         &lengths.cu_keys, &options.block_table}) {
@@ -196,6 +199,9 @@ void append_extras(Arrays& inputs, const AttentionOptions& options) {
 }
 
 void replace_extras(AttentionOptions& options, const Arrays& inputs, size_t first) {
+  if (auto* mask = std::get_if<mx::array>(&options.mask)) {
+    *mask = inputs[first++];
+  }
   AttentionLengths& lengths = options.lengths;
   OptionalInputs own(inputs, first);
   for (auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries,

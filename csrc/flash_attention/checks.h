@@ -20,7 +20,7 @@ void check_row_invariant(const AttentionConfig& config,
                          const std::string& why_composed,
                          mx::Stream s);
 
-// Passes sinks and lengths as inputs of a node, and replaces them by these inputs.
+// Passes the arrays of the options as inputs of a node, and replaces them by these inputs.
 void append_extras(Arrays& inputs, const AttentionOptions& options);
 void replace_extras(AttentionOptions& options, const Arrays& inputs, size_t first);
 

@@ -46,18 +46,11 @@ AttentionResult shapeless(const mx::array& q,
                           const mx::array& v,
                           const AttentionOptions& options,
                           mx::Stream s) {
-  const auto* const mask = std::get_if<mx::array>(&options.mask);
   Arrays inputs = {q, k, v};
-  if (mask) {
-    inputs.push_back(*mask);
-  }
   append_extras(inputs, options);
-  const auto graph = [options, s, has_mask = mask != nullptr](const Arrays& in) -> Arrays {
+  const auto graph = [options, s](const Arrays& in) -> Arrays {
     AttentionOptions own = options;
-    if (has_mask) {
-      own.mask = in[3];
-    }
-    replace_extras(own, in, 3 + has_mask);
+    replace_extras(own, in, 3);
     const auto [out, lse] = flash_attention(in[0], in[1], in[2], own, s);
     return lse ? Arrays{out, *lse} : Arrays{out};
   };

@@ -115,7 +115,6 @@ void fill_pages(AttentionOperands& operands,
                       .columns = pages->shape(1),
                       .page_size = cache.shape(2),
                       .page_count = cache.shape(0)};
-    operands.sizes.kv_len = operands.pages.columns * operands.pages.page_size;
   }
 }
 

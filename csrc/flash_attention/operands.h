@@ -36,8 +36,7 @@ void fill_mask_and_sinks(AttentionOperands& operands,
 // Without a table, sets nothing.
 void fill_sequences(AttentionOperands& operands, const std::optional<mx::array>& sequences);
 
-// Fills the table and the number of keys that it makes. `cache` is one array of the pages. Without
-// a table, sets nothing.
+// Fills the table. `cache` is one array of the pages. Without a table, sets nothing.
 void fill_pages(AttentionOperands& operands,
                 const std::optional<mx::array>& pages,
                 const mx::array& cache);

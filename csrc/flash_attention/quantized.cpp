@@ -58,24 +58,17 @@ AttentionResult shapeless(const mx::array& q,
                           const QuantizedOptions& v_options,
                           const AttentionOptions& options,
                           mx::Stream s) {
-  const auto* const mask = std::get_if<mx::array>(&options.mask);
   Arrays inputs = {q};
   append(inputs, k);
   append(inputs, v);
-  if (mask) {
-    inputs.push_back(*mask);
-  }
   append_extras(inputs, options);
-  const auto graph = [=, has_mask = mask != nullptr, k_biases = k.biases.has_value(),
+  const auto graph = [=, k_biases = k.biases.has_value(),
                       v_biases = v.biases.has_value()](const Arrays& in) -> Arrays {
     size_t at = 1;
     const QuantizedMatrix own_k = next_matrix(in, at, k_biases);
     const QuantizedMatrix own_v = next_matrix(in, at, v_biases);
     AttentionOptions own = options;
-    if (has_mask) {
-      own.mask = in[at];
-    }
-    replace_extras(own, in, at + has_mask);
+    replace_extras(own, in, at);
     const auto [out, lse] =
         quantized_flash_attention(in[0], own_k, own_v, k_options, v_options, own, s);
     return lse ? Arrays{out, *lse} : Arrays{out};

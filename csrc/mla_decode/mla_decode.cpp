@@ -32,17 +32,10 @@ std::string why_composed(const MlaInputs& in, mx::Stream s) {
 }
 
 AttentionResult shapeless(Arrays inputs, const AttentionOptions& options, mx::Stream s) {
-  const auto* const mask = std::get_if<mx::array>(&options.mask);
-  if (mask) {
-    inputs.push_back(*mask);
-  }
   append_extras(inputs, options);
-  const auto graph = [options, s, has_mask = mask != nullptr](const Arrays& in) -> Arrays {
+  const auto graph = [options, s](const Arrays& in) -> Arrays {
     AttentionOptions own = options;
-    if (has_mask) {
-      own.mask = in[4];
-    }
-    replace_extras(own, in, 4 + has_mask);
+    replace_extras(own, in, 4);
     const auto [out, lse] = mla_decode(in[0], in[1], in[2], in[3], own, s);
     return lse ? Arrays{out, *lse} : Arrays{out};
   };

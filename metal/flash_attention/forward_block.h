@@ -21,7 +21,7 @@ struct ForwardBlock {
   enum { kOfKeys = Passing::kPlaces * Passing::kFirstSize };
   enum { kOfValues = Passing::kPlaces * Passing::kSecondSize };
 
-  // Of the rows from `first` on, of the call's sequence.
+  // Computes the block of rows that begins at row `first` of the sequence.
   template <typename Operand>
   METAL_FUNC static void compute(ForwardCall<T, RaggedLengths> call,
                                  int first,
