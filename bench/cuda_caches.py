@@ -8,9 +8,12 @@ from harness import in_turn
 
 import mlx.core as mx
 
+from cuda_attention import with_peers
 from cuda_decoder import normal
 from cuda_timing import Call, Row, compare, peak_bytes
+from cuda_torch import Shape, flex_attention_us
 from mlx_anvil import flash_attention
+from mlx_anvil._check import dtype_name
 
 DTYPE, HEADS, KV_HEADS, DIM, GROUP = mx.bfloat16, 32, 8, 128, 64
 Codes = tuple[mx.array, ...]
@@ -82,6 +85,8 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
         what = "forward and backward" if backward else "forward"
         work = {"flops": 2.0 * HEADS * count * length * length * DIM}
         row = compare(f"packed {what}, {count} x {length}", {"ours": packed, "dense": dense}, work=work)
+        shape = Shape(1, HEADS, KV_HEADS, count * length, DIM)
+        row = with_peers(row, flex_attention_us(shape, dtype_name(DTYPE), backward=backward, documents=count))
         yield row | {"ours_peak_bytes": peak_bytes(packed), "dense_peak_bytes": peak_bytes(dense)}
     lengths = mx.array([512, 1024, 2048, 4096, 8192, 16384, 24576, 32768])
     shapes = [(8, HEADS, 1, DIM)] + [(8, KV_HEADS, 32768, DIM)] * 2
@@ -92,6 +97,15 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
     }
     seen = int(lengths.sum()) * KV_HEADS * DIM * 2 * 2
     yield compare("decode of 8 lengths up to 32768", contestants, work={"bytes": seen}, copy=copy)
+    for page in (16, 64):
+        count = shapes[1][2] // page
+        table = mx.random.permutation(8 * count).reshape(8, count)
+        pages = [normal((8 * count, KV_HEADS, page, DIM), DTYPE) for _ in range(2)]
+        contestants = {
+            "ours": partial(flash_attention, q, *pages, lengths=lengths, block_table=table),
+            "contiguous": partial(flash_attention, q, k, v, lengths=lengths),
+        }
+        yield compare(f"decode of 8 lengths in pages of {page}", contestants, work={"bytes": seen}, copy=copy)
 
 
 def cache_rows(copy: float | None) -> Iterator[Row]:

@@ -294,8 +294,10 @@ struct QuantizedMatrixRows {
         const float by = keys.factors.scale(n, i) * CodePairs<T>::unit();
         const float2 sum =
             metal::fma(elements_of(products.block(n, 0)), by, elements_of(scores.block(n, 0)));
-        scores.fragments[n][0] =
-            fragment_of<float>(metal::fma(q_sums[i], float2(keys.factors.bias(n, i)), sum));
+        // A key with an infinite factor has NaNs. Without this, its score could be -inf and hide
+        // them.
+        const float given = keys.factors.bias(n, i), bias = metal::fma(by + given, 0.0f, given);
+        scores.fragments[n][0] = fragment_of<float>(metal::fma(q_sums[i], float2(bias), sum));
       }
     }
   }

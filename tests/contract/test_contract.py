@@ -59,14 +59,24 @@ def gradients_of(function, count: int):
     return lambda *arrays: as_list(gradient(*arrays))
 
 
+def assert_same_up_to_last_bits(a: mx.array, b: mx.array) -> None:
+    assert max_error(a, b) <= {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10, mx.float32: 2.0**-20}[b.dtype]
+
+
 def assert_same_gradients(spec: OpSpec, ours: Arrays, wanted: Arrays) -> None:
     """The same bits, except where the order of a sum is not fixed."""
+    of_any_order = spec.scattered_gradients and support.backend == "cuda"
     for a, b in zip(ours, wanted, strict=True):
-        if spec.scattered_gradients and support.backend == "cuda":
-            unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10, mx.float32: 2.0**-20}[b.dtype]
-            assert max_error(a, b) <= unit
-        else:
-            assert_same_bits(a, b)
+        (assert_same_up_to_last_bits if of_any_order else assert_same_bits)(a, b)
+
+
+def assert_same_for_other_layout(spec: OpSpec, ours: Arrays, wanted: Arrays) -> None:
+    """The same bits, except in 16 bits on NVIDIA GPUs, where arrays that are not aligned take other kernels."""
+    if support.backend != "cuda" or wanted[0].dtype == mx.float32:
+        assert_same_gradients(spec, ours, wanted)
+        return
+    for a, b in zip(ours, wanted, strict=True):
+        assert_same_up_to_last_bits(a, b)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -184,8 +194,8 @@ def test_any_memory_layout(spec: OpSpec, dtype: mx.Dtype):
         for index, array in enumerate(arrays):
             for _, view in layouts(array):
                 moved = [*arrays[:index], view, *arrays[index + 1 :]]
-                assert_same_bits(spec.function(*moved), expected)
-                assert_same_gradients(spec, vjp_of(spec.function, count)(*moved, cotangent), gradients)
+                results = [spec.function(*moved), *vjp_of(spec.function, count)(*moved, cotangent)]
+                assert_same_for_other_layout(spec, results, [expected, *gradients])
 
 
 def test_inputs_are_not_changed(spec: OpSpec):
@@ -330,6 +340,8 @@ def test_two_streams(spec: OpSpec):
 
 
 def test_threads(spec: OpSpec):
+    if support.backend == "cuda":
+        pytest.skip("MLX cannot be evaluated from several threads on CUDA (docs/cuda.md)")
     arrays = draw(spec, large_shape(spec))
     cotangent = like(spec.function(*arrays))
     expected = spec.function(*arrays), vjp_of(spec.function, len(arrays))(*arrays, cotangent)

@@ -12,7 +12,7 @@ import pytest
 
 import mlx_anvil
 from mlx_anvil.reference import OPS, OpSpec
-from support import OTHER_KERNEL, Arrays, as_list, max_error, to_numpy
+from support import FLOAT32_TOLERANCE, OTHER_KERNEL, Arrays, as_list, max_error, to_numpy
 
 each_op = pytest.mark.parametrize("spec", OPS.values(), ids=OPS.keys())
 # MLX's ops in these graphs infer no shapes; importing says so.
@@ -39,7 +39,7 @@ def export(path: Path, function: Callable[..., object], arrays: Arrays, shapeles
 def assert_close(ours: Arrays, expected: Arrays) -> None:
     assert len(ours) == len(expected)
     for a, b in zip(ours, expected, strict=True):
-        assert max_error(a, b) <= OTHER_KERNEL
+        assert max_error(a, b) <= FLOAT32_TOLERANCE
 
 
 @each_op

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from mlx_anvil import flash_attention, mla_decode
 from mlx_anvil.reference import DTYPES
-from support import assert_same_bits, kernel_names, layouts, max_error, poison_memory, to_numpy
+from support import OTHER_KERNEL, assert_same_bits, kernel_names, layouts, max_error, poison_memory, to_numpy
 from tests.mla_decode.cases import ARRAYS, FEATURES, check_gradients, check_output, draw
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -87,7 +88,11 @@ def test_rows_that_see_nothing(dtype):
     out, lse = case.attend(return_lse=True)
     assert not to_numpy(out)[:, :, 1].any()
     assert (to_numpy(lse)[:, :, 1] == -np.inf).all()
-    assert_same_bits(out[:, :, 2], mx.broadcast_to(case.latent[:, :, 49], (1, 2, 64)))
+    only = mx.broadcast_to(case.latent[:, :, 49], (1, 2, 64))
+    if support.backend == "cuda" and dtype == mx.float32:  # a product there is the sum of three
+        assert max_error(out[:, :, 2], only) <= OTHER_KERNEL
+    else:
+        assert_same_bits(out[:, :, 2], only)
     gradients = mx.grad(lambda *x: mla_decode(*x, **case.options).sum(), argnums=(0, 1, 2, 3))(*case.arrays)
     assert not to_numpy(gradients[0])[:, :, 1].any()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from quantized_numpy import FLOAT_FORMATS, Format, Matrix, draw, normal
 from support import assert_same_bits, to_numpy
 
@@ -18,12 +19,13 @@ FOUR_BITS = Format("affine", 64, 4)
 
 
 def multiply(x: mx.array, matrix: Matrix, kernel: str, parts: bool = False, transpose: bool = True) -> mx.array:
-    """Also asserts which kernels the call takes."""
+    """Also asserts which kernels the call takes. Some NVIDIA GPUs have others for more than 32 rows
+    (test_group_products.py)."""
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
         result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **matrix.format.options)
         mx.eval(result)
     names = [event.kernel for event in trace.events]
-    assert f"_{kernel}" in names[0]
+    assert f"_{kernel}" in names[0] or (kernel == "r64n64" and support.backend == "cuda" and "_group_" in names[0])
     assert [name.split("_")[1] for name in names] == ["gemm" if transpose else "gemmplain"] + ["sum"] * parts
     return result
 
