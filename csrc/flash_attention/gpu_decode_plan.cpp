@@ -26,7 +26,7 @@ constexpr int64_t kKeysOfOnePart = 1024;
 // Where the number of cores is unknown: that of an M1 Pro.
 constexpr int64_t kUsualCores = 16;
 
-// On NVIDIA GPUs.
+// On NVIDIA GPUs, for kernels without matrix products.
 constexpr int64_t kEnoughThreadgroups = 256;
 constexpr int64_t kLeastKeysOfNvidiaPart = 256;
 
@@ -180,7 +180,10 @@ DecodePlan decode_plan(DecodeKeys kind,
   }
   DecodePlan plan = plan_of(tiles[largest], sizes);
   const int64_t threadgroups = threadgroups_of(plan, sizes);
-  const int64_t possible = ceil_div(keys, kLeastKeysOfNvidiaPart);
+  // With matrix products, a part has a key per thread at least: one or two blocks of keys for each
+  // SIMD group.
+  const int64_t possible = plan.tile->matrix_units ? std::max<int64_t>(keys / plan.tile->threads, 1)
+                                                   : ceil_div(keys, kLeastKeysOfNvidiaPart);
   const int64_t resident =
       std::max(kMatrixThreads / plan.tile->threads, 1) * int64_t{traits.multiprocessors};
   plan.parts = plan.tile->matrix_units

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/checks.h"
+#include "common/device_traits.h"
 #include "common/ids.h"
 #include "common/shapeless.h"
 #include "gather_matmul/pairs.h"
@@ -22,9 +23,19 @@ namespace mlx_anvil {
 
 namespace {
 
-// From this many pairs, GPUs sort them, so that an expert's tokens share one read of its weights.
-// The CPU groups them inside the products.
-constexpr size_t kSortedPairs = 64;
+// True if sorted pairs are worth their launches: an expert's tokens then share one read of its
+// weights. If tokens choose at random, pairs for half of the experts share a fifth of the reads. On
+// Apple's GPUs, products share reads if there are as many pairs as experts (gpu_choice.cpp). The
+// CPU groups pairs inside the products.
+bool suits_sorting(int tokens, int chosen, int experts, mx::Stream s) {
+  constexpr int64_t kManyPairs = 64;
+  const int64_t pairs = int64_t{tokens} * chosen;
+  if (!for_gpu(s) || tokens == 1) {
+    return false;
+  }
+  return device_traits(s.device).matrix_units ? 2 * pairs >= experts
+                                              : pairs >= std::min<int64_t>(experts, kManyPairs);
+}
 
 // 0, 1, 2 and so on, like `ids`. The array is kept: as a constant, it costs no launch, and
 // mx.compile() sees that two calls have the same one.
@@ -53,7 +64,7 @@ struct Pairs {
 Pairs pairs_of(const mx::array& x, const mx::array& ids, int experts, mx::Stream s) {
   const int rows = ids.shape(0), columns = x.shape(-1);
   const mx::array own = ids_in_32_bits(ids, s);
-  if (for_gpu(s) && ids.size() >= kSortedPairs) {
+  if (suits_sorting(rows, ids.shape(1), experts, s)) {
     Arrays sorted = apply_moe_permute(mx::reshape(x, {rows, columns}, s), own, experts, 0, s);
     for (const size_t integers : {2, 3}) {  // beside rows, which have a gradient
       sorted[integers] = mx::stop_gradient(sorted[integers], s);

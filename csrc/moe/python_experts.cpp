@@ -22,9 +22,9 @@ Formula:
     activation(x @ Wg[e].T) * (x @ Wu[e].T) @ Wd[e].T``. ``residual`` and ``shared`` are added to
     that sum, ``shared`` times ``sigmoid(shared_gate)``.
 
-The weights of experts that no token chose are not read. From 64 pairs of token and expert, the
-pairs are sorted by expert, and the tokens of an expert share one read of its weights. There is no
-array of tokens x experts. Sums are float32.
+The weights of experts that no token chose are not read. Tokens of one expert share a read of its
+weights. On GPUs, pairs of token and expert are sorted for that, if there are enough of them. There
+is no array of tokens x experts. Sums are float32.
 
 Gradients flow to ``x``, ``weights``, the biases of the experts, ``residual``, ``shared``,
 ``shared_gate``, and (affine) the scales and biases of the matrices. Forward mode and ``vmap`` work over any of the arrays.
