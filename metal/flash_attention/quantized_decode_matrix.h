@@ -9,6 +9,10 @@
 //
 // so a code takes one or two instructions: two at a time, a shift and a mask. A lane has 16
 // adjacent columns of each span of its key, and 8 of the two keys of its values.
+//
+// Where a function constant decides, metal::select() chooses between elements. PTX is optimised
+// before the constant is known: an index that depends on it, also one that the compiler makes of
+// two branches, would keep the array in memory.
 #pragma once
 
 #include "metal/common/pairs.h"
@@ -80,7 +84,9 @@ struct SpanFactors {
                                            : *reinterpret_cast<const device ushort*>(at);
   }
   METAL_FUNC static float factor(uint word, int span) {
-    return static_cast<float>(as_type<Pair<T>>(word)[groups_have_128 ? 0 : span]);
+    const Pair<T> pair = as_type<Pair<T>>(word);
+    return metal::select(static_cast<float>(pair[span]), static_cast<float>(pair[0]),
+                         groups_have_128);
   }
 };
 
@@ -99,7 +105,8 @@ struct KeyCodes {
     int span;
 
     METAL_FUNC Fragment<T> block(int n, int k) const thread {
-      const uint word = keys.words[n][span][keys_have_4_bits ? k / 4 : k / 2];
+      const thread uint(&words)[4] = keys.words[n][span];
+      const uint word = metal::select(words[k / 2], words[k / 4], keys_have_4_bits);
       const int pair = keys_have_4_bits ? k % 4 : k % 2;
       return fragment_of_pair<T>(
           CodePairs<T>::of(codes_at(word, pair, keys_have_4_bits), keys_have_4_bits));
@@ -112,10 +119,16 @@ struct KeyCodes {
   // The elements of a row of q, from the lane's columns of a span on, in the order of codes.
   METAL_FUNC static Fragment<T> query(const thread uint4* eights, int k) {
     const uint4 eight = eights[k / 4];
-    const int first = keys_have_4_bits ? k % 4 : k % 4 / 2 * 4 + k % 2;
-    const int second = first + (keys_have_4_bits ? 4 : 2);
-    return fragment_of<T>(pair_in<T>(eight, first / 2)[first % 2],
-                          pair_in<T>(eight, second / 2)[second % 2]);
+    const int of_4_bits = k % 4, of_8_bits = k % 4 / 2 * 4 + k % 2;
+    const ushort2 pair(
+        metal::select(element(eight, of_8_bits), element(eight, of_4_bits), keys_have_4_bits),
+        metal::select(element(eight, of_8_bits + 2), element(eight, of_4_bits + 4),
+                      keys_have_4_bits));
+    return fragment_of_pair<T>(as_type<uint>(pair));
+  }
+
+  METAL_FUNC static ushort element(uint4 eight, int i) {
+    return as_type<ushort2>(eight[i / 2])[i % 2];
   }
 
   // `own` starts at the lane's columns.
@@ -155,16 +168,19 @@ struct ValueCodes {
 
   // Column f of the lane's eight of a span, of both keys of fragment n.
   METAL_FUNC Fragment<T> block(int span, int f, int n) const thread {
-    const int word = values_have_4_bits ? 0 : f / 4;
-    const int part = values_have_4_bits ? f / 4 : f % 4 / 2;
-    const ushort2 first = as_type<ushort2>(words[n][0][span][word]);
-    const ushort2 second = as_type<ushort2>(words[n][1][span][word]);
-    const uint both = as_type<uint>(ushort2(first[part], second[part]));
+    const uint both =
+        as_type<uint>(ushort2(half_word(words[n][0][span], f), half_word(words[n][1][span], f)));
     if (metal::is_same_v<T, half> && values_have_4_bits && f % 2 == 1) {
       return fragment_of_pair<T>(both >> (f % 4 / 2 * 8) & 0x00f000f0u);  // unit() is for this
     }
     const uint codes = codes_at(both, values_have_4_bits ? f % 4 : f % 2, values_have_4_bits);
     return fragment_of_pair<T>(CodePairs<T>::of(codes, values_have_4_bits));
+  }
+
+  // The 16 bits with column f.
+  METAL_FUNC static ushort half_word(const thread uint (&of_span)[2], int f) {
+    return metal::select(as_type<ushort2>(of_span[f / 4])[f % 4 / 2],
+                         as_type<ushort2>(of_span[0])[f / 4], values_have_4_bits);
   }
 
   METAL_FUNC void load(CodeRows<T> all, CodeRows<T> own, int begin, FragmentPlace place) thread {

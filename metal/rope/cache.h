@@ -142,13 +142,14 @@ METAL_FUNC void rotate_and_write(const thread CacheOperands<T>& operands,
         copy_pack(own.in, own.stride, own.out, rotated + (column - packs) * kSize, rope.head_dim);
         continue;
       }
+      if (!own.rotates) {
+        copy_pack(own.in, own.stride, own.out, pairs.first[0], pairs.first[0] + pairs.own[0]);
+        copy_pack(own.in, own.stride, own.out, pairs.first[1], pairs.first[1] + pairs.own[1]);
+        continue;
+      }
       float x[2 * kSize];
       pairs.load(own.in, own.stride, x);
-      if (own.rotates) {
-        pairs.rotate(x, own.out);
-      } else {
-        pairs.store(x, own.out);
-      }
+      pairs.rotate(x, own.out);
     }
   }
 }

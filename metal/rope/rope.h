@@ -149,13 +149,17 @@ struct PairsOfThread {
   }
 };
 
-// Copies one pack of elements behind the rotated part.
+// Copies elements from `column` on, a pack or up to the last column.
 template <typename T>
 METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int column, int columns) {
-  float x[Pack<T>::kSize];
   const int count = metal::min(int(Pack<T>::kSize), columns - column);
-  load_pack<T>(in + column * stride, stride, count, x);
-  store_pack<T>(out + column, count, x);
+  if (packs_are_aligned && count == Pack<T>::kSize) {
+    *reinterpret_cast<device typename Pack<T>::Raw*>(out + column) = Pack<T>::read(in + column);
+    return;
+  }
+  for (int i = column; i < column + count; ++i) {
+    out[i] = in[i * stride];
+  }
 }
 
 // A row of one head.

@@ -110,6 +110,7 @@ def test_project_kernels_assemble(path, dtype, arch, features, folder, request, 
         names = sorted(rng.choice(names, DRAWN, replace=False).tolist())
     values = {index: features and name != "registers_are_few" for index, name in constants.items()}
     module = loaded(shipped(path, tuple(names), folder), arch, values)
+    assert ".local" not in module.text, "an array is in memory: an index depends on a function constant"
     assert_assembles(module, names, lambda kernel: most_spills(kernel, features))
 
 
