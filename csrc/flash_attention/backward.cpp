@@ -86,7 +86,7 @@ class AttentionBackward : public AttentionPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    const auto [config, in] = gpu_operands(config_, operands(inputs), false, stream());
+    const auto [config, in] = gpu_operands(config_, operands(inputs), true, stream());
     const Outputs to = allocate_outputs(in, outputs);
     const size_t at = operand_count();
     const AttentionBackwardArrays arrays{.in = in,

@@ -139,9 +139,10 @@ void launch_forward(const AttentionConfig& config,
   params.common = attention_params(config, sizes, arrays.in);
   copy_strides(params.out_strides, *arrays.out);
 
-  const AttentionGrid grid =
-      attention_grid(config, blocks_of_queries(config, sizes, tile.rows, arrays.in.sequences),
-                     sizes.q_heads, sizes.batch, stream.device);
+  const AttentionGrid grid = attention_grid(
+      config,
+      blocks_of_rows(sizes.q_len, tile.rows, packed_sequences(config, sizes, arrays.in.sequences)),
+      sizes.q_heads, sizes.batch, stream.device);
   FunctionConstants constants = attention_constants(config, vectors, arrays.lse);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
   add_ragged_constants(constants, config);

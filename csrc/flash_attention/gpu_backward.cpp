@@ -27,6 +27,11 @@ constexpr uint32_t kStoresDMask = static_cast<uint32_t>(AttentionConstant::kStor
 constexpr uint32_t kStoresWeights = kFirstOwnConstant;  // of dq
 constexpr uint32_t kMakesKeys = kFirstOwnConstant;      // of sums
 
+// Of a packed batch: where a sequence's queries may start in the grid (ragged.h).
+constexpr int64_t unit_of_queries(int64_t rows) {
+  return std::max<int64_t>(rows, kChunkRows);
+}
+
 constexpr uint32_t groups_of(int64_t items, int64_t size) {
   return static_cast<uint32_t>((items + size - 1) / size);
 }
@@ -161,6 +166,19 @@ struct Backward {
   void launch_sums(
       const SumsTile& tile, Sums& of, const Scratch& weights, int64_t chunk_heads, bool vectors);
 
+  // The rows of the grid that queries take in blocks of this size: more than there are in a packed
+  // batch.
+  int64_t rows_of_queries(int64_t rows) const {
+    return params.sequences > 0
+               ? unit_of_queries(rows) *
+                     blocks_of_rows(sizes.q_len, unit_of_queries(rows), params.sequences)
+               : sizes.q_len;
+  }
+
+  int64_t blocks_of_keys(int64_t rows) const {
+    return blocks_of_rows(sizes.kv_len, rows, params.sequences);
+  }
+
   KernelLaunch request(const Kernel& kernel, Extent grid, uint32_t threads) {
     KernelLaunch request{};
     request.kernel = &kernel;
@@ -173,7 +191,7 @@ struct Backward {
   }
 
   KernelLaunch pass(const BackwardTile& tile,
-                    int64_t length,
+                    int64_t blocks,
                     int64_t heads,
                     bool vectors,
                     bool stores_weights = false) {
@@ -182,16 +200,17 @@ struct Backward {
     if (tile.is_pass("dq")) {
       constants.add({{kStoresWeights, stores_weights}});
     }
-    const AttentionGrid grid =
-        attention_grid(config, groups_of(length, tile.rows), heads, sizes.batch, stream.device);
+    const AttentionGrid grid = attention_grid(config, blocks, heads, sizes.batch, stream.device);
     constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
+    add_ragged_constants(constants, config);
     KernelLaunch launch =
         request(attention_kernel(tile.kernel(), constants), grid.extent, tile.threads);
     if (tile.memory > 0) {
       launch.threadgroup_memory = {tile.memory};
     }
-    launch.inputs = attention_inputs(arrays.in);
-    launch.inputs.append({arrays.lse, arrays.d_out, delta.get()});
+    const mx::array& mask = arrays.in.mask ? *arrays.in.mask : arrays.in.q;
+    launch.inputs = {&arrays.in.q, &arrays.in.k, &arrays.in.v, &mask, &sequences_or_q(arrays.in),
+                     arrays.lse,   arrays.d_out, delta.get()};
     return launch;
   }
 
@@ -200,7 +219,7 @@ struct Backward {
     // Fewer rows leave most of a block without any.
     constexpr int64_t kMostForSmallerBlocks = 64;
     const bool takes = device_traits(stream.device).group_products && vectors &&
-                       config.mask == AttentionMask::kNone &&
+                       config.mask == AttentionMask::kNone && !config.is_ragged &&
                        std::min(sizes.q_len, sizes.kv_len) > kMostForSmallerBlocks;
     return takes ? tile_among(kGroupTiles, pass, dtype_name(arrays.in.q), sizes) : nullptr;
   }
@@ -259,13 +278,15 @@ void Backward::launch_queries(const Scratch* weights, int64_t chunk_heads) {
   copy_strides(params.d_q_strides, *d_q);
   const bool vectors = moves_vectors(arrays.in, {arrays.d_out, d_q});
   const BackwardTile* tile = tile_of("dq", vectors);
-  KernelLaunch launch = pass(*tile, sizes.q_len, sizes.q_heads, vectors, weights != nullptr);
+  KernelLaunch launch = pass(*tile, groups_of(rows_of_queries(tile->rows), tile->rows),
+                             sizes.q_heads, vectors, weights != nullptr);
   launch.outputs = {d_q, arrays.d_mask ? arrays.d_mask : d_q};
   if (unwanted) {
     launch.temporaries.push_back(&*unwanted);
   }
   if (weights) {
-    const int64_t rows = std::min<int64_t>(params.rows, sizes.q_len - params.first_row);
+    const int64_t rows =
+        std::min(int64_t{params.rows}, rows_of_queries(kChunkRows) - params.first_row);
     launch.grid = {groups_of(rows, tile->rows), static_cast<uint32_t>(chunk_heads), 1};
     launch.temporaries.push_back(weights);
     launch.after = arrays.d_k;  // the chunk before the last, which is overwritten
@@ -280,7 +301,7 @@ void Backward::launch_keys() {
   const bool vectors = moves_vectors(arrays.in, {arrays.d_out, arrays.d_k, arrays.d_v});
   for (const char* name : {"dkv", "dk", "dv"}) {
     if (const BackwardTile* tile = tile_of(name, vectors)) {
-      KernelLaunch launch = pass(*tile, sizes.kv_len, sizes.kv_heads, vectors);
+      KernelLaunch launch = pass(*tile, blocks_of_keys(tile->rows), sizes.kv_heads, vectors);
       launch.outputs = {arrays.d_k, arrays.d_v};
       mlx_anvil::launch(launch, stream);
     }
@@ -289,25 +310,29 @@ void Backward::launch_keys() {
 
 void Backward::launch_sums(
     const SumsTile& tile, Sums& of, const Scratch& weights, int64_t chunk_heads, bool vectors) {
-  const Kernel& kernel =
-      attention_kernel({"flash_attention_backward_sums_", tile.dtype, "_d", tile.head_dim},
-                       {{static_cast<uint32_t>(AttentionConstant::kBand), has_band(config)},
-                        {static_cast<uint32_t>(AttentionConstant::kVectors), vectors},
-                        heads_fill_tile(sizes, tile.head_dim, tile.head_dim),
-                        {kMakesKeys, of.of_keys}});
-  KernelLaunch launch = request(
-      kernel,
-      {groups_of(sizes.kv_len, tile.keys), static_cast<uint32_t>(chunk_heads / sizes.group()), 1},
-      tile.threads);
+  FunctionConstants constants = {
+      {static_cast<uint32_t>(AttentionConstant::kBand), has_band(config)},
+      {static_cast<uint32_t>(AttentionConstant::kVectors), vectors},
+      heads_fill_tile(sizes, tile.head_dim, tile.head_dim),
+      {kMakesKeys, of.of_keys}};
+  add_ragged_constants(constants, config);
+  KernelLaunch launch =
+      request(attention_kernel({"flash_attention_backward_sums_", tile.dtype, "_d", tile.head_dim},
+                               constants),
+              {static_cast<uint32_t>(blocks_of_keys(tile.keys)),
+               static_cast<uint32_t>(chunk_heads / sizes.group()), 1},
+              tile.threads);
   launch.temporaries = {&weights, &of.sums};
-  launch.inputs = {weights.get(), of.operand};
+  launch.inputs = {weights.get(), of.operand, &sequences_or_q(arrays.in)};
   launch.outputs = {of.gradient, of.sums.get()};
   mlx_anvil::launch(launch, stream);
 }
 
 void Backward::launch_chunks() {
   const mx::Dtype dtype = arrays.in.q.dtype();
-  const WeightChunks chunks = weight_chunks(sizes, params.common, mx::size_of(dtype),
+  AttentionSizes of_grid = sizes;
+  of_grid.q_len = rows_of_queries(kChunkRows);
+  const WeightChunks chunks = weight_chunks(of_grid, params.common, mx::size_of(dtype),
                                             device_traits(stream.device).apple.cores,
                                             choices(stream.device).attention_stored_kb << 10);
   params.rows = static_cast<int32_t>(chunks.rows);
@@ -319,14 +344,14 @@ void Backward::launch_chunks() {
   // Two chunks take turns, so that the next one does not wait for the sums of the last one.
   const auto scratch = [&](mx::Shape shape, mx::Dtype of) { return Scratch(shape, of, stream); };
   std::vector<Scratch> weights;
-  for (int i = 0; i < (chunks.has_all(sizes) ? 1 : 2); ++i) {
+  for (int i = 0; i < (chunks.has_all(of_grid) ? 1 : 2); ++i) {
     weights.push_back(scratch({static_cast<int>(chunks.heads), static_cast<int>(chunks.rows),
                                2 * static_cast<int>(chunks.stored_keys)},
                               dtype));
   }
   const SumsTile& tile = sums_tile(dtype_name(arrays.in.q), sizes);
-  const bool splits_rows = chunks.rows < sizes.q_len;
-  const mx::Shape sums = {splits_rows ? static_cast<int>(round_up(sizes.kv_len, tile.keys)) : 1,
+  const bool splits_rows = chunks.rows < of_grid.q_len;
+  const mx::Shape sums = {splits_rows ? static_cast<int>(blocks_of_keys(tile.keys) * tile.keys) : 1,
                           splits_rows ? tile.head_dim : 1};
   Sums of_values{false, arrays.d_out, arrays.d_v, scratch(sums, mx::float32)};
   Sums of_keys{true, &arrays.in.q, arrays.d_k, scratch(sums, mx::float32)};
@@ -336,7 +361,7 @@ void Backward::launch_chunks() {
   for (int64_t head = 0; head < all_heads; head += chunks.heads) {
     const int64_t heads = std::min(chunks.heads, all_heads - head);
     params.first_head = static_cast<int32_t>(head);
-    for (int64_t row = 0; row == 0 || row < sizes.q_len; row += chunks.rows) {
+    for (int64_t row = 0; row == 0 || row < of_grid.q_len; row += chunks.rows) {
       params.first_row = static_cast<int32_t>(row);
       const Scratch& of_chunk = weights[turn++ % weights.size()];
       if (sizes.q_len > 0) {
@@ -361,6 +386,7 @@ void attention_backward_gpu(const AttentionConfig& config,
                     stream};
   AttentionBackwardParams& params = backward.params;
   params.common = attention_params(config, sizes, arrays.in);
+  params.sequences = static_cast<int32_t>(packed_sequences(config, sizes, arrays.in.sequences));
   copy_strides(params.out_strides, *arrays.out);
   copy_strides(params.d_out_strides, *arrays.d_out);
   if (arrays.d_lse) {

@@ -11,9 +11,6 @@ namespace {
 // Where the number of cores is unknown: that of an M1.
 constexpr int64_t kFewestCores = 8;
 
-// Queries of a chunk are multiples of it: whole threadgroups of each tile.
-constexpr int64_t kRowsOfBlock = 64;
-
 // Keys that are stored for a row. With a window: those that some row of a square sees.
 int64_t stored_keys(const AttentionSizes& sizes, const AttentionParams& params) {
   const int64_t keys = round_up(sizes.kv_len, kStoredRows);
@@ -32,21 +29,21 @@ WeightChunks weight_chunks(const AttentionSizes& sizes,
   chunks.stored_keys = stored_keys(sizes, params);
   // Two chunks share the memory: one is computed while the other is multiplied.
   const int64_t bytes = (cores > 0 ? cores : kFewestCores) * bytes_per_core / 2;
-  const int64_t bytes_of_block = kRowsOfBlock * 2 * chunks.stored_keys * itemsize;
+  const int64_t bytes_of_block = kChunkRows * 2 * chunks.stored_keys * itemsize;
   const int64_t most = std::max<int64_t>(bytes / bytes_of_block, 1);  // blocks
-  const int64_t blocks = std::max<int64_t>(ceil_div(sizes.q_len, kRowsOfBlock), 1);
+  const int64_t blocks = std::max<int64_t>(ceil_div(sizes.q_len, kChunkRows), 1);
   const int64_t groups = sizes.batch * sizes.kv_heads;
   const int64_t of_group = blocks * sizes.group();
   if (of_group <= most) {
     // Chunks of equal size, as few as possible.
     const int64_t count = ceil_div(groups, most / of_group);
     chunks.heads = ceil_div(groups, count) * sizes.group();
-    chunks.rows = blocks * kRowsOfBlock;
+    chunks.rows = blocks * kChunkRows;
     return chunks;
   }
   const int64_t count = ceil_div(blocks, std::max<int64_t>(most / sizes.group(), 1));
   chunks.heads = sizes.group();
-  chunks.rows = ceil_div(blocks, count) * kRowsOfBlock;
+  chunks.rows = ceil_div(blocks, count) * kChunkRows;
   return chunks;
 }
 

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 
-#include "common/integers.h"
 #include "common/kernel_name.h"
 #include "flash_attention/flash_attention.h"
 #include "flash_attention/problem.h"
@@ -37,16 +35,6 @@ inline const ForwardTile* first_that_holds(std::span<const ForwardTile> tiles,
            sizes.v_head_dim <= tile.v_head_dim;
   });
   return tile == tiles.end() ? nullptr : &*tile;
-}
-
-// Returns the number of blocks of `rows` queries for each head. In a packed batch a block has
-// queries of one sequence (metal/flash_attention/ragged.h).
-inline int64_t blocks_of_queries(const AttentionConfig& config,
-                                 const AttentionSizes& sizes,
-                                 int64_t rows,
-                                 const std::optional<mx::array>& sequences) {
-  return config.is_packed ? sizes.q_len / rows + sequences->shape(0) / sizes.batch + 2
-                          : ceil_div(sizes.q_len, rows);
 }
 
 }  // namespace mlx_anvil

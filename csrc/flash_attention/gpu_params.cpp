@@ -56,6 +56,12 @@ bool has_band(const AttentionConfig& config) {
   return config.window_left < kUnboundedWindow || config.window_right < kUnboundedWindow;
 }
 
+int64_t packed_sequences(const AttentionConfig& config,
+                         const AttentionSizes& sizes,
+                         const std::optional<mx::array>& sequences) {
+  return config.is_packed ? sequences->shape(0) / sizes.batch : 0;
+}
+
 AttentionGrid attention_grid(const AttentionConfig& config,
                              int64_t blocks,
                              int64_t heads,

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 
+#include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
 #include "flash_attention/flash_attention.h"
@@ -25,7 +27,7 @@ enum class AttentionConstant : uint32_t {
   kStoresDMask,     // backward only
   kHeadsAreAlongX,  // forward and backward: metal/flash_attention/grid.h
   kHeadsFillTile,   // forward and backward
-  kRagged,          // forward and decode: metal/flash_attention/ragged.h
+  kRagged,          // metal/flash_attention/ragged.h
   kPacked,          // likewise
   kPaged,           // decode: metal/flash_attention/pages.h
 };
@@ -56,6 +58,17 @@ inline FunctionConstant heads_fill_tile(const AttentionSizes& sizes, int head_di
           sizes.head_dim == head_dim && sizes.v_head_dim == v_head_dim};
 }
 
+// Returns how many sequences each batch of a packed batch has, otherwise 0.
+int64_t packed_sequences(const AttentionConfig& config,
+                         const AttentionSizes& sizes,
+                         const std::optional<mx::array>& sequences);
+
+// Returns the number of blocks of `rows` queries or keys for each head. In a packed batch a block
+// has rows of one sequence (metal/flash_attention/ragged.h).
+constexpr int64_t blocks_of_rows(int64_t length, int64_t rows, int64_t packed_sequences) {
+  return packed_sequences > 0 ? length / rows + packed_sequences + 2 : ceil_div(length, rows);
+}
+
 // A grid over row blocks. Every head has the same number of blocks.
 struct AttentionGrid {
   Extent extent;
@@ -72,10 +85,10 @@ AttentionGrid attention_grid(const AttentionConfig& config,
                              int64_t batch,
                              const mx::Device& device);
 
-// Bindings 0 to 4 of every kernel. q replaces an absent mask or absent sinks.
+// Bindings 0 to 4 of forward and decode. q replaces an absent mask or absent sinks.
 KernelInputs attention_inputs(const AttentionInputs& in);
 
-// What the kernels of forward and decode take in addition: the next binding, and constants.
+// The table of a ragged batch and the pages, as kernels bind them.
 const mx::array& sequences_or_q(const AttentionInputs& in);
 const mx::array& pages_or_q(const AttentionInputs& in);
 void add_ragged_constants(FunctionConstants& constants, const AttentionConfig& config);

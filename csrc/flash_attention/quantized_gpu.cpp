@@ -189,9 +189,10 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
     return;
   }
   const ForwardTile& tile = forward_tile(arrays.in.q, sizes, device_traits(stream.device));
-  const AttentionGrid grid =
-      attention_grid(config, blocks_of_queries(config, sizes, tile.rows, arrays.in.sequences),
-                     sizes.q_heads, sizes.batch, stream.device);
+  const AttentionGrid grid = attention_grid(
+      config,
+      blocks_of_rows(sizes.q_len, tile.rows, packed_sequences(config, sizes, arrays.in.sequences)),
+      sizes.q_heads, sizes.batch, stream.device);
   FunctionConstants constants = attention_constants(config, request.vectors, arrays.lse != nullptr);
   constants.add({grid.constant(), heads_fill_tile(sizes, tile.head_dim, tile.v_head_dim)});
   add_ragged_constants(constants, config);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "metal/flash_attention/kept_rows.h"
+#include "metal/flash_attention/ragged.h"
 
 constant bool has_d_lse [[function_constant(7)]];
 constant bool stores_d_mask [[function_constant(8)]];
@@ -75,10 +76,12 @@ struct ScoreGradient {
   HeadMask<T> mask;
   device float* d_mask;  // of this batch and head
   constant AttentionParams* params;
+  RaggedLengths lengths;
 
   METAL_FUNC float2 operator()(int row, int column, float product, float d_weight) const thread {
     const int query = kKeepsKeys ? first_passing + column : row, key = kKeepsKeys ? row : column;
-    const bool exists = query < params->q_len && key < params->kv_len;
+    const int queries = lengths.queries(*params), keys = lengths.keys(*params);
+    const bool exists = query < queries && key < keys;
     SavedRow own = saved;
     if (kKeepsKeys) {
       own = passing[column];
@@ -90,8 +93,8 @@ struct ScoreGradient {
       score = mask.apply(score, query, key);
     }
     if (kNear && has_mask) {
-      const int near_query = metal::min(query, params->q_len - 1);
-      const int near_key = metal::min(key, params->kv_len - 1);
+      const int near_query = metal::min(query, queries - 1);
+      const int near_key = metal::min(key, keys - 1);
       const float masked =
           kKeepsKeys
               ? mask.apply_near(score, first_passing, near_key, near_query - first_passing, 0)
@@ -102,7 +105,7 @@ struct ScoreGradient {
     const float gradient = weight * (d_weight - own.delta);
     if (stores_d_mask && !kKeepsKeys && exists) {
       d_mask[static_cast<long>(query) * params->kv_len + key] =
-          all || sees(*params, query, key) ? gradient : 0.0f;
+          all || sees(*params, query, key, lengths) ? gradient : 0.0f;
     }
     return float2(weight, gradient * capped.slope());
   }
@@ -112,9 +115,11 @@ struct ScoreGradient {
 template <bool kKeepsKeys>
 struct VisibleWeight {
   constant AttentionParams* params;
+  RaggedLengths lengths;
 
   METAL_FUNC float operator()(int row, int column, float weight) const thread {
-    const bool seen = kKeepsKeys ? sees(*params, column, row) : sees(*params, row, column);
+    const bool seen =
+        kKeepsKeys ? sees(*params, column, row, lengths) : sees(*params, row, column, lengths);
     return seen ? weight : 0.0f;
   }
 };

@@ -1,16 +1,17 @@
 // Gradient of the queries of flash_attention, and of an additive mask. backward.h has the formulas.
 //
 // Kernels: flash_attention_backward_dq_<dtype>_d<head dim>v<value head dim>.
-// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Threadgroup:
-// simdgroups * 32 x 1 x 1 (tiles.h).
-// Bindings: q, k, v, mask, sinks (not read), lse, d_out, delta, d_q, d_mask, weights, params.
-// d_mask and weights may be any buffer unless they are stored. Function constants: scores.h and
+// Grid: (blocks of queries, query heads, batch); grid.h may swap the first two. Blocks of a packed
+// batch: block_of_rows (ragged.h). Threadgroup: simdgroups * 32 x 1 x 1 (tiles.h).
+// Bindings: q, k, v, mask, sequences, lse, d_out, delta, d_q, d_mask, weights, params. d_mask and
+// weights may be any buffer unless they are stored. Function constants: scores.h, ragged.h and
 // grid.h; 8: store d_mask; 16: store weights, and compute a chunk of them, whose heads are along y
 // of the grid (stored_weights.h). Alignment: rows as rows_are_vectors promises; otherwise none.
 // Columns of d_q are contiguous.
 //
 //   keep this block of Q and dO; load lse and delta; dQ = 0
-//   for each tile of keys that any query of the block sees (all tiles if d_mask is stored):
+//   for each tile of keys that any query of the block sees (all tiles if d_mask is stored, which a
+//   ragged batch fills with zeros before):
 //     stage K and V
 //     S = Q K^T; dP = dO V^T
 //     P = 2^(S - lse); dS = P (dP - delta); store d_mask = dS before the slope of the softcap
@@ -40,6 +41,7 @@ template <typename T,
     const device T* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
     const device uchar* mask [[buffer(3)]],
+    const device int* sequences [[buffer(4)]],
     const device float* lse [[buffer(5)]],
     const device T* d_out [[buffer(6)]],
     const device float* delta [[buffer(7)]],
@@ -54,6 +56,7 @@ template <typename T,
     uint lane [[thread_index_in_simdgroup]]) {
   enum { kThreads = 32 * kSimdgroups };
   enum { kGroupRows = 8 * kRowFragments, kRows = kSimdgroups * kGroupRows };
+  enum { kUnit = kRows > kChunkRows ? kRows : kChunkRows };  // of a packed batch (ragged.h)
   using Queries = KeptRows<T, kHeadDim, kGroupRows, kTileRows, kQueryKeeping>;
   using Cotangents = KeptRows<T, kValueDim, kGroupRows, kTileRows, kCotangentKeeping>;
   using Scores = RegTile<float, kGroupRows, kTileRows>;
@@ -74,21 +77,58 @@ template <typename T,
   }
   const int batch = grid.batch, head = grid.head, kv_head = head / common.group;
   // In a causal call the last blocks take longest, so they start first.
-  const int block =
-      (grid.blocks - 1 - grid.block) * kRows + (stores_weights ? params.first_row : 0);
+  const int row = (grid.blocks - 1 - grid.block) * kRows + (stores_weights ? params.first_row : 0);
+  const BlockOfRows of_block =
+      block_of_rows<kUnit, false>(sequences, common, params.sequences, batch, row);
+  if (!of_block.has_rows()) {
+    return;
+  }
+  const RaggedLengths lengths = of_block.lengths;
+  const int block = of_block.first, query_count = lengths.queries(common);
+  if (is_packed) {
+    const int first_query = lengths.query_offset, first_key = lengths.key_offset;
+    q += first_query * common.q_strides[2];
+    k += first_key * common.k_strides[2];
+    v += first_key * common.v_strides[2];
+    mask += offset_in_mask<T>(common, first_query, first_key);
+    lse += first_query;
+    d_out += first_query * params.d_out_strides[2];
+    delta += first_query;
+    d_q += first_query * params.d_q_strides[2];
+    d_mask += stores_d_mask ? long(first_query) * common.kv_len : 0;
+  }
   const int first = block + simdgroup * kGroupRows;
-  const int last = metal::min(first + kGroupRows, common.q_len) - 1;
+  const int last = metal::min(first + kGroupRows, query_count) - 1;
   const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
   device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
-
+  device T* const head_d_q = d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1];
+  RegTile<float, kGroupRows, kHeadDim> gradient;
+  gradient.zero();
   const FragmentPlace place = fragment_place(lane);
+  if (is_ragged && stores_d_mask) {  // pairs of the sequence are stored again below
+    const int end = metal::min(block + kRows, lengths.row_count);
+    for (int query = block; query < end; ++query) {
+      for (int key = thread_index; key < common.kv_len; key += kThreads) {
+        head_d_mask[long(query) * common.kv_len + key] = 0.0f;
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_device);
+    head_d_mask += lengths.first_key();
+  }
+  if (is_ragged && (block >= query_count || lengths.key_count == 0)) {  // padding
+    gradient.store(head_d_q + first * params.d_q_strides[2], params.d_q_strides[2],
+                   lengths.row_count - first, common.head_dim, place, rows_are_vectors,
+                   heads_fill_tile);
+    return;
+  }
+
   const Rows<T> all_queries = {q + batch * common.q_strides[0] + head * common.q_strides[1],
-                               common.q_strides[2], common.q_strides[3], common.q_len,
+                               common.q_strides[2], common.q_strides[3], query_count,
                                common.head_dim};
   const Rows<T> all_cotangents = {
       d_out + batch * params.d_out_strides[0] + head * params.d_out_strides[1],
-      params.d_out_strides[2], params.d_out_strides[3], common.q_len, common.v_head_dim};
+      params.d_out_strides[2], params.d_out_strides[3], query_count, common.v_head_dim};
   Queries queries;
   queries.begin(all_queries, first, place);
   queries.template stage<kThreads>(kept_queries, all_queries, block, simdgroup, thread_index);
@@ -96,18 +136,18 @@ template <typename T,
   cotangents.begin(all_cotangents, first, place);
   cotangents.template stage<kThreads>(kept_cotangents, all_cotangents, block, simdgroup,
                                       thread_index);
-  RegTile<float, kGroupRows, kHeadDim> gradient;
-  gradient.zero();
   SavedRow saved[kRowFragments];
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
     saved[i] =
-        load_saved_row(lse + head_row, delta + head_row, first + 8 * i + place.row, common.q_len);
+        load_saved_row(lse + head_row, delta + head_row, first + 8 * i + place.row, query_count);
   }
 
-  KeyRange visible = visible_keys(common, block, metal::min(block + kRows, common.q_len) - 1);
-  KeyRange own = visible_keys(common, first, last);
-  if (stores_d_mask) {
+  KeyRange visible =
+      visible_keys(common, block, metal::min(block + kRows, query_count) - 1, lengths);
+  KeyRange own = visible_keys(common, first, last, lengths);
+  const bool visits_all = stores_d_mask && !is_ragged;
+  if (visits_all) {
     visible = own = KeyRange{0, common.kv_len};
   }
   // Weights are stored for whole squares, also where a query is out of range or sees nothing:
@@ -116,18 +156,20 @@ template <typename T,
   device T* stored_at = weights;  // the lane's place in the next block
   if (stores_weights) {
     const int square = round_down(first);
-    stored = square < common.q_len ? stored_range(common, square) : stored;
-    own = stores_d_mask ? own : stored;
-    stored_at = StoredStrips<device T*>(weights, params, group.y, first - params.first_row).data +
+    stored = square < query_count ? stored_range(common, square, lengths) : stored;
+    own = visits_all ? own : stored;
+    const int in_chunk = row + int(simdgroup) * kGroupRows - params.first_row;
+    stored_at = StoredStrips<device T*>(weights, params, group.y, in_chunk).data +
                 (8 * place.row + place.column);
     visible.begin = round_down(visible.begin);
     visible.end = round_down(visible.end + kStoredRows - 1);
   }
   Passing passing;
   const Rows<T> keys = {k + batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                        common.k_strides[2], common.k_strides[3], common.kv_len, common.head_dim};
+                        common.k_strides[2], common.k_strides[3], lengths.keys(common),
+                        common.head_dim};
   const Rows<T> values = {v + batch * common.v_strides[0] + kv_head * common.v_strides[1],
-                          common.v_strides[2], common.v_strides[3], common.kv_len,
+                          common.v_strides[2], common.v_strides[3], lengths.keys(common),
                           common.v_head_dim};
   passing.first_places = key_tiles;
   passing.second_places = value_tiles;
@@ -135,23 +177,25 @@ template <typename T,
   passing.start(keys, values, visible.begin);
   for (int begin = visible.begin; begin < visible.end; begin += kTileRows) {
     passing.take(begin, visible.end);
-    if ((stores_weights || first < common.q_len) && begin < own.end &&
+    if ((stores_weights || first < query_count) && begin < own.end &&
         begin + kTileRows > own.begin) {
       const int query = first + place.row, key = begin + place.column;
       Scores p = queries.multiply(passing.first_tile());
       Scores d_scores = cotangents.multiply(passing.second_tile());
-      const bool all = sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows);
+      const bool all =
+          sees_all(common, first, first + kGroupRows - 1, begin, begin + kTileRows, lengths);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kRowFragments; ++i) {
         p.map_row(i, query, key, d_scores,
-                  ScoreGradient<T, false, kRowFragments == 1>{all, saved[i], nullptr, begin,
-                                                              head_mask, head_d_mask, &common});
+                  ScoreGradient<T, false, kRowFragments == 1>{
+                      all, saved[i], nullptr, begin, head_mask, head_d_mask, &common, lengths});
       }
       // In most tiles every pair is visible. One branch per tile replaces one per element.
       if (!all) {
         MLX_ANVIL_UNROLL
         for (int i = 0; i < kRowFragments; ++i) {
-          p.map_row(i, query, key, d_scores, VisiblePair{seen_keys(common, query + 8 * i)});
+          p.map_row(i, query, key, d_scores,
+                    VisiblePair{seen_keys(common, query + 8 * i, lengths)});
         }
       }
       const Weights rounded = d_scores.template to<T>();
@@ -163,10 +207,9 @@ template <typename T,
     }
   }
   gradient.scale(common.scale);
-  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1] +
-                     first * params.d_q_strides[2],
-                 params.d_q_strides[2], common.q_len - first, common.head_dim, place,
-                 rows_are_vectors, heads_fill_tile);
+  gradient.store(head_d_q + first * params.d_q_strides[2], params.d_q_strides[2],
+                 lengths.rows(common) - first, common.head_dim, place, rows_are_vectors,
+                 heads_fill_tile);
 }
 
 // ---- kernels

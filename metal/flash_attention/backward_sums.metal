@@ -2,9 +2,10 @@
 //   dV = P^T dO,  dK = scale dS^T Q
 //
 // Kernels: flash_attention_backward_sums_<dtype>_d<head dim>.
-// Grid: (blocks of keys, kv heads of the chunk). Threadgroup: key_groups *
-// column_groups * 32 x 1 x 1 (tiles.h).
-// Bindings: weights, d_out or q, d_v or d_k, sums, params. Function constants: scores.h; 16: dK.
+// Grid: (blocks of keys, kv heads of the chunk). Blocks of a packed batch: block_of_rows (ragged.h).
+// Threadgroup: key_groups * column_groups * 32 x 1 x 1 (tiles.h).
+// Bindings: weights, d_out or q, sequences, d_v or d_k, sums, params. Function constants: scores.h
+// and ragged.h; 16: dK.
 // Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
 // contiguous.
 //
@@ -20,6 +21,7 @@
 //   store sums; after the last chunk as the gradient
 #include "metal/common/kernel.h"
 #include "metal/common/tile.h"
+#include "metal/flash_attention/ragged.h"
 #include "metal/flash_attention/stored_weights.h"
 #include "metal/flash_attention/tiles.h"
 
@@ -32,9 +34,10 @@ template <typename T, int kColumns, int kKeyGroups, int kColumnGroups>
 [[kernel, max_total_threads_per_threadgroup(kKeyGroups * kColumnGroups * 32)]] void
 flash_attention_backward_sums(const device T* weights [[buffer(0)]],
                               const device T* operand [[buffer(1)]],
-                              device T* gradient [[buffer(2)]],
-                              device float* sums [[buffer(3)]],
-                              constant AttentionBackwardParams& params [[buffer(4)]],
+                              const device int* sequences [[buffer(2)]],
+                              device T* gradient [[buffer(3)]],
+                              device float* sums [[buffer(4)]],
+                              constant AttentionBackwardParams& params [[buffer(5)]],
                               uint3 group [[threadgroup_position_in_grid]],
                               uint thread_index [[thread_index_in_threadgroup]],
                               uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -49,18 +52,33 @@ flash_attention_backward_sums(const device T* weights [[buffer(0)]],
 
   constant AttentionParams& common = params.common;
   const FragmentPlace place = fragment_place(lane);
-  const int block = group.x * kKeys;
-  const int first = block + simdgroup / kColumnGroups * kStoredRows;
-  const int first_column = simdgroup % kColumnGroups * kOwnColumns;
   const int first_head = params.first_head + group.y * common.group;
   const int batch = first_head / common.q_heads, head = first_head % common.q_heads;
+  const BlockOfRows of_block =
+      block_of_rows<kKeys, true>(sequences, common, params.sequences, batch, group.x * kKeys);
+  if (!of_block.has_rows()) {
+    return;
+  }
+  const RaggedLengths lengths = of_block.lengths;
+  const int block = of_block.first, key_count = lengths.keys(common);
+  const int first = block + simdgroup / kColumnGroups * kStoredRows;
+  const int first_column = simdgroup % kColumnGroups * kOwnColumns;
 
-  const QueryRange seeing =
-      seeing_queries(common, block, metal::min(block + kKeys, common.kv_len) - 1);
+  QueryRange seeing =
+      seeing_queries(common, block, metal::min(block + kKeys, key_count) - 1, lengths);
+  const bool sees_nothing = is_ragged && (block >= key_count || seeing.begin >= seeing.end);
+  if (sees_nothing) {
+    seeing = QueryRange{0, 0};
+  }
   const QueryRange own =
-      seeing_queries(common, first, metal::min(first + kStoredRows, common.kv_len) - 1);
-  const int end_of_chunk = params.first_row + params.rows;
-  const int begin = metal::max(seeing.begin, params.first_row);
+      seeing_queries(common, first, metal::min(first + kStoredRows, key_count) - 1, lengths);
+  // Rows of the chunk, counted from the sequence's first query.
+  const int first_in_grid = is_packed && !sees_nothing
+                                ? row_in_grid<kChunkRows>(lengths.query_offset, of_block.number)
+                                : 0;
+  const int first_row = params.first_row - first_in_grid;
+  const int end_of_chunk = first_row + params.rows;
+  const int begin = metal::max(seeing.begin, first_row);
   const int end = metal::min(seeing.end, end_of_chunk);
   const bool unseen = seeing.begin >= seeing.end && params.first_row == 0;
   if (begin >= end && !unseen) {
@@ -71,7 +89,7 @@ flash_attention_backward_sums(const device T* weights [[buffer(0)]],
       sums + (group.x * kSimdgroups + simdgroup) * (kStoredRows * kOwnColumns) + 2 * lane;
   Sums total;
   total.zero();
-  if (seeing.begin < params.first_row) {
+  if (seeing.begin < first_row) {
     total.load_fragments(own_sums);
   }
 
@@ -79,11 +97,12 @@ flash_attention_backward_sums(const device T* weights [[buffer(0)]],
   const int columns = makes_keys ? common.head_dim : common.v_head_dim;
   const int start = round_down(begin);
   for (int i = 0; i < common.group; ++i) {
-    Rows<T> rows = rows_from(Rows<T>{operand + batch * strides[0] + (head + i) * strides[1],
-                                     strides[2], strides[3], common.q_len, columns},
+    Rows<T> rows = rows_from(Rows<T>{operand + batch * strides[0] + (head + i) * strides[1] +
+                                         lengths.first_query() * strides[2],
+                                     strides[2], strides[3], lengths.queries(common), columns},
                              start);
     StoredStrips<const device T*> strips(weights + (makes_keys ? 64 : 0), params,
-                                         group.y * common.group + i, start - params.first_row);
+                                         group.y * common.group + i, start - first_row);
     for (int row = start; row < end; row += kTileRows) {
       if (rows_are_vectors && int(Share::kCount) <= kMostVectors) {
         Share share;
@@ -96,8 +115,8 @@ flash_attention_backward_sums(const device T* weights [[buffer(0)]],
                                                     heads_fill_tile);
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      if (first < common.kv_len && row < own.end && row + kTileRows > own.begin) {
-        const int key = first - stored_range(common, round_down(row)).begin;
+      if (first < key_count && row < own.end && row + kTileRows > own.begin) {
+        const int key = first - stored_range(common, round_down(row), lengths).begin;
         const device T* const at = strips.data + 16l * key;
         const ulong strip = 2 * ulong(strips.pairs);
         const int left = metal::min(int(kTileRows), end - row);
@@ -123,9 +142,9 @@ flash_attention_backward_sums(const device T* weights [[buffer(0)]],
   }
   constant int64_t* const out_strides = makes_keys ? params.d_k_strides : params.d_v_strides;
   total.store(gradient + batch * out_strides[0] + head / common.group * out_strides[1] +
-                  first * out_strides[2] + first_column,
-              out_strides[2], common.kv_len - first, columns - first_column, place,
-              rows_are_vectors, heads_fill_tile);
+                  (lengths.first_key() + first) * out_strides[2] + first_column,
+              out_strides[2], (is_ragged ? lengths.row_count : common.kv_len) - first,
+              columns - first_column, place, rows_are_vectors, heads_fill_tile);
 }
 
 // ---- kernels

@@ -43,8 +43,8 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, i
   constant AttentionParams& common = params.common;
   keep_resident<kResident, 5>(rows_are_vectors);
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfQueries block = block_of_queries<kRows>(sequences, common, grid);
-  if (!block.has_rows(common)) {
+  const BlockOfRows block = block_of_queries<kRows>(sequences, common, grid);
+  if (!block.has_rows()) {
     return;
   }
   const RaggedLengths lengths = block.lengths;

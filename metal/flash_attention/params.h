@@ -80,13 +80,18 @@ struct AttentionBackwardParams {
 
   // The chunk that a launch works on, where weights are stored (stored_weights.h).
   int32_t first_head;   // of batch * q_heads
-  int32_t first_row;    // of the queries; a multiple of kStoredRows
-  int32_t rows;         // likewise
-  int32_t stored_keys;  // of a row; likewise
+  int32_t first_row;    // of the queries, as the grid counts them (ragged.h)
+  int32_t rows;         // likewise; both are multiples of kChunkRows
+  int32_t stored_keys;  // of a row; a multiple of kStoredRows
+
+  int32_t sequences;  // of a batch, if these are packed
+  int32_t unused;
 };
 
 // Weights are stored, and read, in squares of this size at positions that are multiples of it.
 enum { kStoredRows = 32 };
+// Chunks start at multiples of it, and so do the sequences of a packed batch (ragged.h).
+enum { kChunkRows = 64 };
 
 static_assert(sizeof(AttentionParams) == 8 * 18 + 4 * 12, "same layout in C++ and MSL");
 static_assert(sizeof(AttentionForwardParams) == sizeof(AttentionParams) + 8 * 6,
@@ -95,7 +100,7 @@ static_assert(sizeof(AttentionCodesParams) == 8 * 7, "same layout in C++ and MSL
 static_assert(sizeof(AttentionQuantizedParams) ==
                   sizeof(AttentionForwardParams) + 2 * sizeof(AttentionCodesParams),
               "same layout in C++ and MSL");
-static_assert(sizeof(AttentionBackwardParams) == sizeof(AttentionParams) + 8 * 22,
+static_assert(sizeof(AttentionBackwardParams) == sizeof(AttentionParams) + 8 * 23,
               "same layout in C++ and MSL");
 
 #ifndef __METAL__

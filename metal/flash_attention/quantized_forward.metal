@@ -47,8 +47,8 @@ flash_attention_quantized_forward(const device T* q [[buffer(0)]],
   alignas(16) threadgroup T value_tiles[Block::kOfValues];
   constant AttentionParams& common = params.forward.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfQueries block = block_of_queries<Block::kRows>(sequences, common, grid);
-  if (!block.has_rows(common)) {
+  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, common, grid);
+  if (!block.has_rows()) {
     return;
   }
   const RaggedLengths lengths = block.lengths;

@@ -25,7 +25,7 @@ enum {
 struct RaggedLengths {
   int query_count;  // that see keys
   int key_count;    // 0 without queries
-  int row_count;    // of queries and of padding after them, which has results too
+  int row_count;    // of the block's side, padding included, which has results too
   int query_offset;
   int key_offset;
   int shift;
@@ -55,6 +55,13 @@ METAL_FUNC RaggedLengths ragged_lengths(constant AttentionParams& params,
   return {queries, keys, rows, sequence[kFirstQueryColumn], sequence[kFirstKeyColumn], shift};
 }
 
+// Bytes from a mask's first element to that of a pair.
+template <typename T>
+METAL_FUNC long offset_in_mask(constant AttentionParams& params, int query, int key) {
+  const long element = has_bool_mask ? 1 : sizeof(T);
+  return (query * params.mask_strides[2] + key * params.mask_strides[3]) * element;
+}
+
 // The lengths of a padded batch.
 METAL_FUNC RaggedLengths lengths_of_batch(const device int* sequences,
                                           constant AttentionParams& params,
@@ -65,52 +72,65 @@ METAL_FUNC RaggedLengths lengths_of_batch(const device int* sequences,
   return ragged_lengths(params, sequences + batch * kSequenceColumns, params.q_len);
 }
 
-// The queries of one sequence that a threadgroup of the forward computes.
-struct BlockOfQueries {
+// The rows of one sequence that a threadgroup computes: queries, or for their gradients keys.
+struct BlockOfRows {
   RaggedLengths lengths;
-  int first;  // in the sequence
+  int first;   // in the sequence
+  int number;  // of the sequence in a packed batch, from 1 on
 
-  METAL_FUNC bool has_rows(constant AttentionParams& params) const thread {
-    return !is_packed || first < lengths.rows(params);
-  }
+  METAL_FUNC bool has_rows() const thread { return !is_packed || first < lengths.row_count; }
 };
 
-// Blocks of kRows queries. In a causal call the last blocks take longest, so they start first.
-//
-// In a packed batch, sequence i of n has the blocks from first_query / kRows + i on, counted from
-// the last of the grid. These are enough for its queries, and at most one too many. The rows before
-// the first sequence are number 0, and those after the last one number n + 1: both without keys.
-template <int kRows>
-METAL_FUNC BlockOfQueries block_of_queries(const device int* sequences,
-                                           constant AttentionParams& params,
-                                           GridPlace grid) {
-  const int block = grid.blocks - 1 - grid.block;
+// A packed batch counts the rows of its grid so that a block has rows of one sequence. Sequence i
+// of n starts at row kUnit * (its first row / kUnit + i) of the grid, which leaves room for its
+// rows and at most kUnit more. The rows before the first sequence are number 0, and those after the
+// last one number n + 1: both without pairs of a query and a key.
+template <int kUnit>
+METAL_FUNC int row_in_grid(int first_row, int number) {
+  return kUnit * (first_row / kUnit + number);
+}
+
+// Returns the block that starts at `row` of the grid, which has `rows` keys or queries.
+template <int kUnit, bool kOfKeys>
+METAL_FUNC BlockOfRows block_of_rows(
+    const device int* sequences, constant AttentionParams& params, int count, int batch, int row) {
+  const int rows = kOfKeys ? params.kv_len : params.q_len;
   if (!is_packed) {
-    return {lengths_of_batch(sequences, params, grid.batch), block * kRows};
+    RaggedLengths lengths = lengths_of_batch(sequences, params, batch);
+    lengths.row_count = rows;
+    return {lengths, row, 0};
   }
-  const int count = grid.blocks - 2 - params.q_len / kRows;
-  const device int* table = sequences + long(grid.batch) * count * kSequenceColumns;
+  enum { kFirst = kOfKeys ? kFirstKeyColumn : kFirstQueryColumn, kCount = kFirst + 1 };
+  const device int* table = sequences + long(batch) * count * kSequenceColumns;
   const device int* last = table + (count - 1) * kSequenceColumns;
-  const int total = last[kFirstQueryColumn] + last[kQueriesColumn];
+  const int total = last[kFirst] + last[kCount];
   int low = 0, high = count + 2;  // the sequence is one of [low, high)
-  int begin = 0;                  // the first block of `low`
+  int begin = 0;                  // where `low` starts in the grid
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    const int query =
-        middle > count ? total : table[(middle - 1) * kSequenceColumns + kFirstQueryColumn];
-    const int of_middle = query / kRows + middle;
-    const bool is_below = of_middle <= block;
+    const int first = middle > count ? total : table[(middle - 1) * kSequenceColumns + kFirst];
+    const int of_middle = row_in_grid<kUnit>(first, middle);
+    const bool is_below = of_middle <= row;
     low = is_below ? middle : low;
     begin = is_below ? of_middle : begin;
     high = is_below ? high : middle;
   }
-  const int first = (block - begin) * kRows;
-  if (low == 0) {
-    return {{0, 0, table[kFirstQueryColumn], 0, 0, 0}, first};
-  }
-  if (low > count) {
-    return {{0, 0, params.q_len - total, total, 0, 0}, first};
+  if (low == 0 || low > count) {
+    const int offset = low == 0 ? 0 : total;
+    const int row_count = low == 0 ? table[kFirst] : rows - total;
+    return {{0, 0, row_count, kOfKeys ? 0 : offset, kOfKeys ? offset : 0, 0}, row - begin, low};
   }
   const device int* own = table + (low - 1) * kSequenceColumns;
-  return {ragged_lengths(params, own, own[kQueriesColumn]), first};
+  return {ragged_lengths(params, own, own[kCount]), row - begin, low};
+}
+
+// Blocks of kRows queries of the forward. In a causal call the last blocks take longest, so they
+// start first.
+template <int kRows>
+METAL_FUNC BlockOfRows block_of_queries(const device int* sequences,
+                                        constant AttentionParams& params,
+                                        GridPlace grid) {
+  const int count = grid.blocks - 2 - params.q_len / kRows;
+  return block_of_rows<kRows, false>(sequences, params, count, grid.batch,
+                                     (grid.blocks - 1 - grid.block) * kRows);
 }

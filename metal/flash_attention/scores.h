@@ -60,12 +60,14 @@ struct QueryRange {
 };
 
 // Returns the queries that see at least one key of [first, last].
-METAL_FUNC QueryRange seeing_queries(constant AttentionParams& params, int first, int last) {
+template <typename Lengths = EqualLengths>
+METAL_FUNC QueryRange
+seeing_queries(constant AttentionParams& params, int first, int last, Lengths lengths = Lengths()) {
   if (!has_band) {
-    return {0, params.q_len};
+    return {0, lengths.queries(params)};
   }
-  return {metal::max(0, first - params.band_high),
-          metal::min(params.q_len, last - params.band_low + 1)};
+  return {metal::max(0, first - params.band_high - lengths.band_shift()),
+          metal::min(lengths.queries(params), last - params.band_low - lengths.band_shift() + 1)};
 }
 
 // True if every query of [first, last] sees every key of [begin, end).

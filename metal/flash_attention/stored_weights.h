@@ -17,9 +17,12 @@ METAL_FUNC int round_down(int position) {
 
 // Keys that are stored for the square's rows at `first`, which is a multiple of kStoredRows: all
 // squares in which a query sees a key. Elsewhere nothing is written, and nothing read.
-METAL_FUNC KeyRange stored_range(constant AttentionParams& params, int first) {
-  const KeyRange visible =
-      visible_keys(params, first, metal::min(first + kStoredRows, params.q_len) - 1);
+template <typename Lengths = EqualLengths>
+METAL_FUNC KeyRange stored_range(constant AttentionParams& params,
+                                 int first,
+                                 Lengths lengths = Lengths()) {
+  const KeyRange visible = visible_keys(
+      params, first, metal::min(first + kStoredRows, lengths.queries(params)) - 1, lengths);
   return {round_down(visible.begin), round_down(visible.end + kStoredRows - 1)};
 }
 

@@ -22,7 +22,7 @@ CODES = [("scales_strides", "i8", 3), ("biases_strides", "i8", 3), ("bits", "i4"
 QUANTIZED = np.dtype([*FORWARD_FIELDS, ("keys", CODES), ("values", CODES)])
 BACKWARD = [*COMMON, ("out_strides", "i8", 4), ("d_out_strides", "i8", 4), ("d_lse_strides", "i8", 3)]
 BACKWARD += [(f"d_{name}_strides", "i8", 3) for name in "qkv"]
-BACKWARD += [(name, "i4") for name in ("first_head", "first_row", "rows", "stored_keys")]
+BACKWARD += [(name, "i4") for name in ("first_head", "first_row", "rows", "stored_keys", "sequences", "unused")]
 HEAD_DIM, SCALE = 64, 0.125
 
 
@@ -139,7 +139,9 @@ def _backward(rng: np.random.Generator, gradient: str, dtype: str, threads: int)
     delta = (weights @ vs * d_outs).sum(-1, keepdims=True)
     d_scores = weights * (d_outs @ vs.T - delta)
     out = np.zeros_like(q if gradient == "dq" else k)
-    buffers = {0: q, 1: k, 2: v, 3: q, 5: lse.astype(np.float32), 6: d_out, 7: delta.astype(np.float32), 8: out}
+    sequences = np.zeros((1, 5), np.int32)  # not read
+    buffers = {0: q, 1: k, 2: v, 3: q, 4: sequences, 5: lse.astype(np.float32), 6: d_out}
+    buffers |= {7: delta.astype(np.float32), 8: out}
     params = _attention_params(BACKWARD, queries, keys)
     others = {9: np.zeros_like(out), 10: out, 11: params} if gradient == "dq" else {9: np.zeros_like(out), 10: params}
     return Launch(
@@ -151,7 +153,7 @@ def _backward(rng: np.random.Generator, gradient: str, dtype: str, threads: int)
         out,
         SCALE * (d_scores @ ks if gradient == "dq" else d_scores.T @ qs),
         5e-3 if dtype == "half" else 1e-5,
-        constants={**dict.fromkeys((*range(5), *range(6, 11), 16), False), 5: True},
+        constants={**dict.fromkeys((*range(5), *range(6, 13), 16), False), 5: True},
         dtype=dtype,
     )
 
