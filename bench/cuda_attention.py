@@ -10,7 +10,7 @@ from harness import in_turn
 import mlx.core as mx
 
 from cuda_decoder import HALF_DTYPES, normal
-from cuda_timing import Call, Row, compare, peak_bytes
+from cuda_timing import Call, Row, compare, peak_bytes, with_peers
 from cuda_torch import Shape, cudnn_attention_us, flex_attention_us
 from mlx_anvil import flash_attention
 from mlx_anvil._check import dtype_name
@@ -50,13 +50,6 @@ def pairs_seen(shape: Shape, *, causal: bool, window_size: int | None = None) ->
     if window_size:
         return shape.batch * shape.heads * (shape.length - window_size / 2) * window_size
     return pairs * (0.5 if causal else 1.0)
-
-
-def with_peers(row: Row, peers: dict[str, float]) -> Row:
-    """The peers' time on the GPU beside ours there."""
-    ours = row.get("ours_gpu_us")
-    times = {f"times_{label}_gpu": round(us / ours, 3) for label, us in peers.items()} if ours else {}
-    return row | {f"{label}_gpu_us": us for label, us in peers.items()} | times
 
 
 def plain_rows() -> Iterator[Row]:

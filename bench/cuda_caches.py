@@ -8,11 +8,10 @@ from harness import in_turn
 
 import mlx.core as mx
 
-from cuda_attention import with_peers
 from cuda_decoder import normal
-from cuda_timing import Call, Row, compare, peak_bytes
+from cuda_timing import Call, Row, compare, peak_bytes, with_peers
 from cuda_torch import Shape, flex_attention_us
-from mlx_anvil import flash_attention
+from mlx_anvil import flash_attention, mla_decode
 from mlx_anvil._check import dtype_name
 
 DTYPE, HEADS, KV_HEADS, DIM, GROUP = mx.bfloat16, 32, 8, 128, 64
@@ -84,10 +83,10 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
             dense = partial(mx.vjp, partial(flash_attention, mask="causal"), batch[:3], batch[3:])
         what = "forward and backward" if backward else "forward"
         work = {"flops": 2.0 * HEADS * count * length * length * DIM}
-        row = compare(f"packed {what}, {count} x {length}", {"ours": packed, "dense": dense}, work=work)
+        row = compare(f"packed {what}, {count} x {length}", {"ours": packed, "batch": dense}, work=work)
         shape = Shape(1, HEADS, KV_HEADS, count * length, DIM)
         row = with_peers(row, flex_attention_us(shape, dtype_name(DTYPE), backward=backward, documents=count))
-        yield row | {"ours_peak_bytes": peak_bytes(packed), "dense_peak_bytes": peak_bytes(dense)}
+        yield row | {"ours_peak_bytes": peak_bytes(packed), "batch_peak_bytes": peak_bytes(dense)}
     lengths = mx.array([512, 1024, 2048, 4096, 8192, 16384, 24576, 32768])
     shapes = [(8, HEADS, 1, DIM)] + [(8, KV_HEADS, 32768, DIM)] * 2
     q, k, v = (normal(shape, DTYPE) for shape in shapes)
@@ -108,6 +107,25 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
         yield compare(f"decode of 8 lengths in pages of {page}", contestants, work={"bytes": seen}, copy=copy)
 
 
+def latent_rows(copy: float | None) -> Iterator[Row]:
+    rank, rope, keys, scale = 512, 64, 32768, 0.07
+    for heads in (16, 128):
+        q = [normal((1, heads, 1, dim), DTYPE) for dim in (rank, rope)]
+        sets = [[normal((1, 1, keys, dim), DTYPE) for dim in (rank, rope)] for _ in range(2)]
+
+        def composed(latent: mx.array, k_rope: mx.array, q: list[mx.array] = q) -> mx.array:
+            scores = (q[0] * scale) @ latent.swapaxes(-1, -2) + (q[1] * scale) @ k_rope.swapaxes(-1, -2)
+            return mx.softmax(scores, axis=-1, precise=True) @ latent
+
+        contestants: dict[str, Call] = {
+            "ours": in_turn([partial(mla_decode, *q, *cache, scale=scale) for cache in sets]),
+            "mlx": in_turn([partial(composed, *cache) for cache in sets]),
+        }
+        work: dict[str, float] = {"bytes": sum(part.nbytes for part in sets[0])}
+        yield compare(f"mla_decode of {heads} heads, {keys} keys", contestants, work=work, copy=copy)
+
+
 def cache_rows(copy: float | None) -> Iterator[Row]:
     yield from quantized_rows(copy)
+    yield from latent_rows(copy)
     yield from ragged_rows(copy)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from cuda_decoder import draw_quantized, normal
-from cuda_timing import Row, compare
+from cuda_timing import Row, compare, with_peers
 from cuda_torch import grouped_experts
 from mlx_anvil import quantized_experts, quantized_matmul, quantized_swiglu
 from mlx_anvil._check import dtype_name
@@ -87,5 +87,6 @@ def expert_rows(copy: float | None) -> Iterator[Row]:
             what = f"quantized_experts {shape.model} 4-bit {dtype_name(dtype)}, {tokens} tokens"
             row = compare(what, contestants, work=work, copy=copy)
             if tokens >= SORTED_PAIRS:
-                row |= grouped_experts(shape.experts, pairs.shape[0], shape.width, shape.hidden)
+                peers = grouped_experts(shape.experts, pairs.shape[0], shape.width, shape.hidden)
+                row = with_peers(row, peers)
             yield row

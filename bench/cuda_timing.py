@@ -83,7 +83,7 @@ def compare(
     """One row; `ours` is what the others are set against. `work`: bytes and flops of a call; `steps`: as for
     `queued`."""
     runs = {label: queued(call, steps) for label, call in contestants.items()}
-    timings = measure({label: run for label, (run, _) in runs.items()}, rounds=9, least_seconds=0, budget_seconds=6)
+    timings = measure({label: run for label, (run, _) in runs.items()}, rounds=7, least_seconds=0, budget_seconds=3)
     row: Row = {"what": what}
     for label, (_, count) in runs.items():
         row[f"{label}_us"] = round(timings[label].median / count * 1e6, 2)
@@ -106,6 +106,13 @@ def compare(
             if "ours_gpu_us" in row:
                 row["share_of_copy_gpu"] = round(work["bytes"] / row["ours_gpu_us"] * 1e6 / copy, 3)
     return row
+
+
+def with_peers(row: Row, peers: dict[str, float]) -> Row:
+    """The peers' time on the GPU beside ours there."""
+    ours = row.get("ours_gpu_us")
+    times = {f"times_{label}_gpu": round(us / ours, 3) for label, us in peers.items()} if ours else {}
+    return row | {f"{label}_gpu_us": us for label, us in peers.items()} | times
 
 
 class KernelRun(NamedTuple):

@@ -50,7 +50,7 @@ def grouped_experts(experts: int, pairs: int, width: int, hidden: int) -> dict[s
         gate, up = grouped_mm(rows, gate_up, offs=ends).chunk(2, dim=-1)
         return grouped_mm(silu(gate) * up, down, offs=ends)
 
-    return {"torch_bfloat16_gpu_us": gpu_microseconds(call)}
+    return {"torch_bfloat16": gpu_microseconds(call)}
 
 
 class Shape(NamedTuple):

@@ -137,15 +137,29 @@ def language_model_parts(results: Results) -> str:
     return _markdown(heads, rows)
 
 
+# Contestants of bench/cuda.py that are not MLX's ops on the same arrays.
+CUDA_PEERS = {
+    "cudnn_gpu": "cuDNN",
+    "flex_gpu": "FlexAttention",
+    "int4mm": "int4mm",
+    "torch_bfloat16_gpu": "grouped bfloat16",
+    "dense": "dense",
+    "batch": "as a batch",
+    "bfloat16": "bfloat16 keys",
+    "contiguous": "contiguous",
+    "full": "all keys",
+    "product": "product alone",
+}
+
+
 def cuda(results: Results, wanted: Callable[[str], bool] = lambda what: True) -> str:
-    """Large calls: our time, that of MLX's ops over it by the host's clock and by the GPU's, and a rate."""
+    """Large calls: our time, that of MLX's ops over it by the host's clock and by the GPU's, a rate, and the others'
+    times over ours."""
     rows = []
     for row in results["rows"]:
-        if not wanted(row["what"]):
+        if not wanted(row["what"]) or "ours_us" not in row or "64x64" in row["what"]:
             continue
-        base = next((name for name in ("mlx", "composed", "compiled") if f"times_{name}" in row), None)
-        if base is None or "64x64" in row["what"]:
-            continue
+        base = next((name for name in ("mlx", "composed", "compiled", "mlx_lm") if f"times_{name}" in row), None)
         if "tflops" in row:
             rate = f"{row['tflops']:.0f} TFLOP/s"
         elif "share_of_copy" in row:
@@ -155,10 +169,11 @@ def cuda(results: Results, wanted: Callable[[str], bool] = lambda what: True) ->
         else:
             launches = f"{row['ours_launches']} launches (MLX {row['mlx_launches']})"
             rate = f"{row['ours_tokens_per_second']:.0f} tokens/s, {launches}"
-        times = (f"{row[f'times_{base}{clock}']:.2f}" for clock in ("", "_gpu"))
+        times = (f"{row[f'times_{base}{clock}']:.2f}" if base else "" for clock in ("", "_gpu"))
+        peers = (f"{label} {row[f'times_{key}']:.2f}" for key, label in CUDA_PEERS.items() if f"times_{key}" in row)
         microseconds = f"{row['ours_us']:.{1 if row['ours_us'] < 100 else 0}f}"
-        rows.append([row["what"], microseconds, *times, rate])
-    return _markdown(("call", "ours, us", "MLX / ours", "on the GPU", ""), rows)
+        rows.append([row["what"], microseconds, *times, rate, ", ".join(peers)])
+    return _markdown(("call", "ours, us", "MLX / ours", "on the GPU", "", "others / ours"), rows)
 
 
 def cuda_briefly(results: Results) -> str:
@@ -166,8 +181,9 @@ def cuda_briefly(results: Results) -> str:
 
     def wanted(what: str) -> bool:
         heads = ("(1, 32/8", "32/8 heads of", "32/8 heads, length 4096")
-        sizes = ("16384x16384", "4096x4096", "4096->14336", *heads, "window_size", "softcap", "decoder")
-        return "bfloat16" in what and any(size in what for size in sizes)
+        sizes = ("16384x16384", "4096x4096", "4096->14336", *heads, "decoder", "quantized_experts")
+        caches = ("decode over", "decode of 8", "packed", "mla_decode")
+        return ("bfloat16" in what and any(size in what for size in sizes)) or what.startswith(caches)
 
     return cuda(results, wanted)
 

@@ -9,10 +9,7 @@
 //
 // so a code takes one or two instructions: two at a time, a shift and a mask. A lane has 16
 // adjacent columns of each span of its key, and 8 of the two keys of its values.
-//
-// Where a function constant decides, metal::select() chooses between elements. PTX is optimised
-// before the constant is known: an index that depends on it, also one that the compiler makes of
-// two branches, would keep the array in memory.
+// Function constants choose between elements by metal::select() (unroll.h).
 #pragma once
 
 #include "metal/common/pairs.h"
