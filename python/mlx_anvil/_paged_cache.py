@@ -2,21 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_anvil import _ext
 from mlx_anvil._extras import is_installed, need
-from mlx_anvil._plan import attention_plan
+from mlx_anvil._paged_layers import NAME, LayerCache, LayerPages, Step
 from mlx_anvil.patching._routes import is_patched
-from mlx_anvil.patching._stand_ins import Pages
 
-_NAME = "[PagedCache]"
 Bits = int | tuple[int, int]
-Parts = mx.array | tuple[mx.array, ...]  # pages of keys or values: an array, or codes, scales and biases
 
 
 class PagedCache:
@@ -52,11 +47,11 @@ class PagedCache:
         kv_group_size: int = 64,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"{_NAME} model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
+            raise TypeError(f"{NAME} model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
         if not is_installed("mlx_lm"):
-            raise ImportError(need(_NAME, "mlx_lm"))
+            raise ImportError(need(NAME, "mlx_lm"))
         if not any(is_patched(module) for module in model.modules()):  # type: ignore[no-untyped-call]
-            raise ValueError(f"{_NAME} model is not patched; allowed: a model after mlx_anvil.patch(model).")
+            raise ValueError(f"{NAME} model is not patched; allowed: a model after mlx_anvil.patch(model).")
         self._page_size = _count("page_size", page_size)
         self._free = list(range(_count("pages", pages)))[::-1]
         self._references: Counter[int] = Counter()
@@ -64,7 +59,7 @@ class PagedCache:
         if kv_bits is not None:
             _check_format(kv_bits, kv_group_size)
             self._options = {"kv_bits": kv_bits, "kv_group_size": kv_group_size}
-        self._layers = [_Layer(window) for window in _windows(model)]
+        self._layers = [LayerPages(window) for window in _windows(model)]
         self._page_count = pages
 
     @property
@@ -109,13 +104,13 @@ class PagedCache:
         needed = sum(missing) + len(copies)
         if needed > len(self._free):
             raise RuntimeError(
-                f"{_NAME} {needed} pages are needed and {len(self._free)} of {self._page_count} are free; release "
+                f"{NAME} {needed} pages are needed and {len(self._free)} of {self._page_count} are free; release "
                 "sequences, or make a cache of more pages."
             )
         self._copy_last_pages(copies)
         for sequence, more in zip(sequences, missing, strict=True):
             sequence._pages += [self._take() for _ in range(more)]
-        call = _Step.of(sequences, counts, self._page_size)
+        call = Step.of(sequences, counts, self._page_size)
         for sequence, count in zip(sequences, counts, strict=True):
             sequence._length += count
         return [LayerCache(self, layer, call) for layer in self._layers]
@@ -124,20 +119,20 @@ class PagedCache:
 
     def _counts(self, sequences: SequenceOf["Sequence"], new_tokens: int | SequenceOf[int]) -> list[int]:
         if not sequences:
-            raise ValueError(f"{_NAME} sequences is empty; allowed: at least one sequence.")
+            raise ValueError(f"{NAME} sequences is empty; allowed: at least one sequence.")
         for sequence in sequences:
             if not isinstance(sequence, Sequence):
-                raise TypeError(f"{_NAME} sequences has a {type(sequence).__name__}; allowed: Sequence.")
+                raise TypeError(f"{NAME} sequences has a {type(sequence).__name__}; allowed: Sequence.")
             if sequence._cache is not self:
-                raise ValueError(f"{_NAME} a sequence is of another cache, or was released; allowed: those in use.")
+                raise ValueError(f"{NAME} a sequence is of another cache, or was released; allowed: those in use.")
         if len({id(sequence) for sequence in sequences}) != len(sequences):
-            raise ValueError(f"{_NAME} sequences has one twice; allowed: each at most once.")
+            raise ValueError(f"{NAME} sequences has one twice; allowed: each at most once.")
         if isinstance(new_tokens, int):
             return [_count("new_tokens", new_tokens)] * len(sequences)
         counts = [_count("new_tokens", count) for count in new_tokens]
         if len(counts) != len(sequences):
             raise ValueError(
-                f"{_NAME} new_tokens has {len(counts)} entries and sequences {len(sequences)}; allowed: one for each."
+                f"{NAME} new_tokens has {len(counts)} entries and sequences {len(sequences)}; allowed: one for each."
             )
         return counts
 
@@ -237,162 +232,31 @@ class Sequence:
 
     def _in_use(self) -> PagedCache:
         if self._cache is None:
-            raise ValueError(f"{_NAME} the sequence was released; allowed: sequences in use.")
+            raise ValueError(f"{NAME} the sequence was released; allowed: sequences in use.")
         return self._cache
 
     def _up_to(self, name: str, value: int) -> int:
         if type(value) is not int:
-            raise TypeError(f"{_NAME} {name} is a {type(value).__name__}; allowed: int.")
+            raise TypeError(f"{NAME} {name} is a {type(value).__name__}; allowed: int.")
         if not 0 <= value <= len(self):
-            raise ValueError(f"{_NAME} {name} is {value}; allowed: 0 to {len(self)}, the sequence's length.")
+            raise ValueError(f"{NAME} {name} is {value}; allowed: 0 to {len(self)}, the sequence's length.")
         return value
-
-
-@dataclass
-class _Layer:
-    """The pages of one layer."""
-
-    window: int | None
-    keys: Parts | None = None
-    values: Parts | None = None
-
-    def parts(self) -> list[mx.array]:
-        return [part for x in (self.keys, self.values) if x is not None for part in _as_tuple(x)]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What the layers of one call share."""
-
-    new_tokens: list[int]
-    offset: Any  # tokens before the call: an int for one sequence, otherwise an array
-    end: Any  # tokens after it
-    slots: mx.array  # where the tokens are written, [1, batch * tokens]; -1: padding
-    columns: int  # of the table of pages
-    plan: _ext.AttentionPlan
-
-    @staticmethod
-    def of(sequences: SequenceOf[Sequence], counts: list[int], page_size: int) -> "_Step":
-        """Of sequences that have their pages, but are not longer yet."""
-        most = max(counts)
-        slots = []
-        for sequence, count in zip(sequences, counts, strict=True):
-            positions = range(len(sequence), len(sequence) + count)
-            slots += [sequence._pages[p // page_size] * page_size + p % page_size for p in positions]
-            slots += [-1] * (most - count)
-        columns = max(len(sequence._pages) for sequence in sequences)
-        table = [sequence._pages + [-1] * (columns - len(sequence._pages)) for sequence in sequences]
-        offsets = [len(sequence) for sequence in sequences]
-        ends = [offset + count for offset, count in zip(offsets, counts, strict=True)]
-        lengths = mx.array(ends)
-        is_one = len(sequences) == 1
-        return _Step(
-            new_tokens=counts,
-            offset=offsets[0] if is_one else mx.array(offsets),
-            end=ends[0] if is_one else lengths,
-            slots=mx.array([slots]),
-            columns=columns,
-            plan=attention_plan(
-                q_len=most,
-                lengths=lengths,
-                q_lengths=mx.array(counts) if min(counts) < most else None,
-                block_table=mx.array(table),
-                page_size=page_size,
-            ),
-        )
-
-    def mask(self, tokens: int, window: int | None, page_size: int) -> mx.array:
-        """The causal mask as an array, ``[batch, 1, tokens, pages * page_size]``."""
-        queries = mx.reshape(mx.array(self.offset), (-1, 1, 1, 1)) + mx.arange(tokens)[:, None]
-        keys = mx.arange(self.columns * page_size)
-        visible = queries >= keys
-        return visible if window is None else visible & (queries < keys + window)
-
-
-class LayerCache:
-    """What one layer of a model gets as its cache in one call (:meth:`PagedCache.step`)."""
-
-    def __init__(self, cache: PagedCache, layer: _Layer, step: _Step) -> None:
-        self._cache, self._layer, self._step = cache, layer, step
-        self._is_written = False
-
-    @property
-    def offset(self) -> Any:
-        """The number of tokens before the call, and once it has been written, after it."""
-        return self._step.end if self._is_written else self._step.offset
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The causal mask of a call with ``N`` tokens of each sequence, as mlx-lm's caches make it."""
-        window = window_size if window_size is not None else self._layer.window
-        if return_array:
-            return self._step.mask(N, window, self._cache.page_size)
-        return None if N == 1 and window is None else _Causal.of(window)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Pages, Parts]:
-        """Writes the keys and values of the new tokens; returns the pages for the patched model's attention."""
-        step, layer = self._step, self._layer
-        batch, _, tokens, _ = keys.shape
-        if (batch, tokens) != (len(step.new_tokens), max(step.new_tokens)):
-            raise ValueError(
-                f"{_NAME} the model was called with {tokens} tokens of {batch} sequences; allowed: those of step(), "
-                f"{max(step.new_tokens)} of {len(step.new_tokens)}."
-            )
-        if self._is_written:
-            raise ValueError(f"{_NAME} the layer was written twice; allowed: one call of the model for each step().")
-        if layer.keys is None or layer.values is None:
-            layer.keys, layer.values = self._cache_of(keys, 0), self._cache_of(values, 1)
-        options = self._cache._options
-        new = [x if batch == 1 else x.swapaxes(0, 1).flatten(1, 2)[None] for x in (keys, values)]
-        layer.keys, layer.values = _ext.kv_append(layer.keys, layer.values, *new, slots=step.slots, **options)
-        self._is_written = True
-        return Pages(layer.keys, {"plan": step.plan} | options), layer.values
-
-    def _cache_of(self, x: mx.array, side: int) -> Parts:
-        """Empty pages for keys (side 0) or values (1) like ``x``."""
-        shape = (self._cache._page_count, x.shape[1], self._cache.page_size)
-        bits = self._cache._options.get("kv_bits")
-        if bits is None:
-            return mx.zeros((*shape, x.shape[3]), x.dtype)
-        bits = bits if isinstance(bits, int) else bits[side]
-        group = self._cache._options["kv_group_size"]
-        if x.shape[3] % group:
-            raise ValueError(
-                f"{_NAME} the model's head dim is {x.shape[3]}; allowed: a multiple of kv_group_size, {group}."
-            )
-        numbers = [mx.zeros((*shape, x.shape[3] // group), x.dtype) for _ in range(2)]
-        return (mx.zeros((*shape, x.shape[3] * bits // 32), mx.uint32), *numbers)
-
-
-class _Causal(str):
-    """mlx-lm's ``"causal"``, with the window of the layer."""
-
-    window: int | None
-
-    @staticmethod
-    def of(window: int | None) -> "_Causal":
-        mask = _Causal("causal")
-        mask.window = window
-        return mask
-
-
-def _as_tuple(parts: Parts) -> tuple[mx.array, ...]:
-    return parts if isinstance(parts, tuple) else (parts,)
 
 
 def _count(name: str, value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{_NAME} {name} has type {type(value).__name__}; allowed: int.")
+        raise TypeError(f"{NAME} {name} has type {type(value).__name__}; allowed: int.")
     if value < 1:
-        raise ValueError(f"{_NAME} {name} is {value}; allowed: at least 1.")
+        raise ValueError(f"{NAME} {name} is {value}; allowed: at least 1.")
     return value
 
 
 def _check_format(bits: Any, group_size: Any) -> None:
     pair = bits if isinstance(bits, tuple) else (bits, bits)
     if len(pair) != 2 or any(b not in (2, 3, 4, 5, 6, 8) for b in pair):
-        raise ValueError(f"{_NAME} kv_bits is {bits}; allowed: 2, 3, 4, 5, 6, 8, a pair of them, or None.")
+        raise ValueError(f"{NAME} kv_bits is {bits}; allowed: 2, 3, 4, 5, 6, 8, a pair of them, or None.")
     if group_size not in (32, 64, 128):
-        raise ValueError(f"{_NAME} kv_group_size is {group_size}; allowed: 32, 64, 128.")
+        raise ValueError(f"{NAME} kv_group_size is {group_size}; allowed: 32, 64, 128.")
 
 
 def _windows(model: nn.Module) -> list[int | None]:
@@ -405,6 +269,6 @@ def _windows(model: nn.Module) -> list[int | None]:
         if type(cache) is RotatingKVCache and cache.keep == 0:
             return int(cache.max_size)
         what = "RotatingKVCache that keeps first tokens" if type(cache) is RotatingKVCache else type(cache).__name__
-        raise ValueError(f"{_NAME} the model has a {what}; allowed: KVCache, and RotatingKVCache with keep=0.")
+        raise ValueError(f"{NAME} the model has a {what}; allowed: KVCache, and RotatingKVCache with keep=0.")
 
     return [window(cache) for cache in make_prompt_cache(model)]

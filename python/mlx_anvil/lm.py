@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from mlx_anvil._extras import is_installed, need
-from mlx_anvil._paged_cache import LayerCache, PagedCache, Sequence
+from mlx_anvil._paged_cache import PagedCache, Sequence
+from mlx_anvil._paged_layers import LayerCache
 from mlx_anvil.patching import Report, patch
 
 __all__ = ["LayerCache", "PagedCache", "Sequence", "patch_all", "reports", "unpatch_all"]
