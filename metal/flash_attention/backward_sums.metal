@@ -2,11 +2,10 @@
 //   dV = P^T dO,  dK = scale dS^T Q
 //
 // Kernels: flash_attention_backward_sums_<dtype>_d<head dim>.
-// Grid: (blocks of keys, kv heads of the chunk). Blocks of a packed batch: block_of_rows (ragged.h).
-// Threadgroup: key_groups * column_groups * 32 x 1 x 1 (tiles.h).
-// Bindings: weights, d_out or q, sequences, d_v or d_k, sums, params. Function constants: scores.h
-// and ragged.h; 16: dK.
-// Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
+// Grid: (blocks of keys, kv heads of the chunk). Blocks of a packed batch: block_of_rows
+// (ragged.h). Threadgroup: key_groups * column_groups * 32 x 1 x 1 (tiles.h). Bindings: weights,
+// d_out or q, sequences, d_v or d_k, sums, params. Function constants: scores.h and ragged.h; 16:
+// dK. Alignment: rows as rows_are_vectors promises; otherwise none. Columns of d_k and d_v are
 // contiguous.
 //
 // A SIMD group computes kStoredRows keys x its columns. Where a chunk has not all queries that see

@@ -43,6 +43,10 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     ):
         case = ragged(form, any_dtype(rng), "causal", lengths)
         yield Checked(lambda form=form, case=case, lengths=lengths: check_ragged(form, case, lengths))
+    for form in ("padded", "packed"):
+        lengths = ((70, 90), (0, 9), (17, 0), (4, 9))
+        case = ragged(form, any_dtype(rng, (mx.float16, mx.bfloat16)), "additive mask", lengths)
+        yield Checked(lambda form=form, case=case, lengths=lengths: check_ragged(form, case, lengths), True)
     yield from quantized_templates(rng)
 
 

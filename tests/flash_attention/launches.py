@@ -41,11 +41,12 @@ def _attention(dtype: mx.Dtype, dim: int, value_dim: int, queries: int, heads: i
 def _attention_gradients(dtype: mx.Dtype, dim: int, value_dim: int, **options: object) -> Call:
     q = mx.zeros((1, 2, QUERIES, dim), dtype)
     k, v = (mx.zeros((1, 1, QUERIES, d), dtype) for d in (dim, value_dim))
-    extra = {name: x for name, x in options.items() if isinstance(x, mx.array) and x.dtype != mx.bool_}
+    arrays = {name: x for name, x in options.items() if isinstance(x, mx.array)}
+    extra = {name: x for name, x in arrays.items() if mx.issubdtype(x.dtype, mx.floating)}
     fixed = {name: x for name, x in options.items() if name not in extra}
 
-    def loss(q: mx.array, k: mx.array, v: mx.array, *arrays: mx.array) -> mx.array:
-        out, lse = mlx_anvil.flash_attention(q, k, v, return_lse=True, **fixed, **dict(zip(extra, arrays, strict=True)))
+    def loss(q: mx.array, k: mx.array, v: mx.array, *values: mx.array) -> mx.array:
+        out, lse = mlx_anvil.flash_attention(q, k, v, return_lse=True, **fixed, **dict(zip(extra, values, strict=True)))
         return out.sum() + lse.sum()
 
     return lambda: mx.grad(loss, argnums=tuple(range(3 + len(extra))))(q, k, v, *extra.values())
@@ -145,6 +146,15 @@ def _ragged(dtype: mx.Dtype, queries: int) -> Iterator[Call]:
             yield for_matrix_units(_quantized(dtype, 64, queries, mask="causal", **lengths))
 
 
+def _ragged_gradients(dtype: mx.Dtype) -> Iterator[Call]:
+    padded = {"lengths": mx.array([QUERIES // 2]), "q_lengths": mx.array([QUERIES])}
+    packed = {"cu_seqlens_q": mx.array([0, 1, QUERIES]), "cu_seqlens_k": mx.array([0, 2, QUERIES])}
+    for lengths, mask in product((padded, packed), ("causal", mx.zeros((1, 1, QUERIES, QUERIES), dtype))):
+        call = _attention_gradients(dtype, 64, 64, mask=mask, **lengths)
+        yield call
+        yield for_matrix_units(call)
+
+
 def every_kernel() -> Iterator[Call]:
     for dtype in DTYPES:
         yield from _every_quantized_kernel(dtype)
@@ -167,6 +177,7 @@ def every_kernel() -> Iterator[Call]:
             yield _attention_gradients(dtype, 64, 64, **options)
         for queries in (1, QUERIES):
             yield from _ragged(dtype, queries)
+        yield from _ragged_gradients(dtype)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
