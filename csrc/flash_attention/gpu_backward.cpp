@@ -219,7 +219,7 @@ struct Backward {
     // Fewer rows leave most of a block without any.
     constexpr int64_t kMostForSmallerBlocks = 64;
     const bool takes = device_traits(stream.device).group_products && vectors &&
-                       config.mask == AttentionMask::kNone && !config.is_ragged &&
+                       config.mask == AttentionMask::kNone &&
                        std::min(sizes.q_len, sizes.kv_len) > kMostForSmallerBlocks;
     return takes ? tile_among(kGroupTiles, pass, dtype_name(arrays.in.q), sizes) : nullptr;
   }
