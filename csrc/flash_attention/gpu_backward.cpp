@@ -27,11 +27,6 @@ constexpr uint32_t kStoresDMask = static_cast<uint32_t>(AttentionConstant::kStor
 constexpr uint32_t kStoresWeights = kFirstOwnConstant;  // of dq
 constexpr uint32_t kMakesKeys = kFirstOwnConstant;      // of sums
 
-// Of a packed batch: where a sequence's queries may start in the grid (ragged.h).
-constexpr int64_t unit_of_queries(int64_t rows) {
-  return std::max<int64_t>(rows, kChunkRows);
-}
-
 constexpr uint32_t groups_of(int64_t items, int64_t size) {
   return static_cast<uint32_t>((items + size - 1) / size);
 }
@@ -166,15 +161,9 @@ struct Backward {
   void launch_sums(
       const SumsTile& tile, Sums& of, const Scratch& weights, int64_t chunk_heads, bool vectors);
 
-  // The rows of the grid that queries take in blocks of this size: more than there are in a packed
-  // batch.
   int64_t rows_of_queries(int64_t rows) const {
-    return params.sequences > 0
-               ? unit_of_queries(rows) *
-                     blocks_of_rows(sizes.q_len, unit_of_queries(rows), params.sequences)
-               : sizes.q_len;
+    return rows_in_grid(sizes.q_len, rows, params.sequences);
   }
-
   int64_t blocks_of_keys(int64_t rows) const {
     return blocks_of_rows(sizes.kv_len, rows, params.sequences);
   }
@@ -219,7 +208,7 @@ struct Backward {
     // Fewer rows leave most of a block without any.
     constexpr int64_t kMostForSmallerBlocks = 64;
     const bool takes = device_traits(stream.device).group_products && vectors &&
-                       config.mask == AttentionMask::kNone && !config.is_ragged &&
+                       config.mask == AttentionMask::kNone &&
                        std::min(sizes.q_len, sizes.kv_len) > kMostForSmallerBlocks;
     return takes ? tile_among(kGroupTiles, pass, dtype_name(arrays.in.q), sizes) : nullptr;
   }

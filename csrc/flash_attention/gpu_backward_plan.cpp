@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/integers.h"
+#include "flash_attention/gpu_params.h"
 
 namespace mlx_anvil {
 
@@ -19,6 +20,11 @@ int64_t stored_keys(const AttentionSizes& sizes, const AttentionParams& params) 
 }
 
 }  // namespace
+
+int64_t rows_in_grid(int64_t q_len, int64_t block, int64_t packed_sequences) {
+  const int64_t unit = std::max<int64_t>(block, kChunkRows);
+  return packed_sequences > 0 ? unit * blocks_of_rows(q_len, unit, packed_sequences) : q_len;
+}
 
 WeightChunks weight_chunks(const AttentionSizes& sizes,
                            const AttentionParams& params,

@@ -20,6 +20,10 @@ struct WeightChunks {
   }
 };
 
+// Returns the rows of the grid that queries take in blocks of `block`. In a packed batch these are
+// more, since sequences start at multiples of kChunkRows, or of the block if it is larger.
+int64_t rows_in_grid(int64_t q_len, int64_t block, int64_t packed_sequences);
+
 // `cores` is 0 if unknown. Depends on nothing but its arguments.
 WeightChunks weight_chunks(const AttentionSizes& sizes,
                            const AttentionParams& params,

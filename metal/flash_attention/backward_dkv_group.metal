@@ -19,11 +19,21 @@
 #include "metal/flash_attention/grid.h"
 #include "metal/flash_attention/tiles.h"
 
+// Zero for padding.
+struct RowsInUse {
+  int count;
+
+  METAL_FUNC float operator()(int row, int, float gradient) const thread {
+    return row < count ? gradient : 0.0f;
+  }
+};
+
 template <typename T, int kHeadDim, int kValueDim, int kQueries, int kSimdgroups>
 [[kernel, max_total_threads_per_threadgroup(kSimdgroups * 32)]] void
 flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
                                    const device T* k [[buffer(1)]],
                                    const device T* v [[buffer(2)]],
+                                   const device int* sequences [[buffer(4)]],
                                    const device float* lse [[buffer(5)]],
                                    const device T* d_out [[buffer(6)]],
                                    const device float* delta [[buffer(7)]],
@@ -43,14 +53,31 @@ flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
   using Passing = PassingQueries<T, kHeadDim, kValueDim, kQueries, kThreads>;
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const int block = grid.block * kKeys;
-  const int last = metal::min(block + kKeys, common.kv_len) - 1;
+  const BlockOfRows of_block = block_of_rows<kKeys, true>(sequences, common, params.sequences,
+                                                          grid.batch, grid.block * kKeys);
+  if (!of_block.has_rows()) {
+    return;
+  }
+  const RaggedLengths lengths = of_block.lengths;
+  const int block = of_block.first, key_count = lengths.keys(common);
+  if (is_packed) {
+    q += lengths.query_offset * common.q_strides[2];
+    k += lengths.key_offset * common.k_strides[2];
+    v += lengths.key_offset * common.v_strides[2];
+    lse += lengths.query_offset;
+    d_out += lengths.query_offset * params.d_out_strides[2];
+    delta += lengths.query_offset;
+    d_k += lengths.key_offset * params.d_k_strides[2];
+    d_v += lengths.key_offset * params.d_v_strides[2];
+  }
+  const int last = metal::min(block + kKeys, key_count) - 1;
 
   threadgroup T* const kept_keys = reinterpret_cast<threadgroup T*>(memory);
   threadgroup T* const kept_values = kept_keys + KeyTile::kSize;
   GroupRows rows;
   rows.place = fragment_place(lane);
   rows.first = block + simdgroup * GroupRows::kRows;
+  rows.band_shift = lengths.band_shift();
   const int of_four = simdgroup % 4;
   const int first_of_four = (simdgroup - of_four) * GroupRows::kRows;
   rows.keys = {kept_keys, first_of_four, of_four, rows.place};
@@ -59,12 +86,13 @@ flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
   rows.value_gradient.zero();
 
   Passing passing;
-  passing.range = seeing_queries(common, block, last);
-  if (passing.range.begin < passing.range.end) {
+  passing.lengths = lengths;
+  passing.range = seeing_queries(common, block, last, lengths);
+  if (passing.range.begin < passing.range.end && (!is_ragged || block < key_count)) {
     const Rows<T> keys = {k + grid.batch * common.k_strides[0] + grid.head * common.k_strides[1],
-                          common.k_strides[2], 1, common.kv_len, common.head_dim};
+                          common.k_strides[2], 1, key_count, common.head_dim};
     const Rows<T> values = {v + grid.batch * common.v_strides[0] + grid.head * common.v_strides[1],
-                            common.v_strides[2], 1, common.kv_len, common.v_head_dim};
+                            common.v_strides[2], 1, key_count, common.v_head_dim};
     KeyTile::template start_copies<kThreads>(kept_keys, rows_from(keys, block), thread_index);
     ValueTile::template start_copies<kThreads>(kept_values, rows_from(values, block), thread_index);
 
@@ -80,8 +108,9 @@ flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
     int begin = passing.range.begin;
     for (int tile = of_head * common.group; tile > 0; --tile) {
       passing.wait();
-      const bool sees_all = !has_band || (block >= begin + kQueries - 1 + common.band_low &&
-                                          block + kKeys - 1 <= begin + common.band_high);
+      const bool sees_all =
+          !has_band || (block >= begin + kQueries - 1 + common.band_low + rows.band_shift &&
+                        block + kKeys - 1 <= begin + common.band_high + rows.band_shift);
       if (sees_all) {
         rows.template take<false>(passing, begin, params);
       } else {
@@ -92,16 +121,21 @@ flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
     }
     rows.finish();
   }
+  const int row_count = is_ragged ? lengths.row_count : common.kv_len;
+  if (is_ragged) {
+    rows.key_gradient.map(rows.first + rows.place.row, rows.place.column, RowsInUse{key_count});
+    rows.value_gradient.map(rows.first + rows.place.row, rows.place.column, RowsInUse{key_count});
+  }
   rows.key_gradient.scale(common.scale);
   rows.key_gradient.store(d_k + grid.batch * params.d_k_strides[0] +
                               grid.head * params.d_k_strides[1] +
                               rows.first * params.d_k_strides[2],
-                          params.d_k_strides[2], common.kv_len - rows.first, common.head_dim,
+                          params.d_k_strides[2], row_count - rows.first, common.head_dim,
                           rows.place, rows_are_vectors, heads_fill_tile);
   rows.value_gradient.store(d_v + grid.batch * params.d_v_strides[0] +
                                 grid.head * params.d_v_strides[1] +
                                 rows.first * params.d_v_strides[2],
-                            params.d_v_strides[2], common.kv_len - rows.first, common.v_head_dim,
+                            params.d_v_strides[2], row_count - rows.first, common.v_head_dim,
                             rows.place, rows_are_vectors, heads_fill_tile);
 }
 

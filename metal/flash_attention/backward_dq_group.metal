@@ -24,6 +24,7 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups>
 flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
                                   const device T* k [[buffer(1)]],
                                   const device T* v [[buffer(2)]],
+                                  const device int* sequences [[buffer(4)]],
                                   const device float* lse [[buffer(5)]],
                                   const device T* d_out [[buffer(6)]],
                                   const device float* delta [[buffer(7)]],
@@ -46,26 +47,51 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
   const GridPlace grid = place_in_grid(group, groups);
   const int kv_head = grid.head / common.group;
   // In a causal call the last blocks take longest, so they start first.
-  const int block = (grid.blocks - 1 - grid.block) * kRows;
-  const int last = metal::min(block + kRows, common.q_len) - 1;
+  const BlockOfRows of_block = block_of_rows<kRows, false>(
+      sequences, common, params.sequences, grid.batch, (grid.blocks - 1 - grid.block) * kRows);
+  if (!of_block.has_rows()) {
+    return;
+  }
+  const RaggedLengths lengths = of_block.lengths;
+  const int block = of_block.first, query_count = lengths.queries(common);
+  if (is_packed) {
+    q += lengths.query_offset * common.q_strides[2];
+    k += lengths.key_offset * common.k_strides[2];
+    v += lengths.key_offset * common.v_strides[2];
+    lse += lengths.query_offset;
+    d_out += lengths.query_offset * params.d_out_strides[2];
+    delta += lengths.query_offset;
+    d_q += lengths.query_offset * params.d_q_strides[2];
+  }
+  const int last = metal::min(block + kRows, query_count) - 1;
   const long head_row = (static_cast<long>(grid.batch) * common.q_heads + grid.head) * common.q_len;
+  device T* const head_d_q =
+      d_q + grid.batch * params.d_q_strides[0] + grid.head * params.d_q_strides[1];
 
   GroupRows rows;
+  rows.lengths = lengths;
   rows.place = fragment_place(lane);
   rows.first = block + simdgroup * GroupRows::kRows;
+  if (is_ragged && (block >= query_count || lengths.key_count == 0)) {  // padding
+    rows.gradient.zero();
+    rows.gradient.store(head_d_q + rows.first * params.d_q_strides[2], params.d_q_strides[2],
+                        lengths.row_count - rows.first, common.head_dim, rows.place,
+                        rows_are_vectors, heads_fill_tile);
+    return;
+  }
   rows.begin({q + grid.batch * common.q_strides[0] + grid.head * common.q_strides[1],
-              common.q_strides[2], 1, common.q_len, common.head_dim},
+              common.q_strides[2], 1, query_count, common.head_dim},
              {d_out + grid.batch * params.d_out_strides[0] + grid.head * params.d_out_strides[1],
-              params.d_out_strides[2], 1, common.q_len, common.v_head_dim},
-             lse + head_row, delta + head_row, common.q_len);
+              params.d_out_strides[2], 1, query_count, common.v_head_dim},
+             lse + head_row, delta + head_row, query_count);
 
-  const KeyRange visible = visible_keys(common, block, last);
+  const KeyRange visible = visible_keys(common, block, last, lengths);
   if (visible.begin < visible.end) {
     const Rows<T> all_keys = {k + grid.batch * common.k_strides[0] + kv_head * common.k_strides[1],
-                              common.k_strides[2], 1, common.kv_len, common.head_dim};
+                              common.k_strides[2], 1, lengths.keys(common), common.head_dim};
     const Rows<T> all_values = {
         v + grid.batch * common.v_strides[0] + kv_head * common.v_strides[1], common.v_strides[2],
-        1, common.kv_len, common.v_head_dim};
+        1, lengths.keys(common), common.v_head_dim};
     PassingTiles<T, kKeys, kHeadDim, kValueDim, kThreads> tiles;
     tiles.begin(reinterpret_cast<threadgroup T*>(memory), thread_index);
     Rows<T> keys = rows_from(all_keys, visible.begin);
@@ -82,7 +108,7 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
       advance<kKeys>(values, true);
       keys.rows = begin + 2 * kKeys < visible.end ? keys.rows : 0;
       values.rows = begin + 2 * kKeys < visible.end ? values.rows : 0;
-      if (sees_all(common, block, last, begin, begin + kKeys)) {
+      if (sees_all(common, block, last, begin, begin + kKeys, lengths)) {
         rows.template take<false>(tiles, begin, keys, values, common);
       } else {
         rows.template take<true>(tiles, begin, keys, values, common);
@@ -91,9 +117,8 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
     rows.finish();
   }
   rows.gradient.scale(common.scale);
-  rows.gradient.store(d_q + grid.batch * params.d_q_strides[0] + grid.head * params.d_q_strides[1] +
-                          rows.first * params.d_q_strides[2],
-                      params.d_q_strides[2], common.q_len - rows.first, common.head_dim, rows.place,
+  rows.gradient.store(head_d_q + rows.first * params.d_q_strides[2], params.d_q_strides[2],
+                      lengths.rows(common) - rows.first, common.head_dim, rows.place,
                       rows_are_vectors, heads_fill_tile);
 }
 

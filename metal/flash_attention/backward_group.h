@@ -3,7 +3,7 @@
 #pragma once
 
 #include "metal/common/group_product.h"
-#include "metal/flash_attention/scores.h"
+#include "metal/flash_attention/ragged.h"
 
 // Tiles of two operands in threadgroup memory. Two are copied while one is multiplied; the last
 // products of the one before may still run, so there are four places.

@@ -10,6 +10,7 @@ struct PassingQueries {
   static_assert(2 * kQueries <= kThreads, "each thread copies one number");
   enum { kSaved = 2 * 2 * kQueries };  // numbers in threadgroup memory
 
+  RaggedLengths lengths;
   const device T* q;  // of the group's first head
   const device T* d_out;
   const device float* own;  // lse or delta, which this thread copies
@@ -54,7 +55,8 @@ struct PassingQueries {
   METAL_FUNC void load_next(constant AttentionBackwardParams& params) thread {
     constant AttentionParams& common = params.common;
     const bool exists = next_head < common.group;
-    const int head = exists ? next_head : 0, rows = exists ? common.q_len - next : 0;
+    const int query_count = lengths.queries(common);
+    const int head = exists ? next_head : 0, rows = exists ? query_count - next : 0;
     const Rows<T> queries = {q + head * common.q_strides[1] + next * common.q_strides[2],
                              common.q_strides[2], 1, rows, common.head_dim};
     const Rows<T> cotangents = {
@@ -62,8 +64,8 @@ struct PassingQueries {
         params.d_out_strides[2], 1, rows, common.v_head_dim};
     tiles.copy(queries, cotangents);
     const int query = next + tiles.thread_index % kQueries;
-    coming_exists = query < common.q_len;
-    coming = own[static_cast<long>(head) * common.q_len + metal::min(query, common.q_len - 1)];
+    coming_exists = query < query_count;
+    coming = own[static_cast<long>(head) * common.q_len + metal::min(query, query_count - 1)];
     next += kQueries;
     const bool wraps = next >= range.end;
     next = wraps ? range.begin : next;
@@ -96,6 +98,7 @@ struct KeyGroupRows {
 
   FragmentPlace place;  // of this lane
   int first;            // key of row 0
+  int band_shift;       // of the sequence (ragged.h)
   Keys keys;
   Values values;
   RegTile<float, kRows, kHeadDim> key_gradient;
@@ -148,7 +151,8 @@ struct KeyGroupRows {
     if (!kHides) {
       return weight;
     }
-    const int from = first + 8 * i + place.row - params.band_high;  // the first query that sees it
+    const int from =
+        first + 8 * i + place.row - params.band_high - band_shift;  // the first query that sees it
     const uint span = uint(params.band_high - params.band_low);
     const int query = begin + 8 * n + place.column - from;
     return float2(uint(query) <= span ? weight.x : 0.0f, uint(query + 1) <= span ? weight.y : 0.0f);

@@ -14,6 +14,7 @@ struct QueryGroupRows {
   using ValuesAcross = TransposedSwizzledOperand<T, kKeys, kValueDim>;
   using Keys = SwizzledOperand<T, kKeys, kHeadDim>;
 
+  RaggedLengths lengths;
   FragmentPlace place;  // of this lane
   int first;            // query of row 0
   RegTile<T, kRows, kHeadDim> q;
@@ -80,7 +81,7 @@ struct QueryGroupRows {
   METAL_FUNC void weigh(int begin, constant AttentionParams& params) thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
-      const SeenKeys seen = seen_keys(params, query(i));
+      const SeenKeys seen = seen_keys(params, query(i), lengths);
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeys / 8; ++n) {
         const float2 s = elements_of(p.fragments[i][n]);
@@ -120,7 +121,7 @@ struct QueryGroupRows {
   METAL_FUNC void differentiate_capped(int begin, constant AttentionParams& params) thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kRowFragments; ++i) {
-      const SeenKeys seen = seen_keys(params, query(i));
+      const SeenKeys seen = seen_keys(params, query(i), lengths);
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kKeys / 8; ++n) {
         const float2 s = elements_of(p.fragments[i][n]), d = elements_of(d_scores.fragments[i][n]);
