@@ -102,9 +102,6 @@ template <typename T,
   const long head_row = (static_cast<long>(batch) * common.q_heads + head) * common.q_len;
   const HeadMask<T> head_mask = mask_of<T>(mask, common, batch, head);
   device float* head_d_mask = d_mask + (stores_d_mask ? head_row * common.kv_len : 0);
-  device T* const head_d_q = d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1];
-  RegTile<float, kGroupRows, kHeadDim> gradient;
-  gradient.zero();
   const FragmentPlace place = fragment_place(lane);
   if (is_ragged && stores_d_mask) {  // pairs of the sequence are stored again below
     const int end = metal::min(block + kRows, lengths.row_count);
@@ -117,9 +114,12 @@ template <typename T,
     head_d_mask += lengths.first_key();
   }
   if (is_ragged && (block >= query_count || lengths.key_count == 0)) {  // padding
-    gradient.store(head_d_q + first * params.d_q_strides[2], params.d_q_strides[2],
-                   lengths.row_count - first, common.head_dim, place, rows_are_vectors,
-                   heads_fill_tile);
+    RegTile<float, kGroupRows, kHeadDim> zeros;
+    zeros.zero();
+    zeros.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1] +
+                    first * params.d_q_strides[2],
+                params.d_q_strides[2], lengths.row_count - first, common.head_dim, place,
+                rows_are_vectors, heads_fill_tile);
     return;
   }
 
@@ -136,6 +136,8 @@ template <typename T,
   cotangents.begin(all_cotangents, first, place);
   cotangents.template stage<kThreads>(kept_cotangents, all_cotangents, block, simdgroup,
                                       thread_index);
+  RegTile<float, kGroupRows, kHeadDim> gradient;
+  gradient.zero();
   SavedRow saved[kRowFragments];
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kRowFragments; ++i) {
@@ -158,7 +160,7 @@ template <typename T,
     const int square = round_down(first);
     stored = square < query_count ? stored_range(common, square, lengths) : stored;
     own = visits_all ? own : stored;
-    const int in_chunk = row + int(simdgroup) * kGroupRows - params.first_row;
+    const int in_chunk = (is_packed ? row + int(simdgroup) * kGroupRows : first) - params.first_row;
     stored_at = StoredStrips<device T*>(weights, params, group.y, in_chunk).data +
                 (8 * place.row + place.column);
     visible.begin = round_down(visible.begin);
@@ -207,9 +209,10 @@ template <typename T,
     }
   }
   gradient.scale(common.scale);
-  gradient.store(head_d_q + first * params.d_q_strides[2], params.d_q_strides[2],
-                 lengths.rows(common) - first, common.head_dim, place, rows_are_vectors,
-                 heads_fill_tile);
+  gradient.store(d_q + batch * params.d_q_strides[0] + head * params.d_q_strides[1] +
+                     first * params.d_q_strides[2],
+                 params.d_q_strides[2], lengths.rows(common) - first, common.head_dim, place,
+                 rows_are_vectors, heads_fill_tile);
 }
 
 // ---- kernels

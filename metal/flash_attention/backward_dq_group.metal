@@ -65,8 +65,6 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
   }
   const int last = metal::min(block + kRows, query_count) - 1;
   const long head_row = (static_cast<long>(grid.batch) * common.q_heads + grid.head) * common.q_len;
-  device T* const head_d_q =
-      d_q + grid.batch * params.d_q_strides[0] + grid.head * params.d_q_strides[1];
 
   GroupRows rows;
   rows.lengths = lengths;
@@ -74,9 +72,10 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
   rows.first = block + simdgroup * GroupRows::kRows;
   if (is_ragged && (block >= query_count || lengths.key_count == 0)) {  // padding
     rows.gradient.zero();
-    rows.gradient.store(head_d_q + rows.first * params.d_q_strides[2], params.d_q_strides[2],
-                        lengths.row_count - rows.first, common.head_dim, rows.place,
-                        rows_are_vectors, heads_fill_tile);
+    rows.gradient.store(d_q + grid.batch * params.d_q_strides[0] +
+                            grid.head * params.d_q_strides[1] + rows.first * params.d_q_strides[2],
+                        params.d_q_strides[2], lengths.row_count - rows.first, common.head_dim,
+                        rows.place, rows_are_vectors, heads_fill_tile);
     return;
   }
   rows.begin({q + grid.batch * common.q_strides[0] + grid.head * common.q_strides[1],
@@ -117,9 +116,10 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
     rows.finish();
   }
   rows.gradient.scale(common.scale);
-  rows.gradient.store(head_d_q + rows.first * params.d_q_strides[2], params.d_q_strides[2],
-                      lengths.rows(common) - rows.first, common.head_dim, rows.place,
-                      rows_are_vectors, heads_fill_tile);
+  rows.gradient.store(d_q + grid.batch * params.d_q_strides[0] + grid.head * params.d_q_strides[1] +
+                          rows.first * params.d_q_strides[2],
+                      params.d_q_strides[2], lengths.rows(common) - rows.first, common.head_dim,
+                      rows.place, rows_are_vectors, heads_fill_tile);
 }
 
 #endif
