@@ -45,11 +45,10 @@ def draw_attention(shape: Shape, queries: int, dtype: mx.Dtype) -> list[mx.array
 
 
 def pairs_seen(shape: Shape, *, causal: bool, window_size: int | None = None) -> float:
-    """Pairs of a query and a key, over all heads."""
-    pairs = shape.batch * shape.heads * shape.length**2
-    if window_size:
-        return shape.batch * shape.heads * (shape.length - window_size / 2) * window_size
-    return pairs * (0.5 if causal else 1.0)
+    """Pairs of a query and a key, over all heads. A window is causal."""
+    keys = window_size or shape.length
+    hidden = keys / 2 if causal else 0.0
+    return shape.batch * shape.heads * (shape.length - hidden) * keys
 
 
 def plain_rows() -> Iterator[Row]:
@@ -85,9 +84,11 @@ def decode_rows(copy: float | None) -> Iterator[Row]:
         sets = [draw_attention(shape, 1, dtype) for _ in range(3)]
         contestants = {
             "ours": in_turn([partial(flash_attention, *qkv) for qkv in sets]),
-            "mlx": in_turn([partial(mx.fast.scaled_dot_product_attention, *qkv, scale=128**-0.5) for qkv in sets]),
+            "mlx": in_turn(
+                [partial(mx.fast.scaled_dot_product_attention, *qkv, scale=shape.dim**-0.5) for qkv in sets]
+            ),
         }
-        what = f"decode {dtype_name(dtype)} 32/8 heads of 128, {shape.length} keys"
+        what = f"decode {dtype_name(dtype)} {shape.heads}/{shape.kv_heads} heads of {shape.dim}, {shape.length} keys"
         yield compare(what, contestants, work={"bytes": sets[0][1].nbytes * 2}, copy=copy)
 
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 from cuda_decoder import normal
 from cuda_timing import Call, Row, compare, peak_bytes, with_peers
 from cuda_torch import Shape, flex_attention_us
+from mla_decode import RANK, ROPE, SCALE
 from mlx_anvil import flash_attention, mla_decode
 from mlx_anvil._check import dtype_name
 
@@ -108,17 +109,17 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
 
 
 def latent_rows(copy: float | None) -> Iterator[Row]:
-    rank, rope, keys, scale = 512, 64, 32768, 0.07
+    keys = 32768
     for heads in (16, 128):
-        q = [normal((1, heads, 1, dim), DTYPE) for dim in (rank, rope)]
-        sets = [[normal((1, 1, keys, dim), DTYPE) for dim in (rank, rope)] for _ in range(2)]
+        q = [normal((1, heads, 1, dim), DTYPE) for dim in (RANK, ROPE)]
+        sets = [[normal((1, 1, keys, dim), DTYPE) for dim in (RANK, ROPE)] for _ in range(2)]
 
         def composed(latent: mx.array, k_rope: mx.array, q: list[mx.array] = q) -> mx.array:
-            scores = (q[0] * scale) @ latent.swapaxes(-1, -2) + (q[1] * scale) @ k_rope.swapaxes(-1, -2)
+            scores = (q[0] * SCALE) @ latent.swapaxes(-1, -2) + (q[1] * SCALE) @ k_rope.swapaxes(-1, -2)
             return mx.softmax(scores, axis=-1, precise=True) @ latent
 
         contestants: dict[str, Call] = {
-            "ours": in_turn([partial(mla_decode, *q, *cache, scale=scale) for cache in sets]),
+            "ours": in_turn([partial(mla_decode, *q, *cache, scale=SCALE) for cache in sets]),
             "mlx": in_turn([partial(composed, *cache) for cache in sets]),
         }
         work: dict[str, float] = {"bytes": sum(part.nbytes for part in sets[0])}

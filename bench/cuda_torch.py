@@ -108,7 +108,8 @@ def flex_attention_us(
     softcap: float | None = None,
     documents: int | None = None,
 ) -> dict[str, float]:
-    """Causal, compiled. `documents`: the sequence is so many of equal length."""
+    """Causal and compiled. With `documents`, the sequence consists of that many documents of equal length, and a query
+    sees keys of its own document only."""
     if not HAS_TORCH:
         return {}
     import torch

@@ -104,7 +104,7 @@ struct KeyGradientBlock {
     }
     const int block = of_block.first, key_count = lengths.keys(common);
     const int first = block + call.simdgroup * kGroupRows;
-    // Of a ragged batch, rows of padding are stored too.
+    // A ragged batch stores its rows of padding as well.
     const int last =
         (is_ragged ? first + kGroupRows : metal::min(first + kGroupRows, common.kv_len)) - 1;
     const FragmentPlace place = fragment_place(call.lane);

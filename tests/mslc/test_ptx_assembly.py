@@ -119,14 +119,21 @@ def test_project_kernels_assemble(path, dtype, arch, features, folder, request, 
 @needs_metal
 def test_packed_kernels_load_one_by_one(folder):
     """What the package ships: every kernel of a file as a separate module."""
-    built = {}
-    for name in ("backward_dq", "decode"):
-        path = METAL / "metal" / "flash_attention" / f"{name}.metal"
-        built |= build_ptx.kernels_of(shipped(path, tuple(declared(path, "float16")[0]), folder))
-    kernels = unpack_ptx(pack_ptx(built))
+
+    def kernels_of(*names):
+        built = {}
+        for name in names:
+            path = METAL / "metal" / "flash_attention" / f"{name}.metal"
+            built |= build_ptx.kernels_of(shipped(path, tuple(declared(path, "float16")[0]), folder))
+        return unpack_ptx(pack_ptx(built))
+
+    kernels = kernels_of("backward_dq", "decode")
     assert "flash_attention_decode_combine_float16" in kernels
     assert len(kernels) > 20
     assert kernels["flash_attention_backward_dq_float16_d64v64"].startswith("// bindings 0 1 2 3 4 5 6 7 8 9 10 11\n")
+    # It takes no mask, binding 3.
+    without_mask = kernels_of("backward_dq_group")["flash_attention_backward_dq_matrix_group_float16_d64v64"]
+    assert without_mask.startswith("// bindings 0 1 2 4 5 6 7 8 9 10 11\n")
     shared = 0
     for name in [name for name in kernels if "float16_d64" in name]:
         module = PtxModule("sm_90", with_constants(kernels[name], dict.fromkeys(range(32), True)), [])
