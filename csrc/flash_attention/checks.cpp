@@ -192,8 +192,8 @@ void append_extras(Arrays& inputs, const AttentionOptions& options) {
     inputs.push_back(*mask);
   }
   const AttentionLengths& lengths = options.lengths;
-  for (const auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries,
-                        &lengths.cu_keys, &options.block_table}) {
+  for (const auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.starts,
+                        &lengths.cu_queries, &lengths.cu_keys, &options.block_table}) {
     OptionalInputs::append(inputs, *x);
   }
 }
@@ -204,8 +204,8 @@ void replace_extras(AttentionOptions& options, const Arrays& inputs, size_t firs
   }
   AttentionLengths& lengths = options.lengths;
   OptionalInputs own(inputs, first);
-  for (auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.cu_queries,
-                  &lengths.cu_keys, &options.block_table}) {
+  for (auto* x : {&options.sinks, &lengths.keys, &lengths.queries, &lengths.starts,
+                  &lengths.cu_queries, &lengths.cu_keys, &options.block_table}) {
     own.replace(*x);
   }
   options.plan = nullptr;  // of the arrays that these replace

@@ -92,7 +92,7 @@ Args call_of(const Args& whole, const AttentionSequence& at) {
   args.sizes.q_len = at.queries;
   args.sizes.kv_len = at.keys;
   args.sequences = nullptr;
-  args.config.is_ragged = args.config.is_packed = false;
+  args.config.is_ragged = args.config.is_packed = args.config.has_starts = false;
   return args;
 }
 

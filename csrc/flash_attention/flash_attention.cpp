@@ -81,7 +81,8 @@ AttentionResult flash_attention(const mx::array& q,
   const auto of = [](const std::optional<mx::array>& x) { return x ? &*x : nullptr; };
   if (traces_shapeless({&q, &k, &v, std::get_if<mx::array>(&options.mask), of(options.sinks),
                         of(options.lengths.keys), of(options.lengths.queries),
-                        of(options.lengths.cu_queries), of(options.lengths.cu_keys), of(table)})) {
+                        of(options.lengths.starts), of(options.lengths.cu_queries),
+                        of(options.lengths.cu_keys), of(table)})) {
     return shapeless(q, k, v, options, s);
   }
 
@@ -96,6 +97,7 @@ AttentionResult flash_attention(const mx::array& q,
                      std::nullopt};
   config.is_ragged = in.sequences.has_value();
   config.is_packed = options.lengths.cu_queries.has_value();
+  config.has_starts = options.lengths.starts.has_value();
   const std::string reason = why_composed(in, s);
   check_row_invariant(config, reason, s);
   if (table) {

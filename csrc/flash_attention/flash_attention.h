@@ -18,6 +18,7 @@ inline constexpr const char* kFlashAttention = "flash_attention";  // in message
 // The sequences of a ragged batch (sequences.h), as integers. None: every row is a query and a key.
 struct AttentionLengths {
   std::optional<mx::array> keys, queries;        // [batch]
+  std::optional<mx::array> starts;               // [batch]: the first key of each
   std::optional<mx::array> cu_queries, cu_keys;  // [sequences + 1]
 };
 

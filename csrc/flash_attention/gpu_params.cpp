@@ -59,7 +59,7 @@ bool has_band(const AttentionConfig& config) {
 int64_t packed_sequences(const AttentionConfig& config,
                          const AttentionSizes& sizes,
                          const std::optional<mx::array>& sequences) {
-  return config.is_packed ? sequences->shape(0) / sizes.batch : 0;
+  return config.starts_anywhere() ? sequences->shape(0) / sizes.batch : 0;
 }
 
 AttentionGrid attention_grid(const AttentionConfig& config,
@@ -120,7 +120,7 @@ const mx::array& pages_or_q(const AttentionInputs& in) {
 
 void add_ragged_constants(FunctionConstants& constants, const AttentionConfig& config) {
   constants.add({{static_cast<uint32_t>(AttentionConstant::kRagged), config.is_ragged},
-                 {static_cast<uint32_t>(AttentionConstant::kPacked), config.is_packed}});
+                 {static_cast<uint32_t>(AttentionConstant::kPacked), config.starts_anywhere()}});
 }
 
 const Kernel& attention_kernel(const KernelName& name, const FunctionConstants& constants) {

@@ -94,6 +94,12 @@ void check_table(const char* op,
                       "block_table is given without lengths; allowed: both, lengths with the "
                       "number of keys of each sequence.");
   }
+  if (lengths.starts) {
+    throw_value_error(
+        op,
+        "starts is given with block_table; allowed: one of them, since the pages of a "
+        "sequence start with its first key.");
+  }
   if (!mx::issubdtype(table.dtype(), mx::integer)) {
     throw_value_error(op, "block_table has dtype " + to_text(table.dtype()) +
                               "; allowed: integers, such as mx.int32.");

@@ -43,7 +43,7 @@ int keys_of(std::optional<int> kv_len,
 }
 
 int batch_of(const AttentionLengths& lengths) {
-  for (const auto* x : {&lengths.keys, &lengths.queries}) {
+  for (const auto* x : {&lengths.keys, &lengths.queries, &lengths.starts}) {
     if (*x && (*x)->ndim() == 1) {
       return (*x)->shape(0);
     }

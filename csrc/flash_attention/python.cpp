@@ -71,10 +71,12 @@ void set_rows(AttentionOptions& options,
   if (!nb::isinstance<AttentionPlan>(plan)) {
     throw_type_error(kFlashAttention, "plan", plan, "None, mlx_anvil.AttentionPlan");
   }
-  if (lengths.keys || lengths.queries || lengths.cu_queries || lengths.cu_keys || block_table) {
-    throw_value_error(kFlashAttention,
-                      "plan is given with lengths, q_lengths, cu_seqlens or block_table; allowed: "
-                      "the plan alone, which has them.");
+  if (lengths.keys || lengths.queries || lengths.starts || lengths.cu_queries || lengths.cu_keys ||
+      block_table) {
+    throw_value_error(
+        kFlashAttention,
+        "plan is given with lengths, q_lengths, starts, cu_seqlens or block_table; allowed: "
+        "the plan alone, which has them.");
   }
   options.plan = nb::cast<std::shared_ptr<AttentionPlan>>(plan);
   options.lengths = options.plan->lengths;
@@ -104,6 +106,7 @@ nb::object mask_of_call(nb::handle mask,
   };
   add("lengths", options.lengths.keys);
   add("q_lengths", options.lengths.queries);
+  add("starts", options.lengths.starts);
   add("cu_seqlens_q", options.lengths.cu_queries);
   add("cu_seqlens_k", options.lengths.cu_keys);
   add("block_table", options.block_table);
@@ -175,6 +178,7 @@ AttentionResult attention_of_python(nb::handle q,
   "window_size: int | tuple[int, int] | None = None, softcap: float | None = None, "       \
   "return_lse: " return_lse                                                                \
   ", lengths: mlx.core.array | None = None, q_lengths: mlx.core.array | None = None, "     \
+  "starts: mlx.core.array | None = None, "                                                 \
   "cu_seqlens_q: mlx.core.array | None = None, "                                           \
   "cu_seqlens_k: mlx.core.array | None = None, "                                           \
   "block_table: mlx.core.array | None = None, kv_group_size: int | None = None, "          \
@@ -237,6 +241,8 @@ Args:
     lengths (array, optional): ``[B]`` integers: of each batch, only the first ``lengths[b]`` keys
         are keys, and the last query is aligned with the last of them. The rest is padding.
     q_lengths (array, optional): ``[B]`` integers, likewise for queries. Default: all.
+    starts (array, optional): ``[B]`` integers: the keys before the first one, as of a batch that is padded on the left.
+        The keys of each batch are those from ``starts[b]`` up to ``lengths[b]``. Default: 0.
     cu_seqlens_q (array, optional): ``[n + 1]`` integers that do not decrease: sequence ``s`` of a
         packed batch (``B = 1``) has the queries from ``cu_seqlens_q[s]`` up to
         ``cu_seqlens_q[s + 1]``. A query sees keys of its own sequence only.
@@ -268,7 +274,7 @@ Raises:
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
         is unsupported; quantized ``k`` and ``v`` do not match their format; ``block_table`` comes
-        without ``lengths`` or names a page that the cache lacks; ``row_invariant`` is set on a GPU
+        without ``lengths``, with ``starts``, or names a page that the cache lacks; ``row_invariant`` is set on a GPU
         or for head dims without a kernel; the plan is for other sizes; the stream is on a GPU and
         MLX has no GPU backend.
 
@@ -286,6 +292,7 @@ nb::object flash_attention_of_python(nb::handle q,
                                      nb::handle return_lse,
                                      nb::handle lengths,
                                      nb::handle q_lengths,
+                                     nb::handle starts,
                                      nb::handle cu_seqlens_q,
                                      nb::handle cu_seqlens_k,
                                      nb::handle block_table,
@@ -299,7 +306,7 @@ nb::object flash_attention_of_python(nb::handle q,
       to_kv_options(kFlashAttention, kv_group_size, kv_bits, kv_mode);
   AttentionOptions options;
   set_rows(options, plan,
-           to_lengths(kFlashAttention, lengths, q_lengths, cu_seqlens_q, cu_seqlens_k),
+           to_lengths(kFlashAttention, lengths, q_lengths, starts, cu_seqlens_q, cu_seqlens_k),
            to_optional_array(kFlashAttention, "block_table", block_table));
   set_options(options, scale, mask_of_call(mask, q, k, options), sinks, window_size, softcap,
               return_lse, row_invariant);
@@ -329,11 +336,11 @@ const BindOp bind_flash_attention([](nb::module_& m) {
     m.def("flash_attention", flash_attention_of_python, "q"_a.none(), "k"_a.none(), "v"_a.none(),
           nb::kw_only(), "scale"_a = nb::none(), "mask"_a = nb::none(), "sinks"_a = nb::none(),
           "window_size"_a = nb::none(), "softcap"_a = nb::none(), "return_lse"_a.none() = false,
-          "lengths"_a = nb::none(), "q_lengths"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
-          "cu_seqlens_k"_a = nb::none(), "block_table"_a = nb::none(),
-          "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(), "kv_mode"_a.none() = "affine",
-          "row_invariant"_a.none() = false, "plan"_a = nb::none(), "stream"_a = nb::none(),
-          nb::sig(signature), kDoc);
+          "lengths"_a = nb::none(), "q_lengths"_a = nb::none(), "starts"_a = nb::none(),
+          "cu_seqlens_q"_a = nb::none(), "cu_seqlens_k"_a = nb::none(),
+          "block_table"_a = nb::none(), "kv_group_size"_a = nb::none(), "kv_bits"_a = nb::none(),
+          "kv_mode"_a.none() = "affine", "row_invariant"_a.none() = false, "plan"_a = nb::none(),
+          "stream"_a = nb::none(), nb::sig(signature), kDoc);
   }
 });
 

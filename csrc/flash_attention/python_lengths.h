@@ -15,10 +15,12 @@ inline std::optional<mx::array> to_optional_array(const char* op,
 inline AttentionLengths to_lengths(const char* op,
                                    nb::handle lengths,
                                    nb::handle q_lengths,
+                                   nb::handle starts,
                                    nb::handle cu_seqlens_q,
                                    nb::handle cu_seqlens_k) {
   return {.keys = to_optional_array(op, "lengths", lengths),
           .queries = to_optional_array(op, "q_lengths", q_lengths),
+          .starts = to_optional_array(op, "starts", starts),
           .cu_queries = to_optional_array(op, "cu_seqlens_q", cu_seqlens_q),
           .cu_keys = to_optional_array(op, "cu_seqlens_k", cu_seqlens_k)};
 }

@@ -21,16 +21,17 @@ std::shared_ptr<AttentionPlan> plan_of_python(nb::handle q_len,
                                               nb::handle kv_len,
                                               nb::handle lengths,
                                               nb::handle q_lengths,
+                                              nb::handle starts,
                                               nb::handle cu_seqlens_q,
                                               nb::handle cu_seqlens_k,
                                               nb::handle block_table,
                                               nb::handle page_size,
                                               nb::handle stream) {
-  return attention_plan(to_int32(kAttentionPlan, "q_len", q_len), to_optional_int("kv_len", kv_len),
-                        to_lengths(kAttentionPlan, lengths, q_lengths, cu_seqlens_q, cu_seqlens_k),
-                        to_optional_array(kAttentionPlan, "block_table", block_table),
-                        to_optional_int("page_size", page_size),
-                        to_stream_or_device(kAttentionPlan, stream));
+  return attention_plan(
+      to_int32(kAttentionPlan, "q_len", q_len), to_optional_int("kv_len", kv_len),
+      to_lengths(kAttentionPlan, lengths, q_lengths, starts, cu_seqlens_q, cu_seqlens_k),
+      to_optional_array(kAttentionPlan, "block_table", block_table),
+      to_optional_int("page_size", page_size), to_stream_or_device(kAttentionPlan, stream));
 }
 
 std::string text_of(const AttentionPlan& plan) {
@@ -47,10 +48,11 @@ const BindOp bind_attention_plan([](nb::module_& m) {
       .def_ro("kv_len", &AttentionPlan::kv_len, "The length of the keys.")
       .def("__repr__", text_of);
   m.def("_attention_plan", plan_of_python, "q_len"_a.none(), "kv_len"_a.none(), "lengths"_a.none(),
-        "q_lengths"_a.none(), "cu_seqlens_q"_a.none(), "cu_seqlens_k"_a.none(),
+        "q_lengths"_a.none(), "starts"_a.none(), "cu_seqlens_q"_a.none(), "cu_seqlens_k"_a.none(),
         "block_table"_a.none(), "page_size"_a.none(), "stream"_a.none(),
         nb::sig("def _attention_plan(q_len: int, kv_len: int | None, lengths: mlx.core.array | "
-                "None, q_lengths: mlx.core.array | None, cu_seqlens_q: mlx.core.array | None, "
+                "None, q_lengths: mlx.core.array | None, starts: mlx.core.array | None, "
+                "cu_seqlens_q: mlx.core.array | None, "
                 "cu_seqlens_k: mlx.core.array | None, block_table: mlx.core.array | None, "
                 "page_size: int | None, stream: " MLX_ANVIL_STREAM_TYPE ") -> AttentionPlan"));
 });

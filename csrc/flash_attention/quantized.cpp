@@ -85,8 +85,8 @@ bool any_traces_shapeless(const mx::array& q,
   return traces_shapeless({&q, &k.w, &k.scales, of(k.biases), &v.w, &v.scales, of(v.biases),
                            std::get_if<mx::array>(&options.mask), of(options.sinks),
                            of(options.lengths.keys), of(options.lengths.queries),
-                           of(options.lengths.cu_queries), of(options.lengths.cu_keys),
-                           of(options.block_table)});
+                           of(options.lengths.starts), of(options.lengths.cu_queries),
+                           of(options.lengths.cu_keys), of(options.block_table)});
 }
 
 // ---- the route ----------------------------------------------------------------------------------
@@ -166,6 +166,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
                       : std::nullopt};
   config.is_ragged = in.sequences.has_value();
   config.is_packed = options.lengths.cu_queries.has_value();
+  config.has_starts = options.lengths.starts.has_value();
 
   // The gradient of pages runs the forward again.
   const bool with_lse = options.return_lse || (!config.is_paged && may_be_differentiated(in));

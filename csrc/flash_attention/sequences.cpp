@@ -83,20 +83,29 @@ mx::array padded(const char* op,
   }
   constexpr int kColumns = sizeof(AttentionSequence) / sizeof(int32_t);
   mx::array table(reinterpret_cast<const int32_t*>(known.data()), {batch, kColumns}, mx::int32);
-  const auto add = [&](const char* name, const std::optional<mx::array>& given, int longest,
-                       const AttentionSequence& column) {
-    if (!given) {
-      return;
-    }
-    require_integers(op, name, *given, batch,
+  const auto checked = [&](const char* name, const mx::array& given, int longest) {
+    require_integers(op, name, given, batch,
                      "one length per batch, (" + std::to_string(batch) + ",)");
-    require_lengths(op, name, *given, longest, s);
-    const mx::array in_column(reinterpret_cast<const int32_t*>(&column), {1, kColumns}, mx::int32);
-    const mx::array counts = mx::expand_dims(clamped(*given, longest, s), 1, s);
-    table = mx::add(table, mx::multiply(counts, in_column, s), s);
+    require_lengths(op, name, given, longest, s);
+    return clamped(given, longest, s);
   };
-  add("q_lengths", lengths.queries, q.shape(2), {.queries = 1});
-  add("lengths", lengths.keys, k.shape(2), {.keys = 1});
+  const auto add = [&](const mx::array& numbers, const AttentionSequence& column) {
+    const mx::array in_column(reinterpret_cast<const int32_t*>(&column), {1, kColumns}, mx::int32);
+    table = mx::add(table, mx::multiply(mx::expand_dims(numbers, 1, s), in_column, s), s);
+  };
+  if (lengths.queries) {
+    add(checked("q_lengths", *lengths.queries, q.shape(2)), {.queries = 1});
+  }
+  if (lengths.keys) {
+    add(checked("lengths", *lengths.keys, k.shape(2)), {.keys = 1});
+  }
+  if (lengths.starts) {
+    mx::array starts = checked("starts", *lengths.starts, k.shape(2));
+    if (lengths.keys) {  // a start past the end leaves no keys
+      starts = mx::minimum(starts, clamped(*lengths.keys, k.shape(2), s), s);
+    }
+    add(starts, {.first_key = 1, .keys = -1});
+  }
   return table;
 }
 
@@ -209,12 +218,13 @@ std::optional<mx::array> checked_sequences(const char* op,
                                            const mx::array& q,
                                            const mx::array& k,
                                            mx::Stream s) {
-  const bool is_padded = lengths.keys || lengths.queries;
+  const bool is_padded = lengths.keys || lengths.queries || lengths.starts;
   const bool is_packed = lengths.cu_queries || lengths.cu_keys;
   if (is_padded && is_packed) {
-    throw_value_error(op,
-                      "lengths and cu_seqlens are both given; allowed: lengths and q_lengths of a "
-                      "padded batch, or cu_seqlens_q and cu_seqlens_k of a packed one.");
+    throw_value_error(
+        op,
+        "lengths and cu_seqlens are both given; allowed: lengths, q_lengths and starts of a "
+        "padded batch, or cu_seqlens_q and cu_seqlens_k of a packed one.");
   }
   if (is_padded) {
     return padded(op, lengths, q, k, s);
@@ -252,7 +262,7 @@ MaskedAttention mask_of_sequences(const AttentionConfig& config,
     masked.config.mask = AttentionMask::kBool;
   }
   masked.in.sequences = std::nullopt;
-  masked.config.is_ragged = masked.config.is_packed = false;
+  masked.config.is_ragged = masked.config.is_packed = masked.config.has_starts = false;
   masked.config.window_left = masked.config.window_right = kUnboundedWindow;
   return masked;
 }

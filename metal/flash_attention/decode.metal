@@ -80,14 +80,14 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
   enum { kStride = kShares * GroupRows::kKeys };
   static_assert(kStride <= 256, "offsets within it fit 32 bits");
   const PageTable table = pages_of_batch(pages, params, batch);
-  const CacheRows<T> all_keys =
-      cache_rows(k, common.k_strides, table, batch, kv_head, part_end, common.head_dim);
-  const CacheRows<T> all_values =
-      cache_rows(v, common.v_strides, table, batch, kv_head, part_end, common.v_head_dim);
+  const CacheRows<T> all_keys = cache_rows(k, common.k_strides, table, batch, kv_head, part_end,
+                                           common.head_dim, lengths.first_key());
+  const CacheRows<T> all_values = cache_rows(v, common.v_strides, table, batch, kv_head, part_end,
+                                             common.v_head_dim, lengths.first_key());
   Rows<T> keys = rows_from(all_keys.head, first);
   Rows<T> values = rows_from(all_values.head, first);
-  HeadMask<T> own_mask =
-      mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
+  HeadMask<T> own_mask = mask_of<T>(mask, common, batch, own.head)
+                             .from(own.query, lengths.first_key() + first + rows.lanes.key());
   for (int begin = first; begin < part_end; begin += kStride) {
     T key[kSteps][GroupRows::kElements];
     T value[GroupRows::kKeys][GroupRows::kOwn];

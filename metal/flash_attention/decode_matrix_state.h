@@ -90,7 +90,8 @@ struct DecodeMatrixState {
         if (!all && (key >= end || !sees(params, at[e].query, key, lengths))) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {
-          score = mask_of<T>(mask, params, at[e].batch, at[e].head).apply(score, at[e].query, key);
+          score = mask_of<T>(mask, params, at[e].batch, at[e].head)
+                      .apply(score, at[e].query, lengths.first_key() + key);
         }
         scores.fragments[n][0].thread_elements()[e] = score;
         highest[e] = metal::fmax(highest[e], score);

@@ -49,8 +49,9 @@ METAL_FUNC CacheRows<T> cache_rows(const device T* data,
                                    int batch,
                                    int head,
                                    int rows,
-                                   int columns) {
-  const long first = is_paged ? 0 : batch * strides[0];
+                                   int columns,
+                                   int first_row = 0) {
+  const long first = is_paged ? 0 : batch * strides[0] + first_row * strides[2];
   return {Rows<T>{data + first + head * strides[1], strides[2], strides[3], rows, columns}, table,
           strides[0]};
 }

@@ -134,9 +134,10 @@ METAL_FUNC CodeRows<T> cache_codes(const device uint* words,
                                    int batch,
                                    int head,
                                    int rows,
-                                   int columns) {
-  CodeRows<T> result =
-      code_rows(words, scales, biases, strides, codes, is_paged ? 0 : batch, head, rows, columns);
+                                   int columns,
+                                   int first_row) {
+  CodeRows<T> result = code_rows(words, scales, biases, strides, codes, is_paged ? 0 : batch, head,
+                                 rows, columns, is_paged ? 0 : first_row);
   if (is_paged) {
     result.table = table;
     result.page_of_words = strides[0];

@@ -77,14 +77,16 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
   enum { kStride = kShares * Lanes::kKeys };
   const int column = rows.lanes.first_column();
   const PageTable table = pages_of_batch(pages, params.forward, batch);
-  const CodeRows<T> keys = cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table,
-                                       batch, kv_head, part_end, common.head_dim)
-                               .from(existing_column<kElements>(column, common.head_dim));
-  const CodeRows<T> values = cache_codes(v, v_scales, v_biases, common.v_strides, params.values,
-                                         table, batch, kv_head, part_end, common.v_head_dim)
-                                 .from(existing_column<kElements>(column, common.v_head_dim));
-  HeadMask<T> own_mask =
-      mask_of<T>(mask, common, batch, own.head).from(own.query, first + rows.lanes.key());
+  const CodeRows<T> keys =
+      cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table, batch, kv_head,
+                  part_end, common.head_dim, lengths.first_key())
+          .from(existing_column<kElements>(column, common.head_dim));
+  const CodeRows<T> values =
+      cache_codes(v, v_scales, v_biases, common.v_strides, params.values, table, batch, kv_head,
+                  part_end, common.v_head_dim, lengths.first_key())
+          .from(existing_column<kElements>(column, common.v_head_dim));
+  HeadMask<T> own_mask = mask_of<T>(mask, common, batch, own.head)
+                             .from(own.query, lengths.first_key() + first + rows.lanes.key());
   for (int begin = first; begin < part_end; begin += kStride) {
     typename GroupRows::Keys key[kSteps];
     typename GroupRows::Values value[kSteps];

@@ -59,10 +59,10 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
   rows.state.lengths = lengths;
   const PageTable table = pages_of_batch(pages, params.forward, batch);
   rows.all_keys = cache_codes(k, k_scales, k_biases, common.k_strides, params.keys, table, batch,
-                              kv_head, part_end, common.head_dim);
+                              kv_head, part_end, common.head_dim, lengths.first_key());
   rows.own_keys = rows.all_keys.from(GroupRows::Keys::column(rows.state.place));
   rows.all_values = cache_codes(v, v_scales, v_biases, common.v_strides, params.values, table,
-                                batch, kv_head, part_end, common.v_head_dim);
+                                batch, kv_head, part_end, common.v_head_dim, lengths.first_key());
   rows.own_values = rows.all_values.from(GroupRows::Values::column(rows.state.place));
   const int first = part.begin + int(simdgroup) * kKeys;
   if (first < part_end) {  // loads take the last key for those past it

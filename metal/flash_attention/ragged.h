@@ -10,7 +10,8 @@
 #include "metal/flash_attention/scores.h"
 
 constant bool is_ragged [[function_constant(11)]];
-constant bool is_packed [[function_constant(12)]];  // only if is_ragged
+// Only if is_ragged: packed, or a padded batch whose keys start anywhere, each with one sequence.
+constant bool is_packed [[function_constant(12)]];
 
 // Columns of the table.
 enum {

@@ -14,6 +14,7 @@ def attention_plan(
     kv_len: int | None = None,
     lengths: mx.array | None = None,
     q_lengths: mx.array | None = None,
+    starts: mx.array | None = None,
     cu_seqlens_q: mx.array | None = None,
     cu_seqlens_k: mx.array | None = None,
     block_table: mx.array | None = None,
@@ -30,6 +31,7 @@ def attention_plan(
         kv_len (int, optional): that of ``k`` and ``v``, without ``block_table``.
         lengths (array, optional): see :func:`mlx_anvil.flash_attention`.
         q_lengths (array, optional): likewise.
+        starts (array, optional): likewise.
         cu_seqlens_q (array, optional): likewise.
         cu_seqlens_k (array, optional): likewise.
         block_table (array, optional): likewise.
@@ -45,5 +47,5 @@ def attention_plan(
             for such a call.
     """
     return _ext._attention_plan(
-        q_len, kv_len, lengths, q_lengths, cu_seqlens_q, cu_seqlens_k, block_table, page_size, stream
+        q_len, kv_len, lengths, q_lengths, starts, cu_seqlens_q, cu_seqlens_k, block_table, page_size, stream
     )

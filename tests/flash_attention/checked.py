@@ -39,6 +39,7 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     for form, lengths in (
         ("padded", ((1, 200), (2, 9))),
         ("padded", ((33, 40), (4, 9))),
+        ("left-padded", ((1, 200), (2, 9))),
         ("packed", ((33, 40), (4, 9))),
     ):
         case = ragged(form, any_dtype(rng), "causal", lengths)

@@ -138,7 +138,7 @@ def _every_quantized_kernel(dtype: mx.Dtype) -> Iterator[Call]:
 def _ragged(dtype: mx.Dtype, queries: int) -> Iterator[Call]:
     padded = {"lengths": mx.array([KEYS // 2]), "q_lengths": mx.array([queries])}
     packed = {"cu_seqlens_q": mx.array([0, 1, queries]), "cu_seqlens_k": mx.array([0, 2, KEYS])}
-    for lengths in (padded, packed):
+    for lengths in (padded, {"starts": mx.array([KEYS // 2])}, packed):
         yield _attention(dtype, 64, 64, queries, mask="causal", **lengths)
         yield _quantized(dtype, 64, queries, mask="causal", **lengths)
         if dtype != mx.float32:

@@ -26,7 +26,7 @@ from tests.flash_attention.cases import (
 )
 from tests.flash_attention.formulas import ROUNDING
 
-FORMS = ("padded", "packed")
+FORMS = ("padded", "left-padded", "packed")
 LENGTHS = ((5, 40), (1, 1), (33, 70), (0, 9), (17, 0))  # queries and keys; some sequences lack either
 
 
@@ -54,17 +54,26 @@ class Sequence:
 def sequences_of(form: str, lengths: tuple[tuple[int, int], ...]) -> list[Sequence]:
     if form == "padded":
         return [Sequence(b, slice(0, q), slice(0, k)) for b, (q, k) in enumerate(lengths)]
+    if form == "left-padded":
+        end = _longest(lengths)
+        return [Sequence(b, slice(0, q), slice(end - k, end)) for b, (q, k) in enumerate(lengths)]
     ends = [np.concatenate([[0], np.cumsum(side)]).tolist() for side in zip(*lengths, strict=True)]
     places = zip(*(itertools.pairwise(side) for side in ends), strict=True)
     return [Sequence(0, slice(*queries), slice(*keys)) for queries, keys in places]
 
 
+def _longest(lengths: tuple[tuple[int, int], ...]) -> int:
+    """The length of the keys of a batch in which no sequence is as long."""
+    return max(keys for _, keys in lengths) + 2
+
+
 def ragged(form: str, dtype: mx.Dtype, feature: str, lengths=LENGTHS, heads=(4, 2), dims=(64, 64)) -> Case:
     """A batch whose arrays are a few rows longer than its sequences."""
     queries, keys = zip(*lengths, strict=True)
-    if form == "padded":
-        case = draw(heads, (max(queries) + 3, max(keys) + 2), dims, dtype, feature, batch=len(lengths))
-        case.options |= {"lengths": mx.array(keys), "q_lengths": mx.array(queries)}
+    if form != "packed":
+        case = draw(heads, (max(queries) + 3, _longest(lengths)), dims, dtype, feature, batch=len(lengths))
+        of_keys = {"lengths": mx.array(keys)} if form == "padded" else {"starts": _longest(lengths) - mx.array(keys)}
+        case.options |= of_keys | {"q_lengths": mx.array(queries)}
     else:
         case = draw(heads, (sum(queries) + 3, sum(keys) + 2), dims, dtype, feature)
         for name, side in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
@@ -74,7 +83,7 @@ def ragged(form: str, dtype: mx.Dtype, feature: str, lengths=LENGTHS, heads=(4, 
 
 def alone(case: Case, sequence: Sequence) -> Case:
     """The call of one sequence."""
-    ragged_options = ("lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k")
+    ragged_options = ("lengths", "q_lengths", "starts", "cu_seqlens_q", "cu_seqlens_k")
     options = {name: value for name, value in case.options.items() if name not in ragged_options}
     if isinstance(options.get("mask"), mx.array):
         options["mask"] = sequence.mask(options["mask"], case.q.shape[0])
@@ -199,7 +208,8 @@ def test_gradients_over_quantized_keys_and_values(form: str):
 
 
 def names_of(form: str) -> tuple[str, str]:
-    return ("lengths", "q_lengths") if form == "padded" else ("cu_seqlens_k", "cu_seqlens_q")
+    names = {"padded": ("lengths", "q_lengths"), "left-padded": ("starts", "q_lengths")}
+    return names.get(form, ("cu_seqlens_k", "cu_seqlens_q"))
 
 
 @pytest.mark.parametrize("in_axes", [(0, 0, 0), (0, None, None), (None, 0, 0), (2, 1, None)], ids=str)
@@ -314,6 +324,34 @@ def test_lengths_of_keys_alone():
         assert mx.allclose(out[b : b + 1], own, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("q_len", [1, 3, 12])
+def test_starts_and_lengths(q_len: int):
+    """Padding on both sides. A start past the end leaves a sequence without keys."""
+    q, k = mx.random.normal((4, 4, q_len, 32)), mx.random.normal((4, 2, 50, 32))
+    starts, ends = mx.array([0, 7, 30, 20]), mx.array([50, 33, 31, 10])
+
+    def call(q: mx.array, k: mx.array) -> mx.array:
+        return flash_attention(q, k, k, mask="causal", starts=starts, lengths=ends)
+
+    def own(q: mx.array, k: mx.array, b: int) -> mx.array:
+        rows = k[b : b + 1, :, starts[b].item() : ends[b].item()]
+        return flash_attention(q[b : b + 1], rows, rows, mask="causal")
+
+    gradients = mx.grad(lambda *xs: call(*xs).square().sum(), argnums=(0, 1))(q, k)
+    for b in range(4):
+        assert mx.allclose(call(q, k)[b : b + 1], own(q, k, b), rtol=1e-4, atol=1e-5)
+        for result, exact in zip(
+            gradients, mx.grad(lambda q, k, b=b: own(q, k, b).square().sum(), argnums=(0, 1))(q, k), strict=True
+        ):
+            assert mx.allclose(result[b], exact[b], rtol=1e-3, atol=1e-4)
+
+
+def test_a_plan_of_starts():
+    q, k, starts = mx.random.normal((2, 4, 1, 32)), mx.random.normal((2, 2, 20, 32)), mx.array([0, 13])
+    plan = mlx_anvil.attention_plan(q_len=1, kv_len=20, starts=starts)
+    assert_same_bits(flash_attention(q, k, k, plan=plan), flash_attention(q, k, k, starts=starts))
+
+
 def test_one_list_of_ends_serves_queries_and_keys():
     x, ends = mx.random.normal((1, 2, 30, 16)), mx.array([0, 4, 4, 29], mx.uint32)
     both = flash_attention(x, x, x, cu_seqlens_q=ends, cu_seqlens_k=ends)
@@ -328,6 +366,9 @@ def test_lengths_that_are_not_known_at_the_call_are_clamped(form: str):
     if form == "padded":
         out = flash_attention(x, x, x, lengths=unknown[:1] * 1, q_lengths=unknown[1:] * 1)
         assert mx.allclose(out, flash_attention(x, x, x), rtol=1e-4, atol=1e-5)
+    elif form == "left-padded":
+        assert not flash_attention(x, x, x, starts=unknown[:1] * 1).any()
+        assert mx.allclose(flash_attention(x, x, x, starts=-unknown[:1]), flash_attention(x, x, x), rtol=1e-4)
     else:
         mx.eval(flash_attention(x, x, x, cu_seqlens_q=(unknown - 60) * 1, cu_seqlens_k=-unknown))
 
@@ -359,6 +400,13 @@ Q, K = (2, 4, 5, 8), (2, 2, 7, 8)
         ({"lengths": mx.array([1.0, 2.0])}, r"lengths has dtype float32; allowed: integers"),
         ({"lengths": mx.array([1, 2, 3])}, r"lengths has shape \(3,\); allowed: one length per batch, \(2,\)"),
         ({"lengths": mx.array([1, 8])}, r"lengths has 8; allowed: 0 to 7"),
+        ({"starts": mx.array([0, 8])}, r"starts has 8; allowed: 0 to 7"),
+        ({"starts": mx.array([1]), "lengths": mx.array([1, 2])}, r"starts has shape \(1,\); allowed: one length"),
+        (
+            {"starts": mx.array([1, 0]), "lengths": mx.array([1, 2]), "block_table": mx.array([[0], [1]])},
+            r"starts is given with block_table; allowed: one of them",
+        ),
+        ({"starts": mx.array([1, 2]), "cu_seqlens_q": mx.array([0, 5])}, r"lengths and cu_seqlens are both given"),
         ({"q_lengths": mx.array([-1, 2])}, r"q_lengths has -1; allowed: 0 to 5"),
         ({"lengths": mx.array([1, 2]), "cu_seqlens_q": mx.array([0, 5])}, r"lengths and cu_seqlens are both given"),
         ({"cu_seqlens_q": mx.array([0, 5])}, r"q has shape \(2, 4, 5, 8\) and cu_seqlens_q is given; allowed: a batch"),

@@ -1,4 +1,4 @@
-"""Which rows of a ragged batch belong together: the definition of ``lengths`` and ``cu_seqlens`` of flash_attention."""
+"""Which rows of a ragged batch belong together: ``lengths``, ``starts`` and ``cu_seqlens`` of flash_attention."""
 
 from dataclasses import dataclass
 
@@ -21,11 +21,12 @@ class Lengths:
     q_lengths: mx.array | None = None
     cu_seqlens_q: mx.array | None = None
     cu_seqlens_k: mx.array | None = None
+    starts: mx.array | None = None
 
     @property
     def are_given(self) -> bool:
         """False if every row is in use."""
-        return any(x is not None for x in (self.lengths, self.q_lengths, self.cu_seqlens_q))
+        return any(x is not None for x in (self.lengths, self.q_lengths, self.starts, self.cu_seqlens_q))
 
     def rows(self, batch: int, q_len: int, kv_len: int) -> tuple[Rows, Rows]:
         """The queries and the keys."""
@@ -36,7 +37,10 @@ class Lengths:
         else:
             given = ((self.q_lengths, q_len), (self.lengths, kv_len))
             lengths = tuple(mx.full((batch,), whole) if own is None else own.astype(mx.int32) for own, whole in given)
-            starts = (mx.zeros((batch,), mx.int32),) * 2
+            starts = tuple(mx.zeros((batch,), mx.int32) for _ in range(2))
+            if self.starts is not None:
+                starts = starts[0], self.starts.astype(mx.int32)
+                lengths = lengths[0], mx.maximum(lengths[1] - starts[1], 0)
             batches = mx.arange(batch)
         queries = _rows(batches, starts[0], lengths[0], lengths[1] - lengths[0], (batch, q_len))
         return queries, _rows(batches, starts[1], lengths[1], mx.zeros_like(lengths[1]), (batch, kv_len))

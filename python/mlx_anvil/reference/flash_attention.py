@@ -25,6 +25,7 @@ def flash_attention(
     return_lse: bool = False,
     lengths: mx.array | None = None,
     q_lengths: mx.array | None = None,
+    starts: mx.array | None = None,
     cu_seqlens_q: mx.array | None = None,
     cu_seqlens_k: mx.array | None = None,
     block_table: mx.array | None = None,
@@ -50,7 +51,7 @@ def flash_attention(
     scores = (q * scale) @ keys.swapaxes(-1, -2)
     if softcap:
         scores = softcap * mx.tanh(scores / softcap)
-    rows = _ragged.Lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k)
+    rows = _ragged.Lengths(lengths, q_lengths, cu_seqlens_q, cu_seqlens_k, starts)
     visible = _visible(rows, q, k, mask == "causal" if isinstance(mask, str) else False, window_size)
     if isinstance(mask, mx.array):
         if mask.dtype == mx.bool_:
