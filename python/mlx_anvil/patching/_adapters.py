@@ -18,7 +18,15 @@ from mlx_anvil.patching._experts import EXPERTS, experts, is_experts
 from mlx_anvil.patching._gates import gates
 from mlx_anvil.patching._rebind import Call, Function
 from mlx_anvil.patching._report import FallbackLog
-from mlx_anvil.patching._stand_ins import ATTENTION, RMS_NORM, guarded, stand_in, takes_pages, widened
+from mlx_anvil.patching._stand_ins import (
+    ATTENTION,
+    RMS_NORM,
+    attention_of_masks,
+    guarded,
+    stand_in,
+    takes_pages,
+    widened,
+)
 
 Methods = Mapping[str, FunctionType]
 
@@ -85,7 +93,7 @@ def _gemma_norm(self: nn.Module, x: mx.array) -> mx.array:
 
 def _softcapped_attention(log: FallbackLog) -> Function:
     """Gemma 2's attention, which caps the scores before it adds the mask. ``mx.fast`` has no such function."""
-    attention = takes_pages(stand_in(ATTENTION.op, reference.flash_attention, _ext.flash_attention, log))
+    attention = takes_pages(stand_in(ATTENTION.op, reference.flash_attention, attention_of_masks, log))
 
     def heads(x: mx.array, count: int) -> mx.array:
         return mx.unflatten(x, -1, (count, -1)).swapaxes(1, 2)

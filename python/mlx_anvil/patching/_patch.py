@@ -163,7 +163,8 @@ class _Patch:
         def decide(call: Call) -> bool:
             wanted = self._options[call.option]
             rows = plan.swapped if wanted else plan.left
-            rows.append(Row("", call.what, call.op, cls.__name__ if wanted else f"{call.option}=False"))
+            if call.op:
+                rows.append(Row("", call.what, call.op, cls.__name__ if wanted else f"{call.option}=False"))
             return wanted
 
         routes = [] if is_shared(cls) else list(_routes(cls))
@@ -178,7 +179,8 @@ class _Patch:
         has_router = False
         for route in routes:
             reach = self._finder.reach(route.original)
-            plan.left.extend(Row("", call.what, call.op, why) for call, why in sorted(reach.left.items(), key=_by_name))
+            left = [item for item in sorted(reach.left.items(), key=_by_name) if item[0].op]
+            plan.left.extend(Row("", call.what, call.op, why) for call, why in left)
             written = self._written(route.original)
             wanted = [call for call in sorted(reach.calls | written, key=lambda call: call.what) if decide(call)]
             if wanted:

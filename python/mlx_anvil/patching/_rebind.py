@@ -27,7 +27,7 @@ class Call:
         option: the argument of ``patch`` that enables the replacement.
         what: name of the function in the report. If it begins with ``mx.``, it is also an attribute path in
             ``mlx.core``.
-        op: name of our op.
+        op: name of our op; empty for what a report does not name.
     """
 
     option: str

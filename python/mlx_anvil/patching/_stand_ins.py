@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_anvil import _ext
 from mlx_anvil.patching import _latent_rules
 from mlx_anvil.patching._code import unchanged
+from mlx_anvil.patching._masks import MASK, mask_stand_in, takes_masks
 from mlx_anvil.patching._namespace import Current
 from mlx_anvil.patching._rebind import Call, Function, StandIn
 from mlx_anvil.patching._report import FallbackLog
@@ -33,6 +34,9 @@ GATHER_QMM = Call("experts", "mx.gather_qmm", "gather_quantized_matmul")
 GATHER_MM = Call("experts", "mx.gather_mm", "gather_matmul")
 
 REPLACED = "the function that the model calls was replaced after patch(); call patch() again"
+
+
+attention_of_masks = takes_masks(_ext.flash_attention)
 
 
 def _rms_norm(x: mx.array, weight: mx.array | None, eps: float, *, stream: Any = None) -> mx.array:
@@ -68,9 +72,10 @@ def _quantized_attention(
     bits: int = 8,
 ) -> mx.array:
     """Attention over a quantized cache of mlx-lm."""
-    return _ext.flash_attention(
+    result: mx.array = attention_of_masks(
         queries, q_keys, q_values, scale=scale, mask=mask, kv_group_size=group_size, kv_bits=bits
     )
+    return result
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def widened(x: mx.array, *parameters: mx.array | None) -> mx.array:
 def originals() -> dict[Call, tuple[Function, Function]]:
     """The function and our op for each call. mlx-lm's functions are included only if mlx-lm was imported."""
     pairs: dict[Call, tuple[Function, Function]] = {
-        ATTENTION: (mx.fast.scaled_dot_product_attention, _ext.flash_attention),
+        ATTENTION: (mx.fast.scaled_dot_product_attention, attention_of_masks),
         QUANTIZED_MATMUL: (mx.quantized_matmul, _ext.quantized_matmul),
         RMS_NORM: (mx.fast.rms_norm, _rms_norm),
         LAYER_NORM: (mx.fast.layer_norm, _layer_norm),
@@ -187,7 +192,10 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
 
         return StandIn(original, make)
 
-    return {call: made(call, *pair) for call, pair in originals().items()}
+    made_of = {call: made(call, *pair) for call, pair in originals().items()}
+    if base := sys.modules.get("mlx_lm.models.base"):
+        made_of[MASK] = mask_stand_in(base)
+    return made_of
 
 
 def functions_of_rules(log: FallbackLog) -> Mapping[str, Function]:
