@@ -24,8 +24,6 @@ enum GatherConstant : uint32_t {
   kUpsHaveVectors,
 };
 
-constexpr int64_t kStep = 64;          // of few.metal and tiles.metal, along the summed dimension
-constexpr int64_t kGemmStep = 512;     // of gather_gemm
 constexpr int64_t kDenseColumns = 16;  // dense_format.h
 constexpr int64_t kMostGridRows = 65535;
 constexpr uint32_t kTableThreads = 1024;
@@ -107,11 +105,13 @@ const Kernel& kernel_of(const GatherRequest& request, const GatherChoice& choice
          choice.simdgroups},
         constants);
   }
-  if (choice.kernel == GatherKernel::kGemm) {
-    constants.add({{kStepsAreWhole, request.terms() % kGemmStep == 0}});
+  const bool steps_are_whole = request.terms() % choice.step == 0;
+  if (choice.is_gemm()) {
+    constants.add({{kStepsAreWhole, steps_are_whole}});
+    const char* const group = choice.kernel == GatherKernel::kGemmGroup ? "group_" : "";
     return kernel_named(
         kFolder,
-        {gated ? "gather_gemm_gated_" : "gather_gemm_", dtype, "_", mode, bits, "_r", choice.rows},
+        {"gather_gemm_", group, gated ? "gated_" : "", dtype, "_", mode, bits, "_r", choice.rows},
         constants);
   }
   const bool words = std::all_of(
@@ -121,7 +121,7 @@ const Kernel& kernel_of(const GatherRequest& request, const GatherChoice& choice
   const bool few = choice.kernel == GatherKernel::kFew;
   constants.add({{kRowsAreVectors, words && (!few || rows_are_vectors({&request.x}))},
                  {kTilesAreVectors, rows_are_vectors({&request.x, &request.out})},
-                 {kStepsAreWhole, request.terms() % kStep == 0}});
+                 {kStepsAreWhole, steps_are_whole}});
   if (few) {
     constants.add({{kColumnsAreShared, false}});
     return kernel_named(
@@ -158,8 +158,7 @@ void launch_gather(const GatherRequest& request) {
                           table ? table->get() : &request.ids.rhs});
   launched.outputs = {&request.out};
   launched.params = &params;
-  launched.params_size =
-      choice.kernel == GatherKernel::kGemm ? sizeof(params) : sizeof(params.gather);
+  launched.params_size = choice.is_gemm() ? sizeof(params) : sizeof(params.gather);
   launched.grid = {static_cast<uint32_t>(ceil_div(request.results(), choice.columns)),
                    static_cast<uint32_t>(std::min(tiles, kMostGridRows)),
                    static_cast<uint32_t>(ceil_div(tiles, kMostGridRows))};

@@ -66,14 +66,29 @@ GatherChoice few_matrix(const GatherRequest& request, bool in_table, const Devic
   return choice;
 }
 
-// The choice of gather_gemm; its rows are 0 if it does not take the arrays.
+// The largest tile of gather_gemm and gather_gemm_group that experts fill well enough, with `mean`
+// rows on average. By the times of group_tile() in gpu_gemm.cpp.
+GemmTile gemm_tile(const QuantizedFormat& format, int64_t mean, const DeviceTraits& traits) {
+  if (mean <= 16 || !traits.group_products) {
+    // The sums of 64 rows would leave too few registers for the loop over tiles.
+    return {GemmKernel::kMatrix, mean <= 16 ? 16 : 32, 64, 4, 3};
+  }
+  if (mean <= 40) {
+    return {GemmKernel::kGroup, 64, 128, 1, 4};
+  }
+  const bool has_256 = format.bits == 2 || format.bits == 4;
+  return mean <= 140 || !has_256 ? GemmTile{GemmKernel::kGroup, 128, 128, 1, 4}
+                                 : GemmTile{GemmKernel::kGroup, 256, 128, 1, 3};
+}
+
+// The choice of gather_gemm or gather_gemm_group; its rows are 0 if it does not take the arrays.
 GatherChoice gemm(const GatherRequest& request, bool in_table, const DeviceTraits& traits) {
   const QuantizedFormat& format = *request.format;
-  // The sums of 64 rows would leave too few registers for the loop over tiles.
-  const int64_t rows = mean_rows(request, in_table) <= 16 ? 16 : 32;
-  const GemmTile tile = {GemmKernel::kMatrix, rows, 64, 4, 3};
+  const GemmTile tile = gemm_tile(format, mean_rows(request, in_table), traits);
   GatherChoice choice;
-  choice.kernel = GatherKernel::kGemm;
+  choice.kernel =
+      tile.kernel == GemmKernel::kGroup ? GatherKernel::kGemmGroup : GatherKernel::kGemm;
+  choice.step = tile.terms();
   choice.in_table = in_table;
   choice.columns = tile.results / static_cast<int64_t>(request.matrices.size());
   choice.threads = kGemmThreads;
@@ -86,7 +101,7 @@ GatherChoice gemm(const GatherRequest& request, bool in_table, const DeviceTrait
   }
   const bool fits = request.sizes.columns * format.bits % 128 == 0 &&
                     choice.memory + kReservedThreadgroupMemory <= traits.threadgroup_memory;
-  choice.rows = aligned && fits && choice.factor_bytes > 0 ? rows : 0;
+  choice.rows = aligned && fits && choice.factor_bytes > 0 ? tile.rows : 0;
   return choice;
 }
 

@@ -28,8 +28,8 @@ struct GatherRequest {
   QuantizedRequest of_matrices() const { return {x, matrices, out, stream, activation}; }
 };
 
-// The kernels of metal/gather_matmul: few.metal, tiles.metal, and those of matrix.metal.
-enum class GatherKernel { kFew, kTiles, kFewMatrix, kGemm };
+// The kernels of metal/gather_matmul: few.metal, tiles.metal, those of matrix.metal, group.metal.
+enum class GatherKernel { kFew, kTiles, kFewMatrix, kGemm, kGemmGroup };
 
 struct GatherChoice {
   GatherKernel kernel = GatherKernel::kFew;
@@ -40,7 +40,12 @@ struct GatherChoice {
   int64_t memory = 0;        // of a threadgroup, in bytes
   int64_t simdgroups = 0;    // kFewMatrix: per threadgroup
   bool stages_x = false;     // kFewMatrix
-  int64_t factor_bytes = 0;  // kGemm: as in GatherGemmParams
+  int64_t step = 64;         // along the summed dimension
+  int64_t factor_bytes = 0;  // kGemm, kGemmGroup: as in GatherGemmParams
+
+  bool is_gemm() const {
+    return kernel == GatherKernel::kGemm || kernel == GatherKernel::kGemmGroup;
+  }
 };
 
 GatherChoice choose_gather(const GatherRequest& request);

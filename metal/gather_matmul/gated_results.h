@@ -14,6 +14,10 @@ struct AddedVectors {
   const device T* up;
   ulong first;  // element of the expert
 
+  METAL_FUNC AddedVectors of_expert(uint expert, constant QuantizedParams& params) const thread {
+    return {gate, up, ulong(expert) * uint(params.outputs)};
+  }
+
   METAL_FUNC float gated(float g,
                          float u,
                          int output,

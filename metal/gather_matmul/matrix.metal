@@ -17,10 +17,8 @@
 //   store them, or activation(gate) * up
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/kernel.h"
-#include "metal/gather_matmul/gated_results.h"
-#include "metal/gather_matmul/pair_tile.h"
+#include "metal/gather_matmul/gemm_pair_tile.h"
 #include "metal/quantized_matmul/formats.h"
-#include "metal/quantized_matmul/gemm_steps.h"
 #include "metal/quantized_matmul/gemm_sums.h"
 #include "metal/quantized_matmul/gemv_matrix_tiles.h"
 
@@ -123,35 +121,11 @@ METAL_FUNC void gemm_of_tile(PairTile pairs,
                              threadgroup uint4* memory,
                              uint simdgroup,
                              uint lane) {
-  enum { kMatrices = Tile::kMatrixCount, kOutputs = Tile::kOutputs / kMatrices };
-  constant QuantizedParams& product = params.gather.product;
-  const uint first_output = block * kOutputs, outputs = product.outputs;
-  const Tile tile = gemm_tile<Tile>(arrays, long(pairs.expert) * outputs + first_output,
-                                    outputs - first_output, pairs.x_row, pairs.rows, params.gemm,
-                                    simdgroup, lane, reinterpret_cast<const device uchar*>(out));
+  const Tile tile = gemm_tile_of_pairs<Tile>(pairs, arrays, out, params, block, simdgroup, lane);
   typename Tile::Sums sums;
-  add_steps<kStages>(tile, memory, 0, 0xffffffffu, product.columns, sums);
-  if (!add_simdgroups<Tile>(sums, reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane)) {
-    return;
-  }
-  const bool pairs_are_aligned = outputs % 2 == 0;
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kGemmFragments; f += kMatrices) {
-    const int output = first_output + 8 * ((kGemmFragments * tile.across + f) / kMatrices);
-    MLX_ANVIL_UNROLL
-    for (int m = 0; m < int(Tile::Sums::kColumnFragments); ++m) {
-      const float2 first = elements_of(sums.fragments[f][m]);
-      const float2 last = elements_of(sums.fragments[f + kMatrices - 1][m]);
-      const int n = metal::min(output + tile.place.row, int(outputs) - 1);
-      const float2 own = float2(result_of<kMatrices>(first.x, last.x, n, added, product),
-                                result_of<kMatrices>(first.y, last.y, n, added, product));
-      const int row = 8 * m + tile.place.row;
-      const Fragment<T> turned = transposed(fragment_of<T>(own), tile.place);
-      if (row < pairs.rows) {
-        store_pair(out + (ulong(pairs.out_row) + row) * outputs, output + tile.place.column,
-                   int(outputs), float2(elements_of(turned)), pairs_are_aligned, false);
-      }
-    }
+  add_steps<kStages>(tile, memory, 0, 0xffffffffu, params.gather.product.columns, sums);
+  if (add_simdgroups<Tile>(sums, reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane)) {
+    PairResults<Tile, T, Added>{pairs, out, added, block}.store(tile, sums, params.gather.product);
   }
 }
 

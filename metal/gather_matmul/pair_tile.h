@@ -70,12 +70,11 @@ class TileLoop {
  public:
   PairTile tile;
 
-  METAL_FUNC TileLoop(uint3 group, uint3 groups) thread : first_(group.z* groups.y + group.y),
-                                                          index_(first_) {}
+  METAL_FUNC TileLoop(uint3 group, uint3 groups) thread : index_(group.z* groups.y + group.y) {}
 
   // Moves on to the next tile. Returns false if there is none. All threads call it.
   METAL_FUNC bool next(uint most_rows, PairArrays arrays, constant GatherParams& params) thread {
-    const bool is_first = index_ == first_;
+    const bool is_first = index_ < uint(params.tiles);
     if (!is_first && !pairs_are_in_table) {
       return false;
     }
@@ -90,7 +89,13 @@ class TileLoop {
     return true;
   }
 
+  // The tile again, for a loop that has no registers for it while it multiplies.
+  METAL_FUNC PairTile read_again(uint most_rows,
+                                 PairArrays arrays,
+                                 constant GatherParams& params) const thread {
+    return pair_tile(index_ - params.tiles, most_rows, arrays, params);
+  }
+
  private:
-  uint first_;
   uint index_;
 };

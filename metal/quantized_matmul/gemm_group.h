@@ -9,10 +9,11 @@
 #include "metal/quantized_matmul/gemm_matrix.h"
 #include "metal/quantized_matmul/gemm_pairs.h"
 
-// 4 * kGroups SIMD groups, and kXRows rows of x.
-template <typename T, typename Format, int kXRows, int kGroups>
-struct GroupGemmTile : GemmTile<T, Format, kXRows / 8, 2, 4 * kGroups, 1> {
-  using Base = GemmTile<T, Format, kXRows / 8, 2, 4 * kGroups, 1>;
+// 4 * kGroups SIMD groups, and kXRows rows of x. With two matrices, each has eight rows of a SIMD
+// group.
+template <typename T, typename Format, int kXRows, int kGroups, int kMatrices = 1>
+struct GroupGemmTile : GemmTile<T, Format, kXRows / 8, 2, 4 * kGroups, 1, kMatrices> {
+  using Base = GemmTile<T, Format, kXRows / 8, 2, 4 * kGroups, 1, kMatrices>;
   using Factors = typename Base::Factors;
   using XTile = SwizzledTile<T, kXRows, 128>;
   enum { kPart = 32, kParts = 4 };  // columns that are unpacked at a time; parts per step
@@ -42,9 +43,10 @@ struct GroupGemmTile : GemmTile<T, Format, kXRows / 8, 2, 4 * kGroups, 1> {
     order.start(lane_in_row);
     own_x = this->x + (metal::min(row, this->last_row) * this->row_x + this->copier % 16);
     rows_of_x = int(this->last_row) - int(row);
-    own_factors = (this->copier % 2 == 0 ? reinterpret_cast<const device uchar*>(this->scales[0])
-                                         : reinterpret_cast<const device uchar*>(this->biases[0])) +
-                  ulong(metal::min(output, this->last_output)) * factor_row_bytes();
+    own_factors = (this->copier % 2 == 0
+                       ? reinterpret_cast<const device uchar*>(of_row(this->scales, output))
+                       : reinterpret_cast<const device uchar*>(of_row(this->biases, output))) +
+                  ulong(this->row_of_matrix(output)) * factor_row_bytes();
   }
 
   // Starts the share of part `part` in the copies of a step.
@@ -151,6 +153,12 @@ struct GroupGemmTile : GemmTile<T, Format, kXRows / 8, 2, 4 * kGroups, 1> {
         }
       }
     }
+  }
+
+  // The array of the matrix that has this row of the tile.
+  template <typename Pointer>
+  METAL_FUNC static Pointer of_row(const thread Pointer (&arrays)[kMatrices], uint row) {
+    return Base::is_of_last(row) ? arrays[kMatrices - 1] : arrays[0];
   }
 
   METAL_FUNC uint own_row() const thread { return 16 * this->across + uint(this->place.row); }

@@ -1,9 +1,8 @@
 // The tiles of gemv_matrix.metal: rows of w times up to 8 rows of x, and where their results go.
 #pragma once
 
-#include "metal/common/activation.h"
+#include "metal/quantized_matmul/gated_product.h"
 #include "metal/quantized_matmul/gemv_matrix.h"
-#include "metal/quantized_matmul/params.h"
 
 // Position of a lane.
 struct MatrixPlace {
@@ -40,20 +39,6 @@ METAL_FUNC uint4 zeros_of_lane(const device T* of_lane) {
     zeros[i] = uint(reinterpret_cast<ulong>(of_lane + i * kMatrixColumns) >> 63);
   }
   return zeros;
-}
-
-// Gates to which nothing is added.
-struct NothingAdded {
-  METAL_FUNC float gated(float g, float u, int, constant QuantizedParams& params) const thread {
-    return gated_value(params.activation, params.limit, g, u);
-  }
-};
-
-// Of products with one matrix: the product. Of two, gate and up: activation(gate) * up.
-template <int kMatrices, typename Added>
-METAL_FUNC float result_of(
-    float first, float last, int output, Added added, constant QuantizedParams& params) {
-  return kMatrices == 1 ? first : added.gated(first, last, output, params);
 }
 
 // Processes every place.groups-th tile from `tile` on. With one matrix, stores its products with x;
