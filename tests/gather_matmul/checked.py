@@ -26,6 +26,10 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     for gated, pairs in product((False, True), (36, 70)):
         run = partial(_run, rng, next(formats), pairs, 37, True, gated=gated, dtypes=HALVES, rounded_weights=True)
         yield Checked(run, matrix_units=True)
+    for gated, (pairs, bits) in product((False, True), ((60, 3), (200, 8), (500, 4))):  # of gather_gemm_group
+        format = Format("affine", int(rng.choice((32, 64, 128))), bits)
+        run = partial(_run, rng, format, pairs, 37, True, gated=gated, dtypes=HALVES, rounded_weights=True)
+        yield Checked(run, group_products=True)
     for outputs, gated in ((37, False), (37, True), (520, False), (520, True)):
         four_bits = Format("affine", int(rng.choice((32, 64, 128))), 4)
         run = partial(_run, rng, four_bits, 21, outputs, True, gated=gated, dtypes=HALVES)

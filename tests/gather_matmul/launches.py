@@ -12,9 +12,10 @@ from mlx_anvil.reference import DTYPES
 from tests.metal_launches.inputs import EVERY_FORMAT, FORMATS, MODEL_DTYPES, Call, for_matrix_units
 
 EXPERTS = 3
-# Sorted pairs, by the rows that an expert has on average: few; many; those of each tile of gather_gemm.
+# Sorted pairs, by the rows that an expert has on average: few; many; those of each tile of gather_gemm, and of
+# gather_gemm_group.
 FEW, MANY = 24, 60
-GEMM = (36, 60)
+GEMM, GEMM_GROUP = (36, 60), (60, 200, 500)
 
 Matrix = tuple[mx.array, ...]
 
@@ -50,6 +51,9 @@ def of_format(dtype: mx.Dtype, options: dict[str, object]) -> Iterator[Call]:
         if dtype != mx.float32:
             for pairs in GEMM:
                 yield for_matrix_units(partial(op, rows(dtype, pairs, 128), matrix, ids(pairs), **options))
+            for pairs in GEMM_GROUP:
+                by_groups = partial(op, rows(dtype, pairs, 128), matrix, ids(pairs), **options)
+                yield for_matrix_units(by_groups, group_products=True)
     yield partial(product_of, many, matrix, ids(MANY), transpose=False, **options)
 
 
