@@ -26,6 +26,17 @@ def ragged(results: Results) -> str:
     return markdown(("", "dtype", "ours", "vs a call each", "vs a mask", "vs MLX"), lines)
 
 
+def batches(results: Results) -> str:
+    """Beside the same patched model with the mask as an array, and the unpatched model."""
+    lines = []
+    for row in results["rows"]:
+        others = (times(row["speedup"][name]) for name in ("a mask", "MLX"))
+        peaks = (f"{row['peak_bytes'][name] / 2**20:.1f}" for name in ("ours", "a mask", "MLX"))
+        lines.append([row["op"], row["dtype"], milliseconds(row), *others, *peaks])
+    heads = ("", "dtype", "patched", "vs a mask array", "vs MLX", "peak, MiB", "with the array", "MLX's")
+    return markdown(heads, lines)
+
+
 def paged(results: Results) -> str:
     """Beside the same call with a plan, contiguous keys and values, and MLX, which gathers first."""
     lines = []

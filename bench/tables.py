@@ -309,6 +309,7 @@ TABLES = {
     "quantized_experts": ("quantized_experts_cpu", expert_tables.quantized_experts),
     "quantized_kv": ("quantized_kv_cpu", cache_tables.quantized_kv),
     "ragged_attention": ("ragged_attention_cpu", cache_tables.ragged),
+    "batch_caches": ("batch_caches_cpu", cache_tables.batches),
     "paged_attention": ("paged_attention_cpu", cache_tables.paged),
     "kv_append": ("kv_append_cpu", cache_tables.appended),
     **OP_TABLES,

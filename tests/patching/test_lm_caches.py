@@ -236,17 +236,38 @@ def test_chunked_attention():
 # ---- the array -------------------------------------------------------------------------------------------------------
 
 
+def combined(mask: mx.array, other: mx.array) -> mx.array:
+    return mask & other
+
+
+def changed_in_place(mask: mx.array, other: mx.array) -> mx.array:
+    mask &= other
+    return mask
+
+
+def assigned(mask: mx.array, other: mx.array) -> mx.array:
+    mask[:] = mask & other
+    return mask
+
+
 class Reader(nn.Module):
-    """A model that reads its mask."""
+    """A model that changes its mask."""
+
+    def __init__(self, change: Callable[[mx.array, mx.array], mx.array]):
+        super().__init__()
+        self.change = change
 
     def __call__(self, x: mx.array, cache: Any) -> mx.array:
-        mask = base.create_attention_mask(x, cache)
+        mask = self.change(base.create_attention_mask(x, cache), x[:, None, None, :, 0] > 0)
         y = x[:, None]
-        return mx.fast.scaled_dot_product_attention(y, y, y, scale=1.0, mask=mask & (x[:, None, None, :, 0] > 0))
+        return mx.fast.scaled_dot_product_attention(y, y, y, scale=1.0, mask=mask)
 
 
-def test_a_mask_that_the_model_changes_is_an_array(masks: Masks):
-    model, x = Reader(), mx.abs(mx.random.normal((2, 5, 4)))
+@pytest.mark.parametrize("change", [combined, changed_in_place, assigned])
+def test_a_mask_that_the_model_changes_is_an_array(change: Callable[..., mx.array], masks: Masks):
+    x = mx.abs(mx.random.normal((2, 5, 4)))
+    x[:, 4] *= -1
+    model = Reader(change)
     expected = model(x, BatchKVCache([0, 3]))
     mlx_anvil.patch(model)
     found = model(x, BatchKVCache([0, 3]))

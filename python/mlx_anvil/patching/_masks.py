@@ -28,6 +28,7 @@ class CausalMask(mx.array):
 
     window: int | None
     starts: mx.array | None  # [batch]: the keys before these are padding
+    was_changed: bool  # in place, since it was made
     _plan: _ext.AttentionPlan | None
 
     @staticmethod
@@ -36,13 +37,16 @@ class CausalMask(mx.array):
         result.window = window
         # Caches change the array in place at their next step. They go below 0 where a window has moved on.
         result.starts = None if starts is None else mx.clip(starts, 0, mask.shape[-1])
+        result.was_changed = False
         result._plan = None
         return result
 
     def options(self, queries: mx.array, keys: Any) -> dict[str, Any]:
-        """The arguments of flash_attention that say the same; the array itself for a call of other lengths."""
+        """The arguments of flash_attention that say the same; the array itself if it was changed, or for a call of
+        other lengths."""
         kv_len = (keys[0] if isinstance(keys, tuple | list) else keys).shape[2]
-        if self.shape[-2:] != (queries.shape[2], kv_len) or (self.ndim > 2 and self.shape[0] != queries.shape[0]):
+        fits = self.shape[-2:] == (queries.shape[2], kv_len) and (self.ndim == 2 or self.shape[0] == queries.shape[0])
+        if self.was_changed or not fits:
             return {"mask": self}
         options = {"mask": "causal", "window_size": self.window}
         if self.starts is None:
@@ -50,6 +54,20 @@ class CausalMask(mx.array):
         if self._plan is None:  # one for all layers
             self._plan = attention_plan(q_len=queries.shape[2], kv_len=kv_len, starts=self.starts)
         return options | {"plan": self._plan}
+
+
+def _changing(method: Function) -> Function:
+    @functools.wraps(method)
+    def call(self: CausalMask, *args: Any) -> Any:
+        self.was_changed = True
+        return method(self, *args)
+
+    return call
+
+
+_OPERATORS = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"
+for _name in ("__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)):
+    setattr(CausalMask, _name, _changing(getattr(mx.array, _name)))
 
 
 def takes_masks(attention: Function) -> Function:
