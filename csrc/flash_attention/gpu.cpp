@@ -79,21 +79,12 @@ const ForwardTile* group_tile(std::string_view dtype,
                               const AttentionSizes& sizes,
                               bool vectors,
                               const DeviceTraits& traits) {
-  constexpr int kElementBytes = 2;
-#define TILE(dtype, type, d, dv, keys, simdgroups, resident) \
-  {"forward_matrix_group",                                   \
-   #dtype,                                                   \
-   d,                                                        \
-   dv,                                                       \
-   16 * (simdgroups),                                        \
-   32 * (simdgroups),                                        \
-   2 * kElementBytes * (keys) * ((d) + (dv))},
+#define TILE(dtype, type, d, dv, keys, simdgroups, resident)                              \
+  {"forward_matrix_group",           #dtype, d, dv, 16 * (simdgroups), 32 * (simdgroups), \
+   memory_of_group_tile(d, dv, keys)},
   static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_FORWARD_GROUP_TILES(TILE)};
 #undef TILE
-  // Fewer queries leave most of a block without rows.
-  constexpr int64_t kMostForSmallerBlocks = 64;
-  const bool takes = traits.group_products && vectors && config.mask == AttentionMask::kNone &&
-                     sizes.q_len > kMostForSmallerBlocks;
+  const bool takes = vectors && suits_group_products(config, sizes, traits);
   return takes ? first_that_holds(kTiles, dtype, sizes) : nullptr;
 }
 

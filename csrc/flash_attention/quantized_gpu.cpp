@@ -101,6 +101,30 @@ DecodeKeys decode_keys(const QuantizedKvFormats& formats,
   return narrow ? DecodeKeys::kMatrixCodes : DecodeKeys::kWideMatrixCodes;
 }
 
+// True for the codes that metal/flash_attention/quantized_group_tiles.h takes.
+bool have_group_codes(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
+  constexpr int kVectorBytes = 16;
+  return format.kind == QuantizedKind::kAffine && (format.bits == 4 || format.bits == 8) &&
+         rows_are_vectors({&matrix.w}, kVectorBytes);
+}
+
+// Returns null if the call is not one for products of four SIMD groups.
+const ForwardTile* group_tile(const AttentionConfig& config,
+                              const QuantizedKvFormats& formats,
+                              const AttentionSizes& sizes,
+                              const QuantizedAttentionInputs& in,
+                              bool vectors,
+                              const DeviceTraits& traits) {
+#define TILE(dtype, type, d, dv, keys, simdgroups)                                        \
+  {"quantized_forward_matrix_group", #dtype, d, dv, 16 * (simdgroups), 32 * (simdgroups), \
+   memory_of_group_tile(d, dv, keys)},
+  static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_QUANTIZED_FORWARD_GROUP_TILES(TILE)};
+#undef TILE
+  const bool takes = vectors && suits_group_products(config, sizes, traits) &&
+                     have_group_codes(formats.k, in.k) && have_group_codes(formats.v, in.v);
+  return takes ? first_that_holds(kTiles, dtype_name(in.q), sizes) : nullptr;
+}
+
 const ForwardTile& forward_tile(const mx::array& q,
                                 const AttentionSizes& sizes,
                                 const DeviceTraits& traits) {
@@ -188,7 +212,10 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
                   stream);
     return;
   }
-  const ForwardTile& tile = forward_tile(arrays.in.q, sizes, device_traits(stream.device));
+  const DeviceTraits traits = device_traits(stream.device);
+  const ForwardTile* grouped =
+      group_tile(config, formats, sizes, arrays.in, request.vectors, traits);
+  const ForwardTile& tile = grouped ? *grouped : forward_tile(arrays.in.q, sizes, traits);
   const AttentionGrid grid = attention_grid(
       config,
       blocks_of_rows(sizes.q_len, tile.rows, packed_sequences(config, sizes, arrays.in.sequences)),
@@ -202,6 +229,9 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
   request.launch.outputs = {arrays.out, arrays.lse ? arrays.lse : arrays.out};
   request.launch.grid = grid.extent;
   request.launch.threadgroup = {static_cast<uint32_t>(tile.threads), 1, 1};
+  if (tile.memory > 0) {
+    request.launch.threadgroup_memory = {static_cast<uint32_t>(tile.memory)};
+  }
   launch(request.launch, stream);
 }
 

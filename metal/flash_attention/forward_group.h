@@ -15,43 +15,61 @@ struct UnmaskedScore {
   }
 };
 
-// The tiles in threadgroup memory: two places for keys and two for values. While a tile of keys is
-// multiplied, so are the values of the tile before. The next ones are copied into the other places.
-template <typename T, int kHeadDim, int kValueDim, int kKeys, int kThreads>
-struct GroupTiles {
+// The places of tiles in threadgroup memory: two for keys and two for values. While a tile of keys
+// is multiplied, so are the values of the tile before. The next ones come into the other places.
+template <typename T, int kHeadDim, int kValueDim, int kKeys>
+struct GroupPlaces {
   using KeyTile = SwizzledTile<T, kKeys, kHeadDim>;
   using ValueTile = SwizzledTile<T, kKeys, kValueDim>;
 
-  Rows<T> next_keys;  // from the next tile on
-  Rows<T> next_values;
   threadgroup T* memory;
-  uint thread_index;
   int turn;  // place of the keys to multiply; the values of the tile before are in the other
 
   METAL_FUNC const threadgroup T* keys() const thread { return key_place(turn); }
   METAL_FUNC const threadgroup T* values_before() const thread { return value_place(1 - turn); }
+  METAL_FUNC threadgroup T* free_keys() const thread { return key_place(1 - turn); }
+  METAL_FUNC threadgroup T* free_values() const thread { return value_place(turn); }
 
-  // Call with all threads. Copies the first tile of keys.
-  METAL_FUNC void start(Rows<T> all_keys, Rows<T> all_values, int begin) thread {
-    next_keys = rows_from(all_keys, begin);
-    next_values = rows_from(all_values, begin);
-    turn = 1;
-    copy_keys(true);
-    end_copies();
-    wait();
-  }
-
-  // Call with all threads. Afterwards they see what was copied, and the other places are free.
+  // Call with all threads. Afterwards they see the tiles that came, and the other places are free.
   METAL_FUNC void wait() thread {
     wait_for_tiles();
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     turn = 1 - turn;
   }
 
+ private:
+  METAL_FUNC threadgroup T* key_place(int place) const thread {
+    return memory + place * KeyTile::kSize;
+  }
+  METAL_FUNC threadgroup T* value_place(int place) const thread {
+    return memory + 2 * KeyTile::kSize + place * ValueTile::kSize;
+  }
+};
+
+// Copies plain keys and values into the places.
+template <typename T, int kHeadDim, int kValueDim, int kKeys, int kThreads>
+struct GroupTiles : GroupPlaces<T, kHeadDim, kValueDim, kKeys> {
+  using Base = GroupPlaces<T, kHeadDim, kValueDim, kKeys>;
+
+  Rows<T> next_keys;  // from the next tile on
+  Rows<T> next_values;
+  uint thread_index;
+
+  // Call with all threads. Copies the tile of keys that starts at `begin`, the first.
+  METAL_FUNC void start(int begin) thread {
+    next_keys = rows_from(next_keys, begin);
+    next_values = rows_from(next_values, begin);
+    this->turn = 1;
+    copy_keys(true);
+    end_copies();
+    this->wait();
+  }
+
   // Starts to copy values, and the keys of the tile after them if it `exists`. No branch.
   METAL_FUNC void copy_next(bool exists) thread {
     copy_keys(exists);
-    ValueTile::template start_copies<kThreads>(value_place(turn), next_values, thread_index);
+    Base::ValueTile::template start_copies<kThreads>(this->free_values(), next_values,
+                                                     thread_index);
     advance<kKeys>(next_values, true);
     end_copies();
   }
@@ -59,15 +77,8 @@ struct GroupTiles {
  private:
   METAL_FUNC void copy_keys(bool exists) thread {
     next_keys.rows = exists ? next_keys.rows : 0;
-    KeyTile::template start_copies<kThreads>(key_place(1 - turn), next_keys, thread_index);
+    Base::KeyTile::template start_copies<kThreads>(this->free_keys(), next_keys, thread_index);
     advance<kKeys>(next_keys, true);
-  }
-
-  METAL_FUNC threadgroup T* key_place(int place) const thread {
-    return memory + place * KeyTile::kSize;
-  }
-  METAL_FUNC threadgroup T* value_place(int place) const thread {
-    return memory + 2 * KeyTile::kSize + place * ValueTile::kSize;
   }
 };
 

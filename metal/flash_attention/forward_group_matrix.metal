@@ -17,8 +17,7 @@
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/kernel.h"
 #include "metal/common/resident.h"
-#include "metal/flash_attention/forward_call.h"
-#include "metal/flash_attention/forward_group.h"
+#include "metal/flash_attention/forward_group_block.h"
 #include "metal/flash_attention/tiles.h"
 
 template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, int kResident>
@@ -38,48 +37,22 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, i
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using GroupRows = ForwardGroupRows<T, kHeadDim, kValueDim, kKeys>;
-  enum { kThreads = 32 * kSimdgroups, kRows = kSimdgroups * GroupRows::kRows };
+  using Tiles = GroupTiles<T, kHeadDim, kValueDim, kKeys, 32 * kSimdgroups>;
   constant AttentionParams& common = params.common;
   keep_resident<kResident, 5>(rows_are_vectors);
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfRows block = block_of_queries<kRows>(sequences, common, grid);
+  const BlockOfRows block = block_of_queries<16 * kSimdgroups>(sequences, common, grid);
   if (!block.has_rows()) {
     return;
   }
-  const RaggedLengths lengths = block.lengths;
   const ForwardCall<T, RaggedLengths> call = {
-      q, k, v, mask, sinks, out, lse, grid, thread_index, simdgroup, lane, lengths};
-  const int first = block.first;
-  const int last = metal::min(first + kRows, lengths.queries(common)) - 1;
-  const int last_row =
-      metal::min(first + kRows, lengths.rows(common)) - 1;  // of queries or padding
-
-  GroupRows rows;
-  rows.lengths = lengths;
-  rows.place = fragment_place(lane);
-  rows.first = first + simdgroup * GroupRows::kRows;
-  rows.begin(call.queries(common), call.sink(common), common);
-
-  const KeyRange visible = visible_keys(common, first, last, lengths);
-  if (visible.begin < visible.end && (!is_ragged || first <= last)) {
-    GroupTiles<T, kHeadDim, kValueDim, kKeys, kThreads> tiles;
-    tiles.memory = reinterpret_cast<threadgroup T*>(memory);
-    tiles.thread_index = thread_index;
-    tiles.start(call.keys(common), call.values(common), visible.begin);
-    rows.start(tiles, visible.begin, visible.end, common);
-    for (int begin = visible.begin + kKeys; begin < visible.end; begin += kKeys) {
-      tiles.wait();
-      if (sees_all(common, first, last_row, begin, begin + kKeys, lengths)) {
-        rows.template go_on<false>(tiles, begin, visible.end, common);
-      } else {
-        rows.template go_on<true>(tiles, begin, visible.end, common);
-      }
-    }
-    tiles.wait();
-    rows.finish(tiles.values_before());
-  }
-  call.store(rows, params);
+      q, k, v, mask, sinks, out, lse, grid, thread_index, simdgroup, lane, block.lengths};
+  Tiles tiles;
+  tiles.memory = reinterpret_cast<threadgroup T*>(memory);
+  tiles.thread_index = thread_index;
+  tiles.next_keys = call.keys(common);
+  tiles.next_values = call.values(common);
+  compute_group_block<kHeadDim, kValueDim, kKeys, kSimdgroups>(call, block.first, tiles, params);
 }
 
 #endif

@@ -224,6 +224,14 @@
   X(bfloat16, bfloat, 64, 64, 64, 8, 2)            \
   X(bfloat16, bfloat, 128, 128, 96, 8, 1)
 
+// Over quantized keys and values: 32 and 64 KB.
+// X(dtype, type, d, dv, keys, simdgroups)
+#define MLX_ANVIL_ATTENTION_QUANTIZED_FORWARD_GROUP_TILES(X) \
+  X(float16, half, 64, 64, 64, 8)                            \
+  X(float16, half, 128, 128, 64, 8)                          \
+  X(bfloat16, bfloat, 64, 64, 64, 8)                         \
+  X(bfloat16, bfloat, 128, 128, 64, 8)
+
 #define MLX_ANVIL_ATTENTION_BACKWARD_MATRIX_TILES_16(X, dtype, type)                       \
   X(dq, dtype, type, 32, 32, 4, 64, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \
   X(dq, dtype, type, 64, 64, 4, 32, kKeptInRegisters, kKeptInRegisters, 4, kStagesAhead)   \

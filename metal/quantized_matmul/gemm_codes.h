@@ -7,7 +7,7 @@
 #pragma once
 
 #include "metal/common/pairs.h"
-#include "metal/quantized_matmul/dequant.h"
+#include "metal/quantized_matmul/codes.h"
 
 // Pieces of eight codes, from the lowest bit on. A piece may be part of a vector, `vector_of` of
 // which it is; otherwise it is loaded from the start of its 16 pieces.

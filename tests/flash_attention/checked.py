@@ -64,5 +64,8 @@ def quantized_templates(rng: np.random.Generator) -> Iterator[Checked]:
     yield call((2, 1), (37, 45), 64, matrix_units=True)
     for dim in (64, 128):
         yield call((2, 1), (1, 75), dim, matrix_units=True)
+    for dim in (64, 128):
+        case = quantized(draw((2, 1), (70, 130), (dim, dim), any_dtype(rng, (mx.float16, mx.bfloat16)), "causal"))
+        yield Checked(lambda case=case: case.assert_right(*case.attend()), group_products=True)
     wide = quantized(draw((2, 1), (1, 75), (128, 128), mx.bfloat16), {**FOUR_BITS, "bits": 8})
     yield Checked(lambda: wide.assert_right(*wide.attend()), matrix_units=True)

@@ -109,7 +109,8 @@ def _quantized(
     **options: object,
 ) -> Call:
     q = mx.zeros((1, heads, queries, dim), dtype)
-    k, v = (_codes(dtype, 1, KEYS, dim, form) for _ in range(2))
+    bits = form["bits"] if isinstance(form["bits"], tuple) else (form["bits"],) * 2
+    k, v = (_codes(dtype, 1, KEYS, dim, {**form, "bits": of_codes}) for of_codes in bits)
     formats = {"kv_group_size": form["group_size"], "kv_bits": form["bits"], "kv_mode": form["mode"]}
     return partial(mlx_anvil.flash_attention, q, k, v, **formats, **options)
 
@@ -133,6 +134,16 @@ def _every_quantized_kernel(dtype: mx.Dtype) -> Iterator[Call]:
             yield for_matrix_units(_quantized(dtype, 128, 1, form=form))
         for return_lse, options in product((False, True), _attention_options(dtype, 1, KEYS)):
             yield for_matrix_units(_quantized(dtype, 64, 1, form=FOUR_BITS, return_lse=return_lse, **options))
+        yield from (for_matrix_units(call, group_products=True) for call in _quantized_by_group_products(dtype))
+
+
+def _quantized_by_group_products(dtype: mx.Dtype) -> Iterator[Call]:
+    queries = 70  # more than a block for fewer has
+    for dim, bits in product((64, 96, 128), (4, 8, (8, 4))):
+        yield _quantized(dtype, dim, queries, form={**FOUR_BITS, "group_size": 32, "bits": bits})
+    for options, return_lse in product(_attention_options(dtype, queries, KEYS), (False, True)):
+        if not isinstance(options["mask"], mx.array):
+            yield _quantized(dtype, 64, queries, form=FOUR_BITS, return_lse=return_lse, **options)
 
 
 def _ragged(dtype: mx.Dtype, queries: int) -> Iterator[Call]:
