@@ -24,7 +24,7 @@ import mlx.nn as nn
 from rich.console import Console
 
 from cuda_attention import attention_rows, training_rows
-from cuda_caches import cache_rows
+from cuda_caches import latent_rows, quantized_cache_rows, ragged_rows
 from cuda_decoder import decoder_rows, normal
 from cuda_experts import expert_rows
 from cuda_first_launch import first_rows
@@ -66,7 +66,9 @@ GROUPS = {
     "quantized": quantized_rows,
     "experts": expert_rows,
     "attention": attention_rows,
-    "caches": cache_rows,
+    "quantized_caches": quantized_cache_rows,
+    "ragged": ragged_rows,
+    "latent": latent_rows,
     "training": training_rows,
     "decoder": decoder_rows,
     "overhead": overhead_rows,

@@ -42,7 +42,7 @@ def of_mlx_lm(q: mx.array, keys: Codes, values: Codes, *, bits: int, causal: boo
     return mx.reshape(out, q.shape)
 
 
-def quantized_rows(copy: float | None) -> Iterator[Row]:
+def quantized_cache_rows(copy: float | None) -> Iterator[Row]:
     for bits in (4, 8):
         sets = [draw(1, 32768) for _ in range(4)]
         codes = [(q, quantized(k, bits), quantized(v, bits)) for q, k, v in sets]
@@ -124,9 +124,3 @@ def latent_rows(copy: float | None) -> Iterator[Row]:
         }
         work: dict[str, float] = {"bytes": sum(part.nbytes for part in sets[0])}
         yield compare(f"mla_decode of {heads} heads, {keys} keys", contestants, work=work, copy=copy)
-
-
-def cache_rows(copy: float | None) -> Iterator[Row]:
-    yield from quantized_rows(copy)
-    yield from latent_rows(copy)
-    yield from ragged_rows(copy)

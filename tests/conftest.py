@@ -82,7 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_simulated_anyway(item: pytest.Item) -> bool:
     """True if the test runs in the simulator without --backend too, with the same checks."""
-    return support.backend == "simulator" and "gpu_with_matrix_units" in getattr(item, "fixturenames", ())
+    simulated = {"gpu_with_matrix_units", "group_products"}
+    return support.backend == "simulator" and not simulated.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -138,6 +139,21 @@ def gpu_with_matrix_units() -> Iterator[None]:
         yield
         return
     with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, matrix_units=True):
+        yield
+
+
+@pytest.fixture
+def group_products() -> Iterator[None]:
+    """Runs a test with the kernels of a GPU that multiplies for four SIMD groups at once: with ``--backend cuda`` on one
+    of compute capability 9.0, otherwise in the checked simulator, where products complete when they start."""
+    if support.backend == "metal":
+        pytest.skip("Apple's GPUs run other kernels")
+    if support.backend == "cuda":
+        if mx.device_info(mx.gpu).get("compute_capability_major") != 9:
+            pytest.skip("this GPU has no products of four SIMD groups")
+        yield
+        return
+    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, group_products=True):
         yield
 
 

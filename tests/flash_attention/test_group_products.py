@@ -1,8 +1,6 @@
 """flash_attention on GPUs that multiply for four SIMD groups at once. The checked simulator runs its kernels, whose
 products complete there when they start."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,18 +8,12 @@ import pytest
 import mlx_anvil
 from tests.flash_attention.cases import check, draw, gradients_of
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("hopper")]
+pytestmark = [pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("group_products")]
 
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 each_dims = pytest.mark.parametrize("dims", [(64, 64), (40, 64), (64, 48), (128, 128), (80, 96), (128, 72)], ids=str)
 each_feature = pytest.mark.parametrize("feature", ["none", "causal", "window", "window+causal", "softcap", "sinks"])
 GROUP = "flash_attention_forward_matrix_group_"
-
-
-@pytest.fixture
-def hopper() -> Iterator[None]:
-    with mlx_anvil.simulate(checked=True, group_products=True):
-        yield
 
 
 def attention64(case) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +108,7 @@ def test_one_tile_of_keys():
     check_forward(draw((1, 1), (70, 9), (64, 64), mx.bfloat16))
 
 
+@pytest.mark.cpu_only
 def test_the_order_of_threads_does_not_matter():
     case = draw((2, 1), (140, 210), (128, 128), mx.bfloat16, "causal")
     results = []
@@ -158,6 +151,7 @@ def test_gradients_without_pairs():
     check_backward(case)
 
 
+@pytest.mark.cpu_only
 def test_gradients_do_not_depend_on_the_order_of_threads():
     case = draw((4, 2), (140, 210), (128, 128), mx.bfloat16, "causal")
     results = []
@@ -170,6 +164,7 @@ def test_gradients_do_not_depend_on_the_order_of_threads():
         assert (results[0][name] == results[2][name]).all()
 
 
+@pytest.mark.cpu_only
 def test_gradients_of_other_calls_take_other_kernels():
     """Few queries or keys, and mask arrays."""
     others = {f"flash_attention_{name}_matrix" for name in ("forward", "backward_dq", "backward_dkv")}

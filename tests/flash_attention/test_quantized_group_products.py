@@ -1,7 +1,6 @@
 """Prompts over quantized keys and values on GPUs that multiply for four SIMD groups at once. The checked simulator runs
 their kernels, whose products complete there when they start. Ragged batches: test_ragged_kernels.py."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,16 +13,10 @@ from support import assert_same_bits
 from tests.flash_attention.cases import draw
 from tests.flash_attention.quantized_cases import QuantizedCase, quantized
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("hopper")]
+pytestmark = [pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("group_products")]
 
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 GROUP = "flash_attention_quantized_forward_matrix_group_"
-
-
-@pytest.fixture
-def hopper() -> Iterator[None]:
-    with mlx_anvil.simulate(checked=True, group_products=True):
-        yield
 
 
 def check(case: QuantizedCase, *, by_group: bool = True) -> None:
@@ -86,6 +79,7 @@ def test_an_infinite_scale_is_seen():
     assert_same_bits(out[:, 1], expected[:, 1])
 
 
+@pytest.mark.cpu_only
 def test_the_order_of_threads_does_not_matter():
     case = quantized(draw((2, 1), (140, 210), (128, 128), mx.bfloat16, "causal"))
     results = []

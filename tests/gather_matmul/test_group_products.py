@@ -1,28 +1,21 @@
 """Many rows per expert on GPUs that multiply for four SIMD groups at once. The checked simulator runs these kernels,
 whose products complete there when they start."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from quantized_numpy import FLOAT_FORMATS, Format
 from tests.gather_matmul.metal_cases import Case
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("hopper")]
+pytestmark = [pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("group_products")]
 
 FOUR_BITS = Format("affine", 64, 4)
 FORMATS = [Format("affine", group, bits) for bits, group in ((2, 64), (3, 32), (4, 64), (5, 64), (6, 32), (8, 64))]
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 each_product = pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
-
-
-@pytest.fixture
-def hopper() -> Iterator[None]:
-    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, group_products=True):
-        yield
 
 
 def draw(rng, format, dtype, pairs, outputs, **options) -> Case:
@@ -35,7 +28,8 @@ def check(case: Case, tile: int) -> None:
         result = case.evaluate()
     gated = "gated_" if len(case.matrices) == 2 else ""
     assert trace.kernels[-1].startswith(f"gather_gemm_group_{gated}"), trace.kernels
-    assert f"_r{tile}" in trace.kernels[-1], trace.kernels
+    if support.backend == "cpu":  # a GPU's tiles depend on how many multiprocessors it has
+        assert f"_r{tile}" in trace.kernels[-1], trace.kernels
     case.check(result)
 
 
@@ -90,6 +84,7 @@ def test_all_pairs_of_one_expert(rng):
         check(case, 128)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("activation", ["gelu", "relu2"])
 def test_activations(activation, rng):
     """Results are those of the tiles of other GPUs."""

@@ -25,7 +25,9 @@ def multiply(x: mx.array, matrix: Matrix, kernel: str, parts: bool = False, tran
         result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=transpose, **matrix.format.options)
         mx.eval(result)
     names = [event.kernel for event in trace.events]
-    assert f"_{kernel}" in names[0] or (kernel == "r64n64" and support.backend == "cuda" and "_group_" in names[0])
+    if kernel == "r64n64" and support.backend == "cuda" and "_group_" in names[0]:
+        return result  # with other tiles, and so other parts
+    assert f"_{kernel}" in names[0]
     assert [name.split("_")[1] for name in names] == ["gemm" if transpose else "gemmplain"] + ["sum"] * parts
     return result
 

@@ -1,26 +1,19 @@
 """x W^T on GPUs that multiply for four SIMD groups at once. The checked simulator runs these kernels, whose products
 complete there when they start."""
 
-from collections.abc import Iterator
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_anvil
+import support
 from quantized_numpy import FLOAT_FORMATS, Format, draw, normal
 from tests.quantized_matmul.test_dense_route import assert_dense_close
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("hopper")]
+pytestmark = [pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("group_products")]
 
 FORMATS = [Format("affine", group, bits) for bits, group in ((2, 64), (3, 32), (4, 64), (5, 64), (6, 32), (8, 64))]
 each_dtype = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
-
-
-@pytest.fixture
-def hopper() -> Iterator[None]:
-    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, group_products=True):
-        yield
 
 
 def check(format: Format, rows: int, shape: tuple[int, ...], dtype: mx.Dtype, rng, tile: int) -> list[str]:
@@ -31,7 +24,8 @@ def check(format: Format, rows: int, shape: tuple[int, ...], dtype: mx.Dtype, rn
         result = mlx_anvil.quantized_matmul(x, *matrix.arrays, transpose=True, **format.options)
         mx.eval(result)
     assert trace.kernels[0].startswith("quantized_gemm_group_"), trace.kernels
-    assert f"_r{tile}" in trace.kernels[0], trace.kernels
+    if support.backend == "cpu":  # a GPU's tiles depend on how many multiprocessors it has
+        assert f"_r{tile}" in trace.kernels[0], trace.kernels
     assert_dense_close(result, x, matrix)
     return trace.kernels
 
@@ -67,7 +61,7 @@ def test_columns(format, columns, rng):
 def test_parts(rng):
     """Few tiles: the terms are split."""
     kernels = check(Format("affine", 64, 4), 70, (20, 1152), mx.float16, rng, 128)
-    assert "quantized_sum_parts" in kernels[1]
+    assert support.backend == "cuda" or "quantized_sum_parts" in kernels[1]
 
 
 def test_batch(rng):
