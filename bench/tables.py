@@ -160,10 +160,10 @@ def cuda(results: Results, wanted: Callable[[str], bool] = lambda what: True) ->
         if not wanted(row["what"]) or "ours_us" not in row or "64x64" in row["what"]:
             continue
         base = next((name for name in ("mlx", "composed", "compiled", "mlx_lm") if f"times_{name}" in row), None)
-        if "tflops" in row:
-            rate = f"{row['tflops']:.0f} TFLOP/s"
-        elif "share_of_copy" in row:
+        if "share_of_copy" in row:
             rate = f"{row['share_of_copy']:.2f} of copy"
+        elif "tflops" in row:
+            rate = f"{row['tflops']:.0f} TFLOP/s"
         elif "times_peak" in row:
             rate = f"peak memory 1/{row['times_peak']:.0f}"
         else:
@@ -182,7 +182,7 @@ def cuda_briefly(results: Results) -> str:
     def wanted(what: str) -> bool:
         heads = ("(1, 32/8", "32/8 heads of", "32/8 heads, length 4096")
         sizes = ("16384x16384", "4096x4096", "4096->14336", *heads, "decoder", "quantized_experts")
-        caches = ("decode over", "decode of 8", "packed", "mla_decode")
+        caches = ("decode over", "prefill over", "decode of 8", "packed", "mla_decode")
         return ("bfloat16" in what and any(size in what for size in sizes)) or what.startswith(caches)
 
     return cuda(results, wanted)
