@@ -9,7 +9,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
 endif()
 
 # MLX_ANVIL_ISAS says which of them: native, the best of this machine; runnable, those that this machine can run; all; or
-# a list of names, and baseline with it.
+# a list of names, with native or else with baseline.
 # As a definition, or from the environment, which is remembered: an editable install configures again on import.
 if(DEFINED ENV{MLX_ANVIL_ISAS})
   set(MLX_ANVIL_ISAS_REMEMBERED "$ENV{MLX_ANVIL_ISAS}" CACHE INTERNAL "")
@@ -77,10 +77,16 @@ function(mlx_anvil_add_cpu_kernels target)
     math(EXPR count "${best} + 1")
     list(SUBLIST all 0 ${count} isas)
   else()
-    set(isas baseline ${MLX_ANVIL_ISAS})
+    set(isas ${MLX_ANVIL_ISAS})
+    if(native IN_LIST isas)
+      mlx_anvil_native_isa(native)
+      list(TRANSFORM isas REPLACE "^native$" ${native})
+    else()
+      list(PREPEND isas baseline)
+    endif()
     foreach(isa IN LISTS isas)
       if(NOT isa IN_LIST all)
-        message(FATAL_ERROR "MLX_ANVIL_ISAS has '${isa}'; allowed: native, runnable, all, or some of ${all}")
+        message(FATAL_ERROR "MLX_ANVIL_ISAS has '${isa}'; allowed: native, runnable, all, or some of native;${all}")
       endif()
     endforeach()
   endif()

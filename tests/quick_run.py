@@ -1,9 +1,9 @@
 """A plain ``pytest`` takes minutes: it leaves out tests marked ``slow``, and of every test with many cases keeps a few,
 drawn by the run's seed. ``pytest --all`` leaves out none, and neither does a run that selects tests: by a path, -k, -m,
 --lf or --fuzz. ``pytest --rest``, with the same seed, runs what the plain one leaves out; with ``--cases N``, at most N
-cases of each test function. ``--one-of-alike`` keeps, of cases that differ only in parameters named by their ``alike``
-marker, the one that the seed draws. On backends other than the CPU, where a dtype is another kernel to compile,
-``dtype`` is such a parameter of every test.
+cases of each test function, and all of those marked ``every_case``. ``--one-of-alike`` keeps, of cases that differ only
+in parameters named by their ``alike`` marker, the one that the seed draws. On backends other than the CPU, where a dtype
+is another kernel to compile, ``dtype`` is such a parameter of every test.
 """
 
 import hashlib
@@ -74,7 +74,8 @@ class QuickRun:
         if alike and self.rest:
             self._leave_out(items, self._one_of_alike(items))
         if self.rest and self.most is not None:
-            self._leave_out(items, self._some_of_each(items, self.most))
+            whole = {item.nodeid for item in items if item.get_closest_marker("every_case")}
+            self._leave_out(items, whole | self._some_of_each(items, self.most))
         if workers := getattr(self.config, "workerinput", {}).get("workercount", 0):
             items[:] = long_first(items, workers)
 

@@ -22,13 +22,13 @@ enum { kGemmGroups = 2 };  // of four SIMD groups
 // Stores activation(gate) * up by a loop that is not unrolled, for which sums pass through
 // threadgroup memory: many rows times all activations would be thousands of instructions.
 template <typename Tile, typename Results>
-METAL_FUNC void store_gated(const thread Tile& tile,
-                            const thread typename Tile::Sums& sums,
-                            const thread Results& results,
-                            constant QuantizedParams& product,
-                            threadgroup float2* memory,
-                            uint simdgroup,
-                            uint lane) {
+METAL_FUNC void store_through_memory(const thread Tile& tile,
+                                     const thread typename Tile::Sums& sums,
+                                     const thread Results& results,
+                                     constant QuantizedParams& product,
+                                     threadgroup float2* memory,
+                                     uint simdgroup,
+                                     uint lane) {
   enum { kColumns = Results::kColumns };
   threadgroup float2* const own = memory + 2 * kColumns * 32 * simdgroup + lane;
   MLX_ANVIL_UNROLL
@@ -68,8 +68,8 @@ METAL_FUNC void group_gemm_of_tiles(TileLoop tiles,
     } else {
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // all have read the last stage
       static_assert(16 * kStages * Tile::kStage >= 4 * Tile::kOutputs * Tile::kRows, "sums fit");
-      store_gated(tile, sums, results, gather.product,
-                  reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane);
+      store_through_memory(tile, sums, results, gather.product,
+                           reinterpret_cast<threadgroup float2*>(memory), simdgroup, lane);
     }
   }
 }

@@ -14,7 +14,7 @@ NAMES = ["a.py::test_one", *(f"a.py::test_many[{i}]" for i in range(50)), *(f"a.
 
 class Item(SimpleNamespace):
     def get_closest_marker(self, name: str) -> str | None:
-        return name if name != "alike" and "slow" in self.nodeid else None
+        return name if name == "slow" and "slow" in self.nodeid else None
 
 
 class Alike(Item):
@@ -81,6 +81,17 @@ def test_some_cases_of_the_rest():
     assert len(rest) == 2 + 2
     assert not set(plain) & set(rest)
     assert set().union(*(runs(str(seed), rest=True, cases=2) for seed in range(300))) == set(NAMES[1:])
+
+
+def test_a_list_of_cases_runs_whole():
+    class Listed(Item):
+        def get_closest_marker(self, name: str) -> str | None:
+            return name if name == "every_case" and "many" in self.nodeid else super().get_closest_marker(name)
+
+    items = [Listed(nodeid=name) for name in NAMES]
+    plain = runs(items=list(items))
+    assert plain == runs()
+    assert len(runs(items=list(items), rest=True, cases=2)) == 50 - CASES + 2
 
 
 def test_seeds_draw_other_cases():

@@ -43,6 +43,7 @@ def missing(op: str, launched: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("op", OPS)
 def test_every_template_runs_checked(op, rng):
     calls: Iterable[Checked] = import_module(f"tests.{op}.checked").every_template(rng)

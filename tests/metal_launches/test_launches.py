@@ -37,11 +37,13 @@ def interface_of(op: str) -> Interface:
     return Interface.of(Source(text=_ext._op_source(op), name=f"metal/{op}"))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("op", CALLS, scope="module")  # one op after the other: a worker records its calls once
 def test_host_and_kernels_fit(op):
     assert misfits(interface_of(op), launches_of(op)) == []
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("op", CALLS, scope="module")  # one op after the other: a worker records its calls once
 def test_a_mac_has_what_it_launches(op):
     """A Mac's build has exactly the kernels that it launches: those for matrix units are left out."""
