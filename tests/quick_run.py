@@ -1,9 +1,9 @@
 """A plain ``pytest`` takes minutes: it leaves out tests marked ``slow``, and of every test with many cases keeps a few,
 drawn by the run's seed. ``pytest --all`` leaves out none, and neither does a run that selects tests: by a path, -k, -m,
 --lf or --fuzz. ``pytest --rest``, with the same seed, runs what the plain one leaves out; with ``--cases N``, at most N
-cases of each test function, and all of those marked ``every_case``. ``--one-of-alike`` keeps, of cases that differ only
-in parameters named by their ``alike`` marker, the one that the seed draws. On backends other than the CPU, where a dtype
-is another kernel to compile, ``dtype`` is such a parameter of every test.
+cases of each test function, a quarter as many of a slow one, and all of one marked ``every_case``. ``--one-of-alike``
+keeps, of cases that differ only in parameters named by their ``alike`` marker, the one that the seed draws. On backends
+other than the CPU, where a dtype is another kernel to compile, ``dtype`` is such a parameter of every test.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import pytest
 from worker_shares import long_first
 
 CASES = 2  # of one test function
+SHARE_OF_SLOW = 4  # --rest --cases N runs N // SHARE_OF_SLOW cases of a slow one
 COUNTS = "quick_run"  # in what a worker hands back
 
 
@@ -75,7 +76,10 @@ class QuickRun:
             self._leave_out(items, self._one_of_alike(items))
         if self.rest and self.most is not None:
             whole = {item.nodeid for item in items if item.get_closest_marker("every_case")}
-            self._leave_out(items, whole | self._some_of_each(items, self.most))
+            slow = [item for item in items if item.get_closest_marker("slow")]
+            quick = [item for item in items if not item.get_closest_marker("slow")]
+            few = self._some_of_each(slow, max(1, self.most // SHARE_OF_SLOW))
+            self._leave_out(items, whole | few | self._some_of_each(quick, self.most))
         if workers := getattr(self.config, "workerinput", {}).get("workercount", 0):
             items[:] = long_first(items, workers)
 

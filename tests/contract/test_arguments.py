@@ -87,7 +87,7 @@ ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases",
 ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
 ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
-ARRAYS |= {"block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope"}
+ARRAYS |= {"starts", "block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope"}
 ARRAYS_K = {("flash_attention", "k"), ("kv_append", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from quick_run import CASES, QuickRun
+from quick_run import CASES, SHARE_OF_SLOW, QuickRun
 from worker_shares import long_first, shares
 
 pytestmark = pytest.mark.cpu_only
@@ -77,9 +77,10 @@ def test_the_rest_is_what_it_leaves_out():
 
 def test_some_cases_of_the_rest():
     """They are other cases than those of a plain run."""
-    plain, rest = runs(), runs(rest=True, cases=2)
-    assert len(rest) == 2 + 2
+    plain, rest = runs(), runs(rest=True, cases=8)
+    assert len(rest) == 8 + 8 // SHARE_OF_SLOW
     assert not set(plain) & set(rest)
+    assert len(runs(rest=True, cases=2)) == 2 + 1
     assert set().union(*(runs(str(seed), rest=True, cases=2) for seed in range(300))) == set(NAMES[1:])
 
 
@@ -91,7 +92,7 @@ def test_a_list_of_cases_runs_whole():
     items = [Listed(nodeid=name) for name in NAMES]
     plain = runs(items=list(items))
     assert plain == runs()
-    assert len(runs(items=list(items), rest=True, cases=2)) == 50 - CASES + 2
+    assert len(runs(items=list(items), rest=True, cases=2)) == 50 - CASES + 1
 
 
 def test_seeds_draw_other_cases():

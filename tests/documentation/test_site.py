@@ -159,6 +159,7 @@ OVERFLOW = """(() => {
 })()"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
 def test_nothing_overflows(page, width, scheme):
     page.resize(width)
@@ -175,6 +176,7 @@ CUT = """[...document.querySelectorAll(".highlight:not(.language-text) pre > cod
   .filter((code) => code.scrollWidth > code.clientWidth).map((code) => code.textContent.slice(0, 60))"""
 
 
+@pytest.mark.slow
 def test_code_is_not_cut_on_a_phone(page):
     """Long lines wrap. Text without a language scrolls, because drawings and tables need their lines."""
     page.resize(400)
@@ -202,6 +204,7 @@ def test_an_overflow_is_found(page):
     assert any(found.startswith("H1") for found in page.evaluate(OVERFLOW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_figures_fit_the_scheme(page, scheme):
     """Figures are light on a light page and dark on a dark one."""

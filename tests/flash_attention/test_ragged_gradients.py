@@ -58,6 +58,7 @@ def test_nan_outside_of_sequences_stays_out(gpu, form, feature, dtype):
     assert_padding_stays_out(gpu, form, ragged(form, dtype, feature, PROMPTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_nan_of_a_causal_batch_stays_out(gpu, form):
@@ -141,6 +142,7 @@ def test_gradient_of_the_log_sum_exp(gpu, form):
     assert_gradients_like(case, dict(enumerate(found)), dict(enumerate(expected)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_work_grows_with_the_lengths(gpu, form):

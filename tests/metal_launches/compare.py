@@ -29,7 +29,7 @@ FLOATS_INSTEAD = {
     ("kv_append_plain", 4): "frequencies_are_given",
     ("kv_append_affine", 4): "frequencies_are_given",
 }
-_TEMPLATE = r"template\s*<([^<>]*)>\s*\[\[kernel.*?\]\]\s*void\s+{name}\s*\("
+_TEMPLATE = re.compile(r"template\s*<([^<>]*)>\s*\[\[kernel.*?\]\]\s*void\s+(\w+)\s*\(", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Interface:
     """The kernels of an op's Metal source, as a host sees them."""
 
     source: Source
-    preprocessed: str
+    templates: dict[str, list[str]]  # names of the template parameters of each kernel function
     kernels: dict[str, Kernel]
     constants: dict[int, str]  # type of each function constant, by index
     constant_names: dict[str, int]
@@ -48,7 +48,10 @@ class Interface:
         module = run_rewriter(source, preprocessed).module
         return cls(
             source,
-            preprocessed,
+            {
+                found[2]: [declared.split()[-1] for declared in found[1].split(",")]
+                for found in _TEMPLATE.finditer(preprocessed)
+            },
             {kernel.name: kernel for kernel in module.kernels},
             {constant.index: constant.type for constant in module.constants},
             {constant.name: constant.index for constant in module.constants},
@@ -58,11 +61,8 @@ class Interface:
         """That of a pointer or reference; empty where it depends on more than a template argument."""
         name = re.sub(r"\b(const|device|constant|threadgroup)\b|[*&]", "", parameter.type).strip()
         function, arguments = _function(kernel)
-        header = re.search(_TEMPLATE.format(name=function), self.preprocessed, re.DOTALL)
-        if header and arguments:
-            names = [declared.split()[-1] for declared in header[1].split(",")]
-            given = dict(zip(names, arguments, strict=False))
-            name = given.get(name, name)
+        given = dict(zip(self.templates.get(function, []), arguments, strict=False))
+        name = given.get(name, name)
         return name if re.fullmatch(r"\w+", name) else ""
 
 

@@ -111,6 +111,7 @@ def test_constants_are_in_the_code(installed):
     assert len(set(cubins.values())) == len(listed)
 
 
+@pytest.mark.slow
 def test_builds_are_reproducible_and_say_what_they_leave_out(built, tmp_path):
     printed = run_tool(
         "build_cubins", "--ptx", built / "ptx", "--output", tmp_path, "--op", OP, "--arch", "sm_90", "--arch", "sm_31"
