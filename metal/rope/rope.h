@@ -149,6 +149,13 @@ struct PairsOfThread {
   }
 };
 
+// In a loop each load waits for the one before. In PTX, all addresses at once would spill.
+#ifdef __MSLC_PTX__
+#define MLX_ANVIL_UNROLL_COPY MLX_ANVIL_NO_UNROLL
+#else
+#define MLX_ANVIL_UNROLL_COPY MLX_ANVIL_UNROLL
+#endif
+
 // Copies elements from `column` on, a pack or up to the last column.
 template <typename T>
 METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int column, int columns) {
@@ -157,8 +164,11 @@ METAL_FUNC void copy_pack(const device T* in, long stride, device T* out, int co
     *reinterpret_cast<device typename Pack<T>::Raw*>(out + column) = Pack<T>::read(in + column);
     return;
   }
-  for (int i = column; i < column + count; ++i) {
-    out[i] = in[i * stride];
+  MLX_ANVIL_UNROLL_COPY
+  for (int i = 0; i < int(Pack<T>::kSize); ++i) {
+    if (i < count) {
+      out[column + i] = in[(column + i) * stride];
+    }
   }
 }
 
