@@ -11,6 +11,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import mlx.core as mx
@@ -130,15 +131,22 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     _ext._set_isa(before)
 
 
-@pytest.fixture
-def gpu_with_matrix_units() -> Iterator[None]:
-    """Runs a test with ``--backend cuda`` on the GPU, and otherwise like ``matrix_units``."""
+@contextmanager
+def nvidia_kernels(**gpu: bool) -> Iterator[None]:
+    """With ``--backend cuda`` those of the GPU, otherwise those of such a GPU in the checked simulator."""
     if support.backend == "metal":
         pytest.skip("Apple's GPUs run other kernels")
     if support.backend == "cuda":
         yield
         return
-    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, matrix_units=True):
+    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, **gpu):
+        yield
+
+
+@pytest.fixture
+def gpu_with_matrix_units() -> Iterator[None]:
+    """Runs a test with ``--backend cuda`` on the GPU, and otherwise like ``matrix_units``."""
+    with nvidia_kernels(matrix_units=True):
         yield
 
 
@@ -146,14 +154,9 @@ def gpu_with_matrix_units() -> Iterator[None]:
 def group_products() -> Iterator[None]:
     """Runs a test with the kernels of a GPU that multiplies for four SIMD groups at once: with ``--backend cuda`` on one
     of compute capability 9.0, otherwise in the checked simulator, where products complete when they start."""
-    if support.backend == "metal":
-        pytest.skip("Apple's GPUs run other kernels")
-    if support.backend == "cuda":
-        if mx.device_info(mx.gpu).get("compute_capability_major") != 9:
-            pytest.skip("this GPU has no products of four SIMD groups")
-        yield
-        return
-    with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, group_products=True):
+    if support.backend == "cuda" and mx.device_info(mx.gpu).get("compute_capability_major") != 9:
+        pytest.skip("this GPU has no products of four SIMD groups")
+    with nvidia_kernels(group_products=True):
         yield
 
 

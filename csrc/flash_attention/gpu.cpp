@@ -84,7 +84,7 @@ const ForwardTile* group_tile(std::string_view dtype,
    memory_of_group_tile(d, dv, keys)},
   static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_FORWARD_GROUP_TILES(TILE)};
 #undef TILE
-  const bool takes = vectors && suits_group_products(config, sizes, traits);
+  const bool takes = vectors && suits_group_products(config, sizes.q_len, traits);
   return takes ? first_that_holds(kTiles, dtype, sizes) : nullptr;
 }
 

@@ -205,11 +205,8 @@ struct Backward {
 
   // Returns null if the call is not one for products of four SIMD groups.
   const BackwardTile* group_tile(std::string_view pass, bool vectors) const {
-    // Fewer rows leave most of a block without any.
-    constexpr int64_t kMostForSmallerBlocks = 64;
-    const bool takes = device_traits(stream.device).group_products && vectors &&
-                       config.mask == AttentionMask::kNone &&
-                       std::min(sizes.q_len, sizes.kv_len) > kMostForSmallerBlocks;
+    const bool takes = vectors && suits_group_products(config, std::min(sizes.q_len, sizes.kv_len),
+                                                       device_traits(stream.device));
     return takes ? tile_among(kGroupTiles, pass, dtype_name(arrays.in.q), sizes) : nullptr;
   }
 

@@ -6,7 +6,6 @@
 #include <span>
 #include <string_view>
 
-#include "common/device_traits.h"
 #include "common/kernel_name.h"
 #include "flash_attention/flash_attention.h"
 #include "flash_attention/problem.h"
@@ -41,16 +40,6 @@ inline const ForwardTile* first_that_holds(std::span<const ForwardTile> tiles,
 // Bytes of two tiles of 16-bit keys and two of values.
 constexpr int memory_of_group_tile(int head_dim, int v_head_dim, int keys) {
   return 2 * 2 * keys * (head_dim + v_head_dim);
-}
-
-// True if the call is one for products of four SIMD groups. Fewer queries leave most of a block
-// without rows.
-inline bool suits_group_products(const AttentionConfig& config,
-                                 const AttentionSizes& sizes,
-                                 const DeviceTraits& traits) {
-  constexpr int64_t kMostForSmallerBlocks = 64;
-  return traits.group_products && config.mask == AttentionMask::kNone &&
-         sizes.q_len > kMostForSmallerBlocks;
 }
 
 }  // namespace mlx_anvil

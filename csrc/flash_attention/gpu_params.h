@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "common/device_traits.h"
 #include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
@@ -114,5 +115,15 @@ constexpr int64_t kMatrixThreadgroups = 2;
 
 // Returns true if that many threadgroups with this memory fit a multiprocessor.
 bool fits_multiprocessor(int64_t threadgroup_memory, const DeviceTraits& traits);
+
+// True if the call is one for products of four SIMD groups. `rows` are those that blocks are made
+// of: fewer leave most of a block without any.
+inline bool suits_group_products(const AttentionConfig& config,
+                                 int64_t rows,
+                                 const DeviceTraits& traits) {
+  constexpr int64_t kMostForSmallerBlocks = 64;
+  return traits.group_products && config.mask == AttentionMask::kNone &&
+         rows > kMostForSmallerBlocks;
+}
 
 }  // namespace mlx_anvil

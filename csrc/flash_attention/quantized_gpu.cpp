@@ -83,6 +83,11 @@ bool loads_vectors(const QuantizedFormat& format, const QuantizedMatrix& matrix)
          have_equal_strides(matrix.scales, biases_or_scales(matrix));
 }
 
+// Affine codes of 4 or 8 bits, as most caches have: the kernels for matrix units take no others.
+bool are_common(const QuantizedFormat& format) {
+  return format.kind == QuantizedKind::kAffine && (format.bits == 4 || format.bits == 8);
+}
+
 // Returns what the decode kernels for matrix units demand of codes, beyond `vectors`:
 // metal/flash_attention/quantized_decode_matrix.metal.
 DecodeKeys decode_keys(const QuantizedKvFormats& formats,
@@ -90,8 +95,8 @@ DecodeKeys decode_keys(const QuantizedKvFormats& formats,
                        bool vectors) {
   const auto fits = [&](const QuantizedFormat& format, const QuantizedMatrix& matrix) {
     const int factors_bytes = format.group == 64 && matrix.scales.shape(-1) == 2 ? 4 : 2;
-    return format.kind == QuantizedKind::kAffine && (format.bits == 4 || format.bits == 8) &&
-           (format.group == 64 || format.group == 128) && format.group == formats.k.group &&
+    return are_common(format) && (format.group == 64 || format.group == 128) &&
+           format.group == formats.k.group &&
            rows_are_vectors({&matrix.scales, &*matrix.biases}, factors_bytes);
   };
   if (!vectors || !fits(formats.k, in.k) || !fits(formats.v, in.v)) {
@@ -104,8 +109,7 @@ DecodeKeys decode_keys(const QuantizedKvFormats& formats,
 // True for the codes that metal/flash_attention/quantized_group_tiles.h takes.
 bool have_group_codes(const QuantizedFormat& format, const QuantizedMatrix& matrix) {
   constexpr int kVectorBytes = 16;
-  return format.kind == QuantizedKind::kAffine && (format.bits == 4 || format.bits == 8) &&
-         rows_are_vectors({&matrix.w}, kVectorBytes);
+  return are_common(format) && rows_are_vectors({&matrix.w}, kVectorBytes);
 }
 
 // Returns null if the call is not one for products of four SIMD groups.
@@ -120,7 +124,7 @@ const ForwardTile* group_tile(const AttentionConfig& config,
    memory_of_group_tile(d, dv, keys)},
   static constexpr ForwardTile kTiles[] = {MLX_ANVIL_ATTENTION_QUANTIZED_FORWARD_GROUP_TILES(TILE)};
 #undef TILE
-  const bool takes = vectors && suits_group_products(config, sizes, traits) &&
+  const bool takes = vectors && suits_group_products(config, sizes.q_len, traits) &&
                      have_group_codes(formats.k, in.k) && have_group_codes(formats.v, in.v);
   return takes ? first_that_holds(kTiles, dtype_name(in.q), sizes) : nullptr;
 }

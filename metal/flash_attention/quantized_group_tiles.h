@@ -25,19 +25,17 @@ struct GroupCodes {
   uint bias;
   CodeRows<T> codes;
   int row;     // of the tile
-  int column;  // the first, or the last that codes exist from
+  int column;  // the first, of the tile
   int next;    // row of the cache to load next
-  int place;   // in the tile
   bool exists;
 
   METAL_FUNC void start(CodeRows<T> all, int begin, uint thread_index) thread {
     const uint lane = thread_index % 32;
     row = thread_index / 32 * 8 + lane % 8;
-    const int wanted = lane / 8 * kCodes;
-    column = existing_column<kCodes>(wanted, all.columns);
-    exists = column == wanted;
-    codes = all.from(column);
-    place = wanted;
+    column = lane / 8 * kCodes;
+    const int existing = existing_column<kCodes>(column, all.columns);
+    exists = existing == column;
+    codes = all.from(existing);
     next = begin + row;
   }
 
@@ -68,7 +66,7 @@ struct GroupCodes {
       } else {
         unpack<4>(uint2(words[piece], 0), pairs);
       }
-      *reinterpret_cast<threadgroup uint4*>(tile + Tile::unit_at(row, place + 8 * piece)) =
+      *reinterpret_cast<threadgroup uint4*>(tile + Tile::unit_at(row, column + 8 * piece)) =
           uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
   }

@@ -11,7 +11,12 @@ from support import poison_memory
 from tests.flash_attention.cases import FLOAT32_TOLERANCE, OUTPUT_FACTOR, Case, assert_close, error_of
 from tests.flash_attention.formulas import ROUNDING, attention
 
-FOUR_BITS = {"group_size": 64, "bits": 4, "mode": "affine"}
+
+def form_of(bits: int = 4, group: int = 64) -> dict[str, Any]:
+    return {"mode": "affine", "bits": bits, "group_size": group}
+
+
+FOUR_BITS = form_of()
 
 
 @dataclass

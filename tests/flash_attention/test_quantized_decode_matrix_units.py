@@ -1,7 +1,6 @@
 """Decodes over quantized keys and values on GPUs with matrix units. The checked simulator runs their kernels."""
 
 from itertools import product
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import mlx_anvil
 from support import assert_same_bits
 from tests.flash_attention.cases import FEATURES, draw
-from tests.flash_attention.quantized_cases import QuantizedCase, quantized
+from tests.flash_attention.quantized_cases import QuantizedCase, form_of, quantized
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -37,10 +36,6 @@ def attend(case: QuantizedCase, in_parts: bool = False, kernel: str = KERNEL) ->
 
 def check(case: QuantizedCase, in_parts: bool = False) -> None:
     case.assert_right(*attend(case, in_parts))
-
-
-def form_of(bits: int = 4, group: int = 64) -> dict[str, Any]:
-    return {"mode": "affine", "bits": bits, "group_size": group}
 
 
 @each_dtype

@@ -2,7 +2,6 @@
 their kernels, whose products complete there when they start. Ragged batches: test_ragged_kernels.py."""
 
 from itertools import product
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import mlx_anvil
 from support import assert_same_bits
 from tests.flash_attention.cases import draw
-from tests.flash_attention.quantized_cases import QuantizedCase, quantized
+from tests.flash_attention.quantized_cases import QuantizedCase, form_of, quantized
 
 pytestmark = [pytest.mark.slow, pytest.mark.alike("dtype"), pytest.mark.usefixtures("group_products")]
 
@@ -24,10 +23,6 @@ def check(case: QuantizedCase, *, by_group: bool = True) -> None:
         results = case.attend()
     assert [kernel.startswith(GROUP) for kernel in trace.kernels] == [by_group], trace.kernels
     case.assert_right(*results)
-
-
-def form_of(bits: int = 4, group: int = 64) -> dict[str, Any]:
-    return {"mode": "affine", "bits": bits, "group_size": group}
 
 
 @each_dtype
