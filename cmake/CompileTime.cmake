@@ -9,6 +9,10 @@ endif()
 option(MLX_ANVIL_UNITY "Compile the host code of a folder as one file" ${MLX_ANVIL_UNITY_DEFAULT})
 option(MLX_ANVIL_PRECOMPILE "Precompile headers, and compile nanobind as one file" ${MLX_ANVIL_UNITY_DEFAULT})
 
+# GCC collects garbage from 128 MB on. Templates need several times as much, and collecting takes a tenth of the time.
+# A compilation takes up to 1 GB.
+add_compile_options("$<$<CXX_COMPILER_ID:GNU>:SHELL:--param=ggc-min-heapsize=1000000 --param=ggc-min-expand=100>")
+
 # For host code: `target`'s own and nanobind's library.
 function(mlx_anvil_save_compile_time target)
   if(MLX_ANVIL_PRECOMPILE)

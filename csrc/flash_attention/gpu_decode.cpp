@@ -74,6 +74,7 @@ DecodePlan plan_decode(DecodeKeys kind,
 
 FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
+                                   const AttentionForwardParams& params,
                                    const DecodePlan& plan,
                                    bool vectors,
                                    bool stores_lse) {
@@ -82,7 +83,10 @@ FunctionConstants decode_constants(const AttentionConfig& config,
   add_ragged_constants(constants, config);
   constants.add({{static_cast<uint32_t>(AttentionConstant::kPaged), config.is_paged}});
   constants.add({{kKeysAreInParts, in_parts}});
-  if (!plan.tile->matrix_units) {
+  if (plan.tile->matrix_units) {
+    constants.add({{static_cast<uint32_t>(AttentionConstant::kPagesHoldEights),
+                    config.is_paged && params.page_shift >= 3}});
+  } else {
     constants.add({heads_fill_tile(sizes, plan.tile->head_dim, plan.tile->head_dim)});
   }
   return constants;
@@ -147,8 +151,9 @@ void attention_decode_gpu(const AttentionConfig& config,
   request.params_size = sizeof(params);
   const bool vectors = moves_vectors(arrays.in, {arrays.out});
   launch_decode(request, config, sizes, plan,
-                decode_constants(config, sizes, plan, vectors, arrays.lse != nullptr), params,
-                {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr}, stream);
+                decode_constants(config, sizes, params, plan, vectors, arrays.lse != nullptr),
+                params, {arrays.out, arrays.lse, arrays.in.sinks ? &*arrays.in.sinks : nullptr},
+                stream);
 }
 
 }  // namespace mlx_anvil

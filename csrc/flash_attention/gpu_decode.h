@@ -36,6 +36,7 @@ DecodePlan plan_decode(DecodeKeys kind,
 // Function constants of a decode kernel.
 FunctionConstants decode_constants(const AttentionConfig& config,
                                    const AttentionSizes& sizes,
+                                   const AttentionForwardParams& params,
                                    const DecodePlan& plan,
                                    bool vectors,
                                    bool stores_lse);

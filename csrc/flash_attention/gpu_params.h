@@ -24,13 +24,14 @@ enum class AttentionConstant : uint32_t {
   kSinks,
   kVectors,
   kStoresLse,
-  kHasDLse,         // backward only
-  kStoresDMask,     // backward only
-  kHeadsAreAlongX,  // forward and backward: metal/flash_attention/grid.h
-  kHeadsFillTile,   // forward and backward
-  kRagged,          // metal/flash_attention/ragged.h
-  kPacked,          // likewise
-  kPaged,           // decode: metal/flash_attention/pages.h
+  kHasDLse,          // backward only
+  kStoresDMask,      // backward only
+  kHeadsAreAlongX,   // forward and backward: metal/flash_attention/grid.h
+  kHeadsFillTile,    // forward and backward
+  kRagged,           // metal/flash_attention/ragged.h
+  kPacked,           // likewise
+  kPaged,            // decode: metal/flash_attention/pages.h
+  kPagesHoldEights,  // likewise, with matrix products
 };
 
 // Elements from a row to the next at which offsets within a tile fit 32 bits.

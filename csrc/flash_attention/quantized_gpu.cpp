@@ -205,8 +205,8 @@ void quantized_attention_forward_gpu(const AttentionConfig& config,
     fill_pages(request.params.forward, request.in);
     const DecodePlan plan = plan_decode(decode_keys(formats, arrays.in, request.vectors), config,
                                         arrays.in.q, sizes, request.params.forward, stream);
-    FunctionConstants constants =
-        decode_constants(config, sizes, plan, request.vectors, arrays.lse != nullptr);
+    FunctionConstants constants = decode_constants(config, sizes, request.params.forward, plan,
+                                                   request.vectors, arrays.lse != nullptr);
     add_constants(constants, formats);
     if (plan.tile->matrix_units) {
       constants.add({{kGroupsHave128, formats.k.group == 128}});

@@ -18,10 +18,25 @@
 #include "metal/flash_attention/decode_matrix_state.h"
 #include "metal/flash_attention/pages.h"
 
-template <typename T>
-METAL_FUNC uint4 load_eight(CacheRows<T> from, int row, int column) {
-  return row < from.head.rows ? load_eight(from.row(row), 0, column) : uint4(0);
-}
+// A block of keys or values in memory.
+template <typename T, int kKeys>
+struct CacheBlock {
+  const thread CacheRows<T>& cache;
+  const thread BlockPages<kKeys>& pages;
+  int begin;
+
+  // Loads from row `row` of the n-th eight. Reads zeros outside the cache.
+  METAL_FUNC uint4 load_eight(int n, int row, int column) const thread {
+    const int key = begin + kKeysOfLookup * n + row;
+    if (!is_paged) {
+      return ::load_eight(cache.head, key, column);
+    }
+    if (key >= cache.head.rows) {
+      return uint4(0);
+    }
+    return ::load_eight(cache.row(key, pages.of(cache.table, n, key)), 0, column);
+  }
+};
 
 // A block of keys in registers: kKeys x kDim, the left operand of k q^T. A lane has 16 bytes of
 // every 32 columns; fragment k has pair k % 4 of them.
@@ -40,12 +55,11 @@ struct KeyVectors {
     return fragment_of<T>(pair.x, pair.y);
   }
 
-  template <typename Source>
-  METAL_FUNC void load(Source keys, int begin, FragmentPlace place) thread {
+  METAL_FUNC void load(CacheBlock<T, kKeys> keys, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < kKeyFragments * kVectors; ++v) {
       const int n = v / kVectors, i = v % kVectors;
-      vectors[n][i] = load_eight(keys, begin + 8 * n + place.row, column(i, place));
+      vectors[n][i] = keys.load_eight(n, place.row, column(i, place));
     }
   }
 };
@@ -68,12 +82,11 @@ struct ValueVectors {
     return fragment_of<T>(first[f % 2], second[f % 2]);
   }
 
-  template <typename Source>
-  METAL_FUNC void load(Source values, int begin, FragmentPlace place) thread {
+  METAL_FUNC void load(CacheBlock<T, kKeys> values, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < 2 * kColumnFragments * kVectors; ++v) {
       const int n = v / (2 * kVectors), e = v / kVectors % 2, i = v % kVectors;
-      vectors[n][e][i] = load_eight(values, begin + 8 * n + place.column + e, column(i, place));
+      vectors[n][e][i] = values.load_eight(n, place.column + e, column(i, place));
     }
   }
 };
@@ -88,6 +101,7 @@ struct DecodeMatrixRows {
   State state;
   CacheRows<T> all_keys;      // keys of this part
   CacheRows<T> all_values;    // values of this part
+  BlockPages<kKeys> pages;    // of the block to load next
   RegTile<T, kDim, kRows> q;  // columns x rows, in the order of KeyVectors
   // The next block, prefetched while the current one is processed.
   Keys keys;
@@ -108,19 +122,12 @@ struct DecodeMatrixRows {
     state.clear();
   }
 
+  METAL_FUNC void look_up(int begin) thread { pages.look_up(all_keys.table, begin, state.end); }
   METAL_FUNC void load_keys(int begin) thread {
-    if (is_paged) {
-      keys.load(all_keys, begin, state.place);
-    } else {
-      keys.load(all_keys.head, begin, state.place);
-    }
+    keys.load(CacheBlock<T, kKeys>{all_keys, pages, begin}, state.place);
   }
   METAL_FUNC void load_values(int begin) thread {
-    if (is_paged) {
-      values.load(all_values, begin, state.place);
-    } else {
-      values.load(all_values.head, begin, state.place);
-    }
+    values.load(CacheBlock<T, kKeys>{all_values, pages, begin}, state.place);
   }
 
   // Processes the loaded block, which starts at `begin`, and prefetches the one at `next`.
@@ -143,5 +150,6 @@ struct DecodeMatrixRows {
     }
     state.out.mma(values, weights);
     load_values(next);
+    look_up(2 * next - begin);
   }
 };

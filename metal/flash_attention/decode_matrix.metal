@@ -42,7 +42,7 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
 
   const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
   const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
-  const KeyRange part = keys_of_part(params, visible, group.x);
+  const KeyRange part = keys_of_part(params, visible, group.x, is_paged ? kKeysOfLookup : 1);
   const int part_end = part.end;
 
   GroupRows rows;
@@ -64,8 +64,12 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
              common);
 
   const int first = part.begin + int(simdgroup) * kKeys;
-  rows.load_keys(first);
-  rows.load_values(first);
+  if (first < part_end) {
+    rows.look_up(first);
+    rows.load_keys(first);
+    rows.load_values(first);
+    rows.look_up(first + kSimdgroups * kKeys);
+  }
   for (int begin = first; begin < part_end; begin += kSimdgroups * kKeys) {
     rows.attend(begin, begin + kSimdgroups * kKeys, mask, common);
   }

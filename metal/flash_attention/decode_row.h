@@ -44,14 +44,18 @@ METAL_FUNC DecodeRow row_after(DecodeRow before, constant AttentionParams& param
 }
 
 // Returns the keys of a part. Sequences of a ragged batch have the same number of parts of their
-// own keys, unless these were too small: then the last ones are empty.
+// own keys, unless these were too small: then the last ones are empty. Parts begin at multiples of
+// `multiple`, a power of two; some keys before the first visible one may be in the first.
 METAL_FUNC KeyRange keys_of_part(constant AttentionForwardParams& params,
                                  KeyRange visible,
-                                 uint part) {
+                                 uint part,
+                                 int multiple = 1) {
+  visible.begin &= -multiple;
   int keys = params.keys_per_part;
   if (is_ragged) {
     keys = metal::max(keys, (visible.end - visible.begin + params.parts - 1) / params.parts);
   }
+  keys = (keys + multiple - 1) & -multiple;
   const int begin = visible.begin + part * keys;
   return {begin, metal::min(visible.end, begin + keys)};
 }

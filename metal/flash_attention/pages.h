@@ -7,6 +7,9 @@
 #include "metal/flash_attention/params.h"
 
 constant bool is_paged [[function_constant(13)]];
+constant bool pages_hold_eights [[function_constant(14)]];  // of keys, from a multiple of 8 on
+
+enum { kKeysOfLookup = 8 };
 
 // The pages of one sequence.
 struct PageTable {
@@ -17,6 +20,32 @@ struct PageTable {
   // No id leads out of the cache.
   METAL_FUNC int page(int key) const thread { return metal::clamp(pages[key >> shift], 0, last); }
   METAL_FUNC int row(int key) const thread { return key & ((1 << shift) - 1); }
+};
+
+// The pages of a block of keys. A kernel looks them up before it needs them, so that the loads of
+// keys need not wait for the table. If pages do not hold eights, each row looks its own page up.
+template <int kKeys>
+struct BlockPages {
+  int pages[kKeys / kKeysOfLookup];
+
+  // `begin` is a multiple of 8. A key that does not exist stands for the last one.
+  METAL_FUNC void look_up(PageTable table, int begin, int end) thread {
+    if (is_paged && pages_hold_eights) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeys / kKeysOfLookup; ++n) {
+        pages[n] = table.page(metal::min(begin + kKeysOfLookup * n, end - 1));
+      }
+    }
+  }
+
+  // Returns the page of `key`, which is in the n-th eight or stands for one that is. 0 without
+  // pages.
+  METAL_FUNC int of(PageTable table, int n, int key) const thread {
+    if (!is_paged) {
+      return 0;
+    }
+    return pages_hold_eights ? pages[n] : table.page(key);
+  }
 };
 
 METAL_FUNC PageTable pages_of_batch(const device int* pages,
@@ -36,8 +65,9 @@ struct CacheRows {
   long page_stride;
 
   // The row of a key in a page. The key exists.
-  METAL_FUNC Rows<T> row(int key) const thread {
-    return {head.data + table.page(key) * page_stride + table.row(key) * head.row_stride, 0,
+  METAL_FUNC Rows<T> row(int key) const thread { return row(key, table.page(key)); }
+  METAL_FUNC Rows<T> row(int key, int page) const thread {
+    return {head.data + page * page_stride + table.row(key) * head.row_stride, 0,
             head.column_stride, 1, head.columns};
   }
 };

@@ -65,9 +65,11 @@ struct CodeRows {
 
   // Returns the codes of the page that has key `row`, and makes `row` that in the page.
   METAL_FUNC CodeRows of_page(thread int& row) const thread {
+    return is_paged ? of_page(table.page(row), row) : *this;
+  }
+  METAL_FUNC CodeRows of_page(int page, thread int& row) const thread {
     CodeRows result = *this;
     if (is_paged) {
-      const int page = table.page(row);
       result.first_word += page * page_of_words;
       result.first_scale += page * page_of_scales;
       result.first_bias += page * page_of_biases;
@@ -77,20 +79,8 @@ struct CodeRows {
   }
 
   // Offsets of a row, where rows_are_vectors: of its words, and of its scale and bias.
-  METAL_FUNC uint near_word(int row) const thread {
-    if (!is_paged) {
-      return near(first_word, word_stride, row);
-    }
-    const CodeRows page = of_page(row);
-    return near(page.first_word, word_stride, row);
-  }
-  METAL_FUNC uint near_scale(int row) const thread {
-    if (!is_paged) {
-      return near(first_scale, scale_stride, row);
-    }
-    const CodeRows page = of_page(row);
-    return near(page.first_scale, scale_stride, row);
-  }
+  METAL_FUNC uint near_word(int row) const thread { return near(first_word, word_stride, row); }
+  METAL_FUNC uint near_scale(int row) const thread { return near(first_scale, scale_stride, row); }
 };
 
 template <typename T>

@@ -55,6 +55,31 @@ METAL_FUNC uint codes_at(uint word, int pair, bool has_4_bits) {
   return has_4_bits ? word >> (4 * pair) & 0x000f000fu : word >> (8 * pair) & 0x00ff00ffu;
 }
 
+// A block of keys or values in memory. A row past the last one stands for that.
+template <typename T, int kKeys>
+struct CodeBlock {
+  const thread CodeRows<T>& codes;
+  const thread BlockPages<kKeys>& pages;
+  int begin;
+
+  // Offsets of row `row` of the n-th eight.
+  METAL_FUNC uint word_of(int n, int row) const thread {
+    const CodeRows<T> page = of_row(n, row);
+    return page.near_word(row);
+  }
+  METAL_FUNC uint scale_of(int n, int row) const thread {
+    const CodeRows<T> page = of_row(n, row);
+    return page.near_scale(row);
+  }
+
+ private:
+  // Returns the codes that have it, and makes `row` its place among them.
+  METAL_FUNC CodeRows<T> of_row(int n, thread int& row) const thread {
+    row = metal::min(begin + kKeysOfLookup * n + row, codes.rows - 1);
+    return codes.of_page(pages.of(codes.table, n, row), row);
+  }
+};
+
 // Scales and biases of the key place.row of each fragment, two spans in a word.
 template <typename T, int kDim, int kKeys>
 struct SpanFactors {
@@ -63,12 +88,12 @@ struct SpanFactors {
   uint scales[kFragments];
   uint biases[kFragments];
 
-  METAL_FUNC void load(CodeRows<T> from, int begin, FragmentPlace place) thread {
+  METAL_FUNC void load(CodeBlock<T, kKeys> from, FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kFragments; ++n) {
-      const uint at = from.near_scale(metal::min(begin + 8 * n + place.row, from.rows - 1));
-      scales[n] = word_at(reinterpret_cast<const device T*>(from.scales) + at);
-      biases[n] = word_at(from.biases + at);
+      const uint at = from.scale_of(n, place.row);
+      scales[n] = word_at(reinterpret_cast<const device T*>(from.codes.scales) + at);
+      biases[n] = word_at(from.codes.biases + at);
     }
   }
 
@@ -129,11 +154,12 @@ struct KeyCodes {
   }
 
   // `own` starts at the lane's columns.
-  METAL_FUNC void load(CodeRows<T> all, CodeRows<T> own, int begin, FragmentPlace place) thread {
+  METAL_FUNC void load(CodeBlock<T, kKeys> all,
+                       CodeBlock<T, kKeys> own,
+                       FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kFragments; ++n) {
-      const int row = metal::min(begin + 8 * n + place.row, own.rows - 1);
-      const device uint* at = own.words + own.near_word(row);
+      const device uint* at = own.codes.words + own.word_of(n, place.row);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kSpans; ++i) {
         if (keys_have_4_bits) {
@@ -143,7 +169,7 @@ struct KeyCodes {
         }
       }
     }
-    factors.load(all, begin, place);
+    factors.load(all, place);
   }
 };
 
@@ -180,12 +206,13 @@ struct ValueCodes {
                          as_type<ushort2>(of_span[0])[f / 4], values_have_4_bits);
   }
 
-  METAL_FUNC void load(CodeRows<T> all, CodeRows<T> own, int begin, FragmentPlace place) thread {
+  METAL_FUNC void load(CodeBlock<T, kKeys> all,
+                       CodeBlock<T, kKeys> own,
+                       FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < 2 * kFragments; ++v) {
       const int n = v / 2, e = v % 2;
-      const int row = metal::min(begin + 8 * n + place.column + e, own.rows - 1);
-      const device uint* at = own.words + own.near_word(row);
+      const device uint* at = own.codes.words + own.word_of(n, place.column + e);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kSpans; ++i) {
         if (values_have_4_bits) {
@@ -195,7 +222,7 @@ struct ValueCodes {
         }
       }
     }
-    factors.load(all, begin, place);
+    factors.load(all, place);
   }
 };
 
@@ -214,6 +241,7 @@ struct QuantizedMatrixRows {
   State state;
   CodeRows<T> all_keys, own_keys;  // of this part: from the first column, and from the lane's on
   CodeRows<T> all_values, own_values;
+  BlockPages<kKeys> pages;             // of the block to load next
   RegTile<T, kSpan, kRows> q[kSpans];  // in the order of KeyCodes
   float2 q_sums[kSpans];               // over the columns of a span
   float2 bias_sums[kSpans];            // over the lane's keys, of weight times bias
@@ -249,9 +277,14 @@ struct QuantizedMatrixRows {
     state.clear();
   }
 
-  METAL_FUNC void load_keys(int begin) thread { keys.load(all_keys, own_keys, begin, state.place); }
+  METAL_FUNC void look_up(int begin) thread { pages.look_up(all_keys.table, begin, state.end); }
+  METAL_FUNC void load_keys(int begin) thread {
+    keys.load(CodeBlock<T, kKeys>{all_keys, pages, begin},
+              CodeBlock<T, kKeys>{own_keys, pages, begin}, state.place);
+  }
   METAL_FUNC void load_values(int begin) thread {
-    values.load(all_values, own_values, begin, state.place);
+    values.load(CodeBlock<T, kKeys>{all_values, pages, begin},
+                CodeBlock<T, kKeys>{own_values, pages, begin}, state.place);
   }
 
   // Processes the loaded block, which starts at `begin`, and prefetches the one at `next`.
@@ -272,6 +305,7 @@ struct QuantizedMatrixRows {
     fit_weights();
     add_values(scores);
     load_values(next);
+    look_up(2 * next - begin);
   }
 
   // Makes state.out what a decode of plain values has.

@@ -50,7 +50,8 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
 
   const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
   const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
-  const KeyRange part = keys_of_part(params.forward, visible, group.x);
+  const KeyRange part =
+      keys_of_part(params.forward, visible, group.x, is_paged ? kKeysOfLookup : 1);
   const int part_end = part.end;
 
   GroupRows rows;
@@ -66,8 +67,10 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
   rows.own_values = rows.all_values.from(GroupRows::Values::column(rows.state.place));
   const int first = part.begin + int(simdgroup) * kKeys;
   if (first < part_end) {  // loads take the last key for those past it
+    rows.look_up(first);
     rows.load_keys(first);
     rows.load_values(first);
+    rows.look_up(first + kSimdgroups * kKeys);
   }
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
