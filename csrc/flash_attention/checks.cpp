@@ -167,13 +167,20 @@ mx::array checked_sinks(
 
 }  // namespace
 
-void check_row_invariant(const AttentionConfig& config,
+void check_row_invariant(const AttentionOptions& options,
                          const std::string& why_composed,
                          mx::Stream s) {
-  if (config.row_invariant && (for_gpu(s) || !why_composed.empty())) {
-    throw_value_error(kFlashAttention, "row_invariant is True and " +
-                                           (for_gpu(s) ? "the call is for a GPU" : why_composed) +
-                                           "; allowed with it: calls of the CPU's kernels.");
+  if (!options.row_invariant) {
+    return;
+  }
+  if (!why_composed.empty()) {
+    throw_value_error(kFlashAttention, "row_invariant is True and " + why_composed +
+                                           "; allowed with it: calls that a kernel takes.");
+  }
+  if (for_gpu(s) && options.lengths.cu_queries) {
+    throw_value_error(kFlashAttention,
+                      "row_invariant is True and the call is for a GPU and has cu_seqlens_q; "
+                      "allowed with it on a GPU: q_lengths and lengths, or the CPU.");
   }
 }
 

@@ -16,7 +16,7 @@ AttentionConfig checked_attention_config(const AttentionOptions& options, int he
 
 // Throws for row_invariant without a kernel that has it. `why_composed` is empty if a kernel serves
 // the call.
-void check_row_invariant(const AttentionConfig& config,
+void check_row_invariant(const AttentionOptions& options,
                          const std::string& why_composed,
                          mx::Stream s);
 

@@ -99,7 +99,7 @@ AttentionResult flash_attention(const mx::array& q,
   config.is_packed = options.lengths.cu_queries.has_value();
   config.has_starts = options.lengths.starts.has_value();
   const std::string reason = why_composed(in, s);
-  check_row_invariant(config, reason, s);
+  check_row_invariant(options, reason, s);
   if (table) {
     // A cache of another dtype is not converted whole.
     config.is_paged = reason.empty() && k.dtype() == dtype && v.dtype() == dtype &&

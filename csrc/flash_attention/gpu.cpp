@@ -160,7 +160,7 @@ bool forward_reads_sequences(const AttentionConfig& config, int64_t head_dim) {
 }
 
 bool is_decode(const AttentionConfig& config, const AttentionSizes& sizes) {
-  return sizes.q_len <= kDecodeRows && !config.is_packed;
+  return config.row_invariant || (sizes.q_len <= kDecodeRows && !config.is_packed);
 }
 
 void attention_forward_gpu(const AttentionConfig& config,

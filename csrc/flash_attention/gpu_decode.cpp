@@ -62,6 +62,12 @@ DecodePlan plan_decode(DecodeKeys kind,
                        const AttentionSizes& sizes,
                        AttentionForwardParams& params,
                        const mx::Stream& stream) {
+  if (config.row_invariant) {
+    const DecodePlan plan = row_invariant_plan(kind, dtype_name(q), sizes);
+    params.parts = static_cast<int32_t>(plan.parts);
+    params.keys_per_part = kKeysOfFixedPart;
+    return plan;
+  }
   const int64_t keys = visible_keys(params.common);
   const DecodePlan plan =
       decode_plan(kind, dtype_name(q), sizes, keys, device_traits(stream.device));
@@ -87,6 +93,8 @@ FunctionConstants decode_constants(const AttentionConfig& config,
     constants.add({{static_cast<uint32_t>(AttentionConstant::kPagesHoldEights),
                     config.is_paged && params.page_shift >= 3}});
   } else {
+    constants.add(
+        {{static_cast<uint32_t>(AttentionConstant::kPartsAreFixed), config.row_invariant}});
     constants.add({heads_fill_tile(sizes, plan.tile->head_dim, plan.tile->head_dim)});
   }
   return constants;

@@ -162,6 +162,16 @@ int64_t apple_cores(const DeviceTraits& traits) {
   return traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
 }
 
+DecodePlan row_invariant_plan(DecodeKeys kind,
+                              std::string_view dtype,
+                              const AttentionSizes& sizes) {
+  const DecodeTile& largest = decode_tiles(kind, dtype, sizes, false).back();
+  DecodePlan plan = plan_of(largest, sizes);
+  // Two parts at least: one alone is not combined, which rounds otherwise.
+  plan.parts = std::max<int64_t>(ceil_div(sizes.kv_len, int64_t{kKeysOfFixedPart}), 2);
+  return plan;
+}
+
 DecodePlan decode_plan(DecodeKeys kind,
                        std::string_view dtype,
                        const AttentionSizes& sizes,

@@ -37,6 +37,12 @@ int64_t parts_of_keys(int64_t keys, int64_t least_keys, int64_t threadgroups, in
 // Cores of an Apple GPU, or those of a usual one if they are unknown.
 int64_t apple_cores(const DeviceTraits& traits);
 
+// Keys of a part of which every row is computed alike, wherever the keys end.
+inline constexpr int kKeysOfFixedPart = 2048;
+
+// The plan of a row_invariant call: depends on neither the queries nor the GPU.
+DecodePlan row_invariant_plan(DecodeKeys kind, std::string_view dtype, const AttentionSizes& sizes);
+
 // `keys` are those that some query sees. Depends on nothing but its arguments.
 DecodePlan decode_plan(DecodeKeys kind,
                        std::string_view dtype,

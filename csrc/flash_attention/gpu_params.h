@@ -32,6 +32,7 @@ enum class AttentionConstant : uint32_t {
   kPacked,           // likewise
   kPaged,            // decode: metal/flash_attention/pages.h
   kPagesHoldEights,  // likewise, with matrix products
+  kPartsAreFixed,    // decode without matrix products: metal/flash_attention/decode_row.h
 };
 
 // Elements from a row to the next at which offsets within a tile fit 32 bits.

@@ -37,7 +37,7 @@ std::optional<MlxKernel> faster_mlx_attention(const AttentionConfig& config,
                                               mx::Stream stream) {
   const int64_t q_len = in.q.shape(2), kv_len = in.k.shape(2);
   // MLX has other kernels for few queries. In float32, its kernels of many round to TF32.
-  if (q_len <= kDecodeRows || in.q.itemsize() != 2 || config.softcap != 0 ||
+  if (q_len <= kDecodeRows || config.row_invariant || in.q.itemsize() != 2 || config.softcap != 0 ||
       (config.mask != AttentionMask::kNone && is_causal(config)) ||
       (is_causal(config) && q_len > kv_len) || (in.sinks && in.sinks->shape(0) != 1) ||
       in.q.size() == 0 || in.k.size() == 0 || !heads_have_mlx_kernel(config, in) ||

@@ -258,8 +258,7 @@ Args:
     kv_mode (str): likewise.
     row_invariant (bool): a row of the result has the same bits whatever rows are beside it and
         whatever keys follow those that it sees, so that drafts verified together get what they
-        would get one at a time. For up to 16 queries on the CPU; with more it is slow. Default:
-        ``False``.
+        would get one at a time. For up to 16 queries; with more it is slow. Default: ``False``.
     plan (AttentionPlan, optional): lengths and pages, as :func:`mlx_anvil.attention_plan` prepared
         them for all layers of a step, in place of ``lengths`` and the others.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
@@ -274,8 +273,8 @@ Raises:
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
         is unsupported; quantized ``k`` and ``v`` do not match their format; ``block_table`` comes
-        without ``lengths``, with ``starts``, or names a page that the cache lacks; ``row_invariant`` is set on a GPU
-        or for head dims without a kernel; the plan is for other sizes; the stream is on a GPU and
+        without ``lengths``, with ``starts``, or names a page that the cache lacks; ``row_invariant`` is set for
+        head dims without a kernel, or for a packed batch on a GPU; the plan is for other sizes; the stream is on a GPU and
         MLX has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.

@@ -140,7 +140,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
   const mx::Dtype dtype = result_dtype(q, {&k, &v});
   AttentionExtras extras = checked_attention_extras(config, options, q, k_values, dtype, s);
   const std::string reason = why_composed(q, v_values, s);
-  check_row_invariant(config, reason, s);
+  check_row_invariant(options, reason, s);
   if (table) {
     // Numbers of another dtype are not converted in the whole cache.
     const auto has_dtype = [&](const QuantizedMatrix& x) {

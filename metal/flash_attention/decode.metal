@@ -74,10 +74,11 @@ template <typename T, int kDim, int kBlockRows, int kSteps, int kRowGroups, int 
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
   const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
   const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
-  const KeyRange part = keys_of_part(params, visible, at.part);
+  enum { kStride = kShares * GroupRows::kKeys };
+  const KeyRange part = parts_are_fixed ? fixed_keys_of_part(params, visible, at.part, kStride)
+                                        : keys_of_part(params, visible, at.part);
   const int part_end = part.end;
   const int first = part.begin + at.share * GroupRows::kKeys;
-  enum { kStride = kShares * GroupRows::kKeys };
   static_assert(kStride <= 256, "offsets within it fit 32 bits");
   const PageTable table = pages_of_batch(pages, params, batch);
   const CacheRows<T> all_keys = cache_rows(k, common.k_strides, table, batch, kv_head, part_end,

@@ -5,6 +5,7 @@
 #include "metal/common/tile.h"
 #include "metal/flash_attention/ragged.h"
 
+constant bool parts_are_fixed [[function_constant(15)]];  // by positions, whichever are visible
 constant bool keys_are_in_parts [[function_constant(16)]];
 
 enum { kCombineThreads = 128 };
@@ -58,6 +59,17 @@ METAL_FUNC KeyRange keys_of_part(constant AttentionForwardParams& params,
   keys = (keys + multiple - 1) & -multiple;
   const int begin = visible.begin + part * keys;
   return {begin, metal::min(visible.end, begin + keys)};
+}
+
+// The same where parts have keys_per_part keys, whichever of them are visible. Starts at the first
+// visible key or up to `stride` before it, at a multiple of `stride` from the part's first key on.
+METAL_FUNC KeyRange fixed_keys_of_part(constant AttentionForwardParams& params,
+                                       KeyRange visible,
+                                       uint part,
+                                       int stride) {
+  const int begin = part * params.keys_per_part;
+  const int hidden = metal::max(0, visible.begin - begin);
+  return {begin + hidden / stride * stride, metal::min(visible.end, begin + params.keys_per_part)};
 }
 
 // Returns a row of q.

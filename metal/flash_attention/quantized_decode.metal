@@ -71,10 +71,12 @@ flash_attention_quantized_decode(const device T* q [[buffer(0)]],
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.lanes.row());
   const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
   const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
-  const KeyRange part = keys_of_part(params.forward, visible, at.part);
+  enum { kStride = kShares * Lanes::kKeys };
+  const KeyRange part = parts_are_fixed
+                            ? fixed_keys_of_part(params.forward, visible, at.part, kStride)
+                            : keys_of_part(params.forward, visible, at.part);
   const int part_end = part.end;
   const int first = part.begin + at.share * Lanes::kKeys;
-  enum { kStride = kShares * Lanes::kKeys };
   const int column = rows.lanes.first_column();
   const PageTable table = pages_of_batch(pages, params.forward, batch);
   const CodeRows<T> keys =
