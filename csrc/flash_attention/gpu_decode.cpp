@@ -14,6 +14,8 @@ constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.
 
 // Short sequences have fewer parts, which then are no smaller.
 constexpr int64_t kLeastKeysOfRaggedPart = 128;
+// Larger parts of a long sequence would run on when the others have ended.
+constexpr int64_t kMostKeysOfRaggedPart = 1024;
 
 void launch_combine(const AttentionConfig& config,
                     const AttentionSizes& sizes,
@@ -69,8 +71,10 @@ DecodePlan plan_decode(DecodeKeys kind,
     return plan;
   }
   const int64_t keys = visible_keys(params.common);
-  const DecodePlan plan =
-      decode_plan(kind, dtype_name(q), sizes, keys, device_traits(stream.device));
+  DecodePlan plan = decode_plan(kind, dtype_name(q), sizes, keys, device_traits(stream.device));
+  if (config.is_ragged && sizes.batch > 1) {
+    plan.parts = std::max(plan.parts, ceil_div(keys, kMostKeysOfRaggedPart));
+  }
   params.parts = static_cast<int32_t>(plan.parts);
   const int64_t keys_per_part = ceil_div(keys, plan.parts);
   params.keys_per_part = static_cast<int32_t>(

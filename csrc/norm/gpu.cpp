@@ -33,6 +33,7 @@ enum Constant : uint32_t {
   kPacksAreWhole,
   kRegistersAreFew,
   kReadsAhead,
+  kRowIsFull,
 };
 
 // Must match metal/norm/rows.h.
@@ -80,6 +81,10 @@ struct Team {
         short_row(columns <= simdgroups * kSimdgroupThreads * kHeldElements / 2) {}
 
   bool shared() const { return simdgroups > 1; }
+  // True if no thread has an empty pack.
+  bool is_filled_by(int64_t columns) const {
+    return columns == simdgroups * kSimdgroupThreads * kHeldElements / (short_row ? 2 : 1);
+  }
   int64_t teams_per_threadgroup() const { return shared() ? 1 : kRowsPerThreadgroup; }
   uint32_t threads() const {
     return static_cast<uint32_t>(kSimdgroupThreads * (shared() ? simdgroups : kRowsPerThreadgroup));
@@ -141,6 +146,7 @@ struct Request {
                    {kPacksAreWhole, whole},
                    {kRegistersAreFew, few_registers && simple && (narrow || team.short_row)},
                    {kReadsAhead, reads_ahead && tuning.reads_ahead && simple && narrow},
+                   {kRowIsFull, whole && team.is_filled_by(params.columns)},
                    {kRowIsShared, team.shared()},
                    {kRowIsLong, team.long_row},
                    {kHasGate, config.has_gate},

@@ -43,10 +43,15 @@ constexpr size_t kMostTurnsKept = 64;
 struct Tuning {
   int64_t most_heads;  // per thread
   bool reads_ahead;    // unless frequencies are given, whose angles take the registers
+  bool shares_angles;  // among the threads of a threadgroup, where there are many rows
 };
 
-constexpr Tuning kAppleTuning = {8, false};
-constexpr Tuning kNvidiaTuning = {2, true};
+constexpr Tuning kAppleTuning = {8, false, false};
+constexpr Tuning kNvidiaTuning = {2, true, true};
+
+// metal/rope/rope_shared.metal. Threads are those of a whole head each.
+constexpr int64_t kLeastThreadsThatShare = 1 << 16;
+constexpr int64_t kLeastBlocksOfPositions = 8;
 
 bool is_aligned(const mx::array& x) {
   return rows_are_vectors({&x}, kPackBytes);
@@ -73,6 +78,14 @@ void set_chunks(RopeParams& params, int64_t heads, int64_t threads, const Tuning
   params.chunk =
       static_cast<int32_t>(std::clamp<int64_t>(threads / kEnoughThreads, 1, tuning.most_heads));
   params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
+}
+
+// True if threadgroups share angles. The kernel takes whole heads of a power of two.
+bool shares_angles(const RopeParams& params, int64_t threads, bool aligned, const Tuning& tuning) {
+  const auto pairs = static_cast<uint32_t>(params.pairs);
+  return tuning.shares_angles && aligned && 2 * params.pairs == params.head_dim &&
+         std::has_single_bit(pairs) && pairs <= kThreads && threads >= kLeastThreadsThatShare &&
+         params.length >= kLeastBlocksOfPositions * kThreads / pairs;
 }
 
 const Tuning& tuning_of(const mx::Device& device) {
@@ -136,19 +149,29 @@ void rope_gpu(const RopeConfig& config,
     return;
   }
   const Tuning& tuning = tuning_of(stream.device);
+  const bool aligned = packs_are_aligned(config, tensors, outputs);
+  const bool shares = shares_angles(params, threads, aligned, tuning);
   set_chunks(params, heads, threads, tuning);
+  int64_t blocks = ceil_div(columns * params.length * params.chunks, kThreads);
+  if (shares) {
+    const int64_t together = kPackBytes / static_cast<int64_t>(tensors[0].itemsize());  // heads
+    params.chunk *= static_cast<int32_t>(together);
+    params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
+    blocks = ceil_div(params.length, kThreads / params.pairs) * params.chunks;
+  }
   mx::array frequencies =
       positions.freqs ? *positions.freqs : rope_turns_array(config, stream.device);
 
   KernelLaunch request{};
-  const bool aligned = packs_are_aligned(config, tensors, outputs);
-  request.kernel = &kernel_named(
-      "rope", {tensors.size() == 1 ? "rope_one_" : "rope_qk_", dtype_name(tensors[0])},
-      {{kPacksAreAligned, aligned},
-       {kPairsAreNeighbours, config.traditional},
-       {kFrequenciesAreGiven, positions.freqs.has_value()},
-       {kOffsetsAreWide, positions.offset.dtype() == mx::int64},
-       {kReadsAhead, tuning.reads_ahead && aligned && !positions.freqs}});
+  request.kernel =
+      &kernel_named("rope",
+                    {shares ? "rope_shared_" : "rope_", tensors.size() == 1 ? "one_" : "qk_",
+                     dtype_name(tensors[0])},
+                    {{kPacksAreAligned, aligned},
+                     {kPairsAreNeighbours, config.traditional},
+                     {kFrequenciesAreGiven, positions.freqs.has_value()},
+                     {kOffsetsAreWide, positions.offset.dtype() == mx::int64},
+                     {kReadsAhead, shares || (tuning.reads_ahead && aligned && !positions.freqs)}});
   for (const mx::array& x : tensors) {
     request.inputs.push_back(&x);
   }
@@ -158,9 +181,8 @@ void rope_gpu(const RopeConfig& config,
   }
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = {
-      static_cast<uint32_t>(ceil_div(columns * params.length * params.chunks, kThreads)), 1,
-      static_cast<uint32_t>(std::min<int64_t>(params.batch, kMostBatches))};
+  request.grid = {static_cast<uint32_t>(blocks), 1,
+                  static_cast<uint32_t>(std::min<int64_t>(params.batch, kMostBatches))};
   request.threadgroup = {kThreads, 1, 1};
   launch(request, stream);
   if (frequencies.is_donatable()) {  // neither cached nor the caller's

@@ -18,23 +18,38 @@
 #include "metal/flash_attention/decode_matrix_state.h"
 #include "metal/flash_attention/pages.h"
 
-// A block of keys or values in memory.
+// Keys or values in memory, and where the block to load next is if they are in pages. The table is
+// looked up a block ahead, so that loads do not wait for it. If pages do not hold eights, each row
+// looks its own page up.
 template <typename T, int kKeys>
-struct CacheBlock {
-  const thread CacheRows<T>& cache;
-  const thread BlockPages<kKeys>& pages;
-  int begin;
+struct CacheBlocks {
+  CacheRows<T> cache;
+  long eights[kKeys / kKeysOfLookup];  // offsets of their first rows
 
-  // Loads from row `row` of the n-th eight. Reads zeros outside the cache.
-  METAL_FUNC uint4 load_eight(int n, int row, int column) const thread {
-    const int key = begin + kKeysOfLookup * n + row;
+  // `begin` is a multiple of 8.
+  METAL_FUNC void look_up(int begin) thread {
+    if (is_paged && pages_hold_eights) {
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kKeys / kKeysOfLookup; ++n) {
+        const int last = (cache.head.rows - 1) & -int(kKeysOfLookup);
+        eights[n] = cache.offset(metal::min(begin + kKeysOfLookup * n, last));
+      }
+    }
+  }
+
+  // Loads from row `row` of the n-th eight of the block at `begin`. Reads zeros outside the cache.
+  METAL_FUNC uint4 load(int begin, int n, int row, int column) const thread {
+    const int first = begin + kKeysOfLookup * n, key = first + row;
+    const thread Rows<T>& head = cache.head;
     if (!is_paged) {
-      return ::load_eight(cache.head, key, column);
+      return load_eight(head, key, column);
     }
-    if (key >= cache.head.rows) {
-      return uint4(0);
+    if (pages_hold_eights) {
+      const Rows<T> eight = {head.data + eights[n], head.row_stride, head.column_stride,
+                             head.rows - first, head.columns};
+      return load_eight(eight, row, column);
     }
-    return ::load_eight(cache.row(key, pages.of(cache.table, n, key)), 0, column);
+    return key < head.rows ? load_eight(cache.row(key), 0, column) : uint4(0);
   }
 };
 
@@ -55,11 +70,13 @@ struct KeyVectors {
     return fragment_of<T>(pair.x, pair.y);
   }
 
-  METAL_FUNC void load(CacheBlock<T, kKeys> keys, FragmentPlace place) thread {
+  METAL_FUNC void load(const thread CacheBlocks<T, kKeys>& keys,
+                       int begin,
+                       FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < kKeyFragments * kVectors; ++v) {
       const int n = v / kVectors, i = v % kVectors;
-      vectors[n][i] = keys.load_eight(n, place.row, column(i, place));
+      vectors[n][i] = keys.load(begin, n, place.row, column(i, place));
     }
   }
 };
@@ -82,11 +99,13 @@ struct ValueVectors {
     return fragment_of<T>(first[f % 2], second[f % 2]);
   }
 
-  METAL_FUNC void load(CacheBlock<T, kKeys> values, FragmentPlace place) thread {
+  METAL_FUNC void load(const thread CacheBlocks<T, kKeys>& values,
+                       int begin,
+                       FragmentPlace place) thread {
     MLX_ANVIL_UNROLL
     for (int v = 0; v < 2 * kColumnFragments * kVectors; ++v) {
       const int n = v / (2 * kVectors), e = v / kVectors % 2, i = v % kVectors;
-      vectors[n][e][i] = values.load_eight(n, place.column + e, column(i, place));
+      vectors[n][e][i] = values.load(begin, n, place.column + e, column(i, place));
     }
   }
 };
@@ -99,10 +118,9 @@ struct DecodeMatrixRows {
   enum { kRows = State::kRows };
 
   State state;
-  CacheRows<T> all_keys;      // keys of this part
-  CacheRows<T> all_values;    // values of this part
-  BlockPages<kKeys> pages;    // of the block to load next
-  RegTile<T, kDim, kRows> q;  // columns x rows, in the order of KeyVectors
+  CacheBlocks<T, kKeys> all_keys;    // of this part
+  CacheBlocks<T, kKeys> all_values;  // likewise
+  RegTile<T, kDim, kRows> q;         // columns x rows, in the order of KeyVectors
   // The next block, prefetched while the current one is processed.
   Keys keys;
   Values values;
@@ -122,13 +140,12 @@ struct DecodeMatrixRows {
     state.clear();
   }
 
-  METAL_FUNC void look_up(int begin) thread { pages.look_up(all_keys.table, begin, state.end); }
-  METAL_FUNC void load_keys(int begin) thread {
-    keys.load(CacheBlock<T, kKeys>{all_keys, pages, begin}, state.place);
+  METAL_FUNC void look_up(int begin) thread {
+    all_keys.look_up(begin);
+    all_values.look_up(begin);
   }
-  METAL_FUNC void load_values(int begin) thread {
-    values.load(CacheBlock<T, kKeys>{all_values, pages, begin}, state.place);
-  }
+  METAL_FUNC void load_keys(int begin) thread { keys.load(all_keys, begin, state.place); }
+  METAL_FUNC void load_values(int begin) thread { values.load(all_values, begin, state.place); }
 
   // Processes the loaded block, which starts at `begin`, and prefetches the one at `next`.
   METAL_FUNC void attend(int begin,

@@ -50,10 +50,10 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
   rows.state.end = part_end;
   rows.state.lengths = lengths;
   const PageTable table = pages_of_batch(pages, params, batch);
-  rows.all_keys = cache_rows(k, common.k_strides, table, batch, kv_head, part_end, common.head_dim,
-                             lengths.first_key());
-  rows.all_values = cache_rows(v, common.v_strides, table, batch, kv_head, part_end,
-                               common.v_head_dim, lengths.first_key());
+  rows.all_keys.cache = cache_rows(k, common.k_strides, table, batch, kv_head, part_end,
+                                   common.head_dim, lengths.first_key());
+  rows.all_values.cache = cache_rows(v, common.v_strides, table, batch, kv_head, part_end,
+                                     common.v_head_dim, lengths.first_key());
   MLX_ANVIL_UNROLL
   for (int e = 0; e < 2; ++e) {
     rows.state.at[e] = decode_row(common, batch, kv_head, first_row + rows.state.place.column + e);

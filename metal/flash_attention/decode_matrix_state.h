@@ -80,13 +80,37 @@ struct DecodeMatrixState {
                                   thread Scores& scores) const thread {
     const bool all = begin + kKeys <= end &&
                      sees_all(params, 0, params.q_len - 1, begin, begin + kKeys, lengths);
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kKeyFragments; ++n) {
+      MLX_ANVIL_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float score = scores.fragments[n][0].thread_elements()[e];
+        scores.fragments[n][0].thread_elements()[e] = CappedScore<T>(params, score).score;
+      }
+    }
+    if (!all || has_bool_mask || has_additive_mask) {
+      hide_scores(begin, all, mask, params, scores);
+    }
     float2 highest = float2(-INFINITY);
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kKeyFragments; ++n) {
+      highest = metal::fmax(highest, elements_of(scores.block(n, 0)));
+    }
+    return highest;
+  }
+
+  // Applies the mask, and hides what rows do not see unless they see all.
+  METAL_FUNC void hide_scores(int begin,
+                              bool all,
+                              const device uchar* mask,
+                              constant AttentionParams& params,
+                              thread Scores& scores) const thread {
     MLX_ANVIL_UNROLL
     for (int n = 0; n < kKeyFragments; ++n) {
       const int key = begin + 8 * n + place.row;
       MLX_ANVIL_UNROLL
       for (int e = 0; e < 2; ++e) {
-        float score = CappedScore<T>(params, scores.fragments[n][0].thread_elements()[e]).score;
+        float score = scores.fragments[n][0].thread_elements()[e];
         if (!all && (key >= end || !sees(params, at[e].query, key, lengths))) {
           score = -INFINITY;
         } else if (has_bool_mask || has_additive_mask) {
@@ -94,10 +118,8 @@ struct DecodeMatrixState {
                       .apply(score, at[e].query, lengths.first_key() + key);
         }
         scores.fragments[n][0].thread_elements()[e] = score;
-        highest[e] = metal::fmax(highest[e], score);
       }
     }
-    return highest;
   }
 
   // True if scores whose maximum in this lane is `highest` call for make_room.

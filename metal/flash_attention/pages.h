@@ -64,11 +64,12 @@ struct CacheRows {
   PageTable table;
   long page_stride;
 
-  // The row of a key in a page. The key exists.
-  METAL_FUNC Rows<T> row(int key) const thread { return row(key, table.page(key)); }
-  METAL_FUNC Rows<T> row(int key, int page) const thread {
-    return {head.data + page * page_stride + table.row(key) * head.row_stride, 0,
-            head.column_stride, 1, head.columns};
+  // The offset of a key's row in its page, and the row there. The key exists.
+  METAL_FUNC long offset(int key) const thread {
+    return table.page(key) * page_stride + table.row(key) * head.row_stride;
+  }
+  METAL_FUNC Rows<T> row(int key) const thread {
+    return {head.data + offset(key), 0, head.column_stride, 1, head.columns};
   }
 };
 

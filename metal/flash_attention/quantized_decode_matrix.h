@@ -29,7 +29,7 @@ template <>
 struct CodePairs<half> {
   METAL_FUNC static float unit() { return 0x1p24f; }
   METAL_FUNC static float offset(bool) { return 0.0f; }
-  METAL_FUNC static uint of(uint codes, bool) { return codes; }
+  METAL_FUNC static uint of(uint codes, bool, uint) { return codes; }
 };
 
 // Products with subnormals would be subnormal in float32. A bfloat has 7 bits below 128.
@@ -37,17 +37,21 @@ template <>
 struct CodePairs<bfloat> {
   METAL_FUNC static float unit() { return 1.0f; }
   METAL_FUNC static float offset(bool has_4_bits) { return has_4_bits ? 128.0f : 0.0f; }
-  METAL_FUNC static uint of(uint codes, bool has_4_bits) {
-    if (has_4_bits) {
-      return codes | 0x43004300u;
-    }
+  METAL_FUNC static uint of(uint codes, bool has_4_bits, uint exponents) {
     // 128 plus the low bits, plus 0 or -128: that is 128 or 256, less 256.
     const uint one = pair_of(bfloat(1.0f)), less = pair_of(bfloat(-256.0f));
-    const uint low = (codes & 0x007f007fu) | 0x43004300u;
-    const uint top = (codes & 0x00800080u) | 0x43004300u;
-    return fma_pairs<bfloat>(low, one, fma_pairs<bfloat>(top, one, less));
+    const uint low = (codes & 0x007f007fu) | exponents;
+    const uint top = (codes & 0x00800080u) | exponents;
+    const uint of_8_bits = fma_pairs<bfloat>(low, one, fma_pairs<bfloat>(top, one, less));
+    return metal::select(of_8_bits, codes | exponents, has_4_bits);
   }
 };
+
+// The bits of a pair of 128, for CodePairs<bfloat>. There are one part or more, which compilers do
+// not know: with a constant, a code's mask and this would be two instructions, not one.
+METAL_FUNC uint exponents_of_codes(int parts) {
+  return 0x43004300u * uint(metal::min(parts, 1));
+}
 
 // Two codes of a word, or of 16 bits each of two words: number `pair` in the order that takes the
 // fewest instructions.
@@ -118,6 +122,7 @@ template <typename T, int kDim, int kKeys>
 struct KeyCodes {
   enum { kFragments = kKeys / 8, kSpans = kDim / kSpan };
   uint words[kFragments][kSpans][4];
+  uint exponents;  // exponents_of_codes
   SpanFactors<T, kDim, kKeys> factors;
 
   struct Span {
@@ -129,9 +134,9 @@ struct KeyCodes {
     METAL_FUNC Fragment<T> block(int n, int k) const thread {
       const thread uint(&words)[4] = keys.words[n][span];
       const uint word = metal::select(words[k / 2], words[k / 4], keys_have_4_bits);
-      const int pair = keys_have_4_bits ? k % 4 : k % 2;
-      return fragment_of_pair<T>(
-          CodePairs<T>::of(codes_at(word, pair, keys_have_4_bits), keys_have_4_bits));
+      const uint codes = metal::select(codes_at(word, k % 2, false), codes_at(word, k % 4, true),
+                                       keys_have_4_bits);
+      return fragment_of_pair<T>(CodePairs<T>::of(codes, keys_have_4_bits, keys.exponents));
     }
   };
 
@@ -179,6 +184,7 @@ template <typename T, int kDim, int kKeys>
 struct ValueCodes {
   enum { kFragments = kKeys / 8, kSpans = kDim / kSpan };
   uint words[kFragments][2][kSpans][2];  // of keys place.column and place.column + 1
+  uint exponents;                        // exponents_of_codes
   SpanFactors<T, kDim, kKeys> factors;
 
   METAL_FUNC static int column(FragmentPlace place) { return 8 * place.row; }
@@ -193,11 +199,12 @@ struct ValueCodes {
   METAL_FUNC Fragment<T> block(int span, int f, int n) const thread {
     const uint both =
         as_type<uint>(ushort2(half_word(words[n][0][span], f), half_word(words[n][1][span], f)));
-    if (metal::is_same_v<T, half> && values_have_4_bits && f % 2 == 1) {
-      return fragment_of_pair<T>(both >> (f % 4 / 2 * 8) & 0x00f000f0u);  // unit() is for this
-    }
-    const uint codes = codes_at(both, values_have_4_bits ? f % 4 : f % 2, values_have_4_bits);
-    return fragment_of_pair<T>(CodePairs<T>::of(codes, values_have_4_bits));
+    const uint codes = metal::select(codes_at(both, f % 2, false), codes_at(both, f % 4, true),
+                                     values_have_4_bits);
+    const uint pair = CodePairs<T>::of(codes, values_have_4_bits, exponents);
+    const uint shifted = both >> (f % 4 / 2 * 8) & 0x00f000f0u;  // unit() is for this
+    const bool shifts = metal::is_same_v<T, half> && f % 2 == 1 && values_have_4_bits;
+    return fragment_of_pair<T>(metal::select(pair, shifted, shifts));
   }
 
   // The 16 bits with column f.
@@ -256,7 +263,8 @@ struct QuantizedMatrixRows {
   Values values;
 
   // `query` is row place.row.
-  METAL_FUNC void begin(const device T* query, constant AttentionParams& params) thread {
+  METAL_FUNC void begin(const device T* query, int parts, constant AttentionParams& params) thread {
+    keys.exponents = values.exponents = exponents_of_codes(parts);
     const Rows<T> one = {query, 0, params.q_strides[3], 1, params.head_dim};
     const Fragment<T> ones = fragment_of<T>(T(1.0f), T(1.0f));
     MLX_ANVIL_UNROLL
@@ -398,20 +406,28 @@ struct QuantizedMatrixRows {
     }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSpans; ++i) {
+      Fragment<T> scaled[State::kKeyFragments];
       MLX_ANVIL_UNROLL
       for (int n = 0; n < State::kKeyFragments; ++n) {
         const float by = values.factors.scale(n, i) * weight_unit;
-        const Fragment<T> scaled = fragment_of<T>(weights[n] * by);
+        scaled[n] = fragment_of<T>(weights[n] * by);
         bias_sums[i] = metal::fma(weights[n], float2(values.factors.bias(n, i)), bias_sums[i]);
-        if (CodePairs<T>::offset(values_have_4_bits) != 0.0f) {
-          const T offset = static_cast<T>(CodePairs<T>::offset(true));
+      }
+      if (CodePairs<T>::offset(values_have_4_bits) != 0.0f) {
+        const T offset = static_cast<T>(CodePairs<T>::offset(true));
+        MLX_ANVIL_UNROLL
+        for (int n = 0; n < State::kKeyFragments; ++n) {
           metal::simdgroup_multiply_accumulate(offset_sums[i], fragment_of<T>(offset, offset),
-                                               scaled, offset_sums[i]);
+                                               scaled[n], offset_sums[i]);
         }
+      }
+      // No branch in between: then mslc merges products into the largest of the unit.
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < State::kKeyFragments; ++n) {
         MLX_ANVIL_UNROLL
         for (int f = 0; f < 8; ++f) {
           thread Fragment<float>& sum = state.out.fragments[8 * i + f][0];
-          metal::simdgroup_multiply_accumulate(sum, values.block(i, f, n), scaled, sum);
+          metal::simdgroup_multiply_accumulate(sum, values.block(i, f, n), scaled[n], sum);
         }
       }
     }

@@ -79,7 +79,7 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
   const DecodeRow own = decode_row(common, batch, kv_head, first_row + rows.state.place.row);
   rows.begin(q + batch * common.q_strides[0] + own.head * common.q_strides[1] +
                  own.query * common.q_strides[2],
-             common);
+             params.forward.parts, common);
   for (int begin = first; begin < part_end; begin += kSimdgroups * kKeys) {
     rows.attend(begin, begin + kSimdgroups * kKeys, mask, common);
   }

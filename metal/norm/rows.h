@@ -22,6 +22,7 @@ constant bool row_is_short [[function_constant(10)]];     // half of a thread's 
 constant bool packs_are_whole [[function_constant(11)]];  // full or empty, and aligned
 constant bool registers_are_few [[function_constant(12)]];
 constant bool reads_ahead [[function_constant(13)]];  // only if packs are whole, and no row is long
+constant bool row_is_full [[function_constant(14)]];  // it fills the packs in use of all threads
 
 // The host defines the same values.
 enum { kSimdgroupThreads = 32, kMostSimdgroups = 16, kHeldElements = 16 };
@@ -150,7 +151,7 @@ struct Columns {
   }
   // Valid elements of a pack: fewer than kSize, or none, past the end of the row.
   METAL_FUNC int count(int pack) const thread {
-    return metal::min(int(Held<T>::kSize), columns - of(pack));
+    return row_is_full ? int(Held<T>::kSize) : metal::min(int(Held<T>::kSize), columns - of(pack));
   }
   // Moves to the next section of a long row, if there is one. Registers cover any other row.
   METAL_FUNC bool next() thread {

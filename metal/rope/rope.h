@@ -77,7 +77,55 @@ struct RopeOperands {
   const device int* offset;   // int32 or int64
   const device float* freqs;  // exactly one of freqs and turns is bound
   const device ulong* turns;
+
+  METAL_FUNC ulong first_position(constant RopeParams& params, long batch) const thread {
+    const long at = batch * params.offset_step;
+    return ulong(offsets_are_wide ? reinterpret_cast<const device long*>(offset)[at]
+                                  : long(offset[at]));
+  }
 };
+
+template <typename T>
+METAL_FUNC RopeOperands<T> operands_of_one(const device T* x,
+                                           device T* out,
+                                           const device int* offset,
+                                           const device ulong* turns,
+                                           constant RopeParams& params) {
+  const RopeTensor<T> only = {x, out, params.strides[0], params.heads[0]};
+  return {{only, only}, offset, reinterpret_cast<const device float*>(turns), turns};
+}
+
+template <typename T>
+METAL_FUNC RopeOperands<T> operands_of_both(const device T* q,
+                                            const device T* k,
+                                            device T* q_out,
+                                            device T* k_out,
+                                            const device int* offset,
+                                            const device ulong* turns,
+                                            constant RopeParams& params) {
+  return {{{q, q_out, params.strides[0], params.heads[0]},
+           {k, k_out, params.strides[1], params.heads[1]}},
+          offset,
+          reinterpret_cast<const device float*>(turns),
+          turns};
+}
+
+// Sine and cosine of pair `pair`, for the direction of the call.
+template <typename T>
+METAL_FUNC SinCos angle_of(const thread RopeOperands<T>& operands,
+                           int pair,
+                           ulong position,
+                           constant RopeParams& params) {
+  Frequency frequency = {0, 0.0f};
+  if (frequencies_are_given) {
+    frequency = frequency_of(operands.freqs[pair], params);
+  } else {
+    frequency.turns = operands.turns[pair];
+  }
+  const ulong turns = frequency.turns * position;
+  const SinCos angle = sin_cos_of_turn(static_cast<uint>(turns >> 32));
+  return {params.direction * angle.sin + frequency.defect, angle.cos + frequency.defect};
+}
 
 // The pairs of one thread, as many as a pack has elements: two packs per head.
 template <typename T>
@@ -103,16 +151,9 @@ struct PairsOfThread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kSize; ++i) {
       const int j = packs_are_aligned ? pair + i : metal::min(pair + i, params.pairs - 1);
-      Frequency frequency = {0, 0.0f};
-      if (frequencies_are_given) {
-        frequency = frequency_of(operands.freqs[j], params);
-      } else {
-        frequency.turns = operands.turns[j];
-      }
-      const ulong turns = frequency.turns * position;
-      const SinCos angle = sin_cos_of_turn(static_cast<uint>(turns >> 32));
-      sin[i] = params.direction * angle.sin + frequency.defect;
-      cos[i] = angle.cos + frequency.defect;
+      const SinCos angle = angle_of(operands, j, position, params);
+      sin[i] = angle.sin;
+      cos[i] = angle.cos;
     }
   }
 
@@ -227,10 +268,7 @@ METAL_FUNC void rope(const thread RopeOperands<T>& operands,
     pairs.place(column * kSize, params);
   }
   for (long batch = group.z; batch < params.batch; batch += groups.z) {
-    const long at = batch * params.offset_step;
-    const ulong first_position =
-        ulong(offsets_are_wide ? reinterpret_cast<const device long*>(operands.offset)[at]
-                               : long(operands.offset[at]));
+    const ulong first_position = operands.first_position(params, batch);
     const int begin = chunk * params.chunk;
     RopeHead<T> next;
     typename Pack<T>::Raw ahead[2];

@@ -37,10 +37,8 @@ template <typename T>
     uint3 thread_in_group [[thread_position_in_threadgroup]],
     uint3 threads [[threads_per_threadgroup]]) {
   keep_resident<3, 4>(reads_ahead);
-  const RopeTensor<T> only = {x, out, params.strides[0], params.heads[0]};
-  const RopeOperands<T> operands = {
-      {only, only}, offset, reinterpret_cast<const device float*>(turns), turns};
-  rope(operands, params, group, groups, thread_in_group.x, threads.x);
+  rope(operands_of_one(x, out, offset, turns, params), params, group, groups, thread_in_group.x,
+       threads.x);
 }
 
 template <typename T>
@@ -57,12 +55,8 @@ template <typename T>
     uint3 thread_in_group [[thread_position_in_threadgroup]],
     uint3 threads [[threads_per_threadgroup]]) {
   keep_resident<3, 4>(reads_ahead);
-  const RopeOperands<T> operands = {{{q, q_out, params.strides[0], params.heads[0]},
-                                     {k, k_out, params.strides[1], params.heads[1]}},
-                                    offset,
-                                    reinterpret_cast<const device float*>(turns),
-                                    turns};
-  rope(operands, params, group, groups, thread_in_group.x, threads.x);
+  rope(operands_of_both(q, k, q_out, k_out, offset, turns, params), params, group, groups,
+       thread_in_group.x, threads.x);
 }
 
 // ---- kernels
