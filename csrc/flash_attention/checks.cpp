@@ -168,6 +168,7 @@ mx::array checked_sinks(
 }  // namespace
 
 void check_row_invariant(const AttentionOptions& options,
+                         int head_dim,
                          const std::string& why_composed,
                          mx::Stream s) {
   if (!options.row_invariant) {
@@ -176,6 +177,11 @@ void check_row_invariant(const AttentionOptions& options,
   if (!why_composed.empty()) {
     throw_value_error(kFlashAttention, "row_invariant is True and " + why_composed +
                                            "; allowed with it: calls that a kernel takes.");
+  }
+  if (for_gpu(s) && head_dim > kMaxGpuDecodeHeadDim) {
+    throw_value_error(kFlashAttention,
+                      "row_invariant is True, the call is for a GPU, and the larger head_dim is " +
+                          std::to_string(head_dim) + "; allowed with it on a GPU: at most 512.");
   }
   if (for_gpu(s) && options.lengths.cu_queries) {
     throw_value_error(kFlashAttention,

@@ -14,9 +14,10 @@ void check_attention_shapes(const mx::array& q, const mx::array& k, const mx::ar
 // Scale, softcap and window.
 AttentionConfig checked_attention_config(const AttentionOptions& options, int head_dim);
 
-// Throws for row_invariant without a kernel that has it. `why_composed` is empty if a kernel serves
-// the call.
+// Throws for row_invariant without a kernel that has it. `head_dim` is the larger one of keys and
+// values. `why_composed` is empty if a kernel serves the call.
 void check_row_invariant(const AttentionOptions& options,
+                         int head_dim,
                          const std::string& why_composed,
                          mx::Stream s);
 

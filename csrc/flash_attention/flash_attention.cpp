@@ -22,8 +22,8 @@ namespace {
 
 // Returns the reason for falling back to a graph of MLX ops. Empty if a kernel serves the call.
 std::string why_composed(const AttentionInputs& in, mx::Stream s) {
-  if (const char* reason = why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2),
-                                         /*gradient=*/false, for_gpu(s))) {
+  if (const char* reason =
+          why_not_fused(in.q.shape(3), in.v.shape(3), /*gradient=*/false, for_gpu(s))) {
     return reason;
   }
   std::string reason;
@@ -99,7 +99,7 @@ AttentionResult flash_attention(const mx::array& q,
   config.is_packed = options.lengths.cu_queries.has_value();
   config.has_starts = options.lengths.starts.has_value();
   const std::string reason = why_composed(in, s);
-  check_row_invariant(options, reason, s);
+  check_row_invariant(options, std::max(q.shape(3), v.shape(3)), reason, s);
   if (table) {
     // A cache of another dtype is not converted whole.
     config.is_paged = reason.empty() && k.dtype() == dtype && v.dtype() == dtype &&

@@ -67,9 +67,8 @@ class AttentionForward : public AttentionPrimitive {
     if (!with_lse_ && !config_.is_ragged && run_mlx(inputs, outputs[0])) {
       return;
     }
-    const int head_dim = std::max(inputs[0].shape(3), inputs[2].shape(3));
-    const auto [config, in] = gpu_operands(config_, operands(inputs),
-                                           forward_reads_sequences(config_, head_dim), stream());
+    const auto [config, in] =
+        gpu_operands(config_, operands(inputs), /*reads_sequences=*/true, stream());
     allocate_outputs(in, outputs);
     const AttentionForwardArrays arrays{in, &outputs[0], with_lse_ ? &outputs[1] : nullptr};
     attention_forward_gpu(config, sizes_of(in), arrays, stream());
@@ -128,8 +127,8 @@ Arrays AttentionForward::gradient(const Arrays& primals,
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
   const AttentionInputs in = operands(primals);
-  if (const char* why_not = why_not_fused(in.q.shape(3), in.v.shape(3), in.q.shape(2),
-                                          /*gradient=*/true, launches_kernels())) {
+  if (const char* why_not =
+          why_not_fused(in.q.shape(3), in.v.shape(3), /*gradient=*/true, launches_kernels())) {
     note_fallback(op(), why_not);
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }
@@ -140,7 +139,7 @@ Arrays AttentionForward::gradient(const Arrays& primals,
 
 }  // namespace
 
-const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient, bool on_gpu) {
+const char* why_not_fused(int head_dim, int v_head_dim, bool gradient, bool on_gpu) {
   const int larger = std::max(head_dim, v_head_dim);
   if (!on_gpu) {
     return larger <= kMaxHeadDim ? nullptr : "the CPU has kernels for head dims up to 1024";
@@ -151,9 +150,9 @@ const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient
   if (gradient) {
     return "GPUs have kernels of the gradient for head dims up to 256";
   }
-  return larger <= kMaxGpuDecodeHeadDim && q_len <= kDecodeRows
+  return head_dim <= kMaxGpuKeyDim && v_head_dim <= kMaxGpuValueDim
              ? nullptr
-             : "GPUs have kernels for head dims up to 256, and up to 512 for at most 8 queries";
+             : "GPUs have kernels for head dims up to 576, and up to 512 of v";
 }
 
 Arrays apply_attention(const AttentionConfig& config,

@@ -15,6 +15,6 @@ Arrays apply_attention(const AttentionConfig& config,
 
 // Returns the reason why no kernel supports these sizes, or null. `gradient` asks about the
 // backward.
-const char* why_not_fused(int head_dim, int v_head_dim, int q_len, bool gradient, bool on_gpu);
+const char* why_not_fused(int head_dim, int v_head_dim, bool gradient, bool on_gpu);
 
 }  // namespace mlx_anvil

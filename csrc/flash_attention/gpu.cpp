@@ -119,6 +119,7 @@ const ForwardTile& forward_tile(std::string_view dtype,
   return *tile;
 }
 
+// Launches the kernel for all columns of v and out, or for what fits one tile.
 void launch_forward(const AttentionConfig& config,
                     const AttentionSizes& sizes,
                     const AttentionForwardArrays& arrays,
@@ -153,14 +154,42 @@ void launch_forward(const AttentionConfig& config,
   launch(request, stream);
 }
 
-}  // namespace
-
-bool forward_reads_sequences(const AttentionConfig& config, int64_t head_dim) {
-  return !config.is_packed || head_dim <= kMaxGpuHeadDim;
+// Returns `count` columns of x.
+mx::array columns_of(const mx::array& x, int64_t first, int64_t count) {
+  mx::Shape shape = x.shape();
+  shape.back() = static_cast<int>(count);
+  mx::array columns(std::move(shape), x.dtype(), nullptr, {});
+  auto flags = x.flags();
+  flags.contiguous = flags.row_contiguous = flags.col_contiguous = false;
+  columns.copy_shared_buffer(x, x.strides(), flags, x.data_size(), first * x.strides(-1));
+  return columns;
 }
 
+// The tiles of the widest heads have kMaxGpuHeadDim columns of v, whose scores are computed once
+// for each of them.
+void launch_forward_by_columns(const AttentionConfig& config,
+                               const AttentionSizes& sizes,
+                               const AttentionForwardArrays& arrays,
+                               const mx::Stream& stream) {
+  if (sizes.v_head_dim <= kMaxGpuHeadDim) {
+    return launch_forward(config, sizes, arrays, stream);
+  }
+  for (int64_t first = 0; first < sizes.v_head_dim; first += kMaxGpuHeadDim) {
+    AttentionSizes part = sizes;
+    part.v_head_dim = std::min<int64_t>(sizes.v_head_dim - first, kMaxGpuHeadDim);
+    AttentionInputs in = arrays.in;
+    in.v = columns_of(arrays.in.v, first, part.v_head_dim);
+    mx::array out = columns_of(*arrays.out, first, part.v_head_dim);
+    launch_forward(config, part, {in, &out, first == 0 ? arrays.lse : nullptr}, stream);
+  }
+}
+
+}  // namespace
+
 bool is_decode(const AttentionConfig& config, const AttentionSizes& sizes) {
-  return config.row_invariant || (sizes.q_len <= kDecodeRows && !config.is_packed);
+  return config.row_invariant ||
+         (sizes.q_len <= kDecodeRows && !config.is_packed &&
+          std::max(sizes.head_dim, sizes.v_head_dim) <= kMaxGpuDecodeHeadDim);
 }
 
 void attention_forward_gpu(const AttentionConfig& config,
@@ -173,7 +202,7 @@ void attention_forward_gpu(const AttentionConfig& config,
   if (is_decode(config, sizes)) {
     attention_decode_gpu(config, sizes, arrays, stream);
   } else {
-    launch_forward(config, sizes, arrays, stream);
+    launch_forward_by_columns(config, sizes, arrays, stream);
   }
 }
 

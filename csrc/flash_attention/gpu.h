@@ -27,10 +27,6 @@ struct AttentionBackwardArrays {
   mx::array* d_sinks = nullptr;  // float32 [batch, q_heads], dense
 };
 
-// Returns true if the forward's kernels read the table of a ragged batch. Those of a packed batch
-// are the kernels for many queries, which take head dims up to kMaxGpuHeadDim.
-bool forward_reads_sequences(const AttentionConfig& config, int64_t head_dim);
-
 // True if the kernels for few queries serve the call.
 bool is_decode(const AttentionConfig& config, const AttentionSizes& sizes);
 

@@ -19,9 +19,12 @@ inline constexpr int64_t kUnboundedWindow = int64_t{1} << 40;
 
 // The decode kernels serve up to this many queries.
 inline constexpr int kDecodeRows = 8;
-// The largest head dims with GPU kernels: for everything, and for the forward of a decode.
+// The largest head dims with GPU kernels: for everything; for a decode; and for any other forward
+// over arrays, of keys and of values.
 inline constexpr int kMaxGpuHeadDim = 256;
 inline constexpr int kMaxGpuDecodeHeadDim = 512;
+inline constexpr int kMaxGpuKeyDim = 576;
+inline constexpr int kMaxGpuValueDim = 512;
 // The CPU kernels take larger ones. This bounds their arrays on the stack.
 inline constexpr int kMaxHeadDim = 1024;
 

@@ -211,8 +211,8 @@ same layout.
 Fused kernels compute the gradients of ``q``, ``k``, ``v``, ``sinks`` and an additive ``mask``,
 including those through ``lse``. Forward mode and higher derivatives use a graph of MLX ops that
 materialises the scores. ``vmap`` works over any of the arrays. The CPU has kernels for head dims
-up to 1024, GPUs up to 256 (512 for at most 8 queries); larger ones run as a graph of MLX ops, which
-``trace()`` reports.
+up to 1024, GPUs up to 576 (512 of ``v``; 256 for gradients and quantized keys); larger ones run as a
+graph of MLX ops, which ``trace()`` reports.
 
 Keys and values may be quantized, as in a quantized cache. The CPU kernels read their codes and
 never store them dequantized. Gradients are those of ``q``, ``mask``, ``sinks`` and affine scales

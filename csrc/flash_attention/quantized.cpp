@@ -93,9 +93,15 @@ bool any_traces_shapeless(const mx::array& q,
 
 // Returns why MLX ops compute the call, or an empty text if a kernel does.
 std::string why_composed(const mx::array& q, const mx::array& v, mx::Stream s) {
-  if (const char* reason =
-          why_not_fused(q.shape(3), v.shape(3), q.shape(2), /*gradient=*/false, for_gpu(s))) {
+  if (const char* reason = why_not_fused(q.shape(3), v.shape(3), /*gradient=*/false, for_gpu(s))) {
     return reason;
+  }
+  const int larger = std::max(q.shape(3), v.shape(3));
+  const int most = q.shape(2) <= kDecodeRows ? kMaxGpuDecodeHeadDim : kMaxGpuHeadDim;
+  if (for_gpu(s) && larger > most) {
+    return "GPUs have kernels over quantized keys for head dims up to 256, and up to 512 for at "
+           "most "
+           "8 queries";
   }
   std::string reason;
   if (s.device == mx::Device::gpu && !can_launch(s.device, &reason)) {
@@ -140,7 +146,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
   const mx::Dtype dtype = result_dtype(q, {&k, &v});
   AttentionExtras extras = checked_attention_extras(config, options, q, k_values, dtype, s);
   const std::string reason = why_composed(q, v_values, s);
-  check_row_invariant(options, reason, s);
+  check_row_invariant(options, std::max(q.shape(3), v_values.shape(3)), reason, s);
   if (table) {
     // Numbers of another dtype are not converted in the whole cache.
     const auto has_dtype = [&](const QuantizedMatrix& x) {

@@ -140,8 +140,9 @@ class QuantizedAttention : public FusedPrimitive {
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     QuantizedAttentionInputs in = operands(inputs);
     const AttentionSizes all = sizes(inputs);
+    // A packed batch goes to the kernels for many queries, which take heads up to this.
     const bool reads_sequences =
-        forward_reads_sequences(config_, std::max(all.head_dim, all.v_head_dim));
+        !config_.is_packed || std::max(all.head_dim, all.v_head_dim) <= kMaxGpuHeadDim;
     MaskedAttention call =
         gpu_operands(config_, {in.q, in.k.w, in.v.w, in.mask, in.sinks, in.sequences, in.pages},
                      reads_sequences, stream());
@@ -309,8 +310,8 @@ Arrays QuantizedAttention::gradient(const Arrays& primals,
                            in.sinks,
                            in.sequences,
                            std::nullopt};
-  if (const char* why_not = why_not_fused(plain.q.shape(3), plain.v.shape(3), plain.q.shape(2),
-                                          /*gradient=*/true, launches_kernels())) {
+  if (const char* why_not = why_not_fused(plain.q.shape(3), plain.v.shape(3), /*gradient=*/true,
+                                          launches_kernels())) {
     note_fallback(op(), why_not);
     return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
   }

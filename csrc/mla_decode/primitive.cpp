@@ -97,7 +97,7 @@ class MlaDecode : public FusedPrimitive {
                   const Arrays& outputs) override {
     const mx::array &q_nope = primals[0], &q_rope = primals[1];
     const int rank = q_nope.shape(3), both = rank + q_rope.shape(3);
-    if (why_not_fused(both, rank, q_nope.shape(2), /*gradient=*/true, launches_kernels())) {
+    if (why_not_fused(both, rank, /*gradient=*/true, launches_kernels())) {
       return FusedPrimitive::gradient(primals, cotangents, argnums, outputs);
     }
     const auto attention = [&](const Arrays& values) {

@@ -49,7 +49,7 @@ struct Tuning {
 constexpr Tuning kAppleTuning = {8, false, false};
 constexpr Tuning kNvidiaTuning = {2, true, true};
 
-// metal/rope/rope_shared.metal. Threads are those of a whole head each.
+// For metal/rope/rope_shared.metal.
 constexpr int64_t kLeastThreadsThatShare = 1 << 16;
 constexpr int64_t kLeastBlocksOfPositions = 8;
 
@@ -155,9 +155,7 @@ void rope_gpu(const RopeConfig& config,
   int64_t blocks = ceil_div(columns * params.length * params.chunks, kThreads);
   if (shares) {
     const int64_t together = kPackBytes / static_cast<int64_t>(tensors[0].itemsize());  // heads
-    params.chunk *= static_cast<int32_t>(together);
-    params.chunks = static_cast<int32_t>(ceil_div(heads, params.chunk));
-    blocks = ceil_div(params.length, kThreads / params.pairs) * params.chunks;
+    blocks = ceil_div(params.length, kThreads / params.pairs) * ceil_div(heads, together);
   }
   mx::array frequencies =
       positions.freqs ? *positions.freqs : rope_turns_array(config, stream.device);
@@ -171,7 +169,7 @@ void rope_gpu(const RopeConfig& config,
                      {kPairsAreNeighbours, config.traditional},
                      {kFrequenciesAreGiven, positions.freqs.has_value()},
                      {kOffsetsAreWide, positions.offset.dtype() == mx::int64},
-                     {kReadsAhead, shares || (tuning.reads_ahead && aligned && !positions.freqs)}});
+                     {kReadsAhead, tuning.reads_ahead && aligned && !positions.freqs && !shares}});
   for (const mx::array& x : tensors) {
     request.inputs.push_back(&x);
   }

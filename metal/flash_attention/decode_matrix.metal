@@ -42,7 +42,7 @@ template <typename T, int kDim, int kKeys, int kSimdgroups>
 
   const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
   const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
-  const KeyRange part = keys_of_part(params, visible, group.x, is_paged ? kKeysOfLookup : 1);
+  const KeyRange part = keys_of_part(params, visible, group.x, is_ragged ? kKeysOfLookup : 1);
   const int part_end = part.end;
 
   GroupRows rows;

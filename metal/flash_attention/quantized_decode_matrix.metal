@@ -51,7 +51,7 @@ flash_attention_quantized_decode_matrix(const device T* q [[buffer(0)]],
   const RaggedLengths lengths = lengths_of_batch(sequences, common, batch);
   const KeyRange visible = visible_keys(common, 0, lengths.queries(common) - 1, lengths);
   const KeyRange part =
-      keys_of_part(params.forward, visible, group.x, is_paged ? kKeysOfLookup : 1);
+      keys_of_part(params.forward, visible, group.x, is_ragged ? kKeysOfLookup : 1);
   const int part_end = part.end;
 
   GroupRows rows;

@@ -22,7 +22,9 @@
   X(dtype, type, 128, 128, 1, 16, kKeptInRegisters, 8, kStagesTogether) \
   X(dtype, type, 192, 128, 1, 16, kKeptNowhere, 4, kStagesTogether)     \
   X(dtype, type, 192, 192, 1, 16, kKeptNowhere, 4, kStagesTogether)     \
-  X(dtype, type, 256, 256, 1, 16, kKeptNowhere, 4, kStagesEach)
+  X(dtype, type, 256, 256, 1, 16, kKeptNowhere, 4, kStagesEach)         \
+  X(dtype, type, 512, 256, 1, 16, kKeptNowhere, 4, kStagesEach)         \
+  X(dtype, type, 576, 256, 1, 16, kKeptNowhere, 4, kStagesEach)
 
 #define MLX_ANVIL_ATTENTION_FORWARD_TILES(X)                             \
   X(float32, float, 32, 32, 1, 32, kKeptInRegisters, 8, kStagesTogether) \
@@ -34,6 +36,8 @@
   X(float32, float, 192, 128, 1, 16, kKeptNowhere, 4, kStagesEach)       \
   X(float32, float, 192, 192, 1, 16, kKeptNowhere, 4, kStagesEach)       \
   X(float32, float, 256, 256, 1, 8, kKeptNowhere, 4, kStagesEach)        \
+  X(float32, float, 512, 256, 1, 8, kKeptNowhere, 4, kStagesEach)        \
+  X(float32, float, 576, 256, 1, 8, kKeptNowhere, 4, kStagesEach)        \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, float16, half)                 \
   MLX_ANVIL_ATTENTION_FORWARD_TILES_16(X, bfloat16, bfloat)
 

@@ -1,16 +1,17 @@
-// The same rotation as rope.metal, for many rows of whole heads on NVIDIA GPUs: the threads of a
-// threadgroup share their angles, which otherwise take half of the instructions.
+// The same rotation as rope.metal, for many rows of whole heads on NVIDIA GPUs. A thread has one
+// head, so that many threads wait for memory at a time, and threads share angles, which would
+// otherwise take most of their instructions.
 //
 // Kernels: rope_shared_<one|qk>_<dtype>.
-// Grid: x covers blocks of kAngles / pairs positions, then chunks of heads; z covers batch rows and
-// may be smaller than the batch. Threadgroup: kAngles x 1 x 1.
+// Grid: x covers blocks of kAngles / pairs positions, for every kSize heads (the elements of a
+// pack); z covers batch rows and may be smaller than the batch. Threadgroup: kAngles x 1 x 1.
 // Bindings and function constants: as in rope.metal. Packs are aligned, head_dim is 2 * pairs, and
-// pairs is a power of two, at least a pack and at most kAngles.
+// pairs is a power of two, at least kSize and at most kAngles.
 //
 //   for batch in z, z + groups.z, ...:
-//     read the packs of the thread's first head
+//     read the thread's packs
 //     angle of one position and pair = turns * (offset + position), then sin and cos; share them
-//     for every kSize-th head of the chunk: read the next head's packs; rotate, store
+//     rotate, store
 #ifdef __MSLC__  // Apple's GPUs never launch these
 #include "metal/common/kernel.h"
 #include "metal/common/resident.h"
@@ -29,39 +30,36 @@ METAL_FUNC void rope_of_threadgroup(const thread RopeOperands<T>& operands,
   enum { kSize = Pack<T>::kSize, kPacks = kAngles / kSize };  // packs of a head at all positions
   const int positions = kAngles / params.pairs, packs = params.pairs / kSize;
   const int blocks = (params.length + positions - 1) / positions;
-  const int chunk = group.x / blocks, first_position = (group.x - chunk * blocks) * positions;
+  const int of_heads = group.x / blocks, first_position = (group.x - of_heads * blocks) * positions;
   const int item = thread_in_group, of_pack = item % kPacks;
-  const int position = first_position + of_pack / packs;
-  const int begin = chunk * params.chunk + item / kPacks;
-  const int heads = params.heads[0] + params.heads[1];
-  const int end = position < params.length ? metal::min(heads, (chunk + 1) * params.chunk) : 0;
+  const int head = of_heads * kSize + item / kPacks, position = first_position + of_pack / packs;
+  const bool exists = head < params.heads[0] + params.heads[1] && position < params.length;
   PairsOfThread<T> pairs;
   pairs.place(of_pack % packs * kSize, params);
   for (int batch = group.z; batch < params.batch; batch += int(groups.z)) {
-    typename Pack<T>::Raw ahead[2];
-    if (begin < end) {
-      pairs.read(head_at<T>(operands, params, batch, begin, position).in, ahead);
+    RopeHead<T> own;
+    typename Pack<T>::Raw raw[2];
+    if (exists) {
+      own = head_at<T>(operands, params, batch, head, position);
+      pairs.read(own.in, raw);
     }
-    const ulong own =
+    const ulong of_angle =
         operands.first_position(params, batch) + ulong(first_position + item / params.pairs);
-    const SinCos angle = angle_of(operands, item % params.pairs, own, params);
+    const SinCos angle = angle_of(operands, item % params.pairs, of_angle, params);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // of the batch before: all were read
     sines[item] = angle.sin;
     cosines[item] = angle.cos;
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < int(kSize); ++i) {
-      pairs.sin[i] = sines[of_pack * kSize + i];
-      pairs.cos[i] = cosines[of_pack * kSize + i];
-    }
-    for (int head = begin; head < end; head += kSize) {
-      float x[2 * kSize];
-      Pack<T>::widen(ahead[0], x);
-      Pack<T>::widen(ahead[1], x + kSize);
-      if (head + kSize < end) {
-        pairs.read(head_at<T>(operands, params, batch, head + kSize, position).in, ahead);
+    if (exists) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < int(kSize); ++i) {
+        pairs.sin[i] = sines[of_pack * kSize + i];
+        pairs.cos[i] = cosines[of_pack * kSize + i];
       }
-      pairs.rotate(x, head_at<T>(operands, params, batch, head, position).out);
+      float x[2 * kSize];
+      Pack<T>::widen(raw[0], x);
+      Pack<T>::widen(raw[1], x + kSize);
+      pairs.rotate(x, own.out);
     }
   }
 }
@@ -76,6 +74,7 @@ template <typename T>
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_in_group [[thread_index_in_threadgroup]]) {
+  keep_resident<5, 0>(packs_are_aligned);
   threadgroup float sines[kAngles], cosines[kAngles];
   rope_of_threadgroup(operands_of_one(x, out, offset, turns, params), params, sines, cosines, group,
                       groups, thread_in_group);
@@ -93,7 +92,7 @@ template <typename T>
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_in_group [[thread_index_in_threadgroup]]) {
-  keep_resident<4, 0>(packs_are_aligned);
+  keep_resident<5, 0>(packs_are_aligned);
   threadgroup float sines[kAngles], cosines[kAngles];
   rope_of_threadgroup(operands_of_both(q, k, q_out, k_out, offset, turns, params), params, sines,
                       cosines, group, groups, thread_in_group);

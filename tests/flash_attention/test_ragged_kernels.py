@@ -128,7 +128,7 @@ def test_many_packed_sequences(rows, gpu):
 
 
 def test_wide_heads_of_a_packed_batch():
-    """Only kernels for few queries take them, and these read no packed batch: they get a mask array."""
+    """The kernels for many queries take them, also if there are few."""
     case = ragged("packed", mx.float32, "causal", ((2, 30), (1, 7), (3, 9)), dims=(320, 320))
     expected = results(replace_rows(case, 6))
     with mlx_anvil.simulate(checked=True), mlx_anvil.strict():
