@@ -92,7 +92,7 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
     shapes = [(8, HEADS, 1, DIM)] + [(8, KV_HEADS, 32768, DIM)] * 2
     q, k, v = (normal(shape, DTYPE) for shape in shapes)
     # A step makes its plan once, for all layers.
-    plan = attention_plan(q, k, lengths=lengths)
+    plan = attention_plan(q_len=1, kv_len=shapes[1][2], lengths=lengths)
     contestants: dict[str, Call] = {
         "ours": partial(flash_attention, q, k, v, plan=plan),
         "full": partial(flash_attention, q, k, v),
@@ -103,7 +103,7 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
         count = shapes[1][2] // page
         table = mx.random.permutation(8 * count).reshape(8, count)
         pages = [normal((8 * count, KV_HEADS, page, DIM), DTYPE) for _ in range(2)]
-        of_pages = attention_plan(q, pages[0], lengths=lengths, block_table=table)
+        of_pages = attention_plan(q_len=1, lengths=lengths, block_table=table, page_size=page)
         contestants = {
             "ours": partial(flash_attention, q, *pages, plan=of_pages),
             "contiguous": partial(flash_attention, q, k, v, plan=plan),
