@@ -13,7 +13,7 @@ from tests.mslc.ptx_support import METAL, needs_metal, needs_ptxas
 pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, needs_ptxas, needs_metal]
 
 WHOLE, SHARED, HAS_RESIDUAL, HAS_WEIGHT, HAS_BIAS, HAS_D_H, WANTS_WEIGHT, WANTS_BIAS = 11, 1, 3, 5, 6, 7, 8, 9
-SHORT, FEW, AHEAD = 10, 12, 13
+SHORT, FEW, AHEAD, FULL = 10, 12, 13, 14
 ALWAYS = {0, SHARED, HAS_WEIGHT, WHOLE}
 NARROW = ("float16_float16", "bfloat16_bfloat16")  # dtypes of rows and of weights
 WIDE = ("float16_float32", "bfloat16_float32", "float32_float32")
@@ -30,7 +30,7 @@ def assert_spills(
     pass_: str, arch: str, norm: str, dtypes: tuple[str, ...], constants: dict[int, bool], allowed: int = 0
 ) -> None:
     kernels = shipped(pass_)
-    values = {index: constants.get(index, index in ALWAYS) for index in range(14)}
+    values = {index: constants.get(index, index in ALWAYS) for index in range(15)}
     spills = {}
     for name in (f"{norm}_{pass_}_{types}" for types in dtypes):
         (report,) = assemble(PtxModule(arch, with_constants(kernels[name], values), [])).values()
@@ -43,8 +43,9 @@ def assert_spills(
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("short", [False, True], ids=["", "short"])
 @pytest.mark.parametrize("more", [False, True], ids=["", "residual"])
+@pytest.mark.parametrize("full", [False, True], ids=["", "full"])
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
-def test_spills(pass_, more, short, norm, arch):
+def test_spills(pass_, full, more, short, norm, arch):
     centred = norm == "layer_norm"
     if pass_ == "forward":
         operands = {HAS_RESIDUAL: more, HAS_BIAS: centred}
@@ -56,7 +57,7 @@ def test_spills(pass_, more, short, norm, arch):
         few, ahead = short and not centred and not more, True
         # layer_norm with all operands needs all 128 registers.
         allowed = 8 if centred and more and not short else 0
-    operands[SHORT] = short
+    operands |= {SHORT: short, FULL: full}
     assert_spills(pass_, arch, norm, NARROW, operands | {FEW: few, AHEAD: ahead}, allowed)
     # A thread has half as many elements of a float32 row, which is therefore always short.
     assert_spills(pass_, arch, norm, WIDE if short else WIDE[:2], operands | {FEW: few and short})
