@@ -31,6 +31,12 @@ def every_kernel() -> Iterator[Call]:
         yield lambda q=q, k=k, o=options: mlx_anvil.rope_qk(q, k, **o)
         cache = mx.zeros((2, 1, 7, dim), dtype)
         yield lambda q=q, k=k, c=cache, o=options: mlx_anvil.rope_and_cache(q, k, k, c, c, **o)
+    # Many rows of whole heads: NVIDIA GPUs share angles.
+    for dtype, traditional in product(DTYPES, (False, True)):
+        q, k = (mx.zeros((1, count, 1024, 32), dtype) for count in (33, 2))
+        options = {"dims": 32, "traditional": traditional, "base": 1e4}
+        yield partial(mlx_anvil.rope, q, offset=3, **options)
+        yield partial(mlx_anvil.rope_qk, q, k, offset=3, **options)
 
 
 def of_models() -> Iterator[Call]:
