@@ -13,6 +13,7 @@ from tests.metal_launches.inputs import (
     MODEL_DTYPES,
     PROMPT,
     Call,
+    for_matrix_units,
     projected_heads,
 )
 
@@ -35,8 +36,8 @@ def every_kernel() -> Iterator[Call]:
     for dtype, traditional in product(DTYPES, (False, True)):
         q, k = (mx.zeros((1, count, 1024, 32), dtype) for count in (33, 2))
         options = {"dims": 32, "traditional": traditional, "base": 1e4}
-        yield partial(mlx_anvil.rope, q, offset=3, **options)
-        yield partial(mlx_anvil.rope_qk, q, k, offset=3, **options)
+        yield for_matrix_units(partial(mlx_anvil.rope, q, offset=3, **options))
+        yield for_matrix_units(partial(mlx_anvil.rope_qk, q, k, offset=3, **options))
 
 
 def of_models() -> Iterator[Call]:
