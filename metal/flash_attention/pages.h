@@ -22,9 +22,10 @@ struct PageTable {
   METAL_FUNC int row(int key) const thread { return key & ((1 << shift) - 1); }
 };
 
-// The pages of a block of codes. A kernel looks them up before it needs them, so that loads need not
-// wait for the table. If pages do not hold eights, each row looks its own page up. Offsets, as in
-// decode_matrix.h, would take four times the registers here: codes and factors, of keys and values.
+// The pages of a block of codes. A kernel looks them up before it needs them, so that loads need
+// not wait for the table. If pages do not hold eights, each row looks its own page up. Offsets, as
+// in decode_matrix.h, would take four times the registers here: codes and factors, of keys and
+// values.
 template <int kKeys>
 struct BlockPages {
   int pages[kKeys / kKeysOfLookup];
