@@ -14,8 +14,6 @@ constexpr int kCombineThreads = 128;  // as in metal/flash_attention/decode_row.
 
 // Short sequences have fewer parts, which then are no smaller.
 constexpr int64_t kLeastKeysOfRaggedPart = 128;
-// Larger parts of a long sequence would run on when the others have ended.
-constexpr int64_t kMostKeysOfRaggedPart = 1024;
 
 void launch_combine(const AttentionConfig& config,
                     const AttentionSizes& sizes,
@@ -71,9 +69,10 @@ DecodePlan plan_decode(DecodeKeys kind,
     return plan;
   }
   const int64_t keys = visible_keys(params.common);
-  DecodePlan plan = decode_plan(kind, dtype_name(q), sizes, keys, device_traits(stream.device));
+  const DeviceTraits traits = device_traits(stream.device);
+  DecodePlan plan = decode_plan(kind, dtype_name(q), sizes, keys, traits);
   if (config.is_ragged && sizes.batch > 1) {
-    plan.parts = std::max(plan.parts, ceil_div(keys, kMostKeysOfRaggedPart));
+    plan.parts = std::max(plan.parts, parts_of_unlike_lengths(plan, sizes, keys, traits));
   }
   params.parts = static_cast<int32_t>(plan.parts);
   const int64_t keys_per_part = ceil_div(keys, plan.parts);

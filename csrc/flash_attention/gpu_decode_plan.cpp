@@ -36,6 +36,11 @@ constexpr int kMatrixThreads = 256;
 // Waves at most. A partly filled last wave takes as long as a full one.
 constexpr int64_t kMostRounds = 4;
 
+// In a batch of unlike lengths, parts need not be smaller, and as many threadgroups as run at once,
+// this many times, are enough.
+constexpr int64_t kKeysOfUnlikePart = 1024;
+constexpr int64_t kRoundsOfUnlikeParts = 8;
+
 // Returns the tiles of the narrowest head dim that holds the call's, sorted by rows.
 std::span<const DecodeTile> narrowest(std::span<const DecodeTile> tiles,
                                       std::string_view dtype,
@@ -128,6 +133,13 @@ int64_t threadgroups_of(const DecodePlan& plan, const AttentionSizes& sizes) {
   return sizes.batch * sizes.kv_heads * plan.row_blocks;
 }
 
+// One threadgroup keeps a core of an Apple GPU busy.
+int64_t threadgroups_at_once(const DecodePlan& plan, const DeviceTraits& traits) {
+  return traits.matrix_units
+             ? std::max(kMatrixThreads / plan.tile->threads, 1) * int64_t{traits.multiprocessors}
+             : apple_cores(traits);
+}
+
 // One threadgroup keeps a core of an Apple GPU busy. If there are fewer than cores, few keys are
 // read again by threadgroups with fewer rows, and more keys are split.
 DecodePlan plan_for_cores(std::span<const DecodeTile> tiles,
@@ -162,6 +174,14 @@ int64_t apple_cores(const DeviceTraits& traits) {
   return traits.apple.cores > 0 ? traits.apple.cores : kUsualCores;
 }
 
+int64_t parts_of_unlike_lengths(const DecodePlan& plan,
+                                const AttentionSizes& sizes,
+                                int64_t keys,
+                                const DeviceTraits& traits) {
+  const int64_t rounds = kRoundsOfUnlikeParts * threadgroups_at_once(plan, traits);
+  return std::min(ceil_div(keys, kKeysOfUnlikePart), rounds / threadgroups_of(plan, sizes));
+}
+
 DecodePlan row_invariant_plan(DecodeKeys kind,
                               std::string_view dtype,
                               const AttentionSizes& sizes) {
@@ -194,8 +214,7 @@ DecodePlan decode_plan(DecodeKeys kind,
   // SIMD group.
   const int64_t possible = plan.tile->matrix_units ? std::max<int64_t>(keys / plan.tile->threads, 1)
                                                    : ceil_div(keys, kLeastKeysOfNvidiaPart);
-  const int64_t resident =
-      std::max(kMatrixThreads / plan.tile->threads, 1) * int64_t{traits.multiprocessors};
+  const int64_t resident = threadgroups_at_once(plan, traits);
   plan.parts = plan.tile->matrix_units
                    ? parts_in_waves(1, std::min(possible, kMostRounds * resident / threadgroups),
                                     threadgroups, resident)

@@ -37,6 +37,13 @@ int64_t parts_of_keys(int64_t keys, int64_t least_keys, int64_t threadgroups, in
 // Cores of an Apple GPU, or those of a usual one if they are unknown.
 int64_t apple_cores(const DeviceTraits& traits);
 
+// The parts that keep a GPU busy if the sequences of a batch have other lengths, which the host
+// does not know: large parts of the longest one would run on when all others have ended.
+int64_t parts_of_unlike_lengths(const DecodePlan& plan,
+                                const AttentionSizes& sizes,
+                                int64_t keys,
+                                const DeviceTraits& traits);
+
 // Keys of a part of which every row is computed alike, wherever the keys end.
 inline constexpr int kKeysOfFixedPart = 2048;
 

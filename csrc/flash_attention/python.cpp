@@ -273,9 +273,9 @@ Raises:
     ValueError: ranks, head counts, lengths or head dims do not match; the mask does not broadcast,
         has integers, or has a dtype that does not promote; softcap or window is negative; a dtype
         is unsupported; quantized ``k`` and ``v`` do not match their format; ``block_table`` comes
-        without ``lengths``, with ``starts``, or names a page that the cache lacks; ``row_invariant`` is set for
-        head dims without a kernel, or for a packed batch on a GPU; the plan is for other sizes; the stream is on a GPU and
-        MLX has no GPU backend.
+        without ``lengths``, with ``starts``, or names a page that the cache lacks; ``row_invariant``
+        is set for head dims without a kernel, or for a packed batch on a GPU; the plan is for
+        other sizes; the stream is on a GPU and MLX has no GPU backend.
 
 After Dao 2023, "FlashAttention-2". Matches ``mx.fast.scaled_dot_product_attention``.
 )";

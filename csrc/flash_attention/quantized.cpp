@@ -91,17 +91,23 @@ bool any_traces_shapeless(const mx::array& q,
 
 // ---- the route ----------------------------------------------------------------------------------
 
+// Returns null if a GPU has a kernel for these heads.
+const char* why_not_over_codes(int head_dim, int queries) {
+  const int most = queries <= kDecodeRows ? kMaxGpuDecodeHeadDim : kMaxGpuHeadDim;
+  if (head_dim > most) {
+    return "kernels over quantized keys take head dims up to 256, or 512 with at most 8 queries";
+  }
+  return nullptr;
+}
+
 // Returns why MLX ops compute the call, or an empty text if a kernel does.
 std::string why_composed(const mx::array& q, const mx::array& v, mx::Stream s) {
   if (const char* reason = why_not_fused(q.shape(3), v.shape(3), /*gradient=*/false, for_gpu(s))) {
     return reason;
   }
-  const int larger = std::max(q.shape(3), v.shape(3));
-  const int most = q.shape(2) <= kDecodeRows ? kMaxGpuDecodeHeadDim : kMaxGpuHeadDim;
-  if (for_gpu(s) && larger > most) {
-    return "GPUs have kernels over quantized keys for head dims up to 256, and up to 512 for at "
-           "most "
-           "8 queries";
+  if (const char* reason = why_not_over_codes(std::max(q.shape(3), v.shape(3)), q.shape(2));
+      reason && for_gpu(s)) {
+    return reason;
   }
   std::string reason;
   if (s.device == mx::Device::gpu && !can_launch(s.device, &reason)) {
