@@ -47,8 +47,8 @@ struct CodePairs<bfloat> {
   }
 };
 
-// The bits of a pair of 128, for CodePairs<bfloat>. There are one part or more, which compilers do
-// not know: with a constant, a code's mask and this would be two instructions, not one.
+// The bits of a pair of 128, for CodePairs<bfloat>. There is at least one part, which compilers do
+// not know. With a constant, a code's mask and this would be two instructions, not one.
 METAL_FUNC uint exponents_of_codes(int parts) {
   return 0x43004300u * uint(metal::min(parts, 1));
 }
