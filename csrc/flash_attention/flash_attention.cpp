@@ -99,11 +99,12 @@ AttentionResult flash_attention(const mx::array& q,
   config.is_packed = options.lengths.cu_queries.has_value();
   config.has_starts = options.lengths.starts.has_value();
   const std::string reason = why_composed(in, s);
-  check_row_invariant(options, std::max(q.shape(3), v.shape(3)), reason, s);
+  const int head_dim = std::max(q.shape(3), v.shape(3));
+  check_row_invariant(options, head_dim, reason, s);
   if (table) {
     // A cache of another dtype is not converted whole.
     config.is_paged = reason.empty() && k.dtype() == dtype && v.dtype() == dtype &&
-                      reads_pages(k, *table, q.shape(2), s);
+                      reads_pages(k, *table, q.shape(2), head_dim, s);
     if (config.is_paged) {
       in.pages = options.plan ? *options.plan->pages : page_ids(*table, s);
     } else {

@@ -188,8 +188,8 @@ void launch_forward_by_columns(const AttentionConfig& config,
 
 bool is_decode(const AttentionConfig& config, const AttentionSizes& sizes) {
   return config.row_invariant ||
-         (sizes.q_len <= kDecodeRows && !config.is_packed &&
-          std::max(sizes.head_dim, sizes.v_head_dim) <= kMaxGpuDecodeHeadDim);
+         (!config.is_packed &&
+          suits_gpu_decode(sizes.q_len, std::max(sizes.head_dim, sizes.v_head_dim)));
 }
 
 void attention_forward_gpu(const AttentionConfig& config,

@@ -144,12 +144,13 @@ mx::array shape_of_rows(const mx::array& cache, const mx::array& table) {
   return mx::array(std::move(shape), cache.dtype(), nullptr, {});
 }
 
-bool reads_pages(const mx::array& cache, const mx::array& table, int q_len, mx::Stream s) {
+bool reads_pages(
+    const mx::array& cache, const mx::array& table, int q_len, int head_dim, mx::Stream s) {
   if (cache.size() == 0 || table.size() == 0) {
     return false;
   }
-  return !for_gpu(s) ||
-         (q_len <= kDecodeRows && std::has_single_bit(static_cast<uint32_t>(cache.shape(2))));
+  return !for_gpu(s) || (suits_gpu_decode(q_len, head_dim) &&
+                         std::has_single_bit(static_cast<uint32_t>(cache.shape(2))));
 }
 
 mx::array page_ids(const mx::array& table, mx::Stream s) {

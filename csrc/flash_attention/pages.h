@@ -43,8 +43,9 @@ void check_pages(const mx::array& table,
 mx::array shape_of_rows(const mx::array& cache, const mx::array& table);
 
 // Returns true if kernels read the pages in place: those of the CPU, and the decode kernels for
-// GPUs if the page size is a power of two.
-bool reads_pages(const mx::array& cache, const mx::array& table, int q_len, mx::Stream s);
+// GPUs if the page size is a power of two. `head_dim` is the larger one of keys and values.
+bool reads_pages(
+    const mx::array& cache, const mx::array& table, int q_len, int head_dim, mx::Stream s);
 
 // The table as the kernels read it, which clamp its ids.
 mx::array page_ids(const mx::array& table, mx::Stream s);

@@ -25,6 +25,13 @@ inline constexpr int kMaxGpuHeadDim = 256;
 inline constexpr int kMaxGpuDecodeHeadDim = 512;
 inline constexpr int kMaxGpuKeyDim = 576;
 inline constexpr int kMaxGpuValueDim = 512;
+
+// True if the decode kernels for GPUs take so many queries with these heads, of which `head_dim` is
+// the larger one of keys and values.
+inline bool suits_gpu_decode(int64_t q_len, int64_t head_dim) {
+  return q_len <= kDecodeRows && head_dim <= kMaxGpuDecodeHeadDim;
+}
+
 // The CPU kernels take larger ones. This bounds their arrays on the stack.
 inline constexpr int kMaxHeadDim = 1024;
 

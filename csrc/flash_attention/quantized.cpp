@@ -152,14 +152,15 @@ AttentionResult quantized_flash_attention(const mx::array& q,
   const mx::Dtype dtype = result_dtype(q, {&k, &v});
   AttentionExtras extras = checked_attention_extras(config, options, q, k_values, dtype, s);
   const std::string reason = why_composed(q, v_values, s);
-  check_row_invariant(options, std::max(q.shape(3), v_values.shape(3)), reason, s);
+  const int head_dim = std::max(q.shape(3), v_values.shape(3));
+  check_row_invariant(options, head_dim, reason, s);
   if (table) {
     // Numbers of another dtype are not converted in the whole cache.
     const auto has_dtype = [&](const QuantizedMatrix& x) {
       return !x.biases || (x.scales.dtype() == dtype && x.biases->dtype() == dtype);
     };
-    config.is_paged =
-        reason.empty() && has_dtype(k) && has_dtype(v) && reads_pages(k.w, *table, q.shape(2), s);
+    config.is_paged = reason.empty() && has_dtype(k) && has_dtype(v) &&
+                      reads_pages(k.w, *table, q.shape(2), head_dim, s);
     if (!config.is_paged) {
       k = gather_rows(k, *table, *options.lengths.keys, s);
       v = gather_rows(v, *table, *options.lengths.keys, s);

@@ -55,3 +55,13 @@ def test_rows_that_are_no_vectors():
     case = draw((2, 1), (20, 33), (512, 512), mx.float16, "none")
     case.v = mx.concatenate([case.v, case.v[..., :1]], axis=-1)[..., :512]
     check_forward(case, 2)
+
+
+def test_pages_of_more_columns_than_decodes_take():
+    """Few queries that no decode kernel takes: the pages are gathered for the kernels of prompts."""
+    q, table = mx.random.normal((2, 2, 3, 576)), mx.random.permutation(8).reshape(2, 4)
+    k, v = (mx.random.normal((8, 1, 16, dim)) for dim in (576, 512))
+    options = {"lengths": mx.array([50, 7]), "block_table": table}
+    expected = flash_attention(q, k, v, **options)
+    with mlx_anvil.simulate(checked=True), mlx_anvil.strict():
+        assert mx.allclose(flash_attention(q, k, v, **options), expected, rtol=1e-4, atol=1e-4)
