@@ -18,10 +18,10 @@
 //   split:     store the partial out, maximum and sum of each row
 //   otherwise: add the sink; store out / sum and lse
 #include "metal/common/kernel.h"
-#include "metal/common/online_softmax.h"
 #include "metal/common/pack.h"
 #include "metal/flash_attention/decode.h"
 #include "metal/flash_attention/decode_row.h"
+#include "metal/mla_decode/finish.h"
 #include "metal/mla_decode/latent.h"
 #include "metal/mla_decode/params.h"
 #include "metal/mla_decode/tiles.h"
@@ -109,28 +109,11 @@ struct MlaScores {
       if (kAllRows > kMlaRows && r >= kMlaRows) {
         continue;
       }
-      const DecodeRow own = place(common, t);
       const bool stores = key() == 0 && first_row + r < common.group * common.q_len;
-      float total = over_lanes<false, 1, kKeys>(softmax[t].sum);
-      if (keys_are_in_parts) {
-        if (stores) {
-          const long stored = own.index(common) * params.parts + part;
-          lse[2 * stored] = softmax[t].highest;
-          lse[2 * stored + 1] = total;
-        }
-        continue;
-      }
-      float factor = 1.0f;
-      if (has_sinks) {
-        const float sink = own.sink(sinks, common);
-        factor = softmax[t].begin_piece(sink);
-        total = softmax[t].add_sink(sink, total * factor);
-      }
+      const float factor = finish_row(softmax[t], over_lanes<false, 1, kKeys>(softmax[t].sum),
+                                      place(common, t), part, stores, sinks, lse, params);
       if (key() == 0) {
-        shared.factors[r] = factor * inverse_of_total(total);
-      }
-      if (stores_lse && stores) {
-        lse[own.index(common)] = softmax[t].log_sum_exp(total);
+        shared.factors[r] = factor;
       }
     }
   }

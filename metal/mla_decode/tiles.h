@@ -19,3 +19,12 @@ enum { kMlaRows = 16, kMlaRopeDim = 64 };
   MLX_ANVIL_MLA_TILES_OF(X, float32, float, 8) \
   MLX_ANVIL_MLA_TILES_OF(X, float16, half, 16) \
   MLX_ANVIL_MLA_TILES_OF(X, bfloat16, bfloat, 16)
+
+// For matrix units that multiply for four SIMD groups at once: rows of queries, and of a tile of
+// keys. Threadgroup memory, which the launch sets, holds three such tiles and the weights: 224 KB.
+enum { kMlaGroupRows = 64 };
+
+// X(dtype, type, rank)
+#define MLX_ANVIL_MLA_GROUP_TILES(X) \
+  X(float16, half, 512)              \
+  X(bfloat16, bfloat, 512)

@@ -24,9 +24,10 @@ MSLC_INLINE ulong tile_descriptor(uint address, ulong panel_bytes) {
 #define MSLC_SUMS_64(use, b)                                                  \
   MSLC_SUMS_16(use, b), MSLC_SUMS_16(use, b + 16), MSLC_SUMS_16(use, b + 32), \
       MSLC_SUMS_16(use, b + 48)
-#define MSLC_NAMES_32                                                                          \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MSLC_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define MSLC_NAMES_32 \
+  MSLC_NAMES_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define MSLC_NAMES_48 \
   MSLC_NAMES_32       \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -72,7 +73,9 @@ struct LeftWords {
 };
 
 #define MSLC_PRODUCT_OF_COLUMNS(use)                                                \
-  if constexpr (N == 32) {                                                          \
+  if constexpr (N == 16) {                                                          \
+    MSLC_PRODUCT(32, MSLC_NAMES_16, MSLC_SUMS_16(use, 0));                          \
+  } else if constexpr (N == 32) {                                                   \
     MSLC_PRODUCT(64, MSLC_NAMES_32, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16));   \
   } else if constexpr (N == 48) {                                                   \
     MSLC_PRODUCT(96, MSLC_NAMES_48, MSLC_SUMS_16(use, 0), MSLC_SUMS_16(use, 16),    \
@@ -89,7 +92,8 @@ struct LeftWords {
 // Without `Adds`, d needs no value. It is written while the operands are read.
 template <class T, bool RowsAreInner, bool Adds, uint N, class Left>
 MSLC_INLINE void multiply_groups(float (&d)[N], const Left& a, ulong b) {
-  static_assert(N == 32 || N == 48 || N == 64 || N == 96 || N == 128, "columns of a product");
+  static_assert(N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128,
+                "columns of a product");
   constexpr bool adds = Adds;
   if constexpr (Adds) {
     MSLC_PRODUCT_OF_COLUMNS("+f")
