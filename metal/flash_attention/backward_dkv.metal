@@ -94,7 +94,7 @@ struct KeyGradientBlock {
     const GridPlace grid = call.grid;
     const int batch = grid.batch, kv_head = grid.head;
     const BlockOfRows of_block = block_of_rows<kRows, true>(
-        call.sequences, common, params.sequences, batch, grid.block * kRows);
+        call.sequences, common, params.sequences, batch, grid.block * kRows, call.lane);
     if (!of_block.has_rows()) {
       return;
     }

@@ -54,7 +54,7 @@ flash_attention_backward_dkv_group(const device T* q [[buffer(0)]],
   constant AttentionParams& common = params.common;
   const GridPlace grid = place_in_grid(group, groups);
   const BlockOfRows of_block = block_of_rows<kKeys, true>(sequences, common, params.sequences,
-                                                          grid.batch, grid.block * kKeys);
+                                                          grid.batch, grid.block * kKeys, lane);
   if (!of_block.has_rows()) {
     return;
   }

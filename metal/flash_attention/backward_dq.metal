@@ -79,7 +79,7 @@ template <typename T,
   // In a causal call the last blocks take longest, so they start first.
   const int row = (grid.blocks - 1 - grid.block) * kRows + (stores_weights ? params.first_row : 0);
   const BlockOfRows of_block =
-      block_of_rows<kUnit, false>(sequences, common, params.sequences, batch, row);
+      block_of_rows<kUnit, false>(sequences, common, params.sequences, batch, row, lane);
   if (!of_block.has_rows()) {
     return;
   }

@@ -47,8 +47,9 @@ flash_attention_backward_dq_group(const device T* q [[buffer(0)]],
   const GridPlace grid = place_in_grid(group, groups);
   const int kv_head = grid.head / common.group;
   // In a causal call the last blocks take longest, so they start first.
-  const BlockOfRows of_block = block_of_rows<kRows, false>(
-      sequences, common, params.sequences, grid.batch, (grid.blocks - 1 - grid.block) * kRows);
+  const BlockOfRows of_block =
+      block_of_rows<kRows, false>(sequences, common, params.sequences, grid.batch,
+                                  (grid.blocks - 1 - grid.block) * kRows, lane);
   if (!of_block.has_rows()) {
     return;
   }

@@ -54,7 +54,7 @@ flash_attention_backward_sums(const device T* weights [[buffer(0)]],
   const int first_head = params.first_head + group.y * common.group;
   const int batch = first_head / common.q_heads, head = first_head % common.q_heads;
   const BlockOfRows of_block =
-      block_of_rows<kKeys, true>(sequences, common, params.sequences, batch, group.x * kKeys);
+      block_of_rows<kKeys, true>(sequences, common, params.sequences, batch, group.x * kKeys, lane);
   if (!of_block.has_rows()) {
     return;
   }

@@ -55,7 +55,7 @@ template <typename T,
   alignas(16) threadgroup T key_tiles[Block::kOfKeys];
   alignas(16) threadgroup T value_tiles[Block::kOfValues];
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, params.common, grid);
+  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, params.common, grid, lane);
   if (!block.has_rows()) {
     return;
   }
@@ -95,7 +95,7 @@ template <typename T,
   threadgroup T* const key_tiles = reinterpret_cast<threadgroup T*>(memory);
   threadgroup T* const value_tiles = key_tiles + Block::kOfKeys;
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, params.common, grid);
+  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, params.common, grid, lane);
   if (!block.has_rows()) {
     return;
   }

@@ -41,7 +41,7 @@ template <typename T, int kHeadDim, int kValueDim, int kKeys, int kSimdgroups, i
   constant AttentionParams& common = params.common;
   keep_resident<kResident, 5>(rows_are_vectors);
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfRows block = block_of_queries<16 * kSimdgroups>(sequences, common, grid);
+  const BlockOfRows block = block_of_queries<16 * kSimdgroups>(sequences, common, grid, lane);
   if (!block.has_rows()) {
     return;
   }

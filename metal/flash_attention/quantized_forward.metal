@@ -47,7 +47,7 @@ flash_attention_quantized_forward(const device T* q [[buffer(0)]],
   alignas(16) threadgroup T value_tiles[Block::kOfValues];
   constant AttentionParams& common = params.forward.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, common, grid);
+  const BlockOfRows block = block_of_queries<Block::kRows>(sequences, common, grid, lane);
   if (!block.has_rows()) {
     return;
   }

@@ -37,7 +37,7 @@ flash_attention_quantized_forward_group(const device T* q [[buffer(0)]],
   using Tiles = GroupCodeTiles<T, kHeadDim, kValueDim, kKeys, 32 * kSimdgroups>;
   constant AttentionParams& common = params.forward.common;
   const GridPlace grid = place_in_grid(group, groups);
-  const BlockOfRows block = block_of_queries<16 * kSimdgroups>(sequences, common, grid);
+  const BlockOfRows block = block_of_queries<16 * kSimdgroups>(sequences, common, grid, lane);
   if (!block.has_rows()) {
     return;
   }

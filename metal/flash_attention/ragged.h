@@ -91,10 +91,23 @@ METAL_FUNC int row_in_grid(int first_row, int number) {
   return kUnit * (first_row / kUnit + number);
 }
 
-// Returns the block that starts at `row` of the grid, which has `rows` keys or queries.
+// Where sequence `number` of a table begins in the grid. `total` is the end of the last one.
+template <int kUnit, int kFirst>
+METAL_FUNC int begin_in_grid(const device int* table, int number, int count, int total) {
+  const int of_table = metal::clamp(number - 1, 0, count - 1);
+  const int first = number > count ? total : table[of_table * kSequenceColumns + kFirst];
+  return number == 0 ? 0 : row_in_grid<kUnit>(first, number);
+}
+
+// Returns the block that starts at `row` of the grid, which has `rows` keys or queries. Call with
+// all lanes.
 template <int kUnit, bool kOfKeys>
-METAL_FUNC BlockOfRows block_of_rows(
-    const device int* sequences, constant AttentionParams& params, int count, int batch, int row) {
+METAL_FUNC BlockOfRows block_of_rows(const device int* sequences,
+                                     constant AttentionParams& params,
+                                     int count,
+                                     int batch,
+                                     int row,
+                                     uint lane) {
   const int rows = kOfKeys ? params.kv_len : params.q_len;
   if (!is_packed) {
     RaggedLengths lengths = lengths_of_batch(sequences, params, batch);
@@ -105,17 +118,17 @@ METAL_FUNC BlockOfRows block_of_rows(
   const device int* table = sequences + long(batch) * count * kSequenceColumns;
   const device int* last = table + (count - 1) * kSequenceColumns;
   const int total = last[kFirst] + last[kCount];
-  int low = 0, high = count + 2;  // the sequence is one of [low, high)
-  int begin = 0;                  // where `low` starts in the grid
+  // The sequence is one of [low, high). Lanes look at 32 of them at once: loads that wait for each
+  // other would take longer than the rows of a short sequence.
+  int low = 0, high = count + 2;
   while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    const int first = middle > count ? total : table[(middle - 1) * kSequenceColumns + kFirst];
-    const int of_middle = row_in_grid<kUnit>(first, middle);
-    const bool is_below = of_middle <= row;
-    low = is_below ? middle : low;
-    begin = is_below ? of_middle : begin;
-    high = is_below ? high : middle;
+    const int step = (high - low + 31) / 32, number = low + int(lane) * step;
+    const int begin = begin_in_grid<kUnit, kFirst>(table, number, count, total);
+    const int last_below = metal::simd_max(number < high && begin <= row ? number : low);
+    high = metal::min(high, last_below + step);
+    low = last_below;
   }
+  const int begin = begin_in_grid<kUnit, kFirst>(table, low, count, total);
   if (low == 0 || low > count) {
     const int offset = low == 0 ? 0 : total;
     const int row_count = low == 0 ? table[kFirst] : rows - total;
@@ -130,8 +143,9 @@ METAL_FUNC BlockOfRows block_of_rows(
 template <int kRows>
 METAL_FUNC BlockOfRows block_of_queries(const device int* sequences,
                                         constant AttentionParams& params,
-                                        GridPlace grid) {
+                                        GridPlace grid,
+                                        uint lane) {
   const int count = grid.blocks - 2 - params.q_len / kRows;
   return block_of_rows<kRows, false>(sequences, params, count, grid.batch,
-                                     (grid.blocks - 1 - grid.block) * kRows);
+                                     (grid.blocks - 1 - grid.block) * kRows, lane);
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import mlx.core as mx
 import numpy as np
 
 from checked_calls import Checked, any_dtype
@@ -16,3 +17,5 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     ):
         case = draw(heads, lengths, dims, any_dtype(rng), feature)
         yield Checked(lambda case=case: check_output(case))
+    case = draw(65, (1, 200), (512, 64), any_dtype(rng, (mx.float16, mx.bfloat16)), "sinks")
+    yield Checked(lambda: check_output(case), group_products=True)

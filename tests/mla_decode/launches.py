@@ -39,6 +39,18 @@ def every_kernel() -> Iterator[Call]:
         for keys, softcap, given, return_lse in product(KEYS, (None, 5.0), (None, sinks), (False, True)):
             for mask in (None, "causal", mx.ones((1, keys), mx.bool_), mx.zeros((1, 1, 1, keys), dtype)):
                 yield _call(dtype, 256, keys, mask=mask, softcap=softcap, sinks=given, return_lse=return_lse)
+        yield from _by_group_products(dtype)
+
+
+def _by_group_products(dtype: mx.Dtype) -> Iterator[Call]:
+    """Products of four SIMD groups take more rows, and no mask array. Parts of keys need no other constants."""
+    heads = 20
+    sinks = mx.zeros((heads,), dtype)
+    for keys, causal, softcap, given, return_lse in product(
+        KEYS, (None, "causal"), (None, 5.0), (None, sinks), (False, True)
+    ):
+        call = _call(dtype, 512, keys, heads, mask=causal, softcap=softcap, sinks=given, return_lse=return_lse)
+        yield for_matrix_units(call, group_products=True)
 
 
 def of_models() -> Iterator[Call]:
