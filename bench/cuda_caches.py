@@ -76,10 +76,12 @@ def ragged_rows(copy: float | None) -> Iterator[Row]:
         ends = mx.arange(0, (count + 1) * length, length)
         batch = [x.reshape(x.shape[1], count, length, DIM).swapaxes(0, 1) for x in (q, k, v, d_out)]
         mx.eval(ends, batch)
-        packed: Call = partial(flash_attention, q, k, v, mask="causal", cu_seqlens_q=ends)
+        # Made once per step, for all layers, as FlexAttention's block mask is.
+        plan = attention_plan(q_len=q.shape[2], kv_len=k.shape[2], cu_seqlens_q=ends)
+        packed: Call = partial(flash_attention, q, k, v, mask="causal", plan=plan)
         dense: Call = partial(flash_attention, *batch[:3], mask="causal")
         if backward:
-            attend = partial(flash_attention, mask="causal", cu_seqlens_q=ends)
+            attend = partial(flash_attention, mask="causal", plan=plan)
             packed = partial(mx.vjp, attend, [q, k, v], [d_out])
             dense = partial(mx.vjp, partial(flash_attention, mask="causal"), batch[:3], batch[3:])
         what = "forward and backward" if backward else "forward"

@@ -63,8 +63,8 @@ const MlaTile& tile_of(std::string_view dtype, int64_t rank, bool takes_group_pr
   return *tile;
 }
 
-// Up to as many rows, a block of kMlaRows rows is read again less often than rows are padded.
-constexpr int64_t kMostRowsOfSmallBlocks = 16;
+// For up to as many rows, most of a block of kMlaGroupRows would be padding.
+constexpr int64_t kMostRowsOfSmallBlocks = 8;
 
 // Parts cost a launch and a pass over their outputs, which are as long as a row of keys.
 constexpr int64_t kLeastKeysOfPart = 128;
