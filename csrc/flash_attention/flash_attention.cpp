@@ -97,6 +97,7 @@ AttentionResult flash_attention(const mx::array& q,
                      std::nullopt};
   config.is_ragged = in.sequences.has_value();
   config.is_packed = options.lengths.cu_queries.has_value();
+  config.has_own_keys = config.is_packed && !options.lengths.cu_keys;
   config.has_starts = options.lengths.starts.has_value();
   const std::string reason = why_composed(in, s);
   const int head_dim = std::max(q.shape(3), v.shape(3));

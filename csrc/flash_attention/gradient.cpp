@@ -11,11 +11,16 @@ namespace mlx_anvil {
 
 namespace {
 
-// Returns true if there may be rows that see no key.
+// Returns true if there may be rows that see no key, and whose gradients the kernels read.
 bool may_be_blind(const AttentionConfig& config, const AttentionInputs& in) {
   const int64_t first = in.k.shape(2) - in.q.shape(2);  // the position of the first query
-  return in.q.size() > 0 && (config.mask != AttentionMask::kNone || config.is_ragged ||
-                             in.k.shape(2) == 0 || first + config.window_right < 0);
+  // Each query of a sequence sees at least its own key, and kernels skip the rows of no sequence.
+  // Only the gradient in sinks sums over those too.
+  const bool sees_itself = config.has_own_keys && first >= 0 && config.window_left >= 0 &&
+                           config.window_right >= 0 && !config.has_sinks;
+  return in.q.size() > 0 &&
+         (config.mask != AttentionMask::kNone || (config.is_ragged && !sees_itself) ||
+          in.k.shape(2) == 0 || first + config.window_right < 0);
 }
 
 // Rows that see no key, as far as the results tell. With sinks they have out = 0 and, almost, lse =

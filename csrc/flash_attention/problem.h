@@ -49,6 +49,7 @@ struct AttentionConfig {
   bool has_sinks = false;
   bool is_ragged = false;      // lengths are those of AttentionSequences
   bool is_packed = false;      // these follow one another; otherwise each is a batch, in order
+  bool has_own_keys = false;   // packed, and a sequence has as many keys as queries
   bool has_starts = false;     // batches whose keys do not start at the first
   bool is_paged = false;       // keys and values are those of a PageTable
   bool row_invariant = false;  // the bits of a row do not depend on other rows and later keys

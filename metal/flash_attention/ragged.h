@@ -51,7 +51,8 @@ METAL_FUNC RaggedLengths ragged_lengths(constant AttentionParams& params,
                                         const device int* sequence,
                                         int rows) {
   const int queries = sequence[kQueriesColumn];
-  const int keys = queries > 0 ? sequence[kKeysColumn] : 0;
+  const int all_keys = sequence[kKeysColumn];
+  const int keys = queries > 0 ? all_keys : 0;
   const int shift = (keys - queries) - (params.kv_len - params.q_len);
   return {queries, keys, rows, sequence[kFirstQueryColumn], sequence[kFirstKeyColumn], shift};
 }
@@ -99,6 +100,24 @@ METAL_FUNC int begin_in_grid(const device int* table, int number, int count, int
   return number == 0 ? 0 : row_in_grid<kUnit>(first, number);
 }
 
+// The lengths of sequence `number` of a packed batch, which may be rows before the first one or
+// after the last one.
+template <bool kOfKeys>
+METAL_FUNC RaggedLengths lengths_of_sequence(const device int* table,
+                                             constant AttentionParams& params,
+                                             int count,
+                                             int number) {
+  enum { kFirst = kOfKeys ? kFirstKeyColumn : kFirstQueryColumn, kCount = kFirst + 1 };
+  const device int* own = table + (metal::clamp(number, 1, count) - 1) * kSequenceColumns;
+  if (number > 0 && number <= count) {
+    return ragged_lengths(params, own, own[kCount]);
+  }
+  const int first = own[kFirst], rows = own[kCount];
+  const int begin = number == 0 ? 0 : first + rows;
+  const int end = number == 0 ? first : kOfKeys ? params.kv_len : params.q_len;
+  return {0, 0, end - begin, kOfKeys ? 0 : begin, kOfKeys ? begin : 0, 0};
+}
+
 // Returns the block that starts at `row` of the grid, which has `rows` keys or queries. Call with
 // all lanes.
 template <int kUnit, bool kOfKeys>
@@ -119,23 +138,18 @@ METAL_FUNC BlockOfRows block_of_rows(const device int* sequences,
   const device int* last = table + (count - 1) * kSequenceColumns;
   const int total = last[kFirst] + last[kCount];
   // The sequence is one of [low, high). Lanes look at 32 of them at once: loads that wait for each
-  // other would take longer than the rows of a short sequence.
+  // other would take longer than the rows of a short sequence. The broadcast tells ptxas that all
+  // lanes have the same: otherwise the loops over tiles would compute addresses in every lane.
   int low = 0, high = count + 2;
   while (high - low > 1) {
     const int step = (high - low + 31) / 32, number = low + int(lane) * step;
     const int begin = begin_in_grid<kUnit, kFirst>(table, number, count, total);
     const int last_below = metal::simd_max(number < high && begin <= row ? number : low);
-    high = metal::min(high, last_below + step);
-    low = last_below;
+    low = metal::simd_broadcast(last_below, ushort(0));
+    high = metal::min(high, low + step);
   }
   const int begin = begin_in_grid<kUnit, kFirst>(table, low, count, total);
-  if (low == 0 || low > count) {
-    const int offset = low == 0 ? 0 : total;
-    const int row_count = low == 0 ? table[kFirst] : rows - total;
-    return {{0, 0, row_count, kOfKeys ? 0 : offset, kOfKeys ? offset : 0, 0}, row - begin, low};
-  }
-  const device int* own = table + (low - 1) * kSequenceColumns;
-  return {ragged_lengths(params, own, own[kCount]), row - begin, low};
+  return {lengths_of_sequence<kOfKeys>(table, params, count, low), row - begin, low};
 }
 
 // Blocks of kRows queries of the forward. In a causal call the last blocks take longest, so they

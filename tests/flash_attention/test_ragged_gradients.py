@@ -1,5 +1,8 @@
 """Gradients of ragged batches in the Metal kernels, which read the lengths as the forward's do."""
 
+import contextlib
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -99,12 +102,13 @@ def test_chunks_give_the_same_bits(feature, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [0, 3, 70])
+@pytest.mark.parametrize(("rows", "count", "longest"), [(0, 29, 70), (3, 29, 70), (70, 80, 30), (3, 1100, 2)])
 @pytest.mark.parametrize("gpu", GPUS)
-def test_many_packed_sequences(gpu, rows):
-    """Blocks of queries and of keys find their sequence among many, with rows of none at either end."""
-    counts = np.array(mx.random.randint(0, 70, (2, 29)))
-    counts[:, [0, 7, 8, 28]] = 0
+def test_many_packed_sequences(gpu, rows, count, longest):
+    """Blocks of queries and of keys find their sequence among many, with rows of none at either end. The lanes of a
+    block look at 32 sequences at once, so these take one round or several."""
+    counts = np.array(mx.random.randint(0, longest + 1, (2, count)))
+    counts[:, [0, 7, 8, count - 1]] = 0
     counts[0, 11:13], counts[1, 14:16] = 0, 0
     counts[:, 20:24] = 64
     queries, keys = ([rows, *(rows + np.cumsum(side)).tolist()] for side in counts)
@@ -115,6 +119,26 @@ def test_many_packed_sequences(gpu, rows):
     _, expected = gradients_of(case)
     with kernels_that_read_lengths(**GPUS[gpu]):
         _, found = gradients_of(case)
+        mx.eval(found)
+    assert_gradients_like(case, found, expected)
+
+
+@pytest.mark.parametrize("spoiler", [math.inf, math.nan])
+@pytest.mark.parametrize("feature", ["causal", "window", "softcap"])
+@pytest.mark.parametrize("gpu", [None, *GPUS])
+def test_sequences_with_their_own_keys(gpu, feature, spoiler):
+    """Every query of such a sequence sees a key, so the cotangents are not cleared: kernels skip rows of no sequence."""
+    ends, total = [5, 42, 42, 140], 150
+    q, d_out = (mx.random.normal((1, 4, total, 32)).astype(mx.float16) for _ in range(2))
+    k, v = (mx.random.normal((1, 2, total, 32)).astype(mx.float16) for _ in range(2))
+    options = {"causal": {"mask": "causal"}, "window": {"window_size": 9}, "softcap": {"softcap": 2.0}}[feature]
+    case = Case(q, k, v, d_out, {"cu_seqlens_q": mx.array(ends), **options})
+    _, expected = gradients_of(case)
+    place = mx.arange(total)[:, None]
+    outside = (place < ends[0]) | (place >= ends[-1])
+    spoiled_case = Case(*(mx.where(outside, spoiler, x) for x in (q, k, v, d_out)), case.options)
+    with contextlib.nullcontext() if gpu is None else kernels_that_read_lengths(**GPUS[gpu]):
+        _, found = gradients_of(spoiled_case)
         mx.eval(found)
     assert_gradients_like(case, found, expected)
 
