@@ -213,4 +213,22 @@ inline Silu silu_with_derivative(f32v x) {
   return {x * s.value, s.value * (1.0f + x * s.complement)};
 }
 
+// log(1 + t) / t for 0 <= t <= 1, from the series of artanh(z) / z with z = t / (2 + t). Relative
+// error: 2e-7.
+inline f32v log1p_ratio(f32v t) {
+  const f32v z = t / (2.0f + t), square = z * z;
+  f32v p = splat(1.0f / 13.0f);
+  for (const float coefficient :
+       {1.0f / 11.0f, 1.0f / 9.0f, 1.0f / 7.0f, 1.0f / 5.0f, 1.0f / 3.0f, 1.0f}) {
+    p = p * square + coefficient;
+  }
+  return 2.0f / (2.0f + t) * p;
+}
+
+// log(1 + e^x) for every float; NaN for NaN.
+inline f32v softplus(f32v x) {
+  const f32v small = exp(-absolute(x));
+  return at_least(x, 0.0f) + small * log1p_ratio(small);
+}
+
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

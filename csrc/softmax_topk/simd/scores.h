@@ -82,18 +82,6 @@ inline f32v square_root(f32v x) {
 #endif
 }
 
-// log(1 + t) / t for 0 <= t <= 1, from the series of artanh(z) / z with z = t / (2 + t). Relative
-// error: 2e-7.
-inline f32v log1p_ratio(f32v t) {
-  const f32v z = t / (2.0f + t), square = z * z;
-  f32v p = splat(1.0f / 13.0f);
-  for (const float coefficient :
-       {1.0f / 11.0f, 1.0f / 9.0f, 1.0f / 7.0f, 1.0f / 5.0f, 1.0f / 3.0f, 1.0f}) {
-    p = p * square + coefficient;
-  }
-  return 2.0f / (2.0f + t) * p;
-}
-
 // sqrt(softplus(logit)) over e^reference, with softplus(logit) = max(logit, 0) + log(1 +
 // e^-|logit|).
 inline f32v relative_sqrt_softplus(f32v logit, f32v reference) {
