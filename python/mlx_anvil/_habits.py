@@ -299,6 +299,23 @@ _MLA |= {
     "return_softmax_lse": "return_lse=True",
 }
 
+_SELECTIVE_SCAN = {
+    # mamba-ssm
+    "u": "x",
+    "delta": "dt",
+    "delta_bias": "add it to dt.",
+    "dt_bias": "add it to dt.",
+    "delta_softplus": "dt_softplus",
+    "return_last_state": "the last state is always returned, so leave it out.",
+    # mamba.py, Transformers, mlx-lm
+    "initial_state": "state",
+    "ssm_state": "state",
+    "hidden_states": "x",
+    "A_log": "A=-mx.exp(A_log)",
+    "gate": "z",
+    "mask": "give the valid steps of each batch as lengths.",
+}
+
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "mla_decode": _MLA | _STREAM,
@@ -330,6 +347,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "quantized_argmax": _QUANTIZED | _STREAM | {"keepdims": _NO_NEED, "axis": _NO_NEED},
     "quantized_topk": _QUANTIZED | _TOP_K | _STREAM,
     "quantized_experts": _QUANTIZED | _SWIGLU | _EXPERTS | _ACTIVATION | _STREAM,
+    "selective_scan": _SELECTIVE_SCAN | _STREAM,
     "softmax_topk": _ROUTER | _TOP_K | _STREAM,
     "moe_permute": _PERMUTED | _STREAM,
     "moe_combine": {**_PERMUTED, **_STREAM, "x": "y", "input": "y", "hidden_states": "y", "permuted_tokens": "y"},

@@ -57,6 +57,9 @@ CALLS |= {
     "kv_append": partial(
         mlx_anvil.kv_append, KV_CACHE, KV_CACHE, rows(1, 2, 3, 64), rows(1, 2, 3, 64), offset=1, kv_bits=4
     ),
+    "selective_scan": partial(
+        mlx_anvil.selective_scan, rows(1, 3, 4), rows(1, 3, 4), rows(4, 2), rows(1, 3, 2), rows(1, 3, 2)
+    ),
     "softmax_topk": partial(mlx_anvil.softmax_topk, rows(2, 8), k=2),
     "moe_permute": partial(mlx_anvil.moe_permute, rows(2, 8), mx.array([[1], [0]]), num_experts=4),
     "moe_combine": partial(mlx_anvil.moe_combine, rows(2, 8), rows(2, 1), mx.array([1, 0])),
@@ -79,6 +82,7 @@ BOOLS = {
     "norm": False,
     "sorted": False,
     "sorted_indices": True,
+    "dt_softplus": True,
 }
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "gelu", "dtype": mx.float32, "stream": mx.cpu}
 OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine", "rope": {"dims": 4}}
@@ -88,6 +92,7 @@ ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correcti
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
 ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
 ARRAYS |= {"starts", "block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope"}
+ARRAYS |= {"dt", "A", "B", "C", "D", "z", "state"}
 ARRAYS_K = {("flash_attention", "k"), ("kv_append", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
 
 

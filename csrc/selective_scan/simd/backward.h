@@ -176,7 +176,7 @@ class ScanBackwardBlock {
       const Channels s = load_block_of(m_.s + i * kBlockChannels);
       Channels d_z;
       for (int v = 0; v < kVectors; ++v) {
-        const Silu gate = silu_with_derivative<kAccuracyOf<T>>(z.of[v]);
+        const Silu gate = silu_with_derivative<Accuracy::kFloat32>(z.of[v]);
         d_z.of[v] = d_s.of[v] * s.of[v] * gate.derivative;
         d_s.of[v] *= gate.value;
       }

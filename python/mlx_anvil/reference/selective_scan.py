@@ -1,7 +1,6 @@
 """selective_scan: its definition in MLX ops, and its entries in the registry."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -59,7 +58,7 @@ def _inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
 
 
 def _inputs_of_models(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
-    batch, steps, channels, states = shape
+    batch, steps, channels, _ = shape
     x, dt, *rest = _inputs(shape, dtype)
     d = mx.random.normal((channels,)).astype(dtype)
     z = mx.random.normal((batch, steps, channels)).astype(dtype)
@@ -71,16 +70,14 @@ def _inputs_with_state(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array
     return [*_inputs(shape, dtype), mx.random.normal((batch, channels, states)).astype(dtype)]
 
 
-def _results(scan: Callable[..., tuple[mx.array, mx.array]], **options: Any) -> Callable[..., mx.array]:
-    return lambda *arrays: scan(*arrays, **options)[0]
-
-
-def _both_results(scan: Callable[..., tuple[mx.array, mx.array]]) -> Callable[..., mx.array]:
+def _both_results(
+    scan: Callable[..., tuple[mx.array, mx.array]], names: tuple[str, ...], **fixed: Any
+) -> Callable[..., mx.array]:
     """y and the state, as one array that depends on both."""
 
     def function(*arrays: mx.array, **options: Any) -> mx.array:
-        y, state = scan(*arrays[:5], state=arrays[5], **options)
-        return (y + mx.mean(state, axis=-1)[:, None]).astype(y.dtype)
+        y, state = scan(**dict(zip(names, arrays, strict=True)), **fixed, **options)
+        return y + mx.expand_dims(mx.sum(state, axis=-1), 1).astype(y.dtype)
 
     return function
 
@@ -100,33 +97,29 @@ _ROWS = ("x", "dt", "A", "B", "C")
 
 def _spec(
     variant: str,
-    function: Callable[..., Callable[..., mx.array]],
     make_inputs: Callable[[tuple[int, ...], mx.Dtype], list[mx.array]],
-    arguments: tuple[str, ...],
+    names: tuple[str, ...],
     shapes: tuple[tuple[int, ...], ...],
+    **options: Any,
 ) -> OpSpec:
     return OpSpec(
         name="selective_scan",
         variant=variant,
-        function=function(_ext.selective_scan),
-        reference=function(selective_scan),
+        function=_both_results(_ext.selective_scan, names, **options),
+        reference=_both_results(selective_scan, names, **options),
         make_inputs=make_inputs,
-        arguments=arguments,
-        operands=arguments,
+        arguments=names,
+        operands=_ROWS,
         contract_shapes=_SHAPES,
         check_shapes=shapes,
         special_values=(0.0, -0.0),
     )
 
 
+_MODEL = (1, 64, 2048, 16)
+
 SPECS = (
-    _spec("", _results, _inputs, _ROWS, ((2, 13, 21, 5), (1, 64, 2048, 16))),
-    _spec(
-        "models",
-        partial(_results, dt_softplus=True),
-        _inputs_of_models,
-        (*_ROWS, "D", "z"),
-        ((1, 9, 17, 16), (1, 64, 2048, 16)),
-    ),
-    _spec("state", _both_results, _inputs_with_state, (*_ROWS, "state"), ((3, 4, 19, 7), (1, 1, 2048, 16))),
+    _spec("", _inputs, _ROWS, ((2, 13, 21, 5), _MODEL)),
+    _spec("models", _inputs_of_models, (*_ROWS, "D", "z"), ((1, 9, 17, 16), _MODEL), dt_softplus=True),
+    _spec("state", _inputs_with_state, (*_ROWS, "state"), ((3, 4, 19, 7), (1, 1, 2048, 16))),
 )
