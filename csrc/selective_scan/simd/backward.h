@@ -147,6 +147,8 @@ class ScanBackwardBlock {
   // Returns the sum before the gate. `decays` may be null.
   Channels step_forward(
       int64_t t, float* b, float* c, const float* from, float* to, float* decays) {
+    const int64_t next = t + kStepsAhead < args_.sizes.steps ? t + kStepsAhead : t;
+    prefetch_step<T>(args_, batch_, next, first_);
     now_.read(args_, batch_, t, first_);
     read_states<T>(args_.b, batch_, t, states_, b);
     read_states<T>(args_.c, batch_, t, states_, c);
@@ -168,7 +170,12 @@ class ScanBackwardBlock {
 
   // Step t, which is step i of its chunk.
   void step_back(int64_t t, int64_t i) {
-    const int64_t channels = args_.sizes.channels;
+    const int64_t channels = args_.sizes.channels, next = t >= kStepsAhead ? t - kStepsAhead : t;
+    prefetch_step<T>(args_, batch_, next, first_);
+    prefetch_channels<T>(args_.d_y, batch_, next, first_);
+    for (void* const result : {args_.d_x, args_.d_dt, args_.d_z}) {
+      prefetch_channels<T>({result, args_.sizes.steps * channels, channels}, batch_, next, first_);
+    }
     now_.read(args_, batch_, t, first_);
     Channels d_s = load_channels(row_of<T>(args_.d_y, batch_, t), first_, channels);
     if (args_.z.data) {

@@ -98,18 +98,32 @@ struct ScanStep {
   Channels x, given, step;  // `given` is dt
 
   void read(const ScanArgs& args, int64_t batch, int64_t t, int64_t first) {
-    constexpr int64_t kAhead = 4;
-    const int64_t next = t + kAhead < args.sizes.steps ? t + kAhead : t;
-    prefetch_row(row_of<T>(args.x, batch, next) + first);
-    prefetch_row(row_of<T>(args.dt, batch, next) + first);
     x = load_channels(row_of<T>(args.x, batch, t), first, args.sizes.channels);
     given = load_channels(row_of<T>(args.dt, batch, t), first, args.sizes.channels);
     step = args.softplus ? per_vector([&](int v) { return softplus(given.of[v]); }) : given;
   }
-
- private:
-  static void prefetch_row(const T* row) { __builtin_prefetch(row, 0, 3); }
 };
+
+// Rows are far apart, so that no hardware prefetcher follows a block from step to step. Prefetches
+// the block's part of the row of a later step.
+inline constexpr int64_t kStepsAhead = 8;
+inline constexpr int kToSecondLevel = 2;  // rows whose length is a power of two share few sets of L1
+template <class T>
+inline void prefetch_channels(const ScanRows& rows, int64_t batch, int64_t t, int64_t first) {
+  if (rows.data) {
+    const char* const from = reinterpret_cast<const char*>(row_of<T>(rows, batch, t) + first);
+    for (int64_t byte = 0; byte < kBlockChannels * static_cast<int64_t>(sizeof(T)); byte += 64) {
+      __builtin_prefetch(from + byte, 0, kToSecondLevel);
+    }
+  }
+}
+
+template <class T>
+inline void prefetch_step(const ScanArgs& args, int64_t batch, int64_t t, int64_t first) {
+  for (const ScanRows* rows : {&args.x, &args.dt, &args.z}) {
+    prefetch_channels<T>(*rows, batch, t, first);
+  }
+}
 
 // B or C of one step, as float32, padded to whole vectors.
 template <class T>

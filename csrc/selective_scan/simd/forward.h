@@ -34,8 +34,13 @@ void scan_forward(const ScanForwardArgs& args, int64_t batch, int64_t block, voi
   const Channels d = args.d ? load_channels(args.d, first, channels) : Channels{};
 
   T* out = static_cast<T*>(args.y) + batch * steps * channels;
+  const ScanRows results = {args.y, steps * channels, channels};
   ScanStep<T> now;
   for (int64_t t = 0; t < length; ++t, out += channels) {
+    if (t + kStepsAhead < length) {
+      prefetch_step<T>(args, batch, t + kStepsAhead, first);
+      prefetch_channels<T>(results, batch, t + kStepsAhead, first);
+    }
     now.read(args, batch, t, first);
     read_states<T>(args.b, batch, t, states, b);
     read_states<T>(args.c, batch, t, states, c);
