@@ -46,6 +46,7 @@ from mlx_anvil._ext import (  # noqa: E402
     rope,
     rope_and_cache,
     rope_qk,
+    sigmoid_gate,
     silu_gate,
     softmax_topk,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "rope",
     "rope_and_cache",
     "rope_qk",
+    "sigmoid_gate",
     "silu_gate",
     "simulate",
     "softmax_topk",

@@ -85,6 +85,8 @@ _GATE = {
     "y": "up",
 }
 
+_OUTPUT_GATE = {"a": "x", "input": "x", "hidden_states": "x", "attn_output": "x", "g": "gate", "z": "gate"}
+
 _NORM = {
     "input": "x",
     "hidden_states": "x",
@@ -304,6 +306,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "mla_decode": _MLA | _STREAM,
     "silu_gate": _GATE | _STREAM,
     "gated": _GATE | _ACTIVATION | _STREAM,
+    "sigmoid_gate": _OUTPUT_GATE | _STREAM,
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},
     "layer_norm": {**_NORM, **_STREAM, "B": "bias", "beta": "bias"},
     "rope": _ROPE | _STREAM,

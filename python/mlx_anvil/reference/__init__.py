@@ -22,6 +22,7 @@ from mlx_anvil.reference.quantized_embedding import quantized_embedding
 from mlx_anvil.reference.quantized_head import quantized_argmax, quantized_topk
 from mlx_anvil.reference.quantized_matmul import quantized_matmul, quantized_swiglu
 from mlx_anvil.reference.rope import rope, rope_and_cache
+from mlx_anvil.reference.sigmoid_gate import sigmoid_gate
 from mlx_anvil.reference.silu_gate import silu_gate
 from mlx_anvil.reference.softmax_topk import softmax_topk
 
@@ -47,6 +48,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_and_cache",
+    "sigmoid_gate",
     "silu_gate",
     "softmax_topk",
 ]
