@@ -26,6 +26,7 @@ from mlx_anvil import _calls, _cuda, _ext, _tuning, lm, nn, reference  # noqa: E
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     AttentionPlan,
+    causal_conv1d,
     flash_attention,
     gated,
     gather_matmul,
@@ -66,6 +67,7 @@ __all__ = [
     "Tree",
     "__version__",
     "attention_plan",
+    "causal_conv1d",
     "composed",
     "flash_attention",
     "gated",

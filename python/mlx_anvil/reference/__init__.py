@@ -10,6 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from mlx_anvil._op_spec import DTYPES, OpSpec
+from mlx_anvil.reference.causal_conv1d import causal_conv1d
 from mlx_anvil.reference.experts import quantized_experts
 from mlx_anvil.reference.flash_attention import flash_attention
 from mlx_anvil.reference.gated import gated
@@ -30,6 +31,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "OpSpec",
+    "causal_conv1d",
     "flash_attention",
     "gated",
     "gather_matmul",
