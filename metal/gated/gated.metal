@@ -20,6 +20,8 @@
 
 // ---- kernels
 
+#include "metal/gated/instantiate.h"
+
 MLX_ANVIL_GATE_KERNELS(gated_silu, SiluActivation)
 MLX_ANVIL_GATE_KERNELS(gated_gelu, GeluActivation)
 MLX_ANVIL_GATE_KERNELS(gated_gelu_tanh, GeluTanhActivation)

@@ -15,4 +15,6 @@
 
 // ---- kernels
 
+#include "metal/gated/instantiate.h"
+
 MLX_ANVIL_GATE_KERNELS(sigmoid_gate, SigmoidActivation)

@@ -23,12 +23,9 @@ def every_kernel() -> Iterator[Call]:
 
 
 def of_models() -> Iterator[Call]:
+    """The output gate of attention in Qwen3-Next: queries and gates are the halves of one product."""
     for dtype in MODEL_DTYPES:
         whole = [mx.zeros((8, WIDTH), dtype) for _ in range(3)]
-        halves = mx.split(mx.zeros((8, 2 * WIDTH), dtype), 2, axis=-1)  # gate and up of one product: Phi 3
-        for gate, up in (whole[:2], halves):
-            yield partial(mlx_anvil.sigmoid_gate, gate, up)
-            yield partial(mx.vjp, mlx_anvil.sigmoid_gate, [gate, up], whole[2:])
-    x = mx.zeros((8, WIDTH))  # in float32 in some models, whatever their weights are
-    yield partial(mlx_anvil.sigmoid_gate, x, x)
-    yield partial(mx.vjp, mlx_anvil.sigmoid_gate, [x, x], [x])
+        for x, gate in (whole[:2], mx.split(mx.zeros((8, 2 * WIDTH), dtype), 2, axis=-1)):
+            yield partial(mlx_anvil.sigmoid_gate, x, gate)
+            yield partial(mx.vjp, mlx_anvil.sigmoid_gate, [x, gate], whole[2:])
