@@ -58,6 +58,7 @@ class CausalConv1dBackward : public ConvPrimitive {
     args.d_state = data(to.d_state);
     args.d_weight = data(to.d_weight);
     args.d_bias = data(to.d_bias);
+    args.stream_d_x = to.d_x->size() > 0 && streams_rows(*to.d_x, 3);
     dispatch_cpu("backward", inputs, outputs, [args] { conv_backward_cpu(args); });
   }
 

@@ -13,10 +13,11 @@ namespace mlx_anvil {
 
 namespace {
 
-constexpr int64_t kGrain = 32768;      // minimum elements per thread, as for the norms
-constexpr int64_t kChunk = 512;        // channels of a piece, whose weights stay in the L1 cache
-constexpr int64_t kForwardRows = 32;   // of a tile
-constexpr int64_t kBackwardRows = 64;  // of a tile, which computes width - 1 outputs twice
+constexpr int64_t kGrain = 32768;  // minimum elements per thread, as for the norms
+constexpr int64_t kChunk = 512;    // channels of a piece, whose weights stay in the L1 cache
+// Rows of a tile. Rows of a power of two lie in the same sets of the caches, which hold few.
+constexpr int64_t kTileRows = 8;
+constexpr int64_t kRowsOfSum = 256;  // are added up without compensation
 constexpr int64_t kMostRunsOfGroup = 64;
 
 // A call as pieces. They do not depend on the number of threads, so neither do sums over them.
@@ -25,8 +26,8 @@ struct Pieces {
   int64_t runs_per_group, tiles_per_run, tiles_per_group;
   int64_t chunks, count;
 
-  Pieces(const ConvProblem& problem, int64_t rows, int64_t most_rows, int64_t most_runs)
-      : tile_rows(std::clamp<int64_t>(rows, 1, most_rows)),
+  Pieces(const ConvProblem& problem, int64_t rows, int64_t most_runs)
+      : tile_rows(std::clamp<int64_t>(rows, 1, kTileRows)),
         tiles_per_batch(std::max<int64_t>(1, ceil_div(rows, tile_rows))),
         tiles_per_group(problem.batch_per_group() * tiles_per_batch),
         chunks(ceil_div(problem.channels, kChunk)) {
@@ -67,7 +68,7 @@ int64_t floats_of_chunk(const ConvProblem& problem) {
 
 void conv_forward_cpu(const ConvForwardArgs& args) {
   const ConvProblem& problem = args.of;
-  const Pieces pieces(problem, problem.length, kForwardRows, problem.batch * problem.length + 1);
+  const Pieces pieces(problem, problem.length, problem.batch * problem.length + 1);
   const auto widen = conv_vector_kernels()[problem].widen;
   const ConvForwardKernel kernel = conv_forward_kernels()[problem];
   parallel_for(pieces.count, pieces.grain(problem), [&](int64_t begin, int64_t end) {
@@ -83,30 +84,44 @@ void conv_forward_cpu(const ConvForwardArgs& args) {
 
 void conv_backward_cpu(const ConvBackwardArgs& args) {
   const ConvProblem& problem = args.of;
-  const Pieces pieces(problem, problem.length + problem.width - 1, kBackwardRows, kMostRunsOfGroup);
+  const Pieces pieces(problem, problem.length + problem.width - 1, kMostRunsOfGroup);
   const ConvVectorKernels& vectors = conv_vector_kernels()[problem];
   const ConvBackwardKernel kernel = conv_backward_kernels()[problem];
   const int64_t per_channel = problem.width + 1, of_chunk = floats_of_chunk(problem);
   const int64_t of_run = round_up(problem.channels, conv_vector_kernels().block) * per_channel;
   const bool has_sums = args.d_weight != nullptr;
   const AlignedFloats parts(has_sums ? problem.groups * pieces.runs_per_group * of_run : 0);
+
+  // Sums of few rows at a time, which are added with compensation: the error does not grow with the
+  // number of rows.
+  const auto add_up = [&](ConvPiece piece, float* scratch, float* sums) {
+    float *const weights = scratch, *const carry = weights + of_chunk;
+    float *const few = carry + of_chunk, *const lost = few + of_chunk;
+    const int64_t count =
+        round_up(piece.last_channel - piece.first_channel, conv_vector_kernels().block) *
+        per_channel;
+    std::fill_n(sums, count, 0.0f);
+    std::fill_n(lost, count, 0.0f);
+    const int64_t last = piece.last_tile, step = kRowsOfSum / kTileRows;
+    for (; piece.first_tile < last; piece.first_tile = piece.last_tile, piece.continues = true) {
+      piece.last_tile = std::min(piece.first_tile + step, last);
+      std::fill_n(few, count, 0.0f);
+      kernel(args, piece, weights, few, carry);
+      add_compensated(few, count, sums, lost);
+    }
+  };
   parallel_for(pieces.count, pieces.grain(problem), [&](int64_t begin, int64_t end) {
-    auto* const weights =
-        static_cast<float*>(thread_scratch(2 * of_chunk * int64_t{sizeof(float)}));
-    float* const lost = has_sums ? weights + of_chunk : nullptr;
+    auto* const scratch =
+        static_cast<float*>(thread_scratch(4 * of_chunk * int64_t{sizeof(float)}));
     for (int64_t i = begin; i < end; ++i) {
       const ConvPiece piece = pieces(i, problem.channels);
-      float* const sums =
-          has_sums ? parts.get() + pieces.run(i) * of_run + piece.first_channel * per_channel
-                   : nullptr;
+      vectors.widen(problem, pieces.group(i), piece.first_channel, piece.last_channel, scratch);
       if (has_sums) {
-        const int64_t channels =
-            round_up(piece.last_channel - piece.first_channel, conv_vector_kernels().block);
-        std::fill_n(sums, channels * per_channel, 0.0f);
-        std::fill_n(lost, channels * per_channel, 0.0f);
+        add_up(piece, scratch,
+               parts.get() + pieces.run(i) * of_run + piece.first_channel * per_channel);
+      } else {
+        kernel(args, piece, scratch, nullptr, scratch + of_chunk);
       }
-      vectors.widen(problem, pieces.group(i), piece.first_channel, piece.last_channel, weights);
-      kernel(args, piece, weights, sums, lost);
     }
   });
   if (has_sums) {

@@ -52,6 +52,7 @@ struct ConvBackwardArgs {
   void* d_state;   // null if there is no state
   void* d_weight;  // null if no sums are wanted
   void* d_bias;    // null if there is no bias, or no sums are wanted
+  bool stream_d_x;  // use streaming stores
 };
 
 }  // namespace mlx_anvil

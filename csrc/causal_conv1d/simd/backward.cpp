@@ -2,6 +2,7 @@
 // the rows that an output is of, and the gradients of the convolution that a row has a part in. The
 // convolution before the activation is computed again.
 #include "causal_conv1d/simd/rows.h"
+#include "common/simd/prefetch.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -20,52 +21,66 @@ class Backward {
         valid_(valid_length(args.of, batch)),
         d_x_(static_cast<T*>(args.d_x) + batch * args.of.length * channels_),
         d_state_(args.d_state ? static_cast<T*>(args.d_state) + batch * (kWidth - 1) * channels_
-                              : nullptr) {}
+                              : nullptr),
+        streams_(args.stream_d_x) {}
 
   // Gradients of rows [begin, end), for a block of channels. Its sums are over the outputs of the
-  // same numbers.
+  // same numbers. `carry` has the newest d_sums before `begin` if `continues`; else they are
+  // computed first.
   template <bool kRest>
-  void block(int64_t begin,
-             int64_t end,
-             int64_t channel,
-             int64_t count,
-             const Taps<kWidth>& taps,
-             float* sums,
-             float* lost) const {
-    const int64_t first = begin < kWidth - 1 ? 0 : begin - (kWidth - 1);
-    Block window[kWidth], d_sums[kWidth] = {};  // d_sums[w] is of output t - w
+  MLX_ANVIL_UNROLLED void block(int64_t begin,
+                                int64_t end,
+                                bool continues,
+                                int64_t channel,
+                                int64_t count,
+                                const Taps<kWidth>& taps,
+                                float* sums,
+                                float* carry) const {
+    const int64_t first = continues ? begin : begin < kWidth - 1 ? 0 : begin - (kWidth - 1);
+    Block window[kWidth], d_sums[kWidth];  // d_sums[w] is of output t - (kWidth - 1 - w)
     Block own[kSums ? kWidth + 1 : 1] = {};
-    for (int w = 0; w + 1 < kWidth; ++w) {
-      window[w] = rows_.template load<kRest>(first + w, channel, count);
-    }
+    rows_.template fill<kRest>(window, first, channel, count);
+    unroll<kWidth - 1>([&](auto w) __attribute__((always_inline)) {
+      d_sums[w.value + 1] = continues ? load_block(carry + w.value * kBlock) : Block{};
+    });
+    const T* x = rows_.x + first * rows_.x_stride + channel;
+    const T* d_y = d_y_ + first * d_y_stride_ + channel;
     for (int64_t t = first; t < end; ++t) {
-      Block d_sum = {};
+      slide(d_sums);
+      d_sums[kWidth - 1] = Block{};
       if (t < valid_) {
-        window[kWidth - 1] = load_columns<kRest>(rows_.x + t * rows_.x_stride + channel, count);
-        d_sum = load_columns<kRest>(d_y_ + t * d_y_stride_ + channel, count);
+        window[kWidth - 1] = load_columns<kRest>(x, count);
+        Block d_sum = load_columns<kRest>(d_y, count);
+        prefetch_block(x + (end - begin) * rows_.x_stride);
+        prefetch_block(d_y + (end - begin) * d_y_stride_);
         if constexpr (kSilu) {
           d_sum = d_sum * slope(taps.sum(window));
         }
-        if (kSums && t >= begin) {
-          for (int w = 0; w < kWidth; ++w) {
-            own[w] = own[w] + d_sum * window[w];
+        if constexpr (kSums) {
+          if (t >= begin) {
+            unroll<kWidth>([&](auto w) __attribute__((always_inline)) {
+              own[w.value] = own[w.value] + d_sum * window[w.value];
+            });
+            own[kWidth] = own[kWidth] + d_sum;
           }
-          own[kWidth] = own[kWidth] + d_sum;
         }
+        d_sums[kWidth - 1] = d_sum;
         slide(window);
+        x += rows_.x_stride;
+        d_y += d_y_stride_;
       }
-      for (int w = kWidth - 1; w > 0; --w) {
-        d_sums[w] = d_sums[w - 1];
-      }
-      d_sums[0] = d_sum;
       if (t >= begin) {
         store<kRest>(t, channel, count, taps, d_sums);
       }
     }
+    unroll<kWidth - 1>([&](auto w) __attribute__((always_inline)) {
+      store_block<false>(carry + w.value * kBlock, d_sums[w.value + 1]);
+    });
     if constexpr (kSums) {
-      for (int w = 0; w <= kWidth; ++w) {
-        add(own[w], sums + w * kBlock, lost + w * kBlock);
-      }
+      unroll<kWidth + 1>([&](auto w) __attribute__((always_inline)) {
+        float* const sum = sums + w.value * kBlock;
+        store_block<false>(sum, load_block(sum) + own[w.value]);
+      });
     }
   }
 
@@ -77,11 +92,11 @@ class Backward {
 
   // Stores the gradient of row t: that of the outputs it has a part in, and of the new state.
   template <bool kRest>
-  void store(int64_t t,
-             int64_t channel,
-             int64_t count,
-             const Taps<kWidth>& taps,
-             const Block (&d_sums)[kWidth]) const {
+  MLX_ANVIL_UNROLLED void store(int64_t t,
+                                int64_t channel,
+                                int64_t count,
+                                const Taps<kWidth>& taps,
+                                const Block (&d_sums)[kWidth]) const {
     T* const row = t >= kWidth - 1 ? d_x_ + (t - (kWidth - 1)) * channels_
                    : d_state_      ? d_state_ + t * channels_
                                    : nullptr;
@@ -90,23 +105,20 @@ class Backward {
     }
     Block total = {};
     if (t < valid_ + kWidth - 1) {  // rows past the end are never read
-      total = d_sums[0] * taps.of[0];
-      for (int w = 1; w < kWidth; ++w) {
-        total = total + d_sums[w] * taps.of[w];
-      }
+      total = d_sums[kWidth - 1] * taps.of[0];
+      unroll<kWidth - 1>([&](auto w) __attribute__((always_inline)) {
+        total = total + d_sums[kWidth - 2 - w.value] * taps.of[w.value + 1];
+      });
       if (t >= valid_) {
         total = total + load_columns<kRest>(
                             d_new_state_ + (t - valid_) * d_new_state_stride_ + channel, count);
       }
     }
-    store_columns<kRest>(row + channel, count, total);
-  }
-
-  // sums += x, with compensation.
-  static void add(Block x, float* sums, float* lost) {
-    const Block sum = load_block(sums), more = x - load_block(lost), total = sum + more;
-    store_block<false>(lost, (total - sum) - more);
-    store_block<false>(sums, total);
+    if (!kRest && streams_ && t >= kWidth - 1) {
+      store_block<true>(row + channel, total);
+    } else {
+      store_columns<kRest>(row + channel, count, total);
+    }
   }
 
   const BatchRows<T, kWidth> rows_;
@@ -114,6 +126,7 @@ class Backward {
   const int64_t d_y_stride_, d_new_state_stride_, channels_, valid_;
   T* const d_x_;
   T* const d_state_;
+  const bool streams_;
 };
 
 template <class T, int kWidth, bool kSilu, bool kSums>
@@ -121,18 +134,23 @@ void backward(const ConvBackwardArgs& args,
               const ConvPiece& piece,
               const float* weights,
               float* sums,
-              float* lost) {
+              float* carry) {
   const int64_t rows = args.of.length + kWidth - 1;
   for (int64_t tile = piece.first_tile; tile < piece.last_tile; ++tile) {
     const Backward<T, kWidth, kSilu, kSums> of_batch(args, tile / piece.tiles_per_batch);
     const int64_t begin = tile % piece.tiles_per_batch * piece.tile_rows;
     const int64_t end = begin + piece.tile_rows < rows ? begin + piece.tile_rows : rows;
+    const bool continues = begin > 0 && (tile > piece.first_tile || piece.continues);
     for_each_block(piece.first_channel, piece.last_channel, [&](int64_t channel, auto rest) {
-      const int64_t at = (channel - piece.first_channel) * (kWidth + 1);
-      of_batch.template block<rest()>(begin, end, channel, piece.last_channel - channel,
-                                      Taps<kWidth>(weights + at), kSums ? sums + at : nullptr,
-                                      kSums ? lost + at : nullptr);
+      const int64_t at = channel - piece.first_channel;
+      of_batch.template block<rest()>(begin, end, continues, channel, piece.last_channel - channel,
+                                      Taps<kWidth>(weights + at * (kWidth + 1)),
+                                      kSums ? sums + at * (kWidth + 1) : nullptr,
+                                      carry + at * (kWidth - 1));
     });
+  }
+  if (args.stream_d_x) {
+    finish_streaming();
   }
 }
 
@@ -142,10 +160,10 @@ struct BackwardOf {
                      const ConvPiece& piece,
                      const float* weights,
                      float* sums,
-                     float* lost) {
+                     float* carry) {
     with_constant(args.of.silu, [&](auto silu) {
       with_constant(sums != nullptr, [&](auto has_sums) {
-        backward<T, kWidth, silu(), has_sums()>(args, piece, weights, sums, lost);
+        backward<T, kWidth, silu(), has_sums()>(args, piece, weights, sums, carry);
       });
     });
   }

@@ -11,10 +11,10 @@ template <class T, int kWidth, bool kSilu>
 class Forward {
  public:
   Forward(const ConvForwardArgs& args, int64_t batch)
-      : args_(args),
-        rows_(args.of, batch),
+      : rows_(args.of, batch),
         channels_(args.of.channels),
         valid_(valid_length(args.of, batch)),
+        streams_(args.stream_outputs),
         y_(static_cast<T*>(args.y) + batch * args.of.length * channels_),
         new_state_(static_cast<T*>(args.new_state) + batch * (kWidth - 1) * channels_) {}
 
@@ -22,23 +22,25 @@ class Forward {
   void convolve(
       int64_t begin, int64_t end, int64_t first, int64_t last, const float* weights) const {
     const int64_t valid = end < valid_ ? end : valid_ < begin ? begin : valid_;
-    for_each_block(first, last, [&](int64_t channel, auto rest) {
+    for_each_block(first, last, [=, this](int64_t channel, auto rest) {
       const Taps<kWidth> taps(weights + (channel - first) * (kWidth + 1));
-      const int64_t count = last - channel;
+      const int64_t count = last - channel, x_stride = rows_.x_stride;
       Block window[kWidth];
-      for (int w = 0; w + 1 < kWidth; ++w) {
-        window[w] = rows_.template load<rest()>(begin + w, channel, count);
-      }
+      rows_.template fill<rest()>(window, begin, channel, count);
+      const T* from = rows_.x + begin * x_stride + channel;
+      T* to = y_ + begin * channels_ + channel;
       for (int64_t t = begin; t < valid; ++t) {
-        const T* const from = rows_.x + t * rows_.x_stride + channel;
         window[kWidth - 1] = load_columns<rest()>(from, count);
-        prefetch_block(from + (end - begin) * rows_.x_stride);
+        prefetch_block(from + (end - begin) * x_stride);
         const Block sum = taps.sum(window);
-        store<rest()>(t, channel, count, kSilu ? silu<T>(sum) : sum);
+        store<rest()>(to, count, kSilu ? silu<T>(sum) : sum);
         slide(window);
+        from += x_stride;
+        to += channels_;
       }
       for (int64_t t = valid; t < end; ++t) {
-        store<rest()>(t, channel, count, Block{});
+        store<rest()>(to, count, Block{});
+        to += channels_;
       }
     });
   }
@@ -58,18 +60,17 @@ class Forward {
 
  private:
   template <bool kRest>
-  void store(int64_t t, int64_t channel, int64_t count, Block y) const {
-    T* const to = y_ + t * channels_ + channel;
-    if (!kRest && args_.stream_outputs) {
+  void store(T* to, int64_t count, Block y) const {
+    if (!kRest && streams_) {
       store_block<true>(to, y);
     } else {
       store_columns<kRest>(to, count, y);
     }
   }
 
-  const ConvForwardArgs& args_;
   const BatchRows<T, kWidth> rows_;
   const int64_t channels_, valid_;
+  const bool streams_;
   T* const y_;
   T* const new_state_;
 };

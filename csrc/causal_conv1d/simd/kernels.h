@@ -12,6 +12,7 @@ namespace mlx_anvil {
 struct ConvPiece {
   int64_t first_tile, last_tile, tiles_per_batch, tile_rows;
   int64_t first_channel, last_channel;
+  bool continues;  // the call before was of the same channels, up to the first tile
 };
 
 // Weights in the order of the kernels, in float32: for each block of channels, a block per tap and
@@ -26,13 +27,13 @@ using ConvForwardKernel = void (*)(const ConvForwardArgs& args,
                                    const ConvPiece& piece,
                                    const float* weights);
 
-// Adds to `sums` with compensation; `lost` has their rounding errors so far. Both are null if no
-// sums are wanted.
+// Adds to `sums`, which is null if no sums are wanted. `carry` has width - 1 numbers per channel,
+// which a call leaves for the one that continues it.
 using ConvBackwardKernel = void (*)(const ConvBackwardArgs& args,
                                     const ConvPiece& piece,
                                     const float* weights,
                                     float* sums,
-                                    float* lost);
+                                    float* carry);
 
 template <class Kernel>
 struct ConvTable {

@@ -4,6 +4,7 @@
 
 #include "causal_conv1d/simd/kernels.h"
 #include "common/simd/blocks.h"
+#include "common/simd/unroll.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
@@ -51,10 +52,16 @@ struct BatchRows {
                            : nullptr;
   }
 
+  // Fills all of a window but its newest row: rows u to u + kWidth - 2.
   template <bool kRest>
-  Block load(int64_t u, int64_t channel, int64_t count) const {
-    const T* const from = row(u);
-    return from ? load_columns<kRest>(from + channel, count) : Block{};
+  MLX_ANVIL_UNROLLED void fill(Block (&window)[kWidth],
+                               int64_t u,
+                               int64_t channel,
+                               int64_t count) const {
+    unroll<kWidth - 1>([&](auto w) __attribute__((always_inline)) {
+      const T* const from = row(u + w.value);
+      window[w.value] = from ? load_columns<kRest>(from + channel, count) : Block{};
+    });
   }
 };
 
@@ -64,29 +71,28 @@ struct Taps {
   Block of[kWidth];
   Block bias;
 
-  explicit Taps(const float* weights) {
-    for (int w = 0; w < kWidth; ++w) {
-      of[w] = load_block(weights + w * kBlock);
-    }
+  MLX_ANVIL_UNROLLED explicit Taps(const float* weights) {
+    unroll<kWidth>([&](auto w) __attribute__((always_inline)) {
+      of[w.value] = load_block(weights + w.value * kBlock);
+    });
     bias = load_block(weights + kWidth * kBlock);
   }
 
   // The convolution before the activation.
-  Block sum(const Block (&window)[kWidth]) const {
+  MLX_ANVIL_UNROLLED Block sum(const Block (&window)[kWidth]) const {
     Block total = bias;
-    for (int w = 0; w < kWidth; ++w) {
-      total = total + window[w] * of[w];
-    }
+    unroll<kWidth>([&](auto w) __attribute__((always_inline)) {
+      total = total + window[w.value] * of[w.value];
+    });
     return total;
   }
 };
 
 // Drops the first row of a window.
 template <int kWidth>
-inline void slide(Block (&window)[kWidth]) {
-  for (int w = 0; w + 1 < kWidth; ++w) {
-    window[w] = window[w + 1];
-  }
+MLX_ANVIL_UNROLLED void slide(Block (&window)[kWidth]) {
+  unroll<kWidth - 1>([&](auto w)
+                         __attribute__((always_inline)) { window[w.value] = window[w.value + 1]; });
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
