@@ -4,8 +4,9 @@ PyTorch.
     python bench/causal_conv1d.py
 
 writes bench/results/causal_conv1d_cpu.json. Rows are a decode step (1 x 1 x 8192) and a prompt (1 x 4096 x 8192, or
---length), of width 4 with SiLU and a state. A gradient is that of x, weight and state, with as much of the forward
-pass as it needs; PyTorch's has all of it. Figures are of interleaved rounds in one process, on two threads (or as many as OMP_NUM_THREADS says), with reused memory.
+--length), of width 4 with SiLU and a state. A gradient is that of x, weight and state, with as much of the forward pass
+as it needs; PyTorch's has all of it. Figures are of interleaved rounds in one process, on two threads (or as many as
+OMP_NUM_THREADS says), with reused memory.
 
 PyTorch gets x as [batch, channels, time], the layout of its own convolution.
 """
