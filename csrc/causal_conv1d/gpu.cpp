@@ -152,8 +152,8 @@ bool can_launch_conv(const mx::array& x, const mx::Stream& stream, std::string* 
   }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   const int64_t rows = x.shape(0) * (int64_t{x.shape(1)} + 16);
-  if (rows > kMost || x.shape(2) > kMost / 16) {
-    *why_not = "the kernels take at most 2^30 rows, the state's included, and 2^26 channels";
+  if (rows > kMost || x.shape(2) > kMost / 32) {
+    *why_not = "the kernels take at most 2^30 rows, the state's included, and 2^25 channels";
     return false;
   }
   return stream.device == mx::Device::cpu || can_launch(stream.device, why_not);
