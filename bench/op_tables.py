@@ -140,6 +140,21 @@ def softmax_topk(results: Results) -> str:
     return markdown(("rows", *(f"vs {base}, {direction}" for base, direction in keys)), rows)
 
 
+def both_ways(*rivals: str) -> Callable[[Results], str]:
+    """Rows with a shape and a direction, beside these contestants."""
+
+    def table(results: Results) -> str:
+        rows = []
+        for row in results["rows"]:
+            shape = " x ".join(map(str, row["shape"]))
+            others = [f"{_ratio(row['speedup'][name])}x" if name in row["speedup"] else "" for name in rivals]
+            ours = f"{row['seconds']['ours']['median'] * 1e3:.3g} ms"
+            rows.append([shape, row["op"], row["dtype"], ours, f"{row['spread']:.0%}", *others])
+        return markdown(("shape", "direction", "dtype", "ours", "spread", *(f"vs {name}" for name in rivals)), rows)
+
+    return table
+
+
 # By the name on the page: the file of its results, and what makes it.
 OP_TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "norm": ("norm_xeon", norm),
@@ -152,5 +167,10 @@ OP_TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "quantized_head": ("quantized_head_cpu", quantized_head),
     "quantized_head, Xeon": ("quantized_head_xeon", quantized_head),
     "mla_decode": ("mla_decode_cpu", mla_decode),
+    "sigmoid_gate": ("sigmoid_gate_cpu", both_ways("MLX", "MLX compiled")),
+    "causal_conv1d": (
+        "causal_conv1d_cpu",
+        both_ways("MLX conv1d", "MLX conv1d, compiled", "MLX products, compiled", "PyTorch"),
+    ),
     "softmax_topk": ("softmax_topk_cpu", softmax_topk),
 }

@@ -41,6 +41,11 @@ mx::array normal_cdf(const mx::array& x, mx::Stream s) {
 
 }  // namespace
 
+mx::array sigmoid_derivative(const mx::array& x, mx::Stream s) {
+  const Sigmoids of_x = sigmoids(x, s);
+  return mx::multiply(of_x.value, of_x.complement, s);
+}
+
 mx::array silu(const mx::array& x, mx::Stream s) {
   return mx::multiply(x, mx::sigmoid(x, s), s);
 }

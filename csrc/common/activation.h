@@ -10,6 +10,9 @@ namespace mx = mlx::core;
 mx::array silu(const mx::array& x, mx::Stream s);
 mx::array silu_derivative(const mx::array& x, mx::Stream s);
 
+// sigmoid(x) (1 - sigmoid(x)), the derivative of mx::sigmoid.
+mx::array sigmoid_derivative(const mx::array& x, mx::Stream s);
+
 // x sigmoid(slope x), and its derivative.
 mx::array sloped_silu(const mx::array& x, float slope, mx::Stream s);
 mx::array sloped_silu_derivative(const mx::array& x, float slope, mx::Stream s);

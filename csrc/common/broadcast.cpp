@@ -288,6 +288,12 @@ class Stretch : public FusedPrimitive {
   const mx::Shape shape_;
 };
 
+// [groups, rows per group, columns]
+mx::Shape by_group(const mx::array& rows, const mx::Shape& vectors) {
+  const size_t of_all = size_t(vectors[0]) * size_t(vectors[1]);
+  return {vectors[0], static_cast<int>(rows.size() / std::max<size_t>(1, of_all)), vectors[1]};
+}
+
 }  // namespace
 
 mx::array stretch(const mx::array& x, const mx::Shape& shape, mx::Stream stream) {
@@ -347,6 +353,25 @@ mx::array sum_to(const mx::array& x, const mx::Shape& shape, mx::Stream stream) 
   }
   return leading == rank ? mx::squeeze(mx::flatten(sum, stream), 0, stream)
                          : mx::flatten(sum, 0, leading, stream);
+}
+
+mx::array stretch_to_rows(const mx::array& vector, const mx::array& rows, mx::Stream stream) {
+  if (vector.ndim() == 1) {
+    return stretch_like(vector, rows, stream);
+  }
+  const mx::Shape shape = by_group(rows, vector.shape());
+  const mx::array of_group = mx::reshape(vector, {shape[0], 1, shape[2]}, stream);
+  return mx::reshape(stretch(of_group, shape, stream), rows.shape(), stream);
+}
+
+mx::array sum_rows_to(const mx::array& rows, const mx::Shape& shape, mx::Stream stream) {
+  if (shape.size() == 1) {
+    return sum_to(rows, shape, stream);
+  }
+  const mx::Shape groups = by_group(rows, shape);
+  const mx::array sum =
+      sum_to(mx::reshape(rows, groups, stream), {groups[0], 1, groups[2]}, stream);
+  return mx::reshape(sum, shape, stream);
 }
 
 }  // namespace mlx_anvil

@@ -12,6 +12,13 @@ mx::array stretch(const mx::array& x, const mx::Shape& shape, mx::Stream stream)
 // Broadcasts x to the shape of `other`. Works in shapeless graphs too.
 mx::array stretch_like(const mx::array& x, const mx::array& other, mx::Stream stream);
 
+// Broadcasts a vector [columns] to `rows` [..., columns]. With [groups, columns], each group of
+// rows has its own.
+mx::array stretch_to_rows(const mx::array& vector, const mx::array& rows, mx::Stream stream);
+
+// The gradient of that: sums rows to [columns] or [groups, columns].
+mx::array sum_rows_to(const mx::array& rows, const mx::Shape& shape, mx::Stream stream);
+
 // mx::broadcast_arrays, with sum_to() as its gradient.
 Arrays stretch_arrays(const Arrays& arrays, mx::Stream stream);
 

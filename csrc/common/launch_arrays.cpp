@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/cache_size.h"
+
 namespace mlx_anvil {
 
 namespace {
@@ -34,6 +36,13 @@ const char* dtype_name(const mx::array& x) {
 bool rows_are_vectors(std::initializer_list<const mx::array*> arrays, int vector_bytes) {
   return std::all_of(arrays.begin(), arrays.end(),
                      [=](const mx::array* x) { return is_of_vectors(*x, vector_bytes); });
+}
+
+bool streams_rows(const mx::array& out, int64_t arrays) {
+  constexpr size_t kLine = 64;
+  return reinterpret_cast<uintptr_t>(out.data<void>()) % kLine == 0 &&
+         static_cast<size_t>(out.shape(-1)) * out.itemsize() % kLine == 0 &&
+         streams_outputs(arrays * static_cast<int64_t>(out.nbytes()));
 }
 
 }  // namespace mlx_anvil

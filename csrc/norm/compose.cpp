@@ -1,7 +1,5 @@
 #include "norm/compose.h"
 
-#include <algorithm>
-
 #include "common/broadcast.h"
 
 namespace mlx_anvil {
@@ -33,15 +31,8 @@ class Formulas {
     return mx::rsqrt(add(mean(mx::square(c, s_)), mx::array(config_.eps)), s_);
   }
 
-  // Broadcasts a weight or bias to `rows`. With a [groups, columns] vector, each group of rows has
-  // its own.
   mx::array along(const mx::array& rows, const mx::array& vector) const {
-    if (vector.ndim() == 1) {
-      return stretch_like(wide(vector), rows, s_);
-    }
-    const mx::Shape shape = by_group(rows, vector);
-    const mx::array of_group = mx::reshape(wide(vector), {shape[0], 1, shape[2]}, s_);
-    return mx::reshape(stretch(of_group, shape, s_), rows.shape(), s_);
+    return stretch_to_rows(wide(vector), rows, s_);
   }
 
   mx::array weight_along(const mx::array& rows, const mx::array& weight) const {
@@ -57,23 +48,10 @@ class Formulas {
 
   // Sums rows to the shape of a weight or bias.
   mx::array sum_to(const mx::array& rows, const mx::array& vector) const {
-    if (vector.ndim() == 1) {
-      return mx::astype(mlx_anvil::sum_to(rows, vector.shape(), s_), vector.dtype(), s_);
-    }
-    const mx::Shape shape = by_group(rows, vector);
-    const mx::array sum =
-        mlx_anvil::sum_to(mx::reshape(rows, shape, s_), {shape[0], 1, shape[2]}, s_);
-    return mx::astype(mx::reshape(sum, vector.shape(), s_), vector.dtype(), s_);
+    return mx::astype(sum_rows_to(rows, vector.shape(), s_), vector.dtype(), s_);
   }
 
  private:
-  // [groups, rows per group, columns]
-  static mx::Shape by_group(const mx::array& rows, const mx::array& vector) {
-    const int columns = vector.shape(1), groups = vector.shape(0);
-    const size_t of_all = size_t(groups) * size_t(columns);
-    return {groups, static_cast<int>(rows.size() / std::max<size_t>(1, of_all)), columns};
-  }
-
   const NormConfig& config_;
   const mx::Stream s_;
 };

@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
-#include <memory>
-#include <new>
 #include <vector>
 
+#include "common/aligned_floats.h"
 #include "common/integers.h"
 #include "common/parallel.h"
 #include "common/sum_rows.h"
@@ -28,20 +27,6 @@ constexpr int64_t kRunRows = 256;
 int64_t rows_of_grain(int64_t columns) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns));
 }
-
-// A float buffer aligned to a cache line: a vector load across two lines takes twice as long.
-class AlignedFloats {
- public:
-  explicit AlignedFloats(int64_t count) : data_(new (kLine) float[static_cast<size_t>(count)]) {}
-  float* get() const { return data_.get(); }
-
- private:
-  static constexpr std::align_val_t kLine{64};
-  struct Free {
-    void operator()(float* data) const { ::operator delete[](data, kLine); }
-  };
-  std::unique_ptr<float[], Free> data_;
-};
 
 // The weight and layer_norm's bias of every group, widened for the kernels. Absent ones become ones
 // and zeros.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <string>
 
-#include "common/cache_size.h"
 #include "common/checks.h"
 #include "common/launch_arrays.h"
 #include "common/run_on_cpu.h"
@@ -58,15 +57,6 @@ class NormPrimitive : public FusedPrimitive {
   static bool are_empty(const Arrays& outputs) {
     return std::all_of(outputs.begin(), outputs.end(),
                        [](const mx::array& x) { return x.size() == 0; });
-  }
-
-  // Returns true if a call with this many arrays of the size of `out` should use streaming stores.
-  // They require fresh memory, and rows that consist of whole cache lines.
-  static bool streams_rows(const mx::array& out, int64_t arrays) {
-    constexpr size_t kLine = 64;
-    return reinterpret_cast<uintptr_t>(out.data<void>()) % kLine == 0 &&
-           static_cast<size_t>(out.shape(-1)) * out.itemsize() % kLine == 0 &&
-           streams_outputs(arrays * static_cast<int64_t>(out.nbytes()));
   }
 
   static NormOperand operand_of(const mx::array* x) {

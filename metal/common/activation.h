@@ -1,4 +1,5 @@
-// Activations of gates and their slopes, for gated, silu_gate and quantized_swiglu.
+// Activations of gates and their slopes, for gated, silu_gate, sigmoid_gate and
+// quantized_swiglu.
 // csrc/common/simd/activations.h has the same formulas for the CPU.
 #pragma once
 
@@ -122,6 +123,19 @@ struct Relu2Activation {
     Slope at;
     at.value = positive * positive;
     at.derivative = 2.0f * positive;
+    return at;
+  }
+};
+
+// The sigmoid itself: sigmoid_gate. NaN passes through the exponential.
+struct SigmoidActivation {
+  static float up_offset() { return 0.0f; }
+  static float value(float x) { return fast_sigmoid(x).value; }
+  static Slope slope(float x) {
+    const Sigmoid s = fast_sigmoid(x);
+    Slope at;
+    at.value = s.value;
+    at.derivative = s.value * s.complement;
     return at;
   }
 };

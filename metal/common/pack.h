@@ -41,3 +41,22 @@ struct Pack<float> {
     *reinterpret_cast<device float4*>(to) = float4(x[0], x[1], x[2], x[3]);
   }
 };
+
+// Four elements: one vector load or store.
+template <typename T>
+struct Quad {
+  using T4 = metal::vec<T, 4>;
+  static void load(const device T* from, thread float* x) {
+    const T4 raw = as_type<T4>(*reinterpret_cast<const device uint2*>(from));
+    for (int i = 0; i < 4; ++i) {
+      x[i] = static_cast<float>(raw[i]);
+    }
+  }
+  static void store(device T* to, const thread float* x) {
+    const T4 raw = T4(T(x[0]), T(x[1]), T(x[2]), T(x[3]));
+    *reinterpret_cast<device uint2*>(to) = as_type<uint2>(raw);
+  }
+};
+
+template <>
+struct Quad<float> : Pack<float> {};

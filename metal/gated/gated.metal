@@ -16,83 +16,14 @@
 //   backward: gate, up, dy, d_gate, d_up, params
 //   jvp:      gate, up, gate_tangent, up_tangent, tangent, params
 // Function constant 0: full packs are aligned to 16 bytes. The kernels assume no other alignment.
-//
-//   for each pack of this thread (flat: 2 of a contiguous run, strided: 1 of a row):
-//     load the pack of every input, widened to float32
-//     apply the formula of gated.h to each element
-//     round to the dtype and store the pack of every output
-#include "metal/common/elementwise.h"
-#include "metal/common/kernel.h"
-#include "metal/gated/gated.h"
-
-template <typename T, bool kFlat, typename Activation>
-[[kernel, max_total_threads_per_threadgroup(256)]] void gated_forward(
-    const device T* gate [[buffer(0)]],
-    const device T* up [[buffer(1)]],
-    device T* out [[buffer(2)]],
-    constant ElementwiseParams& params [[buffer(3)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]],
-    uint3 thread_in_group [[thread_position_in_threadgroup]],
-    uint3 threads [[threads_per_threadgroup]]) {
-  const Operands<T, GatedForward<Activation>> operands = {{gate, up}, {out}};
-  elementwise<kFlat>(operands, params, group, groups, thread_in_group.x, threads.x);
-}
-
-template <typename T, bool kFlat, typename Activation>
-[[kernel, max_total_threads_per_threadgroup(256)]] void gated_backward(
-    const device T* gate [[buffer(0)]],
-    const device T* up [[buffer(1)]],
-    const device T* dy [[buffer(2)]],
-    device T* d_gate [[buffer(3)]],
-    device T* d_up [[buffer(4)]],
-    constant ElementwiseParams& params [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]],
-    uint3 thread_in_group [[thread_position_in_threadgroup]],
-    uint3 threads [[threads_per_threadgroup]]) {
-  const Operands<T, GatedBackward<Activation>> operands = {{gate, up, dy}, {d_gate, d_up}};
-  elementwise<kFlat>(operands, params, group, groups, thread_in_group.x, threads.x);
-}
-
-template <typename T, bool kFlat, typename Activation>
-[[kernel, max_total_threads_per_threadgroup(256)]] void gated_jvp(
-    const device T* gate [[buffer(0)]],
-    const device T* up [[buffer(1)]],
-    const device T* gate_tangent [[buffer(2)]],
-    const device T* up_tangent [[buffer(3)]],
-    device T* tangent [[buffer(4)]],
-    constant ElementwiseParams& params [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]],
-    uint3 thread_in_group [[thread_position_in_threadgroup]],
-    uint3 threads [[threads_per_threadgroup]]) {
-  const Operands<T, GatedJvp<Activation>> operands = {{gate, up, gate_tangent, up_tangent},
-                                                      {tangent}};
-  elementwise<kFlat>(operands, params, group, groups, thread_in_group.x, threads.x);
-}
+#include "metal/gated/kernels.h"
 
 // ---- kernels
 
-#define INSTANTIATE(direction, activation, Activation, layout, flat, dtype, T) \
-  MLX_ANVIL_KERNEL("gated_" #activation "_" #direction "_" #dtype "_" #layout, \
-                   gated_##direction<T, flat, Activation>)
+#include "metal/gated/instantiate.h"
 
-#define INSTANTIATE_DTYPES(direction, activation, Activation, layout, flat)    \
-  INSTANTIATE(direction, activation, Activation, layout, flat, float32, float) \
-  INSTANTIATE(direction, activation, Activation, layout, flat, float16, half)  \
-  INSTANTIATE(direction, activation, Activation, layout, flat, bfloat16, bfloat)
-
-#define INSTANTIATE_ACTIVATION(activation, Activation)                 \
-  INSTANTIATE_DTYPES(forward, activation, Activation, flat, true)      \
-  INSTANTIATE_DTYPES(forward, activation, Activation, strided, false)  \
-  INSTANTIATE_DTYPES(backward, activation, Activation, flat, true)     \
-  INSTANTIATE_DTYPES(backward, activation, Activation, strided, false) \
-  INSTANTIATE_DTYPES(jvp, activation, Activation, flat, true)          \
-  INSTANTIATE_DTYPES(jvp, activation, Activation, strided, false)
-
-INSTANTIATE_ACTIVATION(silu, SiluActivation)
-INSTANTIATE_ACTIVATION(gelu, GeluActivation)
-INSTANTIATE_ACTIVATION(gelu_tanh, GeluTanhActivation)
-INSTANTIATE_ACTIVATION(relu2, Relu2Activation)
-INSTANTIATE_ACTIVATION(swiglu_oai, SwigluOaiActivation)
+MLX_ANVIL_GATE_KERNELS(gated_silu, SiluActivation)
+MLX_ANVIL_GATE_KERNELS(gated_gelu, GeluActivation)
+MLX_ANVIL_GATE_KERNELS(gated_gelu_tanh, GeluTanhActivation)
+MLX_ANVIL_GATE_KERNELS(gated_relu2, Relu2Activation)
+MLX_ANVIL_GATE_KERNELS(gated_swiglu_oai, SwigluOaiActivation)

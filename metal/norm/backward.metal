@@ -26,6 +26,7 @@
 //   norm_sum_parts: add up all parts of each column
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
+#include "metal/common/sum_parts.h"
 #include "metal/norm/rows.h"
 
 constant bool has_d_h [[function_constant(7)]];
@@ -280,11 +281,7 @@ template <typename T, typename W, bool kCentred>
   }
 }
 
-enum { kSumThreads = 1024, kSumColumns = 32, kSumSimdgroups = kSumThreads / kSumColumns };
-enum { kRunParts = 32 * kSumSimdgroups };  // 32 parts per simdgroup
-
-// Each lane has one column. Each simdgroup sums every 32nd part. The second sum is launched only if
-// it is wanted.
+// The second sum is launched only if it is wanted.
 template <typename W>
 [[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void norm_sum_parts(
     const device float* first_parts [[buffer(0)]],
@@ -295,33 +292,12 @@ template <typename W>
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float shares[kSumSimdgroups][kSumColumns];
-  const uint column = group.x * kSumColumns + lane;
-  const bool exists = column < params.columns;
+  threadgroup float shares[kSumThreads];
   const device float* const parts = group.z == 0 ? first_parts : second_parts;
   device W* const sum = group.z == 0 ? first_sum : second_sum;
-  const device float* const own = parts + long(group.y) * params.parts * params.columns + column;
-  // Sums in runs first, so that adding many parts loses no digits.
-  float total = 0.0f;
-  for (uint run = simdgroup; exists && run < params.parts; run += kRunParts) {
-    const uint end = metal::min(params.parts, run + kRunParts);
-    float sum_of_run = 0.0f;
-    for (uint part = run; part < end; part += kSumSimdgroups) {
-      sum_of_run += own[long(part) * params.columns];
-    }
-    total += sum_of_run;
-  }
-  shares[simdgroup][lane] = total;
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (simdgroup != 0 || !exists) {
-    return;
-  }
-  total = 0.0f;
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kSumSimdgroups; ++i) {
-    total += shares[i][lane];
-  }
-  sum[long(group.y) * params.columns + column] = static_cast<W>(total);
+  const long columns = params.columns;
+  sum_parts<W>(parts + group.y * params.parts * columns, params.parts, params.columns,
+               sum + group.y * columns, group.x, simdgroup, lane, shares);
 }
 
 // ---- kernels

@@ -26,6 +26,7 @@ from mlx_anvil import _calls, _cuda, _ext, _tuning, lm, nn, reference  # noqa: E
 from mlx_anvil._composed import composed  # noqa: E402
 from mlx_anvil._ext import (  # noqa: E402
     AttentionPlan,
+    causal_conv1d,
     flash_attention,
     gated,
     gather_matmul,
@@ -47,6 +48,7 @@ from mlx_anvil._ext import (  # noqa: E402
     rope_and_cache,
     rope_qk,
     selective_scan,
+    sigmoid_gate,
     silu_gate,
     softmax_topk,
 )
@@ -66,6 +68,7 @@ __all__ = [
     "Tree",
     "__version__",
     "attention_plan",
+    "causal_conv1d",
     "composed",
     "flash_attention",
     "gated",
@@ -94,6 +97,7 @@ __all__ = [
     "rope_and_cache",
     "rope_qk",
     "selective_scan",
+    "sigmoid_gate",
     "silu_gate",
     "simulate",
     "softmax_topk",

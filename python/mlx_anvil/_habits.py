@@ -85,6 +85,8 @@ _GATE = {
     "y": "up",
 }
 
+_OUTPUT_GATE = {"a": "x", "input": "x", "hidden_states": "x", "attn_output": "x", "g": "gate", "z": "gate"}
+
 _NORM = {
     "input": "x",
     "hidden_states": "x",
@@ -316,11 +318,33 @@ _SELECTIVE_SCAN = {
     "mask": "give the valid steps of each batch as lengths.",
 }
 
+_CONV = {
+    # causal-conv1d, flash-linear-attention, PyTorch
+    "input": "x",
+    "hidden_states": "x",
+    "w": "weight",
+    "conv_state": "state",
+    "cache": "state",
+    "initial_states": "state",
+    "initial_state": "state",
+    "return_final_states": "the new state is always returned, so leave it out.",
+    "output_final_state": "the new state is always returned, so leave it out.",
+    "act": "activation",
+    "seq_lens": "lengths",
+    "cache_seqlens": "lengths",
+    "groups": "every channel is convolved by itself, so leave it out.",
+    "padding": "the state comes before x, and zeros without one, so leave it out.",
+    "stride": "every row has an output, so leave it out.",
+    "dilation": "there is no dilation, so leave it out.",
+}
+
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "mla_decode": _MLA | _STREAM,
     "silu_gate": _GATE | _STREAM,
     "gated": _GATE | _ACTIVATION | _STREAM,
+    "sigmoid_gate": _OUTPUT_GATE | _STREAM,
+    "causal_conv1d": _CONV | _STREAM,
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},
     "layer_norm": {**_NORM, **_STREAM, "B": "bias", "beta": "bias"},
     "rope": _ROPE | _STREAM,

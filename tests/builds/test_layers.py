@@ -14,6 +14,7 @@ MSLC = PACKAGE / "mslc"
 
 # What an op may include besides csrc/common and itself.
 OPS_THAT_AN_OP_USES = {
+    "sigmoid_gate": {"gated"},
     "quantized_matmul": {"gated", "silu_gate"},
     "flash_attention": {"quantized_matmul"},
     "mla_decode": {"flash_attention"},

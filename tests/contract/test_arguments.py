@@ -54,6 +54,7 @@ CALLS |= {
     "rope": partial(mlx_anvil.rope, rows(1, 2, 8), dims=4),
     "rope_qk": partial(mlx_anvil.rope_qk, rows(1, 2, 8), rows(1, 2, 8), dims=4),
     "rope_and_cache": partial(mlx_anvil.rope_and_cache, *(rows(1, 2, length, 8) for length in (3, 3, 3, 9, 9)), dims=4),
+    "causal_conv1d": partial(mlx_anvil.causal_conv1d, rows(2, 3, 4), rows(4, 3)),
     "kv_append": partial(
         mlx_anvil.kv_append, KV_CACHE, KV_CACHE, rows(1, 2, 3, 64), rows(1, 2, 3, 64), offset=1, kv_bits=4
     ),
@@ -84,15 +85,15 @@ BOOLS = {
     "sorted_indices": True,
     "dt_softplus": True,
 }
-OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "gelu", "dtype": mx.float32, "stream": mx.cpu}
+OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "silu", "dtype": mx.float32, "stream": mx.cpu}
 OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine", "rope": {"dims": 4}}
 OTHERS |= {"plan": None}
 ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
 ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
 ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
-ARRAYS |= {"starts", "block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope"}
-ARRAYS |= {"dt", "A", "B", "C", "D", "z", "state"}
+ARRAYS |= {"starts", "block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope", "dt"}
+ARRAYS |= {"A", "B", "C", "D", "z", "state"}
 ARRAYS_K = {("flash_attention", "k"), ("kv_append", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
 
 

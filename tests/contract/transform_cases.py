@@ -123,6 +123,22 @@ def _kv_append() -> Call:
     return Call("kv_append, offsets", "kv_append", function, make)
 
 
+# ---- convolutions: lengths of sequences ------------------------------------------------------------------------------
+
+
+def _conv(activation: str | None) -> Call:
+    def function(x, weight, bias, state, lengths, **options):
+        y, kept = mlx_anvil.causal_conv1d(x, weight, bias, state, activation=activation, lengths=lengths, **options)
+        return y + mx.array([[1.0, 2.0, 3.0]]) @ kept
+
+    def make(call: int) -> Arrays:
+        length, channels = 5 + call, 6 + call
+        arrays = _normal((2, length, channels), (channels, 4), (channels,), (2, 3, channels))
+        return [*arrays, mx.array([1, 4])]
+
+    return Call(f"causal_conv1d, lengths, {activation}", "causal_conv1d", function, make)
+
+
 # ---- quantized matrices ----------------------------------------------------------------------------------------------
 
 
@@ -272,6 +288,8 @@ CALLS = [
     _rope_qk(),
     _rope_and_cache(),
     _kv_append(),
+    _conv("silu"),
+    _conv(None),
     _quantized("quantized_matmul, x of rank 1", "quantized_matmul", ()),
     _quantized("quantized_matmul, x of rank 3", "quantized_matmul", (2, 3)),
     _quantized("quantized_matmul, plain, x of rank 1", "quantized_matmul", (), transpose=False),

@@ -28,32 +28,64 @@ def gated(draw: Draw) -> Call:
     return _gate(draw, "gated", activation_of(draw))
 
 
-def _gate(draw: Draw, op: str, options: dict[str, str]) -> Call:
+def sigmoid_gate(draw: Draw) -> Call:
+    return _gate(draw, "sigmoid_gate", {}, ("x", "gate"))
+
+
+def _gate(draw: Draw, op: str, options: dict[str, str], roles: tuple[str, str] = ("gate", "up")) -> Call:
+    first, second = roles
+    arguments = {role: role for role in roles} | options
     if draw.one_in(25):  # a gradient that is a long sum
         sizes = {"rows": draw.choice(2**17, 2**20 - 3), "columns": draw.count(1, 2)}
-        args = [Arg("gate", ("rows", "columns")), Arg("up", draw.choice(("columns",), (1, "columns"), (1, 1)))]
-        args[1] = Arg("up", args[1].dims, value="mx.abs(normal({shape}))")
+        args = [Arg(first, ("rows", "columns")), Arg(second, draw.choice(("columns",), (1, "columns"), (1, 1)))]
+        args[1] = Arg(second, args[1].dims, value="mx.abs(normal({shape}))")
         return Call(
             op,
             args,
-            {"gate": "gate", "up": "up", **options},
+            arguments,
             [Result(("rows", "columns"), "float32")],
             sizes,
             long_axis="rows",
         )
     sizes = {f"d{i}": 0 if draw.one_in(20) else draw.size() for i in range(draw.count(0, 3))}
     names, args = tuple(sizes), []
-    for name in ("gate", "up"):
+    for name in roles:
         dims = tuple(1 if draw.one_in(4) else d for d in names)
         dims = dims[draw.count(0, len(dims)) :] if draw.one_in(4) else dims
-        args.append(Arg(name, dims, draw.dtype() if name == "gate" else draw.other_dtype(args[0].dtype)))
+        args.append(Arg(name, dims, draw.dtype() if name == first else draw.other_dtype(args[0].dtype)))
     padded = [(1,) * (len(names) - len(arg.dims)) + arg.dims for arg in args]
     longest = max(len(arg.dims) for arg in args)
     dims = tuple(a if a != 1 else b for a, b in zip(*padded, strict=True))[len(names) - longest :]
     if draw.one_in(4):
-        args[0] = Arg("gate", args[0].dims, args[0].dtype, value="30 * normal({shape})")
+        args[0] = Arg(first, args[0].dims, args[0].dtype, value="30 * normal({shape})")
     result = Result(dims, promoted(*(arg.dtype for arg in args)))
-    return Call(op, args, {"gate": "gate", "up": "up", **options}, [result], sizes, elastic=names)
+    return Call(op, args, arguments, [result], sizes, elastic=names)
+
+
+# ---- convolutions ----------------------------------------------------------------------------------------------------
+
+
+def causal_conv1d(draw: Draw) -> Call:
+    width = draw.count(2, 8)
+    sizes = {"batch": draw.count(1, 3), "length": 0 if draw.one_in(20) else draw.size(33), "channels": draw.size(64)}
+    sizes |= {"width": width, "kept": width - 1}
+    if long := draw.one_in(25):  # a weight's gradient that is a long sum
+        sizes |= {"length": draw.choice(2**13, 2**16 - 3), "channels": draw.choice(1, 3)}
+    rows, state, dtype = ("batch", "length", "channels"), ("batch", "kept", "channels"), draw.dtype()
+    args = [Arg("x", rows, dtype), Arg("weight", ("channels", "width"), draw.other_dtype(dtype))]
+    for name, dims in (("bias", ("channels",)), ("state", state)):
+        if draw.maybe():
+            args.append(Arg(name, dims, draw.other_dtype(dtype)))
+    arguments = {arg.name: arg.name for arg in args}
+    result = promoted(*(arg.dtype for arg in args))
+    if draw.maybe():
+        arguments["activation"] = repr(draw.choice("silu", None))
+    if draw.one_in(3):
+        value = f"integers(-2, {sizes['length'] + 3}, {{shape}}, mx.{draw.choice('int32', 'int64')})"
+        args.append(Arg("lengths", ("batch",), "int32", value, differentiable=False))
+        arguments["lengths"] = "lengths"
+    results = [Result(rows, result), Result(state, result)]
+    return Call("causal_conv1d", args, arguments, results, sizes, ("channels",), long_axis="length" if long else "")
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -267,6 +299,8 @@ GENERATORS: dict[str, Callable[[Draw], Call]] = {
         *(
             silu_gate,
             gated,
+            sigmoid_gate,
+            causal_conv1d,
             flash_attention,
             mla_decode,
             rms_norm,

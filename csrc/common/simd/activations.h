@@ -125,6 +125,22 @@ struct Relu2Activation {
   }
 };
 
+// The sigmoid itself: sigmoid_gate.
+struct SigmoidActivation {
+  static constexpr float kUpOffset = 0.0f;
+  static f32v or_nan(f32v value, f32v x) { return x == x ? value : x; }  // sigmoid() drops NaN
+
+  template <Accuracy kAccuracy>
+  static f32v value(f32v x) {
+    return or_nan(times_sigmoid<kAccuracy>(splat(1.0f), x), x);
+  }
+  template <Accuracy kAccuracy>
+  static Slope slope(f32v x) {
+    const Sigmoid s = sigmoid<kAccuracy>(x);
+    return {or_nan(s.value, x), or_nan(s.value * s.complement, x)};
+  }
+};
+
 // The clamps of a gate; none if the limit is 0. NaN passes.
 inline f32v clamped_gate(f32v gate, float limit) {
   return limit > 0.0f ? at_most(gate, limit) : gate;

@@ -59,13 +59,13 @@ struct GatedJvp {
   }
 };
 
-// The tables of one activation; a file each, so that they compile side by side.
-#define MLX_ANVIL_DEFINE_GATE(activation, Activation)                              \
-  constinit const ElementwiseKernels gated_##activation##_forward_kernels_table =  \
-      elementwise_kernels<GatedForward<Activation>>();                             \
-  constinit const ElementwiseKernels gated_##activation##_backward_kernels_table = \
-      elementwise_kernels<GatedBackward<Activation>>();                            \
-  constinit const ElementwiseKernels gated_##activation##_jvp_kernels_table =      \
+// The tables of one gate; a file each, so that they compile side by side.
+#define MLX_ANVIL_DEFINE_GATE(gate, Activation)                      \
+  constinit const ElementwiseKernels gate##_forward_kernels_table =  \
+      elementwise_kernels<GatedForward<Activation>>();               \
+  constinit const ElementwiseKernels gate##_backward_kernels_table = \
+      elementwise_kernels<GatedBackward<Activation>>();              \
+  constinit const ElementwiseKernels gate##_jvp_kernels_table =      \
       elementwise_kernels<GatedJvp<Activation>>();
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

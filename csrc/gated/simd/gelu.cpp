@@ -2,6 +2,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-MLX_ANVIL_DEFINE_GATE(gelu, GeluActivation)
+MLX_ANVIL_DEFINE_GATE(gated_gelu, GeluActivation)
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

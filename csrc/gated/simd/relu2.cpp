@@ -2,6 +2,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-MLX_ANVIL_DEFINE_GATE(relu2, Relu2Activation)
+MLX_ANVIL_DEFINE_GATE(gated_relu2, Relu2Activation)
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

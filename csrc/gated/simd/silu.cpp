@@ -2,6 +2,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-MLX_ANVIL_DEFINE_GATE(silu, SiluActivation)
+MLX_ANVIL_DEFINE_GATE(gated_silu, SiluActivation)
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

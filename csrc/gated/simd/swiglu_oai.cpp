@@ -2,6 +2,6 @@
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
-MLX_ANVIL_DEFINE_GATE(swiglu_oai, SwigluOaiActivation)
+MLX_ANVIL_DEFINE_GATE(gated_swiglu_oai, SwigluOaiActivation)
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -5,27 +5,10 @@
 #include <utility>
 
 #include "common/simd/simd.h"
+#include "common/simd/unroll.h"
 #include "quantized_matmul/simd/kernels.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
-
-// Sums stay in registers only if unrolled loops are inlined. Sanitizer builds do not inline: checks
-// in every copy would take minutes to compile.
-#if defined(__SANITIZE_ADDRESS__)
-#define MLX_ANVIL_UNROLLED inline
-#else
-#define MLX_ANVIL_UNROLLED [[gnu::always_inline]] inline
-#endif
-
-// Calls body(std::integral_constant<int, 0>) and so on, up to kCount.
-template <class Body, int... kIndex>
-MLX_ANVIL_UNROLLED void unroll_over(Body body, std::integer_sequence<int, kIndex...>) {
-  (body(std::integral_constant<int, kIndex>()), ...);
-}
-template <int kCount, class Body>
-MLX_ANVIL_UNROLLED void unroll(Body body) {
-  unroll_over(body, std::make_integer_sequence<int, kCount>());
-}
 
 // Returns table[index], with indices modulo 16 on AVX-512, else modulo kLanes.
 inline f32v lookup(f32v table, u32v index) {

@@ -10,6 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from mlx_anvil._op_spec import DTYPES, OpSpec
+from mlx_anvil.reference.causal_conv1d import causal_conv1d
 from mlx_anvil.reference.experts import quantized_experts
 from mlx_anvil.reference.flash_attention import flash_attention
 from mlx_anvil.reference.gated import gated
@@ -23,6 +24,7 @@ from mlx_anvil.reference.quantized_head import quantized_argmax, quantized_topk
 from mlx_anvil.reference.quantized_matmul import quantized_matmul, quantized_swiglu
 from mlx_anvil.reference.rope import rope, rope_and_cache
 from mlx_anvil.reference.selective_scan import selective_scan
+from mlx_anvil.reference.sigmoid_gate import sigmoid_gate
 from mlx_anvil.reference.silu_gate import silu_gate
 from mlx_anvil.reference.softmax_topk import softmax_topk
 
@@ -30,6 +32,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "OpSpec",
+    "causal_conv1d",
     "flash_attention",
     "gated",
     "gather_matmul",
@@ -49,6 +52,7 @@ __all__ = [
     "rope",
     "rope_and_cache",
     "selective_scan",
+    "sigmoid_gate",
     "silu_gate",
     "softmax_topk",
 ]
