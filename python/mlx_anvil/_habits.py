@@ -299,9 +299,30 @@ _MLA |= {
     "return_softmax_lse": "return_lse=True",
 }
 
+_DELTA = {
+    # flash-linear-attention, mlx-lm
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "queries": "q",
+    "keys": "k",
+    "values": "v",
+    "initial_state": "state",
+    "recurrent_state": "state",
+    "scale": "multiply q by it; normalize_eps folds Dk**-0.5 in.",
+    "use_qk_l2norm_in_kernel": "normalize_eps=1e-6",
+    "output_final_state": "the last state is always returned, so leave it out.",
+    "mask": "padding is given by lengths.",
+    "b": "beta",
+    "decay": "g",
+    "gk": "g",
+    "seq_lens": "lengths",
+}
+
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "mla_decode": _MLA | _STREAM,
+    "gated_delta": _DELTA | _STREAM,
     "silu_gate": _GATE | _STREAM,
     "gated": _GATE | _ACTIVATION | _STREAM,
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},

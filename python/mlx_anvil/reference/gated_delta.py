@@ -1,0 +1,131 @@
+"""gated_delta: its definition in MLX ops, and its entries in the registry."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import mlx.core as mx
+
+from mlx_anvil import _ext
+from mlx_anvil._op_spec import OpSpec
+
+
+def gated_delta(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    state: mx.array | None = None,
+    *,
+    return_states: list[int] | tuple[int, ...] | mx.array | None = None,
+    lengths: mx.array | None = None,
+    normalize_eps: float | None = None,
+) -> tuple[mx.array, ...]:
+    """``S = g S; S = S + beta (v - S k) k^T; y = S q`` for each step and each head of ``v``.
+
+    ``q`` and ``k`` are ``[batch, T, Hk, Dk]``, ``v`` is ``[batch, T, Hv, Dv]``, ``g`` and ``beta`` are ``[batch, T,
+    Hv]`` or, with a factor per channel, ``g`` is ``[batch, T, Hv, Dk]``. Returns ``y``, the state, and the states after
+    the steps of ``return_states``. States have the dtype of the arithmetic.
+    """
+    batch, steps, key_heads, key_dim = q.shape
+    heads, value_dim = v.shape[2:]
+    if normalize_eps is not None:
+        q, k = (x * mx.rsqrt((x * x).sum(axis=-1, keepdims=True) + normalize_eps) for x in (q, k))
+        q = q * key_dim**-0.5
+    q, k = (mx.repeat(x, heads // key_heads, axis=2) for x in (q, k))
+    if state is None:
+        state = mx.zeros((batch, heads, value_dim, key_dim), mx.result_type(q, v, g, beta))
+    outputs, states = [], []
+    for t in range(steps):
+        decayed = state * (g[:, t, :, None, None] if g.ndim == 3 else g[:, t, :, None, :])
+        key = k[:, t, :, None]
+        change = (v[:, t] - (decayed * key).sum(axis=-1)) * beta[:, t, :, None]
+        after = decayed + change[..., None] * key
+        y = (after * q[:, t, :, None]).sum(axis=-1)
+        if lengths is not None:
+            counts = (lengths > t)[:, None, None]
+            y, after = mx.where(counts, y, 0), mx.where(counts[..., None], after, state)
+        state = after
+        outputs.append(y)
+        states.append(state)
+    result = mx.stack(outputs, axis=1) if outputs else mx.zeros(v.shape, v.dtype)
+    results = (result.astype(q.dtype), state)
+    if return_states is None:
+        return results
+    at = return_states if isinstance(return_states, mx.array) else mx.array(return_states, mx.int32)
+    rows = mx.broadcast_to(at if at.ndim == 2 else at[None], (batch, at.shape[-1]))
+    return *results, mx.take_along_axis(mx.stack(states, axis=1), rows[..., None, None, None], axis=1)
+
+
+# ---- a shape is (batch, T, heads of k, heads of v, dim of k, dim of v) -----------------------------------------------
+
+
+def _inputs(per_channel: bool, shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    """Keys of length 1 and rates up to 1, with which the state neither grows nor shrinks fast."""
+    batch, steps, key_heads, heads, key_dim, value_dim = shape
+    gates = (batch, steps, heads)
+    arrays = [
+        mx.random.normal((batch, steps, key_heads, key_dim)) / math.sqrt(key_dim),
+        mx.random.normal((batch, steps, key_heads, key_dim)) / math.sqrt(key_dim),
+        mx.random.normal((*gates, value_dim)),
+        mx.random.uniform(0.6, 1.0, (*gates, key_dim) if per_channel else gates),
+        mx.random.uniform(0.1, 1.0, gates),
+        mx.random.normal((batch, heads, value_dim, key_dim)),
+    ]
+    return [x.astype(dtype) for x in arrays]
+
+
+_ARRAYS = ("q", "k", "v", "g", "beta", "state")
+
+
+def _of_arrays(function: Callable[..., Any], **options: Any) -> Callable[..., mx.array]:
+    """The op as a function of its arrays. Its results become one: y next to the states' means over the key, in the
+    dtype of the definition."""
+
+    def of_arrays(*arrays: mx.array, **more: Any) -> mx.array:
+        y, *states = function(*arrays, **options, **more)
+        means = [s.astype(y.dtype).mean(axis=-1) for s in states]
+        rows = [means[0][:, None], *means[1:]]
+        return cast(mx.array, mx.concatenate([y, *rows], axis=1))
+
+    return of_arrays
+
+
+def _spec(
+    variant: str, *, shapes: tuple[tuple[int, ...], ...], per_channel: bool = False, **options: Any
+) -> OpSpec:
+    return OpSpec(
+        name="gated_delta",
+        variant=variant,
+        function=_of_arrays(_ext.gated_delta, **options),
+        reference=_of_arrays(gated_delta, **options),
+        make_inputs=partial(_inputs, per_channel),
+        arguments=_ARRAYS,
+        operands=_ARRAYS,
+        contract_shapes=(
+            (1, 2 if "return_states" in options else 1, 1, 1, 1, 1),
+            (0, 2, 1, 2, 16, 5),
+            *([] if "return_states" in options else [(2, 0, 1, 2, 16, 5)]),
+            (1, 3, 2, 6, 32, 17),
+            (1, 7, 1, 2, 40, 4),
+            (2, 2, 1, 3, 20, 3),
+            (1, 3, 2, 2, 16, 6),
+        ),
+        check_shapes=shapes,
+        # Numbers that the steps do not multiply until they overflow.
+        special_values=(math.nan, 2.0, -2.0, 0.0, -0.0),
+    )
+
+
+SPECS = (
+    _spec("", shapes=((2, 5, 1, 3, 24, 11), (1, 64, 4, 8, 128, 128))),
+    _spec(
+        "channels",
+        shapes=((1, 6, 2, 2, 40, 9), (1, 64, 4, 4, 128, 128)),
+        per_channel=True,
+        normalize_eps=1e-6,
+        return_states=(1, 0),
+    ),
+)
