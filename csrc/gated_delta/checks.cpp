@@ -112,7 +112,9 @@ mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q
       check(position);
       numbers.push_back(static_cast<int32_t>(position));
     }
-    return mx::array(numbers.begin(), {1, static_cast<int>(numbers.size())}, mx::int32);
+    const int count = static_cast<int>(numbers.size());
+    return count == 1 ? mx::reshape(mx::array(numbers[0]), {1, 1}, s)  // mx.compile merges scalars
+                      : mx::array(numbers.begin(), {1, count}, mx::int32);
   }
   const mx::array& given = std::get<mx::array>(options.return_states);
   require_integers("return_states", given);

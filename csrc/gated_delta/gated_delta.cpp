@@ -69,7 +69,8 @@ GatedDeltaResult shapeless(Arrays inputs, const GatedDeltaOptions& options, mx::
 // Zeros at the end of the last axis. A key of zeros in such channels leaves their states at zero.
 mx::array padded(const mx::array& x, int64_t columns, mx::Stream s) {
   const int more = static_cast<int>(columns) - x.shape(-1);
-  return more == 0 ? x : mx::pad(x, {-1}, {0}, {more}, mx::array(0, x.dtype()), "constant", s);
+  const int axis = static_cast<int>(x.ndim()) - 1;  // vmap of MLX's pad takes no negative one
+  return more == 0 ? x : mx::pad(x, {axis}, {0}, {more}, mx::array(0, x.dtype()), "constant", s);
 }
 
 mx::array without_padding(const mx::array& x, int columns, mx::Stream s) {

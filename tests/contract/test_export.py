@@ -17,7 +17,7 @@ from support import FLOAT32_TOLERANCE, OTHER_KERNEL, Arrays, as_list, max_error,
 
 each_op = pytest.mark.parametrize("spec", OPS.values(), ids=OPS.keys())
 # MLX's ops in these graphs infer no shapes; importing says so.
-FIXED_SHAPES = ("moe_", "quantized_experts", "rope", "softmax_topk", "kv_append")
+FIXED_SHAPES = ("moe_", "quantized_experts", "rope", "softmax_topk", "kv_append", "gated_delta")
 
 
 def draw(spec: OpSpec, shape: tuple[int, ...]) -> Arrays:
