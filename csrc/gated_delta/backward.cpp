@@ -27,8 +27,7 @@ class GatedDeltaBackward : public GatedDeltaPrimitive {
       std::copy(values.begin(), values.end(), all.begin());
       return compose_gated_delta(config_, operands(all), stream());
     };
-    Arrays gradients =
-        mx::vjp(forward, primals, Arrays(at(operand_count()), inputs.end())).second;
+    Arrays gradients = mx::vjp(forward, primals, Arrays(at(operand_count()), inputs.end())).second;
     const std::vector<mx::Dtype> dtypes = output_dtypes(inputs);
     for (size_t i = 0; i < gradients.size(); ++i) {
       gradients[i] = mx::astype(gradients[i], dtypes[i], stream());
@@ -56,8 +55,7 @@ class GatedDeltaBackward : public GatedDeltaPrimitive {
     fill_arguments(args, config_, operands(inputs));
     args.d_y = delta_view_of(inputs[operand_count()]);
     args.d_state_out = inputs[operand_count() + 1].data<float>();
-    args.d_states =
-        config_.returns_states ? inputs[operand_count() + 2].data<float>() : nullptr;
+    args.d_states = config_.returns_states ? inputs[operand_count() + 2].data<float>() : nullptr;
     args.d_q = outputs[0].data<void>();
     args.d_k = outputs[1].data<void>();
     args.d_v = outputs[2].data<void>();

@@ -20,8 +20,8 @@ void require_shape(const char* name,
                    const mx::Shape& shape,
                    const std::string& meaning) {
   if (x.shape() != shape) {
-    throw_value_error(kGatedDelta, with_shape(name, x) + "; allowed: " + to_text(shape) + ", " +
-                                       meaning + ".");
+    throw_value_error(kGatedDelta,
+                      with_shape(name, x) + "; allowed: " + to_text(shape) + ", " + meaning + ".");
   }
 }
 
@@ -82,7 +82,8 @@ void check_gated_delta(const mx::array& q,
     require_shape("state", *options.state, {v.shape(0), v.shape(2), v.shape(3), q.shape(3)},
                   "[batch, heads of v, dim of v, dim of q]");
   }
-  if (options.normalize_eps && !(*options.normalize_eps >= 0 && std::isfinite(*options.normalize_eps))) {
+  if (options.normalize_eps &&
+      !(*options.normalize_eps >= 0 && std::isfinite(*options.normalize_eps))) {
     throw_value_error(kGatedDelta, "normalize_eps is " + std::to_string(*options.normalize_eps) +
                                        "; allowed: None, or a finite number, 0 or more.");
   }
@@ -122,7 +123,8 @@ mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q
   if (!is_of_all && (given.ndim() != 2 || given.shape(0) != q.shape(0))) {
     throw_value_error(kGatedDelta, with_shape("return_states", given) +
                                        "; allowed: [positions], or [batch, positions] with a batch "
-                                       "of " + std::to_string(q.shape(0)) + ".");
+                                       "of " +
+                                       std::to_string(q.shape(0)) + ".");
   }
   if (last < 0 && given.size() > 0) {
     check(0);

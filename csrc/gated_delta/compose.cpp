@@ -73,8 +73,7 @@ Arrays compose_gated_delta(const GatedDeltaConfig& config,
       const mx::array decayed = mx::multiply(state, decay, s);
       const mx::array error = mx::subtract(vs[t], product(decayed, k_t, s), s);
       const mx::array change = mx::multiply(error, as_column(betas[t], s), s);
-      mx::array next =
-          mx::add(decayed, mx::multiply(as_column(change, s), as_row(k_t, s), s), s);
+      mx::array next = mx::add(decayed, mx::multiply(as_column(change, s), as_row(k_t, s), s), s);
       mx::array y = product(next, qs[t], s);
       if (in.lengths) {
         mx::array steps = mx::greater(*in.lengths, mx::array(t), s);
@@ -95,8 +94,8 @@ Arrays compose_gated_delta(const GatedDeltaConfig& config,
                            : mx::zeros({batch, 0, heads, value_dim}, mx::float32, s);
   Arrays results = {mx::astype(y, in.q.dtype(), s), state};
   if (in.positions) {
-    results.push_back(mx::take_along_axis(mx::stack(states, 1, s),
-                                          as_indices(*in.positions, length, s), 1, s));
+    results.push_back(
+        mx::take_along_axis(mx::stack(states, 1, s), as_indices(*in.positions, length, s), 1, s));
   }
   return results;
 }

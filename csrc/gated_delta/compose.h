@@ -1,5 +1,5 @@
-// The arguments of gated_delta, and its definition in MLX ops, in float32 for every dtype. It is the
-// fallback, and the definition from which derivatives without a kernel are taken.
+// The arguments of gated_delta, and its definition in MLX ops, in float32 for every dtype. It is
+// the fallback, and the definition from which derivatives without a kernel are taken.
 #pragma once
 
 #include <optional>
@@ -18,10 +18,10 @@ struct GatedDeltaConfig {
 };
 
 struct GatedDeltaInputs {
-  mx::array q, k;              // [batch, length, key_heads, key_dim], of one dtype with v
-  mx::array v;                 // [batch, length, value_heads, value_dim]
-  mx::array g;                 // [batch, length, value_heads], or a factor per channel of the key
-  mx::array beta;              // [batch, length, value_heads]
+  mx::array q, k;  // [batch, length, key_heads, key_dim], of one dtype with v
+  mx::array v;     // [batch, length, value_heads, value_dim]
+  mx::array g;     // [batch, length, value_heads], or a factor per channel of the key
+  mx::array beta;  // [batch, length, value_heads]
   std::optional<mx::array> state;      // float32 [batch, value_heads, value_dim, key_dim]
   std::optional<mx::array> lengths;    // int32 [batch]
   std::optional<mx::array> positions;  // int32 [batch or 1, positions]

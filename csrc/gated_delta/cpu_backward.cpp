@@ -40,7 +40,8 @@ class KeyHead {
       run_chunk(chunk);
     }
     for (const DeltaPosition& position : positions_) {
-      const float* const more = args_.d_states + of_state(batch_ * sizes_.positions + position.index);
+      const float* const more =
+          args_.d_states + of_state(batch_ * sizes_.positions + position.index);
       for (int64_t i = 0; position.step < 0 && i < sizes_.group() * sizes_.state(); ++i) {
         d_states_[i] += more[i];
       }
@@ -96,10 +97,10 @@ class KeyHead {
     work.steps = std::min(kDeltaChunk, steps_ - first);
     work.d_y_step = args_.d_y.strides[1];
     work.d_y_head = args_.d_y.strides[2];
-    work.d_y = static_cast<const char*>(args_.d_y.data) +
-               (batch_ * args_.d_y.strides[0] + first * work.d_y_step +
-                first_head_ * work.d_y_head) *
-                   bytes;
+    work.d_y =
+        static_cast<const char*>(args_.d_y.data) +
+        (batch_ * args_.d_y.strides[0] + first * work.d_y_step + first_head_ * work.d_y_head) *
+            bytes;
     if (chunk > 0) {
       work.states = kept_ + (chunk - 1) * sizes_.state();
       work.state_head = (chunks_ - 1) * sizes_.state();

@@ -43,7 +43,8 @@ class GatedDelta : public GatedDeltaPrimitive {
     run_on_cpu(
         *this, inputs, outputs, [args] { gated_delta_cpu(args); },
         [&] {
-          return std::string(op()) + (args.sizes.length <= kMostFewSteps ? "_step_" : "_sequence_") +
+          return std::string(op()) +
+                 (args.sizes.length <= kMostFewSteps ? "_step_" : "_sequence_") +
                  to_text(inputs[0].dtype());
         });
   }
@@ -91,9 +92,8 @@ Arrays GatedDelta::gradient(const Arrays& primals,
   Arrays selected;
   for (int i : argnums) {
     const auto at = static_cast<size_t>(i);
-    selected.push_back(is_integer(at)
-                           ? mx::zeros_like(primals[at], stream())
-                           : mx::astype(gradients[at], primals[at].dtype(), stream()));
+    selected.push_back(is_integer(at) ? mx::zeros_like(primals[at], stream())
+                                      : mx::astype(gradients[at], primals[at].dtype(), stream()));
   }
   return selected;
 }

@@ -36,9 +36,9 @@ mx::array* array_of_positions(GatedDeltaOptions& options) {
 // The optional arrays of a call, in the order in which a shapeless node takes them.
 std::vector<mx::array*> extras_of(GatedDeltaOptions& options) {
   std::vector<mx::array*> extras;
-  for (mx::array* x : {options.state ? &*options.state : nullptr,
-                       options.lengths ? &*options.lengths : nullptr,
-                       array_of_positions(options)}) {
+  for (mx::array* x :
+       {options.state ? &*options.state : nullptr, options.lengths ? &*options.lengths : nullptr,
+        array_of_positions(options)}) {
     if (x) {
       extras.push_back(x);
     }
@@ -47,8 +47,7 @@ std::vector<mx::array*> extras_of(GatedDeltaOptions& options) {
 }
 
 GatedDeltaResult result_of(const Arrays& outputs) {
-  return {outputs[0], outputs[1],
-          outputs.size() > 2 ? std::optional(outputs[2]) : std::nullopt};
+  return {outputs[0], outputs[1], outputs.size() > 2 ? std::optional(outputs[2]) : std::nullopt};
 }
 
 GatedDeltaResult shapeless(Arrays inputs, const GatedDeltaOptions& options, mx::Stream s) {
@@ -118,8 +117,8 @@ GatedDeltaResult gated_delta(const mx::array& q,
   config.normalizes = options.normalize_eps.has_value();
   config.eps = options.normalize_eps.value_or(0.0f);
   config.q_scale = config.normalizes ? 1.0f / std::sqrt(static_cast<float>(key_dim)) : 1.0f;
-  GatedDeltaInputs in{typed(q), typed(k), typed(v), gates(g), gates(beta), std::nullopt,
-                      lengths,  std::nullopt};
+  GatedDeltaInputs in{typed(q),    typed(k),     typed(v), gates(g),
+                      gates(beta), std::nullopt, lengths,  std::nullopt};
   if (config.has_state) {
     in.state = mx::astype(*options.state, mx::float32, s);
   }

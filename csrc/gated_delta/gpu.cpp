@@ -103,10 +103,11 @@ struct Request {
       return rows_are_vectors({&x}, static_cast<int>(4 * x.itemsize()));
     };
     const bool per_channel = sizes.is_per_channel;
-    const bool aligned =
-        is_aligned(in.q) && is_aligned(in.k) && (!per_channel || is_aligned(in.g)) &&
-        (!in.state || is_aligned(*in.state)) &&
-        std::all_of(states.begin(), states.end(), [&](const mx::array* x) { return is_aligned(*x); });
+    const bool aligned = is_aligned(in.q) && is_aligned(in.k) &&
+                         (!per_channel || is_aligned(in.g)) &&
+                         (!in.state || is_aligned(*in.state)) &&
+                         std::all_of(states.begin(), states.end(),
+                                     [&](const mx::array* x) { return is_aligned(*x); });
     return {{kRowsAreAligned, aligned},
             {kColumnsAreFull, sizes.key_dim == tile.key_dim},
             {kHasState, config.has_state},
@@ -122,8 +123,8 @@ struct Request {
   const mx::array* or_q(const std::optional<mx::array>& x) const { return x ? &*x : &in.q; }
 
   KernelInputs operands() const {
-    return {&in.q,    &in.k,           &in.v,            &in.g,
-            &in.beta, or_q(in.state), or_q(in.lengths), or_q(in.positions)};
+    return {
+        &in.q, &in.k, &in.v, &in.g, &in.beta, or_q(in.state), or_q(in.lengths), or_q(in.positions)};
   }
 
   Extent grid(int64_t rows) const {
@@ -242,9 +243,9 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
       continue;
     }
     KernelLaunch sum{};
-    sum.kernel = &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
-                               {{kNormalizes, config.normalizes},
-                                {kGIsPerChannel, sizes.is_per_channel}});
+    sum.kernel =
+        &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
+                      {{kNormalizes, config.normalizes}, {kGIsPerChannel, sizes.is_per_channel}});
     sum.inputs = {&in.q, &in.k, own_parts.get()};
     sum.outputs = {&outputs[0], &outputs[1], &outputs[3], &outputs[4]};
     sum.params = &params;

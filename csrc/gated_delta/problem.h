@@ -13,7 +13,7 @@ namespace mlx_anvil {
 
 struct DeltaSizes {
   int64_t batch = 0, length = 0, key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
-  int64_t positions = 0;       // states that are returned besides the last
+  int64_t positions = 0;        // states that are returned besides the last
   bool is_per_channel = false;  // g
 
   int64_t group() const { return value_heads / key_heads; }

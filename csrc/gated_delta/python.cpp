@@ -97,9 +97,9 @@ After Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks". Matches ``gated_
 
 const BindOp bind_gated_delta([](nb::module_& m) {
   const auto gated_delta_of_python = [](nb::handle q, nb::handle k, nb::handle v, nb::handle g,
-                                        nb::handle beta, nb::handle state,
-                                        nb::handle return_states, nb::handle lengths,
-                                        nb::handle normalize_eps, nb::handle stream) {
+                                        nb::handle beta, nb::handle state, nb::handle return_states,
+                                        nb::handle lengths, nb::handle normalize_eps,
+                                        nb::handle stream) {
     const auto of = [](const char* name, nb::handle x) -> const mx::array& {
       return to_array(kGatedDelta, name, x);
     };

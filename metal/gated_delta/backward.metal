@@ -21,7 +21,8 @@
 //             for each step from the last: load S_before; the formulas above in registers;
 //               sum over the SIMD group's rows by exchanges, and store to threadgroup memory
 //               one barrier (two buffers alternate); add up over SIMD groups; store the part
-//   sum:      a SIMD group adds up the parts of a step and a key head, in their order, and takes the
+//   sum:      a SIMD group adds up the parts of a step and a key head, in their order, and takes
+//   the
 //             normalisation back
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"
@@ -77,8 +78,7 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
   share.lane = int(thread_lane) % kLanes;
   share.columns = params.key_dim;
   const int row_in_simdgroup = int(thread_lane) / kLanes;
-  const int row =
-      (int(group.x) * kSimdgroups + int(simdgroup)) * Share::kRows + row_in_simdgroup;
+  const int row = (int(group.x) * kSimdgroups + int(simdgroup)) * Share::kRows + row_in_simdgroup;
   const bool exists = row < params.value_dim;
   const int head = int(group.y);
   int turn = 0;
@@ -144,10 +144,10 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
         share.load(before + i * rows_of_states * params.key_dim + own_row, exists, old);
         share.load_decay(g, place.g + t * params.g_strides[1], decay);
         share.load_key(q + place.q + t * params.q_strides[1], params, params.q_scale, x);
-        const float d_out = exists ? float(d_y[batch * params.d_y_strides[0] +
-                                               t * params.d_y_strides[1] +
-                                               head * params.d_y_strides[2] + row])
-                                   : 0.0f;
+        const float d_out =
+            exists ? float(d_y[batch * params.d_y_strides[0] + t * params.d_y_strides[1] +
+                               head * params.d_y_strides[2] + row])
+                   : 0.0f;
         MLX_ANVIL_UNROLL
         for (int j = 0; j < Share::kPacks; ++j) {
           d_s[j] += d_out * x[j];
@@ -304,12 +304,12 @@ template <typename T>
       }
     }
     const long to = (token * params.key_heads + key_head) * key_dim;
-    store_key(q + batch * params.q_strides[0] + t * params.q_strides[1] +
-                  key_head * params.q_strides[2],
-              params, params.q_scale, lane, q_sums, d_q + to);
-    store_key(k + batch * params.k_strides[0] + t * params.k_strides[1] +
-                  key_head * params.k_strides[2],
-              params, 1.0f, lane, k_sums, d_k + to);
+    store_key(
+        q + batch * params.q_strides[0] + t * params.q_strides[1] + key_head * params.q_strides[2],
+        params, params.q_scale, lane, q_sums, d_q + to);
+    store_key(
+        k + batch * params.k_strides[0] + t * params.k_strides[1] + key_head * params.k_strides[2],
+        params, 1.0f, lane, k_sums, d_k + to);
   }
 }
 

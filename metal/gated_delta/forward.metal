@@ -13,8 +13,8 @@
 //   s = the lanes' share of a row of the state
 //   for each step:
 //     load q, k, g and beta, normalise q and k
-//     s *= g; error = v - sum(s k); s += beta error k; y = sum(s q)      (sums over the row's lanes)
-//     store s if the state of this step is returned
+//     s *= g; error = v - sum(s k); s += beta error k; y = sum(s q)      (sums over the row's
+//     lanes) store s if the state of this step is returned
 //   store s
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"
@@ -43,8 +43,8 @@ template <typename T, int kTile, int kLanes>
   Share share;
   share.lane = int(thread_lane) % kLanes;
   share.columns = params.key_dim;
-  const int row = (int(group.x) * kDeltaSimdgroups + int(simdgroup)) * Share::kRows +
-                  int(thread_lane) / kLanes;
+  const int row =
+      (int(group.x) * kDeltaSimdgroups + int(simdgroup)) * Share::kRows + int(thread_lane) / kLanes;
   const bool exists = row < params.value_dim;
   const int head = int(group.y);
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
@@ -67,7 +67,8 @@ template <typename T, int kTile, int kLanes>
         }
         const float found = share.sum(share.dot(s, x));
         const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
-        const float rate = load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
+        const float rate =
+            load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
         const float change = rate * (value - found);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Share::kPacks; ++i) {
@@ -94,8 +95,7 @@ template <typename T, int kTile, int kLanes>
       if (returns_states && t == next) {
         for (int i = 0; i < returned.count; ++i) {
           if (exists && returned.at(i) == t) {
-            share.store(
-                states + (returned_row(params, batch, i, head) + row) * params.key_dim, s);
+            share.store(states + (returned_row(params, batch, i, head) + row) * params.key_dim, s);
           }
         }
         next = returned.after(t);

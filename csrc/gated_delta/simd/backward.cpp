@@ -152,9 +152,9 @@ class Chunk {
       clear(states_, block);
     }
     for (int64_t t = 0; t < args_.steps; ++t) {
-      const RowResults<kRows> results = step_rows<kRows, kPerChannel, false>(
-          states_ + t * block, states_ + (t + 1) * block, key_dim_, steps_[t],
-          v_ + t * value_row_ + row);
+      const RowResults<kRows> results =
+          step_rows<kRows, kPerChannel, false>(states_ + t * block, states_ + (t + 1) * block,
+                                               key_dim_, steps_[t], v_ + t * value_row_ + row);
       std::memcpy(errors_ + t * kRows, results.error, sizeof(results.error));
     }
     float* const d_state = args_.d_states + (head * value_dim_ + row) * key_dim_;

@@ -1,8 +1,8 @@
 // The gated delta rule, rows of the state apart from each other.
 //
-// few_steps: a row is read, changed and written as it lies in memory; vectors run along its columns.
-// many_steps: a block of rows is transposed into L1 and stays there for all steps; vectors run along
-// its rows, so that no step sums over the lanes of a vector.
+// few_steps: a row is read, changed and written as it lies in memory; vectors run along its
+// columns. many_steps: a block of rows is transposed into L1 and stays there for all steps; vectors
+// run along its rows, so that no step sums over the lanes of a vector.
 #include "gated_delta/simd/steps.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -101,8 +101,8 @@ inline void store_transposed(const float* block, int64_t count, int64_t key_dim,
   }
 }
 
-// Ends a step and begins the next one: s = g s + change k^T of `now`; y = s q of `now`; found = s gk
-// of `next`. Two sums per result hide the latency of additions.
+// Ends a step and begins the next one: s = g s + change k^T of `now`; y = s q of `now`; found = s
+// gk of `next`. Two sums per result hide the latency of additions.
 template <bool kPerChannel, bool kUpdates, bool kFinds>
 inline void sweep(float* block,
                   int64_t key_dim,

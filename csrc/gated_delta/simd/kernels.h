@@ -12,7 +12,7 @@ inline constexpr int64_t kMaxDeltaKeyDim = 256;
 inline constexpr int64_t kDeltaKeyDimUnit = 16;  // of which key dims are multiples
 inline constexpr int64_t kDeltaChunk = 64;       // steps between states that the backward keeps
 inline constexpr int64_t kMostFewSteps = 4;
-inline constexpr int64_t kDeltaRows = 4;         // rows of the state that step together
+inline constexpr int64_t kDeltaRows = 4;  // rows of the state that step together
 
 // A value head of a batch row. Steps lie some elements apart, columns are dense.
 struct DeltaHead {
@@ -40,11 +40,11 @@ struct DeltaSavedGradient {
 // Some rows of a value head, over all steps.
 struct DeltaForwardBlock {
   DeltaHead head;
-  int64_t steps;           // 1 or more
-  int64_t first, count;    // rows
-  const float* state_in;   // [value_dim, key_dim]; null: zeros. May be state_out.
-  float* state_out;        // null: not wanted
-  void* y;                 // of the first step, dense columns; null: not wanted
+  int64_t steps;          // 1 or more
+  int64_t first, count;   // rows
+  const float* state_in;  // [value_dim, key_dim]; null: zeros. May be state_out.
+  float* state_out;       // null: not wanted
+  void* y;                // of the first step, dense columns; null: not wanted
   int64_t y_step;
   const DeltaSaved* saved;  // in the order of their steps
   int64_t saved_count;
@@ -58,9 +58,9 @@ struct DeltaBackwardChunk {
   int64_t steps;                      // at most kDeltaChunk
   const void* d_y;
   int64_t d_y_step, d_y_head;
-  const float* states;   // before the first step; null: zeros
-  int64_t state_head;    // elements to that of the next head
-  float* d_states;       // [heads, value_dim, key_dim]: of the chunk's end, then of its start
+  const float* states;  // before the first step; null: zeros
+  int64_t state_head;   // elements to that of the next head
+  float* d_states;      // [heads, value_dim, key_dim]: of the chunk's end, then of its start
   const DeltaSavedGradient* d_saved;  // from the last step on
   int64_t d_saved_count, d_saved_head;
   // Dense; q_step and so on are elements from step to step.
