@@ -217,7 +217,7 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
       {&d_outputs[1], d_outputs.size() > 2 ? &d_outputs[2] : &d_outputs[1], d_state});
   if (chunks > 1) {
     params.steps = static_cast<int32_t>((chunks - 1) * chunk);
-    request.forward(params, constants, /*keeps_states=*/true, {kept.get(), kept.get(), kept.get()},
+    request.forward(params, constants, /*keeps_states=*/true, {&outputs[2], kept.get(), kept.get()},
                     &kept);
   }
   for (int64_t i = chunks - 1; i >= 0; --i) {

@@ -1,6 +1,7 @@
 """Calls that launch every kernel of the op, and the calls that models make (tests/metal_launches)."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -58,18 +59,14 @@ def every_kernel() -> Iterator[Call]:
 
 
 def of_models() -> Iterator[Call]:
-    # Qwen 3 Next and Qwen 3.5; Kimi Linear. One token, several in speculative decoding, a prompt, a padded batch of them.
-    for dtype, (heads, per_channel) in product(MODEL_DTYPES, (((16, 32), False), ((32, 32), True))):
-        for beta in (dtype, mx.float32):
-            for steps, options in (
-                (1, {}),
-                (FEW_TOKENS, {"return_states": list(range(FEW_TOKENS))}),
-                (PROMPT, {}),
-                (PROMPT, {"lengths": mx.array([77])}),
-            ):
-                arrays = _arrays(steps, heads, 128, dtype, per_channel=per_channel, beta=beta)
-                for eps, with_state in product((None, 1e-6), (True, False)):
-                    forward, backward = _calls(arrays if with_state else arrays[:-1], normalize_eps=eps, **options)
-                    yield forward
-                    if steps == PROMPT and not with_state:  # trained
-                        yield backward
+    # Qwen 3 Next and Qwen 3.5; Kimi Linear. They normalise q and k before the op, or leave it to the op.
+    for dtype, (heads, per_channel), eps in product(MODEL_DTYPES, (((16, 32), False), ((32, 32), True)), (None, 1e-6)):
+        for steps, options in (
+            (1, {}),
+            (FEW_TOKENS, {"return_states": list(range(FEW_TOKENS))}),
+            (PROMPT, {"lengths": mx.array([77])}),
+        ):
+            arrays = _arrays(steps, heads, 128, dtype, per_channel=per_channel)
+            yield partial(mlx_anvil.gated_delta, *arrays, normalize_eps=eps, **options)
+        # The beginning of a prompt, and a step of training.
+        yield from _calls(_arrays(PROMPT, heads, 128, dtype, per_channel=per_channel)[:-1], normalize_eps=eps)
