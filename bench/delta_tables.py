@@ -12,8 +12,6 @@ def gated_delta(results: Results) -> str:
         of_both = [f"{peaks[label] / 2**20:.0f}" if label in peaks else "" for label in ("ours", "mlx-lm")]
         decay = "channel" if row["per_channel"] else "head"
         cells = [row["op"], str(row["shape"][0]), decay, row["dtype"], milliseconds(row)]
-        of_copy = share(row["share_of_copy"]) if "share_of_copy" in row else ""
-        beside = times(row["speedup"]["mlx-lm"]) if row["speedup"] else ""
-        lines.append([*cells, of_copy, beside, *of_both])
+        lines.append([*cells, share(row.get("share_of_copy")), times(row["speedup"].get("mlx-lm")), *of_both])
     heads = ("", "steps", "decay per", "dtype", "ours", "share of copy", "vs mlx-lm", "peak, MiB", "mlx-lm's")
     return markdown(heads, lines)
