@@ -34,6 +34,16 @@ struct GatedDeltaParams {
 
 static_assert(sizeof(GatedDeltaParams) == 8 * 18 + 4 * 16, "same layout in C++ and MSL");
 
+struct GatedDeltaGatesParams {
+  int64_t rows;
+  int32_t heads;
+  int32_t channels;  // of a head
+  float lower_bound;
+  float rate_scale;
+};
+
+static_assert(sizeof(GatedDeltaGatesParams) == 8 + 4 * 4, "same layout in C++ and MSL");
+
 #ifndef __METAL__
 }  // namespace mlx_anvil
 #endif

@@ -4,6 +4,7 @@
 #include <metal_stdlib>
 
 #include "metal/common/over_lanes.h"
+#include "metal/gated_delta/load_gate.h"
 #include "metal/gated_delta/params.h"
 #include "metal/gated_delta/tiles.h"
 
@@ -38,11 +39,7 @@ struct Four<float> {
   }
 };
 
-// A number of g or beta, and four of g.
-template <typename T>
-METAL_FUNC float load_gate(const device T* from, bool is_float32, long at) {
-  return is_float32 ? reinterpret_cast<const device float*>(from)[at] : float(from[at]);
-}
+// Four numbers of g.
 template <typename T>
 METAL_FUNC float4 load_gates(const device T* from, long at) {
   return g_is_float32 ? Four<float>::load(reinterpret_cast<const device float*>(from) + at)

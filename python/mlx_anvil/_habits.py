@@ -323,6 +323,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "mla_decode": _MLA | _STREAM,
     "gated_delta": _DELTA | _STREAM,
+    "gated_delta_gates": {**_STREAM, "g": "a", "beta": "b", "alpha": "a", "a_log": "A_log", "bias": "dt_bias"},
     "silu_gate": _GATE | _STREAM,
     "gated": _GATE | _ACTIVATION | _STREAM,
     "rms_norm": {**_NORM, **_STREAM, "bias": "an RMS norm has no bias; add it to the result."},

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from checked_calls import Checked, any_dtype
+from checked_calls import Checked, any_dtype, each_way
 from tests.gated_delta.cases import Case, check_gradients, check_results, draw
 
 
@@ -18,6 +18,7 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     ):
         case = draw(steps, (1, 2), dims, any_dtype(rng), per_channel=per_channel, **options)
         yield Checked(partial(check, case))
+    yield from each_way(rng, "gated_delta_gates", (2, 5, 4))
 
 
 def check(case: Case) -> None:

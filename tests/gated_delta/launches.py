@@ -57,8 +57,20 @@ def every_kernel() -> Iterator[Call]:
                 arrays if with_state else arrays[:-1], lengths=lengths, return_states=positions, normalize_eps=eps
             )
 
+    for dtype, log, bias, bound in product(DTYPES, (True, False), (True, False), (None, -5.0)):
+        weights = [mx.zeros((4,), mx.float32 if is_float32 else dtype) for is_float32 in (log, bias)]
+        x = mx.zeros((1, 3, 4), dtype)
+        yield partial(mlx_anvil.gated_delta_gates, x, x, *weights, lower_bound=bound)
+
 
 def of_models() -> Iterator[Call]:
+    for dtype, bias in product(MODEL_DTYPES, (True, False)):
+        a, log = mx.zeros((1, 1, 32), dtype), mx.zeros((32,))
+        dt_bias = log if bias else log.astype(dtype)
+        yield partial(mlx_anvil.gated_delta_gates, a, a, log, dt_bias)
+        per_channel = mx.zeros((1, 1, 32, 128), dtype), a, log, mx.zeros((32, 128), dt_bias.dtype)
+        yield partial(mlx_anvil.gated_delta_gates, *per_channel)
+        yield partial(mlx_anvil.gated_delta_gates, *per_channel, lower_bound=-5.0)
     # Qwen 3 Next and Qwen 3.5; Kimi Linear. They normalise q and k before the op, or leave it to the op.
     for dtype, (heads, per_channel), eps in product(MODEL_DTYPES, (((16, 32), False), ((32, 32), True)), (None, 1e-6)):
         for steps, options in (

@@ -13,7 +13,7 @@ from mlx_anvil._op_spec import DTYPES, OpSpec
 from mlx_anvil.reference.experts import quantized_experts
 from mlx_anvil.reference.flash_attention import flash_attention
 from mlx_anvil.reference.gated import gated
-from mlx_anvil.reference.gated_delta import gated_delta
+from mlx_anvil.reference.gated_delta import gated_delta, gated_delta_gates
 from mlx_anvil.reference.gather_matmul import gather_matmul, gather_quantized_matmul
 from mlx_anvil.reference.kv_append import kv_append
 from mlx_anvil.reference.mla_decode import mla_decode
@@ -33,6 +33,7 @@ __all__ = [
     "flash_attention",
     "gated",
     "gated_delta",
+    "gated_delta_gates",
     "gather_matmul",
     "gather_quantized_matmul",
     "kv_append",

@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
+from mlx_anvil.reference import _float64
 
 
 def gated_delta(
@@ -57,6 +58,27 @@ def gated_delta(
     at = return_states if isinstance(return_states, mx.array) else mx.array(return_states, mx.int32)
     rows = mx.broadcast_to(at if at.ndim == 2 else at[None], (batch, at.shape[-1]))
     return *results, mx.take_along_axis(mx.stack(states, axis=1), rows[..., None, None, None], axis=1)
+
+
+def gated_delta_gates(
+    a: mx.array,
+    b: mx.array,
+    A_log: mx.array,
+    dt_bias: mx.array,
+    *,
+    lower_bound: float | None = None,
+    allow_neg_eigval: bool = False,
+) -> tuple[mx.array, mx.array]:
+    """``g = exp(-exp(A_log) softplus(a + dt_bias))``, or ``exp(lower_bound sigmoid(exp(A_log) (a + dt_bias)))``, and
+    ``beta = sigmoid(b)``, or twice that. ``a`` is ``[..., H]`` or ``[..., H, D]``, ``b`` is ``[..., H]``."""
+    speed = _float64.exp(A_log.reshape(-1))
+    speed = speed[:, None] if a.ndim > b.ndim else speed
+    x = a + dt_bias
+    if lower_bound is not None:
+        g = _float64.exp(lower_bound * _float64.sigmoid(speed * x))
+    else:
+        g = _float64.exp(-speed * (mx.maximum(x, 0) + mx.log(1 + _float64.exp(-mx.abs(x)))))
+    return g, _float64.sigmoid(b) * (2 if allow_neg_eigval else 1)
 
 
 # ---- a shape is (batch, T, heads of k, heads of v, dim of k, dim of v) -----------------------------------------------
@@ -125,6 +147,43 @@ def _spec(
     )
 
 
+# ---- of gates, a shape is (batch, T, heads, channels) or (batch, T, heads) -------------------------------------------
+
+
+def _gates_inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
+    arrays = [
+        mx.random.normal(shape),
+        mx.random.normal(shape[:3]),
+        0.5 * mx.random.normal(shape[2:3]),
+        mx.random.normal(shape[2:]),
+    ]
+    return [x.astype(dtype) for x in arrays]
+
+
+def _sum_of_gates(function: Callable[..., Any], **options: Any) -> Callable[..., mx.array]:
+    def of_arrays(*arrays: mx.array, **more: Any) -> mx.array:
+        a, b = arrays[:2]
+        g, beta = function(*arrays, **options, **more)
+        beta = beta[..., None] if a.ndim > b.ndim else beta
+        return cast(mx.array, (g + beta).astype(a.dtype))
+
+    return of_arrays
+
+
+def _gates_spec(variant: str, shapes: tuple[tuple[int, ...], ...], **options: Any) -> OpSpec:
+    return OpSpec(
+        name="gated_delta_gates",
+        variant=variant,
+        function=_sum_of_gates(_ext.gated_delta_gates, **options),
+        reference=_sum_of_gates(gated_delta_gates, **options),
+        make_inputs=_gates_inputs,
+        arguments=("a", "b", "A_log", "dt_bias"),
+        operands=("a", "b", "A_log", "dt_bias"),
+        contract_shapes=shapes,
+        check_shapes=(tuple(3 * n + 1 for n in shapes[-1]), (1, 512, 32, *((128,) if len(shapes[-1]) == 4 else ()))),
+    )
+
+
 SPECS = (
     _spec(
         "",
@@ -138,5 +197,12 @@ SPECS = (
         per_channel=True,
         normalize_eps=1e-6,
         return_states=(1,),
+    ),
+    _gates_spec("", ((1, 1, 1), (0, 2, 3), (2, 0, 3), (1, 3, 31), (2, 5, 4), (3, 7, 5))),
+    _gates_spec(
+        "channels",
+        ((1, 1, 1, 1), (0, 2, 3, 4), (1, 3, 2, 33), (2, 3, 4, 5), (1, 4, 3, 7)),
+        lower_bound=-5.0,
+        allow_neg_eigval=True,
     ),
 )
