@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from harness import comparison, console_table, write_results
+from harness import comparison, console_table, peak_bytes, write_results
 
 import click
 import mlx.core as mx
@@ -60,14 +60,6 @@ def with_arrays(call: Call) -> Call:
             call()
 
     return with_array
-
-
-def peak_bytes(call: Call) -> int:
-    call()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    call()
-    return mx.get_peak_memory() - before
 
 
 def rows(dtype: mx.Dtype, rounds: int) -> list[dict[str, Any]]:

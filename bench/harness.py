@@ -34,6 +34,7 @@ __all__ = [
     "measure",
     "on_other_data",
     "operand_sets",
+    "peak_bytes",
     "per_call",
     "plain_ticks",
     "ratio",
@@ -180,6 +181,16 @@ def comparison(
         "speedup": {label: round(ratio(t, ours), 3) for label, t in timings.items() if label != "ours"},
         "seconds": {label: as_json(t) for label, t in timings.items()},
     }
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """The most memory that a second call holds at a time beyond what is held already."""
+    call()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    call()
+    return mx.get_peak_memory() - before
 
 
 def _commit() -> str:

@@ -11,6 +11,7 @@ from harness import RESULTS
 import agx_tables
 import apple_tables
 import cache_tables
+import delta_tables
 import estimate_tables
 import expert_tables
 from op_tables import OP_TABLES
@@ -312,6 +313,7 @@ TABLES = {
     "batch_caches": ("batch_caches_cpu", cache_tables.batches),
     "paged_attention": ("paged_attention_cpu", cache_tables.paged),
     "kv_append": ("kv_append_cpu", cache_tables.appended),
+    "gated_delta": ("gated_delta_cpu", delta_tables.gated_delta),
     **OP_TABLES,
 }
 

@@ -2,20 +2,10 @@
 #pragma once
 
 #include "metal/common/online_softmax.h"
+#include "metal/common/over_lanes.h"
 #include "metal/common/tile.h"
 #include "metal/common/unroll.h"
 #include "metal/flash_attention/decode_load.h"
-
-// Returns the maximum or the sum of x over the lanes that differ in bits from kFirst to kEnd.
-template <bool kMaximum, int kFirst, int kEnd = 32>
-METAL_FUNC float over_lanes(float x) {
-  MLX_ANVIL_UNROLL
-  for (int distance = kFirst; distance < kEnd; distance *= 2) {
-    const float other = metal::simd_shuffle_xor(x, ushort(distance));
-    x = kMaximum ? metal::fmax(x, other) : x + other;
-  }
-  return x;
-}
 
 // Keys arrive in blocks. A slot is a group of lanes that share keys of a block; each lane
 // multiplies kElements columns of them. Lanes then exchange partial sums until each has the score

@@ -338,9 +338,31 @@ _CONV = {
     "dilation": "there is no dilation, so leave it out.",
 }
 
+_DELTA = {
+    # flash-linear-attention, mlx-lm
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "queries": "q",
+    "keys": "k",
+    "values": "v",
+    "initial_state": "state",
+    "recurrent_state": "state",
+    "scale": "multiply q by it; normalize_eps folds Dk**-0.5 in.",
+    "use_qk_l2norm_in_kernel": "normalize_eps=1e-6",
+    "output_final_state": "the last state is always returned, so leave it out.",
+    "mask": "padding is given by lengths.",
+    "b": "beta",
+    "decay": "g",
+    "gk": "g",
+    "seq_lens": "lengths",
+}
+
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flash_attention": _ATTENTION | _STREAM,
     "mla_decode": _MLA | _STREAM,
+    "gated_delta": _DELTA | _STREAM,
+    "gated_delta_gates": {**_STREAM, "g": "a", "beta": "b", "alpha": "a", "a_log": "A_log", "bias": "dt_bias"},
     "silu_gate": _GATE | _STREAM,
     "gated": _GATE | _ACTIVATION | _STREAM,
     "sigmoid_gate": _OUTPUT_GATE | _STREAM,

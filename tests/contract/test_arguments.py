@@ -73,7 +73,7 @@ INTS = {"group_size": 64, "bits": 4, "dims": 4, "k": 2, "window_size": 3, "offse
 INTS |= {"down_group_size": 64, "down_bits": 4, "n_group": 2, "topk_group": 1, "num_experts": 2}
 INTS |= {"kv_group_size": 64, "kv_bits": 4}
 FLOATS = {"scale": 0.5, "softcap": 3.0, "eps": 1e-6, "weight_offset": 1.0, "base": 100.0, "limit": 7.0}
-FLOATS |= {"routed_scaling_factor": 2.5}
+FLOATS |= {"routed_scaling_factor": 2.5, "normalize_eps": 1e-6, "lower_bound": -5.0}
 BOOLS = {
     "transpose": True,
     "return_values": True,
@@ -84,6 +84,7 @@ BOOLS = {
     "sorted": False,
     "sorted_indices": True,
     "dt_softplus": True,
+    "allow_neg_eigval": True,
 }
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "silu", "dtype": mx.float32, "stream": mx.cpu}
 OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine", "rope": {"dims": 4}}
@@ -93,8 +94,9 @@ ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correcti
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}
 ARRAYS |= {"a", "b", "lhs_indices", "rhs_indices", "lengths", "q_lengths", "cu_seqlens_q", "cu_seqlens_k"}
 ARRAYS |= {"starts", "block_table", "cache_k", "cache_v", "slots", "q_nope", "q_rope", "latent", "k_rope", "dt"}
-ARRAYS |= {"A", "B", "C", "D", "z", "state"}
-ARRAYS_K = {("flash_attention", "k"), ("kv_append", "k"), ("rope_qk", "k"), ("rope_and_cache", "k")}  # an int elsewhere
+ARRAYS |= {"A", "B", "C", "D", "z", "state", "g", "beta", "return_states", "A_log", "dt_bias"}
+# An int elsewhere.
+ARRAYS_K = {(op, "k") for op in ("flash_attention", "gated_delta", "kv_append", "rope_qk", "rope_and_cache")}
 
 
 def parameters(op: str) -> list[str]:

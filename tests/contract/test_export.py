@@ -17,7 +17,16 @@ from support import FLOAT32_TOLERANCE, OTHER_KERNEL, Arrays, as_list, max_error,
 
 each_op = pytest.mark.parametrize("spec", OPS.values(), ids=OPS.keys())
 # MLX's ops in these graphs infer no shapes; importing says so.
-FIXED_SHAPES = ("causal_conv1d", "kv_append", "moe_", "quantized_experts", "rope", "selective_scan", "softmax_topk")
+FIXED_SHAPES = (
+    "causal_conv1d",
+    "gated_delta",
+    "kv_append",
+    "moe_",
+    "quantized_experts",
+    "rope",
+    "selective_scan",
+    "softmax_topk",
+)
 
 
 def draw(spec: OpSpec, shape: tuple[int, ...]) -> Arrays:

@@ -15,12 +15,18 @@ from tests.metal_launches.record import Launch
 # Metal's names of the dtypes. uchar is not among them: kernels take masks of any dtype as bytes.
 DTYPES = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "uint": "uint32", "ulong": "uint64"}
 # Arrays that are of float32 instead where this function constant is true, by kernel and binding: outputs that hold
-# partial sums, frequencies that the user gave.
+# partial sums, frequencies that the user gave, gates of a model that computes them in float32.
 FLOATS_INSTEAD = {
     ("flash_attention_decode", 7): "keys_are_in_parts",
     ("flash_attention_decode_matrix", 7): "keys_are_in_parts",
     ("flash_attention_quantized_decode", 11): "keys_are_in_parts",
     ("flash_attention_quantized_decode_matrix", 11): "keys_are_in_parts",
+    ("gated_delta_forward", 3): "g_is_float32",
+    ("gated_delta_forward", 4): "beta_is_float32",
+    ("gated_delta_backward", 3): "g_is_float32",
+    ("gated_delta_backward", 4): "beta_is_float32",
+    ("gated_delta_gates", 2): "log_is_float32",
+    ("gated_delta_gates", 3): "bias_is_float32",
     ("mla_decode", 6): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",
     ("rope_one", 2): "frequencies_are_given",

@@ -14,6 +14,7 @@ from mlx_anvil.reference.causal_conv1d import causal_conv1d
 from mlx_anvil.reference.experts import quantized_experts
 from mlx_anvil.reference.flash_attention import flash_attention
 from mlx_anvil.reference.gated import gated
+from mlx_anvil.reference.gated_delta import gated_delta, gated_delta_gates
 from mlx_anvil.reference.gather_matmul import gather_matmul, gather_quantized_matmul
 from mlx_anvil.reference.kv_append import kv_append
 from mlx_anvil.reference.mla_decode import mla_decode
@@ -35,6 +36,8 @@ __all__ = [
     "causal_conv1d",
     "flash_attention",
     "gated",
+    "gated_delta",
+    "gated_delta_gates",
     "gather_matmul",
     "gather_quantized_matmul",
     "kv_append",

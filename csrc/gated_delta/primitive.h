@@ -1,0 +1,62 @@
+// The graph nodes of gated_delta.
+#pragma once
+
+#include <string>
+
+#include "common/primitive.h"
+#include "gated_delta/compose.h"
+#include "gated_delta/gated_delta.h"
+#include "gated_delta/problem.h"
+
+namespace mlx_anvil {
+
+DeltaSizes sizes_of(const GatedDeltaInputs& in);
+
+// The arguments of a call, for kernels.
+void fill_arguments(DeltaArgs& args, const GatedDeltaConfig& config, const GatedDeltaInputs& in);
+DeltaView delta_view_of(const mx::array& x);
+
+// The first inputs are the arrays of GatedDeltaInputs, without those that the call lacks.
+class GatedDeltaPrimitive : public FusedPrimitive {
+ public:
+  GatedDeltaPrimitive(mx::Stream stream, const GatedDeltaConfig& config)
+      : FusedPrimitive(stream), config_(config) {}
+
+  const char* op() const override { return kGatedDelta; }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return FusedPrimitive::is_equivalent(other) &&
+           config_ == static_cast<const GatedDeltaPrimitive&>(other).config_;
+  }
+
+ protected:
+  static constexpr size_t kState = 5;  // if there is one
+
+  size_t lengths_at() const { return kState + config_.has_state; }
+  size_t positions_at() const { return lengths_at() + config_.has_lengths; }
+  size_t operand_count() const { return positions_at() + config_.returns_states; }
+  bool is_integer(size_t i) const { return i >= lengths_at() && i < operand_count(); }
+
+  GatedDeltaInputs operands(const Arrays& inputs) const;
+
+  // Rows are dense in kernels, and states altogether.
+  bool wants_dense(size_t) const override { return true; }
+  bool takes(size_t i, const mx::array& x) const override;
+
+  // All inputs with vmap's axis as part of the batch.
+  Arrays fold(const Arrays& inputs, const std::vector<int>& axes);
+  std::pair<Arrays, std::vector<int>> unfold(Arrays outputs, int length);
+
+  const GatedDeltaConfig config_;
+};
+
+// Returns y, the last state, and the states of `in.positions`.
+Arrays apply_gated_delta(const GatedDeltaConfig& config, GatedDeltaInputs in, mx::Stream stream);
+
+// `inputs`: those of the call, then the gradients of its results. Returns the gradients of q, k and
+// v, those of g and beta in float32, and that of the state if there is one.
+Arrays apply_gated_delta_backward(const GatedDeltaConfig& config,
+                                  const Arrays& inputs,
+                                  mx::Stream stream);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,198 @@
+// The gated delta rule, rows of the state apart from each other.
+//
+// few_steps: a row is read, changed and written as it lies in memory; vectors run along its
+// columns. many_steps: a block of rows is transposed into L1 and stays there for all steps; vectors
+// run along its rows, so that no step sums over the lanes of a vector.
+#include "gated_delta/simd/steps.h"
+
+namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
+
+namespace {
+
+// ---- few steps ----------------------------------------------------------------------------------
+
+template <class T, int kRows, bool kPerChannel>
+void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_t row) {
+  static constexpr float kZeros[kRows * kMaxDeltaKeyDim] = {};
+  const int64_t key_dim = block.head.key_dim;
+  float* const to = block.state_out + row * key_dim;
+  const float* from = block.state_in ? block.state_in + row * key_dim : kZeros;
+  const DeltaSaved* saved = block.saved;
+  for (int64_t t = 0; t < block.steps; ++t, from = to) {
+    float lanes[kLanes];
+    const T* const v = static_cast<const T*>(block.head.v) + t * block.head.v_step + row;
+    store_lanes(lanes, load_first(v, kRows));
+    const RowResults<kRows> results =
+        step_rows<kRows, kPerChannel, true>(from, to, key_dim, steps[t], lanes);
+    std::memcpy(lanes, results.y, sizeof(results.y));
+    store_first(static_cast<T*>(block.y) + t * block.y_step + row, kRows, load_lanes(lanes));
+    for (; saved < block.saved + block.saved_count && saved->step == t; ++saved) {
+      std::memcpy(saved->state + row * key_dim, to,
+                  static_cast<size_t>(kRows * key_dim) * sizeof(float));
+    }
+  }
+}
+
+template <class T, bool kPerChannel>
+void few_steps(const DeltaForwardBlock& block) {
+  StepBuffer memory[kMostFewSteps];
+  Step steps[kMostFewSteps];
+  for (int64_t t = 0; t < block.steps; ++t) {
+    steps[t] = load_step<T>(block.head, t, memory[t]);
+  }
+  int64_t row = block.first;
+  const int64_t end = block.first + block.count;
+  for (; row + kDeltaRows <= end; row += kDeltaRows) {
+    few_steps_of_rows<T, kDeltaRows, kPerChannel>(block, steps, row);
+  }
+  for (; row < end; ++row) {
+    few_steps_of_rows<T, 1, kPerChannel>(block, steps, row);
+  }
+}
+
+template <class T>
+void few_steps_of(const DeltaForwardBlock& block) {
+  block.head.is_per_channel ? few_steps<T, true>(block) : few_steps<T, false>(block);
+}
+
+// ---- many steps ---------------------------------------------------------------------------------
+
+inline constexpr int kVectors = 2;  // of rows in a block
+inline constexpr int kBlockRows = kVectors * kLanes;
+
+struct Rows {
+  f32v part[kVectors];
+};
+
+// [key_dim][kBlockRows]
+struct alignas(64) TransposedBlock {
+  float s[kMaxDeltaKeyDim * kBlockRows];
+};
+
+// Copies rows between their places and the block. Rows past `count` are zeros in the block.
+inline void load_transposed(const float* rows, int64_t count, int64_t key_dim, float* block) {
+  for (int part = 0; part < kVectors; ++part) {
+    for (int64_t d = 0; d < key_dim; d += kLanes) {
+      f32v x[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const int64_t row = part * kLanes + i;
+        x[i] = rows && row < count ? load_lanes(rows + row * key_dim + d) : f32v{};
+      }
+      transpose(x);
+      for (int i = 0; i < kLanes; ++i) {
+        store_lanes(block + (d + i) * kBlockRows + part * kLanes, x[i]);
+      }
+    }
+  }
+}
+
+inline void store_transposed(const float* block, int64_t count, int64_t key_dim, float* rows) {
+  for (int part = 0; part < kVectors; ++part) {
+    for (int64_t d = 0; d < key_dim; d += kLanes) {
+      f32v x[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        x[i] = load_lanes(block + (d + i) * kBlockRows + part * kLanes);
+      }
+      transpose(x);
+      for (int64_t i = 0; i < kLanes && part * kLanes + i < count; ++i) {
+        store_lanes(rows + (part * kLanes + i) * key_dim + d, x[i]);
+      }
+    }
+  }
+}
+
+// Ends a step and begins the next one: s = g s + change k^T of `now`; y = s q of `now`; found = s
+// gk of `next`. Two sums per result hide the latency of additions.
+template <bool kPerChannel, bool kUpdates, bool kFinds>
+inline void sweep(float* block,
+                  int64_t key_dim,
+                  const Step& now,
+                  const Step& next,
+                  const Rows& change,
+                  Rows& y,
+                  Rows& found) {
+  Rows ys[2] = {}, founds[2] = {};
+  for (int64_t d = 0; d < key_dim; d += 2) {
+    for (int half = 0; half < 2; ++half) {
+      float* const column = block + (d + half) * kBlockRows;
+      for (int part = 0; part < kVectors; ++part) {
+        f32v s = load_lanes(column + part * kLanes);
+        if constexpr (kUpdates) {
+          const float decay = kPerChannel ? now.g[d + half] : now.decay;
+          s = s * decay + change.part[part] * now.k[d + half];
+          store_lanes(column + part * kLanes, s);
+          ys[half].part[part] += s * now.q[d + half];
+        }
+        if constexpr (kFinds) {
+          founds[half].part[part] += s * next.gk[d + half];
+        }
+      }
+    }
+  }
+  for (int part = 0; part < kVectors; ++part) {
+    y.part[part] = ys[0].part[part] + ys[1].part[part];
+    found.part[part] = founds[0].part[part] + founds[1].part[part];
+    if constexpr (kFinds && !kPerChannel) {
+      found.part[part] *= next.decay;
+    }
+  }
+}
+
+template <class T, bool kPerChannel>
+void steps_of_rows(const DeltaForwardBlock& all, int64_t first, int64_t count) {
+  const DeltaHead& head = all.head;
+  const int64_t key_dim = head.key_dim;
+  TransposedBlock block;
+  load_transposed(all.state_in ? all.state_in + first * key_dim : nullptr, count, key_dim, block.s);
+  StepBuffer memory[2];
+  Step now = load_step<T>(head, 0, memory[0]);
+  Rows change, y, found;
+  sweep<kPerChannel, false, true>(block.s, key_dim, now, now, change, y, found);
+  int64_t saved = 0;
+  for (int64_t t = 0; t < all.steps; ++t) {
+    const T* const v = static_cast<const T*>(head.v) + t * head.v_step + first;
+    for (int part = 0; part < kVectors; ++part) {
+      const int64_t lanes = count - part * kLanes;
+      const f32v of_part = lanes > 0 ? load_first(v + part * kLanes, lanes) : f32v{};
+      change.part[part] = (of_part - found.part[part]) * now.beta;
+    }
+    if (t + 1 < all.steps) {
+      const Step next = load_step<T>(head, t + 1, memory[(t + 1) % 2]);
+      sweep<kPerChannel, true, true>(block.s, key_dim, now, next, change, y, found);
+      now = next;
+    } else {
+      sweep<kPerChannel, true, false>(block.s, key_dim, now, now, change, y, found);
+    }
+    for (int part = 0; all.y && part < kVectors && part * kLanes < count; ++part) {
+      T* const to = static_cast<T*>(all.y) + t * all.y_step + first + part * kLanes;
+      store_first(to, count - part * kLanes, y.part[part]);
+    }
+    for (; saved < all.saved_count && all.saved[saved].step == t; ++saved) {
+      store_transposed(block.s, count, key_dim, all.saved[saved].state + first * key_dim);
+    }
+  }
+  if (all.state_out) {
+    store_transposed(block.s, count, key_dim, all.state_out + first * key_dim);
+  }
+}
+
+template <class T>
+void many_steps(const DeltaForwardBlock& all) {
+  for (int64_t row = 0; row < all.count; row += kBlockRows) {
+    const int64_t count = all.count - row < kBlockRows ? all.count - row : kBlockRows;
+    all.head.is_per_channel ? steps_of_rows<T, true>(all, all.first + row, count)
+                            : steps_of_rows<T, false>(all, all.first + row, count);
+  }
+}
+
+template <class T>
+constexpr DeltaForwardKernels kernels() {
+  return {few_steps_of<T>, many_steps<T>, kBlockRows};
+}
+
+}  // namespace
+
+constinit const PerDtype<DeltaForwardKernels> gated_delta_forward_kernels_table = {
+    .float32 = kernels<float>(), .float16 = kernels<f16>(), .bfloat16 = kernels<bf16>()};
+
+}  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE

@@ -1,0 +1,331 @@
+// gated_delta: gradients of a chunk of steps. The host goes from the last chunk to the first.
+//
+//   d_S += d_y q^T;  d_q = S^T d_y;  d_v = beta d_S k;  d_beta = (v - S' k) d_S k
+//   d_S' = d_S - d_v k^T;  d_k = d_S^T u - S'^T d_v;  d_g = d_S' * S_before;  d_S_before = g d_S'
+// with u = beta (v - S' k) and S' = g S_before. d_q, d_k, d_g and d_beta are sums over the rows of
+// the state, d_q and d_k also over the value heads that share a key head.
+//
+// Kernels: gated_delta_backward_<dtype>_k<tile of the key dim>, gated_delta_sum_<dtype>.
+// Grid: backward: x covers blocks of rows, y value heads, z batch rows and may be smaller than the
+// batch. sum: x covers steps of the chunk and key heads, z batch rows likewise.
+// Threadgroup: backward: 256 x 1 x 1, or 128 for a tile of 256; sum: 128 x 1 x 1.
+//
+// Bindings:
+//   backward: q, k, v, g, beta, state, lengths, positions, kept, d_y, d_state_out, d_states,
+//             d_state, before, parts, d_v, d_state, params. `before` is memory for the states of
+//             the chunk. The gradient of the state goes from chunk to chunk in d_state.
+//   sum:      q, k, parts, d_q, d_k, d_g, d_beta, params
+// Function constants: 0 to 8 as in state.h. Rows are dense; alignment: constant 0.
+//
+//   backward: for each step: store the share of S_before; step as in forward.metal
+//             for each step from the last: load S_before; the formulas above in registers;
+//               sum over the SIMD group's rows by exchanges, and store to threadgroup memory
+//               one barrier (two buffers alternate); add up over SIMD groups; store the part
+//   sum:      a SIMD group adds up the parts of a step and a key head, in their order, and takes
+//   the
+//             normalisation back
+#include "metal/common/kernel.h"
+#include "metal/gated_delta/state.h"
+
+// The numbers of a part: sums for d_q, d_k and d_g per channel, then d_g per head and d_beta.
+METAL_FUNC int part_vectors() {
+  return g_is_per_channel ? 3 : 2;
+}
+METAL_FUNC long part_size(constant GatedDeltaParams& params) {
+  return long(part_vectors()) * params.key_dim + 2;
+}
+METAL_FUNC long part_of(constant GatedDeltaParams& params, int batch, int step, int head) {
+  return ((long(batch) * params.chunk + step) * params.value_heads + head) * params.blocks;
+}
+
+// The sum over the rows of the simdgroup, in all their lanes.
+template <int kLanes>
+METAL_FUNC float4 over_rows(float4 x) {
+  MLX_ANVIL_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    x[j] = over_lanes<false, kLanes, 32>(x[j]);
+  }
+  return x;
+}
+
+template <typename T, int kTile, int kLanes, int kSimdgroups>
+[[kernel, max_total_threads_per_threadgroup(32 * kSimdgroups)]] void gated_delta_backward(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* v [[buffer(2)]],
+    const device T* g [[buffer(3)]],
+    const device T* beta [[buffer(4)]],
+    const device float* state [[buffer(5)]],
+    const device int* lengths [[buffer(6)]],
+    const device int* positions [[buffer(7)]],
+    const device float* kept [[buffer(8)]],
+    const device T* d_y [[buffer(9)]],
+    const device float* d_state_out [[buffer(10)]],
+    const device float* d_states [[buffer(11)]],
+    const device float* d_state_in [[buffer(12)]],
+    device float* before [[buffer(13)]],
+    device float* parts [[buffer(14)]],
+    device T* d_v [[buffer(15)]],
+    device float* d_state [[buffer(16)]],
+    constant GatedDeltaParams& params [[buffer(17)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint thread_lane [[thread_index_in_simdgroup]]) {
+  using Share = RowShare<kTile, kLanes>;
+  threadgroup float shares[2][kSimdgroups][3 * kTile + 2];
+  Share share;
+  share.lane = int(thread_lane) % kLanes;
+  share.columns = params.key_dim;
+  const int row_in_simdgroup = int(thread_lane) / kLanes;
+  const int row = (int(group.x) * kSimdgroups + int(simdgroup)) * Share::kRows + row_in_simdgroup;
+  const bool exists = row < params.value_dim;
+  const int head = int(group.y);
+  int turn = 0;
+  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
+    const HeadPlace place = place_of(params, batch, head);
+    const int steps = steps_of(params, lengths, batch) - params.first;  // of the chunk, or none
+    const Positions returned = positions_of(params, positions, batch);
+    const long own_row = (place.state + row) * params.key_dim;
+    const long rows_of_states = long(params.batch) * params.value_heads * params.value_dim;
+
+    float4 s[Share::kPacks], x[Share::kPacks], decay[Share::kPacks];
+    if (params.first > 0) {
+      const long chunk = params.first / params.chunk - 1;
+      share.load(kept + chunk * rows_of_states * params.key_dim + own_row, exists, s);
+    } else {
+      share.load(state + own_row, has_state && exists, s);
+    }
+    for (int i = 0; i < params.steps && i < steps; ++i) {
+      const long t = params.first + i;
+      if (exists) {
+        share.store(before + i * rows_of_states * params.key_dim + own_row, s);
+      }
+      share.load_decay(g, place.g + t * params.g_strides[1], decay);
+      share.load_key(k + place.k + t * params.k_strides[1], params, 1.0f, x);
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < Share::kPacks; ++j) {
+        s[j] *= decay[j];
+      }
+      const float found = share.sum(share.dot(s, x));
+      const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
+      const float rate = load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
+      const float change = rate * (value - found);
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < Share::kPacks; ++j) {
+        s[j] += change * x[j];
+      }
+    }
+
+    float4 d_s[Share::kPacks];
+    share.load((params.is_last != 0 ? d_state_out : d_state_in) + own_row, exists, d_s);
+    const int end = params.first + params.steps;
+    int next = returned.before(end);
+    for (int i = params.steps - 1; i >= 0; --i) {
+      const int t = params.first + i;
+      if (returns_states && t == next) {
+        for (int j = 0; j < returned.count; ++j) {
+          if (returned.at(j) == t) {
+            float4 more[Share::kPacks];
+            share.load(d_states + (returned_row(params, batch, j, head) + row) * params.key_dim,
+                       exists, more);
+            MLX_ANVIL_UNROLL
+            for (int n = 0; n < Share::kPacks; ++n) {
+              d_s[n] += more[n];
+            }
+          }
+        }
+        next = returned.before(t);
+      }
+      threadgroup float* const own = shares[turn][simdgroup];
+      float d_value = 0.0f;
+      if (i < steps) {
+        float4 old[Share::kPacks], q_sums[Share::kPacks];
+        share.load(before + i * rows_of_states * params.key_dim + own_row, exists, old);
+        share.load_decay(g, place.g + t * params.g_strides[1], decay);
+        share.load_key(q + place.q + t * params.q_strides[1], params, params.q_scale, x);
+        const float d_out =
+            exists ? float(d_y[batch * params.d_y_strides[0] + t * params.d_y_strides[1] +
+                               head * params.d_y_strides[2] + row])
+                   : 0.0f;
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < Share::kPacks; ++j) {
+          d_s[j] += d_out * x[j];
+          q_sums[j] = over_rows<kLanes>(d_out * s[j]);
+          s[j] = decay[j] * old[j];
+        }
+        share.load_key(k + place.k + t * params.k_strides[1], params, 1.0f, x);
+        const float d_change = share.sum(share.dot(d_s, x));
+        const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
+        const float error = value - share.sum(share.dot(s, x));
+        const float rate =
+            load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
+        d_value = rate * d_change;
+        const float change = rate * error;
+        float d_decay = 0.0f;
+        MLX_ANVIL_UNROLL
+        for (int j = 0; j < Share::kPacks; ++j) {
+          const float4 k_sum = over_rows<kLanes>(change * d_s[j] - d_value * s[j]);
+          const float4 d_decayed = d_s[j] - d_value * x[j];
+          float4 d_factor = d_decayed * old[j];
+          d_decay += d_factor.x + d_factor.y + d_factor.z + d_factor.w;
+          d_factor = g_is_per_channel ? over_rows<kLanes>(d_factor) : d_factor;
+          if (row_in_simdgroup == 0) {
+            const int column = share.column(j);
+            MLX_ANVIL_UNROLL
+            for (int n = 0; n < 4; ++n) {
+              own[column + n] = q_sums[j][n];
+              own[kTile + column + n] = k_sum[n];
+              if (g_is_per_channel) {
+                own[2 * kTile + column + n] = d_factor[n];
+              }
+            }
+          }
+          d_s[j] = decay[j] * d_decayed;
+          s[j] = old[j];
+        }
+        const float d_rate = metal::simd_sum(share.lane == 0 ? d_change * error : 0.0f);
+        d_decay = metal::simd_sum(d_decay);
+        if (thread_lane == 0) {
+          own[3 * kTile] = d_decay;
+          own[3 * kTile + 1] = d_rate;
+        }
+      }
+      if (exists && share.lane == 0) {
+        const long token = long(batch) * params.length + t;
+        d_v[(token * params.value_heads + head) * params.value_dim + row] = T(d_value);
+      }
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      device float* const part =
+          parts + (part_of(params, batch, i, head) + int(group.x)) * part_size(params);
+      const int vectors = part_vectors();
+      for (int place = int(simdgroup * 32 + thread_lane); place < vectors * params.key_dim + 2;
+           place += 32 * kSimdgroups) {
+        const int vector = place / params.key_dim;
+        const int at = vector < vectors ? vector * kTile + place % params.key_dim
+                                        : 3 * kTile + place - vectors * params.key_dim;
+        float sum = 0.0f;
+        for (int n = 0; n < kSimdgroups && i < steps; ++n) {
+          sum += shares[turn][n][at];
+        }
+        part[place] = sum;
+      }
+      turn ^= 1;
+    }
+    if (exists) {
+      share.store(d_state + own_row, d_s);
+    }
+  }
+}
+
+// The gradient of a row that was normalised, from that of the normalised row.
+template <typename T>
+METAL_FUNC void store_key(const device T* row,
+                          constant GatedDeltaParams& params,
+                          float scale,
+                          uint lane,
+                          thread float (&sums)[8],
+                          device T* to) {
+  float factor = 1.0f, shift = 0.0f;
+  if (normalizes) {
+    float squares = 0.0f, products = 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int column = i * 32 + int(lane);
+      const float own = column < params.key_dim ? float(row[column]) : 0.0f;
+      squares += own * own;
+      products += own * sums[i];
+    }
+    const float root = metal::precise::rsqrt(metal::simd_sum(squares) + params.eps);
+    factor = scale * root;
+    shift = metal::simd_sum(products) * root * root;
+  }
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const int column = i * 32 + int(lane);
+    if (column < params.key_dim) {
+      const float own = normalizes ? float(row[column]) * shift : 0.0f;
+      to[column] = T((sums[i] - own) * factor);
+    }
+  }
+}
+
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(32 * kDeltaSumSimdgroups)]] void gated_delta_sum(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device float* parts [[buffer(2)]],
+    device T* d_q [[buffer(3)]],
+    device T* d_k [[buffer(4)]],
+    device float* d_g [[buffer(5)]],
+    device float* d_beta [[buffer(6)]],
+    constant GatedDeltaParams& params [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const int place = int(group.x) * kDeltaSumSimdgroups + int(simdgroup);
+  const int step = place / params.key_heads, key_head = place % params.key_heads;
+  if (step >= params.steps) {
+    return;
+  }
+  const long size = part_size(params), key_dim = params.key_dim;
+  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
+    const int t = params.first + step;
+    const long token = long(batch) * params.length + t;
+    float q_sums[8] = {}, k_sums[8] = {};
+    for (int head = key_head * params.group; head < (key_head + 1) * params.group; ++head) {
+      const device float* const own = parts + part_of(params, batch, step, head) * size;
+      const long gate = token * params.value_heads + head;
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const int column = i * 32 + int(lane);
+        float g_sum = 0.0f;
+        for (int block = 0; column < key_dim && block < params.blocks; ++block) {
+          const device float* const part = own + block * size + column;
+          q_sums[i] += part[0];
+          k_sums[i] += part[key_dim];
+          g_sum += g_is_per_channel ? part[2 * key_dim] : 0.0f;
+        }
+        if (g_is_per_channel && column < key_dim) {
+          d_g[gate * key_dim + column] = g_sum;
+        }
+      }
+      if (lane < 2) {  // d_g of the head, and d_beta
+        float sum = 0.0f;
+        for (int block = 0; block < params.blocks; ++block) {
+          sum += own[(block + 1) * size - 2 + lane];
+        }
+        if (lane == 1) {
+          d_beta[gate] = sum;
+        } else if (!g_is_per_channel) {
+          d_g[gate] = sum;
+        }
+      }
+    }
+    const long to = (token * params.key_heads + key_head) * key_dim;
+    store_key(
+        q + batch * params.q_strides[0] + t * params.q_strides[1] + key_head * params.q_strides[2],
+        params, params.q_scale, lane, q_sums, d_q + to);
+    store_key(
+        k + batch * params.k_strides[0] + t * params.k_strides[1] + key_head * params.k_strides[2],
+        params, 1.0f, lane, k_sums, d_k + to);
+  }
+}
+
+// ---- kernels
+
+#define INSTANTIATE(dtype, T, tile, lanes, simdgroups)        \
+  MLX_ANVIL_KERNEL("gated_delta_backward_" #dtype "_k" #tile, \
+                   gated_delta_backward<T, tile, lanes, simdgroups>)
+
+#define INSTANTIATE_TILE(tile, forward_lanes, lanes, simdgroups) \
+  INSTANTIATE(float32, float, tile, lanes, simdgroups)           \
+  INSTANTIATE(float16, half, tile, lanes, simdgroups)            \
+  INSTANTIATE(bfloat16, bfloat, tile, lanes, simdgroups)
+
+MLX_ANVIL_DELTA_TILES(INSTANTIATE_TILE)
+
+MLX_ANVIL_KERNEL("gated_delta_sum_float32", gated_delta_sum<float>)
+MLX_ANVIL_KERNEL("gated_delta_sum_float16", gated_delta_sum<half>)
+MLX_ANVIL_KERNEL("gated_delta_sum_bfloat16", gated_delta_sum<bfloat>)

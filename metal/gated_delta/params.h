@@ -1,0 +1,49 @@
+// Parameters of gated_delta's kernels, shared by the host (C++) and the kernels (MSL).
+#pragma once
+
+#ifndef __METAL__
+#include <cstdint>
+namespace mlx_anvil {
+#endif
+
+// Strides are in elements: batch, step, head.
+struct GatedDeltaParams {
+  int64_t q_strides[3];
+  int64_t k_strides[3];
+  int64_t v_strides[3];
+  int64_t g_strides[3];
+  int64_t beta_strides[3];
+  int64_t d_y_strides[3];
+  int32_t batch;
+  int32_t length;
+  int32_t key_heads;
+  int32_t value_heads;
+  int32_t group;  // value heads that share a key head
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t positions;       // states that are returned besides the last
+  int32_t positions_step;  // to those of the next batch row
+  int32_t first;           // step of a chunk
+  int32_t steps;           // of a chunk, or of all
+  int32_t chunk;           // steps of every chunk but the last
+  int32_t blocks;          // of rows, each with a part of the sums over rows
+  int32_t is_last;         // 1 for the last chunk
+  float eps;
+  float q_scale;
+};
+
+static_assert(sizeof(GatedDeltaParams) == 8 * 18 + 4 * 16, "same layout in C++ and MSL");
+
+struct GatedDeltaGatesParams {
+  int64_t rows;
+  int32_t heads;
+  int32_t channels;  // of a head
+  float lower_bound;
+  float rate_scale;
+};
+
+static_assert(sizeof(GatedDeltaGatesParams) == 8 + 4 * 4, "same layout in C++ and MSL");
+
+#ifndef __METAL__
+}  // namespace mlx_anvil
+#endif

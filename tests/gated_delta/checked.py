@@ -1,0 +1,26 @@
+"""Small calls that run every kernel template of the op, for the checked simulator."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from checked_calls import Checked, any_dtype, each_way
+from tests.gated_delta.cases import Case, check_gradients, check_results, draw
+
+
+def every_template(rng: np.random.Generator) -> Iterator[Checked]:
+    few = {"normalize_eps": 1e-6, "return_states": [1, 0]}
+    for dims, steps, per_channel, options in (
+        ((64, 35), 3, False, few),
+        ((112, 9), 18, True, {}),  # in two chunks
+        ((256, 9), 2, bool(rng.integers(2)), few),
+    ):
+        case = draw(steps, (1, 2), dims, any_dtype(rng), per_channel=per_channel, **options)
+        yield Checked(partial(check, case))
+    yield from each_way(rng, "gated_delta_gates", (2, 5, 4))
+
+
+def check(case: Case) -> None:
+    check_results(case)
+    check_gradients(case)
