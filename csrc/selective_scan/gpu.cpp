@@ -1,5 +1,8 @@
 #include "selective_scan/gpu.h"
 
+#include <optional>
+#include <utility>
+
 #include "common/integers.h"
 #include "common/launch.h"
 #include "common/launch_arrays.h"
@@ -9,10 +12,12 @@ namespace mlx_anvil {
 
 namespace {
 
-// Must match metal/selective_scan/.
+// Must match metal/selective_scan/ and metal/common/sum_parts.h.
 constexpr int64_t kThreads = 256;
 constexpr int64_t kLanes = 8;        // of a channel
 constexpr int64_t kChunkSteps = 16;  // between kept states
+constexpr int64_t kSumColumns = 32;
+constexpr uint32_t kSumThreads = 1024;
 
 FunctionConstants constants_of(const ScanConfig& config) {
   return {{0, config.has_d},
@@ -57,27 +62,23 @@ void launch_scan(const char* variant,
   launch(request, stream);
 }
 
-// Adds up `count` arrays of as many elements as `sums`, the first of which starts at element
-// `first` of `parts`. The others follow `stride` elements apart.
-void launch_sum(const Scratch& parts,
-                int64_t first,
-                int64_t stride,
-                int64_t count,
-                mx::array& sums,
-                const mx::Stream& stream) {
+// Adds up `count` arrays of as many elements as `sums`.
+void launch_sums(const Scratch& parts, int64_t count, mx::array& sums, const mx::Stream& stream) {
   if (sums.size() == 0) {
     return;
   }
-  const SelectiveScanSumParams params = {static_cast<int64_t>(sums.size()), count, first, stride};
+  const SelectiveScanSumParams params = {static_cast<uint32_t>(count),
+                                         static_cast<uint32_t>(sums.size())};
   KernelLaunch request{};
-  request.kernel = &kernel_named(kSelectiveScan, {"selective_scan_sum_", dtype_name(sums)}, {});
+  request.kernel =
+      &kernel_named(kSelectiveScan, {"selective_scan_sum_parts_", dtype_name(sums)}, {});
   request.inputs = {parts.get()};
   request.outputs = {&sums};
   request.temporaries = {&parts};
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = linear_grid(params.count, kThreads);
-  request.threadgroup = {static_cast<uint32_t>(kThreads), 1, 1};
+  request.grid = {static_cast<uint32_t>(ceil_div<int64_t>(params.count, kSumColumns)), 1, 1};
+  request.threadgroup = {kSumThreads, 1, 1};
   launch(request, stream);
 }
 
@@ -122,24 +123,41 @@ void scan_backward_gpu(const ScanConfig& config,
   keep.temporaries = {&kept};
   launch_scan("keep", config, params, std::move(keep), stream);
 
-  Scratch of_a = floats({params.batch, params.channels, params.states});
-  Scratch of_d = floats({params.batch, params.channels});
-  Scratch of_b_and_c = floats({params.groups, 2, params.batch, params.steps, params.states});
+  // One batch has one part of d_A and of d_D.
+  std::optional<Scratch> of_a, of_d;
+  if (params.batch > 1) {
+    of_a = floats({params.batch, params.channels, params.states});
+    of_d = floats({params.batch, params.channels});
+  }
+  Scratch of_b = floats({params.groups, params.batch, params.steps, params.states});
+  Scratch of_c = floats({params.groups, params.batch, params.steps, params.states});
   KernelLaunch back{};
   back.inputs = {in.x,       in.dt,      in.a,         in.b,
                  in.c,       or_x(in.d), or_x(in.z),   or_x(in.lengths),
                  kept.get(), &d_y,       &d_last_state};
-  back.outputs = {to.x,       to.dt,      to.z ? to.z : to.x, to.state ? to.state : to.x,
-                  of_a.get(), of_d.get(), of_b_and_c.get()};
-  back.temporaries = {&kept, &of_a, &of_d, &of_b_and_c};
+  back.outputs = {to.x,
+                  to.dt,
+                  to.z ? to.z : to.x,
+                  to.state ? to.state : to.x,
+                  of_a ? of_a->get() : to.a,
+                  of_d   ? of_d->get()
+                  : to.d ? to.d
+                         : to.x,
+                  of_b.get(),
+                  of_c.get()};
+  back.temporaries = {&kept, &of_b, &of_c};
+  if (of_a) {
+    back.temporaries.push_back(&*of_a);
+    back.temporaries.push_back(&*of_d);
+  }
   launch_scan("backward", config, params, std::move(back), stream);
-  const auto of_a_count = static_cast<int64_t>(to.a->size());
-  const auto of_b_count = static_cast<int64_t>(to.b->size());
-  launch_sum(of_a, 0, of_a_count, params.batch, *to.a, stream);
-  launch_sum(of_b_and_c, 0, 2 * of_b_count, params.groups, *to.b, stream);
-  launch_sum(of_b_and_c, of_b_count, 2 * of_b_count, params.groups, *to.c, stream);
-  if (to.d) {
-    launch_sum(of_d, 0, params.channels, params.batch, *to.d, stream);
+  launch_sums(of_b, params.groups, *to.b, stream);
+  launch_sums(of_c, params.groups, *to.c, stream);
+  if (of_a) {
+    launch_sums(*of_a, params.batch, *to.a, stream);
+  }
+  if (of_d && to.d) {
+    launch_sums(*of_d, params.batch, *to.d, stream);
   }
 }
 

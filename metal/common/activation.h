@@ -176,3 +176,18 @@ METAL_FUNC float gated_value(int activation, float limit, float gate, float up) 
     }
   }
 }
+
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|). The logarithm is 2 atanh(r) with r = z / (2 + z) up
+// to 1/3, by its series. NaN for NaN.
+METAL_FUNC float softplus(float x) {
+  const float z = metal::precise::exp(-metal::fabs(x));
+  const float r = z / (2.0f + z), square = r * r;
+  float p = square * (1.0f / 15) + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  p = p * square + 1.0f;
+  return (x < 0.0f ? 0.0f : x) + 2.0f * r * p;
+}

@@ -22,21 +22,6 @@ METAL_FUNC float sigmoid_or_nan(float x) {
   return metal::isnan(x) ? x : sigmoid(x).value;
 }
 
-// max(x, 0) + log(1 + e^-|x|). The logarithm is 2 atanh(r) with r = z / (2 + z) up to 1/3, by its
-// series, as in csrc/gated_delta/simd/gates.cpp.
-METAL_FUNC float softplus(float x) {
-  const float z = metal::precise::exp(-metal::fabs(x));
-  const float r = z / (2.0f + z), square = r * r;
-  float p = square * (1.0f / 15) + 1.0f / 13;
-  p = p * square + 1.0f / 11;
-  p = p * square + 1.0f / 9;
-  p = p * square + 1.0f / 7;
-  p = p * square + 1.0f / 5;
-  p = p * square + 1.0f / 3;
-  p = p * square + 1.0f;
-  return (x < 0.0f ? 0.0f : x) + 2.0f * r * p;
-}
-
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(256)]] void gated_delta_gates(
     const device T* a [[buffer(0)]],

@@ -10,15 +10,16 @@
 // Kernels: selective_scan_backward_<dtype>. Grid: (groups of 32 channels, batch). Threadgroup: 256,
 // eight lanes a channel.
 // Bindings: x, dt, A, B, C, D, z, lengths, kept states, d_y, d_last_state, d_x, d_dt, d_z, d_state,
-// parts of d_A [batch, channels, states], of d_D [batch, channels], and of d_B and d_C [groups, 2,
+// parts of d_A [batch, channels, states], of d_D [batch, channels], of d_B and of d_C [groups,
 // batch, steps, states], params.
-// Kernels: selective_scan_sum_<dtype>, which adds up parts. Grid: count / 256. Bindings: parts,
-// sums, params.
+// Kernels: selective_scan_sum_parts_<dtype>, which adds up parts in a fixed order. Grid: blocks of
+// 32 sums. Threadgroup: 1024. Bindings: parts, sums, params.
 // Function constants: scan.h. Alignment: none.
 #include "metal/common/kernel.h"
+#include "metal/common/sum_parts.h"
 #include "metal/selective_scan/scan.h"
 
-enum { kBackwardThreads = 256, kSimdgroups = kBackwardThreads / 32, kSumThreads = 256 };
+enum { kBackwardThreads = 256, kSimdgroups = kBackwardThreads / 32 };
 
 // The terms of a chunk, summed over the channels of a simdgroup.
 struct ChunkSums {
@@ -28,11 +29,7 @@ struct ChunkSums {
 
 // Returns the sum over the channels of a simdgroup.
 METAL_FUNC float over_channels(float x) {
-  MLX_ANVIL_UNROLL
-  for (int distance = kScanLanes; distance < 32; distance *= 2) {
-    x += metal::simd_shuffle_xor(x, ushort(distance));
-  }
-  return x;
+  return over_lanes<false, kScanLanes>(x);
 }
 
 // The sum of all SIMD groups of one of the two arrays.
@@ -65,8 +62,9 @@ template <typename T>
     device float* d_state [[buffer(14)]],
     device float* parts_of_a [[buffer(15)]],
     device float* parts_of_d [[buffer(16)]],
-    device float* parts_of_b_and_c [[buffer(17)]],
-    constant SelectiveScanParams& params [[buffer(18)]],
+    device float* parts_of_b [[buffer(17)]],
+    device float* parts_of_c [[buffer(18)]],
+    constant SelectiveScanParams& params [[buffer(19)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -127,9 +125,9 @@ template <typename T>
       float own_d_z = 0.0f;
       if (has_gate) {
         const float gate = static_cast<float>(place.row(z, params.z, near)[place.channel]);
-        const float open = sigmoid(gate);
-        own_d_z = d_s * sum[s] * open * (1.0f + gate * (1.0f - open));
-        d_s = counts ? d_s * gate * open : 0.0f;
+        const Sigmoid open = sigmoid(gate);
+        own_d_z = d_s * sum[s] * silu_derivative(gate, open);
+        d_s = counts ? d_s * gate * open.value : 0.0f;
       }
       float d_input = 0.0f, d_step = 0.0f;
       MLX_ANVIL_UNROLL
@@ -154,7 +152,7 @@ template <typename T>
       d_own_d = metal::fma(d_s, now.x, d_own_d);
       if (place.exists && place.lane == 0 && t < params.steps) {
         const long at = (long(place.batch) * params.steps + t) * params.channels + place.channel;
-        const float slope = has_softplus ? sigmoid(now.given) : 1.0f;
+        const float slope = has_softplus ? sigmoid(now.given).value : 1.0f;
         d_x[at] = static_cast<T>(metal::fma(d_input, now.step, d_s * own_d));
         d_dt[at] = static_cast<T>(counts ? d_step * slope : 0.0f);
         if (has_gate) {
@@ -171,11 +169,9 @@ template <typename T>
     for (int at = thread_index; at < kChunkSteps * kMostStates; at += kBackwardThreads) {
       const int s = at / kMostStates, n = at % kMostStates;
       if (first + s < params.steps && n < params.states) {
-        const long size = long(params.batch) * params.steps * params.states;
-        const long row = long(place.batch) * params.steps + first + s;
-        device float* const to = parts_of_b_and_c + 2 * group.x * size + row * params.states + n;
-        to[0] = over_simdgroups(sums.b, s, n);
-        to[size] = over_simdgroups(sums.c, s, n);
+        const long row = (long(group.x) * params.batch + place.batch) * params.steps + first + s;
+        parts_of_b[row * params.states + n] = over_simdgroups(sums.b, s, n);
+        parts_of_c[row * params.states + n] = over_simdgroups(sums.c, s, n);
       }
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -196,29 +192,22 @@ template <typename T>
 }
 
 template <typename T>
-[[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void selective_scan_sum(
+[[kernel, max_total_threads_per_threadgroup(kSumThreads)]] void selective_scan_sum_parts(
     const device float* parts [[buffer(0)]],
     device T* sums [[buffer(1)]],
     constant SelectiveScanSumParams& params [[buffer(2)]],
     uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
-  const long at = (long(group.y) * groups.x + group.x) * kSumThreads + thread_index;
-  if (at >= params.count) {
-    return;
-  }
-  float sum = 0.0f;
-  for (long part = 0; part < params.parts; ++part) {
-    sum += parts[params.first + part * params.stride + at];
-  }
-  sums[at] = static_cast<T>(sum);
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float shares[kSumThreads];
+  sum_parts(parts, params.parts, params.count, sums, group.x, simdgroup, lane, shares);
 }
 
 // ---- kernels
 
 #define INSTANTIATE_SCAN_BACKWARD(dtype, type)                                       \
   MLX_ANVIL_KERNEL("selective_scan_backward_" #dtype, selective_scan_backward<type>) \
-  MLX_ANVIL_KERNEL("selective_scan_sum_" #dtype, selective_scan_sum<type>)
+  MLX_ANVIL_KERNEL("selective_scan_sum_parts_" #dtype, selective_scan_sum_parts<type>)
 
 INSTANTIATE_SCAN_BACKWARD(float32, float)
 INSTANTIATE_SCAN_BACKWARD(float16, half)

@@ -77,7 +77,7 @@ template <typename T>
       if (has_gate) {
         const int near = metal::min(t, int(params.steps) - 1);
         gates[s] = static_cast<float>(place.row(z, params.z, near)[place.channel]);
-        gates[s] *= sigmoid(gates[s]);
+        gates[s] *= sigmoid(gates[s]).value;
       }
     }
     MLX_ANVIL_UNROLL

@@ -26,10 +26,8 @@ struct SelectiveScanParams {
 static_assert(sizeof(SelectiveScanParams) == 6 * 16 + 6 * 4, "same layout in C++ and MSL");
 
 struct SelectiveScanSumParams {
-  int64_t count;  // of results
-  int64_t parts;
-  int64_t first;   // element of part 0
-  int64_t stride;  // from a part to the next
+  uint32_t parts;
+  uint32_t count;  // of sums
 };
 
 #ifndef __METAL__

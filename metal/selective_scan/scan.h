@@ -3,6 +3,8 @@
 
 #include <metal_stdlib>
 
+#include "metal/common/activation.h"
+#include "metal/common/over_lanes.h"
 #include "metal/common/unroll.h"
 #include "metal/selective_scan/params.h"
 
@@ -17,30 +19,7 @@ enum { kChunkSteps = 16 };  // between kept states
 
 // Returns the sum over the lanes of a channel.
 METAL_FUNC float over_states(float x) {
-  MLX_ANVIL_UNROLL
-  for (int distance = 1; distance < kScanLanes; distance *= 2) {
-    x += metal::simd_shuffle_xor(x, ushort(distance));
-  }
-  return x;
-}
-
-// log(1 + e^x)
-METAL_FUNC float softplus(float x) {
-  const float small = metal::precise::exp(-metal::abs(x));
-  // log(1 + t) = 2 artanh(t / (2 + t)): log() of the rounded sum would lose small t.
-  const float ratio = small / (2.0f + small), square = ratio * ratio;
-  float sum = 1.0f / 13.0f;
-  sum = metal::fma(sum, square, 1.0f / 11.0f);
-  sum = metal::fma(sum, square, 1.0f / 9.0f);
-  sum = metal::fma(sum, square, 1.0f / 7.0f);
-  sum = metal::fma(sum, square, 1.0f / 5.0f);
-  sum = metal::fma(sum, square, 1.0f / 3.0f);
-  sum = metal::fma(sum, square, 1.0f);
-  return metal::max(x, 0.0f) + 2.0f * ratio * sum;
-}
-
-METAL_FUNC float sigmoid(float x) {
-  return 1.0f / (1.0f + metal::precise::exp(-x));
+  return over_lanes<false, 1, kScanLanes>(x);
 }
 
 // What a step reads of one channel.

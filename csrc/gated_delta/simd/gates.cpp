@@ -15,21 +15,6 @@ inline f32v sigmoid_of(f32v x) {
   return x == x ? s : x;
 }
 
-// max(x, 0) + log(1 + e^-|x|). The logarithm is 2 atanh(r) with r = z / (2 + z) up to 1/3, by its
-// series: the first term left out is below 2e-9 of it.
-inline f32v softplus(f32v x) {
-  const f32v z = exp_nonpositive<Accuracy::kFloat32>(-absolute(x));
-  const f32v r = z / (2.0f + z), square = r * r;
-  f32v p = square * (1.0f / 15) + 1.0f / 13;
-  p = p * square + 1.0f / 11;
-  p = p * square + 1.0f / 9;
-  p = p * square + 1.0f / 7;
-  p = p * square + 1.0f / 5;
-  p = p * square + 1.0f / 3;
-  p = p * square + 1.0f;
-  return at_least(x, 0.0f) + 2.0f * r * p;
-}
-
 template <class T>
 f32v load_weights(const void* from, bool is_float32, int64_t at, int64_t count) {
   return is_float32 ? load_first(static_cast<const float*>(from) + at, count)
