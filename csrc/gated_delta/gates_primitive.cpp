@@ -13,6 +13,7 @@
 #include "common/run_on_cpu.h"
 #include "common/thread_scratch.h"
 #include "common/trace.h"
+#include "common/vmap_axis.h"
 #include "gated_delta/gates.h"
 #include "gated_delta/simd/gates_kernels.h"
 #include "metal/gated_delta/params.h"
@@ -106,6 +107,20 @@ class GatedDeltaGates : public FusedPrimitive {
 
  protected:
   bool wants_dense(size_t) const override { return true; }
+
+  // Batch elements that share their weights are rows of one call.
+  std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
+                                              const std::vector<int>& axes) override {
+    if (axes[2] >= 0 || axes[3] >= 0) {
+      return FusedPrimitive::batched(inputs, axes);
+    }
+    const int length = vmap_length(inputs, axes);
+    const auto in_front = [&](size_t i) {
+      return repeated_over_vmap(inputs[i], axes[i], 0, length, stream());
+    };
+    return {apply_gates(config_, {in_front(0), in_front(1), inputs[2], inputs[3]}, stream()),
+            {0, 0}};
+  }
 
  private:
   void allocate_outputs(Arrays& outputs) {

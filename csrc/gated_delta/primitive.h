@@ -42,6 +42,7 @@ class GatedDeltaPrimitive : public FusedPrimitive {
   // Rows are dense in kernels, and states altogether.
   bool wants_dense(size_t) const override { return true; }
   bool takes(size_t i, const mx::array& x) const override;
+  bool copies_primal(size_t i) const override { return i >= kState; }
 
   // All inputs with vmap's axis as part of the batch.
   Arrays fold(const Arrays& inputs, const std::vector<int>& axes);

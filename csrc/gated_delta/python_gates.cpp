@@ -16,7 +16,8 @@ Formula:
     sigmoid(exp(A_log) * (a + dt_bias)))``; ``beta = sigmoid(b)``, twice that with ``allow_neg_eigval``
 
 The arithmetic is float32 for every dtype, and so are the results, which ``gated_delta`` takes.
-Gradients, forward mode and ``vmap`` use a graph of MLX ops.
+Gradients and forward mode use a graph of MLX ops, and so does ``vmap`` over the weights; over ``a`` and
+``b`` it adds rows.
 
 Args:
     a (array): ``[..., H]``, or ``[..., H, D]`` for a factor per channel; float32, float16 or bfloat16.
