@@ -38,6 +38,7 @@ struct CausalConvSumParams {
   uint32_t parts;  // per group
 };
 
+static_assert(sizeof(CausalConvStrides) == 8 * 2, "same layout in C++ and MSL");
 static_assert(sizeof(CausalConvParams) == 8 * 8 + 6 * 4, "same layout in C++ and MSL");
 static_assert(sizeof(CausalConvSumParams) == 3 * 4, "same layout in C++ and MSL");
 
