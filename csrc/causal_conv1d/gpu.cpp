@@ -42,8 +42,8 @@ constexpr int64_t kMostBackwardRows = 64;
 constexpr int64_t kMostParts = 1024;
 constexpr int64_t kMostRowsOfPart = 256;  // are added one by one
 
-CausalConvStrides strides_of(const mx::array* x) {
-  return x ? CausalConvStrides{x->strides(0), x->strides(1)} : CausalConvStrides{};
+CausalConvRowParams strides_of(const mx::array* x) {
+  return x ? CausalConvRowParams{x->strides(0), x->strides(1)} : CausalConvRowParams{};
 }
 
 // True if all threads have whole, aligned vectors of the dtype.

@@ -49,9 +49,9 @@ struct ConvBackwardArgs {
   ConvProblem of;
   ConvRows d_y, d_new_state;
   void* d_x;
-  void* d_state;   // null if there is no state
-  void* d_weight;  // null if no sums are wanted
-  void* d_bias;    // null if there is no bias, or no sums are wanted
+  void* d_state;    // null if there is no state
+  void* d_weight;   // null if no sums are wanted
+  void* d_bias;     // null if there is no bias, or no sums are wanted
   bool stream_d_x;  // use streaming stores
 };
 

@@ -79,6 +79,7 @@ class NormBackward : public NormPrimitive {
     args.d_gate = config_.has_gate ? outputs[1].data<void>() : nullptr;
     args.columns = in.x->shape(-1);
     args.eps = config_.eps;
+    args.gate_is_sigmoid = config_.gate_is_sigmoid;
     args.stream_outputs = fresh && streams_rows(outputs[0], 3 + 2 * config_.has_gate + has_d_h_);
     const Vectors to = vectors(outputs);
     void* const d_weight = to.weight ? to.weight->data<void>() : nullptr;

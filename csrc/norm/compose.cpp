@@ -1,5 +1,6 @@
 #include "norm/compose.h"
 
+#include "common/activation.h"
 #include "common/broadcast.h"
 
 namespace mlx_anvil {
@@ -65,7 +66,7 @@ Arrays compose_norm(const NormConfig& config, const NormInputs& in, mx::Stream s
   mx::array y = f.scaled(f.times(centred, f.scale_of(centred)), in);
   if (in.gate) {
     const mx::array gate = f.wide(*in.gate);
-    y = f.times(y, f.times(gate, mx::sigmoid(gate, stream)));
+    y = f.times(y, config.gate_is_sigmoid ? mx::sigmoid(gate, stream) : silu(gate, stream));
   }
   Arrays outputs = {mx::astype(y, in.x.dtype(), stream)};
   if (in.residual) {
@@ -89,12 +90,13 @@ Arrays compose_norm_backward(const NormConfig& config,
   mx::array d_z = f.wide(d_y);
   Arrays d_gate;
   if (in.gate) {
-    const mx::array gate = f.wide(*in.gate), sigmoid = mx::sigmoid(gate, stream);
-    const mx::array complement = mx::sigmoid(mx::negative(gate, stream), stream);
+    const mx::array gate = f.wide(*in.gate);
+    const bool is_sigmoid = config.gate_is_sigmoid;
+    const mx::array value = is_sigmoid ? mx::sigmoid(gate, stream) : silu(gate, stream);
     const mx::array derivative =
-        f.times(sigmoid, f.add(mx::array(1.0f), f.times(gate, complement)));
+        is_sigmoid ? sigmoid_derivative(gate, stream) : silu_derivative(gate, stream);
     d_gate = {mx::astype(f.times(f.times(d_z, f.scaled(normed, in)), derivative), dtype, stream)};
-    d_z = f.times(d_z, f.times(gate, sigmoid));
+    d_z = f.times(d_z, value);
   }
 
   const mx::array d_normed = in.weight ? f.times(d_z, f.weight_along(d_z, *in.weight)) : d_z;

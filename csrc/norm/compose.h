@@ -11,6 +11,7 @@ namespace mlx_anvil {
 struct NormConfig {
   bool centred = false;  // layer_norm: subtract the mean
   bool has_residual = false, has_gate = false, has_weight = false, has_bias = false;
+  bool gate_is_sigmoid = false;  // else silu
   float eps = 0;
   float weight_offset = 0;
 

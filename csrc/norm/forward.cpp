@@ -35,6 +35,7 @@ class NormForward : public NormPrimitive {
     args.h = config_.has_residual ? outputs[1].data<void>() : nullptr;
     args.columns = in.x->shape(-1);
     args.eps = config_.eps;
+    args.gate_is_sigmoid = config_.gate_is_sigmoid;
     const int arrays = 1 + config_.has_gate + 2 * config_.has_residual + 1;
     args.stream_outputs = fresh && streams_rows(outputs[0], arrays);
     const NormProblem problem = problem_of(in);

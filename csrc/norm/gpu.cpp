@@ -117,6 +117,7 @@ struct Request {
     params.rows_per_group = static_cast<uint32_t>(rows / groups());
     params.eps = config.eps;
     params.weight_offset = config.weight_offset;
+    params.gate_is_sigmoid = config.gate_is_sigmoid;
     return params;
   }
 

@@ -121,6 +121,7 @@ NormResult norm(bool centred,
   config.has_gate = options.gate.has_value();
   config.has_weight = weight.has_value();
   config.has_bias = options.bias.has_value();
+  config.gate_is_sigmoid = config.has_gate && options.gate_is_sigmoid;
   config.eps = options.eps;
   config.weight_offset = config.has_weight ? options.weight_offset : 0;
   NormInputs in = {mx::astype(x, dtype, s), as(std::move(options.residual), dtype, s),

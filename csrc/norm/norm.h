@@ -17,6 +17,7 @@ struct NormOptions {
   std::optional<mx::array> bias = {};
   std::optional<mx::array> residual = {};
   std::optional<mx::array> gate = {};
+  bool gate_is_sigmoid = false;  // else silu
 };
 
 // y, and x + residual if there is a residual.

@@ -16,6 +16,17 @@ std::optional<mx::array> to_optional_array(const char* op, const char* argument,
   return to_array(op, argument, value);
 }
 
+bool is_sigmoid(const char* op, nb::handle gate_activation) {
+  std::string name;
+  if (!nb::try_cast(gate_activation, name)) {
+    throw_type_error(op, "gate_activation", gate_activation, "'silu' or 'sigmoid'");
+  }
+  if (name != "silu" && name != "sigmoid") {
+    throw_value_error(op, "gate_activation is '" + name + "'; allowed: 'silu' or 'sigmoid'.");
+  }
+  return name == "sigmoid";
+}
+
 nb::object to_python(const NormResult& result) {
   const auto& [y, h] = result;
   return h ? nb::object(nb::make_tuple(y, *h)) : nb::cast(y);
@@ -25,7 +36,8 @@ nb::object to_python(const NormResult& result) {
 #define MLX_ANVIL_RMS_NORM_SIGNATURE(residual, result)                                            \
   "def rms_norm(x: mlx.core.array, weight: mlx.core.array | None = None, eps: float = 1e-05, *, " \
   "residual: " residual                                                                           \
-  ", gate: mlx.core.array | None = None, weight_offset: float = 0.0, "                            \
+  ", gate: mlx.core.array | None = None, gate_activation: str = 'silu', "                         \
+  "weight_offset: float = 0.0, "                                                                  \
   "stream: " MLX_ANVIL_STREAM_TYPE " = None) -> " result
 
 #define MLX_ANVIL_LAYER_NORM_SIGNATURE(residual, result)                           \
@@ -58,6 +70,8 @@ Args:
     eps (float): added to the mean of squares. Default: ``1e-5``.
     residual (array, optional): added to ``x`` first; same shape as ``x``.
     gate (array, optional): ``y`` is multiplied by ``silu(gate)``; same shape as ``x``.
+    gate_activation (str): ``"silu"``, or ``"sigmoid"``, which multiplies by ``sigmoid(gate)``.
+        Default: ``"silu"``.
     weight_offset (float): added to the weight. Use 1 for models that store weights minus 1, such as
         Gemma. Default: 0.
     stream (Stream or Device, optional): where to run. Default: ``None``, MLX's default stream.
@@ -68,7 +82,7 @@ Returns:
 
 Raises:
     TypeError: an argument has the wrong type.
-    ValueError: shapes do not match, ``eps`` is negative, a dtype is unsupported, or the stream is
+    ValueError: shapes do not match, ``eps`` is negative, ``gate_activation`` is unknown, a dtype is unsupported, or the stream is
         on a GPU and MLX has no GPU backend.
 
 After Zhang and Sennrich 2019, "Root Mean Square Layer Normalization". Matches
@@ -104,25 +118,27 @@ After Ba, Kiros and Hinton 2016, "Layer Normalization". Matches ``mx.fast.layer_
 )";
 
 const BindOp bind_norm([](nb::module_& m) {
-  const auto rms_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle eps,
-                                     nb::handle residual, nb::handle gate, nb::handle weight_offset,
-                                     nb::handle stream) {
-    constexpr const char* op = "rms_norm";
-    const mx::array& x_array = to_array(op, "x", x);
-    std::optional<mx::array> weights = to_optional_array(op, "weight", weight);
-    NormOptions options;
-    options.eps = to_float32(op, "eps", eps);
-    options.weight_offset = to_float32(op, "weight_offset", weight_offset);
-    options.residual = to_optional_array(op, "residual", residual);
-    options.gate = to_optional_array(op, "gate", gate);
-    return to_python(
-        rms_norm(x_array, std::move(weights), std::move(options), to_stream_or_device(op, stream)));
-  };
+  const auto rms_norm_of_python =
+      [](nb::handle x, nb::handle weight, nb::handle eps, nb::handle residual, nb::handle gate,
+         nb::handle gate_activation, nb::handle weight_offset, nb::handle stream) {
+        constexpr const char* op = "rms_norm";
+        const mx::array& x_array = to_array(op, "x", x);
+        std::optional<mx::array> weights = to_optional_array(op, "weight", weight);
+        NormOptions options;
+        options.eps = to_float32(op, "eps", eps);
+        options.weight_offset = to_float32(op, "weight_offset", weight_offset);
+        options.residual = to_optional_array(op, "residual", residual);
+        options.gate = to_optional_array(op, "gate", gate);
+        options.gate_is_sigmoid = is_sigmoid(op, gate_activation);
+        return to_python(rms_norm(x_array, std::move(weights), std::move(options),
+                                  to_stream_or_device(op, stream)));
+      };
   for (const char* signature : {MLX_ANVIL_RMS_NORM_SIGNATURE("None = None", "mlx.core.array"),
                                 MLX_ANVIL_RMS_NORM_SIGNATURE("mlx.core.array", MLX_ANVIL_PAIR)}) {
     m.def("rms_norm", rms_norm_of_python, "x"_a.none(), "weight"_a = nb::none(),
           "eps"_a.none() = 1e-5, nb::kw_only(), "residual"_a = nb::none(), "gate"_a = nb::none(),
-          "weight_offset"_a.none() = 0.0, "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
+          "gate_activation"_a.none() = "silu", "weight_offset"_a.none() = 0.0,
+          "stream"_a = nb::none(), nb::sig(signature), kRmsNormDoc);
   }
 
   const auto layer_norm_of_python = [](nb::handle x, nb::handle weight, nb::handle bias,

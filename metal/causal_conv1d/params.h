@@ -14,16 +14,16 @@ namespace mlx_anvil {
 #endif
 
 // The strides of an array [batch, rows, channels], in elements. That of the channels is 1.
-struct CausalConvStrides {
+struct CausalConvRowParams {
   int64_t batch;
   int64_t row;
 };
 
 struct CausalConvParams {
-  CausalConvStrides x;
-  CausalConvStrides state;
-  CausalConvStrides d_y;
-  CausalConvStrides d_new_state;
+  CausalConvRowParams x;
+  CausalConvRowParams state;
+  CausalConvRowParams d_y;
+  CausalConvRowParams d_new_state;
   uint32_t batch;
   uint32_t length;
   uint32_t channels;
@@ -38,6 +38,7 @@ struct CausalConvSumParams {
   uint32_t parts;  // per group
 };
 
+static_assert(sizeof(CausalConvRowParams) == 8 * 2, "same layout in C++ and MSL");
 static_assert(sizeof(CausalConvParams) == 8 * 8 + 6 * 4, "same layout in C++ and MSL");
 static_assert(sizeof(CausalConvSumParams) == 3 * 4, "same layout in C++ and MSL");
 

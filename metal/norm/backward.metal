@@ -24,7 +24,6 @@
 //     for each pack: store d_gate; store d_x; add d_z n and d_z to the part's sums
 //   after the last row: store the part's sums of d_weight and d_bias
 //   norm_sum_parts: add up all parts of each column
-#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/common/sum_parts.h"
 #include "metal/norm/rows.h"
@@ -69,12 +68,11 @@ struct BackwardRow {
     ahead_d_y.read(all_d_y + norm_row_offset(&params.d_y, row), at);
   }
 
-  METAL_FUNC float d_z(int pack, int i) const thread {
+  METAL_FUNC float d_z(constant NormParams& params, int pack, int i) const thread {
     if (!is_gated<kCentred>()) {
       return held_d_y.x[pack][i];
     }
-    const float g = held_gate.x[pack][i];
-    return held_d_y.x[pack][i] * (g * sigmoid(g).value);
+    return held_d_y.x[pack][i] * gate_value(held_gate.x[pack][i], params);
   }
 };
 
@@ -206,7 +204,7 @@ template <typename T, typename W, bool kCentred>
         }
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
-          const float d_z = in.d_z(j, i);
+          const float d_z = in.d_z(params, j, i);
           moments[0] = metal::fma(c.x[j][i], c.x[j][i], moments[0]);
           moments[1] = metal::fma(d_z * w[i], c.x[j][i], moments[1]);
           if (kCentred) {
@@ -244,13 +242,13 @@ template <typename T, typename W, bool kCentred>
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Held<T>::kSize; ++i) {
           n[i] = (in.held_h.x[j][i] - shift) * rstd;
-          d_z[i] = in.d_z(j, i);
+          d_z[i] = in.d_z(params, j, i);
         }
         if (is_gated<kCentred>()) {
           MLX_ANVIL_UNROLL
           for (int i = 0; i < Held<T>::kSize; ++i) {
             const float g = in.held_gate.x[j][i];
-            out[i] = in.held_d_y.x[j][i] * (n[i] * w[i]) * silu_derivative(g, sigmoid(g));
+            out[i] = in.held_d_y.x[j][i] * (n[i] * w[i]) * gate_slope(g, params);
           }
           store_of_row<T>(d_gate + to + column, count, out);
         }

@@ -18,7 +18,6 @@
 //     z = (h - mean) rstd weight + bias
 //     store h if there is a residual; store y = z silu(gate)
 //   A long row does not fit in registers: each of the three passes loads h again.
-#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/norm/rows.h"
 
@@ -158,7 +157,7 @@ template <typename T, typename W, bool kCentred>
       for (int i = 0; i < Held<T>::kSize; ++i) {
         const float c = h.x[j][i] - mean, factor = has_weight ? rstd * w[i] : rstd;
         const float z = has_bias ? metal::fma(c, factor, b[i]) : c * factor;
-        out[i] = has_gate ? z * (g[i] * sigmoid(g[i]).value) : z;
+        out[i] = has_gate ? z * gate_value(g[i], params) : z;
       }
       if (has_residual) {
         store_of_row<T>(h_out + to + column, count, h.x[j]);

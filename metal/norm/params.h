@@ -56,7 +56,7 @@ struct NormParams {
   uint32_t columns;
   float eps;
   float weight_offset;
-  uint32_t unused;
+  uint32_t gate_is_sigmoid;  // else silu
 };
 
 struct NormSumParams {

@@ -8,6 +8,7 @@
 // and the bits of a result would depend on the layout of its operands.
 #pragma once
 
+#include "metal/common/activation.h"
 #include "metal/common/resident.h"
 #include "metal/common/strided_pack.h"
 #include "metal/norm/params.h"
@@ -223,6 +224,16 @@ struct Stored {
     }
   }
 };
+
+// What a gate multiplies by, and its slope.
+METAL_FUNC float gate_value(float gate, constant NormParams& params) {
+  const float s = sigmoid(gate).value;
+  return params.gate_is_sigmoid ? s : gate * s;
+}
+METAL_FUNC float gate_slope(float gate, constant NormParams& params) {
+  const Sigmoid s = sigmoid(gate);
+  return params.gate_is_sigmoid ? s.value * s.complement : silu_derivative(gate, s);
+}
 
 // The group of rows that share a weight and a bias. Most calls have one group.
 METAL_FUNC uint group_of(uint row, constant NormParams& params) {

@@ -101,6 +101,7 @@ _NORM = {
     "R": "residual",
     "x1": "residual",
     "z": "gate",  # the gated norms of Mamba
+    "activation": "gate_activation",  # flash-linear-attention
     "offset": "weight_offset",
     "normalized_shape": _LAST_AXIS,
     "axis": _LAST_AXIS,

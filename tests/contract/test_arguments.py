@@ -88,7 +88,7 @@ BOOLS = {
 }
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "silu", "dtype": mx.float32, "stream": mx.cpu}
 OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine", "rope": {"dims": 4}}
-OTHERS |= {"plan": None}
+OTHERS |= {"plan": None, "gate_activation": "sigmoid"}
 ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
 ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}

@@ -108,6 +108,8 @@ def _norm(draw: Draw, name: str, of_columns: tuple[str, ...], of_rows: tuple[str
         arguments["eps"] = repr(draw.choice(1e-6, 1e-2, 1.0, 0.0))
     if name == "rms_norm" and draw.one_in(3):
         arguments["weight_offset"] = repr(draw.choice(1.0, -0.5, 0))
+    if "gate" in arguments and draw.maybe():
+        arguments["gate_activation"] = repr(draw.choice("silu", "sigmoid"))
     result = Result(rows, promoted(*(arg.dtype for arg in args if arg.name not in of_columns)))
     results = [result] * (2 if "residual" in arguments else 1)
     call = Call(name, args, arguments, results, sizes, elastic=rows[:-1], long_axis="d0" if long else "")

@@ -50,7 +50,7 @@ inline void add_to(float* sums, Block x) {
   store_block<false>(sums, load_block(sums) + x);
 }
 
-template <class T, bool kCentred, bool kGate, bool kHasDh>
+template <class T, bool kCentred, class Gate, bool kHasDh>
 void backward_row(BackwardRows<T>& rows,
                   const NormBackwardArgs& args,
                   const float* weight,
@@ -73,8 +73,8 @@ void backward_row(BackwardRows<T>& rows,
       c = deviation<T, rest()>(h, mean, columns - column);
     }
     Block d_n = rows.d_y.template load<rest()>(column) * load_block(weight + column);
-    if constexpr (kGate) {
-      d_n = d_n * silu<T>(rows.gate.template load<rest()>(column));
+    if constexpr (!std::is_same_v<Gate, NoGate>) {
+      d_n = d_n * gate_of<T, Gate>(rows.gate.template load<rest()>(column));
     }
     squares = squares + c * c;
     products = products + d_n * c;
@@ -96,10 +96,10 @@ void backward_row(BackwardRows<T>& rows,
     const Block n = (kCentred ? (h - mean) - shift : h) * rstd;
     const Block w = load_block(weight + column);
     Block d_z = rows.d_y.template load<rest()>(column);
-    if constexpr (kGate) {
+    if constexpr (!std::is_same_v<Gate, NoGate>) {
       const Block gate = rows.gate.template load<rest()>(column);
-      const Silu first = silu_with_derivative<kAccuracyOf<T>>(gate.first);
-      const Silu second = silu_with_derivative<kAccuracyOf<T>>(gate.second);
+      const Slope first = Gate::template slope<kAccuracyOf<T>>(gate.first);
+      const Slope second = Gate::template slope<kAccuracyOf<T>>(gate.second);
       rows.d_gate.template store<rest()>(
           column, d_z * (n * w) * Block{first.derivative, second.derivative});
       d_z = d_z * Block{first.value, second.value};
@@ -122,14 +122,14 @@ void backward_row(BackwardRows<T>& rows,
   });
 }
 
-template <class T, bool kCentred, bool kGate, bool kHasDh>
+template <class T, bool kCentred, class Gate, bool kHasDh>
 void backward_rows(
     const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch) {
   BackwardRows<T> rows(args, RowMemory<T>(scratch, args.columns));
   for (int64_t row = begin; row < end; ++row) {
     const float* const weight = args.weight + row / args.rows_per_group * args.padded_columns;
     rows.move_to(row);
-    backward_row<T, kCentred, kGate, kHasDh>(rows, args, weight, sums);
+    backward_row<T, kCentred, Gate, kHasDh>(rows, args, weight, sums);
   }
   if (args.stream_outputs) {
     finish_streaming();
@@ -139,9 +139,9 @@ void backward_rows(
 template <class T, bool kCentred>
 void backward(
     const NormBackwardArgs& args, int64_t begin, int64_t end, const NormSums& sums, void* scratch) {
-  with_constant(!kCentred && args.gate.data, [&](auto gate) {
+  with_gate<kCentred>(args.gate.data, args.gate_is_sigmoid, [&](auto gate) {
     with_constant(args.d_h.data, [&](auto d_h) {
-      backward_rows<T, kCentred, gate() && !kCentred, d_h()>(args, begin, end, sums, scratch);
+      backward_rows<T, kCentred, decltype(gate), d_h()>(args, begin, end, sums, scratch);
     });
   });
 }

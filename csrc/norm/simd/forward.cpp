@@ -91,7 +91,7 @@ struct GroupVectors {
   const float* bias;
 };
 
-template <class T, bool kCentred, bool kResidual, bool kGate>
+template <class T, bool kCentred, bool kResidual, class Gate>
 void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors vectors) {
   const int64_t columns = args.columns;
   // Sums h for layer_norm, and h^2 for rms_norm.
@@ -121,20 +121,20 @@ void forward_row(ForwardRows<T>& rows, const NormForwardArgs& args, GroupVectors
     if constexpr (kCentred) {
       y = y + load_block(vectors.bias + column);
     }
-    if constexpr (kGate) {
-      y = y * silu<T>(rows.gate.template load<rest()>(column));
+    if constexpr (!std::is_same_v<Gate, NoGate>) {
+      y = y * gate_of<T, Gate>(rows.gate.template load<rest()>(column));
     }
     rows.y.template store<rest()>(column, y);
   });
 }
 
-template <class T, bool kCentred, bool kResidual, bool kGate>
+template <class T, bool kCentred, bool kResidual, class Gate>
 void forward_rows(const NormForwardArgs& args, int64_t begin, int64_t end, void* scratch) {
   ForwardRows<T> rows(args, RowMemory<T>(scratch, args.columns));
   for (int64_t row = begin; row < end; ++row) {
     const int64_t vector = row / args.rows_per_group * args.padded_columns;
     rows.move_to(row);
-    forward_row<T, kCentred, kResidual, kGate>(
+    forward_row<T, kCentred, kResidual, Gate>(
         rows, args, {args.weight + vector, kCentred ? args.bias + vector : nullptr});
   }
   if (args.stream_outputs) {
@@ -142,12 +142,11 @@ void forward_rows(const NormForwardArgs& args, int64_t begin, int64_t end, void*
   }
 }
 
-// Only rms_norm has a gate.
 template <class T, bool kCentred>
 void forward(const NormForwardArgs& args, int64_t begin, int64_t end, void* scratch) {
   with_constant(args.residual.data, [&](auto residual) {
-    with_constant(!kCentred && args.gate.data, [&](auto gate) {
-      forward_rows<T, kCentred, residual(), gate() && !kCentred>(args, begin, end, scratch);
+    with_gate<kCentred>(args.gate.data, args.gate_is_sigmoid, [&](auto gate) {
+      forward_rows<T, kCentred, residual(), decltype(gate)>(args, begin, end, scratch);
     });
   });
 }

@@ -26,7 +26,8 @@ struct NormForwardArgs {
   int64_t rows_per_group;
   int64_t columns, padded_columns;
   float eps;
-  bool stream_outputs;  // use streaming stores; every row then starts at a cache line
+  bool gate_is_sigmoid;  // else silu
+  bool stream_outputs;   // use streaming stores; every row then starts at a cache line
 };
 
 struct NormBackwardArgs {
@@ -37,6 +38,7 @@ struct NormBackwardArgs {
   int64_t rows_per_group;
   int64_t columns, padded_columns;
   float eps;
+  bool gate_is_sigmoid;
   bool stream_outputs;
 };
 

@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "common/simd/activations.h"
 #include "common/simd/blocks.h"
 #include "common/simd/prefetch.h"
 #include "norm/simd/kernels.h"
@@ -142,6 +143,30 @@ inline Block deviation(Block x, float mean, int64_t count) {
     return (x - mean) * validity<T>(count);
   } else {
     return x - mean;
+  }
+}
+
+// ---- gates --------------------------------------------------------------------------------------
+
+struct NoGate {};
+
+template <class T, class Gate>
+inline Block gate_of(Block x) {
+  return {Gate::template value<kAccuracyOf<T>>(x.first),
+          Gate::template value<kAccuracyOf<T>>(x.second)};
+}
+
+// Calls body with the activation of the gate, or NoGate. Only rms_norm has one.
+template <bool kCentred, class Body>
+inline void with_gate(const void* gate, bool is_sigmoid, Body body) {
+  if constexpr (kCentred) {
+    body(NoGate{});
+  } else if (!gate) {
+    body(NoGate{});
+  } else if (is_sigmoid) {
+    body(SigmoidActivation{});
+  } else {
+    body(SiluActivation{});
   }
 }
 

@@ -28,7 +28,9 @@ def causal_conv1d(
     if state is None:
         state = mx.zeros((batch, width - 1, channels), x.dtype)
     rows = mx.concatenate([state, x], axis=1)
-    y = sum(rows[:, w : w + length] * weight[:, w] for w in range(width))
+    y = rows[:, :length] * weight[:, 0]
+    for w in range(1, width):
+        y = y + rows[:, w : w + length] * weight[:, w]
     y = y if bias is None else y + bias
     y = y * _float64.sigmoid(y) if activation == "silu" else y
     if lengths is None:

@@ -18,6 +18,7 @@ def rms_norm(
     *,
     residual: mx.array | None = None,
     gate: mx.array | None = None,
+    gate_activation: str = "silu",
     weight_offset: float = 0.0,
 ) -> mx.array | tuple[mx.array, mx.array]:
     """``h / sqrt(mean(h**2) + eps) * (weight_offset + weight) * silu(gate)`` with ``h = x + residual``.
@@ -29,7 +30,8 @@ def rms_norm(
     if weight is not None:
         y = y * (weight_offset + weight)
     if gate is not None:
-        y = y * (gate * _float64.sigmoid(gate))
+        sigmoid = _float64.sigmoid(gate)
+        y = y * (sigmoid if gate_activation == "sigmoid" else gate * sigmoid)
     return y if residual is None else (y, h)
 
 
@@ -105,6 +107,7 @@ SPECS = (
     _spec("rms_norm", "", ("x", "weight"), check_shapes=((3, 1021), (256, 4096))),
     _spec("rms_norm", "residual", ("x", "weight", "residual"), check_shapes=((64, 4096),), weight_offset=1.0),
     _spec("rms_norm", "gate", ("x", "weight", "gate"), check_shapes=((64, 4096),)),
+    _spec("rms_norm", "sigmoid gate", ("x", "weight", "gate"), check_shapes=((64, 4096),), gate_activation="sigmoid"),
     _spec("layer_norm", "", ("x", "weight", "bias"), check_shapes=((3, 1021), (256, 4096))),
     _spec("layer_norm", "residual", ("x", "bias", "residual"), check_shapes=((64, 4096),)),
 )
