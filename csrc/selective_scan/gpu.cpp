@@ -77,7 +77,7 @@ void launch_sums(const Scratch& parts, int64_t count, mx::array& sums, const mx:
   request.temporaries = {&parts};
   request.params = &params;
   request.params_size = sizeof(params);
-  request.grid = {static_cast<uint32_t>(ceil_div<int64_t>(params.count, kSumColumns)), 1, 1};
+  request.grid = {static_cast<uint32_t>(ceil_div(int64_t{params.count}, kSumColumns)), 1, 1};
   request.threadgroup = {kSumThreads, 1, 1};
   launch(request, stream);
 }
