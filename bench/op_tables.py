@@ -167,6 +167,7 @@ OP_TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     "quantized_head": ("quantized_head_cpu", quantized_head),
     "quantized_head, Xeon": ("quantized_head_xeon", quantized_head),
     "mla_decode": ("mla_decode_cpu", mla_decode),
+    "selective_scan": ("selective_scan_cpu", both_ways("mlx-lm")),
     "sigmoid_gate": ("sigmoid_gate_cpu", both_ways("MLX", "MLX compiled")),
     "causal_conv1d": (
         "causal_conv1d_cpu",
