@@ -31,12 +31,13 @@ def sigmoid_of(x: np.ndarray) -> np.ndarray:
     [
         (_float64.exp, np.exp, np.exp),
         (_float64.sigmoid, sigmoid_of, lambda x: sigmoid_of(x) * sigmoid_of(-x)),
+        (_float64.softplus, lambda x: np.logaddexp(x, 0), sigmoid_of),
         (_float64.softmax, softmax_of, slope_of_softmax),
         (_float64.erf, np.vectorize(math.erf), lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x)),
         (lambda x: _float64.cos_sin(x)[0], np.cos, lambda x: -np.sin(x)),
         (lambda x: _float64.cos_sin(x)[1], np.sin, np.cos),
     ],
-    ids=["exp", "sigmoid", "softmax", "erf", "cos", "sin"],
+    ids=["exp", "sigmoid", "softplus", "softmax", "erf", "cos", "sin"],
 )
 def test_functions_in_float64(ours, exact, slope, rng):
     numbers = rng.uniform(-math.pi, math.pi, (7, 33))

@@ -58,6 +58,13 @@ def test_far_arguments():
     np.testing.assert_allclose(to_numpy(bounded), [1, 1, 1, least, least, least, np.nan], rtol=1e-6)
 
 
+def test_slope_at_zero():
+    """Where a definition of softplus in pieces has none."""
+    a, weights = mx.array([-1e-6, 0.0, 1e-6]), mx.zeros((3,))
+    slope = mx.grad(lambda a: gated_delta_gates(a, a, weights, weights)[0].sum())(a)
+    np.testing.assert_allclose(to_numpy(slope), -0.25, rtol=1e-5)  # -sigmoid(0) e^-log(2)
+
+
 def test_as_mlx_lm():
     theirs = pytest.importorskip("mlx_lm.models.gated_delta", reason="mlx-lm is not installed")
     a, b, a_log = mx.random.normal((2, 3, 4, 8)), mx.random.normal((2, 3, 4)), mx.random.normal((4, 1))

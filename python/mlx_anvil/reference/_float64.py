@@ -21,6 +21,11 @@ def sigmoid(x: mx.array) -> mx.array:
     return 1 / (1 + exp(mx.minimum(-x, 350)))  # finite in derivatives, which hold its square
 
 
+def softplus(x: mx.array) -> mx.array:
+    """log(1 + e^x), up to 350 in float64."""
+    return -mx.log(sigmoid(-x)) if x.dtype == mx.float64 else mx.logaddexp(x, 0)
+
+
 def softmax(x: mx.array) -> mx.array:
     """Along the last axis."""
     if x.dtype != mx.float64:

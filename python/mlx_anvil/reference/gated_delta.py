@@ -77,7 +77,7 @@ def gated_delta_gates(
     if lower_bound is not None:
         g = _float64.exp(lower_bound * _float64.sigmoid(speed * x))
     else:
-        g = _float64.exp(-speed * (mx.maximum(x, 0) + mx.log(1 + _float64.exp(-mx.abs(x)))))
+        g = _float64.exp(-speed * _float64.softplus(x))
     return g, _float64.sigmoid(b) * (2 if allow_neg_eigval else 1)
 
 
