@@ -82,12 +82,12 @@ def run_row(steps: int, dtype: mx.Dtype, gradient: bool, rounds: int) -> dict[st
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    columns = ("", "dtype", "steps", "ours, ms", "mlx-lm, ms", "x", "G updates/s", "peak MB", "spread")
-    result = console_table("selective_scan, CPU", figures=columns)
+    columns = ("pass", "dtype", "steps", "ms", "mlx-lm", "x", "G/s", "MB", "spread")
+    result = console_table("selective_scan, CPU: G updates of a state per second, peak MB", figures=columns)
     for row in rows:
         ms = {label: f"{timing['median'] * 1e3:.3g}" for label, timing in row["seconds"].items()}
         result.add_row(
-            *(row["op"], row["dtype"], str(row["shape"][1]), ms["ours"], ms.get(PEER, "")),
+            *(row["op"].replace("forward + ", ""), row["dtype"], str(row["shape"][1]), ms["ours"], ms.get(PEER, "")),
             f"{row['speedup'][PEER]:.0f}" if row["speedup"] else "",
             *(f"{row['updates_per_second'] / 1e9:.2f}", f"{row['peak_bytes'] / 1e6:.1f}", f"{row['spread']:.0%}"),
         )
