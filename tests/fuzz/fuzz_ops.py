@@ -89,6 +89,30 @@ def causal_conv1d(draw: Draw) -> Call:
     return Call("causal_conv1d", args, arguments, results, sizes, ("channels",), long_axis="length" if long else "")
 
 
+def selective_scan(draw: Draw) -> Call:
+    sizes = {"batch": draw.count(1, 3), "steps": 0 if draw.one_in(20) else draw.size(40), "channels": draw.size(70)}
+    sizes |= {"states": draw.count(1, 20)}
+    rows, states, dtype = ("batch", "steps", "channels"), ("batch", "steps", "states"), draw.dtype()
+    state = ("batch", "channels", "states")
+    args = [Arg("x", rows, dtype), Arg("dt", rows, draw.other_dtype(dtype), "0.2 * abs(normal({shape}))")]
+    args += [Arg("A", ("channels", "states"), draw.other_dtype(dtype), "-abs(normal({shape}))")]
+    args += [Arg(name, states, draw.other_dtype(dtype)) for name in "BC"]
+    in_rows = [arg.dtype for arg in args if arg.name != "A"]
+    for name, dims in (("D", ("channels",)), ("z", rows), ("state", state)):
+        if draw.maybe():
+            args.append(Arg(name, dims, draw.other_dtype(dtype)))
+            in_rows += [args[-1].dtype] if name == "z" else []
+    arguments = {arg.name: arg.name for arg in args}
+    if draw.maybe():
+        arguments["dt_softplus"] = "True"
+    if draw.one_in(3):
+        value = f"integers(0, {sizes['steps'] + 1}, {{shape}}, mx.{draw.choice('int32', 'int64')})"
+        args.append(Arg("lengths", ("batch",), "int32", value, differentiable=False))
+        arguments["lengths"] = "lengths"
+    results = [Result(rows, promoted(*in_rows)), Result(state, "float32")]
+    return Call("selective_scan", args, arguments, results, sizes, ("channels",))
+
+
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +328,7 @@ GENERATORS: dict[str, Callable[[Draw], Call]] = {
             gated,
             sigmoid_gate,
             causal_conv1d,
+            selective_scan,
             flash_attention,
             mla_decode,
             rms_norm,
