@@ -105,11 +105,12 @@ struct ScanStep {
 };
 
 // Rows are far apart, so that no hardware prefetcher follows a block from step to step. Prefetches
-// the block's part of the row of a later step.
+// the block's part of the row of a later step, into L2: rows whose length is a power of two share
+// few sets of L1.
 inline constexpr int64_t kStepsAhead = 8;
-inline constexpr int kToSecondLevel = 2;  // rows whose length is a power of two share few sets of L1
 template <class T>
 inline void prefetch_channels(const ScanRows& rows, int64_t batch, int64_t t, int64_t first) {
+  constexpr int kToSecondLevel = 2;
   if (rows.data) {
     const char* const from = reinterpret_cast<const char*>(row_of<T>(rows, batch, t) + first);
     for (int64_t byte = 0; byte < kBlockChannels * static_cast<int64_t>(sizeof(T)); byte += 64) {
