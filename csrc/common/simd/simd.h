@@ -245,7 +245,7 @@ inline void finish_streaming() {
 #endif
 }
 
-// ---- transpose ----------------------------------------------------------------------------------
+// ---- transposes, and sums of lanes --------------------------------------------------------------
 
 // Result lane l is a[l] where bit kBit of l is clear, else b[l - kBit]. `b` gets the other halves.
 template <int kBit, class V, int... kLane>
@@ -267,6 +267,20 @@ inline void transpose(V (&x)[kLanes]) {
   }
   if constexpr (kBit > 1) {
     transpose<kBit / 2>(x);
+  }
+}
+
+// Lane l of the result is the sum of the lanes of x[l].
+template <int kBit = kLanes / 2>
+inline f32v lane_sums(f32v (&x)[kLanes]) {
+  for (int i = 0; i < kBit; ++i) {
+    exchange<kBit>(x[i], x[i + kBit], std::make_integer_sequence<int, kLanes>());
+    x[i] += x[i + kBit];
+  }
+  if constexpr (kBit > 1) {
+    return lane_sums<kBit / 2>(x);
+  } else {
+    return x[0];
   }
 }
 

@@ -77,20 +77,6 @@ struct ListedStream {
 
 // ---- scores ------------------------------------------------------------------------------------
 
-// Lane l of the result is the sum of the lanes of x[l].
-template <int kBit = kLanes / 2>
-inline f32v lane_sums(f32v (&x)[kLanes]) {
-  for (int i = 0; i < kBit; ++i) {
-    exchange<kBit>(x[i], x[i + kBit], std::make_integer_sequence<int, kLanes>());
-    x[i] += x[i + kBit];
-  }
-  if constexpr (kBit > 1) {
-    return lane_sums<kBit / 2>(x);
-  } else {
-    return x[0];
-  }
-}
-
 // Computes products of rows of q with kKeys keys, without the final sum over lanes.
 template <int kRows, int kKeys, class Rows>
 inline void dot_tile(

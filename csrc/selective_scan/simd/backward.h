@@ -9,20 +9,6 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 inline constexpr int64_t kChunk = 32;  // steps: with 16 states, those of a block fit L2
 
-// Lane l of the result is the sum of the lanes of x[l].
-template <int kBit = kLanes / 2>
-inline f32v lane_sums(f32v (&x)[kLanes]) {
-  for (int i = 0; i < kBit; ++i) {
-    exchange<kBit>(x[i], x[i + kBit], std::make_integer_sequence<int, kLanes>());
-    x[i] += x[i + kBit];
-  }
-  if constexpr (kBit > 1) {
-    return lane_sums<kBit / 2>(x);
-  } else {
-    return x[0];
-  }
-}
-
 inline void add_to(float* to, int64_t count, f32v x) {
   if (count >= kLanes) {
     store_lanes(to, load_lanes(to) + x);
