@@ -81,7 +81,6 @@ def test_no_command_means_check():
     lines = result.stdout.splitlines()
     rows = lines[1 : lines.index("")]
     assert [line.split()[0] for line in rows] == sorted({spec.name for spec in OPS.values()})
-    assert len(rows) <= 25
     assert all("-" not in line.split()[4:] for line in rows), "every op has its times"
     assert "Passed: all" in result.stdout
     check_tables(result.stdout)

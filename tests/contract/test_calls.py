@@ -84,7 +84,8 @@ def refused(name: str, *args: object, **kwargs: object) -> str:
 
 def test_signatures():
     assert str(signature("rms_norm")) == (
-        "rms_norm(x, weight=None, eps=1e-05, *, residual=None, gate=None, weight_offset=0.0, stream=None)"
+        "rms_norm(x, weight=None, eps=1e-05, *, residual=None, gate=None, gate_activation='silu', weight_offset=0.0, "
+        "stream=None)"
     )
     assert str(signature("silu_gate")) == "silu_gate(gate, up, *, stream=None)"
     assert str(signature("SwiGLU")) == "SwiGLU(dims, hidden_dims, bias=False)"
