@@ -27,8 +27,8 @@ FunctionConstants constants_of(const ScanConfig& config) {
           {4, config.softplus}};
 }
 
-ScanStrides strides_of(const mx::array* x) {
-  return x ? ScanStrides{x->strides(0), x->strides(1)} : ScanStrides{};
+ScanRowParams strides_of(const mx::array* x) {
+  return x ? ScanRowParams{x->strides(0), x->strides(1)} : ScanRowParams{};
 }
 
 SelectiveScanParams params_of(const ScanView& in) {

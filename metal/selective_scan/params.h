@@ -8,13 +8,20 @@ namespace mlx_anvil {
 #endif
 
 // Strides of rows, in elements: of a batch and of a step.
-struct ScanStrides {
+struct ScanRowParams {
   int64_t batch;
   int64_t step;
 };
 
+static_assert(sizeof(ScanRowParams) == 16, "same layout in C++ and MSL");
+
 struct SelectiveScanParams {
-  ScanStrides x, dt, b, c, z, d_y;
+  ScanRowParams x;
+  ScanRowParams dt;
+  ScanRowParams b;
+  ScanRowParams c;
+  ScanRowParams z;
+  ScanRowParams d_y;
   int32_t batch;
   int32_t steps;
   int32_t channels;
@@ -29,6 +36,8 @@ struct SelectiveScanSumParams {
   uint32_t parts;
   uint32_t count;  // of sums
 };
+
+static_assert(sizeof(SelectiveScanSumParams) == 8, "same layout in C++ and MSL");
 
 #ifndef __METAL__
 }  // namespace mlx_anvil

@@ -40,7 +40,7 @@ struct ScanPlace {
   METAL_FUNC int state(int i) const thread { return lane + i * kScanLanes; }
 
   template <typename T>
-  METAL_FUNC const device T* row(const device T* data, ScanStrides strides, int t) const thread {
+  METAL_FUNC const device T* row(const device T* data, ScanRowParams strides, int t) const thread {
     return data + batch * strides.batch + t * strides.step;
   }
 
@@ -89,7 +89,7 @@ METAL_FUNC ScanStep read_step(const device T* x,
 // Element n of a row of B or C, or 0.
 template <typename T>
 METAL_FUNC float read_state(const device T* data,
-                            ScanStrides strides,
+                            ScanRowParams strides,
                             ScanPlace place,
                             int t,
                             int i,

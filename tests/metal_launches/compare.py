@@ -28,6 +28,7 @@ FLOATS_INSTEAD = {
     ("gated_delta_gates", 2): "log_is_float32",
     ("gated_delta_gates", 3): "bias_is_float32",
     ("mla_decode", 6): "keys_are_in_parts",
+    ("mla_decode_group", 6): "keys_are_in_parts",
     ("quantized_plain", 4): "outputs_are_in_parts",
     ("rope_one", 2): "frequencies_are_given",
     ("rope_qk", 3): "frequencies_are_given",
