@@ -123,9 +123,9 @@ void scan_backward_gpu(const ScanConfig& config,
   keep.temporaries = {&kept};
   launch_scan("keep", config, params, std::move(keep), stream);
 
-  // One batch has one part of d_A and of d_D.
+  // One batch has one part of d_A and of d_D. None has none: their sums are 0.
   std::optional<Scratch> of_a, of_d;
-  if (params.batch > 1) {
+  if (params.batch != 1) {
     of_a = floats({params.batch, params.channels, params.states});
     of_d = floats({params.batch, params.channels});
   }
