@@ -51,7 +51,9 @@ def selective_scan(
 def _inputs(shape: tuple[int, ...], dtype: mx.Dtype) -> list[mx.array]:
     batch, steps, channels, states = shape
     x = mx.random.normal((batch, steps, channels))
-    dt = mx.random.uniform(0.01, 0.5, (batch, steps, channels))
+    dt = mx.random.uniform(
+        0.01, 0.1, (batch, steps, channels)
+    )  # states last: their slope changes little in a small step
     rates = -mx.random.uniform(0.1, 2.0, (channels, states))
     b, c = (mx.random.normal((batch, steps, states)) for _ in range(2))
     return [array.astype(dtype) for array in (x, dt, rates, b, c)]
