@@ -37,9 +37,11 @@ class Backward {
                                 float* sums,
                                 float* carry) const {
     const int64_t first = continues ? begin : begin < kWidth - 1 ? 0 : begin - (kWidth - 1);
-    Block window[kWidth], d_sums[kWidth];  // d_sums[w] is of output t - (kWidth - 1 - w)
+    Block window[kWidth] = {}, d_sums[kWidth];  // d_sums[w] is of output t - (kWidth - 1 - w)
     Block own[kSums ? kWidth + 1 : 1] = {};
-    rows_.template fill<kRest>(window, first, channel, count);
+    if (first < valid_) {  // there are no rows past the last output
+      rows_.template fill<kRest>(window, first, channel, count);
+    }
     unroll<kWidth - 1>([&](auto w) __attribute__((always_inline)) {
       d_sums[w.value + 1] = continues ? load_block(carry + w.value * kBlock) : Block{};
     });
