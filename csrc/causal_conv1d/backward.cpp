@@ -97,9 +97,7 @@ class CausalConv1dBackward : public ConvPrimitive {
   }
 
   ConvGradients gradients(Arrays& outputs) {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
+    allocate_dense(outputs, stream());
     const size_t weight = 1 + config_.has_state;
     return {&outputs[0], config_.has_state ? &outputs[1] : nullptr,
             sums_ ? &outputs[weight] : nullptr,

@@ -12,49 +12,39 @@ namespace mlx_anvil {
 
 namespace {
 
-std::string given(const char* name, const mx::array& x) {
-  return std::string(name) + " has shape " + to_text(x.shape());
-}
-
-void require_shape(const char* name,
-                   const std::optional<mx::array>& x,
-                   const mx::Shape& shape,
-                   const char* axes) {
-  if (x && x->shape() != shape) {
-    throw_value_error(kCausalConv1d,
-                      given(name, *x) + "; allowed: " + to_text(shape) + ", " + axes + ".");
-  }
-}
-
 void check(const CausalConvInputs& in) {
-  const auto require_float = [](const char* name, const std::optional<mx::array>& x) {
-    if (x) {
-      require_kernel_dtypes(kCausalConv1d, {{name, *x}});
-    }
-  };
   require_kernel_dtypes(kCausalConv1d, {{"x", in.x}, {"weight", in.weight}});
-  require_float("bias", in.bias);
-  require_float("state", in.state);
-  if (in.lengths && !mx::issubdtype(in.lengths->dtype(), mx::integer)) {
-    throw_value_error(kCausalConv1d, "lengths has dtype " + to_text(in.lengths->dtype()) +
-                                         "; allowed: integers, such as mx.int32.");
+  for (const auto& [name, x] : {std::pair{"bias", &in.bias}, {"state", &in.state}}) {
+    if (*x) {
+      require_kernel_dtypes(kCausalConv1d, {{name, **x}});
+    }
+  }
+  if (in.lengths) {
+    require_integers(kCausalConv1d, {"lengths", *in.lengths});
   }
   if (in.x.ndim() != 3) {
     throw_value_error(kCausalConv1d,
-                      given("x", in.x) + "; allowed: rank 3, [batch, time, channels].");
+                      shape_text("x", in.x) + "; allowed: rank 3, [batch, time, channels].");
   }
   const int batch = in.x.shape(0), channels = in.x.shape(2);
   const mx::array& weight = in.weight;
   if (weight.ndim() != 2 || weight.shape(0) != channels || weight.shape(1) < kConvLeastWidth ||
       weight.shape(1) > kConvMostWidth) {
-    throw_value_error(kCausalConv1d, given("x", in.x) + " and " + given("weight", weight) +
-                                         "; allowed: a weight (" + std::to_string(channels) +
+    throw_value_error(kCausalConv1d, shape_text("x", in.x) + " and " +
+                                         shape_text("weight", weight) + "; allowed: a weight (" +
+                                         std::to_string(channels) +
                                          ", width) with a width of 2 to 8.");
   }
-  require_shape("bias", in.bias, {channels}, "the channels of x");
-  require_shape("state", in.state, {batch, weight.shape(1) - 1, channels},
-                "[batch, width - 1, channels]");
-  require_shape("lengths", in.lengths, {batch}, "the batch of x");
+  const auto require = [](const char* name, const std::optional<mx::array>& x,
+                          const mx::Shape& shape, const char* meaning) {
+    if (x) {
+      require_shape(kCausalConv1d, {name, *x}, shape, meaning);
+    }
+  };
+  require("bias", in.bias, {channels}, "the channels of x");
+  require("state", in.state, {batch, weight.shape(1) - 1, channels},
+          "[batch, width - 1, channels]");
+  require("lengths", in.lengths, {batch}, "the batch of x");
 }
 
 }  // namespace
@@ -94,13 +84,7 @@ std::pair<mx::array, mx::array> causal_conv1d(const CausalConvInputs& in,
     inputs[i] = mx::astype(inputs[i], dtype, s);
   }
   if (in.lengths) {
-    const mx::array lengths = ids_in_32_bits(*in.lengths, s);
-    // What int32 cannot hold is past every end.
-    const mx::array most(in.x.shape(1), lengths.dtype());
-    inputs.back() = mx::stop_gradient(lengths.dtype() == mx::int32
-                                          ? lengths
-                                          : mx::astype(mx::minimum(lengths, most, s), mx::int32, s),
-                                      s);
+    inputs.back() = mx::stop_gradient(ids_in_int32(*in.lengths, s), s);
   }
   const ConvConfig config = {.silu = silu,
                              .has_bias = in.bias.has_value(),

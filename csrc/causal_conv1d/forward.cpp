@@ -24,7 +24,7 @@ class CausalConv1d : public ConvPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     if (outputs[1].size() == 0) {
       return;
     }
@@ -37,7 +37,7 @@ class CausalConv1d : public ConvPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     if (outputs[1].size() > 0) {
       conv_forward_gpu(config_, view(inputs), outputs, stream());
     }
@@ -74,13 +74,6 @@ class CausalConv1d : public ConvPrimitive {
       out = mx::unflatten(out, 0, {count, count > 0 ? out.shape(0) / count : 0}, stream());
     }
     return {outputs, {0, 0}};
-  }
-
- private:
-  void allocate_outputs(Arrays& outputs) {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
   }
 };
 

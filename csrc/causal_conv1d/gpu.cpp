@@ -38,9 +38,10 @@ constexpr int64_t kEnoughThreads = 1 << 16;
 // them too.
 constexpr int64_t kMostForwardRows = 32;
 constexpr int64_t kMostBackwardRows = 64;
-// A run's sums take as much memory as a few rows do, so there are only so many runs.
+// A run of rows keeps sums of its own, width + 1 per channel. Runs get longer than
+// kMostBackwardRows, up to kMostRowsOfPart, where there would be more than kMostParts of them.
 constexpr int64_t kMostParts = 1024;
-constexpr int64_t kMostRowsOfPart = 256;  // are added one by one
+constexpr int64_t kMostRowsOfPart = 256;  // which a thread adds one by one
 
 CausalConvRowParams strides_of(const mx::array* x) {
   return x ? CausalConvRowParams{x->strides(0), x->strides(1)} : CausalConvRowParams{};

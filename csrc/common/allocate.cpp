@@ -123,6 +123,12 @@ void allocate_dense(mx::array& out, const mx::Stream& stream) {
   }
 }
 
+void allocate_dense(std::vector<mx::array>& outputs, const mx::Stream& stream) {
+  for (mx::array& out : outputs) {
+    allocate_dense(out, stream);
+  }
+}
+
 bool allocate_or_reuse(mx::array& out,
                        std::initializer_list<const mx::array*> donors,
                        const mx::Stream& stream) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <vector>
 
 #include "mlx/mlx.h"
 
@@ -18,6 +19,9 @@ mx::allocator::Data allocate(size_t bytes, const mx::Stream& stream);
 // after a header, so every vector would straddle two lines and streaming stores would be
 // impossible.
 void allocate_dense(mx::array& out, const mx::Stream& stream);
+
+// The same for each of `outputs`.
+void allocate_dense(std::vector<mx::array>& outputs, const mx::Stream& stream);
 
 // Gives `out` the memory of the first donatable dense array in `donors` that fits, else
 // allocate_dense(). Elements of a donor must be read before `out` is written there. Returns true if

@@ -31,6 +31,10 @@ std::string to_text(const mx::Shape& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
+std::string shape_text(const std::string& name, const mx::array& x) {
+  return name + " has shape " + to_text(x.shape());
+}
+
 std::string to_text(mx::Dtype dtype) {
   std::ostringstream text;
   text << dtype;
@@ -53,6 +57,30 @@ void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arr
       throw_value_error(op, std::string(name) + " has dtype " + to_text(value.dtype()) +
                                 "; allowed: float32, float16, bfloat16.");
     }
+  }
+}
+
+void require_integers(const char* op, const NamedArray& x) {
+  if (!mx::issubdtype(x.value.dtype(), mx::integer)) {
+    throw_value_error(op, std::string(x.name) + " has dtype " + to_text(x.value.dtype()) +
+                              "; allowed: integers, such as mx.int32.");
+  }
+}
+
+void require_shape(const char* op,
+                   const NamedArray& x,
+                   const mx::Shape& allowed,
+                   const char* meaning) {
+  if (x.value.shape() != allowed) {
+    throw_value_error(
+        op, shape_text(x.name, x.value) + "; allowed: " + to_text(allowed) + ", " + meaning + ".");
+  }
+}
+
+void require_inside(const char* op, const char* name, int64_t number, int64_t least, int64_t most) {
+  if (number < least || number > most) {
+    throw_value_error(op, std::string(name) + " has " + std::to_string(number) + "; allowed: " +
+                              std::to_string(least) + " to " + std::to_string(most) + ".");
   }
 }
 

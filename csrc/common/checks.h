@@ -26,6 +26,18 @@ KernelDtype kernel_dtype_of(const mx::array& x);
 // Throws for any other dtype.
 void require_kernel_dtypes(const char* op, std::initializer_list<NamedArray> arrays);
 
+// Throws unless `x` has an integer dtype.
+void require_integers(const char* op, const NamedArray& x);
+
+// Throws unless `x` has the shape `allowed`. `meaning` says in words what that is.
+void require_shape(const char* op,
+                   const NamedArray& x,
+                   const mx::Shape& allowed,
+                   const char* meaning);
+
+// Throws unless least <= number <= most.
+void require_inside(const char* op, const char* name, int64_t number, int64_t least, int64_t most);
+
 // The common dtype under MLX's promotion rules (float16 with bfloat16 gives float32).
 mx::Dtype promoted_dtype(std::initializer_list<NamedArray> arrays);
 
@@ -37,6 +49,9 @@ mx::Stream require_stream(const char* op, const mx::StreamOrDevice& stream);
 
 // "(2, 3)", as Python prints a shape.
 std::string to_text(const mx::Shape& shape);
+
+// "q has shape (2, 3)".
+std::string shape_text(const std::string& name, const mx::array& x);
 
 // "float32", as Python prints a dtype.
 std::string to_text(mx::Dtype dtype);

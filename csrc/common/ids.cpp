@@ -118,6 +118,21 @@ mx::array ids_in_32_bits(const mx::array& ids, mx::Stream s) {
   return mx::astype(ids, mx::int32, s);
 }
 
+mx::array ids_in_int32(const mx::array& ids, mx::Stream s) {
+  const mx::array numbers = ids_in_32_bits(ids, s);
+  if (numbers.dtype() == mx::int32) {
+    return numbers;
+  }
+  const mx::array most(static_cast<uint32_t>(std::numeric_limits<int32_t>::max()), mx::uint32);
+  return mx::astype(mx::minimum(numbers, most, s), mx::int32, s);
+}
+
+mx::array ids_up_to(const mx::array& ids, int most, mx::Stream s) {
+  const mx::array numbers = ids_in_32_bits(ids, s);
+  const auto like = [&](int value) { return mx::array(value, numbers.dtype()); };
+  return mx::astype(mx::clip(numbers, like(0), like(most), s), mx::int32, s);
+}
+
 void require_permutation(const char* op,
                          const char* name,
                          const mx::array& places,

@@ -39,6 +39,13 @@ void for_each_readable(const mx::array& integers,
 // out of range too. uint32 stays.
 mx::array ids_in_32_bits(const mx::array& ids, mx::Stream stream);
 
+// The same in int32, for kernels that clamp: what does not fit becomes the nearest number that
+// does.
+mx::array ids_in_int32(const mx::array& ids, mx::Stream stream);
+
+// The same, clamped to 0 .. most, for kernels that do not clamp.
+mx::array ids_up_to(const mx::array& ids, int most, mx::Stream stream);
+
 // Throws unless `places`, if they are readable, are all numbers from 0 to places.size() - 1.
 void require_permutation(const char* op,
                          const char* name,

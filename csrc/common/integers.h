@@ -14,4 +14,11 @@ namespace mlx_anvil {
   return ceil_div(a, multiple) * multiple;
 }
 
+[[gnu::always_inline]] constexpr int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+[[gnu::always_inline]] constexpr int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
 }  // namespace mlx_anvil

@@ -13,10 +13,6 @@ namespace mlx_anvil {
 
 namespace {
 
-std::string describe(const char* name, const mx::array& x) {
-  return std::string(name) + " has shape " + to_text(x.shape());
-}
-
 // Throws for two arrays whose shapes do not fit together.
 [[noreturn]] void throw_mismatch(const char* a_name,
                                  const mx::array& a,
@@ -24,7 +20,7 @@ std::string describe(const char* name, const mx::array& x) {
                                  const mx::array& b,
                                  const std::string& allowed,
                                  const std::string& hint = "") {
-  throw_value_error(kFlashAttention, describe(a_name, a) + " and " + describe(b_name, b) +
+  throw_value_error(kFlashAttention, shape_text(a_name, a) + " and " + shape_text(b_name, b) +
                                          "; allowed: " + allowed + "." + hint);
 }
 
@@ -46,12 +42,13 @@ bool heads_fit(const mx::array& q, const mx::array& k, int axis) {
 void check_attention_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
   for (const auto& [name, x] : {NamedArray{"q", q}, NamedArray{"k", k}, NamedArray{"v", v}}) {
     if (x.ndim() != 4) {
-      throw_value_error(kFlashAttention,
-                        describe(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
+      throw_value_error(
+          kFlashAttention,
+          shape_text(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
     }
     if (x.shape(3) == 0) {
       throw_value_error(kFlashAttention,
-                        describe(name, x) + "; allowed: a head_dim of at least 1.");
+                        shape_text(name, x) + "; allowed: a head_dim of at least 1.");
     }
   }
   if (q.shape(0) != k.shape(0)) {
@@ -138,7 +135,7 @@ mx::array checked_mask(const char* op,
                           "added to the scores.");
   }
   if (!broadcasts_to(mask, scores)) {
-    throw_value_error(op, describe("mask", mask) + "; allowed: shapes that broadcast with " +
+    throw_value_error(op, shape_text("mask", mask) + "; allowed: shapes that broadcast with " +
                               to_text(scores) + ", [batch, q heads, q length, k length]." +
                               layout_hint(broadcasts_to(mask, swapped)));
   }
@@ -157,7 +154,7 @@ mx::array checked_sinks(
     const char* op, const mx::array& sinks, const mx::array& q, mx::Dtype dtype, mx::Stream s) {
   if (sinks.ndim() != 1 || sinks.shape(0) != q.shape(1)) {
     const bool swapped = sinks.ndim() == 1 && sinks.shape(0) == q.shape(2);
-    throw_value_error(op, describe("sinks", sinks) + " and " + describe("q", q) +
+    throw_value_error(op, shape_text("sinks", sinks) + " and " + shape_text("q", q) +
                               "; allowed: one number per head of q, (" +
                               std::to_string(q.shape(1)) + ",)." + layout_hint(swapped));
   }

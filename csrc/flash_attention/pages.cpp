@@ -16,10 +16,6 @@ namespace mlx_anvil {
 
 namespace {
 
-std::string shape_text(const NamedArray& x) {
-  return std::string(x.name) + " has shape " + to_text(x.value.shape());
-}
-
 bool is_of_sequences(const mx::array& lengths, const mx::array& table) {
   return lengths.ndim() == 1 && lengths.shape(0) == table.shape(0) &&
          mx::issubdtype(lengths.dtype(), mx::integer);
@@ -100,12 +96,9 @@ void check_table(const char* op,
         "starts is given with block_table; allowed: one of them, since the pages of a "
         "sequence start with its first key.");
   }
-  if (!mx::issubdtype(table.dtype(), mx::integer)) {
-    throw_value_error(op, "block_table has dtype " + to_text(table.dtype()) +
-                              "; allowed: integers, such as mx.int32.");
-  }
+  require_integers(op, {"block_table", table});
   if (table.ndim() != 2 || (batch && table.shape(0) != *batch)) {
-    throw_value_error(op, shape_text({"block_table", table}) +
+    throw_value_error(op, shape_text("block_table", table) +
                               "; allowed: [batch, pages_per_sequence], (" +
                               (batch ? std::to_string(*batch) : "batch") + ", any).");
   }
@@ -120,13 +113,14 @@ void check_pages(const mx::array& table,
               q.ndim() == 4 ? std::optional(q.shape(0)) : std::nullopt);
   for (const NamedArray& x : caches) {
     if (x.value.ndim() != 4) {
-      throw_value_error(
-          kFlashAttention,
-          shape_text(x) + "; allowed with block_table: rank 4, [pages, heads, page_size, ...].");
+      throw_value_error(kFlashAttention,
+                        shape_text(x.name, x.value) +
+                            "; allowed with block_table: rank 4, [pages, heads, page_size, ...].");
     }
     for (const int axis : {0, 1, 2}) {
       if (x.value.shape(axis) != caches[0].value.shape(axis)) {
-        throw_value_error(kFlashAttention, shape_text(caches[0]) + " and " + shape_text(x) +
+        throw_value_error(kFlashAttention, shape_text(caches[0].name, caches[0].value) + " and " +
+                                               shape_text(x.name, x.value) +
                                                "; allowed with block_table: the same pages, heads "
                                                "and page_size.");
       }

@@ -26,8 +26,8 @@ inline constexpr int kMaxGpuDecodeHeadDim = 512;
 inline constexpr int kMaxGpuKeyDim = 576;
 inline constexpr int kMaxGpuValueDim = 512;
 
-// True if the decode kernels for GPUs take so many queries with these heads, of which `head_dim` is
-// the larger one of keys and values.
+// True if the GPU decode kernels support this many queries and this head_dim. Pass the larger
+// head_dim of keys and values.
 inline bool suits_gpu_decode(int64_t q_len, int64_t head_dim) {
   return q_len <= kDecodeRows && head_dim <= kMaxGpuDecodeHeadDim;
 }

@@ -17,27 +17,13 @@ namespace {
 
 // ---- checks -------------------------------------------------------------------------------------
 
-void require_integers(
+void require_vector(
     const char* op, const char* name, const mx::array& x, int count, const std::string& allowed) {
-  if (!mx::issubdtype(x.dtype(), mx::integer)) {
-    throw_value_error(op, std::string(name) + " has dtype " + to_text(x.dtype()) +
-                              "; allowed: integers, such as mx.int32.");
-  }
+  require_integers(op, {name, x});
   if (x.ndim() != 1 || (count >= 0 ? x.shape(0) != count : x.shape(0) < 2)) {
     throw_value_error(
         op, std::string(name) + " has shape " + to_text(x.shape()) + "; allowed: " + allowed + ".");
   }
-}
-
-// Throws unless 0 <= x <= longest, if the host can read it.
-void require_lengths(
-    const char* op, const char* name, const mx::array& x, int longest, const mx::Stream& s) {
-  for_each_readable(x, s, [&](int64_t length, int64_t) {
-    if (length < 0 || length > longest) {
-      throw_value_error(op, std::string(name) + " has " + std::to_string(length) +
-                                "; allowed: 0 to " + std::to_string(longest) + ".");
-    }
-  });
 }
 
 // Throws unless 0 <= x[0] <= x[1] ... <= total, if the host can read it.
@@ -54,12 +40,6 @@ void require_ends(
 }
 
 // ---- tables -------------------------------------------------------------------------------------
-
-mx::array clamped(const mx::array& x, int largest, mx::Stream s) {
-  const mx::array number = ids_in_32_bits(x, s);
-  const auto like = [&](int value) { return mx::array(value, number.dtype()); };
-  return mx::astype(mx::clip(number, like(0), like(largest), s), mx::int32, s);
-}
 
 mx::array all_of(int value, int count, mx::Stream s) {
   return mx::full({count}, mx::array(value), s);
@@ -84,10 +64,11 @@ mx::array padded(const char* op,
   constexpr int kColumns = sizeof(AttentionSequence) / sizeof(int32_t);
   mx::array table(reinterpret_cast<const int32_t*>(known.data()), {batch, kColumns}, mx::int32);
   const auto checked = [&](const char* name, const mx::array& given, int longest) {
-    require_integers(op, name, given, batch,
-                     "one length per batch, (" + std::to_string(batch) + ",)");
-    require_lengths(op, name, given, longest, s);
-    return clamped(given, longest, s);
+    require_vector(op, name, given, batch,
+                   "one length per batch, (" + std::to_string(batch) + ",)");
+    for_each_readable(
+        given, s, [&](int64_t length, int64_t) { require_inside(op, name, length, 0, longest); });
+    return ids_up_to(given, longest, s);
   };
   const auto add = [&](const mx::array& numbers, const AttentionSequence& column) {
     const mx::array in_column(reinterpret_cast<const int32_t*>(&column), {1, kColumns}, mx::int32);
@@ -102,7 +83,7 @@ mx::array padded(const char* op,
   if (lengths.starts) {
     mx::array starts = checked("starts", *lengths.starts, k.shape(2));
     if (lengths.keys) {  // a start past the end leaves no keys
-      starts = mx::minimum(starts, clamped(*lengths.keys, k.shape(2), s), s);
+      starts = mx::minimum(starts, ids_up_to(*lengths.keys, k.shape(2), s), s);
     }
     add(starts, {.first_key = 1, .keys = -1});
   }
@@ -123,11 +104,11 @@ mx::array packed(const char* op,
     throw_value_error(
         op, "cu_seqlens_k is given without cu_seqlens_q; allowed: both, or cu_seqlens_q.");
   }
-  require_integers(op, "cu_seqlens_q", *lengths.cu_queries, -1, "(sequences + 1,)");
+  require_vector(op, "cu_seqlens_q", *lengths.cu_queries, -1, "(sequences + 1,)");
   const int count = lengths.cu_queries->shape(0) - 1;
   const mx::array& cu_keys = lengths.cu_keys ? *lengths.cu_keys : *lengths.cu_queries;
-  require_integers(op, "cu_seqlens_k", cu_keys, count + 1,
-                   "that of cu_seqlens_q, (" + std::to_string(count + 1) + ",)");
+  require_vector(op, "cu_seqlens_k", cu_keys, count + 1,
+                 "that of cu_seqlens_q, (" + std::to_string(count + 1) + ",)");
   require_ends(op, "cu_seqlens_q", *lengths.cu_queries, q.shape(2), s);
   require_ends(op, lengths.cu_keys ? "cu_seqlens_k" : "cu_seqlens_q, which is that of k too,",
                cu_keys, k.shape(2), s);
@@ -138,7 +119,7 @@ mx::array packed(const char* op,
     // Ends that decrease would give a row to two sequences: each begins where all before it end.
     // MLX's running maximum has no forward mode.
     const mx::array ends =
-        mx::cummax(mx::stop_gradient(clamped(*cu, total, s), s), 0, false, true, s);
+        mx::cummax(mx::stop_gradient(ids_up_to(*cu, total, s), s), 0, false, true, s);
     const mx::array begin = mx::slice(ends, {0}, {count}, s);
     columns.push_back(begin);
     columns.push_back(mx::subtract(mx::slice(ends, {1}, {count + 1}, s), begin, s));

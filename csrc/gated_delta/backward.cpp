@@ -50,7 +50,7 @@ class GatedDeltaBackward : public GatedDeltaPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     DeltaBackwardArgs args{};
     fill_arguments(args, config_, operands(inputs));
     args.d_y = delta_view_of(inputs[operand_count()]);
@@ -68,7 +68,7 @@ class GatedDeltaBackward : public GatedDeltaPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     const auto gradients = inputs.begin() + static_cast<int64_t>(operand_count());
     gated_delta_backward_gpu(config_, operands(inputs), Arrays(gradients, inputs.end()), outputs,
                              stream());
@@ -79,13 +79,6 @@ class GatedDeltaBackward : public GatedDeltaPrimitive {
                                               const std::vector<int>& axes) override {
     return unfold(apply_gated_delta_backward(config_, fold(inputs, axes), stream()),
                   vmap_length(inputs, axes));
-  }
-
- private:
-  void allocate_outputs(Arrays& outputs) {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
   }
 };
 

@@ -9,45 +9,7 @@
 
 namespace mlx_anvil {
 
-namespace {
-
-std::string with_shape(const char* name, const mx::array& x) {
-  return std::string(name) + " has shape " + to_text(x.shape());
-}
-
-void require_shape(const char* name,
-                   const mx::array& x,
-                   const mx::Shape& shape,
-                   const std::string& meaning) {
-  if (x.shape() != shape) {
-    throw_value_error(kGatedDelta,
-                      with_shape(name, x) + "; allowed: " + to_text(shape) + ", " + meaning + ".");
-  }
-}
-
-void require_integers(const char* name, const mx::array& x) {
-  if (!mx::issubdtype(x.dtype(), mx::integer)) {
-    throw_value_error(kGatedDelta, std::string(name) + " has dtype " + to_text(x.dtype()) +
-                                       "; allowed: integers, such as mx.int32.");
-  }
-}
-
-void require_inside(const char* name, int64_t number, int64_t least, int64_t most) {
-  if (number < least || number > most) {
-    throw_value_error(kGatedDelta, std::string(name) + " has " + std::to_string(number) +
-                                       "; allowed: " + std::to_string(least) + " to " +
-                                       std::to_string(most) + ".");
-  }
-}
-
-// In 32 bits, and inside the range even if the host could not read them.
-mx::array clamped(const mx::array& x, int most, mx::Stream s) {
-  const mx::array numbers = ids_in_32_bits(x, s);
-  const auto like = [&](int value) { return mx::array(value, numbers.dtype()); };
-  return mx::astype(mx::clip(numbers, like(0), like(most), s), mx::int32, s);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void check_gated_delta(const mx::array& q,
                        const mx::array& k,
@@ -58,28 +20,29 @@ void check_gated_delta(const mx::array& q,
   require_kernel_dtypes(kGatedDelta, {{"q", q}, {"k", k}, {"v", v}, {"g", g}, {"beta", beta}});
   for (const auto& [name, x] : {NamedArray{"q", q}, NamedArray{"v", v}}) {
     if (x.ndim() != 4 || x.shape(2) == 0 || x.shape(3) == 0) {
-      throw_value_error(kGatedDelta, with_shape(name, x) +
+      throw_value_error(kGatedDelta, shape_text(name, x) +
                                          "; allowed: rank 4, [batch, length, heads, dim], with one "
                                          "head or more and a last axis of at least 1.");
     }
   }
-  require_shape("k", k, q.shape(), "the shape of q");
+  require_shape(kGatedDelta, {"k", k}, q.shape(), "the shape of q");
   if (v.shape(0) != q.shape(0) || v.shape(1) != q.shape(1) || v.shape(2) % q.shape(2) != 0) {
-    throw_value_error(kGatedDelta, with_shape("v", v) + " and " + with_shape("q", q) +
+    throw_value_error(kGatedDelta, shape_text("v", v) + " and " + shape_text("q", q) +
                                        "; allowed: one batch and length, and heads of v that are a "
                                        "multiple of those of q.");
   }
   const mx::Shape heads = {v.shape(0), v.shape(1), v.shape(2)};
   const mx::Shape channels = {heads[0], heads[1], heads[2], q.shape(3)};
   if (g.shape() != heads && g.shape() != channels) {
-    throw_value_error(kGatedDelta, with_shape("g", g) + "; allowed: " + to_text(heads) +
+    throw_value_error(kGatedDelta, shape_text("g", g) + "; allowed: " + to_text(heads) +
                                        ", a factor per head, or " + to_text(channels) +
                                        ", a factor per channel.");
   }
-  require_shape("beta", beta, heads, "one number per head of v");
+  require_shape(kGatedDelta, {"beta", beta}, heads, "one number per head of v");
   if (options.state) {
     require_kernel_dtypes(kGatedDelta, {{"state", *options.state}});
-    require_shape("state", *options.state, {v.shape(0), v.shape(2), v.shape(3), q.shape(3)},
+    require_shape(kGatedDelta, {"state", *options.state},
+                  {v.shape(0), v.shape(2), v.shape(3), q.shape(3)},
                   "[batch, heads of v, dim of v, dim of q]");
   }
   if (options.normalize_eps &&
@@ -90,12 +53,12 @@ void check_gated_delta(const mx::array& q,
 }
 
 mx::array checked_lengths(const mx::array& lengths, const mx::array& q, mx::Stream s) {
-  require_integers("lengths", lengths);
-  require_shape("lengths", lengths, {q.shape(0)}, "one length per batch");
+  require_integers(kGatedDelta, {"lengths", lengths});
+  require_shape(kGatedDelta, {"lengths", lengths}, {q.shape(0)}, "one length per batch");
   for_each_readable(lengths, s, [&](int64_t length, int64_t) {
-    require_inside("lengths", length, 0, q.shape(1));
+    require_inside(kGatedDelta, "lengths", length, 0, q.shape(1));
   });
-  return clamped(lengths, q.shape(1), s);
+  return ids_up_to(lengths, q.shape(1), s);
 }
 
 mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q, mx::Stream s) {
@@ -105,7 +68,7 @@ mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q
       throw_value_error(kGatedDelta, "return_states has " + std::to_string(position) +
                                          " and q has no steps; allowed: no positions.");
     }
-    require_inside("return_states", position, 0, last);
+    require_inside(kGatedDelta, "return_states", position, 0, last);
   };
   if (const auto* list = std::get_if<std::vector<int64_t>>(&options.return_states)) {
     std::vector<int32_t> numbers;
@@ -118,10 +81,10 @@ mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q
                       : mx::array(numbers.begin(), {1, count}, mx::int32);
   }
   const mx::array& given = std::get<mx::array>(options.return_states);
-  require_integers("return_states", given);
+  require_integers(kGatedDelta, {"return_states", given});
   const bool is_of_all = given.ndim() == 1;
   if (!is_of_all && (given.ndim() != 2 || given.shape(0) != q.shape(0))) {
-    throw_value_error(kGatedDelta, with_shape("return_states", given) +
+    throw_value_error(kGatedDelta, shape_text("return_states", given) +
                                        "; allowed: [positions], or [batch, positions] with a batch "
                                        "of " +
                                        std::to_string(q.shape(0)) + ".");
@@ -130,7 +93,7 @@ mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q
     check(0);
   }
   for_each_readable(given, s, [&](int64_t position, int64_t) { check(position); });
-  const mx::array numbers = clamped(given, q.shape(1), s);
+  const mx::array numbers = ids_up_to(given, q.shape(1), s);
   return is_of_all ? mx::expand_dims(numbers, 0, s) : numbers;
 }
 

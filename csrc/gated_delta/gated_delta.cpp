@@ -92,9 +92,11 @@ GatedDeltaResult gated_delta(const mx::array& q,
   const std::optional<mx::array> lengths =
       options.lengths ? std::optional(checked_lengths(*options.lengths, q, s)) : std::nullopt;
   GatedDeltaConfig config;
-  config.returns_states = !std::holds_alternative<std::monostate>(options.return_states);
   const std::optional<mx::array> positions =
-      config.returns_states ? std::optional(checked_positions(options, q, s)) : std::nullopt;
+      std::holds_alternative<std::monostate>(options.return_states)
+          ? std::nullopt
+          : std::optional(checked_positions(options, q, s));
+  config.returns_states = positions && positions->size() > 0;
   GatedDeltaOptions own = options;
   Arrays inputs = {q, k, v, g, beta};
   for (const mx::array* x : extras_of(own)) {
@@ -122,10 +124,7 @@ GatedDeltaResult gated_delta(const mx::array& q,
   if (config.has_state) {
     in.state = mx::astype(*options.state, mx::float32, s);
   }
-  const bool has_positions = config.returns_states && positions->size() > 0;
-  if (config.returns_states && !has_positions) {
-    config.returns_states = false;  // without kernels
-  } else {
+  if (config.returns_states) {
     in.positions = positions;
   }
 
@@ -146,7 +145,7 @@ GatedDeltaResult gated_delta(const mx::array& q,
     }
   }
   outputs[0] = mx::astype(outputs[0], q.dtype(), s);
-  if (positions && !has_positions) {
+  if (positions && !config.returns_states) {
     const mx::Shape& state = outputs[1].shape();
     outputs.push_back(
         mx::zeros({state[0], positions->shape(1), state[1], state[2], state[3]}, mx::float32, s));

@@ -62,7 +62,7 @@ class GatedDeltaGates : public FusedPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     const DeltaGatesArgs args = arguments(inputs, outputs);
     const DeltaGatesKernels& kernels = gated_delta_gates_kernels()[kernel_dtype_of(inputs[0])];
     const int64_t columns = args.heads * args.channels;
@@ -79,7 +79,7 @@ class GatedDeltaGates : public FusedPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     if (outputs[0].size() == 0 && outputs[1].size() == 0) {
       return;
     }
@@ -123,12 +123,6 @@ class GatedDeltaGates : public FusedPrimitive {
   }
 
  private:
-  void allocate_outputs(Arrays& outputs) {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
-  }
-
   DeltaGatesArgs arguments(const Arrays& inputs, Arrays& outputs) const {
     const mx::array& b = inputs[1];
     DeltaGatesArgs args{};

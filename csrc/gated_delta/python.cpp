@@ -53,7 +53,7 @@ Formula:
     With ``normalize_eps``, ``k`` is ``k / sqrt(sum(k**2) + eps)`` and ``q`` is ``Dk**-0.5 * q /
     sqrt(sum(q**2) + eps)``. Without, the caller has scaled them.
 
-One kernel runs all steps, and the state stays in registers or in the nearest cache. The arithmetic
+One kernel runs all steps, and the state stays in registers or in the L1 cache. The arithmetic
 and the states are float32 for every dtype. A step of a decode reads and writes the state once, in
 place if nothing else refers to it. Inputs may have any strides; rows with a last stride of 1 are not
 copied.

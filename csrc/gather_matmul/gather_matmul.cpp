@@ -69,7 +69,7 @@ struct Given {
       }
       const int64_t count = matrix_count(*of);
       if (count == 0 && (*ids)->size() > 0) {
-        throw_value_error(op, describe(of_name, *of) + " and " + describe(name, **ids) +
+        throw_value_error(op, shape_text(of_name, *of) + " and " + shape_text(name, **ids) +
                                   "; allowed: at least one matrix.");
       }
       require_ids(op, **ids, count, {name, " for ", " matrices"}, s);
@@ -83,8 +83,9 @@ struct Given {
     try {
       shape = mx::broadcast_shapes(of_x, of_w);
     } catch (const std::invalid_argument&) {
-      throw_value_error(op, (lhs ? describe("lhs_indices", *lhs) : describe(x_name, x)) + " and " +
-                                (rhs ? describe("rhs_indices", *rhs) : describe(w_name, w)) +
+      throw_value_error(op, (lhs ? shape_text("lhs_indices", *lhs) : shape_text(x_name, x)) +
+                                " and " +
+                                (rhs ? shape_text("rhs_indices", *rhs) : shape_text(w_name, w)) +
                                 "; allowed: ids that broadcast; without ids, the leading "
                                 "dimensions of the matrices take their place.");
     }
@@ -102,8 +103,8 @@ struct Given {
 
 void require_rank(const char* op, const char* name, const mx::array& x, int rank) {
   if (static_cast<int>(x.ndim()) < rank) {
-    throw_value_error(op,
-                      describe(name, x) + "; allowed: rank " + std::to_string(rank) + " or more.");
+    throw_value_error(
+        op, shape_text(name, x) + "; allowed: rank " + std::to_string(rank) + " or more.");
   }
 }
 
@@ -172,7 +173,7 @@ mx::array gather_matmul(const mx::array& a,
   require_rank(op, "b", b, 1);
   const mx::Stream s = require_stream(op, stream);
   if (a.shape(-1) != b.shape(b.ndim() == 1 ? 0 : -2)) {
-    throw_value_error(op, describe("a", a) + " and " + describe("b", b) +
+    throw_value_error(op, shape_text("a", a) + " and " + shape_text("b", b) +
                               "; allowed: a [..., M, K] and b [..., K, N].");
   }
   const auto pointer = [](const OptionalIds& ids) { return ids ? &*ids : nullptr; };

@@ -80,14 +80,14 @@ void check_cache(const std::string& name,
   }
   if (first.ndim() != 4) {
     throw_value_error(kKvAppend,
-                      shape_text(name.c_str(), first) +
+                      shape_text(name, first) +
                           "; allowed: rank 4, [batch or pages, kv_heads, capacity, head_dim].");
   }
   const bool fits = first.shape(1) == x.shape(1) && (!is_plain || first.shape(3) == x.shape(3)) &&
                     (first.shape(0) == x.shape(0) || x.shape(0) == 1);
   if (!fits) {
     throw_value_error(kKvAppend, shape_text(name == "cache_k" ? "k" : "v", x) + ", " +
-                                     shape_text(name.c_str(), first) +
+                                     shape_text(name, first) +
                                      "; allowed: equal heads, head_dim and batch, or a batch of 1 "
                                      "for a cache of pages.");
   }

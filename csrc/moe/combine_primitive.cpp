@@ -113,9 +113,7 @@ class MoeCombineBackward : public CombinePrimitive {
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const MoeCombineArrays arrays = arrays_of(inputs, 1);
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
+    allocate_dense(outputs, stream());
     MoeBackwardArgs args{};
     args.sizes = sizes_of(arrays.y, arrays.inverse);
     args.d_out = inputs[0].data<void>();
@@ -139,9 +137,7 @@ class MoeCombineBackward : public CombinePrimitive {
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
     const MoeCombineArrays arrays = arrays_of(inputs, 1);
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
+    allocate_dense(outputs, stream());
     moe_backward_gpu(sizes_of(arrays.y, arrays.inverse), inputs[0], arrays, outputs, stream());
   }
 

@@ -14,11 +14,11 @@ void check_ids(const char* op, const mx::array& ids, const mx::array& x, int exp
   const bool fits = x.ndim() > 0 && ids.ndim() == x.ndim() &&
                     std::equal(x.shape().begin(), x.shape().end() - 1, ids.shape().begin());
   if (!fits) {
-    throw_value_error(op, describe("ids", ids) + " and " + describe("x", x) +
+    throw_value_error(op, shape_text("ids", ids) + " and " + shape_text("x", x) +
                               "; allowed: ids [..., k] with the leading axes of x.");
   }
   if (ids.shape(-1) > experts) {
-    throw_value_error(op, describe("ids", ids) + ", k = " + std::to_string(ids.shape(-1)) +
+    throw_value_error(op, shape_text("ids", ids) + ", k = " + std::to_string(ids.shape(-1)) +
                               ", and gate w has " + std::to_string(experts) +
                               " experts; allowed: k at most that.");
   }
@@ -32,7 +32,8 @@ void check_bias(const char* op, const char* name, const ExpertMatrix& projection
   const mx::array& w = projection.matrix.w;
   const mx::Shape wanted = {w.shape(0), w.shape(1)};
   if (projection.bias->shape() != wanted) {
-    throw_value_error(op, describe(name, *projection.bias) + "; allowed: " + to_text(wanted) + ".");
+    throw_value_error(op,
+                      shape_text(name, *projection.bias) + "; allowed: " + to_text(wanted) + ".");
   }
 }
 
@@ -49,7 +50,7 @@ void check_terms(const char* op, const ExpertArrays& arrays) {
     require_kernel_dtypes(op, {{name, *x}});
     wanted.back() = last;
     if (x->shape() != wanted) {
-      throw_value_error(op, describe(name, *x) + "; allowed: " + to_text(wanted) + ".");
+      throw_value_error(op, shape_text(name, *x) + "; allowed: " + to_text(wanted) + ".");
     }
   };
   const int outputs = arrays.down.matrix.w.shape(1);
@@ -74,8 +75,8 @@ void check_experts(const char* op,
   check_matrix(op, "gate ", gate_and_up, gate, columns_of(x));
   check_matrix(op, "up ", gate_and_up, up_side.matrix, columns_of(x));
   if (gate.w.ndim() != 3 || gate.w.shape() != up_side.matrix.w.shape()) {
-    throw_value_error(op, describe("gate w", gate.w) + " and " +
-                              describe("up w", up_side.matrix.w) +
+    throw_value_error(op, shape_text("gate w", gate.w) + " and " +
+                              shape_text("up w", up_side.matrix.w) +
                               "; allowed: equal shapes of rank 3, [E, H, packed D].");
   }
   check_x(op, x, "gate w", gate, columns_of(gate_and_up, gate));
@@ -84,7 +85,7 @@ void check_experts(const char* op,
   if (down_w.ndim() != 3 || down_w.shape(0) != gate.w.shape(0) ||
       columns_of(down, down_side.matrix) != gate.w.shape(1)) {
     throw_value_error(
-        op, describe("down w", down_w) + " and " + describe("gate w", gate.w) +
+        op, shape_text("down w", down_w) + " and " + shape_text("gate w", gate.w) +
                 "; allowed: down w [E, N, packed H] with E = " + std::to_string(gate.w.shape(0)) +
                 " and H = " + std::to_string(gate.w.shape(1)) + ".");
   }
@@ -95,7 +96,7 @@ void check_experts(const char* op,
   if (weights) {
     require_kernel_dtypes(op, {{"weights", *weights}});
     if (weights->shape() != ids.shape()) {
-      throw_value_error(op, describe("weights", *weights) + " and " + describe("ids", ids) +
+      throw_value_error(op, shape_text("weights", *weights) + " and " + shape_text("ids", ids) +
                                 "; allowed: equal shapes.");
     }
   }

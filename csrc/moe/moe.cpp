@@ -46,10 +46,6 @@ Arrays permute(const mx::array& x, const mx::array& ids, int64_t experts, mx::St
 
 // ---- moe_combine --------------------------------------------------------------------------------
 
-std::string described(const char* name, const mx::array& x) {
-  return std::string(name) + " has shape " + to_text(x.shape());
-}
-
 // The shape of ids, which inverse has, or the weights.
 const mx::Shape& pairs_shape(const mx::array& inverse, const MoeCombineTerms& terms) {
   return terms.weights ? terms.weights->shape() : inverse.shape();
@@ -57,20 +53,20 @@ const mx::Shape& pairs_shape(const mx::array& inverse, const MoeCombineTerms& te
 
 void check_pairs(const mx::array& y, const mx::array& inverse, const MoeCombineTerms& terms) {
   if (y.ndim() != 2) {
-    throw_value_error(kMoeCombine, described("y", y) + "; allowed: rank 2, [pairs, columns].");
+    throw_value_error(kMoeCombine, shape_text("y", y) + "; allowed: rank 2, [pairs, columns].");
   }
   const char* const name = terms.weights ? "weights" : "inverse";
   const mx::array& pairs = terms.weights ? *terms.weights : inverse;
   if (pairs.ndim() == 0) {
-    throw_value_error(kMoeCombine, described(name, pairs) + "; allowed: [..., k].");
+    throw_value_error(kMoeCombine, shape_text(name, pairs) + "; allowed: [..., k].");
   }
   if (pairs.size() != static_cast<size_t>(y.shape(0))) {
-    throw_value_error(kMoeCombine, described("y", y) + " and " + described(name, pairs) +
+    throw_value_error(kMoeCombine, shape_text("y", y) + " and " + shape_text(name, pairs) +
                                        "; allowed: as many rows of y as " + name + ".");
   }
   if (inverse.shape() != pairs.shape() && inverse.shape() != mx::Shape{y.shape(0)}) {
-    throw_value_error(kMoeCombine, described("inverse", inverse) + " and " +
-                                       described("weights", pairs) +
+    throw_value_error(kMoeCombine, shape_text("inverse", inverse) + " and " +
+                                       shape_text("weights", pairs) +
                                        "; allowed: the shape of weights, or (pairs,).");
   }
 }
@@ -80,7 +76,7 @@ void check_terms(const mx::array& y, const mx::array& inverse, const MoeCombineT
   const auto require = [&](const char* name, const std::optional<mx::array>& x, int last) {
     shape.back() = last;
     if (x && x->shape() != shape) {
-      throw_value_error(kMoeCombine, described(name, *x) + "; allowed: " + to_text(shape) + ".");
+      throw_value_error(kMoeCombine, shape_text(name, *x) + "; allowed: " + to_text(shape) + ".");
     }
   };
   require("residual", terms.residual, y.shape(1));

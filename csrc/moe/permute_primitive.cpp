@@ -67,9 +67,7 @@ class MoePermute : public FusedPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
+    allocate_dense(outputs, stream());
     MoeSortArgs sort{};
     sort.sizes = sizes_of(inputs);
     sort.experts = experts_;
@@ -91,9 +89,7 @@ class MoePermute : public FusedPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
+    allocate_dense(outputs, stream());
     moe_permute_gpu(sizes_of(inputs), experts_, inputs[0], inputs[1], outputs, stream());
   }
 

@@ -68,9 +68,7 @@ class NormForward : public NormPrimitive {
   bool allocate_outputs(const NormView& in, Arrays& outputs) {
     if (config_.has_residual) {  // in MLX, two outputs both keep all inputs alive, so none is
                                  // donatable
-      for (mx::array& out : outputs) {
-        allocate_dense(out, stream());
-      }
+      allocate_dense(outputs, stream());
       return true;
     }
     return allocate_or_reuse(outputs[0], {in.x, in.gate}, stream());

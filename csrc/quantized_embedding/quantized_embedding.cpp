@@ -21,12 +21,12 @@ mx::array quantized_embedding(const mx::array& ids,
   check_matrix(kQuantizedEmbedding, "", format, matrix);
   if (matrix.w.ndim() != 2) {
     throw_value_error(kQuantizedEmbedding,
-                      describe("w", matrix.w) + "; allowed: rank 2, [rows, packed columns].");
+                      shape_text("w", matrix.w) + "; allowed: rank 2, [rows, packed columns].");
   }
   if (matrix.w.shape(0) == 0 && ids.size() > 0) {
-    throw_value_error(
-        kQuantizedEmbedding,
-        describe("w", matrix.w) + " and " + describe("ids", ids) + "; allowed: at least one row.");
+    throw_value_error(kQuantizedEmbedding, shape_text("w", matrix.w) + " and " +
+                                               shape_text("ids", ids) +
+                                               "; allowed: at least one row.");
   }
   if (dtype && !is_kernel_dtype(*dtype)) {
     throw_value_error(kQuantizedEmbedding, "dtype is " + to_text(*dtype) +

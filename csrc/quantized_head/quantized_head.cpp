@@ -24,13 +24,13 @@ BestLogits best_logits(const char* op,
   const QuantizedFormat format = checked_format(op, options);
   check_matrix(op, "", format, matrix, columns_of(x));
   if (matrix.w.ndim() != 2 || matrix.w.size() == 0) {
-    throw_value_error(op, describe("w", matrix.w) +
+    throw_value_error(op, shape_text("w", matrix.w) +
                               "; allowed: rank 2, [N, packed K], with at least one row and group.");
   }
   check_x(op, x, "w", matrix, columns_of(format, matrix));
   const int most = std::min(matrix.w.shape(0), kMostKept);
   if (kept < 1 || kept > most) {
-    throw_value_error(op, "k is " + std::to_string(kept) + " and " + describe("w", matrix.w) +
+    throw_value_error(op, "k is " + std::to_string(kept) + " and " + shape_text("w", matrix.w) +
                               "; allowed: 1 to " + std::to_string(most) + ".");
   }
   const mx::Stream s = require_stream(op, stream);

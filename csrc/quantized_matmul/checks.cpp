@@ -153,10 +153,6 @@ std::string wanted_w(const QuantizedFormat& format, const mx::array& scales) {
 
 }  // namespace
 
-std::string describe(const std::string& name, const mx::array& x) {
-  return name + " has shape " + to_text(x.shape());
-}
-
 QuantizedFormat checked_format(const char* op,
                                const QuantizedOptions& options,
                                const char* prefix) {
@@ -196,13 +192,13 @@ void check_matrix(const char* op,
     require_dtype(misfit, scales, matrix.scales, mx::uint8);
   }
   if (matrix.w.ndim() < 2) {
-    misfit.raise(describe(w.text(), matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
+    misfit.raise(shape_text(w.text(), matrix.w) + "; allowed: rank 2 or more, [..., N, packed K].");
   }
   if (matrix.biases && matrix.biases->shape() != matrix.scales.shape()) {
-    misfit.raise(describe(biases.text(), *matrix.biases) + " and " +
-                 describe(scales.text(), matrix.scales) + "; allowed: equal shapes.");
+    misfit.raise(shape_text(biases.text(), *matrix.biases) + " and " +
+                 shape_text(scales.text(), matrix.scales) + "; allowed: equal shapes.");
   }
-  misfit.raise(describe(w.text(), matrix.w) + " and " + describe(scales.text(), matrix.scales) +
+  misfit.raise(shape_text(w.text(), matrix.w) + " and " + shape_text(scales.text(), matrix.scales) +
                "; allowed with bits " + std::to_string(format.bits) + " and group_size " +
                std::to_string(format.group) + ": " + wanted_w(format, matrix.scales) + ".");
 }
@@ -221,7 +217,7 @@ void check_x(const char* op,
     const std::string others = fitting_options(matrix, x.shape(-1));
     hint = others.empty() ? "" : " With this x, these arrays fit " + others + ".";
   }
-  throw_value_error(op, describe("x", x) + " and " + describe(w_name, matrix.w) +
+  throw_value_error(op, shape_text("x", x) + " and " + shape_text(w_name, matrix.w) +
                             "; allowed: x [..., " + std::to_string(wanted) + "]." + hint);
 }
 

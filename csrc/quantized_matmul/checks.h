@@ -50,7 +50,4 @@ mx::Dtype result_dtype(const mx::array& x, std::initializer_list<const Quantized
 // Converts affine scales and biases to `dtype`.
 void convert(QuantizedMatrix& matrix, mx::Dtype dtype, mx::Stream s);
 
-// "w has shape (2, 3)"
-std::string describe(const std::string& name, const mx::array& x);
-
 }  // namespace mlx_anvil

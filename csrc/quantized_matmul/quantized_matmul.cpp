@@ -57,7 +57,7 @@ mx::array multiply(const char* op,
     try {
       batch = mx::broadcast_shapes(leading(rows), leading(matrix.w));
     } catch (const std::invalid_argument&) {
-      throw_value_error(op, describe("x", x) + " and " + describe("w", matrix.w) +
+      throw_value_error(op, shape_text("x", x) + " and " + shape_text("w", matrix.w) +
                                 "; allowed: leading dimensions that broadcast.");
     }
     return apply_quantized_matmul(op, format, product, with_leading(rows, batch, s),
@@ -99,7 +99,7 @@ mx::array quantized_gemv(const mx::array& x,
   check_x(op, x, "w", matrix, columns_of(format, matrix));
   const QuantizedSizes sizes = quantized_sizes(format, x, matrix.w);
   if (sizes.rows > kQuantizedGemvRows) {
-    throw_value_error(op, describe("x", x) + ", " + std::to_string(sizes.rows) +
+    throw_value_error(op, shape_text("x", x) + ", " + std::to_string(sizes.rows) +
                               " rows for one w; allowed: at most " +
                               std::to_string(kQuantizedGemvRows) + ".");
   }
@@ -125,7 +125,7 @@ mx::array quantized_swiglu(const mx::array& x,
   check_matrix(op, "gate ", format, gate, columns_of(x));
   check_matrix(op, "up ", format, up, columns_of(x));
   if (gate.w.ndim() != 2 || gate.w.shape() != up.w.shape()) {
-    throw_value_error(op, describe("gate w", gate.w) + " and " + describe("up w", up.w) +
+    throw_value_error(op, shape_text("gate w", gate.w) + " and " + shape_text("up w", up.w) +
                               "; allowed: equal shapes of rank 2.");
   }
   check_x(op, x, "gate w", gate, columns_of(format, gate));

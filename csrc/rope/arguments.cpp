@@ -9,10 +9,6 @@
 
 namespace mlx_anvil {
 
-std::string shape_text(const char* name, const mx::array& x) {
-  return std::string(name) + " has shape " + to_text(x.shape());
-}
-
 namespace {
 
 // Not by a stream: built with GCC 13, one that formats a number crashed beside MLX for CUDA.

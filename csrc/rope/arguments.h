@@ -8,9 +8,6 @@
 
 namespace mlx_anvil {
 
-// "q has shape (1, 2, 3, 4)".
-std::string shape_text(const char* name, const mx::array& x);
-
 // Checks what does not depend on shapes.
 void check_options(const char* op, const RopeOptions& options);
 

@@ -1,5 +1,6 @@
 #include "selective_scan/primitive.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -18,11 +19,6 @@
 namespace mlx_anvil {
 
 namespace {
-
-const char* why_not_on_gpu(const ScanConfig& config, const Arrays& inputs) {
-  return ScanView(config, inputs).a->shape(1) > kMostGpuStates ? "GPU kernels take up to 16 states"
-                                                               : nullptr;
-}
 
 ScanRows rows_of(const mx::array* x) {
   return x ? ScanRows{x->data<void>(), x->strides(0), x->strides(1)} : ScanRows{};
@@ -71,12 +67,6 @@ class ScanPrimitive : public FusedPrimitive {
     return args;
   }
 
-  void allocate_outputs(Arrays& outputs) {
-    for (mx::array& out : outputs) {
-      allocate_dense(out, stream());
-    }
-  }
-
   template <class Work>
   void dispatch_cpu(const char* variant, const Arrays& inputs, Arrays& outputs, Work work) {
     run_on_cpu(*this, inputs, outputs, std::move(work), [&] {
@@ -117,7 +107,7 @@ class SelectiveScanBackward : public ScanPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     const ScanGradients to(config_, outputs);
     auto args = args_of<ScanBackwardArgs>(ScanView(config_, inputs));
     const auto data = [](mx::array* x) { return x ? x->data<float>() : nullptr; };
@@ -135,7 +125,7 @@ class SelectiveScanBackward : public ScanPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     scan_backward_gpu(config_, inputs, ScanGradients(config_, outputs), stream());
   }
 };
@@ -154,7 +144,7 @@ class SelectiveScan : public ScanPrimitive {
   }
 
   void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     auto args = args_of<ScanForwardArgs>(ScanView(config_, inputs));
     args.y = outputs[0].data<void>();
     args.last_state = outputs[1].data<float>();
@@ -162,7 +152,7 @@ class SelectiveScan : public ScanPrimitive {
   }
 
   void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_outputs(outputs);
+    allocate_dense(outputs, stream());
     scan_forward_gpu(config_, inputs, outputs[0], outputs[1], stream());
   }
 
@@ -213,8 +203,8 @@ class SelectiveScan : public ScanPrimitive {
 Arrays apply_scan(const ScanConfig& config, Arrays inputs, mx::Stream s) {
   auto primitive = std::make_shared<SelectiveScan>(s, config);
   std::string why_not;
-  if (primitive->launches_kernels() && why_not_on_gpu(config, inputs)) {
-    why_not = why_not_on_gpu(config, inputs);
+  if (primitive->launches_kernels() && ScanView(config, inputs).a->shape(1) > kMostGpuStates) {
+    why_not = "GPU kernels take up to 16 states";
   } else if (s.device == mx::Device::gpu) {
     can_launch(s.device, &why_not);
   }

@@ -12,7 +12,7 @@ namespace mlx_anvil {
 
 namespace {
 
-void require_shape(const NamedArray& given, const mx::Shape& allowed, const char* meaning) {
+void require_axes(const NamedArray& given, const mx::Shape& allowed, const char* meaning) {
   if (given.value.shape() != allowed) {
     throw_value_error(kSelectiveScan, std::string(given.name) + " has shape " +
                                           to_text(given.value.shape()) + "; allowed: " + meaning +
@@ -37,36 +37,29 @@ void check_shapes(const mx::array& x,
                                           "; allowed: [channels, states], with states >= 1.");
   }
   const int states = a.shape(1);
-  require_shape({"dt", dt}, x.shape(), "the shape of x");
-  require_shape({"B", b}, {batch, steps, states}, "[batch, steps, states]");
-  require_shape({"C", c}, {batch, steps, states}, "[batch, steps, states]");
+  require_axes({"dt", dt}, x.shape(), "the shape of x");
+  require_axes({"B", b}, {batch, steps, states}, "[batch, steps, states]");
+  require_axes({"C", c}, {batch, steps, states}, "[batch, steps, states]");
   if (options.d) {
-    require_shape({"D", *options.d}, {channels}, "[channels]");
+    require_axes({"D", *options.d}, {channels}, "[channels]");
   }
   if (options.z) {
-    require_shape({"z", *options.z}, x.shape(), "the shape of x");
+    require_axes({"z", *options.z}, x.shape(), "the shape of x");
   }
   if (options.state) {
-    require_shape({"state", *options.state}, {batch, channels, states},
-                  "[batch, channels, states]");
+    require_axes({"state", *options.state}, {batch, channels, states}, "[batch, channels, states]");
   }
 }
 
 // Throws unless 0 <= length <= steps, where the host can read them. The kernels clamp the others.
 mx::array checked_lengths(const mx::array& lengths, const mx::array& x, mx::Stream s) {
-  if (!mx::issubdtype(lengths.dtype(), mx::integer)) {
-    throw_value_error(kSelectiveScan, "lengths has dtype " + to_text(lengths.dtype()) +
-                                          "; allowed: integers, such as mx.int32.");
-  }
-  require_shape({"lengths", lengths}, {x.shape(0)}, "one length per batch");
+  require_integers(kSelectiveScan, {"lengths", lengths});
+  require_axes({"lengths", lengths}, {x.shape(0)}, "one length per batch");
   const int steps = x.shape(1);
   for_each_readable(lengths, s, [&](int64_t length, int64_t) {
-    if (length < 0 || length > steps) {
-      throw_value_error(kSelectiveScan, "lengths has " + std::to_string(length) +
-                                            "; allowed: 0 to " + std::to_string(steps) + ".");
-    }
+    require_inside(kSelectiveScan, "lengths", length, 0, steps);
   });
-  return mx::astype(ids_in_32_bits(lengths, s), mx::int32, s);
+  return ids_in_int32(lengths, s);
 }
 
 }  // namespace

@@ -21,9 +21,8 @@
 //             for each step from the last: load S_before; the formulas above in registers;
 //               sum over the SIMD group's rows by exchanges, and store to threadgroup memory
 //               one barrier (two buffers alternate); add up over SIMD groups; store the part
-//   sum:      a SIMD group adds up the parts of a step and a key head, in their order, and takes
-//   the
-//             normalisation back
+//   sum:      a SIMD group adds up the parts of a step and a key head, in their order,
+//             and applies the gradient of the normalisation
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"
 

@@ -10,11 +10,12 @@
 // Function constants: 0 to 8 as in state.h; 9: only keeps the state after every chunk but the last,
 // in `states`, for the backward. Rows are dense; alignment: constant 0.
 //
-//   s = the lanes' share of a row of the state
+//   sum() is over the lanes of a row
+//   s = the lane's share of a row of the state
 //   for each step:
 //     load q, k, g and beta, normalise q and k
-//     s *= g; error = v - sum(s k); s += beta error k; y = sum(s q)      (sums over the row's
-//     lanes) store s if the state of this step is returned
+//     s *= g; error = v - sum(s k); s += beta error k; y = sum(s q)
+//     store s if the state of this step is returned
 //   store s
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"

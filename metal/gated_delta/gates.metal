@@ -3,9 +3,11 @@
 //   beta = scale sigmoid(b)
 //
 // Kernels: gated_delta_gates_<dtype of a and b>.
-// Grid: linear_grid of the numbers of g. Threadgroup: 256 x 1 x 1. Everything is dense; no
-// alignment beyond the dtype's is assumed. Bindings: a, b, A_log, dt_bias, g, beta, params Function
-// constants: 0 and 1: A_log and dt_bias are float32, else of the dtype; 2: g has a bound.
+// Grid: linear_grid of the numbers of g. Threadgroup: 256 x 1 x 1.
+//
+// Bindings: a, b, A_log, dt_bias, g, beta, params
+// Function constants: 0 and 1: A_log and dt_bias are float32, else of the dtype; 2: g has a bound.
+// Everything is dense; no alignment beyond the dtype's is assumed.
 //
 //   each thread: one number of g; those of a head's first channel also beta
 #include "metal/common/activation.h"

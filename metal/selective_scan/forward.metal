@@ -15,7 +15,6 @@ enum { kForwardThreads = 256 };
 enum { kStepsAtOnce = 4 };  // whose loads are in flight together
 
 // The states of a lane.
-template <typename T>
 struct LaneStates {
   float h[kOwnStates];
   float rate[kOwnStates];
@@ -58,7 +57,7 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]]) {
   const ScanPlace place =
       scan_place(params, lengths, group.x, group.y, thread_index, kForwardThreads);
-  LaneStates<T> states;
+  LaneStates states;
   states.begin(a, state, place, params);
   const float own_d = has_d ? d[place.channel] : 0.0f;
   for (int first = 0; first < params.steps; first += kStepsAtOnce) {
@@ -119,7 +118,7 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]]) {
   const ScanPlace place =
       scan_place(params, lengths, group.x, group.y, thread_index, kForwardThreads);
-  LaneStates<T> states;
+  LaneStates states;
   states.begin(a, state, place, params);
   for (int chunk = 0; chunk < params.chunks; ++chunk) {
     MLX_ANVIL_UNROLL

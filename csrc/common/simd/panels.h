@@ -243,6 +243,23 @@ inline void store_columns(T* to, int64_t column, int64_t columns, f32v x) {
   std::memcpy(to + column, lanes, (columns - column) * sizeof(T));
 }
 
+// Stores the transpose of the first panel: its first `rows` columns become rows of `columns`
+// numbers. `from` must have rows for whole vectors.
+inline void unpack_transposed(Panels from, int64_t rows, int64_t columns, float* to) {
+  for (int64_t r = 0; r < rows; r += kLanes) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      f32v x[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        x[i] = load_lanes(from.at(c + i, 0) + r);
+      }
+      transpose(x);
+      for (int64_t i = 0; i < kLanes && r + i < rows; ++i) {
+        store_columns(to + (r + i) * columns, c, columns, x[i]);
+      }
+    }
+  }
+}
+
 // Stores factor * one row of panels as T.
 template <class T>
 inline void unpack_row(Panels from, int64_t row, int64_t columns, float factor, T* to) {

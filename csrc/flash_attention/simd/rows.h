@@ -1,7 +1,8 @@
-// Shared by the forward and backward kernels: scratch memory, the keys visible to each row, and the
-// conversion of products to scores. For kernel files only (see common/simd/simd.h).
+// Shared by the forward and backward kernels: the keys visible to each row, and the conversion of
+// products to scores. For kernel files only (see common/simd/simd.h).
 #pragma once
 
+#include "common/simd/arena.h"
 #include "common/simd/math.h"
 #include "common/simd/panels.h"
 #include "flash_attention/simd/kernels.h"
@@ -23,30 +24,6 @@ inline constexpr int64_t kBandRows = 64;
 
 // Of values in integers: keys whose weights share a step.
 inline constexpr int64_t kBlockKeys = 64;
-
-inline int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-inline int64_t larger(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
-// A bump allocator over a block of memory. With a null base it only counts.
-struct Arena {
-  char* base;
-  int64_t used = 0;
-
-  template <class T>
-  T* take(int64_t count) {
-    T* piece = base ? reinterpret_cast<T*>(base + used) : nullptr;
-    used += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-    return piece;
-  }
-
-  Panels take_panels(int64_t rows, int64_t columns) {
-    return {take<float>(panel_count(columns) * rows * kPanel), rows};
-  }
-};
 
 inline int64_t row_count(const AttentionRows& rows) {
   return rows.heads * rows.queries;

@@ -13,20 +13,6 @@ namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
 
 namespace {
 
-// Takes memory from the scratch of a chunk.
-class Memory {
- public:
-  explicit Memory(float* next) : next_(next) {}
-  float* take(int64_t count) {
-    float* const taken = next_;
-    next_ += count;
-    return taken;
-  }
-
- private:
-  float* next_;
-};
-
 inline void clear(float* x, int64_t count) {
   std::memset(x, 0, static_cast<size_t>(count) * sizeof(float));
 }
@@ -40,19 +26,19 @@ class Chunk {
         key_dim_(args.head.key_dim),
         value_dim_(args.head.value_dim),
         value_row_(round_up(value_dim_, 16)) {
-    Memory memory(args.scratch);
+    Arena arena{reinterpret_cast<char*>(args.scratch)};
     for (float** of_keys : {&q_, &k_, &g_, &gk_, &d_q_, &d_k_, &d_g_}) {
-      *of_keys = memory.take(kDeltaChunk * key_dim_);
+      *of_keys = arena.take<float>(kDeltaChunk * key_dim_);
     }
     for (float** of_values : {&v_, &d_y_, &d_v_}) {
-      *of_values = memory.take(kDeltaChunk * value_row_);
+      *of_values = arena.take<float>(kDeltaChunk * value_row_);
     }
-    states_ = memory.take((kDeltaChunk + 1) * kDeltaRows * key_dim_);
-    errors_ = memory.take(kDeltaChunk * kDeltaRows);
+    states_ = arena.take<float>((kDeltaChunk + 1) * kDeltaRows * key_dim_);
+    errors_ = arena.take<float>(kDeltaChunk * kDeltaRows);
     for (float** of_steps : {&q_factor_, &k_factor_, &d_beta_}) {
-      *of_steps = memory.take(kDeltaChunk);
+      *of_steps = arena.take<float>(kDeltaChunk);
     }
-    d_decay_ = memory.take(kDeltaChunk * kLanes);
+    d_decay_ = arena.take<float>(kDeltaChunk * kLanes);
   }
 
   void run() {
@@ -84,7 +70,7 @@ class Chunk {
  private:
   void load_values(const T* from, float* to) const {
     for (int64_t r = 0; r < value_dim_; r += kLanes) {
-      store_lanes(to + r, load_first(from + r, value_dim_ - r));
+      store_lanes(to + r, load_columns(from, 1, r, value_dim_));
     }
   }
 
@@ -111,7 +97,7 @@ class Chunk {
     for (int64_t t = 0; t < args_.steps; ++t) {
       T* const d_v = static_cast<T*>(args_.d_v) + t * args_.d_v_step + head * value_dim_;
       for (int64_t r = 0; r < value_dim_; r += kLanes) {
-        store_first(d_v + r, value_dim_ - r, load_lanes(d_v_ + t * value_row_ + r));
+        store_columns(d_v, r, value_dim_, load_lanes(d_v_ + t * value_row_ + r));
       }
       args_.d_beta[t * args_.d_beta_step + head] = d_beta_[t];
       float* const d_g = args_.d_g + t * args_.d_g_step;

@@ -21,11 +21,11 @@ void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_
   for (int64_t t = 0; t < block.steps; ++t, from = to) {
     float lanes[kLanes];
     const T* const v = static_cast<const T*>(block.head.v) + t * block.head.v_step + row;
-    store_lanes(lanes, load_first(v, kRows));
+    store_lanes(lanes, load_columns(v, 1, 0, kRows));
     const RowResults<kRows> results =
         step_rows<kRows, kPerChannel, true>(from, to, key_dim, steps[t], lanes);
     std::memcpy(lanes, results.y, sizeof(results.y));
-    store_first(static_cast<T*>(block.y) + t * block.y_step + row, kRows, load_lanes(lanes));
+    store_columns(static_cast<T*>(block.y) + t * block.y_step + row, 0, kRows, load_lanes(lanes));
     for (; saved < block.saved + block.saved_count && saved->step == t; ++saved) {
       std::memcpy(saved->state + row * key_dim, to,
                   static_cast<size_t>(kRows * key_dim) * sizeof(float));
@@ -57,8 +57,8 @@ void few_steps_of(const DeltaForwardBlock& block) {
 
 // ---- many steps ---------------------------------------------------------------------------------
 
-inline constexpr int kVectors = 2;  // of rows in a block
-inline constexpr int kBlockRows = kVectors * kLanes;
+inline constexpr int kBlockRows = kPanel;
+inline constexpr int kVectors = kBlockRows / kLanes;
 
 struct Rows {
   f32v part[kVectors];
@@ -67,39 +67,9 @@ struct Rows {
 // [key_dim][kBlockRows]
 struct alignas(64) TransposedBlock {
   float s[kMaxDeltaKeyDim * kBlockRows];
+
+  Panels panel(int64_t key_dim) { return {s, key_dim}; }
 };
-
-// Copies rows between their places and the block. Rows past `count` are zeros in the block.
-inline void load_transposed(const float* rows, int64_t count, int64_t key_dim, float* block) {
-  for (int part = 0; part < kVectors; ++part) {
-    for (int64_t d = 0; d < key_dim; d += kLanes) {
-      f32v x[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        const int64_t row = part * kLanes + i;
-        x[i] = rows && row < count ? load_lanes(rows + row * key_dim + d) : f32v{};
-      }
-      transpose(x);
-      for (int i = 0; i < kLanes; ++i) {
-        store_lanes(block + (d + i) * kBlockRows + part * kLanes, x[i]);
-      }
-    }
-  }
-}
-
-inline void store_transposed(const float* block, int64_t count, int64_t key_dim, float* rows) {
-  for (int part = 0; part < kVectors; ++part) {
-    for (int64_t d = 0; d < key_dim; d += kLanes) {
-      f32v x[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        x[i] = load_lanes(block + (d + i) * kBlockRows + part * kLanes);
-      }
-      transpose(x);
-      for (int64_t i = 0; i < kLanes && part * kLanes + i < count; ++i) {
-        store_lanes(rows + (part * kLanes + i) * key_dim + d, x[i]);
-      }
-    }
-  }
-}
 
 // Ends a step and begins the next one: s = g s + change k^T of `now`; y = s q of `now`; found = s
 // gk of `next`. Two sums per result hide the latency of additions.
@@ -143,7 +113,13 @@ void steps_of_rows(const DeltaForwardBlock& all, int64_t first, int64_t count) {
   const DeltaHead& head = all.head;
   const int64_t key_dim = head.key_dim;
   TransposedBlock block;
-  load_transposed(all.state_in ? all.state_in + first * key_dim : nullptr, count, key_dim, block.s);
+  if (all.state_in) {
+    const float* const rows = all.state_in + first * key_dim;
+    pack_right_transposed<Words::kFloat32>(Source<float>{rows, key_dim, 1}, count, key_dim,
+                                           block.panel(key_dim));
+  } else {
+    std::memset(block.s, 0, static_cast<size_t>(key_dim * kBlockRows) * sizeof(float));
+  }
   StepBuffer memory[2];
   Step now = load_step<T>(head, 0, memory[0]);
   Rows change, y, found;
@@ -152,8 +128,8 @@ void steps_of_rows(const DeltaForwardBlock& all, int64_t first, int64_t count) {
   for (int64_t t = 0; t < all.steps; ++t) {
     const T* const v = static_cast<const T*>(head.v) + t * head.v_step + first;
     for (int part = 0; part < kVectors; ++part) {
-      const int64_t lanes = count - part * kLanes;
-      const f32v of_part = lanes > 0 ? load_first(v + part * kLanes, lanes) : f32v{};
+      const int64_t at = part * kLanes;
+      const f32v of_part = at < count ? load_columns(v, 1, at, count) : f32v{};
       change.part[part] = (of_part - found.part[part]) * now.beta;
     }
     if (t + 1 < all.steps) {
@@ -164,15 +140,16 @@ void steps_of_rows(const DeltaForwardBlock& all, int64_t first, int64_t count) {
       sweep<kPerChannel, true, false>(block.s, key_dim, now, now, change, y, found);
     }
     for (int part = 0; all.y && part < kVectors && part * kLanes < count; ++part) {
-      T* const to = static_cast<T*>(all.y) + t * all.y_step + first + part * kLanes;
-      store_first(to, count - part * kLanes, y.part[part]);
+      T* const to = static_cast<T*>(all.y) + t * all.y_step + first;
+      store_columns(to, part * kLanes, count, y.part[part]);
     }
     for (; saved < all.saved_count && all.saved[saved].step == t; ++saved) {
-      store_transposed(block.s, count, key_dim, all.saved[saved].state + first * key_dim);
+      unpack_transposed(block.panel(key_dim), count, key_dim,
+                        all.saved[saved].state + first * key_dim);
     }
   }
   if (all.state_out) {
-    store_transposed(block.s, count, key_dim, all.state_out + first * key_dim);
+    unpack_transposed(block.panel(key_dim), count, key_dim, all.state_out + first * key_dim);
   }
 }
 

@@ -2,31 +2,10 @@
 // kernel files only (see common/simd/simd.h).
 #pragma once
 
-#include "common/simd/simd.h"
+#include "common/simd/arena.h"
 #include "gated_delta/simd/kernels.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
-
-template <class T>
-inline f32v load_first(const T* from, int64_t count) {
-  if (count >= kLanes) {
-    return load_lanes(from);
-  }
-  T padded[kLanes] = {};
-  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(T));
-  return load_lanes(padded);
-}
-
-template <class T>
-inline void store_first(T* to, int64_t count, f32v x) {
-  if (count >= kLanes) {
-    store_lanes(to, x);
-    return;
-  }
-  T padded[kLanes];
-  store_lanes(padded, x);
-  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(T));
-}
 
 // g and beta have one of two dtypes.
 template <class T>
@@ -37,7 +16,7 @@ inline f32v load_gates(const void* from, bool is_float32, int64_t at) {
 template <class T>
 inline float load_gate(const void* from, bool is_float32, int64_t at) {
   return is_float32 ? static_cast<const float*>(from)[at]
-                    : load_first(static_cast<const T*>(from) + at, 1)[0];
+                    : load_columns(static_cast<const T*>(from) + at, 1, 0, 1)[0];
 }
 
 // The operands of a step in float32, and how the state decays before it: by `decay`, or per channel

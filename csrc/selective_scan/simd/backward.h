@@ -28,39 +28,34 @@ struct ScanBackwardMemory {
   float* s;                // [kChunk, kBlockChannels]
   float *b, *c;            // [kChunk, padded]
   float *d_b, *d_c;        // [padded, kLanes]: terms of a step
+  int64_t bytes;           // of all
 
-  static int64_t chunks_of(const ScanSizes& sizes) { return (sizes.steps + kChunk - 1) / kChunk; }
-
-  static int64_t bytes(const ScanSizes& sizes) {
-    const int64_t of_block = sizes.states * kBlockChannels, padded = padded_states(sizes);
-    const int64_t blocks = 5 + chunks_of(sizes) + 2 * kChunk + 1;
-    return (blocks * of_block + kChunk * (kBlockChannels + 2 * padded) + 2 * padded * kLanes) *
-           static_cast<int64_t>(sizeof(float));
-  }
-
+  // With a null `scratch` it only counts the bytes.
   ScanBackwardMemory(const ScanSizes& sizes, void* scratch)
       : of_block(sizes.states * kBlockChannels), padded(padded_states(sizes)) {
-    float* next = static_cast<float*>(scratch);
-    const auto take = [&](int64_t count) {
-      float* const taken = next;
-      next += count;
-      return taken;
-    };
-    rates = take(of_block);
-    h = take(of_block);
-    g = take(of_block);
-    d_a = take(of_block);
-    d_a_of_chunk = take(of_block);
-    starts = take(chunks_of(sizes) * of_block);
-    before = take((kChunk + 1) * of_block);
-    decays = take(kChunk * of_block);
-    s = take(kChunk * kBlockChannels);
-    b = take(kChunk * padded);
-    c = take(kChunk * padded);
-    d_b = take(padded * kLanes);
-    d_c = take(padded * kLanes);
+    Arena arena{static_cast<char*>(scratch)};
+    for (float** block : {&rates, &h, &g, &d_a, &d_a_of_chunk}) {
+      *block = arena.take<float>(of_block);
+    }
+    starts = arena.take<float>(chunks_of(sizes) * of_block);
+    before = arena.take<float>((kChunk + 1) * of_block);
+    decays = arena.take<float>(kChunk * of_block);
+    s = arena.take<float>(kChunk * kBlockChannels);
+    for (float** of_steps : {&b, &c}) {
+      *of_steps = arena.take<float>(kChunk * padded);
+    }
+    for (float** of_lanes : {&d_b, &d_c}) {
+      *of_lanes = arena.take<float>(padded * kLanes);
+    }
+    bytes = arena.used;
   }
+
+  static int64_t chunks_of(const ScanSizes& sizes) { return ceil_div(sizes.steps, kChunk); }
 };
+
+inline int64_t scan_backward_scratch(const ScanSizes& sizes) {
+  return ScanBackwardMemory(sizes, nullptr).bytes;
+}
 
 template <class T>
 class ScanBackwardBlock {
@@ -101,7 +96,7 @@ class ScanBackwardBlock {
     }
     to_lanes(args_.d_last_state + state_at, first_, channels, states_, m_.g);
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-      const int64_t begin = chunk * kChunk, end = smaller_of(begin + kChunk, length);
+      const int64_t begin = chunk * kChunk, end = smaller(begin + kChunk, length);
       copy_states(m_.before, m_.starts + chunk * m_.of_block);
       for (int64_t t = begin; t < end; ++t) {
         const int64_t i = t - begin;
@@ -232,8 +227,6 @@ class ScanBackwardBlock {
   void copy_states(float* to, const float* from) const {
     std::memcpy(to, from, m_.of_block * sizeof(float));
   }
-
-  static int64_t smaller_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
   const ScanBackwardArgs& args_;
   const ScanSums& sums_;

@@ -2,6 +2,7 @@
 // common/simd/simd.h).
 #pragma once
 
+#include "common/simd/arena.h"
 #include "common/simd/math.h"
 #include "common/simd/panels.h"
 #include "selective_scan/simd/kernels.h"

@@ -11,7 +11,7 @@ constexpr ScanKernels kernels() {
   return {.forward = scan_forward<T>,
           .backward = scan_backward<T>,
           .forward_scratch_bytes = scan_forward_scratch,
-          .backward_scratch_bytes = ScanBackwardMemory::bytes,
+          .backward_scratch_bytes = scan_backward_scratch,
           .block_channels = kBlockChannels};
 }
 
