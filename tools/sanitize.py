@@ -35,7 +35,7 @@ def build(folder: Path, kernels: str) -> None:
         f"-Ccmake.define.MLX_ANVIL_ISAS={kernels}",
         "-Ccmake.build-type=RelWithDebInfo",
     ]
-    subprocess.run([*install, "--target", f"{folder}/site", *options, str(ROOT)], check=True)
+    subprocess.run([*install, "--upgrade", "--target", f"{folder}/site", *options, str(ROOT)], check=True)
 
 
 def test(folder: Path, arguments: list[str]) -> int:
