@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from harness import as_json, console_table, measure, ratio, write_results
+from harness import as_json, console_table, measure, peak_bytes, ratio, write_results
 
 import click
 import mlx.core as mx
@@ -59,14 +59,6 @@ def contestants(problem: Problem, bits: int) -> tuple[dict[str, Call], dict[str,
         "float16": lambda: mx.eval(flash_attention(q, k, v, mask=mask)),
     }
     return ours, {"MLX": lambda: mx.eval(of_mlx())}, sum(x.nbytes for x in (*keys, *values))
-
-
-def peak_bytes(call: Call) -> int:
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    call()
-    return mx.get_peak_memory() - before
 
 
 def run(problem: Problem, bits: int, rounds: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness import as_json, console_table, measure, ratio, write_results
+from harness import as_json, console_table, measure, peak_bytes, ratio, write_results
 
 import click
 import mlx.core as mx
@@ -62,9 +62,6 @@ def run_row(steps: int, dtype: mx.Dtype, gradient: bool, rounds: int) -> dict[st
         rounds=rounds,
         budget_seconds=0.5,
     )
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    call(selective_scan, arrays, cotangents)
     updates = steps * CHANNELS * STATES
     row = {
         "op": "forward + backward" if gradient else "forward",
@@ -73,7 +70,7 @@ def run_row(steps: int, dtype: mx.Dtype, gradient: bool, rounds: int) -> dict[st
         "speedup": {name: round(ratio(timings[name], timings["ours"]), 1) for name in timings if name != "ours"},
         "spread": round(timings["ours"].spread, 3),
         "updates_per_second": round(updates / timings["ours"].median),
-        "peak_bytes": mx.get_peak_memory() - before,
+        "peak_bytes": peak_bytes(partial(call, selective_scan, arrays, cotangents)),
         "seconds": {label: as_json(t) for label, t in timings.items()},
     }
     if steps == 1 and not gradient:

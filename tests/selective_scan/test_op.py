@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import mlx_anvil
-import support
 from mlx_anvil import selective_scan
 from mlx_anvil.reference import DTYPES
 from support import assert_same_bits, layouts, poison_memory, to_numpy
@@ -158,10 +157,9 @@ def test_mixed_dtypes_promote():
     assert_close("y", y, exact_scan(case)[0], 2e-6)
 
 
+@pytest.mark.cpu_only  # the CPU's allocator counts
 def test_memory_of_a_gradient_is_linear_in_steps():
     """The states of all steps would take 64 times as much as x."""
-    if support.backend != "cpu":
-        pytest.skip("the CPU's allocator counts")
     case = draw((1, 2048, 64, 64), mx.float32, ())
     mx.eval(list(case.arrays.values()), case.d_y, case.d_state)
     mx.reset_peak_memory()
