@@ -56,6 +56,8 @@ def test(folder: Path, arguments: list[str]) -> int:
     # pytest's crash handler would hide the signals from the sanitizer, which prints the native stack.
     plugins = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]
     pytest = [sys.executable, "-m", "pytest", *plugins, *ignored, *arguments]
+    for report in folder.glob("report.*"):  # of the run before
+        report.unlink()
     status = subprocess.run(pytest, cwd=ROOT, env=environment).returncode
     for report in sorted(folder.glob("report.*")):
         print(report.read_text())

@@ -4,166 +4,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "common/errors.h"
-#include "common/integers.h"
-#include "common/launch.h"
-#include "common/launch_arrays.h"
-#include "gated_delta/primitive.h"
-#include "metal/gated_delta/params.h"
-#include "metal/gated_delta/tiles.h"
+#include "gated_delta/gpu_chunk.h"
+#include "gated_delta/gpu_request.h"
 
 namespace mlx_anvil {
-
-namespace {
-
-// Indices as in metal/gated_delta/state.h and forward.metal.
-enum DeltaConstant : uint32_t {
-  kRowsAreAligned,
-  kColumnsAreFull,
-  kHasState,
-  kHasLengths,
-  kReturnsStates,
-  kNormalizes,
-  kGIsFloat32,
-  kBetaIsFloat32,
-  kGIsPerChannel,
-  kKeepsStates,
-};
-
-constexpr int64_t kMostBatches = 65535;  // limit of a grid's z dimension
-constexpr int64_t kLeastChunk = 16;      // steps
-
-struct DeltaTile {
-  int key_dim, lanes, backward_lanes, backward_simdgroups;
-
-  int64_t rows() const { return kDeltaSimdgroups * (32 / lanes); }
-  int64_t backward_rows() const { return backward_simdgroups * (32 / backward_lanes); }
-};
-
-const DeltaTile& tile_of(int64_t key_dim) {
-#define TILE(key_dim, lanes, backward_lanes, simdgroups) \
-  {key_dim, lanes, backward_lanes, simdgroups},
-  static constexpr DeltaTile kTiles[] = {MLX_ANVIL_DELTA_TILES(TILE)};
-#undef TILE
-  const auto found = std::find_if(std::begin(kTiles), std::end(kTiles),
-                                  [&](const DeltaTile& tile) { return key_dim <= tile.key_dim; });
-  if (found == std::end(kTiles)) {
-    throw_internal_error(kGatedDelta, "no kernel for this key dim.");
-  }
-  return *found;
-}
-
-// Steps of a chunk: the states at the ends of chunks and those of one chunk take the least memory
-// together if there are as many of both.
-int64_t chunk_of(int64_t length) {
-  int64_t chunk = kLeastChunk;
-  while (chunk * chunk < length) {
-    chunk *= 2;
-  }
-  return chunk;
-}
-
-struct Request {
-  const GatedDeltaConfig& config;
-  const GatedDeltaInputs& in;
-  const mx::Stream& stream;
-  const DeltaSizes sizes = sizes_of(in);
-  const DeltaTile& tile = tile_of(sizes.key_dim);
-
-  GatedDeltaParams params() const {
-    GatedDeltaParams params{};
-    const auto copy = [](const mx::array& x, int64_t* to) {
-      std::copy_n(x.strides().begin(), 3, to);
-    };
-    copy(in.q, params.q_strides);
-    copy(in.k, params.k_strides);
-    copy(in.v, params.v_strides);
-    copy(in.g, params.g_strides);
-    copy(in.beta, params.beta_strides);
-    params.batch = static_cast<int32_t>(sizes.batch);
-    params.length = static_cast<int32_t>(sizes.length);
-    params.key_heads = static_cast<int32_t>(sizes.key_heads);
-    params.value_heads = static_cast<int32_t>(sizes.value_heads);
-    params.group = static_cast<int32_t>(sizes.group());
-    params.key_dim = static_cast<int32_t>(sizes.key_dim);
-    params.value_dim = static_cast<int32_t>(sizes.value_dim);
-    params.positions = static_cast<int32_t>(sizes.positions);
-    params.positions_step = in.positions && in.positions->shape(0) > 1 ? params.positions : 0;
-    params.steps = params.length;
-    params.chunk = static_cast<int32_t>(chunk_of(sizes.length));
-    params.blocks = static_cast<int32_t>(ceil_div(sizes.value_dim, tile.backward_rows()));
-    params.eps = config.eps;
-    params.q_scale = config.q_scale;
-    return params;
-  }
-
-  // `states`: further arrays of states.
-  FunctionConstants constants(std::initializer_list<const mx::array*> states) const {
-    const auto is_aligned = [](const mx::array& x) {
-      return rows_are_vectors({&x}, static_cast<int>(4 * x.itemsize()));
-    };
-    const bool per_channel = sizes.is_per_channel;
-    const bool aligned = is_aligned(in.q) && is_aligned(in.k) &&
-                         (!per_channel || is_aligned(in.g)) &&
-                         (!in.state || is_aligned(*in.state)) &&
-                         std::all_of(states.begin(), states.end(),
-                                     [&](const mx::array* x) { return is_aligned(*x); });
-    return {{kRowsAreAligned, aligned},
-            {kColumnsAreFull, sizes.key_dim == tile.key_dim},
-            {kHasState, config.has_state},
-            {kHasLengths, config.has_lengths},
-            {kReturnsStates, config.returns_states},
-            {kNormalizes, config.normalizes},
-            {kGIsFloat32, in.g.dtype() == mx::float32},
-            {kBetaIsFloat32, in.beta.dtype() == mx::float32},
-            {kGIsPerChannel, per_channel}};
-  }
-
-  // Binds q in place of an absent array.
-  const mx::array* or_q(const std::optional<mx::array>& x) const { return x ? &*x : &in.q; }
-
-  KernelInputs operands() const {
-    return {
-        &in.q, &in.k, &in.v, &in.g, &in.beta, or_q(in.state), or_q(in.lengths), or_q(in.positions)};
-  }
-
-  Extent grid(int64_t rows) const {
-    return {static_cast<uint32_t>(ceil_div(sizes.value_dim, rows)),
-            static_cast<uint32_t>(sizes.value_heads), batches()};
-  }
-  uint32_t batches() const { return static_cast<uint32_t>(std::min(sizes.batch, kMostBatches)); }
-
-  KernelLaunch launch_of(const char* variant,
-                         const FunctionConstants& constants,
-                         const GatedDeltaParams& params) const {
-    KernelLaunch request{};
-    request.kernel = &kernel_named(
-        kGatedDelta, {"gated_delta_", variant, "_", dtype_name(in.q), "_k", tile.key_dim},
-        constants);
-    request.params = &params;
-    request.params_size = sizeof(params);
-    return request;
-  }
-
-  void forward(const GatedDeltaParams& params,
-               FunctionConstants constants,
-               bool keeps_states,
-               const KernelOutputs& outputs,
-               const Scratch* kept = nullptr) const {
-    constants.add({{kKeepsStates, keeps_states}});
-    KernelLaunch request = launch_of("forward", constants, params);
-    request.inputs = operands();
-    request.outputs = outputs;
-    request.grid = grid(tile.rows());
-    request.threadgroup = {32 * kDeltaSimdgroups, 1, 1};
-    if (kept) {
-      request.temporaries = {kept};
-    }
-    launch(request, stream);
-  }
-};
-
-}  // namespace
 
 void gated_delta_gpu(const GatedDeltaConfig& config,
                      const GatedDeltaInputs& in,
@@ -172,7 +16,11 @@ void gated_delta_gpu(const GatedDeltaConfig& config,
   if (outputs[1].size() == 0) {
     return;
   }
-  const Request request{config, in, stream};
+  const DeltaRequest request{config, in, stream};
+  if (takes_chunks(request)) {
+    launch_chunk_forward(request, outputs);
+    return;
+  }
   mx::array* const states = config.returns_states ? &outputs[2] : &outputs[1];
   request.forward(request.params(), request.constants({&outputs[1], states}),
                   /*keeps_states=*/false, {&outputs[0], &outputs[1], states});
@@ -185,7 +33,7 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
                               const Arrays& d_outputs,
                               Arrays& outputs,
                               const mx::Stream& stream) {
-  const Request request{config, in, stream};
+  const DeltaRequest request{config, in, stream};
   const DeltaSizes& sizes = request.sizes;
   if (d_outputs[1].size() == 0) {
     return;

@@ -1,0 +1,114 @@
+#include "gated_delta/gpu_chunk.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+// As in metal/gated_delta/chunk.h and chunk_tiles.h.
+constexpr int64_t kChunk = 64, kSquare = kChunk * kChunk, kChunkRows = 6;
+constexpr int64_t kChunkValues = 64;  // rows of the state of a threadgroup
+constexpr uint32_t kChunkThreads = 128;
+
+constexpr int64_t kMostSteps = 16;  // that are taken one after the other
+
+class ChunkRequest {
+ public:
+  explicit ChunkRequest(const DeltaRequest& request)
+      : request_(request),
+        params_(request.params()),
+        chunks_(ceil_div(request.sizes.length, kChunk)),
+        pairs_(request.in.q.dtype() == mx::bfloat16 &&
+               device_traits(request.stream.device).matrix_units),
+        inverse_(scratch(pairs_ ? 2 * kSquare : kSquare)),
+        weights_(scratch(kSquare)),
+        rows_(Scratch(shape(kChunkRows * kChunk), mx::float32, request.stream)) {}
+
+  // What does not depend on the state.
+  void prepare() {
+    const GatedDeltaInputs& in = request_.in;
+    KernelLaunch request =
+        launch_of("chunk_prepare", {{kHasLengths, request_.config.has_lengths},
+                                    {kNormalizes, request_.config.normalizes},
+                                    {kGIsFloat32, in.g.dtype() == mx::float32},
+                                    {kBetaIsFloat32, in.beta.dtype() == mx::float32},
+                                    {kKeysAreVectors, keys_are_vectors()}});
+    request.inputs = {&in.q, &in.k, &in.g, &in.beta, request_.or_q(in.lengths)};
+    request.outputs = {inverse_.get(), weights_.get(), rows_.get()};
+    request.temporaries = {&inverse_, &weights_, &rows_};
+    request.grid = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
+    launch(request, request_.stream);
+  }
+
+  void forward(mx::array& y, mx::array& state_out) {
+    const GatedDeltaInputs& in = request_.in;
+    KernelLaunch request =
+        launch_of("chunk_forward", {{kHasState, request_.config.has_state},
+                                    {kHasLengths, request_.config.has_lengths},
+                                    {kKeepsStates, false},
+                                    {kKeysAreVectors, keys_are_vectors()},
+                                    {kValuesAreVectors, rows_are_vectors({&in.v, &y})}});
+    request.inputs = {&in.q,
+                      &in.k,
+                      &in.v,
+                      request_.or_q(in.state),
+                      request_.or_q(in.lengths),
+                      inverse_.get(),
+                      weights_.get(),
+                      rows_.get()};
+    request.outputs = {&y, &state_out, &state_out};
+    request.temporaries = {&inverse_, &weights_, &rows_};
+    request.grid = blocks();
+    launch(request, request_.stream);
+  }
+
+ private:
+  mx::Shape shape(int64_t numbers) const {
+    const DeltaSizes& sizes = request_.sizes;
+    return {static_cast<int>(sizes.batch * sizes.value_heads), static_cast<int>(chunks_),
+            static_cast<int>(numbers)};
+  }
+  Scratch scratch(int64_t numbers) const {
+    return Scratch(shape(numbers), pairs_ ? mx::bfloat16 : mx::float32, request_.stream);
+  }
+  bool keys_are_vectors() const { return rows_are_vectors({&request_.in.q, &request_.in.k}); }
+  uint32_t heads() const { return static_cast<uint32_t>(request_.sizes.value_heads); }
+  Extent blocks() const {
+    return {static_cast<uint32_t>(ceil_div(request_.sizes.value_dim, kChunkValues)), heads(),
+            request_.batches()};
+  }
+
+  KernelLaunch launch_of(const char* variant, const FunctionConstants& constants) const {
+    KernelLaunch request{};
+    request.kernel = &kernel_named(kGatedDelta,
+                                   {"gated_delta_", variant, pairs_ ? "_pairs_" : "_",
+                                    dtype_name(request_.in.q), "_k", request_.sizes.key_dim},
+                                   constants);
+    request.params = &params_;
+    request.params_size = sizeof(params_);
+    request.threadgroup = {kChunkThreads, 1, 1};
+    return request;
+  }
+
+  const DeltaRequest& request_;
+  GatedDeltaParams params_;
+  int64_t chunks_;
+  bool pairs_;  // of bfloat16
+  Scratch inverse_, weights_, rows_;
+};
+
+}  // namespace
+
+bool takes_chunks(const DeltaRequest& request) {
+  const DeltaSizes& sizes = request.sizes;
+  const std::optional<mx::array>& state = request.in.state;
+  return sizes.length > kMostSteps && !sizes.is_per_channel && sizes.positions == 0 &&
+         (sizes.key_dim == 64 || sizes.key_dim == 128) && (!state || rows_are_vectors({&*state}));
+}
+
+void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {
+  ChunkRequest chunks(request);
+  chunks.prepare();
+  chunks.forward(outputs[0], outputs[1]);
+}
+
+}  // namespace mlx_anvil

@@ -1,0 +1,14 @@
+// Launches of gated_delta's kernels that take chunks of steps to matrix units.
+#pragma once
+
+#include "gated_delta/gpu_request.h"
+
+namespace mlx_anvil {
+
+// Returns true if these kernels serve the call: a decay per head, many steps, a key dim of 64 or
+// 128, and no states but the last. The others take a step after the other.
+bool takes_chunks(const DeltaRequest& request);
+
+void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs);
+
+}  // namespace mlx_anvil

@@ -1,0 +1,247 @@
+// gated_delta by chunks of 64 steps: products of matrices in place of steps in a row. What the
+// kernels of a chunk share: products, and tiles in threadgroup memory.
+//
+// With gamma[i] the product of g up to step i of the chunk, and G[i][j] that from j + 1 to i:
+//   A = beta[i] G[i][j] (k[i] . k[j]) below the diagonal       P = G[i][j] (q[i] . k[j]) up to it
+//   U = (I + A)^-1 beta (V - gamma K S^T)                      the changes of all steps
+//   Y = gamma Q S^T + P U                                      S = gamma[63] S + U^T (G[63][.] K)
+// docs/linear_attention.md derives it. G is multiplied up, never divided, so that g may be 0.
+//
+// A step that does not exist, or is padding, has k = q = v = beta = 0 and g = 1.
+#pragma once
+
+#include "metal/common/reg_tile.h"
+#include "metal/gated_delta/state.h"
+
+constant bool keys_are_vectors [[function_constant(10)]];    // rows of q and k, of 16 bytes
+constant bool values_are_vectors [[function_constant(11)]];  // those of v and y
+
+enum { kChunk = 64, kPanel = 64, kChunkThreads = 128 };
+
+// What the kernels know of each step of a chunk.
+enum ChunkRow {
+  kRate,         // beta
+  kGate,         // g
+  kDecayBefore,  // gamma: from the chunk's first state to the step
+  kDecayAfter,   // from the step to the chunk's last state
+  kKeyScale,     // of k, if it is normalised; else 1
+  kQueryScale,   // likewise of q, with q_scale
+  kChunkRows
+};
+
+// How matrices are multiplied: as float32, or, for matrix units of 16 bits, as pairs of bfloat16
+// whose sum has 16 bits of the float32 number. k, q and v are exact in either.
+template <typename T, bool kPairs>
+struct ChunkNumbers {
+  using Weight = float;  // of matrices between kernels
+  enum { kPlanes = 1 };
+};
+template <typename T>
+struct ChunkNumbers<T, true> {
+  using Weight = T;
+  enum { kPlanes = 2 };  // high and low parts
+};
+
+// A right operand as float32.
+template <typename Right>
+struct Widened {
+  using Element = float;
+  enum { kInOrder = Right::kInOrder };
+
+  Right right;
+
+  METAL_FUNC Fragment<float> block(int i, int n) const thread {
+    const Pair<typename Right::Element> pair = elements_of(right.block(i, n));
+    return fragment_of<float>(float(pair.x), float(pair.y));
+  }
+};
+
+// The low parts of numbers whose high parts are `high`.
+template <typename T, int kRows, int kColumns>
+METAL_FUNC RegTile<T, kRows, kColumns> low_parts(
+    const thread RegTile<float, kRows, kColumns>& whole,
+    const thread RegTile<T, kRows, kColumns>& high) {
+  RegTile<T, kRows, kColumns> low;
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
+    const Pair<T> part = elements_of(high.fragments[i][n]);
+    low.fragments[i][n] =
+        fragment_of<T>(elements_of(whole.fragments[i][n]) - float2(float(part.x), float(part.y)));
+  }
+  return low;
+}
+
+// sum += left x right. The right operand is exact: k, q, or a part of another matrix.
+template <bool kPairs>
+struct ChunkProduct {
+  template <int kRows, int kColumns, int kDepth, typename Right>
+  static METAL_FUNC void add(thread RegTile<float, kRows, kColumns>& sum,
+                             const thread RegTile<float, kRows, kDepth>& left,
+                             const thread Right& right) {
+    sum.mma(left, Widened<Right>{right});
+  }
+  template <int kRows, int kColumns, int kDepth, typename Right>
+  static METAL_FUNC void add_rounded(thread RegTile<float, kRows, kColumns>& sum,
+                                     const thread RegTile<float, kRows, kDepth>& left,
+                                     const thread Right& right) {
+    add(sum, left, right);
+  }
+};
+
+template <>
+struct ChunkProduct<true> {
+  template <int kRows, int kColumns, int kDepth, typename Right>
+  static METAL_FUNC void add(thread RegTile<float, kRows, kColumns>& sum,
+                             const thread RegTile<float, kRows, kDepth>& left,
+                             const thread Right& right) {
+    using T = typename Right::Element;
+    const RegTile<T, kRows, kDepth> high = left.template to<T>();
+    sum.mma(high, right);
+    sum.mma(low_parts(left, high), right);
+  }
+  // Both operands rounded to 16 bits: for results of that type.
+  template <int kRows, int kColumns, int kDepth, typename Right>
+  static METAL_FUNC void add_rounded(thread RegTile<float, kRows, kColumns>& sum,
+                                     const thread RegTile<float, kRows, kDepth>& left,
+                                     const thread Right& right) {
+    sum.mma(left.template to<typename Right::Element>(), right);
+  }
+};
+
+// ---- transposed transfers: columns of the tile are rows in device memory
+
+template <typename T, int kSize = sizeof(T)>
+struct TransposedPairs {
+  // The lane's elements of fragment (i, n).
+  static METAL_FUNC float2 load(Rows<T> from, int i, int n, FragmentPlace place, bool vectors) {
+    const Pair<T> pair =
+        load_pair(from, 8 * n + place.row, 8 * i + place.column, vectors, /*full=*/false);
+    const Pair<T> own = elements_of(transposed(fragment_of<T>(pair.x, pair.y), place));
+    return float2(float(own.x), float(own.y));
+  }
+  static METAL_FUNC void store(device T* to,
+                               long stride,
+                               int rows,
+                               int columns,
+                               int i,
+                               int n,
+                               float2 own,
+                               FragmentPlace place,
+                               bool vectors) {
+    const Pair<T> pair = elements_of(transposed(fragment_of<T>(own), place));
+    const int row = 8 * n + place.row;
+    if (row < rows) {
+      store_pair(to + row * stride, 8 * i + place.column, columns,
+                 float2(float(pair.x), float(pair.y)), vectors, /*full=*/false);
+    }
+  }
+};
+
+template <typename T>
+struct TransposedPairs<T, 4> {
+  static METAL_FUNC float2 load(Rows<T> from, int i, int n, FragmentPlace place, bool) {
+    const int column = 8 * i + place.row;
+    float2 own = float2(0.0f);
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const int row = 8 * n + place.column + e;
+      if (row < from.rows && column < from.columns) {
+        own[e] = from.data[row * from.row_stride + column];
+      }
+    }
+    return own;
+  }
+  static METAL_FUNC void store(device T* to,
+                               long stride,
+                               int rows,
+                               int columns,
+                               int i,
+                               int n,
+                               float2 own,
+                               FragmentPlace place,
+                               bool) {
+    const int column = 8 * i + place.row;
+    MLX_ANVIL_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const int row = 8 * n + place.column + e;
+      if (row < rows && column < columns) {
+        to[row * stride + column] = own[e];
+      }
+    }
+  }
+};
+
+template <typename T, int kRows, int kColumns>
+METAL_FUNC void load_transposed_rows(thread RegTile<float, kRows, kColumns>& tile,
+                                     Rows<T> from,
+                                     FragmentPlace place,
+                                     bool vectors) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
+    tile.fragments[i][n] = fragment_of<float>(TransposedPairs<T>::load(from, i, n, place, vectors));
+  }
+}
+
+template <typename T, int kRows, int kColumns>
+METAL_FUNC void store_transposed_rows(const thread RegTile<float, kRows, kColumns>& tile,
+                                      device T* to,
+                                      long stride,
+                                      int rows,
+                                      int columns,
+                                      FragmentPlace place,
+                                      bool vectors) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
+    TransposedPairs<T>::store(to, stride, rows, columns, i, n, elements_of(tile.fragments[i][n]),
+                              place, vectors);
+  }
+}
+
+// ---- a chunk
+
+struct ChunkPlace {
+  int first;   // step
+  int steps;   // that change the state; at most kChunk
+  int exists;  // steps that y has
+  long index;  // among the chunks of all heads
+
+  METAL_FUNC bool is_padding() const thread { return steps <= 0; }
+};
+
+METAL_FUNC ChunkPlace
+chunk_place(constant GatedDeltaParams& params, int steps, int batch, int head, int chunk) {
+  ChunkPlace place;
+  place.first = chunk * kChunk;
+  place.steps = metal::min(int(kChunk), steps - place.first);
+  place.exists = metal::min(int(kChunk), params.length - place.first);
+  const int chunks = (params.length + kChunk - 1) / kChunk;
+  place.index = (long(batch) * params.value_heads + head) * chunks + chunk;
+  return place;
+}
+
+// Columns of a panel of the chunk's rows of q or k, which start at `from`.
+template <typename T>
+METAL_FUNC Rows<T> chunk_rows(
+    const device T* from, long stride, ChunkPlace chunk, int panel, int columns) {
+  return {from + chunk.first * stride + panel * kPanel, stride, 1, chunk.steps,
+          columns - panel * kPanel};
+}
+
+// Multiplies each column by its factor.
+template <int kRows, int kColumns>
+METAL_FUNC void scale_columns(thread RegTile<float, kRows, kColumns>& tile,
+                              const threadgroup float* factors,
+                              FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int n = 0; n < kColumns / 8; ++n) {
+    const float2 factor =
+        *reinterpret_cast<const threadgroup float2*>(factors + 8 * n + place.column);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRows / 8; ++i) {
+      tile.fragments[i][n] = fragment_of<float>(elements_of(tile.fragments[i][n]) * factor);
+    }
+  }
+}

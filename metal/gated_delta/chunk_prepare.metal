@@ -1,0 +1,259 @@
+// gated_delta by chunks: what a chunk needs that does not depend on the state (chunk.h).
+//
+// Kernels: gated_delta_chunk_prepare_<dtype>_k<key dim>, and _pairs_ for matrix units of 16 bits.
+// Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
+// Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
+//
+// Bindings: q, k, g, beta, lengths, inverse, weights, rows, params
+// Function constants: 3, 5, 6 and 7 as in state.h; 10: vectors of 16 bytes (chunk.h).
+// `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, high and low parts of
+// `inverse` and the high ones of `weights`. `rows`: 6 x 64 numbers a chunk (ChunkRow).
+//
+//   for each panel of 64 columns: products of q and k with k^T, and sums of squares
+//   G[.][j] by thread j: a running product; multiply
+//   (I + A)^-1: blocks of 16 on the diagonal by substitution, a column a lane; then those of 32 and
+//   64 by products: of [[X, 0], [Z, Y]] it is [[X', 0], [-Y' Z X', Y']]
+#include "metal/common/kernel.h"
+#include "metal/gated_delta/chunk.h"
+
+enum { kFloatStride = TileRow<float, kChunk>::kStride };
+
+template <typename T, int kColumns>
+METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread float (&sums)[2]) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const Pair<T> pair = elements_of(tile.fragments[i][n]);
+      sums[i] += float(pair.x) * float(pair.x) + float(pair.y) * float(pair.y);
+    }
+  }
+}
+
+// Replaces the block of 16 rows and columns at `block`, of which I + block is to be inverted.
+METAL_FUNC void invert_by_substitution(threadgroup float* block, uint lane) {
+  const int column = int(lane) % 16;
+  float x[16];
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    x[i] = i == column ? 1.0f : 0.0f;
+    MLX_ANVIL_UNROLL
+    for (int l = 0; l < i; ++l) {
+      x[i] -= block[i * kFloatStride + l] * x[l];
+    }
+  }
+  metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (lane < 16) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      block[i * kFloatStride + column] = x[i];
+    }
+  }
+}
+
+// The columns of a SIMD group of -Y' Z X' (above), of which Z has kSize rows and columns at
+// `corner`. X' is above Z, and Y' right of it.
+template <int kSize, int kColumns>
+METAL_FUNC RegTile<float, kSize, kColumns> corner_of_inverse(const threadgroup float* corner,
+                                                             int column,
+                                                             FragmentPlace place) {
+  using Left = SharedTile<float, kFloatStride, false, kSize>;
+  using Right = SharedTile<float, kFloatStride>;
+  RegTile<float, kSize, kColumns> product, result;
+  product.zero();
+  product.mma(Left{corner, place}, Right{corner - kSize * kFloatStride + column, place});
+  result.zero();
+  result.mma(Left{corner + kSize, place}, product);
+  result.negate();
+  return result;
+}
+
+template <int kSize, int kColumns>
+METAL_FUNC void store_tile(threadgroup float* to,
+                           const thread RegTile<float, kSize, kColumns>& tile,
+                           FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kSize / 8 * (kColumns / 8); ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
+    store_fragment(to + (8 * i + place.row) * kFloatStride + 8 * n + place.column,
+                   tile.fragments[i][n]);
+  }
+}
+
+// Inverts I + A in threadgroup memory. All threads call it.
+METAL_FUNC void invert(threadgroup float* matrix, uint simdgroup, uint lane) {
+  const FragmentPlace place = fragment_place(lane);
+  invert_by_substitution(matrix + 16 * simdgroup * (kFloatStride + 1), lane);
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (simdgroup % 2 == 1) {
+    threadgroup float* const corner = matrix + 16 * simdgroup * kFloatStride + 16 * (simdgroup - 1);
+    const RegTile<float, 16, 16> result = corner_of_inverse<16, 16>(corner, 0, place);
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    store_tile(corner, result, place);
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  threadgroup float* const corner = matrix + 32 * kFloatStride;
+  const int column = 8 * simdgroup;
+  const RegTile<float, 32, 8> result = corner_of_inverse<32, 8>(corner, column, place);
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  store_tile(corner + column, result, place);
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+template <typename T, bool kPairs, int kKeyDim>
+[[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_prepare(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* g [[buffer(2)]],
+    const device T* beta [[buffer(3)]],
+    const device int* lengths [[buffer(4)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* inverse [[buffer(5)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* weights [[buffer(6)]],
+    device float* rows [[buffer(7)]],
+    constant GatedDeltaParams& params [[buffer(8)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using Numbers = ChunkNumbers<T, kPairs>;
+  using Weight = typename Numbers::Weight;
+  enum { kStride = TileRow<T, kPanel>::kStride, kSquare = kChunk * kChunk };
+  alignas(16) threadgroup float matrix[kChunk * kFloatStride];
+  alignas(16) threadgroup float facts[kChunkRows][kChunk];
+  threadgroup T* const tile = reinterpret_cast<threadgroup T*>(matrix);
+  const FragmentPlace place = fragment_place(lane);
+  const int head = int(group.y), own = 16 * int(simdgroup);
+  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
+    const HeadPlace at = place_of(params, batch, head);
+    const ChunkPlace chunk =
+        chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x));
+    if (chunk.is_padding()) {
+      continue;
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the batch row before
+    if (thread_index < kChunk) {
+      const int step = int(thread_index);
+      const long t = chunk.first + step;
+      const bool counts = step < chunk.steps;
+      facts[kGate][step] =
+          counts ? load_gate(g, g_is_float32, at.g + t * params.g_strides[1]) : 1.0f;
+      facts[kRate][step] =
+          counts ? load_gate(beta, beta_is_float32, at.beta + t * params.beta_strides[1]) : 0.0f;
+    }
+
+    RegTile<float, 16, kChunk> kk, qk;
+    kk.zero();
+    qk.zero();
+    float q_squares[2] = {}, k_squares[2] = {};
+    MLX_ANVIL_UNROLL
+    for (int panel = 0; panel < kKeyDim / kPanel; ++panel) {
+      RegTile<T, 16, kPanel> left;
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      copy_tile<T, kChunk, kPanel, kChunkThreads>(
+          tile, chunk_rows(q + at.q, params.q_strides[1], chunk, panel, kKeyDim), keys_are_vectors,
+          thread_index, /*full=*/true);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      left.load(tile + own * kStride, kStride, place);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      copy_tile<T, kChunk, kPanel, kChunkThreads>(
+          tile, chunk_rows(k + at.k, params.k_strides[1], chunk, panel, kKeyDim), keys_are_vectors,
+          thread_index, /*full=*/true);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      const TransposedTile<T, kStride> keys = {tile, place};
+      add_squares(left, q_squares);
+      qk.mma(left, keys);
+      left.load(tile + own * kStride, kStride, place);
+      add_squares(left, k_squares);
+      kk.mma(left, keys);
+    }
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float of_q = row_sum(q_squares[i]), of_k = row_sum(k_squares[i]);
+      if (place.column == 0) {
+        const int step = own + 8 * i + place.row;
+        const bool scales = normalizes && step < chunk.steps;
+        facts[kQueryScale][step] =
+            scales ? params.q_scale * metal::precise::rsqrt(of_q + params.eps) : 1.0f;
+        facts[kKeyScale][step] = scales ? metal::precise::rsqrt(of_k + params.eps) : 1.0f;
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    if (thread_index < kChunk) {
+      const int column = int(thread_index);
+      float decay = 1.0f;
+      for (int i = 0; i < kChunk; ++i) {
+        decay = i > column ? decay * facts[kGate][i] : 1.0f;
+        matrix[i * kFloatStride + column] = i < column ? 0.0f : decay;
+      }
+      facts[kDecayAfter][column] = decay;
+    } else if (thread_index == kChunk) {
+      float decay = 1.0f;
+      for (int i = 0; i < kChunk; ++i) {
+        decay *= facts[kGate][i];
+        facts[kDecayBefore][i] = decay;
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    RegTile<float, 16, kChunk> decays;
+    decays.load(matrix + own * kFloatStride, kFloatStride, place);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = own + 8 * i + place.row;
+      const float of_query = facts[kQueryScale][row];
+      const float of_key = facts[kRate][row] * facts[kKeyScale][row];
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kChunk / 8; ++n) {
+        const int column = 8 * n + place.column;
+        const float2 decay = elements_of(decays.fragments[i][n]) *
+                             float2(facts[kKeyScale][column], facts[kKeyScale][column + 1]);
+        const float2 weight = elements_of(qk.fragments[i][n]) * decay * of_query;
+        const float2 change = elements_of(kk.fragments[i][n]) * decay * of_key;
+        qk.fragments[i][n] = fragment_of<float>(weight);
+        kk.fragments[i][n] =
+            fragment_of<float>(column < row ? change.x : 0.0f, column + 1 < row ? change.y : 0.0f);
+      }
+    }
+    qk.store(weights + chunk.index * kSquare + own * kChunk, kChunk, 16, kChunk, place,
+             /*vectors=*/true, /*full=*/true);
+    store_tile(matrix + own * kFloatStride, kk, place);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    invert(matrix, simdgroup, lane);
+
+    device Weight* const to = inverse + chunk.index * Numbers::kPlanes * kSquare;
+    for (int i = int(thread_index); i < kSquare; i += kChunkThreads) {
+      const float x = matrix[i / kChunk * kFloatStride + i % kChunk];
+      const Weight high = Weight(x);
+      to[i] = high;
+      if (kPairs) {
+        to[kSquare + i] = Weight(x - float(high));
+      }
+    }
+    device float* const facts_to = rows + chunk.index * kChunkRows * kChunk;
+    for (int i = int(thread_index); i < kChunkRows * kChunk; i += kChunkThreads) {
+      facts_to[i] = facts[i / kChunk][i % kChunk];
+    }
+  }
+}
+
+// ---- kernels
+
+#define INSTANTIATE(variant, dtype, T, pairs, dim)                        \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_" variant #dtype "_k" #dim, \
+                   gated_delta_chunk_prepare<T, pairs, dim>)
+
+#define INSTANTIATE_DIM(dim)                  \
+  INSTANTIATE("", float32, float, false, dim) \
+  INSTANTIATE("", float16, half, false, dim)  \
+  INSTANTIATE("", bfloat16, bfloat, false, dim)
+
+INSTANTIATE_DIM(64)
+INSTANTIATE_DIM(128)
+
+#ifdef __MSLC__
+INSTANTIATE("pairs_", bfloat16, bfloat, true, 64)
+INSTANTIATE("pairs_", bfloat16, bfloat, true, 128)
+#endif
