@@ -38,6 +38,10 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
   if (d_outputs[1].size() == 0) {
     return;
   }
+  if (takes_chunks(request) && rows_are_vectors({&d_outputs[1]})) {
+    launch_chunk_backward(request, d_outputs, outputs);
+    return;
+  }
   GatedDeltaParams params = request.params();
   const mx::array& d_y = d_outputs[0];
   std::copy_n(d_y.strides().begin(), 3, params.d_y_strides);
@@ -90,20 +94,7 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
     if (params.steps == 0) {
       continue;
     }
-    KernelLaunch sum{};
-    sum.kernel =
-        &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
-                      {{kNormalizes, config.normalizes}, {kGIsPerChannel, sizes.is_per_channel}});
-    sum.inputs = {&in.q, &in.k, own_parts.get()};
-    sum.outputs = {&outputs[0], &outputs[1], &outputs[3], &outputs[4]};
-    sum.params = &params;
-    sum.params_size = sizeof(params);
-    sum.grid = {static_cast<uint32_t>(
-                    ceil_div(params.steps * sizes.key_heads, int64_t{kDeltaSumSimdgroups})),
-                1, request.batches()};
-    sum.threadgroup = {32 * kDeltaSumSimdgroups, 1, 1};
-    sum.temporaries = {&own_parts};
-    launch(sum, stream);
+    request.sum(params, own_parts, outputs);
   }
 }
 

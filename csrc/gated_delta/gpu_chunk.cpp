@@ -20,7 +20,7 @@ class ChunkRequest {
         pairs_(request.in.q.dtype() == mx::bfloat16 &&
                device_traits(request.stream.device).matrix_units),
         inverse_(scratch(pairs_ ? 2 * kSquare : kSquare)),
-        weights_(scratch(kSquare)),
+        weights_(scratch(pairs_ ? 2 * kSquare : kSquare)),
         rows_(Scratch(shape(kChunkRows * kChunk), mx::float32, request.stream)) {}
 
   // What does not depend on the state.
@@ -40,13 +40,71 @@ class ChunkRequest {
   }
 
   void forward(mx::array& y, mx::array& state_out) {
+    launch_forward({&y, &state_out, &state_out}, /*keeps_states=*/false,
+                   rows_are_vectors({&request_.in.v, &y}), {&inverse_, &weights_, &rows_});
+  }
+
+  // Outputs: the gradients of q, k, v, g, beta, and of the state if there is one.
+  void backward(const Arrays& d_outputs, Arrays& outputs) {
     const GatedDeltaInputs& in = request_.in;
-    KernelLaunch request =
-        launch_of("chunk_forward", {{kHasState, request_.config.has_state},
-                                    {kHasLengths, request_.config.has_lengths},
-                                    {kKeepsStates, false},
-                                    {kKeysAreVectors, keys_are_vectors()},
-                                    {kValuesAreVectors, rows_are_vectors({&in.v, &y})}});
+    const DeltaSizes& sizes = request_.sizes;
+    const mx::array& d_y = d_outputs[0];
+    std::copy_n(d_y.strides().begin(), 3, params_.d_y_strides);
+    const int64_t columns = ceil_div(sizes.value_dim, kChunkValues) * kChunkValues;
+    const auto floats = [&](int64_t numbers) {
+      return Scratch(shape(numbers), mx::float32, request_.stream);
+    };
+    Scratch states = floats(columns * sizes.key_dim), changes = floats(columns * kChunk);
+    Scratch d_states = floats(columns * sizes.key_dim), d_changes = floats(columns * kChunk);
+    launch_forward({&outputs[2], states.get(), changes.get()}, /*keeps_states=*/true,
+                   rows_are_vectors({&in.v}), {&inverse_, &weights_, &rows_, &states, &changes});
+
+    const bool has_lengths = request_.config.has_lengths;
+    KernelLaunch back =
+        launch_of("chunk_backward", {{kHasState, request_.config.has_state},
+                                     {kHasLengths, has_lengths},
+                                     {kKeysAreVectors, keys_are_vectors()},
+                                     {kValuesAreVectors, rows_are_vectors({&d_y, &outputs[2]})}});
+    back.inputs = {
+        &in.q,          &in.k,          &d_y,       &d_outputs[1], request_.or_q(in.lengths),
+        inverse_.get(), weights_.get(), rows_.get()};
+    back.outputs = {d_states.get(), d_changes.get(), &outputs[2],
+                    request_.config.has_state ? &outputs[5] : d_states.get()};
+    back.temporaries = {&inverse_, &weights_, &rows_, &d_states, &d_changes};
+    back.grid = blocks();
+    launch(back, request_.stream);
+
+    Scratch parts({static_cast<int>(sizes.batch * sizes.length),
+                   static_cast<int>(sizes.value_heads), static_cast<int>(2 * sizes.key_dim + 2)},
+                  mx::float32, request_.stream);
+    KernelLaunch steps =
+        launch_of("chunk_backward_steps", {{kHasLengths, has_lengths},
+                                           {kKeysAreVectors, keys_are_vectors()},
+                                           {kValuesAreVectors, rows_are_vectors({&in.v, &d_y})}});
+    steps.inputs = {
+        &in.q,       &in.k,        &in.v,         &d_y,           request_.or_q(in.lengths),
+        rows_.get(), states.get(), changes.get(), d_states.get(), d_changes.get()};
+    steps.outputs = {parts.get()};
+    steps.temporaries = {&rows_, &states, &changes, &d_states, &d_changes, &parts};
+    steps.grid = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
+    launch(steps, request_.stream);
+
+    params_.chunk = params_.length;
+    params_.blocks = 1;
+    request_.sum(params_, parts, outputs);
+  }
+
+ private:
+  void launch_forward(const KernelOutputs& outputs,
+                      bool keeps_states,
+                      bool values_are_vectors,
+                      const KernelTemporaries& temporaries) const {
+    const GatedDeltaInputs& in = request_.in;
+    KernelLaunch request = launch_of("chunk_forward", {{kHasState, request_.config.has_state},
+                                                       {kHasLengths, request_.config.has_lengths},
+                                                       {kKeepsStates, keeps_states},
+                                                       {kKeysAreVectors, keys_are_vectors()},
+                                                       {kValuesAreVectors, values_are_vectors}});
     request.inputs = {&in.q,
                       &in.k,
                       &in.v,
@@ -55,13 +113,12 @@ class ChunkRequest {
                       inverse_.get(),
                       weights_.get(),
                       rows_.get()};
-    request.outputs = {&y, &state_out, &state_out};
-    request.temporaries = {&inverse_, &weights_, &rows_};
+    request.outputs = outputs;
+    request.temporaries = temporaries;
     request.grid = blocks();
     launch(request, request_.stream);
   }
 
- private:
   mx::Shape shape(int64_t numbers) const {
     const DeltaSizes& sizes = request_.sizes;
     return {static_cast<int>(sizes.batch * sizes.value_heads), static_cast<int>(chunks_),
@@ -109,6 +166,12 @@ void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {
   ChunkRequest chunks(request);
   chunks.prepare();
   chunks.forward(outputs[0], outputs[1]);
+}
+
+void launch_chunk_backward(const DeltaRequest& request, const Arrays& d_outputs, Arrays& outputs) {
+  ChunkRequest chunks(request);
+  chunks.prepare();
+  chunks.backward(d_outputs, outputs);
 }
 
 }  // namespace mlx_anvil

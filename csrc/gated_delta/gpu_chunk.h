@@ -11,4 +11,7 @@ bool takes_chunks(const DeltaRequest& request);
 
 void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs);
 
+// `d_outputs` and `outputs`: as gated_delta_backward_gpu() has them.
+void launch_chunk_backward(const DeltaRequest& request, const Arrays& d_outputs, Arrays& outputs);
+
 }  // namespace mlx_anvil

@@ -146,6 +146,24 @@ struct DeltaRequest {
     return request;
   }
 
+  // Adds up the parts of the gradients of q, k, g and beta.
+  void sum(const GatedDeltaParams& params, const Scratch& parts, Arrays& outputs) const {
+    KernelLaunch sum{};
+    sum.kernel =
+        &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
+                      {{kNormalizes, config.normalizes}, {kGIsPerChannel, sizes.is_per_channel}});
+    sum.inputs = {&in.q, &in.k, parts.get()};
+    sum.outputs = {&outputs[0], &outputs[1], &outputs[3], &outputs[4]};
+    sum.params = &params;
+    sum.params_size = sizeof(params);
+    sum.grid = {static_cast<uint32_t>(
+                    ceil_div(params.steps * sizes.key_heads, int64_t{kDeltaSumSimdgroups})),
+                1, batches()};
+    sum.threadgroup = {32 * kDeltaSumSimdgroups, 1, 1};
+    sum.temporaries = {&parts};
+    launch(sum, stream);
+  }
+
   void forward(const GatedDeltaParams& params,
                FunctionConstants constants,
                bool keeps_states,

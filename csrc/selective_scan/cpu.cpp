@@ -58,7 +58,7 @@ void scan_backward_cpu(const ScanBackwardArgs& args, void* d_b, void* d_c) {
                                     thread_scratch(bytes));
                  }
                });
-  for (const auto [from, to] : {std::pair{sums.get(), d_b}, {sums.get() + tasks * count, d_c}}) {
+  for (const auto& [from, to] : {std::pair{sums.get(), d_b}, {sums.get() + tasks * count, d_c}}) {
     sum_rows({1, tasks, count, from, to, KernelDtype::kFloat32, args.dtype});
   }
 }

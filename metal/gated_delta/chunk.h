@@ -230,6 +230,32 @@ METAL_FUNC Rows<T> chunk_rows(
           columns - panel * kPanel};
 }
 
+// Factors of the steps of a chunk, in threadgroup memory.
+struct alignas(16) ChunkFactors {
+  float rate[kChunk];    // beta
+  float into[kChunk];    // of k before it meets the first state: gamma, and its scale
+  float out_of[kChunk];  // likewise of q
+  float onto[kChunk];    // of k as it enters the last state
+  float decay[kChunk];   // gamma
+};
+
+METAL_FUNC void load_factors(threadgroup ChunkFactors& to,
+                             const device float* rows,
+                             ChunkPlace chunk,
+                             uint thread_index) {
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (thread_index < kChunk) {
+    const device float* const own = rows + chunk.index * kChunkRows * kChunk + thread_index;
+    const float scale = own[kKeyScale * kChunk], decay = own[kDecayBefore * kChunk];
+    to.rate[thread_index] = own[kRate * kChunk];
+    to.into[thread_index] = decay * scale;
+    to.out_of[thread_index] = decay * own[kQueryScale * kChunk];
+    to.onto[thread_index] = own[kDecayAfter * kChunk] * scale;
+    to.decay[thread_index] = decay;
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
 // Multiplies each column by its factor.
 template <int kRows, int kColumns>
 METAL_FUNC void scale_columns(thread RegTile<float, kRows, kColumns>& tile,
@@ -243,5 +269,15 @@ METAL_FUNC void scale_columns(thread RegTile<float, kRows, kColumns>& tile,
     for (int i = 0; i < kRows / 8; ++i) {
       tile.fragments[i][n] = fragment_of<float>(elements_of(tile.fragments[i][n]) * factor);
     }
+  }
+}
+
+template <int kRows, int kColumns>
+METAL_FUNC void scale_rows(thread RegTile<float, kRows, kColumns>& tile,
+                           const threadgroup float* factors,
+                           FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kRows / 8; ++i) {
+    tile.scale_row(i, factors[8 * i + place.row]);
   }
 }

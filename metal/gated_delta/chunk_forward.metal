@@ -6,7 +6,8 @@
 //
 // Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params
 // Function constants: 2, 3 as in state.h; 9: only keeps, for the backward, the state before each
-// chunk, in `state_out`, and U, in `changes`; 10, 11: vectors of 16 bytes (chunk.h).
+// chunk, in `state_out`, and U, in `changes`, with value_columns() rows and columns; 10, 11:
+// vectors of 16 bytes (chunk.h).
 //
 // Everything is transposed, so that rows of the state are rows of the left operands:
 //   for each chunk:
@@ -39,11 +40,9 @@ template <typename T, bool kPairs, int kKeyDim>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using Tiles = ChunkTiles<T, kPairs>;
-  using Product = ChunkProduct<kPairs>;
-  enum { kPanels = kKeyDim / kPanel, kSquare = kChunk * kChunk };
+  enum { kPanels = kKeyDim / kPanel, kSquares = Tiles::kPlanes * kChunk * kChunk };
   alignas(16) threadgroup float memory[Tiles::kMemory];
-  alignas(16) threadgroup float facts[kChunkRows][kChunk];
-  alignas(16) threadgroup float into[kChunk], out_of[kChunk], onto[kChunk];
+  threadgroup ChunkFactors factors;
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y);
   const int row = int(group.x) * kChunkValues + 16 * int(simdgroup);
@@ -62,8 +61,8 @@ template <typename T, bool kPairs, int kKeyDim>
       const long result = (token * params.value_heads + head) * params.value_dim + row;
       RegTile<float, 16, kChunk> u;
       if (keeps_states) {
-        store_state(s, state_out + chunk.index * params.value_dim * kKeyDim + row * kKeyDim,
-                    own_rows, place);
+        const long own = chunk.index * value_columns(params) + row;
+        store_state(s, state_out + own * kKeyDim, 16, place);
       }
       if (chunk.is_padding()) {
         u.zero();
@@ -74,54 +73,45 @@ template <typename T, bool kPairs, int kKeyDim>
         continue;
       }
       const Tiles tiles = {memory, place, thread_index, chunk};
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      if (thread_index < kChunk) {
-        const device float* const own = rows + chunk.index * kChunkRows * kChunk + thread_index;
-        const float scale = own[kKeyScale * kChunk], decay = own[kDecayBefore * kChunk];
-        into[thread_index] = decay * scale;
-        out_of[thread_index] = decay * own[kQueryScale * kChunk];
-        onto[thread_index] = own[kDecayAfter * kChunk] * scale;
-        facts[kRate][thread_index] = own[kRate * kChunk];
-        facts[kDecayBefore][thread_index] = decay;
-      }
-
+      load_factors(factors, rows, chunk, thread_index);
       RegTile<float, 16, kChunk> x;
       x.zero();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        const auto keys = tiles.transposed(tiles.load(k + at.k, params.k_strides[1], panel));
-        Product::add(x, s[panel], keys);
+        tiles.template add<true, false>(x, s[panel],
+                                        tiles.load(k + at.k, params.k_strides[1], panel));
       }
-      scale_columns(x, into, place);
+      scale_columns(x, factors.into, place);
       const Rows<T> values = {v + at.v + chunk.first * params.v_strides[1] + row,
                               params.v_strides[1], 1, chunk.steps, own_rows};
       load_transposed_rows(u, values, place, values_are_vectors);
       x.negate();
       x.add(u);
-      scale_columns(x, facts[kRate], place);
+      scale_columns(x, factors.rate, place);
       u.zero();
-      tiles.add_split(u, x, inverse + chunk.index * Tiles::kPlanes * kSquare);
+      tiles.template add_square<true>(u, x, inverse + chunk.index * kSquares);
       if (keeps_states) {
-        store_transposed_rows(u, changes + result, y_stride, chunk.steps, own_rows, place, false);
+        const long own = chunk.index * kChunk * value_columns(params);
+        store_transposed_rows(u, changes + own + row, value_columns(params), kChunk, 16, place,
+                              false);
       } else {
         x.zero();
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
-          const auto queries = tiles.transposed(tiles.load(q + at.q, params.q_strides[1], panel));
-          Product::add_rounded(x, s[panel], queries);
+          tiles.template add<true, true>(x, s[panel],
+                                         tiles.load(q + at.q, params.q_strides[1], panel));
         }
-        scale_columns(x, out_of, place);
-        Product::add_rounded(x, u,
-                             tiles.transposed(tiles.load_square(weights + chunk.index * kSquare)));
+        scale_columns(x, factors.out_of, place);
+        tiles.template add<true, true>(x, u, tiles.load_square(weights + chunk.index * kSquares));
         store_transposed_rows(x, y + result, y_stride, chunk.exists, own_rows, place,
                               values_are_vectors);
       }
-      scale_columns(u, onto, place);
+      scale_columns(u, factors.onto, place);
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        const auto keys = tiles.straight(tiles.load(k + at.k, params.k_strides[1], panel));
-        s[panel].scale(facts[kDecayBefore][kChunk - 1]);
-        Product::add(s[panel], u, keys);
+        s[panel].scale(factors.decay[kChunk - 1]);
+        tiles.template add<false, false>(s[panel], u,
+                                         tiles.load(k + at.k, params.k_strides[1], panel));
       }
     }
     if (!keeps_states) {
@@ -136,15 +126,4 @@ template <typename T, bool kPairs, int kKeyDim>
   MLX_ANVIL_KERNEL("gated_delta_chunk_forward_" variant #dtype "_k" #dim, \
                    gated_delta_chunk_forward<T, pairs, dim>)
 
-#define INSTANTIATE_DIM(dim)                  \
-  INSTANTIATE("", float32, float, false, dim) \
-  INSTANTIATE("", float16, half, false, dim)  \
-  INSTANTIATE("", bfloat16, bfloat, false, dim)
-
-INSTANTIATE_DIM(64)
-INSTANTIATE_DIM(128)
-
-#ifdef __MSLC__
-INSTANTIATE("pairs_", bfloat16, bfloat, true, 64)
-INSTANTIATE("pairs_", bfloat16, bfloat, true, 128)
-#endif
+MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

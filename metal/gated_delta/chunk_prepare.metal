@@ -6,8 +6,8 @@
 //
 // Bindings: q, k, g, beta, lengths, inverse, weights, rows, params
 // Function constants: 3, 5, 6 and 7 as in state.h; 10: vectors of 16 bytes (chunk.h).
-// `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, high and low parts of
-// `inverse` and the high ones of `weights`. `rows`: 6 x 64 numbers a chunk (ChunkRow).
+// `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, their high parts, then
+// the low ones. `rows`: 6 x 64 numbers a chunk (ChunkRow).
 //
 //   for each panel of 64 columns: products of q and k with k^T, and sums of squares
 //   G[.][j] by thread j: a running product; multiply
@@ -15,8 +15,7 @@
 //   64 by products: of [[X, 0], [Z, Y]] it is [[X', 0], [-Y' Z X', Y']]
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk.h"
-
-enum { kFloatStride = TileRow<float, kChunk>::kStride };
+#include "metal/gated_delta/decays.h"
 
 template <typename T, int kColumns>
 METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread float (&sums)[2]) {
@@ -39,14 +38,14 @@ METAL_FUNC void invert_by_substitution(threadgroup float* block, uint lane) {
     x[i] = i == column ? 1.0f : 0.0f;
     MLX_ANVIL_UNROLL
     for (int l = 0; l < i; ++l) {
-      x[i] -= block[i * kFloatStride + l] * x[l];
+      x[i] -= block[i * kDecayStride + l] * x[l];
     }
   }
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (lane < 16) {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 16; ++i) {
-      block[i * kFloatStride + column] = x[i];
+      block[i * kDecayStride + column] = x[i];
     }
   }
 }
@@ -57,47 +56,51 @@ template <int kSize, int kColumns>
 METAL_FUNC RegTile<float, kSize, kColumns> corner_of_inverse(const threadgroup float* corner,
                                                              int column,
                                                              FragmentPlace place) {
-  using Left = SharedTile<float, kFloatStride, false, kSize>;
-  using Right = SharedTile<float, kFloatStride>;
+  using Left = SharedTile<float, kDecayStride, false, kSize>;
+  using Right = SharedTile<float, kDecayStride>;
   RegTile<float, kSize, kColumns> product, result;
   product.zero();
-  product.mma(Left{corner, place}, Right{corner - kSize * kFloatStride + column, place});
+  product.mma(Left{corner, place}, Right{corner - kSize * kDecayStride + column, place});
   result.zero();
   result.mma(Left{corner + kSize, place}, product);
   result.negate();
   return result;
 }
 
-template <int kSize, int kColumns>
-METAL_FUNC void store_tile(threadgroup float* to,
-                           const thread RegTile<float, kSize, kColumns>& tile,
-                           FragmentPlace place) {
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kSize / 8 * (kColumns / 8); ++f) {
-    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
-    store_fragment(to + (8 * i + place.row) * kFloatStride + 8 * n + place.column,
-                   tile.fragments[i][n]);
-  }
-}
-
 // Inverts I + A in threadgroup memory. All threads call it.
 METAL_FUNC void invert(threadgroup float* matrix, uint simdgroup, uint lane) {
   const FragmentPlace place = fragment_place(lane);
-  invert_by_substitution(matrix + 16 * simdgroup * (kFloatStride + 1), lane);
+  invert_by_substitution(matrix + 16 * simdgroup * (kDecayStride + 1), lane);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (simdgroup % 2 == 1) {
-    threadgroup float* const corner = matrix + 16 * simdgroup * kFloatStride + 16 * (simdgroup - 1);
+    threadgroup float* const corner = matrix + 16 * simdgroup * kDecayStride + 16 * (simdgroup - 1);
     const RegTile<float, 16, 16> result = corner_of_inverse<16, 16>(corner, 0, place);
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-    store_tile(corner, result, place);
+    store_square(corner, result, place);
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  threadgroup float* const corner = matrix + 32 * kFloatStride;
+  threadgroup float* const corner = matrix + 32 * kDecayStride;
   const int column = 8 * simdgroup;
   const RegTile<float, 32, 8> result = corner_of_inverse<32, 8>(corner, column, place);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  store_tile(corner + column, result, place);
+  store_square(corner + column, result, place);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+// Stores 16 rows of a matrix, with two planes its high and low parts.
+template <int kPlanes, typename Weight>
+METAL_FUNC void store_planes(const thread RegTile<float, 16, kChunk>& tile,
+                             device Weight* to,
+                             int row,
+                             FragmentPlace place) {
+  device Weight* const own = to + row * kChunk;
+  tile.store(own, kChunk, 16, kChunk, place, /*vectors=*/true, /*full=*/true);
+  if (kPlanes == 2) {
+    RegTile<float, 16, kChunk> rest = tile.template to<Weight>().template to<float>();
+    rest.negate();
+    rest.add(tile);
+    rest.store(own + kChunk * kChunk, kChunk, 16, kChunk, place, /*vectors=*/true, /*full=*/true);
+  }
 }
 
 template <typename T, bool kPairs, int kKeyDim>
@@ -119,7 +122,7 @@ template <typename T, bool kPairs, int kKeyDim>
   using Numbers = ChunkNumbers<T, kPairs>;
   using Weight = typename Numbers::Weight;
   enum { kStride = TileRow<T, kPanel>::kStride, kSquare = kChunk * kChunk };
-  alignas(16) threadgroup float matrix[kChunk * kFloatStride];
+  alignas(16) threadgroup float matrix[kChunk * kDecayStride];
   alignas(16) threadgroup float facts[kChunkRows][kChunk];
   threadgroup T* const tile = reinterpret_cast<threadgroup T*>(matrix);
   const FragmentPlace place = fragment_place(lane);
@@ -146,7 +149,6 @@ template <typename T, bool kPairs, int kKeyDim>
     kk.zero();
     qk.zero();
     float q_squares[2] = {}, k_squares[2] = {};
-    MLX_ANVIL_UNROLL
     for (int panel = 0; panel < kKeyDim / kPanel; ++panel) {
       RegTile<T, 16, kPanel> left;
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -178,16 +180,9 @@ template <typename T, bool kPairs, int kKeyDim>
         facts[kKeyScale][step] = scales ? metal::precise::rsqrt(of_k + params.eps) : 1.0f;
       }
     }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-
+    store_decays(matrix, facts[kGate], thread_index);
     if (thread_index < kChunk) {
-      const int column = int(thread_index);
-      float decay = 1.0f;
-      for (int i = 0; i < kChunk; ++i) {
-        decay = i > column ? decay * facts[kGate][i] : 1.0f;
-        matrix[i * kFloatStride + column] = i < column ? 0.0f : decay;
-      }
-      facts[kDecayAfter][column] = decay;
+      facts[kDecayAfter][thread_index] = matrix[(kChunk - 1) * kDecayStride + thread_index];
     } else if (thread_index == kChunk) {
       float decay = 1.0f;
       for (int i = 0; i < kChunk; ++i) {
@@ -195,9 +190,8 @@ template <typename T, bool kPairs, int kKeyDim>
         facts[kDecayBefore][i] = decay;
       }
     }
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     RegTile<float, 16, kChunk> decays;
-    decays.load(matrix + own * kFloatStride, kFloatStride, place);
+    decays.load(matrix + own * kDecayStride, kDecayStride, place);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     MLX_ANVIL_UNROLL
@@ -217,21 +211,15 @@ template <typename T, bool kPairs, int kKeyDim>
             fragment_of<float>(column < row ? change.x : 0.0f, column + 1 < row ? change.y : 0.0f);
       }
     }
-    qk.store(weights + chunk.index * kSquare + own * kChunk, kChunk, 16, kChunk, place,
-             /*vectors=*/true, /*full=*/true);
-    store_tile(matrix + own * kFloatStride, kk, place);
+    store_planes<Numbers::kPlanes>(qk, weights + chunk.index * Numbers::kPlanes * kSquare, own,
+                                   place);
+    store_square(matrix + own * kDecayStride, kk, place);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     invert(matrix, simdgroup, lane);
 
-    device Weight* const to = inverse + chunk.index * Numbers::kPlanes * kSquare;
-    for (int i = int(thread_index); i < kSquare; i += kChunkThreads) {
-      const float x = matrix[i / kChunk * kFloatStride + i % kChunk];
-      const Weight high = Weight(x);
-      to[i] = high;
-      if (kPairs) {
-        to[kSquare + i] = Weight(x - float(high));
-      }
-    }
+    qk.load(matrix + own * kDecayStride, kDecayStride, place);
+    store_planes<Numbers::kPlanes>(qk, inverse + chunk.index * Numbers::kPlanes * kSquare, own,
+                                   place);
     device float* const facts_to = rows + chunk.index * kChunkRows * kChunk;
     for (int i = int(thread_index); i < kChunkRows * kChunk; i += kChunkThreads) {
       facts_to[i] = facts[i / kChunk][i % kChunk];
@@ -245,15 +233,4 @@ template <typename T, bool kPairs, int kKeyDim>
   MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_" variant #dtype "_k" #dim, \
                    gated_delta_chunk_prepare<T, pairs, dim>)
 
-#define INSTANTIATE_DIM(dim)                  \
-  INSTANTIATE("", float32, float, false, dim) \
-  INSTANTIATE("", float16, half, false, dim)  \
-  INSTANTIATE("", bfloat16, bfloat, false, dim)
-
-INSTANTIATE_DIM(64)
-INSTANTIATE_DIM(128)
-
-#ifdef __MSLC__
-INSTANTIATE("pairs_", bfloat16, bfloat, true, 64)
-INSTANTIATE("pairs_", bfloat16, bfloat, true, 128)
-#endif
+MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

@@ -13,3 +13,21 @@
   X(256, 8, 16, 4)
 
 enum { kDeltaSimdgroups = 4, kDeltaSumSimdgroups = 4 };
+
+// Kernels by chunks of steps (chunk.h). X(variant, dtype, T, pairs, key_dim)
+#define MLX_ANVIL_DELTA_CHUNKS(X, dim) \
+  X("", float32, float, false, dim)    \
+  X("", float16, half, false, dim)     \
+  X("", bfloat16, bfloat, false, dim)
+
+#ifdef __MSLC__  // Apple's GPUs have matrix units for float32
+#define MLX_ANVIL_DELTA_CHUNK_KERNELS(X)  \
+  MLX_ANVIL_DELTA_CHUNKS(X, 64)           \
+  MLX_ANVIL_DELTA_CHUNKS(X, 128)          \
+  X("pairs_", bfloat16, bfloat, true, 64) \
+  X("pairs_", bfloat16, bfloat, true, 128)
+#else
+#define MLX_ANVIL_DELTA_CHUNK_KERNELS(X) \
+  MLX_ANVIL_DELTA_CHUNKS(X, 64)          \
+  MLX_ANVIL_DELTA_CHUNKS(X, 128)
+#endif
