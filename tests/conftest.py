@@ -11,7 +11,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import mlx.core as mx
@@ -140,6 +140,13 @@ def nvidia_kernels(**gpu: bool) -> Iterator[None]:
         yield
         return
     with mx.stream(mx.cpu), mlx_anvil.simulate(checked=True, **gpu):
+        yield
+
+
+@pytest.fixture
+def checked_simulator() -> Iterator[None]:
+    """Runs a test on a GPU backend as it is, and otherwise with Apple's kernels in the checked simulator."""
+    with nullcontext() if support.backend in ("metal", "cuda") else mlx_anvil.simulate(checked=True):
         yield
 
 

@@ -11,14 +11,21 @@ constexpr uint32_t kChunkThreads = 128;
 
 constexpr int64_t kMostSteps = 16;  // that are taken one after the other
 
+// Pairs of bfloat16 are for matrix units of 16 bits, whose kernels copy rows asynchronously.
+bool takes_pairs(const DeltaRequest& request, const mx::array* d_y) {
+  const GatedDeltaInputs& in = request.in;
+  return in.q.dtype() == mx::bfloat16 && device_traits(request.stream.device).matrix_units &&
+         rows_are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
+}
+
 class ChunkRequest {
  public:
-  explicit ChunkRequest(const DeltaRequest& request)
+  // `d_y`: the gradient of y, if gradients are wanted.
+  explicit ChunkRequest(const DeltaRequest& request, const mx::array* d_y = nullptr)
       : request_(request),
         params_(request.params()),
         chunks_(ceil_div(request.sizes.length, kChunk)),
-        pairs_(request.in.q.dtype() == mx::bfloat16 &&
-               device_traits(request.stream.device).matrix_units),
+        pairs_(takes_pairs(request, d_y)),
         inverse_(scratch(pairs_ ? 2 * kSquare : kSquare)),
         weights_(scratch(pairs_ ? 2 * kSquare : kSquare)),
         rows_(Scratch(shape(kChunkRows * kChunk), mx::float32, request.stream)) {}
@@ -72,6 +79,7 @@ class ChunkRequest {
                     request_.config.has_state ? &outputs[5] : d_states.get()};
     back.temporaries = {&inverse_, &weights_, &rows_, &d_states, &d_changes};
     back.grid = blocks();
+    back.threadgroup_memory = {walk_memory()};
     launch(back, request_.stream);
 
     Scratch parts({static_cast<int>(sizes.batch * sizes.length),
@@ -116,7 +124,17 @@ class ChunkRequest {
     request.outputs = outputs;
     request.temporaries = temporaries;
     request.grid = blocks();
+    request.threadgroup_memory = {walk_memory()};
     launch(request, request_.stream);
+  }
+
+  // Bytes of threadgroup memory (metal/gated_delta/chunk_walk.h): rows of both turns are 16 bytes
+  // longer than the columns.
+  uint32_t walk_memory() const {
+    const int64_t facts = 4 * kChunkRows * kChunk;
+    const int64_t tiles = 2 * (request_.sizes.key_dim / kChunk) + 5;
+    return static_cast<uint32_t>(pairs_ ? 2 * (facts + tiles * kChunk * (2 * kChunk + 16))
+                                        : facts + kChunk * (4 * kChunk + 16));
   }
 
   mx::Shape shape(int64_t numbers) const {
@@ -138,7 +156,7 @@ class ChunkRequest {
     KernelLaunch request{};
     request.kernel = &kernel_named(kGatedDelta,
                                    {"gated_delta_", variant, pairs_ ? "_pairs_" : "_",
-                                    dtype_name(request_.in.q), "_k", request_.sizes.key_dim},
+                                    dtype_name(request_.in.q), "_d", request_.sizes.key_dim},
                                    constants);
     request.params = &params_;
     request.params_size = sizeof(params_);
@@ -169,7 +187,7 @@ void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {
 }
 
 void launch_chunk_backward(const DeltaRequest& request, const Arrays& d_outputs, Arrays& outputs) {
-  ChunkRequest chunks(request);
+  ChunkRequest chunks(request, &d_outputs[0]);
   chunks.prepare();
   chunks.backward(d_outputs, outputs);
 }

@@ -113,13 +113,6 @@ struct ChunkProduct<true> {
 
 template <typename T, int kSize = sizeof(T)>
 struct TransposedPairs {
-  // The lane's elements of fragment (i, n).
-  static METAL_FUNC float2 load(Rows<T> from, int i, int n, FragmentPlace place, bool vectors) {
-    const Pair<T> pair =
-        load_pair(from, 8 * n + place.row, 8 * i + place.column, vectors, /*full=*/false);
-    const Pair<T> own = elements_of(transposed(fragment_of<T>(pair.x, pair.y), place));
-    return float2(float(own.x), float(own.y));
-  }
   static METAL_FUNC void store(device T* to,
                                long stride,
                                int rows,
@@ -140,18 +133,6 @@ struct TransposedPairs {
 
 template <typename T>
 struct TransposedPairs<T, 4> {
-  static METAL_FUNC float2 load(Rows<T> from, int i, int n, FragmentPlace place, bool) {
-    const int column = 8 * i + place.row;
-    float2 own = float2(0.0f);
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      const int row = 8 * n + place.column + e;
-      if (row < from.rows && column < from.columns) {
-        own[e] = from.data[row * from.row_stride + column];
-      }
-    }
-    return own;
-  }
   static METAL_FUNC void store(device T* to,
                                long stride,
                                int rows,
@@ -171,18 +152,6 @@ struct TransposedPairs<T, 4> {
     }
   }
 };
-
-template <typename T, int kRows, int kColumns>
-METAL_FUNC void load_transposed_rows(thread RegTile<float, kRows, kColumns>& tile,
-                                     Rows<T> from,
-                                     FragmentPlace place,
-                                     bool vectors) {
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
-    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
-    tile.fragments[i][n] = fragment_of<float>(TransposedPairs<T>::load(from, i, n, place, vectors));
-  }
-}
 
 template <typename T, int kRows, int kColumns>
 METAL_FUNC void store_transposed_rows(const thread RegTile<float, kRows, kColumns>& tile,
@@ -211,14 +180,17 @@ struct ChunkPlace {
   METAL_FUNC bool is_padding() const thread { return steps <= 0; }
 };
 
+METAL_FUNC int chunks_of(int steps) {
+  return (steps + kChunk - 1) / kChunk;
+}
+
 METAL_FUNC ChunkPlace
 chunk_place(constant GatedDeltaParams& params, int steps, int batch, int head, int chunk) {
   ChunkPlace place;
   place.first = chunk * kChunk;
   place.steps = metal::min(int(kChunk), steps - place.first);
   place.exists = metal::min(int(kChunk), params.length - place.first);
-  const int chunks = (params.length + kChunk - 1) / kChunk;
-  place.index = (long(batch) * params.value_heads + head) * chunks + chunk;
+  place.index = (long(batch) * params.value_heads + head) * chunks_of(params.length) + chunk;
   return place;
 }
 
@@ -228,32 +200,6 @@ METAL_FUNC Rows<T> chunk_rows(
     const device T* from, long stride, ChunkPlace chunk, int panel, int columns) {
   return {from + chunk.first * stride + panel * kPanel, stride, 1, chunk.steps,
           columns - panel * kPanel};
-}
-
-// Factors of the steps of a chunk, in threadgroup memory.
-struct alignas(16) ChunkFactors {
-  float rate[kChunk];    // beta
-  float into[kChunk];    // of k before it meets the first state: gamma, and its scale
-  float out_of[kChunk];  // likewise of q
-  float onto[kChunk];    // of k as it enters the last state
-  float decay[kChunk];   // gamma
-};
-
-METAL_FUNC void load_factors(threadgroup ChunkFactors& to,
-                             const device float* rows,
-                             ChunkPlace chunk,
-                             uint thread_index) {
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (thread_index < kChunk) {
-    const device float* const own = rows + chunk.index * kChunkRows * kChunk + thread_index;
-    const float scale = own[kKeyScale * kChunk], decay = own[kDecayBefore * kChunk];
-    to.rate[thread_index] = own[kRate * kChunk];
-    to.into[thread_index] = decay * scale;
-    to.out_of[thread_index] = decay * own[kQueryScale * kChunk];
-    to.onto[thread_index] = own[kDecayAfter * kChunk] * scale;
-    to.decay[thread_index] = decay;
-  }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
 // Multiplies each column by its factor.
@@ -270,6 +216,15 @@ METAL_FUNC void scale_columns(thread RegTile<float, kRows, kColumns>& tile,
       tile.fragments[i][n] = fragment_of<float>(elements_of(tile.fragments[i][n]) * factor);
     }
   }
+}
+
+template <int kRows, int kColumns>
+METAL_FUNC void scale_columns(thread RegTile<float, kRows, kColumns>& tile,
+                              const threadgroup float* factors,
+                              const threadgroup float* more,
+                              FragmentPlace place) {
+  scale_columns(tile, factors, place);
+  scale_columns(tile, more, place);
 }
 
 template <int kRows, int kColumns>

@@ -1,7 +1,7 @@
 // gated_delta by chunks: gradients of the state and of v, a chunk before the other (chunk.h).
 //
-// Kernels: gated_delta_chunk_backward_<dtype>_k<key dim>, and _pairs_ for matrix units of 16 bits.
-// Grid, threadgroup: as for chunk_forward.metal.
+// Kernels: gated_delta_chunk_backward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
+// Grid, threadgroup and its memory: as for chunk_forward.metal.
 //
 // Bindings: q, k, d_y, d_state_out, lengths, inverse, weights, rows, d_states, d_changes, d_v,
 //           d_state, params
@@ -15,7 +15,7 @@
 //     d_S = gamma[63] d_S + (gamma d_Y) Q - (gamma d_V) K
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk.h"
-#include "metal/gated_delta/chunk_tiles.h"
+#include "metal/gated_delta/chunk_walk.h"
 
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_backward(
@@ -32,77 +32,82 @@ template <typename T, bool kPairs, int kKeyDim>
     device T* d_v [[buffer(10)]],
     device float* d_state [[buffer(11)]],
     constant GatedDeltaParams& params [[buffer(12)]],
+    threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Tiles = ChunkTiles<T, kPairs>;
-  enum { kPanels = kKeyDim / kPanel, kSquares = Tiles::kPlanes * kChunk * kChunk };
-  alignas(16) threadgroup float memory[Tiles::kMemory];
-  threadgroup ChunkFactors factors;
+  enum { kPanels = kKeyDim / kPanel, kPlanes = ChunkNumbers<T, kPairs>::kPlanes };
   const FragmentPlace place = fragment_place(lane);
-  const int head = int(group.y);
-  const int row = int(group.x) * kChunkValues + 16 * int(simdgroup);
+  const int head = int(group.y), first_row = int(group.x) * kChunkValues;
+  const int own = 16 * int(simdgroup), row = first_row + own;
   const int own_rows = metal::clamp(params.value_dim - row, 0, 16);
-  const int chunks = (params.length + kChunk - 1) / kChunk;
   const long columns = value_columns(params);
+  const long v_stride = long(params.value_heads) * params.value_dim;
+  ChunkWalk<T, kPairs, kPanels> walk;
+  walk.memory = reinterpret_cast<threadgroup float*>(memory);
+  walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
-    const int steps = steps_of(params, lengths, batch);
-    const long own_state = (at.state + row) * kKeyDim;
-    const long v_stride = long(params.value_heads) * params.value_dim;
+    const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
+    const device T* const d_rows =
+        d_y + batch * params.d_y_strides[0] + head * params.d_y_strides[2] + first_row;
+    walk.source = {{q + at.q, params.q_strides[1], 1, steps, kKeyDim},
+                   {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
+                   {d_rows, params.d_y_strides[1], 1, steps, params.value_dim - first_row},
+                   inverse,
+                   weights,
+                   rows};
     RegTile<float, 16, kPanel> d_s[kPanels];
-    load_state(d_s, d_state_out + own_state, own_rows, place);
-    for (int c = chunks - 1; c >= 0; --c) {
+    load_state(d_s, d_state_out + (at.state + row) * kKeyDim, own_rows, place);
+    walk.start(chunk_place(params, steps, batch, head, chunks - 1), chunks > 0, true);
+    for (int c = chunks_of(params.length) - 1; c >= 0; --c) {
       const ChunkPlace chunk = chunk_place(params, steps, batch, head, c);
       const long token = long(batch) * params.length + chunk.first;
       device T* const to = d_v + (token * params.value_heads + head) * params.value_dim + row;
-      RegTile<float, 16, kChunk> d_x;
+      RegTile<float, 16, kChunk> d_x, d_u, d_out;
+      d_x.zero();
       if (chunk.is_padding()) {
-        d_x.zero();
         store_transposed_rows(d_x, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
         continue;
       }
       store_state(d_s, d_states + (chunk.index * columns + row) * kKeyDim, 16, place);
-      const Tiles tiles = {memory, place, thread_index, chunk};
-      load_factors(factors, rows, chunk, thread_index);
-
-      RegTile<float, 16, kChunk> d_out, d_u;
-      const Rows<T> d_rows = {d_y + batch * params.d_y_strides[0] +
-                                  chunk.first * params.d_y_strides[1] +
-                                  head * params.d_y_strides[2] + row,
-                              params.d_y_strides[1], 1, chunk.steps, own_rows};
-      load_transposed_rows(d_out, d_rows, place, values_are_vectors);
+      walk.begin(chunk, chunk_place(params, steps, batch, head, c - 1), c > 0, true);
       d_u.zero();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        tiles.template add<true, false>(d_u, d_s[panel],
-                                        tiles.load(k + at.k, params.k_strides[1], panel));
+        add_product<kPairs, true, false>(d_u, d_s[panel], walk.keys(panel), place);
       }
-      scale_columns(d_u, factors.onto, place);
-      tiles.template add_square<false>(d_u, d_out, weights + chunk.index * kSquares);
-      d_x.zero();
-      tiles.template add_square<false>(d_x, d_u, inverse + chunk.index * kSquares);
+      scale_columns(d_u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
+      read_tile_transposed(d_out, walk.values(), own, place);
+      MLX_ANVIL_UNROLL
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        add_product<kPairs, false, true>(d_u, d_out, walk.weights(plane), place);
+      }
+      add_product<kPairs, false, false>(d_x, d_u, walk.inverse(0), place);
+      if (kPlanes == 2) {
+        add_product<kPairs, false, true>(d_x, d_u, walk.inverse(1), place);
+      }
       store_transposed_rows(d_x, d_changes + chunk.index * kChunk * columns + row, columns, kChunk,
                             16, place, false);
-      scale_columns(d_x, factors.rate, place);
+      scale_columns(d_x, walk.facts(kRate), place);
       store_transposed_rows(d_x, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
 
-      scale_columns(d_out, factors.out_of, place);
-      scale_columns(d_x, factors.into, place);
+      scale_columns(d_out, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
+      scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
       d_x.negate();
+      const float decay = walk.facts(kDecayBefore)[kChunk - 1];
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        d_s[panel].scale(factors.decay[kChunk - 1]);
-        tiles.template add<false, false>(d_s[panel], d_out,
-                                         tiles.load(q + at.q, params.q_strides[1], panel));
-        tiles.template add<false, false>(d_s[panel], d_x,
-                                         tiles.load(k + at.k, params.k_strides[1], panel));
+        d_s[panel].scale(decay);
+        add_product<kPairs, false, false>(d_s[panel], d_out, walk.queries(panel), place);
+        add_product<kPairs, false, false>(d_s[panel], d_x, walk.keys(panel), place);
       }
+      walk.end();
     }
     if (has_state) {
-      store_state(d_s, d_state + own_state, own_rows, place);
+      store_state(d_s, d_state + (at.state + row) * kKeyDim, own_rows, place);
     }
   }
 }
@@ -110,7 +115,7 @@ template <typename T, bool kPairs, int kKeyDim>
 // ---- kernels
 
 #define INSTANTIATE(variant, dtype, T, pairs, dim)                         \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_" variant #dtype "_k" #dim, \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_" variant #dtype "_d" #dim, \
                    gated_delta_chunk_backward<T, pairs, dim>)
 
 MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

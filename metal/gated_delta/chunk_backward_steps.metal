@@ -1,7 +1,7 @@
 // gated_delta by chunks: gradients of q, k, g and beta, from what chunk_forward.metal and
 // chunk_backward.metal kept. No chunk waits for another (chunk.h).
 //
-// Kernels: gated_delta_chunk_backward_steps_<dtype>_k<key dim>, and _pairs_ for matrix units of 16
+// Kernels: gated_delta_chunk_backward_steps_<dtype>_d<key dim>, and _pairs_ for matrix units of 16
 // bits.
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
@@ -19,8 +19,7 @@
 //   of decays to the chunk's end: N . k and, from its begin, the sum over S d_S. d_g[i] = sum over
 //   j < i <= m of G[m][i] D[m][j] G[i - 1][j], begin and end included
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/chunk.h"
-#include "metal/gated_delta/chunk_tiles.h"
+#include "metal/gated_delta/chunk_numbers.h"
 #include "metal/gated_delta/decays.h"
 
 template <typename T, bool kPairs, int kKeyDim>
@@ -42,10 +41,10 @@ template <typename T, bool kPairs, int kKeyDim>
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Tiles = ChunkTiles<T, kPairs>;
+  using Loads = ChunkLoads<T, kPairs>;
   using Square = RegTile<float, 16, kChunk>;
   enum { kPanels = kKeyDim / kPanel };
-  alignas(16) threadgroup float memory[Tiles::kNumbersMemory];
+  alignas(16) threadgroup float memory[Loads::kMemory];
   threadgroup ChunkSteps facts;
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), own = 16 * int(simdgroup);
@@ -64,7 +63,7 @@ template <typename T, bool kPairs, int kKeyDim>
       }
       continue;
     }
-    const Tiles tiles = {memory, place, thread_index, chunk};
+    const Loads loads = {memory, place, thread_index, chunk};
     const Rows<T> d_rows = {d_y + batch * params.d_y_strides[0] +
                                 chunk.first * params.d_y_strides[1] + head * params.d_y_strides[2],
                             params.d_y_strides[1], 1, chunk.steps, params.value_dim};
@@ -87,21 +86,21 @@ template <typename T, bool kPairs, int kKeyDim>
       changed.zero();
       MLX_ANVIL_NO_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        tiles.read(left, tiles.load(q + at.q, params.q_strides[1], panel), own);
-        const threadgroup T* const keys = tiles.load(k + at.k, params.k_strides[1], panel);
-        tiles.template add<true, true>(qk, left, keys);
-        tiles.read(left, keys, own);
-        tiles.template add<true, true>(kk, left, keys);
+        read_tile(left, loads.keys(q + at.q, params.q_strides[1], panel), own, place);
+        const threadgroup T* const keys = loads.keys(k + at.k, params.k_strides[1], panel);
+        add_product<kPairs, true, true>(qk, left, keys, place);
+        read_tile(left, keys, own, place);
+        add_product<kPairs, true, true>(kk, left, keys, place);
       }
       float d_rate[2] = {};
       for (int panel = 0; panel < panels; ++panel) {
         Square other;
-        tiles.read(left, tiles.load_values(d_rows, panel), own);
-        tiles.load_numbers(u_rows + panel * kPanel, columns);
-        tiles.template add_numbers<true, true>(weights, left);
+        read_tile(left, loads.values(d_rows, panel), own, place);
+        loads.numbers(u_rows + panel * kPanel, columns);
+        loads.template add_numbers<true, true>(weights, left);
         read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
-        tiles.template add_numbers<true, false>(changed, left);
-        tiles.read(other, tiles.load_values(v_rows, panel), own);
+        loads.template add_numbers<true, false>(changed, left);
+        read_tile(other, loads.values(v_rows, panel), own, place);
         add_row_products(left, other, d_rate);
       }
       store_decays(memory, facts.gate, thread_index);
@@ -173,9 +172,10 @@ template <typename T, bool kPairs, int kKeyDim>
       read_transposed(decays, memory, own, place);
       for (int panel = 0; panel < panels; ++panel) {
         read_rows(left, u_rows + own * columns + panel * kPanel, columns, place);
-        tiles.template add<true, false>(weights_transposed, left, tiles.load_values(d_rows, panel));
-        tiles.load_numbers(x_rows + panel * kPanel, columns);
-        tiles.template add_numbers<true, false>(changed_transposed, left);
+        add_product<kPairs, true, false>(weights_transposed, left, loads.values(d_rows, panel),
+                                         place);
+        loads.numbers(x_rows + panel * kPanel, columns);
+        loads.template add_numbers<true, false>(changed_transposed, left);
       }
       MLX_ANVIL_UNROLL
       for (int f = 0; f < 2 * kChunk / 8; ++f) {
@@ -203,41 +203,41 @@ template <typename T, bool kPairs, int kKeyDim>
       Square sum, left;
       sum.zero();
       for (int of_values = 0; of_values < panels; ++of_values) {
-        tiles.read(left, tiles.load_values(d_rows, of_values), own);
-        tiles.load_numbers(s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
-        tiles.template add_numbers<false, true>(sum, left);
+        read_tile(left, loads.values(d_rows, of_values), own, place);
+        loads.numbers(s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
+        loads.template add_numbers<false, true>(sum, left);
       }
-      const threadgroup T* keys_or_queries = tiles.load(q + at.q, params.q_strides[1], panel);
-      tiles.read(left, keys_or_queries, own);
+      const threadgroup T* keys_or_queries = loads.keys(q + at.q, params.q_strides[1], panel);
+      read_tile(left, keys_or_queries, own, place);
       add_row_products(sum, left, of_query);
       scale_rows(sum, facts.decay + own, place);
-      keys_or_queries = tiles.load(k + at.k, params.k_strides[1], panel);
-      tiles.template add<false, false>(sum, weights, keys_or_queries);
+      keys_or_queries = loads.keys(k + at.k, params.k_strides[1], panel);
+      add_product<kPairs, false, false>(sum, weights, keys_or_queries, place);
       sum.store(part + own * part_stride + column, part_stride, chunk.exists - own, kPanel, place,
                 /*vectors=*/true, /*full=*/true);
 
       Square d_key;
       d_key.zero();
       sum.zero();
-      tiles.read(left, keys_or_queries, own);
+      read_tile(left, keys_or_queries, own, place);
       const Square keys = left;
       for (int of_values = 0; of_values < panels; ++of_values) {
-        tiles.load_numbers(s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
+        loads.numbers(s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
         read_rows(left, x_rows + own * columns + of_values * kPanel, columns, place);
-        tiles.template add_numbers<false, false>(sum, left);
-        tiles.load_numbers(d_s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
+        loads.template add_numbers<false, false>(sum, left);
+        loads.numbers(d_s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
         read_rows(left, u_rows + own * columns + of_values * kPanel, columns, place);
-        tiles.template add_numbers<false, false>(d_key, left);
+        loads.template add_numbers<false, false>(d_key, left);
       }
       add_row_products(sum, keys, of_key);
       add_row_products(d_key, keys, of_end);
       scale_rows(d_key, facts.decay_after + own, place);
       scale_rows(sum, facts.minus_into + own, place);
       d_key.add(sum);
-      tiles.template add<false, false>(d_key, changed,
-                                       tiles.load(k + at.k, params.k_strides[1], panel));
-      tiles.template add<false, false>(d_key, weights_transposed,
-                                       tiles.load(q + at.q, params.q_strides[1], panel));
+      add_product<kPairs, false, false>(d_key, changed,
+                                        loads.keys(k + at.k, params.k_strides[1], panel), place);
+      add_product<kPairs, false, false>(d_key, weights_transposed,
+                                        loads.keys(q + at.q, params.q_strides[1], panel), place);
       d_key.store(part + own * part_stride + kKeyDim + column, part_stride, chunk.exists - own,
                   kPanel, place, /*vectors=*/true, /*full=*/true);
     }
@@ -279,7 +279,7 @@ template <typename T, bool kPairs, int kKeyDim>
 // ---- kernels
 
 #define INSTANTIATE(variant, dtype, T, pairs, dim)                               \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_steps_" variant #dtype "_k" #dim, \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_steps_" variant #dtype "_d" #dim, \
                    gated_delta_chunk_backward_steps<T, pairs, dim>)
 
 MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

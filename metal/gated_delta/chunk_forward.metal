@@ -1,8 +1,9 @@
 // gated_delta by chunks: y and the states, a chunk after the other (chunk.h).
 //
-// Kernels: gated_delta_chunk_forward_<dtype>_k<key dim>, and _pairs_ for matrix units of 16 bits.
+// Kernels: gated_delta_chunk_forward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers blocks of 64 rows of the state, y value heads, z batch rows and may be smaller
 // than the batch. Threadgroup: 128 x 1 x 1; a SIMD group has 16 rows, and reads tiles with others.
+// Threadgroup memory 0: a tile of float32, or with pairs two of each (chunk_walk.h).
 //
 // Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params
 // Function constants: 2, 3 as in state.h; 9: only keeps, for the backward, the state before each
@@ -16,7 +17,7 @@
 //     S = gamma[63] S + (G[63] U) K
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk.h"
-#include "metal/gated_delta/chunk_tiles.h"
+#include "metal/gated_delta/chunk_walk.h"
 
 constant bool keeps_states [[function_constant(9)]];
 
@@ -34,88 +35,91 @@ template <typename T, bool kPairs, int kKeyDim>
     device float* state_out [[buffer(9)]],
     device float* changes [[buffer(10)]],
     constant GatedDeltaParams& params [[buffer(11)]],
+    threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  using Tiles = ChunkTiles<T, kPairs>;
-  enum { kPanels = kKeyDim / kPanel, kSquares = Tiles::kPlanes * kChunk * kChunk };
-  alignas(16) threadgroup float memory[Tiles::kMemory];
-  threadgroup ChunkFactors factors;
+  enum { kPanels = kKeyDim / kPanel, kPlanes = ChunkNumbers<T, kPairs>::kPlanes };
   const FragmentPlace place = fragment_place(lane);
-  const int head = int(group.y);
-  const int row = int(group.x) * kChunkValues + 16 * int(simdgroup);
+  const int head = int(group.y), first_row = int(group.x) * kChunkValues;
+  const int own = 16 * int(simdgroup), row = first_row + own;
   const int own_rows = metal::clamp(params.value_dim - row, 0, 16);
-  const int chunks = (params.length + kChunk - 1) / kChunk;
+  const long y_stride = long(params.value_heads) * params.value_dim;
+  ChunkWalk<T, kPairs, kPanels> walk;
+  walk.memory = reinterpret_cast<threadgroup float*>(memory);
+  walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
-    const int steps = steps_of(params, lengths, batch);
-    const long own_state = (at.state + row) * kKeyDim;
-    const long y_stride = long(params.value_heads) * params.value_dim;
+    const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
+    walk.source = {
+        {q + at.q, params.q_strides[1], 1, steps, kKeyDim},
+        {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
+        {v + at.v + first_row, params.v_strides[1], 1, steps, params.value_dim - first_row},
+        inverse,
+        weights,
+        rows};
     RegTile<float, 16, kPanel> s[kPanels];
-    load_state(s, state + own_state, has_state ? own_rows : 0, place);
-    for (int c = 0; c < chunks; ++c) {
+    load_state(s, state + (at.state + row) * kKeyDim, has_state ? own_rows : 0, place);
+    walk.start(chunk_place(params, steps, batch, head, 0), chunks > 0, !keeps_states);
+    for (int c = 0; c < chunks_of(params.length); ++c) {
       const ChunkPlace chunk = chunk_place(params, steps, batch, head, c);
       const long token = long(batch) * params.length + chunk.first;
-      const long result = (token * params.value_heads + head) * params.value_dim + row;
-      RegTile<float, 16, kChunk> u;
-      if (keeps_states) {
-        const long own = chunk.index * value_columns(params) + row;
-        store_state(s, state_out + own * kKeyDim, 16, place);
-      }
+      device T* const to = y + (token * params.value_heads + head) * params.value_dim + row;
+      RegTile<float, 16, kChunk> u, x;
+      x.zero();
       if (chunk.is_padding()) {
-        u.zero();
         if (!keeps_states) {
-          store_transposed_rows(u, y + result, y_stride, chunk.exists, own_rows, place,
-                                values_are_vectors);
+          store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
         }
         continue;
       }
-      const Tiles tiles = {memory, place, thread_index, chunk};
-      load_factors(factors, rows, chunk, thread_index);
-      RegTile<float, 16, kChunk> x;
-      x.zero();
+      if (keeps_states) {
+        store_state(s, state_out + (chunk.index * value_columns(params) + row) * kKeyDim, 16,
+                    place);
+      }
+      walk.begin(chunk, chunk_place(params, steps, batch, head, c + 1), c + 1 < chunks,
+                 !keeps_states);
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        tiles.template add<true, false>(x, s[panel],
-                                        tiles.load(k + at.k, params.k_strides[1], panel));
+        add_product<kPairs, true, false>(x, s[panel], walk.keys(panel), place);
       }
-      scale_columns(x, factors.into, place);
-      const Rows<T> values = {v + at.v + chunk.first * params.v_strides[1] + row,
-                              params.v_strides[1], 1, chunk.steps, own_rows};
-      load_transposed_rows(u, values, place, values_are_vectors);
+      scale_columns(x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
       x.negate();
+      read_tile_transposed(u, walk.values(), own, place);
       x.add(u);
-      scale_columns(x, factors.rate, place);
+      scale_columns(x, walk.facts(kRate), place);
       u.zero();
-      tiles.template add_square<true>(u, x, inverse + chunk.index * kSquares);
+      add_product<kPairs, true, false>(u, x, walk.inverse(0), place);
+      if (kPlanes == 2) {
+        add_product<kPairs, true, true>(u, x, walk.inverse(1), place);
+      }
       if (keeps_states) {
-        const long own = chunk.index * kChunk * value_columns(params);
-        store_transposed_rows(u, changes + own + row, value_columns(params), kChunk, 16, place,
-                              false);
+        const long columns = value_columns(params);
+        store_transposed_rows(u, changes + chunk.index * kChunk * columns + row, columns, kChunk,
+                              16, place, false);
       } else {
         x.zero();
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
-          tiles.template add<true, true>(x, s[panel],
-                                         tiles.load(q + at.q, params.q_strides[1], panel));
+          add_product<kPairs, true, true>(x, s[panel], walk.queries(panel), place);
         }
-        scale_columns(x, factors.out_of, place);
-        tiles.template add<true, true>(x, u, tiles.load_square(weights + chunk.index * kSquares));
-        store_transposed_rows(x, y + result, y_stride, chunk.exists, own_rows, place,
-                              values_are_vectors);
+        scale_columns(x, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
+        add_product<kPairs, true, true>(x, u, walk.weights(0), place);
+        store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
       }
-      scale_columns(u, factors.onto, place);
+      scale_columns(u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
+      const float decay = walk.facts(kDecayBefore)[kChunk - 1];
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        s[panel].scale(factors.decay[kChunk - 1]);
-        tiles.template add<false, false>(s[panel], u,
-                                         tiles.load(k + at.k, params.k_strides[1], panel));
+        s[panel].scale(decay);
+        add_product<kPairs, false, false>(s[panel], u, walk.keys(panel), place);
       }
+      walk.end();
     }
     if (!keeps_states) {
-      store_state(s, state_out + own_state, own_rows, place);
+      store_state(s, state_out + (at.state + row) * kKeyDim, own_rows, place);
     }
   }
 }
@@ -123,7 +127,7 @@ template <typename T, bool kPairs, int kKeyDim>
 // ---- kernels
 
 #define INSTANTIATE(variant, dtype, T, pairs, dim)                        \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_forward_" variant #dtype "_k" #dim, \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_forward_" variant #dtype "_d" #dim, \
                    gated_delta_chunk_forward<T, pairs, dim>)
 
 MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

@@ -1,6 +1,6 @@
 // gated_delta by chunks: what a chunk needs that does not depend on the state (chunk.h).
 //
-// Kernels: gated_delta_chunk_prepare_<dtype>_k<key dim>, and _pairs_ for matrix units of 16 bits.
+// Kernels: gated_delta_chunk_prepare_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
 //
@@ -230,7 +230,7 @@ template <typename T, bool kPairs, int kKeyDim>
 // ---- kernels
 
 #define INSTANTIATE(variant, dtype, T, pairs, dim)                        \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_" variant #dtype "_k" #dim, \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_" variant #dtype "_d" #dim, \
                    gated_delta_chunk_prepare<T, pairs, dim>)
 
 MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cpu_only  # they choose the simulator themselves
 
 FORMAT = re.compile(r"affine\d|mxfp\d|nvfp\d")
 # The head dims of a tile for decodes are followed by its rows, which tell templates apart.
-SIZE = re.compile(r"d\d+v\d+|d\d+(?=r\d+$)|g\d+")
+SIZE = re.compile(r"d\d+v\d+|d\d+(?=r\d+$)|d\d+$|g\d+")
 
 
 def counted(kernel: str) -> set[str]:

@@ -1,0 +1,65 @@
+// Operands of a chunk in threadgroup memory, one at a time, for the gradients of its steps.
+#pragma once
+
+#include "metal/gated_delta/chunk_tiles.h"
+
+template <typename T, bool kPairs>
+struct ChunkLoads {
+  using Part = metal::conditional_t<kPairs, T, float>;
+  enum { kStride = TileRow<Part, kPanel>::kStride };
+  enum {
+    kMemory = kChunk * (kPairs ? kPanel + 8 : kPanel + 4)
+  };  // floats: that of two tiles of 16 bits
+
+  threadgroup float* memory;
+  FragmentPlace place;
+  uint thread_index;
+  ChunkPlace chunk;
+
+  // The chunk's rows of q or k.
+  METAL_FUNC const threadgroup T* keys(const device T* from, long stride, int panel) const thread {
+    const Rows<T> rows = {from + chunk.first * stride + panel * kPanel, stride, 1, chunk.steps,
+                          kPanel};
+    return load_tile<T>(memory, rows, keys_are_vectors, thread_index);
+  }
+
+  // A panel of v or d_y, of which `from` are the chunk's rows.
+  METAL_FUNC const threadgroup T* values(Rows<T> from, int panel) const thread {
+    from.data += panel * kPanel;
+    from.columns -= panel * kPanel;
+    return load_tile<T>(memory, from, values_are_vectors, thread_index);
+  }
+
+  // A square of float32 numbers; with pairs, as two tiles.
+  METAL_FUNC void numbers(const device float* from, long stride) const thread {
+    if (!kPairs) {
+      load_tile<float>(memory, {from, stride, 1, kPanel, kPanel}, true, thread_index);
+      return;
+    }
+    enum { kUnits = kPanel / 4 };
+    threadgroup Part* const high = reinterpret_cast<threadgroup Part*>(memory);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    for (int i = int(thread_index); i < kPanel * kUnits; i += kChunkThreads) {
+      const int row = i / kUnits, column = 4 * (i % kUnits);
+      const float4 x = *reinterpret_cast<const device float4*>(from + row * stride + column);
+      MLX_ANVIL_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const Part part = Part(x[j]);
+        high[row * kStride + column + j] = part;
+        high[(kPanel + row) * kStride + column + j] = Part(x[j] - float(part));
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+
+  // sum += left x those numbers, or their transpose.
+  template <bool kTransposed, bool kRounded>
+  METAL_FUNC void add_numbers(thread RegTile<float, 16, kChunk>& sum,
+                              const thread RegTile<float, 16, kChunk>& left) const thread {
+    const threadgroup Part* const tile = reinterpret_cast<const threadgroup Part*>(memory);
+    add_product<kPairs, kTransposed, kRounded>(sum, left, tile, place);
+    if (kPairs) {
+      add_product<kPairs, kTransposed, true>(sum, left, tile + kPanel * kStride, place);
+    }
+  }
+};

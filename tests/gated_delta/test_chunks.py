@@ -1,0 +1,117 @@
+"""Tests of gated_delta's kernels that take chunks of 64 steps to matrix units, beside its definition."""
+
+import mlx.core as mx
+import pytest
+
+import mlx_anvil
+from mlx_anvil.reference import DTYPES
+from support import kernel_names, max_error
+from tests.gated_delta.cases import FLOAT32, Case, check_gradients, check_results, draw
+
+pytestmark = pytest.mark.usefixtures("gpu_of_chunks")
+
+
+@pytest.fixture
+def gpu_of_chunks(request: pytest.FixtureRequest) -> None:
+    """A GPU with matrix units for bfloat16, or with Apple's for float32, in the checked simulator."""
+    request.getfixturevalue(getattr(request, "param", "checked_simulator"))
+
+
+each_gpu = pytest.mark.parametrize(
+    "gpu_of_chunks", ["checked_simulator", "gpu_with_matrix_units"], ids=["apple", "nvidia"], indirect=True
+)
+
+
+def check(case: Case) -> None:
+    with mlx_anvil.trace() as trace:
+        check_results(case)
+        check_gradients(case)
+    kernels = [name for name in kernel_names(trace) if "_sum_" not in name]
+    assert kernels
+    assert all("_chunk_" in name for name in kernels)
+
+
+@each_gpu
+@pytest.mark.parametrize("steps", [17, 63, 64, 65, 130])
+def test_steps(steps: int):
+    check(draw(steps, (1, 2), (64, 40), mx.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [(64, 1), (64, 64), (128, 65), (128, 128)], ids=str)
+def test_dims(dims: tuple[int, int], dtype: mx.Dtype):
+    check(draw(70, (1, 1), dims, dtype))
+
+
+@each_gpu
+@pytest.mark.parametrize("options", [{}, {"with_state": False}, {"normalize_eps": 1e-6}], ids=str)
+def test_options(options: dict[str, object]):
+    check(draw(66, (2, 6), (64, 16), mx.bfloat16, batch=2, **options))
+
+
+@each_gpu
+@pytest.mark.parametrize("lengths", [[0, 70], [1, 64], [65, 63]], ids=str)
+def test_padding(lengths: list[int]):
+    """Of steps that the state does not take, no number is read."""
+    case = draw(70, (1, 2), (64, 24), mx.bfloat16, batch=2, normalize_eps=0.0, lengths=mx.array(lengths))
+    check(case)
+    padding = mx.arange(70)[None] >= case.options["lengths"][:, None]
+    spoilt = [mx.where(padding.reshape(2, 70, *(1,) * (x.ndim - 2)), mx.nan, x) for x in case.arrays[:5]]
+    for a, b in zip(case.run(*spoilt, case.state), case.run(), strict=True):
+        assert mx.array_equal(a, b)
+
+
+@each_gpu
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1e-30, 1.0])
+def test_decays(factor: float):
+    """Nothing is divided by decays, and products of decays do not cancel."""
+    case = draw(70, (1, 1), (64, 8), mx.bfloat16)
+    case.g = mx.where(mx.arange(70)[None, :, None] % 5 == 2, factor, case.g)
+    check(case)
+
+
+def test_rates():
+    """Rates of 0 and 2, and equal keys: the hardest system to invert."""
+    case = draw(64, (1, 1), (64, 8))
+    case.k = mx.broadcast_to(case.k[:, :1], case.k.shape)
+    case.k = case.k / mx.linalg.norm(case.k, axis=-1, keepdims=True)
+    case.g = mx.ones_like(case.g)
+    case.beta = 2.0 * (mx.arange(64) % 2).astype(mx.float32)[None, :, None]
+    check(case)
+
+
+@pytest.mark.parametrize("offset", [1, 4])
+def test_rows_at_any_address(offset: int):
+    """Rows of q, k, v and the gradient of y that do not start at vectors. A state that does not is taken by steps."""
+    case = draw(66, (1, 2), (64, 24), mx.float32)
+    wide = [mx.pad(x, [(0, 0)] * 3 + [(offset, 3)])[..., offset:-3] for x in (case.q, case.k, case.v)]
+    mx.eval(wide)
+    moved = Case(*wide, *case.arrays[3:])
+    check(moved)
+    for a, b in zip(moved.run(), case.run(), strict=True):
+        assert max_error(a, b) <= FLOAT32
+
+
+def test_calls_that_take_steps():
+    for case in (
+        draw(16, dims=(64, 8)),
+        draw(20, dims=(64, 8), return_states=[3]),
+        draw(20, dims=(64, 8), per_channel=True),
+        draw(20, dims=(80, 8)),
+    ):
+        with mlx_anvil.trace() as trace:
+            check_results(case)
+        assert not any("_chunk_" in name for name in kernel_names(trace))
+
+
+def test_long_sequence_as_steps():
+    case = draw(257, (1, 1), (64, 16), normalize_eps=1e-6)
+    pieces, state = [], case.state
+    for first in range(0, 257, 16):
+        y, state = mlx_anvil.gated_delta(
+            *(x[:, first : first + 16] for x in case.arrays[:5]), state, normalize_eps=1e-6
+        )
+        pieces.append(y)
+    whole, last = case.run()
+    assert max_error(mx.concatenate(pieces, axis=1), whole) <= FLOAT32
+    assert max_error(state, last) <= FLOAT32
