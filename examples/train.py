@@ -1,9 +1,10 @@
-"""Trains a character-level Llama on a text file:
+"""Trains a character-level language model on a text file:
 
-python examples/train.py                           # on this repository's README
+python examples/train.py                             # a Llama, on this repository's README
 python examples/train.py book.txt --steps 500 --length 1024
-python examples/train.py --lora                    # adapters on 4-bit weights
-python examples/train.py --compare                 # with and without mlx-anvil, both curves in one plot
+python examples/train.py --architecture gated-delta  # linear attention, as in Qwen3-Next
+python examples/train.py --lora                      # adapters on 4-bit weights
+python examples/train.py --compare                   # with and without mlx-anvil, both curves in one plot
 """
 
 import time
@@ -25,10 +26,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import mlx_anvil
+from delta_net import random_delta_net
 
 README = Path(__file__).parent.parent / "README.md"
 QUANTIZED = {"group_size": 32, "bits": 4}
 ADAPTERS = {"rank": 8, "scale": 2.0, "dropout": 0.0}
+NAMES = {"llama": "Llama", "gated-delta": "gated delta net"}  # architectures
+ATTENTION_EVERY = 2
 
 
 @dataclass
@@ -149,13 +153,22 @@ def table_of(runs: list[Run]) -> Table:
 
 @click.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=README)
+@click.option("--architecture", type=click.Choice(list(NAMES)), default="llama", show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--batch", type=click.IntRange(1), default=2, show_default=True, help="Sequences per step.")
 @click.option("--length", type=click.IntRange(1), default=128, show_default=True, help="Characters per sequence.")
 @click.option("--dims", type=click.IntRange(2), default=128, show_default=True, help="Hidden size.")
 @click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--heads", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--kv-heads", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--heads", type=click.IntRange(1), default=4, show_default=True, help="Of q (linear attention: of v).")
+@click.option(
+    "--kv-heads", type=click.IntRange(1), default=2, show_default=True, help="Of k, v (linear attention: of q, k)."
+)
+@click.option(
+    "--attention-every",
+    type=click.IntRange(0),
+    metavar="N",
+    help=f"gated-delta: every N-th layer is attention; 0 is none.  [default: {ATTENTION_EVERY}]",
+)
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=3e-3, show_default=True)
 @dtype_option("float32")
 @click.option("--lora", is_flag=True, help="QLoRA: train adapters on frozen 4-bit weights.")
@@ -164,8 +177,12 @@ def table_of(runs: list[Run]) -> Table:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights and batches.")
 @plot_option("loss.png")
 def main(text: Path, plot: Path, **options: Any) -> None:
-    """Trains a character-level Llama on TEXT (default: this repository's README) and plots its loss."""
+    """Trains a character-level model on TEXT (default: this repository's README) and plots its loss."""
     check_heads(options["dims"], options["heads"], options["kv_heads"])
+    if options["attention_every"] is not None and options["architecture"] == "llama":
+        raise click.UsageError(
+            "--attention-every is for --architecture gated-delta: every layer of a Llama is attention."
+        )
     if options["lora"] and options["dims"] % QUANTIZED["group_size"]:
         raise click.UsageError(f"--dims {options['dims']}: --lora needs a multiple of {QUANTIZED['group_size']}.")
     console = Console()
@@ -174,7 +191,7 @@ def main(text: Path, plot: Path, **options: Any) -> None:
     labels = [OURS, MLX] if options["compare"] else [OURS if options["anvil"] else MLX]
     runs = []
     for label in labels:
-        model = new_model(len(source.alphabet), options)
+        model = new_model(label, len(source.alphabet), options)
         if label == OURS:
             console.print(mlx_anvil.patch(model))
         runs.append(measured_run(label, model, source, console, options))
@@ -182,17 +199,26 @@ def main(text: Path, plot: Path, **options: Any) -> None:
             mlx_anvil.unpatch(model)
     console.print(table_of(runs))
     kind = "QLoRA" if options["lora"] else options["dtype"]
-    draw(runs, f"Character-level Llama on {text.name}, {kind}, length {options['length']}", plot)
+    what = f"Character-level {NAMES[options['architecture']]} on {text.name}, {kind}, length {options['length']}"
+    draw(runs, what, plot)
     console.print(f"wrote {plot}")
 
 
-def new_model(vocabulary: int, options: dict[str, Any]) -> nn.Module:
-    """Creates a model. The same seed gives the same weights."""
+def new_model(label: str, vocabulary: int, options: dict[str, Any]) -> nn.Module:
+    """Creates a model for the run of this label. The same seed gives the same weights."""
     mx.random.seed(options["seed"])
     shape = {key: options[key] for key in ("dims", "layers", "heads", "kv_heads")}
     # Llama's MLP is 8/3 as wide as its hidden size, rounded up to whole groups of the quantized formats.
-    mlp = -(-options["dims"] * 8 // 3 // 32) * 32
-    model = random_llama(**shape, mlp=mlp, vocabulary=vocabulary, dtype=DTYPES[options["dtype"]])
+    shape |= {
+        "mlp": -(-options["dims"] * 8 // 3 // 32) * 32,
+        "vocabulary": vocabulary,
+        "dtype": DTYPES[options["dtype"]],
+    }
+    if options["architecture"] == "llama":
+        model = random_llama(**shape)
+    else:
+        every = options["attention_every"]
+        model = random_delta_net(label, **shape, attention_every=ATTENTION_EVERY if every is None else every)
     if options["lora"]:
         add_adapters(model)
     return model

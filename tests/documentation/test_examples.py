@@ -13,9 +13,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from click.testing import CliRunner, Result
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import delta_net
 import generate
 import long_context
 import serve
@@ -28,6 +30,7 @@ EXAMPLES = Path(common.__file__).parent
 PNG = b"\x89PNG\r\n\x1a\n"
 TINY_LLAMA = ["--dims", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1]
 TINY_TRAINING = [*TINY_LLAMA, "--steps", 3, "--batch", 2, "--length", 16]
+TINY_DELTA_NET = ["--architecture", "gated-delta", *TINY_TRAINING, "--layers", 2]
 TINY_GENERATION = [*TINY_LLAMA, "--mlp", 64, "--vocabulary", 50, "--prompt-tokens", 5, "--tokens", 3]
 TINY_LENGTHS = ["--shortest", 16, "--longest", 64, "--heads", 2, "--kv-heads", 1, "--head-dim", 8]
 
@@ -72,20 +75,47 @@ def test_train(plot, options):
     assert plot.read_bytes().startswith(PNG)
 
 
+@pytest.mark.parametrize(
+    "options", [[], ["--dtype", "bfloat16"], ["--lora"], ["--attention-every", 0], ["--attention-every", 1]], ids=str
+)
+def test_train_a_gated_delta_net(plot, options):
+    output = succeed(train.main, *TINY_DELTA_NET, *options, "--plot", plot)
+    assert rows_of(output) == [common.OURS]
+    assert ("flash_attention" in output) == (options != ["--attention-every", 0])
+    assert "Left as it was" not in output
+    assert plot.read_bytes().startswith(PNG)
+
+
 def test_train_without(plot):
     output = succeed(train.main, *TINY_TRAINING, "--no-anvil", "--plot", plot)
     assert rows_of(output) == [common.MLX]
     assert "flash_attention" not in output
 
 
-def test_train_compares(plot, tmp_path):
+@pytest.mark.parametrize("options", [TINY_TRAINING, TINY_DELTA_NET], ids=("llama", "gated-delta"))
+def test_train_compares(plot, tmp_path, options):
     text = tmp_path / "verse.txt"
     text.write_text("sein oder nicht sein, das ist hier die Frage: übel\n" * 5, encoding="utf-8")
-    output = succeed(train.main, text, *TINY_TRAINING, "--compare", "--plot", plot)
+    output = succeed(train.main, text, *options, "--compare", "--plot", plot)
     assert rows_of(output) == [common.OURS, common.MLX]
     first, last = zip(*re.findall(r"│ (?:mlx-anvil|MLX) +│ +([\d.]+) │ +([\d.]+) │", output), strict=True)
     assert len(set(first)) == 1
     assert float(last[0]) == pytest.approx(float(last[1]), abs=0.002)
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(2, 2), (4, 2)])
+def test_linear_attention_is_the_same_function_twice(heads, key_heads):
+    layers = [delta_net.GatedDelta(32, heads, key_heads, 16, attend) for attend in delta_net.LINEAR_ATTENTION.values()]
+    layers[1].update(layers[0].parameters())
+    x = mx.random.normal((2, 9, 32))
+
+    def loss(layer: nn.Module) -> mx.array:
+        return layer(x).square().sum()
+
+    ours, theirs = (nn.value_and_grad(layer, loss)(layer) for layer in layers)
+    assert mx.allclose(ours[0], theirs[0], rtol=1e-4)
+    for (name, a), (_, b) in zip(tree_flatten(ours[1]), tree_flatten(theirs[1]), strict=True):
+        assert mx.allclose(a, b, rtol=1e-3, atol=1e-5 * mx.abs(b).max()), name
 
 
 def test_train_refuses(tmp_path, plot):
@@ -100,6 +130,7 @@ def test_train_refuses(tmp_path, plot):
     assert "--heads 3 is not a multiple of --kv-heads 2" in fail(train.main, "--heads", 3, "--kv-heads", 2)
     assert "not an even size of a head" in fail(train.main, "--dims", 30, "--heads", 4)
     assert "--lora needs a multiple of 32" in fail(train.main, "--lora", "--dims", 40, "--heads", 4)
+    assert "every layer of a Llama is attention" in fail(train.main, "--attention-every", 2)
     assert "cannot write the plot" in fail(train.main, *TINY_TRAINING, "--plot", tmp_path / "no" / "plot.png")
 
 
