@@ -1,4 +1,4 @@
-"""The table of the page on gated_delta."""
+"""The tables of gated_delta: its page's, and training by length on the page on linear attention."""
 
 from expert_tables import milliseconds, share, times
 from op_tables import Results, markdown
@@ -15,3 +15,17 @@ def gated_delta(results: Results) -> str:
         lines.append([*cells, share(row.get("share_of_copy")), times(row["speedup"].get("mlx-lm")), *of_both])
     heads = ("", "steps", "decay per", "dtype", "ours", "share of copy", "vs mlx-lm", "peak, MiB", "mlx-lm's")
     return markdown(heads, lines)
+
+
+def _by_length(row: Results, label: str) -> list[str]:
+    """Time and peak; empty where a contestant was not run."""
+    if label not in row["seconds"]:
+        return ["", ""]
+    seconds, peak = row["seconds"][label]["median"], row["peak_bytes"][label]
+    return [f"{seconds:.3g} s", f"{peak / 2**20:,.0f} MiB"]
+
+
+def lengths(results: Results) -> str:
+    """Forward and backward at each length that was run."""
+    rows = ([f"{row['shape'][0]:,}", *_by_length(row, "ours"), *_by_length(row, "mlx-lm")] for row in results["rows"])
+    return markdown(("steps", "ours", "peak", "mlx-lm's graph", "its peak"), rows)

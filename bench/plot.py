@@ -17,6 +17,7 @@ import click
 import matplotlib.pyplot as plt
 
 import agx_picture
+from delta_pictures import gated_delta_lengths
 from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
 
@@ -152,6 +153,7 @@ PICTURES = {
     "lm_cpu": draw_language_model,
     "lm_parts_cpu": draw_parts,
     "agx": agx_picture.draw,
+    "gated_delta_lengths_cpu": gated_delta_lengths,
     **OP_PICTURES,
 }
 

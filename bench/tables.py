@@ -314,6 +314,7 @@ TABLES = {
     "paged_attention": ("paged_attention_cpu", cache_tables.paged),
     "kv_append": ("kv_append_cpu", cache_tables.appended),
     "gated_delta": ("gated_delta_cpu", delta_tables.gated_delta),
+    "gated_delta, lengths": ("gated_delta_lengths_cpu", delta_tables.lengths),
     **OP_TABLES,
 }
 
