@@ -7,11 +7,17 @@
 writes bench/results/gated_delta_lengths_cpu.json. The layer is that of mlx-lm's pull request 1870, which has Qwen3-Next's
 shape: one sequence, 16 heads of q and k, 32 of v, 128 dims, bfloat16 arrays, float32 decays, rates and state. A call is
 the forward pass and the gradients of all six arrays. mlx-lm's graph of MLX ops, ``gated_delta_ops``, is measured beside
-it while it fits. Peaks are memory beyond the arguments; the gradients are part of it.
+it while it fits. Every length has a process of its own.
+
+Peaks are memory beyond the arguments, gradients included: what the process holds, on Linux, where MLX counts less.
+Scratch memory of our threads is none of MLX's arrays.
 """
 
-from collections.abc import Callable
+import json
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from harness import Timing, as_json, console_table, write_results
@@ -23,36 +29,51 @@ from rich.console import Console
 
 import mlx_anvil
 from gated_delta import backward, draw
-from mlx_anvil._check import dtype_name
 from mlx_anvil.bench.timing import seconds_of
 
-SHORTEST = 128
+SHORTEST, WARM_UP = 128, 8
 OPS = {"ours": mlx_anvil.gated_delta, "mlx-lm": gated_delta_ops}
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def measured(call: Callable[[], None], rounds: int) -> tuple[Timing, int]:
-    """Time and peak of the same calls: one at the longest length takes minutes, so none is spent on the peak alone."""
-    seconds = []
-    before = mx.get_active_memory()
+def resident(field: str) -> int:
+    """VmRSS, or VmHWM, the highest since CLEAR was written; 0 where there is no such file."""
+    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def measured(label: str, steps: int, dtype: str, rounds: int) -> dict[str, Any]:
+    """Seconds and peaks of the same calls: one at the longest length takes a minute, so none is spent on the peak."""
+    call = partial(backward, OPS[label])
+    call(draw(WARM_UP, getattr(mx, dtype), per_channel=False))  # starts threads, compiles mlx-lm's step
+    arrays = draw(steps, getattr(mx, dtype), per_channel=False)
+    mx.clear_cache()
+    if CLEAR.exists():
+        CLEAR.write_text("5")
     mx.reset_peak_memory()
-    for _ in range(rounds):
-        seconds.append(seconds_of(call))
-    peak = mx.get_peak_memory() - before
-    mx.clear_cache()  # the next length has other sizes
-    return Timing.of(seconds), peak
+    before, held = resident("VmRSS:"), mx.get_active_memory()
+    seconds = [seconds_of(partial(call, arrays)) for _ in range(rounds)]
+    counted = mx.get_peak_memory() - held
+    return {"seconds": seconds, "mlx_peak": counted, "peak": max(counted, resident("VmHWM:") - before)}
 
 
-def row(steps: int, dtype: mx.Dtype, longest: dict[str, int], rounds: int) -> dict[str, Any]:
-    arrays = draw(steps, dtype, per_channel=False)
-    found = {
-        label: measured(partial(backward, op, arrays), rounds) for label, op in OPS.items() if steps <= longest[label]
-    }
+def in_a_process(*arguments: Any) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--one", json.dumps(arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise click.ClickException(f"{arguments}: exit {run.returncode}\n{run.stderr}")
+    return dict(json.loads(run.stdout))
+
+
+def row(steps: int, dtype: str, rounds: int, labels: list[str]) -> dict[str, Any]:
+    found = {label: in_a_process(label, steps, dtype, rounds) for label in labels}
     return {
         "op": "forward + backward",
-        "dtype": dtype_name(dtype),
+        "dtype": dtype,
         "shape": [steps],
-        "peak_bytes": {label: peak for label, (_, peak) in found.items()},
-        "seconds": {label: as_json(timing) for label, (timing, _) in found.items()},
+        "peak_bytes": {label: one["peak"] for label, one in found.items()},
+        "mlx_peak_bytes": {label: one["mlx_peak"] for label, one in found.items()},
+        "seconds": {label: as_json(Timing.of(one["seconds"])) for label, one in found.items()},
     }
 
 
@@ -61,17 +82,16 @@ def row(steps: int, dtype: mx.Dtype, longest: dict[str, int], rounds: int) -> di
 @click.option("--mlx-longest", default=512, show_default=True, help="Of mlx-lm's graph: 8 MiB a step. 0: none.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Calls per length.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="bfloat16", show_default=True)
-def main(longest: int, mlx_longest: int, rounds: int, dtype: str) -> None:
+@click.option("--one", hidden=True, help="What a process of its own measures.")
+def main(longest: int, mlx_longest: int, rounds: int, dtype: str, one: str | None) -> None:
     """Runs the benchmark, prints its table, writes its results."""
-    given = getattr(mx, dtype)
-    limits = {"ours": longest, "mlx-lm": mlx_longest}
-    lengths = [SHORTEST << doublings for doublings in range((longest // SHORTEST).bit_length())]
-    console = Console()
-    row(SHORTEST, given, limits, 1)  # starts threads, compiles mlx-lm's step
-    rows = []
-    for steps in lengths:
+    if one:
+        print(json.dumps(measured(*json.loads(one))))
+        return
+    console, rows = Console(), []
+    for steps in (SHORTEST << doublings for doublings in range((longest // SHORTEST).bit_length())):
         with console.status(f"{steps} steps"):
-            rows.append(row(steps, given, limits, rounds))
+            rows.append(row(steps, dtype, rounds, list(OPS) if steps <= mlx_longest else ["ours"]))
     title = f"gated_delta, forward + backward, {dtype}, CPU"
     table = console_table(title, figures=("steps", "ours, s", "mlx-lm, s", "peak, MiB", "mlx-lm's, MiB"))
     for found in rows:
