@@ -6,7 +6,7 @@ import pytest
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from support import kernel_names, max_error
-from tests.gated_delta.cases import FLOAT32, Case, check_gradients, check_results, draw
+from tests.gated_delta.cases import FLOAT32, Case, assert_close, check_gradients, check_results, draw
 
 pytestmark = pytest.mark.usefixtures("gpu_of_chunks")
 
@@ -71,13 +71,15 @@ def test_decays(factor: float):
 
 
 def test_rates():
-    """Rates of 0 and 2, and equal keys: the hardest system to invert."""
+    """Rates of 0 and 2, and equal keys: a system whose inverse has large elements that cancel."""
     case = draw(64, (1, 1), (64, 8))
     case.k = mx.broadcast_to(case.k[:, :1], case.k.shape)
     case.k = case.k / mx.linalg.norm(case.k, axis=-1, keepdims=True)
     case.g = mx.ones_like(case.g)
     case.beta = 2.0 * (mx.arange(64) % 2).astype(mx.float32)[None, :, None]
-    check(case)
+    for name, ours, exact in zip(("y", "state"), case.run(), case.exact(), strict=True):
+        assert_close(name, ours, exact, 10 * FLOAT32)
+    check_gradients(case)
 
 
 @pytest.mark.parametrize("offset", [1, 4])
