@@ -9,8 +9,6 @@
 
 namespace mlx_anvil {
 
-namespace {}  // namespace
-
 void check_gated_delta(const mx::array& q,
                        const mx::array& k,
                        const mx::array& v,
@@ -52,25 +50,35 @@ void check_gated_delta(const mx::array& q,
   }
 }
 
-mx::array checked_lengths(const mx::array& lengths, const mx::array& q, mx::Stream s) {
-  require_integers(kGatedDelta, {"lengths", lengths});
-  require_shape(kGatedDelta, {"lengths", lengths}, {q.shape(0)}, "one length per batch");
+mx::array checked_lengths(const char* op,
+                          const mx::array& lengths,
+                          const NamedArray& sequence,
+                          mx::Stream s) {
+  const int steps = sequence.value.shape(1);
+  require_integers(op, {"lengths", lengths});
+  require_shape(op, {"lengths", lengths}, {sequence.value.shape(0)}, "one length per batch");
   for_each_readable(lengths, s, [&](int64_t length, int64_t) {
-    require_inside(kGatedDelta, "lengths", length, 0, q.shape(1));
+    require_inside(op, "lengths", length, 0, steps);
   });
-  return ids_up_to(lengths, q.shape(1), s);
+  return ids_up_to(lengths, steps, s);
 }
 
-mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q, mx::Stream s) {
-  const int64_t last = q.shape(1) - 1;
+std::optional<mx::array> checked_positions(const char* op,
+                                           const ReturnStates& return_states,
+                                           const NamedArray& sequence,
+                                           mx::Stream s) {
+  if (std::holds_alternative<std::monostate>(return_states)) {
+    return std::nullopt;
+  }
+  const int batch = sequence.value.shape(0), steps = sequence.value.shape(1);
   const auto check = [&](int64_t position) {
-    if (last < 0) {
-      throw_value_error(kGatedDelta, "return_states has " + std::to_string(position) +
-                                         " and q has no steps; allowed: no positions.");
+    if (steps == 0) {
+      throw_value_error(op, "return_states has " + std::to_string(position) + " and " +
+                                sequence.name + " has no steps; allowed: no positions.");
     }
-    require_inside(kGatedDelta, "return_states", position, 0, last);
+    require_inside(op, "return_states", position, 0, steps - 1);
   };
-  if (const auto* list = std::get_if<std::vector<int64_t>>(&options.return_states)) {
+  if (const auto* list = std::get_if<std::vector<int64_t>>(&return_states)) {
     std::vector<int32_t> numbers;
     for (int64_t position : *list) {
       check(position);
@@ -80,20 +88,19 @@ mx::array checked_positions(const GatedDeltaOptions& options, const mx::array& q
     return count == 1 ? mx::reshape(mx::array(numbers[0]), {1, 1}, s)  // mx.compile merges scalars
                       : mx::array(numbers.begin(), {1, count}, mx::int32);
   }
-  const mx::array& given = std::get<mx::array>(options.return_states);
-  require_integers(kGatedDelta, {"return_states", given});
+  const mx::array& given = std::get<mx::array>(return_states);
+  require_integers(op, {"return_states", given});
   const bool is_of_all = given.ndim() == 1;
-  if (!is_of_all && (given.ndim() != 2 || given.shape(0) != q.shape(0))) {
-    throw_value_error(kGatedDelta, shape_text("return_states", given) +
-                                       "; allowed: [positions], or [batch, positions] with a batch "
-                                       "of " +
-                                       std::to_string(q.shape(0)) + ".");
+  if (!is_of_all && (given.ndim() != 2 || given.shape(0) != batch)) {
+    throw_value_error(op, shape_text("return_states", given) +
+                              "; allowed: [positions], or [batch, positions] with a batch of " +
+                              std::to_string(batch) + ".");
   }
-  if (last < 0 && given.size() > 0) {
+  if (steps == 0 && given.size() > 0) {
     check(0);
   }
   for_each_readable(given, s, [&](int64_t position, int64_t) { check(position); });
-  const mx::array numbers = ids_up_to(given, q.shape(1), s);
+  const mx::array numbers = ids_up_to(given, steps, s);
   return is_of_all ? mx::expand_dims(numbers, 0, s) : numbers;
 }
 

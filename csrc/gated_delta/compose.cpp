@@ -67,14 +67,23 @@ Arrays compose_gated_delta(const GatedDeltaConfig& config,
     const bool per_channel = in.g.ndim() == 4;
     const Arrays qs = steps_of(q, s), ks = steps_of(k, s), vs = steps_of(widened(in.v), s);
     const Arrays gs = steps_of(widened(in.g), s), betas = steps_of(widened(in.beta), s);
+    const Arrays skips = in.skip ? steps_of(*in.skip, s) : Arrays{};
+    const Arrays gates = in.gate ? steps_of(widened(*in.gate), s) : Arrays{};
     for (int t = 0; t < length; ++t) {
       const mx::array &k_t = ks[t], &g_t = gs[t];
       const mx::array decay = per_channel ? as_row(g_t, s) : as_column(as_column(g_t, s), s);
       const mx::array decayed = mx::multiply(state, decay, s);
-      const mx::array error = mx::subtract(vs[t], product(decayed, k_t, s), s);
+      const mx::array error =
+          config.corrects ? mx::subtract(vs[t], product(decayed, k_t, s), s) : vs[t];
       const mx::array change = mx::multiply(error, as_column(betas[t], s), s);
       mx::array next = mx::add(decayed, mx::multiply(as_column(change, s), as_row(k_t, s), s), s);
       mx::array y = product(next, qs[t], s);
+      if (in.skip) {
+        y = mx::add(y, mx::multiply(as_column(skips[t], s), vs[t], s), s);
+      }
+      if (in.gate) {
+        y = mx::multiply(y, mx::multiply(gates[t], mx::sigmoid(gates[t], s), s), s);
+      }
       if (in.lengths) {
         mx::array steps = mx::greater(*in.lengths, mx::array(t), s);
         for (int axis = 1; axis < 3; ++axis) {

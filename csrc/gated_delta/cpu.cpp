@@ -15,8 +15,9 @@ namespace {
 constexpr int64_t kGrain = 16384;
 
 const void* element(const DeltaView& view, int64_t bytes, int64_t batch, int64_t head) {
-  return static_cast<const char*>(view.data) +
-         (batch * view.strides[0] + head * view.strides[2]) * bytes;
+  return view.data ? static_cast<const char*>(view.data) +
+                         (batch * view.strides[0] + head * view.strides[2]) * bytes
+                   : nullptr;
 }
 
 // What a thread needs to know of a batch row.
@@ -123,11 +124,16 @@ DeltaHead head_of(const DeltaArgs& args, int64_t batch, int64_t value_head) {
   head.v = element(args.v, bytes, batch, value_head);
   head.g = element(args.g, gate_bytes(args.g_is_float32), batch, value_head);
   head.beta = element(args.beta, gate_bytes(args.beta_is_float32), batch, value_head);
+  head.skip = static_cast<const float*>(element(args.skip, 4, batch, value_head));
+  head.gate = element(args.gate, bytes, batch, value_head);
+  head.corrects = args.corrects;
   head.q_step = args.q.strides[1];
   head.k_step = args.k.strides[1];
   head.v_step = args.v.strides[1];
   head.g_step = args.g.strides[1];
   head.beta_step = args.beta.strides[1];
+  head.skip_step = args.skip.strides[1];
+  head.gate_step = args.gate.strides[1];
   head.g_is_float32 = args.g_is_float32;
   head.beta_is_float32 = args.beta_is_float32;
   head.is_per_channel = args.sizes.is_per_channel;

@@ -1,10 +1,13 @@
-// CPU driver of the backward: a key head of a batch row is the work of one thread, which adds up
-// what its value heads and the rows of their states contribute, in one order.
+// CPU driver of the backward: some value heads of a key head, of a batch row, are the work of one
+// thread, which adds up what they and the rows of their states contribute, in one order. Where key
+// heads are few, their value heads are split, and the sums of the parts are added up at the end.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "common/integers.h"
 #include "common/parallel.h"
+#include "common/sum_rows.h"
 #include "common/thread_scratch.h"
 #include "gated_delta/cpu.h"
 
@@ -12,20 +15,42 @@ namespace mlx_anvil {
 
 namespace {
 
-class KeyHead {
+// Pieces of work that keep most machines busy. The number of parts depends on sizes only, and so
+// do the bits of the sums.
+constexpr int64_t kLeastPieces = 16;
+
+int64_t parts_of(const DeltaSizes& sizes) {
+  const int64_t keys = std::max<int64_t>(1, sizes.batch * sizes.key_heads);
+  return std::min(sizes.group(), ceil_div(kLeastPieces, keys));
+}
+
+// Where the gradients of the keys go: to those of the call, or to a part of their own.
+struct KeyGradients {
+  void *d_q, *d_k;
+  int64_t bytes;  // of a number
+};
+
+class ValueHeads {
  public:
-  KeyHead(const DeltaBackwardArgs& args, int64_t batch, int64_t key_head)
+  ValueHeads(const DeltaBackwardArgs& args,
+             const KeyGradients& of_keys,
+             int64_t batch,
+             int64_t key_head,
+             int64_t begin,
+             int64_t end)
       : args_(args),
+        of_keys_(of_keys),
         sizes_(args.sizes),
         batch_(batch),
         key_head_(key_head),
-        first_head_(key_head * args.sizes.group()),
+        first_head_(key_head * args.sizes.group() + begin),
+        heads_(end - begin),
         steps_(steps_of(args, batch)),
         chunks_(ceil_div(steps_, kDeltaChunk)),
         positions_(positions_of(args, batch)) {
     const int64_t scratch = round_up(delta_backward_scratch(sizes_.key_dim, sizes_.value_dim), 16);
-    const int64_t kept = sizes_.group() * std::max<int64_t>(0, chunks_ - 1) * sizes_.state();
-    const int64_t own = args.d_state ? 0 : sizes_.group() * sizes_.state();
+    const int64_t kept = heads_ * std::max<int64_t>(0, chunks_ - 1) * sizes_.state();
+    const int64_t own = args.d_state ? 0 : heads_ * sizes_.state();
     scratch_ = static_cast<float*>(
         thread_scratch((scratch + kept + own) * static_cast<int64_t>(sizeof(float))));
     kept_ = scratch_ + scratch;
@@ -34,7 +59,7 @@ class KeyHead {
 
   void run() {
     std::memcpy(d_states_, args_.d_state_out + of_state(batch_),
-                static_cast<size_t>(sizes_.group() * sizes_.state()) * sizeof(float));
+                static_cast<size_t>(heads_ * sizes_.state()) * sizeof(float));
     keep_states();
     for (int64_t chunk = chunks_ - 1; chunk >= 0; --chunk) {
       run_chunk(chunk);
@@ -42,7 +67,7 @@ class KeyHead {
     for (const DeltaPosition& position : positions_) {
       const float* const more =
           args_.d_states + of_state(batch_ * sizes_.positions + position.index);
-      for (int64_t i = 0; position.step < 0 && i < sizes_.group() * sizes_.state(); ++i) {
+      for (int64_t i = 0; position.step < 0 && i < heads_ * sizes_.state(); ++i) {
         d_states_[i] += more[i];
       }
     }
@@ -58,7 +83,7 @@ class KeyHead {
   // Computes the state after each chunk but the last.
   void keep_states() const {
     std::vector<DeltaSaved> saved;
-    for (int64_t head = 0; chunks_ > 1 && head < sizes_.group(); ++head) {
+    for (int64_t head = 0; chunks_ > 1 && head < heads_; ++head) {
       saved.clear();
       for (int64_t chunk = 0; chunk < chunks_ - 1; ++chunk) {
         const int64_t at = (head * (chunks_ - 1) + chunk) * sizes_.state();
@@ -90,10 +115,14 @@ class KeyHead {
     head.v = moved(head.v, head.v_step, bytes);
     head.g = moved(head.g, head.g_step, bytes_of(head.g_is_float32));
     head.beta = moved(head.beta, head.beta_step, bytes_of(head.beta_is_float32));
-    work.heads = sizes_.group();
+    head.skip = head.skip ? head.skip + first * head.skip_step : nullptr;
+    head.gate = head.gate ? moved(head.gate, head.gate_step, bytes) : nullptr;
+    work.heads = heads_;
     work.v_head = args_.v.strides[2];
     work.g_head = args_.g.strides[2];
     work.beta_head = args_.beta.strides[2];
+    work.skip_head = args_.skip.strides[2];
+    work.gate_head = args_.gate.strides[2];
     work.steps = std::min(kDeltaChunk, steps_ - first);
     work.d_y_step = args_.d_y.strides[1];
     work.d_y_head = args_.d_y.strides[2];
@@ -126,53 +155,78 @@ class KeyHead {
     work.d_g_step = sizes_.value_heads * gates;
     work.d_beta_step = sizes_.value_heads;
     const int64_t of_key = token * work.d_q_step + key_head_ * sizes_.key_dim;
-    work.d_q = static_cast<char*>(args_.d_q) + of_key * bytes;
-    work.d_k = static_cast<char*>(args_.d_k) + of_key * bytes;
-    work.d_v = static_cast<char*>(args_.d_v) +
-               (token * work.d_v_step + first_head_ * sizes_.value_dim) * bytes;
+    work.d_q = static_cast<char*>(of_keys_.d_q) + of_key * of_keys_.bytes;
+    work.d_k = static_cast<char*>(of_keys_.d_k) + of_key * of_keys_.bytes;
+    work.d_keys_are_parts = of_keys_.d_q != args_.d_q;
+    const int64_t of_value = (token * work.d_v_step + first_head_ * sizes_.value_dim) * bytes;
+    work.d_v = static_cast<char*>(args_.d_v) + of_value;
+    work.d_gate = args_.d_gate ? static_cast<char*>(args_.d_gate) + of_value : nullptr;
     work.d_g = args_.d_g + token * work.d_g_step + first_head_ * gates;
-    work.d_beta = args_.d_beta + token * work.d_beta_step + first_head_;
+    const int64_t of_head = token * work.d_beta_step + first_head_;
+    work.d_beta = args_.d_beta + of_head;
+    work.d_skip = args_.d_skip ? args_.d_skip + of_head : nullptr;
     work.scratch = scratch_;
     gated_delta_backward_kernels()[args_.dtype](work);
   }
 
   // Steps that change nothing have no gradients.
   void clear_padding() const {
-    const int64_t bytes = element_size(args_.dtype), group = sizes_.group();
+    const int64_t bytes = element_size(args_.dtype);
     const int64_t gates = sizes_.is_per_channel ? sizes_.key_dim : 1;
-    const auto clear = [&](void* x, int64_t heads, int64_t columns, int64_t size, int64_t token) {
-      const int64_t own = heads / sizes_.key_heads * columns;
-      std::memset(static_cast<char*>(x) + (token * heads * columns + key_head_ * own) * size, 0,
-                  static_cast<size_t>(own * size));
+    // `count` heads from `first` on
+    const auto clear = [](void* x, int64_t first, int64_t count, int64_t row_bytes) {
+      if (x) {
+        std::memset(static_cast<char*>(x) + first * row_bytes, 0,
+                    static_cast<size_t>(count * row_bytes));
+      }
     };
     for (int64_t t = steps_; t < sizes_.length; ++t) {
       const int64_t token = batch_ * sizes_.length + t;
-      clear(args_.d_q, sizes_.key_heads, sizes_.key_dim, bytes, token);
-      clear(args_.d_k, sizes_.key_heads, sizes_.key_dim, bytes, token);
-      clear(args_.d_v, group * sizes_.key_heads, sizes_.value_dim, bytes, token);
-      clear(args_.d_g, group * sizes_.key_heads, gates, 4, token);
-      clear(args_.d_beta, group * sizes_.key_heads, 1, 4, token);
+      const int64_t key = token * sizes_.key_heads + key_head_;
+      const int64_t value = token * sizes_.value_heads + first_head_;
+      clear(of_keys_.d_q, key, 1, sizes_.key_dim * of_keys_.bytes);
+      clear(of_keys_.d_k, key, 1, sizes_.key_dim * of_keys_.bytes);
+      clear(args_.d_v, value, heads_, sizes_.value_dim * bytes);
+      clear(args_.d_gate, value, heads_, sizes_.value_dim * bytes);
+      clear(args_.d_g, value, heads_, gates * 4);
+      clear(args_.d_beta, value, heads_, 4);
+      clear(args_.d_skip, value, heads_, 4);
     }
   }
 
   const DeltaBackwardArgs& args_;
+  const KeyGradients& of_keys_;
   const DeltaSizes& sizes_;
-  const int64_t batch_, key_head_, first_head_, steps_, chunks_;
+  const int64_t batch_, key_head_, first_head_, heads_, steps_, chunks_;
   const std::vector<DeltaPosition> positions_;
   float* scratch_;
-  float* kept_;      // [group, chunks - 1, value_dim, key_dim]
+  float* kept_;      // [heads, chunks - 1, value_dim, key_dim]
   float* d_states_;  // of our value heads
 };
 
 }  // namespace
 
 void gated_delta_backward_cpu(const DeltaBackwardArgs& args) {
-  const int64_t key_heads = args.sizes.key_heads;
-  parallel_for(args.sizes.batch * key_heads, 1, [&](int64_t begin, int64_t end) {
+  const DeltaSizes& sizes = args.sizes;
+  const int64_t key_heads = sizes.key_heads, parts = parts_of(sizes);
+  const int64_t count = sizes.batch * sizes.length * key_heads * sizes.key_dim;
+  const auto sums =
+      parts > 1 ? std::make_unique_for_overwrite<float[]>(2 * parts * count) : nullptr;
+  parallel_for(sizes.batch * key_heads * parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      KeyHead(args, i / key_heads, i % key_heads).run();
+      const int64_t key = i / parts, part = i % parts;
+      const KeyGradients of_keys =
+          sums ? KeyGradients{&sums[part * count], &sums[(parts + part) * count], 4}
+               : KeyGradients{args.d_q, args.d_k, element_size(args.dtype)};
+      ValueHeads(args, of_keys, key / key_heads, key % key_heads, part * sizes.group() / parts,
+                 (part + 1) * sizes.group() / parts)
+          .run();
     }
   });
+  if (sums) {
+    sum_rows({1, parts, count, &sums[0], args.d_q, KernelDtype::kFloat32, args.dtype});
+    sum_rows({1, parts, count, &sums[parts * count], args.d_k, KernelDtype::kFloat32, args.dtype});
+  }
 }
 
 }  // namespace mlx_anvil

@@ -27,7 +27,7 @@ class GatedDelta : public GatedDeltaPrimitive {
     const mx::Shape &q = inputs[0].shape(), &v = inputs[2].shape();
     std::vector<mx::Shape> shapes = {v, {v[0], v[2], v[3], q[3]}};
     if (config_.returns_states) {
-      shapes.push_back({v[0], inputs[positions_at()].shape(1), v[2], v[3], q[3]});
+      shapes.push_back({v[0], inputs[config_.positions_at()].shape(1), v[2], v[3], q[3]});
     }
     return shapes;
   }
@@ -72,7 +72,7 @@ class GatedDelta : public GatedDeltaPrimitive {
   void allocate_outputs(const Arrays& inputs, Arrays& outputs) {
     allocate_dense(outputs[0], stream());
     if (config_.has_state) {
-      allocate_or_reuse(outputs[1], {&inputs[kState]}, stream());
+      allocate_or_reuse(outputs[1], {&inputs[GatedDeltaConfig::kState]}, stream());
     } else {
       allocate_dense(outputs[1], stream());
     }
@@ -92,8 +92,9 @@ Arrays GatedDelta::gradient(const Arrays& primals,
   Arrays selected;
   for (int i : argnums) {
     const auto at = static_cast<size_t>(i);
-    selected.push_back(is_integer(at) ? mx::zeros_like(primals[at], stream())
-                                      : mx::astype(gradients[at], primals[at].dtype(), stream()));
+    selected.push_back(at >= config_.lengths_at()
+                           ? mx::zeros_like(primals[at], stream())
+                           : mx::astype(gradients[at], primals[at].dtype(), stream()));
   }
   return selected;
 }
@@ -106,11 +107,11 @@ Arrays apply_gated_delta(const GatedDeltaConfig& config, GatedDeltaInputs in, mx
     dtypes.push_back(mx::float32);
   }
   Arrays inputs;
-  inputs.reserve(8);
+  inputs.reserve(10);
   for (mx::array* x : {&in.q, &in.k, &in.v, &in.g, &in.beta}) {
     inputs.push_back(std::move(*x));
   }
-  for (std::optional<mx::array>* x : {&in.state, &in.lengths, &in.positions}) {
+  for (std::optional<mx::array>* x : {&in.state, &in.skip, &in.gate, &in.lengths, &in.positions}) {
     if (*x) {
       inputs.push_back(*std::move(*x));
     }

@@ -13,9 +13,12 @@ namespace mx = mlx::core;
 
 inline constexpr const char* kGatedDelta = "gated_delta";  // in messages
 
+// Positions whose states are returned. A list is for every batch row.
+using ReturnStates = std::variant<std::monostate, std::vector<int64_t>, mx::array>;
+
 struct GatedDeltaOptions {
   std::optional<mx::array> state;
-  std::variant<std::monostate, std::vector<int64_t>, mx::array> return_states;
+  ReturnStates return_states;
   std::optional<mx::array> lengths;
   std::optional<float> normalize_eps;
 };

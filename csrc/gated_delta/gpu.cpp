@@ -1,4 +1,4 @@
-// Launches gated_delta's Metal kernels.
+// Launches the Metal kernels of gated_delta and ssd_scan.
 #include "gated_delta/gpu.h"
 
 #include <algorithm>
@@ -54,7 +54,7 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
   Scratch kept = scratch((chunks - 1) * states, sizes.state());
   Scratch before = scratch(std::min(chunk, sizes.length) * states, sizes.state());
   const int64_t vectors = sizes.is_per_channel ? 3 : 2;
-  const int64_t part = vectors * sizes.key_dim + 2;
+  const int64_t part = vectors * sizes.key_dim + (config.has_skip ? 3 : 2);
   std::optional<Scratch> parts[2];
   for (int64_t i = 0; i < std::min<int64_t>(2, chunks); ++i) {
     parts[i].emplace(scratch(chunk * states, params.blocks * part));
@@ -63,7 +63,7 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
   if (!config.has_state) {
     unwanted.emplace(scratch(states, sizes.state()));
   }
-  mx::array* const d_state = config.has_state ? &outputs[5] : unwanted->get();
+  mx::array* const d_state = config.has_state ? &outputs[config.kState] : unwanted->get();
 
   const FunctionConstants constants = request.constants(
       {&d_outputs[1], d_outputs.size() > 2 ? &d_outputs[2] : &d_outputs[1], d_state});
@@ -82,7 +82,8 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
     back.inputs.append({kept.get(), &d_y, &d_outputs[1],
                         d_outputs.size() > 2 ? &d_outputs[2] : &d_outputs[1],
                         params.is_last ? &d_outputs[1] : d_state});
-    back.outputs = {before.get(), const_cast<mx::array*>(own_parts.get()), &outputs[2], d_state};
+    back.outputs = {before.get(), const_cast<mx::array*>(own_parts.get()), &outputs[2], d_state,
+                    &outputs[config.has_gate ? config.gate_at() : 2]};
     back.grid = request.grid(request.tile.backward_rows());
     back.threadgroup = {static_cast<uint32_t>(32 * request.tile.backward_simdgroups), 1, 1};
     back.temporaries = {&kept, &before, &own_parts};

@@ -5,7 +5,7 @@ namespace mlx_anvil {
 namespace {
 
 // As in metal/gated_delta/chunk.h and chunk_tiles.h.
-constexpr int64_t kChunk = 64, kSquare = kChunk * kChunk, kChunkRows = 6;
+constexpr int64_t kChunk = 64, kSquare = kChunk * kChunk, kChunkRows = 7;
 constexpr int64_t kChunkValues = 64;  // rows of the state of a threadgroup
 constexpr uint32_t kChunkThreads = 128;
 
@@ -34,12 +34,11 @@ class ChunkRequest {
   void prepare() {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request =
-        launch_of("chunk_prepare", {{kHasLengths, request_.config.has_lengths},
-                                    {kNormalizes, request_.config.normalizes},
+        launch_of("chunk_prepare", {{kNormalizes, request_.config.normalizes},
                                     {kGIsFloat32, in.g.dtype() == mx::float32},
-                                    {kBetaIsFloat32, in.beta.dtype() == mx::float32},
-                                    {kKeysAreVectors, keys_are_vectors()}});
-    request.inputs = {&in.q, &in.k, &in.g, &in.beta, request_.or_q(in.lengths)};
+                                    {kBetaIsFloat32, in.beta.dtype() == mx::float32}});
+    request.inputs = {
+        &in.q, &in.k, &in.g, &in.beta, request_.or_q(in.lengths), request_.or_q(in.skip)};
     request.outputs = {inverse_.get(), weights_.get(), rows_.get()};
     request.temporaries = {&inverse_, &weights_, &rows_};
     request.grid = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
@@ -66,29 +65,25 @@ class ChunkRequest {
     launch_forward({&outputs[2], states.get(), changes.get()}, /*keeps_states=*/true,
                    rows_are_vectors({&in.v}), {&inverse_, &weights_, &rows_, &states, &changes});
 
-    const bool has_lengths = request_.config.has_lengths;
     KernelLaunch back =
         launch_of("chunk_backward", {{kHasState, request_.config.has_state},
-                                     {kHasLengths, has_lengths},
-                                     {kKeysAreVectors, keys_are_vectors()},
                                      {kValuesAreVectors, rows_are_vectors({&d_y, &outputs[2]})}});
     back.inputs = {
         &in.q,          &in.k,          &d_y,       &d_outputs[1], request_.or_q(in.lengths),
         inverse_.get(), weights_.get(), rows_.get()};
     back.outputs = {d_states.get(), d_changes.get(), &outputs[2],
-                    request_.config.has_state ? &outputs[5] : d_states.get()};
+                    request_.config.has_state ? &outputs[request_.config.kState] : d_states.get()};
     back.temporaries = {&inverse_, &weights_, &rows_, &d_states, &d_changes};
     back.grid = blocks();
     back.threadgroup_memory = {walk_memory()};
     launch(back, request_.stream);
 
-    Scratch parts({static_cast<int>(sizes.batch * sizes.length),
-                   static_cast<int>(sizes.value_heads), static_cast<int>(2 * sizes.key_dim + 2)},
-                  mx::float32, request_.stream);
+    Scratch parts(
+        {static_cast<int>(sizes.batch * sizes.length), static_cast<int>(sizes.value_heads),
+         static_cast<int>(2 * sizes.key_dim + (request_.config.has_skip ? 3 : 2))},
+        mx::float32, request_.stream);
     KernelLaunch steps =
-        launch_of("chunk_backward_steps", {{kHasLengths, has_lengths},
-                                           {kKeysAreVectors, keys_are_vectors()},
-                                           {kValuesAreVectors, rows_are_vectors({&in.v, &d_y})}});
+        launch_of("chunk_backward_steps", {{kValuesAreVectors, rows_are_vectors({&in.v, &d_y})}});
     steps.inputs = {
         &in.q,       &in.k,        &in.v,         &d_y,           request_.or_q(in.lengths),
         rows_.get(), states.get(), changes.get(), d_states.get(), d_changes.get()};
@@ -109,9 +104,7 @@ class ChunkRequest {
                       const KernelTemporaries& temporaries) const {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request = launch_of("chunk_forward", {{kHasState, request_.config.has_state},
-                                                       {kHasLengths, request_.config.has_lengths},
                                                        {kKeepsStates, keeps_states},
-                                                       {kKeysAreVectors, keys_are_vectors()},
                                                        {kValuesAreVectors, values_are_vectors}});
     request.inputs = {&in.q,
                       &in.k,
@@ -152,7 +145,11 @@ class ChunkRequest {
             request_.batches()};
   }
 
-  KernelLaunch launch_of(const char* variant, const FunctionConstants& constants) const {
+  KernelLaunch launch_of(const char* variant, FunctionConstants constants) const {
+    constants.add({{kHasLengths, request_.config.has_lengths},
+                   {kCorrects, request_.config.corrects},
+                   {kHasSkip, request_.config.has_skip},
+                   {kKeysAreVectors, keys_are_vectors()}});
     KernelLaunch request{};
     request.kernel = &kernel_named(kGatedDelta,
                                    {"gated_delta_", variant, pairs_ ? "_pairs_" : "_",
@@ -176,8 +173,9 @@ class ChunkRequest {
 bool takes_chunks(const DeltaRequest& request) {
   const DeltaSizes& sizes = request.sizes;
   const std::optional<mx::array>& state = request.in.state;
-  return sizes.length > kMostSteps && !sizes.is_per_channel && sizes.positions == 0 &&
-         (sizes.key_dim == 64 || sizes.key_dim == 128) && (!state || rows_are_vectors({&*state}));
+  return sizes.length > kMostSteps && !sizes.is_per_channel && !request.config.has_gate &&
+         sizes.positions == 0 && (sizes.key_dim == 64 || sizes.key_dim == 128) &&
+         (!state || rows_are_vectors({&*state}));
 }
 
 void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {

@@ -1,4 +1,4 @@
-// What launches of gated_delta's Metal kernels have in common.
+// What launches of the Metal kernels of gated_delta and ssd_scan have in common.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +27,9 @@ enum DeltaConstant : uint32_t {
   kBetaIsFloat32,
   kGIsPerChannel,
   kKeepsStates,
+  kCorrects,
+  kHasSkip,
+  kIsGated,
   kKeysAreVectors,
   kValuesAreVectors,
 };
@@ -81,6 +84,12 @@ struct DeltaRequest {
     copy(in.v, params.v_strides);
     copy(in.g, params.g_strides);
     copy(in.beta, params.beta_strides);
+    if (in.skip) {
+      copy(*in.skip, params.skip_strides);
+    }
+    if (in.gate) {
+      copy(*in.gate, params.gate_strides);
+    }
     params.batch = static_cast<int32_t>(sizes.batch);
     params.length = static_cast<int32_t>(sizes.length);
     params.key_heads = static_cast<int32_t>(sizes.key_heads);
@@ -117,15 +126,26 @@ struct DeltaRequest {
             {kNormalizes, config.normalizes},
             {kGIsFloat32, in.g.dtype() == mx::float32},
             {kBetaIsFloat32, in.beta.dtype() == mx::float32},
-            {kGIsPerChannel, per_channel}};
+            {kGIsPerChannel, per_channel},
+            {kCorrects, config.corrects},
+            {kHasSkip, config.has_skip},
+            {kIsGated, config.has_gate}};
   }
 
   // Binds q in place of an absent array.
   const mx::array* or_q(const std::optional<mx::array>& x) const { return x ? &*x : &in.q; }
 
   KernelInputs operands() const {
-    return {
-        &in.q, &in.k, &in.v, &in.g, &in.beta, or_q(in.state), or_q(in.lengths), or_q(in.positions)};
+    return {&in.q,
+            &in.k,
+            &in.v,
+            &in.g,
+            &in.beta,
+            or_q(in.state),
+            or_q(in.lengths),
+            or_q(in.positions),
+            or_q(in.skip),
+            or_q(in.gate)};
   }
 
   Extent grid(int64_t rows) const {
@@ -149,11 +169,13 @@ struct DeltaRequest {
   // Adds up the parts of the gradients of q, k, g and beta.
   void sum(const GatedDeltaParams& params, const Scratch& parts, Arrays& outputs) const {
     KernelLaunch sum{};
-    sum.kernel =
-        &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
-                      {{kNormalizes, config.normalizes}, {kGIsPerChannel, sizes.is_per_channel}});
+    sum.kernel = &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
+                               {{kNormalizes, config.normalizes},
+                                {kGIsPerChannel, sizes.is_per_channel},
+                                {kHasSkip, config.has_skip}});
     sum.inputs = {&in.q, &in.k, parts.get()};
-    sum.outputs = {&outputs[0], &outputs[1], &outputs[3], &outputs[4]};
+    sum.outputs = {&outputs[0], &outputs[1], &outputs[3], &outputs[4],
+                   &outputs[config.has_skip ? config.skip_at() : 4]};
     sum.params = &params;
     sum.params_size = sizeof(params);
     sum.grid = {static_cast<uint32_t>(

@@ -37,6 +37,9 @@ void fill_arguments(DeltaArgs& args, const GatedDeltaConfig& config, const Gated
   args.beta = delta_view_of(in.beta);
   args.g_is_float32 = in.g.dtype() == mx::float32;
   args.beta_is_float32 = in.beta.dtype() == mx::float32;
+  args.skip = in.skip ? delta_view_of(*in.skip) : DeltaView{};
+  args.gate = in.gate ? delta_view_of(*in.gate) : DeltaView{};
+  args.corrects = config.corrects;
   args.state = in.state ? in.state->data<float>() : nullptr;
   args.lengths = in.lengths ? in.lengths->data<int32_t>() : nullptr;
   if (in.positions) {
@@ -57,15 +60,19 @@ GatedDeltaInputs GatedDeltaPrimitive::operands(const Arrays& inputs) const {
           inputs[2],
           inputs[3],
           inputs[4],
-          given(config_.has_state, kState),
-          given(config_.has_lengths, lengths_at()),
-          given(config_.returns_states, positions_at())};
+          given(config_.has_state, GatedDeltaConfig::kState),
+          given(config_.has_skip, config_.skip_at()),
+          given(config_.has_gate, config_.gate_at()),
+          given(config_.has_lengths, config_.lengths_at()),
+          given(config_.returns_states, config_.positions_at())};
 }
 
 bool GatedDeltaPrimitive::takes(size_t i, const mx::array& x) const {
-  const bool is_state = (i >= kState && i < operand_count()) || i > operand_count();
-  const bool has_rows = x.ndim() == 4;  // beta, and g with a factor per head, are read one by one
-  return !is_state && (!has_rows || x.strides(3) == 1);
+  const bool is_skip = config_.has_skip && i == config_.skip_at();
+  const bool has_strides =
+      i < GatedDeltaConfig::kState || is_skip || config_.is_gate(i) || i == config_.count();
+  const bool has_rows = x.ndim() == 4;  // numbers per step and head are read one by one
+  return has_strides && (!has_rows || x.strides(3) == 1);
 }
 
 Arrays GatedDeltaPrimitive::fold(const Arrays& inputs, const std::vector<int>& axes) {
@@ -73,7 +80,7 @@ Arrays GatedDeltaPrimitive::fold(const Arrays& inputs, const std::vector<int>& a
   const int batch = inputs[0].shape(axes[0] == 0 ? 1 : 0);
   Arrays folded;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_positions = config_.returns_states && i == positions_at();
+    const bool is_positions = config_.returns_states && i == config_.positions_at();
     mx::array x = inputs[i];
     if (is_positions && axes[i] < 0 && x.shape(0) == 1) {
       folded.push_back(x);  // for every row of any batch

@@ -1,11 +1,10 @@
-// The graph nodes of gated_delta.
+// The graph nodes of gated_delta and ssd_scan.
 #pragma once
 
 #include <string>
 
 #include "common/primitive.h"
 #include "gated_delta/compose.h"
-#include "gated_delta/gated_delta.h"
 #include "gated_delta/problem.h"
 
 namespace mlx_anvil {
@@ -22,7 +21,7 @@ class GatedDeltaPrimitive : public FusedPrimitive {
   GatedDeltaPrimitive(mx::Stream stream, const GatedDeltaConfig& config)
       : FusedPrimitive(stream), config_(config) {}
 
-  const char* op() const override { return kGatedDelta; }
+  const char* op() const override { return config_.op(); }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     return FusedPrimitive::is_equivalent(other) &&
@@ -30,19 +29,14 @@ class GatedDeltaPrimitive : public FusedPrimitive {
   }
 
  protected:
-  static constexpr size_t kState = 5;  // if there is one
-
-  size_t lengths_at() const { return kState + config_.has_state; }
-  size_t positions_at() const { return lengths_at() + config_.has_lengths; }
-  size_t operand_count() const { return positions_at() + config_.returns_states; }
-  bool is_integer(size_t i) const { return i >= lengths_at() && i < operand_count(); }
-
   GatedDeltaInputs operands(const Arrays& inputs) const;
 
   // Rows are dense in kernels, and states altogether.
   bool wants_dense(size_t) const override { return true; }
   bool takes(size_t i, const mx::array& x) const override;
-  bool copies_primal(size_t i) const override { return i >= kState; }
+  bool copies_primal(size_t i) const override {
+    return i >= GatedDeltaConfig::kState && !config_.is_gate(i);
+  }
 
   // All inputs with vmap's axis as part of the batch.
   Arrays fold(const Arrays& inputs, const std::vector<int>& axes);
@@ -54,8 +48,8 @@ class GatedDeltaPrimitive : public FusedPrimitive {
 // Returns y, the last state, and the states of `in.positions`.
 Arrays apply_gated_delta(const GatedDeltaConfig& config, GatedDeltaInputs in, mx::Stream stream);
 
-// `inputs`: those of the call, then the gradients of its results. Returns the gradients of q, k and
-// v, those of g and beta in float32, and that of the state if there is one.
+// `inputs`: those of the call, then the gradients of its results. Returns the gradients of q, k, v
+// and the gate in their dtype, and those of g, beta, the state and the skip in float32.
 Arrays apply_gated_delta_backward(const GatedDeltaConfig& config,
                                   const Arrays& inputs,
                                   mx::Stream stream);

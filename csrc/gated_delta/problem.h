@@ -1,6 +1,8 @@
-// The gated delta rule as plain data:
+// The recurrence of gated_delta and ssd_scan as plain data. Per step and value head:
 //
-//   S = g S;  S = S + beta (v - S k) k^T;  y = S q      per step and value head
+//   S = g S;  S = S + beta (v - S k) k^T;  y = S q             gated_delta
+//   S = g S;  S = S + beta v k^T;          y = S q + skip v    ssd_scan, which does not correct
+//   y = y silu(gate)                                           if there is a gate
 //
 // q and k are normalised first, if wanted: k / |k| and q_scale q / |q|.
 #pragma once
@@ -30,6 +32,9 @@ struct DeltaArgs {
   DeltaSizes sizes;
   KernelDtype dtype = KernelDtype::kFloat32;  // of q, k and v
   DeltaView q, k, v, g, beta;
+  DeltaView skip;  // float32; null: none
+  DeltaView gate;  // of the dtype; null: none
+  bool corrects = true;
   bool g_is_float32 = true, beta_is_float32 = true;  // else of the dtype
   const float* state = nullptr;                      // dense; null: zeros
   const int32_t* lengths = nullptr;                  // [batch]; null: all steps
@@ -51,6 +56,8 @@ struct DeltaBackwardArgs : DeltaArgs {
   const float *d_state_out = nullptr, *d_states = nullptr;
   void *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;
   float *d_g = nullptr, *d_beta = nullptr;
+  float* d_skip = nullptr;   // [batch, step, head], if there is a skip
+  void* d_gate = nullptr;    // if there is a gate
   float* d_state = nullptr;  // null: not wanted
 };
 

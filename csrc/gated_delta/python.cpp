@@ -2,33 +2,13 @@
 
 #include "common/bind_op.h"
 #include "common/python_args.h"
-#include "gated_delta/gated_delta.h"
+#include "gated_delta/python_states.h"
 
 namespace mlx_anvil {
 
 using namespace nb::literals;
 
 namespace {
-
-constexpr const char* kPositions = "None, a list of ints, or mlx.core.array";
-
-void set_return_states(GatedDeltaOptions& options, nb::handle positions) {
-  if (positions.is_none()) {
-    return;
-  }
-  if (nb::isinstance<mx::array>(positions)) {
-    options.return_states = nb::cast<mx::array>(positions);
-    return;
-  }
-  if (!nb::isinstance<nb::list>(positions) && !nb::isinstance<nb::tuple>(positions)) {
-    throw_type_error(kGatedDelta, "return_states", positions, kPositions);
-  }
-  std::vector<int64_t> numbers;
-  for (nb::handle position : nb::borrow<nb::sequence>(positions)) {
-    numbers.push_back(to_int(kGatedDelta, "return_states", position, kPositions));
-  }
-  options.return_states = std::move(numbers);
-}
 
 #define MLX_ANVIL_GATED_DELTA_SIGNATURE(return_states, result)                                   \
   "def gated_delta(q: mlx.core.array, k: mlx.core.array, v: mlx.core.array, g: mlx.core.array, " \
@@ -114,7 +94,7 @@ const BindOp bind_gated_delta([](nb::module_& m) {
       options.normalize_eps =
           to_float32(kGatedDelta, "normalize_eps", normalize_eps, "None, or a number");
     }
-    set_return_states(options, return_states);
+    options.return_states = to_return_states(kGatedDelta, return_states);
     const GatedDeltaResult result =
         gated_delta(of("q", q), of("k", k), of("v", v), of("g", g), of("beta", beta), options,
                     to_stream_or_device(kGatedDelta, stream));

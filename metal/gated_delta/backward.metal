@@ -1,9 +1,14 @@
-// gated_delta: gradients of a chunk of steps. The host goes from the last chunk to the first.
+// gated_delta and ssd_scan: gradients of a chunk of steps. The host goes from the last chunk to the
+// first.
 //
 //   d_S += d_y q^T;  d_q = S^T d_y;  d_v = beta d_S k;  d_beta = (v - S' k) d_S k
 //   d_S' = d_S - d_v k^T;  d_k = d_S^T u - S'^T d_v;  d_g = d_S' * S_before;  d_S_before = g d_S'
 // with u = beta (v - S' k) and S' = g S_before. d_q, d_k, d_g and d_beta are sums over the rows of
 // the state, d_q and d_k also over the value heads that share a key head.
+//
+// A rule that does not correct has u = beta v, and no d_v in d_S' and d_k. With y = o silu(gate)
+// and o = S q + skip v, d_o = silu(gate) d_y takes the place of d_y;
+//   d_gate = silu'(gate) d_y o;  d_skip = d_o v, a sum over rows;  d_v += skip d_o
 //
 // Kernels: gated_delta_backward_<dtype>_k<tile of the key dim>, gated_delta_sum_<dtype>.
 // Grid: backward: x covers blocks of rows, y value heads, z batch rows and may be smaller than the
@@ -11,11 +16,12 @@
 // Threadgroup: backward: 256 x 1 x 1, or 128 for a tile of 256; sum: 128 x 1 x 1.
 //
 // Bindings:
-//   backward: q, k, v, g, beta, state, lengths, positions, kept, d_y, d_state_out, d_states,
-//             d_state, before, parts, d_v, d_state, params. `before` is memory for the states of
-//             the chunk. The gradient of the state goes from chunk to chunk in d_state.
-//   sum:      q, k, parts, d_q, d_k, d_g, d_beta, params
-// Function constants: 0 to 8 as in state.h. Rows are dense; alignment: constant 0.
+//   backward: q, k, v, g, beta, state, lengths, positions, skip, gate, kept, d_y, d_state_out,
+//             d_states, d_state, before, parts, d_v, d_state, d_gate, params. `before` is memory
+//             for the states of the chunk. The gradient of the state goes from chunk to chunk in
+//             d_state.
+//   sum:      q, k, parts, d_q, d_k, d_g, d_beta, d_skip, params
+// Function constants: 0 to 8 and 10 to 12 as in state.h. Rows are dense; alignment: constant 0.
 //
 //   backward: for each step: store the share of S_before; step as in forward.metal
 //             for each step from the last: load S_before; the formulas above in registers;
@@ -23,15 +29,20 @@
 //               one barrier (two buffers alternate); add up over SIMD groups; store the part
 //   sum:      a SIMD group adds up the parts of a step and a key head, in their order,
 //             and applies the gradient of the normalisation
+#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"
 
-// The numbers of a part: sums for d_q, d_k and d_g per channel, then d_g per head and d_beta.
+// The numbers of a part: sums for d_q, d_k and d_g per channel, then d_g per head, d_beta and
+// d_skip.
 METAL_FUNC int part_vectors() {
   return g_is_per_channel ? 3 : 2;
 }
+METAL_FUNC int part_numbers() {
+  return has_skip ? 3 : 2;
+}
 METAL_FUNC long part_size(constant GatedDeltaParams& params) {
-  return long(part_vectors()) * params.key_dim + 2;
+  return long(part_vectors()) * params.key_dim + part_numbers();
 }
 METAL_FUNC long part_of(constant GatedDeltaParams& params, int batch, int step, int head) {
   return ((long(batch) * params.chunk + step) * params.value_heads + head) * params.blocks;
@@ -57,22 +68,25 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
     const device float* state [[buffer(5)]],
     const device int* lengths [[buffer(6)]],
     const device int* positions [[buffer(7)]],
-    const device float* kept [[buffer(8)]],
-    const device T* d_y [[buffer(9)]],
-    const device float* d_state_out [[buffer(10)]],
-    const device float* d_states [[buffer(11)]],
-    const device float* d_state_in [[buffer(12)]],
-    device float* before [[buffer(13)]],
-    device float* parts [[buffer(14)]],
-    device T* d_v [[buffer(15)]],
-    device float* d_state [[buffer(16)]],
-    constant GatedDeltaParams& params [[buffer(17)]],
+    const device float* skip [[buffer(8)]],
+    const device T* gate [[buffer(9)]],
+    const device float* kept [[buffer(10)]],
+    const device T* d_y [[buffer(11)]],
+    const device float* d_state_out [[buffer(12)]],
+    const device float* d_states [[buffer(13)]],
+    const device float* d_state_in [[buffer(14)]],
+    device float* before [[buffer(15)]],
+    device float* parts [[buffer(16)]],
+    device T* d_v [[buffer(17)]],
+    device float* d_state [[buffer(18)]],
+    device T* d_gate [[buffer(19)]],
+    constant GatedDeltaParams& params [[buffer(20)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint thread_lane [[thread_index_in_simdgroup]]) {
   using Share = RowShare<kTile, kLanes>;
-  threadgroup float shares[2][kSimdgroups][3 * kTile + 2];
+  threadgroup float shares[2][kSimdgroups][3 * kTile + 3];
   Share share;
   share.lane = int(thread_lane) % kLanes;
   share.columns = params.key_dim;
@@ -106,7 +120,7 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
       for (int j = 0; j < Share::kPacks; ++j) {
         s[j] *= decay[j];
       }
-      const float found = share.sum(share.dot(s, x));
+      const float found = corrects ? share.sum(share.dot(s, x)) : 0.0f;
       const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
       const float rate = load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
       const float change = rate * (value - found);
@@ -137,16 +151,26 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
         next = returned.before(t);
       }
       threadgroup float* const own = shares[turn][simdgroup];
-      float d_value = 0.0f;
+      float d_value = 0.0f, d_open = 0.0f;
       if (i < steps) {
         float4 old[Share::kPacks], q_sums[Share::kPacks];
         share.load(before + i * rows_of_states * params.key_dim + own_row, exists, old);
         share.load_decay(g, place.g + t * params.g_strides[1], decay);
         share.load_key(q + place.q + t * params.q_strides[1], params, params.q_scale, x);
-        const float d_out =
-            exists ? float(d_y[batch * params.d_y_strides[0] + t * params.d_y_strides[1] +
-                               head * params.d_y_strides[2] + row])
-                   : 0.0f;
+        float d_out = exists ? float(d_y[batch * params.d_y_strides[0] + t * params.d_y_strides[1] +
+                                         head * params.d_y_strides[2] + row])
+                             : 0.0f;
+        const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
+        const float skipped = has_skip ? skip[place.skip + t * params.skip_strides[1]] : 0.0f;
+        if (is_gated) {
+          const float closed =
+              exists ? float(gate[place.gate + t * params.gate_strides[1] + row]) : 0.0f;
+          const Sigmoid open = sigmoid(closed);
+          float out = share.sum(share.dot(s, x));
+          out += has_skip ? skipped * value : 0.0f;
+          d_open = d_out * out * silu_derivative(closed, open);
+          d_out *= closed * open.value;
+        }
         MLX_ANVIL_UNROLL
         for (int j = 0; j < Share::kPacks; ++j) {
           d_s[j] += d_out * x[j];
@@ -155,8 +179,7 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
         }
         share.load_key(k + place.k + t * params.k_strides[1], params, 1.0f, x);
         const float d_change = share.sum(share.dot(d_s, x));
-        const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
-        const float error = value - share.sum(share.dot(s, x));
+        const float error = corrects ? value - share.sum(share.dot(s, x)) : value;
         const float rate =
             load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
         d_value = rate * d_change;
@@ -164,8 +187,12 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
         float d_decay = 0.0f;
         MLX_ANVIL_UNROLL
         for (int j = 0; j < Share::kPacks; ++j) {
-          const float4 k_sum = over_rows<kLanes>(change * d_s[j] - d_value * s[j]);
-          const float4 d_decayed = d_s[j] - d_value * x[j];
+          float4 of_key = change * d_s[j], d_decayed = d_s[j];
+          if (corrects) {
+            of_key -= d_value * s[j];
+            d_decayed -= d_value * x[j];
+          }
+          const float4 k_sum = over_rows<kLanes>(of_key);
           float4 d_factor = d_decayed * old[j];
           d_decay += d_factor.x + d_factor.y + d_factor.z + d_factor.w;
           d_factor = g_is_per_channel ? over_rows<kLanes>(d_factor) : d_factor;
@@ -189,17 +216,28 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
           own[3 * kTile] = d_decay;
           own[3 * kTile + 1] = d_rate;
         }
+        if (has_skip) {
+          const float d_skipped = metal::simd_sum(share.lane == 0 ? d_out * value : 0.0f);
+          if (thread_lane == 0) {
+            own[3 * kTile + 2] = d_skipped;
+          }
+          d_value += skipped * d_out;
+        }
       }
       if (exists && share.lane == 0) {
         const long token = long(batch) * params.length + t;
-        d_v[(token * params.value_heads + head) * params.value_dim + row] = T(d_value);
+        const long at = (token * params.value_heads + head) * params.value_dim + row;
+        d_v[at] = T(d_value);
+        if (is_gated) {
+          d_gate[at] = T(d_open);
+        }
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       device float* const part =
           parts + (part_of(params, batch, i, head) + int(group.x)) * part_size(params);
       const int vectors = part_vectors();
-      for (int place = int(simdgroup * 32 + thread_lane); place < vectors * params.key_dim + 2;
-           place += 32 * kSimdgroups) {
+      for (int place = int(simdgroup * 32 + thread_lane);
+           place < vectors * params.key_dim + part_numbers(); place += 32 * kSimdgroups) {
         const int vector = place / params.key_dim;
         const int at = vector < vectors ? vector * kTile + place % params.key_dim
                                         : 3 * kTile + place - vectors * params.key_dim;
@@ -258,7 +296,8 @@ template <typename T>
     device T* d_k [[buffer(4)]],
     device float* d_g [[buffer(5)]],
     device float* d_beta [[buffer(6)]],
-    constant GatedDeltaParams& params [[buffer(7)]],
+    device float* d_skip [[buffer(7)]],
+    constant GatedDeltaParams& params [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -290,12 +329,14 @@ template <typename T>
           d_g[gate * key_dim + column] = g_sum;
         }
       }
-      if (lane < 2) {  // d_g of the head, and d_beta
+      if (int(lane) < part_numbers()) {  // d_g of the head, d_beta, and d_skip
         float sum = 0.0f;
         for (int block = 0; block < params.blocks; ++block) {
-          sum += own[(block + 1) * size - 2 + lane];
+          sum += own[(block + 1) * size - part_numbers() + lane];
         }
-        if (lane == 1) {
+        if (lane == 2) {
+          d_skip[gate] = sum;
+        } else if (lane == 1) {
           d_beta[gate] = sum;
         } else if (!g_is_per_channel) {
           d_g[gate] = sum;

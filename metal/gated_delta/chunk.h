@@ -1,11 +1,12 @@
-// gated_delta by chunks of 64 steps: products of matrices in place of steps in a row. What the
-// kernels of a chunk share: products, and tiles in threadgroup memory.
+// gated_delta and ssd_scan by chunks of 64 steps: products of matrices in place of steps in a row.
+// What the kernels of a chunk share: products, and tiles in threadgroup memory.
 //
 // With gamma[i] the product of g up to step i of the chunk, and G[i][j] that from j + 1 to i:
 //   A = beta[i] G[i][j] (k[i] . k[j]) below the diagonal       P = G[i][j] (q[i] . k[j]) up to it
 //   U = (I + A)^-1 beta (V - gamma K S^T)                      the changes of all steps
 //   Y = gamma Q S^T + P U                                      S = gamma[63] S + U^T (G[63][.] K)
-// docs/linear_attention.md derives it. G is multiplied up, never divided, so that g may be 0.
+// ssd_scan does not correct: U = beta V. It adds skip V to Y. docs/linear_attention.md derives it.
+// G is multiplied up, never divided, so that g may be 0.
 //
 // A step that does not exist, or is padding, has k = q = v = beta = 0 and g = 1.
 #pragma once
@@ -13,8 +14,8 @@
 #include "metal/common/reg_tile.h"
 #include "metal/gated_delta/state.h"
 
-constant bool keys_are_vectors [[function_constant(10)]];    // rows of q and k, of 16 bytes
-constant bool values_are_vectors [[function_constant(11)]];  // those of v and y
+constant bool keys_are_vectors [[function_constant(13)]];    // rows of q and k, of 16 bytes
+constant bool values_are_vectors [[function_constant(14)]];  // those of v and y
 
 enum { kChunk = 64, kPanel = 64, kChunkThreads = 128 };
 
@@ -26,6 +27,7 @@ enum ChunkRow {
   kDecayAfter,   // from the step to the chunk's last state
   kKeyScale,     // of k, if it is normalised; else 1
   kQueryScale,   // likewise of q, with q_scale
+  kSkip,         // if there is one; else 0
   kChunkRows
 };
 

@@ -1,18 +1,19 @@
-// gated_delta by chunks: gradients of the state and of v, a chunk before the other (chunk.h).
+// gated_delta and ssd_scan by chunks: gradients of the state and of v, a chunk before the other
+// (chunk.h).
 //
 // Kernels: gated_delta_chunk_backward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid, threadgroup and its memory: as for chunk_forward.metal.
 //
 // Bindings: q, k, d_y, d_state_out, lengths, inverse, weights, rows, d_states, d_changes, d_v,
 //           d_state, params
-// Function constants: 2: the gradient of the first state is wanted; 3 as in state.h; 10, 11:
-// vectors of 16 bytes (chunk.h).
+// Function constants: 2: the gradient of the first state is wanted; 3, 10, 11 as in state.h;
+// 13, 14: vectors of 16 bytes (chunk.h).
 //
 // All transposed, as in chunk_forward.metal. d_S is stored, in `d_states`, before each chunk takes
 // it, and d_X, in `d_changes`: with value_columns() rows and columns.
 //   for each chunk from the last:
-//     d_U = d_Y P + G[63] d_S K^T; d_X = d_U (I + A)^-1; d_V = beta d_X
-//     d_S = gamma[63] d_S + (gamma d_Y) Q - (gamma d_V) K
+//     d_U = d_Y P + G[63] d_S K^T; d_X = d_U (I + A)^-1; d_V = beta d_X + skip d_Y
+//     d_S = gamma[63] d_S + (gamma d_Y) Q - (beta gamma d_X) K
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk.h"
 #include "metal/gated_delta/chunk_walk.h"
@@ -85,14 +86,25 @@ template <typename T, bool kPairs, int kKeyDim>
       for (int plane = 0; plane < kPlanes; ++plane) {
         add_product<kPairs, false, true>(d_u, d_out, walk.weights(plane), place);
       }
-      add_product<kPairs, false, false>(d_x, d_u, walk.inverse(0), place);
-      if (kPlanes == 2) {
-        add_product<kPairs, false, true>(d_x, d_u, walk.inverse(1), place);
+      if (corrects) {
+        add_product<kPairs, false, false>(d_x, d_u, walk.inverse(0), place);
+        if (kPlanes == 2) {
+          add_product<kPairs, false, true>(d_x, d_u, walk.inverse(1), place);
+        }
+      } else {
+        d_x = d_u;
       }
       store_transposed_rows(d_x, d_changes + chunk.index * kChunk * columns + row, columns, kChunk,
                             16, place, false);
       scale_columns(d_x, walk.facts(kRate), place);
-      store_transposed_rows(d_x, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
+      if (has_skip) {
+        d_u = d_out;
+        scale_columns(d_u, walk.facts(kSkip), place);
+        d_u.add(d_x);
+      } else {
+        d_u = d_x;
+      }
+      store_transposed_rows(d_u, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
 
       scale_columns(d_out, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
       scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
@@ -102,7 +114,9 @@ template <typename T, bool kPairs, int kKeyDim>
       for (int panel = 0; panel < kPanels; ++panel) {
         d_s[panel].scale(decay);
         add_product<kPairs, false, false>(d_s[panel], d_out, walk.queries(panel), place);
-        add_product<kPairs, false, false>(d_s[panel], d_x, walk.keys(panel), place);
+        if (corrects) {
+          add_product<kPairs, false, false>(d_s[panel], d_x, walk.keys(panel), place);
+        }
       }
       walk.end();
     }

@@ -1,5 +1,5 @@
-// gated_delta by chunks: gradients of q, k, g and beta, from what chunk_forward.metal and
-// chunk_backward.metal kept. No chunk waits for another (chunk.h).
+// gated_delta and ssd_scan by chunks: gradients of q, k, g, beta and skip, from what
+// chunk_forward.metal and chunk_backward.metal kept. No chunk waits for another (chunk.h).
 //
 // Kernels: gated_delta_chunk_backward_steps_<dtype>_d<key dim>, and _pairs_ for matrix units of 16
 // bits.
@@ -7,8 +7,8 @@
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
 //
 // Bindings: q, k, v, d_y, lengths, rows, states, changes, d_states, d_changes, parts, params
-// Function constants: 3 as in state.h; 10, 11: vectors of 16 bytes (chunk.h). `parts` are those of
-// gated_delta_sum, in one chunk of all steps and one block.
+// Function constants: 3, 10, 11 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
+// those of gated_delta_sum, in one chunk of all steps and one block.
 //
 // With k and q scaled, d_P = d_Y U^T, d_A = -d_X U^T, B = beta G d_A below the diagonal:
 //   W = d_Y S, Z = d_X S, N = U d_S                 S before the chunk, d_S after it
@@ -49,7 +49,7 @@ template <typename T, bool kPairs, int kKeyDim>
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), own = 16 * int(simdgroup);
   const long columns = value_columns(params);
-  const long part_size = 2 * kKeyDim + 2;
+  const long part_size = 2 * kKeyDim + (has_skip ? 3 : 2);
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const ChunkPlace chunk =
@@ -92,15 +92,18 @@ template <typename T, bool kPairs, int kKeyDim>
         read_tile(left, keys, own, place);
         add_product<kPairs, true, true>(kk, left, keys, place);
       }
-      float d_rate[2] = {};
+      float d_rate[2] = {}, d_skip[2] = {};
       for (int panel = 0; panel < panels; ++panel) {
         Square other;
         read_tile(left, loads.values(d_rows, panel), own, place);
+        read_tile(other, loads.values(v_rows, panel), own, place);
+        add_row_products(left, other, d_skip);
         loads.numbers(u_rows + panel * kPanel, columns);
         loads.template add_numbers<true, true>(weights, left);
         read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
-        loads.template add_numbers<true, false>(changed, left);
-        read_tile(other, loads.values(v_rows, panel), own, place);
+        if (corrects) {
+          loads.template add_numbers<true, false>(changed, left);
+        }
         add_row_products(left, other, d_rate);
       }
       store_decays(memory, facts.gate, thread_index);
@@ -130,8 +133,10 @@ template <typename T, bool kPairs, int kKeyDim>
               fragment_of<float>(below * d_weight * queries + d_change * rate * keys);
         }
         d_rate[i] = row_sum(d_rate[i]);
+        d_skip[i] = row_sum(d_skip[i]);
         if (place.column == 0) {
           facts.d_rate[row] = d_rate[i];
+          facts.d_skip[row] = d_skip[i];
         }
       }
       // G^T D, whose row i is summed up with row i - 1 of G.
@@ -174,8 +179,10 @@ template <typename T, bool kPairs, int kKeyDim>
         read_rows(left, u_rows + own * columns + panel * kPanel, columns, place);
         add_product<kPairs, true, false>(weights_transposed, left, loads.values(d_rows, panel),
                                          place);
-        loads.numbers(x_rows + panel * kPanel, columns);
-        loads.template add_numbers<true, false>(changed_transposed, left);
+        if (corrects) {
+          loads.numbers(x_rows + panel * kPanel, columns);
+          loads.template add_numbers<true, false>(changed_transposed, left);
+        }
       }
       MLX_ANVIL_UNROLL
       for (int f = 0; f < 2 * kChunk / 8; ++f) {
@@ -214,7 +221,7 @@ template <typename T, bool kPairs, int kKeyDim>
       keys_or_queries = loads.keys(k + at.k, params.k_strides[1], panel);
       add_product<kPairs, false, false>(sum, weights, keys_or_queries, place);
       sum.store(part + own * part_stride + column, part_stride, chunk.exists - own, kPanel, place,
-                /*vectors=*/true, /*full=*/true);
+                /*vectors=*/!has_skip, /*full=*/true);
 
       Square d_key;
       d_key.zero();
@@ -222,9 +229,11 @@ template <typename T, bool kPairs, int kKeyDim>
       read_tile(left, keys_or_queries, own, place);
       const Square keys = left;
       for (int of_values = 0; of_values < panels; ++of_values) {
-        loads.numbers(s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
-        read_rows(left, x_rows + own * columns + of_values * kPanel, columns, place);
-        loads.template add_numbers<false, false>(sum, left);
+        if (corrects) {
+          loads.numbers(s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
+          read_rows(left, x_rows + own * columns + of_values * kPanel, columns, place);
+          loads.template add_numbers<false, false>(sum, left);
+        }
         loads.numbers(d_s_rows + of_values * kPanel * kKeyDim + column, kKeyDim);
         read_rows(left, u_rows + own * columns + of_values * kPanel, columns, place);
         loads.template add_numbers<false, false>(d_key, left);
@@ -234,12 +243,14 @@ template <typename T, bool kPairs, int kKeyDim>
       scale_rows(d_key, facts.decay_after + own, place);
       scale_rows(sum, facts.minus_into + own, place);
       d_key.add(sum);
-      add_product<kPairs, false, false>(d_key, changed,
-                                        loads.keys(k + at.k, params.k_strides[1], panel), place);
+      if (corrects) {
+        add_product<kPairs, false, false>(d_key, changed,
+                                          loads.keys(k + at.k, params.k_strides[1], panel), place);
+      }
       add_product<kPairs, false, false>(d_key, weights_transposed,
                                         loads.keys(q + at.q, params.q_strides[1], panel), place);
       d_key.store(part + own * part_stride + kKeyDim + column, part_stride, chunk.exists - own,
-                  kPanel, place, /*vectors=*/true, /*full=*/true);
+                  kPanel, place, /*vectors=*/!has_skip, /*full=*/true);
     }
 
     // The gradients of decays from the chunk's begin, and to its end.
@@ -272,6 +283,9 @@ template <typename T, bool kPairs, int kKeyDim>
       device float* const to = part + step * part_stride + 2 * kKeyDim;
       to[0] = counts ? facts.d_gate[step] + d_gate : 0.0f;
       to[1] = counts ? facts.d_rate[step] : 0.0f;
+      if (has_skip) {
+        to[2] = counts ? facts.d_skip[step] : 0.0f;
+      }
     }
   }
 }

@@ -1,4 +1,4 @@
-// gated_delta by chunks: y and the states, a chunk after the other (chunk.h).
+// gated_delta and ssd_scan by chunks: y and the states, a chunk after the other (chunk.h).
 //
 // Kernels: gated_delta_chunk_forward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers blocks of 64 rows of the state, y value heads, z batch rows and may be smaller
@@ -6,8 +6,8 @@
 // Threadgroup memory 0: a tile of float32, or with pairs two of each (chunk_walk.h).
 //
 // Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params
-// Function constants: 2, 3 as in state.h; 9: only keeps, for the backward, the state before each
-// chunk, in `state_out`, and U, in `changes`, with value_columns() rows and columns; 10, 11:
+// Function constants: 2, 3, 10, 11 as in state.h; 9: only keeps, for the backward, the state before
+// each chunk, in `state_out`, and U, in `changes`, with value_columns() rows and columns; 13, 14:
 // vectors of 16 bytes (chunk.h).
 //
 // Everything is transposed, so that rows of the state are rows of the left operands:
@@ -81,19 +81,25 @@ template <typename T, bool kPairs, int kKeyDim>
       }
       walk.begin(chunk, chunk_place(params, steps, batch, head, c + 1), c + 1 < chunks,
                  !keeps_states);
-      MLX_ANVIL_UNROLL
-      for (int panel = 0; panel < kPanels; ++panel) {
-        add_product<kPairs, true, false>(x, s[panel], walk.keys(panel), place);
+      if (corrects) {
+        MLX_ANVIL_UNROLL
+        for (int panel = 0; panel < kPanels; ++panel) {
+          add_product<kPairs, true, false>(x, s[panel], walk.keys(panel), place);
+        }
+        scale_columns(x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
+        x.negate();
       }
-      scale_columns(x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
-      x.negate();
       read_tile_transposed(u, walk.values(), own, place);
       x.add(u);
       scale_columns(x, walk.facts(kRate), place);
-      u.zero();
-      add_product<kPairs, true, false>(u, x, walk.inverse(0), place);
-      if (kPlanes == 2) {
-        add_product<kPairs, true, true>(u, x, walk.inverse(1), place);
+      if (corrects) {
+        u.zero();
+        add_product<kPairs, true, false>(u, x, walk.inverse(0), place);
+        if (kPlanes == 2) {
+          add_product<kPairs, true, true>(u, x, walk.inverse(1), place);
+        }
+      } else {
+        u = x;
       }
       if (keeps_states) {
         const long columns = value_columns(params);
@@ -107,6 +113,12 @@ template <typename T, bool kPairs, int kKeyDim>
         }
         scale_columns(x, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
         add_product<kPairs, true, true>(x, u, walk.weights(0), place);
+        if (has_skip) {
+          RegTile<float, 16, kChunk> skipped;
+          read_tile_transposed(skipped, walk.values(), own, place);
+          scale_columns(skipped, walk.facts(kSkip), place);
+          x.add(skipped);
+        }
         store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
       }
       scale_columns(u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);

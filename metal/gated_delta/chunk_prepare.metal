@@ -4,10 +4,11 @@
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
 //
-// Bindings: q, k, g, beta, lengths, inverse, weights, rows, params
-// Function constants: 3, 5, 6 and 7 as in state.h; 10: vectors of 16 bytes (chunk.h).
+// Bindings: q, k, g, beta, lengths, skip, inverse, weights, rows, params
+// Function constants: 3, 5 to 7, 10 and 11 as in state.h; 13: vectors of 16 bytes (chunk.h).
 // `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, their high parts, then
-// the low ones. `rows`: 6 x 64 numbers a chunk (ChunkRow).
+// the low ones. Without a correction there is no inverse. `rows`: 7 x 64
+// numbers a chunk (ChunkRow).
 //
 //   for each panel of 64 columns: products of q and k with k^T, and sums of squares
 //   G[.][j] by thread j: a running product; multiply
@@ -110,10 +111,11 @@ template <typename T, bool kPairs, int kKeyDim>
     const device T* g [[buffer(2)]],
     const device T* beta [[buffer(3)]],
     const device int* lengths [[buffer(4)]],
-    device typename ChunkNumbers<T, kPairs>::Weight* inverse [[buffer(5)]],
-    device typename ChunkNumbers<T, kPairs>::Weight* weights [[buffer(6)]],
-    device float* rows [[buffer(7)]],
-    constant GatedDeltaParams& params [[buffer(8)]],
+    const device float* skip [[buffer(5)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* inverse [[buffer(6)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* weights [[buffer(7)]],
+    device float* rows [[buffer(8)]],
+    constant GatedDeltaParams& params [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -141,6 +143,7 @@ template <typename T, bool kPairs, int kKeyDim>
       const bool counts = step < chunk.steps;
       facts[kGate][step] =
           counts ? load_gate(g, g_is_float32, at.g + t * params.g_strides[1]) : 1.0f;
+      facts[kSkip][step] = has_skip && counts ? skip[at.skip + t * params.skip_strides[1]] : 0.0f;
       facts[kRate][step] =
           counts ? load_gate(beta, beta_is_float32, at.beta + t * params.beta_strides[1]) : 0.0f;
     }
@@ -167,7 +170,9 @@ template <typename T, bool kPairs, int kKeyDim>
       qk.mma(left, keys);
       left.load(tile + own * kStride, kStride, place);
       add_squares(left, k_squares);
-      kk.mma(left, keys);
+      if (corrects) {
+        kk.mma(left, keys);
+      }
     }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -213,13 +218,15 @@ template <typename T, bool kPairs, int kKeyDim>
     }
     store_planes<Numbers::kPlanes>(qk, weights + chunk.index * Numbers::kPlanes * kSquare, own,
                                    place);
-    store_square(matrix + own * kDecayStride, kk, place);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    invert(matrix, simdgroup, lane);
+    if (corrects) {
+      store_square(matrix + own * kDecayStride, kk, place);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      invert(matrix, simdgroup, lane);
 
-    qk.load(matrix + own * kDecayStride, kDecayStride, place);
-    store_planes<Numbers::kPlanes>(qk, inverse + chunk.index * Numbers::kPlanes * kSquare, own,
-                                   place);
+      qk.load(matrix + own * kDecayStride, kDecayStride, place);
+      store_planes<Numbers::kPlanes>(qk, inverse + chunk.index * Numbers::kPlanes * kSquare, own,
+                                     place);
+    }
     device float* const facts_to = rows + chunk.index * kChunkRows * kChunk;
     for (int i = int(thread_index); i < kChunkRows * kChunk; i += kChunkThreads) {
       facts_to[i] = facts[i / kChunk][i % kChunk];

@@ -134,7 +134,9 @@ struct ChunkWalk<T, true, kPanels> {
       copy_rows(kValues, Source::of_chunk(source.values, own, 0));
       MLX_ANVIL_UNROLL
       for (int plane = 0; plane < 2; ++plane) {
-        copy_rows(kInverse + plane, Source::square(source.inverse, own, plane));
+        if (corrects) {
+          copy_rows(kInverse + plane, Source::square(source.inverse, own, plane));
+        }
         if (all) {
           copy_rows(kWeights + plane, Source::square(source.weights, own, plane));
         }

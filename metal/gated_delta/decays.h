@@ -76,13 +76,13 @@ METAL_FUNC void add_row_products(const thread RegTile<float, 16, kPanel>& a,
 
 // What the gradients of a chunk's steps need of each of them, and leave for the last sums.
 struct alignas(16) ChunkSteps {
-  float gate[kChunk], rate[kChunk];              // g, beta
-  float decay[kChunk], decay_after[kChunk];      // gamma, and to the chunk's end
-  float minus_into[kChunk];                      // -beta gamma
-  float key_scale[kChunk], query_scale[kChunk];  // of k and q
-  float d_gate[kChunk], d_rate[kChunk];          // parts of d_g and d_beta
-  float d_begin[kChunk], d_end[kChunk];          // of gamma, and of decays to the end
-  float states_product[kChunkThreads / 32];      // parts of that from begin to end
+  float gate[kChunk], rate[kChunk];                      // g, beta
+  float decay[kChunk], decay_after[kChunk];              // gamma, and to the chunk's end
+  float minus_into[kChunk];                              // -beta gamma
+  float key_scale[kChunk], query_scale[kChunk];          // of k and q
+  float d_gate[kChunk], d_rate[kChunk], d_skip[kChunk];  // parts of d_g and d_beta
+  float d_begin[kChunk], d_end[kChunk];                  // of gamma, and of decays to the end
+  float states_product[kChunkThreads / 32];              // parts of that from begin to end
 };
 
 METAL_FUNC void load_steps(threadgroup ChunkSteps& to,

@@ -1,22 +1,25 @@
 // gated_delta: y [batch, length, value_heads, value_dim] and states of the gated delta rule. Per
 // step and value head, with a decay g per head or per channel:
 //   S = g S;  S = S + beta (v - S k) k^T;  y = S q
+// ssd_scan: the same without the correction, S = S + beta v k^T, with y = (S q + skip v)
+// silu(gate).
 //
 // Kernels: gated_delta_forward_<dtype>_k<tile of the key dim>.
 // Grid: x covers blocks of rows of the state, y value heads, z batch rows and may be smaller than
 // the batch. Threadgroup: 128 x 1 x 1: four SIMD groups, which do not meet. A row has 4 or 8 lanes.
 //
-// Bindings: q, k, v, g, beta, state, lengths, positions, y, state_out, states, params
-// Function constants: 0 to 8 as in state.h; 9: only keeps the state after every chunk but the last,
-// in `states`, for the backward. Rows are dense; alignment: constant 0.
+// Bindings: q, k, v, g, beta, state, lengths, positions, skip, gate, y, state_out, states, params
+// Function constants: 0 to 8 and 10 to 12 as in state.h; 9: only keeps the state after every chunk
+// but the last, in `states`, for the backward. Rows are dense; alignment: constant 0.
 //
 //   sum() is over the lanes of a row
 //   s = the lane's share of a row of the state
 //   for each step:
 //     load q, k, g and beta, normalise q and k
-//     s *= g; error = v - sum(s k); s += beta error k; y = sum(s q)
+//     s *= g; error = v - sum(s k), or v; s += beta error k; y = sum(s q), with skip and gate
 //     store s if the state of this step is returned
 //   store s
+#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"
 
@@ -32,10 +35,12 @@ template <typename T, int kTile, int kLanes>
     const device float* state [[buffer(5)]],
     const device int* lengths [[buffer(6)]],
     const device int* positions [[buffer(7)]],
-    device T* y [[buffer(8)]],
-    device float* state_out [[buffer(9)]],
-    device float* states [[buffer(10)]],
-    constant GatedDeltaParams& params [[buffer(11)]],
+    const device float* skip [[buffer(8)]],
+    const device T* gate [[buffer(9)]],
+    device T* y [[buffer(10)]],
+    device float* state_out [[buffer(11)]],
+    device float* states [[buffer(12)]],
+    constant GatedDeltaParams& params [[buffer(13)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -66,7 +71,7 @@ template <typename T, int kTile, int kLanes>
         for (int i = 0; i < Share::kPacks; ++i) {
           s[i] *= decay[i];
         }
-        const float found = share.sum(share.dot(s, x));
+        const float found = corrects ? share.sum(share.dot(s, x)) : 0.0f;
         const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
         const float rate =
             load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
@@ -78,6 +83,13 @@ template <typename T, int kTile, int kLanes>
         if (!keeps_states) {
           share.load_key(q + place.q + t * params.q_strides[1], params, params.q_scale, x);
           out = share.sum(share.dot(s, x));
+          if (has_skip) {
+            out += skip[place.skip + t * params.skip_strides[1]] * value;
+          }
+          if (is_gated && exists) {
+            const float open = float(gate[place.gate + t * params.gate_strides[1] + row]);
+            out *= open * sigmoid(open).value;
+          }
         }
       }
       if (keeps_states) {

@@ -13,6 +13,8 @@ struct GatedDeltaParams {
   int64_t v_strides[3];
   int64_t g_strides[3];
   int64_t beta_strides[3];
+  int64_t skip_strides[3];
+  int64_t gate_strides[3];
   int64_t d_y_strides[3];
   int32_t batch;
   int32_t length;
@@ -32,7 +34,7 @@ struct GatedDeltaParams {
   float q_scale;
 };
 
-static_assert(sizeof(GatedDeltaParams) == 8 * 18 + 4 * 16, "same layout in C++ and MSL");
+static_assert(sizeof(GatedDeltaParams) == 8 * 24 + 4 * 16, "same layout in C++ and MSL");
 
 struct GatedDeltaGatesParams {
   int64_t rows;

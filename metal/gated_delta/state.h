@@ -1,4 +1,4 @@
-// Rows of the state of a gated delta rule in registers, and the operands of its steps.
+// Rows of the state of gated_delta or ssd_scan in registers, and the operands of a step.
 #pragma once
 
 #include <metal_stdlib>
@@ -17,6 +17,9 @@ constant bool normalizes [[function_constant(5)]];
 constant bool g_is_float32 [[function_constant(6)]];  // else of the dtype
 constant bool beta_is_float32 [[function_constant(7)]];
 constant bool g_is_per_channel [[function_constant(8)]];
+constant bool corrects [[function_constant(10)]];  // the gated delta rule; else ssd_scan
+constant bool has_skip [[function_constant(11)]];
+constant bool is_gated [[function_constant(12)]];
 
 // Four adjacent elements, widened.
 template <typename T>
@@ -127,7 +130,7 @@ struct RowShare {
 
 // Where the arrays of a value head of a batch row begin.
 struct HeadPlace {
-  long q, k, v, g, beta;
+  long q, k, v, g, beta, skip, gate;
   long state;  // of its rows among all states' rows
 };
 
@@ -139,6 +142,8 @@ METAL_FUNC HeadPlace place_of(constant GatedDeltaParams& params, int batch, int 
   place.v = batch * params.v_strides[0] + head * params.v_strides[2];
   place.g = batch * params.g_strides[0] + head * params.g_strides[2];
   place.beta = batch * params.beta_strides[0] + head * params.beta_strides[2];
+  place.skip = batch * params.skip_strides[0] + head * params.skip_strides[2];
+  place.gate = batch * params.gate_strides[0] + head * params.gate_strides[2];
   place.state = (long(batch) * params.value_heads + head) * params.value_dim;
   return place;
 }

@@ -1,4 +1,4 @@
-// The gated delta rule, rows of the state apart from each other.
+// The gated delta rule and the sum without its correction, rows of the state apart from each other.
 //
 // few_steps: a row is read, changed and written as it lies in memory; vectors run along its
 // columns. many_steps: a block of rows is transposed into L1 and stays there for all steps; vectors
@@ -11,8 +11,9 @@ namespace {
 
 // ---- few steps ----------------------------------------------------------------------------------
 
-template <class T, int kRows, bool kPerChannel>
-void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_t row) {
+// The y of each step goes to `y`, kLanes numbers apart.
+template <class T, int kRows, bool kPerChannel, bool kCorrects>
+void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_t row, float* y) {
   static constexpr float kZeros[kRows * kMaxDeltaKeyDim] = {};
   const int64_t key_dim = block.head.key_dim;
   float* const to = block.state_out + row * key_dim;
@@ -23,9 +24,8 @@ void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_
     const T* const v = static_cast<const T*>(block.head.v) + t * block.head.v_step + row;
     store_lanes(lanes, load_columns(v, 1, 0, kRows));
     const RowResults<kRows> results =
-        step_rows<kRows, kPerChannel, true>(from, to, key_dim, steps[t], lanes);
-    std::memcpy(lanes, results.y, sizeof(results.y));
-    store_columns(static_cast<T*>(block.y) + t * block.y_step + row, 0, kRows, load_lanes(lanes));
+        step_rows<kRows, kPerChannel, kCorrects, true>(from, to, key_dim, steps[t], lanes);
+    std::memcpy(y + t * kLanes, results.y, sizeof(results.y));
     for (; saved < block.saved + block.saved_count && saved->step == t; ++saved) {
       std::memcpy(saved->state + row * key_dim, to,
                   static_cast<size_t>(kRows * key_dim) * sizeof(float));
@@ -33,26 +33,37 @@ void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_
   }
 }
 
-template <class T, bool kPerChannel>
+template <class T, bool kPerChannel, bool kCorrects>
 void few_steps(const DeltaForwardBlock& block) {
   StepBuffer memory[kMostFewSteps];
   Step steps[kMostFewSteps];
   for (int64_t t = 0; t < block.steps; ++t) {
     steps[t] = load_step<T>(block.head, t, memory[t]);
   }
-  int64_t row = block.first;
+  float y[kMostFewSteps * kLanes] = {};
   const int64_t end = block.first + block.count;
-  for (; row + kDeltaRows <= end; row += kDeltaRows) {
-    few_steps_of_rows<T, kDeltaRows, kPerChannel>(block, steps, row);
-  }
-  for (; row < end; ++row) {
-    few_steps_of_rows<T, 1, kPerChannel>(block, steps, row);
+  for (int64_t first = block.first; first < end; first += kLanes) {
+    const int64_t count = end - first < kLanes ? end - first : kLanes;
+    int64_t row = 0;
+    for (; row + kDeltaRows <= count; row += kDeltaRows) {
+      few_steps_of_rows<T, kDeltaRows, kPerChannel, kCorrects>(block, steps, first + row, y + row);
+    }
+    for (; row < count; ++row) {
+      few_steps_of_rows<T, 1, kPerChannel, kCorrects>(block, steps, first + row, y + row);
+    }
+    for (int64_t t = 0; t < block.steps; ++t) {
+      const T* const v = static_cast<const T*>(block.head.v) + t * block.head.v_step + first;
+      store_columns(static_cast<T*>(block.y) + t * block.y_step + first, 0, count,
+                    finished<T>(block.head, t, first, 0, count, load_lanes(y + t * kLanes),
+                                load_columns(v, 1, 0, count)));
+    }
   }
 }
 
 template <class T>
 void few_steps_of(const DeltaForwardBlock& block) {
-  block.head.is_per_channel ? few_steps<T, true>(block) : few_steps<T, false>(block);
+  with_rule(block.head,
+            [&](auto per_channel, auto corrects) { few_steps<T, per_channel, corrects>(block); });
 }
 
 // ---- many steps ---------------------------------------------------------------------------------
@@ -101,14 +112,16 @@ inline void sweep(float* block,
   }
   for (int part = 0; part < kVectors; ++part) {
     y.part[part] = ys[0].part[part] + ys[1].part[part];
-    found.part[part] = founds[0].part[part] + founds[1].part[part];
+    if constexpr (kFinds) {
+      found.part[part] = founds[0].part[part] + founds[1].part[part];
+    }
     if constexpr (kFinds && !kPerChannel) {
       found.part[part] *= next.decay;
     }
   }
 }
 
-template <class T, bool kPerChannel>
+template <class T, bool kPerChannel, bool kCorrects>
 void steps_of_rows(const DeltaForwardBlock& all, int64_t first, int64_t count) {
   const DeltaHead& head = all.head;
   const int64_t key_dim = head.key_dim;
@@ -122,26 +135,30 @@ void steps_of_rows(const DeltaForwardBlock& all, int64_t first, int64_t count) {
   }
   StepBuffer memory[2];
   Step now = load_step<T>(head, 0, memory[0]);
-  Rows change, y, found;
-  sweep<kPerChannel, false, true>(block.s, key_dim, now, now, change, y, found);
+  Rows change, y, found = {}, value;
+  if constexpr (kCorrects) {
+    sweep<kPerChannel, false, true>(block.s, key_dim, now, now, change, y, found);
+  }
   int64_t saved = 0;
   for (int64_t t = 0; t < all.steps; ++t) {
     const T* const v = static_cast<const T*>(head.v) + t * head.v_step + first;
     for (int part = 0; part < kVectors; ++part) {
       const int64_t at = part * kLanes;
-      const f32v of_part = at < count ? load_columns(v, 1, at, count) : f32v{};
-      change.part[part] = (of_part - found.part[part]) * now.beta;
+      value.part[part] = at < count ? load_columns(v, 1, at, count) : f32v{};
+      change.part[part] = (value.part[part] - found.part[part]) * now.beta;
     }
     if (t + 1 < all.steps) {
       const Step next = load_step<T>(head, t + 1, memory[(t + 1) % 2]);
-      sweep<kPerChannel, true, true>(block.s, key_dim, now, next, change, y, found);
+      sweep<kPerChannel, true, kCorrects>(block.s, key_dim, now, next, change, y, found);
       now = next;
     } else {
       sweep<kPerChannel, true, false>(block.s, key_dim, now, now, change, y, found);
     }
     for (int part = 0; all.y && part < kVectors && part * kLanes < count; ++part) {
       T* const to = static_cast<T*>(all.y) + t * all.y_step + first;
-      store_columns(to, part * kLanes, count, y.part[part]);
+      store_columns(
+          to, part * kLanes, count,
+          finished<T>(head, t, first, part * kLanes, count, y.part[part], value.part[part]));
     }
     for (; saved < all.saved_count && all.saved[saved].step == t; ++saved) {
       unpack_transposed(block.panel(key_dim), count, key_dim,
@@ -157,8 +174,9 @@ template <class T>
 void many_steps(const DeltaForwardBlock& all) {
   for (int64_t row = 0; row < all.count; row += kBlockRows) {
     const int64_t count = all.count - row < kBlockRows ? all.count - row : kBlockRows;
-    all.head.is_per_channel ? steps_of_rows<T, true>(all, all.first + row, count)
-                            : steps_of_rows<T, false>(all, all.first + row, count);
+    with_rule(all.head, [&](auto per_channel, auto corrects) {
+      steps_of_rows<T, per_channel, corrects>(all, all.first + row, count);
+    });
   }
 }
 

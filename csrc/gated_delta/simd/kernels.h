@@ -18,7 +18,10 @@ inline constexpr int64_t kDeltaRows = 4;  // rows of the state that step togethe
 struct DeltaHead {
   const void *q, *k, *v;  // of the first step
   const void *g, *beta;   // float32, or of the dtype
-  int64_t q_step, k_step, v_step, g_step, beta_step;
+  const float* skip;      // null: none
+  const void* gate;       // null: none
+  int64_t q_step, k_step, v_step, g_step, beta_step, skip_step, gate_step;
+  bool corrects;
   bool g_is_float32, beta_is_float32;
   bool is_per_channel;  // g has one factor per column of the state, else one for all
   bool normalizes;
@@ -54,8 +57,8 @@ struct DeltaForwardBlock {
 struct DeltaBackwardChunk {
   DeltaHead head;  // the first value head, at the first step of the chunk
   int64_t heads;
-  int64_t v_head, g_head, beta_head;  // elements to the next value head
-  int64_t steps;                      // at most kDeltaChunk
+  int64_t v_head, g_head, beta_head, skip_head, gate_head;  // elements to the next value head
+  int64_t steps;                                            // at most kDeltaChunk
   const void* d_y;
   int64_t d_y_step, d_y_head;
   const float* states;  // before the first step; null: zeros
@@ -63,17 +66,18 @@ struct DeltaBackwardChunk {
   float* d_states;      // [heads, value_dim, key_dim]: of the chunk's end, then of its start
   const DeltaSavedGradient* d_saved;  // from the last step on
   int64_t d_saved_count, d_saved_head;
-  // Dense; q_step and so on are elements from step to step.
-  void *d_q, *d_k, *d_v;
-  float *d_g, *d_beta;
+  // Dense; d_q_step and so on are elements from step to step. d_skip is as d_beta, d_gate as d_v.
+  void *d_q, *d_k, *d_v, *d_gate;
+  float *d_g, *d_beta, *d_skip;
   int64_t d_q_step, d_k_step, d_v_step, d_g_step, d_beta_step;
-  float* scratch;  // delta_backward_scratch() numbers, at a cache line
+  bool d_keys_are_parts;  // d_q and d_k are float32, and sums over these heads only
+  float* scratch;         // delta_backward_scratch() numbers, at a cache line
 };
 
 [[gnu::always_inline]] constexpr int64_t delta_backward_scratch(int64_t key_dim,
                                                                 int64_t value_dim) {
   constexpr int64_t kMostLanes = 16;
-  const int64_t per_step = 7 * key_dim + 3 * round_up(value_dim, kMostLanes) +
+  const int64_t per_step = 7 * key_dim + 4 * round_up(value_dim, kMostLanes) +
                            kDeltaRows * (key_dim + 1) + kMostLanes + 8;
   return kDeltaChunk * per_step + 2 * kDeltaRows * key_dim;
 }

@@ -2,7 +2,10 @@
 // kernel files only (see common/simd/simd.h).
 #pragma once
 
+#include <type_traits>
+
 #include "common/simd/arena.h"
+#include "common/simd/math.h"
 #include "gated_delta/simd/kernels.h"
 
 namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE {
@@ -17,6 +20,34 @@ template <class T>
 inline float load_gate(const void* from, bool is_float32, int64_t at) {
   return is_float32 ? static_cast<const float*>(from)[at]
                     : load_columns(static_cast<const T*>(from) + at, 1, 0, 1)[0];
+}
+
+// `use(kPerChannel, kCorrects)` with both as constants. A rule that does not correct has a decay
+// per head.
+template <class Use>
+inline void with_rule(const DeltaHead& head, Use use) {
+  if (!head.corrects) {
+    use(std::false_type{}, std::false_type{});
+  } else if (head.is_per_channel) {
+    use(std::true_type{}, std::true_type{});
+  } else {
+    use(std::false_type{}, std::true_type{});
+  }
+}
+
+// (y + skip v) silu(gate), for some of the `count` rows from `row` on: those from row + at.
+template <class T>
+inline f32v finished(
+    const DeltaHead& head, int64_t t, int64_t row, int64_t at, int64_t count, f32v y, f32v v) {
+  if (head.skip) {
+    y += v * head.skip[t * head.skip_step];
+  }
+  if (head.gate) {
+    const T* const gate = static_cast<const T*>(head.gate) + t * head.gate_step + row;
+    const f32v open = load_columns(gate, 1, at, count);
+    y = times_sigmoid<kAccuracyOf<T>>(y * open, open);
+  }
+  return y;
 }
 
 // The operands of a step in float32, and how the state decays before it: by `decay`, or per channel
@@ -132,28 +163,31 @@ inline void sums_of(const f32v (&x)[1], float (&to)[1]) {
 // The results of kRows rows.
 template <int kRows>
 struct RowResults {
-  float error[kRows];  // v - S' k
+  float error[kRows];  // v - S' k, or v
   float y[kRows];
 };
 
-// to = g from + beta (v - g from k) k^T, and y = to q. Rows are key_dim apart. `to` may be `from`.
-template <int kRows, bool kPerChannel, bool kWantsY>
+// to = g from + beta (v - g from k) k^T, and y = to q; v alone is written unless kCorrects. Rows
+// are key_dim apart. `to` may be `from`.
+template <int kRows, bool kPerChannel, bool kCorrects, bool kWantsY>
 inline RowResults<kRows> step_rows(
     const float* from, float* to, int64_t key_dim, const Step& step, const float* v) {
   RowResults<kRows> results;
-  f32v sums[kRows] = {};
-  for (int64_t d = 0; d < key_dim; d += kLanes) {
-    const f32v gk = load_lanes(step.gk + d);
-    for (int r = 0; r < kRows; ++r) {
-      sums[r] += load_lanes(from + r * key_dim + d) * gk;
+  float found[kRows] = {};
+  if constexpr (kCorrects) {
+    f32v sums[kRows] = {};
+    for (int64_t d = 0; d < key_dim; d += kLanes) {
+      const f32v gk = load_lanes(step.gk + d);
+      for (int r = 0; r < kRows; ++r) {
+        sums[r] += load_lanes(from + r * key_dim + d) * gk;
+      }
     }
+    sums_of(sums, found);
   }
-  float found[kRows];
-  sums_of(sums, found);
   float change[kRows];
   f32v outputs[kRows] = {};
   for (int r = 0; r < kRows; ++r) {
-    results.error[r] = v[r] - (kPerChannel ? found[r] : step.decay * found[r]);
+    results.error[r] = !kCorrects ? v[r] : v[r] - (kPerChannel ? found[r] : step.decay * found[r]);
     change[r] = step.beta * results.error[r];
   }
   for (int64_t d = 0; d < key_dim; d += kLanes) {
