@@ -2,14 +2,15 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/mlx_ops.h"
 #include "common/shapeless.h"
 #include "gated_delta/checks.h"
 #include "gated_delta/recurrence.h"
+#include "ssd_scan/steps.h"
 
 namespace mlx_anvil {
 
@@ -81,37 +82,6 @@ std::vector<std::optional<mx::array>*> extras_of(SsdOptions& options) {
   return {&options.d, &options.z, &options.state, &options.dt_bias, &options.lengths};
 }
 
-// True for the steps that count: [batch, length, 1].
-mx::array counted(const mx::array& lengths, int steps, mx::Stream s) {
-  return mx::less(mx::expand_dims(mx::arange(0, steps, 1, mx::int32, s), {0, 2}, s),
-                  mx::expand_dims(lengths, {1, 2}, s), s);
-}
-
-// dt as the recurrence takes it, in float32. What is in padding, NaN too, has no part in it.
-mx::array step_sizes(const mx::array& dt,
-                     const SsdOptions& options,
-                     const std::optional<mx::array>& lengths,
-                     mx::Stream s) {
-  const mx::array zero(0.0f);
-  mx::array steps = mx::astype(dt, mx::float32, s);
-  if (lengths) {
-    steps = choose(counted(*lengths, dt.shape(1), s), steps, zero, s);
-  }
-  if (options.dt_bias) {
-    steps = mx::add(steps, mx::astype(*options.dt_bias, mx::float32, s), s);
-  }
-  if (options.softplus) {
-    steps = mx::logaddexp(steps, zero, s);
-  }
-  if (options.limit && options.limit->first > -INFINITY) {
-    steps = mx::maximum(steps, mx::array(options.limit->first), s);
-  }
-  if (options.limit && options.limit->second < INFINITY) {
-    steps = mx::minimum(steps, mx::array(options.limit->second), s);
-  }
-  return steps;
-}
-
 }  // namespace
 
 GatedDeltaResult ssd_scan(const mx::array& x,
@@ -163,11 +133,15 @@ GatedDeltaResult ssd_scan(const mx::array& x,
   }
   const auto row = [&](const mx::array& given) { return mx::astype(given, dtype, s); };
   const auto exact = [&](const mx::array& given) { return mx::astype(given, mx::float32, s); };
-  const mx::array steps = step_sizes(dt, options, lengths, s);
-  const mx::array decays = mx::exp(mx::multiply(steps, exact(a), s), s);
+  SsdStepsConfig steps;
+  steps.softplus = options.softplus;
+  std::tie(steps.least, steps.most) = options.limit.value_or(std::pair{-INFINITY, INFINITY});
+  const std::optional<mx::array> bias =
+      options.dt_bias ? std::optional(exact(*options.dt_bias)) : std::nullopt;
+  const Arrays gates = apply_ssd_steps(steps, dt, exact(a), bias, lengths, s);
   GatedDeltaConfig config;
   config.corrects = false;
-  GatedDeltaInputs in{row(c), row(b), row(x), decays, steps};
+  GatedDeltaInputs in{row(c), row(b), row(x), gates[0], gates[1]};
   in.lengths = lengths;
   in.positions = positions;
   if (options.state) {

@@ -53,6 +53,7 @@ from mlx_anvil._ext import (  # noqa: E402
     sigmoid_gate,
     silu_gate,
     softmax_topk,
+    ssd_scan,
 )
 from mlx_anvil._info import __version__, info  # noqa: E402
 from mlx_anvil._plan import attention_plan  # noqa: E402
@@ -105,6 +106,7 @@ __all__ = [
     "silu_gate",
     "simulate",
     "softmax_topk",
+    "ssd_scan",
     "strict",
     "trace",
     "unpatch",

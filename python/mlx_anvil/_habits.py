@@ -302,14 +302,7 @@ _MLA |= {
     "return_softmax_lse": "return_lse=True",
 }
 
-_SELECTIVE_SCAN = {
-    # mamba-ssm
-    "u": "x",
-    "delta": "dt",
-    "delta_bias": "add it to dt.",
-    "dt_bias": "add it to dt.",
-    "delta_softplus": "dt_softplus",
-    "return_last_state": "the last state is always returned, so leave it out.",
+_SCAN = {
     # mamba.py, Transformers, mlx-lm
     "initial_state": "state",
     "ssm_state": "state",
@@ -317,6 +310,28 @@ _SELECTIVE_SCAN = {
     "A_log": "A=-mx.exp(A_log)",
     "gate": "z",
     "mask": "give the valid steps of each batch as lengths.",
+}
+
+_SELECTIVE_SCAN = {
+    # mamba-ssm
+    **_SCAN,
+    "u": "x",
+    "delta": "dt",
+    "delta_bias": "add it to dt.",
+    "dt_bias": "add it to dt.",
+    "delta_softplus": "dt_softplus",
+    "return_last_state": "the last state is always returned, so leave it out.",
+}
+
+_SSD_SCAN = {
+    # mamba-ssm, Transformers, mlx-lm
+    **_SCAN,
+    "initial_states": "state",
+    "time_step_limit": "dt_limit",
+    "time_step_bias": "dt_bias",
+    "seq_lens": "lengths",
+    "chunk_size": _NO_NEED,
+    "return_final_states": "the last state is always returned, so leave it out.",
 }
 
 _CONV = {
@@ -395,6 +410,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "quantized_topk": _QUANTIZED | _TOP_K | _STREAM,
     "quantized_experts": _QUANTIZED | _SWIGLU | _EXPERTS | _ACTIVATION | _STREAM,
     "selective_scan": _SELECTIVE_SCAN | _STREAM,
+    "ssd_scan": _SSD_SCAN | _STREAM,
     "softmax_topk": _ROUTER | _TOP_K | _STREAM,
     "moe_permute": _PERMUTED | _STREAM,
     "moe_combine": {**_PERMUTED, **_STREAM, "x": "y", "input": "y", "hidden_states": "y", "permuted_tokens": "y"},

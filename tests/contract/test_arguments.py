@@ -61,6 +61,9 @@ CALLS |= {
     "selective_scan": partial(
         mlx_anvil.selective_scan, rows(1, 3, 4), rows(1, 3, 4), rows(4, 2), rows(1, 3, 2), rows(1, 3, 2)
     ),
+    "ssd_scan": partial(
+        mlx_anvil.ssd_scan, rows(1, 3, 4, 2), rows(1, 3, 4), rows(4), rows(1, 3, 2, 5), rows(1, 3, 2, 5)
+    ),
     "softmax_topk": partial(mlx_anvil.softmax_topk, rows(2, 8), k=2),
     "moe_permute": partial(mlx_anvil.moe_permute, rows(2, 8), mx.array([[1], [0]]), num_experts=4),
     "moe_combine": partial(mlx_anvil.moe_combine, rows(2, 8), rows(2, 1), mx.array([1, 0])),
@@ -88,7 +91,7 @@ BOOLS = {
 }
 OTHERS = {"mode": "affine", "scoring": "sigmoid", "activation": "silu", "dtype": mx.float32, "stream": mx.cpu}
 OTHERS |= {"group_scoring": "max", "masked_score": 0.0, "down_mode": "affine", "kv_mode": "affine", "rope": {"dims": 4}}
-OTHERS |= {"plan": None, "gate_activation": "sigmoid"}
+OTHERS |= {"plan": None, "gate_activation": "sigmoid", "dt_limit": (0.0, 1.0)}
 ARRAYS = {"x", "q", "k", "v", "mask", "sinks", "freqs", "w", "scales", "biases", "gate", "up", "ids", "logits"}
 ARRAYS |= {"weight", "bias", "residual", "k_cache", "v_cache", "e_score_correction_bias"}
 ARRAYS |= {"weights", "down", "gate_bias", "up_bias", "down_bias", "y", "inverse", "shared", "shared_gate"}

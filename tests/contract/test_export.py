@@ -26,6 +26,7 @@ FIXED_SHAPES = (
     "rope",
     "selective_scan",
     "softmax_topk",
+    "ssd_scan",
 )
 
 

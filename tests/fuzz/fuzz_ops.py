@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from fuzz_attention import flash_attention, mla_decode, terms_of_attention
-from fuzz_delta import gated_delta, gated_delta_gates
+from fuzz_delta import gated_delta, gated_delta_gates, ssd_scan
 from fuzz_experts import quantized_experts
 
 from fuzz_case import Arg, Call, Result
@@ -339,7 +339,7 @@ GENERATORS: dict[str, Callable[[Draw], Call]] = {
             kv_append,
             softmax_topk,
         ),
-        *(moe_permute, moe_combine, gated_delta, gated_delta_gates),
+        *(moe_permute, moe_combine, gated_delta, gated_delta_gates, ssd_scan),
         *(quantized_matmul, quantized_swiglu, quantized_experts, quantized_embedding, quantized_argmax, quantized_topk),
         *(gather_quantized_matmul, gather_matmul),
     )

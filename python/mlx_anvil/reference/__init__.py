@@ -28,6 +28,7 @@ from mlx_anvil.reference.selective_scan import selective_scan
 from mlx_anvil.reference.sigmoid_gate import sigmoid_gate
 from mlx_anvil.reference.silu_gate import silu_gate
 from mlx_anvil.reference.softmax_topk import softmax_topk
+from mlx_anvil.reference.ssd_scan import ssd_scan
 
 __all__ = [
     "DTYPES",
@@ -58,6 +59,7 @@ __all__ = [
     "sigmoid_gate",
     "silu_gate",
     "softmax_topk",
+    "ssd_scan",
 ]
 
 
