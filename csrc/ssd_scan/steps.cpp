@@ -30,106 +30,27 @@ constexpr int64_t kThreads = 256;
 // Indices as in metal/ssd_scan/steps.metal.
 enum StepsConstant : uint32_t { kHasBias, kHasSoftplus, kHasLengths };
 
-// Inputs: dt, A, then bias and lengths if the call has them. Outputs: decays and step sizes.
-class SsdSteps : public FusedPrimitive {
+// Inputs: dt, A, then bias and lengths if the call has them. All outputs have the shape of dt.
+class SsdStepsPrimitive : public FusedPrimitive {
  public:
-  SsdSteps(mx::Stream stream, const SsdStepsConfig& config)
+  SsdStepsPrimitive(mx::Stream stream, const SsdStepsConfig& config)
       : FusedPrimitive(stream), config_(config) {}
 
   const char* op() const override { return kSsdScan; }
-  const char* kind() const override { return "SsdSteps"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     return FusedPrimitive::is_equivalent(other) &&
-           config_ == static_cast<const SsdSteps&>(other).config_;
-  }
-
-  Arrays compose(const Arrays& inputs) override {
-    const mx::Stream s = stream();
-    const mx::array zero(0.0f);
-    mx::array steps = mx::astype(inputs[0], mx::float32, s);
-    if (config_.has_lengths) {
-      const mx::array at = mx::arange(0, steps.shape(1), 1, mx::int32, s);
-      const mx::array counts = mx::less(mx::expand_dims(at, {0, 2}, s),
-                                        mx::expand_dims(inputs[lengths_at()], {1, 2}, s), s);
-      steps = choose(counts, steps, zero, s);
-    }
-    if (config_.has_bias) {
-      steps = mx::add(steps, inputs[2], s);
-    }
-    if (config_.softplus) {
-      steps = mx::logaddexp(steps, zero, s);
-    }
-    if (config_.least > -INFINITY) {
-      steps = mx::maximum(steps, mx::array(config_.least), s);
-    }
-    if (config_.most < INFINITY) {
-      steps = mx::minimum(steps, mx::array(config_.most), s);
-    }
-    return {mx::exp(mx::multiply(steps, inputs[1], s), s), steps};
+           config_ == static_cast<const SsdStepsPrimitive&>(other).config_;
   }
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape(), inputs[0].shape()};
   }
 
-  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_dense(outputs, stream());
-    const mx::array& dt = inputs[0];
-    SsdStepsArgs args{};
-    args.dt = dt.data<void>();
-    args.dt_batch = dt.strides(0);
-    args.dt_step = dt.strides(1);
-    args.a = inputs[1].data<float>();
-    args.bias = config_.has_bias ? inputs[2].data<float>() : nullptr;
-    args.lengths = config_.has_lengths ? inputs[lengths_at()].data<int32_t>() : nullptr;
-    args.decays = outputs[0].data<float>();
-    args.steps = outputs[1].data<float>();
-    args.length = dt.shape(1);
-    args.heads = dt.shape(2);
-    args.softplus = config_.softplus;
-    args.least = config_.least;
-    args.most = config_.most;
-    const int64_t rows = args.length * dt.shape(0);
-    const SsdStepsKernel kernel = ssd_steps_kernels()[kernel_dtype_of(dt)];
-    run_on_cpu(
-        *this, inputs, outputs,
-        [args, rows, kernel] {
-          parallel_for(rows, ceil_div(kGrain, args.heads),
-                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
-        },
-        [&] { return std::string(op()) + "_steps_" + to_text(inputs[0].dtype()); });
-  }
-
-  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
-    allocate_dense(outputs, stream());
-    const mx::array& dt = inputs[0];
-    if (dt.size() == 0) {
-      return;
-    }
-    SsdStepsParams params{};
-    std::copy_n(dt.strides().begin(), 2, params.dt_strides);
-    params.rows = int64_t{dt.shape(0)} * dt.shape(1);
-    params.length = dt.shape(1);
-    params.heads = dt.shape(2);
-    params.least = config_.least;
-    params.most = config_.most;
-    KernelLaunch request{};
-    request.kernel = &kernel_named(kSsdScan, {"ssd_scan_steps_", dtype_name(dt)},
-                                   {{kHasBias, config_.has_bias},
-                                    {kHasSoftplus, config_.softplus},
-                                    {kHasLengths, config_.has_lengths}});
-    request.inputs = {&dt, &inputs[1], config_.has_bias ? &inputs[2] : &inputs[1],
-                      config_.has_lengths ? &inputs[lengths_at()] : &inputs[1]};
-    request.outputs = {&outputs[0], &outputs[1]};
-    request.params = &params;
-    request.params_size = sizeof(params);
-    request.grid = linear_grid(static_cast<int64_t>(dt.size()), kThreads);
-    request.threadgroup = {kThreads, 1, 1};
-    launch(request, stream());
-  }
-
  protected:
+  // The same node on other inputs.
+  virtual Arrays again(Arrays inputs) = 0;
+
   bool wants_dense(size_t) const override { return true; }
   bool takes(size_t i, const mx::array& x) const override {
     return i == 0 && (x.strides(2) == 1 || x.shape(2) == 1);
@@ -142,28 +63,217 @@ class SsdSteps : public FusedPrimitive {
       return FusedPrimitive::batched(inputs, axes);
     }
     const int length = vmap_length(inputs, axes);
-    const auto folded = [&](size_t i) {
-      return mx::flatten(repeated_over_vmap(inputs[i], axes[i], 0, length, stream()), 0, 1,
-                         stream());
-    };
-    std::optional<mx::array> bias, lengths;
-    if (config_.has_bias) {
-      bias = inputs[2];
+    Arrays folded;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool is_weight = i == 1 || (config_.has_bias && i == 2);
+      folded.push_back(
+          is_weight ? inputs[i]
+                    : mx::flatten(repeated_over_vmap(inputs[i], axes[i], 0, length, stream()), 0, 1,
+                                  stream()));
     }
-    if (config_.has_lengths) {
-      lengths = folded(lengths_at());
-    }
-    Arrays outputs = apply_ssd_steps(config_, folded(0), inputs[1], bias, lengths, stream());
+    Arrays outputs = again(std::move(folded));
     for (mx::array& out : outputs) {
       out = mx::unflatten(out, 0, {length, out.shape(0) / std::max(length, 1)}, stream());
     }
     return {outputs, {0, 0}};
   }
 
- private:
   size_t lengths_at() const { return config_.has_bias ? 3 : 2; }
+  size_t count() const { return lengths_at() + config_.has_lengths; }
+
+  SsdStepsArgs arguments(const Arrays& inputs) const {
+    const mx::array& dt = inputs[0];
+    SsdStepsArgs args{};
+    args.dt = dt.data<void>();
+    args.dt_batch = dt.strides(0);
+    args.dt_step = dt.strides(1);
+    args.a = inputs[1].data<float>();
+    args.bias = config_.has_bias ? inputs[2].data<float>() : nullptr;
+    args.lengths = config_.has_lengths ? inputs[lengths_at()].data<int32_t>() : nullptr;
+    args.length = dt.shape(1);
+    args.heads = dt.shape(2);
+    args.softplus = config_.softplus;
+    args.least = config_.least;
+    args.most = config_.most;
+    return args;
+  }
+
+  void run(const char* variant,
+           const SsdStepsArgs& args,
+           void (*kernel)(const SsdStepsArgs&, int64_t, int64_t),
+           const Arrays& inputs,
+           Arrays& outputs) {
+    const int64_t rows = args.length * inputs[0].shape(0);
+    run_on_cpu(
+        *this, inputs, outputs,
+        [args, rows, kernel] {
+          parallel_for(rows, ceil_div(kGrain, args.heads),
+                       [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
+        },
+        [&] { return std::string(op()) + "_" + variant + "_" + to_text(inputs[0].dtype()); });
+  }
+
+  void launch_steps(const char* variant, const Arrays& inputs, Arrays& outputs) {
+    const mx::array& dt = inputs[0];
+    if (dt.size() == 0) {
+      return;
+    }
+    SsdStepsParams params{};
+    std::copy_n(dt.strides().begin(), 2, params.dt_strides);
+    params.rows = int64_t{dt.shape(0)} * dt.shape(1);
+    params.length = dt.shape(1);
+    params.heads = dt.shape(2);
+    params.least = config_.least;
+    params.most = config_.most;
+    KernelLaunch request{};
+    request.kernel = &kernel_named(kSsdScan, {"ssd_scan_", variant, "_", dtype_name(dt)},
+                                   {{kHasBias, config_.has_bias},
+                                    {kHasSoftplus, config_.softplus},
+                                    {kHasLengths, config_.has_lengths}});
+    request.inputs = {&dt, &inputs[1], config_.has_bias ? &inputs[2] : &inputs[1],
+                      config_.has_lengths ? &inputs[lengths_at()] : &inputs[1]};
+    for (size_t i = count(); i < inputs.size(); ++i) {
+      request.inputs.push_back(&inputs[i]);
+    }
+    request.outputs = {&outputs[0], &outputs[1]};
+    request.params = &params;
+    request.params_size = sizeof(params);
+    request.grid = linear_grid(static_cast<int64_t>(dt.size()), kThreads);
+    request.threadgroup = {kThreads, 1, 1};
+    launch(request, stream());
+  }
+
+  // As Steps of simd/steps.cpp has them. `counts`: of the steps that are no padding, if there are.
+  struct Composed {
+    std::optional<mx::array> counts;
+    mx::array x, given, size, decay;
+  };
+
+  Composed composed(const Arrays& inputs) {
+    const mx::Stream s = stream();
+    const mx::array zero(0.0f);
+    std::optional<mx::array> counts;
+    mx::array x = mx::astype(inputs[0], mx::float32, s);
+    if (config_.has_lengths) {
+      const mx::array at = mx::arange(0, x.shape(1), 1, mx::int32, s);
+      counts = mx::less(mx::expand_dims(at, {0, 2}, s),
+                        mx::expand_dims(inputs[lengths_at()], {1, 2}, s), s);
+      x = choose(*counts, x, zero, s);
+    }
+    x = config_.has_bias ? mx::add(x, inputs[2], s) : x;
+    const mx::array given = config_.softplus ? mx::logaddexp(x, zero, s) : x;
+    mx::array size = given;
+    if (config_.least > -INFINITY) {
+      size = mx::maximum(size, mx::array(config_.least), s);
+    }
+    if (config_.most < INFINITY) {
+      size = mx::minimum(size, mx::array(config_.most), s);
+    }
+    return {counts, x, given, size, mx::exp(mx::multiply(size, inputs[1], s), s)};
+  }
 
   const SsdStepsConfig config_;
+};
+
+// Inputs: further the gradients of decays and step sizes. Outputs: the gradient of dt + bias, and
+// what sums up to that of A; float32.
+class SsdStepsBackward : public SsdStepsPrimitive {
+ public:
+  using SsdStepsPrimitive::SsdStepsPrimitive;
+
+  const char* kind() const override { return "SsdStepsBackward"; }
+
+  Arrays compose(const Arrays& inputs) override {
+    const mx::Stream s = stream();
+    const mx::array zero(0.0f);
+    const Composed steps = composed(inputs);
+    const mx::array d_exponent = mx::multiply(inputs[count()], steps.decay, s);
+    mx::array d_x = mx::add(inputs[count() + 1], mx::multiply(d_exponent, inputs[1], s), s);
+    d_x = choose(mx::greater(steps.given, mx::array(config_.least), s), d_x, zero, s);
+    d_x = choose(mx::less(steps.given, mx::array(config_.most), s), d_x, zero, s);
+    d_x = config_.softplus ? mx::multiply(d_x, mx::sigmoid(steps.x, s), s) : d_x;
+    const mx::array d_a = mx::multiply(d_exponent, steps.size, s);
+    const auto counted = [&](const mx::array& x) {
+      return steps.counts ? choose(*steps.counts, x, zero, s) : x;
+    };
+    return {counted(d_x), counted(d_a)};
+  }
+
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    allocate_dense(outputs, stream());
+    SsdStepsArgs args = arguments(inputs);
+    args.d_decays = inputs[count()].data<float>();
+    args.d_steps = inputs[count() + 1].data<float>();
+    args.d_dt = outputs[0].data<float>();
+    args.d_a = outputs[1].data<float>();
+    run("steps_backward", args, ssd_steps_kernels()[kernel_dtype_of(inputs[0])].backward, inputs,
+        outputs);
+  }
+
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    allocate_dense(outputs, stream());
+    launch_steps("steps_backward", inputs, outputs);
+  }
+
+ protected:
+  Arrays again(Arrays inputs) override {
+    return outputs_of(std::make_shared<SsdStepsBackward>(stream(), config_),
+                      {mx::float32, mx::float32}, std::move(inputs));
+  }
+};
+
+// Outputs: decays and step sizes.
+class SsdSteps : public SsdStepsPrimitive {
+ public:
+  using SsdStepsPrimitive::SsdStepsPrimitive;
+
+  const char* kind() const override { return "SsdSteps"; }
+
+  Arrays compose(const Arrays& inputs) override {
+    const Composed steps = composed(inputs);
+    return {steps.decay, steps.size};
+  }
+
+  void eval_cpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    allocate_dense(outputs, stream());
+    SsdStepsArgs args = arguments(inputs);
+    args.decays = outputs[0].data<float>();
+    args.steps = outputs[1].data<float>();
+    run("steps", args, ssd_steps_kernels()[kernel_dtype_of(inputs[0])].forward, inputs, outputs);
+  }
+
+  void eval_gpu_kernels(const Arrays& inputs, Arrays& outputs) override {
+    allocate_dense(outputs, stream());
+    launch_steps("steps", inputs, outputs);
+  }
+
+ protected:
+  Arrays again(Arrays inputs) override {
+    return outputs_of(std::make_shared<SsdSteps>(stream(), config_), {mx::float32, mx::float32},
+                      std::move(inputs));
+  }
+
+  Arrays gradient(const Arrays& primals,
+                  const Arrays& cotangents,
+                  const std::vector<int>& argnums,
+                  const Arrays&) override {
+    Arrays inputs = primals;
+    inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+    const Arrays terms = outputs_of(std::make_shared<SsdStepsBackward>(stream(), config_),
+                                    {mx::float32, mx::float32}, std::move(inputs));
+    Arrays gradients;
+    for (int i : argnums) {
+      const auto at = static_cast<size_t>(i);
+      if (config_.has_lengths && at == lengths_at()) {
+        gradients.push_back(mx::zeros_like(primals[at], stream()));
+      } else if (i == 0) {
+        gradients.push_back(mx::astype(terms[0], primals[0].dtype(), stream()));
+      } else {
+        gradients.push_back(mx::sum(terms[i == 1 ? 1 : 0], {0, 1}, false, stream()));
+      }
+    }
+    return gradients;
+  }
 };
 
 }  // namespace

@@ -11,15 +11,22 @@ struct SsdStepsArgs {
   int64_t dt_batch, dt_step;
   const float *a, *bias;   // [heads]; bias null: none
   const int32_t* lengths;  // [batch]; null: all steps
-  float *decays, *steps;   // [batch, length, heads]
   int64_t length, heads;
   bool softplus;
   float least, most;
+  // [batch, length, heads]: the outputs of the forward; the gradients of those; and the outputs of
+  // the backward, the gradient of dt + bias, and what sums up to that of A.
+  float *decays, *steps;
+  const float *d_decays, *d_steps;
+  float *d_dt, *d_a;
 };
 
-// Computes rows [begin, end) of batch * length.
-using SsdStepsKernel = void (*)(const SsdStepsArgs& args, int64_t begin, int64_t end);
+// Each computes rows [begin, end) of batch * length.
+struct SsdStepsKernels {
+  void (*forward)(const SsdStepsArgs& args, int64_t begin, int64_t end);
+  void (*backward)(const SsdStepsArgs& args, int64_t begin, int64_t end);
+};
 
-MLX_ANVIL_DECLARE_KERNELS(PerDtype<SsdStepsKernel>, ssd_steps_kernels)
+MLX_ANVIL_DECLARE_KERNELS(PerDtype<SsdStepsKernels>, ssd_steps_kernels)
 
 }  // namespace mlx_anvil
