@@ -53,7 +53,7 @@ slices of one projection, are not copied.
 Kernels compute the gradients of all arrays from states kept at intervals, so memory grows with
 ``T`` and not with ``T * P * N``. They are deterministic. Forward mode and higher derivatives use a graph
 of MLX ops, and so does an ``N`` above 256, which ``trace()`` reports. ``vmap`` works over any of the
-arrays; over ``A`` or ``dt_bias`` the step sizes are such a graph.
+arrays.
 
 Args:
     x (array): ``[B, T, H, P]``; float32, float16 or bfloat16.

@@ -52,24 +52,20 @@ class SsdStepsPrimitive : public FusedPrimitive {
   virtual Arrays again(Arrays inputs) = 0;
 
   bool wants_dense(size_t) const override { return true; }
+
+  // dt, A and the bias have rows of heads.
   bool takes(size_t i, const mx::array& x) const override {
-    return i == 0 && (x.strides(2) == 1 || x.shape(2) == 1);
+    return i < lengths_at() && (x.strides(-1) == 1 || x.shape(-1) == 1);
   }
 
-  // The axis becomes part of the batch, unless A or the bias has it.
+  // The axis becomes part of the batch.
   std::pair<Arrays, std::vector<int>> batched(const Arrays& inputs,
                                               const std::vector<int>& axes) override {
-    if (axes[1] >= 0 || (config_.has_bias && axes[2] >= 0)) {
-      return FusedPrimitive::batched(inputs, axes);
-    }
     const int length = vmap_length(inputs, axes);
     Arrays folded;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const bool is_weight = i == 1 || (config_.has_bias && i == 2);
-      folded.push_back(
-          is_weight ? inputs[i]
-                    : mx::flatten(repeated_over_vmap(inputs[i], axes[i], 0, length, stream()), 0, 1,
-                                  stream()));
+      const mx::array x = repeated_over_vmap(inputs[i], axes[i], 0, length, stream());
+      folded.push_back(mx::flatten(x, 0, 1, stream()));
     }
     Arrays outputs = again(std::move(folded));
     for (mx::array& out : outputs) {
@@ -88,7 +84,11 @@ class SsdStepsPrimitive : public FusedPrimitive {
     args.dt_batch = dt.strides(0);
     args.dt_step = dt.strides(1);
     args.a = inputs[1].data<float>();
-    args.bias = config_.has_bias ? inputs[2].data<float>() : nullptr;
+    args.a_batch = inputs[1].strides(0);
+    if (config_.has_bias) {
+      args.bias = inputs[2].data<float>();
+      args.bias_batch = inputs[2].strides(0);
+    }
     args.lengths = config_.has_lengths ? inputs[lengths_at()].data<int32_t>() : nullptr;
     args.length = dt.shape(1);
     args.heads = dt.shape(2);
@@ -120,6 +120,8 @@ class SsdStepsPrimitive : public FusedPrimitive {
     }
     SsdStepsParams params{};
     std::copy_n(dt.strides().begin(), 2, params.dt_strides);
+    params.a_stride = inputs[1].strides(0);
+    params.bias_stride = config_.has_bias ? inputs[2].strides(0) : 0;
     params.rows = int64_t{dt.shape(0)} * dt.shape(1);
     params.length = dt.shape(1);
     params.heads = dt.shape(2);
@@ -149,6 +151,8 @@ class SsdStepsPrimitive : public FusedPrimitive {
     mx::array x, given, size, decay;
   };
 
+  mx::array rates_of(const Arrays& inputs) { return mx::expand_dims(inputs[1], 1, stream()); }
+
   Composed composed(const Arrays& inputs) {
     const mx::Stream s = stream();
     const mx::array zero(0.0f);
@@ -160,7 +164,7 @@ class SsdStepsPrimitive : public FusedPrimitive {
                         mx::expand_dims(inputs[lengths_at()], {1, 2}, s), s);
       x = choose(*counts, x, zero, s);
     }
-    x = config_.has_bias ? mx::add(x, inputs[2], s) : x;
+    x = config_.has_bias ? mx::add(x, mx::expand_dims(inputs[2], 1, s), s) : x;
     const mx::array given = config_.softplus ? mx::logaddexp(x, zero, s) : x;
     mx::array size = given;
     if (config_.least > -INFINITY) {
@@ -169,7 +173,7 @@ class SsdStepsPrimitive : public FusedPrimitive {
     if (config_.most < INFINITY) {
       size = mx::minimum(size, mx::array(config_.most), s);
     }
-    return {counts, x, given, size, mx::exp(mx::multiply(size, inputs[1], s), s)};
+    return {counts, x, given, size, mx::exp(mx::multiply(size, rates_of(inputs), s), s)};
   }
 
   const SsdStepsConfig config_;
@@ -188,7 +192,7 @@ class SsdStepsBackward : public SsdStepsPrimitive {
     const mx::array zero(0.0f);
     const Composed steps = composed(inputs);
     const mx::array d_exponent = mx::multiply(inputs[count()], steps.decay, s);
-    mx::array d_x = mx::add(inputs[count() + 1], mx::multiply(d_exponent, inputs[1], s), s);
+    mx::array d_x = mx::add(inputs[count() + 1], mx::multiply(d_exponent, rates_of(inputs), s), s);
     d_x = choose(mx::greater(steps.given, mx::array(config_.least), s), d_x, zero, s);
     d_x = choose(mx::less(steps.given, mx::array(config_.most), s), d_x, zero, s);
     d_x = config_.softplus ? mx::multiply(d_x, mx::sigmoid(steps.x, s), s) : d_x;
@@ -269,7 +273,7 @@ class SsdSteps : public SsdStepsPrimitive {
       } else if (i == 0) {
         gradients.push_back(mx::astype(terms[0], primals[0].dtype(), stream()));
       } else {
-        gradients.push_back(mx::sum(terms[i == 1 ? 1 : 0], {0, 1}, false, stream()));
+        gradients.push_back(mx::sum(terms[i == 1 ? 1 : 0], 1, false, stream()));
       }
     }
     return gradients;
@@ -286,8 +290,14 @@ Arrays apply_ssd_steps(SsdStepsConfig config,
                        mx::Stream s) {
   config.has_bias = bias.has_value();
   config.has_lengths = lengths.has_value();
-  Arrays inputs = {dt, a};
-  OptionalInputs::append(inputs, bias);
+  // One row for each of the batch, so that vmap may have others for its own.
+  const auto per_batch = [&](const mx::array& x) {
+    return mx::broadcast_to(x, {dt.shape(0), dt.shape(2)}, s);
+  };
+  Arrays inputs = {dt, per_batch(a)};
+  if (bias) {
+    inputs.push_back(per_batch(*bias));
+  }
   OptionalInputs::append(inputs, lengths);
   auto primitive = std::make_shared<SsdSteps>(s, config);
   std::string why_not;

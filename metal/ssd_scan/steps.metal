@@ -9,8 +9,8 @@
 // Bindings: dt, A, bias, lengths, decays, steps, params; backward: dt, A, bias, lengths, d_decays,
 // d_steps, d_dt, d_a, params
 // Function constants: 0: there is a bias; 1: softplus; 2: there are lengths, past which dt counts
-// as 0. Rows of dt are dense, and so is everything else; no alignment beyond the dtype's is
-// assumed.
+// as 0. Rows of dt, A and bias are dense, and so is everything else; no alignment beyond the
+// dtype's is assumed.
 //
 //   each thread: one number of each result
 #include "metal/common/activation.h"
@@ -26,6 +26,7 @@ struct Step {
   float x;      // dt + bias
   float given;  // before the clip
   float size;
+  float rate;
   float decay;
   bool counts;
 };
@@ -46,11 +47,12 @@ METAL_FUNC Step step_at(const device T* dt,
   if (step.counts) {
     step.x = float(dt[batch * params.dt_strides[0] + t * params.dt_strides[1] + head]);
   }
-  step.x += has_bias ? bias[head] : 0.0f;
+  step.x += has_bias ? bias[batch * params.bias_stride + head] : 0.0f;
   step.given = has_softplus ? softplus(step.x) : step.x;
   step.size = step.given < params.least ? params.least : step.given;  // NaN stays
   step.size = step.size > params.most ? params.most : step.size;
-  step.decay = metal::precise::exp(step.size * a[head]);
+  step.rate = a[batch * params.a_stride + head];
+  step.decay = metal::precise::exp(step.size * step.rate);
   return step;
 }
 
@@ -96,7 +98,7 @@ template <typename T>
   const Step step = step_at(dt, a, bias, lengths, params, place);
   const bool moves = step.counts && step.given > params.least && step.given < params.most;
   const float d_exponent = step.counts ? d_decays[place] * step.decay : 0.0f;
-  const float d_size = moves ? d_steps[place] + d_exponent * a[place % params.heads] : 0.0f;
+  const float d_size = moves ? d_steps[place] + d_exponent * step.rate : 0.0f;
   d_dt[place] = has_softplus ? d_size * sigmoid(step.x).value : d_size;
   d_a[place] = d_exponent * (step.counts ? step.size : 0.0f);
 }

@@ -9,7 +9,8 @@ namespace mlx_anvil {
 struct SsdStepsArgs {
   const void* dt;  // rows of heads
   int64_t dt_batch, dt_step;
-  const float *a, *bias;   // [heads]; bias null: none
+  const float *a, *bias;  // rows of heads; bias null: none
+  int64_t a_batch, bias_batch;
   const int32_t* lengths;  // [batch]; null: all steps
   int64_t length, heads;
   bool softplus;

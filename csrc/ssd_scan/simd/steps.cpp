@@ -13,7 +13,7 @@ struct Steps {
   f32v x;      // dt + bias
   f32v given;  // before the clip
   f32v size;
-  f32v decay;
+  f32v rate, decay;
 };
 
 template <class T>
@@ -22,6 +22,8 @@ class Row {
   Row(const SsdStepsArgs& args, int64_t row) : args_(args) {
     const int64_t batch = row / args.length, t = row - batch * args.length;
     dt_ = static_cast<const T*>(args.dt) + batch * args.dt_batch + t * args.dt_step;
+    a_ = args.a + batch * args.a_batch;
+    bias_ = args.bias ? args.bias + batch * args.bias_batch : nullptr;
     counts_ = !args.lengths || t < args.lengths[batch];
   }
 
@@ -30,20 +32,22 @@ class Row {
   Steps at(int64_t head) const {
     Steps steps;
     steps.x = counts_ ? load_columns(dt_, 1, head, args_.heads) : f32v{};
-    if (args_.bias) {
-      steps.x += load_columns(args_.bias, 1, head, args_.heads);
+    if (bias_) {
+      steps.x += load_columns(bias_, 1, head, args_.heads);
     }
     steps.given = args_.softplus ? softplus(steps.x) : steps.x;
     const f32v least = splat(args_.least), most = splat(args_.most);
     steps.size = steps.given < least ? least : steps.given;  // NaN stays
     steps.size = steps.size > most ? most : steps.size;
-    steps.decay = exp(steps.size * load_columns(args_.a, 1, head, args_.heads));
+    steps.rate = load_columns(a_, 1, head, args_.heads);
+    steps.decay = exp(steps.size * steps.rate);
     return steps;
   }
 
  private:
   const SsdStepsArgs& args_;
   const T* dt_;
+  const float *a_, *bias_;
   bool counts_;
 };
 
@@ -70,8 +74,7 @@ void backward(const SsdStepsArgs& args, int64_t begin, int64_t end) {
         const Steps steps = own.at(h);
         const f32v d_exponent = load_columns(args.d_decays + first, 1, h, args.heads) * steps.decay;
         d_a = d_exponent * steps.size;
-        d_x = load_columns(args.d_steps + first, 1, h, args.heads) +
-              d_exponent * load_columns(args.a, 1, h, args.heads);
+        d_x = load_columns(args.d_steps + first, 1, h, args.heads) + d_exponent * steps.rate;
         d_x = steps.given > splat(args.least) ? d_x : f32v{};
         d_x = steps.given < splat(args.most) ? d_x : f32v{};
         d_x = args.softplus ? times_sigmoid<Accuracy::kFloat32>(d_x, steps.x) : d_x;
