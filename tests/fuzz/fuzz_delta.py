@@ -48,7 +48,10 @@ def ssd_scan(draw: Draw) -> Call:
     sizes = {"batch": draw.count(0, 2), "steps": draw.count(1, 4), "groups": draw.count(1, 2)}
     sizes |= {"heads": sizes["groups"] * draw.count(1, 3), "states": draw.count(1, 34), "dim": draw.count(1, 20)}
     dtype, rows, of_keys = draw.dtype(), ("batch", "steps", "heads", "dim"), ("batch", "steps", "groups", "states")
-    args = [Arg("x", rows, dtype), Arg("dt", rows[:3], draw.other_dtype(dtype), "mx.random.uniform(0.05, 1.0, {shape})")]
+    args = [
+        Arg("x", rows, dtype),
+        Arg("dt", rows[:3], draw.other_dtype(dtype), "mx.random.uniform(0.05, 1.0, {shape})"),
+    ]
     args.append(Arg("A", ("heads",), draw.other_dtype(dtype), "-mx.random.uniform(0.1, 1.0, {shape})"))
     args += [Arg(name, of_keys, draw.other_dtype(dtype)) for name in "BC"]
     state = ("batch", "heads", "dim", "states")

@@ -111,11 +111,15 @@ def assert_close(name: str, result: mx.array, exact: np.ndarray, tolerance: floa
     assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
 
 
+def tolerance_of_states(trace: mlx_anvil.Trace) -> float:
+    return PAIRS if any("_pairs_" in name for name in kernel_names(trace)) else FLOAT32
+
+
 def check_results(case: Case) -> tuple[mx.array, ...]:
     with mlx_anvil.trace() as trace:
         results, exact = case.run(), case.exact()
         mx.eval(results)
-    state = PAIRS if any("_pairs_" in name for name in kernel_names(trace)) else FLOAT32
+    state = tolerance_of_states(trace)
     assert len(results) == len(exact)
     assert results[0].dtype == case.q.dtype
     assert {x.dtype for x in results[1:]} == {mx.float32}

@@ -323,7 +323,9 @@ def test_second_derivatives():
     x = case.arrays["x"]
 
     def slope(own: mx.array) -> mx.array:
-        return (mx.grad(lambda given: (ssd_scan(**{**case.arrays, "x": given}, **case.options)[0] ** 2).sum())(own)).sum()
+        return (
+            mx.grad(lambda given: (ssd_scan(**{**case.arrays, "x": given}, **case.options)[0] ** 2).sum())(own)
+        ).sum()
 
     ours = mx.grad(slope)(x)
     with mlx_anvil.composed():
