@@ -36,6 +36,7 @@ def patch_all(
     rope: bool = True,
     router: bool = True,
     experts: bool = True,
+    recurrence: bool = True,
     prebuild: bool = False,
 ) -> None:
     """Applies :func:`mlx_anvil.patch` to every model that mlx-lm loads from now on: by ``mlx_lm.load``, its commands
@@ -52,6 +53,7 @@ def patch_all(
         rope: see :func:`mlx_anvil.patch`.
         router: see :func:`mlx_anvil.patch`.
         experts: see :func:`mlx_anvil.patch`.
+        recurrence: see :func:`mlx_anvil.patch`.
         prebuild: see :func:`mlx_anvil.patch`.
 
     Raises:
@@ -71,6 +73,7 @@ def patch_all(
             "rope": rope,
             "router": router,
             "experts": experts,
+            "recurrence": recurrence,
             "prebuild": prebuild,
         }
         for name in _LOADERS:

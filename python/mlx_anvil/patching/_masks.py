@@ -16,6 +16,7 @@ from mlx_anvil import _ext
 from mlx_anvil._plan import attention_plan
 from mlx_anvil.patching import _mask_forms as forms
 from mlx_anvil.patching._code import names_of_form
+from mlx_anvil.patching._described import Described
 from mlx_anvil.patching._namespace import Current, live
 from mlx_anvil.patching._rebind import Call, Function, Rebinder, StandIn
 
@@ -23,12 +24,11 @@ MASK = Call("attention", "create_attention_mask", "")  # without an op: not in t
 _ARRAY = Call("attention", "create_causal_mask", "")
 
 
-class CausalMask(mx.array):
+class CausalMask(Described):
     """A mask ``[..., queries, keys]`` whose last query is at the last key, and what it says."""
 
     window: int | None
     starts: mx.array | None  # [batch]: the keys before these are padding
-    was_changed: bool  # in place, since it was made
     _plan: _ext.AttentionPlan | None
 
     @staticmethod
@@ -37,7 +37,6 @@ class CausalMask(mx.array):
         result.window = window
         # Caches change the array in place at their next step. They go below 0 where a window has moved on.
         result.starts = None if starts is None else mx.clip(starts, 0, mask.shape[-1])
-        result.was_changed = False
         result._plan = None
         return result
 
@@ -54,20 +53,6 @@ class CausalMask(mx.array):
         if self._plan is None:  # one for all layers
             self._plan = attention_plan(q_len=queries.shape[2], kv_len=kv_len, starts=self.starts)
         return options | {"plan": self._plan}
-
-
-def _changing(method: Function) -> Function:
-    @functools.wraps(method)
-    def call(self: CausalMask, *args: Any) -> Any:
-        self.was_changed = True
-        return method(self, *args)
-
-    return call
-
-
-_OPERATORS = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"
-for _name in ("__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)):
-    setattr(CausalMask, _name, _changing(getattr(mx.array, _name)))
 
 
 def takes_masks(attention: Function) -> Function:

@@ -13,16 +13,21 @@ from mlx_anvil.patching._caches import with_cache_writes
 from mlx_anvil.patching._code import code_names, obstacle
 from mlx_anvil.patching._expert_rules import SUM_RULES
 from mlx_anvil.patching._experts import block_and_shared, has_experts, summed
+from mlx_anvil.patching._gate_rules import FUNCTIONS_OF_RULES as GATE_FUNCTIONS
+from mlx_anvil.patching._gate_rules import RULES as GATE_RULES
 from mlx_anvil.patching._latent_rules import RULES as LATENT_RULES
-from mlx_anvil.patching._left import is_activation_of_experts, is_of_experts, is_shared, reasons
+from mlx_anvil.patching._left import RECURRENCE, is_activation_of_experts, is_of_experts, is_shared, reasons
 from mlx_anvil.patching._rebind import Call, Function, Rebinder
+from mlx_anvil.patching._recurrence_rules import RULES as RECURRENCE_RULES
+from mlx_anvil.patching._recurrences import CONVOLUTION
+from mlx_anvil.patching._recurrences import OPS as RECURRENCES
 from mlx_anvil.patching._report import FallbackLog, Report, Row
 from mlx_anvil.patching._routers import RULES as ROUTER_RULES
 from mlx_anvil.patching._routes import Route, assign, install, route_to, sweep
 from mlx_anvil.patching._rules import calls_of, rewritten
-from mlx_anvil.patching._stand_ins import functions_of_rules, guarded, stand_ins
+from mlx_anvil.patching._stand_ins import functions_of_rules, guarded, stand_in, stand_ins
 
-_RULES_WITHOUT_EXPERTS = (*ROUTER_RULES, *LATENT_RULES)
+_RULES_WITHOUT_EXPERTS = (*ROUTER_RULES, *LATENT_RULES, *RECURRENCE_RULES, *GATE_RULES)
 _RULES = (*_RULES_WITHOUT_EXPERTS, *SUM_RULES)
 _lock = threading.RLock()  # held by patch and unpatch; calls of models need no lock
 
@@ -37,6 +42,7 @@ def patch(
     rope: bool = True,
     router: bool = True,
     experts: bool = True,
+    recurrence: bool = True,
     prebuild: bool = False,
 ) -> Report:
     """Makes a model call the ops, in place. The model is any model of mlx-lm, or any tree of ``mlx.nn`` modules.
@@ -51,15 +57,18 @@ def patch(
             cache, Gemma 2's attention, and decodes with latent attention.
         swiglu: swap the gates of MLPs: mlx-lm's ``swiglu`` and its variants, and ``nn.silu``, ``nn.gelu``,
             ``nn.gelu_approx`` or ``nn.relu2`` of a gate, times ``up``. With ``quantized``, one kernel also computes
-            the projections of a SwiGLU.
+            the projections of a SwiGLU. Also the sigmoid gate of an attention's output.
         quantized: swap ``nn.QuantizedLinear``, ``nn.QuantizedEmbedding`` (as table and as output head), and, without
             ``attention``, the products with a quantized cache.
-        norm: swap RMS norms, including Gemma's ``1 + weight``, and layer norms.
+        norm: swap RMS norms, including Gemma's ``1 + weight`` and those with a gate after them, and layer norms.
         rope: swap ``nn.RoPE`` and mlx-lm's layers that use ``mx.fast.rope``.
         router: swap the choice of experts: functions such as ``group_expert_select``, by a bias and within groups
             (DeepSeek-V3, GLM-4-MoE and others), and what Mixtral, Qwen's, GPT-OSS and others write out in a method.
         experts: swap the experts of mixtures: mlx-lm's ``SwitchGLU``, the sum over a token's experts with a shared
             expert and its gate, and ``mx.gather_qmm`` and ``mx.gather_mm``.
+        recurrence: swap the recurrences of linear attention and state space models, and the short convolutions before
+            them: mlx-lm's ``gated_delta_update`` (Qwen3-Next, Kimi Linear), ``ssm_update`` (Mamba-2) and the loops of
+            Mamba and Jamba.
         prebuild: build the pipelines of a model of mlx-lm in background threads, see :func:`mlx_anvil.prebuild`.
             ``report.prebuilt`` has their state.
 
@@ -72,7 +81,7 @@ def patch(
     """
     _check("patch", model)
     options = {"attention": attention, "swiglu": swiglu, "quantized": quantized, "norm": norm, "rope": rope}
-    options |= {"router": router, "experts": experts}
+    options |= {"router": router, "experts": experts, "recurrence": recurrence}
     with _lock:
         report = _Patch(options).apply(model)
     return replace(report, prebuilt=_prebuild(model)) if prebuild else report
@@ -116,6 +125,7 @@ class _Patch:
         every = stand_ins(self._log)
         self._functions = {
             **functions_of_rules(self._log),
+            **{name: stand_in(op, theirs, ours, self._log) for name, (op, theirs, ours) in GATE_FUNCTIONS.items()},
             "mlx_anvil_summed": summed,
             "mlx_anvil_block": block_and_shared,
         }
@@ -176,7 +186,7 @@ class _Patch:
             for name in adapter.methods:
                 del methods[name]
                 routes.remove(first[name])
-        has_router = False
+        has_router = has_recurrence = False
         for route in routes:
             reach = self._finder.reach(route.original)
             left = [item for item in sorted(reach.left.items(), key=_by_name) if item[0].op]
@@ -185,9 +195,12 @@ class _Patch:
             wanted = [call for call in sorted(reach.calls | written, key=lambda call: call.what) if decide(call)]
             if wanted:
                 plan.functions[route] = self._copy(route, written.intersection(wanted))
+            if CONVOLUTION in written.intersection(wanted):  # which has an activation
+                methods[route.name] = rewritten(route.original, route.original, RECURRENCE_RULES)
             has_router = has_router or any(call.option == "router" for call in written)
+            has_recurrence = has_recurrence or any(call.op in RECURRENCES for call in reach.calls | written)
         for what, op, why in reasons(cls, methods):
-            if not (what == "router" and has_router):
+            if not ((what == "router" and has_router) or (why == RECURRENCE and has_recurrence)):
                 plan.left.append(Row("", what, op, why))
         return plan
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_anvil import _ext
-from mlx_anvil.patching import _latent_rules
+from mlx_anvil.patching import _latent_rules, _recurrences
 from mlx_anvil.patching._code import unchanged
 from mlx_anvil.patching._masks import MASK, mask_stand_in, takes_masks
 from mlx_anvil.patching._namespace import Current
@@ -18,7 +18,7 @@ from mlx_anvil.patching._rebind import Call, Function, StandIn
 from mlx_anvil.patching._report import FallbackLog
 from mlx_anvil.patching._routers import NAME, route, route_by_ops, routers, swapped
 
-OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope", "router", "experts")
+OPTIONS = ("attention", "swiglu", "quantized", "norm", "rope", "router", "experts", "recurrence")
 
 ATTENTION = Call("attention", "mx.fast.scaled_dot_product_attention", "flash_attention")
 QUANTIZED_ATTENTION = Call("attention", "quantized_scaled_dot_product_attention", "flash_attention")
@@ -148,6 +148,7 @@ def originals() -> dict[Call, tuple[Function, Function]]:
         pairs[SWIGLU_OAI] = (activations.swiglu_oai, _swiglu_oai)
     if gemma4 := sys.modules.get("mlx_lm.models.gemma4_text"):
         pairs[GEGLU] = (gemma4.geglu, _geglu)
+    pairs |= _recurrences.functions_of_models(sys.modules)
     for name, router in routers():
         pairs[Call("router", name, "softmax_topk")] = (router, swapped(router))
     return pairs
@@ -195,12 +196,18 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
     made_of = {call: made(call, *pair) for call, pair in originals().items()}
     if base := sys.modules.get("mlx_lm.models.base"):
         made_of[MASK] = mask_stand_in(base)
+    if gated_delta := sys.modules.get("mlx_lm.models.gated_delta"):
+        made_of[_recurrences.NORMALIZED] = _recurrences.normalize_stand_in(gated_delta.normalize_qk)
     return made_of
 
 
 def functions_of_rules(log: FallbackLog) -> Mapping[str, Function]:
-    """The functions that rules for routers and for latent attention call."""
+    """The functions that rules for routers, latent attention and recurrences call."""
     return {
+        **{
+            name: stand_in(op, theirs, ours, log)
+            for name, (op, theirs, ours) in _recurrences.FUNCTIONS_OF_RULES.items()
+        },
         NAME: stand_in("softmax_topk", route_by_ops, route, log),
         _latent_rules.NAME: stand_in(
             "mla_decode", _latent_rules.latent_attention_by_ops, _latent_rules.latent_attention, log
