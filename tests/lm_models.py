@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 VOCABULARY = 96
@@ -131,3 +132,53 @@ def copied(model: nn.Module, build: Callable[[], nn.Module]) -> nn.Module:
     other = build()
     other.update(model.parameters())
     return other
+
+
+def serve(model: nn.Module, prompts: list[mx.array], more: mx.array, chunk: int = 8) -> list[mx.array]:
+    """The logits of steps that a server makes: batches with unequal prompts that it extends, filters and takes apart."""
+
+    def of_tokens(rows: list[int], step: int, caches: list[Any]) -> mx.array:
+        return model(more[mx.array(rows), step][:, None], cache=caches)[:, -1]
+
+    def batch(rows: list[int]) -> list[Any]:
+        alone = [make_prompt_cache(model) for _ in rows]
+        for row, caches in zip(rows[:1], alone[:1], strict=True):
+            mx.eval(model(prompts[row][None, :3], cache=caches))  # a prefix that a server has kept
+        merged = [kind[0].merge(list(kind)) for kind in zip(*alone, strict=True)]
+        counts = [prompts[row].size - (3 if row == rows[0] else 0) for row in rows]
+        padding = [max(counts) - count for count in counts]
+        rest = [prompts[row][-count:] for row, count in zip(rows, counts, strict=True)]
+        padded = mx.stack([mx.pad(x, (0, n)) for x, n in zip(rest, padding, strict=True)])
+        for cache in merged:
+            cache.prepare(lengths=counts, right_padding=padding)
+        for begin in range(0, padded.shape[1], chunk):
+            mx.eval(model(padded[:, begin : begin + chunk], cache=merged))
+        for cache in merged:
+            cache.finalize()
+        return merged
+
+    caches = batch([0, 1])
+    steps = [of_tokens([0, 1], step, caches) for step in range(3)]
+    other = batch([2])
+    steps.append(of_tokens([2], 0, other))
+    for cache, extension in zip(caches, other, strict=True):
+        cache.extend(extension)
+    steps += [of_tokens([0, 1, 2], step, caches) for step in range(3, 6)]
+    for cache in caches:
+        cache.filter(mx.array([1, 2]))
+    steps += [of_tokens([1, 2], step, caches) for step in range(6, 8)]
+    steps.append(model(more[2:, 8:11], cache=[cache.extract(1) for cache in caches])[:, -1])
+    mx.eval(steps)
+    return steps
+
+
+def generated_in_batches(model: nn.Module, prompts: list[list[int]], chunk: int = 8) -> list[list[int]]:
+    """Greedy tokens of mlx-lm's generator, which starts two of five prompts at a time and ends them one by one."""
+    generator = BatchGenerator(model, max_tokens=8, prefill_step_size=chunk, prefill_batch_size=2)
+    uids = generator.insert(prompts, max_tokens=[8, 3, 5, 12, 2])
+    found: dict[int, list[int]] = {uid: [] for uid in uids}
+    while responses := generator.next_generated():
+        for response in responses:
+            found[response.uid].append(response.token)
+    generator.close()
+    return list(found.values())

@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.generate import BatchGenerator
 from mlx_lm.models import base
 from mlx_lm.models.cache import (
     BatchKVCache,
@@ -20,7 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 import mlx_anvil
-from lm_models import ARCHITECTURES, WINDOW, Architecture, tokens
+from lm_models import ARCHITECTURES, WINDOW, Architecture, generated_in_batches, serve, tokens
 from mlx_anvil.patching._masks import CausalMask
 from support import max_error
 
@@ -105,44 +104,6 @@ def flat(logits: list[mx.array]) -> mx.array:
     return mx.concatenate([x.astype(mx.float32).flatten() for x in logits])
 
 
-def serve(model: nn.Module, prompts: list[mx.array], more: mx.array) -> list[mx.array]:
-    """The logits of steps that a server makes: batches with unequal prompts that it extends, filters and takes apart."""
-
-    def of_tokens(rows: list[int], step: int, caches: list[Any]) -> mx.array:
-        return model(more[mx.array(rows), step][:, None], cache=caches)[:, -1]
-
-    def batch(rows: list[int]) -> list[Any]:
-        alone = [make_prompt_cache(model) for _ in rows]
-        for row, caches in zip(rows[:1], alone[:1], strict=True):
-            mx.eval(model(prompts[row][None, :3], cache=caches))  # a prefix that a server has kept
-        merged = [kind[0].merge(list(kind)) for kind in zip(*alone, strict=True)]
-        counts = [prompts[row].size - (3 if row == rows[0] else 0) for row in rows]
-        padding = [max(counts) - count for count in counts]
-        rest = [prompts[row][-count:] for row, count in zip(rows, counts, strict=True)]
-        padded = mx.stack([mx.pad(x, (0, n)) for x, n in zip(rest, padding, strict=True)])
-        for cache in merged:
-            cache.prepare(lengths=counts, right_padding=padding)
-        for begin in range(0, padded.shape[1], 8):  # in chunks
-            mx.eval(model(padded[:, begin : begin + 8], cache=merged))
-        for cache in merged:
-            cache.finalize()
-        return merged
-
-    caches = batch([0, 1])
-    steps = [of_tokens([0, 1], step, caches) for step in range(3)]
-    other = batch([2])
-    steps.append(of_tokens([2], 0, other))
-    for cache, extension in zip(caches, other, strict=True):
-        cache.extend(extension)
-    steps += [of_tokens([0, 1, 2], step, caches) for step in range(3, 6)]
-    for cache in caches:
-        cache.filter(mx.array([1, 2]))
-    steps += [of_tokens([1, 2], step, caches) for step in range(6, 8)]
-    steps.append(model(more[2:, 8:11], cache=[cache.extract(1) for cache in caches])[:, -1])
-    mx.eval(steps)
-    return steps
-
-
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_batches_of_a_server(name: str, dtype: mx.Dtype, masks: Masks):
     model = ARCHITECTURES[name].build(dtype)
@@ -156,21 +117,10 @@ def test_batches_of_a_server(name: str, dtype: mx.Dtype, masks: Masks):
 def test_greedy_tokens_of_mlx_lm(name: str, masks: Masks):
     model = ARCHITECTURES[name].build(mx.float32)
     prompts = [tokens(n).tolist() for n in (21, 4, 13, 9, 30)]
-
-    def generate() -> dict[int, list[int]]:
-        generator = BatchGenerator(model, max_tokens=8, prefill_step_size=8, prefill_batch_size=2)
-        uids = generator.insert(prompts, max_tokens=[8, 3, 5, 12, 2])
-        found: dict[int, list[int]] = {uid: [] for uid in uids}
-        while responses := generator.next_generated():
-            for response in responses:
-                found[response.uid].append(response.token)
-        generator.close()
-        return dict(enumerate(found.values()))
-
-    expected = generate()
+    expected = generated_in_batches(model, prompts)
     mlx_anvil.patch(model)
-    assert generate() == expected
-    assert [len(x) for x in expected.values()] == [8, 3, 5, 12, 2]
+    assert generated_in_batches(model, prompts) == expected
+    assert [len(x) for x in expected] == [8, 3, 5, 12, 2]
     assert "mask plan" in masks.of_tokens
     assert "array" not in masks.of_tokens | masks.of_prompts
 
