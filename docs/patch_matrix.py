@@ -20,13 +20,16 @@ try:
 
     from expert_models import MODELS  # beside the tests
     from lm_models import ARCHITECTURES, Architecture
+    from recurrent_models import MODELS as RECURRENT
 except ModuleNotFoundError as error:
     raise missing(error, "lm") from None
 
 PAGE = ROOT / "docs" / "patched-models.md"
 COLUMNS = {
     "attention": {"flash_attention", "mla_decode"},
-    "gate": {"silu_gate", "gated", "quantized_swiglu"},
+    "recurrence": {"gated_delta", "selective_scan", "ssd_scan"},
+    "convolution": {"causal_conv1d"},
+    "gate": {"silu_gate", "gated", "quantized_swiglu", "sigmoid_gate"},
     "products": {"quantized_matmul"},
     "router": {"softmax_topk"},
     "experts": {"quantized_experts", "gather_quantized_matmul"},
@@ -48,7 +51,7 @@ def ops_that_run(model: nn.Module) -> set[str]:
 
 
 def is_quantizable(_: str, layer: nn.Module) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0 and layer.weight.shape[-2] > 1
 
 
 def row(name: str, architecture: Architecture, why: dict[str, str]) -> str:
@@ -69,7 +72,7 @@ def table() -> Iterator[str]:
     yield f"| model | {' | '.join(COLUMNS)} | left as it is |"
     yield "|---" * (len(COLUMNS) + 2) + "|"
     others = {name: architecture for name, architecture in MODELS.items() if name not in ARCHITECTURES}
-    for name, architecture in (ARCHITECTURES | others).items():
+    for name, architecture in (ARCHITECTURES | others | RECURRENT).items():
         yield row(name, architecture, why)
     yield ""
     yield "Why it is left:"

@@ -85,12 +85,12 @@ def test_recurrences_of_all_architectures():
 
 
 SMALL = {
-    "falcon_h1": Architecture(
-        "falcon_h1",
-        {"head_dim": 16, "mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_d_state": 16},
-    ),
-    "plamo2": Architecture(
-        "plamo2", {"hidden_size_per_head": 16, "mamba_num_heads": 4, "mamba_d_state": 16, "full_attention_idx": [1]}
+    "rwkv7": Architecture(
+        "rwkv7",
+        {
+            **{"head_dim": 16, "norm_eps": 1e-5, "a_low_rank_dim": 8, "v_low_rank_dim": 8},
+            **{"gate_low_rank_dim": 8, "decay_low_rank_dim": 8},
+        },
     ),
     "phi3small": Architecture(
         "phi3small",
@@ -111,8 +111,7 @@ SMALL = {
     ),
 }
 LEFT = {
-    "falcon_h1": ("FalconH1Mixer", _left.RECURRENCE),
-    "plamo2": ("Mamba", _left.RECURRENCE),
+    "rwkv7": ("Rwkv7TimeMixing", _left.RECURRENCE),
     "phi3small": ("attention", _left.OWN_SOFTMAX),
     "step3p5": ("clamped_swiglu", _left.CLAMPS_AFTER),
 }

@@ -115,7 +115,7 @@ def test_prompts_and_steps(name, quantized):
 
 
 def is_quantizable(_: str, layer: nn.Module) -> bool:
-    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0 and layer.weight.shape[0] > 1
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0 and layer.weight.shape[-2] > 1
 
 
 @models
@@ -314,6 +314,19 @@ def test_normalisation_is_part_of_the_kernel():
     rows[0][...] = 0.0  # changed in place: the array counts
     assert not update(*rows).any().item()
     mx.eval(model(batch))
+
+
+def test_a_step_of_kimi_k3_is_not_compiled(monkeypatch):
+    """Its model does that on Metal, and keeps what it traced."""
+    model, prompt, more = MODELS["kimi_k3"].build(), tokens(1, 9), tokens(1, 3)
+    model.eval()
+    want = prompt_and_steps(model, prompt, more, make_prompt_cache(model))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    mlx_anvil.patch(model)
+    with mlx_anvil.trace() as trace:
+        assert_close(prompt_and_steps(model, prompt, more, make_prompt_cache(model)), want)
+    assert "gated_delta" in {event.op for event in trace.events}
+    assert all(getattr(layer, "_step", None) is None for layer in model.modules())
 
 
 def test_a_shard_of_one():

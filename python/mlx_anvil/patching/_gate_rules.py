@@ -67,7 +67,8 @@ _GATES = (
     ("_ = self.P(X * mx.sigmoid(G))", "_ = self.P(mlx_anvil_sigmoid_gate(X, G))"),  # Qwen3-Next and 3.5
     ("_ = self.P(mx.sigmoid(G) * X)", "_ = self.P(mlx_anvil_sigmoid_gate(X, G))"),  # Gear
     ("_ = X * mx.sigmoid(G)[..., None]", "_ = mlx_anvil_sigmoid_gate(X, G[..., None])"),  # Step 3.5
-    ("_ = X * mx.sigmoid(G)", "_ = mlx_anvil_sigmoid_gate(X, G)"),  # Kimi K3, Muse Glimmer, Bailing hybrid and linear
+    # Kimi K3, Muse Glimmer, Bailing hybrid and linear
+    ("_ = X * mx.sigmoid(self.P(Y))", "_ = mlx_anvil_sigmoid_gate(X, self.P(Y))"),
     ("Y = mx.sigmoid(G); _ = X * Y", "_ = mlx_anvil_sigmoid_gate(X, G)"),  # AFMoE
     # Bailing V3 and Spark 2.5
     (

@@ -6,7 +6,7 @@ result. K rows stay in the cache; E, P and T say which.
 """
 
 from mlx_anvil.patching import _recurrence_forms as forms
-from mlx_anvil.patching._recurrences import CONVOLUTION, SELECTIVE_SCAN
+from mlx_anvil.patching._recurrences import CONVOLUTION, GATED_DELTA, SELECTIVE_SCAN
 from mlx_anvil.patching._rules import Rule
 
 # Qwen3-Next, Qwen 3.5 and Bailing V3
@@ -217,4 +217,15 @@ return Y, W[:, -1]
     {"fma": forms.product_and_sum},
 )
 
-RULES = (*(Rule(CONVOLUTION, before, after) for before, after in _CONVOLUTIONS), _MAMBA, _JAMBA)
+# Kimi K3, on Metal: what mx.compile has traced would stay as it is in another patch and after unpatch.
+_COMPILED_STEP = Rule(
+    GATED_DELTA,
+    """
+if self._step is None:
+    self._step = mx.compile(self._decode_core)
+O, C, S = self._step(X, C, S)
+""",
+    "O, C, S = self._decode_core(X, C, S)",
+)
+
+RULES = (*(Rule(CONVOLUTION, before, after) for before, after in _CONVOLUTIONS), _MAMBA, _JAMBA, _COMPILED_STEP)
