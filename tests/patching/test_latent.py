@@ -18,7 +18,7 @@ LONGCAT |= {"num_layers": 2, "router_bias": False, "num_attention_heads": 4, "ro
 NAMES = ("bailing_hybrid", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_linear", "mistral4")
 LATENT = {name: MODELS[name] for name in NAMES}
 LATENT["longcat_flash"] = Architecture("longcat_flash", OPTIONS | LONGCAT)
-ONLY = dict.fromkeys(("swiglu", "quantized", "norm", "rope", "router", "experts"), False)
+ONLY = dict.fromkeys(("swiglu", "quantized", "norm", "rope", "router", "experts", "recurrence"), False)
 WHAT = _latent_rules.LATENT_ATTENTION.what
 
 

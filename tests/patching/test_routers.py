@@ -46,7 +46,7 @@ MODELS = {
         },
     ),
 }
-ONLY = dict.fromkeys(("attention", "swiglu", "quantized", "norm", "rope", "experts"), False)
+ONLY = dict.fromkeys(("attention", "swiglu", "quantized", "norm", "rope", "experts", "recurrence"), False)
 
 
 def module_of(name: str) -> ModuleType:

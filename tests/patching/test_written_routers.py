@@ -50,7 +50,7 @@ OPTIONS = {
     "qwen3_next": QWEN3_NEXT,
 }
 MODELS = {name: Architecture(name, EXPERTS | options) for name, options in OPTIONS.items()}
-ONLY = dict.fromkeys(("attention", "swiglu", "quantized", "norm", "rope", "experts"), False)
+ONLY = dict.fromkeys(("attention", "swiglu", "quantized", "norm", "rope", "experts", "recurrence"), False)
 # Of the models of tests/patching/test_experts.py, with as many experts, so that there is a choice.
 SIXTEEN = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 16)
 THREE = dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_k", "num_experts_per_token"), 3)

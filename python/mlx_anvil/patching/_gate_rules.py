@@ -4,8 +4,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_anvil import _ext
-from mlx_anvil.patching._rebind import Call
-from mlx_anvil.patching._routes import unrouted
+from mlx_anvil.patching._rebind import Call, Function
+from mlx_anvil.patching._routes import runs
 from mlx_anvil.patching._rules import Rule
 from mlx_anvil.patching._stand_ins import RMS_NORM, SWIGLU, widened
 
@@ -94,7 +94,8 @@ def _gated_norm(x: mx.array, weight: mx.array, eps: float, gate: mx.array) -> mx
 
 def _gated_norm_by_ops(x: mx.array, weight: mx.array, eps: float, gate: mx.array) -> mx.array:
     y = mx.fast.rms_norm(x, weight, eps).astype(mx.float32)
-    return (nn.silu(gate.astype(mx.float32)) * y).astype(x.dtype)
+    result: mx.array = (nn.silu(gate.astype(mx.float32)) * y).astype(x.dtype)
+    return result
 
 
 def _norm_then_gate(x: mx.array, weight: mx.array, eps: float, gate: mx.array) -> mx.array:
@@ -102,12 +103,13 @@ def _norm_then_gate(x: mx.array, weight: mx.array, eps: float, gate: mx.array) -
 
 
 def _norm_then_gate_by_ops(x: mx.array, weight: mx.array, eps: float, gate: mx.array) -> mx.array:
-    return nn.silu(gate) * mx.fast.rms_norm(x, weight, eps)
+    result: mx.array = nn.silu(gate) * mx.fast.rms_norm(x, weight, eps)
+    return result
 
 
 def _norm_and_gate(norm: nn.Module, x: mx.array, gate: mx.array, of_norm: bool = False) -> mx.array:
     """``norm(x) * sigmoid(gate)``, in the dtype of the norm's result if ``of_norm``."""
-    if unrouted(type(norm).__call__) is _NORM:
+    if runs(norm, _NORM):
         x = widened(x, norm["weight"])
         y: mx.array = _ext.rms_norm(x, norm["weight"], norm.eps, gate=gate, gate_activation="sigmoid")
     else:
@@ -122,7 +124,7 @@ def _norm_and_gate_by_ops(norm: nn.Module, x: mx.array, gate: mx.array, of_norm:
 
 
 # By the name in rules: our op, the twin in MLX ops, and our function.
-FUNCTIONS_OF_RULES = {
+FUNCTIONS_OF_RULES: dict[str, tuple[str, Function, Function]] = {
     "mlx_anvil_sigmoid_gate": (SIGMOID_GATE.op, _sigmoid_gate_by_ops, _ext.sigmoid_gate),
     "mlx_anvil_gated_norm": (GATED_NORM.op, _gated_norm_by_ops, _gated_norm),
     "mlx_anvil_norm_then_gate": (GATED_NORM.op, _norm_then_gate_by_ops, _norm_then_gate),

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,7 +20,7 @@ from mlx_anvil.patching._code import names_of_form
 from mlx_anvil.patching._described import Described
 from mlx_anvil.patching._namespace import live
 from mlx_anvil.patching._rebind import Call, Function, StandIn
-from mlx_anvil.patching._routes import unrouted
+from mlx_anvil.patching._routes import runs, unrouted
 
 Pair = tuple[mx.array, mx.array]
 
@@ -88,7 +88,7 @@ def gated_delta_update(
     return _ext.gated_delta(q, k, v, g, beta, state, normalize_eps=eps)
 
 
-def _is_normalized(x: mx.array) -> bool:
+def _is_normalized(x: mx.array) -> TypeGuard[_Normalized]:
     return type(x) is _Normalized and not x.was_changed
 
 
@@ -153,13 +153,12 @@ def scan_by_ops(
 
 def scan_of_mamba(self: nn.Module, x: mx.array, z: mx.array, A: mx.array, state: mx.array | None) -> Pair:
     """All steps of ``MambaBlock.ssm_step``, and the gate after them."""
-    if not _is_step_of_mamba(unrouted(type(self).ssm_step)):
+    if not _is_step_of_mamba(unrouted(getattr(type(self), "ssm_step"))):
         raise ValueError("[selective_scan] ssm_step is not that of mlx-lm's Mamba.")
     rank, size = self.time_step_rank, self.ssm_state_size
-    parts = mx.split(self.x_proj(x), [rank, rank + size], axis=-1)
+    dt, B, C = mx.split(self.x_proj(x), [rank, rank + size], axis=-1)
     if self.use_bcdt_rms:
-        parts = [_ext.rms_norm(part, None, self.args.mixer_rms_eps) for part in parts]
-    dt, B, C = parts
+        dt, B, C = (_ext.rms_norm(part, None, self.args.mixer_rms_eps) for part in (dt, B, C))
     return scan(x, self.dt_proj(dt), A, B, C, self.D, state, z)
 
 
@@ -168,7 +167,7 @@ def scan_of_mamba_by_ops(self: nn.Module, x: mx.array, z: mx.array, A: mx.array,
     for t in range(x.shape[1]):
         y, state = self.ssm_step(x[:, t], A, state)
         steps.append(y)
-    return nn.silu(z) * mx.stack(steps, axis=1), state
+    return nn.silu(z) * mx.stack(steps, axis=1), state  # type: ignore[return-value]
 
 
 @functools.lru_cache(maxsize=64)
@@ -197,7 +196,7 @@ def convolved(
     """
     weight = layer.weight
     is_plain = (
-        unrouted(type(layer).__call__) is _CONV1D
+        runs(layer, _CONV1D)
         and (layer.stride, layer.padding, layer.dilation) == (1, 0, 1)
         and (weight.shape[0], weight.shape[2]) == (x.shape[-1], 1)
     )
@@ -265,7 +264,7 @@ def functions_of_models(modules: Mapping[str, Any]) -> dict[Call, tuple[Function
 
 
 # By the name in rules: our op, the twin in MLX ops, and our function.
-FUNCTIONS_OF_RULES = {
+FUNCTIONS_OF_RULES: dict[str, tuple[str, Function, Function]] = {
     "mlx_anvil_conv": (CONVOLUTION.op, convolved_by_ops, convolved),
     "mlx_anvil_conv_with": (CONVOLUTION.op, convolved_with_by_ops, convolved_with),
     "mlx_anvil_scan": (SELECTIVE_SCAN.op, scan_by_ops, scan),

@@ -66,6 +66,12 @@ def unrouted(function: FunctionType) -> FunctionType:
     return function if route is None else route.original
 
 
+def runs(module: nn.Module, method: Function) -> bool:
+    """True if the class has this ``__call__``, which may be routed."""
+    call = type(module).__call__
+    return isinstance(call, FunctionType) and unrouted(call) is method
+
+
 def route_to(cls: type[nn.Module], name: str) -> Route:
     """The route that the class has for a method, or a new one, which is not installed."""
     method = vars(cls)[name]
