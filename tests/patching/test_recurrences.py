@@ -10,7 +10,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import ArraysCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 import mlx_anvil
 from lm_models import Architecture, generated_in_batches, serve, tokens
@@ -90,7 +90,8 @@ def prompt_and_steps(model: nn.Module, prompt: mx.array, more: mx.array, cache: 
 
 
 def states(cache: list[Any]) -> list[mx.array]:
-    return [x for entry in cache if isinstance(entry, ArraysCache) for x in entry.cache]
+    parts = [part for entry in cache for part in (entry.caches if isinstance(entry, CacheList) else (entry,))]
+    return [x for part in parts if isinstance(part, ArraysCache) for x in part.cache]
 
 
 @models
@@ -106,6 +107,7 @@ def test_prompts_and_steps(name, quantized):
     assert {"causal_conv1d", *OPS[name]} <= swapped
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
         got = prompt_and_steps(model, prompt, more, ours)
+    assert states(ours)
     assert {"causal_conv1d", *OPS[name]} - {"ssd_scan"} <= {event.op for event in trace.events}
     assert report.fallbacks == ()
     assert_close(got, want)
@@ -163,10 +165,10 @@ def test_batches_with_padding(name, seed):
         assert generated_in_batches(model, rows, chunk) == chosen
 
 
-@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_next"])
+@pytest.mark.parametrize("name", ["falcon_h1", "kimi_linear", "lfm2", "mamba2", "nemotron_h", "qwen3_next"])
 def test_padding_does_not_reach_the_state(name):
-    """Unpatched, Nemotron-H loses the prompt, as it passes no lengths on; and mlx-lm's ``ssm_attn`` reads past its
-    chunk if a prompt is longer."""
+    """Unpatched, Nemotron-H loses the shorter prompt, as it passes no lengths on, and mlx-lm's ``ssm_attn`` reads out
+    of bounds if a prompt goes on after a chunk."""
     model, rows = MODELS[name].build(), [tokens(n) for n in (11, 4)]
     mlx_anvil.patch(model)
     alone = [make_prompt_cache(model) for _ in rows]

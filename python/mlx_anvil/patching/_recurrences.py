@@ -153,7 +153,7 @@ def scan_by_ops(
 
 def scan_of_mamba(self: nn.Module, x: mx.array, z: mx.array, A: mx.array, state: mx.array | None) -> Pair:
     """All steps of ``MambaBlock.ssm_step``, and the gate after them."""
-    if not _is_step_of_mamba(unrouted(getattr(type(self), "ssm_step"))):
+    if not _is_step_of_mamba(unrouted(type(self).ssm_step)):  # type: ignore[attr-defined]
         raise ValueError("[selective_scan] ssm_step is not that of mlx-lm's Mamba.")
     rank, size = self.time_step_rank, self.ssm_state_size
     dt, B, C = mx.split(self.x_proj(x), [rank, rank + size], axis=-1)
