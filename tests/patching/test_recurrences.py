@@ -219,6 +219,9 @@ def loss_and_gradients(model: nn.Module, batch: mx.array) -> tuple[mx.array, dic
 @pytest.mark.parametrize("name", sorted(set(MODELS) - NO_GRADIENTS))
 def test_gradients(name, seed):
     model, batch = MODELS[name].build(), tokens(2, 10)
+    for module in model.modules():
+        if hasattr(module, "eps"):
+            module.eps = 1e-2  # else norms of short rows amplify rounding
     model.train()
     value, gradients = loss_and_gradients(model, batch)
     report = mlx_anvil.patch(model)
