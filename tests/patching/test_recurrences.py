@@ -14,7 +14,6 @@ from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 import mlx_anvil
 from lm_models import Architecture, generated_in_batches, serve, tokens
-from mlx_anvil import _ext
 from mlx_anvil._check import OUTPUT_FACTOR
 from mlx_anvil.patching import _recurrences
 from recurrent_models import MODELS
@@ -38,27 +37,6 @@ NOT_IN_16_BITS = {"bailing_moe_v3", "granitemoehybrid", "jamba", "kimi_k3", "kim
 NOT_IN_16_BITS |= {"nemotron_h", "qwen3_next"}  # experts: MLX's CPU multiplies those in float32 only
 
 models = pytest.mark.parametrize("name", MODELS)
-
-
-def ssd_scan_by_ops(x, dt, A, B, C, D=None, z=None, state=None, *, dt_bias=None, dt_softplus=False, dt_limit=None, **_):
-    """In the place of an op that this build may not have."""
-    dt = dt.astype(mx.float32) if dt_bias is None else dt.astype(mx.float32) + dt_bias
-    dt = nn.softplus(dt) if dt_softplus else dt
-    dt = dt if dt_limit is None else mx.clip(dt, *dt_limit)
-    B, C = (mx.repeat(rows, x.shape[2] // rows.shape[2], axis=2) for rows in (B, C))
-    state = mx.zeros((x.shape[0], *x.shape[2:], B.shape[-1])) if state is None else state
-    steps = []
-    for t in range(x.shape[1]):
-        written = (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
-        state = mx.exp(dt[:, t] * A)[..., None, None] * state + written
-        steps.append((state * C[:, t, :, None]).sum(axis=-1) + D[:, None] * x[:, t])
-    return mx.stack(steps, axis=1).astype(x.dtype), state
-
-
-@pytest.fixture(autouse=True)
-def _op(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(_ext, "ssd_scan"):
-        monkeypatch.setattr(_ext, "ssd_scan", ssd_scan_by_ops, raising=False)
 
 
 def errors(got: mx.array, want: mx.array) -> mx.array:
@@ -109,7 +87,7 @@ def test_prompts_and_steps(name, quantized):
     with mlx_anvil.strict(), mlx_anvil.trace() as trace:
         got = prompt_and_steps(model, prompt, more, ours)
     assert states(ours)
-    assert {"causal_conv1d", *OPS[name]} - {"ssd_scan"} <= {event.op for event in trace.events}
+    assert {"causal_conv1d", *OPS[name]} <= {event.op for event in trace.events}
     assert report.fallbacks == ()
     assert_close(got, want)
     assert_states_close(states(ours), states(theirs))

@@ -258,7 +258,7 @@ def functions_of_models(modules: Mapping[str, Any]) -> dict[Call, tuple[Function
     pairs: dict[Call, tuple[Function, Function]] = {}
     if module := modules.get("mlx_lm.models.gated_delta"):
         pairs[GATED_DELTA] = (module.gated_delta_update, gated_delta_update)
-    if (module := modules.get("mlx_lm.models.ssm")) and hasattr(_ext, "ssd_scan"):
+    if module := modules.get("mlx_lm.models.ssm"):
         pairs[SSD] = (module.ssm_update, ssm_update)
     return pairs
 
