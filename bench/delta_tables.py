@@ -1,19 +1,21 @@
-"""The tables of gated_delta: its page's, and training by length on the page on linear attention."""
+"""The tables of the pages on gated_delta and ssd_scan, and of training by length."""
 
 from expert_tables import milliseconds, share, times
 from op_tables import Results, markdown
 
 
-def gated_delta(results: Results) -> str:
-    """Beside mlx-lm's graph of MLX ops; steps beside a copy of as many bytes."""
+def table(results: Results) -> str:
+    """Beside mlx-lm's graph of MLX ops; steps beside a copy of as many bytes. Results may tell kinds of decays apart."""
     lines = []
+    has_kinds = any("per_channel" in row for row in results["rows"])
     for row in results["rows"]:
         peaks = row.get("peak_bytes", {})
         of_both = [f"{peaks[label] / 2**20:.0f}" if label in peaks else "" for label in ("ours", "mlx-lm")]
-        decay = "channel" if row["per_channel"] else "head"
-        cells = [row["op"], str(row["shape"][0]), decay, row["dtype"], milliseconds(row)]
+        decay = ["channel" if row["per_channel"] else "head"] if has_kinds else []
+        cells = [row["op"], str(row["shape"][0]), *decay, row["dtype"], milliseconds(row)]
         lines.append([*cells, share(row.get("share_of_copy")), times(row["speedup"].get("mlx-lm")), *of_both])
-    heads = ("", "steps", "decay per", "dtype", "ours", "share of copy", "vs mlx-lm", "peak, MiB", "mlx-lm's")
+    kinds = ("decay per",) if has_kinds else ()
+    heads = ("", "steps", *kinds, "dtype", "ours", "share of copy", "vs mlx-lm", "peak, MiB", "mlx-lm's")
     return markdown(heads, lines)
 
 

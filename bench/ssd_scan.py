@@ -10,7 +10,6 @@ its share is that of copying as many bytes. Peaks are memory beyond the argument
 from functools import partial
 from typing import Any
 
-from gated_delta import Decode
 from harness import comparison, console_table, peak_bytes, share_of_copy, write_results
 
 import click
@@ -19,6 +18,7 @@ from mlx_lm.models.ssm import ssm_attn
 from rich.console import Console
 
 import mlx_anvil
+from gated_delta import Decode
 
 HEADS, DIM, GROUPS, STATES = 80, 64, 1, 128
 LIMIT = (0.001, 100.0)

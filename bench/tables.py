@@ -313,8 +313,9 @@ TABLES = {
     "batch_caches": ("batch_caches_cpu", cache_tables.batches),
     "paged_attention": ("paged_attention_cpu", cache_tables.paged),
     "kv_append": ("kv_append_cpu", cache_tables.appended),
-    "gated_delta": ("gated_delta_cpu", delta_tables.gated_delta),
+    "gated_delta": ("gated_delta_cpu", delta_tables.table),
     "gated_delta, lengths": ("gated_delta_lengths_cpu", delta_tables.lengths),
+    "ssd_scan": ("ssd_scan_cpu", delta_tables.table),
     **OP_TABLES,
 }
 
