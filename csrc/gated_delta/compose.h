@@ -6,21 +6,19 @@
 
 #include "common/primitive.h"
 #include "gated_delta/gated_delta.h"
-#include "ssd_scan/ssd_scan.h"
 
 namespace mlx_anvil {
 
 // Everything about a call except its arrays.
 struct GatedDeltaConfig {
-  bool corrects = true;  // gated_delta; false: ssd_scan
+  const char* op = kGatedDelta;  // in messages
+  bool corrects = true;          // false: ssd_scan
   bool has_state = false, has_skip = false, has_gate = false;
   bool has_lengths = false, returns_states = false;
   bool normalizes = false;
   float eps = 0, q_scale = 1;
 
   bool operator==(const GatedDeltaConfig&) const = default;
-
-  const char* op() const { return corrects ? kGatedDelta : kSsdScan; }
 
   // Where the arrays are among a node's inputs, and their gradients among its outputs.
   static constexpr size_t kState = 5;

@@ -21,7 +21,7 @@ class GatedDeltaPrimitive : public FusedPrimitive {
   GatedDeltaPrimitive(mx::Stream stream, const GatedDeltaConfig& config)
       : FusedPrimitive(stream), config_(config) {}
 
-  const char* op() const override { return config_.op(); }
+  const char* op() const override { return config_.op; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
     return FusedPrimitive::is_equivalent(other) &&

@@ -61,7 +61,7 @@ GatedDeltaResult run_recurrence(GatedDeltaConfig config,
   Arrays outputs;
   const std::string why = why_composed(in.q, s);
   if (!why.empty()) {
-    note_fallback(config.op(), why);
+    note_fallback(config.op, why);
     outputs = compose_gated_delta(config, in, s);
   } else {
     const int64_t columns = round_up(key_dim, kDeltaKeyDimUnit);

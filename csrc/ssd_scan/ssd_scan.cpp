@@ -140,6 +140,7 @@ GatedDeltaResult ssd_scan(const mx::array& x,
       options.dt_bias ? std::optional(exact(*options.dt_bias)) : std::nullopt;
   const Arrays gates = apply_ssd_steps(steps, dt, exact(a), bias, lengths, s);
   GatedDeltaConfig config;
+  config.op = kSsdScan;
   config.corrects = false;
   GatedDeltaInputs in{row(c), row(b), row(x), gates[0], gates[1]};
   in.lengths = lengths;

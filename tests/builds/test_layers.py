@@ -22,6 +22,7 @@ OPS_THAT_AN_OP_USES = {
     "quantized_head": {"quantized_matmul"},
     "gather_matmul": {"quantized_matmul", "gated", "silu_gate"},
     "kv_append": {"quantized_matmul", "rope"},
+    "ssd_scan": {"gated_delta"},
     "moe": {"gather_matmul", "quantized_matmul", "gated"},
 }
 
