@@ -3,9 +3,9 @@
     python bench/gated_delta.py
 
 writes bench/results/gated_delta_cpu.json. The layer is that of Qwen3-Next: 16 heads of q and k and 32 of v, of 128; with
-a factor per channel Kimi Linear's, 32 heads of each. A step reads and writes its state; both sides get theirs from the
-call before, and its share is that of copying as many bytes. A prompt of 4096 takes mlx-lm's graph minutes, so it has
-figures of ours alone. Peaks are memory beyond the arguments.
+a factor per channel Kimi Linear's, 32 heads of each. A step is that of all layers of the model: it reads and writes
+their states, which come from the step before, and its share is that of copying as many bytes. A prompt of 4096 takes
+mlx-lm's graph minutes, so it has figures of ours alone. Peaks are memory beyond the arguments.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ DIM = 128
 HEADS = {False: (16, 32), True: (32, 32)}  # without and with a factor per channel
 DTYPES = (mx.float32, mx.bfloat16)
 PROMPT, LONG, TRAINED = 128, 4096, 1024
+LAYERS = 36  # of such states, which are more than caches hold
 Arrays = list[mx.array]
 
 
@@ -40,18 +41,21 @@ def draw(steps: int, dtype: mx.Dtype, per_channel: bool) -> Arrays:
 
 
 class Decode:
-    """A step after the other, each with the state of the one before."""
+    """A token in each layer of a model after the other, with the states of the token before."""
 
     def __init__(self, op: Callable[..., Any], arrays: Arrays) -> None:
         *self.arrays, state = arrays
-        self.op, self.state = op, state + 0
-        mx.eval(self.state)
+        self.op, self.states = op, [state + layer for layer in range(LAYERS)]
+        mx.eval(self.states)
 
     def __call__(self) -> None:
-        state, self.state = self.state, None  # so that the op may write in place
-        y, state = self.op(*self.arrays, state)
-        mx.eval(y, state)
-        self.state = state
+        before, self.states = self.states[::-1], []
+        outputs = []
+        while before:
+            y, state = self.op(*self.arrays, before.pop())  # nothing else refers to it: the op may write in place
+            outputs.append(y)
+            self.states.append(state)
+        mx.eval(outputs, self.states)
 
 
 def forward(op: Callable[..., Any], arrays: Arrays) -> None:
@@ -70,9 +74,9 @@ def step_row(dtype: mx.Dtype, per_channel: bool, rounds: int) -> dict[str, Any]:
     arrays = draw(1, dtype, per_channel)
     calls = {"ours": Decode(mlx_anvil.gated_delta, arrays), "mlx-lm": Decode(gated_delta_ops, arrays)}
     limits = {"rounds": rounds, "budget_seconds": 0.5}
-    share, _ = share_of_copy(calls["ours"], 2 * arrays[5].nbytes, **limits)
+    share, _ = share_of_copy(calls["ours"], 2 * LAYERS * arrays[5].nbytes, **limits)
     more = {"per_channel": per_channel, "share_of_copy": share}
-    return comparison("step", dtype, (1,), calls, **limits, **more)
+    return comparison(f"step, {LAYERS} layers", dtype, (1,), calls, **limits, **more)
 
 
 def prompt_row(

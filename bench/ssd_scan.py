@@ -3,8 +3,8 @@
     python bench/ssd_scan.py
 
 writes bench/results/ssd_scan_cpu.json. The layer is that of Mamba-2 2.7B: 80 heads of 64, a group with 128 states, D,
-and the softplus of dt with a bias. A step reads and writes its state; both sides get theirs from the call before, and
-its share is that of copying as many bytes. Peaks are memory beyond the arguments.
+and the softplus of dt with a bias. A step is that of 36 such layers: it reads and writes their states, which come from
+the step before, and its share is that of copying as many bytes. Peaks are memory beyond the arguments.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from mlx_lm.models.ssm import ssm_attn
 from rich.console import Console
 
 import mlx_anvil
-from gated_delta import Decode
+from gated_delta import LAYERS, Decode
 
 HEADS, DIM, GROUPS, STATES = 80, 64, 1, 128
 LIMIT = (0.001, 100.0)
@@ -66,8 +66,8 @@ def step_row(dtype: mx.Dtype, rounds: int) -> dict[str, Any]:
     arrays = draw(1, dtype)
     calls = {"ours": Decode(ours, arrays), "mlx-lm": Decode(theirs, arrays)}
     limits = {"rounds": rounds, "budget_seconds": 0.5}
-    share, _ = share_of_copy(calls["ours"], 2 * arrays[-1].nbytes, **limits)
-    return comparison("step", dtype, (1,), calls, **limits, share_of_copy=share)
+    share, _ = share_of_copy(calls["ours"], 2 * LAYERS * arrays[-1].nbytes, **limits)
+    return comparison(f"step, {LAYERS} layers", dtype, (1,), calls, **limits, share_of_copy=share)
 
 
 def row(what: str, steps: int, dtype: mx.Dtype, rounds: int) -> dict[str, Any]:

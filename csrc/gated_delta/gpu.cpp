@@ -53,8 +53,7 @@ void gated_delta_backward_gpu(const GatedDeltaConfig& config,
   const int64_t states = sizes.batch * sizes.value_heads;
   Scratch kept = scratch((chunks - 1) * states, sizes.state());
   Scratch before = scratch(std::min(chunk, sizes.length) * states, sizes.state());
-  const int64_t vectors = sizes.is_per_channel ? 3 : 2;
-  const int64_t part = vectors * sizes.key_dim + (config.has_skip ? 3 : 2);
+  const int64_t part = request.part_size();
   std::optional<Scratch> parts[2];
   for (int64_t i = 0; i < std::min<int64_t>(2, chunks); ++i) {
     parts[i].emplace(scratch(chunk * states, params.blocks * part));

@@ -5,7 +5,8 @@ namespace mlx_anvil {
 namespace {
 
 // As in metal/gated_delta/chunk.h and chunk_tiles.h.
-constexpr int64_t kChunk = 64, kSquare = kChunk * kChunk, kChunkRows = 7;
+constexpr int64_t kChunk = 64, kSquare = kChunk * kChunk, kChunkRows = 7, kChunkSums = 3,
+                  kChunkDots = 4;
 constexpr int64_t kChunkValues = 64;  // rows of the state of a threadgroup
 constexpr uint32_t kChunkThreads = 128;
 
@@ -30,17 +31,22 @@ class ChunkRequest {
         weights_(scratch(pairs_ ? 2 * kSquare : kSquare)),
         rows_(Scratch(shape(kChunkRows * kChunk), mx::float32, request.stream)) {}
 
-  // What does not depend on the state.
-  void prepare() {
+  // What does not depend on the state. `products`: those of q and k with k, if gradients need them.
+  void prepare(Scratch* products = nullptr) {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request =
         launch_of("chunk_prepare", {{kNormalizes, request_.config.normalizes},
                                     {kGIsFloat32, in.g.dtype() == mx::float32},
-                                    {kBetaIsFloat32, in.beta.dtype() == mx::float32}});
+                                    {kBetaIsFloat32, in.beta.dtype() == mx::float32},
+                                    {kKeepsProducts, products != nullptr}});
     request.inputs = {
         &in.q, &in.k, &in.g, &in.beta, request_.or_q(in.lengths), request_.or_q(in.skip)};
-    request.outputs = {inverse_.get(), weights_.get(), rows_.get()};
+    request.outputs = {inverse_.get(), weights_.get(), rows_.get(),
+                       products ? products->get() : rows_.get()};
     request.temporaries = {&inverse_, &weights_, &rows_};
+    if (products) {
+      request.temporaries.push_back(products);
+    }
     request.grid = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
     launch(request, request_.stream);
   }
@@ -60,6 +66,8 @@ class ChunkRequest {
     const auto floats = [&](int64_t numbers) {
       return Scratch(shape(numbers), mx::float32, request_.stream);
     };
+    Scratch products = floats(2 * kSquare);
+    prepare(&products);
     Scratch states = floats(columns * sizes.key_dim), changes = floats(columns * kChunk);
     Scratch d_states = floats(columns * sizes.key_dim), d_changes = floats(columns * kChunk);
     launch_forward({&outputs[2], states.get(), changes.get()}, /*keeps_states=*/true,
@@ -78,19 +86,45 @@ class ChunkRequest {
     back.threadgroup_memory = {walk_memory()};
     launch(back, request_.stream);
 
-    Scratch parts(
-        {static_cast<int>(sizes.batch * sizes.length), static_cast<int>(sizes.value_heads),
-         static_cast<int>(2 * sizes.key_dim + (request_.config.has_skip ? 3 : 2))},
-        mx::float32, request_.stream);
-    KernelLaunch steps =
-        launch_of("chunk_backward_steps", {{kValuesAreVectors, rows_are_vectors({&in.v, &d_y})}});
-    steps.inputs = {
-        &in.q,       &in.k,        &in.v,         &d_y,           request_.or_q(in.lengths),
-        rows_.get(), states.get(), changes.get(), d_states.get(), d_changes.get()};
-    steps.outputs = {parts.get()};
-    steps.temporaries = {&rows_, &states, &changes, &d_states, &d_changes, &parts};
-    steps.grid = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
-    launch(steps, request_.stream);
+    const Extent chunks = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
+    Scratch squares = floats(2 * kSquare), sums = floats(kChunkSums * kChunk);
+    KernelLaunch pairs =
+        launch_of("chunk_backward_squares", {{kValuesAreVectors, rows_are_vectors({&in.v, &d_y})}});
+    pairs.inputs = {&in.v,          &d_y,           request_.or_q(in.lengths),
+                    rows_.get(),    products.get(), changes.get(),
+                    d_changes.get()};
+    pairs.outputs = {squares.get(), sums.get()};
+    pairs.temporaries = {&rows_, &products, &changes, &d_changes, &squares, &sums};
+    pairs.grid = chunks;
+    launch(pairs, request_.stream);
+
+    const int64_t panels = sizes.key_dim / kChunk;
+    Scratch parts({static_cast<int>(sizes.batch * sizes.length),
+                   static_cast<int>(sizes.value_heads), static_cast<int>(request_.part_size())},
+                  mx::float32, request_.stream);
+    Scratch dots = floats(panels * kChunkDots * kChunk);
+    KernelLaunch keys =
+        launch_of("chunk_backward_keys", {{kValuesAreVectors, rows_are_vectors({&d_y})}});
+    keys.inputs = {&in.q,           &in.k,        &d_y,          request_.or_q(in.lengths),
+                   rows_.get(),     states.get(), changes.get(), d_states.get(),
+                   d_changes.get(), squares.get()};
+    keys.outputs = {parts.get(), dots.get()};
+    keys.temporaries = {&rows_, &states, &changes, &d_states, &d_changes, &squares, &parts, &dots};
+    keys.grid = {static_cast<uint32_t>(chunks_ * panels), heads(), request_.batches()};
+    launch(keys, request_.stream);
+
+    KernelLaunch gates{};
+    gates.kernel = &kernel_named(
+        kGatedDelta, {"gated_delta_chunk_backward_gates_d", sizes.key_dim},
+        {{kHasLengths, request_.config.has_lengths}, {kHasSkip, request_.config.has_skip}});
+    gates.inputs = {request_.or_q(in.lengths), rows_.get(), sums.get(), dots.get()};
+    gates.outputs = {parts.get()};
+    gates.params = &params_;
+    gates.params_size = sizeof(params_);
+    gates.temporaries = {&rows_, &sums, &dots, &parts};
+    gates.grid = chunks;
+    gates.threadgroup = {kChunkThreads, 1, 1};
+    launch(gates, request_.stream);
 
     params_.chunk = params_.length;
     params_.blocks = 1;
@@ -186,7 +220,6 @@ void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {
 
 void launch_chunk_backward(const DeltaRequest& request, const Arrays& d_outputs, Arrays& outputs) {
   ChunkRequest chunks(request, &d_outputs[0]);
-  chunks.prepare();
   chunks.backward(d_outputs, outputs);
 }
 

@@ -32,6 +32,7 @@ enum DeltaConstant : uint32_t {
   kIsGated,
   kKeysAreVectors,
   kValuesAreVectors,
+  kKeepsProducts,
 };
 
 inline constexpr int64_t kMostBatches = 65535;  // limit of a grid's z dimension
@@ -164,6 +165,11 @@ struct DeltaRequest {
     request.params = &params;
     request.params_size = sizeof(params);
     return request;
+  }
+
+  // Numbers of a part (metal/gated_delta/parts.h).
+  int64_t part_size() const {
+    return (sizes.is_per_channel ? 3 : 2) * sizes.key_dim + kDeltaPartNumbers;
   }
 
   // Adds up the parts of the gradients of q, k, g and beta.

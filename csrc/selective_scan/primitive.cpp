@@ -202,13 +202,12 @@ class SelectiveScan : public ScanPrimitive {
 
 Arrays apply_scan(const ScanConfig& config, Arrays inputs, mx::Stream s) {
   auto primitive = std::make_shared<SelectiveScan>(s, config);
-  std::string why_not;
   if (primitive->launches_kernels() && ScanView(config, inputs).a->shape(1) > kMostGpuStates) {
-    why_not = "GPU kernels take up to 16 states";
-  } else if (s.device == mx::Device::gpu) {
-    can_launch(s.device, &why_not);
+    note_fallback(kSelectiveScan, "GPU kernels take up to 16 states");
+    return primitive->compose(inputs);
   }
-  if (!why_not.empty()) {
+  std::string why_not;
+  if (s.device == mx::Device::gpu && !can_launch(s.device, &why_not)) {
     note_fallback(kSelectiveScan, why_not);
     return primitive->compose(inputs);
   }

@@ -10,43 +10,25 @@
 // and o = S q + skip v, d_o = silu(gate) d_y takes the place of d_y;
 //   d_gate = silu'(gate) d_y o;  d_skip = d_o v, a sum over rows;  d_v += skip d_o
 //
-// Kernels: gated_delta_backward_<dtype>_k<tile of the key dim>, gated_delta_sum_<dtype>.
-// Grid: backward: x covers blocks of rows, y value heads, z batch rows and may be smaller than the
-// batch. sum: x covers steps of the chunk and key heads, z batch rows likewise.
-// Threadgroup: backward: 256 x 1 x 1, or 128 for a tile of 256; sum: 128 x 1 x 1.
+// Kernels: gated_delta_backward_<dtype>_k<tile of the key dim>.
+// Grid: x covers blocks of rows, y value heads, z batch rows and may be smaller than the batch.
+// Threadgroup: 256 x 1 x 1, or 128 for a tile of 256.
 //
-// Bindings:
-//   backward: q, k, v, g, beta, state, lengths, positions, skip, gate, kept, d_y, d_state_out,
-//             d_states, d_state, before, parts, d_v, d_state, d_gate, params. `before` is memory
-//             for the states of the chunk. The gradient of the state goes from chunk to chunk in
-//             d_state.
-//   sum:      q, k, parts, d_q, d_k, d_g, d_beta, d_skip, params
+// Bindings: q, k, v, g, beta, state, lengths, positions, skip, gate, kept, d_y, d_state_out,
+//           d_states, d_state, before, parts, d_v, d_state, d_gate, params. `before` is memory
+//           for the states of the chunk. The gradient of the state goes from chunk to chunk in
+//           d_state.
 // Function constants: 0 to 8 and 10 to 12 as in state.h. Rows are dense; alignment: constant 0.
 //
-//   backward: for each step: store the share of S_before; step as in forward.metal
-//             for each step from the last: load S_before; the formulas above in registers;
-//               sum over the SIMD group's rows by exchanges, and store to threadgroup memory
-//               one barrier (two buffers alternate); add up over SIMD groups; store the part
-//   sum:      a SIMD group adds up the parts of a step and a key head, in their order,
-//             and applies the gradient of the normalisation
+//   for each step: store the share of S_before; step as in forward.metal
+//   for each step from the last: load S_before; the formulas above in registers;
+//     sum over the SIMD group's rows by exchanges, and store to threadgroup memory
+//     one barrier (two buffers alternate); add up over SIMD groups; store the part
+// sum.metal adds up the parts.
 #include "metal/common/activation.h"
 #include "metal/common/kernel.h"
+#include "metal/gated_delta/parts.h"
 #include "metal/gated_delta/state.h"
-
-// The numbers of a part: sums for d_q, d_k and d_g per channel, then d_g per head, d_beta and
-// d_skip.
-METAL_FUNC int part_vectors() {
-  return g_is_per_channel ? 3 : 2;
-}
-METAL_FUNC int part_numbers() {
-  return has_skip ? 3 : 2;
-}
-METAL_FUNC long part_size(constant GatedDeltaParams& params) {
-  return long(part_vectors()) * params.key_dim + part_numbers();
-}
-METAL_FUNC long part_of(constant GatedDeltaParams& params, int batch, int step, int head) {
-  return ((long(batch) * params.chunk + step) * params.value_heads + head) * params.blocks;
-}
 
 // The sum over the rows of the simdgroup, in all their lanes.
 template <int kLanes>
@@ -233,8 +215,8 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
         }
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      device float* const part =
-          parts + (part_of(params, batch, i, head) + int(group.x)) * part_size(params);
+      device float* const part = parts + (part_of(params, batch, i, head) + int(group.x)) *
+                                             delta_part_size(part_vectors(), params.key_dim);
       const int vectors = part_vectors();
       for (int place = int(simdgroup * 32 + thread_lane);
            place < vectors * params.key_dim + part_numbers(); place += 32 * kSimdgroups) {
@@ -255,104 +237,6 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
   }
 }
 
-// The gradient of a row that was normalised, from that of the normalised row.
-template <typename T>
-METAL_FUNC void store_key(const device T* row,
-                          constant GatedDeltaParams& params,
-                          float scale,
-                          uint lane,
-                          thread float (&sums)[8],
-                          device T* to) {
-  float factor = 1.0f, shift = 0.0f;
-  if (normalizes) {
-    float squares = 0.0f, products = 0.0f;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const int column = i * 32 + int(lane);
-      const float own = column < params.key_dim ? float(row[column]) : 0.0f;
-      squares += own * own;
-      products += own * sums[i];
-    }
-    const float root = metal::precise::rsqrt(metal::simd_sum(squares) + params.eps);
-    factor = scale * root;
-    shift = metal::simd_sum(products) * root * root;
-  }
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const int column = i * 32 + int(lane);
-    if (column < params.key_dim) {
-      const float own = normalizes ? float(row[column]) * shift : 0.0f;
-      to[column] = T((sums[i] - own) * factor);
-    }
-  }
-}
-
-template <typename T>
-[[kernel, max_total_threads_per_threadgroup(32 * kDeltaSumSimdgroups)]] void gated_delta_sum(
-    const device T* q [[buffer(0)]],
-    const device T* k [[buffer(1)]],
-    const device float* parts [[buffer(2)]],
-    device T* d_q [[buffer(3)]],
-    device T* d_k [[buffer(4)]],
-    device float* d_g [[buffer(5)]],
-    device float* d_beta [[buffer(6)]],
-    device float* d_skip [[buffer(7)]],
-    constant GatedDeltaParams& params [[buffer(8)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
-  const int place = int(group.x) * kDeltaSumSimdgroups + int(simdgroup);
-  const int step = place / params.key_heads, key_head = place % params.key_heads;
-  if (step >= params.steps) {
-    return;
-  }
-  const long size = part_size(params), key_dim = params.key_dim;
-  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
-    const int t = params.first + step;
-    const long token = long(batch) * params.length + t;
-    float q_sums[8] = {}, k_sums[8] = {};
-    for (int head = key_head * params.group; head < (key_head + 1) * params.group; ++head) {
-      const device float* const own = parts + part_of(params, batch, step, head) * size;
-      const long gate = token * params.value_heads + head;
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        const int column = i * 32 + int(lane);
-        float g_sum = 0.0f;
-        for (int block = 0; column < key_dim && block < params.blocks; ++block) {
-          const device float* const part = own + block * size + column;
-          q_sums[i] += part[0];
-          k_sums[i] += part[key_dim];
-          g_sum += g_is_per_channel ? part[2 * key_dim] : 0.0f;
-        }
-        if (g_is_per_channel && column < key_dim) {
-          d_g[gate * key_dim + column] = g_sum;
-        }
-      }
-      if (int(lane) < part_numbers()) {  // d_g of the head, d_beta, and d_skip
-        float sum = 0.0f;
-        for (int block = 0; block < params.blocks; ++block) {
-          sum += own[(block + 1) * size - part_numbers() + lane];
-        }
-        if (lane == 2) {
-          d_skip[gate] = sum;
-        } else if (lane == 1) {
-          d_beta[gate] = sum;
-        } else if (!g_is_per_channel) {
-          d_g[gate] = sum;
-        }
-      }
-    }
-    const long to = (token * params.key_heads + key_head) * key_dim;
-    store_key(
-        q + batch * params.q_strides[0] + t * params.q_strides[1] + key_head * params.q_strides[2],
-        params, params.q_scale, lane, q_sums, d_q + to);
-    store_key(
-        k + batch * params.k_strides[0] + t * params.k_strides[1] + key_head * params.k_strides[2],
-        params, 1.0f, lane, k_sums, d_k + to);
-  }
-}
-
 // ---- kernels
 
 #define INSTANTIATE(dtype, T, tile, lanes, simdgroups)        \
@@ -365,7 +249,3 @@ template <typename T>
   INSTANTIATE(bfloat16, bfloat, tile, lanes, simdgroups)
 
 MLX_ANVIL_DELTA_TILES(INSTANTIATE_TILE)
-
-MLX_ANVIL_KERNEL("gated_delta_sum_float32", gated_delta_sum<float>)
-MLX_ANVIL_KERNEL("gated_delta_sum_float16", gated_delta_sum<half>)
-MLX_ANVIL_KERNEL("gated_delta_sum_bfloat16", gated_delta_sum<bfloat>)

@@ -4,11 +4,11 @@
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
 //
-// Bindings: q, k, g, beta, lengths, skip, inverse, weights, rows, params
+// Bindings: q, k, g, beta, lengths, skip, inverse, weights, rows, products, params
 // Function constants: 3, 5 to 7, 10 and 11 as in state.h; 13: vectors of 16 bytes (chunk.h).
 // `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, their high parts, then
 // the low ones. Without a correction there is no inverse. `rows`: 7 x 64
-// numbers a chunk (ChunkRow).
+// numbers a chunk (ChunkRow). With constant 15, `products` are q k^T and k k^T, for gradients.
 //
 //   for each panel of 64 columns: products of q and k with k^T, and sums of squares
 //   G[.][j] by thread j: a running product; multiply
@@ -104,6 +104,8 @@ METAL_FUNC void store_planes(const thread RegTile<float, 16, kChunk>& tile,
   }
 }
 
+constant bool keeps_products [[function_constant(15)]];
+
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_prepare(
     const device T* q [[buffer(0)]],
@@ -115,7 +117,8 @@ template <typename T, bool kPairs, int kKeyDim>
     device typename ChunkNumbers<T, kPairs>::Weight* inverse [[buffer(6)]],
     device typename ChunkNumbers<T, kPairs>::Weight* weights [[buffer(7)]],
     device float* rows [[buffer(8)]],
-    constant GatedDeltaParams& params [[buffer(9)]],
+    device float* products [[buffer(9)]],
+    constant GatedDeltaParams& params [[buffer(10)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -202,15 +205,21 @@ template <typename T, bool kPairs, int kKeyDim>
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = own + 8 * i + place.row;
-      const float of_query = facts[kQueryScale][row];
-      const float of_key = facts[kRate][row] * facts[kKeyScale][row];
+      const float of_query = facts[kQueryScale][row], of_key = facts[kKeyScale][row];
+      const float rate = facts[kRate][row];
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kChunk / 8; ++n) {
         const int column = 8 * n + place.column;
-        const float2 decay = elements_of(decays.fragments[i][n]) *
-                             float2(facts[kKeyScale][column], facts[kKeyScale][column + 1]);
-        const float2 weight = elements_of(qk.fragments[i][n]) * decay * of_query;
-        const float2 change = elements_of(kk.fragments[i][n]) * decay * of_key;
+        const float2 scale = float2(facts[kKeyScale][column], facts[kKeyScale][column + 1]);
+        const float2 decay = elements_of(decays.fragments[i][n]);
+        const float2 queries = elements_of(qk.fragments[i][n]) * scale * of_query;
+        const float2 keys = elements_of(kk.fragments[i][n]) * scale * of_key;
+        if (keeps_products) {
+          device float* const to = products + chunk.index * 2 * kSquare + row * kChunk + column;
+          *reinterpret_cast<device float2*>(to) = queries;
+          *reinterpret_cast<device float2*>(to + kSquare) = keys;
+        }
+        const float2 weight = queries * decay, change = keys * decay * rate;
         qk.fragments[i][n] = fragment_of<float>(weight);
         kk.fragments[i][n] =
             fragment_of<float>(column < row ? change.x : 0.0f, column + 1 < row ? change.y : 0.0f);

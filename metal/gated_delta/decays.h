@@ -74,15 +74,19 @@ METAL_FUNC void add_row_products(const thread RegTile<float, 16, kPanel>& a,
   }
 }
 
-// What the gradients of a chunk's steps need of each of them, and leave for the last sums.
+// Sums over the pairs of steps of a chunk, for each step.
+enum ChunkSum { kGateSum, kRateSum, kSkipSum, kChunkSums };
+
+// Dot products of gradients with a step's q or k, for each panel of columns: W . q, Z . k and N .
+// k. The last has parts of the sum over S d_S instead.
+enum ChunkDot { kQueryDot, kKeyDot, kEndDot, kThroughDot, kChunkDots };
+
+// What the gradients of a chunk's steps need of each of them.
 struct alignas(16) ChunkSteps {
-  float gate[kChunk], rate[kChunk];                      // g, beta
-  float decay[kChunk], decay_after[kChunk];              // gamma, and to the chunk's end
-  float minus_into[kChunk];                              // -beta gamma
-  float key_scale[kChunk], query_scale[kChunk];          // of k and q
-  float d_gate[kChunk], d_rate[kChunk], d_skip[kChunk];  // parts of d_g and d_beta
-  float d_begin[kChunk], d_end[kChunk];                  // of gamma, and of decays to the end
-  float states_product[kChunkThreads / 32];              // parts of that from begin to end
+  float gate[kChunk], rate[kChunk];              // g, beta
+  float decay[kChunk], decay_after[kChunk];      // gamma, and to the chunk's end
+  float minus_into[kChunk];                      // -beta gamma
+  float key_scale[kChunk], query_scale[kChunk];  // of k and q
 };
 
 METAL_FUNC void load_steps(threadgroup ChunkSteps& to,
@@ -106,17 +110,19 @@ METAL_FUNC void load_steps(threadgroup ChunkSteps& to,
 // The part of d_g of a step that comes from decays from the begin of the chunk, or to its end.
 METAL_FUNC float d_gate_of_ends(const threadgroup ChunkSteps& facts,
                                 const threadgroup float* decays,
+                                const threadgroup float* d_begin,
+                                const threadgroup float* d_end,
+                                const threadgroup float* d_through,
                                 int step) {
   float from_before = 0.0f, from_begin = 0.0f, through = 0.0f;
   for (int j = 0; j < step; ++j) {
-    from_before += decays[(step - 1) * kDecayStride + j] * facts.d_end[j];
+    from_before += decays[(step - 1) * kDecayStride + j] * d_end[j];
   }
   for (int m = step; m < kChunk; ++m) {
-    from_begin += decays[m * kDecayStride + step] * facts.d_begin[m];
+    from_begin += decays[m * kDecayStride + step] * d_begin[m];
   }
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kChunkThreads / 32; ++i) {
-    through += facts.states_product[i];
+  for (int i = 0; i < kChunk; ++i) {
+    through += d_through[i];
   }
   const float to_end = facts.decay_after[step];
   const float before = step > 0 ? facts.decay[step - 1] : 1.0f;

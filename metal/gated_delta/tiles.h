@@ -13,6 +13,7 @@
   X(256, 8, 16, 4)
 
 enum { kDeltaSimdgroups = 4, kDeltaSumSimdgroups = 4 };
+enum { kDeltaPartNumbers = 4 };  // after the vectors of a part (parts.h); the last keeps it aligned
 
 // Kernels by chunks of steps (chunk.h). X(variant, dtype, T, pairs, key_dim)
 #define MLX_ANVIL_DELTA_CHUNKS(X, dim) \

@@ -1,0 +1,174 @@
+// gated_delta and ssd_scan by chunks: gradients of 64 columns of q and k, for each value head
+// (chunk.h).
+//
+// Kernels: gated_delta_chunk_backward_keys_<dtype>_d<key dim>, and _pairs_ for matrix units of 16
+// bits.
+// Grid: x covers the panels of 64 columns of each chunk, y value heads, z batch rows and may be
+// smaller than the batch. Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
+//
+// Bindings: q, k, d_y, lengths, rows, states, changes, d_states, d_changes, squares, parts, dots,
+//           params
+// Function constants: 3, 10, 11 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
+// those of gated_delta_sum, in one chunk of all steps and one block; `dots`, of each panel and
+// step, are for chunk_backward_gates.metal (ChunkDot).
+//
+// With k and q scaled; S is the state before the chunk, d_S the gradient of that after it; G d_P
+// and B are those of chunk_backward_squares.metal:
+//   W = d_Y S, Z = d_X S, N = U d_S
+//   d_q = gamma W + (G d_P) k
+//   d_k = -beta gamma Z + G[63] N + (B + B^T) k + (G d_P)^T q
+#include "metal/common/kernel.h"
+#include "metal/gated_delta/chunk_numbers.h"
+#include "metal/gated_delta/decays.h"
+#include "metal/gated_delta/parts.h"
+
+// Stores the sums of the rows' products over the lanes.
+METAL_FUNC void store_dots(thread float (&sums)[2],
+                           device float* to,
+                           int row,
+                           FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const float sum = row_sum(sums[i]);
+    if (place.column == 0) {
+      to[row + 8 * i + place.row] = sum;
+    }
+  }
+}
+
+template <typename T, bool kPairs, int kKeyDim>
+[[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_backward_keys(
+    const device T* q [[buffer(0)]],
+    const device T* k [[buffer(1)]],
+    const device T* d_y [[buffer(2)]],
+    const device int* lengths [[buffer(3)]],
+    const device float* rows [[buffer(4)]],
+    const device float* states [[buffer(5)]],
+    const device float* changes [[buffer(6)]],
+    const device float* d_states [[buffer(7)]],
+    const device float* d_changes [[buffer(8)]],
+    const device float* squares [[buffer(9)]],
+    device float* parts [[buffer(10)]],
+    device float* dots [[buffer(11)]],
+    constant GatedDeltaParams& params [[buffer(12)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  using Loads = ChunkLoads<T, kPairs>;
+  using Square = RegTile<float, 16, kChunk>;
+  enum { kPanels = kKeyDim / kPanel, kSquare = kChunk * kChunk };
+  alignas(16) threadgroup float memory[Loads::kMemory];
+  threadgroup ChunkSteps facts;
+  const FragmentPlace place = fragment_place(lane);
+  const int head = int(group.y), own = 16 * int(simdgroup);
+  const int panel = int(group.x) % kPanels, column = panel * kPanel;
+  const long columns = value_columns(params), part_size = delta_part_size(2, kKeyDim);
+  const int panels_of_values = int(columns) / kPanel;
+  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
+    const HeadPlace at = place_of(params, batch, head);
+    const ChunkPlace chunk =
+        chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x) / kPanels);
+    const long token = long(batch) * params.length + chunk.first;
+    const long part_stride = params.value_heads * part_size;
+    device float* const part = parts + (token * params.value_heads + head) * part_size + column;
+    Square sum, d_key, left;
+    sum.zero();
+    d_key.zero();
+    if (chunk.is_padding()) {
+      device float* const to = part + own * part_stride;
+      sum.store(to, part_stride, chunk.exists - own, kPanel, place, true, true);
+      sum.store(to + kKeyDim, part_stride, chunk.exists - own, kPanel, place, true, true);
+      continue;
+    }
+    const Loads loads = {memory, place, thread_index, chunk};
+    const Rows<T> d_rows = {d_y + batch * params.d_y_strides[0] +
+                                chunk.first * params.d_y_strides[1] + head * params.d_y_strides[2],
+                            params.d_y_strides[1], 1, chunk.steps, params.value_dim};
+    const device float* const u_rows = changes + (chunk.index * kChunk + own) * columns;
+    const device float* const x_rows = d_changes + (chunk.index * kChunk + own) * columns;
+    const device float* const s_rows = states + chunk.index * columns * kKeyDim + column;
+    const device float* const d_s_rows = d_states + chunk.index * columns * kKeyDim + column;
+    const device float* const of_pairs = squares + chunk.index * 2 * kSquare;
+    device float* const dots_to = dots + (chunk.index * kPanels + panel) * kChunkDots * kChunk;
+    load_steps(facts, rows, chunk, thread_index);
+
+    MLX_ANVIL_NO_UNROLL
+    for (int i = 0; i < panels_of_values; ++i) {
+      read_tile(left, loads.values(d_rows, i), own, place);
+      loads.numbers(s_rows + i * kPanel * kKeyDim, kKeyDim);
+      loads.template add_numbers<false, true>(sum, left);
+    }
+    float of_query[2] = {}, of_key[2] = {}, of_end[2] = {};
+    read_tile(left, loads.keys(q + at.q, params.q_strides[1], panel), own, place);
+    add_row_products(sum, left, of_query);
+    store_dots(of_query, dots_to + kQueryDot * kChunk, own, place);
+    scale_rows(sum, facts.decay + own, place);
+    read_rows(left, of_pairs + own * kChunk, kChunk, place);
+    scale_columns(left, facts.key_scale, place);
+    add_product<kPairs, false, false>(sum, left, loads.keys(k + at.k, params.k_strides[1], panel),
+                                      place);
+    sum.store(part + own * part_stride, part_stride, chunk.exists - own, kPanel, place,
+              /*vectors=*/true, /*full=*/true);
+
+    sum.zero();
+    MLX_ANVIL_NO_UNROLL
+    for (int i = 0; i < panels_of_values; ++i) {
+      if (corrects) {
+        loads.numbers(s_rows + i * kPanel * kKeyDim, kKeyDim);
+        read_rows(left, x_rows + i * kPanel, columns, place);
+        loads.template add_numbers<false, false>(sum, left);
+      }
+      loads.numbers(d_s_rows + i * kPanel * kKeyDim, kKeyDim);
+      read_rows(left, u_rows + i * kPanel, columns, place);
+      loads.template add_numbers<false, false>(d_key, left);
+    }
+    const threadgroup T* const keys = loads.keys(k + at.k, params.k_strides[1], panel);
+    read_tile(left, keys, own, place);
+    add_row_products(sum, left, of_key);
+    add_row_products(d_key, left, of_end);
+    store_dots(of_key, dots_to + kKeyDot * kChunk, own, place);
+    store_dots(of_end, dots_to + kEndDot * kChunk, own, place);
+    scale_rows(d_key, facts.decay_after + own, place);
+    if (corrects) {
+      scale_rows(sum, facts.minus_into + own, place);
+      d_key.add(sum);
+      // B + B^T, of which a tile has the columns.
+      load_tile<float>(memory, {of_pairs + kSquare, kChunk, 1, kChunk, kChunk}, true, thread_index);
+      read_transposed(left, memory, own, place);
+      read_rows(sum, of_pairs + kSquare + own * kChunk, kChunk, place);
+      left.add(sum);
+      scale_columns(left, facts.key_scale, place);
+      add_product<kPairs, false, false>(d_key, left,
+                                        loads.keys(k + at.k, params.k_strides[1], panel), place);
+    }
+    load_tile<float>(memory, {of_pairs, kChunk, 1, kChunk, kChunk}, true, thread_index);
+    read_transposed(left, memory, own, place);
+    scale_columns(left, facts.query_scale, place);
+    add_product<kPairs, false, false>(d_key, left, loads.keys(q + at.q, params.q_strides[1], panel),
+                                      place);
+    d_key.store(part + own * part_stride + kKeyDim, part_stride, chunk.exists - own, kPanel, place,
+                /*vectors=*/true, /*full=*/true);
+
+    // The gradient of the decay through the whole chunk: a sum over S d_S, a part of each thread.
+    float through = 0.0f;
+    for (int i = int(thread_index); i < int(columns) * kPanel / 4; i += kChunkThreads) {
+      const int at_pack = i / (kPanel / 4) * kKeyDim + 4 * (i % (kPanel / 4));
+      through += metal::dot(*reinterpret_cast<const device float4*>(s_rows + at_pack),
+                            *reinterpret_cast<const device float4*>(d_s_rows + at_pack));
+    }
+    through = metal::simd_sum(through);
+    if (lane < 16) {
+      dots_to[kThroughDot * kChunk + own + lane] = lane == 0 ? through : 0.0f;
+    }
+  }
+}
+
+// ---- kernels
+
+#define INSTANTIATE(variant, dtype, T, pairs, dim)                              \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_keys_" variant #dtype "_d" #dim, \
+                   gated_delta_chunk_backward_keys<T, pairs, dim>)
+
+MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

@@ -1,0 +1,146 @@
+// gated_delta and ssd_scan by chunks: what the gradients of a chunk's steps need of all its pairs
+// of steps (chunk.h), from what chunk_forward.metal and chunk_backward.metal kept.
+//
+// Kernels: gated_delta_chunk_backward_squares_<dtype>_d<key dim>, and _pairs_ for matrix units of
+// 16 bits. Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
+// Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
+//
+// Bindings: v, d_y, lengths, rows, products, changes, d_changes, squares, sums, params
+// Function constants: 3, 10, 11 as in state.h; 14: vectors of 16 bytes (chunk.h).
+// `products` are q k^T and k k^T of the chunk. Results: `squares`, G d_P and B below, and `sums` of
+// each step (ChunkSum).
+//
+//   d_P = d_Y U^T, d_A = -d_X U^T, B = beta G d_A below the diagonal
+//   D = d_P (q . k) + beta d_A (k . k) below the diagonal: the gradient of G
+//   d_g[i] = sum over j < i <= m of G[m][i] D[m][j] G[i - 1][j]
+//   d_beta[i] = d_X[i] . v[i] + sum over j of G d_A (k[i] . k[j]);  d_skip[i] = d_Y[i] . v[i]
+// chunk_backward_gates.metal adds what comes from the states.
+#include "metal/common/kernel.h"
+#include "metal/gated_delta/chunk_numbers.h"
+#include "metal/gated_delta/decays.h"
+
+template <typename T, bool kPairs, int kKeyDim>
+[[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void
+gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
+                                   const device T* d_y [[buffer(1)]],
+                                   const device int* lengths [[buffer(2)]],
+                                   const device float* rows [[buffer(3)]],
+                                   const device float* products [[buffer(4)]],
+                                   const device float* changes [[buffer(5)]],
+                                   const device float* d_changes [[buffer(6)]],
+                                   device float* squares [[buffer(7)]],
+                                   device float* sums [[buffer(8)]],
+                                   constant GatedDeltaParams& params [[buffer(9)]],
+                                   uint3 group [[threadgroup_position_in_grid]],
+                                   uint3 groups [[threadgroups_per_grid]],
+                                   uint thread_index [[thread_index_in_threadgroup]],
+                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                   uint lane [[thread_index_in_simdgroup]]) {
+  using Loads = ChunkLoads<T, kPairs>;
+  enum { kSquare = kChunk * kChunk };
+  alignas(16) threadgroup float memory[Loads::kMemory];
+  threadgroup ChunkSteps facts;
+  const FragmentPlace place = fragment_place(lane);
+  const int head = int(group.y), own = 16 * int(simdgroup);
+  const long columns = value_columns(params);
+  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
+    const HeadPlace at = place_of(params, batch, head);
+    const ChunkPlace chunk =
+        chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x));
+    if (chunk.is_padding()) {
+      continue;
+    }
+    const Loads loads = {memory, place, thread_index, chunk};
+    const Rows<T> d_rows = {d_y + batch * params.d_y_strides[0] +
+                                chunk.first * params.d_y_strides[1] + head * params.d_y_strides[2],
+                            params.d_y_strides[1], 1, chunk.steps, params.value_dim};
+    const Rows<T> v_rows = {v + at.v + chunk.first * params.v_strides[1], params.v_strides[1], 1,
+                            chunk.steps, params.value_dim};
+    const device float* const u_rows = changes + chunk.index * kChunk * columns;
+    const device float* const x_rows = d_changes + chunk.index * kChunk * columns;
+    load_steps(facts, rows, chunk, thread_index);
+
+    RegTile<float, 16, kChunk> weights, changed, left;
+    weights.zero();
+    changed.zero();
+    float d_rate[2] = {}, d_skip[2] = {};
+    MLX_ANVIL_NO_UNROLL
+    for (int panel = 0; panel < int(columns) / kPanel; ++panel) {
+      RegTile<float, 16, kPanel> values;
+      read_tile(values, loads.values(v_rows, panel), own, place);
+      read_tile(left, loads.values(d_rows, panel), own, place);
+      add_row_products(left, values, d_skip);
+      loads.numbers(u_rows + panel * kPanel, columns);
+      loads.template add_numbers<true, true>(weights, left);
+      read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
+      add_row_products(left, values, d_rate);
+      if (corrects) {
+        loads.template add_numbers<true, false>(changed, left);
+      }
+    }
+
+    store_decays(memory, facts.gate, thread_index);
+    read_transposed(left, memory, own, place);
+    device float* const to = squares + chunk.index * 2 * kSquare;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = own + 8 * i + place.row;
+      const float rate = facts.rate[row];
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kChunk / 8; ++n) {
+        const int column = 8 * n + place.column, at_pair = row * kChunk + column;
+        const device float* const of_pair = products + chunk.index * 2 * kSquare + at_pair;
+        const float2 queries = *reinterpret_cast<const device float2*>(of_pair);
+        const float2 keys = *reinterpret_cast<const device float2*>(of_pair + kSquare);
+        const float2 decay =
+            *reinterpret_cast<const threadgroup float2*>(memory + row * kDecayStride + column);
+        const float2 below = float2(column < row, column + 1 < row);
+        const float2 up_to = float2(column <= row, column + 1 <= row);
+        const float2 d_weight = elements_of(weights.fragments[i][n]);
+        const float2 d_change = -below * elements_of(changed.fragments[i][n]);
+        const float2 of_rate = d_change * decay * keys;
+        d_rate[i] += of_rate.x + of_rate.y;
+        *reinterpret_cast<device float2*>(to + at_pair) = up_to * d_weight * decay;
+        *reinterpret_cast<device float2*>(to + kSquare + at_pair) = d_change * decay * rate;
+        weights.fragments[i][n] =
+            fragment_of<float>(below * d_weight * queries + d_change * rate * keys);
+      }
+    }
+    // G^T D, whose row i is summed up with row i - 1 of G.
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    store_square(memory + own * kDecayStride, weights, place);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    changed.zero();
+    changed.mma(left, SharedTile<float, kDecayStride>{memory, place});
+    store_decays(memory, facts.gate, thread_index);
+    device float* const sums_to = sums + chunk.index * kChunkSums * kChunk;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = own + 8 * i + place.row;
+      const threadgroup float* const before = memory + metal::max(row - 1, 0) * kDecayStride;
+      float d_gate = 0.0f;
+      MLX_ANVIL_UNROLL
+      for (int n = 0; n < kChunk / 8; ++n) {
+        const int column = 8 * n + place.column;
+        const float2 pair = elements_of(changed.fragments[i][n]);
+        d_gate += column < row ? pair.x * before[column] : 0.0f;
+        d_gate += column + 1 < row ? pair.y * before[column + 1] : 0.0f;
+      }
+      d_gate = row_sum(d_gate);
+      const float of_rate = row_sum(d_rate[i]), of_skip = row_sum(d_skip[i]);
+      if (place.column == 0) {
+        sums_to[kGateSum * kChunk + row] = d_gate;
+        sums_to[kRateSum * kChunk + row] = of_rate;
+        sums_to[kSkipSum * kChunk + row] = of_skip;
+      }
+    }
+  }
+}
+
+// ---- kernels
+
+#define INSTANTIATE(variant, dtype, T, pairs, dim)                                 \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_squares_" variant #dtype "_d" #dim, \
+                   gated_delta_chunk_backward_squares<T, pairs, dim>)
+
+MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)
