@@ -36,17 +36,27 @@ struct ChunkLoads {
       load_tile<float>(memory, {from, stride, 1, kPanel, kPanel}, true, thread_index);
       return;
     }
-    enum { kUnits = kPanel / 4 };
+    enum { kUnits = kPanel / 4, kOwn = kPanel * kUnits / kChunkThreads };
     threadgroup Part* const high = reinterpret_cast<threadgroup Part*>(memory);
+    float4 own[kOwn];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int at = int(thread_index) + i * kChunkThreads;
+      own[i] =
+          *reinterpret_cast<const device float4*>(from + at / kUnits * stride + 4 * (at % kUnits));
+    }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int i = int(thread_index); i < kPanel * kUnits; i += kChunkThreads) {
-      const int row = i / kUnits, column = 4 * (i % kUnits);
-      const float4 x = *reinterpret_cast<const device float4*>(from + row * stride + column);
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int at = int(thread_index) + i * kChunkThreads;
+      threadgroup Part* const to = high + at / kUnits * kStride + 4 * (at % kUnits);
       MLX_ANVIL_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const Part part = Part(x[j]);
-        high[row * kStride + column + j] = part;
-        high[(kPanel + row) * kStride + column + j] = Part(x[j] - float(part));
+      for (int j = 0; j < 4; j += 2) {
+        const Pair<Part> part = Pair<Part>(Part(own[i][j]), Part(own[i][j + 1]));
+        const Pair<Part> rest =
+            Pair<Part>(Part(own[i][j] - float(part.x)), Part(own[i][j + 1] - float(part.y)));
+        *reinterpret_cast<threadgroup Pair<Part>*>(to + j) = part;
+        *reinterpret_cast<threadgroup Pair<Part>*>(to + kPanel * kStride + j) = rest;
       }
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);

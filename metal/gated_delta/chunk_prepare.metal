@@ -15,7 +15,7 @@
 //   (I + A)^-1: blocks of 16 on the diagonal by substitution, a column a lane; then those of 32 and
 //   64 by products: of [[X, 0], [Z, Y]] it is [[X', 0], [-Y' Z X', Y']]
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/chunk.h"
+#include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/decays.h"
 
 template <typename T, int kColumns>
@@ -157,17 +157,11 @@ template <typename T, bool kPairs, int kKeyDim>
     float q_squares[2] = {}, k_squares[2] = {};
     for (int panel = 0; panel < kKeyDim / kPanel; ++panel) {
       RegTile<T, 16, kPanel> left;
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      copy_tile<T, kChunk, kPanel, kChunkThreads>(
-          tile, chunk_rows(q + at.q, params.q_strides[1], chunk, panel, kKeyDim), keys_are_vectors,
-          thread_index, /*full=*/true);
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      load_tile<T>(matrix, chunk_rows(q + at.q, params.q_strides[1], chunk, panel, kKeyDim),
+                   keys_are_vectors, thread_index);
       left.load(tile + own * kStride, kStride, place);
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      copy_tile<T, kChunk, kPanel, kChunkThreads>(
-          tile, chunk_rows(k + at.k, params.k_strides[1], chunk, panel, kKeyDim), keys_are_vectors,
-          thread_index, /*full=*/true);
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      load_tile<T>(matrix, chunk_rows(k + at.k, params.k_strides[1], chunk, panel, kKeyDim),
+                   keys_are_vectors, thread_index);
       const TransposedTile<T, kStride> keys = {tile, place};
       add_squares(left, q_squares);
       qk.mma(left, keys);

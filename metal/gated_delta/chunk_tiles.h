@@ -10,15 +10,24 @@ METAL_FUNC long value_columns(constant GatedDeltaParams& params) {
   return (params.value_dim + kChunkValues - 1) / kChunkValues * kChunkValues;
 }
 
-// Loads a tile of 64 rows and columns in the place of another. All threads call it.
+// Loads a tile of 64 rows and columns in the place of another. All threads call it. A thread has
+// all its loads in flight before it waits for the others.
 template <typename U>
 METAL_FUNC const threadgroup U* load_tile(threadgroup float* memory,
                                           Rows<U> from,
                                           bool vectors,
                                           uint thread_index) {
   threadgroup U* const tile = reinterpret_cast<threadgroup U*>(memory);
+  TileShare<U, kChunk, kPanel, kChunkThreads> share;
+  if (vectors) {
+    share.load(from, /*full=*/false, thread_index);
+  }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  copy_tile<U, kChunk, kPanel, kChunkThreads>(tile, from, vectors, thread_index);
+  if (vectors) {
+    share.store(tile, thread_index);
+  } else {
+    copy_tile<U, kChunk, kPanel, kChunkThreads>(tile, from, false, thread_index);
+  }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   return tile;
 }

@@ -79,6 +79,7 @@ template <typename T>
     const int t = params.first + step;
     const long token = long(batch) * params.length + t;
     float4 q_sums[kSumPacks] = {}, k_sums[kSumPacks] = {};
+    MLX_ANVIL_NO_UNROLL
     for (int head = key_head * params.group; head < (key_head + 1) * params.group; ++head) {
       const device float* const own = parts + part_of(params, batch, step, head) * size;
       const long gate = token * params.value_heads + head;
@@ -87,6 +88,7 @@ template <typename T>
         const int column = 128 * i + 4 * int(lane);
         if (column < key_dim) {
           float4 g_sum = float4(0.0f);
+          MLX_ANVIL_NO_UNROLL
           for (int block = 0; block < params.blocks; ++block) {
             const device float* const part = own + block * size + column;
             q_sums[i] += *reinterpret_cast<const device float4*>(part);
@@ -102,6 +104,7 @@ template <typename T>
       }
       if (int(lane) < part_numbers()) {  // d_g of the head, d_beta, and d_skip
         float sum = 0.0f;
+        MLX_ANVIL_NO_UNROLL
         for (int block = 0; block < params.blocks; ++block) {
           sum += own[(block + 1) * size - kDeltaPartNumbers + lane];
         }

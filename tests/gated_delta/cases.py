@@ -115,7 +115,8 @@ def tolerance_of_states(trace: mlx_anvil.Trace) -> float:
     return PAIRS if any("_pairs_" in name for name in kernel_names(trace)) else FLOAT32
 
 
-def check_results(case: Case) -> tuple[mx.array, ...]:
+def check_results(case: Case, slack: float = 1.0) -> tuple[mx.array, ...]:
+    """`slack`: what the tolerances are multiplied by."""
     with mlx_anvil.trace() as trace:
         results, exact = case.run(), case.exact()
         mx.eval(results)
@@ -125,11 +126,11 @@ def check_results(case: Case) -> tuple[mx.array, ...]:
     assert {x.dtype for x in results[1:]} == {mx.float32}
     tolerances = (FLOAT32 if case.q.dtype == mx.float32 else ROUNDED, state, state)
     for name, ours, wanted, tolerance in zip(("y", "state", "states"), results, exact, tolerances, strict=False):
-        assert_close(name, ours, wanted, tolerance)
+        assert_close(name, ours, wanted, slack * tolerance)
     return results
 
 
-def check_gradients(case: Case) -> None:
+def check_gradients(case: Case, slack: float = 1.0) -> None:
     """Along a random direction of each array, against the slope of the definition in float64."""
     cotangents = [mx.random.normal(x.shape).astype(x.dtype) for x in case.run()]
     gradients = mx.vjp(case.run, case.arrays, cotangents)[1]
@@ -149,4 +150,4 @@ def check_gradients(case: Case) -> None:
         slope, ours = (value(step) - value(-step)) / (2 * step), float((exact * direction).sum())
         tolerance = 1e-5 if gradient.dtype == mx.float32 else ROUNDED
         size = float(np.abs(exact * direction).sum())
-        assert abs(slope - ours) <= tolerance * size + 1e-6, (ARRAYS[i], slope, ours)
+        assert abs(slope - ours) <= slack * tolerance * size + 1e-6, (ARRAYS[i], slope, ours)

@@ -6,7 +6,7 @@ import pytest
 import mlx_anvil
 from mlx_anvil.reference import DTYPES
 from support import kernel_names, max_error
-from tests.gated_delta.cases import FLOAT32, Case, assert_close, check_gradients, check_results, draw
+from tests.gated_delta.cases import FLOAT32, Case, check_gradients, check_results, draw
 
 pytestmark = pytest.mark.usefixtures("gpu_of_chunks")
 
@@ -77,9 +77,8 @@ def test_rates():
     case.k = case.k / mx.linalg.norm(case.k, axis=-1, keepdims=True)
     case.g = mx.ones_like(case.g)
     case.beta = 2.0 * (mx.arange(64) % 2).astype(mx.float32)[None, :, None]
-    for name, ours, exact in zip(("y", "state"), case.run(), case.exact(), strict=True):
-        assert_close(name, ours, exact, 10 * FLOAT32)
-    check_gradients(case)
+    check_results(case, slack=20)
+    check_gradients(case, slack=20)
 
 
 @pytest.mark.parametrize("offset", [1, 4])

@@ -84,7 +84,7 @@ def test_optional_arrays(steps: int, arrays: tuple[str, ...]):
 @pytest.mark.parametrize("steps", [2, 12])
 def test_step_sizes(steps: int, options: dict[str, Any]):
     case = draw(steps, **options)
-    check_results(case)
+    check_results(case, slack=2)  # of steps below 0, decays are above 1, and their errors grow
     check_gradients(case)
 
 
