@@ -26,6 +26,7 @@ from rich.console import Console
 from cuda_attention import attention_rows, training_rows
 from cuda_caches import latent_rows, quantized_cache_rows, ragged_rows
 from cuda_decoder import decoder_rows, normal
+from cuda_delta import delta_rows
 from cuda_experts import expert_rows
 from cuda_first_launch import first_rows
 from cuda_norm import norm_rows, rope_rows
@@ -69,6 +70,7 @@ GROUPS = {
     "quantized_caches": quantized_cache_rows,
     "ragged": ragged_rows,
     "latent": latent_rows,
+    "delta": delta_rows,
     "training": training_rows,
     "decoder": decoder_rows,
     "overhead": overhead_rows,
