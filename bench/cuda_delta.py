@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from cuda_decoder import normal
 from cuda_timing import Call, Row, compare, with_peers
-from cuda_torch import gpu_microseconds
+from cuda_torch import kernel_microseconds
 from gated_delta import DIM, HEADS
 from mlx_anvil import gated_delta, ssd_scan
 
@@ -71,7 +71,7 @@ def fla_microseconds(steps: int, backward: bool) -> dict[str, float]:
         y, state = chunk_gated_delta_rule(*given[:3], log_g, given[3], output_final_state=True)
         return torch.autograd.grad(y, given, d_y) if backward else (y, state)
 
-    return {"fla": gpu_microseconds(call)}
+    return {"fla": kernel_microseconds(call)}
 
 
 def ssd_rows(copy: float | None) -> Iterator[Row]:

@@ -33,6 +33,23 @@ def gpu_microseconds(call: Callable[[], Any]) -> float:
     return round(sorted(times)[ROUNDS // 2], 2)
 
 
+def kernel_microseconds(call: Callable[[], Any]) -> float:
+    """What the kernels of a call take on the GPU together, without the gaps between them: for calls that keep the host
+    busy for longer than the GPU."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(ROUNDS):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return round(sum(event.self_device_time_total for event in seen.key_averages()) / CALLS, 2)
+
+
 def grouped_experts(experts: int, pairs: int, width: int, hidden: int) -> dict[str, float]:
     """Experts in bfloat16 by PyTorch's grouped product: rows already sorted, evenly spread over the experts."""
     if not HAS_TORCH:
