@@ -3,9 +3,9 @@
     python bench/cache_memory.py
 
 writes bench/results/cache_memory_cpu.json. The caches are mlx-lm's, filled a chunk of the prompt at a time, as its
-generation does; after each chunk its queries attend over the whole cache with ``flash_attention``. One query head and
-one of keys, of 128: the peaks are in proportion to the heads, and the time to the square of the length. The peak is
-what MLX allocates from the first chunk on: the cache, its growth, chunks, and what attention needs.
+generation does; after each chunk its queries attend over the whole cache with ``flash_attention``. Two layers with one
+query head and one of keys, of 128: peaks are in proportion to the heads, and the time to the square of the length. The
+peak is what MLX allocates from the first chunk on: caches, their growth, chunks, and what attention needs.
 """
 
 from typing import Any
@@ -20,23 +20,29 @@ from rich.table import Table
 
 from mlx_anvil import flash_attention
 
-DIM, CHUNK, LONGEST = 128, 1024, 1 << 17
+LAYERS, DIM, CHUNK, LONGEST = 2, 128, 1024, 1 << 17
 CACHES = {"4 bits": lambda: QuantizedKVCache(group_size=64, bits=4), "bfloat16": KVCache}
 
 
 def peaks(kind: str) -> dict[int, int]:
     """Peak bytes by the length of the prompt so far."""
-    cache, options = CACHES[kind](), {"kv_bits": 4, "kv_group_size": 64} if kind == "4 bits" else {}
+    caches = [CACHES[kind]() for _ in range(LAYERS)]
+    options = {"kv_bits": 4, "kv_group_size": 64} if kind == "4 bits" else {}
     found: dict[int, int] = {}
     mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    before, peak = mx.get_active_memory(), 0
     for end in range(CHUNK, LONGEST + 1, CHUNK):
-        q, k, v = (mx.random.normal((1, 1, CHUNK, DIM)).astype(mx.bfloat16) for _ in range(3))
-        keys, values = cache.update_and_fetch(k, v)
-        mx.eval(flash_attention(q, keys, values, mask="causal", **options))
+        for cache in caches:
+            q, k, v = (mx.random.normal((1, 1, CHUNK, DIM)).astype(mx.bfloat16) for _ in range(3))
+            mx.eval(q, k, v)
+            mx.clear_cache()
+            mx.reset_peak_memory()
+            keys, values = cache.update_and_fetch(k, v)
+            mx.eval(flash_attention(q, keys, values, mask="causal", **options))
+            peak = max(peak, mx.get_peak_memory() - before)
+            del q, k, v, keys, values
         if end & (end - 1) == 0:
-            found[end] = mx.get_peak_memory() - before
+            found[end] = peak
     return found
 
 

@@ -57,3 +57,12 @@ def appended(results: Results) -> str:
         tokens = str(row["shape"][2])
         lines.append([tokens, row["dtype"], cache, *(f"{1e6 * t:.0f} us" for t in seconds), times(row["speedup"])])
     return markdown(("tokens", "dtype", "cache", "kv_append", "MLX", "vs MLX"), lines)
+
+
+def memory(results: Results) -> str:
+    """Of a prompt that fills mlx-lm's caches."""
+    lines = []
+    for row in results["rows"]:
+        peaks = (f"{row['peak_bytes'][kind] / 2**20:.1f}" for kind in ("4 bits", "bfloat16"))
+        lines.append([f"{row['length']:,}", *peaks, share(row["share"])])
+    return markdown(("length", "4 bits, MiB", "bfloat16, MiB", "share"), lines)

@@ -31,3 +31,13 @@ def lengths(results: Results) -> str:
     """Forward and backward at each length that was run."""
     rows = ([f"{row['shape'][0]:,}", *_by_length(row, "ours"), *_by_length(row, "mlx-lm")] for row in results["rows"])
     return markdown(("steps", "ours", "peak", "mlx-lm's graph", "its peak"), rows)
+
+
+def cuda(results: Results) -> str:
+    """Microseconds on the GPU, and how many times as long the others take."""
+    lines = []
+    for row in results["rows"][1:]:
+        peers = [f"{row[key]:.3g}" if (key := f"times_{peer}_gpu") in row else "" for peer in ("mlx_lm", "fla")]
+        what, ours = row["what"].replace(", 1 steps", ", a step"), row["ours_gpu_us"]
+        lines.append([what, f"{ours:,.0f} us", *peers])
+    return markdown(("", "ours", "mlx-lm's ops", "FLA"), lines)

@@ -313,9 +313,11 @@ TABLES = {
     "batch_caches": ("batch_caches_cpu", cache_tables.batches),
     "paged_attention": ("paged_attention_cpu", cache_tables.paged),
     "kv_append": ("kv_append_cpu", cache_tables.appended),
+    "cache_memory": ("cache_memory_cpu", cache_tables.memory),
     "gated_delta": ("gated_delta_cpu", delta_tables.table),
     "gated_delta, lengths": ("gated_delta_lengths_cpu", delta_tables.lengths),
     "ssd_scan": ("ssd_scan_cpu", delta_tables.table),
+    "gated_delta, cuda": ("cuda_delta_h200", delta_tables.cuda),
     **OP_TABLES,
 }
 
