@@ -1,4 +1,4 @@
-"""Peak memory of a prompt with a cache of 4 bits beside one of bfloat16, at every length up to 131072.
+"""Peak memory of a prompt with a cache of 4 bits beside one of bfloat16, at lengths from 1024 to 131072.
 
     python bench/cache_memory.py
 

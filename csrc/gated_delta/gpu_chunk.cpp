@@ -1,22 +1,46 @@
 #include "gated_delta/gpu_chunk.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
 namespace mlx_anvil {
 
 namespace {
 
 // As in metal/gated_delta/chunk.h and chunk_tiles.h.
-constexpr int64_t kChunk = 64, kSquare = kChunk * kChunk, kChunkRows = 7, kChunkSums = 3,
-                  kChunkDots = 4;
+constexpr int64_t kChunk = 64, kPanel = 64, kSquare = kChunk * kChunk, kChunkRows = 7,
+                  kChunkSums = 3, kChunkDots = 4;
 constexpr int64_t kChunkValues = 64;  // rows of the state of a threadgroup
 constexpr uint32_t kChunkThreads = 128;
 
 constexpr int64_t kMostSteps = 16;  // that are taken one after the other
 
-// Pairs of bfloat16 are for matrix units of 16 bits, whose kernels copy rows asynchronously.
+// Bytes of threadgroup memory of the kernels that walk (metal/gated_delta/chunk_walk.h). Rows of
+// tiles are 16 bytes longer than their columns.
+int64_t walk_memory(int64_t key_dim, bool pairs, int64_t weight_planes) {
+  const int64_t facts = 4 * kChunkRows * kChunk;
+  const int64_t tiles = 2 * (key_dim / kPanel) + 3 + weight_planes;
+  return pairs ? 2 * (facts + tiles * kChunk * (2 * kChunk + 16))
+               : facts + kChunk * (4 * kChunk + 16);
+}
+
+// The kernels have 32-bit offsets in the rows of a chunk.
+bool are_vectors(std::initializer_list<const mx::array*> arrays) {
+  constexpr int64_t kMostStride = std::numeric_limits<int32_t>::max() / kChunk;
+  return rows_are_vectors(arrays) &&
+         std::all_of(arrays.begin(), arrays.end(),
+                     [](const mx::array* x) { return std::abs(x->strides(1)) <= kMostStride; });
+}
+
+// Pairs of bfloat16 are for matrix units of 16 bits, with room for the tiles of two chunks.
 bool takes_pairs(const DeltaRequest& request, const mx::array* d_y) {
   const GatedDeltaInputs& in = request.in;
-  return in.q.dtype() == mx::bfloat16 && device_traits(request.stream.device).matrix_units &&
-         rows_are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
+  const DeviceTraits traits = device_traits(request.stream.device);
+  const int64_t memory = walk_memory(request.sizes.key_dim, true, d_y ? 2 : 1);
+  return in.q.dtype() == mx::bfloat16 && traits.matrix_units &&
+         memory + kReservedThreadgroupMemory <= traits.threadgroup_memory &&
+         are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
 }
 
 class ChunkRequest {
@@ -53,7 +77,7 @@ class ChunkRequest {
 
   void forward(mx::array& y, mx::array& state_out) {
     launch_forward({&y, &state_out, &state_out}, /*keeps_states=*/false,
-                   rows_are_vectors({&request_.in.v, &y}), {&inverse_, &weights_, &rows_});
+                   are_vectors({&request_.in.v, &y}), {&inverse_, &weights_, &rows_});
   }
 
   // Outputs: the gradients of q, k, v, g, beta, and of the state if there is one.
@@ -71,11 +95,11 @@ class ChunkRequest {
     Scratch states = floats(columns * sizes.key_dim), changes = floats(columns * kChunk);
     Scratch d_states = floats(columns * sizes.key_dim), d_changes = floats(columns * kChunk);
     launch_forward({&outputs[2], states.get(), changes.get()}, /*keeps_states=*/true,
-                   rows_are_vectors({&in.v}), {&inverse_, &weights_, &rows_, &states, &changes});
+                   are_vectors({&in.v}), {&inverse_, &weights_, &rows_, &states, &changes});
 
     KernelLaunch back =
         launch_of("chunk_backward", {{kHasState, request_.config.has_state},
-                                     {kValuesAreVectors, rows_are_vectors({&d_y, &outputs[2]})}});
+                                     {kValuesAreVectors, are_vectors({&d_y, &outputs[2]})}});
     back.inputs = {
         &in.q,          &in.k,          &d_y,       &d_outputs[1], request_.or_q(in.lengths),
         inverse_.get(), weights_.get(), rows_.get()};
@@ -83,13 +107,13 @@ class ChunkRequest {
                     request_.config.has_state ? &outputs[request_.config.kState] : d_states.get()};
     back.temporaries = {&inverse_, &weights_, &rows_, &d_states, &d_changes};
     back.grid = blocks();
-    back.threadgroup_memory = {walk_memory()};
+    back.threadgroup_memory = {memory(2)};
     launch(back, request_.stream);
 
     const Extent chunks = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
     Scratch squares = floats(2 * kSquare), sums = floats(kChunkSums * kChunk);
     KernelLaunch pairs =
-        launch_of("chunk_backward_squares", {{kValuesAreVectors, rows_are_vectors({&in.v, &d_y})}});
+        launch_of("chunk_backward_squares", {{kValuesAreVectors, are_vectors({&in.v, &d_y})}});
     pairs.inputs = {&in.v,          &d_y,           request_.or_q(in.lengths),
                     rows_.get(),    products.get(), changes.get(),
                     d_changes.get()};
@@ -98,13 +122,13 @@ class ChunkRequest {
     pairs.grid = chunks;
     launch(pairs, request_.stream);
 
-    const int64_t panels = sizes.key_dim / kChunk;
+    const int64_t panels = sizes.key_dim / kPanel;
     Scratch parts({static_cast<int>(sizes.batch * sizes.length),
                    static_cast<int>(sizes.value_heads), static_cast<int>(request_.part_size())},
                   mx::float32, request_.stream);
     Scratch dots = floats(panels * kChunkDots * kChunk);
     KernelLaunch keys =
-        launch_of("chunk_backward_keys", {{kValuesAreVectors, rows_are_vectors({&d_y})}});
+        launch_of("chunk_backward_keys", {{kValuesAreVectors, are_vectors({&d_y})}});
     keys.inputs = {&in.q,           &in.k,        &d_y,          request_.or_q(in.lengths),
                    rows_.get(),     states.get(), changes.get(), d_states.get(),
                    d_changes.get(), squares.get()};
@@ -126,6 +150,7 @@ class ChunkRequest {
     gates.threadgroup = {kChunkThreads, 1, 1};
     launch(gates, request_.stream);
 
+    // `parts` has all steps in one chunk, and one block of rows.
     params_.chunk = params_.length;
     params_.blocks = 1;
     request_.sum(params_, parts, outputs);
@@ -151,17 +176,12 @@ class ChunkRequest {
     request.outputs = outputs;
     request.temporaries = temporaries;
     request.grid = blocks();
-    request.threadgroup_memory = {walk_memory()};
+    request.threadgroup_memory = {memory(1)};
     launch(request, request_.stream);
   }
 
-  // Bytes of threadgroup memory (metal/gated_delta/chunk_walk.h): rows of both turns are 16 bytes
-  // longer than the columns.
-  uint32_t walk_memory() const {
-    const int64_t facts = 4 * kChunkRows * kChunk;
-    const int64_t tiles = 2 * (request_.sizes.key_dim / kChunk) + 5;
-    return static_cast<uint32_t>(pairs_ ? 2 * (facts + tiles * kChunk * (2 * kChunk + 16))
-                                        : facts + kChunk * (4 * kChunk + 16));
+  uint32_t memory(int64_t weight_planes) const {
+    return static_cast<uint32_t>(walk_memory(request_.sizes.key_dim, pairs_, weight_planes));
   }
 
   mx::Shape shape(int64_t numbers) const {
@@ -172,7 +192,7 @@ class ChunkRequest {
   Scratch scratch(int64_t numbers) const {
     return Scratch(shape(numbers), pairs_ ? mx::bfloat16 : mx::float32, request_.stream);
   }
-  bool keys_are_vectors() const { return rows_are_vectors({&request_.in.q, &request_.in.k}); }
+  bool keys_are_vectors() const { return are_vectors({&request_.in.q, &request_.in.k}); }
   uint32_t heads() const { return static_cast<uint32_t>(request_.sizes.value_heads); }
   Extent blocks() const {
     return {static_cast<uint32_t>(ceil_div(request_.sizes.value_dim, kChunkValues)), heads(),

@@ -15,7 +15,8 @@
 
 namespace mlx_anvil {
 
-// Indices as in metal/gated_delta/state.h, forward.metal and chunk.h.
+// Indices as in metal/gated_delta/state.h, chunk.h, forward.metal and
+// chunk_prepare.metal.
 enum DeltaConstant : uint32_t {
   kRowsAreAligned,
   kColumnsAreFull,

@@ -196,12 +196,40 @@ chunk_place(constant GatedDeltaParams& params, int steps, int batch, int head, i
   return place;
 }
 
-// Columns of a panel of the chunk's rows of q or k, which start at `from`.
+// The chunk's rows of all rows of a head, from the first column of a panel on.
 template <typename T>
-METAL_FUNC Rows<T> chunk_rows(
-    const device T* from, long stride, ChunkPlace chunk, int panel, int columns) {
-  return {from + chunk.first * stride + panel * kPanel, stride, 1, chunk.steps,
-          columns - panel * kPanel};
+METAL_FUNC Rows<T> chunk_rows(Rows<T> all, ChunkPlace chunk, int panel) {
+  return {all.data + chunk.first * all.row_stride + panel * kPanel, all.row_stride, 1, chunk.steps,
+          all.columns - panel * kPanel};
+}
+
+// Writes zeros to the columns of steps that do not count. A product with zero would keep NaN.
+template <int kRows, int kColumns>
+METAL_FUNC void clear_columns_from(thread RegTile<float, kRows, kColumns>& tile,
+                                   int first,
+                                   FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
+    const int column = 8 * n + place.column;
+    const float2 pair = elements_of(tile.fragments[i][n]);
+    tile.fragments[i][n] =
+        fragment_of<float>(column < first ? pair.x : 0.0f, column + 1 < first ? pair.y : 0.0f);
+  }
+}
+
+// The same for rows.
+template <int kRows, int kColumns>
+METAL_FUNC void clear_rows_from(thread RegTile<float, kRows, kColumns>& tile,
+                                int first,
+                                FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
+    if (8 * i + place.row >= first) {
+      tile.fragments[i][n] = fragment_of<float>(0.0f, 0.0f);
+    }
+  }
 }
 
 // Multiplies each column by its factor.

@@ -1,4 +1,5 @@
-// gated_delta and ssd_scan by chunks: gradients of the state and of v, a chunk before the other
+// gated_delta and ssd_scan by chunks: gradients of the state and of v, from the last
+// chunk to the first
 // (chunk.h).
 //
 // Kernels: gated_delta_chunk_backward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
@@ -46,7 +47,7 @@ template <typename T, bool kPairs, int kKeyDim>
   const int own_rows = metal::clamp(params.value_dim - row, 0, 16);
   const long columns = value_columns(params);
   const long v_stride = long(params.value_heads) * params.value_dim;
-  ChunkWalk<T, kPairs, kPanels> walk;
+  ChunkWalk<T, kPairs, kPanels, 2> walk;
   walk.memory = reinterpret_cast<threadgroup float*>(memory);
   walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
@@ -104,6 +105,7 @@ template <typename T, bool kPairs, int kKeyDim>
       } else {
         d_u = d_x;
       }
+      clear_columns_from(d_u, chunk.steps, place);
       store_transposed_rows(d_u, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
 
       scale_columns(d_out, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);

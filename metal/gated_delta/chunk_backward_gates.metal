@@ -3,7 +3,7 @@
 //
 // Kernels: gated_delta_chunk_backward_gates_d<key dim>.
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
-// Threadgroup: 128 x 1 x 1; a thread has a step.
+// Threadgroup: 128 x 1 x 1; the first 64 threads have a step each.
 //
 // Bindings: lengths, rows, sums, dots, parts, params
 // Function constants: 3, 11 as in state.h. `parts`: those of gated_delta_sum.

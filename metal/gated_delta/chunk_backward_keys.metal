@@ -8,7 +8,7 @@
 //
 // Bindings: q, k, d_y, lengths, rows, states, changes, d_states, d_changes, squares, parts, dots,
 //           params
-// Function constants: 3, 10, 11 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
+// Function constants: 3 and 10 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
 // those of gated_delta_sum, in one chunk of all steps and one block; `dots`, of each panel and
 // step, are for chunk_backward_gates.metal (ChunkDot).
 //
@@ -18,7 +18,7 @@
 //   d_q = gamma W + (G d_P) k
 //   d_k = -beta gamma Z + G[63] N + (B + B^T) k + (G d_P)^T q
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/chunk_numbers.h"
+#include "metal/gated_delta/chunk_loads.h"
 #include "metal/gated_delta/decays.h"
 #include "metal/gated_delta/parts.h"
 
@@ -109,6 +109,7 @@ template <typename T, bool kPairs, int kKeyDim>
     scale_columns(left, facts.key_scale, place);
     add_product<kPairs, false, false>(sum, left, loads.keys(k + at.k, params.k_strides[1], panel),
                                       place);
+    clear_rows_from(sum, chunk.steps - own, place);
     sum.store(part + own * part_stride, part_stride, chunk.exists - own, kPanel, place,
               /*vectors=*/true, /*full=*/true);
 
@@ -136,7 +137,7 @@ template <typename T, bool kPairs, int kKeyDim>
       d_key.add(sum);
       // B + B^T, of which a tile has the columns.
       load_tile<float>(memory, {of_pairs + kSquare, kChunk, 1, kChunk, kChunk}, true, thread_index);
-      read_transposed(left, memory, own, place);
+      read_tile_transposed<float>(left, memory, own, place);
       read_rows(sum, of_pairs + kSquare + own * kChunk, kChunk, place);
       left.add(sum);
       scale_columns(left, facts.key_scale, place);
@@ -144,10 +145,11 @@ template <typename T, bool kPairs, int kKeyDim>
                                         loads.keys(k + at.k, params.k_strides[1], panel), place);
     }
     load_tile<float>(memory, {of_pairs, kChunk, 1, kChunk, kChunk}, true, thread_index);
-    read_transposed(left, memory, own, place);
+    read_tile_transposed<float>(left, memory, own, place);
     scale_columns(left, facts.query_scale, place);
     add_product<kPairs, false, false>(d_key, left, loads.keys(q + at.q, params.q_strides[1], panel),
                                       place);
+    clear_rows_from(d_key, chunk.steps - own, place);
     d_key.store(part + own * part_stride + kKeyDim, part_stride, chunk.exists - own, kPanel, place,
                 /*vectors=*/true, /*full=*/true);
 

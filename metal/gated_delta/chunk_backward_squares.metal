@@ -16,7 +16,7 @@
 //   d_beta[i] = d_X[i] . v[i] + sum over j of G d_A (k[i] . k[j]);  d_skip[i] = d_Y[i] . v[i]
 // chunk_backward_gates.metal adds what comes from the states.
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/chunk_numbers.h"
+#include "metal/gated_delta/chunk_loads.h"
 #include "metal/gated_delta/decays.h"
 
 template <typename T, bool kPairs, int kKeyDim>
@@ -69,7 +69,9 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       RegTile<float, 16, kPanel> values;
       read_tile(values, loads.values(v_rows, panel), own, place);
       read_tile(left, loads.values(d_rows, panel), own, place);
-      add_row_products(left, values, d_skip);
+      if (has_skip) {
+        add_row_products(left, values, d_skip);
+      }
       loads.numbers(u_rows + panel * kPanel, columns);
       loads.template add_numbers<true, true>(weights, left);
       read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
@@ -80,7 +82,7 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
     }
 
     store_decays(memory, facts.gate, thread_index);
-    read_transposed(left, memory, own, place);
+    read_tile_transposed<float>(left, memory, own, place);
     device float* const to = squares + chunk.index * 2 * kSquare;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -94,8 +96,8 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
         const float2 keys = *reinterpret_cast<const device float2*>(of_pair + kSquare);
         const float2 decay =
             *reinterpret_cast<const threadgroup float2*>(memory + row * kDecayStride + column);
-        const float2 below = float2(column < row, column + 1 < row);
-        const float2 up_to = float2(column <= row, column + 1 <= row);
+        const float2 below = float2(column < row ? 1.0f : 0.0f, column + 1 < row ? 1.0f : 0.0f);
+        const float2 up_to = float2(column <= row ? 1.0f : 0.0f, column + 1 <= row ? 1.0f : 0.0f);
         const float2 d_weight = elements_of(weights.fragments[i][n]);
         const float2 d_change = -below * elements_of(changed.fragments[i][n]);
         const float2 of_rate = d_change * decay * keys;

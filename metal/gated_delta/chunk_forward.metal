@@ -1,9 +1,11 @@
-// gated_delta and ssd_scan by chunks: y and the states, a chunk after the other (chunk.h).
+// gated_delta and ssd_scan by chunks: y and the states, one chunk after another
+// (chunk.h).
 //
 // Kernels: gated_delta_chunk_forward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers blocks of 64 rows of the state, y value heads, z batch rows and may be smaller
 // than the batch. Threadgroup: 128 x 1 x 1; a SIMD group has 16 rows, and reads tiles with others.
-// Threadgroup memory 0: a tile of float32, or with pairs two of each (chunk_walk.h).
+// Threadgroup memory 0: the numbers of a chunk's steps and a tile of float32; with pairs, twice
+// those numbers and all tiles of a chunk (chunk_walk.h).
 //
 // Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params
 // Function constants: 2, 3, 10, 11 as in state.h; 9: only keeps, for the backward, the state before
@@ -47,7 +49,7 @@ template <typename T, bool kPairs, int kKeyDim>
   const int own = 16 * int(simdgroup), row = first_row + own;
   const int own_rows = metal::clamp(params.value_dim - row, 0, 16);
   const long y_stride = long(params.value_heads) * params.value_dim;
-  ChunkWalk<T, kPairs, kPanels> walk;
+  ChunkWalk<T, kPairs, kPanels, 1> walk;
   walk.memory = reinterpret_cast<threadgroup float*>(memory);
   walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
@@ -119,6 +121,7 @@ template <typename T, bool kPairs, int kKeyDim>
           scale_columns(skipped, walk.facts(kSkip), place);
           x.add(skipped);
         }
+        clear_columns_from(x, chunk.steps, place);
         store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
       }
       scale_columns(u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);

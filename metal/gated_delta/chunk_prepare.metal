@@ -1,14 +1,16 @@
-// gated_delta by chunks: what a chunk needs that does not depend on the state (chunk.h).
+// gated_delta and ssd_scan by chunks: what a chunk needs that does not depend on the state
+// (chunk.h).
 //
 // Kernels: gated_delta_chunk_prepare_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
 //
 // Bindings: q, k, g, beta, lengths, skip, inverse, weights, rows, products, params
-// Function constants: 3, 5 to 7, 10 and 11 as in state.h; 13: vectors of 16 bytes (chunk.h).
+// Function constants: 3, 5 to 7, 10 and 11 as in state.h; 13: vectors of 16 bytes (chunk.h);
+// 15: keeps `products`, q k^T and k k^T, for gradients.
 // `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, their high parts, then
 // the low ones. Without a correction there is no inverse. `rows`: 7 x 64
-// numbers a chunk (ChunkRow). With constant 15, `products` are q k^T and k k^T, for gradients.
+// numbers a chunk (ChunkRow).
 //
 //   for each panel of 64 columns: products of q and k with k^T, and sums of squares
 //   G[.][j] by thread j: a running product; multiply
@@ -17,6 +19,8 @@
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/decays.h"
+
+constant bool keeps_products [[function_constant(15)]];
 
 template <typename T, int kColumns>
 METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread float (&sums)[2]) {
@@ -104,8 +108,6 @@ METAL_FUNC void store_planes(const thread RegTile<float, 16, kChunk>& tile,
   }
 }
 
-constant bool keeps_products [[function_constant(15)]];
-
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_prepare(
     const device T* q [[buffer(0)]],
@@ -157,10 +159,12 @@ template <typename T, bool kPairs, int kKeyDim>
     float q_squares[2] = {}, k_squares[2] = {};
     for (int panel = 0; panel < kKeyDim / kPanel; ++panel) {
       RegTile<T, 16, kPanel> left;
-      load_tile<T>(matrix, chunk_rows(q + at.q, params.q_strides[1], chunk, panel, kKeyDim),
+      load_tile<T>(matrix,
+                   chunk_rows<T>({q + at.q, params.q_strides[1], 1, 0, kKeyDim}, chunk, panel),
                    keys_are_vectors, thread_index);
       left.load(tile + own * kStride, kStride, place);
-      load_tile<T>(matrix, chunk_rows(k + at.k, params.k_strides[1], chunk, panel, kKeyDim),
+      load_tile<T>(matrix,
+                   chunk_rows<T>({k + at.k, params.k_strides[1], 1, 0, kKeyDim}, chunk, panel),
                    keys_are_vectors, thread_index);
       const TransposedTile<T, kStride> keys = {tile, place};
       add_squares(left, q_squares);

@@ -5,7 +5,7 @@
 
 enum { kChunkValues = 64 };  // rows of the state of a threadgroup
 
-// Columns of v, and rows of the state, with those of the last threadgroup that do not exist.
+// value_dim, rounded up to the rows of whole threadgroups.
 METAL_FUNC long value_columns(constant GatedDeltaParams& params) {
   return (params.value_dim + kChunkValues - 1) / kChunkValues * kChunkValues;
 }

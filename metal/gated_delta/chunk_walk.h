@@ -14,10 +14,6 @@ struct ChunkSource {
   const device Weight *inverse, *weights;
   const device float* rows;
 
-  METAL_FUNC static Rows<T> of_chunk(Rows<T> all, ChunkPlace chunk, int panel) {
-    return {all.data + chunk.first * all.row_stride + panel * kPanel, all.row_stride, 1,
-            chunk.steps, all.columns - panel * kPanel};
-  }
   METAL_FUNC const device float* facts(ChunkPlace chunk) const thread {
     return rows + chunk.index * kChunkRows * kChunk;
   }
@@ -26,8 +22,9 @@ struct ChunkSource {
   }
 };
 
-// Tiles are loaded when they are needed, in the place of the one before.
-template <typename T, bool kPairs, int kPanels>
+// Tiles are loaded when they are needed, in the place of the one before. kWeightPlanes: parts of
+// the weights that are read.
+template <typename T, bool kPairs, int kPanels, int kWeightPlanes>
 struct ChunkWalk {
   using Source = ChunkSource<T, kPairs>;
   using Weight = typename Source::Weight;
@@ -52,13 +49,13 @@ struct ChunkWalk {
   METAL_FUNC void end() thread {}
 
   METAL_FUNC const threadgroup T* keys(int panel) const thread {
-    return load<T>(Source::of_chunk(source.k, chunk, panel), keys_are_vectors);
+    return load<T>(chunk_rows(source.k, chunk, panel), keys_are_vectors);
   }
   METAL_FUNC const threadgroup T* queries(int panel) const thread {
-    return load<T>(Source::of_chunk(source.q, chunk, panel), keys_are_vectors);
+    return load<T>(chunk_rows(source.q, chunk, panel), keys_are_vectors);
   }
   METAL_FUNC const threadgroup T* values() const thread {
-    return load<T>(Source::of_chunk(source.values, chunk, 0), values_are_vectors);
+    return load<T>(chunk_rows(source.values, chunk, 0), values_are_vectors);
   }
   METAL_FUNC const threadgroup Weight* inverse(int plane) const thread {
     return load<Weight>(Source::square(source.inverse, chunk, plane), true);
@@ -78,12 +75,12 @@ struct ChunkWalk {
 };
 
 // All tiles of a chunk arrive while the chunk before is computed. Rows are vectors.
-template <typename T, int kPanels>
-struct ChunkWalk<T, true, kPanels> {
+template <typename T, int kPanels, int kWeightPlanes>
+struct ChunkWalk<T, true, kPanels, kWeightPlanes> {
   using Source = ChunkSource<T, true>;
   enum { kFacts = kChunkRows * kChunk, kTile = kChunk * TileRow<T, kChunk>::kStride };
   enum { kQueries = kPanels, kValues = 2 * kPanels, kInverse, kWeights = kInverse + 2 };
-  enum { kTiles = kWeights + 2, kTurn = kFacts + kTiles * kTile / 2 };  // floats
+  enum { kTiles = kWeights + kWeightPlanes, kTurn = kFacts + kTiles * kTile / 2 };  // floats
 
   Source source;
   threadgroup float* memory;
@@ -126,18 +123,18 @@ struct ChunkWalk<T, true, kPanels> {
     if (exists) {
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        copy_rows(panel, Source::of_chunk(source.k, own, panel));
+        copy_rows(panel, chunk_rows(source.k, own, panel));
         if (all) {
-          copy_rows(kQueries + panel, Source::of_chunk(source.q, own, panel));
+          copy_rows(kQueries + panel, chunk_rows(source.q, own, panel));
         }
       }
-      copy_rows(kValues, Source::of_chunk(source.values, own, 0));
+      copy_rows(kValues, chunk_rows(source.values, own, 0));
       MLX_ANVIL_UNROLL
       for (int plane = 0; plane < 2; ++plane) {
         if (corrects) {
           copy_rows(kInverse + plane, Source::square(source.inverse, own, plane));
         }
-        if (all) {
+        if (all && plane < kWeightPlanes) {
           copy_rows(kWeights + plane, Source::square(source.weights, own, plane));
         }
       }

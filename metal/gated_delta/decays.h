@@ -34,19 +34,6 @@ METAL_FUNC void store_square(threadgroup float* to,
   }
 }
 
-// Rows of the transpose of the square.
-METAL_FUNC void read_transposed(thread RegTile<float, 16, kChunk>& tile,
-                                const threadgroup float* square,
-                                int row,
-                                FragmentPlace place) {
-  const TransposedTile<float, kDecayStride> transposed = {square + row, place};
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < 2 * kChunk / 8; ++f) {
-    const int i = f / (kChunk / 8), n = f % (kChunk / 8);
-    tile.fragments[i][n] = transposed.block(i, n);
-  }
-}
-
 // Sixteen dense rows of a panel.
 METAL_FUNC void read_rows(thread RegTile<float, 16, kPanel>& tile,
                           const device float* from,
@@ -107,7 +94,7 @@ METAL_FUNC void load_steps(threadgroup ChunkSteps& to,
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// The part of d_g of a step that comes from decays from the begin of the chunk, or to its end.
+// The part of d_g of a step that comes from decays from the beginning of the chunk, or to its end.
 METAL_FUNC float d_gate_of_ends(const threadgroup ChunkSteps& facts,
                                 const threadgroup float* decays,
                                 const threadgroup float* d_begin,

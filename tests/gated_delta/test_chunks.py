@@ -44,7 +44,9 @@ def test_dims(dims: tuple[int, int], dtype: mx.Dtype):
 
 
 @each_gpu
-@pytest.mark.parametrize("options", [{}, {"with_state": False}, {"normalize_eps": 1e-6}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"with_state": False}, {"normalize_eps": 1e-6}, {"gates": mx.bfloat16}], ids=str
+)
 def test_options(options: dict[str, object]):
     check(draw(66, (2, 6), (64, 16), mx.bfloat16, batch=2, **options))
 
@@ -52,7 +54,7 @@ def test_options(options: dict[str, object]):
 @each_gpu
 @pytest.mark.parametrize("lengths", [[0, 70], [1, 64], [65, 63]], ids=str)
 def test_padding(lengths: list[int]):
-    """Of steps that the state does not take, no number is read."""
+    """Nothing is read of steps that are padding."""
     case = draw(70, (1, 2), (64, 24), mx.bfloat16, batch=2, normalize_eps=0.0, lengths=mx.array(lengths))
     check(case)
     padding = mx.arange(70)[None] >= case.options["lengths"][:, None]
@@ -83,7 +85,7 @@ def test_rates():
 
 @pytest.mark.parametrize("offset", [1, 4])
 def test_rows_at_any_address(offset: int):
-    """Rows of q, k, v and the gradient of y that do not start at vectors. A state that does not is taken by steps."""
+    """Rows of q, k and v that do not start at vectors."""
     case = draw(66, (1, 2), (64, 24), mx.float32)
     wide = [mx.pad(x, [(0, 0)] * 3 + [(offset, 3)])[..., offset:-3] for x in (case.q, case.k, case.v)]
     mx.eval(wide)
@@ -102,7 +104,36 @@ def test_calls_that_take_steps():
     ):
         with mlx_anvil.trace() as trace:
             check_results(case)
-        assert not any("_chunk_" in name for name in kernel_names(trace))
+        names = kernel_names(trace)
+        assert names
+        assert not any("_chunk_" in name for name in names)
+
+
+def test_state_at_any_address():
+    """A state that does not start at a vector is taken by steps."""
+    case = draw(20, (1, 1), (64, 8))
+    flat = mx.concatenate([mx.zeros(1), case.state.flatten()])
+    mx.eval(flat)
+    case.state = flat[1:].reshape(case.state.shape)
+    with mlx_anvil.trace() as trace:
+        check_results(case)
+    names = kernel_names(trace)
+    assert names
+    assert not any("_chunk_" in name for name in names)
+
+
+@pytest.mark.parametrize("dims", [(128, 72), (64, 136)], ids=str)
+@pytest.mark.usefixtures("gpu_with_matrix_units")
+def test_pairs(dims: tuple[int, int]):
+    with mlx_anvil.trace() as trace:
+        check(draw(130, (1, 2), dims, mx.bfloat16))
+    assert any("_pairs_" in name for name in kernel_names(trace))
+
+
+def test_padding_of_an_infinite_state():
+    case = draw(20, (1, 1), (64, 8), lengths=mx.array([17]))
+    case.state = mx.full(case.state.shape, mx.inf)
+    assert not case.run()[0][:, 17:].any()
 
 
 def test_long_sequence_as_steps():

@@ -9,7 +9,7 @@ struct ChunkLoads {
   enum { kStride = TileRow<Part, kPanel>::kStride };
   enum {
     kMemory = kChunk * (kPairs ? kPanel + 8 : kPanel + 4)
-  };  // floats: that of two tiles of 16 bits
+  };  // floats: a tile of float32, or two of 16 bits
 
   threadgroup float* memory;
   FragmentPlace place;
@@ -18,9 +18,9 @@ struct ChunkLoads {
 
   // The chunk's rows of q or k.
   METAL_FUNC const threadgroup T* keys(const device T* from, long stride, int panel) const thread {
-    const Rows<T> rows = {from + chunk.first * stride + panel * kPanel, stride, 1, chunk.steps,
-                          kPanel};
-    return load_tile<T>(memory, rows, keys_are_vectors, thread_index);
+    return load_tile<T>(memory,
+                        chunk_rows<T>({from, stride, 1, 0, (panel + 1) * kPanel}, chunk, panel),
+                        keys_are_vectors, thread_index);
   }
 
   // A panel of v or d_y, of which `from` are the chunk's rows.
