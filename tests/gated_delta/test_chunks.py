@@ -123,7 +123,7 @@ def test_state_at_any_address():
 
 
 @pytest.mark.parametrize("dims", [(128, 72), (64, 136)], ids=str)
-@pytest.mark.usefixtures("gpu_with_matrix_units")
+@pytest.mark.parametrize("gpu_of_chunks", ["gpu_with_matrix_units"], indirect=True)
 def test_pairs(dims: tuple[int, int]):
     with mlx_anvil.trace() as trace:
         check(draw(130, (1, 2), dims, mx.bfloat16))
