@@ -64,11 +64,11 @@ def fla_microseconds(steps: int, backward: bool) -> dict[str, float]:
     q, k = (normalize(wide(key_heads), dim=-1) for _ in range(2))
     v, beta = wide(heads), torch.rand(1, steps, heads, device="cuda").to(torch.bfloat16)
     log_g = -0.1 * torch.rand(1, steps, heads, device="cuda")
-    given = [x.requires_grad_(backward) for x in (q, k, v, log_g, beta)]
+    given = [x.requires_grad_(backward) for x in (q, k, v, beta)]
     d_y = torch.randn_like(v)
 
     def call() -> Any:
-        y, state = chunk_gated_delta_rule(*given, output_final_state=True)
+        y, state = chunk_gated_delta_rule(*given[:3], log_g, given[3], output_final_state=True)
         return torch.autograd.grad(y, given, d_y) if backward else (y, state)
 
     return {"fla": kernel_microseconds(call)}
