@@ -55,12 +55,13 @@ template <typename T, bool kPairs, int kKeyDim>
     const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
     const device T* const d_rows =
         d_y + batch * params.d_y_strides[0] + head * params.d_y_strides[2] + first_row;
-    walk.source = {{q + at.q, params.q_strides[1], 1, steps, kKeyDim},
-                   {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
-                   {d_rows, params.d_y_strides[1], 1, steps, params.value_dim - first_row},
-                   inverse,
-                   weights,
-                   rows};
+    walk.source = ChunkSource<T, kPairs>{
+        {q + at.q, params.q_strides[1], 1, steps, kKeyDim},
+        {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
+        {d_rows, params.d_y_strides[1], 1, steps, params.value_dim - first_row},
+        inverse,
+        weights,
+        rows};
     RegTile<float, 16, kPanel> d_s[kPanels];
     load_state(d_s, d_state_out + (at.state + row) * kKeyDim, own_rows, place);
     walk.start(chunk_place(params, steps, batch, head, chunks - 1), chunks > 0, true);

@@ -21,8 +21,6 @@
 #include "metal/gated_delta/chunk.h"
 #include "metal/gated_delta/chunk_walk.h"
 
-constant bool keeps_states [[function_constant(9)]];
-
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_forward(
     const device T* q [[buffer(0)]],
@@ -55,7 +53,7 @@ template <typename T, bool kPairs, int kKeyDim>
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
-    walk.source = {
+    walk.source = ChunkSource<T, kPairs>{
         {q + at.q, params.q_strides[1], 1, steps, kKeyDim},
         {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
         {v + at.v + first_row, params.v_strides[1], 1, steps, params.value_dim - first_row},

@@ -23,8 +23,6 @@
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/state.h"
 
-constant bool keeps_states [[function_constant(9)]];
-
 template <typename T, int kTile, int kLanes>
 [[kernel, max_total_threads_per_threadgroup(32 * kDeltaSimdgroups)]] void gated_delta_forward(
     const device T* q [[buffer(0)]],

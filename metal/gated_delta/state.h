@@ -17,7 +17,8 @@ constant bool normalizes [[function_constant(5)]];
 constant bool g_is_float32 [[function_constant(6)]];  // else of the dtype
 constant bool beta_is_float32 [[function_constant(7)]];
 constant bool g_is_per_channel [[function_constant(8)]];
-constant bool corrects [[function_constant(10)]];  // the gated delta rule; else ssd_scan
+constant bool keeps_states [[function_constant(9)]];  // for the backward, and computes no y
+constant bool corrects [[function_constant(10)]];     // the gated delta rule; else ssd_scan
 constant bool has_skip [[function_constant(11)]];
 constant bool is_gated [[function_constant(12)]];
 

@@ -25,6 +25,8 @@ FLOATS_INSTEAD = {
     ("gated_delta_forward", 4): "beta_is_float32",
     ("gated_delta_backward", 3): "g_is_float32",
     ("gated_delta_backward", 4): "beta_is_float32",
+    ("gated_delta_chunk_prepare", 2): "g_is_float32",
+    ("gated_delta_chunk_prepare", 3): "beta_is_float32",
     ("gated_delta_gates", 2): "log_is_float32",
     ("gated_delta_gates", 3): "bias_is_float32",
     ("mla_decode", 6): "keys_are_in_parts",
