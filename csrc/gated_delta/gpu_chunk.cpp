@@ -4,22 +4,19 @@
 #include <cstdlib>
 #include <limits>
 
+#include "metal/gated_delta/chunk_sizes.h"
+
 namespace mlx_anvil {
 
 namespace {
 
-// As in metal/gated_delta/chunk.h and chunk_tiles.h.
-constexpr int64_t kChunk = 64, kPanel = 64, kSquare = kChunk * kChunk, kChunkRows = 7,
-                  kChunkSums = 3, kChunkDots = 4;
-constexpr int64_t kChunkValues = 64;  // rows of the state of a threadgroup
-constexpr uint32_t kChunkThreads = 128;
-
+constexpr int64_t kSquare = kChunk * kChunk;
 constexpr int64_t kMostSteps = 16;  // that are taken one after the other
 
 // Bytes of threadgroup memory of the kernels that walk (metal/gated_delta/chunk_walk.h). Rows of
 // tiles are 16 bytes longer than their columns.
 int64_t walk_memory(int64_t key_dim, bool pairs, int64_t weight_planes) {
-  const int64_t facts = 4 * kChunkRows * kChunk;
+  const int64_t facts = int64_t{4} * kChunkRows * kChunk;
   const int64_t tiles = 2 * (key_dim / kPanel) + 3 + weight_planes;
   return pairs ? 2 * (facts + tiles * kChunk * (2 * kChunk + 16))
                : facts + kChunk * (4 * kChunk + 16);
@@ -49,7 +46,7 @@ class ChunkRequest {
   explicit ChunkRequest(const DeltaRequest& request, const mx::array* d_y = nullptr)
       : request_(request),
         params_(request.params()),
-        chunks_(ceil_div(request.sizes.length, kChunk)),
+        chunks_(ceil_div(request.sizes.length, int64_t{kChunk})),
         pairs_(takes_pairs(request, d_y)),
         inverse_(scratch(pairs_ ? 2 * kSquare : kSquare)),
         weights_(scratch(pairs_ ? 2 * kSquare : kSquare)),
@@ -86,7 +83,7 @@ class ChunkRequest {
     const DeltaSizes& sizes = request_.sizes;
     const mx::array& d_y = d_outputs[0];
     std::copy_n(d_y.strides().begin(), 3, params_.d_y_strides);
-    const int64_t columns = ceil_div(sizes.value_dim, kChunkValues) * kChunkValues;
+    const int64_t columns = ceil_div(sizes.value_dim, int64_t{kChunkValues}) * kChunkValues;
     const auto floats = [&](int64_t numbers) {
       return Scratch(shape(numbers), mx::float32, request_.stream);
     };
@@ -195,8 +192,8 @@ class ChunkRequest {
   bool keys_are_vectors() const { return are_vectors({&request_.in.q, &request_.in.k}); }
   uint32_t heads() const { return static_cast<uint32_t>(request_.sizes.value_heads); }
   Extent blocks() const {
-    return {static_cast<uint32_t>(ceil_div(request_.sizes.value_dim, kChunkValues)), heads(),
-            request_.batches()};
+    return {static_cast<uint32_t>(ceil_div(request_.sizes.value_dim, int64_t{kChunkValues})),
+            heads(), request_.batches()};
   }
 
   KernelLaunch launch_of(const char* variant, FunctionConstants constants) const {

@@ -12,24 +12,11 @@
 #pragma once
 
 #include "metal/common/reg_tile.h"
+#include "metal/gated_delta/chunk_sizes.h"
 #include "metal/gated_delta/state.h"
 
 constant bool keys_are_vectors [[function_constant(13)]];    // rows of q and k, of 16 bytes
 constant bool values_are_vectors [[function_constant(14)]];  // those of v and y
-
-enum { kChunk = 64, kPanel = 64, kChunkThreads = 128 };
-
-// What the kernels know of each step of a chunk.
-enum ChunkRow {
-  kRate,         // beta
-  kGate,         // g
-  kDecayBefore,  // gamma: from the chunk's first state to the step
-  kDecayAfter,   // from the step to the chunk's last state
-  kKeyScale,     // of k, if it is normalised; else 1
-  kQueryScale,   // likewise of q, with q_scale
-  kSkip,         // if there is one; else 0
-  kChunkRows
-};
 
 // How matrices are multiplied: as float32, or, for matrix units of 16 bits, as pairs of bfloat16
 // whose sum has 16 bits of the float32 number. k, q and v are exact in either.
@@ -73,43 +60,6 @@ METAL_FUNC RegTile<T, kRows, kColumns> low_parts(
   }
   return low;
 }
-
-// sum += left x right. The right operand is exact: k, q, or a part of another matrix.
-template <bool kPairs>
-struct ChunkProduct {
-  template <int kRows, int kColumns, int kDepth, typename Right>
-  static METAL_FUNC void add(thread RegTile<float, kRows, kColumns>& sum,
-                             const thread RegTile<float, kRows, kDepth>& left,
-                             const thread Right& right) {
-    sum.mma(left, Widened<Right>{right});
-  }
-  template <int kRows, int kColumns, int kDepth, typename Right>
-  static METAL_FUNC void add_rounded(thread RegTile<float, kRows, kColumns>& sum,
-                                     const thread RegTile<float, kRows, kDepth>& left,
-                                     const thread Right& right) {
-    add(sum, left, right);
-  }
-};
-
-template <>
-struct ChunkProduct<true> {
-  template <int kRows, int kColumns, int kDepth, typename Right>
-  static METAL_FUNC void add(thread RegTile<float, kRows, kColumns>& sum,
-                             const thread RegTile<float, kRows, kDepth>& left,
-                             const thread Right& right) {
-    using T = typename Right::Element;
-    const RegTile<T, kRows, kDepth> high = left.template to<T>();
-    sum.mma(high, right);
-    sum.mma(low_parts(left, high), right);
-  }
-  // Both operands rounded to 16 bits: for results of that type.
-  template <int kRows, int kColumns, int kDepth, typename Right>
-  static METAL_FUNC void add_rounded(thread RegTile<float, kRows, kColumns>& sum,
-                                     const thread RegTile<float, kRows, kDepth>& left,
-                                     const thread Right& right) {
-    sum.mma(left.template to<typename Right::Element>(), right);
-  }
-};
 
 // ---- transposed transfers: columns of the tile are rows in device memory
 
@@ -201,6 +151,16 @@ template <typename T>
 METAL_FUNC Rows<T> chunk_rows(Rows<T> all, ChunkPlace chunk, int panel) {
   return {all.data + chunk.first * all.row_stride + panel * kPanel, all.row_stride, 1, chunk.steps,
           all.columns - panel * kPanel};
+}
+
+// All rows of the gradient of y of a head.
+template <typename T>
+METAL_FUNC Rows<T> rows_of_d_y(constant GatedDeltaParams& params,
+                               const device T* d_y,
+                               int batch,
+                               int head) {
+  return {d_y + batch * params.d_y_strides[0] + head * params.d_y_strides[2], params.d_y_strides[1],
+          1, params.length, params.value_dim};
 }
 
 // Writes zeros to the columns of steps that do not count. A product with zero would keep NaN.

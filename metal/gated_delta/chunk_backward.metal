@@ -53,12 +53,11 @@ template <typename T, bool kPairs, int kKeyDim>
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
-    const device T* const d_rows =
-        d_y + batch * params.d_y_strides[0] + head * params.d_y_strides[2] + first_row;
+    const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
     walk.source = ChunkSource<T, kPairs>{
         {q + at.q, params.q_strides[1], 1, steps, kKeyDim},
         {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
-        {d_rows, params.d_y_strides[1], 1, steps, params.value_dim - first_row},
+        {d_rows.data + first_row, d_rows.row_stride, 1, steps, params.value_dim - first_row},
         inverse,
         weights,
         rows};
@@ -121,7 +120,6 @@ template <typename T, bool kPairs, int kKeyDim>
           add_product<kPairs, false, false>(d_s[panel], d_x, walk.keys(panel), place);
         }
       }
-      walk.end();
     }
     if (has_state) {
       store_state(d_s, d_state + (at.state + row) * kKeyDim, own_rows, place);

@@ -83,9 +83,7 @@ template <typename T, bool kPairs, int kKeyDim>
       continue;
     }
     const Loads loads = {memory, place, thread_index, chunk};
-    const Rows<T> d_rows = {d_y + batch * params.d_y_strides[0] +
-                                chunk.first * params.d_y_strides[1] + head * params.d_y_strides[2],
-                            params.d_y_strides[1], 1, chunk.steps, params.value_dim};
+    const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
     const device float* const u_rows = changes + (chunk.index * kChunk + own) * columns;
     const device float* const x_rows = d_changes + (chunk.index * kChunk + own) * columns;
     const device float* const s_rows = states + chunk.index * columns * kKeyDim + column;

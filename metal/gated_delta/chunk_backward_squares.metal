@@ -51,11 +51,8 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       continue;
     }
     const Loads loads = {memory, place, thread_index, chunk};
-    const Rows<T> d_rows = {d_y + batch * params.d_y_strides[0] +
-                                chunk.first * params.d_y_strides[1] + head * params.d_y_strides[2],
-                            params.d_y_strides[1], 1, chunk.steps, params.value_dim};
-    const Rows<T> v_rows = {v + at.v + chunk.first * params.v_strides[1], params.v_strides[1], 1,
-                            chunk.steps, params.value_dim};
+    const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
+    const Rows<T> v_rows = {v + at.v, params.v_strides[1], 1, params.length, params.value_dim};
     const device float* const u_rows = changes + chunk.index * kChunk * columns;
     const device float* const x_rows = d_changes + chunk.index * kChunk * columns;
     load_steps(facts, rows, chunk, thread_index);

@@ -129,7 +129,6 @@ template <typename T, bool kPairs, int kKeyDim>
         s[panel].scale(decay);
         add_product<kPairs, false, false>(s[panel], u, walk.keys(panel), place);
       }
-      walk.end();
     }
     if (!keeps_states) {
       store_state(s, state_out + (at.state + row) * kKeyDim, own_rows, place);

@@ -23,11 +23,9 @@ struct ChunkLoads {
                         keys_are_vectors, thread_index);
   }
 
-  // A panel of v or d_y, of which `from` are the chunk's rows.
-  METAL_FUNC const threadgroup T* values(Rows<T> from, int panel) const thread {
-    from.data += panel * kPanel;
-    from.columns -= panel * kPanel;
-    return load_tile<T>(memory, from, values_are_vectors, thread_index);
+  // The chunk's rows of v or d_y.
+  METAL_FUNC const threadgroup T* values(Rows<T> all, int panel) const thread {
+    return load_tile<T>(memory, chunk_rows(all, chunk, panel), values_are_vectors, thread_index);
   }
 
   // A square of float32 numbers; with pairs, as two tiles.

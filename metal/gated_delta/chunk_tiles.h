@@ -3,8 +3,6 @@
 
 #include "metal/gated_delta/chunk.h"
 
-enum { kChunkValues = 64 };  // rows of the state of a threadgroup
-
 // value_dim, rounded up to the rows of whole threadgroups.
 METAL_FUNC long value_columns(constant GatedDeltaParams& params) {
   return (params.value_dim + kChunkValues - 1) / kChunkValues * kChunkValues;
@@ -32,8 +30,8 @@ METAL_FUNC const threadgroup U* load_tile(threadgroup float* memory,
   return tile;
 }
 
-// sum += left x right, or its transpose, of a tile. `kRounded`: with the high parts of `left`
-// alone.
+// sum += left x right, or its transpose, of a tile whose numbers are exact: of k, q, v, or a part
+// of another matrix. `kRounded`: with pairs, the high parts of `left` alone.
 template <bool kPairs, bool kTransposed, bool kRounded, typename U>
 METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
                             const thread RegTile<float, 16, kChunk>& left,
@@ -43,10 +41,14 @@ METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
   using Operand =
       metal::conditional_t<kTransposed, TransposedTile<U, kStride>, SharedTile<U, kStride> >;
   const Operand operand = {right, place};
-  if (kRounded) {
-    ChunkProduct<kPairs>::add_rounded(sum, left, operand);
-  } else {
-    ChunkProduct<kPairs>::add(sum, left, operand);
+  if (!kPairs) {
+    sum.mma(left, Widened<Operand>{operand});
+    return;
+  }
+  const RegTile<U, 16, kChunk> high = left.template to<U>();
+  sum.mma(high, operand);
+  if (!kRounded) {
+    sum.mma(low_parts(left, high), operand);
   }
 }
 
@@ -77,7 +79,23 @@ METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
   }
 }
 
-// Sixteen rows of a state, of which `rows` exist.
+// Sixteen dense rows of a panel in device memory, of which `rows` exist.
+METAL_FUNC void read_rows(thread RegTile<float, 16, kPanel>& tile,
+                          const device float* from,
+                          long stride,
+                          FragmentPlace place,
+                          int rows = 16) {
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < 2 * kPanel / 8; ++f) {
+    const int i = f / (kPanel / 8), n = f % (kPanel / 8);
+    const int row = 8 * i + place.row;
+    const device float* const at = from + row * stride + 8 * n + place.column;
+    tile.fragments[i][n] =
+        fragment_of<float>(row < rows ? *reinterpret_cast<const device float2*>(at) : float2(0.0f));
+  }
+}
+
+// Sixteen rows of a state.
 template <int kPanels>
 METAL_FUNC void load_state(thread RegTile<float, 16, kPanel> (&s)[kPanels],
                            const device float* from,
@@ -85,15 +103,7 @@ METAL_FUNC void load_state(thread RegTile<float, 16, kPanel> (&s)[kPanels],
                            FragmentPlace place) {
   MLX_ANVIL_UNROLL
   for (int panel = 0; panel < kPanels; ++panel) {
-    MLX_ANVIL_UNROLL
-    for (int f = 0; f < 2 * kPanel / 8; ++f) {
-      const int i = f / (kPanel / 8), n = f % (kPanel / 8);
-      const int row = 8 * i + place.row;
-      const int at = row * kPanels * kPanel + panel * kPanel + 8 * n + place.column;
-      const float2 pair =
-          row < rows ? *reinterpret_cast<const device float2*>(from + at) : float2(0.0f);
-      s[panel].fragments[i][n] = fragment_of<float>(pair);
-    }
+    read_rows(s[panel], from + panel * kPanel, kPanels * kPanel, place, rows);
   }
 }
 

@@ -46,8 +46,6 @@ struct ChunkWalk {
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
-  METAL_FUNC void end() thread {}
-
   METAL_FUNC const threadgroup T* keys(int panel) const thread {
     return load<T>(chunk_rows(source.k, chunk, panel), keys_are_vectors);
   }
@@ -89,58 +87,62 @@ struct ChunkWalk<T, true, kPanels, kWeightPlanes> {
   int turn;
 
   METAL_FUNC void start(ChunkPlace first, bool exists, bool all) thread {
-    turn = 0;
+    turn = 1;
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    copy(first, exists, all);
+    copy(0, first, exists, all);
   }
   METAL_FUNC void begin(ChunkPlace own, ChunkPlace next, bool has_next, bool all) thread {
     chunk = own;
+    turn ^= 1;
     wait_for_copies<0>();
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    turn ^= 1;
-    copy(next, has_next, all);
-    turn ^= 1;
+    copy(turn ^ 1, next, has_next, all);
   }
-  METAL_FUNC void end() thread { turn ^= 1; }
 
-  METAL_FUNC const threadgroup T* keys(int panel) const thread { return tile(panel); }
-  METAL_FUNC const threadgroup T* queries(int panel) const thread { return tile(kQueries + panel); }
-  METAL_FUNC const threadgroup T* values() const thread { return tile(kValues); }
-  METAL_FUNC const threadgroup T* inverse(int plane) const thread { return tile(kInverse + plane); }
-  METAL_FUNC const threadgroup T* weights(int plane) const thread { return tile(kWeights + plane); }
+  METAL_FUNC const threadgroup T* keys(int panel) const thread { return tile(turn, panel); }
+  METAL_FUNC const threadgroup T* queries(int panel) const thread {
+    return tile(turn, kQueries + panel);
+  }
+  METAL_FUNC const threadgroup T* values() const thread { return tile(turn, kValues); }
+  METAL_FUNC const threadgroup T* inverse(int plane) const thread {
+    return tile(turn, kInverse + plane);
+  }
+  METAL_FUNC const threadgroup T* weights(int plane) const thread {
+    return tile(turn, kWeights + plane);
+  }
   METAL_FUNC const threadgroup float* facts(ChunkRow row) const thread {
     return memory + turn * kTurn + row * kChunk;
   }
 
  private:
-  METAL_FUNC threadgroup T* tile(int i) const thread {
-    return reinterpret_cast<threadgroup T*>(memory + turn * kTurn + kFacts) + i * kTile;
+  METAL_FUNC threadgroup T* tile(int place, int i) const thread {
+    return reinterpret_cast<threadgroup T*>(memory + place * kTurn + kFacts) + i * kTile;
   }
-  METAL_FUNC void copy_rows(int i, Rows<T> from) const thread {
-    TileShare<T, kChunk, kPanel, kChunkThreads>::start_copies(tile(i), from, thread_index);
+  METAL_FUNC void copy_rows(int place, int i, Rows<T> from) const thread {
+    TileShare<T, kChunk, kPanel, kChunkThreads>::start_copies(tile(place, i), from, thread_index);
   }
-  METAL_FUNC void copy(ChunkPlace own, bool exists, bool all) const thread {
+  METAL_FUNC void copy(int place, ChunkPlace own, bool exists, bool all) const thread {
     if (exists) {
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        copy_rows(panel, chunk_rows(source.k, own, panel));
+        copy_rows(place, panel, chunk_rows(source.k, own, panel));
         if (all) {
-          copy_rows(kQueries + panel, chunk_rows(source.q, own, panel));
+          copy_rows(place, kQueries + panel, chunk_rows(source.q, own, panel));
         }
       }
-      copy_rows(kValues, chunk_rows(source.values, own, 0));
+      copy_rows(place, kValues, chunk_rows(source.values, own, 0));
       MLX_ANVIL_UNROLL
       for (int plane = 0; plane < 2; ++plane) {
         if (corrects) {
-          copy_rows(kInverse + plane, Source::square(source.inverse, own, plane));
+          copy_rows(place, kInverse + plane, Source::square(source.inverse, own, plane));
         }
         if (all && plane < kWeightPlanes) {
-          copy_rows(kWeights + plane, Source::square(source.weights, own, plane));
+          copy_rows(place, kWeights + plane, Source::square(source.weights, own, plane));
         }
       }
       if (thread_index < kFacts / 4) {
         const int at = 4 * int(thread_index);
-        start_copy(reinterpret_cast<threadgroup uint4*>(memory + turn * kTurn + at),
+        start_copy(reinterpret_cast<threadgroup uint4*>(memory + place * kTurn + at),
                    reinterpret_cast<const device uint4*>(source.facts(own) + at));
       }
     }

@@ -34,19 +34,6 @@ METAL_FUNC void store_square(threadgroup float* to,
   }
 }
 
-// Sixteen dense rows of a panel.
-METAL_FUNC void read_rows(thread RegTile<float, 16, kPanel>& tile,
-                          const device float* from,
-                          long stride,
-                          FragmentPlace place) {
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < 2 * kPanel / 8; ++f) {
-    const int i = f / (kPanel / 8), n = f % (kPanel / 8);
-    const device float* const at = from + (8 * i + place.row) * stride + 8 * n + place.column;
-    tile.fragments[i][n] = fragment_of<float>(*reinterpret_cast<const device float2*>(at));
-  }
-}
-
 // sums[i] += the lane's share of the dot product of rows i.
 METAL_FUNC void add_row_products(const thread RegTile<float, 16, kPanel>& a,
                                  const thread RegTile<float, 16, kPanel>& b,
@@ -60,13 +47,6 @@ METAL_FUNC void add_row_products(const thread RegTile<float, 16, kPanel>& a,
     }
   }
 }
-
-// Sums over the pairs of steps of a chunk, for each step.
-enum ChunkSum { kGateSum, kRateSum, kSkipSum, kChunkSums };
-
-// Dot products of gradients with a step's q or k, for each panel of columns: W . q, Z . k and N .
-// k. The last has parts of the sum over S d_S instead.
-enum ChunkDot { kQueryDot, kKeyDot, kEndDot, kThroughDot, kChunkDots };
 
 // What the gradients of a chunk's steps need of each of them.
 struct alignas(16) ChunkSteps {

@@ -21,7 +21,7 @@ constant bool has_bias [[function_constant(0)]];
 constant bool has_softplus [[function_constant(1)]];
 constant bool has_lengths [[function_constant(2)]];
 
-// Of a step and a head.
+// The step size of one head at one step, and what it is made of.
 struct Step {
   float x;      // dt + bias
   float given;  // before the clip

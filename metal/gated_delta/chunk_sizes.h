@@ -1,0 +1,37 @@
+// Sizes of gated_delta's kernels by chunks, and what their arrays between launches hold. Kernels
+// (MSL) and host (C++) read this list.
+#pragma once
+
+#ifndef __METAL__
+namespace mlx_anvil {
+#endif
+
+enum {
+  kChunk = 64,        // steps
+  kPanel = 64,        // columns of a tile
+  kChunkValues = 64,  // rows of the state of a threadgroup
+  kChunkThreads = 128
+};
+
+// What the kernels know of each step of a chunk.
+enum ChunkRow {
+  kRate,         // beta
+  kGate,         // g
+  kDecayBefore,  // gamma: from the chunk's first state to the step
+  kDecayAfter,   // from the step to the chunk's last state
+  kKeyScale,     // of k, if it is normalised; else 1
+  kQueryScale,   // likewise of q, with q_scale
+  kSkip,         // if there is one; else 0
+  kChunkRows
+};
+
+// Sums over the pairs of steps of a chunk, for each step.
+enum ChunkSum { kGateSum, kRateSum, kSkipSum, kChunkSums };
+
+// Dot products of gradients with a step's q or k, for each panel of columns: W . q, Z . k and N .
+// k. The last has parts of the sum over S d_S instead.
+enum ChunkDot { kQueryDot, kKeyDot, kEndDot, kThroughDot, kChunkDots };
+
+#ifndef __METAL__
+}  // namespace mlx_anvil
+#endif
