@@ -1,5 +1,7 @@
 #include "common/vmap_axis.h"
 
+#include <algorithm>
+
 #include "common/broadcast.h"
 
 namespace mlx_anvil {
@@ -22,6 +24,13 @@ mx::array repeated_over_vmap(const mx::array& x, int from, int to, int length, m
   mx::Shape shape = moved.shape();
   shape[to] = length;
   return stretch(moved, shape, stream);
+}
+
+Arrays unfolded_from_batch(Arrays outputs, int length, mx::Stream stream) {
+  for (mx::array& x : outputs) {
+    x = mx::unflatten(x, 0, {length, x.shape(0) / std::max(length, 1)}, stream);
+  }
+  return outputs;
 }
 
 Arrays with_vmap_in_front(const Arrays& inputs, const std::vector<int>& axes, mx::Stream stream) {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "common/checks.h"
-#include "common/shapeless.h"
 #include "gated_delta/checks.h"
 #include "gated_delta/recurrence.h"
 
@@ -12,36 +11,9 @@ namespace mlx_anvil {
 
 namespace {
 
-mx::array* array_of_positions(GatedDeltaOptions& options) {
-  return std::get_if<mx::array>(&options.return_states);
-}
-
-// The optional arrays of a call, in the order in which a shapeless node takes them.
+// The optional arrays of a call.
 std::vector<mx::array*> extras_of(GatedDeltaOptions& options) {
-  std::vector<mx::array*> extras;
-  for (mx::array* x :
-       {options.state ? &*options.state : nullptr, options.lengths ? &*options.lengths : nullptr,
-        array_of_positions(options)}) {
-    if (x) {
-      extras.push_back(x);
-    }
-  }
-  return extras;
-}
-
-GatedDeltaResult shapeless(Arrays inputs, const GatedDeltaOptions& options, mx::Stream s) {
-  const auto graph = [options, s](const Arrays& in) -> Arrays {
-    GatedDeltaOptions own = options;
-    size_t at = 5;
-    for (mx::array* x : extras_of(own)) {
-      *x = in[at++];
-    }
-    const GatedDeltaResult result = gated_delta(in[0], in[1], in[2], in[3], in[4], own, s);
-    Arrays outputs = {result.y, result.state};
-    OptionalInputs::append(outputs, result.states);
-    return outputs;
-  };
-  return result_of(shapeless_node(kGatedDelta, s, std::move(inputs), graph));
+  return present({&options.state, &options.lengths}, options.return_states);
 }
 
 }  // namespace
@@ -60,15 +32,11 @@ GatedDeltaResult gated_delta(const mx::array& q,
                       : std::nullopt;
   const std::optional<mx::array> positions =
       checked_positions(kGatedDelta, options.return_states, {"q", q}, s);
-  GatedDeltaOptions own = options;
-  Arrays inputs = {q, k, v, g, beta};
-  for (const mx::array* x : extras_of(own)) {
-    inputs.push_back(*x);
-  }
-  for (const mx::array& x : inputs) {
-    if (traces_shapeless({&x})) {
-      return shapeless(std::move(inputs), options, s);
-    }
+  const auto again = [s](const Arrays& in, const GatedDeltaOptions& own) {
+    return gated_delta(in[0], in[1], in[2], in[3], in[4], own, s);
+  };
+  if (auto node = when_shapeless(kGatedDelta, {q, k, v, g, beta}, options, extras_of, again, s)) {
+    return *std::move(node);
   }
 
   const mx::Dtype dtype = promoted_dtype({{"q", q}, {"k", k}, {"v", v}});

@@ -96,11 +96,8 @@ Arrays GatedDeltaPrimitive::fold(const Arrays& inputs, const std::vector<int>& a
 }
 
 std::pair<Arrays, std::vector<int>> GatedDeltaPrimitive::unfold(Arrays outputs, int length) {
-  for (mx::array& x : outputs) {
-    const int batch = length == 0 ? 0 : x.shape(0) / length;
-    x = mx::unflatten(x, 0, {length, batch}, stream());
-  }
-  return {outputs, std::vector<int>(outputs.size(), 0)};
+  const std::vector<int> axes(outputs.size(), 0);
+  return {unfolded_from_batch(std::move(outputs), length, stream()), axes};
 }
 
 }  // namespace mlx_anvil

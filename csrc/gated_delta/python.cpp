@@ -95,11 +95,8 @@ const BindOp bind_gated_delta([](nb::module_& m) {
           to_float32(kGatedDelta, "normalize_eps", normalize_eps, "None, or a number");
     }
     options.return_states = to_return_states(kGatedDelta, return_states);
-    const GatedDeltaResult result =
-        gated_delta(of("q", q), of("k", k), of("v", v), of("g", g), of("beta", beta), options,
-                    to_stream_or_device(kGatedDelta, stream));
-    return result.states ? nb::make_tuple(result.y, result.state, *result.states)
-                         : nb::make_tuple(result.y, result.state);
+    return to_tuple(gated_delta(of("q", q), of("k", k), of("v", v), of("g", g), of("beta", beta),
+                                options, to_stream_or_device(kGatedDelta, stream)));
   };
   for (const char* signature : kSignatures) {  // the first overload takes every call
     m.def("gated_delta", gated_delta_of_python, "q"_a.none(), "k"_a.none(), "v"_a.none(),

@@ -1,4 +1,4 @@
-// The argument return_states of gated_delta and ssd_scan.
+// The argument return_states of gated_delta and ssd_scan, and what they return.
 #pragma once
 
 #include <utility>
@@ -25,6 +25,11 @@ inline ReturnStates to_return_states(const char* op, nb::handle positions) {
     numbers.push_back(to_int(op, kName, position, kAllowed));
   }
   return numbers;
+}
+
+inline nb::tuple to_tuple(const GatedDeltaResult& result) {
+  return result.states ? nb::make_tuple(result.y, result.state, *result.states)
+                       : nb::make_tuple(result.y, result.state);
 }
 
 }  // namespace mlx_anvil

@@ -44,6 +44,20 @@ GatedDeltaResult result_of(const Arrays& outputs) {
   return {outputs[0], outputs[1], outputs.size() > 2 ? std::optional(outputs[2]) : std::nullopt};
 }
 
+std::vector<mx::array*> present(std::initializer_list<std::optional<mx::array>*> optional,
+                                ReturnStates& return_states) {
+  std::vector<mx::array*> found;
+  for (std::optional<mx::array>* x : optional) {
+    if (*x) {
+      found.push_back(&**x);
+    }
+  }
+  if (auto* positions = std::get_if<mx::array>(&return_states)) {
+    found.push_back(positions);
+  }
+  return found;
+}
+
 GatedDeltaResult run_recurrence(GatedDeltaConfig config,
                                 GatedDeltaInputs in,
                                 mx::Dtype dtype,

@@ -190,11 +190,8 @@ class SelectiveScan : public ScanPrimitive {
                     : mx::flatten(repeated_over_vmap(inputs[i], axes[i], 0, length, stream()), 0, 1,
                                   stream()));
     }
-    Arrays outputs = apply_scan(config_, std::move(folded), stream());
-    for (mx::array& out : outputs) {
-      out = mx::unflatten(out, 0, {length, out.shape(0) / std::max(length, 1)}, stream());
-    }
-    return {outputs, {0, 0}};
+    return {unfolded_from_batch(apply_scan(config_, std::move(folded), stream()), length, stream()),
+            {0, 0}};
   }
 };
 

@@ -114,11 +114,8 @@ const BindOp bind_ssd_scan([](nb::module_& m) {
       options.limit = to_limit(dt_limit);
     }
     options.return_states = to_return_states(kSsdScan, return_states);
-    const GatedDeltaResult result =
-        ssd_scan(of("x", x), of("dt", dt), of("A", a), of("B", b), of("C", c), options,
-                 to_stream_or_device(kSsdScan, stream));
-    return result.states ? nb::make_tuple(result.y, result.state, *result.states)
-                         : nb::make_tuple(result.y, result.state);
+    return to_tuple(ssd_scan(of("x", x), of("dt", dt), of("A", a), of("B", b), of("C", c), options,
+                             to_stream_or_device(kSsdScan, stream)));
   };
   for (const char* signature : kSignatures) {  // the first overload takes every call
     m.def("ssd_scan", ssd_scan_of_python, "x"_a.none(), "dt"_a.none(), "A"_a.none(), "B"_a.none(),

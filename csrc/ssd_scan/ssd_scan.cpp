@@ -7,7 +7,6 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
-#include "common/shapeless.h"
 #include "gated_delta/checks.h"
 #include "gated_delta/recurrence.h"
 #include "ssd_scan/steps.h"
@@ -77,9 +76,10 @@ void check(const mx::array& x,
   }
 }
 
-// The optional arrays of a call, in the order in which a shapeless node takes them.
-std::vector<std::optional<mx::array>*> extras_of(SsdOptions& options) {
-  return {&options.d, &options.z, &options.state, &options.dt_bias, &options.lengths};
+// The optional arrays of a call.
+std::vector<mx::array*> extras_of(SsdOptions& options) {
+  return present({&options.d, &options.z, &options.state, &options.dt_bias, &options.lengths},
+                 options.return_states);
 }
 
 }  // namespace
@@ -99,32 +99,11 @@ GatedDeltaResult ssd_scan(const mx::array& x,
   const std::optional<mx::array> positions =
       checked_positions(kSsdScan, options.return_states, {"x", x}, s);
 
-  SsdOptions own = options;
-  Arrays inputs = {x, dt, a, b, c};
-  for (const auto* given : extras_of(own)) {
-    OptionalInputs::append(inputs, *given);
-  }
-  if (const auto* given = std::get_if<mx::array>(&options.return_states)) {
-    inputs.push_back(*given);
-  }
-  for (const mx::array& input : inputs) {
-    if (traces_shapeless({&input})) {
-      const auto graph = [options, s](const Arrays& in) -> Arrays {
-        SsdOptions own = options;
-        OptionalInputs rest(in, 5);
-        for (auto* given : extras_of(own)) {
-          rest.replace(*given);
-        }
-        if (auto* given = std::get_if<mx::array>(&own.return_states)) {
-          *given = in.back();
-        }
-        const GatedDeltaResult result = ssd_scan(in[0], in[1], in[2], in[3], in[4], own, s);
-        Arrays outputs = {result.y, result.state};
-        OptionalInputs::append(outputs, result.states);
-        return outputs;
-      };
-      return result_of(shapeless_node(kSsdScan, s, std::move(inputs), graph));
-    }
+  const auto again = [s](const Arrays& in, const SsdOptions& own) {
+    return ssd_scan(in[0], in[1], in[2], in[3], in[4], own, s);
+  };
+  if (auto node = when_shapeless(kSsdScan, {x, dt, a, b, c}, options, extras_of, again, s)) {
+    return *std::move(node);
   }
 
   mx::Dtype dtype = promoted_dtype({{"x", x}, {"B", b}, {"C", c}});

@@ -67,11 +67,7 @@ class SsdStepsPrimitive : public FusedPrimitive {
       const mx::array x = repeated_over_vmap(inputs[i], axes[i], 0, length, stream());
       folded.push_back(mx::flatten(x, 0, 1, stream()));
     }
-    Arrays outputs = again(std::move(folded));
-    for (mx::array& out : outputs) {
-      out = mx::unflatten(out, 0, {length, out.shape(0) / std::max(length, 1)}, stream());
-    }
-    return {outputs, {0, 0}};
+    return {unfolded_from_batch(again(std::move(folded)), length, stream()), {0, 0}};
   }
 
   size_t lengths_at() const { return config_.has_bias ? 3 : 2; }

@@ -55,9 +55,14 @@ def gated_delta(
     results = (result.astype(q.dtype), state)
     if return_states is None:
         return results
-    at = return_states if isinstance(return_states, mx.array) else mx.array(return_states, mx.int32)
-    rows = mx.broadcast_to(at if at.ndim == 2 else at[None], (batch, at.shape[-1]))
-    return *results, mx.take_along_axis(mx.stack(states, axis=1), rows[..., None, None, None], axis=1)
+    return *results, states_at(return_states, mx.stack(states, axis=1))
+
+
+def states_at(positions: list[int] | tuple[int, ...] | mx.array, states: mx.array) -> mx.array:
+    """Those after the steps at ``positions``, ``[n]`` or ``[batch, n]``, of the states after all steps."""
+    at = positions if isinstance(positions, mx.array) else mx.array(positions, mx.int32)
+    rows = mx.broadcast_to(at if at.ndim == 2 else at[None], (len(states), at.shape[-1]))
+    return mx.take_along_axis(states, rows[..., None, None, None], axis=1)
 
 
 def gated_delta_gates(
@@ -115,7 +120,7 @@ def _of_arrays(function: Callable[..., Any], **options: Any) -> Callable[..., mx
     return of_arrays
 
 
-_SHAPES = (
+SHAPES = (
     (0, 2, 1, 2, 16, 5),
     (1, 3, 2, 6, 32, 17),
     (1, 7, 1, 2, 40, 4),
@@ -140,7 +145,7 @@ def _spec(
         make_inputs=partial(_inputs, per_channel),
         arguments=_ARRAYS,
         operands=_ARRAYS[:5],
-        contract_shapes=(*small, *_SHAPES),
+        contract_shapes=(*small, *SHAPES),
         check_shapes=shapes,
         # Numbers that the steps do not multiply until they overflow.
         special_values=(math.nan, 2.0, -2.0, 0.0, -0.0),

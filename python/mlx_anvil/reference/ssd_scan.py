@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlx_anvil import _ext
 from mlx_anvil._op_spec import OpSpec
 from mlx_anvil.reference import _float64
+from mlx_anvil.reference.gated_delta import SHAPES, states_at
 
 
 def ssd_scan(
@@ -62,9 +63,7 @@ def ssd_scan(
     results = (result.astype(x.dtype), state)
     if return_states is None:
         return results
-    at = return_states if isinstance(return_states, mx.array) else mx.array(return_states, mx.int32)
-    rows = mx.broadcast_to(at if at.ndim == 2 else at[None], (batch, at.shape[-1]))
-    return *results, mx.take_along_axis(mx.stack(states, axis=1), rows[..., None, None, None], axis=1)
+    return *results, states_at(return_states, mx.stack(states, axis=1))
 
 
 # ---- a shape is (batch, T, groups, heads, states, dim) ---------------------------------------------------------------
@@ -110,15 +109,6 @@ def _of_arrays(function: Callable[..., Any], names: tuple[str, ...], **fixed: An
     return of_arrays
 
 
-_SHAPES = (
-    (0, 2, 1, 2, 16, 5),
-    (1, 3, 2, 6, 32, 17),
-    (1, 7, 1, 2, 40, 4),
-    (2, 2, 1, 3, 20, 3),
-    (1, 3, 2, 2, 16, 6),
-)
-
-
 def _spec(
     variant: str,
     make_inputs: Callable[[tuple[int, ...], mx.Dtype], list[mx.array]],
@@ -135,7 +125,7 @@ def _spec(
         make_inputs=make_inputs,
         arguments=names,
         operands=_ROWS,
-        contract_shapes=(*small, *_SHAPES),
+        contract_shapes=(*small, *SHAPES),
         check_shapes=shapes,
         special_values=(0.0, -0.0),
     )
