@@ -72,6 +72,10 @@ const mx::array& to_array(const char* op,
   return *array;
 }
 
+std::optional<mx::array> to_optional_array(const char* op, const char* argument, nb::handle value) {
+  return value.is_none() ? std::nullopt : std::optional(to_array(op, argument, value));
+}
+
 double to_number(const char* op, const char* argument, nb::handle value, const char* allowed) {
   require_number(op, argument, value, PyNumber_Check(value.ptr()) != 0, allowed,
                  ": an array would have no gradient");

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
+#include <optional>
 #include <string>
 
 #include "mlx/mlx.h"
@@ -31,6 +32,9 @@ const mx::array& to_array(const char* op,
                           const char* argument,
                           nb::handle value,
                           const char* prefix = "");
+
+// The same of an argument that may be None.
+std::optional<mx::array> to_optional_array(const char* op, const char* argument, nb::handle value);
 
 // Converts Python and NumPy numbers, but no bool. An array is rejected, because it would silently
 // lose its gradient. A number outside the C++ type's range is a ValueError. The op checks NaN and

@@ -130,9 +130,7 @@ void set_options(AttentionOptions& options,
     throw_type_error(kFlashAttention, "mask", mask,
                      "None, 'causal', mlx.core.array, mlx_anvil.Tree");
   }
-  if (!sinks.is_none()) {
-    options.sinks = to_array(kFlashAttention, "sinks", sinks);
-  }
+  options.sinks = to_optional_array(kFlashAttention, "sinks", sinks);
   options.window = to_window(window_size);
   options.softcap = to_optional_number("softcap", softcap);
   options.return_lse = to_bool(kFlashAttention, "return_lse", return_lse);

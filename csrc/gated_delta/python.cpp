@@ -84,12 +84,8 @@ const BindOp bind_gated_delta([](nb::module_& m) {
       return to_array(kGatedDelta, name, x);
     };
     GatedDeltaOptions options;
-    if (!state.is_none()) {
-      options.state = of("state", state);
-    }
-    if (!lengths.is_none()) {
-      options.lengths = of("lengths", lengths);
-    }
+    options.state = to_optional_array(kGatedDelta, "state", state);
+    options.lengths = to_optional_array(kGatedDelta, "lengths", lengths);
     if (!normalize_eps.is_none()) {
       options.normalize_eps =
           to_float32(kGatedDelta, "normalize_eps", normalize_eps, "None, or a number");

@@ -151,9 +151,7 @@ const BindOp bind_kv_append([](nb::module_& m) {
         } else if (!offset.is_none()) {
           options.offset = to_int(kKvAppend, "offset", offset, "None, an int, or mlx.core.array");
         }
-        if (!slots.is_none()) {
-          options.slots = to_array(kKvAppend, "slots", slots);
-        }
+        options.slots = to_optional_array(kKvAppend, "slots", slots);
         set_rope(options, rope);
         const auto [a, b] =
             kv_append(keys, values, to_array(kKvAppend, "k", k), to_array(kKvAppend, "v", v),

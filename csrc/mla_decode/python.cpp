@@ -26,15 +26,11 @@ AttentionOptions to_options(nb::handle scale,
   } else if (!mask.is_none()) {
     throw_type_error(kMlaDecode, "mask", mask, "None, 'causal', mlx.core.array");
   }
-  if (!lengths.is_none()) {
-    options.lengths.keys = to_array(kMlaDecode, "lengths", lengths);
-  }
+  options.lengths.keys = to_optional_array(kMlaDecode, "lengths", lengths);
   if (!softcap.is_none()) {
     options.softcap = to_float32(kMlaDecode, "softcap", softcap, "None, or a number");
   }
-  if (!sinks.is_none()) {
-    options.sinks = to_array(kMlaDecode, "sinks", sinks);
-  }
+  options.sinks = to_optional_array(kMlaDecode, "sinks", sinks);
   options.return_lse = to_bool(kMlaDecode, "return_lse", return_lse);
   return options;
 }

@@ -9,13 +9,6 @@ using namespace nb::literals;
 
 namespace {
 
-std::optional<mx::array> to_optional_array(const char* op, const char* argument, nb::handle value) {
-  if (value.is_none()) {
-    return std::nullopt;
-  }
-  return to_array(op, argument, value);
-}
-
 bool is_sigmoid(const char* op, nb::handle gate_activation) {
   std::string name;
   if (!nb::try_cast(gate_activation, name)) {

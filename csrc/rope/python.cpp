@@ -50,9 +50,7 @@ RopeOptions to_rope_options(const char* op,
   } else {
     options.offset = to_offset(op, offset);
   }
-  if (!freqs.is_none()) {
-    options.freqs = to_array(op, "freqs", freqs);
-  }
+  options.freqs = to_optional_array(op, "freqs", freqs);
   return options;
 }
 

@@ -64,15 +64,10 @@ const BindOp bind_selective_scan([](nb::module_& m) {
       return to_array(kSelectiveScan, name, given);
     };
     ScanOptions options;
-    const auto optional = [&](const char* name, nb::handle given, std::optional<mx::array>& to) {
-      if (!given.is_none()) {
-        to = of(name, given);
-      }
-    };
-    optional("D", d, options.d);
-    optional("z", z, options.z);
-    optional("state", state, options.state);
-    optional("lengths", lengths, options.lengths);
+    options.d = to_optional_array(kSelectiveScan, "D", d);
+    options.z = to_optional_array(kSelectiveScan, "z", z);
+    options.state = to_optional_array(kSelectiveScan, "state", state);
+    options.lengths = to_optional_array(kSelectiveScan, "lengths", lengths);
     options.softplus = to_bool(kSelectiveScan, "dt_softplus", dt_softplus);
     const auto [y, last] =
         selective_scan(of("x", x), of("dt", dt), of("A", a), of("B", b), of("C", c), options,

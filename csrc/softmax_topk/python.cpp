@@ -134,10 +134,8 @@ const BindOp bind_softmax_topk([](nb::module_& m) {
         options.norm = to_bool(kSoftmaxTopk, "norm", norm);
         options.scoring = to_scoring(scoring);
         options.sorted = to_bool(kSoftmaxTopk, "sorted", sorted);
-        std::optional<mx::array> b;
-        if (!bias.is_none()) {
-          b = to_array(kSoftmaxTopk, "e_score_correction_bias", bias);
-        }
+        const std::optional<mx::array> b =
+            to_optional_array(kSoftmaxTopk, "e_score_correction_bias", bias);
         options.groups = to_int(kSoftmaxTopk, "n_group", n_group);
         options.kept_groups =
             topk_group.is_none() ? options.groups

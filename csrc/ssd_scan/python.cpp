@@ -90,33 +90,27 @@ After Dao and Gu 2024, "Transformers are SSMs". Matches ``ssm_update`` of mlx-lm
 )";
 
 const BindOp bind_ssd_scan([](nb::module_& m) {
-  const auto ssd_scan_of_python = [](nb::handle x, nb::handle dt, nb::handle a, nb::handle b,
-                                     nb::handle c, nb::handle d, nb::handle z, nb::handle state,
-                                     nb::handle dt_bias, nb::handle dt_softplus,
-                                     nb::handle dt_limit, nb::handle lengths,
-                                     nb::handle return_states, nb::handle stream) {
-    const auto of = [](const char* name, nb::handle given) -> const mx::array& {
-      return to_array(kSsdScan, name, given);
-    };
-    SsdOptions options;
-    const auto optional = [&](const char* name, nb::handle given, std::optional<mx::array>& to) {
-      if (!given.is_none()) {
-        to = of(name, given);
-      }
-    };
-    optional("D", d, options.d);
-    optional("z", z, options.z);
-    optional("state", state, options.state);
-    optional("dt_bias", dt_bias, options.dt_bias);
-    optional("lengths", lengths, options.lengths);
-    options.softplus = to_bool(kSsdScan, "dt_softplus", dt_softplus);
-    if (!dt_limit.is_none()) {
-      options.limit = to_limit(dt_limit);
-    }
-    options.return_states = to_return_states(kSsdScan, return_states);
-    return to_tuple(ssd_scan(of("x", x), of("dt", dt), of("A", a), of("B", b), of("C", c), options,
-                             to_stream_or_device(kSsdScan, stream)));
-  };
+  const auto ssd_scan_of_python =
+      [](nb::handle x, nb::handle dt, nb::handle a, nb::handle b, nb::handle c, nb::handle d,
+         nb::handle z, nb::handle state, nb::handle dt_bias, nb::handle dt_softplus,
+         nb::handle dt_limit, nb::handle lengths, nb::handle return_states, nb::handle stream) {
+        const auto of = [](const char* name, nb::handle given) -> const mx::array& {
+          return to_array(kSsdScan, name, given);
+        };
+        SsdOptions options;
+        options.d = to_optional_array(kSsdScan, "D", d);
+        options.z = to_optional_array(kSsdScan, "z", z);
+        options.state = to_optional_array(kSsdScan, "state", state);
+        options.dt_bias = to_optional_array(kSsdScan, "dt_bias", dt_bias);
+        options.lengths = to_optional_array(kSsdScan, "lengths", lengths);
+        options.softplus = to_bool(kSsdScan, "dt_softplus", dt_softplus);
+        if (!dt_limit.is_none()) {
+          options.limit = to_limit(dt_limit);
+        }
+        options.return_states = to_return_states(kSsdScan, return_states);
+        return to_tuple(ssd_scan(of("x", x), of("dt", dt), of("A", a), of("B", b), of("C", c),
+                                 options, to_stream_or_device(kSsdScan, stream)));
+      };
   for (const char* signature : kSignatures) {  // the first overload takes every call
     m.def("ssd_scan", ssd_scan_of_python, "x"_a.none(), "dt"_a.none(), "A"_a.none(), "B"_a.none(),
           "C"_a.none(), "D"_a = nb::none(), "z"_a = nb::none(), "state"_a = nb::none(),
