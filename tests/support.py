@@ -12,14 +12,13 @@ import pytest
 
 import mlx_anvil
 from mlx_anvil import _ext
-from mlx_anvil._check import FLOOR, OUTPUT_FACTOR
+from mlx_anvil._check import FEW, FLOOR, OUTPUT_FACTOR, luck_of_few
 from mlx_anvil._check import GRADIENT_FACTOR as GRADIENT_FACTOR  # for the tests that judge gradients
 
 FLOAT32_TOLERANCE = 1e-5
 # Between results of two kernels for the same numbers, which may add them up in another order.
 OTHER_KERNEL = 5e-6
 
-FEW = 8  # numbers, of which the largest may be small by luck
 
 Arrays = list[mx.array]
 
@@ -85,15 +84,6 @@ def max_error(result: mx.array, truth: mx.array, *, scale: float | None = None) 
 
 def normal(*shape: int, dtype: mx.Dtype = mx.float32, scale: float = 1.0) -> mx.array:
     return (scale * mx.random.normal(shape)).astype(dtype)
-
-
-def luck_of_few(result: mx.array) -> float:
-    """An addition to limits that come from composed results in a 16-bit format, relative to the largest number. Among
-    few numbers the composed result may be exact by chance, while ours is rounded."""
-    if result.size > 4096:
-        return 0.0
-    unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10}[result.dtype]
-    return unit if result.size <= FEW else unit / 2
 
 
 def alike(arrays: Arrays) -> list[Arrays]:

@@ -23,6 +23,8 @@ from mlx_anvil.reference import DTYPES, OPS, OpSpec
 # dtype, plus a floor.
 OUTPUT_FACTOR, GRADIENT_FACTOR, FLOOR = 2.0, 3.0, 1e-5
 
+FEW = 8  # numbers, of which the largest may be small by luck
+
 
 @dataclass(frozen=True)
 class Times:
@@ -204,19 +206,30 @@ def largest_error(results: list[mx.array], truth: list[mx.array]) -> float:
         return worst
 
 
+def luck_of_few(result: mx.array) -> float:
+    """An addition to limits that come from composed results in a 16-bit format, relative to the largest number. Among
+    few numbers the composed result may be exact by chance, while ours is rounded."""
+    if result.size > 4096:
+        return 0.0
+    unit = {mx.bfloat16: 2.0**-7, mx.float16: 2.0**-10}[result.dtype]
+    return unit if result.size <= FEW else unit / 2
+
+
 def error_and_limit(case: Case, arrays: list[mx.array]) -> tuple[float, float]:
     """The op's error on ``arrays``, and its limit."""
     ours, plain = results_of(case.spec.function, case), results_of(case.spec.reference, case)
     with mx.stream(mx.cpu):
         truth = plain(*(x.astype(mx.float64) for x in arrays))
         mx.eval(truth)
-    error = largest_error(ours(*arrays), truth)
+    results = ours(*arrays)
+    error = largest_error(results, truth)
     if case.dtype == mx.float32:
         return error, case.spec.float32_tolerance
     with mx.stream(mx.cpu):
         composed = largest_error(plain(*arrays), truth)
     factor = GRADIENT_FACTOR if case.gradient else OUTPUT_FACTOR
-    return error, factor * composed + FLOOR
+    luck = max(luck_of_few(result) for result in results if result.dtype != mx.float32)
+    return error, factor * composed + FLOOR + luck
 
 
 def time_both(case: Case, arrays: list[mx.array], rounds: int = 5) -> dict[str, Timing]:
