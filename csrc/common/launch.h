@@ -58,7 +58,7 @@ using PipelineFacts = std::map<std::string, uint64_t>;
 
 using KernelInputs = InlineVector<const mx::array*, 16>;
 using KernelOutputs = InlineVector<mx::array*, 8>;
-using KernelTemporaries = InlineVector<const Scratch*, 8>;
+using KernelTemporaries = InlineVector<const Scratch*, 12>;
 
 // Bindings are numbered in this order: inputs, outputs, params. Arrays and params must live until
 // launch() returns.

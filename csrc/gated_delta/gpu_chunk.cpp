@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 
 #include "metal/gated_delta/chunk_sizes.h"
 
@@ -13,13 +14,22 @@ namespace {
 constexpr int64_t kSquare = kChunk * kChunk;
 constexpr int64_t kMostSteps = 16;  // that are taken one after the other
 
-// Bytes of threadgroup memory of the kernels that walk (metal/gated_delta/chunk_walk.h). Rows of
-// tiles are 16 bytes longer than their columns.
-int64_t walk_memory(int64_t key_dim, bool pairs, int64_t weight_planes) {
-  const int64_t facts = int64_t{4} * kChunkRows * kChunk;
-  const int64_t tiles = 2 * (key_dim / kPanel) + 3 + weight_planes;
-  return pairs ? 2 * (facts + tiles * kChunk * (2 * kChunk + 16))
-               : facts + kChunk * (4 * kChunk + 16);
+// Floats of a chunk in `rows` (metal/gated_delta/channels.h).
+int64_t chunk_facts(const DeltaSizes& sizes) {
+  return kChunkRows * kChunk + (sizes.is_per_channel ? sizes.key_dim : 0);
+}
+
+// Bytes of threadgroup memory of the kernels that walk (metal/gated_delta/chunk_walk.h and
+// chunk_walk_ahead.h). Rows of tiles are 16 bytes longer than their columns.
+int64_t walk_memory(const DeltaSizes& sizes, bool pairs, bool is_backward) {
+  const int64_t facts = 4 * chunk_facts(sizes), panels = sizes.key_dim / kPanel;
+  if (!pairs) {
+    return facts + kChunk * (4 * kChunk + 16);
+  }
+  constexpr int64_t kTile = kChunk * (2 * kChunk + 16);
+  const int64_t planes = is_backward ? 2 : 1, others = 3 + planes;  // values, inverse, weights
+  return sizes.is_per_channel ? 2 * facts + ((4 + planes) * panels + others) * kTile
+                              : 2 * (facts + (2 * panels + others) * kTile);
 }
 
 // The kernels have 32-bit offsets in the rows of a chunk.
@@ -34,7 +44,7 @@ bool are_vectors(std::initializer_list<const mx::array*> arrays) {
 bool takes_pairs(const DeltaRequest& request, const mx::array* d_y) {
   const GatedDeltaInputs& in = request.in;
   const DeviceTraits traits = device_traits(request.stream.device);
-  const int64_t memory = walk_memory(request.sizes.key_dim, true, d_y ? 2 : 1);
+  const int64_t memory = walk_memory(request.sizes, true, d_y != nullptr);
   return in.q.dtype() == mx::bfloat16 && traits.matrix_units &&
          memory + kReservedThreadgroupMemory <= traits.threadgroup_memory &&
          are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
@@ -48,33 +58,43 @@ class ChunkRequest {
         params_(request.params()),
         chunks_(ceil_div(request.sizes.length, int64_t{kChunk})),
         pairs_(takes_pairs(request, d_y)),
-        inverse_(scratch(pairs_ ? 2 * kSquare : kSquare)),
-        weights_(scratch(pairs_ ? 2 * kSquare : kSquare)),
-        rows_(Scratch(shape(kChunkRows * kChunk), mx::float32, request.stream)) {}
+        inverse_(matrix(kSquare)),
+        weights_(matrix(kSquare)),
+        rows_(floats(chunk_facts(request.sizes))) {
+    if (is_per_channel()) {
+      decayed_.emplace(matrix(kChunkOperands * kChunk * request.sizes.key_dim));
+    }
+  }
 
   // What does not depend on the state. `products`: those of q and k with k, if gradients need them.
   void prepare(Scratch* products = nullptr) {
     const GatedDeltaInputs& in = request_.in;
-    KernelLaunch request =
-        launch_of("chunk_prepare", {{kNormalizes, request_.config.normalizes},
-                                    {kGIsFloat32, in.g.dtype() == mx::float32},
-                                    {kBetaIsFloat32, in.beta.dtype() == mx::float32},
-                                    {kKeepsProducts, products != nullptr}});
-    request.inputs = {
-        &in.q, &in.k, &in.g, &in.beta, request_.or_q(in.lengths), request_.or_q(in.skip)};
+    KernelLaunch request = launch_of(is_per_channel() ? "chunk_prepare_channels" : "chunk_prepare",
+                                     {{kNormalizes, request_.config.normalizes},
+                                      {kGIsFloat32, in.g.dtype() == mx::float32},
+                                      {kBetaIsFloat32, in.beta.dtype() == mx::float32},
+                                      {kKeepsProducts, products != nullptr}});
+    request.inputs = {&in.q, &in.k, &in.g, &in.beta, request_.or_q(in.lengths)};
+    if (!is_per_channel()) {
+      request.inputs.append({request_.or_q(in.skip)});
+    }
     request.outputs = {inverse_.get(), weights_.get(), rows_.get(),
                        products ? products->get() : rows_.get()};
     request.temporaries = {&inverse_, &weights_, &rows_};
     if (products) {
       request.temporaries.push_back(products);
     }
-    request.grid = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
+    if (decayed_) {
+      request.outputs.push_back(decayed_->get());
+      request.temporaries.push_back(&*decayed_);
+    }
+    request.grid = chunks();
     launch(request, request_.stream);
   }
 
   void forward(mx::array& y, mx::array& state_out) {
     launch_forward({&y, &state_out, &state_out}, /*keeps_states=*/false,
-                   are_vectors({&request_.in.v, &y}), {&inverse_, &weights_, &rows_});
+                   are_vectors({&request_.in.v, &y}), walk_temporaries());
   }
 
   // Outputs: the gradients of q, k, v, g, beta, and of the state if there is one.
@@ -84,30 +104,26 @@ class ChunkRequest {
     const mx::array& d_y = d_outputs[0];
     std::copy_n(d_y.strides().begin(), 3, params_.d_y_strides);
     const int64_t columns = ceil_div(sizes.value_dim, int64_t{kChunkValues}) * kChunkValues;
-    const auto floats = [&](int64_t numbers) {
-      return Scratch(shape(numbers), mx::float32, request_.stream);
-    };
-    Scratch products = floats(2 * kSquare);
+    Scratch products = floats(is_per_channel() ? kSquare : 2 * kSquare);
     prepare(&products);
     Scratch states = floats(columns * sizes.key_dim), changes = floats(columns * kChunk);
     Scratch d_states = floats(columns * sizes.key_dim), d_changes = floats(columns * kChunk);
     launch_forward({&outputs[2], states.get(), changes.get()}, /*keeps_states=*/true,
-                   are_vectors({&in.v}), {&inverse_, &weights_, &rows_, &states, &changes});
+                   are_vectors({&in.v}), walk_temporaries({&states, &changes}));
 
-    KernelLaunch back =
-        launch_of("chunk_backward", {{kHasState, request_.config.has_state},
-                                     {kValuesAreVectors, are_vectors({&d_y, &outputs[2]})}});
+    KernelLaunch back = launch_of(is_per_channel() ? "chunk_backward_channels" : "chunk_backward",
+                                  {{kHasState, request_.config.has_state},
+                                   {kValuesAreVectors, are_vectors({&d_y, &outputs[2]})}});
     back.inputs = {
-        &in.q,          &in.k,          &d_y,       &d_outputs[1], request_.or_q(in.lengths),
+        queries(),      keys(),         &d_y,       &d_outputs[1], request_.or_q(in.lengths),
         inverse_.get(), weights_.get(), rows_.get()};
     back.outputs = {d_states.get(), d_changes.get(), &outputs[2],
                     request_.config.has_state ? &outputs[request_.config.kState] : d_states.get()};
-    back.temporaries = {&inverse_, &weights_, &rows_, &d_states, &d_changes};
+    back.temporaries = walk_temporaries({&d_states, &d_changes});
     back.grid = blocks();
-    back.threadgroup_memory = {memory(2)};
+    back.threadgroup_memory = {memory(/*is_backward=*/true)};
     launch(back, request_.stream);
 
-    const Extent chunks = {static_cast<uint32_t>(chunks_), heads(), request_.batches()};
     Scratch squares = floats(2 * kSquare), sums = floats(kChunkSums * kChunk);
     KernelLaunch pairs =
         launch_of("chunk_backward_squares", {{kValuesAreVectors, are_vectors({&in.v, &d_y})}});
@@ -116,7 +132,7 @@ class ChunkRequest {
                     d_changes.get()};
     pairs.outputs = {squares.get(), sums.get()};
     pairs.temporaries = {&rows_, &products, &changes, &d_changes, &squares, &sums};
-    pairs.grid = chunks;
+    pairs.grid = chunks();
     launch(pairs, request_.stream);
 
     const int64_t panels = sizes.key_dim / kPanel;
@@ -124,28 +140,24 @@ class ChunkRequest {
                    static_cast<int>(sizes.value_heads), static_cast<int>(request_.part_size())},
                   mx::float32, request_.stream);
     Scratch dots = floats(panels * kChunkDots * kChunk);
-    KernelLaunch keys =
+    KernelLaunch of_keys =
         launch_of("chunk_backward_keys", {{kValuesAreVectors, are_vectors({&d_y})}});
-    keys.inputs = {&in.q,           &in.k,        &d_y,          request_.or_q(in.lengths),
-                   rows_.get(),     states.get(), changes.get(), d_states.get(),
-                   d_changes.get(), squares.get()};
-    keys.outputs = {parts.get(), dots.get()};
-    keys.temporaries = {&rows_, &states, &changes, &d_states, &d_changes, &squares, &parts, &dots};
-    keys.grid = {static_cast<uint32_t>(chunks_ * panels), heads(), request_.batches()};
-    launch(keys, request_.stream);
+    of_keys.inputs = {&in.q,           &in.k,        &d_y,          request_.or_q(in.lengths),
+                      rows_.get(),     states.get(), changes.get(), d_states.get(),
+                      d_changes.get(), squares.get()};
+    of_keys.outputs = {parts.get(), dots.get()};
+    of_keys.temporaries = {&rows_,     &states,  &changes, &d_states,
+                           &d_changes, &squares, &parts,   &dots};
+    of_keys.grid = chunks(panels);
+    launch(of_keys, request_.stream);
 
-    KernelLaunch gates{};
-    gates.kernel = &kernel_named(
-        kGatedDelta, {"gated_delta_chunk_backward_gates_d", sizes.key_dim},
-        {{kHasLengths, request_.config.has_lengths}, {kHasSkip, request_.config.has_skip}});
-    gates.inputs = {request_.or_q(in.lengths), rows_.get(), sums.get(), dots.get()};
-    gates.outputs = {parts.get()};
-    gates.params = &params_;
-    gates.params_size = sizeof(params_);
-    gates.temporaries = {&rows_, &sums, &dots, &parts};
-    gates.grid = chunks;
-    gates.threadgroup = {kChunkThreads, 1, 1};
-    launch(gates, request_.stream);
+    if (is_per_channel()) {
+      Scratch rates = floats(sizes.key_dim / kChannels * kChunk);
+      launch_decays(squares, dots, parts, rates);
+      launch_gates(sums, rates, parts);
+    } else {
+      launch_gates(sums, dots, parts);
+    }
 
     // `parts` has all steps in one chunk, and one block of rows.
     params_.chunk = params_.length;
@@ -154,16 +166,58 @@ class ChunkRequest {
   }
 
  private:
+  // Per channel: the gradients of q, k and g, in the place of what `parts` hold.
+  void launch_decays(const Scratch& squares,
+                     const Scratch& through,
+                     Scratch& parts,
+                     Scratch& rates) const {
+    const GatedDeltaInputs& in = request_.in;
+    KernelLaunch request{};
+    request.kernel =
+        &kernel_named(kGatedDelta, {"gated_delta_chunk_backward_decays_", dtype_name(in.q)},
+                      {{kHasLengths, request_.config.has_lengths},
+                       {kGIsFloat32, in.g.dtype() == mx::float32},
+                       {kGIsPerChannel, true}});
+    request.inputs = {&in.q,       &in.k,         &in.g,        request_.or_q(in.lengths),
+                      rows_.get(), squares.get(), through.get()};
+    request.outputs = {parts.get(), rates.get()};
+    request.params = &params_;
+    request.params_size = sizeof(params_);
+    request.temporaries = {&rows_, &squares, &through, &parts, &rates};
+    request.grid = chunks(request_.sizes.key_dim / kChannels);
+    request.threadgroup = {kChunkThreads, 1, 1};
+    launch(request, request_.stream);
+  }
+
+  // The gradients of g per head, beta and skip.
+  void launch_gates(const Scratch& sums, const Scratch& dots, Scratch& parts) const {
+    KernelLaunch request{};
+    request.kernel =
+        &kernel_named(kGatedDelta, {"gated_delta_chunk_backward_gates_d", request_.sizes.key_dim},
+                      {{kHasLengths, request_.config.has_lengths},
+                       {kGIsPerChannel, is_per_channel()},
+                       {kHasSkip, request_.config.has_skip}});
+    request.inputs = {request_.or_q(request_.in.lengths), rows_.get(), sums.get(), dots.get()};
+    request.outputs = {parts.get()};
+    request.params = &params_;
+    request.params_size = sizeof(params_);
+    request.temporaries = {&rows_, &sums, &dots, &parts};
+    request.grid = chunks();
+    request.threadgroup = {kChunkThreads, 1, 1};
+    launch(request, request_.stream);
+  }
+
   void launch_forward(const KernelOutputs& outputs,
                       bool keeps_states,
                       bool values_are_vectors,
                       const KernelTemporaries& temporaries) const {
     const GatedDeltaInputs& in = request_.in;
-    KernelLaunch request = launch_of("chunk_forward", {{kHasState, request_.config.has_state},
-                                                       {kKeepsStates, keeps_states},
-                                                       {kValuesAreVectors, values_are_vectors}});
-    request.inputs = {&in.q,
-                      &in.k,
+    KernelLaunch request = launch_of(is_per_channel() ? "chunk_forward_channels" : "chunk_forward",
+                                     {{kHasState, request_.config.has_state},
+                                      {kKeepsStates, keeps_states},
+                                      {kValuesAreVectors, values_are_vectors}});
+    request.inputs = {queries(),
+                      keys(),
                       &in.v,
                       request_.or_q(in.state),
                       request_.or_q(in.lengths),
@@ -173,12 +227,12 @@ class ChunkRequest {
     request.outputs = outputs;
     request.temporaries = temporaries;
     request.grid = blocks();
-    request.threadgroup_memory = {memory(1)};
+    request.threadgroup_memory = {memory(/*is_backward=*/false)};
     launch(request, request_.stream);
   }
 
-  uint32_t memory(int64_t weight_planes) const {
-    return static_cast<uint32_t>(walk_memory(request_.sizes.key_dim, pairs_, weight_planes));
+  uint32_t memory(bool is_backward) const {
+    return static_cast<uint32_t>(walk_memory(request_.sizes, pairs_, is_backward));
   }
 
   mx::Shape shape(int64_t numbers) const {
@@ -186,11 +240,32 @@ class ChunkRequest {
     return {static_cast<int>(sizes.batch * sizes.value_heads), static_cast<int>(chunks_),
             static_cast<int>(numbers)};
   }
-  Scratch scratch(int64_t numbers) const {
-    return Scratch(shape(numbers), pairs_ ? mx::bfloat16 : mx::float32, request_.stream);
+  // So many numbers per chunk, as float32, or as a matrix between kernels (ChunkNumbers).
+  Scratch floats(int64_t numbers) const {
+    return Scratch(shape(numbers), mx::float32, request_.stream);
+  }
+  Scratch matrix(int64_t numbers) const {
+    return pairs_ ? Scratch(shape(2 * numbers), mx::bfloat16, request_.stream) : floats(numbers);
+  }
+  bool is_per_channel() const { return request_.sizes.is_per_channel; }
+  // What the walks read of q and k.
+  const mx::array* queries() const { return decayed_ ? decayed_->get() : &request_.in.q; }
+  const mx::array* keys() const { return decayed_ ? decayed_->get() : &request_.in.k; }
+  KernelTemporaries walk_temporaries(std::initializer_list<const Scratch*> others = {}) const {
+    KernelTemporaries all = {&inverse_, &weights_, &rows_};
+    if (decayed_) {
+      all.push_back(&*decayed_);
+    }
+    for (const Scratch* one : others) {
+      all.push_back(one);
+    }
+    return all;
   }
   bool keys_are_vectors() const { return are_vectors({&request_.in.q, &request_.in.k}); }
   uint32_t heads() const { return static_cast<uint32_t>(request_.sizes.value_heads); }
+  Extent chunks(int64_t panels = 1) const {
+    return {static_cast<uint32_t>(chunks_ * panels), heads(), request_.batches()};
+  }
   Extent blocks() const {
     return {static_cast<uint32_t>(ceil_div(request_.sizes.value_dim, int64_t{kChunkValues})),
             heads(), request_.batches()};
@@ -199,6 +274,7 @@ class ChunkRequest {
   KernelLaunch launch_of(const char* variant, FunctionConstants constants) const {
     constants.add({{kHasLengths, request_.config.has_lengths},
                    {kCorrects, request_.config.corrects},
+                   {kGIsPerChannel, is_per_channel()},
                    {kHasSkip, request_.config.has_skip},
                    {kKeysAreVectors, keys_are_vectors()}});
     KernelLaunch request{};
@@ -217,6 +293,7 @@ class ChunkRequest {
   int64_t chunks_;
   bool pairs_;  // of bfloat16
   Scratch inverse_, weights_, rows_;
+  std::optional<Scratch> decayed_;  // q and k with a decay per channel
 };
 
 }  // namespace
@@ -224,9 +301,8 @@ class ChunkRequest {
 bool takes_chunks(const DeltaRequest& request) {
   const DeltaSizes& sizes = request.sizes;
   const std::optional<mx::array>& state = request.in.state;
-  return sizes.length > kMostSteps && !sizes.is_per_channel && !request.config.has_gate &&
-         sizes.positions == 0 && (sizes.key_dim == 64 || sizes.key_dim == 128) &&
-         (!state || rows_are_vectors({&*state}));
+  return sizes.length > kMostSteps && !request.config.has_gate && sizes.positions == 0 &&
+         (sizes.key_dim == 64 || sizes.key_dim == 128) && (!state || rows_are_vectors({&*state}));
 }
 
 void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {

@@ -5,7 +5,7 @@
 
 namespace mlx_anvil {
 
-// Returns true if these kernels serve the call: a decay per head, many steps, a key dim of 64 or
+// Returns true if these kernels serve the call: many steps, a key dim of 64 or
 // 128, no gate, no states but the last, and a state of whole vectors. The others take a step after
 // the other.
 bool takes_chunks(const DeltaRequest& request);

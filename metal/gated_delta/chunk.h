@@ -6,7 +6,9 @@
 //   U = (I + A)^-1 beta (V - gamma K S^T)                      the changes of all steps
 //   Y = gamma Q S^T + P U                                      S = gamma[63] S + U^T (G[63][.] K)
 // ssd_scan does not correct: U = beta V. It adds skip V to Y. docs/linear_attention.md derives it.
-// G is multiplied up, never divided, so that g may be 0.
+// G is multiplied up, never divided, so that g may be 0. With a decay per channel, gamma and
+// G[i][j] are vectors, and the products of k and q are sums over channels with them inside
+// (channels.h).
 //
 // A step that does not exist, or is padding, has k = q = v = beta = 0 and g = 1.
 #pragma once
@@ -17,6 +19,7 @@
 
 constant bool keys_are_vectors [[function_constant(13)]];    // rows of q and k, of 16 bytes
 constant bool values_are_vectors [[function_constant(14)]];  // those of v and y
+constant bool keeps_products [[function_constant(15)]];      // of pairs of steps, for gradients
 
 // How matrices are multiplied: as float32, or, for matrix units of 16 bits, as pairs of bfloat16
 // whose sum has 16 bits of the float32 number. k, q and v are exact in either.

@@ -1,12 +1,12 @@
-// gated_delta and ssd_scan by chunks: gradients of the state and of v, from the last
-// chunk to the first
-// (chunk.h).
+// gated_delta and ssd_scan by chunks: gradients of the state and of v, from the last chunk to the
+// first (chunk.h).
 //
-// Kernels: gated_delta_chunk_backward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
+// Kernels: gated_delta_chunk_backward_<dtype>_d<key dim>, _channels_ for a decay per channel, and
+// _pairs_ for matrix units of 16 bits.
 // Grid, threadgroup and its memory: as for chunk_forward.metal.
 //
 // Bindings: q, k, d_y, d_state_out, lengths, inverse, weights, rows, d_states, d_changes, d_v,
-//           d_state, params
+//           d_state, params. Per channel, q and k are `decayed` of chunk_prepare_channels.metal.
 // Function constants: 2: the gradient of the first state is wanted; 3, 10, 11 as in state.h;
 // 13, 14: vectors of 16 bytes (chunk.h).
 //
@@ -15,14 +15,15 @@
 //   for each chunk from the last:
 //     d_U = d_Y P + G[63] d_S K^T; d_X = d_U (I + A)^-1; d_V = beta d_X + skip d_Y
 //     d_S = gamma[63] d_S + (gamma d_Y) Q - (beta gamma d_X) K
+// Per channel the decays are in Q and K.
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk.h"
-#include "metal/gated_delta/chunk_walk.h"
+#include "metal/gated_delta/chunk_walk_ahead.h"
 
-template <typename T, bool kPairs, int kKeyDim>
+template <typename T, bool kPairs, bool kPerChannel, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_backward(
-    const device T* q [[buffer(0)]],
-    const device T* k [[buffer(1)]],
+    const device typename ChunkSource<T, kPairs, kPerChannel, kKeyDim>::Key* q [[buffer(0)]],
+    const device typename ChunkSource<T, kPairs, kPerChannel, kKeyDim>::Key* k [[buffer(1)]],
     const device T* d_y [[buffer(2)]],
     const device float* d_state_out [[buffer(3)]],
     const device int* lengths [[buffer(4)]],
@@ -47,16 +48,16 @@ template <typename T, bool kPairs, int kKeyDim>
   const int own_rows = metal::clamp(params.value_dim - row, 0, 16);
   const long columns = value_columns(params);
   const long v_stride = long(params.value_heads) * params.value_dim;
-  ChunkWalk<T, kPairs, kPanels, 2> walk;
+  ChunkWalk<T, kPairs, kPerChannel, /*kBackward=*/true, kKeyDim> walk;
   walk.memory = reinterpret_cast<threadgroup float*>(memory);
   walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
     const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
-    walk.source = ChunkSource<T, kPairs>{
-        {q + at.q, params.q_strides[1], 1, steps, kKeyDim},
-        {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
+    walk.source = ChunkSource<T, kPairs, kPerChannel, kKeyDim>{
+        {kPerChannel ? q : q + at.q, params.q_strides[1], 1, steps, kKeyDim},
+        {kPerChannel ? k : k + at.k, params.k_strides[1], 1, steps, kKeyDim},
         {d_rows.data + first_row, d_rows.row_stride, 1, steps, params.value_dim - first_row},
         inverse,
         weights,
@@ -79,9 +80,10 @@ template <typename T, bool kPairs, int kKeyDim>
       d_u.zero();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        add_product<kPairs, true, false>(d_u, d_s[panel], walk.keys(panel), place);
+        add_keys<kKeysTo, true, false>(walk, d_u, d_s[panel], panel, place);
       }
       scale_columns(d_u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
+      walk.template arrive<1>();
       read_tile_transposed(d_out, walk.values(), own, place);
       MLX_ANVIL_UNROLL
       for (int plane = 0; plane < kPlanes; ++plane) {
@@ -111,13 +113,17 @@ template <typename T, bool kPairs, int kKeyDim>
       scale_columns(d_out, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
       scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
       d_x.negate();
-      const float decay = walk.facts(kDecayBefore)[kChunk - 1];
+      walk.template arrive<2>();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        d_s[panel].scale(decay);
-        add_product<kPairs, false, false>(d_s[panel], d_out, walk.queries(panel), place);
-        if (corrects) {
-          add_product<kPairs, false, false>(d_s[panel], d_x, walk.keys(panel), place);
+        decay_state<kPerChannel>(walk, d_s[panel], panel, place);
+        add_keys<kQueriesFrom, false, false>(walk, d_s[panel], d_out, panel, place);
+      }
+      walk.template arrive<3>();
+      if (corrects) {
+        MLX_ANVIL_UNROLL
+        for (int panel = 0; panel < kPanels; ++panel) {
+          add_keys<kKeysFrom, false, false>(walk, d_s[panel], d_x, panel, place);
         }
       }
     }
@@ -129,8 +135,10 @@ template <typename T, bool kPairs, int kKeyDim>
 
 // ---- kernels
 
-#define INSTANTIATE(variant, dtype, T, pairs, dim)                         \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_" variant #dtype "_d" #dim, \
-                   gated_delta_chunk_backward<T, pairs, dim>)
+#define INSTANTIATE(variant, dtype, T, pairs, dim)                                  \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_" variant #dtype "_d" #dim,          \
+                   gated_delta_chunk_backward<T, pairs, false, dim>)                \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_backward_channels_" variant #dtype "_d" #dim, \
+                   gated_delta_chunk_backward<T, pairs, true, dim>)
 
 MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

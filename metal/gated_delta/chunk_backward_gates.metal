@@ -6,7 +6,8 @@
 // Threadgroup: 128 x 1 x 1; the first 64 threads have a step each.
 //
 // Bindings: lengths, rows, sums, dots, parts, params
-// Function constants: 3, 11 as in state.h. `parts`: those of gated_delta_sum.
+// Function constants: 3, 8, 11 as in state.h. `parts`: those of gated_delta_sum. Per channel there
+// is no gradient of g, and `dots` are gamma Z . k of each panel of 32 channels.
 //
 // W, Z and N as in chunk_backward_keys.metal; the gradient of gamma is W . q - beta Z . k, that of
 // decays to the chunk's end N . k, and that of the decay through the chunk the sum over S d_S. They
@@ -27,7 +28,7 @@ template <int kKeyDim>
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  enum { kPanels = kKeyDim / kPanel };
+  enum { kPanels = kKeyDim / kPanel, kPanelsOfChannels = kKeyDim / kChannels };
   alignas(16) threadgroup float decays[kChunk * kDecayStride];
   threadgroup ChunkSteps facts;
   threadgroup float d_begin[kChunk], d_end[kChunk], d_through[kChunk];
@@ -36,8 +37,21 @@ template <int kKeyDim>
     const ChunkPlace chunk =
         chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x));
     float d_gate = 0.0f, d_rate = 0.0f, d_skip = 0.0f;
-    if (!chunk.is_padding()) {
-      load_steps(facts, rows, chunk, thread_index);
+    if (!chunk.is_padding() && step < kChunk) {
+      const device float* const own = sums + chunk.index * kChunkSums * kChunk + step;
+      d_rate = own[kRateSum * kChunk];
+      d_skip = has_skip ? own[kSkipSum * kChunk] : 0.0f;
+      if (g_is_per_channel) {
+        MLX_ANVIL_UNROLL
+        for (int panel = 0; panel < kPanelsOfChannels; ++panel) {
+          d_rate -= dots[(chunk.index * kPanelsOfChannels + panel) * kChunk + step];
+        }
+      } else {
+        d_gate = own[kGateSum * kChunk];
+      }
+    }
+    if (!chunk.is_padding() && !g_is_per_channel) {
+      load_steps(facts, params, rows, chunk, thread_index);
       if (step < kChunk) {
         float total[kChunkDots] = {};
         MLX_ANVIL_UNROLL
@@ -51,10 +65,7 @@ template <int kKeyDim>
         d_begin[step] = total[kQueryDot] * facts.query_scale[step] - facts.rate[step] * z;
         d_end[step] = total[kEndDot] * facts.key_scale[step];
         d_through[step] = total[kThroughDot];
-        const device float* const own = sums + chunk.index * kChunkSums * kChunk + step;
-        d_gate = own[kGateSum * kChunk];
-        d_rate = own[kRateSum * kChunk] - facts.decay[step] * z;
-        d_skip = own[kSkipSum * kChunk];
+        d_rate -= facts.decay[step] * z;
       }
       store_decays(decays, facts.gate, thread_index);
       if (step < kChunk) {
@@ -64,8 +75,10 @@ template <int kKeyDim>
     if (step < chunk.exists) {
       const bool counts = step < chunk.steps;
       const long token = long(batch) * params.length + chunk.first + step;
+      const int vectors = part_vectors();
       device float* const to =
-          parts + (token * params.value_heads + head) * delta_part_size(2, kKeyDim) + 2 * kKeyDim;
+          parts + (token * params.value_heads + head) * delta_part_size(vectors, kKeyDim) +
+          vectors * kKeyDim;
       to[0] = counts ? d_gate : 0.0f;
       to[1] = counts ? d_rate : 0.0f;
       if (has_skip) {

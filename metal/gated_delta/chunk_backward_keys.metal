@@ -8,9 +8,10 @@
 //
 // Bindings: q, k, d_y, lengths, rows, states, changes, d_states, d_changes, squares, parts, dots,
 //           params
-// Function constants: 3 and 10 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
+// Function constants: 3, 8, 10 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
 // those of gated_delta_sum, in one chunk of all steps and one block; `dots`, of each panel and
-// step, are for chunk_backward_gates.metal (ChunkDot).
+// step, are for chunk_backward_gates.metal (ChunkDot). Per channel, `parts` are W, Z and N below,
+// for chunk_backward_decays.metal, and of `dots` there is the last, for each channel.
 //
 // With k and q scaled; S is the state before the chunk, d_S the gradient of that after it; G d_P
 // and B are those of chunk_backward_squares.metal:
@@ -33,6 +34,42 @@ METAL_FUNC void store_dots(thread float (&sums)[2],
     if (place.column == 0) {
       to[row + 8 * i + place.row] = sum;
     }
+  }
+}
+
+// Stores 16 rows of a panel of a vector of the parts (parts.h). `part`: of the chunk's first step.
+METAL_FUNC void store_part(const thread RegTile<float, 16, kPanel>& tile,
+                           device float* part,
+                           constant GatedDeltaParams& params,
+                           ChunkPlace chunk,
+                           int row,
+                           FragmentPlace place) {
+  const long stride = params.value_heads * delta_part_size(part_vectors(), params.key_dim);
+  tile.store(part + row * stride, stride, chunk.exists - row, kPanel, place, /*vectors=*/true,
+             /*full=*/true);
+}
+
+// The gradients of the decays of a panel's channels through the chunk: sums over the rows of
+// S d_S. Two threads share a channel.
+METAL_FUNC void store_through(const device float* s,
+                              const device float* d_s,
+                              int rows,
+                              int stride,
+                              threadgroup float* memory,
+                              uint thread_index,
+                              device float* to) {
+  const int channel = int(thread_index) % kPanel, half_of_rows = int(thread_index) / kPanel;
+  float through = 0.0f;
+  for (int row = half_of_rows; row < rows; row += 2) {
+    through += s[row * stride + channel] * d_s[row * stride + channel];
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (half_of_rows == 1) {
+    memory[channel] = through;
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (half_of_rows == 0) {
+    to[channel] = through + memory[channel];
   }
 }
 
@@ -64,22 +101,22 @@ template <typename T, bool kPairs, int kKeyDim>
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), own = 16 * int(simdgroup);
   const int panel = int(group.x) % kPanels, column = panel * kPanel;
-  const long columns = value_columns(params), part_size = delta_part_size(2, kKeyDim);
+  const long columns = value_columns(params);
+  const long part_size = delta_part_size(part_vectors(), kKeyDim);
   const int panels_of_values = int(columns) / kPanel;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const ChunkPlace chunk =
         chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x) / kPanels);
     const long token = long(batch) * params.length + chunk.first;
-    const long part_stride = params.value_heads * part_size;
     device float* const part = parts + (token * params.value_heads + head) * part_size + column;
     Square sum, d_key, left;
     sum.zero();
     d_key.zero();
     if (chunk.is_padding()) {
-      device float* const to = part + own * part_stride;
-      sum.store(to, part_stride, chunk.exists - own, kPanel, place, true, true);
-      sum.store(to + kKeyDim, part_stride, chunk.exists - own, kPanel, place, true, true);
+      for (int i = 0; i < part_vectors(); ++i) {
+        store_part(sum, part + i * kKeyDim, params, chunk, own, place);
+      }
       continue;
     }
     const Loads loads = {memory, place, thread_index, chunk};
@@ -90,7 +127,7 @@ template <typename T, bool kPairs, int kKeyDim>
     const device float* const d_s_rows = d_states + chunk.index * columns * kKeyDim + column;
     const device float* const of_pairs = squares + chunk.index * 2 * kSquare;
     device float* const dots_to = dots + (chunk.index * kPanels + panel) * kChunkDots * kChunk;
-    load_steps(facts, rows, chunk, thread_index);
+    load_steps(facts, params, rows, chunk, thread_index);
 
     MLX_ANVIL_NO_UNROLL
     for (int i = 0; i < panels_of_values; ++i) {
@@ -99,17 +136,18 @@ template <typename T, bool kPairs, int kKeyDim>
       loads.template add_numbers<false, true>(sum, left);
     }
     float of_query[2] = {}, of_key[2] = {}, of_end[2] = {};
-    read_tile(left, loads.keys(q + at.q, params.q_strides[1], panel), own, place);
-    add_row_products(sum, left, of_query);
-    store_dots(of_query, dots_to + kQueryDot * kChunk, own, place);
-    scale_rows(sum, facts.decay + own, place);
-    read_rows(left, of_pairs + own * kChunk, kChunk, place);
-    scale_columns(left, facts.key_scale, place);
-    add_product<kPairs, false, false>(sum, left, loads.keys(k + at.k, params.k_strides[1], panel),
-                                      place);
+    if (!g_is_per_channel) {
+      read_tile(left, loads.keys(q + at.q, params.q_strides[1], panel), own, place);
+      add_row_products(sum, left, of_query);
+      store_dots(of_query, dots_to + kQueryDot * kChunk, own, place);
+      scale_rows(sum, facts.decay + own, place);
+      read_rows(left, of_pairs + own * kChunk, kChunk, place);
+      scale_columns(left, facts.key_scale, place);
+      add_product<kPairs, false, false>(sum, left, loads.keys(k + at.k, params.k_strides[1], panel),
+                                        place);
+    }
     clear_rows_from(sum, chunk.steps - own, place);
-    sum.store(part + own * part_stride, part_stride, chunk.exists - own, kPanel, place,
-              /*vectors=*/true, /*full=*/true);
+    store_part(sum, part, params, chunk, own, place);
 
     sum.zero();
     MLX_ANVIL_NO_UNROLL
@@ -122,6 +160,15 @@ template <typename T, bool kPairs, int kKeyDim>
       loads.numbers(d_s_rows + i * kPanel * kKeyDim, kKeyDim);
       read_rows(left, u_rows + i * kPanel, columns, place);
       loads.template add_numbers<false, false>(d_key, left);
+    }
+    if (g_is_per_channel) {
+      clear_rows_from(sum, chunk.steps - own, place);
+      store_part(sum, part + kKeyDim, params, chunk, own, place);
+      clear_rows_from(d_key, chunk.steps - own, place);
+      store_part(d_key, part + 2 * kKeyDim, params, chunk, own, place);
+      store_through(s_rows, d_s_rows, int(columns), kKeyDim, memory, thread_index,
+                    dots_to + kThroughDot * kChunk);
+      continue;
     }
     const threadgroup T* const keys = loads.keys(k + at.k, params.k_strides[1], panel);
     read_tile(left, keys, own, place);
@@ -148,10 +195,9 @@ template <typename T, bool kPairs, int kKeyDim>
     add_product<kPairs, false, false>(d_key, left, loads.keys(q + at.q, params.q_strides[1], panel),
                                       place);
     clear_rows_from(d_key, chunk.steps - own, place);
-    d_key.store(part + own * part_stride + kKeyDim, part_stride, chunk.exists - own, kPanel, place,
-                /*vectors=*/true, /*full=*/true);
+    store_part(d_key, part + kKeyDim, params, chunk, own, place);
 
-    // The gradient of the decay through the whole chunk: a sum over S d_S, a part of each thread.
+    // A part of each thread, and of each SIMD group.
     float through = 0.0f;
     for (int i = int(thread_index); i < int(columns) * kPanel / 4; i += kChunkThreads) {
       const int at_pack = i / (kPanel / 4) * kKeyDim + 4 * (i % (kPanel / 4));

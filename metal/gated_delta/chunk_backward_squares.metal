@@ -6,9 +6,10 @@
 // Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
 //
 // Bindings: v, d_y, lengths, rows, products, changes, d_changes, squares, sums, params
-// Function constants: 3, 10, 11 as in state.h; 14: vectors of 16 bytes (chunk.h).
-// `products` are q k^T and k k^T of the chunk. Results: `squares`, G d_P and B below, and `sums` of
-// each step (ChunkSum).
+// Function constants: 3, 8, 10, 11 as in state.h; 14: vectors of 16 bytes (chunk.h).
+// `products` are q k^T and k k^T of the chunk; per channel the second alone, with G inside.
+// Results: `squares`, G d_P and B below, and `sums` of each step (ChunkSum). Per channel G is 1
+// here, and there is no d_g: chunk_backward_decays.metal has both.
 //
 //   d_P = d_Y U^T, d_A = -d_X U^T, B = beta G d_A below the diagonal
 //   D = d_P (q . k) + beta d_A (k . k) below the diagonal: the gradient of G
@@ -55,7 +56,7 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
     const Rows<T> v_rows = {v + at.v, params.v_strides[1], 1, params.length, params.value_dim};
     const device float* const u_rows = changes + chunk.index * kChunk * columns;
     const device float* const x_rows = d_changes + chunk.index * kChunk * columns;
-    load_steps(facts, rows, chunk, thread_index);
+    load_steps(facts, params, rows, chunk, thread_index);
 
     RegTile<float, 16, kChunk> weights, changed, left;
     weights.zero();
@@ -78,8 +79,13 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       }
     }
 
-    store_decays(memory, facts.gate, thread_index);
-    read_tile_transposed<float>(left, memory, own, place);
+    if (!g_is_per_channel) {
+      store_decays(memory, facts.gate, thread_index);
+      read_tile_transposed<float>(left, memory, own, place);
+    }
+    const int products_of_queries = g_is_per_channel ? 0 : int(kSquare);
+    const device float* const all_products =
+        products + chunk.index * (kSquare + products_of_queries);
     device float* const to = squares + chunk.index * 2 * kSquare;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -88,11 +94,13 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kChunk / 8; ++n) {
         const int column = 8 * n + place.column, at_pair = row * kChunk + column;
-        const device float* const of_pair = products + chunk.index * 2 * kSquare + at_pair;
-        const float2 queries = *reinterpret_cast<const device float2*>(of_pair);
-        const float2 keys = *reinterpret_cast<const device float2*>(of_pair + kSquare);
-        const float2 decay =
-            *reinterpret_cast<const threadgroup float2*>(memory + row * kDecayStride + column);
+        const device float* const of_pair = all_products + at_pair;
+        const float2 keys = *reinterpret_cast<const device float2*>(of_pair + products_of_queries);
+        float2 decay = float2(1.0f);
+        if (!g_is_per_channel) {
+          decay =
+              *reinterpret_cast<const threadgroup float2*>(memory + row * kDecayStride + column);
+        }
         const float2 below = float2(column < row ? 1.0f : 0.0f, column + 1 < row ? 1.0f : 0.0f);
         const float2 up_to = float2(column <= row ? 1.0f : 0.0f, column + 1 <= row ? 1.0f : 0.0f);
         const float2 d_weight = elements_of(weights.fragments[i][n]);
@@ -101,9 +109,25 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
         d_rate[i] += of_rate.x + of_rate.y;
         *reinterpret_cast<device float2*>(to + at_pair) = up_to * d_weight * decay;
         *reinterpret_cast<device float2*>(to + kSquare + at_pair) = d_change * decay * rate;
-        weights.fragments[i][n] =
-            fragment_of<float>(below * d_weight * queries + d_change * rate * keys);
+        if (!g_is_per_channel) {
+          const float2 queries = *reinterpret_cast<const device float2*>(of_pair);
+          weights.fragments[i][n] =
+              fragment_of<float>(below * d_weight * queries + d_change * rate * keys);
+        }
       }
+    }
+    device float* const sums_to = sums + chunk.index * kChunkSums * kChunk;
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = own + 8 * i + place.row;
+      const float of_rate = row_sum(d_rate[i]), of_skip = row_sum(d_skip[i]);
+      if (place.column == 0) {
+        sums_to[kRateSum * kChunk + row] = of_rate;
+        sums_to[kSkipSum * kChunk + row] = of_skip;
+      }
+    }
+    if (g_is_per_channel) {
+      continue;
     }
     // G^T D, whose row i is summed up with row i - 1 of G.
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -112,7 +136,6 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
     changed.zero();
     changed.mma(left, SharedTile<float, kDecayStride>{memory, place});
     store_decays(memory, facts.gate, thread_index);
-    device float* const sums_to = sums + chunk.index * kChunkSums * kChunk;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = own + 8 * i + place.row;
@@ -126,11 +149,8 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
         d_gate += column + 1 < row ? pair.y * before[column + 1] : 0.0f;
       }
       d_gate = row_sum(d_gate);
-      const float of_rate = row_sum(d_rate[i]), of_skip = row_sum(d_skip[i]);
       if (place.column == 0) {
         sums_to[kGateSum * kChunk + row] = d_gate;
-        sums_to[kRateSum * kChunk + row] = of_rate;
-        sums_to[kSkipSum * kChunk + row] = of_skip;
       }
     }
   }

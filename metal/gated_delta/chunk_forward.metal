@@ -1,13 +1,15 @@
 // gated_delta and ssd_scan by chunks: y and the states, one chunk after another
 // (chunk.h).
 //
-// Kernels: gated_delta_chunk_forward_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
+// Kernels: gated_delta_chunk_forward_<dtype>_d<key dim>, _channels_ for a decay per channel, and
+// _pairs_ for matrix units of 16 bits.
 // Grid: x covers blocks of 64 rows of the state, y value heads, z batch rows and may be smaller
 // than the batch. Threadgroup: 128 x 1 x 1; a SIMD group has 16 rows, and reads tiles with others.
-// Threadgroup memory 0: the numbers of a chunk's steps and a tile of float32; with pairs, twice
-// those numbers and all tiles of a chunk (chunk_walk.h).
+// Threadgroup memory 0: the numbers of a chunk's steps and a tile of float32; with pairs, all tiles
+// of a chunk or two, and twice those numbers (chunk_walk_ahead.h).
 //
-// Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params
+// Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params. Per
+// channel, q and k are `decayed` of chunk_prepare_channels.metal.
 // Function constants: 2, 3, 10, 11 as in state.h; 9: only keeps, for the backward, the state before
 // each chunk, in `state_out`, and U, in `changes`, with value_columns() rows and columns; 13, 14:
 // vectors of 16 bytes (chunk.h).
@@ -17,14 +19,15 @@
 //     X = beta (V^T - gamma S K^T), U = X ((I + A)^-1)^T
 //     Y = gamma S Q^T + U P^T; store Y^T
 //     S = gamma[63] S + (G[63] U) K
+// Per channel the decays are in Q and K.
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk.h"
-#include "metal/gated_delta/chunk_walk.h"
+#include "metal/gated_delta/chunk_walk_ahead.h"
 
-template <typename T, bool kPairs, int kKeyDim>
+template <typename T, bool kPairs, bool kPerChannel, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_forward(
-    const device T* q [[buffer(0)]],
-    const device T* k [[buffer(1)]],
+    const device typename ChunkSource<T, kPairs, kPerChannel, kKeyDim>::Key* q [[buffer(0)]],
+    const device typename ChunkSource<T, kPairs, kPerChannel, kKeyDim>::Key* k [[buffer(1)]],
     const device T* v [[buffer(2)]],
     const device float* state [[buffer(3)]],
     const device int* lengths [[buffer(4)]],
@@ -47,15 +50,15 @@ template <typename T, bool kPairs, int kKeyDim>
   const int own = 16 * int(simdgroup), row = first_row + own;
   const int own_rows = metal::clamp(params.value_dim - row, 0, 16);
   const long y_stride = long(params.value_heads) * params.value_dim;
-  ChunkWalk<T, kPairs, kPanels, 1> walk;
+  ChunkWalk<T, kPairs, kPerChannel, /*kBackward=*/false, kKeyDim> walk;
   walk.memory = reinterpret_cast<threadgroup float*>(memory);
   walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
-    walk.source = ChunkSource<T, kPairs>{
-        {q + at.q, params.q_strides[1], 1, steps, kKeyDim},
-        {k + at.k, params.k_strides[1], 1, steps, kKeyDim},
+    walk.source = ChunkSource<T, kPairs, kPerChannel, kKeyDim>{
+        {kPerChannel ? q : q + at.q, params.q_strides[1], 1, steps, kKeyDim},
+        {kPerChannel ? k : k + at.k, params.k_strides[1], 1, steps, kKeyDim},
         {v + at.v + first_row, params.v_strides[1], 1, steps, params.value_dim - first_row},
         inverse,
         weights,
@@ -84,11 +87,12 @@ template <typename T, bool kPairs, int kKeyDim>
       if (corrects) {
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
-          add_product<kPairs, true, false>(x, s[panel], walk.keys(panel), place);
+          add_keys<kKeysFrom, true, false>(walk, x, s[panel], panel, place);
         }
         scale_columns(x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
         x.negate();
       }
+      walk.template arrive<1>();
       read_tile_transposed(u, walk.values(), own, place);
       x.add(u);
       scale_columns(x, walk.facts(kRate), place);
@@ -101,6 +105,7 @@ template <typename T, bool kPairs, int kKeyDim>
       } else {
         u = x;
       }
+      walk.template arrive<2>();
       if (keeps_states) {
         const long columns = value_columns(params);
         store_transposed_rows(u, changes + chunk.index * kChunk * columns + row, columns, kChunk,
@@ -109,7 +114,7 @@ template <typename T, bool kPairs, int kKeyDim>
         x.zero();
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
-          add_product<kPairs, true, true>(x, s[panel], walk.queries(panel), place);
+          add_keys<kQueriesFrom, true, true>(walk, x, s[panel], panel, place);
         }
         scale_columns(x, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
         add_product<kPairs, true, true>(x, u, walk.weights(0), place);
@@ -123,11 +128,11 @@ template <typename T, bool kPairs, int kKeyDim>
         store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
       }
       scale_columns(u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
-      const float decay = walk.facts(kDecayBefore)[kChunk - 1];
+      walk.template arrive<3>();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        s[panel].scale(decay);
-        add_product<kPairs, false, false>(s[panel], u, walk.keys(panel), place);
+        decay_state<kPerChannel>(walk, s[panel], panel, place);
+        add_keys<kKeysTo, false, false>(walk, s[panel], u, panel, place);
       }
     }
     if (!keeps_states) {
@@ -138,8 +143,10 @@ template <typename T, bool kPairs, int kKeyDim>
 
 // ---- kernels
 
-#define INSTANTIATE(variant, dtype, T, pairs, dim)                        \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_forward_" variant #dtype "_d" #dim, \
-                   gated_delta_chunk_forward<T, pairs, dim>)
+#define INSTANTIATE(variant, dtype, T, pairs, dim)                                 \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_forward_" variant #dtype "_d" #dim,          \
+                   gated_delta_chunk_forward<T, pairs, false, dim>)                \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_forward_channels_" variant #dtype "_d" #dim, \
+                   gated_delta_chunk_forward<T, pairs, true, dim>)
 
 MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)

@@ -14,13 +14,10 @@
 //
 //   for each panel of 64 columns: products of q and k with k^T, and sums of squares
 //   G[.][j] by thread j: a running product; multiply
-//   (I + A)^-1: blocks of 16 on the diagonal by substitution, a column a lane; then those of 32 and
-//   64 by products: of [[X, 0], [Z, Y]] it is [[X', 0], [-Y' Z X', Y']]
+//   (I + A)^-1 (inverse.h)
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk_tiles.h"
-#include "metal/gated_delta/decays.h"
-
-constant bool keeps_products [[function_constant(15)]];
+#include "metal/gated_delta/inverse.h"
 
 template <typename T, int kColumns>
 METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread float (&sums)[2]) {
@@ -31,80 +28,6 @@ METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread 
       const Pair<T> pair = elements_of(tile.fragments[i][n]);
       sums[i] += float(pair.x) * float(pair.x) + float(pair.y) * float(pair.y);
     }
-  }
-}
-
-// Replaces the block of 16 rows and columns at `block`, of which I + block is to be inverted.
-METAL_FUNC void invert_by_substitution(threadgroup float* block, uint lane) {
-  const int column = int(lane) % 16;
-  float x[16];
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < 16; ++i) {
-    x[i] = i == column ? 1.0f : 0.0f;
-    MLX_ANVIL_UNROLL
-    for (int l = 0; l < i; ++l) {
-      x[i] -= block[i * kDecayStride + l] * x[l];
-    }
-  }
-  metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (lane < 16) {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      block[i * kDecayStride + column] = x[i];
-    }
-  }
-}
-
-// The columns of a SIMD group of -Y' Z X' (above), of which Z has kSize rows and columns at
-// `corner`. X' is above Z, and Y' right of it.
-template <int kSize, int kColumns>
-METAL_FUNC RegTile<float, kSize, kColumns> corner_of_inverse(const threadgroup float* corner,
-                                                             int column,
-                                                             FragmentPlace place) {
-  using Left = SharedTile<float, kDecayStride, false, kSize>;
-  using Right = SharedTile<float, kDecayStride>;
-  RegTile<float, kSize, kColumns> product, result;
-  product.zero();
-  product.mma(Left{corner, place}, Right{corner - kSize * kDecayStride + column, place});
-  result.zero();
-  result.mma(Left{corner + kSize, place}, product);
-  result.negate();
-  return result;
-}
-
-// Inverts I + A in threadgroup memory. All threads call it.
-METAL_FUNC void invert(threadgroup float* matrix, uint simdgroup, uint lane) {
-  const FragmentPlace place = fragment_place(lane);
-  invert_by_substitution(matrix + 16 * simdgroup * (kDecayStride + 1), lane);
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (simdgroup % 2 == 1) {
-    threadgroup float* const corner = matrix + 16 * simdgroup * kDecayStride + 16 * (simdgroup - 1);
-    const RegTile<float, 16, 16> result = corner_of_inverse<16, 16>(corner, 0, place);
-    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-    store_square(corner, result, place);
-  }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  threadgroup float* const corner = matrix + 32 * kDecayStride;
-  const int column = 8 * simdgroup;
-  const RegTile<float, 32, 8> result = corner_of_inverse<32, 8>(corner, column, place);
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  store_square(corner + column, result, place);
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-}
-
-// Stores 16 rows of a matrix, with two planes its high and low parts.
-template <int kPlanes, typename Weight>
-METAL_FUNC void store_planes(const thread RegTile<float, 16, kChunk>& tile,
-                             device Weight* to,
-                             int row,
-                             FragmentPlace place) {
-  device Weight* const own = to + row * kChunk;
-  tile.store(own, kChunk, 16, kChunk, place, /*vectors=*/true, /*full=*/true);
-  if (kPlanes == 2) {
-    RegTile<float, 16, kChunk> rest = tile.template to<Weight>().template to<float>();
-    rest.negate();
-    rest.add(tile);
-    rest.store(own + kChunk * kChunk, kChunk, 16, kChunk, place, /*vectors=*/true, /*full=*/true);
   }
 }
 

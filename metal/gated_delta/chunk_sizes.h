@@ -10,7 +10,9 @@ enum {
   kChunk = 64,        // steps
   kPanel = 64,        // columns of a tile
   kChunkValues = 64,  // rows of the state of a threadgroup
-  kChunkThreads = 128
+  kChunkThreads = 128,
+  kBlock = 16,     // steps of a block (channels.h)
+  kChannels = 32,  // of a threadgroup's panel, there
 };
 
 // What the kernels know of each step of a chunk.
@@ -24,6 +26,10 @@ enum ChunkRow {
   kSkip,         // if there is one; else 0
   kChunkRows
 };
+
+// Per channel, the decays are in the keys and queries instead: scaled from the chunk's first state
+// to the step, or from the step to the chunk's last state.
+enum ChunkOperand { kQueriesFrom, kKeysFrom, kKeysTo, kChunkOperands };
 
 // Sums over the pairs of steps of a chunk, for each step.
 enum ChunkSum { kGateSum, kRateSum, kSkipSum, kChunkSums };

@@ -118,3 +118,19 @@ METAL_FUNC void store_state(const thread RegTile<float, 16, kPanel> (&s)[kPanels
                    /*full=*/true);
   }
 }
+
+// Stores 16 rows of a matrix, with two planes its high and low parts.
+template <int kPlanes, typename Weight>
+METAL_FUNC void store_planes(const thread RegTile<float, 16, kChunk>& tile,
+                             device Weight* to,
+                             int row,
+                             FragmentPlace place) {
+  device Weight* const own = to + row * kChunk;
+  tile.store(own, kChunk, 16, kChunk, place, /*vectors=*/true, /*full=*/true);
+  if (kPlanes == 2) {
+    RegTile<float, 16, kChunk> rest = tile.template to<Weight>().template to<float>();
+    rest.negate();
+    rest.add(tile);
+    rest.store(own + kChunk * kChunk, kChunk, 16, kChunk, place, /*vectors=*/true, /*full=*/true);
+  }
+}

@@ -1,7 +1,7 @@
 // Decays between the steps of a chunk, and squares of steps in threadgroup memory.
 #pragma once
 
-#include "metal/gated_delta/chunk.h"
+#include "metal/gated_delta/channels.h"
 
 enum { kDecayStride = TileRow<float, kChunk>::kStride };
 
@@ -57,12 +57,13 @@ struct alignas(16) ChunkSteps {
 };
 
 METAL_FUNC void load_steps(threadgroup ChunkSteps& to,
+                           constant GatedDeltaParams& params,
                            const device float* rows,
                            ChunkPlace chunk,
                            uint thread_index) {
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (thread_index < kChunk) {
-    const device float* const own = rows + chunk.index * kChunkRows * kChunk + thread_index;
+    const device float* const own = rows + chunk.index * chunk_facts(params) + thread_index;
     to.gate[thread_index] = own[kGate * kChunk];
     to.rate[thread_index] = own[kRate * kChunk];
     to.decay[thread_index] = own[kDecayBefore * kChunk];
