@@ -45,7 +45,7 @@ def trained(op: Callable[..., Arrays], arrays: Arrays, cotangents: Arrays) -> An
     return mx.vjp(op, arrays, cotangents)
 
 
-def fla_microseconds(steps: int, backward: bool) -> dict[str, float]:
+def fla_microseconds(steps: int, per_channel: bool, backward: bool) -> dict[str, float]:
     if find_spec("fla") is None or find_spec("torch") is None:
         return {}
     import torch
@@ -55,20 +55,22 @@ def fla_microseconds(steps: int, backward: bool) -> dict[str, float]:
     # interest all the same.
     triton.__version__ = "3.7.1"
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.kda import chunk_kda
     from torch.nn.functional import normalize
 
     def wide(heads: int) -> torch.Tensor:
         return torch.randn(1, steps, heads, DIM, device="cuda", dtype=torch.bfloat16)
 
-    key_heads, heads = HEADS[False]
+    key_heads, heads = HEADS[per_channel]
     q, k = (normalize(wide(key_heads), dim=-1) for _ in range(2))
     v, beta = wide(heads), torch.rand(1, steps, heads, device="cuda").to(torch.bfloat16)
-    log_g = -0.1 * torch.rand(1, steps, heads, device="cuda")
+    log_g = -0.1 * torch.rand(1, steps, heads, *((DIM,) if per_channel else ()), device="cuda")
+    op = chunk_kda if per_channel else chunk_gated_delta_rule
     given = [x.requires_grad_(backward) for x in (q, k, v, beta)]
     d_y = torch.randn_like(v)
 
     def call() -> Any:
-        y, state = chunk_gated_delta_rule(*given[:3], log_g, given[3], output_final_state=True)
+        y, state = op(*given[:3], log_g, given[3], output_final_state=True)
         return torch.autograd.grad(y, given, d_y) if backward else (y, state)
 
     return {"fla": kernel_microseconds(call)}
@@ -101,12 +103,11 @@ def delta_rows(copy: float | None) -> Iterator[Row]:
             if steps <= 128:  # its graph has ten ops a step
                 calls["mlx_lm"] = partial(of_mlx_lm, *arrays)
             work: dict[str, float] = {"bytes": 2 * (arrays[5].nbytes if steps == 1 else arrays[2].nbytes)}
-            has_peer = steps >= 1024 and not per_channel
             row = compare(f"gated_delta {kind}, {steps} steps", calls, work=work, copy=copy)
-            yield with_peers(row, fla_microseconds(steps, backward=False)) if has_peer else row
+            yield with_peers(row, fla_microseconds(steps, per_channel, backward=False)) if steps >= 1024 else row
             if steps >= 1024:
                 cotangents = [normal(x.shape, x.dtype) for x in ours(*arrays)]
                 calls = {"ours": partial(trained, ours, arrays, cotangents)}
                 row = compare(f"gated_delta {kind}, {steps} steps, forward and backward", calls, work=work, copy=copy)
-                yield with_peers(row, fla_microseconds(steps, backward=True)) if has_peer else row
+                yield with_peers(row, fla_microseconds(steps, per_channel, backward=True))
     yield from ssd_rows(copy)

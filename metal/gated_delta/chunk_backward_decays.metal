@@ -66,34 +66,48 @@ METAL_FUNC void scale_all(thread float (&x)[kBlock], float factor) {
   }
 }
 
-// The pairs of steps of one block: (a) above.
+// The pairs of steps of one block: (a) above. `keys` and `gradients` are the thread's column of two
+// tiles, whose rows are kChannels apart: registers cannot be indexed by j.
 METAL_FUNC void add_pairs(const thread ChannelBlock& steps,
                           const device float* d_weights,
                           const device float* d_keys,
+                          threadgroup float* keys,
+                          threadgroup float* gradients,
                           thread float (&d_q)[kBlock],
                           thread float (&d_k)[kBlock],
                           thread float (&d_g)[kBlock]) {
   MLX_ANVIL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    keys[i * kChannels] = steps.k[i];
+  }
+  MLX_ANVIL_NO_UNROLL
   for (int j = 0; j < kBlock; ++j) {
-    float decayed[kBlock];  // k[j] at each later step
-    float key = steps.k[j];
+    float decayed[kBlock];  // k[j] at each step from j on
+    float key = keys[j * kChannels];
     MLX_ANVIL_UNROLL
-    for (int i = j; i < kBlock; ++i) {
+    for (int i = 0; i < kBlock; ++i) {
       key *= i > j ? steps.g[i] : 1.0f;
       decayed[i] = key;
-      d_q[i] += d_weights[i * kChunk + j] * key;
+    }
+    float gradient = 0.0f;  // of k[j] at each step from j on
+    MLX_ANVIL_UNROLL
+    for (int i = kBlock - 1; i >= 0; --i) {
+      if (i >= j) {
+        const float d_weight = d_weights[i * kChunk + j], d_key = d_keys[i * kChunk + j];
+        d_q[i] += d_weight * decayed[i];
+        d_k[i] += d_key * decayed[i];
+        gradient += d_weight * steps.q[i] + d_key * steps.k[i];
+      }
       if (i > j) {
-        d_k[i] += d_keys[i * kChunk + j] * key;
+        d_g[i] += gradient * decayed[i > 0 ? i - 1 : 0];
+        gradient *= steps.g[i];
       }
     }
-    float gradient = 0.0f;  // of k[j] at each later step
-    MLX_ANVIL_UNROLL
-    for (int i = kBlock - 1; i > j; --i) {
-      gradient += d_weights[i * kChunk + j] * steps.q[i] + d_keys[i * kChunk + j] * steps.k[i];
-      d_g[i] += gradient * decayed[i - 1];
-      gradient *= steps.g[i];
-    }
-    d_k[j] += gradient + d_weights[j * kChunk + j] * steps.q[j];
+    gradients[j * kChannels] = gradient;
+  }
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    d_k[i] += gradients[i * kChannels];
   }
 }
 
@@ -247,7 +261,9 @@ template <typename T>
       d_g[i] += (i > 0 ? from[i - 1] : 1.0f) * to[i] * crosses;
     }
 
-    add_pairs(steps, d_weights + own * (kChunk + 1), d_keys + own * (kChunk + 1), d_q, d_k, d_g);
+    // No other thread reads the tiles any more.
+    add_pairs(steps, d_weights + own * (kChunk + 1), d_keys + own * (kChunk + 1),
+              &panel.keys_from[own][lane], &panel.keys_to[own][lane], d_q, d_k, d_g);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       if (i < count) {

@@ -58,6 +58,16 @@ METAL_FUNC void add_diagonal(const threadgroup ChannelPanel& panel,
   }
 }
 
+METAL_FUNC float squares_of(const threadgroup float* row) {
+  float sum = 0.0f;
+  MLX_ANVIL_UNROLL
+  for (int c = 0; c < kChannels; c += 4) {
+    const float4 four = *reinterpret_cast<const threadgroup float4*>(row + c);
+    sum += metal::dot(four, four);
+  }
+  return sum;
+}
+
 // Stores a SIMD group's rows of a square, zeros right of the diagonal.
 METAL_FUNC void store_blocks(threadgroup float* rows,
                              thread BlockSums (&below)[kBlocks - 1],
@@ -118,6 +128,7 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
   threadgroup float* const matrix = &panel.queries[0][0];  // after the last panel
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), block = int(simdgroup), own = kBlock * block;
+  const int step = own + int(lane) % kBlock;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const ChunkPlace chunk =
@@ -137,15 +148,13 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       of_keys[j].zero();
     }
     float own_queries[kBlock] = {}, own_keys[kBlock] = {};  // of the diagonal
-    float q_squares[kBlock] = {}, k_squares[kBlock] = {};
+    float squares = 0.0f;  // of a step's q, or k in the second half of the lanes
     MLX_ANVIL_NO_UNROLL
     for (int first = 0; first < kKeyDim; first += kChannels) {
       ChannelBlock steps;
       steps.load(q, k, g, at, params, chunk, own, first + int(lane));
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
-        q_squares[i] += steps.q[i] * steps.q[i];
-        k_squares[i] += steps.k[i] * steps.k[i];
         panel.queries[own + i][lane] = steps.q[i];
         panel.keys[own + i][lane] = steps.k[i];
         panel.gates[own + i][lane] = steps.g[i];
@@ -153,6 +162,7 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       add_diagonal(panel, own, int(lane) % kBlock, int(lane) / kBlock * (kChannels / 2),
                    own_queries, own_keys);
+      squares += squares_of(lane < kBlock ? panel.queries[step] : panel.keys[step]);
 
       float from[kBlock], to[kBlock];
       steps.decays_from(from);
@@ -196,24 +206,23 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
 
+    const bool counts = step < chunk.steps;
+    const float root = metal::precise::rsqrt(squares + params.eps);
+    if (lane < kBlock) {
+      facts[kQueryScale][step] = normalizes && counts ? params.q_scale * root : 1.0f;
+      facts[kRate][step] = counts
+                               ? load_gate(beta, beta_is_float32,
+                                           at.beta + (chunk.first + step) * params.beta_strides[1])
+                               : 0.0f;
+      facts[kGate][step] = 1.0f;
+    } else {
+      facts[kKeyScale][step] = normalizes && counts ? root : 1.0f;
+      facts[kDecayBefore][step] = 1.0f;
+      facts[kDecayAfter][step] = 1.0f;
+      facts[kSkip][step] = 0.0f;
+    }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      const int step = own + i;
-      const bool counts = step < chunk.steps, scales = normalizes && counts;
-      const float of_q = metal::simd_sum(q_squares[i]), of_k = metal::simd_sum(k_squares[i]);
-      if (lane == 0) {
-        facts[kQueryScale][step] =
-            scales ? params.q_scale * metal::precise::rsqrt(of_q + params.eps) : 1.0f;
-        facts[kKeyScale][step] = scales ? metal::precise::rsqrt(of_k + params.eps) : 1.0f;
-        facts[kRate][step] =
-            counts ? load_gate(beta, beta_is_float32,
-                               at.beta + (chunk.first + step) * params.beta_strides[1])
-                   : 0.0f;
-        facts[kGate][step] = 1.0f;
-        facts[kDecayBefore][step] = 1.0f;
-        facts[kDecayAfter][step] = 1.0f;
-        facts[kSkip][step] = 0.0f;
-      }
       own_queries[i] += metal::simd_shuffle_xor(own_queries[i], ushort(kBlock));
       own_keys[i] += metal::simd_shuffle_xor(own_keys[i], ushort(kBlock));
     }

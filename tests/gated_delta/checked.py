@@ -20,10 +20,11 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         case = draw(steps, (1, 2), dims, any_dtype(rng), per_channel=per_channel, **options)
         yield Checked(partial(check, case))
     # By chunks: with products of float32, and of pairs of bfloat16.
-    by_chunks = draw(70, (1, 2), (64, 72), any_dtype(rng), normalize_eps=1e-6)
-    yield Checked(partial(check, by_chunks))
-    pairs = draw(66, (1, 1), (64, 8), mx.bfloat16)
-    yield Checked(partial(check, pairs), matrix_units=True)
+    for per_channel in (False, True):
+        by_chunks = draw(70, (1, 2), (64, 72), any_dtype(rng), per_channel=per_channel, normalize_eps=1e-6)
+        yield Checked(partial(check, by_chunks))
+        pairs = draw(66, (1, 1), (64, 8), mx.bfloat16, per_channel=per_channel)
+        yield Checked(partial(check, pairs), matrix_units=True)
     yield from each_way(rng, "gated_delta_gates", (2, 5, 4))
 
 

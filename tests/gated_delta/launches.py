@@ -47,8 +47,8 @@ def _calls(arrays: list[mx.array], **options: Any) -> Iterator[Call]:
 def every_kernel() -> Iterator[Call]:
     for dtype, key_dim, per_channel in product(DTYPES, (48, 64, 128, 256), (False, True)):
         yield from _calls(_arrays(20, (1, 2), key_dim, dtype, per_channel=per_channel))
-    for key_dim in (64, 128):
-        arrays = _arrays(20, (1, 2), key_dim, mx.bfloat16, per_channel=False)
+    for key_dim, per_channel in product((64, 128), (False, True)):
+        arrays = _arrays(20, (1, 2), key_dim, mx.bfloat16, per_channel=per_channel)
         yield from map(for_matrix_units, _calls(arrays))
     for dtype, per_channel, g, beta in product(DTYPES, (False, True), *((True, False),) * 2):
         gates = {"g": mx.float32 if g else dtype, "beta": mx.float32 if beta else dtype}
