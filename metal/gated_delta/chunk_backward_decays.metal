@@ -22,13 +22,19 @@
 //            read in the block (a), before and in it (b), in and after it (c), before and after (d)
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/channels.h"
+#include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/parts.h"
 
-// The chunk's steps, times the decay from their block's first step, or to its last.
+enum { kChannelStride = TileRow<float, kChannels>::kStride };
+
+using Steps = RegTile<float, kBlock, kChannels>;  // of a block
+
+// The chunk's steps, times the decay from their block's first step, or to its last. Then T_q, T_k
+// and T_o.
 struct alignas(16) DecayedPanel {
-  float queries_from[kChunk][kChannels];
-  float keys_from[kChunk][kChannels];
-  float keys_to[kChunk][kChannels];
+  float queries_from[kChunk][kChannelStride];
+  float keys_from[kChunk][kChannelStride];
+  float keys_to[kChunk][kChannelStride];
 };
 
 // What crosses a whole block, of each channel.
@@ -37,40 +43,79 @@ struct alignas(16) Crossing {
   float to_end[kBlocks][kChannels];              // from a block to the state after the chunk
 };
 
-// sum[i] += x times 16 adjacent numbers, the same in all lanes.
-METAL_FUNC void add_multiple(thread float (&sum)[kBlock], float x, const device float* numbers) {
+METAL_FUNC Steps steps_of_tile(const threadgroup float* from, FragmentPlace place) {
+  Steps steps;
+  steps.load(from, kChannelStride, place);
+  return steps;
+}
+
+// sums += the columns of a x b.
+METAL_FUNC void add_columns(const thread Steps& a,
+                            const thread Steps& b,
+                            thread float2 (&sums)[kChannels / 8]) {
   MLX_ANVIL_UNROLL
-  for (int i = 0; i < kBlock; i += 4) {
-    const float4 four = *reinterpret_cast<const device float4*>(numbers + i);
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < 4; ++e) {
-      sum[i + e] += x * four[e];
+  for (int n = 0; n < kChannels / 8; ++n) {
+    sums[n] += elements_of(a.fragments[0][n]) * elements_of(b.fragments[0][n]) +
+               elements_of(a.fragments[1][n]) * elements_of(b.fragments[1][n]);
+  }
+}
+
+// Adds up what the lanes have of each column, and stores it.
+METAL_FUNC void store_columns(thread float2 (&sums)[kChannels / 8],
+                              threadgroup float* to,
+                              FragmentPlace place) {
+  MLX_ANVIL_UNROLL
+  for (int n = 0; n < kChannels / 8; ++n) {
+    // Bits 1, 2 and 4 of a lane are its row (fragment_place).
+    float2 sum = sums[n];
+    sum += metal::simd_shuffle_xor(sum, ushort(2));
+    sum += metal::simd_shuffle_xor(sum, ushort(4));
+    sum += metal::simd_shuffle_xor(sum, ushort(16));
+    if (place.row == 0) {
+      *reinterpret_cast<threadgroup float2*>(to + 8 * n + place.column) = sum;
     }
   }
 }
 
-METAL_FUNC float dot_of_row(thread float (&x)[kBlock], const device float* numbers) {
-  float sum = 0.0f;
+METAL_FUNC void store_steps(threadgroup float* to, const thread Steps& steps, FragmentPlace place) {
   MLX_ANVIL_UNROLL
-  for (int i = 0; i < kBlock; i += 4) {
-    sum += metal::dot(float4(x[i], x[i + 1], x[i + 2], x[i + 3]),
-                      *reinterpret_cast<const device float4*>(numbers + i));
+  for (int f = 0; f < 2 * kChannels / 8; ++f) {
+    const int i = f / (kChannels / 8), n = f % (kChannels / 8);
+    store_fragment(to + (8 * i + place.row) * kChannelStride + 8 * n + place.column,
+                   steps.fragments[i][n]);
   }
-  return sum;
 }
 
-METAL_FUNC void scale_all(thread float (&x)[kBlock], float factor) {
+// sum += block x right, of 16 rows and columns of a square in device memory.
+METAL_FUNC void add_block(thread Steps& sum,
+                          const device float* block,
+                          const threadgroup float* right,
+                          FragmentPlace place) {
+  RegTile<float, kBlock, kBlock> left;
+  read_rows(left, block, kChunk, place);
+  sum.mma(left, SharedTile<float, kChannelStride>{right, place});
+}
+
+// The same with the block's transpose.
+METAL_FUNC void add_block_transposed(thread Steps& sum,
+                                     const device float* block,
+                                     const threadgroup float* right,
+                                     FragmentPlace place) {
+  RegTile<float, kBlock, kBlock> left;
   MLX_ANVIL_UNROLL
-  for (int i = 0; i < kBlock; ++i) {
-    x[i] *= factor;
+  for (int f = 0; f < 4; ++f) {
+    const device float* const at =
+        block + (8 * (f % 2) + place.column) * kChunk + 8 * (f / 2) + place.row;
+    left.fragments[f / 2][f % 2] = fragment_of<float>(at[0], at[kChunk]);
   }
+  sum.mma(left, SharedTile<float, kChannelStride>{right, place});
 }
 
 // The pairs of steps of one block: (a) above. `keys` and `gradients` are the thread's column of two
-// tiles, whose rows are kChannels apart: registers cannot be indexed by j.
+// tiles: registers cannot be indexed by j. The blocks of d_P and B are transposed.
 METAL_FUNC void add_pairs(const thread ChannelBlock& steps,
-                          const device float* d_weights,
-                          const device float* d_keys,
+                          const threadgroup float* d_weights,
+                          const threadgroup float* d_keys,
                           threadgroup float* keys,
                           threadgroup float* gradients,
                           thread float (&d_q)[kBlock],
@@ -78,36 +123,50 @@ METAL_FUNC void add_pairs(const thread ChannelBlock& steps,
                           thread float (&d_g)[kBlock]) {
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kBlock; ++i) {
-    keys[i * kChannels] = steps.k[i];
+    keys[i * kChannelStride] = steps.k[i];
   }
   MLX_ANVIL_NO_UNROLL
   for (int j = 0; j < kBlock; ++j) {
-    float decayed[kBlock];  // k[j] at each step from j on
-    float key = keys[j * kChannels];
+    float decayed[kBlock];  // k[j] at each step from j on; 0 before it
+    float key = keys[j * kChannelStride];
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       key *= i > j ? steps.g[i] : 1.0f;
-      decayed[i] = key;
+      decayed[i] = i >= j ? key : 0.0f;
     }
     float gradient = 0.0f;  // of k[j] at each step from j on
     MLX_ANVIL_UNROLL
-    for (int i = kBlock - 1; i >= 0; --i) {
-      if (i >= j) {
-        const float d_weight = d_weights[i * kChunk + j], d_key = d_keys[i * kChunk + j];
-        d_q[i] += d_weight * decayed[i];
-        d_k[i] += d_key * decayed[i];
-        gradient += d_weight * steps.q[i] + d_key * steps.k[i];
-      }
-      if (i > j) {
-        d_g[i] += gradient * decayed[i > 0 ? i - 1 : 0];
-        gradient *= steps.g[i];
+    for (int f = kBlock / 4 - 1; f >= 0; --f) {
+      const float4 d_weight =
+          *reinterpret_cast<const threadgroup float4*>(d_weights + j * kBlock + 4 * f);
+      const float4 d_key =
+          *reinterpret_cast<const threadgroup float4*>(d_keys + j * kBlock + 4 * f);
+      MLX_ANVIL_UNROLL
+      for (int e = 3; e >= 0; --e) {
+        const int i = 4 * f + e;  // d_P and B are 0 above the diagonal
+        d_q[i] += d_weight[e] * decayed[i];
+        d_k[i] += d_key[e] * decayed[i];
+        gradient += d_weight[e] * steps.q[i] + d_key[e] * steps.k[i];
+        if (i > 0) {
+          d_g[i] += gradient * decayed[i - 1];
+        }
+        gradient *= i > j ? steps.g[i] : 1.0f;
       }
     }
-    gradients[j * kChannels] = gradient;
+    gradients[j * kChannelStride] = gradient;
   }
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kBlock; ++i) {
-    d_k[i] += gradients[i * kChannels];
+    d_k[i] += gradients[i * kChannelStride];
+  }
+}
+
+// Stores the block on the diagonal of a square, transposed.
+METAL_FUNC void store_diagonal(threadgroup float* to, const device float* block, uint lane) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kBlock * kBlock / 32; ++i) {
+    const int at = 32 * i + int(lane);
+    to[at % kBlock * kBlock + at / kBlock] = block[at / kBlock * kChunk + at % kBlock];
   }
 }
 
@@ -134,6 +193,7 @@ template <typename T>
   const int key_dim = params.key_dim, panels = key_dim / kChannels;
   const int head = int(group.y), block = int(simdgroup), own = kBlock * block;
   const int channel = int(group.x) % panels * kChannels + int(lane);
+  const FragmentPlace place = fragment_place(lane);
   const long part_size = delta_part_size(3, key_dim);
   const long stride = params.value_heads * part_size;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
@@ -167,85 +227,91 @@ template <typename T>
     decays.through[block][lane] = from[kBlock - 1];
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // T_q and T_k, from the state on through one block after the other. What block `j` does not
-    // write crosses it.
-    float d_q[kBlock], d_k[kBlock];
-    const float before = decays.between(0, block, int(lane));
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      const float z = i < count ? part[i * stride + key_dim] : 0.0f;
-      d_q[i] = i < count ? part[i * stride] : 0.0f;
-      d_k[i] = -facts[kRate * kChunk + i] * z;
-      const float dot = metal::simd_sum(before * from[i] * steps.k[i] * z);
-      if (lane == 0) {
-        dots[(chunk.index * panels + channel / kChannels) * kChunk + own + i] = dot;
+    // T_q and T_k, from the state on through one block after the other. What block j does not write
+    // crosses it.
+    const int first_channel = channel - int(lane);
+    device float* const panel_of_part = part - int(lane);
+    Steps of_queries, of_keys;
+    read_rows(of_queries, panel_of_part, stride, place, count);
+    read_rows(of_keys, panel_of_part + key_dim, stride, place, count);
+    {
+      Steps keys = steps_of_tile(panel.keys_from[own], place);
+      for (int j = 0; j < block; ++j) {
+        scale_columns(keys, decays.through[j], place);
+      }
+      float dot[2] = {};
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        MLX_ANVIL_UNROLL
+        for (int n = 0; n < kChannels / 8; ++n) {
+          dot[i] +=
+              metal::dot(elements_of(keys.fragments[i][n]), elements_of(of_keys.fragments[i][n]));
+        }
+        const float sum = row_sum(dot[i]);
+        const int step = 8 * i + place.row;
+        if (place.column == 0) {
+          dots[(chunk.index * panels + first_channel / kChannels) * kChunk + own + step] = sum;
+        }
+        of_keys.scale_row(i, -facts[kRate * kChunk + step]);
       }
     }
     MLX_ANVIL_NO_UNROLL
     for (int j = 0; j < block; ++j) {
-      float crosses = 0.0f;
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        crosses += from[i] * (steps.q[i] * d_q[i] + steps.k[i] * d_k[i]);
-      }
-      crossing.to_blocks[j][block][lane] = crosses * decays.between(j + 1, block, int(lane));
-      const float decay = decays.through[j][lane];
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        float of_query = 0.0f, of_key = 0.0f;
-        MLX_ANVIL_NO_UNROLL
-        for (int l = kBlock * j; l < kBlock * (j + 1); l += 4) {
-          const float4 keys = float4(panel.keys_to[l][lane], panel.keys_to[l + 1][lane],
-                                     panel.keys_to[l + 2][lane], panel.keys_to[l + 3][lane]);
-          const int pair = (own + i) * kChunk + l;
-          of_query += metal::dot(*reinterpret_cast<const device float4*>(d_weights + pair), keys);
-          of_key += metal::dot(*reinterpret_cast<const device float4*>(d_keys + pair), keys);
-        }
-        d_q[i] = d_q[i] * decay + of_query;
-        d_k[i] = d_k[i] * decay + of_key;
-      }
+      float2 crosses[kChannels / 8] = {};
+      add_columns(steps_of_tile(panel.queries_from[own], place), of_queries, crosses);
+      add_columns(steps_of_tile(panel.keys_from[own], place), of_keys, crosses);
+      store_columns(crosses, crossing.to_blocks[j][block], place);
+      scale_columns(of_queries, decays.through[j], place);
+      scale_columns(of_keys, decays.through[j], place);
+      const int pairs = own * kChunk + kBlock * j;
+      add_block(of_queries, d_weights + pairs, panel.keys_to[kBlock * j], place);
+      add_block(of_keys, d_keys + pairs, panel.keys_to[kBlock * j], place);
     }
-    // (b), and d_q and d_k from before the block.
-    float d_g[kBlock];
+
+    // T_o, from the state after the chunk back.
+    Steps of_later;
+    read_rows(of_later, panel_of_part + 2 * key_dim, stride, place, count);
+    {
+      float2 to_end[kChannels / 8] = {};
+      add_columns(steps_of_tile(panel.keys_to[own], place), of_later, to_end);
+      store_columns(to_end, crossing.to_end[block], place);
+    }
+    MLX_ANVIL_NO_UNROLL
+    for (int m = kBlocks - 1; m > block; --m) {
+      scale_columns(of_later, decays.through[m], place);
+      const int pairs = kBlock * m * kChunk + own;
+      add_block_transposed(of_later, d_weights + pairs, panel.queries_from[kBlock * m], place);
+      add_block_transposed(of_later, d_keys + pairs, panel.keys_from[kBlock * m], place);
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // all have read the steps
+    store_steps(panel.queries_from[own], of_queries, place);
+    store_steps(panel.keys_from[own], of_keys, place);
+    store_steps(panel.keys_to[own], of_later, place);
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    // (b) and (c), and d_q and d_k from outside the block.
+    float d_q[kBlock], d_k[kBlock], d_g[kBlock];
     float read = 0.0f;
     MLX_ANVIL_UNROLL
     for (int i = kBlock - 1; i >= 0; --i) {
+      d_q[i] = panel.queries_from[own + i][lane];
+      d_k[i] = panel.keys_from[own + i][lane];
       read += steps.q[i] * d_q[i] + steps.k[i] * d_k[i];
       d_g[i] = (i > 0 ? from[i - 1] : 1.0f) * read;
       read *= steps.g[i];
       d_q[i] *= from[i];
       d_k[i] *= from[i];
     }
-
-    // T_o, from the state after the chunk back.
-    float of_later[kBlock];
-    float to_end = 0.0f;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kBlock; ++i) {
-      of_later[i] = i < count ? part[i * stride + 2 * key_dim] : 0.0f;
-      to_end += to[i] * steps.k[i] * of_later[i];
-    }
-    crossing.to_end[block][lane] = to_end;
-    MLX_ANVIL_NO_UNROLL
-    for (int m = kBlocks - 1; m > block; --m) {
-      scale_all(of_later, decays.through[m][lane]);
-      MLX_ANVIL_NO_UNROLL
-      for (int l = kBlock * m; l < kBlock * (m + 1); ++l) {
-        add_multiple(of_later, panel.queries_from[l][lane], d_weights + l * kChunk + own);
-        add_multiple(of_later, panel.keys_from[l][lane], d_keys + l * kChunk + own);
-      }
-    }
-    // (c), and d_k from after the block.
     float written = 0.0f;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
+      const float later = panel.keys_to[own + i][lane];
       d_g[i] += to[i] * written;
-      written = written * steps.g[i] + steps.k[i] * of_later[i];
-      d_k[i] += to[i] * of_later[i];
+      written = written * steps.g[i] + steps.k[i] * later;
+      d_k[i] += to[i] * later;
     }
 
     // (d)
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     float crosses =
         through[(chunk.index * (key_dim / kPanel) + channel / kPanel) * kChunkDots * kChunk +
                 kThroughDot * kChunk + channel % kPanel];
@@ -254,16 +320,21 @@ template <typename T>
     }
     crosses *= decays.between(block + 1, kBlocks, int(lane));
     for (int m = block + 1; m < kBlocks; ++m) {
-      crosses += crossing.to_blocks[block][m][lane];
+      crosses += crossing.to_blocks[block][m][lane] * decays.between(block + 1, m, int(lane));
     }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       d_g[i] += (i > 0 ? from[i - 1] : 1.0f) * to[i] * crosses;
     }
 
-    // No other thread reads the tiles any more.
-    add_pairs(steps, d_weights + own * (kChunk + 1), d_keys + own * (kChunk + 1),
-              &panel.keys_from[own][lane], &panel.keys_to[own][lane], d_q, d_k, d_g);
+    // The SIMD group's rows of the tiles are free now.
+    threadgroup float* const diagonals = panel.queries_from[own];
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    store_diagonal(diagonals, d_weights + own * (kChunk + 1), lane);
+    store_diagonal(diagonals + kBlock * kBlock, d_keys + own * (kChunk + 1), lane);
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    add_pairs(steps, diagonals, diagonals + kBlock * kBlock, &panel.keys_from[own][lane],
+              &panel.keys_to[own][lane], d_q, d_k, d_g);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       if (i < count) {

@@ -33,7 +33,8 @@ struct alignas(16) ChannelPanel {
   float gates[kChunk][kChannelStride];
 };
 
-// Adds the products of steps [j, 16) of a block with step j, over 16 channels.
+// Adds the products of steps [j, 16) of a block with step j, over 16 channels. What it adds for
+// steps before j means nothing.
 METAL_FUNC void add_diagonal(const threadgroup ChannelPanel& panel,
                              int first,
                              int j,
@@ -45,15 +46,15 @@ METAL_FUNC void add_diagonal(const threadgroup ChannelPanel& panel,
     float4 key = *reinterpret_cast<const threadgroup float4*>(&panel.keys[first + j][c]);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      if (i > j) {
-        key *= *reinterpret_cast<const threadgroup float4*>(&panel.gates[first + i][c]);
+      if (i % 4 == 0) {  // loads stay near their use, or they take all registers
+        metal::simdgroup_barrier(metal::mem_flags::mem_none);
       }
-      if (i >= j) {
-        of_queries[i] += metal::dot(
-            *reinterpret_cast<const threadgroup float4*>(&panel.queries[first + i][c]), key);
-        of_keys[i] += metal::dot(
-            *reinterpret_cast<const threadgroup float4*>(&panel.keys[first + i][c]), key);
-      }
+      const float4 gate = *reinterpret_cast<const threadgroup float4*>(&panel.gates[first + i][c]);
+      key *= i > j ? gate : float4(1.0f);
+      of_queries[i] += metal::dot(
+          *reinterpret_cast<const threadgroup float4*>(&panel.queries[first + i][c]), key);
+      of_keys[i] +=
+          metal::dot(*reinterpret_cast<const threadgroup float4*>(&panel.keys[first + i][c]), key);
     }
   }
 }
@@ -66,6 +67,53 @@ METAL_FUNC float squares_of(const threadgroup float* row) {
     sum += metal::dot(four, four);
   }
   return sum;
+}
+
+// Multiplies a channel of a block's steps by their decays: q and k from the block's first step, and
+// in the place of the gates k to the block's last step.
+METAL_FUNC void apply_decays(threadgroup ChannelPanel& panel,
+                             threadgroup BlockDecays& decays,
+                             int block,
+                             int channel) {
+  const int first = kBlock * block;
+  ChannelBlock steps;
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    steps.k[i] = panel.keys[first + i][channel];
+    steps.g[i] = panel.gates[first + i][channel];
+  }
+  float factors[kBlock];
+  steps.decays_to(factors);
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    panel.gates[first + i][channel] = factors[i] * steps.k[i];
+  }
+  steps.decays_from(factors);
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    panel.keys[first + i][channel] = factors[i] * steps.k[i];
+    panel.queries[first + i][channel] *= factors[i];
+  }
+  decays.through[block][channel] = factors[kBlock - 1];
+}
+
+// Adds the products of a block's steps with those of all blocks before it.
+METAL_FUNC void add_below(const threadgroup float* from,
+                          const threadgroup float* keys_to,
+                          const threadgroup BlockDecays& decays,
+                          int block,
+                          FragmentPlace place,
+                          thread BlockSums (&sums)[kBlocks - 1]) {
+  RegTile<float, kBlock, kChannels> steps;
+  steps.load(from, kChannelStride, place);
+  MLX_ANVIL_UNROLL
+  for (int j = kBlocks - 2; j >= 0; --j) {
+    if (j < block) {
+      sums[j].mma(steps, TransposedTile<float, kChannelStride>{
+                             keys_to + kBlock * j * kChannelStride, place});
+      scale_columns(steps, decays.through[j], place);
+    }
+  }
 }
 
 // Stores a SIMD group's rows of a square, zeros right of the diagonal.
@@ -151,30 +199,22 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
     float squares = 0.0f;  // of a step's q, or k in the second half of the lanes
     MLX_ANVIL_NO_UNROLL
     for (int first = 0; first < kKeyDim; first += kChannels) {
-      ChannelBlock steps;
-      steps.load(q, k, g, at, params, chunk, own, first + int(lane));
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {
-        panel.queries[own + i][lane] = steps.q[i];
-        panel.keys[own + i][lane] = steps.k[i];
-        panel.gates[own + i][lane] = steps.g[i];
+      {
+        ChannelBlock steps;
+        steps.load(q, k, g, at, params, chunk, own, first + int(lane));
+        MLX_ANVIL_UNROLL
+        for (int i = 0; i < kBlock; ++i) {
+          panel.queries[own + i][lane] = steps.q[i];
+          panel.keys[own + i][lane] = steps.k[i];
+          panel.gates[own + i][lane] = steps.g[i];
+        }
       }
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       add_diagonal(panel, own, int(lane) % kBlock, int(lane) / kBlock * (kChannels / 2),
                    own_queries, own_keys);
       squares += squares_of(lane < kBlock ? panel.queries[step] : panel.keys[step]);
-
-      float from[kBlock], to[kBlock];
-      steps.decays_from(from);
-      steps.decays_to(to);
-      decays.through[block][lane] = from[kBlock - 1];
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kBlock; ++i) {  // in the place of q, k and g
-        panel.queries[own + i][lane] = from[i] * steps.q[i];
-        panel.keys[own + i][lane] = from[i] * steps.k[i];
-        panel.gates[own + i][lane] = to[i] * steps.k[i];
-      }
+      apply_decays(panel, decays, block, int(lane));
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
       const float before = decays.between(0, block, int(lane));
@@ -182,27 +222,19 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
         device Weight* const row = decayed_to + i * kKeyDim + first;
-        const float query = from[i] * steps.q[i], key = from[i] * steps.k[i];
-        store_parts<kPlanes>(row + kQueriesFrom * kPlanes * kRows, kRows, before * query);
-        store_parts<kPlanes>(row + kKeysFrom * kPlanes * kRows, kRows, before * key);
-        store_parts<kPlanes>(row + kKeysTo * kPlanes * kRows, kRows, after * (to[i] * steps.k[i]));
+        store_parts<kPlanes>(row + kQueriesFrom * kPlanes * kRows, kRows,
+                             before * panel.queries[own + i][lane]);
+        store_parts<kPlanes>(row + kKeysFrom * kPlanes * kRows, kRows,
+                             before * panel.keys[own + i][lane]);
+        store_parts<kPlanes>(row + kKeysTo * kPlanes * kRows, kRows,
+                             after * panel.gates[own + i][lane]);
       }
       if (block == 0) {
         facts_to[kChunkRows * kChunk + first + int(lane)] = decays.between(0, kBlocks, int(lane));
       }
-      RegTile<float, kBlock, kChannels> queries, keys;
-      queries.load(&panel.queries[own][0], kChannelStride, place);
-      keys.load(&panel.keys[own][0], kChannelStride, place);
-      MLX_ANVIL_UNROLL
-      for (int j = kBlocks - 2; j >= 0; --j) {
-        if (j < block) {
-          const TransposedTile<float, kChannelStride> right = {&panel.gates[kBlock * j][0], place};
-          of_queries[j].mma(queries, right);
-          of_keys[j].mma(keys, right);
-          scale_columns(queries, decays.through[j], place);
-          scale_columns(keys, decays.through[j], place);
-        }
-      }
+      add_below(panel.queries[own], panel.gates[0], decays, block, place, of_queries);
+      metal::simdgroup_barrier(metal::mem_flags::mem_none);
+      add_below(panel.keys[own], panel.gates[0], decays, block, place, of_keys);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
 
