@@ -19,17 +19,21 @@ int64_t chunk_facts(const DeltaSizes& sizes) {
   return kChunkRows * kChunk + (sizes.is_per_channel ? sizes.key_dim : 0);
 }
 
+// What multiplies: float32 numbers, or pairs of bfloat16 (metal/gated_delta/chunk.h), by one SIMD
+// group or by four.
+enum class Products { kFloats, kPairs, kGroups };
+
 // Bytes of threadgroup memory of the kernels that walk (metal/gated_delta/chunk_walk.h and
-// chunk_walk_ahead.h). Rows of tiles are 16 bytes longer than their columns.
-int64_t walk_memory(const DeltaSizes& sizes, bool pairs, bool is_backward) {
+// chunk_walk_ahead.h). Rows of tiles are 16 bytes longer than their columns, but for groups.
+int64_t walk_memory(const DeltaSizes& sizes, Products products, bool is_backward) {
   const int64_t facts = 4 * chunk_facts(sizes), panels = sizes.key_dim / kPanel;
-  if (!pairs) {
+  if (products == Products::kFloats) {
     return facts + kChunk * (4 * kChunk + 16);
   }
-  constexpr int64_t kTile = kChunk * (2 * kChunk + 16);
+  const int64_t tile = kChunk * (2 * kChunk + (products == Products::kGroups ? 0 : 16));
   const int64_t planes = is_backward ? 2 : 1, others = 3 + planes;  // values, inverse, weights
-  return sizes.is_per_channel ? 2 * facts + ((4 + planes) * panels + others) * kTile
-                              : 2 * (facts + (2 * panels + others) * kTile);
+  return 2 * facts +
+         tile * (sizes.is_per_channel ? (4 + planes) * panels + others : 2 * (2 * panels + others));
 }
 
 // The kernels have 32-bit offsets in the rows of a chunk.
@@ -41,13 +45,15 @@ bool are_vectors(std::initializer_list<const mx::array*> arrays) {
 }
 
 // Pairs of bfloat16 are for matrix units of 16 bits, with room for the tiles of two chunks.
-bool takes_pairs(const DeltaRequest& request, const mx::array* d_y) {
+Products products_of(const DeltaRequest& request, const mx::array* d_y) {
   const GatedDeltaInputs& in = request.in;
   const DeviceTraits traits = device_traits(request.stream.device);
-  const int64_t memory = walk_memory(request.sizes, true, d_y != nullptr);
-  return in.q.dtype() == mx::bfloat16 && traits.matrix_units &&
-         memory + kReservedThreadgroupMemory <= traits.threadgroup_memory &&
-         are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
+  const Products products = traits.group_products ? Products::kGroups : Products::kPairs;
+  const int64_t memory = walk_memory(request.sizes, products, d_y != nullptr);
+  const bool takes_pairs = in.q.dtype() == mx::bfloat16 && traits.matrix_units &&
+                           memory + kReservedThreadgroupMemory <= traits.threadgroup_memory &&
+                           are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
+  return takes_pairs ? products : Products::kFloats;
 }
 
 class ChunkRequest {
@@ -57,7 +63,7 @@ class ChunkRequest {
       : request_(request),
         params_(request.params()),
         chunks_(ceil_div(request.sizes.length, int64_t{kChunk})),
-        pairs_(takes_pairs(request, d_y)),
+        products_(products_of(request, d_y)),
         inverse_(matrix(kSquare)),
         weights_(matrix(kSquare)),
         rows_(floats(chunk_facts(request.sizes))) {
@@ -113,7 +119,8 @@ class ChunkRequest {
 
     KernelLaunch back = launch_of(is_per_channel() ? "chunk_backward_channels" : "chunk_backward",
                                   {{kHasState, request_.config.has_state},
-                                   {kValuesAreVectors, are_vectors({&d_y, &outputs[2]})}});
+                                   {kValuesAreVectors, are_vectors({&d_y, &outputs[2]})}},
+                                  /*walks=*/true);
     back.inputs = {
         queries(),      keys(),         &d_y,       &d_outputs[1], request_.or_q(in.lengths),
         inverse_.get(), weights_.get(), rows_.get()};
@@ -215,7 +222,8 @@ class ChunkRequest {
     KernelLaunch request = launch_of(is_per_channel() ? "chunk_forward_channels" : "chunk_forward",
                                      {{kHasState, request_.config.has_state},
                                       {kKeepsStates, keeps_states},
-                                      {kValuesAreVectors, values_are_vectors}});
+                                      {kValuesAreVectors, values_are_vectors}},
+                                     /*walks=*/true);
     request.inputs = {queries(),
                       keys(),
                       &in.v,
@@ -232,7 +240,7 @@ class ChunkRequest {
   }
 
   uint32_t memory(bool is_backward) const {
-    return static_cast<uint32_t>(walk_memory(request_.sizes, pairs_, is_backward));
+    return static_cast<uint32_t>(walk_memory(request_.sizes, products_, is_backward));
   }
 
   mx::Shape shape(int64_t numbers) const {
@@ -245,8 +253,10 @@ class ChunkRequest {
     return Scratch(shape(numbers), mx::float32, request_.stream);
   }
   Scratch matrix(int64_t numbers) const {
-    return pairs_ ? Scratch(shape(2 * numbers), mx::bfloat16, request_.stream) : floats(numbers);
+    return are_pairs() ? Scratch(shape(2 * numbers), mx::bfloat16, request_.stream)
+                       : floats(numbers);
   }
+  bool are_pairs() const { return products_ != Products::kFloats; }
   bool is_per_channel() const { return request_.sizes.is_per_channel; }
   // What the walks read of q and k.
   const mx::array* queries() const { return decayed_ ? decayed_->get() : &request_.in.q; }
@@ -271,7 +281,11 @@ class ChunkRequest {
             heads(), request_.batches()};
   }
 
-  KernelLaunch launch_of(const char* variant, FunctionConstants constants) const {
+  // `walks`: along a sequence. These kernels have products of four SIMD groups.
+  KernelLaunch launch_of(const char* variant,
+                         FunctionConstants constants,
+                         bool walks = false) const {
+    const bool by_groups = walks && products_ == Products::kGroups;
     constants.add({{kHasLengths, request_.config.has_lengths},
                    {kCorrects, request_.config.corrects},
                    {kGIsPerChannel, is_per_channel()},
@@ -279,7 +293,10 @@ class ChunkRequest {
                    {kKeysAreVectors, keys_are_vectors()}});
     KernelLaunch request{};
     request.kernel = &kernel_named(kGatedDelta,
-                                   {"gated_delta_", variant, pairs_ ? "_pairs_" : "_",
+                                   {"gated_delta_", variant,
+                                    by_groups     ? "_group_"
+                                    : are_pairs() ? "_pairs_"
+                                                  : "_",
                                     dtype_name(request_.in.q), "_d", request_.sizes.key_dim},
                                    constants);
     request.params = &params_;
@@ -291,7 +308,7 @@ class ChunkRequest {
   const DeltaRequest& request_;
   GatedDeltaParams params_;
   int64_t chunks_;
-  bool pairs_;  // of bfloat16
+  Products products_;
   Scratch inverse_, weights_, rows_;
   std::optional<Scratch> decayed_;  // q and k with a decay per channel
 };

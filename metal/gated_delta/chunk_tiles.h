@@ -1,7 +1,14 @@
 // Tiles of a chunk in threadgroup memory, one at a time, and the state in registers.
 #pragma once
 
+#include "metal/common/group_product.h"
 #include "metal/gated_delta/chunk.h"
+
+// A tile for products of four SIMD groups (metal/common/group_product.h). Others have padded rows.
+template <typename T>
+struct GroupTile {
+  const threadgroup T* data;
+};
 
 // value_dim, rounded up to the rows of whole threadgroups.
 METAL_FUNC long value_columns(constant GatedDeltaParams& params) {
@@ -52,6 +59,26 @@ METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
   }
 }
 
+// The same with products of four SIMD groups, which all call it. They compute low parts while the
+// product of the high ones runs.
+template <bool kPairs, bool kTransposed, bool kRounded, typename T>
+METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
+                            const thread RegTile<float, 16, kChunk>& left,
+                            GroupTile<T> right,
+                            FragmentPlace place) {
+  using Operand = metal::conditional_t<kTransposed, TransposedSwizzledOperand<T, kChunk, kChunk>,
+                                       SwizzledOperand<T, kChunk, kChunk> >;
+  const Operand operand = {right.data, place};
+  const RegTile<T, 16, kChunk> high = left.template to<T>();
+  start_product(sum, high, operand, true);
+  if (!kRounded) {
+    const RegTile<T, 16, kChunk> low = low_parts(left, high);
+    wait_for_products<0>(sum);
+    start_product(sum, low, operand, true);
+  }
+  wait_for_products<0>(sum);
+}
+
 // A SIMD group's rows of a tile.
 template <typename T>
 METAL_FUNC void read_tile(thread RegTile<float, 16, kPanel>& to,
@@ -79,15 +106,32 @@ METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
   }
 }
 
-// Sixteen dense rows of a panel in device memory, of which `rows` exist.
-METAL_FUNC void read_rows(thread RegTile<float, 16, kPanel>& tile,
+template <typename T>
+METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
+                                     GroupTile<T> tile,
+                                     int column,
+                                     FragmentPlace place) {
+  using Tile = SwizzledTile<T, kChunk, kPanel>;
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < 2 * kPanel / 8; ++f) {
+    const int i = f / (kPanel / 8), n = f % (kPanel / 8);
+    const int row = 8 * n + place.column, first = column + 8 * i;
+    to.fragments[i][n] =
+        fragment_of<float>(float(tile.data[Tile::unit_at(row, first) + place.row]),
+                           float(tile.data[Tile::unit_at(row + 1, first) + place.row]));
+  }
+}
+
+// Sixteen dense rows in device memory, of which `rows` exist.
+template <int kColumns>
+METAL_FUNC void read_rows(thread RegTile<float, 16, kColumns>& tile,
                           const device float* from,
                           long stride,
                           FragmentPlace place,
                           int rows = 16) {
   MLX_ANVIL_UNROLL
-  for (int f = 0; f < 2 * kPanel / 8; ++f) {
-    const int i = f / (kPanel / 8), n = f % (kPanel / 8);
+  for (int f = 0; f < 2 * kColumns / 8; ++f) {
+    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
     const int row = 8 * i + place.row;
     const device float* const at = from + row * stride + 8 * n + place.column;
     tile.fragments[i][n] =

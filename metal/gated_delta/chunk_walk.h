@@ -72,9 +72,9 @@ METAL_FUNC void decay_state(const thread Walk& walk,
   }
 }
 
-// Tiles are loaded when they are needed, in the place of the one before. kBackward: the order of
-// turns above.
-template <typename T, bool kPairs, bool kPerChannel, bool kBackward, int kKeyDim>
+// Tiles are loaded when they are needed, in the place of the one before. kGroups: products are
+// those of four SIMD groups, for pairs. kBackward: the order of turns above.
+template <typename T, bool kPairs, bool kPerChannel, bool kGroups, bool kBackward, int kKeyDim>
 struct ChunkWalk {
   using Source = ChunkSource<T, kPairs, kPerChannel, kKeyDim>;
   using Weight = typename Source::Weight;

@@ -4,39 +4,62 @@
 
 #include "metal/gated_delta/chunk_walk.h"
 
-// Tiles of 64 rows in threadgroup memory, and copies to them.
-template <typename T>
+// Tiles of 64 rows in threadgroup memory, and copies to them. The numbers of two chunks' steps come
+// after the tiles, which begin at multiples of 1024 bytes where products want that.
+template <typename T, bool kGroups, int kFacts>
 struct TilesAhead {
-  enum { kTile = kChunk * TileRow<T, kChunk>::kStride };  // elements
+  using Swizzled = SwizzledTile<T, kChunk, kPanel>;
+  enum { kTile = kGroups ? int(Swizzled::kSize) : kChunk * TileRow<T, kChunk>::kStride };
+  using Tile = metal::conditional_t<kGroups, GroupTile<T>, const threadgroup T*>;
 
   threadgroup float* memory;
+  int count;  // of tiles
   uint thread_index;
 
-  METAL_FUNC threadgroup T* tile(int first_float, int i) const thread {
-    return reinterpret_cast<threadgroup T*>(memory + first_float) + i * kTile;
+  METAL_FUNC Tile tile(int i) const thread { return Tile{place_of(i)}; }
+  METAL_FUNC threadgroup float* facts(int turn) const thread {
+    return memory + count * kTile / 2 + turn * kFacts;
   }
-  METAL_FUNC void copy_rows(int first_float, int i, Rows<T> from) const thread {
-    TileShare<T, kChunk, kPanel, kChunkThreads>::start_copies(tile(first_float, i), from,
-                                                              thread_index);
+  METAL_FUNC void copy_rows(int i, Rows<T> from) const thread {
+    if (kGroups) {
+      Swizzled::template start_copies<kChunkThreads>(place_of(i), from, thread_index);
+    } else {
+      TileShare<T, kChunk, kPanel, kChunkThreads>::start_copies(place_of(i), from, thread_index);
+    }
   }
-  METAL_FUNC void copy_facts(int first_float, const device float* from, int count) const thread {
-    for (int at = 4 * int(thread_index); at < count; at += 4 * kChunkThreads) {
-      start_copy(reinterpret_cast<threadgroup uint4*>(memory + first_float + at),
+  METAL_FUNC void copy_facts(int turn, const device float* from) const thread {
+    for (int at = 4 * int(thread_index); at < kFacts; at += 4 * kChunkThreads) {
+      start_copy(reinterpret_cast<threadgroup uint4*>(facts(turn) + at),
                  reinterpret_cast<const device uint4*>(from + at));
     }
+  }
+  // Waits until at most the last kPending groups of copies are in flight.
+  template <int kPending>
+  METAL_FUNC static void wait() {
+    if (kGroups) {
+      wait_for_tiles<kPending>();
+    } else {
+      wait_for_copies<kPending>();
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+
+ private:
+  METAL_FUNC threadgroup T* place_of(int i) const thread {
+    return reinterpret_cast<threadgroup T*>(memory) + i * kTile;
   }
 };
 
 // All tiles of a chunk arrive while the chunk before is computed.
-template <typename T, bool kBackward, int kKeyDim>
-struct ChunkWalk<T, true, false, kBackward, kKeyDim> {
+template <typename T, bool kGroups, bool kBackward, int kKeyDim>
+struct ChunkWalk<T, true, false, kGroups, kBackward, kKeyDim> {
   using Source = ChunkSource<T, true, false, kKeyDim>;
-  using Tiles = TilesAhead<T>;
+  using Tiles = TilesAhead<T, kGroups, Source::kFacts>;
+  using Tile = typename Tiles::Tile;
   enum { kOfPairs = true, kKeyPlanes = 1, kPanels = kKeyDim / kPanel };
   enum { kWeightPlanes = kBackward ? 2 : 1 };
   enum { kQueries = kPanels, kValues = 2 * kPanels, kInverse, kWeights = kInverse + 2 };
-  enum { kTiles = kWeights + kWeightPlanes };
-  enum { kPlace = Source::kFacts + kTiles * Tiles::kTile / 2 };  // floats
+  enum { kCount = kWeights + kWeightPlanes };
 
   Source source;
   threadgroup float* memory;
@@ -52,51 +75,48 @@ struct ChunkWalk<T, true, false, kBackward, kKeyDim> {
   METAL_FUNC void begin(ChunkPlace own, ChunkPlace next, bool has_next, bool all) thread {
     chunk = own;
     turn ^= 1;
-    wait_for_copies<0>();
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    Tiles::template wait<0>();
     copy(turn ^ 1, next, has_next, all);
   }
   template <int kTurn>
   METAL_FUNC void arrive() thread {}
 
   template <ChunkOperand kOperand>
-  METAL_FUNC const threadgroup T* keys(int panel, int) const thread {
+  METAL_FUNC Tile keys(int panel, int) const thread {
     return tile((kOperand == kQueriesFrom ? int(kQueries) : 0) + panel);
   }
-  METAL_FUNC const threadgroup T* values() const thread { return tile(kValues); }
-  METAL_FUNC const threadgroup T* inverse(int plane) const thread { return tile(kInverse + plane); }
-  METAL_FUNC const threadgroup T* weights(int plane) const thread { return tile(kWeights + plane); }
+  METAL_FUNC Tile values() const thread { return tile(kValues); }
+  METAL_FUNC Tile inverse(int plane) const thread { return tile(kInverse + plane); }
+  METAL_FUNC Tile weights(int plane) const thread { return tile(kWeights + plane); }
   METAL_FUNC const threadgroup float* facts(ChunkRow row) const thread {
-    return memory + turn * kPlace + row * kChunk;
+    return tiles().facts(turn) + row * kChunk;
   }
   METAL_FUNC const threadgroup float* decays() const thread { return memory; }  // there are none
 
  private:
-  METAL_FUNC Tiles tiles() const thread { return {memory, thread_index}; }
-  METAL_FUNC const threadgroup T* tile(int i) const thread {
-    return tiles().tile(turn * kPlace + Source::kFacts, i);
-  }
+  METAL_FUNC Tiles tiles() const thread { return {memory, 2 * kCount, thread_index}; }
+  METAL_FUNC Tile tile(int i) const thread { return tiles().tile(turn * kCount + i); }
   METAL_FUNC void copy(int place, ChunkPlace own, bool exists, bool all) const thread {
-    const int facts = place * kPlace, first = facts + Source::kFacts;
+    const int first = place * kCount;
     if (exists) {
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        tiles().copy_rows(first, panel, source.keys(own, kKeysFrom, panel, 0));
+        tiles().copy_rows(first + panel, source.keys(own, kKeysFrom, panel, 0));
         if (all) {
-          tiles().copy_rows(first, kQueries + panel, source.keys(own, kQueriesFrom, panel, 0));
+          tiles().copy_rows(first + kQueries + panel, source.keys(own, kQueriesFrom, panel, 0));
         }
       }
-      tiles().copy_rows(first, kValues, chunk_rows(source.values, own, 0));
+      tiles().copy_rows(first + kValues, chunk_rows(source.values, own, 0));
       MLX_ANVIL_UNROLL
       for (int plane = 0; plane < 2; ++plane) {
         if (corrects) {
-          tiles().copy_rows(first, kInverse + plane, Source::square(source.inverse, own, plane));
+          tiles().copy_rows(first + kInverse + plane, Source::square(source.inverse, own, plane));
         }
         if (all && plane < kWeightPlanes) {
-          tiles().copy_rows(first, kWeights + plane, Source::square(source.weights, own, plane));
+          tiles().copy_rows(first + kWeights + plane, Source::square(source.weights, own, plane));
         }
       }
-      tiles().copy_facts(facts, source.facts(own), Source::kFacts);
+      tiles().copy_facts(place, source.facts(own));
     }
     end_copies();
   }
@@ -104,14 +124,16 @@ struct ChunkWalk<T, true, false, kBackward, kKeyDim> {
 
 // With a decay per channel two chunks do not fit into threadgroup memory. The tiles of a turn
 // arrive in the place of the same turn of the chunk before, while the other turns are computed.
-template <typename T, bool kBackward, int kKeyDim>
-struct ChunkWalk<T, true, true, kBackward, kKeyDim> {
+template <typename T, bool kGroups, bool kBackward, int kKeyDim>
+struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
   using Source = ChunkSource<T, true, true, kKeyDim>;
-  using Tiles = TilesAhead<T>;
+  using Tiles = TilesAhead<T, kGroups, Source::kFacts>;
+  using Tile = typename Tiles::Tile;
   enum { kOfPairs = true, kKeyPlanes = 2, kPanels = kKeyDim / kPanel, kTurns = 4 };
   enum { kQueryPlanes = kBackward ? 2 : 1, kWeightPlanes = kQueryPlanes };
   enum { kFrom = 0, kTo = 2 * kPanels, kQueries = 4 * kPanels };  // places of tiles
   enum { kValues = kQueries + kQueryPlanes * kPanels, kInverse, kWeights = kInverse + 2 };
+  enum { kCount = kWeights + kWeightPlanes };
 
   Source source;
   threadgroup float* memory;
@@ -137,44 +159,40 @@ struct ChunkWalk<T, true, true, kBackward, kKeyDim> {
     next = after;
     has_next = has_after;
   }
-  // The last two groups of copies are those of the next two turns.
+  // The last two groups of copies are those of the next two turns. After the wait all threads are
+  // done with the turn before.
   template <int kTurn>
   METAL_FUNC void arrive() thread {
-    wait_for_copies<kTurns - 2>();
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // all are done with the turn before
+    Tiles::template wait<kTurns - 2>();
     copy<(kTurn + kTurns - 1) % kTurns>(next, has_next);
   }
 
   template <ChunkOperand kOperand>
-  METAL_FUNC const threadgroup T* keys(int panel, int plane) const thread {
+  METAL_FUNC Tile keys(int panel, int plane) const thread {
     const int first = kOperand == kQueriesFrom ? int(kQueries)
                       : kOperand == kKeysFrom  ? int(kFrom)
                                                : int(kTo);
-    return tile(first + plane * kPanels + panel);
+    return tiles().tile(first + plane * kPanels + panel);
   }
-  METAL_FUNC const threadgroup T* values() const thread { return tile(kValues); }
-  METAL_FUNC const threadgroup T* inverse(int plane) const thread { return tile(kInverse + plane); }
-  METAL_FUNC const threadgroup T* weights(int plane) const thread { return tile(kWeights + plane); }
+  METAL_FUNC Tile values() const thread { return tiles().tile(kValues); }
+  METAL_FUNC Tile inverse(int plane) const thread { return tiles().tile(kInverse + plane); }
+  METAL_FUNC Tile weights(int plane) const thread { return tiles().tile(kWeights + plane); }
   METAL_FUNC const threadgroup float* facts(ChunkRow row) const thread {
-    return memory + turn * Source::kFacts + row * kChunk;
+    return tiles().facts(turn) + row * kChunk;
   }
   METAL_FUNC const threadgroup float* decays() const thread {
-    return memory + turn * Source::kFacts + kChunkRows * kChunk;
+    return tiles().facts(turn) + kChunkRows * kChunk;
   }
 
  private:
-  METAL_FUNC Tiles tiles() const thread { return {memory, thread_index}; }
-  METAL_FUNC const threadgroup T* tile(int i) const thread {
-    return tiles().tile(2 * Source::kFacts, i);
-  }
+  METAL_FUNC Tiles tiles() const thread { return {memory, kCount, thread_index}; }
   METAL_FUNC void copy_keys(ChunkPlace own,
                             ChunkOperand operand,
                             int place,
                             int planes) const thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < planes * kPanels; ++i) {
-      tiles().copy_rows(2 * Source::kFacts, place + i,
-                        source.keys(own, operand, i % kPanels, i / kPanels));
+      tiles().copy_rows(place + i, source.keys(own, operand, i % kPanels, i / kPanels));
     }
   }
   METAL_FUNC void copy_square(const device T* from,
@@ -183,7 +201,7 @@ struct ChunkWalk<T, true, true, kBackward, kKeyDim> {
                               int planes) const thread {
     MLX_ANVIL_UNROLL
     for (int plane = 0; plane < planes; ++plane) {
-      tiles().copy_rows(2 * Source::kFacts, place + plane, Source::square(from, own, plane));
+      tiles().copy_rows(place + plane, Source::square(from, own, plane));
     }
   }
   // Copies the tiles of a turn.
@@ -192,7 +210,7 @@ struct ChunkWalk<T, true, true, kBackward, kKeyDim> {
     enum { kFirst = kTurn == 0, kSecond = kTurn == 1, kThird = kTurn == 2, kLast = kTurn == 3 };
     if (exists) {
       if (kFirst) {
-        tiles().copy_facts((turn ^ 1) * Source::kFacts, source.facts(own), Source::kFacts);
+        tiles().copy_facts(turn ^ 1, source.facts(own));
       }
       if (kBackward ? kLast : kFirst) {
         copy_keys(own, kKeysFrom, kFrom, 2);
@@ -201,7 +219,7 @@ struct ChunkWalk<T, true, true, kBackward, kKeyDim> {
         copy_keys(own, kKeysTo, kTo, 2);
       }
       if (kSecond) {
-        tiles().copy_rows(2 * Source::kFacts, kValues, chunk_rows(source.values, own, 0));
+        tiles().copy_rows(kValues, chunk_rows(source.values, own, 0));
         copy_square(source.inverse, own, kInverse, 2);
       }
       if (kThird && needs_all) {

@@ -49,7 +49,9 @@ def every_kernel() -> Iterator[Call]:
         yield from _calls(_arrays(20, (1, 2), key_dim, dtype, per_channel=per_channel))
     for key_dim, per_channel in product((64, 128), (False, True)):
         arrays = _arrays(20, (1, 2), key_dim, mx.bfloat16, per_channel=per_channel)
-        yield from map(for_matrix_units, _calls(arrays))
+        for call in _calls(arrays):
+            yield for_matrix_units(call)
+            yield for_matrix_units(call, group_products=True)
     for dtype, per_channel, g, beta in product(DTYPES, (False, True), *((True, False),) * 2):
         gates = {"g": mx.float32 if g else dtype, "beta": mx.float32 if beta else dtype}
         arrays = _arrays(3, (1, 2), 64, dtype, per_channel=per_channel, **gates)

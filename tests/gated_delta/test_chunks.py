@@ -13,12 +13,15 @@ pytestmark = pytest.mark.usefixtures("gpu_of_chunks")
 
 @pytest.fixture
 def gpu_of_chunks(request: pytest.FixtureRequest) -> None:
-    """A GPU with matrix units for bfloat16, or with Apple's for float32, in the checked simulator."""
+    """A GPU with matrix units for bfloat16, by itself or in groups of four SIMD groups, or with Apple's for float32."""
     request.getfixturevalue(getattr(request, "param", "checked_simulator"))
 
 
 each_gpu = pytest.mark.parametrize(
-    "gpu_of_chunks", ["checked_simulator", "gpu_with_matrix_units"], ids=["apple", "nvidia"], indirect=True
+    "gpu_of_chunks",
+    ["checked_simulator", "gpu_with_matrix_units", "group_products"],
+    ids=["apple", "nvidia", "hopper"],
+    indirect=True,
 )
 
 
@@ -156,11 +159,14 @@ def test_state_at_any_address():
 
 @each_gate
 @pytest.mark.parametrize("dims", [(128, 72), (64, 136)], ids=str)
-@pytest.mark.parametrize("gpu_of_chunks", ["gpu_with_matrix_units"], indirect=True)
-def test_pairs(dims: tuple[int, int], per_channel: bool):
+@pytest.mark.parametrize("gpu_of_chunks", ["gpu_with_matrix_units", "group_products"], indirect=True)
+def test_pairs(dims: tuple[int, int], per_channel: bool, request: pytest.FixtureRequest):
     with mlx_anvil.trace() as trace:
         check(draw(130, (1, 2), dims, mx.bfloat16, per_channel=per_channel))
-    assert any("_pairs_" in name for name in kernel_names(trace))
+    names = [name for name in kernel_names(trace) if "_chunk_forward_" in name]
+    assert names
+    by_groups = "group_products" in request.node.name
+    assert all(("_group_" if by_groups else "_pairs_") in name for name in names)
 
 
 @each_gate
