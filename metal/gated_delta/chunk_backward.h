@@ -81,6 +81,7 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
       for (int panel = 0; panel < kPanels; ++panel) {
         add_keys<kKeysTo, true, false>(walk, d_u, d_s[panel], panel, place);
       }
+      finish_products<kGroups>(d_u);
       scale_columns(d_u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
       walk.template arrive<1>();
       read_tile_transposed(d_out, walk.values(), own, place);
@@ -88,41 +89,51 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
       for (int plane = 0; plane < kPlanes; ++plane) {
         add_product<kPairs, false, true>(d_u, d_out, walk.weights(plane), place);
       }
+      finish_products<kGroups>(d_u);
       if (corrects) {
         add_product<kPairs, false, false>(d_x, d_u, walk.inverse(0), place);
         if (kPlanes == 2) {
           add_product<kPairs, false, true>(d_x, d_u, walk.inverse(1), place);
         }
+        finish_products<kGroups>(d_x);
       } else {
         d_x = d_u;
       }
-      store_transposed_rows(d_x, d_changes + chunk.index * kChunk * columns + row, columns, kChunk,
-                            16, place, false);
-      scale_columns(d_x, walk.facts(kRate), place);
       if (has_skip) {
         d_u = d_out;
         scale_columns(d_u, walk.facts(kSkip), place);
-        d_u.add(d_x);
       } else {
-        d_u = d_x;
+        d_u.zero();
       }
-      clear_columns_from(d_u, chunk.steps, place);
-      store_transposed_rows(d_u, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
-
       scale_columns(d_out, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
-      scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
-      d_x.negate();
       walk.template arrive<2>();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
         decay_state<kPerChannel>(walk, d_s[panel], panel, place);
         add_keys<kQueriesFrom, false, false>(walk, d_s[panel], d_out, panel, place);
       }
+      store_transposed_rows(d_x, d_changes + chunk.index * kChunk * columns + row, columns, kChunk,
+                            16, place, false);
+      scale_columns(d_x, walk.facts(kRate), place);
+      d_u.add(d_x);
+      clear_columns_from(d_u, chunk.steps, place);
+      store_transposed_rows(d_u, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
+
+      scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
+      d_x.negate();
+      MLX_ANVIL_UNROLL
+      for (int panel = 0; panel < kPanels; ++panel) {
+        finish_products<kGroups>(d_s[panel]);
+      }
       walk.template arrive<3>();
       if (corrects) {
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
           add_keys<kKeysFrom, false, false>(walk, d_s[panel], d_x, panel, place);
+        }
+        MLX_ANVIL_UNROLL
+        for (int panel = 0; panel < kPanels; ++panel) {
+          finish_products<kGroups>(d_s[panel]);
         }
       }
     }

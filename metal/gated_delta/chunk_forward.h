@@ -87,6 +87,7 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
         for (int panel = 0; panel < kPanels; ++panel) {
           add_keys<kKeysFrom, true, false>(walk, x, s[panel], panel, place);
         }
+        finish_products<kGroups>(x);
         scale_columns(x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
         x.negate();
       }
@@ -100,6 +101,7 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
         if (kPlanes == 2) {
           add_product<kPairs, true, true>(u, x, walk.inverse(1), place);
         }
+        finish_products<kGroups>(u);
       } else {
         u = x;
       }
@@ -114,16 +116,16 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
         for (int panel = 0; panel < kPanels; ++panel) {
           add_keys<kQueriesFrom, true, true>(walk, x, s[panel], panel, place);
         }
+        finish_products<kGroups>(x);
         scale_columns(x, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
         add_product<kPairs, true, true>(x, u, walk.weights(0), place);
+        finish_products<kGroups>(x);
         if (has_skip) {
           RegTile<float, 16, kChunk> skipped;
           read_tile_transposed(skipped, walk.values(), own, place);
           scale_columns(skipped, walk.facts(kSkip), place);
           x.add(skipped);
         }
-        clear_columns_from(x, chunk.steps, place);
-        store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
       }
       scale_columns(u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
       walk.template arrive<3>();
@@ -131,6 +133,14 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
       for (int panel = 0; panel < kPanels; ++panel) {
         decay_state<kPerChannel>(walk, s[panel], panel, place);
         add_keys<kKeysTo, false, false>(walk, s[panel], u, panel, place);
+      }
+      if (!keeps_states) {
+        clear_columns_from(x, chunk.steps, place);
+        store_transposed_rows(x, to, y_stride, chunk.exists, own_rows, place, values_are_vectors);
+      }
+      MLX_ANVIL_UNROLL
+      for (int panel = 0; panel < kPanels; ++panel) {
+        finish_products<kGroups>(s[panel]);
       }
     }
     if (!keeps_states) {

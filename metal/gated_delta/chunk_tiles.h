@@ -59,8 +59,7 @@ METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
   }
 }
 
-// The same with products of four SIMD groups, which all call it. They compute low parts while the
-// product of the high ones runs.
+// The same by four SIMD groups, which all call it. The products run until finish_products().
 template <bool kPairs, bool kTransposed, bool kRounded, typename T>
 METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
                             const thread RegTile<float, 16, kChunk>& left,
@@ -72,11 +71,16 @@ METAL_FUNC void add_product(thread RegTile<float, 16, kChunk>& sum,
   const RegTile<T, 16, kChunk> high = left.template to<T>();
   start_product(sum, high, operand, true);
   if (!kRounded) {
-    const RegTile<T, 16, kChunk> low = low_parts(left, high);
-    wait_for_products<0>(sum);
-    start_product(sum, low, operand, true);
+    start_product(sum, low_parts(left, high), operand, true);
   }
-  wait_for_products<0>(sum);
+}
+
+// Waits for the products of a sum, before its use and before tiles change.
+template <bool kGroups>
+METAL_FUNC void finish_products(thread RegTile<float, 16, kChunk>& sum) {
+  if (kGroups) {
+    wait_for_products<0>(sum);
+  }
 }
 
 // A SIMD group's rows of a tile.
