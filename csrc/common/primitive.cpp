@@ -1,5 +1,6 @@
 #include "common/primitive.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -130,7 +131,7 @@ Arrays FusedPrimitive::gradient(const Arrays& primals,
     note_fallback(op(), std::string("the gradient of ") + kind() + " is a graph of MLX ops");
   }
   auto of_selected = [&](const Arrays& values) {
-    return compose(substitute(primals, argnums, values));
+    return copy_repeated_results(compose(substitute(primals, argnums, values)), stream());
   };
   return mx::vjp(of_selected, select(primals, argnums), cotangents).second;
 }
@@ -155,6 +156,16 @@ std::pair<Arrays, std::vector<int>> FusedPrimitive::batched(const Arrays& inputs
   }
   Arrays outputs = mx::vmap([this](const Arrays& in) { return compose(in); }, axes)(inputs);
   return {outputs, std::vector<int>(outputs.size(), 0)};
+}
+
+Arrays copy_repeated_results(Arrays results, mx::Stream stream) {
+  for (size_t i = 1; i < results.size(); ++i) {
+    const auto is_result = [&](const mx::array& x) { return x.id() == results[i].id(); };
+    if (std::any_of(results.begin(), results.begin() + static_cast<int64_t>(i), is_result)) {
+      results[i] = mx::copy(results[i], stream);
+    }
+  }
+  return results;
 }
 
 bool is_evaluated_dense(const mx::array& x) {

@@ -105,6 +105,10 @@ class FusedPrimitive : public mx::Primitive {
 // transformation may call the traced graph with other values.
 bool is_evaluated_dense(const mx::array& x);
 
+// Copies repeated results: if a result occurs twice, mx::vjp (0.32.4) keeps its first cotangent and
+// drops the others.
+Arrays copy_repeated_results(Arrays results, mx::Stream stream);
+
 // The outputs of a primitive, as graph nodes. Move `inputs` in if possible: each copy of an array
 // costs two atomic operations, which add up in an op call.
 mx::array output_of(std::shared_ptr<FusedPrimitive> primitive, mx::Dtype dtype, Arrays inputs);

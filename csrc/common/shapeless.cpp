@@ -63,18 +63,6 @@ Arrays without_data(const Arrays& inputs) {
   return all;
 }
 
-// Copies repeated results: if a result occurs twice, mx::vjp (0.32.4) keeps its first cotangent and
-// drops the others.
-Arrays copy_repeated_results(Arrays results, mx::Stream stream) {
-  for (size_t i = 1; i < results.size(); ++i) {
-    const auto is_result = [&](const mx::array& x) { return x.id() == results[i].id(); };
-    if (std::any_of(results.begin(), results.begin() + static_cast<int64_t>(i), is_result)) {
-      results[i] = mx::copy(results[i], stream);
-    }
-  }
-  return results;
-}
-
 bool are_same(const Arrays& a, const Arrays& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const mx::array& x, const mx::array& y) { return x.id() == y.id(); });
