@@ -5,18 +5,20 @@
 writes bench/results/gated_delta_cpu.json. The layer is that of Qwen3-Next: 16 heads of q and k and 32 of v, of 128; with
 a factor per channel Kimi Linear's, 32 heads of each. A step is that of all layers of the model: it reads and writes
 their states, which come from the step before, and its share is that of copying as many bytes. A prompt of 4096 takes
-mlx-lm's graph minutes, so it has figures of ours alone. Peaks are memory beyond the arguments.
+mlx-lm's graph minutes, so it has figures of ours alone. Peaks are memory beyond the arguments. Gates are the decays and
+rates of a layer, beside mlx-lm's compiled ``compute_g`` and a sigmoid; a gradient leaves the forward out.
 """
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 from harness import comparison, console_table, peak_bytes, share_of_copy, write_results
 
 import click
 import mlx.core as mx
-from mlx_lm.models.gated_delta import gated_delta_ops
+from mlx_lm.models.gated_delta import compute_g, gated_delta_ops
 from rich.console import Console
 
 import mlx_anvil
@@ -67,7 +69,7 @@ def backward(op: Callable[..., Any], arrays: Arrays) -> None:
         y, state = op(*given)
         return y.astype(mx.float32).sum() + state.sum()
 
-    mx.eval(mx.value_and_grad(loss, argnums=tuple(range(6)))(*arrays))
+    mx.eval(mx.value_and_grad(loss, argnums=tuple(range(len(arrays))))(*arrays))
 
 
 def step_row(dtype: mx.Dtype, per_channel: bool, rounds: int) -> dict[str, Any]:
@@ -91,6 +93,25 @@ def prompt_row(
     return comparison(what, dtype, (steps,), calls, **limits, per_channel=per_channel, peak_bytes=peaks)
 
 
+def gates_of_mlx_lm(a: mx.array, b: mx.array, A_log: mx.array, dt_bias: mx.array) -> tuple[mx.array, mx.array]:
+    return compute_g(A_log, a, dt_bias), mx.sigmoid(b)
+
+
+def gates_row(what: str, steps: int, dtype: mx.Dtype, per_channel: bool, rounds: int) -> dict[str, Any]:
+    heads, channels = HEADS[per_channel][1], (DIM,) if per_channel else ()
+    a, b = mx.random.normal((1, steps, heads, *channels)), mx.random.normal((1, steps, heads))
+    weights = [mx.random.normal((heads, 1) if per_channel else (heads,)), mx.random.normal((heads, *channels))]
+    arrays, cotangents = [a.astype(dtype), b.astype(dtype), *weights], [mx.random.normal(x.shape) for x in (a, b)]
+    mx.eval(arrays, cotangents)
+
+    def gradient(op: Callable[..., Any], arrays: Arrays) -> None:
+        mx.eval(mx.vjp(lambda *given: list(op(*given)), arrays, cotangents)[1])
+
+    ops = {"ours": mlx_anvil.gated_delta_gates, "mlx-lm": gates_of_mlx_lm}
+    calls = {label: partial(forward if what == "gates" else gradient, op, arrays) for label, op in ops.items()}
+    return comparison(what, dtype, (steps,), calls, rounds=rounds, budget_seconds=0.5, per_channel=per_channel)
+
+
 @click.command()
 @click.option("--rounds", default=5, help="Rounds per row, after a warm-up.")
 def main(rounds: int) -> None:
@@ -101,6 +122,8 @@ def main(rounds: int) -> None:
     rows += [prompt_row("prompt", LONG, *case, rounds, beside=False) for case in cases]
     rows += [prompt_row("forward + backward", PROMPT, *case, rounds) for case in cases[::2]]
     rows += [prompt_row("forward + backward", TRAINED, *case, rounds, beside=False) for case in cases[::2]]
+    for what, steps in product(("gates", "gates, gradient"), (1, LONG)):
+        rows += [gates_row(what, steps, *case, rounds) for case in cases[::2]]
     figures = ("ours, ms", "share of copy", "vs mlx-lm", "peak, MiB", "mlx-lm's")
     table = console_table("gated_delta, CPU", words=("", "decay per", "dtype"), figures=("steps", *figures))
     for row in rows:

@@ -16,8 +16,10 @@ Formula:
     sigmoid(exp(A_log) * (a + dt_bias)))``; ``beta = sigmoid(b)``, twice that with ``allow_neg_eigval``
 
 The arithmetic is float32 for every dtype, and so are the results, which ``gated_delta`` takes.
-Gradients and forward mode use a graph of MLX ops, and so does ``vmap`` over the weights; over ``a`` and
-``b`` it adds rows.
+Kernels compute the gradients. Where ``g`` is 0 they are 0, also if ``exp(A_log)`` overflows; those of
+``A_log`` and ``dt_bias`` have the same bits in every run. ``vmap`` over ``a`` and ``b`` adds rows. Over
+the weights, or of their gradients, it uses a graph of MLX ops, and so do forward mode and second
+derivatives.
 
 Args:
     a (array): ``[..., H]``, or ``[..., H, D]`` for a factor per channel; float32, float16 or bfloat16.

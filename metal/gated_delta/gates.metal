@@ -6,23 +6,13 @@
 // Grid: linear_grid of the numbers of g. Threadgroup: 256 x 1 x 1.
 //
 // Bindings: a, b, A_log, dt_bias, g, beta, params
-// Function constants: 0 and 1: A_log and dt_bias are float32, else of the dtype; 2: g has a bound.
+// Function constants: 0 to 2 in gates.h: A_log and dt_bias are float32, else of the dtype; g has a
+// bound.
 // Everything is dense; no alignment beyond the dtype's is assumed.
 //
 //   each thread: one number of g; those of a head's first channel also beta
-#include "metal/common/activation.h"
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/load_gate.h"
-#include "metal/gated_delta/params.h"
-
-constant bool log_is_float32 [[function_constant(0)]];
-constant bool bias_is_float32 [[function_constant(1)]];
-constant bool is_bounded [[function_constant(2)]];
-
-// Metal's functions may take NaN for a number.
-METAL_FUNC float sigmoid_or_nan(float x) {
-  return metal::isnan(x) ? x : sigmoid(x).value;
-}
+#include "metal/gated_delta/gates.h"
 
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(256)]] void gated_delta_gates(
@@ -43,14 +33,11 @@ template <typename T>
   }
   const long row = place / columns;
   const int column = int(place - row * columns), head = column / params.channels;
-  const float speed = metal::precise::exp(load_gate(a_log, log_is_float32, head));
-  const float x = float(a[place]) + load_gate(dt_bias, bias_is_float32, column);
-  const float exponent =
-      is_bounded ? params.lower_bound * sigmoid_or_nan(speed * x) : -(speed * softplus(x));
-  g[place] = metal::precise::exp(exponent);
+  const GateColumn own = gate_column(a_log, dt_bias, head, column);
+  g[place] = decay_of(float(a[place]) + own.bias, own.speed, params).g;
   if (column == head * params.channels) {
     const long at = row * params.heads + head;
-    beta[at] = params.rate_scale * sigmoid_or_nan(float(b[at]));
+    beta[at] = params.rate_scale * sigmoid_or_nan(float(b[at])).value;
   }
 }
 

@@ -38,13 +38,21 @@ static_assert(sizeof(GatedDeltaParams) == 8 * 24 + 4 * 16, "same layout in C++ a
 
 struct GatedDeltaGatesParams {
   int64_t rows;
+  int64_t rows_per_part;  // of the backward
   int32_t heads;
   int32_t channels;  // of a head
   float lower_bound;
   float rate_scale;
 };
 
-static_assert(sizeof(GatedDeltaGatesParams) == 8 + 4 * 4, "same layout in C++ and MSL");
+static_assert(sizeof(GatedDeltaGatesParams) == 2 * 8 + 4 * 4, "same layout in C++ and MSL");
+
+struct GatedDeltaGatesSumParams {
+  uint32_t parts;
+  uint32_t columns;
+};
+
+static_assert(sizeof(GatedDeltaGatesSumParams) == 2 * 4, "same layout in C++ and MSL");
 
 #ifndef __METAL__
 }  // namespace mlx_anvil

@@ -26,6 +26,7 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
         pairs = draw(66, (1, 1), (64, 8), mx.bfloat16, per_channel=per_channel)
         yield Checked(partial(check, pairs), matrix_units=True)
     yield from each_way(rng, "gated_delta_gates", (2, 5, 4))
+    yield from each_way(rng, "gated_delta_gates/channels", (1, 11, 3, 14))  # several parts and blocks
 
 
 def check(case: Case) -> None:

@@ -44,6 +44,17 @@ def _calls(arrays: list[mx.array], **options: Any) -> Iterator[Call]:
     yield lambda: mx.grad(loss, argnums=tuple(range(len(arrays))))(*arrays)
 
 
+def _gates(*arrays: mx.array, **options: Any) -> Iterator[Call]:
+    """The op, and its gradients with those of the weights and without."""
+
+    def loss(*given: mx.array) -> mx.array:
+        return sum((x.sum() for x in mlx_anvil.gated_delta_gates(*given, **options)), mx.zeros(()))
+
+    yield lambda: mlx_anvil.gated_delta_gates(*arrays, **options)
+    yield lambda: mx.grad(loss, argnums=(0, 1, 2, 3))(*arrays)
+    yield lambda: mx.grad(loss, argnums=(0, 1))(*arrays)
+
+
 def every_kernel() -> Iterator[Call]:
     for dtype, key_dim, per_channel in product(DTYPES, (48, 64, 128, 256), (False, True)):
         yield from _calls(_arrays(20, (1, 2), key_dim, dtype, per_channel=per_channel))
@@ -65,17 +76,17 @@ def every_kernel() -> Iterator[Call]:
     for dtype, log, bias, bound in product(DTYPES, (True, False), (True, False), (None, -5.0)):
         weights = [mx.zeros((4,), mx.float32 if is_float32 else dtype) for is_float32 in (log, bias)]
         x = mx.zeros((1, 3, 4), dtype)
-        yield partial(mlx_anvil.gated_delta_gates, x, x, *weights, lower_bound=bound)
+        yield from _gates(x, x, *weights, lower_bound=bound)
 
 
 def of_models() -> Iterator[Call]:
     for dtype, bias in product(MODEL_DTYPES, (True, False)):
         a, log = mx.zeros((1, 1, 32), dtype), mx.zeros((32,))
         dt_bias = log if bias else log.astype(dtype)
-        yield partial(mlx_anvil.gated_delta_gates, a, a, log, dt_bias)
+        yield from _gates(a, a, log, dt_bias)
         per_channel = mx.zeros((1, 1, 32, 128), dtype), a, log, mx.zeros((32, 128), dt_bias.dtype)
-        yield partial(mlx_anvil.gated_delta_gates, *per_channel)
-        yield partial(mlx_anvil.gated_delta_gates, *per_channel, lower_bound=-5.0)
+        yield from _gates(*per_channel)
+        yield from _gates(*per_channel, lower_bound=-5.0)
     # Qwen 3 Next and Qwen 3.5; Kimi Linear. They normalise q and k before the op, or leave it to the op.
     for dtype, (heads, per_channel), eps in product(MODEL_DTYPES, (((16, 32), False), ((32, 32), True)), (None, 1e-6)):
         for steps, options in (

@@ -225,10 +225,20 @@ inline f32v log1p_ratio(f32v t) {
   return 2.0f / (2.0f + t) * p;
 }
 
-// log(1 + e^x) for every float; NaN for NaN.
-inline f32v softplus(f32v x) {
+struct Softplus {
+  f32v value;       // log(1 + e^x)
+  f32v derivative;  // 1 / (1 + e^-x)
+};
+
+// For every float; NaN for NaN.
+inline Softplus softplus_with_derivative(f32v x) {
   const f32v small = exp(-absolute(x));
-  return at_least(x, 0.0f) + small * log1p_ratio(small);
+  const f32v value = at_least(x, 0.0f) + small * log1p_ratio(small);
+  return {value, (x < f32v{} ? small : splat(1.0f)) / (1.0f + small)};
+}
+
+inline f32v softplus(f32v x) {
+  return softplus_with_derivative(x).value;
 }
 
 }  // namespace mlx_anvil::MLX_ANVIL_ISA_NAMESPACE
