@@ -93,3 +93,11 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
 MODELS = {name: Architecture(module, {"intermediate_size": 96} | own) for name, (module, own) in OWN.items()}
 for name in ("kimi_linear", "lfm2_moe", "nemotron_h", "qwen3_next"):
     MODELS[name] = WITH_EXPERTS[name]
+# Its recurrence has no op.
+RWKV7 = Architecture(
+    "rwkv7",
+    {
+        **{"head_dim": 16, "norm_eps": 1e-5, "a_low_rank_dim": 8, "v_low_rank_dim": 8},
+        **{"gate_low_rank_dim": 8, "decay_low_rank_dim": 8},
+    },
+)

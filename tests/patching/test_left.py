@@ -16,6 +16,7 @@ from lm_models import Architecture, tokens
 from mlx_anvil.patching import _left
 from mlx_anvil.patching._patch import _routes
 from mlx_anvil.patching._routers import routers
+from recurrent_models import RWKV7
 from support import max_error
 
 pytestmark = pytest.mark.cpu_only
@@ -85,13 +86,7 @@ def test_recurrences_of_all_architectures():
 
 
 SMALL = {
-    "rwkv7": Architecture(
-        "rwkv7",
-        {
-            **{"head_dim": 16, "norm_eps": 1e-5, "a_low_rank_dim": 8, "v_low_rank_dim": 8},
-            **{"gate_low_rank_dim": 8, "decay_low_rank_dim": 8},
-        },
-    ),
+    "rwkv7": RWKV7,
     "phi3small": Architecture(
         "phi3small",
         {

@@ -2,16 +2,22 @@
 
 import re
 
+import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx_lm.models.gated_delta import gated_delta_update
 from rich.console import Console
 
 import mlx_anvil
+from expert_models import MODELS as WITH_EXPERTS
 from lm_models import ARCHITECTURES
+from mlx_anvil import ssd_scan
 from mlx_anvil._tables import shortened
 from mlx_anvil.patching import Report, _left
 from mlx_anvil.patching._advice import advice
 from mlx_anvil.patching._report import FallbackLog
+from recurrent_models import MODELS as RECURRENT
+from recurrent_models import RWKV7
 
 pytestmark = pytest.mark.cpu_only
 
@@ -80,3 +86,73 @@ def test_every_reason_has_advice():
     assert advice("rope=False") == "pass rope=True to patch."
     assert "softmax_topk" in advice(_left.OWN_ROUTER)
     assert "the op" in advice("the methods of Norm cannot be replaced: TypeError: no")
+
+
+# ---- recurrences -----------------------------------------------------------------------------------------------------
+
+# Those without an op. All others are swapped.
+WITHOUT_OP = {
+    "bailing_moe_linear": {"LinearAttention"},
+    "recurrent_gemma": {"RGLRU", "RecurrentBlock"},
+    "rwkv7": {"Rwkv7TimeMixing"},
+}
+WITH_RECURRENCE = RECURRENT | {"rwkv7": RWKV7, "bailing_moe_linear": WITH_EXPERTS["bailing_moe_linear"]}
+
+
+def recurrences_left(report: Report) -> set[str]:
+    return {row.what for row in report.left if row.why == _left.RECURRENCE}
+
+
+@pytest.mark.parametrize("name", WITH_RECURRENCE)
+def test_recurrences_without_an_op_are_left(name: str):
+    model = WITH_RECURRENCE[name].build()
+    for options in ({}, {}, {"recurrence": False}):  # the second time it is patched already
+        assert recurrences_left(mlx_anvil.patch(model, **options)) == WITHOUT_OP.get(name, set())
+
+
+class LinearAttention(nn.Module):
+    """A model's own layer, which calls the op itself."""
+
+    def __call__(self, *arrays: mx.array) -> tuple[mx.array, ...]:
+        return mlx_anvil.gated_delta(*arrays)
+
+
+def of_ssd(*arrays: mx.array) -> tuple[mx.array, ...]:
+    return ssd_scan(*arrays)
+
+
+class DeltaMixer(nn.Module):
+    """The same by the op's name, in a function of its module."""
+
+    def __call__(self, *arrays: mx.array) -> tuple[mx.array, ...]:
+        return of_ssd(*arrays)
+
+
+class DeltaWithClass(nn.Module):
+    """One whose method cannot be copied."""
+
+    def __call__(self, *arrays: mx.array) -> tuple[mx.array, ...]:
+        class Inner:
+            pass
+
+        return gated_delta_update(*arrays)
+
+
+class TimeMixing(nn.Module):
+    """One that does not call the op, but has its name for something else."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.gated_delta(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "left"),
+    [
+        (LinearAttention, []),
+        (DeltaMixer, []),
+        (DeltaWithClass, [("gated_delta_update", "DeltaWithClass.__call__ defines a class")]),
+        (TimeMixing, [("TimeMixing", _left.RECURRENCE)]),
+    ],
+)
+def test_layers_of_a_users_own(layer: type[nn.Module], left: list[tuple[str, str]]):
+    assert [(row.what, row.why) for row in mlx_anvil.patch(layer()).left] == left

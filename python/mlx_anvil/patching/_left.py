@@ -3,12 +3,14 @@
 import dis
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import mlx.nn as nn
 
+from mlx_anvil import _ext
 from mlx_anvil.patching._code import code_names, nested_code
+from mlx_anvil.patching._recurrences import OPS as _OPS
 from mlx_anvil.patching._routers import is_router
 
 EXPERTS_MODULE = "mlx_lm.models.switch_layers"
@@ -60,8 +62,21 @@ def reasons(cls: type[nn.Module], methods: Mapping[str, FunctionType]) -> Iterat
             yield name, "", _CLAMPED.get(name) or _why_not_fused(name, callers)
     yield from _choices_and_attention(methods)
     is_attention = "scaled_dot_product_attention" in names
-    if names & _RECURRENCES or (_RECURRENT.search(cls.__name__) and not is_attention):
+    is_recurrent = names & _RECURRENCES or (_RECURRENT.search(cls.__name__) and not is_attention)
+    if is_recurrent and not any(map(_calls_op, _with_helpers(methods.values()))):
         yield cls.__name__, "", RECURRENCE
+
+
+def _calls_op(function: FunctionType) -> bool:
+    """True if the model's own code calls one of our recurrences, by its name or as an attribute of a module."""
+    names = code_names(function.__code__)
+    ours = {name: getattr(_ext, name) for name in _OPS}
+    values = [function.__globals__.get(name) for name in names]
+    return any(
+        any(value is op for op in ours.values())
+        or (isinstance(value, ModuleType) and any(getattr(value, name, None) is ours[name] for name in names & _OPS))
+        for value in values
+    )
 
 
 def _why_not_fused(activation: str, callers: Iterable[FunctionType]) -> str:

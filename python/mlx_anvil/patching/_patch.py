@@ -198,7 +198,8 @@ class _Patch:
             if CONVOLUTION in written.intersection(wanted):  # which has an activation
                 methods[route.name] = rewritten(route.original, route.original, RECURRENCE_RULES)
             has_router = has_router or any(call.option == "router" for call in written)
-            has_recurrence = has_recurrence or any(call.op in RECURRENCES for call in reach.calls | written)
+            named = reach.calls | reach.left.keys() | written  # swapped, or left for another reason
+            has_recurrence = has_recurrence or any(call.op in RECURRENCES for call in named)
         for what, op, why in reasons(cls, methods):
             if not ((what == "router" and has_router) or (why == RECURRENCE and has_recurrence)):
                 plan.left.append(Row("", what, op, why))
