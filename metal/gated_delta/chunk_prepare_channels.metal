@@ -97,21 +97,25 @@ METAL_FUNC void apply_decays(threadgroup ChannelPanel& panel,
   decays.through[block][channel] = factors[kBlock - 1];
 }
 
-// Adds the products of a block's steps with those of all blocks before it.
-METAL_FUNC void add_below(const threadgroup float* from,
-                          const threadgroup float* keys_to,
+// Adds the products of a block's queries and keys with the keys of all blocks before it.
+METAL_FUNC void add_below(const threadgroup ChannelPanel& panel,
                           const threadgroup BlockDecays& decays,
                           int block,
                           FragmentPlace place,
-                          thread BlockSums (&sums)[kBlocks - 1]) {
-  RegTile<float, kBlock, kChannels> steps;
-  steps.load(from, kChannelStride, place);
+                          thread BlockSums (&of_queries)[kBlocks - 1],
+                          thread BlockSums (&of_keys)[kBlocks - 1]) {
+  RegTile<float, kBlock, kChannels> queries, keys;
+  queries.load(panel.queries[kBlock * block], kChannelStride, place);
+  keys.load(panel.keys[kBlock * block], kChannelStride, place);
   MLX_ANVIL_UNROLL
   for (int j = kBlocks - 2; j >= 0; --j) {
     if (j < block) {
-      sums[j].mma(steps, TransposedTile<float, kChannelStride>{
-                             keys_to + kBlock * j * kChannelStride, place});
-      scale_columns(steps, decays.through[j], place);
+      // The keys with the decay to their block's end are in the place of the gates.
+      const TransposedTile<float, kChannelStride> right = {panel.gates[kBlock * j], place};
+      of_queries[j].mma(queries, right);
+      of_keys[j].mma(keys, right);
+      scale_columns(queries, decays.through[j], place);
+      scale_columns(keys, decays.through[j], place);
     }
   }
 }
@@ -232,9 +236,7 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       if (block == 0) {
         facts_to[kChunkRows * kChunk + first + int(lane)] = decays.between(0, kBlocks, int(lane));
       }
-      add_below(panel.queries[own], panel.gates[0], decays, block, place, of_queries);
-      metal::simdgroup_barrier(metal::mem_flags::mem_none);
-      add_below(panel.keys[own], panel.gates[0], decays, block, place, of_keys);
+      add_below(panel, decays, block, place, of_queries, of_keys);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
 
