@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlx_anvil.mslc.agx_bfloat import without_bfloat
-from mlx_anvil.mslc.agx_spirv import without_reversals
+from mlx_anvil.mslc.agx_spirv import without_reversals, without_single_vectors
 from mlx_anvil.mslc.toolchain import link_shared, require, run_tool
 
 # ---- bfloat --------------------------------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ BFLOAT_FUNCTIONS = [*re.findall(r"BINARY\((\w+),", BFLOAT)[1:], "vectors"]
 @pytest.fixture(scope="module")
 def bfloat_libraries(tmp_path_factory):
     """The same functions for this machine: by the compiler's own bfloat, and with the type replaced."""
-    folder = tmp_path_factory.mktemp("bfloat")
-    source, code, replaced = (folder / name for name in ("bfloat.cpp", "bfloat.ll", "replaced.ll"))
+    folder = tmp_path_factory.mktemp("arithmetic")
+    source, code, replaced = (folder / name for name in ("functions.cpp", "functions.ll", "replaced.ll"))
     source.write_text(BFLOAT)
     exact = ["-Xclang", "-fbfloat16-excess-precision=none", "-ffp-contract=off", "-fno-strict-float-cast-overflow"]
     flags = ["clang", "-x", "c++", "-O1", *exact, "-fPIC", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm"]
@@ -89,6 +89,16 @@ def test_arithmetic_without_bfloat(rng, bfloat_libraries, name):
     assert len(np.unique(results[0])) > 5
 
 
+def test_names_and_texts_that_say_bfloat_are_left_alone():
+    code = """@.str = private constant [14 x i8] c"void f(bfloat)"
+define void @bfloat(ptr %bfloat.x, bfloat %y) {
+  store bfloat %y, ptr %bfloat.x, align 2, !tbaa !1
+}
+"""
+    expected = code.replace("bfloat %y", "i16 %y").replace(", !tbaa !1", "")
+    assert without_bfloat(code).split("\ndefine internal")[0].rstrip() == expected.rstrip()
+
+
 def test_code_that_has_no_bfloat_is_left_alone():
     assert without_bfloat("define void @f() {\n  ret void\n}\n") == "define void @f() {\n  ret void\n}\n"
 
@@ -111,3 +121,30 @@ def test_bits_in_reverse_order(tmp_path):
     link_shared([str(compiled)], library)
     function = ctypes.CDLL(str(library)).reversed
     assert [function(x) for x in range(8)] == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+# ---- vectors of one element ----------------------------------------------------------------------------------------
+
+
+def test_vectors_of_one_element(tmp_path):
+    text = """define void @spread(ptr %from, ptr %to) {
+  %1 = load <1 x float>, ptr %from, align 4
+  %2 = shufflevector <1 x float> %1, <1 x float> poison, <2 x i32> zeroinitializer
+  store <2 x float> %2, ptr %to, align 4
+  %3 = extractelement <1 x float> %1, i64 0
+  %4 = fadd float %3, 1.000000e+00
+  %5 = insertelement <1 x float> poison, float %4, i64 0
+  %6 = getelementptr float, ptr %to, i64 2
+  store <1 x float> %5, ptr %6, align 4
+  ret void
+}
+"""
+    source, compiled, library = (tmp_path / name for name in ("single.ll", "single.o", "single.so"))
+    source.write_text(without_single_vectors(text))
+    assert "<1 x" not in source.read_text()
+    require(run_tool(["clang", "-x", "ir", "-O1", "-fPIC", "-c", str(source), "-o", str(compiled)]), "compiling")
+    link_shared([str(compiled)], library)
+    given, results = np.float32([2.5]), np.zeros(3, np.float32)
+    ctypes.CDLL(str(library)).spread(*(ctypes.c_void_p(x.ctypes.data) for x in (given, results)))
+    assert results.tolist() == [2.5, 2.5, 3.5]
+    assert without_single_vectors("<2 x float>") == "<2 x float>"

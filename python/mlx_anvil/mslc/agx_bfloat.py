@@ -21,6 +21,8 @@ _CONSTANT = re.compile(r"0xR([0-9A-F]{4})")
 _DECLARED = re.compile(r"^declare [^\n]*@llvm\.[\w.]*bf16[^\n]*\n", re.MULTILINE)
 _FLAGGED = re.compile(rf"\b(select|phi|call) {_FLAGS}")
 _CLASSES = re.compile(r"nofpclass\([^)]*\) ")
+# The type; before it, what only looks like it: texts and names.
+_NAME_OR_TYPE = re.compile(r'[@%!]?"[^"]*"|[@%][\w.$-]+|\bbfloat\b')
 _METADATA = re.compile(r"(?:, ![\w.]+ !\d+)+$")
 
 
@@ -30,7 +32,8 @@ def without_bfloat(code: str) -> str:
         return code
     rewriter = _Rewriter()
     lines = [new for line in _DECLARED.sub("", code).split("\n") for new in rewriter.line(line)]
-    text = _CONSTANT.sub(lambda found: str(int(found[1], 16)), "\n".join(lines)).replace("bfloat", "i16")
+    text = _CONSTANT.sub(lambda found: str(int(found[1], 16)), "\n".join(lines))
+    text = _NAME_OR_TYPE.sub(lambda found: "i16" if found[0] == "bfloat" else found[0], text)
     declared = [line for line in sorted(rewriter.declarations) if not re.search(_declaration(line), text)]
     conversions = [_conversions(width) for width in sorted(rewriter.widths)]
     return "\n".join([text, *declared, *conversions])

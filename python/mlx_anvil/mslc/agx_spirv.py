@@ -20,6 +20,14 @@ _FUNCTION = re.compile(r"^define .*?^\}$", re.MULTILINE | re.DOTALL)
 _REVERSAL = re.compile(
     r"^  %([\w.$-]+) = (?:tail )?call i(\d) @llvm\.bitreverse\.i\d\(i\d (%[\w.$-]+)\).*$", re.MULTILINE
 )
+_SINGLE = re.compile(r"<1 x ([\w.]+)>")
+_FROM_SINGLE = re.compile(
+    r"^  (?P<result>%[\w.$-]+) = (?:shufflevector <1 x (?P<type>[\w.]+)> (?P<value>%[\w.$-]+), [^,]*, "
+    r"<(?P<size>\d+) x i32> zeroinitializer"
+    r"|extractelement <1 x (?P<taken>[\w.]+)> (?P<from>%[\w.$-]+), i\d+ 0"
+    r"|insertelement <1 x (?P<given>[\w.]+)> poison, [\w.]+ (?P<number>%[\w.$-]+), i\d+ 0)$",
+    re.MULTILINE,
+)
 _VARIABLE, _WORKGROUP = 59, 4  # OpVariable, and a storage class
 
 
@@ -31,7 +39,7 @@ def write_spirv(code: str, path: Path) -> None:
     before, after = path.with_suffix(".in.ll"), path.with_suffix(".ll")
     before.write_text(without_bfloat(code), encoding="utf-8")
     require(run_tool([*_FROM_IR, "-S", "-emit-llvm", str(before), "-o", str(after)]), "optimising for SPIR-V")
-    optimised = without_reversals(after.read_text(encoding="utf-8"))
+    optimised = without_single_vectors(without_reversals(after.read_text(encoding="utf-8")))
     after.write_text(_FUNCTION.sub(_without_casts, optimised), encoding="utf-8")
     no_passes = ["-Xclang", "-disable-llvm-passes"]
     require(run_tool([*_FROM_IR, *no_passes, "-c", str(after), "-o", str(path)]), "compiling to SPIR-V")
@@ -52,6 +60,23 @@ def _reversal(found: re.Match[str]) -> str:
         lines += [f"  {low} = lshr {kind} {value}, {bit}", f"  {one} = and {kind} {low}, 1"]
         lines += [f"  {high} = shl {kind} {one}, {size - 1 - bit}", f"  {target} = or {kind} {total}, {high}"]
         total = target
+    return "\n".join(lines)
+
+
+def without_single_vectors(code: str) -> str:
+    """Replaces vectors of one element, which LLVM makes of loads that it repeats and SPIR-V does not have."""
+    return _SINGLE.sub(r"\1", _FROM_SINGLE.sub(_from_single, code)) if "<1 x " in code else code
+
+
+def _from_single(found: re.Match[str]) -> str:
+    if not found["type"]:
+        kind, value = found["taken"] or found["given"], found["from"] or found["number"]
+        return f"  {found['result']} = bitcast {kind} {value} to {kind}"
+    lines, vector, before, size = [], f"<{found['size']} x {found['type']}>", "poison", int(found["size"])
+    for i in range(size):
+        name = f"%mslc.{found['result'][1:]}.{i}" if i < size - 1 else found["result"]
+        lines.append(f"  {name} = insertelement {vector} {before}, {found['type']} {found['value']}, i64 {i}")
+        before = name
     return "\n".join(lines)
 
 
