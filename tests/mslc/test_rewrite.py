@@ -70,6 +70,7 @@ def test_threadgroup_variables_keep_their_alignment():
         ("static constant constexpr const int n [[function_constant(3)]];", 4, "= int(4l);"),
         ("constant float s [[function_constant(3)]];", 0.1, "= float(0x1.999999999999ap-4f);"),
         ("constant bool b [[function_constant(3)]];", None, "= bool(0);"),
+        ("constant int n [[function_constant(03)]];", 5, "= int(5l);"),
     ],
 )
 def test_function_constants(declaration, value, expected):

@@ -244,3 +244,9 @@ class TokenStream:
 
 
 _ACCESS = frozenset(("public", "private", "protected", "default"))
+
+
+def integer(literal: str) -> int:
+    """The value of an integer literal; ValueError if it is none."""
+    digits = literal.rstrip("uU")
+    return int(digits, 8 if digits.isdigit() and digits.startswith("0") else 0)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..entry import FunctionConstant
-from ..lexer import SourceError, TokenStream
+from ..lexer import SourceError, TokenStream, integer
 
 _QUALIFIERS = frozenset(("static", "constant", "constexpr", "const", "inline", "extern"))
 _SCALARS = frozenset(
@@ -38,7 +38,7 @@ def rewrite_function_constants(stream: TokenStream, values: Mapping[int | str, o
             raise SourceError(f"a function constant of type '{type_name}' is not supported", stream.position(start))
         index_text = stream.joined(i + 2, stream.partner[i + 1] - 1)
         try:
-            index = int(index_text, 0)
+            index = integer(index_text)
         except ValueError:
             message = f"the index of a function constant must be a number, not '{index_text}'"
             raise SourceError(message, stream.position(i + 2)) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..entry import BUFFER, BUILTIN, BUILTINS, THREADGROUP, Kernel, Parameter
-from ..lexer import SourceError, TokenStream
+from ..lexer import SourceError, TokenStream, integer
 from ..structure import Structure
 
 EntryPoint = Callable[[int, Kernel], str]
@@ -209,7 +209,7 @@ def _binding_index(
     text = _attribute_value(stream, attribute, end, keyword)
     if text:
         try:
-            return int(text.rstrip("uU"), 0)
+            return integer(text)
         except ValueError:
             message = f"the index of parameter '{parameter.name}' must be a number, not '{text}'"
             raise SourceError(message, stream.position(attribute)) from None
