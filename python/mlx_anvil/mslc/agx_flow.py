@@ -30,7 +30,18 @@ COSTS: tuple[tuple[str, str, float], ...] = (
     (r"wait\w*|memory_barrier|logical_end|begin_cf", "simple", 0.0),
 )
 _WIDE_ADDITION = 4.0  # IADD64: four instructions
-ANCHORS = ("device read", "device written", "threadgroup read", "threadgroup written", "matrix", "barriers")
+ANCHORS = (
+    "device read",
+    "device written",
+    "threadgroup read",
+    "threadgroup written",
+    "matrix",
+    "barriers",
+    "exchanges",
+)
+# Between lanes: those that are one instruction for one call.
+_EXCHANGES = re.compile(r"shuffle_(xor|up|down)|(simd|quad)_(reduce|prefix)")
+_LITTLE_TRUST = 0.01
 _BLOCK = re.compile(r"^block(\d+) \{\n(.*?)^\}([^\n]*)$", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(r"^   (?:([^=\n]*?) = )?([a-z]\w*) ?([^\n]*)$", re.MULTILINE)
 _REGISTER = re.compile(r"r(\d+)([lh]?)(?:(?:\.\.\.|:)r(\d+)([lh]?))?")
@@ -40,7 +51,7 @@ _FLOW, _COUNT, _EVEN = 30.0, 10.0, 1e-3  # weights: a flow that is kept, a count
 @dataclass
 class Block:
     successors: list[int]
-    anchors: dict[str, float]  # of one thread: bytes moved; products; barriers
+    anchors: dict[str, float]  # of one thread: bytes moved; products; barriers; exchanges
     issued: int = 0
     simple: float = 0.0  # cycles of a scheduler
     complex: float = 0.0
@@ -122,17 +133,42 @@ def _add(block: Block, destination: str, opcode: str, operands: str) -> None:
         block.anchors["threadgroup read"] += register_bytes(destination)
     elif opcode == "local_store":
         block.anchors["threadgroup written"] += register_bytes(operands)
+    elif _EXCHANGES.fullmatch(opcode):
+        block.anchors["exchanges"] += 1
     elif opcode in ("stack_load", "stack_store"):
         block.spill_bytes += register_bytes(destination or operands)
 
 
-def issue_of(code: str, counts: Mapping[str, float]) -> Issue:
+def read_layout(code: str) -> list[Block]:
+    """Blocks as a GPU goes through them: it issues masked code too, and leaves the order of the code only by a jump."""
+    blocks: list[Block] = []
+    first: dict[int, int] = {}
+    jumps: list[tuple[int, str, list[int]]] = []
+    for number, body, tail in _BLOCK.findall(code):
+        leads = [int(n) for n in re.findall(r"block(\d+)", tail.split("from")[0])]
+        first[int(number)] = len(blocks)
+        blocks.append(Block([], dict.fromkeys(ANCHORS, 0.0)))
+        for destination, opcode, operands in _LINE.findall(body):
+            _add(blocks[-1], destination, opcode, operands)
+            if opcode.startswith("jmp_exec") and leads:
+                jumps.append((len(blocks) - 1, opcode, leads))
+                blocks.append(Block([], dict.fromkeys(ANCHORS, 0.0)))
+    for i, block in enumerate(blocks[:-1]):
+        block.successors.append(i + 1)
+    for i, opcode, leads in jumps:  # back to a loop's begin, or past what no lane takes
+        blocks[i].successors.append(first[min(leads) if opcode == "jmp_exec_any" else max(leads)])
+    return blocks
+
+
+def issue_of(code: str, counts: Mapping[str, float], *, laid_out: bool = False) -> Issue:
     """Weighs the blocks of a listing so that they make `counts`.
 
-    These are of ANCHORS, those that are known, of a SIMD group; bytes are of one thread.
+    These are of ANCHORS, those that are known, of a SIMD group; bytes are of one thread. A compiler may read once what
+    the source reads twice, so that reads say little where exchanges are known. `laid_out`: as in `read_layout`;
+    otherwise a branch goes one way.
     """
-    blocks = read_blocks(code)
-    runs = _runs(blocks, counts)
+    blocks = read_layout(code) if laid_out else read_blocks(code)
+    runs = _runs(blocks, counts, 0.0 if laid_out else 1.0)
     total = Issue(blocks=[float(run) for run in runs])
     for block, run in zip(blocks, runs, strict=True):
         total.instructions += float(run * block.issued)
@@ -140,14 +176,17 @@ def issue_of(code: str, counts: Mapping[str, float]) -> Issue:
             setattr(total, name, getattr(total, name) + float(run * getattr(block, name)))
         total.rounds += float(run * (block.loads > 0))
     for name, count in counts.items():
+        if name.endswith("read") and counts.get("exchanges"):
+            continue
         made = sum(run * block.anchors[name] for block, run in zip(blocks, runs, strict=True))
         if count and any(block.anchors[name] for block in blocks):
             total.unexplained = max(total.unexplained, float(abs(made - count) / count))
     return total
 
 
-def _runs(blocks: list[Block], counts: Mapping[str, float]) -> np.ndarray:
-    """Returns how often every block runs."""
+def _runs(blocks: list[Block], counts: Mapping[str, float], second: float) -> np.ndarray:
+    """Returns how often every block runs. Of a branch that no count decides, the second way is taken `second` times as
+    often as the first."""
     edges = [(i, j) for i, block in enumerate(blocks) for j in (block.successors or [len(blocks)])]
     leaves = np.zeros((len(blocks), len(edges)))
     enters = np.zeros_like(leaves)
@@ -158,17 +197,19 @@ def _runs(blocks: list[Block], counts: Mapping[str, float]) -> np.ndarray:
     start = np.zeros(len(blocks))
     start[0] = 1
     rows, wanted = [_FLOW * (leaves - enters)], [_FLOW * start]
+    trust = _LITTLE_TRUST if counts.get("exchanges") else 1.0
     for name, count in counts.items():
         moved = np.array([block.anchors[name] for block in blocks])
         if moved.any():  # of a kernel's ways through, those that move what was not moved are not taken
-            rows.append(_COUNT / (count or moved.max()) * (moved @ leaves)[None])
-            wanted.append(np.array([_COUNT if count else 0.0]))
+            weight = _COUNT * (trust if name.endswith("read") else 1.0)
+            rows.append(weight / (count or moved.max()) * (moved @ leaves)[None])
+            wanted.append(np.array([weight if count else 0.0]))
     for i, block in enumerate(blocks):
         if len(block.successors) == 2 and min(block.successors) > i:  # no loop's end
             rows.append(
                 _EVEN
                 * (
-                    np.array([e == (i, block.successors[0]) for e in edges], float)
+                    second * np.array([e == (i, block.successors[0]) for e in edges], float)
                     - np.array([e == (i, block.successors[1]) for e in edges], float)
                 )[None]
             )
@@ -177,27 +218,42 @@ def _runs(blocks: list[Block], counts: Mapping[str, float]) -> np.ndarray:
 
 
 def non_negative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Lawson and Hanson's active sets: the x >= 0 for which |a x - b| is least."""
+    """Lawson and Hanson's active sets: the x >= 0 for which |a x - b| is least.
+
+    A step that rounding spoils is refused, and every other one makes the residual smaller. So it ends.
+    """
     size = a.shape[1]
-    x, free = np.zeros(size), np.zeros(size, bool)
-    gradient = a.T @ b
-    tolerance = 1e-10 * max(1.0, np.abs(gradient).max(initial=0.0))
+    x, free, refused = (np.zeros(size, kind) for kind in (float, bool, bool))
+    tolerance = 1e-10 * np.abs(a.T @ b).max(initial=0.0)
     for _ in range(10 * size + 10):
-        held = np.where(free, -np.inf, gradient)
-        if free.all() or held.max() <= tolerance:
+        residual = b - a @ x
+        gradient = np.where(free | refused, -np.inf, a.T @ residual)
+        if not size or gradient.max() <= tolerance:
             break
-        free[held.argmax()] = True
-        while True:
-            trial = np.zeros(size)
-            trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-            if trial[free].min() > 0:
-                break
-            blocking = free & (trial <= 0)
-            step = (x[blocking] / np.maximum(x[blocking] - trial[blocking], 1e-300)).min()
-            x = x + step * (trial - x)
-            free &= x > 1e-12
-            if not free.any():
-                break
-        x = np.where(free, trial, 0.0)
-        gradient = a.T @ (b - a @ x)
+        chosen = gradient.argmax()
+        wider = free.copy()
+        wider[chosen] = True
+        trial, kept = _least_squares_within(a, b, x, wider)
+        if np.linalg.norm(b - a @ trial) < np.linalg.norm(residual):
+            x, free, refused = trial, kept, np.zeros(size, bool)
+        else:
+            refused[chosen] = True
     return x
+
+
+def _least_squares_within(
+    a: np.ndarray, b: np.ndarray, x: np.ndarray, free: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Goes from x towards the least squares of the free numbers, and holds those that reach 0. Each round holds one."""
+    free = free.copy()
+    while free.any():
+        trial = np.zeros_like(x)
+        trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+        blocking = np.flatnonzero(free & (trial <= 0))
+        if not blocking.size:
+            return trial, free
+        steps = x[blocking] / np.maximum(x[blocking] - trial[blocking], 1e-300)
+        x = np.maximum(x + steps.min() * (trial - x), 0.0)
+        x[blocking[steps.argmin()]] = 0.0
+        free[blocking] = x[blocking] > 0.0
+    return np.zeros_like(x), free

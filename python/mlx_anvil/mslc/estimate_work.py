@@ -106,12 +106,17 @@ def combine_work(
     threads: int,
     ratio: float = 1.0,
     limits: Mapping[str, float] | None = None,
+    laid_out: bool = False,
 ) -> Work:
     """`whole` is the profile of the launch, or of one in `ratio` of it. Threads of a threadgroup share what they read
-    in the cache."""
+    in the cache. `laid_out`: counts what is issued under a mask too, and exchanges between lanes say how often
+    loops run, where there are any."""
     groups = whole.threadgroups
     simdgroups = groups * -(-threads // SIMD_WIDTH)
-    issue = issue_of(compiled.code, flow_counts(whole, simdgroups))
+    counts = flow_counts(whole, simdgroups)
+    if laid_out:
+        counts["exchanges"] = whole.collectives / simdgroups
+    issue = issue_of(compiled.code, counts, laid_out=laid_out)
     read, written = (_distinct(whole, name, ratio, limits or {}) for name in ("bytes_read", "bytes_written"))
     requested = LINE * whole.sum("ideal_transactions", DEVICE)
     spilled = simdgroups * issue.spill_bytes * SIMD_WIDTH
