@@ -19,7 +19,7 @@ namespace mlx_anvil {
 // chunk_prepare.metal.
 enum DeltaConstant : uint32_t {
   kRowsAreAligned,
-  kColumnsAreFull,
+  kTileIsFull,
   kHasState,
   kHasLengths,
   kReturnsStates,
@@ -34,6 +34,7 @@ enum DeltaConstant : uint32_t {
   kKeysAreVectors,
   kValuesAreVectors,
   kKeepsProducts,
+  kTakesOneStep,
 };
 
 inline constexpr int64_t kMostBatches = 65535;  // limit of a grid's z dimension
@@ -121,7 +122,7 @@ struct DeltaRequest {
                          std::all_of(states.begin(), states.end(),
                                      [&](const mx::array* x) { return is_aligned(*x); });
     return {{kRowsAreAligned, aligned},
-            {kColumnsAreFull, sizes.key_dim == tile.key_dim},
+            {kTileIsFull, sizes.key_dim == tile.key_dim && sizes.value_dim % tile.rows() == 0},
             {kHasState, config.has_state},
             {kHasLengths, config.has_lengths},
             {kReturnsStates, config.returns_states},
@@ -198,7 +199,8 @@ struct DeltaRequest {
                bool keeps_states,
                const KernelOutputs& outputs,
                const Scratch* kept = nullptr) const {
-    constants.add({{kKeepsStates, keeps_states}});
+    constants.add({{kKeepsStates, keeps_states},
+                   {kTakesOneStep, params.steps == 1 && sizes.batch == batches()}});
     KernelLaunch request = launch_of("forward", constants, params);
     request.inputs = operands();
     request.outputs = outputs;

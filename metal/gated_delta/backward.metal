@@ -78,10 +78,13 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
   const int head = int(group.y);
   int turn = 0;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
-    const HeadPlace place = place_of(params, batch, head);
+    HeadPlace place = place_of(params, batch, head);
+    place.q += share.column(0);
+    place.k += share.column(0);
+    place.g += g_is_per_channel ? share.column(0) : 0;
     const int steps = steps_of(params, lengths, batch) - params.first;  // of the chunk, or none
     const Positions returned = positions_of(params, positions, batch);
-    const long own_row = (place.state + row) * params.key_dim;
+    const long own_row = (place.state + row) * params.key_dim + share.column(0);
     const long rows_of_states = long(params.batch) * params.value_heads * params.value_dim;
 
     float4 s[Share::kPacks], x[Share::kPacks], decay[Share::kPacks];
@@ -122,8 +125,8 @@ template <typename T, int kTile, int kLanes, int kSimdgroups>
         for (int j = 0; j < returned.count; ++j) {
           if (returned.at(j) == t) {
             float4 more[Share::kPacks];
-            share.load(d_states + (returned_row(params, batch, j, head) + row) * params.key_dim,
-                       exists, more);
+            const long from = returned_row(params, batch, j, head) + row;
+            share.load(d_states + from * params.key_dim + share.column(0), exists, more);
             MLX_ANVIL_UNROLL
             for (int n = 0; n < Share::kPacks; ++n) {
               d_s[n] += more[n];

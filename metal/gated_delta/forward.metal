@@ -10,12 +10,13 @@
 //
 // Bindings: q, k, v, g, beta, state, lengths, positions, skip, gate, y, state_out, states, params
 // Function constants: 0 to 8 and 10 to 12 as in state.h; 9: only keeps the state after every chunk
-// but the last, in `states`, for the backward. Rows are dense; alignment: constant 0.
+// but the last, in `states`, for the backward; 16: there is one step, and the grid covers the
+// batch. Rows are dense; alignment: constant 0.
 //
 //   sum() is over the lanes of a row
 //   s = the lane's share of a row of the state
 //   for each step:
-//     load q, k, g and beta, normalise q and k
+//     load q, k, g and beta; normalising q and k multiplies sums, not their numbers
 //     s *= g; error = v - sum(s k), or v; s += beta error k; y = sum(s q), with skip and gate
 //     store s if the state of this step is returned
 //   store s
@@ -45,77 +46,109 @@ template <typename T, int kTile, int kLanes>
     uint thread_lane [[thread_index_in_simdgroup]]) {
   using Share = RowShare<kTile, kLanes>;
   Share share;
-  share.lane = int(thread_lane) % kLanes;
+  share.lane = int(thread_lane % kLanes);
   share.columns = params.key_dim;
-  const int row =
-      (int(group.x) * kDeltaSimdgroups + int(simdgroup)) * Share::kRows + int(thread_lane) / kLanes;
-  const bool exists = row < params.value_dim;
-  const int head = int(group.y);
-  for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
-    const HeadPlace place = place_of(params, batch, head);
-    const int steps = steps_of(params, lengths, batch);
-    const Positions returned = positions_of(params, positions, batch);
+  const int row_in_simdgroup = int(thread_lane / kLanes);
+  const uint row = (group.x * kDeltaSimdgroups + simdgroup) * Share::kRows + row_in_simdgroup;
+  const bool exists = tile_is_full || row < uint(params.value_dim);
+  const uint head = group.y;
+  // head / group, exact for fewer than a million heads: integers take twice as many instructions.
+  const uint key_head = uint((float(head) + 0.5f) * (1.0f / float(params.group)));
+  const uint column = uint(share.column(0));
+  // What the loops use is read before any branch, so that it stays in uniform registers.
+  const ArrayStrides q_strides = ArrayStrides::of(params.q_strides);
+  const ArrayStrides k_strides = ArrayStrides::of(params.k_strides);
+  const ArrayStrides v_strides = ArrayStrides::of(params.v_strides);
+  const ArrayStrides g_strides = ArrayStrides::of(params.g_strides);
+  const ArrayStrides beta_strides = ArrayStrides::of(params.beta_strides);
+  const ArrayStrides skip_strides = ArrayStrides::of(params.skip_strides);
+  const ArrayStrides gate_strides = ArrayStrides::of(params.gate_strides);
+  const int all_steps = takes_one_step ? 1 : params.steps;
+  const uint batches = uint(params.batch), value_heads = uint(params.value_heads);
+  const uint y_step = value_heads * uint(params.value_dim);
+  const uint state_size = uint(params.value_dim) * uint(params.key_dim);
+  const ulong y_batch = ulong(y_step) * (takes_one_step ? 1u : uint(params.length));
+  const uint own_number = row * uint(params.key_dim) + column;  // of a state
+  uint batch = group.z;
+  do {
+    const int steps = steps_of(params, lengths, int(batch));
+    const Positions returned = positions_of(params, positions, int(batch));
     int next = returned.after(-1);
-    const long own_row = (place.state + row) * params.key_dim;
+    // Of this lane in a step.
+    const device T* own_q = q + (q_strides.place(batch, key_head) + column);
+    const device T* own_k = k + (k_strides.place(batch, key_head) + column);
+    const device T* own_v = v + (v_strides.place(batch, head) + row);
+    long g_at = g_strides.place(batch, head) + (g_is_per_channel ? column : 0);
+    long beta_at = beta_strides.place(batch, head);
+    const ulong own_state = ulong(batch * value_heads + head) * state_size + own_number;
+    device T* own_y = y + (batch * y_batch + (head * uint(params.value_dim) + row));
     float4 s[Share::kPacks];
-    share.load(state + own_row, has_state && exists, s);
-    for (int t = 0; t < params.steps; ++t) {
+    share.load(state + own_state, has_state && exists, s);
+    for (int t = 0; t < all_steps; ++t) {
       float out = 0.0f;
-      if (t < steps) {
+      if (!has_lengths || t < steps) {
         float4 x[Share::kPacks], decay[Share::kPacks];
-        share.load_decay(g, place.g + t * params.g_strides[1], decay);
-        share.load_key(k + place.k + t * params.k_strides[1], params, 1.0f, x);
+        share.load_decay(g, g_at, decay);
+        share.load(own_k, true, x);
+        const float k_factor = share.key_factor(own_k, x, row_in_simdgroup, params, 1.0f);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Share::kPacks; ++i) {
           s[i] *= decay[i];
         }
-        const float found = corrects ? share.sum(share.dot(s, x)) : 0.0f;
-        const float value = exists ? float(v[place.v + t * params.v_strides[1] + row]) : 0.0f;
-        const float rate =
-            load_gate(beta, beta_is_float32, place.beta + t * params.beta_strides[1]);
+        const float found = corrects ? k_factor * share.sum(share.dot(s, x)) : 0.0f;
+        const float value = exists ? float(*own_v) : 0.0f;
+        const float rate = k_factor * load_gate(beta, beta_is_float32, beta_at);
         const float change = rate * (value - found);
         MLX_ANVIL_UNROLL
         for (int i = 0; i < Share::kPacks; ++i) {
           s[i] += change * x[i];
         }
         if (!keeps_states) {
-          share.load_key(q + place.q + t * params.q_strides[1], params, params.q_scale, x);
-          out = share.sum(share.dot(s, x));
+          share.load(own_q, true, x);
+          out = share.key_factor(own_q, x, row_in_simdgroup, params, params.q_scale) *
+                share.sum(share.dot(s, x));
           if (has_skip) {
-            out += skip[place.skip + t * params.skip_strides[1]] * value;
+            out += skip[skip_strides.at(batch, t, head)] * value;
           }
           if (is_gated && exists) {
-            const float open = float(gate[place.gate + t * params.gate_strides[1] + row]);
+            const float open = float(gate[gate_strides.at(batch, t, head) + row]);
             out *= open * sigmoid(open).value;
           }
         }
       }
+      own_q += q_strides.step;
+      own_k += k_strides.step;
+      own_v += v_strides.step;
+      g_at += g_strides.step;
+      beta_at += beta_strides.step;
       if (keeps_states) {
         const int chunk = (t + 1) / params.chunk;
         if (exists && chunk * params.chunk == t + 1) {
           const long of_chunk =
               long(chunk - 1) * params.batch * params.value_heads * params.value_dim;
-          share.store(states + (of_chunk + place.state + row) * params.key_dim, s);
+          share.store(states + of_chunk * params.key_dim + own_state, s);
         }
         continue;
       }
       if (exists && share.lane == 0) {
-        const long token = long(batch) * params.length + t;
-        y[(token * params.value_heads + head) * params.value_dim + row] = T(out);
+        *own_y = T(out);
       }
+      own_y += y_step;
       if (returns_states && t == next) {
         for (int i = 0; i < returned.count; ++i) {
           if (exists && returned.at(i) == t) {
-            share.store(states + (returned_row(params, batch, i, head) + row) * params.key_dim, s);
+            const long to = returned_row(params, int(batch), i, int(head)) + row;
+            share.store(states + to * params.key_dim + column, s);
           }
         }
         next = returned.after(t);
       }
     }
     if (!keeps_states && exists) {
-      share.store(state_out + own_row, s);
+      share.store(state_out + own_state, s);
     }
-  }
+    batch += groups.z;
+  } while (!takes_one_step && batch < batches);
 }
 
 // ---- kernels

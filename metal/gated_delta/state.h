@@ -9,7 +9,7 @@
 #include "metal/gated_delta/tiles.h"
 
 constant bool rows_are_aligned [[function_constant(0)]];  // to four elements
-constant bool columns_are_full [[function_constant(1)]];  // key_dim is that of the tile
+constant bool tile_is_full [[function_constant(1)]];      // by key_dim and, forward, by rows
 constant bool has_state [[function_constant(2)]];
 constant bool has_lengths [[function_constant(3)]];
 constant bool returns_states [[function_constant(4)]];
@@ -21,6 +21,7 @@ constant bool keeps_states [[function_constant(9)]];  // for the backward, and c
 constant bool corrects [[function_constant(10)]];     // the gated delta rule; else ssd_scan
 constant bool has_skip [[function_constant(11)]];
 constant bool is_gated [[function_constant(12)]];
+constant bool takes_one_step [[function_constant(16)]];  // of one batch row: no loops
 
 // Four adjacent elements, widened.
 template <typename T>
@@ -54,26 +55,28 @@ METAL_FUNC float4 load_gates(const device T* from, long at) {
 template <int kTile, int kLanes>
 struct RowShare {
   enum { kPacks = kTile / (4 * kLanes), kRows = 32 / kLanes };
+  enum { kApart = 4 * kLanes };  // columns between packs
 
   int lane;     // in the row
   int columns;  // that exist
 
   METAL_FUNC int column(int pack) const thread { return 4 * (pack * kLanes + lane); }
-  METAL_FUNC bool has(int pack) const thread { return columns_are_full || column(pack) < columns; }
+  METAL_FUNC bool has(int pack) const thread { return tile_is_full || column(pack) < columns; }
 
-  // Zeros past the end, or everywhere if the row does not exist.
+  // Zeros past the end, or everywhere if the row does not exist. Pointers of all functions are to
+  // the lane's first column.
   template <typename T>
-  METAL_FUNC void load(const device T* row, bool exists, thread float4 (&x)[kPacks]) const thread {
+  METAL_FUNC void load(const device T* own, bool exists, thread float4 (&x)[kPacks]) const thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kPacks; ++i) {
-      x[i] = exists && has(i) ? Four<T>::load(row + column(i)) : float4(0.0f);
+      x[i] = exists && has(i) ? Four<T>::load(own + kApart * i) : float4(0.0f);
     }
   }
 
-  METAL_FUNC void store(device float* row, thread float4 (&x)[kPacks]) const thread {
+  METAL_FUNC void store(device float* own, thread float4 (&x)[kPacks]) const thread {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kPacks; ++i) {
-      device float* const to = row + column(i);
+      device float* const to = own + kApart * i;
       if (has(i) && rows_are_aligned) {
         *reinterpret_cast<device float4*>(to) = x[i];
       } else if (has(i)) {
@@ -97,13 +100,41 @@ struct RowShare {
     return total;
   }
 
-  // A row of q or k, scaled to the length `scale` if it is normalised.
+  // What scales a row of q or k to the length `scale`, if it is normalised. All rows of a simdgroup
+  // share it: in a single step each sums up a part of it, without a loop where loads would wait.
   template <typename T>
-  METAL_FUNC void load_key(const device T* row,
+  METAL_FUNC float key_factor(const device T* own,
+                              thread float4 (&x)[kPacks],
+                              int row_in_simdgroup,
+                              constant GatedDeltaParams& params,
+                              float scale) const thread {
+    if (!normalizes) {
+      return 1.0f;
+    }
+    float total = 0.0f;
+    if (takes_one_step) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < kPacks; i += kRows) {
+        const int pack = i + row_in_simdgroup;
+        if (pack < kPacks && has(pack)) {
+          const float4 part = Four<T>::load(own + kApart * pack);
+          total += metal::dot(part, part);
+        }
+      }
+      total = metal::simd_sum(total);
+    } else {
+      total = sum(dot(x, x));
+    }
+    return scale * metal::precise::rsqrt(total + params.eps);
+  }
+
+  // A row of q or k, scaled.
+  template <typename T>
+  METAL_FUNC void load_key(const device T* own,
                            constant GatedDeltaParams& params,
                            float scale,
                            thread float4 (&x)[kPacks]) const thread {
-    load<T>(row, true, x);
+    load<T>(own, true, x);
     if (normalizes) {
       const float factor = scale * metal::precise::rsqrt(sum(dot(x, x)) + params.eps);
       MLX_ANVIL_UNROLL
@@ -113,7 +144,7 @@ struct RowShare {
     }
   }
 
-  // The factors of a step's decay. `from` and `at`: those of the head.
+  // The factors of a step's decay. `at`: that of the head, or of the lane's first column.
   template <typename T>
   METAL_FUNC void load_decay(const device T* from,
                              long at,
@@ -123,9 +154,28 @@ struct RowShare {
     for (int i = 0; i < kPacks; ++i) {
       x[i] = float4(of_head);
       if (g_is_per_channel && has(i)) {
-        x[i] = load_gates(from, at + column(i));
+        x[i] = load_gates(from, at + kApart * i);
       }
     }
+  }
+};
+
+// Strides of an array. Read before any branch, they stay in uniform registers.
+struct ArrayStrides {
+  long batch, step, head;
+
+  METAL_FUNC static ArrayStrides of(constant int64_t* strides) {
+    ArrayStrides own;
+    own.batch = strides[0];
+    own.step = strides[1];
+    own.head = strides[2];
+    return own;
+  }
+  METAL_FUNC long place(uint own_batch, uint own_head) const thread {
+    return own_batch * batch + own_head * head;
+  }
+  METAL_FUNC long at(uint own_batch, int own_step, uint own_head) const thread {
+    return place(own_batch, own_head) + own_step * step;
   }
 };
 
