@@ -21,7 +21,6 @@ constant bool keeps_states [[function_constant(9)]];  // for the backward, and c
 constant bool corrects [[function_constant(10)]];     // the gated delta rule; else ssd_scan
 constant bool has_skip [[function_constant(11)]];
 constant bool is_gated [[function_constant(12)]];
-constant bool takes_one_step [[function_constant(16)]];  // of one batch row: no loops
 
 // Four adjacent elements, widened.
 template <typename T>
@@ -98,34 +97,6 @@ struct RowShare {
       total += metal::dot(a[i], b[i]);
     }
     return total;
-  }
-
-  // What scales a row of q or k to the length `scale`, if it is normalised. All rows of a simdgroup
-  // share it: in a single step each sums up a part of it, without a loop where loads would wait.
-  template <typename T>
-  METAL_FUNC float key_factor(const device T* own,
-                              thread float4 (&x)[kPacks],
-                              int row_in_simdgroup,
-                              constant GatedDeltaParams& params,
-                              float scale) const thread {
-    if (!normalizes) {
-      return 1.0f;
-    }
-    float total = 0.0f;
-    if (takes_one_step) {
-      MLX_ANVIL_UNROLL
-      for (int i = 0; i < kPacks; i += kRows) {
-        const int pack = i + row_in_simdgroup;
-        if (pack < kPacks && has(pack)) {
-          const float4 part = Four<T>::load(own + kApart * pack);
-          total += metal::dot(part, part);
-        }
-      }
-      total = metal::simd_sum(total);
-    } else {
-      total = sum(dot(x, x));
-    }
-    return scale * metal::precise::rsqrt(total + params.eps);
   }
 
   // A row of q or k, scaled.
