@@ -8,7 +8,7 @@ equal to what leaves it, and add up to those counts as closely as possible, give
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +41,8 @@ ANCHORS = (
 )
 # Between lanes: those that are one instruction for one call.
 _EXCHANGES = re.compile(r"shuffle_(xor|up|down)|(simd|quad)_(reduce|prefix)")
-_LITTLE_TRUST = 0.01
+_LITTLE_TRUST = 1e-2
+_PARAMETER = re.compile(r"u\d+:u\d+, #")  # an address that all lanes load from, in `constant` memory
 _BLOCK = re.compile(r"^block(\d+) \{\n(.*?)^\}([^\n]*)$", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(r"^   (?:([^=\n]*?) = )?([a-z]\w*) ?([^\n]*)$", re.MULTILINE)
 _REGISTER = re.compile(r"r(\d+)([lh]?)(?:(?:\.\.\.|:)r(\d+)([lh]?))?")
@@ -150,6 +151,8 @@ def read_layout(code: str) -> list[Block]:
         blocks.append(Block([], dict.fromkeys(ANCHORS, 0.0)))
         for destination, opcode, operands in _LINE.findall(body):
             _add(blocks[-1], destination, opcode, operands)
+            if opcode == "device_load" and _PARAMETER.match(operands):
+                blocks[-1].anchors["device read"] -= register_bytes(destination)
             if opcode.startswith("jmp_exec") and leads:
                 jumps.append((len(blocks) - 1, opcode, leads))
                 blocks.append(Block([], dict.fromkeys(ANCHORS, 0.0)))
@@ -163,12 +166,15 @@ def read_layout(code: str) -> list[Block]:
 def issue_of(code: str, counts: Mapping[str, float], *, laid_out: bool = False) -> Issue:
     """Weighs the blocks of a listing so that they make `counts`.
 
-    These are of ANCHORS, those that are known, of a SIMD group; bytes are of one thread. A compiler may read once what
-    the source reads twice, so that reads say little where exchanges are known. `laid_out`: as in `read_layout`;
-    otherwise a branch goes one way.
+    These are of ANCHORS, those that are known, of a SIMD group; bytes are of one thread. `laid_out`: as in
+    `read_layout`; otherwise a branch goes one way. Then reads are the most that the code may make, because a compiler
+    reads once what the source reads twice. And writes do not count beside products: a mask may keep lanes away.
     """
     blocks = read_layout(code) if laid_out else read_blocks(code)
-    runs = _runs(blocks, counts, 0.0 if laid_out else 1.0)
+    if laid_out and counts.get("matrix"):
+        counts = {name: count for name, count in counts.items() if not name.endswith("written")}
+    bounds = {name for name in counts if laid_out and name.endswith("read")}
+    runs = _runs(blocks, counts, bounds, 0.0 if laid_out else 1.0)
     total = Issue(blocks=[float(run) for run in runs])
     for block, run in zip(blocks, runs, strict=True):
         total.instructions += float(run * block.issued)
@@ -176,7 +182,7 @@ def issue_of(code: str, counts: Mapping[str, float], *, laid_out: bool = False) 
             setattr(total, name, getattr(total, name) + float(run * getattr(block, name)))
         total.rounds += float(run * (block.loads > 0))
     for name, count in counts.items():
-        if name.endswith("read") and counts.get("exchanges"):
+        if name in bounds:
             continue
         made = sum(run * block.anchors[name] for block, run in zip(blocks, runs, strict=True))
         if count and any(block.anchors[name] for block in blocks):
@@ -184,9 +190,9 @@ def issue_of(code: str, counts: Mapping[str, float], *, laid_out: bool = False) 
     return total
 
 
-def _runs(blocks: list[Block], counts: Mapping[str, float], second: float) -> np.ndarray:
-    """Returns how often every block runs. Of a branch that no count decides, the second way is taken `second` times as
-    often as the first."""
+def _runs(blocks: list[Block], counts: Mapping[str, float], bounds: Collection[str], second: float) -> np.ndarray:
+    """Returns how often every block runs. Counts of `bounds` are the most that there may be. Of a branch that no count
+    decides, the second way is taken `second` times as often as the first."""
     edges = [(i, j) for i, block in enumerate(blocks) for j in (block.successors or [len(blocks)])]
     leaves = np.zeros((len(blocks), len(edges)))
     enters = np.zeros_like(leaves)
@@ -196,12 +202,13 @@ def _runs(blocks: list[Block], counts: Mapping[str, float], second: float) -> np
             enters[j, column] = 1
     start = np.zeros(len(blocks))
     start[0] = 1
-    rows, wanted = [_FLOW * (leaves - enters)], [_FLOW * start]
-    trust = _LITTLE_TRUST if counts.get("exchanges") else 1.0
+    rows, wanted, spare = [_FLOW * (leaves - enters)], [_FLOW * start], []
     for name, count in counts.items():
         moved = np.array([block.anchors[name] for block in blocks])
         if moved.any():  # of a kernel's ways through, those that move what was not moved are not taken
-            weight = _COUNT * (trust if name.endswith("read") else 1.0)
+            weight = _COUNT * (_LITTLE_TRUST if name in bounds else 1.0)
+            if name in bounds:
+                spare.append((sum(map(len, rows)), weight))
             rows.append(weight / (count or moved.max()) * (moved @ leaves)[None])
             wanted.append(np.array([weight if count else 0.0]))
     for i, block in enumerate(blocks):
@@ -214,7 +221,12 @@ def _runs(blocks: list[Block], counts: Mapping[str, float], second: float) -> np
                 )[None]
             )
             wanted.append(np.zeros(1))
-    return leaves @ non_negative_least_squares(np.concatenate(rows), np.concatenate(wanted))
+    flows = np.concatenate(rows)
+    room = np.zeros((len(flows), len(spare)))  # below the bounds
+    for column, (row, weight) in enumerate(spare):
+        room[row, column] = weight
+    x = non_negative_least_squares(np.concatenate([flows, room], axis=1), np.concatenate(wanted))
+    return leaves @ x[: len(edges)]
 
 
 def non_negative_least_squares(a: np.ndarray, b: np.ndarray) -> np.ndarray:

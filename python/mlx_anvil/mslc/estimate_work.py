@@ -114,7 +114,7 @@ def combine_work(
     groups = whole.threadgroups
     simdgroups = groups * -(-threads // SIMD_WIDTH)
     counts = flow_counts(whole, simdgroups)
-    if laid_out:
+    if laid_out and not whole.matrix_multiplies:  # which are collective too
         counts["exchanges"] = whole.collectives / simdgroups
     issue = issue_of(compiled.code, counts, laid_out=laid_out)
     read, written = (_distinct(whole, name, ratio, limits or {}) for name in ("bytes_read", "bytes_written"))
