@@ -1,4 +1,4 @@
-"""The tables of apple.json, for docs/apple-kernels.md: machine code and bytes in one, estimates in the other."""
+"""The tables of docs/apple-kernels.md, of apple.json and apple_recurrences.json."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -91,3 +91,23 @@ def estimates(results: Results) -> str:
     errors = {e["chip"]: e["error"] for e in results["rows"][0]["estimates"]}
     heads = [s.format(f"{errors[c]:.0%}") for s, c in zip(shown, (SHOWN[0], SHOWN[-1]), strict=True)]
     return markdown(("ours / MLX's", *heads, "best ratio", "worst ratio", "ours on an M1: bound by"), lines)
+
+
+def recurrences(results: Results) -> str:
+    """What all launches of a call issue and move, and what the kernel needs that issues most: ours / a peer's."""
+    lines = []
+    for row in results["rows"]:
+        ours = row["ours"]
+        for who, peer in row["peers"].items():
+            issued = " / ".join(_count(side["issued"]) for side in (ours, peer))
+            ratios = (f"{ours[name] / peer[name]:.2f}" for name in ("issued", "cycles"))
+            megabytes = " / ".join(_megabytes(side["launches"]) for side in (ours, peer))
+            needs = [f"{ours[name]:,} / {peer[name]:,}" for name in ("registers", "spills", "threads")]
+            launches = f"{len(ours['launches'])} / {len(peer['launches'])}"
+            lines.append([f"`{row['op']}`, {row['what']}", who, issued, *ratios, megabytes, *needs, launches])
+    heads = ("ours / theirs", "beside", "instructions", "ratio", "of cycles", "MB", "registers", "spills", "threads")
+    return markdown((*heads, "launches"), lines)
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e6:.3g} M" if number >= 1e6 else f"{number / 1e3:.3g} K"

@@ -303,6 +303,7 @@ TABLES = {
     "agx, by op": ("agx", agx_tables.needs_by_op),
     "apple, code": ("apple", apple_tables.code),
     "apple, estimates": ("apple", apple_tables.estimates),
+    "apple, recurrences": ("apple_recurrences", apple_tables.recurrences),
     "estimate, errors": ("apple", estimate_tables.errors),
     "estimate, by kernel": ("apple", estimate_tables.errors_by_kernel),
     "gather_matmul": ("gather_matmul_cpu", expert_tables.gather_matmul),
