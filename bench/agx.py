@@ -70,8 +70,8 @@ def _product(function: str, bits: int, *more: str) -> Theirs:
 
 
 # What is compared: our pipeline key, with {dtype} in it, and MLX's kernel.
-_FORWARD = "flash_attention/flash_attention_forward_{{dtype}}_d{0}v{0}_c0t_c1f_c2f_c3f_c4f_c5t_c6f_c9f_c10t"
-_DECODE = "flash_attention/flash_attention_decode_{{dtype}}_d{0}r2_c0f_c1f_c2f_c3f_c4f_c5t_c6f_c10t_c16{1}"
+_FORWARD = "flash_attention/flash_attention_forward_{{dtype}}_d{0}v{0}_c0t_c1f_c2f_c3f_c4f_c5t_c6f_c9f_c10t_c11f_c12f"
+_DECODE = "flash_attention/flash_attention_decode_{{dtype}}_d{0}r2_c0f_c1f_c2f_c3f_c4f_c5t_c6f_c10t_c11f_c12f_c13f_c15f_c16{1}"
 _GEMV = "quantized_matmul/quantized_gemv_{{dtype}}_affine{0}_r1_c0t_c1f"
 _GEMM = "quantized_matmul/quantized_tiles_{1}_{{dtype}}_affine{0}{2}_c0t_c3t_c5t"
 _GATHERED = "gather_matmul/gather_{1}_{{dtype}}_affine{0}_c0t{2}_c3t_c5t_c6{3}_c7t_c8f"
