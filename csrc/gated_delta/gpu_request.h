@@ -19,7 +19,7 @@ namespace mlx_anvil {
 // chunk_prepare.metal.
 enum DeltaConstant : uint32_t {
   kRowsAreAligned,
-  kTileIsFull,
+  kColumnsAreFull,
   kHasState,
   kHasLengths,
   kReturnsStates,
@@ -35,6 +35,7 @@ enum DeltaConstant : uint32_t {
   kValuesAreVectors,
   kKeepsProducts,
   kTakesOneStep,
+  kRowsAreFull,
 };
 
 inline constexpr int64_t kMostBatches = 65535;  // limit of a grid's z dimension
@@ -122,7 +123,7 @@ struct DeltaRequest {
                          std::all_of(states.begin(), states.end(),
                                      [&](const mx::array* x) { return is_aligned(*x); });
     return {{kRowsAreAligned, aligned},
-            {kTileIsFull, sizes.key_dim == tile.key_dim && sizes.value_dim % tile.rows() == 0},
+            {kColumnsAreFull, sizes.key_dim == tile.key_dim},
             {kHasState, config.has_state},
             {kHasLengths, config.has_lengths},
             {kReturnsStates, config.returns_states},
@@ -200,6 +201,7 @@ struct DeltaRequest {
                const KernelOutputs& outputs,
                const Scratch* kept = nullptr) const {
     constants.add({{kKeepsStates, keeps_states},
+                   {kRowsAreFull, sizes.value_dim % tile.rows() == 0},
                    {kTakesOneStep, params.steps == 1 && sizes.batch == batches()}});
     KernelLaunch request = launch_of("forward", constants, params);
     request.inputs = operands();

@@ -11,7 +11,7 @@
 // Bindings: q, k, v, g, beta, state, lengths, positions, skip, gate, y, state_out, states, params
 // Function constants: 0 to 8 and 10 to 12 as in state.h; 9: only keeps the state after every chunk
 // but the last, in `states`, for the backward; 16: there is one step, and the grid covers the
-// batch. Rows are dense; alignment: constant 0.
+// batch; 17: all rows of the grid exist. Rows are dense; alignment: constant 0.
 //
 //   sum() is over the lanes of a row
 //   s = the lane's share of a row of the state
@@ -25,6 +25,7 @@
 #include "metal/gated_delta/state.h"
 
 constant bool takes_one_step [[function_constant(16)]];  // of one batch row: no loops
+constant bool rows_are_full [[function_constant(17)]];   // value_dim is a multiple of a block's
 
 // What scales a row of q or k to the length `scale`, if it is normalised. All rows of a simdgroup
 // share it: in a single step each sums up a part of it, without a loop where loads would wait.
@@ -81,7 +82,7 @@ template <typename T, int kTile, int kLanes>
   share.columns = params.key_dim;
   const int row_in_simdgroup = int(thread_lane / kLanes);
   const uint row = (group.x * kDeltaSimdgroups + simdgroup) * Share::kRows + row_in_simdgroup;
-  const bool exists = tile_is_full || row < uint(params.value_dim);
+  const bool exists = rows_are_full || row < uint(params.value_dim);
   const uint head = group.y;
   // head / group, exact for fewer than a million heads: integers take twice as many instructions.
   const uint key_head = uint((float(head) + 0.5f) * (1.0f / float(params.group)));

@@ -9,7 +9,7 @@
 #include "metal/gated_delta/tiles.h"
 
 constant bool rows_are_aligned [[function_constant(0)]];  // to four elements
-constant bool tile_is_full [[function_constant(1)]];      // by key_dim and, forward, by rows
+constant bool columns_are_full [[function_constant(1)]];  // key_dim is that of the tile
 constant bool has_state [[function_constant(2)]];
 constant bool has_lengths [[function_constant(3)]];
 constant bool returns_states [[function_constant(4)]];
@@ -60,7 +60,7 @@ struct RowShare {
   int columns;  // that exist
 
   METAL_FUNC int column(int pack) const thread { return 4 * (pack * kLanes + lane); }
-  METAL_FUNC bool has(int pack) const thread { return tile_is_full || column(pack) < columns; }
+  METAL_FUNC bool has(int pack) const thread { return columns_are_full || column(pack) < columns; }
 
   // Zeros past the end, or everywhere if the row does not exist. Pointers of all functions are to
   // the lane's first column.
