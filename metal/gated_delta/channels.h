@@ -10,6 +10,7 @@
 #include "metal/gated_delta/chunk.h"
 
 enum { kBlocks = kChunk / kBlock };
+enum { kChannelStride = TileRow<float, kChannels>::kStride };  // of a panel in threadgroup memory
 
 // Numbers of a chunk in `rows`: ChunkRow and, per channel, the decay through the chunk.
 METAL_FUNC long chunk_facts(constant GatedDeltaParams& params) {

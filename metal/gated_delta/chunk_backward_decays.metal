@@ -25,8 +25,6 @@
 #include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/parts.h"
 
-enum { kChannelStride = TileRow<float, kChannels>::kStride };
-
 using Steps = RegTile<float, kBlock, kChannels>;  // of a block
 
 // The chunk's steps, times the decay from their block's first step, or to its last. Then T_q, T_k

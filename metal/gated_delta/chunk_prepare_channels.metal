@@ -22,8 +22,6 @@
 #include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/inverse.h"
 
-enum { kChannelStride = TileRow<float, kChannels>::kStride };
-
 using BlockSums = RegTile<float, kBlock, kBlock>;
 
 // A panel of the chunk in threadgroup memory.

@@ -56,7 +56,7 @@ def _gates(*arrays: mx.array, **options: Any) -> Iterator[Call]:
 
 
 def every_kernel() -> Iterator[Call]:
-    for dtype, key_dim, per_channel in product(DTYPES, (48, 64, 128, 256), (False, True)):
+    for dtype, key_dim, per_channel in product(DTYPES, (48, 64, 112, 128, 256), (False, True)):
         yield from _calls(_arrays(20, (1, 2), key_dim, dtype, per_channel=per_channel))
     for key_dim, per_channel in product((64, 128), (False, True)):
         arrays = _arrays(20, (1, 2), key_dim, mx.bfloat16, per_channel=per_channel)
