@@ -71,12 +71,41 @@ def shipped(path: Path, names: tuple[str, ...], folder: Path) -> PtxModule:
 needs_metal = pytest.mark.skipif(METAL is None, reason="the project's kernels are not beside these tests")
 
 
+# With all function constants on, and with all off. Rows of the state, of U and of y are in registers together, and no call
+# has all of the constants. Kernels that are not named have none.
+CHUNK_SPILLS = {
+    "backward_channels_group": (1800, 800),
+    "backward_channels_pairs": (200, 140),
+    "backward_channels": (2200, 760),
+    "backward_decays": (480, 0),
+    "backward_group": (520, 320),
+    "backward_keys_pairs": (64, 0),
+    "backward_squares_pairs": (32, 0),
+    "backward_squares": (1300, 0),
+    "backward_pairs": (1000, 120),
+    "backward_gates": (0, 0),
+    "backward_keys": (0, 0),
+    "backward": (2000, 240),
+    "forward_channels_group": (320, 100),
+    "forward_channels_pairs": (16, 24),
+    "forward_channels": (120, 1500),
+    "forward_group": (16, 16),
+    "forward_pairs": (24, 80),
+    "forward": (140, 1250),
+    "prepare_channels": (760, 1200),
+    "prepare": (500, 0),
+}
+
+
 def most_spills(kernel: str, features: bool) -> int:
     """Bytes that a thread may store to local memory and load from it, with all function constants on or all off.
 
     Attention's tiles are as large as fit without that where not all are on, more than any call has (two kinds of
     masks): on an H200 the next smaller ones are slower. A decode of 16-bit types spills where rows are not vectors.
     Products of few rows have 128 registers, so that twice as many threads run at once. Sums of 64 rows leave few."""
+    if kernel.startswith("gated_delta_chunk_"):
+        parts = (parts for pass_, parts in CHUNK_SPILLS.items() if kernel.startswith(f"gated_delta_chunk_{pass_}_"))
+        return next(parts)[0 if features else 1]
     if kernel.startswith(("quantized_gemv_matrix", "quantized_swiglu_matrix", "gather_few_matrix")):
         return 16 if "_g32_" in kernel else 112
     if kernel.startswith("gather_gemm_gated_"):
