@@ -214,7 +214,7 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       add_diagonal(panel, own, int(lane) % kBlock, int(lane) / kBlock * (kChannels / 2),
                    own_queries, own_keys);
-      squares += squares_of(lane < kBlock ? panel.queries[step] : panel.keys[step]);
+      squares += lane < kBlock ? squares_of(panel.queries[step]) : squares_of(panel.keys[step]);
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       apply_decays(panel, decays, block, int(lane));
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
