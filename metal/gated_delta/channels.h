@@ -69,8 +69,10 @@ struct alignas(16) BlockDecays {
   // The product over blocks [first, last).
   METAL_FUNC float between(int first, int last, int channel) const threadgroup {
     float decay = 1.0f;
-    for (int i = first; i < last; ++i) {
-      decay *= through[i][channel];
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kBlocks; ++i) {
+      const float own = through[i][channel];
+      decay *= first <= i && i < last ? own : 1.0f;
     }
     return decay;
   }
