@@ -19,12 +19,13 @@ def every_template(rng: np.random.Generator) -> Iterator[Checked]:
     ):
         case = draw(steps, (1, 2), dims, any_dtype(rng), per_channel=per_channel, **options)
         yield Checked(partial(check, case))
-    # By chunks: with products of float32, and of pairs of bfloat16.
+    # By chunks: with products of float32, and of pairs of bfloat16, by one SIMD group and by four.
     for per_channel in (False, True):
         by_chunks = draw(70, (1, 2), (64, 72), any_dtype(rng), per_channel=per_channel, normalize_eps=1e-6)
         yield Checked(partial(check, by_chunks))
         pairs = draw(66, (1, 1), (64, 8), mx.bfloat16, per_channel=per_channel)
         yield Checked(partial(check, pairs), matrix_units=True)
+        yield Checked(partial(check, pairs), matrix_units=True, group_products=True)
     yield from each_way(rng, "gated_delta_gates", (2, 5, 4))
     yield from each_way(rng, "gated_delta_gates/channels", (1, 11, 3, 14))  # several parts and blocks
 
