@@ -15,9 +15,7 @@ namespace {
 
 constexpr uint32_t kGatesThreads = 256;
 
-// Must match metal/gated_delta/gates_backward.metal and metal/common/sum_parts.h.
-constexpr int64_t kGateColumns = 32;
-constexpr int64_t kGateSimdgroups = 8;
+// Must match metal/common/sum_parts.h.
 constexpr int64_t kGateSumColumns = 32;
 constexpr uint32_t kGateSumThreads = 1024;
 
@@ -93,7 +91,7 @@ void gated_delta_gates_backward_gpu(const GatesConfig& config,
   }
   GatedDeltaGatesParams params = params_of(config, inputs);
   const int64_t columns = int64_t{params.heads} * params.channels;
-  const int64_t blocks = ceil_div(columns, kGateColumns);
+  const int64_t blocks = ceil_div(columns, int64_t{kGateColumns});
   const int64_t rows_of_thread = std::clamp<int64_t>(
       params.rows * blocks * kGateColumns / kEnoughGateThreads, 1, kMostGateRows);
   params.rows_per_part = rows_of_thread * kGateSimdgroups;

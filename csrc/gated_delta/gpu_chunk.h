@@ -5,9 +5,8 @@
 
 namespace mlx_anvil {
 
-// Returns true if these kernels serve the call: many steps, a key dim of 64 or
-// 128, no gate, no states but the last, and a state of whole vectors. The others take a step after
-// the other.
+// Returns true if these kernels serve the call: many steps, a key dim of 64 or 128, no gate, no
+// states but the last, and a state of whole vectors. The others take a step after the other.
 bool takes_chunks(const DeltaRequest& request);
 
 void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs);

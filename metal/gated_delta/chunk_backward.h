@@ -1,15 +1,14 @@
 // gated_delta and ssd_scan by chunks: gradients of the state and of v, from the last chunk to the
-// first (chunk.h). The kernel of chunk_backward.metal and
-// chunk_backward_group.metal.
+// first (chunk.h). The kernel of chunk_backward.metal and chunk_backward_group.metal.
 //
-// Grid, threadgroup and its memory: as for chunk_forward.metal.
+// Grid, threadgroup and its memory: as for chunk_forward.h.
 //
 // Bindings: q, k, d_y, d_state_out, lengths, inverse, weights, rows, d_states, d_changes, d_v,
 //           d_state, params. Per channel, q and k are `decayed` of chunk_prepare_channels.metal.
 // Function constants: 2: the gradient of the first state is wanted; 3, 10, 11 as in state.h;
 // 13, 14: vectors of 16 bytes (chunk.h).
 //
-// All transposed, as in chunk_forward.metal. d_S is stored, in `d_states`, before each chunk takes
+// All transposed, as in chunk_forward.h. d_S is stored, in `d_states`, before each chunk takes
 // it, and d_X, in `d_changes`: with value_columns() rows and columns.
 //   for each chunk from the last:
 //     d_U = d_Y P + G[63] d_S K^T; d_X = d_U (I + A)^-1; d_V = beta d_X + skip d_Y

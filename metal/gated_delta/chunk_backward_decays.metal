@@ -17,12 +17,11 @@
 //                    j < s, d_P[m][j] k[j] and B[m][j] k[j], with the decays up to s
 //   T_o[j]         = what is read of step j after e: N, and d_P[m][j] q[m] + B[m][j] k[m]
 //   d_q = from T_q, d_k = from T_k + to T_o, and products of the pairs of the block
-//   d_g[i] = the decays but g[i], of all that is written before i and read at i or later: written
-//   and
-//            read in the block (a), before and in it (b), in and after it (c), before and after (d)
+//   d_g[i] = the decays but g[i], of all that is written before i and read at i or later: both in
+//            the block (a), written before it (b), read after it (c), or both (d)
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/channels.h"
 #include "metal/gated_delta/chunk_tiles.h"
+#include "metal/gated_delta/decays.h"
 #include "metal/gated_delta/parts.h"
 
 using Steps = RegTile<float, kBlock, kChannels>;  // of a block
@@ -72,15 +71,6 @@ METAL_FUNC void store_columns(thread float2 (&sums)[kChannels / 8],
     if (place.row == 0) {
       *reinterpret_cast<threadgroup float2*>(to + 8 * n + place.column) = sum;
     }
-  }
-}
-
-METAL_FUNC void store_steps(threadgroup float* to, const thread Steps& steps, FragmentPlace place) {
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < 2 * kChannels / 8; ++f) {
-    const int i = f / (kChannels / 8), n = f % (kChannels / 8);
-    store_fragment(to + (8 * i + place.row) * kChannelStride + 8 * n + place.column,
-                   steps.fragments[i][n]);
   }
 }
 
@@ -282,9 +272,9 @@ template <typename T>
       add_block_transposed(of_later, d_keys + pairs, panel.keys_from[kBlock * m], place);
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // all have read the steps
-    store_steps(panel.queries_from[own], of_queries, place);
-    store_steps(panel.keys_from[own], of_keys, place);
-    store_steps(panel.keys_to[own], of_later, place);
+    store_square<kChannelStride>(panel.queries_from[own], of_queries, place);
+    store_square<kChannelStride>(panel.keys_from[own], of_keys, place);
+    store_square<kChannelStride>(panel.keys_to[own], of_later, place);
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     // (b) and (c), and d_q and d_k from outside the block.

@@ -22,15 +22,14 @@ METAL_FUNC void store_decays(threadgroup float* matrix,
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-template <int kRows, int kColumns>
+template <int kStride = kDecayStride, int kRows, int kColumns>
 METAL_FUNC void store_square(threadgroup float* to,
                              const thread RegTile<float, kRows, kColumns>& tile,
                              FragmentPlace place) {
   MLX_ANVIL_UNROLL
   for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
     const int i = f / (kColumns / 8), n = f % (kColumns / 8);
-    store_fragment(to + (8 * i + place.row) * kDecayStride + 8 * n + place.column,
-                   tile.fragments[i][n]);
+    store_fragment(to + (8 * i + place.row) * kStride + 8 * n + place.column, tile.fragments[i][n]);
   }
 }
 

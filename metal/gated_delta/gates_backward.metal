@@ -23,7 +23,7 @@
 
 constant bool wants_sums [[function_constant(3)]];
 
-enum { kGateColumns = 32, kGateSimdgroups = 8, kGateThreads = kGateColumns * kGateSimdgroups };
+enum { kGateThreads = kGateColumns * kGateSimdgroups };
 
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(kGateThreads)]] void gated_delta_gates_backward(

@@ -36,6 +36,10 @@ struct GatedDeltaParams {
 
 static_assert(sizeof(GatedDeltaParams) == 8 * 24 + 4 * 16, "same layout in C++ and MSL");
 
+// A threadgroup of gated_delta_gates' backward: its columns, and SIMD groups with rows of their
+// own.
+enum { kGateColumns = 32, kGateSimdgroups = 8 };
+
 struct GatedDeltaGatesParams {
   int64_t rows;
   int64_t rows_per_part;  // of the backward
