@@ -23,17 +23,23 @@ int64_t chunk_facts(const DeltaSizes& sizes) {
 // group or by four.
 enum class Products { kFloats, kPairs, kGroups };
 
-// Bytes of threadgroup memory of the kernels that walk (metal/gated_delta/chunk_walk.h and
-// chunk_walk_ahead.h). Rows of tiles are 16 bytes longer than their columns, but for groups.
-int64_t walk_memory(const DeltaSizes& sizes, Products products, bool is_backward) {
+// The kernels that walk along a sequence.
+enum class Walk { kForward, kKeepsStates, kBackward };
+
+// Bytes of threadgroup memory of a walk (metal/gated_delta/chunk_walk.h and chunk_walk_ahead.h).
+// Rows of tiles are 16 bytes longer than their columns, but for groups.
+int64_t walk_memory(const DeltaSizes& sizes, Products products, Walk walk) {
   const int64_t facts = 4 * chunk_facts(sizes), panels = sizes.key_dim / kPanel;
   if (products == Products::kFloats) {
     return facts + kChunk * (4 * kChunk + 16);
   }
   const int64_t tile = kChunk * (2 * kChunk + (products == Products::kGroups ? 0 : 16));
-  const int64_t planes = is_backward ? 2 : 1, others = 3 + planes;  // values, inverse, weights
-  return 2 * facts +
-         tile * (sizes.is_per_channel ? (4 + planes) * panels + others : 2 * (2 * panels + others));
+  const int64_t keys = !sizes.is_per_channel        ? panels
+                       : walk == Walk::kBackward ? 2 * panels
+                                                 : 4 * panels;
+  const int64_t others = 3;  // values and the inverse
+  const int64_t queries = walk == Walk::kKeepsStates ? 0 : panels + 1;  // and weights
+  return 2 * facts + tile * (sizes.is_per_channel ? 1 : 2) * (keys + others + queries);
 }
 
 // The kernels have 32-bit offsets in the rows of a chunk.
@@ -49,11 +55,19 @@ Products products_of(const DeltaRequest& request, const mx::array* d_y) {
   const GatedDeltaInputs& in = request.in;
   const DeviceTraits traits = device_traits(request.stream.device);
   const Products products = traits.group_products ? Products::kGroups : Products::kPairs;
-  const int64_t memory = walk_memory(request.sizes, products, d_y != nullptr);
+  const int64_t memory = std::max(walk_memory(request.sizes, products, Walk::kForward),
+                                  walk_memory(request.sizes, products, Walk::kBackward));
   const bool takes_pairs = in.q.dtype() == mx::bfloat16 && traits.matrix_units &&
                            memory + kReservedThreadgroupMemory <= traits.threadgroup_memory &&
                            are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
   return takes_pairs ? products : Products::kFloats;
+}
+
+// That of chunk_prepare: a square of float32, or with pairs the tiles of q and k if they are larger.
+uint32_t prepare_memory(const DeltaSizes& sizes, bool are_pairs) {
+  const int64_t square = 4 * kChunk * (kChunk + 4);
+  const int64_t tiles = 2 * (sizes.key_dim / kPanel) * kChunk * (2 * kPanel + 16);
+  return static_cast<uint32_t>(are_pairs ? std::max(square, tiles) : square);
 }
 
 class ChunkRequest {
@@ -64,11 +78,11 @@ class ChunkRequest {
         params_(request.params()),
         chunks_(ceil_div(request.sizes.length, int64_t{kChunk})),
         products_(products_of(request, d_y)),
-        inverse_(matrix(kSquare)),
+        inverse_(planes(kSquare)),
         weights_(matrix(kSquare)),
         rows_(floats(chunk_facts(request.sizes))) {
     if (is_per_channel()) {
-      decayed_.emplace(matrix(kChunkOperands * kChunk * request.sizes.key_dim));
+      decayed_.emplace(planes(kChunkOperands * kChunk * request.sizes.key_dim));
     }
   }
 
@@ -95,11 +109,14 @@ class ChunkRequest {
       request.temporaries.push_back(&*decayed_);
     }
     request.grid = chunks();
+    if (!is_per_channel()) {
+      request.threadgroup_memory = {prepare_memory(request_.sizes, are_pairs())};
+    }
     launch(request, request_.stream);
   }
 
   void forward(mx::array& y, mx::array& state_out) {
-    launch_forward({&y, &state_out, &state_out}, /*keeps_states=*/false,
+    launch_forward({&y, &state_out, &state_out, &state_out}, Walk::kForward,
                    are_vectors({&request_.in.v, &y}), walk_temporaries());
   }
 
@@ -110,17 +127,18 @@ class ChunkRequest {
     const mx::array& d_y = d_outputs[0];
     std::copy_n(d_y.strides().begin(), 3, params_.d_y_strides);
     const int64_t columns = ceil_div(sizes.value_dim, int64_t{kChunkValues}) * kChunkValues;
-    Scratch products = floats(is_per_channel() ? kSquare : 2 * kSquare);
+    Scratch products = matrix(is_per_channel() ? kSquare : 2 * kSquare);
     prepare(&products);
-    Scratch states = floats(columns * sizes.key_dim), changes = floats(columns * kChunk);
-    Scratch d_states = floats(columns * sizes.key_dim), d_changes = floats(columns * kChunk);
-    launch_forward({&outputs[2], states.get(), changes.get()}, /*keeps_states=*/true,
+    // The two walks do not depend on each other: no array is an output of both.
+    Scratch states = matrix(columns * sizes.key_dim), changes = matrix(columns * kChunk);
+    Scratch d_states = matrix(columns * sizes.key_dim), d_changes = matrix(columns * kChunk);
+    launch_forward({states.get(), states.get(), states.get(), changes.get()}, Walk::kKeepsStates,
                    are_vectors({&in.v}), walk_temporaries({&states, &changes}));
 
     KernelLaunch back = launch_of(is_per_channel() ? "chunk_backward_channels" : "chunk_backward",
                                   {{kHasState, request_.config.has_state},
                                    {kValuesAreVectors, are_vectors({&d_y, &outputs[2]})}},
-                                  /*walks=*/true);
+                                  /*by_groups=*/true);
     back.inputs = {
         queries(),      keys(),         &d_y,       &d_outputs[1], request_.or_q(in.lengths),
         inverse_.get(), weights_.get(), rows_.get()};
@@ -128,10 +146,10 @@ class ChunkRequest {
                     request_.config.has_state ? &outputs[request_.config.kState] : d_states.get()};
     back.temporaries = walk_temporaries({&d_states, &d_changes});
     back.grid = blocks();
-    back.threadgroup_memory = {memory(/*is_backward=*/true)};
+    back.threadgroup_memory = {memory(Walk::kBackward)};
     launch(back, request_.stream);
 
-    Scratch squares = floats(2 * kSquare), sums = floats(kChunkSums * kChunk);
+    Scratch squares = matrix(kChunkSquares * kSquare), sums = floats(kChunkSums * kChunk);
     KernelLaunch pairs =
         launch_of("chunk_backward_squares", {{kValuesAreVectors, are_vectors({&in.v, &d_y})}});
     pairs.inputs = {&in.v,          &d_y,           request_.or_q(in.lengths),
@@ -143,12 +161,14 @@ class ChunkRequest {
     launch(pairs, request_.stream);
 
     const int64_t panels = sizes.key_dim / kPanel;
-    Scratch parts({static_cast<int>(sizes.batch * sizes.length),
-                   static_cast<int>(sizes.value_heads), static_cast<int>(request_.part_size())},
+    params_.part_heads = heads_of_part();
+    params_.token_parts = params_.value_heads / params_.part_heads;
+    Scratch parts({static_cast<int>(sizes.batch * sizes.length), params_.token_parts,
+                   static_cast<int>((is_per_channel() ? 3 : 2) * sizes.key_dim)},
                   mx::float32, request_.stream);
     Scratch dots = floats(panels * kChunkDots * kChunk);
-    KernelLaunch of_keys =
-        launch_of("chunk_backward_keys", {{kValuesAreVectors, are_vectors({&d_y})}});
+    KernelLaunch of_keys = launch_of(
+        "chunk_backward_keys", {{kValuesAreVectors, are_vectors({&d_y})}}, /*by_groups=*/true);
     of_keys.inputs = {&in.q,           &in.k,        &d_y,          request_.or_q(in.lengths),
                       rows_.get(),     states.get(), changes.get(), d_states.get(),
                       d_changes.get(), squares.get()};
@@ -156,20 +176,21 @@ class ChunkRequest {
     of_keys.temporaries = {&rows_,     &states,  &changes, &d_states,
                            &d_changes, &squares, &parts,   &dots};
     of_keys.grid = chunks(panels);
+    of_keys.grid.y /= static_cast<uint32_t>(params_.part_heads);
+    if (products_ == Products::kGroups) {
+      constexpr uint32_t kTiles = 2 * 5 + 2;  // metal/gated_delta/chunk_backward_keys_group.metal
+      of_keys.threadgroup_memory = {kTiles * kChunk * kPanel * 2};
+    }
     launch(of_keys, request_.stream);
 
     if (is_per_channel()) {
       Scratch rates = floats(sizes.key_dim / kChannels * kChunk);
-      launch_decays(squares, dots, parts, rates);
-      launch_gates(sums, rates, parts);
+      launch_decays(squares, dots, parts, rates, outputs[3]);
+      launch_gates(sums, rates, outputs);
     } else {
-      launch_gates(sums, dots, parts);
+      launch_gates(sums, dots, outputs);
     }
-
-    // `parts` has all steps in one chunk, and one block of rows.
-    params_.chunk = params_.length;
-    params_.blocks = 1;
-    request_.sum(params_, parts, outputs);
+    launch_sum(parts, outputs);
   }
 
  private:
@@ -177,17 +198,20 @@ class ChunkRequest {
   void launch_decays(const Scratch& squares,
                      const Scratch& through,
                      Scratch& parts,
-                     Scratch& rates) const {
+                     Scratch& rates,
+                     mx::array& d_g) const {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request{};
     request.kernel =
-        &kernel_named(kGatedDelta, {"gated_delta_chunk_backward_decays_", dtype_name(in.q)},
+        &kernel_named(kGatedDelta,
+                      {"gated_delta_chunk_backward_decays_", are_pairs() ? "pairs_" : "",
+                       dtype_name(in.q)},
                       {{kHasLengths, request_.config.has_lengths},
                        {kGIsFloat32, in.g.dtype() == mx::float32},
                        {kGIsPerChannel, true}});
     request.inputs = {&in.q,       &in.k,         &in.g,        request_.or_q(in.lengths),
                       rows_.get(), squares.get(), through.get()};
-    request.outputs = {parts.get(), rates.get()};
+    request.outputs = {parts.get(), rates.get(), &d_g};
     request.params = &params_;
     request.params_size = sizeof(params_);
     request.temporaries = {&rows_, &squares, &through, &parts, &rates};
@@ -197,7 +221,7 @@ class ChunkRequest {
   }
 
   // The gradients of g per head, beta and skip.
-  void launch_gates(const Scratch& sums, const Scratch& dots, Scratch& parts) const {
+  void launch_gates(const Scratch& sums, const Scratch& dots, Arrays& outputs) const {
     KernelLaunch request{};
     request.kernel =
         &kernel_named(kGatedDelta, {"gated_delta_chunk_backward_gates_d", request_.sizes.key_dim},
@@ -205,25 +229,47 @@ class ChunkRequest {
                        {kGIsPerChannel, is_per_channel()},
                        {kHasSkip, request_.config.has_skip}});
     request.inputs = {request_.or_q(request_.in.lengths), rows_.get(), sums.get(), dots.get()};
-    request.outputs = {parts.get()};
+    mx::array& d_beta = outputs[4];
+    request.outputs = {is_per_channel() ? &d_beta : &outputs[3], &d_beta,
+                       request_.config.has_skip ? &outputs[request_.config.skip_at()] : &d_beta};
     request.params = &params_;
     request.params_size = sizeof(params_);
-    request.temporaries = {&rows_, &sums, &dots, &parts};
+    request.temporaries = {&rows_, &sums, &dots};
     request.grid = chunks();
     request.threadgroup = {kChunkThreads, 1, 1};
     launch(request, request_.stream);
   }
 
+  // The gradients of q and k, from those of the value heads.
+  void launch_sum(const Scratch& parts, Arrays& outputs) const {
+    KernelLaunch request{};
+    request.kernel =
+        &kernel_named(kGatedDelta, {"gated_delta_chunk_sum_", dtype_name(request_.in.q)},
+                      {{kNormalizes, request_.config.normalizes},
+                       {kGIsPerChannel, is_per_channel()},
+                       {kKeysAreVectors, keys_are_vectors()}});
+    request.inputs = {&request_.in.q, &request_.in.k, parts.get()};
+    request.outputs = {&outputs[0], &outputs[1]};
+    request.params = &params_;
+    request.params_size = sizeof(params_);
+    request.temporaries = {&parts};
+    const int64_t rows = request_.sizes.length * request_.sizes.key_heads;
+    request.grid = {static_cast<uint32_t>(ceil_div(rows, int64_t{kDeltaSumSimdgroups})), 1,
+                    request_.batches()};
+    request.threadgroup = {32 * kDeltaSumSimdgroups, 1, 1};
+    launch(request, request_.stream);
+  }
+
   void launch_forward(const KernelOutputs& outputs,
-                      bool keeps_states,
+                      Walk walk,
                       bool values_are_vectors,
                       const KernelTemporaries& temporaries) const {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request = launch_of(is_per_channel() ? "chunk_forward_channels" : "chunk_forward",
                                      {{kHasState, request_.config.has_state},
-                                      {kKeepsStates, keeps_states},
+                                      {kKeepsStates, walk == Walk::kKeepsStates},
                                       {kValuesAreVectors, values_are_vectors}},
-                                     /*walks=*/true);
+                                     /*by_groups=*/true);
     request.inputs = {queries(),
                       keys(),
                       &in.v,
@@ -235,12 +281,12 @@ class ChunkRequest {
     request.outputs = outputs;
     request.temporaries = temporaries;
     request.grid = blocks();
-    request.threadgroup_memory = {memory(/*is_backward=*/false)};
+    request.threadgroup_memory = {memory(walk)};
     launch(request, request_.stream);
   }
 
-  uint32_t memory(bool is_backward) const {
-    return static_cast<uint32_t>(walk_memory(request_.sizes, products_, is_backward));
+  uint32_t memory(Walk walk) const {
+    return static_cast<uint32_t>(walk_memory(request_.sizes, products_, walk));
   }
 
   mx::Shape shape(int64_t numbers) const {
@@ -248,14 +294,15 @@ class ChunkRequest {
     return {static_cast<int>(sizes.batch * sizes.value_heads), static_cast<int>(chunks_),
             static_cast<int>(numbers)};
   }
-  // So many numbers per chunk, as float32, or as a matrix between kernels (ChunkNumbers).
+  // So many numbers per chunk: as float32; as a matrix between kernels (ChunkNumbers); or as all
+  // planes of one.
   Scratch floats(int64_t numbers) const {
     return Scratch(shape(numbers), mx::float32, request_.stream);
   }
   Scratch matrix(int64_t numbers) const {
-    return are_pairs() ? Scratch(shape(2 * numbers), mx::bfloat16, request_.stream)
-                       : floats(numbers);
+    return are_pairs() ? Scratch(shape(numbers), mx::bfloat16, request_.stream) : floats(numbers);
   }
+  Scratch planes(int64_t numbers) const { return matrix(are_pairs() ? 2 * numbers : numbers); }
   bool are_pairs() const { return products_ != Products::kFloats; }
   bool is_per_channel() const { return request_.sizes.is_per_channel; }
   // What the walks read of q and k.
@@ -281,11 +328,28 @@ class ChunkRequest {
             heads(), request_.batches()};
   }
 
-  // `walks`: along a sequence. These kernels have products of four SIMD groups.
+  // Value heads whose gradients of q and k are added up by one threadgroup: as many as leave each
+  // multiprocessor its two.
+  int32_t heads_of_part() const {
+    const DeltaSizes& sizes = request_.sizes;
+    if (products_ != Products::kGroups || is_per_channel()) {
+      return 1;
+    }
+    const int64_t least = 2 * device_traits(request_.stream.device).multiprocessors;
+    const int64_t all = sizes.batch * sizes.value_heads * chunks_ * (sizes.key_dim / kPanel);
+    for (const int32_t heads : {4, 3, 2}) {
+      if (sizes.group() % heads == 0 && all / heads >= least) {
+        return heads;
+      }
+    }
+    return 1;
+  }
+
+  // `by_groups`: the kernel has products of four SIMD groups, where the GPU has.
   KernelLaunch launch_of(const char* variant,
                          FunctionConstants constants,
-                         bool walks = false) const {
-    const bool by_groups = walks && products_ == Products::kGroups;
+                         bool by_groups = false) const {
+    by_groups = by_groups && products_ == Products::kGroups;
     constants.add({{kHasLengths, request_.config.has_lengths},
                    {kCorrects, request_.config.corrects},
                    {kGIsPerChannel, is_per_channel()},

@@ -181,7 +181,8 @@ struct DeltaRequest {
     sum.kernel = &kernel_named(kGatedDelta, {"gated_delta_sum_", dtype_name(in.q)},
                                {{kNormalizes, config.normalizes},
                                 {kGIsPerChannel, sizes.is_per_channel},
-                                {kHasSkip, config.has_skip}});
+                                {kHasSkip, config.has_skip},
+                                {kKeysAreVectors, rows_are_vectors({&in.q, &in.k})}});
     sum.inputs = {&in.q, &in.k, parts.get()};
     sum.outputs = {&outputs[0], &outputs[1], &outputs[3], &outputs[4],
                    &outputs[config.has_skip ? config.skip_at() : 4]};

@@ -48,6 +48,11 @@ struct Widened {
   }
 };
 
+template <typename T>
+METAL_FUNC float4 floats_of(metal::vec<T, 4> x) {
+  return float4(float(x.x), float(x.y), float(x.z), float(x.w));
+}
+
 // The low parts of numbers whose high parts are `high`.
 template <typename T, int kRows, int kColumns>
 METAL_FUNC RegTile<T, kRows, kColumns> low_parts(
@@ -68,46 +73,46 @@ METAL_FUNC RegTile<T, kRows, kColumns> low_parts(
 
 template <typename T, int kSize = sizeof(T)>
 struct TransposedPairs {
+  // `to`: the row of the lane's first element. Rows [0, rows) and columns [0, columns) exist.
   static METAL_FUNC void store(device T* to,
-                               long stride,
+                               int,
                                int rows,
                                int columns,
-                               int i,
-                               int n,
+                               int column,
                                float2 own,
                                FragmentPlace place,
                                bool vectors) {
     const Pair<T> pair = elements_of(transposed(fragment_of<T>(own), place));
-    const int row = 8 * n + place.row;
-    if (row < rows) {
-      store_pair(to + row * stride, 8 * i + place.column, columns,
-                 float2(float(pair.x), float(pair.y)), vectors, /*full=*/false);
+    if (rows > 0) {
+      store_pair(to, column + place.column, columns, float2(float(pair.x), float(pair.y)), vectors,
+                 /*full=*/false);
     }
   }
+  static METAL_FUNC int row_of(FragmentPlace place) { return place.row; }
 };
 
 template <typename T>
 struct TransposedPairs<T, 4> {
   static METAL_FUNC void store(device T* to,
-                               long stride,
+                               int stride,
                                int rows,
                                int columns,
-                               int i,
-                               int n,
+                               int column,
                                float2 own,
                                FragmentPlace place,
                                bool) {
-    const int column = 8 * i + place.row;
-    MLX_ANVIL_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      const int row = 8 * n + place.column + e;
-      if (row < rows && column < columns) {
-        to[row * stride + column] = own[e];
-      }
+    const int at = column + place.row;
+    if (rows > 0 && at < columns) {
+      to[at] = own.x;
+    }
+    if (rows > 1 && at < columns) {
+      to[stride + at] = own.y;
     }
   }
+  static METAL_FUNC int row_of(FragmentPlace place) { return place.column; }
 };
 
+// One address, which goes from row to row: a compiler would keep one for each in registers.
 template <typename T, int kRows, int kColumns>
 METAL_FUNC void store_transposed_rows(const thread RegTile<float, kRows, kColumns>& tile,
                                       device T* to,
@@ -116,11 +121,19 @@ METAL_FUNC void store_transposed_rows(const thread RegTile<float, kRows, kColumn
                                       int columns,
                                       FragmentPlace place,
                                       bool vectors) {
+  using Pairs = TransposedPairs<T>;
+  const int step = int(stride), first = Pairs::row_of(place);
+  to += first * step;
+  rows -= first;
   MLX_ANVIL_UNROLL
-  for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
-    const int i = f / (kColumns / 8), n = f % (kColumns / 8);
-    TransposedPairs<T>::store(to, stride, rows, columns, i, n, elements_of(tile.fragments[i][n]),
-                              place, vectors);
+  for (int n = 0; n < kColumns / 8; ++n) {
+    MLX_ANVIL_UNROLL
+    for (int i = 0; i < kRows / 8; ++i) {
+      Pairs::store(to, step, rows, columns, 8 * i, elements_of(tile.fragments[i][n]), place,
+                   vectors);
+    }
+    to += 8 * step;
+    rows -= 8;
   }
 }
 

@@ -28,8 +28,8 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
     const device typename ChunkNumbers<T, kPairs>::Weight* inverse [[buffer(5)]],
     const device typename ChunkNumbers<T, kPairs>::Weight* weights [[buffer(6)]],
     const device float* rows [[buffer(7)]],
-    device float* d_states [[buffer(8)]],
-    device float* d_changes [[buffer(9)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* d_states [[buffer(8)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* d_changes [[buffer(9)]],
     device T* d_v [[buffer(10)]],
     device float* d_state [[buffer(11)]],
     constant GatedDeltaParams& params [[buffer(12)]],
@@ -67,30 +67,33 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
       const ChunkPlace chunk = chunk_place(params, steps, batch, head, c);
       const long token = long(batch) * params.length + chunk.first;
       device T* const to = d_v + (token * params.value_heads + head) * params.value_dim + row;
-      RegTile<float, 16, kChunk> d_x, d_u, d_out;
+      RegTile<float, 16, kChunk> d_x, d_u;
+      RegTile<T, 16, kChunk> d_out;  // of half the registers
       d_x.zero();
       if (chunk.is_padding()) {
         store_transposed_rows(d_x, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
         continue;
       }
       store_state(d_s, d_states + (chunk.index * columns + row) * kKeyDim, 16, place);
-      walk.begin(chunk, chunk_place(params, steps, batch, head, c - 1), c > 0, true);
-      d_u.zero();
+      walk.begin(chunk, chunk_place(params, steps, batch, head, c - 1), c > 0);
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        add_keys<kKeysTo, true, false>(walk, d_u, d_s[panel], panel, place);
+        add_keys<kKeysTo, true, true>(walk, d_x, d_s[panel], panel, place);
       }
-      finish_products<kGroups>(d_u);
-      scale_columns(d_u, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
+      if (kPerChannel) {
+        finish_products<kGroups>(d_x);  // these tiles make room
+      }
       walk.template arrive<1>();
       read_tile_transposed(d_out, walk.values(), own, place);
-      MLX_ANVIL_UNROLL
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        add_product<kPairs, false, true>(d_u, d_out, walk.weights(plane), place);
-      }
+      d_u.zero();
+      add_product<kPairs, false, true>(d_u, d_out.template to<float>(), walk.weights(), place);
+      finish_products<kGroups>(d_x);
+      scale_columns(d_x, walk.facts(kDecayAfter), walk.facts(kKeyScale), place);
       finish_products<kGroups>(d_u);
+      d_u.add(d_x);
       if (corrects) {
-        add_product<kPairs, false, false>(d_x, d_u, walk.inverse(0), place);
+        d_x.zero();
+        add_product<kPairs, false, true>(d_x, d_u, walk.inverse(0), place);
         if (kPlanes == 2) {
           add_product<kPairs, false, true>(d_x, d_u, walk.inverse(1), place);
         }
@@ -98,42 +101,42 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
       } else {
         d_x = d_u;
       }
+      store_transposed_rows(d_x, d_changes + chunk.index * kChunk * columns + row, columns, kChunk,
+                            16, place, /*vectors=*/true);
+      scale_columns(d_x, walk.facts(kRate), place);
+      d_u = d_x;
       if (has_skip) {
-        d_u = d_out;
-        scale_columns(d_u, walk.facts(kSkip), place);
-      } else {
-        d_u.zero();
+        RegTile<float, 16, kChunk> skipped = d_out.template to<float>();
+        scale_columns(skipped, walk.facts(kSkip), place);
+        d_u.add(skipped);
       }
-      scale_columns(d_out, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
+      clear_columns_from(d_u, chunk.steps, place);
+      store_transposed_rows(d_u, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
+
+      d_u = d_out.template to<float>();
+      scale_columns(d_u, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
+      scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
+      d_x.negate();
       walk.template arrive<2>();
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
         decay_state<kPerChannel>(walk, d_s[panel], panel, place);
-        add_keys<kQueriesFrom, false, false>(walk, d_s[panel], d_out, panel, place);
+        add_keys<kQueriesFrom, false, true>(walk, d_s[panel], d_u, panel, place);
       }
-      store_transposed_rows(d_x, d_changes + chunk.index * kChunk * columns + row, columns, kChunk,
-                            16, place, false);
-      scale_columns(d_x, walk.facts(kRate), place);
-      d_u.add(d_x);
-      clear_columns_from(d_u, chunk.steps, place);
-      store_transposed_rows(d_u, to, v_stride, chunk.exists, own_rows, place, values_are_vectors);
-
-      scale_columns(d_x, walk.facts(kDecayBefore), walk.facts(kKeyScale), place);
-      d_x.negate();
       MLX_ANVIL_UNROLL
-      for (int panel = 0; panel < kPanels; ++panel) {
-        finish_products<kGroups>(d_s[panel]);
+      for (int panel = 0; panel < kPanels && kPerChannel; ++panel) {
+        finish_products<kGroups>(d_s[panel]);  // likewise
       }
       walk.template arrive<3>();
       if (corrects) {
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
-          add_keys<kKeysFrom, false, false>(walk, d_s[panel], d_x, panel, place);
+          add_keys<kKeysFrom, false, true>(walk, d_s[panel], d_x, panel, place);
         }
-        MLX_ANVIL_UNROLL
-        for (int panel = 0; panel < kPanels; ++panel) {
-          finish_products<kGroups>(d_s[panel]);
-        }
+      }
+      MLX_ANVIL_UNROLL
+      for (int panel = 0; panel < kPanels; ++panel) {
+        finish_products<kGroups>(d_s[panel]);
       }
     }
     if (has_state) {

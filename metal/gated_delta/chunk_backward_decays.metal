@@ -1,14 +1,14 @@
 // gated_delta by chunks with a decay per channel: the gradients of q, k and g (chunk.h,
 // channels.h).
 //
-// Kernels: gated_delta_chunk_backward_decays_<dtype>.
+// Kernels: gated_delta_chunk_backward_decays_<dtype>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers the panels of 32 channels of each chunk, y value heads, z batch rows and may be
 // smaller than the batch. Threadgroup: 128 x 1 x 1; a thread has a channel of a block of 16 steps.
 //
-// Bindings: q, k, g, lengths, rows, squares, through, parts, dots, params
+// Bindings: q, k, g, lengths, rows, squares, through, parts, dots, d_g, params
 // Function constants: 3, 6 and 8 as in state.h. `squares`: d_P and B of
 // chunk_backward_squares.metal. `through`: `dots` of chunk_backward_keys.metal. `parts` hold its W,
-// Z and N, which the gradients of q, k and g replace. `dots`: gamma Z . k of each step and panel,
+// Z and N, of which the gradients of q and k replace the first two. `dots`: gamma Z . k of each step and panel,
 // for chunk_backward_gates.metal.
 //
 // With q and k scaled, all of one channel; a block has steps s to e, `from` and `to` are the decays
@@ -20,9 +20,7 @@
 //   d_g[i] = the decays but g[i], of all that is written before i and read at i or later: both in
 //            the block (a), written before it (b), read after it (c), or both (d)
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/chunk_tiles.h"
-#include "metal/gated_delta/decays.h"
-#include "metal/gated_delta/parts.h"
+#include "metal/gated_delta/chunk_keys.h"
 
 using Steps = RegTile<float, kBlock, kChannels>;  // of a block
 
@@ -75,8 +73,9 @@ METAL_FUNC void store_columns(thread float2 (&sums)[kChannels / 8],
 }
 
 // sum += block x right, of 16 rows and columns of a square in device memory.
+template <typename Weight>
 METAL_FUNC void add_block(thread Steps& sum,
-                          const device float* block,
+                          const device Weight* block,
                           const threadgroup float* right,
                           FragmentPlace place) {
   RegTile<float, kBlock, kBlock> left;
@@ -85,16 +84,17 @@ METAL_FUNC void add_block(thread Steps& sum,
 }
 
 // The same with the block's transpose.
+template <typename Weight>
 METAL_FUNC void add_block_transposed(thread Steps& sum,
-                                     const device float* block,
+                                     const device Weight* block,
                                      const threadgroup float* right,
                                      FragmentPlace place) {
   RegTile<float, kBlock, kBlock> left;
   MLX_ANVIL_UNROLL
   for (int f = 0; f < 4; ++f) {
-    const device float* const at =
+    const device Weight* const at =
         block + (8 * (f % 2) + place.column) * kChunk + 8 * (f / 2) + place.row;
-    left.fragments[f / 2][f % 2] = fragment_of<float>(at[0], at[kChunk]);
+    left.fragments[f / 2][f % 2] = fragment_of<float>(float(at[0]), float(at[kChunk]));
   }
   sum.mma(left, SharedTile<float, kChannelStride>{right, place});
 }
@@ -150,30 +150,33 @@ METAL_FUNC void add_pairs(const thread ChannelBlock& steps,
 }
 
 // Stores the block on the diagonal of a square, transposed.
-METAL_FUNC void store_diagonal(threadgroup float* to, const device float* block, uint lane) {
+template <typename Weight>
+METAL_FUNC void store_diagonal(threadgroup float* to, const device Weight* block, uint lane) {
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kBlock * kBlock / 32; ++i) {
     const int at = 32 * i + int(lane);
-    to[at % kBlock * kBlock + at / kBlock] = block[at / kBlock * kChunk + at % kBlock];
+    to[at % kBlock * kBlock + at / kBlock] = float(block[at / kBlock * kChunk + at % kBlock]);
   }
 }
 
-template <typename T>
+template <typename T, bool kPairs>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_backward_decays(
     const device T* q [[buffer(0)]],
     const device T* k [[buffer(1)]],
     const device T* g [[buffer(2)]],
     const device int* lengths [[buffer(3)]],
     const device float* rows [[buffer(4)]],
-    const device float* squares [[buffer(5)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* squares [[buffer(5)]],
     const device float* through [[buffer(6)]],
     device float* parts [[buffer(7)]],
     device float* dots [[buffer(8)]],
-    constant GatedDeltaParams& params [[buffer(9)]],
+    device float* d_g [[buffer(9)]],
+    constant GatedDeltaParams& params [[buffer(10)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
+  using Weight = typename ChunkNumbers<T, kPairs>::Weight;
   enum { kSquare = kChunk * kChunk };
   threadgroup DecayedPanel panel;
   threadgroup BlockDecays decays;
@@ -182,19 +185,23 @@ template <typename T>
   const int head = int(group.y), block = int(simdgroup), own = kBlock * block;
   const int channel = int(group.x) % panels * kChannels + int(lane);
   const FragmentPlace place = fragment_place(lane);
-  const long part_size = delta_part_size(3, key_dim);
-  const long stride = params.value_heads * part_size;
+  const long stride = params.token_parts * chunk_part_size(params);
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const ChunkPlace chunk =
         chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x) / panels);
-    if (chunk.is_padding()) {
-      continue;  // chunk_backward_keys.metal wrote zeros
-    }
     const long token = long(batch) * params.length + chunk.first + own;
-    device float* const part = parts + (token * params.value_heads + head) * part_size + channel;
-    const device float* const d_weights = squares + chunk.index * 2 * kSquare;
-    const device float* const d_keys = d_weights + kSquare;
+    const long gate_stride = long(params.value_heads) * key_dim;
+    device float* const gates_to = d_g + (token * params.value_heads + head) * key_dim + channel;
+    if (chunk.is_padding()) {  // of which the kernel of keys wrote zeros
+      for (int i = 0; i < chunk.exists - own && i < kBlock; ++i) {
+        gates_to[i * gate_stride] = 0.0f;
+      }
+      continue;
+    }
+    device float* const part = parts + chunk_part(params, token, head) + channel;
+    const device Weight* const d_weights = squares + chunk.index * kChunkSquares * kSquare;
+    const device Weight* const d_keys = d_weights + kKeysByKeys * kSquare;
     const device float* const facts = rows + chunk.index * chunk_facts(params) + own;
     const int count = metal::clamp(chunk.steps - own, 0, int(kBlock));  // of steps that count
 
@@ -278,14 +285,14 @@ template <typename T>
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     // (b) and (c), and d_q and d_k from outside the block.
-    float d_q[kBlock], d_k[kBlock], d_g[kBlock];
+    float d_q[kBlock], d_k[kBlock], d_gate[kBlock];
     float read = 0.0f;
     MLX_ANVIL_UNROLL
     for (int i = kBlock - 1; i >= 0; --i) {
       d_q[i] = panel.queries_from[own + i][lane];
       d_k[i] = panel.keys_from[own + i][lane];
       read += steps.q[i] * d_q[i] + steps.k[i] * d_k[i];
-      d_g[i] = (i > 0 ? from[i - 1] : 1.0f) * read;
+      d_gate[i] = (i > 0 ? from[i - 1] : 1.0f) * read;
       read *= steps.g[i];
       d_q[i] *= from[i];
       d_k[i] *= from[i];
@@ -294,7 +301,7 @@ template <typename T>
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       const float later = panel.keys_to[own + i][lane];
-      d_g[i] += to[i] * written;
+      d_gate[i] += to[i] * written;
       written = written * steps.g[i] + steps.k[i] * later;
       d_k[i] += to[i] * later;
     }
@@ -312,7 +319,7 @@ template <typename T>
     }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      d_g[i] += (i > 0 ? from[i - 1] : 1.0f) * to[i] * crosses;
+      d_gate[i] += (i > 0 ? from[i - 1] : 1.0f) * to[i] * crosses;
     }
 
     // The SIMD group's rows of the tiles are free now.
@@ -322,13 +329,15 @@ template <typename T>
     store_diagonal(diagonals + kBlock * kBlock, d_keys + own * (kChunk + 1), lane);
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
     add_pairs(steps, diagonals, diagonals + kBlock * kBlock, &panel.keys_from[own][lane],
-              &panel.keys_to[own][lane], d_q, d_k, d_g);
+              &panel.keys_to[own][lane], d_q, d_k, d_gate);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       if (i < count) {
         part[i * stride] = d_q[i];
         part[i * stride + key_dim] = d_k[i];
-        part[i * stride + 2 * key_dim] = d_g[i];
+      }
+      if (own + i < chunk.exists) {
+        gates_to[i * gate_stride] = i < count ? d_gate[i] : 0.0f;
       }
     }
   }
@@ -337,8 +346,12 @@ template <typename T>
 // ---- kernels
 
 MLX_ANVIL_KERNEL("gated_delta_chunk_backward_decays_float32",
-                 gated_delta_chunk_backward_decays<float>)
+                 gated_delta_chunk_backward_decays<float, false>)
 MLX_ANVIL_KERNEL("gated_delta_chunk_backward_decays_float16",
-                 gated_delta_chunk_backward_decays<half>)
+                 gated_delta_chunk_backward_decays<half, false>)
 MLX_ANVIL_KERNEL("gated_delta_chunk_backward_decays_bfloat16",
-                 gated_delta_chunk_backward_decays<bfloat>)
+                 gated_delta_chunk_backward_decays<bfloat, false>)
+#ifdef __MSLC__  // Apple's GPUs have matrix units for float32
+MLX_ANVIL_KERNEL("gated_delta_chunk_backward_decays_pairs_bfloat16",
+                 gated_delta_chunk_backward_decays<bfloat, true>)
+#endif

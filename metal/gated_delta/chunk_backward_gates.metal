@@ -5,9 +5,9 @@
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
 // Threadgroup: 128 x 1 x 1; the first 64 threads have a step each.
 //
-// Bindings: lengths, rows, sums, dots, parts, params
-// Function constants: 3, 8, 11 as in state.h. `parts`: those of gated_delta_sum. Per channel there
-// is no gradient of g, and `dots` are gamma Z . k of each panel of 32 channels.
+// Bindings: lengths, rows, sums, dots, d_g, d_beta, d_skip, params
+// Function constants: 3, 8, 11 as in state.h. Results are dense. Per channel there is no gradient of
+// g, and `dots` are gamma Z . k of each panel of 32 channels.
 //
 // W, Z and N as in chunk_backward_keys.metal; the gradient of gamma is W . q - beta Z . k, that of
 // decays to the chunk's end N . k, and that of the decay through the chunk the sum over S d_S. They
@@ -15,7 +15,6 @@
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/decays.h"
-#include "metal/gated_delta/parts.h"
 
 template <int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_backward_gates(
@@ -23,8 +22,10 @@ template <int kKeyDim>
     const device float* rows [[buffer(1)]],
     const device float* sums [[buffer(2)]],
     const device float* dots [[buffer(3)]],
-    device float* parts [[buffer(4)]],
-    constant GatedDeltaParams& params [[buffer(5)]],
+    device float* d_g [[buffer(4)]],
+    device float* d_beta [[buffer(5)]],
+    device float* d_skip [[buffer(6)]],
+    constant GatedDeltaParams& params [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
@@ -36,11 +37,11 @@ template <int kKeyDim>
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const ChunkPlace chunk =
         chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x));
-    float d_gate = 0.0f, d_rate = 0.0f, d_skip = 0.0f;
+    float d_gate = 0.0f, d_rate = 0.0f, d_of_skip = 0.0f;
     if (!chunk.is_padding() && step < kChunk) {
       const device float* const own = sums + chunk.index * kChunkSums * kChunk + step;
       d_rate = own[kRateSum * kChunk];
-      d_skip = has_skip ? own[kSkipSum * kChunk] : 0.0f;
+      d_of_skip = has_skip ? own[kSkipSum * kChunk] : 0.0f;
       if (g_is_per_channel) {
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanelsOfChannels; ++panel) {
@@ -75,14 +76,13 @@ template <int kKeyDim>
     if (step < chunk.exists) {
       const bool counts = step < chunk.steps;
       const long token = long(batch) * params.length + chunk.first + step;
-      const int vectors = part_vectors();
-      device float* const to =
-          parts + (token * params.value_heads + head) * delta_part_size(vectors, kKeyDim) +
-          vectors * kKeyDim;
-      to[0] = counts ? d_gate : 0.0f;
-      to[1] = counts ? d_rate : 0.0f;
+      const long to = token * params.value_heads + head;
+      if (!g_is_per_channel) {
+        d_g[to] = counts ? d_gate : 0.0f;
+      }
+      d_beta[to] = counts ? d_rate : 0.0f;
       if (has_skip) {
-        to[2] = counts ? d_skip : 0.0f;
+        d_skip[to] = counts ? d_of_skip : 0.0f;
       }
     }
   }

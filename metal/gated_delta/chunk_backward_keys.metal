@@ -1,5 +1,5 @@
 // gated_delta and ssd_scan by chunks: gradients of 64 columns of q and k, for each value head
-// (chunk.h).
+// (chunk_keys.h).
 //
 // Kernels: gated_delta_chunk_backward_keys_<dtype>_d<key dim>, and _pairs_ for matrix units of 16
 // bits.
@@ -8,51 +8,24 @@
 //
 // Bindings: q, k, d_y, lengths, rows, states, changes, d_states, d_changes, squares, parts, dots,
 //           params
-// Function constants: 3, 8, 10 as in state.h; 13, 14: vectors of 16 bytes (chunk.h). `parts` are
-// those of gated_delta_sum, in one chunk of all steps and one block; `dots`, of each panel and
-// step, are for chunk_backward_gates.metal (ChunkDot). Per channel, `parts` are W, Z and N below,
-// for chunk_backward_decays.metal, and of `dots` there is the last, for each channel.
-//
-// With k and q scaled; S is the state before the chunk, d_S the gradient of that after it; G d_P
-// and B are those of chunk_backward_squares.metal:
-//   W = d_Y S, Z = d_X S, N = U d_S
-//   d_q = gamma W + (G d_P) k
-//   d_k = -beta gamma Z + G[63] N + (B + B^T) k + (G d_P)^T q
+// Function constants: 3, 8, 10 as in state.h; 13, 14: vectors of 16 bytes (chunk.h).
 #include "metal/common/kernel.h"
+#include "metal/gated_delta/chunk_keys.h"
 #include "metal/gated_delta/chunk_loads.h"
-#include "metal/gated_delta/decays.h"
-#include "metal/gated_delta/parts.h"
 
-// Stores the sums of the rows' products over the lanes.
-METAL_FUNC void store_dots(thread float (&sums)[2],
-                           device float* to,
-                           int row,
-                           FragmentPlace place) {
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const float sum = row_sum(sums[i]);
-    if (place.column == 0) {
-      to[row + 8 * i + place.row] = sum;
-    }
-  }
-}
-
-// Stores 16 rows of a panel of a vector of the parts (parts.h). `part`: of the chunk's first step.
-METAL_FUNC void store_part(const thread RegTile<float, 16, kPanel>& tile,
-                           device float* part,
-                           constant GatedDeltaParams& params,
-                           ChunkPlace chunk,
-                           int row,
-                           FragmentPlace place) {
-  const long stride = params.value_heads * delta_part_size(part_vectors(), params.key_dim);
-  tile.store(part + row * stride, stride, chunk.exists - row, kPanel, place, /*vectors=*/true,
-             /*full=*/true);
+template <typename Weight>
+METAL_FUNC float dot_of_four(const device Weight* a, const device Weight* b) {
+  using Four = metal::vec<Weight, 4>;
+  const Four left = *reinterpret_cast<const device Four*>(a);
+  const Four right = *reinterpret_cast<const device Four*>(b);
+  return metal::dot(floats_of<Weight>(left), floats_of<Weight>(right));
 }
 
 // The gradients of the decays of a panel's channels through the chunk: sums over the rows of
 // S d_S. Two threads share a channel.
-METAL_FUNC void store_through(const device float* s,
-                              const device float* d_s,
+template <typename Weight>
+METAL_FUNC void store_through(const device Weight* s,
+                              const device Weight* d_s,
                               int rows,
                               int stride,
                               threadgroup float* memory,
@@ -61,16 +34,9 @@ METAL_FUNC void store_through(const device float* s,
   const int channel = int(thread_index) % kPanel, half_of_rows = int(thread_index) / kPanel;
   float through = 0.0f;
   for (int row = half_of_rows; row < rows; row += 2) {
-    through += s[row * stride + channel] * d_s[row * stride + channel];
+    through += float(s[row * stride + channel]) * float(d_s[row * stride + channel]);
   }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (half_of_rows == 1) {
-    memory[channel] = through;
-  }
-  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  if (half_of_rows == 0) {
-    to[channel] = through + memory[channel];
-  }
+  store_sums_of_halves(through, memory, thread_index, to);
 }
 
 template <typename T, bool kPairs, int kKeyDim>
@@ -80,11 +46,11 @@ template <typename T, bool kPairs, int kKeyDim>
     const device T* d_y [[buffer(2)]],
     const device int* lengths [[buffer(3)]],
     const device float* rows [[buffer(4)]],
-    const device float* states [[buffer(5)]],
-    const device float* changes [[buffer(6)]],
-    const device float* d_states [[buffer(7)]],
-    const device float* d_changes [[buffer(8)]],
-    const device float* squares [[buffer(9)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* states [[buffer(5)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* changes [[buffer(6)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* d_states [[buffer(7)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* d_changes [[buffer(8)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* squares [[buffer(9)]],
     device float* parts [[buffer(10)]],
     device float* dots [[buffer(11)]],
     constant GatedDeltaParams& params [[buffer(12)]],
@@ -94,6 +60,7 @@ template <typename T, bool kPairs, int kKeyDim>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   using Loads = ChunkLoads<T, kPairs>;
+  using Weight = typename Loads::Weight;
   using Square = RegTile<float, 16, kChunk>;
   enum { kPanels = kKeyDim / kPanel, kSquare = kChunk * kChunk };
   alignas(16) threadgroup float memory[Loads::kMemory];
@@ -102,38 +69,38 @@ template <typename T, bool kPairs, int kKeyDim>
   const int head = int(group.y), own = 16 * int(simdgroup);
   const int panel = int(group.x) % kPanels, column = panel * kPanel;
   const long columns = value_columns(params);
-  const long part_size = delta_part_size(part_vectors(), kKeyDim);
   const int panels_of_values = int(columns) / kPanel;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const ChunkPlace chunk =
         chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x) / kPanels);
     const long token = long(batch) * params.length + chunk.first;
-    device float* const part = parts + (token * params.value_heads + head) * part_size + column;
+    device float* const part = parts + chunk_part(params, token, head) + column;
     Square sum, d_key, left;
     sum.zero();
     d_key.zero();
     if (chunk.is_padding()) {
-      for (int i = 0; i < part_vectors(); ++i) {
+      for (int i = 0; i < chunk_part_vectors(); ++i) {
         store_part(sum, part + i * kKeyDim, params, chunk, own, place);
       }
       continue;
     }
     const Loads loads = {memory, place, thread_index, chunk};
     const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
-    const device float* const u_rows = changes + (chunk.index * kChunk + own) * columns;
-    const device float* const x_rows = d_changes + (chunk.index * kChunk + own) * columns;
-    const device float* const s_rows = states + chunk.index * columns * kKeyDim + column;
-    const device float* const d_s_rows = d_states + chunk.index * columns * kKeyDim + column;
-    const device float* const of_pairs = squares + chunk.index * 2 * kSquare;
+    const device Weight* const u_rows = changes + (chunk.index * kChunk + own) * columns;
+    const device Weight* const x_rows = d_changes + (chunk.index * kChunk + own) * columns;
+    const device Weight* const s_rows = states + chunk.index * columns * kKeyDim + column;
+    const device Weight* const d_s_rows = d_states + chunk.index * columns * kKeyDim + column;
+    const device Weight* const of_pairs =
+        squares + chunk.index * kChunkSquares * kSquare + own * kChunk;
     device float* const dots_to = dots + (chunk.index * kPanels + panel) * kChunkDots * kChunk;
     load_steps(facts, params, rows, chunk, thread_index);
 
     MLX_ANVIL_NO_UNROLL
     for (int i = 0; i < panels_of_values; ++i) {
       read_tile(left, loads.values(d_rows, i), own, place);
-      loads.numbers(s_rows + i * kPanel * kKeyDim, kKeyDim);
-      loads.template add_numbers<false, true>(sum, left);
+      add_product<kPairs, false, true>(
+          sum, left, loads.numbers(s_rows + i * kPanel * kKeyDim, kKeyDim), place);
     }
     float of_query[2] = {}, of_key[2] = {}, of_end[2] = {};
     if (!g_is_per_channel) {
@@ -141,10 +108,9 @@ template <typename T, bool kPairs, int kKeyDim>
       add_row_products(sum, left, of_query);
       store_dots(of_query, dots_to + kQueryDot * kChunk, own, place);
       scale_rows(sum, facts.decay + own, place);
-      read_rows(left, of_pairs + own * kChunk, kChunk, place);
-      scale_columns(left, facts.key_scale, place);
-      add_product<kPairs, false, false>(sum, left, loads.keys(k + at.k, params.k_strides[1], panel),
-                                        place);
+      read_rows(left, of_pairs + kQueriesByKeys * kSquare, kChunk, place);
+      add_product<kPairs, false, true>(sum, left, loads.keys(k + at.k, params.k_strides[1], panel),
+                                       place);
     }
     clear_rows_from(sum, chunk.steps - own, place);
     store_part(sum, part, params, chunk, own, place);
@@ -153,13 +119,13 @@ template <typename T, bool kPairs, int kKeyDim>
     MLX_ANVIL_NO_UNROLL
     for (int i = 0; i < panels_of_values; ++i) {
       if (corrects) {
-        loads.numbers(s_rows + i * kPanel * kKeyDim, kKeyDim);
         read_rows(left, x_rows + i * kPanel, columns, place);
-        loads.template add_numbers<false, false>(sum, left);
+        add_product<kPairs, false, true>(
+            sum, left, loads.numbers(s_rows + i * kPanel * kKeyDim, kKeyDim), place);
       }
-      loads.numbers(d_s_rows + i * kPanel * kKeyDim, kKeyDim);
       read_rows(left, u_rows + i * kPanel, columns, place);
-      loads.template add_numbers<false, false>(d_key, left);
+      add_product<kPairs, false, true>(
+          d_key, left, loads.numbers(d_s_rows + i * kPanel * kKeyDim, kKeyDim), place);
     }
     if (g_is_per_channel) {
       clear_rows_from(sum, chunk.steps - own, place);
@@ -180,20 +146,12 @@ template <typename T, bool kPairs, int kKeyDim>
     if (corrects) {
       scale_rows(sum, facts.minus_into + own, place);
       d_key.add(sum);
-      // B + B^T, of which a tile has the columns.
-      load_tile<float>(memory, {of_pairs + kSquare, kChunk, 1, kChunk, kChunk}, true, thread_index);
-      read_tile_transposed<float>(left, memory, own, place);
-      read_rows(sum, of_pairs + kSquare + own * kChunk, kChunk, place);
-      left.add(sum);
-      scale_columns(left, facts.key_scale, place);
-      add_product<kPairs, false, false>(d_key, left,
-                                        loads.keys(k + at.k, params.k_strides[1], panel), place);
+      read_rows(left, of_pairs + kKeysByKeys * kSquare, kChunk, place);
+      add_product<kPairs, false, true>(d_key, left, keys, place);
     }
-    load_tile<float>(memory, {of_pairs, kChunk, 1, kChunk, kChunk}, true, thread_index);
-    read_tile_transposed<float>(left, memory, own, place);
-    scale_columns(left, facts.query_scale, place);
-    add_product<kPairs, false, false>(d_key, left, loads.keys(q + at.q, params.q_strides[1], panel),
-                                      place);
+    read_rows(left, of_pairs + kKeysByQueries * kSquare, kChunk, place);
+    add_product<kPairs, false, true>(d_key, left, loads.keys(q + at.q, params.q_strides[1], panel),
+                                     place);
     clear_rows_from(d_key, chunk.steps - own, place);
     store_part(d_key, part + kKeyDim, params, chunk, own, place);
 
@@ -201,8 +159,7 @@ template <typename T, bool kPairs, int kKeyDim>
     float through = 0.0f;
     for (int i = int(thread_index); i < int(columns) * kPanel / 4; i += kChunkThreads) {
       const int at_pack = i / (kPanel / 4) * kKeyDim + 4 * (i % (kPanel / 4));
-      through += metal::dot(*reinterpret_cast<const device float4*>(s_rows + at_pack),
-                            *reinterpret_cast<const device float4*>(d_s_rows + at_pack));
+      through += dot_of_four(s_rows + at_pack, d_s_rows + at_pack);
     }
     through = metal::simd_sum(through);
     if (lane < 16) {

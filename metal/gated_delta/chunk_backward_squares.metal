@@ -8,8 +8,8 @@
 // Bindings: v, d_y, lengths, rows, products, changes, d_changes, squares, sums, params
 // Function constants: 3, 8, 10, 11 as in state.h; 14: vectors of 16 bytes (chunk.h).
 // `products` are q k^T and k k^T of the chunk; per channel the second alone, with G inside.
-// Results: `squares`, G d_P and B below, and `sums` of each step (ChunkSum). Per channel G is 1
-// here, and there is no d_g: chunk_backward_decays.metal has both.
+// Results: `squares` (ChunkSquare), of G d_P and B below, and `sums` of each step (ChunkSum). Per
+// channel G is 1 here, and there is no d_g: chunk_backward_decays.metal has both.
 //
 //   d_P = d_Y U^T, d_A = -d_X U^T, B = beta G d_A below the diagonal
 //   D = d_P (q . k) + beta d_A (k . k) below the diagonal: the gradient of G
@@ -20,16 +20,36 @@
 #include "metal/gated_delta/chunk_loads.h"
 #include "metal/gated_delta/decays.h"
 
+template <typename U>
+METAL_FUNC float2 read_pair(const device U* from) {
+  const Pair<U> pair = *reinterpret_cast<const device Pair<U>*>(from);
+  return float2(float(pair.x), float(pair.y));
+}
+
+// Stores 16 rows of a square, times their factors, as columns.
+template <typename Weight>
+METAL_FUNC void store_transposed_square(thread RegTile<float, 16, kChunk> rows,
+                                        const threadgroup float* factors,
+                                        device Weight* to,
+                                        FragmentPlace place) {
+  scale_rows(rows, factors, place);
+  store_transposed_rows(rows, to, kChunk, kChunk, 16, place, /*vectors=*/true);
+}
+
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void
 gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
                                    const device T* d_y [[buffer(1)]],
                                    const device int* lengths [[buffer(2)]],
                                    const device float* rows [[buffer(3)]],
-                                   const device float* products [[buffer(4)]],
-                                   const device float* changes [[buffer(5)]],
-                                   const device float* d_changes [[buffer(6)]],
-                                   device float* squares [[buffer(7)]],
+                                   const device typename ChunkNumbers<T, kPairs>::Weight* products
+                                   [[buffer(4)]],
+                                   const device typename ChunkNumbers<T, kPairs>::Weight* changes
+                                   [[buffer(5)]],
+                                   const device typename ChunkNumbers<T, kPairs>::Weight* d_changes
+                                   [[buffer(6)]],
+                                   device typename ChunkNumbers<T, kPairs>::Weight* squares
+                                   [[buffer(7)]],
                                    device float* sums [[buffer(8)]],
                                    constant GatedDeltaParams& params [[buffer(9)]],
                                    uint3 group [[threadgroup_position_in_grid]],
@@ -38,6 +58,7 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
                                    uint lane [[thread_index_in_simdgroup]]) {
   using Loads = ChunkLoads<T, kPairs>;
+  using Weight = typename Loads::Weight;
   enum { kSquare = kChunk * kChunk };
   alignas(16) threadgroup float memory[Loads::kMemory];
   threadgroup ChunkSteps facts;
@@ -54,8 +75,8 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
     const Loads loads = {memory, place, thread_index, chunk};
     const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
     const Rows<T> v_rows = {v + at.v, params.v_strides[1], 1, params.length, params.value_dim};
-    const device float* const u_rows = changes + chunk.index * kChunk * columns;
-    const device float* const x_rows = d_changes + chunk.index * kChunk * columns;
+    const device Weight* const u_rows = changes + chunk.index * kChunk * columns;
+    const device Weight* const x_rows = d_changes + chunk.index * kChunk * columns;
     load_steps(facts, params, rows, chunk, thread_index);
 
     RegTile<float, 16, kChunk> weights, changed, left;
@@ -70,23 +91,24 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       if (has_skip) {
         add_row_products(left, values, d_skip);
       }
-      loads.numbers(u_rows + panel * kPanel, columns);
-      loads.template add_numbers<true, true>(weights, left);
+      const threadgroup Weight* const u = loads.numbers(u_rows + panel * kPanel, columns);
+      add_product<kPairs, true, true>(weights, left, u, place);
       read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
       add_row_products(left, values, d_rate);
       if (corrects) {
-        loads.template add_numbers<true, false>(changed, left);
+        add_product<kPairs, true, true>(changed, left, u, place);
       }
     }
 
     if (!g_is_per_channel) {
       store_decays(memory, facts.gate, thread_index);
-      read_tile_transposed<float>(left, memory, own, place);
+      read_tile_transposed(left, memory, own, place);
     }
     const int products_of_queries = g_is_per_channel ? 0 : int(kSquare);
-    const device float* const all_products =
+    const device Weight* const all_products =
         products + chunk.index * (kSquare + products_of_queries);
-    device float* const to = squares + chunk.index * 2 * kSquare;
+    device Weight* const to = squares + chunk.index * kChunkSquares * kSquare;
+    RegTile<float, 16, kChunk> by_keys;  // G d_P
     MLX_ANVIL_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = own + 8 * i + place.row;
@@ -94,8 +116,8 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       MLX_ANVIL_UNROLL
       for (int n = 0; n < kChunk / 8; ++n) {
         const int column = 8 * n + place.column, at_pair = row * kChunk + column;
-        const device float* const of_pair = all_products + at_pair;
-        const float2 keys = *reinterpret_cast<const device float2*>(of_pair + products_of_queries);
+        const device Weight* const of_pair = all_products + at_pair;
+        const float2 keys = read_pair(of_pair + products_of_queries);
         float2 decay = float2(1.0f);
         if (!g_is_per_channel) {
           decay =
@@ -107,10 +129,10 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
         const float2 d_change = -below * elements_of(changed.fragments[i][n]);
         const float2 of_rate = d_change * decay * keys;
         d_rate[i] += of_rate.x + of_rate.y;
-        *reinterpret_cast<device float2*>(to + at_pair) = up_to * d_weight * decay;
-        *reinterpret_cast<device float2*>(to + kSquare + at_pair) = d_change * decay * rate;
+        by_keys.fragments[i][n] = fragment_of<float>(up_to * d_weight * decay);
+        changed.fragments[i][n] = fragment_of<float>(d_change * decay * rate);
         if (!g_is_per_channel) {
-          const float2 queries = *reinterpret_cast<const device float2*>(of_pair);
+          const float2 queries = read_pair(of_pair);
           weights.fragments[i][n] =
               fragment_of<float>(below * d_weight * queries + d_change * rate * keys);
         }
@@ -127,8 +149,24 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       }
     }
     if (g_is_per_channel) {
+      store_planes<1>(by_keys, to + kQueriesByKeys * kSquare, own, place);
+      store_planes<1>(changed, to + kKeysByKeys * kSquare, own, place);
       continue;
     }
+    store_transposed_square(by_keys, facts.query_scale + own, to + kKeysByQueries * kSquare + own,
+                            place);
+    scale_columns(by_keys, facts.key_scale, place);
+    store_planes<1>(by_keys, to + kQueriesByKeys * kSquare, own, place);
+    if (corrects) {
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      store_square(memory + own * kDecayStride, changed, place);
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      read_tile_transposed(by_keys, memory, own, place);
+      changed.add(by_keys);
+      scale_columns(changed, facts.key_scale, place);
+      store_planes<1>(changed, to + kKeysByKeys * kSquare, own, place);
+    }
+
     // G^T D, whose row i is summed up with row i - 1 of G.
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     store_square(memory + own * kDecayStride, weights, place);

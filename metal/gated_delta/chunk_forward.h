@@ -6,10 +6,10 @@
 // Threadgroup memory 0: the numbers of a chunk's steps and a tile of float32; with pairs, all tiles
 // of a chunk or two, and twice those numbers (chunk_walk_ahead.h).
 //
-// Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, changes, params. Per
-// channel, q and k are `decayed` of chunk_prepare_channels.metal.
+// Bindings: q, k, v, state, lengths, inverse, weights, rows, y, state_out, states, changes, params.
+// Per channel, q and k are `decayed` of chunk_prepare_channels.metal.
 // Function constants: 2, 3, 10, 11 as in state.h; 9: only keeps, for the backward, the state before
-// each chunk, in `state_out`, and U, in `changes`, with value_columns() rows and columns; 13, 14:
+// each chunk, in `states`, and U, in `changes`, with value_columns() rows and columns; 13, 14:
 // vectors of 16 bytes (chunk.h).
 //
 // Everything is transposed, so that rows of the state are rows of the left operands:
@@ -34,8 +34,9 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
     const device float* rows [[buffer(7)]],
     device T* y [[buffer(8)]],
     device float* state_out [[buffer(9)]],
-    device float* changes [[buffer(10)]],
-    constant GatedDeltaParams& params [[buffer(11)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* states [[buffer(10)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* changes [[buffer(11)]],
+    constant GatedDeltaParams& params [[buffer(12)]],
     threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
@@ -77,11 +78,9 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
         continue;
       }
       if (keeps_states) {
-        store_state(s, state_out + (chunk.index * value_columns(params) + row) * kKeyDim, 16,
-                    place);
+        store_state(s, states + (chunk.index * value_columns(params) + row) * kKeyDim, 16, place);
       }
-      walk.begin(chunk, chunk_place(params, steps, batch, head, c + 1), c + 1 < chunks,
-                 !keeps_states);
+      walk.begin(chunk, chunk_place(params, steps, batch, head, c + 1), c + 1 < chunks);
       if (corrects) {
         MLX_ANVIL_UNROLL
         for (int panel = 0; panel < kPanels; ++panel) {
@@ -109,7 +108,7 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
       if (keeps_states) {
         const long columns = value_columns(params);
         store_transposed_rows(u, changes + chunk.index * kChunk * columns + row, columns, kChunk,
-                              16, place, false);
+                              16, place, /*vectors=*/true);
       } else {
         x.zero();
         MLX_ANVIL_UNROLL
@@ -118,7 +117,7 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
         }
         finish_products<kGroups>(x);
         scale_columns(x, walk.facts(kDecayBefore), walk.facts(kQueryScale), place);
-        add_product<kPairs, true, true>(x, u, walk.weights(0), place);
+        add_product<kPairs, true, true>(x, u, walk.weights(), place);
         finish_products<kGroups>(x);
         if (has_skip) {
           RegTile<float, 16, kChunk> skipped;

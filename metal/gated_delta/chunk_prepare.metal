@@ -3,19 +3,20 @@
 //
 // Kernels: gated_delta_chunk_prepare_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
 // Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
-// Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
+// Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps. Threadgroup memory 0: a square of float32;
+// with pairs also all tiles of q and k, whose rows are vectors.
 //
 // Bindings: q, k, g, beta, lengths, skip, inverse, weights, rows, products, params
 // Function constants: 3, 5 to 7, 10 and 11 as in state.h; 13: vectors of 16 bytes (chunk.h);
 // 15: keeps `products`, q k^T and k k^T, for gradients.
-// `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1 and P; with pairs, their high parts, then
-// the low ones. Without a correction there is no inverse. `rows`: 7 x 64
-// numbers a chunk (ChunkRow).
+// `inverse` and `weights` are 64 x 64 a chunk: (I + A)^-1, with pairs the high parts, then the low
+// ones; and P. Without a correction there is no inverse. `rows`: 7 x 64 numbers a chunk (ChunkRow).
 //
 //   for each panel of 64 columns: products of q and k with k^T, and sums of squares
 //   G[.][j] by thread j: a running product; multiply
 //   (I + A)^-1 (inverse.h)
 #include "metal/common/kernel.h"
+#include "metal/common/resident.h"
 #include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/inverse.h"
 
@@ -42,8 +43,9 @@ template <typename T, bool kPairs, int kKeyDim>
     device typename ChunkNumbers<T, kPairs>::Weight* inverse [[buffer(6)]],
     device typename ChunkNumbers<T, kPairs>::Weight* weights [[buffer(7)]],
     device float* rows [[buffer(8)]],
-    device float* products [[buffer(9)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* products [[buffer(9)]],
     constant GatedDeltaParams& params [[buffer(10)]],
+    threadgroup uint4* memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint3 groups [[threadgroups_per_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -52,9 +54,11 @@ template <typename T, bool kPairs, int kKeyDim>
   using Numbers = ChunkNumbers<T, kPairs>;
   using Weight = typename Numbers::Weight;
   enum { kStride = TileRow<T, kPanel>::kStride, kSquare = kChunk * kChunk };
-  alignas(16) threadgroup float matrix[kChunk * kDecayStride];
+  enum { kPanels = kKeyDim / kPanel, kTile = kChunk * kStride };
   alignas(16) threadgroup float facts[kChunkRows][kChunk];
-  threadgroup T* const tile = reinterpret_cast<threadgroup T*>(matrix);
+  threadgroup float* const matrix = reinterpret_cast<threadgroup float*>(memory);
+  threadgroup T* const tiles = reinterpret_cast<threadgroup T*>(memory);
+  keep_resident<4, 10>(corrects);
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), own = 16 * int(simdgroup);
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
@@ -64,7 +68,17 @@ template <typename T, bool kPairs, int kKeyDim>
     if (chunk.is_padding()) {
       continue;
     }
+    const Rows<T> queries = {q + at.q, params.q_strides[1], 1, 0, kKeyDim};
+    const Rows<T> keys = {k + at.k, params.k_strides[1], 1, 0, kKeyDim};
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the batch row before
+    if (kPairs) {
+      MLX_ANVIL_UNROLL
+      for (int i = 0; i < 2 * kPanels; ++i) {
+        TileShare<T, kChunk, kPanel, kChunkThreads>::start_copies(
+            tiles + i * kTile, chunk_rows(i % 2 == 0 ? queries : keys, chunk, i / 2), thread_index);
+      }
+      end_copies();
+    }
     if (thread_index < kChunk) {
       const int step = int(thread_index);
       const long t = chunk.first + step;
@@ -80,22 +94,28 @@ template <typename T, bool kPairs, int kKeyDim>
     kk.zero();
     qk.zero();
     float q_squares[2] = {}, k_squares[2] = {};
-    for (int panel = 0; panel < kKeyDim / kPanel; ++panel) {
+    if (kPairs) {
+      wait_for_copies<0>();
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    }
+    for (int panel = 0; panel < kPanels; ++panel) {
       RegTile<T, 16, kPanel> left;
-      load_tile<T>(matrix,
-                   chunk_rows<T>({q + at.q, params.q_strides[1], 1, 0, kKeyDim}, chunk, panel),
-                   keys_are_vectors, thread_index);
-      left.load(tile + own * kStride, kStride, place);
-      load_tile<T>(matrix,
-                   chunk_rows<T>({k + at.k, params.k_strides[1], 1, 0, kKeyDim}, chunk, panel),
-                   keys_are_vectors, thread_index);
-      const TransposedTile<T, kStride> keys = {tile, place};
+      threadgroup T* const of_queries = kPairs ? tiles + 2 * panel * kTile : tiles;
+      threadgroup T* const of_keys = kPairs ? of_queries + kTile : tiles;
+      if (!kPairs) {
+        load_tile<T>(matrix, chunk_rows(queries, chunk, panel), keys_are_vectors, thread_index);
+      }
+      left.load(of_queries + own * kStride, kStride, place);
+      if (!kPairs) {
+        load_tile<T>(matrix, chunk_rows(keys, chunk, panel), keys_are_vectors, thread_index);
+      }
+      const TransposedTile<T, kStride> right = {of_keys, place};
       add_squares(left, q_squares);
-      qk.mma(left, keys);
-      left.load(tile + own * kStride, kStride, place);
+      qk.mma(left, right);
+      left.load(of_keys + own * kStride, kStride, place);
       add_squares(left, k_squares);
       if (corrects) {
-        kk.mma(left, keys);
+        kk.mma(left, right);
       }
     }
     MLX_ANVIL_UNROLL
@@ -136,9 +156,9 @@ template <typename T, bool kPairs, int kKeyDim>
         const float2 queries = elements_of(qk.fragments[i][n]) * scale * of_query;
         const float2 keys = elements_of(kk.fragments[i][n]) * scale * of_key;
         if (keeps_products) {
-          device float* const to = products + chunk.index * 2 * kSquare + row * kChunk + column;
-          *reinterpret_cast<device float2*>(to) = queries;
-          *reinterpret_cast<device float2*>(to + kSquare) = keys;
+          device Weight* const to = products + chunk.index * 2 * kSquare + row * kChunk + column;
+          store_pair(to, 0, 2, queries, /*vectors=*/true, /*full=*/true);
+          store_pair(to + kSquare, 0, 2, keys, /*vectors=*/true, /*full=*/true);
         }
         const float2 weight = queries * decay, change = keys * decay * rate;
         qk.fragments[i][n] = fragment_of<float>(weight);
@@ -146,8 +166,7 @@ template <typename T, bool kPairs, int kKeyDim>
             fragment_of<float>(column < row ? change.x : 0.0f, column + 1 < row ? change.y : 0.0f);
       }
     }
-    store_planes<Numbers::kPlanes>(qk, weights + chunk.index * Numbers::kPlanes * kSquare, own,
-                                   place);
+    store_planes<1>(qk, weights + chunk.index * kSquare, own, place);
     if (corrects) {
       store_square(matrix + own * kDecayStride, kk, place);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);

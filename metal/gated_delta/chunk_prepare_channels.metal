@@ -160,7 +160,8 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
                                    device typename ChunkNumbers<T, kPairs>::Weight* weights
                                    [[buffer(6)]],
                                    device float* rows [[buffer(7)]],
-                                   device float* products [[buffer(8)]],
+                                   device typename ChunkNumbers<T, kPairs>::Weight* products
+                                   [[buffer(8)]],
                                    device typename ChunkNumbers<T, kPairs>::Weight* decayed
                                    [[buffer(9)]],
                                    constant GatedDeltaParams& params [[buffer(10)]],
@@ -269,7 +270,7 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
     square.load(own_rows, kDecayStride, place);
     scale_rows(square, facts[kQueryScale] + own, place);
     scale_columns(square, facts[kKeyScale], place);
-    store_planes<kPlanes>(square, weights + chunk.index * kPlanes * kSquare, own, place);
+    store_planes<1>(square, weights + chunk.index * kSquare, own, place);
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     MLX_ANVIL_UNROLL

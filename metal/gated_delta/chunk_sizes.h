@@ -31,6 +31,11 @@ enum ChunkRow {
 // to the step, or from the step to the chunk's last state.
 enum ChunkOperand { kQueriesFrom, kKeysFrom, kKeysTo, kChunkOperands };
 
+// Squares of the gradients of a chunk's pairs of steps, as left operands of products with its q and
+// k, whose scales are in them: of d_q with k, of d_k with k, and of d_k with q. Per channel, the
+// gradients of P and A alone.
+enum ChunkSquare { kQueriesByKeys, kKeysByKeys, kKeysByQueries, kChunkSquares };
+
 // Sums over the pairs of steps of a chunk, for each step.
 enum ChunkSum { kGateSum, kRateSum, kSkipSum, kChunkSums };
 

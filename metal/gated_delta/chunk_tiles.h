@@ -96,8 +96,8 @@ METAL_FUNC void read_tile(thread RegTile<float, 16, kPanel>& to,
 }
 
 // A SIMD group's columns of a tile, as rows.
-template <typename T>
-METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
+template <typename U, typename T>
+METAL_FUNC void read_tile_transposed(thread RegTile<U, 16, kPanel>& to,
                                      const threadgroup T* tile,
                                      int column,
                                      FragmentPlace place) {
@@ -106,12 +106,12 @@ METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
   for (int f = 0; f < 2 * kPanel / 8; ++f) {
     const int i = f / (kPanel / 8), n = f % (kPanel / 8);
     const Pair<T> pair = elements_of(transposed.block(i, n));
-    to.fragments[i][n] = fragment_of<float>(float(pair.x), float(pair.y));
+    to.fragments[i][n] = fragment_of<U>(U(pair.x), U(pair.y));
   }
 }
 
-template <typename T>
-METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
+template <typename U, typename T>
+METAL_FUNC void read_tile_transposed(thread RegTile<U, 16, kPanel>& to,
                                      GroupTile<T> tile,
                                      int column,
                                      FragmentPlace place) {
@@ -121,15 +121,15 @@ METAL_FUNC void read_tile_transposed(thread RegTile<float, 16, kPanel>& to,
     const int i = f / (kPanel / 8), n = f % (kPanel / 8);
     const int row = 8 * n + place.column, first = column + 8 * i;
     to.fragments[i][n] =
-        fragment_of<float>(float(tile.data[Tile::unit_at(row, first) + place.row]),
-                           float(tile.data[Tile::unit_at(row + 1, first) + place.row]));
+        fragment_of<U>(U(tile.data[Tile::unit_at(row, first) + place.row]),
+                       U(tile.data[Tile::unit_at(row + 1, first) + place.row]));
   }
 }
 
 // Sixteen dense rows in device memory, of which `rows` exist.
-template <int kColumns>
+template <int kColumns, typename U>
 METAL_FUNC void read_rows(thread RegTile<float, 16, kColumns>& tile,
-                          const device float* from,
+                          const device U* from,
                           long stride,
                           FragmentPlace place,
                           int rows = 16) {
@@ -137,9 +137,9 @@ METAL_FUNC void read_rows(thread RegTile<float, 16, kColumns>& tile,
   for (int f = 0; f < 2 * kColumns / 8; ++f) {
     const int i = f / (kColumns / 8), n = f % (kColumns / 8);
     const int row = 8 * i + place.row;
-    const device float* const at = from + row * stride + 8 * n + place.column;
-    tile.fragments[i][n] =
-        fragment_of<float>(row < rows ? *reinterpret_cast<const device float2*>(at) : float2(0.0f));
+    const device U* const at = from + row * stride + 8 * n + place.column;
+    const Pair<U> pair = row < rows ? *reinterpret_cast<const device Pair<U>*>(at) : Pair<U>(U(0));
+    tile.fragments[i][n] = fragment_of<float>(float(pair.x), float(pair.y));
   }
 }
 
@@ -155,9 +155,9 @@ METAL_FUNC void load_state(thread RegTile<float, 16, kPanel> (&s)[kPanels],
   }
 }
 
-template <int kPanels>
+template <int kPanels, typename U>
 METAL_FUNC void store_state(const thread RegTile<float, 16, kPanel> (&s)[kPanels],
-                            device float* to,
+                            device U* to,
                             int rows,
                             FragmentPlace place) {
   MLX_ANVIL_UNROLL

@@ -28,8 +28,11 @@ struct ChunkSource {
   METAL_FUNC const device float* facts(ChunkPlace chunk) const thread {
     return rows + chunk.index * kFacts;
   }
-  METAL_FUNC static Rows<Weight> square(const device Weight* from, ChunkPlace chunk, int plane) {
-    return {from + (chunk.index * kPlanes + plane) * kSquare, kChunk, 1, kChunk, kChunk};
+  METAL_FUNC Rows<Weight> inverse_plane(ChunkPlace chunk, int plane) const thread {
+    return {inverse + (chunk.index * kPlanes + plane) * kSquare, kChunk, 1, kChunk, kChunk};
+  }
+  METAL_FUNC Rows<Weight> weights_of(ChunkPlace chunk) const thread {
+    return {weights + chunk.index * kSquare, kChunk, 1, kChunk, kChunk};
   }
   METAL_FUNC Rows<Key> keys(ChunkPlace chunk,
                             ChunkOperand operand,
@@ -88,7 +91,7 @@ struct ChunkWalk {
 
   // `next` is the chunk that comes after, if there is one; `all`: q and the weights are needed.
   METAL_FUNC void start(ChunkPlace first, bool exists, bool all) thread {}
-  METAL_FUNC void begin(ChunkPlace own, ChunkPlace next, bool has_next, bool all) thread {
+  METAL_FUNC void begin(ChunkPlace own, ChunkPlace next, bool has_next) thread {
     chunk = own;
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     for (int i = int(thread_index); i < Source::kFacts; i += kChunkThreads) {
@@ -107,10 +110,10 @@ struct ChunkWalk {
     return load<T>(chunk_rows(source.values, chunk, 0), values_are_vectors);
   }
   METAL_FUNC const threadgroup Weight* inverse(int plane) const thread {
-    return load<Weight>(Source::square(source.inverse, chunk, plane), true);
+    return load<Weight>(source.inverse_plane(chunk, plane), true);
   }
-  METAL_FUNC const threadgroup Weight* weights(int plane) const thread {
-    return load<Weight>(Source::square(source.weights, chunk, plane), true);
+  METAL_FUNC const threadgroup Weight* weights() const thread {
+    return load<Weight>(source.weights_of(chunk), true);
   }
   METAL_FUNC const threadgroup float* facts(ChunkRow row) const thread {
     return memory + row * kChunk;

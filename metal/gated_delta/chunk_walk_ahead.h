@@ -50,33 +50,34 @@ struct TilesAhead {
   }
 };
 
-// All tiles of a chunk arrive while the chunk before is computed.
+// All tiles of a chunk arrive while the chunk before is computed. What not all walks need comes last.
 template <typename T, bool kGroups, bool kBackward, int kKeyDim>
 struct ChunkWalk<T, true, false, kGroups, kBackward, kKeyDim> {
   using Source = ChunkSource<T, true, false, kKeyDim>;
   using Tiles = TilesAhead<T, kGroups, Source::kFacts>;
   using Tile = typename Tiles::Tile;
   enum { kOfPairs = true, kKeyPlanes = 1, kPanels = kKeyDim / kPanel };
-  enum { kWeightPlanes = kBackward ? 2 : 1 };
-  enum { kQueries = kPanels, kValues = 2 * kPanels, kInverse, kWeights = kInverse + 2 };
-  enum { kCount = kWeights + kWeightPlanes };
+  enum { kValues = kPanels, kInverse, kQueries = kInverse + 2 };  // places of tiles
+  enum { kWeights = kQueries + kPanels, kCount };
 
   Source source;
   threadgroup float* memory;
   uint thread_index;
   ChunkPlace chunk;
   int turn;
+  bool needs_all;
 
   METAL_FUNC void start(ChunkPlace first, bool exists, bool all) thread {
     turn = 1;
+    needs_all = all;
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    copy(0, first, exists, all);
+    copy(0, first, exists);
   }
-  METAL_FUNC void begin(ChunkPlace own, ChunkPlace next, bool has_next, bool all) thread {
+  METAL_FUNC void begin(ChunkPlace own, ChunkPlace next, bool has_next) thread {
     chunk = own;
     turn ^= 1;
     Tiles::template wait<0>();
-    copy(turn ^ 1, next, has_next, all);
+    copy(turn ^ 1, next, has_next);
   }
   template <int kTurn>
   METAL_FUNC void arrive() thread {}
@@ -87,34 +88,33 @@ struct ChunkWalk<T, true, false, kGroups, kBackward, kKeyDim> {
   }
   METAL_FUNC Tile values() const thread { return tile(kValues); }
   METAL_FUNC Tile inverse(int plane) const thread { return tile(kInverse + plane); }
-  METAL_FUNC Tile weights(int plane) const thread { return tile(kWeights + plane); }
+  METAL_FUNC Tile weights() const thread { return tile(kWeights); }
   METAL_FUNC const threadgroup float* facts(ChunkRow row) const thread {
     return tiles().facts(turn) + row * kChunk;
   }
   METAL_FUNC const threadgroup float* decays() const thread { return memory; }  // there are none
 
  private:
-  METAL_FUNC Tiles tiles() const thread { return {memory, 2 * kCount, thread_index}; }
-  METAL_FUNC Tile tile(int i) const thread { return tiles().tile(turn * kCount + i); }
-  METAL_FUNC void copy(int place, ChunkPlace own, bool exists, bool all) const thread {
-    const int first = place * kCount;
+  METAL_FUNC int count() const thread { return needs_all ? int(kCount) : int(kQueries); }
+  METAL_FUNC Tiles tiles() const thread { return {memory, 2 * count(), thread_index}; }
+  METAL_FUNC Tile tile(int i) const thread { return tiles().tile(turn * count() + i); }
+  METAL_FUNC void copy(int place, ChunkPlace own, bool exists) const thread {
+    const int first = place * count();
     if (exists) {
       MLX_ANVIL_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
         tiles().copy_rows(first + panel, source.keys(own, kKeysFrom, panel, 0));
-        if (all) {
+        if (needs_all) {
           tiles().copy_rows(first + kQueries + panel, source.keys(own, kQueriesFrom, panel, 0));
         }
       }
       tiles().copy_rows(first + kValues, chunk_rows(source.values, own, 0));
       MLX_ANVIL_UNROLL
-      for (int plane = 0; plane < 2; ++plane) {
-        if (corrects) {
-          tiles().copy_rows(first + kInverse + plane, Source::square(source.inverse, own, plane));
-        }
-        if (all && plane < kWeightPlanes) {
-          tiles().copy_rows(first + kWeights + plane, Source::square(source.weights, own, plane));
-        }
+      for (int plane = 0; plane < 2 && corrects; ++plane) {
+        tiles().copy_rows(first + kInverse + plane, source.inverse_plane(own, plane));
+      }
+      if (needs_all) {
+        tiles().copy_rows(first + kWeights, source.weights_of(own));
       }
       tiles().copy_facts(place, source.facts(own));
     }
@@ -129,11 +129,11 @@ struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
   using Source = ChunkSource<T, true, true, kKeyDim>;
   using Tiles = TilesAhead<T, kGroups, Source::kFacts>;
   using Tile = typename Tiles::Tile;
-  enum { kOfPairs = true, kKeyPlanes = 2, kPanels = kKeyDim / kPanel, kTurns = 4 };
-  enum { kQueryPlanes = kBackward ? 2 : 1, kWeightPlanes = kQueryPlanes };
-  enum { kFrom = 0, kTo = 2 * kPanels, kQueries = 4 * kPanels };  // places of tiles
-  enum { kValues = kQueries + kQueryPlanes * kPanels, kInverse, kWeights = kInverse + 2 };
-  enum { kCount = kWeights + kWeightPlanes };
+  enum { kOfPairs = true, kPanels = kKeyDim / kPanel, kTurns = 4 };
+  enum { kKeyPlanes = kBackward ? 1 : 2 };
+  enum { kFrom = 0, kTo = kKeyPlanes * kPanels, kValues = 2 * kTo };  // places of tiles
+  enum { kInverse = kValues + 1, kQueries = kInverse + 2 };
+  enum { kWeights = kQueries + kPanels, kCount };
 
   Source source;
   threadgroup float* memory;
@@ -152,7 +152,7 @@ struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
     copy<1>(next, exists);
     copy<2>(next, exists);
   }
-  METAL_FUNC void begin(ChunkPlace own, ChunkPlace after, bool has_after, bool) thread {
+  METAL_FUNC void begin(ChunkPlace own, ChunkPlace after, bool has_after) thread {
     chunk = own;
     turn ^= 1;
     arrive<0>();
@@ -176,7 +176,7 @@ struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
   }
   METAL_FUNC Tile values() const thread { return tiles().tile(kValues); }
   METAL_FUNC Tile inverse(int plane) const thread { return tiles().tile(kInverse + plane); }
-  METAL_FUNC Tile weights(int plane) const thread { return tiles().tile(kWeights + plane); }
+  METAL_FUNC Tile weights() const thread { return tiles().tile(kWeights); }
   METAL_FUNC const threadgroup float* facts(ChunkRow row) const thread {
     return tiles().facts(turn) + row * kChunk;
   }
@@ -185,7 +185,9 @@ struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
   }
 
  private:
-  METAL_FUNC Tiles tiles() const thread { return {memory, kCount, thread_index}; }
+  METAL_FUNC Tiles tiles() const thread {
+    return {memory, needs_all ? int(kCount) : int(kQueries), thread_index};
+  }
   METAL_FUNC void copy_keys(ChunkPlace own,
                             ChunkOperand operand,
                             int place,
@@ -193,15 +195,6 @@ struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
     MLX_ANVIL_UNROLL
     for (int i = 0; i < planes * kPanels; ++i) {
       tiles().copy_rows(place + i, source.keys(own, operand, i % kPanels, i / kPanels));
-    }
-  }
-  METAL_FUNC void copy_square(const device T* from,
-                              ChunkPlace own,
-                              int place,
-                              int planes) const thread {
-    MLX_ANVIL_UNROLL
-    for (int plane = 0; plane < planes; ++plane) {
-      tiles().copy_rows(place + plane, Source::square(from, own, plane));
     }
   }
   // Copies the tiles of a turn.
@@ -213,20 +206,23 @@ struct ChunkWalk<T, true, true, kGroups, kBackward, kKeyDim> {
         tiles().copy_facts(turn ^ 1, source.facts(own));
       }
       if (kBackward ? kLast : kFirst) {
-        copy_keys(own, kKeysFrom, kFrom, 2);
+        copy_keys(own, kKeysFrom, kFrom, kKeyPlanes);
       }
       if (kBackward ? kFirst : kLast) {
-        copy_keys(own, kKeysTo, kTo, 2);
+        copy_keys(own, kKeysTo, kTo, kKeyPlanes);
       }
       if (kSecond) {
         tiles().copy_rows(kValues, chunk_rows(source.values, own, 0));
-        copy_square(source.inverse, own, kInverse, 2);
+        MLX_ANVIL_UNROLL
+        for (int plane = 0; plane < 2; ++plane) {
+          tiles().copy_rows(kInverse + plane, source.inverse_plane(own, plane));
+        }
       }
       if (kThird && needs_all) {
-        copy_keys(own, kQueriesFrom, kQueries, kQueryPlanes);
+        copy_keys(own, kQueriesFrom, kQueries, 1);
       }
       if ((kBackward ? kSecond : kThird) && needs_all) {
-        copy_square(source.weights, own, kWeights, kWeightPlanes);
+        tiles().copy_rows(kWeights, source.weights_of(own));
       }
     }
     end_copies();

@@ -14,9 +14,14 @@ METAL_FUNC void store_decays(threadgroup float* matrix,
   const int column = int(thread_index);
   if (column < kChunk) {
     float decay = 1.0f;
-    for (int i = 0; i < kChunk; ++i) {
-      decay = i > column ? decay * gates[i] : 1.0f;
-      matrix[i * kDecayStride + column] = i < column ? 0.0f : decay;
+    for (int first = 0; first < kChunk; first += 4) {
+      const float4 four = *reinterpret_cast<const threadgroup float4*>(gates + first);
+      MLX_ANVIL_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int i = first + e;
+        decay = i > column ? decay * four[e] : 1.0f;
+        matrix[i * kDecayStride + column] = i < column ? 0.0f : decay;
+      }
     }
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);

@@ -14,8 +14,15 @@ METAL_FUNC void invert_by_substitution(threadgroup float* block, uint lane) {
   for (int i = 0; i < 16; ++i) {
     x[i] = i == column ? 1.0f : 0.0f;
     MLX_ANVIL_UNROLL
-    for (int l = 0; l < i; ++l) {
-      x[i] -= block[i * kDecayStride + l] * x[l];
+    for (int first = 0; first < i; first += 4) {
+      const float4 four =
+          *reinterpret_cast<const threadgroup float4*>(block + i * kDecayStride + first);
+      MLX_ANVIL_UNROLL
+      for (int l = first; l < first + 4; ++l) {
+        if (l < i) {
+          x[i] -= four[l - first] * x[l];
+        }
+      }
     }
   }
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);

@@ -6,52 +6,13 @@
 // Threadgroup: 128 x 1 x 1; a SIMD group has a step and a key head, a lane four adjacent columns.
 //
 // Bindings: q, k, parts, d_q, d_k, d_g, d_beta, d_skip, params
-// Function constants: 5, 8, 11 as in state.h. Results are dense. key_dim is a multiple of four.
+// Function constants: 5, 8, 11 as in state.h; 13: vectors of 16 bytes (chunk.h). Results are dense.
+// key_dim is a multiple of four.
 //
 //   sum up the parts in their order; apply the gradient of the normalisation
 #include "metal/common/kernel.h"
+#include "metal/gated_delta/key_gradient.h"
 #include "metal/gated_delta/parts.h"
-
-enum { kSumPacks = 2 };  // of 128 columns
-
-// The gradient of a row that was normalised, from that of the normalised row.
-template <typename T>
-METAL_FUNC void store_key(const device T* row,
-                          constant GatedDeltaParams& params,
-                          float scale,
-                          uint lane,
-                          thread float4 (&sums)[kSumPacks],
-                          device T* to) {
-  float4 own[kSumPacks] = {};
-  float factor = 1.0f, shift = 0.0f;
-  if (normalizes) {
-    float squares = 0.0f, products = 0.0f;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kSumPacks; ++i) {
-      const int column = 128 * i + 4 * int(lane);
-      if (column < params.key_dim) {
-        own[i] = float4(float(row[column]), float(row[column + 1]), float(row[column + 2]),
-                        float(row[column + 3]));
-      }
-      squares += metal::dot(own[i], own[i]);
-      products += metal::dot(own[i], sums[i]);
-    }
-    const float root = metal::precise::rsqrt(metal::simd_sum(squares) + params.eps);
-    factor = scale * root;
-    shift = metal::simd_sum(products) * root * root;
-  }
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < kSumPacks; ++i) {
-    const int column = 128 * i + 4 * int(lane);
-    const float4 result = (sums[i] - own[i] * shift) * factor;
-    if (column < params.key_dim) {
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        to[column + j] = T(result[j]);
-      }
-    }
-  }
-}
 
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(32 * kDeltaSumSimdgroups)]] void gated_delta_sum(
@@ -78,7 +39,14 @@ template <typename T>
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const int t = params.first + step;
     const long token = long(batch) * params.length + t;
+    const device T* const q_row =
+        q + batch * params.q_strides[0] + t * params.q_strides[1] + key_head * params.q_strides[2];
+    const device T* const k_row =
+        k + batch * params.k_strides[0] + t * params.k_strides[1] + key_head * params.k_strides[2];
     float4 q_sums[kSumPacks] = {}, k_sums[kSumPacks] = {};
+    float4 q_own[kSumPacks], k_own[kSumPacks];
+    load_key(q_row, key_dim, lane, q_own);
+    load_key(k_row, key_dim, lane, k_own);
     MLX_ANVIL_NO_UNROLL
     for (int head = key_head * params.group; head < (key_head + 1) * params.group; ++head) {
       const device float* const own = parts + part_of(params, batch, step, head) * size;
@@ -118,12 +86,8 @@ template <typename T>
       }
     }
     const long to = (token * params.key_heads + key_head) * key_dim;
-    store_key(
-        q + batch * params.q_strides[0] + t * params.q_strides[1] + key_head * params.q_strides[2],
-        params, params.q_scale, lane, q_sums, d_q + to);
-    store_key(
-        k + batch * params.k_strides[0] + t * params.k_strides[1] + key_head * params.k_strides[2],
-        params, 1.0f, lane, k_sums, d_k + to);
+    store_key(q_own, params, params.q_scale, lane, q_sums, d_q + to);
+    store_key(k_own, params, 1.0f, lane, k_sums, d_k + to);
   }
 }
 
