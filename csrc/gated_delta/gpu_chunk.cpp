@@ -59,7 +59,8 @@ Products products_of(const DeltaRequest& request, const mx::array* d_y) {
                                   walk_memory(request.sizes, products, Walk::kBackward));
   const bool takes_pairs = in.q.dtype() == mx::bfloat16 && traits.matrix_units &&
                            memory + kReservedThreadgroupMemory <= traits.threadgroup_memory &&
-                           are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v});
+                           are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v}) &&
+                           (!request.sizes.is_per_channel || are_vectors({&in.g}));
   return takes_pairs ? products : Products::kFloats;
 }
 

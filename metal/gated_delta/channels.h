@@ -30,14 +30,19 @@ struct ChannelBlock {
                        ChunkPlace chunk,
                        int first,
                        int channel) thread {
+    const long t = chunk.first + first;
+    const device T* q_at = queries + at.q + t * params.q_strides[1] + channel;
+    const device T* k_at = keys + at.k + t * params.k_strides[1] + channel;
+    long g_at = at.g + t * params.g_strides[1] + channel;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       const bool counts = first + i < chunk.steps;
-      const long t = chunk.first + first + i;
-      q[i] = counts ? float(queries[at.q + t * params.q_strides[1] + channel]) : 0.0f;
-      k[i] = counts ? float(keys[at.k + t * params.k_strides[1] + channel]) : 0.0f;
-      g[i] =
-          counts ? load_gate(gates, g_is_float32, at.g + t * params.g_strides[1] + channel) : 1.0f;
+      q[i] = counts ? float(*q_at) : 0.0f;
+      k[i] = counts ? float(*k_at) : 0.0f;
+      g[i] = counts ? load_gate(gates, g_is_float32, g_at) : 1.0f;
+      q_at += params.q_strides[1];
+      k_at += params.k_strides[1];
+      g_at += params.g_strides[1];
     }
   }
 
@@ -75,5 +80,9 @@ struct alignas(16) BlockDecays {
       decay *= first <= i && i < last ? own : 1.0f;
     }
     return decay;
+  }
+  // The same of two adjacent channels.
+  METAL_FUNC float2 between_two(int first, int last, int channel) const threadgroup {
+    return float2(between(first, last, channel), between(first, last, channel + 1));
   }
 };

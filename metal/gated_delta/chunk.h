@@ -53,6 +53,16 @@ METAL_FUNC float4 floats_of(metal::vec<T, 4> x) {
   return float4(float(x.x), float(x.y), float(x.z), float(x.w));
 }
 
+template <typename T>
+METAL_FUNC float2 floats_of_pair(Pair<T> pair) {
+  return float2(float(pair.x), float(pair.y));
+}
+// By their bits: compilers round both numbers of a pair at once if nothing uses one of them.
+METAL_FUNC float2 floats_of_pair(Pair<bfloat> pair) {
+  const uint bits = as_type<uint>(pair);
+  return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u));
+}
+
 // The low parts of numbers whose high parts are `high`.
 template <typename T, int kRows, int kColumns>
 METAL_FUNC RegTile<T, kRows, kColumns> low_parts(
@@ -62,9 +72,8 @@ METAL_FUNC RegTile<T, kRows, kColumns> low_parts(
   MLX_ANVIL_UNROLL
   for (int f = 0; f < kRows / 8 * (kColumns / 8); ++f) {
     const int i = f / (kColumns / 8), n = f % (kColumns / 8);
-    const Pair<T> part = elements_of(high.fragments[i][n]);
-    low.fragments[i][n] =
-        fragment_of<T>(elements_of(whole.fragments[i][n]) - float2(float(part.x), float(part.y)));
+    const float2 part = floats_of_pair(elements_of(high.fragments[i][n]));
+    low.fragments[i][n] = fragment_of<T>(elements_of(whole.fragments[i][n]) - part);
   }
   return low;
 }

@@ -22,8 +22,7 @@
 
 template <typename U>
 METAL_FUNC float2 read_pair(const device U* from) {
-  const Pair<U> pair = *reinterpret_cast<const device Pair<U>*>(from);
-  return float2(float(pair.x), float(pair.y));
+  return floats_of_pair(*reinterpret_cast<const device Pair<U>*>(from));
 }
 
 // Stores 16 rows of a square, times their factors, as columns.

@@ -170,7 +170,7 @@ template <typename T, bool kPairs, int kKeyDim>
     if (corrects) {
       store_square(matrix + own * kDecayStride, kk, place);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      invert(matrix, simdgroup, lane);
+      invert<T, kPairs>(matrix, simdgroup, lane);
 
       qk.load(matrix + own * kDecayStride, kDecayStride, place);
       store_planes<Numbers::kPlanes>(qk, inverse + chunk.index * Numbers::kPlanes * kSquare, own,

@@ -1,16 +1,16 @@
 // gated_delta by chunks with a decay per channel: what a chunk needs that does not depend on the
 // state (chunk.h, channels.h).
 //
-// Kernels: gated_delta_chunk_prepare_channels_<dtype>_d<key dim>, and _pairs_ for matrix units of
-// 16 bits. Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
-// Threadgroup: 128 x 1 x 1; a SIMD group has a block of 16 steps.
+// Kernels: gated_delta_chunk_prepare_channels_<dtype>_d<key dim>; those for matrix units of 16 bits
+// are in chunk_prepare_channels_pairs.metal.
+// Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch. Threadgroup:
+// 128 x 1 x 1; a SIMD group has a block of 16 steps.
 //
 // Bindings: q, k, g, beta, lengths, inverse, weights, rows, products, decayed, params
 // Function constants: 3, 5 to 8 as in state.h; 15: keeps `products`, for gradients.
 // `inverse` and `weights` are as in chunk_prepare.metal; `rows` are ChunkRow, with decays of 1, and
-// the decay of each channel through the chunk. `decayed`: 64 rows of each ChunkOperand of a chunk,
-// as one plane of float32 or as high and low parts; not normalised. `products`: k[i] . k[j] with
-// the decays inside, below the diagonal.
+// the decay of each channel through the chunk. `decayed`: 64 rows of each ChunkOperand of a chunk;
+// not normalised. `products`: k[i] . k[j] with the decays inside, below the diagonal.
 //
 //   for each panel of 32 channels:
 //     blocks on the diagonal: a lane has step j and half of the channels, and multiplies G[.][j] up
@@ -18,11 +18,7 @@
 //     and steps with the decay to their block's last
 //   multiply by the scales of q and k; (I + A)^-1 (inverse.h)
 #include "metal/common/kernel.h"
-#include "metal/gated_delta/channels.h"
-#include "metal/gated_delta/chunk_tiles.h"
-#include "metal/gated_delta/inverse.h"
-
-using BlockSums = RegTile<float, kBlock, kBlock>;
+#include "metal/gated_delta/channel_squares.h"
 
 // A panel of the chunk in threadgroup memory.
 struct alignas(16) ChannelPanel {
@@ -139,40 +135,25 @@ METAL_FUNC void store_blocks(threadgroup float* rows,
   metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// Stores a number as the planes of a matrix.
-template <int kPlanes, typename Weight>
-METAL_FUNC void store_parts(device Weight* to, long plane, float x) {
-  to[0] = Weight(x);
-  if (kPlanes == 2) {
-    to[plane] = Weight(x - float(Weight(x)));
-  }
-}
-
-template <typename T, bool kPairs, int kKeyDim>
+template <typename T, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void
 gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
                                    const device T* k [[buffer(1)]],
                                    const device T* g [[buffer(2)]],
                                    const device T* beta [[buffer(3)]],
                                    const device int* lengths [[buffer(4)]],
-                                   device typename ChunkNumbers<T, kPairs>::Weight* inverse
-                                   [[buffer(5)]],
-                                   device typename ChunkNumbers<T, kPairs>::Weight* weights
-                                   [[buffer(6)]],
+                                   device float* inverse [[buffer(5)]],
+                                   device float* weights [[buffer(6)]],
                                    device float* rows [[buffer(7)]],
-                                   device typename ChunkNumbers<T, kPairs>::Weight* products
-                                   [[buffer(8)]],
-                                   device typename ChunkNumbers<T, kPairs>::Weight* decayed
-                                   [[buffer(9)]],
+                                   device float* products [[buffer(8)]],
+                                   device float* decayed [[buffer(9)]],
                                    constant GatedDeltaParams& params [[buffer(10)]],
                                    uint3 group [[threadgroup_position_in_grid]],
                                    uint3 groups [[threadgroups_per_grid]],
                                    uint thread_index [[thread_index_in_threadgroup]],
                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
                                    uint lane [[thread_index_in_simdgroup]]) {
-  using Numbers = ChunkNumbers<T, kPairs>;
-  using Weight = typename Numbers::Weight;
-  enum { kPlanes = Numbers::kPlanes, kSquare = kChunk * kChunk, kRows = kChunk * kKeyDim };
+  enum { kSquare = kChunk * kChunk, kRows = kChunk * kKeyDim };
   threadgroup ChannelPanel panel;
   threadgroup BlockDecays decays;
   alignas(16) threadgroup float facts[kChunkRows][kChunk];
@@ -188,8 +169,8 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       continue;
     }
     device float* const facts_to = rows + chunk.index * chunk_facts(params);
-    device Weight* const decayed_to =
-        decayed + chunk.index * kChunkOperands * kPlanes * kRows + own * kKeyDim + lane;
+    device float* const decayed_to =
+        decayed + chunk.index * kChunkOperands * kRows + own * kKeyDim + lane;
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the batch row before
 
     BlockSums of_queries[kBlocks - 1], of_keys[kBlocks - 1];
@@ -224,13 +205,10 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       const float after = decays.between(block + 1, kBlocks, int(lane));
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kBlock; ++i) {
-        device Weight* const row = decayed_to + i * kKeyDim + first;
-        store_parts<kPlanes>(row + kQueriesFrom * kPlanes * kRows, kRows,
-                             before * panel.queries[own + i][lane]);
-        store_parts<kPlanes>(row + kKeysFrom * kPlanes * kRows, kRows,
-                             before * panel.keys[own + i][lane]);
-        store_parts<kPlanes>(row + kKeysTo * kPlanes * kRows, kRows,
-                             after * panel.gates[own + i][lane]);
+        device float* const row = decayed_to + i * kKeyDim + first;
+        row[kQueriesFrom * kRows] = before * panel.queries[own + i][lane];
+        row[kKeysFrom * kRows] = before * panel.keys[own + i][lane];
+        row[kKeysTo * kRows] = after * panel.gates[own + i][lane];
       }
       if (block == 0) {
         facts_to[kChunkRows * kChunk + first + int(lane)] = decays.between(0, kBlocks, int(lane));
@@ -239,21 +217,7 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
 
-    const bool counts = step < chunk.steps;
-    const float root = metal::precise::rsqrt(squares + params.eps);
-    if (lane < kBlock) {
-      facts[kQueryScale][step] = normalizes && counts ? params.q_scale * root : 1.0f;
-      facts[kRate][step] = counts
-                               ? load_gate(beta, beta_is_float32,
-                                           at.beta + (chunk.first + step) * params.beta_strides[1])
-                               : 0.0f;
-      facts[kGate][step] = 1.0f;
-    } else {
-      facts[kKeyScale][step] = normalizes && counts ? root : 1.0f;
-      facts[kDecayBefore][step] = 1.0f;
-      facts[kDecayAfter][step] = 1.0f;
-      facts[kSkip][step] = 0.0f;
-    }
+    store_facts(facts, params, beta, at, chunk, step, lane, squares);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       own_queries[i] += metal::simd_shuffle_xor(own_queries[i], ushort(kBlock));
@@ -264,39 +228,28 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
       facts_to[i] = facts[i / kChunk][i % kChunk];
     }
 
-    RegTile<float, kBlock, kChunk> square;
     threadgroup float* const own_rows = matrix + own * kDecayStride;
     store_blocks(own_rows, of_queries, own_queries, block, lane, place);
-    square.load(own_rows, kDecayStride, place);
-    scale_rows(square, facts[kQueryScale] + own, place);
-    scale_columns(square, facts[kKeyScale], place);
-    store_planes<1>(square, weights + chunk.index * kSquare, own, place);
-    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-
+    store_weights(own_rows, facts, own, weights + chunk.index * kSquare, place);
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       own_keys[i] = i > int(lane) ? own_keys[i] : 0.0f;
     }
     store_blocks(own_rows, of_keys, own_keys, block, lane, place);
-    square.load(own_rows, kDecayStride, place);
-    scale_rows(square, facts[kKeyScale] + own, place);
-    scale_columns(square, facts[kKeyScale], place);
-    if (keeps_products) {
-      store_planes<1>(square, products + chunk.index * kSquare, own, place);
-    }
-    scale_rows(square, facts[kRate] + own, place);
-    store_square(own_rows, square, place);
-    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    invert(matrix, simdgroup, lane);
-    square.load(own_rows, kDecayStride, place);
-    store_planes<kPlanes>(square, inverse + chunk.index * kPlanes * kSquare, own, place);
+    store_inverse<false>(matrix, facts, own, products + chunk.index * kSquare,
+                     inverse + chunk.index * kSquare, simdgroup, lane);
   }
 }
 
 // ---- kernels
 
-#define INSTANTIATE(variant, dtype, T, pairs, dim)                                 \
-  MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_channels_" variant #dtype "_d" #dim, \
-                   gated_delta_chunk_prepare_channels<T, pairs, dim>)
+#define INSTANTIATE(dtype, T, dim)                                    \
+  MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_channels_" #dtype "_d" #dim, \
+                   gated_delta_chunk_prepare_channels<T, dim>)
 
-MLX_ANVIL_DELTA_CHUNK_KERNELS(INSTANTIATE)
+INSTANTIATE(float32, float, 64)
+INSTANTIATE(float16, half, 64)
+INSTANTIATE(bfloat16, bfloat, 64)
+INSTANTIATE(float32, float, 128)
+INSTANTIATE(float16, half, 128)
+INSTANTIATE(bfloat16, bfloat, 128)

@@ -34,38 +34,66 @@ METAL_FUNC void invert_by_substitution(threadgroup float* block, uint lane) {
   }
 }
 
+// sum += left x right, both of float32: with pairs, as products of high and low parts.
+template <typename T, bool kPairs>
+struct WholeProduct {
+  template <int kSize, int kColumns>
+  METAL_FUNC static void add(thread RegTile<float, kSize, kColumns>& sum,
+                             const thread RegTile<float, kSize, kSize>& left,
+                             const thread RegTile<float, kSize, kColumns>& right) {
+    sum.mma(left, right);
+  }
+};
+template <typename T>
+struct WholeProduct<T, true> {
+  template <int kSize, int kColumns>
+  METAL_FUNC static void add(thread RegTile<float, kSize, kColumns>& sum,
+                             const thread RegTile<float, kSize, kSize>& left,
+                             const thread RegTile<float, kSize, kColumns>& right) {
+    const RegTile<T, kSize, kSize> left_high = left.template to<T>();
+    const RegTile<T, kSize, kColumns> right_high = right.template to<T>();
+    sum.mma(left_high, right_high);
+    sum.mma(low_parts(left, left_high), right_high);
+    sum.mma(left_high, low_parts(right, right_high));
+  }
+};
+
 // The columns of a SIMD group of -Y' Z X' (above), of which Z has kSize rows and columns at
 // `corner`. X' is above Z, and Y' right of it.
-template <int kSize, int kColumns>
+template <typename T, bool kPairs, int kSize, int kColumns>
 METAL_FUNC RegTile<float, kSize, kColumns> corner_of_inverse(const threadgroup float* corner,
                                                              int column,
                                                              FragmentPlace place) {
-  using Left = SharedTile<float, kDecayStride, false, kSize>;
-  using Right = SharedTile<float, kDecayStride>;
-  RegTile<float, kSize, kColumns> product, result;
+  using Product = WholeProduct<T, kPairs>;
+  RegTile<float, kSize, kSize> left;
+  RegTile<float, kSize, kColumns> right, product, result;
+  left.load(corner, kDecayStride, place);
+  right.load(corner - kSize * kDecayStride + column, kDecayStride, place);
   product.zero();
-  product.mma(Left{corner, place}, Right{corner - kSize * kDecayStride + column, place});
+  Product::add(product, left, right);
+  left.load(corner + kSize, kDecayStride, place);
   result.zero();
-  result.mma(Left{corner + kSize, place}, product);
+  Product::add(result, left, product);
   result.negate();
   return result;
 }
 
 // Inverts I + A in threadgroup memory. All threads call it.
+template <typename T, bool kPairs>
 METAL_FUNC void invert(threadgroup float* matrix, uint simdgroup, uint lane) {
   const FragmentPlace place = fragment_place(lane);
   invert_by_substitution(matrix + 16 * simdgroup * (kDecayStride + 1), lane);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   if (simdgroup % 2 == 1) {
     threadgroup float* const corner = matrix + 16 * simdgroup * kDecayStride + 16 * (simdgroup - 1);
-    const RegTile<float, 16, 16> result = corner_of_inverse<16, 16>(corner, 0, place);
+    const RegTile<float, 16, 16> result = corner_of_inverse<T, kPairs, 16, 16>(corner, 0, place);
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
     store_square(corner, result, place);
   }
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   threadgroup float* const corner = matrix + 32 * kDecayStride;
   const int column = 8 * simdgroup;
-  const RegTile<float, 32, 8> result = corner_of_inverse<32, 8>(corner, column, place);
+  const RegTile<float, 32, 8> result = corner_of_inverse<T, kPairs, 32, 8>(corner, column, place);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   store_square(corner + column, result, place);
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
