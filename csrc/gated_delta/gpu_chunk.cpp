@@ -82,6 +82,7 @@ class ChunkRequest {
         inverse_(planes(kSquare)),
         weights_(matrix(kSquare)),
         rows_(floats(chunk_facts(request.sizes))) {
+    params_.end_chunk = static_cast<int32_t>(chunks_);
     if (is_per_channel()) {
       decayed_.emplace(planes(kChunkOperands * kChunk * request.sizes.key_dim));
     }
@@ -110,15 +111,25 @@ class ChunkRequest {
       request.temporaries.push_back(&*decayed_);
     }
     request.grid = chunks();
+    request.grid.x = static_cast<uint32_t>(params_.end_chunk - params_.first_chunk);
     if (!is_per_channel()) {
       request.threadgroup_memory = {prepare_memory(request_.sizes, are_pairs())};
     }
     launch(request, request_.stream);
   }
 
+  // Prepares and walks along one piece after the other. A piece is prepared while the walk along
+  // the one before leaves multiprocessors idle.
   void forward(mx::array& y, mx::array& state_out) {
-    launch_forward({&y, &state_out, &state_out, &state_out}, Walk::kForward,
-                   are_vectors({&request_.in.v, &y}), walk_temporaries());
+    const int64_t pieces = pieces_of_walk();
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      params_.first_chunk = static_cast<int32_t>(piece * chunks_ / pieces);
+      params_.end_chunk = static_cast<int32_t>((piece + 1) * chunks_ / pieces);
+      prepare();
+      launch_forward({&y, &state_out, &state_out, &state_out}, Walk::kForward,
+                     are_vectors({&request_.in.v, &y}), walk_temporaries(),
+                     piece > 0 ? &state_out : nullptr);
+    }
   }
 
   // Outputs: the gradients of q, k, v, g, beta, and of the state if there is one.
@@ -261,20 +272,22 @@ class ChunkRequest {
     launch(request, request_.stream);
   }
 
+  // `reached`: the state after the piece before, if there is one.
   void launch_forward(const KernelOutputs& outputs,
                       Walk walk,
                       bool values_are_vectors,
-                      const KernelTemporaries& temporaries) const {
+                      const KernelTemporaries& temporaries,
+                      const mx::array* reached = nullptr) const {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request = launch_of(is_per_channel() ? "chunk_forward_channels" : "chunk_forward",
-                                     {{kHasState, request_.config.has_state},
+                                     {{kHasState, reached || request_.config.has_state},
                                       {kKeepsStates, walk == Walk::kKeepsStates},
                                       {kValuesAreVectors, values_are_vectors}},
                                      /*by_groups=*/true);
     request.inputs = {queries(),
                       keys(),
                       &in.v,
-                      request_.or_q(in.state),
+                      reached ? reached : request_.or_q(in.state),
                       request_.or_q(in.lengths),
                       inverse_.get(),
                       weights_.get(),
@@ -327,6 +340,15 @@ class ChunkRequest {
   Extent blocks() const {
     return {static_cast<uint32_t>(ceil_div(request_.sizes.value_dim, int64_t{kChunkValues})),
             heads(), request_.batches()};
+  }
+
+  // More than one if the walk has fewer threadgroups than there are multiprocessors.
+  int64_t pieces_of_walk() const {
+    constexpr int64_t kMost = 3, kLeastChunks = 4;  // of a piece
+    const Extent walk = blocks();
+    const int64_t threadgroups = int64_t{walk.x} * walk.y * request_.sizes.batch;
+    const bool has_idle = threadgroups < device_traits(request_.stream.device).multiprocessors;
+    return has_idle ? std::clamp<int64_t>(chunks_ / kLeastChunks, 1, kMost) : 1;
   }
 
   // Value heads whose gradients of q and k are added up by one threadgroup: as many as leave each
@@ -388,9 +410,7 @@ bool takes_chunks(const DeltaRequest& request) {
 }
 
 void launch_chunk_forward(const DeltaRequest& request, Arrays& outputs) {
-  ChunkRequest chunks(request);
-  chunks.prepare();
-  chunks.forward(outputs[0], outputs[1]);
+  ChunkRequest(request).forward(outputs[0], outputs[1]);
 }
 
 void launch_chunk_backward(const DeltaRequest& request, const Arrays& d_outputs, Arrays& outputs) {

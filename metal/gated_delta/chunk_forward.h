@@ -13,7 +13,7 @@
 // vectors of 16 bytes (chunk.h).
 //
 // Everything is transposed, so that rows of the state are rows of the left operands:
-//   for each chunk:
+//   for each chunk from first_chunk to end_chunk:
 //     X = beta (V^T - gamma S K^T), U = X ((I + A)^-1)^T
 //     Y = gamma S Q^T + U P^T; store Y^T
 //     S = gamma[63] S + (G[63] U) K
@@ -54,7 +54,8 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
   walk.thread_index = thread_index;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
-    const int steps = steps_of(params, lengths, batch), chunks = chunks_of(steps);
+    const int steps = steps_of(params, lengths, batch);
+    const int chunks = metal::min(chunks_of(steps), params.end_chunk);
     walk.source = ChunkSource<T, kPairs, kPerChannel, kKeyDim>{
         {kPerChannel ? q : q + at.q, params.q_strides[1], 1, steps, kKeyDim},
         {kPerChannel ? k : k + at.k, params.k_strides[1], 1, steps, kKeyDim},
@@ -64,8 +65,10 @@ template <typename T, bool kPairs, bool kPerChannel, bool kGroups, int kKeyDim>
         rows};
     RegTile<float, 16, kPanel> s[kPanels];
     load_state(s, state + (at.state + row) * kKeyDim, has_state ? own_rows : 0, place);
-    walk.start(chunk_place(params, steps, batch, head, 0), chunks > 0, !keeps_states);
-    for (int c = 0; c < chunks_of(params.length); ++c) {
+    const int first_chunk = params.first_chunk;
+    walk.start(chunk_place(params, steps, batch, head, first_chunk), first_chunk < chunks,
+               !keeps_states);
+    for (int c = first_chunk; c < params.end_chunk; ++c) {
       const ChunkPlace chunk = chunk_place(params, steps, batch, head, c);
       const long token = long(batch) * params.length + chunk.first;
       device T* const to = y + (token * params.value_heads + head) * params.value_dim + row;

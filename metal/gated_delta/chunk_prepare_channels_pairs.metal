@@ -294,7 +294,8 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
     const ChunkPlace chunk =
-        chunk_place(params, steps_of(params, lengths, batch), batch, head, int(group.x));
+        chunk_place(params, steps_of(params, lengths, batch), batch, head,
+                    params.first_chunk + int(group.x));
     if (chunk.is_padding()) {
       continue;
     }

@@ -29,6 +29,8 @@ struct GatedDeltaParams {
   int32_t steps;           // of a chunk, or of all
   int32_t chunk;           // steps of every chunk but the last
   int32_t blocks;          // of rows, each with a part of the sums over rows
+  int32_t first_chunk;     // of 64 steps, of those that a launch prepares or walks along
+  int32_t end_chunk;       // after the last of them
   int32_t part_heads;      // value heads whose gradients of q and k are one part, by chunks
   int32_t token_parts;     // of these parts
   int32_t is_last;         // 1 for the last chunk
@@ -36,7 +38,7 @@ struct GatedDeltaParams {
   float q_scale;
 };
 
-static_assert(sizeof(GatedDeltaParams) == 8 * 24 + 4 * 18, "same layout in C++ and MSL");
+static_assert(sizeof(GatedDeltaParams) == 8 * 24 + 4 * 20, "same layout in C++ and MSL");
 
 // A threadgroup of gated_delta_gates' backward: its columns, and SIMD groups with rows of their
 // own.

@@ -177,7 +177,12 @@ def test_pairs(dims: tuple[int, int], per_channel: bool, request: pytest.Fixture
 @pytest.mark.parametrize("gpu_of_chunks", ["gpu_with_matrix_units", "group_products"], indirect=True)
 def test_gradients_of_pairs(normalize_eps: float | None, per_channel: bool):
     """Beside those of float32 arrays: errors are a few times those of rounding the results to bfloat16."""
-    case = draw(330, (1, 2), (64, 64), mx.bfloat16, per_channel=per_channel, normalize_eps=normalize_eps)
+    check_gradients_of_pairs(
+        draw(330, (1, 2), (64, 64), mx.bfloat16, per_channel=per_channel, normalize_eps=normalize_eps)
+    )
+
+
+def check_gradients_of_pairs(case: Case) -> None:
     cotangents = [mx.random.normal(x.shape).astype(x.dtype) for x in case.run()]
     gradients = mx.vjp(case.run, case.arrays, cotangents)[1]
     wide = [[x.astype(mx.float32) for x in arrays] for arrays in (case.arrays, cotangents)]
@@ -186,6 +191,29 @@ def test_gradients_of_pairs(normalize_eps: float | None, per_channel: bool):
         error = to_numpy(ours) - to_numpy(exact)
         assert np.abs(error).max() <= ROUNDED * np.abs(to_numpy(exact)).max()
         assert np.square(error).mean() <= 5**2 * np.square(rounding).mean()
+
+
+@each_gate
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("gpu_of_chunks", ["gpu_with_matrix_units"], indirect=True)
+def test_pieces(with_state: bool, per_channel: bool):
+    """A GPU with idle multiprocessors prepares a piece of the sequence while it walks along the one before."""
+    lengths = mx.array([790, 300])
+    case = draw(790, (1, 1), (64, 8), mx.bfloat16, batch=2, per_channel=per_channel, with_state=with_state)
+    case.options["lengths"] = lengths
+    with mlx_anvil.trace() as trace:
+        check_results(case)
+    names = kernel_names(trace)
+    assert sum("_chunk_forward_" in name for name in names) == 3
+    assert sum("_chunk_prepare_" in name for name in names) == 3
+
+
+@pytest.mark.parametrize("gpu_of_chunks", ["group_products"], indirect=True)
+def test_heads_of_a_part():
+    """With many chunks a threadgroup adds up the gradients of several value heads."""
+    lengths = mx.array([576, 130, 0, 64])
+    case = draw(576, (4, 16), (64, 8), mx.bfloat16, batch=4, normalize_eps=1e-6, lengths=lengths)
+    check_gradients_of_pairs(case)
 
 
 @each_gate
