@@ -34,10 +34,10 @@ int64_t walk_memory(const DeltaSizes& sizes, Products products, Walk walk) {
     return facts + kChunk * (4 * kChunk + 16);
   }
   const int64_t tile = kChunk * (2 * kChunk + (products == Products::kGroups ? 0 : 16));
-  const int64_t keys = !sizes.is_per_channel        ? panels
+  const int64_t keys = !sizes.is_per_channel     ? panels
                        : walk == Walk::kBackward ? 2 * panels
                                                  : 4 * panels;
-  const int64_t others = 3;  // values and the inverse
+  const int64_t others = 3;                                             // values and the inverse
   const int64_t queries = walk == Walk::kKeepsStates ? 0 : panels + 1;  // and weights
   return 2 * facts + tile * (sizes.is_per_channel ? 1 : 2) * (keys + others + queries);
 }
@@ -64,11 +64,16 @@ Products products_of(const DeltaRequest& request, const mx::array* d_y) {
   return takes_pairs ? products : Products::kFloats;
 }
 
-// That of chunk_prepare: a square of float32, or with pairs the tiles of q and k if they are larger.
+// Bytes of a square of float32 in threadgroup memory, and of a tile of 16 bits.
+constexpr uint32_t kSquareMemory = 4 * kChunk * (kChunk + 4);
+constexpr uint32_t kTileMemory = kChunk * (2 * kPanel + 16);
+// Those of chunk_backward_squares with pairs: four tiles of two panels.
+constexpr uint32_t kTilesOfPairs = 2 * 4 * kTileMemory;
+
+// Those of chunk_prepare: a square, or with pairs the tiles of q and k if they are larger.
 uint32_t prepare_memory(const DeltaSizes& sizes, bool are_pairs) {
-  const int64_t square = 4 * kChunk * (kChunk + 4);
-  const int64_t tiles = 2 * (sizes.key_dim / kPanel) * kChunk * (2 * kPanel + 16);
-  return static_cast<uint32_t>(are_pairs ? std::max(square, tiles) : square);
+  const uint32_t tiles = 2 * static_cast<uint32_t>(sizes.key_dim / kPanel) * kTileMemory;
+  return are_pairs ? std::max(kSquareMemory, tiles) : kSquareMemory;
 }
 
 class ChunkRequest {
@@ -170,6 +175,7 @@ class ChunkRequest {
     pairs.outputs = {squares.get(), sums.get()};
     pairs.temporaries = {&rows_, &products, &changes, &d_changes, &squares, &sums};
     pairs.grid = chunks();
+    pairs.threadgroup_memory = {are_pairs() ? kTilesOfPairs : kSquareMemory};
     launch(pairs, request_.stream);
 
     const int64_t panels = sizes.key_dim / kPanel;
@@ -214,13 +220,12 @@ class ChunkRequest {
                      mx::array& d_g) const {
     const GatedDeltaInputs& in = request_.in;
     KernelLaunch request{};
-    request.kernel =
-        &kernel_named(kGatedDelta,
-                      {"gated_delta_chunk_backward_decays_", are_pairs() ? "pairs_" : "",
-                       dtype_name(in.q)},
-                      {{kHasLengths, request_.config.has_lengths},
-                       {kGIsFloat32, in.g.dtype() == mx::float32},
-                       {kGIsPerChannel, true}});
+    request.kernel = &kernel_named(
+        kGatedDelta,
+        {"gated_delta_chunk_backward_decays_", are_pairs() ? "pairs_" : "", dtype_name(in.q)},
+        {{kHasLengths, request_.config.has_lengths},
+         {kGIsFloat32, in.g.dtype() == mx::float32},
+         {kGIsPerChannel, true}});
     request.inputs = {&in.q,       &in.k,         &in.g,        request_.or_q(in.lengths),
                       rows_.get(), squares.get(), through.get()};
     request.outputs = {parts.get(), rates.get(), &d_g};

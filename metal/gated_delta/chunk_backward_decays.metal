@@ -8,8 +8,8 @@
 // Bindings: q, k, g, lengths, rows, squares, through, parts, dots, d_g, params
 // Function constants: 3, 6 and 8 as in state.h. `squares`: d_P and B of
 // chunk_backward_squares.metal. `through`: `dots` of chunk_backward_keys.metal. `parts` hold its W,
-// Z and N, of which the gradients of q and k replace the first two. `dots`: gamma Z . k of each step and panel,
-// for chunk_backward_gates.metal.
+// Z and N, of which the gradients of q and k replace the first two. `dots`: gamma Z . k of each
+// step and panel, for chunk_backward_gates.metal.
 //
 // With q and k scaled, all of one channel; a block has steps s to e, `from` and `to` are the decays
 // from s to a step and from a step to e (channels.h):

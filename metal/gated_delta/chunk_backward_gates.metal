@@ -6,8 +6,8 @@
 // Threadgroup: 128 x 1 x 1; the first 64 threads have a step each.
 //
 // Bindings: lengths, rows, sums, dots, d_g, d_beta, d_skip, params
-// Function constants: 3, 8, 11 as in state.h. Results are dense. Per channel there is no gradient of
-// g, and `dots` are gamma Z . k of each panel of 32 channels.
+// Function constants: 3, 8, 11 as in state.h. Results are dense. Per channel there is no gradient
+// of g, and `dots` are gamma Z . k of each panel of 32 channels.
 //
 // W, Z and N as in chunk_backward_keys.metal; the gradient of gamma is W . q - beta Z . k, that of
 // decays to the chunk's end N . k, and that of the decay through the chunk the sum over S d_S. They

@@ -8,8 +8,8 @@
 //
 // Bindings and function constants: as for chunk_backward_keys.metal; rows are vectors.
 //
-// A head has a stage for each panel of 64 columns of v, and one for the pairs of steps (there is none
-// per channel):
+// A head has a stage for each panel of 64 columns of v, and one for the pairs of steps (there is
+// none per channel):
 //   for each stage: wait for its tiles; start the copies of the stage after the next one
 //     panel:  W += d_Y S, Z += d_X S, N += U d_S
 //     pairs:  d_q += gamma W + (G d_P) k
@@ -53,8 +53,10 @@ struct KeyStages {
   METAL_FUNC void copy(threadgroup T* to, Rows<T> from) const thread {
     Tile::template start_copies<kChunkThreads>(to, from, thread_index);
   }
-  METAL_FUNC void copy_square(int stage, int tile_of_stage, ChunkSquare square, long index)
-      const thread {
+  METAL_FUNC void copy_square(int stage,
+                              int tile_of_stage,
+                              ChunkSquare square,
+                              long index) const thread {
     copy(tile(stage, tile_of_stage),
          {squares + (index * kChunkSquares + square) * kSquare, kChunk, 1, kChunk, kChunk});
   }
@@ -203,10 +205,10 @@ gated_delta_chunk_backward_keys_group(const device T* q [[buffer(0)]],
     const long d_y_stride = params.d_y_strides[2];
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the batch row before
     if (!g_is_per_channel) {
-      stages.copy(stages.of_keys(0), chunk_rows<T>({q + at.q, params.q_strides[1], 1, 0, kKeyDim},
-                                                   chunk, panel));
-      stages.copy(stages.of_keys(1), chunk_rows<T>({k + at.k, params.k_strides[1], 1, 0, kKeyDim},
-                                                   chunk, panel));
+      stages.copy(stages.of_keys(0),
+                  chunk_rows<T>({q + at.q, params.q_strides[1], 1, 0, kKeyDim}, chunk, panel));
+      stages.copy(stages.of_keys(1),
+                  chunk_rows<T>({k + at.k, params.k_strides[1], 1, 0, kKeyDim}, chunk, panel));
     }
     stages.start(0, d_rows, d_y_stride, chunks);
     stages.start(1, d_rows, d_y_stride, chunks);

@@ -3,7 +3,9 @@
 //
 // Kernels: gated_delta_chunk_backward_squares_<dtype>_d<key dim>, and _pairs_ for matrix units of
 // 16 bits. Grid: x covers chunks, y value heads, z batch rows and may be smaller than the batch.
-// Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps.
+// Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps. Threadgroup memory 0: a square of float32;
+// with pairs, whose rows are vectors, the tiles of two panels of 64 columns, which are copied
+// ahead.
 //
 // Bindings: v, d_y, lengths, rows, products, changes, d_changes, squares, sums, params
 // Function constants: 3, 8, 10, 11 as in state.h; 14: vectors of 16 bytes (chunk.h).
@@ -25,6 +27,47 @@ METAL_FUNC float2 read_pair(const device U* from) {
   return floats_of_pair(*reinterpret_cast<const device Pair<U>*>(from));
 }
 
+// Tiles of a panel of 64 columns, in one of two places.
+enum ValueTile { kTileOfV, kTileOfDY, kTileOfU, kTileOfDX, kValueTiles };
+
+template <typename T>
+struct TilesOfPairs {
+  using Share = TileShare<T, kChunk, kPanel, kChunkThreads>;
+
+  threadgroup T* memory;
+  uint thread_index;
+
+  METAL_FUNC threadgroup T* tile(int panel, ValueTile i) const thread {
+    return memory + (panel % 2 * kValueTiles + i) * kChunk * int(Share::kStride);
+  }
+  // Starts the copies of a panel, if there is one.
+  template <typename Weight>
+  METAL_FUNC void start(int panel,
+                        int panels,
+                        ChunkPlace chunk,
+                        Rows<T> v,
+                        Rows<T> d_y,
+                        const device Weight* u,
+                        const device Weight* d_x,
+                        long columns) const thread {
+    if (panel < panels) {
+      const int column = panel * kPanel;
+      Share::start_copies(tile(panel, kTileOfV), chunk_rows(v, chunk, panel), thread_index);
+      Share::start_copies(tile(panel, kTileOfDY), chunk_rows(d_y, chunk, panel), thread_index);
+      Share::start_copies(tile(panel, kTileOfU), kept_rows(u + column, columns), thread_index);
+      Share::start_copies(tile(panel, kTileOfDX), kept_rows(d_x + column, columns), thread_index);
+    }
+    end_copies();
+  }
+
+ private:
+  // Only pairs get here, whose matrices are of T.
+  template <typename Weight>
+  METAL_FUNC static Rows<T> kept_rows(const device Weight* from, long stride) {
+    return {reinterpret_cast<const device T*>(from), stride, 1, kChunk, kPanel};
+  }
+};
+
 // Stores 16 rows of a square, times their factors, as columns.
 template <typename Weight>
 METAL_FUNC void store_transposed_square(thread RegTile<float, 16, kChunk> rows,
@@ -37,29 +80,27 @@ METAL_FUNC void store_transposed_square(thread RegTile<float, 16, kChunk> rows,
 
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void
-gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
-                                   const device T* d_y [[buffer(1)]],
-                                   const device int* lengths [[buffer(2)]],
-                                   const device float* rows [[buffer(3)]],
-                                   const device typename ChunkNumbers<T, kPairs>::Weight* products
-                                   [[buffer(4)]],
-                                   const device typename ChunkNumbers<T, kPairs>::Weight* changes
-                                   [[buffer(5)]],
-                                   const device typename ChunkNumbers<T, kPairs>::Weight* d_changes
-                                   [[buffer(6)]],
-                                   device typename ChunkNumbers<T, kPairs>::Weight* squares
-                                   [[buffer(7)]],
-                                   device float* sums [[buffer(8)]],
-                                   constant GatedDeltaParams& params [[buffer(9)]],
-                                   uint3 group [[threadgroup_position_in_grid]],
-                                   uint3 groups [[threadgroups_per_grid]],
-                                   uint thread_index [[thread_index_in_threadgroup]],
-                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                   uint lane [[thread_index_in_simdgroup]]) {
+gated_delta_chunk_backward_squares(
+    const device T* v [[buffer(0)]],
+    const device T* d_y [[buffer(1)]],
+    const device int* lengths [[buffer(2)]],
+    const device float* rows [[buffer(3)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* products [[buffer(4)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* changes [[buffer(5)]],
+    const device typename ChunkNumbers<T, kPairs>::Weight* d_changes [[buffer(6)]],
+    device typename ChunkNumbers<T, kPairs>::Weight* squares [[buffer(7)]],
+    device float* sums [[buffer(8)]],
+    constant GatedDeltaParams& params [[buffer(9)]],
+    threadgroup uint4* tiles [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint3 groups [[threadgroups_per_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
   using Loads = ChunkLoads<T, kPairs>;
   using Weight = typename Loads::Weight;
   enum { kSquare = kChunk * kChunk };
-  alignas(16) threadgroup float memory[Loads::kMemory];
+  threadgroup float* const memory = reinterpret_cast<threadgroup float*>(tiles);
   threadgroup ChunkSteps facts;
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), own = 16 * int(simdgroup);
@@ -72,6 +113,7 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
       continue;
     }
     const Loads loads = {memory, place, thread_index, chunk};
+    const TilesOfPairs<T> ahead = {reinterpret_cast<threadgroup T*>(tiles), thread_index};
     const Rows<T> d_rows = rows_of_d_y(params, d_y, batch, head);
     const Rows<T> v_rows = {v + at.v, params.v_strides[1], 1, params.length, params.value_dim};
     const device Weight* const u_rows = changes + chunk.index * kChunk * columns;
@@ -82,20 +124,44 @@ gated_delta_chunk_backward_squares(const device T* v [[buffer(0)]],
     weights.zero();
     changed.zero();
     float d_rate[2] = {}, d_skip[2] = {};
+    const int panels = int(columns) / kPanel;
+    if (kPairs) {
+      MLX_ANVIL_UNROLL
+      for (int panel = 0; panel < 2; ++panel) {
+        ahead.start(panel, panels, chunk, v_rows, d_rows, u_rows, x_rows, columns);
+      }
+    }
     MLX_ANVIL_NO_UNROLL
-    for (int panel = 0; panel < int(columns) / kPanel; ++panel) {
+    for (int panel = 0; panel < panels; ++panel) {
       RegTile<float, 16, kPanel> values;
-      read_tile(values, loads.values(v_rows, panel), own, place);
-      read_tile(left, loads.values(d_rows, panel), own, place);
+      const threadgroup Weight* u;
+      if (kPairs) {
+        wait_for_copies<1>();
+        threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+        read_tile(values, ahead.tile(panel, kTileOfV), own, place);
+        read_tile(left, ahead.tile(panel, kTileOfDY), own, place);
+        u = reinterpret_cast<const threadgroup Weight*>(ahead.tile(panel, kTileOfU));
+      } else {
+        read_tile(values, loads.values(v_rows, panel), own, place);
+        read_tile(left, loads.values(d_rows, panel), own, place);
+        u = loads.numbers(u_rows + panel * kPanel, columns);
+      }
       if (has_skip) {
         add_row_products(left, values, d_skip);
       }
-      const threadgroup Weight* const u = loads.numbers(u_rows + panel * kPanel, columns);
       add_product<kPairs, true, true>(weights, left, u, place);
-      read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
+      if (kPairs) {
+        read_tile(left, ahead.tile(panel, kTileOfDX), own, place);
+      } else {
+        read_rows(left, x_rows + own * columns + panel * kPanel, columns, place);
+      }
       add_row_products(left, values, d_rate);
       if (corrects) {
         add_product<kPairs, true, true>(changed, left, u, place);
+      }
+      if (kPairs) {
+        threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+        ahead.start(panel + 2, panels, chunk, v_rows, d_rows, u_rows, x_rows, columns);
       }
     }
 

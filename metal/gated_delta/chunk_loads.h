@@ -26,7 +26,8 @@ struct ChunkLoads {
   }
 
   // Rows and columns of a matrix that another kernel left.
-  METAL_FUNC const threadgroup Weight* numbers(const device Weight* from, long stride) const thread {
+  METAL_FUNC const threadgroup Weight* numbers(const device Weight* from,
+                                               long stride) const thread {
     return load_tile<Weight>(memory, {from, stride, 1, kPanel, kPanel}, true, thread_index);
   }
 };

@@ -2,9 +2,9 @@
 // (chunk.h).
 //
 // Kernels: gated_delta_chunk_prepare_<dtype>_d<key dim>, and _pairs_ for matrix units of 16 bits.
-// Grid: x covers chunks from first_chunk on, y value heads, z batch rows and may be smaller than the
-// batch. Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps. Threadgroup memory 0: a square of float32;
-// with pairs also all tiles of q and k, whose rows are vectors.
+// Grid: x covers chunks from first_chunk on, y value heads, z batch rows and may be smaller than
+// the batch. Threadgroup: 128 x 1 x 1; a SIMD group has 16 steps. Threadgroup memory 0: a square of
+// float32; with pairs also all tiles of q and k, whose rows are vectors.
 //
 // Bindings: q, k, g, beta, lengths, skip, inverse, weights, rows, products, params
 // Function constants: 3, 5 to 7, 10 and 11 as in state.h; 13: vectors of 16 bytes (chunk.h);
@@ -63,9 +63,8 @@ template <typename T, bool kPairs, int kKeyDim>
   const int head = int(group.y), own = 16 * int(simdgroup);
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
-    const ChunkPlace chunk =
-        chunk_place(params, steps_of(params, lengths, batch), batch, head,
-                    params.first_chunk + int(group.x));
+    const ChunkPlace chunk = chunk_place(params, steps_of(params, lengths, batch), batch, head,
+                                         params.first_chunk + int(group.x));
     if (chunk.is_padding()) {
       continue;
     }

@@ -3,8 +3,8 @@
 //
 // Kernels: gated_delta_chunk_prepare_channels_<dtype>_d<key dim>; those for matrix units of 16 bits
 // are in chunk_prepare_channels_pairs.metal.
-// Grid: x covers chunks from first_chunk on, y value heads, z batch rows and may be smaller than the
-// batch. Threadgroup: 128 x 1 x 1; a SIMD group has a block of 16 steps.
+// Grid: x covers chunks from first_chunk on, y value heads, z batch rows and may be smaller than
+// the batch. Threadgroup: 128 x 1 x 1; a SIMD group has a block of 16 steps.
 //
 // Bindings: q, k, g, beta, lengths, inverse, weights, rows, products, decayed, params
 // Function constants: 3, 5 to 8 as in state.h; 15: keeps `products`, for gradients.
@@ -163,9 +163,8 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
   const int step = own + int(lane) % kBlock;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
-    const ChunkPlace chunk =
-        chunk_place(params, steps_of(params, lengths, batch), batch, head,
-                    params.first_chunk + int(group.x));
+    const ChunkPlace chunk = chunk_place(params, steps_of(params, lengths, batch), batch, head,
+                                         params.first_chunk + int(group.x));
     if (chunk.is_padding()) {
       continue;
     }
@@ -238,13 +237,13 @@ gated_delta_chunk_prepare_channels(const device T* q [[buffer(0)]],
     }
     store_blocks(own_rows, of_keys, own_keys, block, lane, place);
     store_inverse<false>(matrix, facts, own, products + chunk.index * kSquare,
-                     inverse + chunk.index * kSquare, simdgroup, lane);
+                         inverse + chunk.index * kSquare, simdgroup, lane);
   }
 }
 
 // ---- kernels
 
-#define INSTANTIATE(dtype, T, dim)                                    \
+#define INSTANTIATE(dtype, T, dim)                                         \
   MLX_ANVIL_KERNEL("gated_delta_chunk_prepare_channels_" #dtype "_d" #dim, \
                    gated_delta_chunk_prepare_channels<T, dim>)
 

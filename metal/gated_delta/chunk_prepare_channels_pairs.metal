@@ -1,14 +1,14 @@
-// gated_delta by chunks with a decay per channel: chunk_prepare_channels.metal for matrix units of 16
-// bits, which multiply more of each square.
+// gated_delta by chunks with a decay per channel: chunk_prepare_channels.metal for matrix units of
+// 16 bits, which multiply more of each square.
 //
 // Kernels: gated_delta_chunk_prepare_channels_pairs_bfloat16_d<key dim>.
 // Grid, threadgroup, bindings and function constants: as there. `decayed`: 64 rows of each
 // ChunkOperand as high and low parts; of queries there are no low parts.
 //
-// A block of 16 steps is halved twice. What the second half of 16, or 8, steps reads of the first is
-// a product: of q and k with the decay from the second half's first step, and k with the decay to
-// the first half's last step. Of runs of 4 steps the decays of the pairs are multiplied up. A lane
-// has two channels in half of a block, and lanes add up after the last panel.
+// A block of 16 steps is halved twice. What the second half of 16, or 8, steps reads of the first
+// is a product: of q and k with the decay from the second half's first step, and k with the decay
+// to the first half's last step. Of runs of 4 steps the decays of the pairs are multiplied up. A
+// lane has two channels in half of a block, and lanes add up after the last panel.
 //
 //   for each panel of 32 channels:
 //     pairs of steps in runs of 4; halves of 8; halves of 16; blocks below the diagonal
@@ -22,7 +22,7 @@ enum { kRun = 4, kHalf = kBlock / 2 };  // steps whose pairs are added one by on
 enum { kQueryPairs = kRun * (kRun + 1) / 2, kPairsOfRun = 16, kOwnPairs = 2 * kPairsOfRun };
 
 // Rows and columns of the pairs, as 4 * row + column.
-constant constexpr uchar kPlaceOfPair[kPairsOfRun] = {0,  4,  5, 8, 9,  10, 12, 13,
+constant constexpr uchar kPlaceOfPair[kPairsOfRun] = {0,  4,  5, 8, 9, 10, 12, 13,
                                                       14, 15, 4, 8, 9, 12, 13, 14};
 
 template <typename T>
@@ -222,8 +222,7 @@ METAL_FUNC void store_diagonal_block(threadgroup float* to,
     const int i = f / 2, n = f % 2;
     float2 own = float2(0.0f);
     if (i == n) {
-      own = place.row >= kRun && place.column < kRun ? elements_of(of_eights.fragments[i][n])
-                                                         : own;
+      own = place.row >= kRun && place.column < kRun ? elements_of(of_eights.fragments[i][n]) : own;
     } else if (i > n) {
       own = elements_of(of_sixteen.fragments[1][0]);
     }
@@ -232,8 +231,8 @@ METAL_FUNC void store_diagonal_block(threadgroup float* to,
   }
 }
 
-// Stores a SIMD group's rows of a square. `pairs`: the lane's two of the pairs in runs, of which those
-// of q or of k are stored.
+// Stores a SIMD group's rows of a square. `pairs`: the lane's two of the pairs in runs, of which
+// those of q or of k are stored.
 METAL_FUNC void store_rows_of_square(threadgroup float* rows,
                                      thread BlockSums (&below)[kBlocks - 1],
                                      const thread BlockSums& of_eights,
@@ -293,9 +292,8 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
   const int step = own + int(lane) % kBlock;
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const HeadPlace at = place_of(params, batch, head);
-    const ChunkPlace chunk =
-        chunk_place(params, steps_of(params, lengths, batch), batch, head,
-                    params.first_chunk + int(group.x));
+    const ChunkPlace chunk = chunk_place(params, steps_of(params, lengths, batch), batch, head,
+                                         params.first_chunk + int(group.x));
     if (chunk.is_padding()) {
       continue;
     }
@@ -307,17 +305,17 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
       const long first = chunk.first + own;
       const int count = chunk.steps - own;
       if (count > 0) {
-        store_square_sums<T, kKeyDim>({q + at.q + first * params.q_strides[1],
-                                       params.q_strides[1], 1, count, kKeyDim},
-                                      facts[kQueryScale] + own, place);
-        store_square_sums<T, kKeyDim>({k + at.k + first * params.k_strides[1],
-                                       params.k_strides[1], 1, count, kKeyDim},
-                                      facts[kKeyScale] + own, place);
+        store_square_sums<T, kKeyDim>(
+            {q + at.q + first * params.q_strides[1], params.q_strides[1], 1, count, kKeyDim},
+            facts[kQueryScale] + own, place);
+        store_square_sums<T, kKeyDim>(
+            {k + at.k + first * params.k_strides[1], params.k_strides[1], 1, count, kKeyDim},
+            facts[kKeyScale] + own, place);
       }
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
     }
     const float squares = !normalizes || step >= chunk.steps ? 0.0f
-                          : lane < kBlock                   ? facts[kQueryScale][step]
+                          : lane < kBlock                    ? facts[kQueryScale][step]
                                                              : facts[kKeyScale][step];
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
     store_facts(facts, params, beta, at, chunk, step, lane, squares);
@@ -422,7 +420,8 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
           if (j < block) {
             const threadgroup T* const right = planes.keys_to[0][kBlock * j];
             queries_below[j].mma(queries, typename BlockProducts<T>::Right{right, place});
-            block_products.add_keys(keys_below[j], keys, rest, right, planes.keys_to[1][kBlock * j]);
+            block_products.add_keys(keys_below[j], keys, rest, right,
+                                    planes.keys_to[1][kBlock * j]);
             RegTile<float, kBlock, kChannels> scaled = queries.template to<float>();
             scale_columns(scaled, decays.through[j], place);
             queries = scaled.template to<T>();
@@ -448,7 +447,7 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
     store_rows_of_square(own_rows, keys_below, key_eights, key_sixteen, pairs,
                          /*of_queries=*/false, block, lane, place);
     store_inverse<true>(matrix, facts, own, products + chunk.index * kSquare,
-                           inverse + chunk.index * kPlanes * kSquare, simdgroup, lane);
+                        inverse + chunk.index * kPlanes * kSquare, simdgroup, lane);
   }
 }
 

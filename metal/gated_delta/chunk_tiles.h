@@ -120,9 +120,8 @@ METAL_FUNC void read_tile_transposed(thread RegTile<U, 16, kPanel>& to,
   for (int f = 0; f < 2 * kPanel / 8; ++f) {
     const int i = f / (kPanel / 8), n = f % (kPanel / 8);
     const int row = 8 * n + place.column, first = column + 8 * i;
-    to.fragments[i][n] =
-        fragment_of<U>(U(tile.data[Tile::unit_at(row, first) + place.row]),
-                       U(tile.data[Tile::unit_at(row + 1, first) + place.row]));
+    to.fragments[i][n] = fragment_of<U>(U(tile.data[Tile::unit_at(row, first) + place.row]),
+                                        U(tile.data[Tile::unit_at(row + 1, first) + place.row]));
   }
 }
 

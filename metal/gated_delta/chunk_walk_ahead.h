@@ -50,7 +50,8 @@ struct TilesAhead {
   }
 };
 
-// All tiles of a chunk arrive while the chunk before is computed. What not all walks need comes last.
+// All tiles of a chunk arrive while the chunk before is computed. What not all walks need comes
+// last.
 template <typename T, bool kGroups, bool kBackward, int kKeyDim>
 struct ChunkWalk<T, true, false, kGroups, kBackward, kKeyDim> {
   using Source = ChunkSource<T, true, false, kKeyDim>;
