@@ -347,9 +347,13 @@ class ChunkRequest {
             heads(), request_.batches()};
   }
 
-  // More than one if the walk has fewer threadgroups than there are multiprocessors.
+  // More than one if the walk has fewer threadgroups than there are multiprocessors, and is long. A
+  // decay per head is prepared faster than a piece more would start.
   int64_t pieces_of_walk() const {
-    constexpr int64_t kMost = 3, kLeastChunks = 4;  // of a piece
+    constexpr int64_t kMost = 3, kLeastChunks = 16;  // of a piece
+    if (!is_per_channel()) {
+      return 1;
+    }
     const Extent walk = blocks();
     const int64_t threadgroups = int64_t{walk.x} * walk.y * request_.sizes.batch;
     const bool has_idle = threadgroups < device_traits(request_.stream.device).multiprocessors;

@@ -11,6 +11,9 @@ namespace {
 
 // ---- few steps ----------------------------------------------------------------------------------
 
+// Prefetchers of processors stop at the end of a page of 4 KB: the lines of later rows are asked for.
+inline constexpr int64_t kAheadNumbers = 4096 / sizeof(float);
+
 // The y of each step goes to `y`, kLanes numbers apart.
 template <class T, int kRows, bool kPerChannel, bool kCorrects>
 void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_t row, float* y) {
@@ -19,6 +22,11 @@ void few_steps_of_rows(const DeltaForwardBlock& block, const Step* steps, int64_
   float* const to = block.state_out + row * key_dim;
   const float* from = block.state_in ? block.state_in + row * key_dim : kZeros;
   const DeltaSaved* saved = block.saved;
+  if (block.state_in) {
+    for (int64_t line = 0; line < kRows * key_dim; line += 16) {
+      __builtin_prefetch(from + kAheadNumbers + line, 0, 3);
+    }
+  }
   for (int64_t t = 0; t < block.steps; ++t, from = to) {
     float lanes[kLanes];
     const T* const v = static_cast<const T*>(block.head.v) + t * block.head.v_step + row;
