@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "metal/gated_delta/chunk_sizes.h"
+#include "gated_delta/chunk_memory.h"
 
 namespace mlx_anvil {
 
@@ -13,34 +13,6 @@ namespace {
 
 constexpr int64_t kSquare = kChunk * kChunk;
 constexpr int64_t kMostSteps = 16;  // that are taken one after the other
-
-// Floats of a chunk in `rows` (metal/gated_delta/channels.h).
-int64_t chunk_facts(const DeltaSizes& sizes) {
-  return kChunkRows * kChunk + (sizes.is_per_channel ? sizes.key_dim : 0);
-}
-
-// What multiplies: float32 numbers, or pairs of bfloat16 (metal/gated_delta/chunk.h), by one SIMD
-// group or by four.
-enum class Products { kFloats, kPairs, kGroups };
-
-// The kernels that walk along a sequence.
-enum class Walk { kForward, kKeepsStates, kBackward };
-
-// Bytes of threadgroup memory of a walk (metal/gated_delta/chunk_walk.h and chunk_walk_ahead.h).
-// Rows of tiles are 16 bytes longer than their columns, but for groups.
-int64_t walk_memory(const DeltaSizes& sizes, Products products, Walk walk) {
-  const int64_t facts = 4 * chunk_facts(sizes), panels = sizes.key_dim / kPanel;
-  if (products == Products::kFloats) {
-    return facts + kChunk * (4 * kChunk + 16);
-  }
-  const int64_t tile = kChunk * (2 * kChunk + (products == Products::kGroups ? 0 : 16));
-  const int64_t keys = !sizes.is_per_channel     ? panels
-                       : walk == Walk::kBackward ? 2 * panels
-                                                 : 4 * panels;
-  const int64_t others = 3;                                             // values and the inverse
-  const int64_t queries = walk == Walk::kKeepsStates ? 0 : panels + 1;  // and weights
-  return 2 * facts + tile * (sizes.is_per_channel ? 1 : 2) * (keys + others + queries);
-}
 
 // The kernels have 32-bit offsets in the rows of a chunk.
 bool are_vectors(std::initializer_list<const mx::array*> arrays) {
@@ -62,18 +34,6 @@ Products products_of(const DeltaRequest& request, const mx::array* d_y) {
                            are_vectors({&in.q, &in.k, &in.v, d_y ? d_y : &in.v}) &&
                            (!request.sizes.is_per_channel || are_vectors({&in.g}));
   return takes_pairs ? products : Products::kFloats;
-}
-
-// Bytes of a square of float32 in threadgroup memory, and of a tile of 16 bits.
-constexpr uint32_t kSquareMemory = 4 * kChunk * (kChunk + 4);
-constexpr uint32_t kTileMemory = kChunk * (2 * kPanel + 16);
-// Those of chunk_backward_squares with pairs: four tiles of two panels.
-constexpr uint32_t kTilesOfPairs = 2 * 4 * kTileMemory;
-
-// Those of chunk_prepare: a square, or with pairs the tiles of q and k if they are larger.
-uint32_t prepare_memory(const DeltaSizes& sizes, bool are_pairs) {
-  const uint32_t tiles = 2 * static_cast<uint32_t>(sizes.key_dim / kPanel) * kTileMemory;
-  return are_pairs ? std::max(kSquareMemory, tiles) : kSquareMemory;
 }
 
 class ChunkRequest {
@@ -196,8 +156,7 @@ class ChunkRequest {
     of_keys.grid = chunks(panels);
     of_keys.grid.y /= static_cast<uint32_t>(params_.part_heads);
     if (products_ == Products::kGroups) {
-      constexpr uint32_t kTiles = 2 * 5 + 2;  // metal/gated_delta/chunk_backward_keys_group.metal
-      of_keys.threadgroup_memory = {kTiles * kChunk * kPanel * 2};
+      of_keys.threadgroup_memory = {kTilesOfKeys};
     }
     launch(of_keys, request_.stream);
 

@@ -207,19 +207,19 @@ template <typename T, bool kPairs>
 
     ChannelBlock steps;
     steps.load(q, k, g, at, params, chunk, own, channel);
-    float from[kBlock], to[kBlock];
-    steps.decays_from(from);
-    steps.decays_to(to);
+    float from_first[kBlock], to_last[kBlock];
+    steps.decays_from(from_first);
+    steps.decays_to(to_last);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the batch row before
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       steps.q[i] *= facts[kQueryScale * kChunk + i];
       steps.k[i] *= facts[kKeyScale * kChunk + i];
-      panel.queries_from[own + i][lane] = from[i] * steps.q[i];
-      panel.keys_from[own + i][lane] = from[i] * steps.k[i];
-      panel.keys_to[own + i][lane] = to[i] * steps.k[i];
+      panel.queries_from[own + i][lane] = from_first[i] * steps.q[i];
+      panel.keys_from[own + i][lane] = from_first[i] * steps.k[i];
+      panel.keys_to[own + i][lane] = to_last[i] * steps.k[i];
     }
-    decays.through[block][lane] = from[kBlock - 1];
+    decays.through[block][lane] = from_first[kBlock - 1];
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     // T_q and T_k, from the state on through one block after the other. What block j does not write
@@ -292,18 +292,18 @@ template <typename T, bool kPairs>
       d_q[i] = panel.queries_from[own + i][lane];
       d_k[i] = panel.keys_from[own + i][lane];
       read += steps.q[i] * d_q[i] + steps.k[i] * d_k[i];
-      d_gate[i] = (i > 0 ? from[i - 1] : 1.0f) * read;
+      d_gate[i] = (i > 0 ? from_first[i - 1] : 1.0f) * read;
       read *= steps.g[i];
-      d_q[i] *= from[i];
-      d_k[i] *= from[i];
+      d_q[i] *= from_first[i];
+      d_k[i] *= from_first[i];
     }
     float written = 0.0f;
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       const float later = panel.keys_to[own + i][lane];
-      d_gate[i] += to[i] * written;
+      d_gate[i] += to_last[i] * written;
       written = written * steps.g[i] + steps.k[i] * later;
-      d_k[i] += to[i] * later;
+      d_k[i] += to_last[i] * later;
     }
 
     // (d)
@@ -319,7 +319,7 @@ template <typename T, bool kPairs>
     }
     MLX_ANVIL_UNROLL
     for (int i = 0; i < kBlock; ++i) {
-      d_gate[i] += (i > 0 ? from[i - 1] : 1.0f) * to[i] * crosses;
+      d_gate[i] += (i > 0 ? from_first[i - 1] : 1.0f) * to_last[i] * crosses;
     }
 
     // The SIMD group's rows of the tiles are free now.

@@ -58,7 +58,9 @@ template <typename T, bool kPairs, int kKeyDim>
   alignas(16) threadgroup float facts[kChunkRows][kChunk];
   threadgroup float* const matrix = reinterpret_cast<threadgroup float*>(memory);
   threadgroup T* const tiles = reinterpret_cast<threadgroup T*>(memory);
-  keep_resident<4, 10>(corrects);
+  if (kPairs) {
+    keep_resident<4, 10>(corrects);
+  }
   const FragmentPlace place = fragment_place(lane);
   const int head = int(group.y), own = 16 * int(simdgroup);
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {

@@ -76,19 +76,19 @@ METAL_FUNC void apply_decays(threadgroup ChannelPanel& panel,
     steps.k[i] = panel.keys[first + i][channel];
     steps.g[i] = panel.gates[first + i][channel];
   }
-  float factors[kBlock];
-  steps.decays_to(factors);
+  float own_decays[kBlock];
+  steps.decays_to(own_decays);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kBlock; ++i) {
-    panel.gates[first + i][channel] = factors[i] * steps.k[i];
+    panel.gates[first + i][channel] = own_decays[i] * steps.k[i];
   }
-  steps.decays_from(factors);
+  steps.decays_from(own_decays);
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kBlock; ++i) {
-    panel.keys[first + i][channel] = factors[i] * steps.k[i];
-    panel.queries[first + i][channel] *= factors[i];
+    panel.keys[first + i][channel] = own_decays[i] * steps.k[i];
+    panel.queries[first + i][channel] *= own_decays[i];
   }
-  decays.through[block][channel] = factors[kBlock - 1];
+  decays.through[block][channel] = own_decays[kBlock - 1];
 }
 
 // Adds the products of a block's queries and keys with the keys of all blocks before it.

@@ -16,10 +16,7 @@
 // k has 16 bits in products with k, and 8 in those with q, whose sums P are rounded anyway.
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/channel_squares.h"
-
-enum { kRun = 4, kHalf = kBlock / 2 };  // steps whose pairs are added one by one, and of a lane
-// Pairs of a run: those of q, then those of k below the diagonal.
-enum { kQueryPairs = kRun * (kRun + 1) / 2, kPairsOfRun = 16, kOwnPairs = 2 * kPairsOfRun };
+#include "metal/gated_delta/half_steps.h"
 
 // Rows and columns of the pairs, as 4 * row + column.
 constant constexpr uchar kPlaceOfPair[kPairsOfRun] = {0,  4,  5, 8, 9, 10, 12, 13,
@@ -31,123 +28,6 @@ struct alignas(16) ChannelPlanes {
   T queries[kChunk][kStride];
   T keys[2][kChunk][kStride];  // high and low parts
   T keys_to[2][kChunk][kStride];
-};
-
-// Two channels of the half of a block. Steps that do not count have q = k = 0 and g = 1.
-struct HalfSteps {
-  float2 q[kHalf], k[kHalf], g[kHalf];
-  // In runs of steps: the decays from the run's first step to each, and from each to its last.
-  float2 from[kHalf], to[kHalf];
-
-  // `count`: steps that count. Addresses are those of the first step.
-  template <typename T>
-  METAL_FUNC void load(const device T* q_at,
-                       const device T* k_at,
-                       const device T* gates,
-                       long g_at,
-                       constant GatedDeltaParams& params,
-                       int count) thread {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kHalf; ++i) {
-      const bool counts = i < count;
-      q[i] = counts ? floats_of_pair(*reinterpret_cast<const device Pair<T>*>(q_at)) : float2(0.0f);
-      k[i] = counts ? floats_of_pair(*reinterpret_cast<const device Pair<T>*>(k_at)) : float2(0.0f);
-      g[i] = float2(1.0f);
-      if (counts && g_is_float32) {
-        g[i] = *reinterpret_cast<const device float2*>(
-            reinterpret_cast<const device float*>(gates) + g_at);
-      } else if (counts) {
-        g[i] = floats_of_pair(*reinterpret_cast<const device Pair<T>*>(gates + g_at));
-      }
-      q_at += params.q_strides[1];
-      k_at += params.k_strides[1];
-      g_at += params.g_strides[1];
-    }
-  }
-
-  METAL_FUNC void begin_runs() thread {
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kHalf; ++i) {
-      from[i] = i % kRun == 0 ? g[i] : from[i - 1] * g[i];
-    }
-    MLX_ANVIL_UNROLL
-    for (int i = kHalf - 1; i >= 0; --i) {
-      to[i] = i % kRun == kRun - 1 ? float2(1.0f) : to[i + 1] * g[i + 1];
-    }
-  }
-  // Joins the two runs of the half.
-  METAL_FUNC void join_runs() thread {
-    const float2 before = from[kRun - 1], after = from[kHalf - 1];
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kRun; ++i) {
-      to[i] *= after;
-      from[kRun + i] *= before;
-    }
-  }
-  // Joins the halves, which lanes with and without bit 4 have.
-  METAL_FUNC void join_halves(uint lane) thread {
-    const float2 other = metal::simd_shuffle_xor(from[kHalf - 1], ushort(16));
-    const bool is_first = lane < 16;
-    const float2 of_from = is_first ? float2(1.0f) : other, of_to = is_first ? other : float2(1.0f);
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kHalf; ++i) {
-      from[i] *= of_from;
-      to[i] *= of_to;
-    }
-  }
-
-  // Adds the pairs of steps in runs.
-  METAL_FUNC void add_pairs_to(thread float (&sums)[kOwnPairs]) const thread {
-    MLX_ANVIL_UNROLL
-    for (int first = 0; first < kHalf; first += kRun) {
-      MLX_ANVIL_UNROLL
-      for (int j = 0; j < kRun; ++j) {
-        float2 key = k[first + j];
-        MLX_ANVIL_UNROLL
-        for (int i = j; i < kRun; ++i) {
-          const int place = first / kRun * kPairsOfRun;
-          key = i > j ? key * g[first + i] : key;
-          sums[place + i * (i + 1) / 2 + j] += metal::dot(q[first + i], key);
-          if (i > j) {
-            sums[place + kQueryPairs + i * (i - 1) / 2 + j] += metal::dot(k[first + i], key);
-          }
-        }
-      }
-    }
-  }
-};
-
-// Adds up sums over 16 lanes. Lane l gets those of 2 l and 2 l + 1, in the first two places.
-template <int kCount>
-struct LaneSums {
-  template <typename Sums>
-  METAL_FUNC static void add(thread Sums& sums, uint lane) {
-    enum { kKept = kCount / 2, kLanes = kCount / 4 };
-    const bool is_second = (int(lane) & kLanes) != 0;
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < kKept; ++i) {
-      const float other = is_second ? sums[i] : sums[kKept + i];
-      const float own = is_second ? sums[kKept + i] : sums[i];
-      sums[i] = own + metal::simd_shuffle_xor(other, ushort(kLanes));
-    }
-    LaneSums<kKept>::add(sums, lane);
-  }
-};
-template <>
-struct LaneSums<2> {
-  template <typename Sums>
-  METAL_FUNC static void add(thread Sums&, uint) {}
-};
-
-// A lane's numbers as parts whose sum has 16 bits.
-template <typename T>
-struct TwoParts {
-  Pair<T> high, low;
-
-  METAL_FUNC explicit TwoParts(float2 x) {
-    high = elements_of(fragment_of<T>(x));
-    low = elements_of(fragment_of<T>(x - floats_of_pair(high)));
-  }
 };
 
 template <typename T>
@@ -332,8 +212,8 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
     query_sixteen.zero();
     key_sixteen.zero();
     float pairs[kOwnPairs] = {};
-    const int half = kHalf * (int(lane) / 16), channels = 2 * (int(lane) % 16);
-    const long first_step = chunk.first + own + half;
+    const int own_half = kHalf * (int(lane) / 16), channels = 2 * (int(lane) % 16);
+    const long first_step = chunk.first + own + own_half;
     MLX_ANVIL_NO_UNROLL
     for (int first = 0; first < kKeyDim; first += kChannels) {
       const int channel = first + channels;
@@ -341,13 +221,13 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
       steps.load(q + at.q + first_step * params.q_strides[1] + channel,
                  k + at.k + first_step * params.k_strides[1] + channel, g,
                  at.g + first_step * params.g_strides[1] + channel, params,
-                 chunk.steps - own - half);
+                 chunk.steps - own - own_half);
       steps.add_pairs_to(pairs);
       steps.begin_runs();
 
-      threadgroup T* const own_queries = &planes.queries[own + half][channels];
-      threadgroup T* const own_keys = &planes.keys[0][own + half][channels];
-      threadgroup T* const own_rest = &planes.keys[1][own + half][channels];
+      threadgroup T* const own_queries = &planes.queries[own + own_half][channels];
+      threadgroup T* const own_keys = &planes.keys[0][own + own_half][channels];
+      threadgroup T* const own_rest = &planes.keys[1][own + own_half][channels];
       const threadgroup T* const query_rows = planes.queries[own];
       const threadgroup T *const high = planes.keys[0][own], *const low = planes.keys[1][own];
       const typename BlockProducts<T>::Right keys = {high, place};
@@ -355,8 +235,9 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
       // Steps of the first half are read as columns, and those of the second half as rows.
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kHalf; ++i) {
-        const TwoParts<T> key((i < kRun ? steps.to[i] : steps.from[i]) * steps.k[i]);
-        store_pair_at(own_queries + i * kStride, TwoParts<T>(steps.from[i] * steps.q[i]).high);
+        const TwoParts<T> key((i < kRun ? steps.to_last[i] : steps.from_first[i]) * steps.k[i]);
+        store_pair_at(own_queries + i * kStride,
+                      TwoParts<T>(steps.from_first[i] * steps.q[i]).high);
         store_pair_at(own_keys + i * kStride, key.high);
         store_pair_at(own_rest + i * kStride, key.low);
       }
@@ -368,8 +249,10 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kHalf; ++i) {
-        const TwoParts<T> key((half == 0 ? steps.to[i] : steps.from[i]) * steps.k[i]);
-        store_pair_at(own_queries + i * kStride, TwoParts<T>(steps.from[i] * steps.q[i]).high);
+        const TwoParts<T> key((own_half == 0 ? steps.to_last[i] : steps.from_first[i]) *
+                              steps.k[i]);
+        store_pair_at(own_queries + i * kStride,
+                      TwoParts<T>(steps.from_first[i] * steps.q[i]).high);
         store_pair_at(own_keys + i * kStride, key.high);
         store_pair_at(own_rest + i * kStride, key.low);
       }
@@ -381,27 +264,30 @@ gated_delta_chunk_prepare_channels_pairs(const device T* q [[buffer(0)]],
       metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 
       // Blocks of 16, and what the walks read.
-      if (half > 0) {
+      if (own_half > 0) {
         *reinterpret_cast<threadgroup float2*>(&decays.through[block][channels]) =
-            steps.from[kHalf - 1];
+            steps.from_first[kHalf - 1];
       }
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kHalf; ++i) {
-        const TwoParts<T> key_from(steps.from[i] * steps.k[i]), key_to(steps.to[i] * steps.k[i]);
-        store_pair_at(own_queries + i * kStride, TwoParts<T>(steps.from[i] * steps.q[i]).high);
+        const TwoParts<T> key_from(steps.from_first[i] * steps.k[i]),
+            key_to(steps.to_last[i] * steps.k[i]);
+        store_pair_at(own_queries + i * kStride,
+                      TwoParts<T>(steps.from_first[i] * steps.q[i]).high);
         store_pair_at(own_keys + i * kStride, key_from.high);
         store_pair_at(own_rest + i * kStride, key_from.low);
-        store_pair_at(&planes.keys_to[0][own + half + i][channels], key_to.high);
-        store_pair_at(&planes.keys_to[1][own + half + i][channels], key_to.low);
+        store_pair_at(&planes.keys_to[0][own + own_half + i][channels], key_to.high);
+        store_pair_at(&planes.keys_to[1][own + own_half + i][channels], key_to.low);
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       const float2 before = decays.between_two(0, block, channels);
       const float2 after = decays.between_two(block + 1, kBlocks, channels);
       MLX_ANVIL_UNROLL
       for (int i = 0; i < kHalf; ++i) {
-        const float2 from = before * steps.from[i];
-        const TwoParts<T> key_from(from * steps.k[i]), key_to(after * steps.to[i] * steps.k[i]);
-        device T* const row = decayed_to + (half + i) * kKeyDim + channel;
+        const float2 from = before * steps.from_first[i];
+        const TwoParts<T> key_from(from * steps.k[i]),
+            key_to(after * steps.to_last[i] * steps.k[i]);
+        device T* const row = decayed_to + (own_half + i) * kKeyDim + channel;
         store_pair_at(row + kQueriesFrom * kPlanes * kRows, TwoParts<T>(from * steps.q[i]).high);
         store_pair_at(row + kKeysFrom * kPlanes * kRows, key_from.high);
         store_pair_at(row + (kKeysFrom * kPlanes + 1) * kRows, key_from.low);

@@ -8,14 +8,14 @@ enum { kDecayStride = TileRow<float, kChunk>::kStride };
 // Stores G: in row i and column j the product of g from j + 1 to i, zeros above the diagonal. A
 // thread has a column. All threads call it.
 METAL_FUNC void store_decays(threadgroup float* matrix,
-                             const threadgroup float* gates,
+                             const threadgroup float* gate_row,
                              uint thread_index) {
   threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   const int column = int(thread_index);
   if (column < kChunk) {
     float decay = 1.0f;
     for (int first = 0; first < kChunk; first += 4) {
-      const float4 four = *reinterpret_cast<const threadgroup float4*>(gates + first);
+      const float4 four = *reinterpret_cast<const threadgroup float4*>(gate_row + first);
       MLX_ANVIL_UNROLL
       for (int e = 0; e < 4; ++e) {
         const int i = first + e;

@@ -29,6 +29,8 @@ FLOATS_INSTEAD = {
     ("gated_delta_chunk_prepare", 3): "beta_is_float32",
     ("gated_delta_chunk_prepare_channels", 2): "g_is_float32",
     ("gated_delta_chunk_prepare_channels", 3): "beta_is_float32",
+    ("gated_delta_chunk_prepare_channels_pairs", 2): "g_is_float32",
+    ("gated_delta_chunk_prepare_channels_pairs", 3): "beta_is_float32",
     ("gated_delta_chunk_backward_decays", 2): "g_is_float32",
     ("gated_delta_gates", 2): "log_is_float32",
     ("gated_delta_gates", 3): "bias_is_float32",
