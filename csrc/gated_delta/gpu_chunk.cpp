@@ -91,7 +91,8 @@ class ChunkRequest {
       params_.first_chunk = static_cast<int32_t>(piece * chunks_ / pieces);
       params_.end_chunk = static_cast<int32_t>((piece + 1) * chunks_ / pieces);
       prepare();
-      launch_forward({&y, &state_out, &state_out, &state_out}, Walk::kForward,
+      mx::array& unused = are_pairs() ? y : state_out;
+      launch_forward({&y, &state_out, &unused, &unused}, Walk::kForward,
                      are_vectors({&request_.in.v, &y}), walk_temporaries(),
                      piece > 0 ? &state_out : nullptr);
     }
@@ -109,7 +110,7 @@ class ChunkRequest {
     // The two walks do not depend on each other: no array is an output of both.
     Scratch states = matrix(columns * sizes.key_dim), changes = matrix(columns * kChunk);
     Scratch d_states = matrix(columns * sizes.key_dim), d_changes = matrix(columns * kChunk);
-    launch_forward({states.get(), states.get(), states.get(), changes.get()}, Walk::kKeepsStates,
+    launch_forward({&outputs[0], &outputs[4], states.get(), changes.get()}, Walk::kKeepsStates,
                    are_vectors({&in.v}), walk_temporaries({&states, &changes}));
 
     KernelLaunch back = launch_of(is_per_channel() ? "chunk_backward_channels" : "chunk_backward",

@@ -15,9 +15,9 @@
 
 template <typename Weight>
 METAL_FUNC float dot_of_four(const device Weight* a, const device Weight* b) {
-  using Four = metal::vec<Weight, 4>;
-  const Four left = *reinterpret_cast<const device Four*>(a);
-  const Four right = *reinterpret_cast<const device Four*>(b);
+  using Vector4 = metal::vec<Weight, 4>;
+  const Vector4 left = *reinterpret_cast<const device Vector4*>(a);
+  const Vector4 right = *reinterpret_cast<const device Vector4*>(b);
   return metal::dot(floats_of<Weight>(left), floats_of<Weight>(right));
 }
 

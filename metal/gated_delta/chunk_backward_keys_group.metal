@@ -93,13 +93,13 @@ struct KeyStages {
 // The thread's share of the sum over a tile's S d_S.
 template <typename T>
 METAL_FUNC float dot_of_tiles(const threadgroup T* a, const threadgroup T* b, uint thread_index) {
-  using Four = metal::vec<T, 4>;
+  using Vector4 = metal::vec<T, 4>;
   float sum = 0.0f;
   MLX_ANVIL_UNROLL
   for (int i = 0; i < kPanel * kPanel / (4 * kChunkThreads); ++i) {
     const int at = 4 * (int(thread_index) + i * kChunkThreads);
-    sum += metal::dot(floats_of<T>(*reinterpret_cast<const threadgroup Four*>(a + at)),
-                      floats_of<T>(*reinterpret_cast<const threadgroup Four*>(b + at)));
+    sum += metal::dot(floats_of<T>(*reinterpret_cast<const threadgroup Vector4*>(a + at)),
+                      floats_of<T>(*reinterpret_cast<const threadgroup Vector4*>(b + at)));
   }
   return sum;
 }

@@ -36,10 +36,10 @@ template <typename T>
   for (int batch = int(group.z); batch < params.batch; batch += int(groups.z)) {
     const long token = long(batch) * params.length + step;
     float4 q_own[kSumPacks], k_own[kSumPacks];
-    load_key(q + batch * params.q_strides[0] + step * params.q_strides[1] +
+    read_key(q + batch * params.q_strides[0] + step * params.q_strides[1] +
                  key_head * params.q_strides[2],
              key_dim, lane, q_own);
-    load_key(k + batch * params.k_strides[0] + step * params.k_strides[1] +
+    read_key(k + batch * params.k_strides[0] + step * params.k_strides[1] +
                  key_head * params.k_strides[2],
              key_dim, lane, k_own);
     float4 q_sums[kSumPacks] = {}, k_sums[kSumPacks] = {};

@@ -8,8 +8,8 @@ enum { kSumPacks = 2 };  // of 128 columns
 
 template <typename T>
 METAL_FUNC float4 load_four(const device T* from) {
-  using Four = metal::vec<T, 4>;
-  return keys_are_vectors ? floats_of<T>(*reinterpret_cast<const device Four*>(from))
+  using Vector4 = metal::vec<T, 4>;
+  return keys_are_vectors ? floats_of<T>(*reinterpret_cast<const device Vector4*>(from))
                           : float4(float(from[0]), float(from[1]), float(from[2]), float(from[3]));
 }
 
@@ -46,7 +46,7 @@ METAL_FUNC void store_key(const thread float4 (&own)[kSumPacks],
 
 // The lane's columns of a row. Only the gradient of the normalisation needs them.
 template <typename T>
-METAL_FUNC void load_key(const device T* row,
+METAL_FUNC void read_key(const device T* row,
                          int key_dim,
                          uint lane,
                          thread float4 (&own)[kSumPacks]) {

@@ -45,8 +45,8 @@ template <typename T>
         k + batch * params.k_strides[0] + t * params.k_strides[1] + key_head * params.k_strides[2];
     float4 q_sums[kSumPacks] = {}, k_sums[kSumPacks] = {};
     float4 q_own[kSumPacks], k_own[kSumPacks];
-    load_key(q_row, key_dim, lane, q_own);
-    load_key(k_row, key_dim, lane, k_own);
+    read_key(q_row, key_dim, lane, q_own);
+    read_key(k_row, key_dim, lane, k_own);
     MLX_ANVIL_NO_UNROLL
     for (int head = key_head * params.group; head < (key_head + 1) * params.group; ++head) {
       const device float* const own = parts + part_of(params, batch, step, head) * size;

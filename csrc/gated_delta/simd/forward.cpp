@@ -11,7 +11,8 @@ namespace {
 
 // ---- few steps ----------------------------------------------------------------------------------
 
-// Prefetchers of processors stop at the end of a page of 4 KB: the lines of later rows are asked for.
+// Prefetchers of processors stop at the end of a page of 4 KB, so the lines of later rows are asked
+// for.
 inline constexpr int64_t kAheadNumbers = 4096 / sizeof(float);
 
 // The y of each step goes to `y`, kLanes numbers apart.
