@@ -1,10 +1,11 @@
 """Tests of ssd_scan by gated_delta's kernels for chunks of 64 steps, beside its definition."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 import mlx_anvil
-from support import kernel_names
+from support import kernel_names, to_numpy
 from tests.ssd_scan.cases import Case, check_gradients, check_results, draw
 
 UNGATED = ("D", "state", "dt_bias")
@@ -17,7 +18,7 @@ def check(case: Case) -> list[str]:
     return [name for name in kernel_names(trace) if name.startswith("gated_delta_") and "_sum_" not in name]
 
 
-@pytest.mark.parametrize("gpu", ["checked_simulator", "gpu_with_matrix_units"])
+@pytest.mark.parametrize("gpu", ["checked_simulator", "gpu_with_matrix_units", "group_products"])
 @pytest.mark.parametrize("arrays", [UNGATED, ()], ids=["skip", "no skip"])
 @pytest.mark.parametrize("steps", [17, 64, 130])
 def test_steps(steps: int, arrays: tuple[str, ...], gpu: str, request: pytest.FixtureRequest):
@@ -27,6 +28,21 @@ def test_steps(steps: int, arrays: tuple[str, ...], gpu: str, request: pytest.Fi
     kernels = check(case)
     assert kernels
     assert all("_chunk_" in name for name in kernels)
+
+
+@pytest.mark.usefixtures("group_products")
+def test_heads_of_a_part():
+    """With many chunks a threadgroup adds up the gradients of several heads. Beside those of float32 arrays."""
+    case = draw(576, (1, 8), (64, 8), mx.bfloat16, batch=8, with_arrays=UNGATED)
+    names, arrays = list(case.arrays), list(case.arrays.values())
+    cotangents = [mx.random.normal(x.shape).astype(x.dtype) for x in case.run()]
+    gradients = mx.vjp(case.of_arrays, arrays, cotangents)[1]
+    wide = [[x.astype(mx.float32) for x in given] for given in (arrays, cotangents)]
+    for name, ours, exact in zip(names, gradients, mx.vjp(case.of_arrays, *wide)[1], strict=True):
+        if exact.ndim > 1:  # not a sum over all steps, whose terms may cancel
+            rounding = to_numpy(exact.astype(mx.bfloat16)) - to_numpy(exact)
+            error = to_numpy(ours) - to_numpy(exact)
+            assert np.square(error).mean() <= 5**2 * np.square(rounding).mean(), name
 
 
 @pytest.mark.usefixtures("checked_simulator")
