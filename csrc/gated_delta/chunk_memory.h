@@ -40,11 +40,11 @@ inline int64_t walk_memory(const DeltaSizes& sizes, Products products, Walk walk
 // Bytes of a square of float32 in threadgroup memory, and of a tile of 16 bits.
 inline constexpr uint32_t kSquareMemory = 4 * kChunk * (kChunk + 4);
 inline constexpr uint32_t kTileMemory = kChunk * (2 * kPanel + 16);
-// Those of chunk_backward_squares with pairs: four tiles of two panels.
-inline constexpr uint32_t kTilesOfPairs = 2 * 4 * kTileMemory;
+// Those of chunk_backward_squares with pairs.
+inline constexpr uint32_t kTilesOfPairs = 2 * kValueTiles * kTileMemory;
 
-// Those of chunk_backward_keys_group: five tiles of two stages, q and k, without padding.
-inline constexpr uint32_t kTilesOfKeys = (2 * 5 + 2) * kChunk * kPanel * 2;
+// Those of chunk_backward_keys_group, without padding.
+inline constexpr uint32_t kTilesOfKeys = (2 * kStageTiles + kTilesOfQAndK) * kChunk * kPanel * 2;
 
 // Those of chunk_prepare: a square, or with pairs the tiles of q and k if they are larger.
 inline uint32_t prepare_memory(const DeltaSizes& sizes, bool are_pairs) {

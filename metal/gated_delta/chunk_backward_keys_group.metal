@@ -17,10 +17,6 @@
 #include "metal/common/kernel.h"
 #include "metal/gated_delta/chunk_keys.h"
 
-// Tiles of a stage, in one of two places.
-enum KeyTile { kOfDY, kOfDX, kOfU, kOfS, kOfDS, kStageTiles };
-enum { kKeysInMemory = 2 };  // q and k, after both stages
-
 template <typename T, int kKeyDim>
 struct KeyStages {
   using Tile = SwizzledTile<T, kChunk, kPanel>;

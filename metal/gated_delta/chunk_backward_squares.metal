@@ -27,9 +27,6 @@ METAL_FUNC float2 read_pair(const device U* from) {
   return floats_of_pair(*reinterpret_cast<const device Pair<U>*>(from));
 }
 
-// Tiles of a panel of 64 columns, in one of two places.
-enum ValueTile { kTileOfV, kTileOfDY, kTileOfU, kTileOfDX, kValueTiles };
-
 template <typename T>
 struct TilesOfPairs {
   using Share = TileShare<T, kChunk, kPanel, kChunkThreads>;

@@ -36,6 +36,12 @@ enum ChunkOperand { kQueriesFrom, kKeysFrom, kKeysTo, kChunkOperands };
 // gradients of P and A alone.
 enum ChunkSquare { kQueriesByKeys, kKeysByKeys, kKeysByQueries, kChunkSquares };
 
+// Tiles that are copied ahead, of a panel of 64 columns of v in one of two places: for
+// chunk_backward_squares.metal, and for chunk_backward_keys_group.metal, which also has two of
+// keys, those of q and k.
+enum ValueTile { kTileOfV, kTileOfDY, kTileOfU, kTileOfDX, kValueTiles };
+enum KeyTile { kOfDY, kOfDX, kOfU, kOfS, kOfDS, kStageTiles, kTilesOfQAndK = 2 };
+
 // Sums over the pairs of steps of a chunk, for each step.
 enum ChunkSum { kGateSum, kRateSum, kSkipSum, kChunkSums };
 
