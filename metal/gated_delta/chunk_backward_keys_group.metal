@@ -114,18 +114,6 @@ METAL_FUNC float dot_of_columns(const threadgroup T* a, const threadgroup T* b, 
   return sum;
 }
 
-// A SIMD group's rows of a tile.
-template <typename T>
-METAL_FUNC void read_rows_of(thread RegTile<float, 16, kPanel>& to,
-                             SwizzledRows<T, kChunk, kPanel> rows) {
-  MLX_ANVIL_UNROLL
-  for (int f = 0; f < 2 * kPanel / 8; ++f) {
-    const Pair<T> pair = elements_of(rows.block(f / (kPanel / 8), f % (kPanel / 8)));
-    to.fragments[f / (kPanel / 8)][f % (kPanel / 8)] =
-        fragment_of<float>(float(pair.x), float(pair.y));
-  }
-}
-
 // to += the rows of `from`, times their factors.
 METAL_FUNC void add_scaled_rows(thread RegTile<float, 16, kPanel>& to,
                                 const thread RegTile<float, 16, kPanel>& from,
@@ -272,9 +260,9 @@ gated_delta_chunk_backward_keys_group(const device T* q [[buffer(0)]],
 
       Square own_rows;
       float of_query[2] = {}, of_key[2] = {}, of_end[2] = {};
-      read_rows_of(own_rows, stages.left(queries));
+      read_tile(own_rows, GroupTile<T>{queries}, own, place);
       add_row_products(w, own_rows, of_query);
-      read_rows_of(own_rows, stages.left(keys));
+      read_tile(own_rows, GroupTile<T>{keys}, own, place);
       add_row_products(z, own_rows, of_key);
       add_row_products(n, own_rows, of_end);
       store_dots(of_query, dots_to + kQueryDot * kChunk, own, place);

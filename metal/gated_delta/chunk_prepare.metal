@@ -20,18 +20,6 @@
 #include "metal/gated_delta/chunk_tiles.h"
 #include "metal/gated_delta/inverse.h"
 
-template <typename T, int kColumns>
-METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread float (&sums)[2]) {
-  MLX_ANVIL_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    MLX_ANVIL_UNROLL
-    for (int n = 0; n < kColumns / 8; ++n) {
-      const Pair<T> pair = elements_of(tile.fragments[i][n]);
-      sums[i] += float(pair.x) * float(pair.x) + float(pair.y) * float(pair.y);
-    }
-  }
-}
-
 template <typename T, bool kPairs, int kKeyDim>
 [[kernel, max_total_threads_per_threadgroup(kChunkThreads)]] void gated_delta_chunk_prepare(
     const device T* q [[buffer(0)]],

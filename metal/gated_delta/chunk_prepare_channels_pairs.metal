@@ -74,14 +74,7 @@ METAL_FUNC void store_square_sums(Rows<T> rows, threadgroup float* to, FragmentP
   for (int first = 0; first < kKeyDim; first += kPanel) {
     RegTile<T, kBlock, kPanel> tile;
     tile.load(rows, first, place, /*vectors=*/true, /*full=*/true);
-    MLX_ANVIL_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      MLX_ANVIL_UNROLL
-      for (int n = 0; n < kPanel / 8; ++n) {
-        const Pair<T> pair = elements_of(tile.fragments[i][n]);
-        sums[i] += float(pair.x) * float(pair.x) + float(pair.y) * float(pair.y);
-      }
-    }
+    add_squares(tile, sums);
   }
   MLX_ANVIL_UNROLL
   for (int i = 0; i < 2; ++i) {

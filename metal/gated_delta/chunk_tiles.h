@@ -95,6 +95,33 @@ METAL_FUNC void read_tile(thread RegTile<float, 16, kPanel>& to,
   to = own.template to<float>();
 }
 
+template <typename T>
+METAL_FUNC void read_tile(thread RegTile<float, 16, kPanel>& to,
+                          GroupTile<T> tile,
+                          int row,
+                          FragmentPlace place) {
+  const SwizzledRows<T, kChunk, kPanel> rows = {tile.data, row, 0, place};
+  MLX_ANVIL_UNROLL
+  for (int f = 0; f < 2 * kPanel / 8; ++f) {
+    const int i = f / (kPanel / 8), n = f % (kPanel / 8);
+    const Pair<T> pair = elements_of(rows.block(i, n));
+    to.fragments[i][n] = fragment_of<float>(float(pair.x), float(pair.y));
+  }
+}
+
+// sums[i] += the lane's share of the squares of rows i.
+template <typename T, int kColumns>
+METAL_FUNC void add_squares(const thread RegTile<T, 16, kColumns>& tile, thread float (&sums)[2]) {
+  MLX_ANVIL_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    MLX_ANVIL_UNROLL
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const Pair<T> pair = elements_of(tile.fragments[i][n]);
+      sums[i] += float(pair.x) * float(pair.x) + float(pair.y) * float(pair.y);
+    }
+  }
+}
+
 // A SIMD group's columns of a tile, as rows.
 template <typename U, typename T>
 METAL_FUNC void read_tile_transposed(thread RegTile<U, 16, kPanel>& to,

@@ -1,5 +1,6 @@
 """Problems for gated_delta's tests, and its definition in NumPy."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +110,16 @@ def assert_close(name: str, result: mx.array, exact: np.ndarray, tolerance: floa
     error = np.abs(to_numpy(result) - exact).max(initial=0.0)
     limit = tolerance * max(np.abs(exact).max(initial=0.0), 1e-3)
     assert error <= limit, f"{name}: {error:.2e} is more than {limit:.2e}"
+
+
+def check_gradients_of_pairs(run: Callable[..., tuple[mx.array, ...]], arrays: list[mx.array]) -> None:
+    """Beside those of float32 arrays: errors are about twice those of rounding the results to bfloat16."""
+    cotangents = [mx.random.normal(x.shape).astype(x.dtype) for x in run(*arrays)]
+    gradients = mx.vjp(run, arrays, cotangents)[1]
+    wide = [[x.astype(mx.float32) for x in given] for given in (arrays, cotangents)]
+    for ours, exact in zip(gradients, mx.vjp(run, *wide)[1], strict=True):
+        if exact.ndim > 1:  # not a sum over all steps, whose terms may cancel
+            assert_rounded(to_numpy(ours), to_numpy(exact))
 
 
 def assert_rounded(ours: np.ndarray, exact: np.ndarray) -> None:
