@@ -14,14 +14,15 @@ namespace mlx_anvil {
 namespace {
 
 // Throws for two arrays whose shapes do not fit together.
-[[noreturn]] void throw_mismatch(const char* a_name,
+[[noreturn]] void throw_mismatch(const char* op,
+                                 const char* a_name,
                                  const mx::array& a,
                                  const char* b_name,
                                  const mx::array& b,
                                  const std::string& allowed,
                                  const std::string& hint = "") {
-  throw_value_error(kFlashAttention, shape_text(a_name, a) + " and " + shape_text(b_name, b) +
-                                         "; allowed: " + allowed + "." + hint);
+  throw_value_error(op, shape_text(a_name, a) + " and " + shape_text(b_name, b) +
+                            "; allowed: " + allowed + "." + hint);
 }
 
 // The end of an error text for arrays that fit as [batch, length, heads, head_dim], the layout of
@@ -39,36 +40,39 @@ bool heads_fit(const mx::array& q, const mx::array& k, int axis) {
 
 }  // namespace
 
-void check_attention_shapes(const mx::array& q, const mx::array& k, const mx::array& v) {
+void check_attention_shapes(const char* op,
+                            const mx::array& q,
+                            const mx::array& k,
+                            const mx::array& v) {
   for (const auto& [name, x] : {NamedArray{"q", q}, NamedArray{"k", k}, NamedArray{"v", v}}) {
     if (x.ndim() != 4) {
       throw_value_error(
-          kFlashAttention,
+          op,
           shape_text(name, x) + "; allowed: rank 4, [batch, heads, length, head_dim].");
     }
     if (x.shape(3) == 0) {
-      throw_value_error(kFlashAttention,
+      throw_value_error(op,
                         shape_text(name, x) + "; allowed: a head_dim of at least 1.");
     }
   }
   if (q.shape(0) != k.shape(0)) {
-    throw_mismatch("q", q, "k", k, "one batch size");
+    throw_mismatch(op, "q", q, "k", k, "one batch size");
   }
   if (k.shape(0) != v.shape(0)) {
-    throw_mismatch("k", k, "v", v, "one batch size");
+    throw_mismatch(op, "k", k, "v", v, "one batch size");
   }
   if (q.shape(3) != k.shape(3)) {
-    throw_mismatch("q", q, "k", k, "one head_dim (the last axis)");
+    throw_mismatch(op, "q", q, "k", k, "one head_dim (the last axis)");
   }
   if (k.shape(1) != v.shape(1)) {
-    throw_mismatch("k", k, "v", v, "the same number of heads");
+    throw_mismatch(op, "k", k, "v", v, "the same number of heads");
   }
   if (k.shape(2) != v.shape(2)) {
-    throw_mismatch("k", k, "v", v, "the same length");
+    throw_mismatch(op, "k", k, "v", v, "the same length");
   }
   const bool no_heads = q.shape(1) == 0 && k.shape(1) == 0;
   if (!no_heads && !heads_fit(q, k, 1)) {
-    throw_mismatch("q", q, "k", k, "heads of q a multiple of the heads of k",
+    throw_mismatch(op, "q", q, "k", k, "heads of q a multiple of the heads of k",
                    layout_hint(heads_fit(q, k, 2)));
   }
 }
@@ -76,10 +80,10 @@ void check_attention_shapes(const mx::array& q, const mx::array& k, const mx::ar
 namespace {
 
 // A shape has at most 2^31 keys, so a larger window side is unbounded.
-int64_t window_side(const char* side, int64_t keys) {
+int64_t window_side(const char* op, const char* side, int64_t keys) {
   if (keys < -1) {
-    throw_value_error(kFlashAttention, "window_size has " + std::to_string(keys) + " on the " +
-                                           side + "; allowed: 0 or more, or -1 for all.");
+    throw_value_error(op, "window_size has " + std::to_string(keys) + " on the " + side +
+                              "; allowed: 0 or more, or -1 for all.");
   }
   return keys < 0 ? kUnboundedWindow : std::min(keys, kUnboundedWindow);
 }
@@ -191,8 +195,8 @@ AttentionConfig checked_attention_config(const AttentionOptions& options, int he
   AttentionConfig config;
   config.scale = checked_scale(options.op, options.scale, head_dim);
   config.softcap = checked_softcap(options.op, options.softcap);
-  config.window_left = window_side("left", options.window.first);
-  config.window_right = window_side("right", options.window.second);
+  config.window_left = window_side(options.op, "left", options.window.first);
+  config.window_right = window_side(options.op, "right", options.window.second);
   config.row_invariant = options.row_invariant;
   return config;
 }

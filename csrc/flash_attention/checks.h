@@ -9,7 +9,10 @@
 namespace mlx_anvil {
 
 // Of quantized keys and values, k and v stand for the dequantized arrays: only their shapes count.
-void check_attention_shapes(const mx::array& q, const mx::array& k, const mx::array& v);
+void check_attention_shapes(const char* op,
+                            const mx::array& q,
+                            const mx::array& k,
+                            const mx::array& v);
 
 // Scale, softcap and window.
 AttentionConfig checked_attention_config(const AttentionOptions& options, int head_dim);

@@ -73,7 +73,7 @@ AttentionResult flash_attention(const mx::array& q,
     check_pages(*table, q, options, {{"k", k}, {"v", v}}, s);
   }
   const mx::array k_rows = table ? shape_of_rows(k, *table) : k;
-  check_attention_shapes(q, k_rows, table ? shape_of_rows(v, *table) : v);
+  check_attention_shapes(kFlashAttention, q, k_rows, table ? shape_of_rows(v, *table) : v);
   if (options.plan) {
     check_plan(*options.plan, q, k_rows, k.shape(0));
   }

@@ -37,13 +37,7 @@ mx::array blind_rows(const mx::array& out,
                          mx::logical_not(mx::any(out, -1, false, s), s), s);
 }
 
-// The gradients of a call's results without those of rows that see no key, where the kernels
-// multiply by weights of 0: an infinite one would become NaN.
-struct SeenGradients {
-  mx::array d_out;
-  std::optional<mx::array> d_lse;
-  std::optional<mx::array> d_lse_of_sinks;  // cleared rows of d_lse, each that of its sink
-};
+}  // namespace
 
 SeenGradients of_seeing_rows(const mx::array& d_out,
                              const std::optional<mx::array>& d_lse,
@@ -68,8 +62,6 @@ SeenGradients of_seeing_rows(const mx::array& d_out,
   return {choose(mx::expand_dims(cleared, -1, s), mx::array(0, d_out.dtype()), d_out, s),
           seen_d_lse, of_sinks};
 }
-
-}  // namespace
 
 Arrays attention_gradient(const AttentionConfig& config,
                           const Arrays& primals,

@@ -137,6 +137,7 @@ struct AttentionBackwardArgs : AttentionOperands {
   int64_t d_lse_strides[3] = {};
   AttentionOutput d_q;       // of the operands' dtype
   AttentionOutput d_k, d_v;  // of the operands' dtype; both or neither
+  bool adds = false;         // these three are float32 instead, and the gradients are added to them
   float* d_mask = nullptr;   // [batch, q_heads, q_len, kv_len]; null: not wanted
   int64_t d_mask_strides[3] = {};
   float* d_sinks = nullptr;  // dense [batch, q_heads]; null: not wanted

@@ -15,6 +15,7 @@
 #include "flash_attention/gpu_backward_plan.h"
 #include "flash_attention/plan.h"
 #include "flash_attention/python_lengths.h"
+#include "flash_attention/python_options.h"
 #include "flash_attention/quantized.h"
 #include "quantized_matmul/python_matrix.h"
 
@@ -23,40 +24,6 @@ namespace mlx_anvil {
 using namespace nb::literals;
 
 namespace {
-
-std::optional<float> to_optional_number(const char* argument, nb::handle value) {
-  return value.is_none()
-             ? std::nullopt
-             : std::optional(to_float32(kFlashAttention, argument, value, "None, or a number"));
-}
-
-int64_t to_keys(nb::handle value) {
-  return to_int(kFlashAttention, "window_size", value,
-                "None, an int, or a pair of ints (left, right)");
-}
-
-// An int counts the keys on either side, including the query's own position.
-std::pair<int64_t, int64_t> to_window(nb::handle value) {
-  if (value.is_none()) {
-    return {-1, -1};
-  }
-  if (nb::isinstance<nb::tuple>(value) || nb::isinstance<nb::list>(value)) {
-    if (nb::len(value) != 2) {
-      throw_value_error(kFlashAttention,
-                        "window_size has " + std::to_string(nb::len(value)) +
-                            " entries; allowed: None, an int, or a pair (left, right).");
-    }
-    return {to_keys(value[0]), to_keys(value[1])};
-  }
-  const int64_t keys = to_keys(value);
-  if (keys != -1 && keys < 1) {
-    throw_value_error(kFlashAttention,
-                      "window_size is " + std::to_string(keys) +
-                          "; allowed: at least 1 (the query's own position), or -1 for all.");
-  }
-  const int64_t side = keys == -1 ? -1 : keys - 1;
-  return {side, side};
-}
 
 // Lengths and pages, or the plan that has them.
 void set_rows(AttentionOptions& options,
@@ -121,7 +88,7 @@ void set_options(AttentionOptions& options,
                  nb::handle softcap,
                  nb::handle return_lse,
                  nb::handle row_invariant) {
-  options.scale = to_optional_number("scale", scale);
+  options.scale = to_optional_number(kFlashAttention, "scale", scale);
   if (nb::isinstance<nb::str>(mask)) {
     options.mask = nb::cast<std::string>(mask);
   } else if (nb::isinstance<mx::array>(mask)) {
@@ -131,8 +98,8 @@ void set_options(AttentionOptions& options,
                      "None, 'causal', mlx.core.array, mlx_anvil.Tree");
   }
   options.sinks = to_optional_array(kFlashAttention, "sinks", sinks);
-  options.window = to_window(window_size);
-  options.softcap = to_optional_number("softcap", softcap);
+  options.window = to_window(kFlashAttention, window_size);
+  options.softcap = to_optional_number(kFlashAttention, "softcap", softcap);
   options.return_lse = to_bool(kFlashAttention, "return_lse", return_lse);
   options.row_invariant = to_bool(kFlashAttention, "row_invariant", row_invariant);
 }

@@ -140,7 +140,7 @@ AttentionResult quantized_flash_attention(const mx::array& q,
     return table ? shape_of_rows(values, *table) : values;
   };
   const mx::array k_values = shape_of(formats.k, k), v_values = shape_of(formats.v, v);
-  check_attention_shapes(q, k_values, v_values);
+  check_attention_shapes(kFlashAttention, q, k_values, v_values);
   if (options.plan) {
     check_plan(*options.plan, q, k_values, k.w.shape(0));
   }

@@ -73,14 +73,44 @@ void pack_tile(const BackwardTask& task, KeyRange tile) {
   }
 }
 
+// Stores row `row` of a result, or adds it (AttentionBackwardArgs::adds).
+template <class T>
+struct RowWriter {
+  const AttentionOutput& to;
+  const bool adds;
+
+  void write(Panels from,
+             int64_t row,
+             int64_t columns,
+             float factor,
+             int64_t batch,
+             int64_t head,
+             int64_t to_row) const {
+    if (adds) {
+      float* const sums = row_address(static_cast<float*>(to.data), to.strides, batch, head, to_row);
+      add_row(from, row, columns, factor, sums);
+    } else {
+      unpack_row(from, row, columns, factor,
+                 row_address(static_cast<T*>(to.data), to.strides, batch, head, to_row));
+    }
+  }
+
+ private:
+  static void add_row(Panels from, int64_t row, int64_t columns, float factor, float* to) {
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      const f32v x = load_lanes(from.at(row, c / kPanel) + c % kPanel);
+      store_columns(to, c, columns, load_columns(to, 1, c, columns) + x * factor);
+    }
+  }
+};
+
 template <class T>
 void store_d_q(const BackwardTask& task) {
   const AttentionRows& rows = task.rows;
-  const AttentionOutput& d_q = task.args.d_q;
+  const RowWriter<T> writer{task.args.d_q, task.args.adds};
   for (int64_t r = 0; r < row_count(rows); ++r) {
-    T* to = row_address(static_cast<T*>(d_q.data), d_q.strides, rows.batch, head_of(rows, r),
-                        query_of(rows, r));
-    unpack_row(task.scratch.d_q, r, task.args.sizes.head_dim, task.args.config.scale, to);
+    writer.write(task.scratch.d_q, r, task.args.sizes.head_dim, task.args.config.scale, rows.batch,
+                 head_of(rows, r), query_of(rows, r));
   }
 }
 
@@ -150,20 +180,6 @@ void clear_key_gradients(const AttentionSizes& sizes, KeyRange keys, void* memor
 }
 
 template <class T>
-void store_rows(Panels from,
-                const AttentionOutput& to,
-                int64_t batch,
-                int64_t head,
-                KeyRange keys,
-                int64_t columns,
-                float factor) {
-  for (int64_t key = keys.begin; key < keys.end; ++key) {
-    unpack_row(from, key - keys.begin, columns, factor,
-               row_address(static_cast<T*>(to.data), to.strides, batch, head, key));
-  }
-}
-
-template <class T>
 void store_key_gradients(const AttentionBackwardArgs& args,
                          int64_t batch,
                          int64_t kv_head,
@@ -171,8 +187,12 @@ void store_key_gradients(const AttentionBackwardArgs& args,
                          void* memory) {
   Arena arena{static_cast<char*>(memory)};
   const KeyGradients sums = take_key_gradients(arena, args.sizes, keys.end - keys.begin);
-  store_rows<T>(sums.d_k, args.d_k, batch, kv_head, keys, args.sizes.head_dim, args.config.scale);
-  store_rows<T>(sums.d_v, args.d_v, batch, kv_head, keys, args.sizes.v_head_dim, 1.0f);
+  const RowWriter<T> d_k{args.d_k, args.adds}, d_v{args.d_v, args.adds};
+  for (int64_t key = keys.begin; key < keys.end; ++key) {
+    d_k.write(sums.d_k, key - keys.begin, args.sizes.head_dim, args.config.scale, batch, kv_head,
+              key);
+    d_v.write(sums.d_v, key - keys.begin, args.sizes.v_head_dim, 1.0f, batch, kv_head, key);
+  }
 }
 
 template <class T>

@@ -1,0 +1,248 @@
+// The gradients on the CPU. Keys and values go round the ring once more. The gradients of a piece
+// start at its rank, go round with each rank's share added, and come back.
+#include <algorithm>
+#include <cstring>
+
+#include "common/aligned_floats.h"
+#include "common/parallel.h"
+#include "flash_attention/cpu.h"
+#include "flash_attention/simd/kernels.h"
+#include "ring_attention/blocks.h"
+#include "ring_attention/route.h"
+#include "ring_attention/simd/kernels.h"
+
+namespace mlx_anvil {
+
+namespace {
+
+class Backward {
+ public:
+  Backward(const AttentionBackwardArgs& args, const RingCall& call)
+      : args_(args),
+        call_(call),
+        kernels_(ring_kernels()[args.dtype]),
+        plan_(call.layout, call.group.rank(), args.config, call.shortest_piece),
+        item_bytes_(element_size(args.dtype)),
+        share_(piece_bytes(args.sizes, plan_.longest_piece(), 1)),
+        sums_in_place_(args.dtype == KernelDtype::kFloat32),
+        sums_(sums_in_place_ ? 0 : q_rows() * args.sizes.head_dim),
+        route_(kOp, call, plan_, args, item_bytes_) {
+    d_q_ = args.d_q;
+    if (!sums_in_place_) {
+      const AttentionSizes& sizes = args.sizes;
+      const int64_t of_head = sizes.q_len * sizes.head_dim;
+      d_q_ = {sums_.get(), {sizes.q_heads * of_head, of_head, sizes.head_dim, 1}};
+    }
+  }
+
+  void run() {
+    clear_d_q();
+    for (int piece = 0; piece < plan_.pieces(); ++piece) {
+      for (int hops = 0; hops < plan_.ranks(); ++hops) {
+        route_.advance(piece, hops);
+        const bool has_share = add_share(piece, hops);
+        pass_on(piece, hops, has_share);
+      }
+    }
+    take_arrived();
+    route_.finish();
+    store_d_q();
+    sink_gradients();
+  }
+
+ private:
+  static constexpr const char* kOp = "ring_attention";
+
+  int64_t q_rows() const { return args_.sizes.batch * args_.sizes.q_heads * args_.sizes.q_len; }
+  int64_t floats_of(int source, int piece) const {
+    return piece_bytes(args_.sizes, plan_.piece_rows(source, piece), 1);
+  }
+  bool travels(int source, int piece) const { return plan_.hops(source, piece) > 0; }
+
+  float* d_q_row(int64_t batch, int64_t head, int64_t row) const {
+    return static_cast<float*>(d_q_.data) + batch * d_q_.strides[0] + head * d_q_.strides[1] +
+           row * d_q_.strides[2];
+  }
+
+  template <class Head>
+  void for_each_q_head(Head head) const {
+    parallel_for(args_.sizes.batch * args_.sizes.q_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        head(i / args_.sizes.q_heads, i % args_.sizes.q_heads);
+      }
+    });
+  }
+
+  void clear_d_q() const {
+    for_each_q_head([&](int64_t batch, int64_t head) {
+      for (int64_t row = 0; row < args_.sizes.q_len; ++row) {
+        std::memset(d_q_row(batch, head, row), 0, args_.sizes.head_dim * sizeof(float));
+      }
+    });
+  }
+
+  // Adds to d_q, and sets this rank's share of the gradients of the current piece. False for none:
+  // it then is not set.
+  bool add_share(int piece, int hops) {
+    const int source = plan_.source(hops);
+    const std::vector<Block> blocks = blocks_of(plan_, args_, call_.lengths, source, piece);
+    if (blocks.empty() && hops > 0) {
+      return false;
+    }
+    std::memset(share_.get(), 0, floats_of(source, piece) * sizeof(float));
+    const int64_t rows = plan_.piece_rows(source, piece);
+    const PieceViews to = packed_views(args_.sizes, rows, share_.get(), sizeof(float));
+    for (const Block& block : blocks) {
+      attention_backward_cpu(args_of(block, to));
+    }
+    return true;
+  }
+
+  AttentionBackwardArgs args_of(const Block& block, const PieceViews& to) const {
+    AttentionBackwardArgs own = args_of_block(args_, block, route_.views(), item_bytes_);
+    const int64_t first_row = block.batch * args_.sizes.q_heads;
+    own.out = moved(args_.out, block.batch, block.query, item_bytes_);
+    own.d_out = moved(args_.d_out, block.batch, block.query, item_bytes_);
+    own.lse = args_.lse + first_row * args_.lse_stride + block.query;
+    if (args_.d_lse) {
+      own.d_lse =
+          args_.d_lse + block.batch * args_.d_lse_strides[0] + block.query * args_.d_lse_strides[2];
+    }
+    own.adds = true;
+    own.d_q = d_q_;
+    own.d_q.data = d_q_row(block.batch, 0, block.query);
+    own.d_k = as_output(moved(to.k, block.batch, block.key, sizeof(float)));
+    own.d_v = as_output(moved(to.v, block.batch, block.key, sizeof(float)));
+    own.d_sinks = nullptr;
+    return own;
+  }
+
+  static AttentionOutput as_output(const AttentionView& view) {
+    AttentionOutput output;
+    output.data = const_cast<void*>(view.data);
+    std::copy_n(view.strides, 4, output.strides);
+    return output;
+  }
+
+  // Adds the share to the piece's gradients, and sends them on.
+  void pass_on(int piece, int hops, bool has_share) {
+    const int source = plan_.source(hops);
+    take_arrived();
+    const bool sends = travels(source, piece);
+    if (hops == 0 && !sends) {
+      store_piece(piece, share_.get());
+    }
+    if (sends) {
+      float* const sum = slot(slot_);
+      if (hops == 0) {
+        std::memcpy(sum, share_.get(), floats_of(source, piece) * sizeof(float));
+      } else if (has_share) {
+        kernels_.add(sum, share_.get(), floats_of(source, piece));
+      }
+    }
+    const int next = plan_.source(hops + 1);
+    receives_ = travels(next, piece);
+    if (sends || receives_) {
+      std::optional<mx::array> out, in;
+      if (sends) {
+        out = memory_of(slot_, source, piece);
+      }
+      if (receives_) {
+        in = memory_of(slot_ ^ 1, next, piece);
+      }
+      begun_ = route_.neighbours().begin(out ? &*out : nullptr, in ? &*in : nullptr);
+    } else {
+      begun_ = {};
+    }
+    returning_ = receives_ && hops + 1 == plan_.ranks() ? piece : -1;
+  }
+
+  // Waits for gradients on their way, and stores those that are back.
+  void take_arrived() {
+    begun_.received.wait();
+    begun_.sent.wait();
+    slot_ ^= receives_ ? 1 : 0;
+    receives_ = false;
+    if (returning_ >= 0) {
+      store_piece(returning_, slot(slot_));
+      returning_ = -1;
+    }
+  }
+
+  float* slot(int i) const { return const_cast<float*>(call_.gradients[i].data<float>()); }
+
+  mx::array memory_of(int i, int source, int piece) const {
+    const int64_t rows = plan_.piece_rows(source, piece);
+    return bytes_of(call_.gradients[i], rows, piece_bytes(args_.sizes, rows, sizeof(float)));
+  }
+
+  void store_piece(int piece, const float* from) const {
+    const int64_t rows = plan_.piece_rows(plan_.rank(), piece);
+    const PieceViews views =
+        packed_views(args_.sizes, rows, const_cast<float*>(from), sizeof(float));
+    store_rows(views.k, args_.sizes.head_dim, piece, args_.d_k);
+    store_rows(views.v, args_.sizes.v_head_dim, piece, args_.d_v);
+  }
+
+  void store_rows(const AttentionView& from,
+                  int64_t columns,
+                  int piece,
+                  const AttentionOutput& to) const {
+    for (int64_t batch = 0; batch < args_.sizes.batch; ++batch) {
+      for (int64_t head = 0; head < args_.sizes.kv_heads; ++head) {
+        const float* rows =
+            static_cast<const float*>(from.data) + batch * from.strides[0] + head * from.strides[1];
+        for (const Segment& segment : plan_.piece(plan_.rank(), piece)) {
+          char* const first = static_cast<char*>(to.data) +
+                              (batch * to.strides[0] + head * to.strides[1] +
+                               segment.first * to.strides[2]) *
+                                  item_bytes_;
+          kernels_.store(rows, segment.length, columns, first, to.strides[2]);
+          rows += segment.length * columns;
+        }
+      }
+    }
+  }
+
+  void store_d_q() const {
+    if (sums_in_place_) {
+      return;
+    }
+    for_each_q_head([&](int64_t batch, int64_t head) {
+      char* const to = static_cast<char*>(args_.d_q.data) +
+                       (batch * args_.d_q.strides[0] + head * args_.d_q.strides[1]) * item_bytes_;
+      kernels_.store(d_q_row(batch, head, 0), args_.sizes.q_len, args_.sizes.head_dim, to,
+                     args_.d_q.strides[2]);
+    });
+  }
+
+  void sink_gradients() const {
+    if (args_.d_sinks) {
+      const auto gradient = attention_backward_kernels()[args_.dtype].sink_gradient;
+      for_each_q_head([&](int64_t batch, int64_t head) { gradient(args_, batch, head); });
+    }
+  }
+
+  const AttentionBackwardArgs& args_;
+  const RingCall& call_;
+  const RingKernels& kernels_;
+  const RingPlan plan_;
+  const int64_t item_bytes_;
+  const AlignedFloats share_;  // of the current piece's gradients
+  const bool sums_in_place_;
+  const AlignedFloats sums_;  // d_q, if that is not float32
+  AttentionOutput d_q_;
+  PieceRoute route_;
+  Neighbours::Pair begun_;
+  bool receives_ = false;
+  int slot_ = 0;
+  int returning_ = -1;  // the piece whose gradients come back, or -1
+};
+
+}  // namespace
+
+void ring_backward_cpu(const AttentionBackwardArgs& args, const RingCall& call) {
+  Backward(args, call).run();
+}
+
+}  // namespace mlx_anvil
