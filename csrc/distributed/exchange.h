@@ -21,4 +21,8 @@ Arrays exchange_with_neighbours(const Arrays& arrays,
                                 int step,
                                 mx::Stream computes);
 
+// Returns `arrays`, which then wait for `before` too. MLX's mx::depends has no forward-mode
+// derivative.
+Arrays ordered(const Arrays& arrays, const Arrays& before, mx::Stream stream);
+
 }  // namespace mlx_anvil

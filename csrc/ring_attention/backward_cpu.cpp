@@ -21,7 +21,7 @@ class Backward {
       : args_(args),
         call_(call),
         kernels_(ring_kernels()[args.dtype]),
-        plan_(call.layout, call.group.rank(), args.config, call.shortest_piece),
+        plan_(call.layout, call.group.rank(), args.config),
         item_bytes_(element_size(args.dtype)),
         share_(piece_bytes(args.sizes, plan_.longest_piece(), 1)),
         sums_in_place_(args.dtype == KernelDtype::kFloat32),

@@ -1,8 +1,8 @@
 // A call of ring attention on the CPU, as plain data and the transfers that it needs.
 #pragma once
 
-#include <memory>
-#include <optional>
+#include <array>
+#include <cstdint>
 
 #include "distributed/neighbours.h"
 #include "flash_attention/problem.h"
@@ -13,12 +13,12 @@ namespace mlx_anvil {
 struct RingCall {
   Group group;
   RingLayout layout;
-  int64_t shortest_piece = 0;      // see RingPlan
   const int32_t* lengths = nullptr;  // of the whole sequences, [batch]; null: all rows are in use
-  // Pieces of other ranks, or of this one on their way: two of keys and values, [k | v] one after
-  // the other, and two of their float32 gradients. Without data if there is one rank.
-  mx::array pieces[2];
-  mx::array gradients[2];
+  // Memory for two pieces of other ranks, or of this one on their way: of keys and values, [k | v]
+  // one after the other, and of their float32 gradients.
+  std::array<mx::array, 2> pieces, gradients;
+  std::array<mx::array, 2> told;  // see agreement.h: to the right neighbour, by the left one
+  bool with_gradients = false;
 };
 
 // Bytes of a piece of `rows` keys and values, and of its gradients.

@@ -22,7 +22,7 @@ class Forward {
   Forward(const AttentionForwardArgs& args, const RingCall& call)
       : args_(args),
         call_(call),
-        plan_(call.layout, call.group.rank(), args.config, call.shortest_piece),
+        plan_(call.layout, call.group.rank(), args.config),
         item_bytes_(element_size(args.dtype)),
         sums_in_place_(args.dtype == KernelDtype::kFloat32),
         sums_(sums_in_place_ ? 0 : rows() * args.sizes.v_head_dim) {

@@ -76,7 +76,7 @@ class Builder {
       lse = choose(used, lse, start_of_lse(in_.q.shape(2)), s_);
     }
     // A rank that needs no more keys passes them on all the same.
-    return mx::depends({mx::astype(out, in_.q.dtype(), s_), lse}, kv);
+    return ordered({mx::astype(out, in_.q.dtype(), s_), lse}, kv, s_);
   }
 
   // Rows past the end have no gradients, but that of their sink.
@@ -152,7 +152,8 @@ class Builder {
       if (kind_ == RingGraph::kSame || plan_.sees(queries, keys)) {
         seen.push_back({queries, keys,
                         config_of_block(config_.attention, queries.position, queries.length,
-                                        keys.position, keys.length)});
+                                        keys.position, keys.length,
+                                        /*simplified=*/kind_ == RingGraph::kShortest)});
       }
     }
     return seen;
@@ -196,13 +197,16 @@ class Builder {
     return before_end(all.size() == 1 ? all[0] : mx::concatenate(all, 0, s_));
   }
 
-  // Queries that see no key to their right need no mask: rows past the end are cleared afterwards.
+  // Hides keys past the end. Queries that see no key to their right need no mask: rows past the end
+  // are cleared afterwards. With a mask, the gradient of a block is the same graph for any window.
   void add_key_mask(AttentionConfig& config, Arrays& inputs, const Pair& pair) const {
-    if (!in_.lengths || config_.attention.window_right == 0) {
+    const bool hides_keys = in_.lengths && config_.attention.window_right > 0;
+    if (!hides_keys && kind_ == RingGraph::kShortest) {
       return;
     }
     config.mask = AttentionMask::kBool;
-    inputs.push_back(mx::expand_dims(before_end(positions(pair.keys)), 1, s_));
+    inputs.push_back(hides_keys ? mx::expand_dims(before_end(positions(pair.keys)), 1, s_)
+                                : mx::full({1, 1, 1, 1}, true, mx::bool_, s_));
   }
 
   // ---- forward ----------------------------------------------------------------------------------

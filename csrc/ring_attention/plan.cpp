@@ -95,18 +95,19 @@ AttentionConfig config_of_block(const AttentionConfig& config,
                                 int64_t query_position,
                                 int64_t queries,
                                 int64_t key_position,
-                                int64_t keys) {
+                                int64_t keys,
+                                bool simplified) {
   AttentionConfig own = config;
   // Query i sees key j if i + ahead - left <= j <= i + ahead + right.
   const int64_t ahead = query_position - key_position;
   const int64_t aligned = keys - queries;  // where the kernels put query 0
   own.has_sinks = false;                   // they count once
   if (config.window_left < kUnboundedWindow) {
-    const bool sees_first = queries - 1 + ahead - config.window_left <= 0;
+    const bool sees_first = simplified && queries - 1 + ahead - config.window_left <= 0;
     own.window_left = sees_first ? kUnboundedWindow : config.window_left - ahead + aligned;
   }
   if (config.window_right < kUnboundedWindow) {
-    const bool sees_last = ahead + config.window_right >= keys - 1;
+    const bool sees_last = simplified && ahead + config.window_right >= keys - 1;
     own.window_right = sees_last ? kUnboundedWindow : config.window_right + ahead - aligned;
   }
   return own;

@@ -70,11 +70,13 @@ class RingPlan {
 };
 
 // The window of a call of the attention kernels for the first `queries` and `keys` rows of two
-// segments. The kernels align the last query with the last key.
+// segments. The kernels align the last query with the last key. `simplified`: without a side of the
+// window that hides nothing.
 AttentionConfig config_of_block(const AttentionConfig& config,
                                 int64_t query_position,
                                 int64_t queries,
                                 int64_t key_position,
-                                int64_t keys);
+                                int64_t keys,
+                                bool simplified = true);
 
 }  // namespace mlx_anvil

@@ -1,6 +1,7 @@
 #include "ring_attention/ring_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "common/allocate.h"
@@ -14,6 +15,7 @@
 #include "flash_attention/gradient.h"
 #include "flash_attention/operands.h"
 #include "flash_attention/primitive.h"
+#include "ring_attention/agreement.h"
 #include "ring_attention/call.h"
 #include "ring_attention/graph.h"
 
@@ -72,43 +74,46 @@ class RingPrimitive : public FusedPrimitive {
     return folded;
   }
 
-  // The call without its arrays' addresses, and memory for what passes through.
+  // The call, and memory for what passes through.
   RingCall call_of(const Arrays& inputs, bool with_gradients) {
     const mx::array& q = inputs[0];
-    const mx::array none(0.0f);
-    RingCall call{config_.group, {config_.group.size(), q.shape(2), config_.zigzag},
-                  0,             nullptr,
-                  {none, none},  {none, none}};
-    if (config_.has_lengths) {
-      call.lengths = inputs[lengths_at()].data<int32_t>();
-    }
-    const RingPlan plan(call.layout, config_.group.rank(), config_.attention);
-    const AttentionSizes sizes = sizes_of({inputs[0], inputs[1], inputs[2], std::nullopt,
-                                           std::nullopt, std::nullopt});
-    const auto memory = [&](int64_t item_bytes) {
-      mx::array x({static_cast<int>(plan.longest_piece()),
-                   static_cast<int>(piece_bytes(sizes, 1, item_bytes))},
-                  mx::uint8, nullptr, {});
+    const RingLayout layout = {config_.group.size(), q.shape(2), config_.zigzag};
+    const RingPlan plan(layout, config_.group.rank(), config_.attention);
+    const AttentionSizes sizes = sizes_of(arrays_of(inputs));
+    const auto memory = [&](int64_t bytes) {
+      mx::array x({static_cast<int>(bytes / sizeof(int64_t)) + 1}, mx::int64, nullptr, {});
       x.set_data(allocate(x.nbytes(), stream()));
       return x;
     };
-    for (int i = 0; i < 2; ++i) {
-      call.pieces[i] = memory(static_cast<int64_t>(mx::size_of(q.dtype())));
-      if (with_gradients) {
-        call.gradients[i] = memory(sizeof(float));
-      }
+    const auto two = [&](int64_t item_bytes) {
+      const int64_t bytes = piece_bytes(sizes, plan.longest_piece(), item_bytes);
+      return std::array{memory(bytes), memory(bytes)};
+    };
+    RingCall call{.group = config_.group,
+                  .layout = layout,
+                  .pieces = two(static_cast<int64_t>(mx::size_of(q.dtype()))),
+                  .gradients = two(with_gradients ? sizeof(float) : 0),
+                  .told = {memory(agreement_bytes()), memory(agreement_bytes())},
+                  .with_gradients = with_gradients};
+    if (config_.has_lengths) {
+      call.lengths = inputs[lengths_at()].data<int32_t>();
     }
     return call;
   }
 
-  template <class Args>
-  Args operands_of(const Arrays& inputs) const {
+  // What the attention kernels read.
+  AttentionInputs arrays_of(const Arrays& inputs) const {
     AttentionInputs in{inputs[0], inputs[1], inputs[2], std::nullopt, std::nullopt, std::nullopt};
     if (config_.attention.has_sinks) {
       in.sinks = inputs[sinks_at()];
     }
+    return in;
+  }
+
+  template <class Args>
+  Args operands_of(const Arrays& inputs) const {
     Args args{};
-    fill_operands(args, config_.attention, in);
+    fill_operands(args, config_.attention, arrays_of(inputs));
     return args;
   }
 

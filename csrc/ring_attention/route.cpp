@@ -1,5 +1,7 @@
 #include "ring_attention/route.h"
 
+#include "ring_attention/agreement.h"
+
 namespace mlx_anvil {
 
 mx::array bytes_of(const mx::array& memory, int64_t rows, int64_t bytes) {
@@ -19,6 +21,7 @@ PieceRoute::PieceRoute(const char* op,
     : call_(call), plan_(plan), args_(args), item_bytes_(item_bytes) {
   if (plan.ranks() > 1) {
     neighbours_.emplace(op, call.group);
+    require_agreement(*neighbours_, op, call, args, plan.pieces());
   }
 }
 

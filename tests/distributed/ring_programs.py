@@ -85,7 +85,6 @@ def errors(cases: list[Case], seed: int, simulated: bool = False) -> list[dict[s
     group = mx.distributed.init()
     found = []
     for case in cases:
-        print(group.rank(), case, flush=True)
         arrays = arrays_of(case, group.size(), seed)
         rows = rows_of(group.rank(), group.size(), case.part, case.options.get("layout", "contiguous"))
         truth = whole(case, {name: x.astype(mx.float32) for name, x in arrays.items()})
