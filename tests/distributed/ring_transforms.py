@@ -1,6 +1,7 @@
 """Transforms of ring attention, in each process beside the same of the whole arrays."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -60,7 +61,12 @@ def second_derivatives(function: Function) -> Callable[..., list[mx.array]]:
     return mx.grad(of_gradients, argnums=(0, 1, 2))
 
 
-def deviations(seed: int, layout: str, options: dict[str, object]) -> dict[str, float]:
+def deviations(seed: int, layout: str, options: dict[str, object], simulated: bool = False) -> dict[str, float]:
+    with mlx_anvil.simulate() if simulated else nullcontext():
+        return _deviations(seed, layout, options)
+
+
+def _deviations(seed: int, layout: str, options: dict[str, object]) -> dict[str, float]:
     sides = Sides(seed, layout, **options)
     whole = sides.draw(3)
     own = [sides.part(x) for x in whole]
