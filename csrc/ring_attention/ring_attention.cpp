@@ -4,6 +4,7 @@
 
 #include "common/checks.h"
 #include "common/errors.h"
+#include "common/ids.h"
 #include "common/shapeless.h"
 #include "common/simulate.h"
 #include "flash_attention/checks.h"
@@ -31,11 +32,21 @@ void check_call(const mx::array& q, const mx::array& k, const RingOptions& optio
         kRingAttention,
         shape_text("q", q) + "; allowed with layout='zigzag': an even length, two chunks.");
   }
-  if (options.lengths) {
-    require_integers(kRingAttention, {"lengths", *options.lengths});
-    require_shape(kRingAttention, {"lengths", *options.lengths}, {q.shape(0)},
-                  "the length of each whole sequence");
-  }
+}
+
+// int32, from 0 to the length of the whole sequence.
+mx::array checked_lengths(const mx::array& lengths,
+                          const mx::array& q,
+                          const Group& group,
+                          mx::Stream s) {
+  const int longest = q.shape(2) * group.size();
+  require_integers(kRingAttention, {"lengths", lengths});
+  require_shape(kRingAttention, {"lengths", lengths}, {q.shape(0)},
+                "the length of each whole sequence");
+  for_each_readable(lengths, s, [&](int64_t length, int64_t) {
+    require_inside(kRingAttention, "lengths", length, 0, longest);
+  });
+  return ids_up_to(lengths, longest, s);
 }
 
 AttentionResult result_of(const Arrays& outputs, const RingOptions& options) {
@@ -91,7 +102,7 @@ AttentionResult ring_attention(const mx::array& q,
   RingInputs in{mx::astype(q, dtype, s), mx::astype(k, dtype, s), mx::astype(v, dtype, s),
                 extras.sinks, std::nullopt};
   if (options.lengths) {
-    in.lengths = mx::astype(*options.lengths, mx::int32, s);
+    in.lengths = checked_lengths(*options.lengths, q, config.group, s);
   }
   return result_of(runs_on_cpu(config, in, s) ? apply_ring_attention(config, in, s)
                                               : compose_ring_attention(config, in, s),

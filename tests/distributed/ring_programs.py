@@ -1,5 +1,7 @@
 """What the tests of ring attention run in each process. Every rank knows the whole arrays and compares its part."""
 
+import os
+import signal
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,11 +53,15 @@ def arrays_of(case: Case, ranks: int, seed: int) -> dict[str, mx.array]:
     return {name: x if name == "d_lse" else x.astype(getattr(mx, case.dtype)) for name, x in arrays.items()}
 
 
+def lengths_of(case: Case, arrays: dict[str, mx.array]) -> mx.array:
+    return mx.minimum(mx.array(case.lengths), arrays["q"].shape[2])
+
+
 def whole(case: Case, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     """Results and gradients by one process."""
     options = {key: value for key, value in case.options.items() if key != "layout"}
     if case.lengths is not None:
-        lengths = mx.array(case.lengths)
+        lengths = lengths_of(case, arrays)
         options |= {"lengths": lengths, "q_lengths": lengths}
     return with_gradients(mlx_anvil.flash_attention, arrays, options)
 
@@ -77,33 +83,87 @@ def part_of(x: mx.array, rows: np.ndarray) -> mx.array:
     return mx.contiguous(x[:, :, mx.array(rows)])
 
 
-def errors(cases: list[Case], seed: int, simulated: bool = False) -> list[dict[str, float]]:
-    """For each case, the largest deviation of each result from that of one process, relative to its largest number.
-
-    Without a seed for the values of padding: rows past the end are compared too.
-    """
+def errors(cases: list[Case], seed: int, simulated: bool = False) -> list[dict[str, tuple[float, float]]]:
+    """For each case and result, the largest deviation of ring attention from float32 attention by one process, and that
+    of attention by one process in the case's dtype. Both are relative to the largest number."""
     group = mx.distributed.init()
     found = []
     for case in cases:
         arrays = arrays_of(case, group.size(), seed)
         rows = rows_of(group.rank(), group.size(), case.part, case.options.get("layout", "contiguous"))
         truth = whole(case, {name: x.astype(mx.float32) for name, x in arrays.items()})
+        peer = whole(case, arrays)
         own = {name: x if name == "sinks" else part_of(x, rows) for name, x in arrays.items()}
-        lengths = {} if case.lengths is None else {"lengths": mx.array(case.lengths)}
-        with mlx_anvil.simulate() if simulated else nullcontext():
+        lengths = {} if case.lengths is None else {"lengths": lengths_of(case, arrays)}
+        with mlx_anvil.simulate(checked=True) if simulated else nullcontext():
             results = with_gradients(ring_attention, own, {"group": group, **case.options, **lengths})
             if "d_sinks" in results:  # each rank's is of its own queries
                 results["d_sinks"] = mx.distributed.all_sum(results["d_sinks"].astype(mx.float32), group=group)
             mx.eval(results)
-        found.append({name: deviation(x, truth[name], name, rows) for name, x in results.items()})
+        found.append(
+            {
+                name: (
+                    deviation(x, truth[name], name, rows),
+                    deviation(part(peer[name], name, rows), truth[name], name, rows),
+                )
+                for name, x in results.items()
+            }
+        )
     return found
 
 
+def part(x: mx.array, name: str, rows: np.ndarray) -> mx.array:
+    return x if name == "d_sinks" else part_of(x, rows)
+
+
 def deviation(x: mx.array, truth: mx.array, name: str, rows: np.ndarray) -> float:
-    want = np.array(truth if name == "d_sinks" else part_of(truth, rows))
-    have = np.array(x.astype(mx.float32))
+    everything = np.array(truth)
+    want, have = np.array(part(truth, name, rows)), np.array(x.astype(mx.float32))
     assert have.shape == want.shape, (name, have.shape, want.shape)
-    infinite = np.isinf(want)
+    infinite = np.isinf(want)  # the lse of rows that see no key
     assert (have[infinite] == want[infinite]).all(), name
-    scale = np.abs(np.where(np.isinf(np.array(truth)), 0, np.array(truth))).max(initial=0)
-    return float(np.abs(np.where(infinite, 0, have - np.where(infinite, 0, want))).max(initial=0) / max(scale, 1e-30))
+    scale = np.abs(everything[np.isfinite(everything)]).max(initial=1e-30)
+    return float(np.abs(have[~infinite] - want[~infinite]).max(initial=0) / scale)
+
+
+def outputs_alone(seed: int, part_rows: int) -> tuple[int, int]:
+    """The peak of MLX's memory during a call with gradients, and the bytes of a rank's own arrays."""
+    group = mx.distributed.init()
+    case = Case(heads=(2, 2), part=part_rows, dims=(16, 16))
+    mx.random.seed(seed)
+    shape = (case.batch, case.heads[0], case.part, case.dims[0])
+    arrays = {name: mx.random.normal(shape) for name in ("q", "k", "v", "d_out")}
+    arrays["d_lse"] = mx.zeros(shape[:3])
+    mx.eval(arrays)
+    mx.reset_peak_memory()
+    results = with_gradients(ring_attention, arrays, {"group": group, "mask": "causal", "layout": "zigzag"})
+    mx.eval(results)
+    return mx.get_peak_memory(), sum(x.nbytes for x in [*arrays.values(), *results.values()])
+
+
+def unlike_calls(options: list[dict[str, Any]]) -> str:
+    """The error of a call that differs from that of another rank; each rank has its own options."""
+    group = mx.distributed.init()
+    own = dict(options[group.rank()])
+    x = mx.zeros((1, 2, own.pop("length", 8), own.pop("head_dim", 16))).astype(getattr(mx, own.pop("dtype", "float32")))
+    try:
+        mx.eval(ring_attention(x, x, x, group=group, **own))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def killed_neighbour(victim: int) -> str:
+    """The error of a rank whose neighbour ends between two calls."""
+    group = mx.distributed.init()
+    x = mx.random.normal((1, 2, 4096, 16))
+    mx.eval(ring_attention(x, x, x, group=group))
+    if group.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    errors = []
+    for _ in range(2):  # the second must not wait for a connection that is gone
+        try:
+            mx.eval(ring_attention(x, x, x, group=group))
+        except RuntimeError as error:
+            errors.append(str(error))
+    return "\n".join(errors)
