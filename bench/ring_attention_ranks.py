@@ -1,0 +1,89 @@
+"""What bench/ring_attention.py runs in each process."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+import mlx_anvil
+from mlx_anvil.bench.timing import seconds_of
+from mlx_anvil.distributed import ring_attention
+
+SHORTEST_PIECE, MOST_PIECES = 512, 16  # csrc/ring_attention/plan.cpp
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+Call = Callable[[], Any]
+
+
+def resident(field: str) -> int:
+    """VmRSS, or VmHWM, the highest since CLEAR was written; 0 where there is no such file."""
+    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
+
+
+def measured(length: int, heads: tuple[int, int], dim: int, layout: str, rounds: int) -> dict[str, Any]:
+    """For the result alone, and for the gradients: seconds of each round, the peak of memory, and the transfers alone.
+
+    ``length`` is that of the whole sequence. A group of one runs :func:`mlx_anvil.flash_attention`.
+    """
+    group = mx.distributed.init()
+    part = length // group.size()
+    attention = partial(mlx_anvil.flash_attention, mask="causal")
+    if group.size() > 1:
+        attention = partial(ring_attention, mask="causal", group=group, layout=layout)
+    found = {}
+    for what in ("result", "gradients"):
+        mx.clear_cache()
+        before = resident("VmRSS:")
+        arrays = [mx.random.normal((1, h, part, dim)) for h in (heads[0], heads[1], heads[1], heads[0])]
+        mx.eval(arrays)
+        call = partial(with_gradients if what == "gradients" else alone, attention, arrays)
+        if CLEAR.exists():
+            CLEAR.write_text("5")
+        mx.reset_peak_memory()
+        seconds = [timed(call, group) for _ in range(rounds)]
+        peaks = mx.get_peak_memory(), resident("VmHWM:") - before
+        transfers = [timed(partial(pass_round, group, part, heads[1], dim, what), group) for _ in range(rounds)]
+        found[what] = {"seconds": seconds, "peak": max(peaks), "mlx_peak": peaks[0], "transfers": transfers}
+    return found
+
+
+def alone(attention: Call, arrays: list[mx.array]) -> None:
+    mx.eval(attention(*arrays[:3]))
+
+
+def with_gradients(attention: Call, arrays: list[mx.array]) -> None:
+    mx.eval(mx.vjp(lambda *x: attention(*x), arrays[:3], arrays[3:]))
+
+
+def timed(call: Call, group: mx.distributed.Group) -> float:
+    """Seconds of a call that all ranks begin together."""
+    mx.eval(mx.distributed.all_sum(mx.zeros(1), group=group))
+    return seconds_of(call)
+
+
+def pass_round(group: mx.distributed.Group, part: int, heads: int, dim: int, what: str) -> None:
+    """The messages of a call, and nothing else: every piece goes round the ring, in float32."""
+    if group.size() == 1:
+        return
+    pieces = max(1, min(part // SHORTEST_PIECE, MOST_PIECES))
+    piece = mx.zeros((part // pieces, heads, 2 * dim))
+    hops = group.size() - 1
+    if what == "gradients":  # those of the result, keys and values once more, and their gradients, which come home
+        hops += 2 * group.size() - 1
+    send, receive = streams()
+    right, left = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+    for _ in range(pieces * hops):
+        sent = mx.distributed.send(piece, right, group=group, stream=send)
+        mx.eval(sent, mx.distributed.recv_like(piece, left, group=group, stream=receive))
+
+
+_streams: list[mx.Stream] = []
+
+
+def streams() -> list[mx.Stream]:
+    """One for each direction, as ring_attention has them with MLX's ring backend."""
+    if not _streams:
+        _streams.extend([mx.new_stream(mx.cpu), mx.new_stream(mx.cpu)])
+    return _streams
