@@ -46,12 +46,7 @@ class PagedCache:
         kv_bits: Bits | None = None,
         kv_group_size: int = 64,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"{NAME} model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
-        if not is_installed("mlx_lm"):
-            raise ImportError(need(NAME, "mlx_lm"))
-        if not any(is_patched(module) for module in model.modules()):  # type: ignore[no-untyped-call]
-            raise ValueError(f"{NAME} model is not patched; allowed: a model after mlx_anvil.patch(model).")
+        check_patched(model, NAME)
         self._page_size = _count("page_size", page_size)
         self._free = list(range(_count("pages", pages)))[::-1]
         self._references: Counter[int] = Counter()
@@ -59,7 +54,7 @@ class PagedCache:
         if kv_bits is not None:
             _check_format(kv_bits, kv_group_size)
             self._options = {"kv_bits": kv_bits, "kv_group_size": kv_group_size}
-        self._layers = [LayerPages(window) for window in _windows(model)]
+        self._layers = [LayerPages(window) for window in windows_of(model, NAME)]
         self._page_count = pages
 
     @property
@@ -259,8 +254,18 @@ def _check_format(bits: Any, group_size: Any) -> None:
         raise ValueError(f"{NAME} kv_group_size is {group_size}; allowed: 32, 64, 128.")
 
 
-def _windows(model: nn.Module) -> list[int | None]:
-    """The window of each layer's cache."""
+def check_patched(model: nn.Module, name: str) -> None:
+    """Raises an error that begins with ``name`` unless it is a patched model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name} model is a {type(model).__name__}; allowed: an mlx.nn.Module.")
+    if not is_installed("mlx_lm"):
+        raise ImportError(need(name, "mlx_lm"))
+    if not any(is_patched(module) for module in model.modules()):  # type: ignore[no-untyped-call]
+        raise ValueError(f"{name} model is not patched; allowed: a model after mlx_anvil.patch(model).")
+
+
+def windows_of(model: nn.Module, name: str) -> list[int | None]:
+    """The window of each layer's cache. Raises an error that begins with ``name`` for other kinds of caches."""
     from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
     def window(cache: Any) -> int | None:
@@ -269,6 +274,6 @@ def _windows(model: nn.Module) -> list[int | None]:
         if type(cache) is RotatingKVCache and cache.keep == 0:
             return int(cache.max_size)
         what = "RotatingKVCache that keeps first tokens" if type(cache) is RotatingKVCache else type(cache).__name__
-        raise ValueError(f"{NAME} the model has a {what}; allowed: KVCache, and RotatingKVCache with keep=0.")
+        raise ValueError(f"{name} the model has a {what}; allowed: KVCache, and RotatingKVCache with keep=0.")
 
     return [window(cache) for cache in make_prompt_cache(model)]

@@ -95,7 +95,7 @@ class LayerCache:
         window = window_size if window_size is not None else self._layer.window
         if return_array:
             return self._step.mask(N, window, self._cache.page_size)
-        return None if N == 1 and window is None else _Causal.of(window)
+        return None if N == 1 and window is None else Causal.of(window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Pages, Parts]:
         """Writes the keys and values of the new tokens; returns the pages for the patched model's attention."""
@@ -132,14 +132,14 @@ class LayerCache:
         return (mx.zeros((*shape, x.shape[3] * bits // 32), mx.uint32), *numbers)
 
 
-class _Causal(str):
+class Causal(str):
     """mlx-lm's ``"causal"``, with the window of the layer."""
 
     window: int | None
 
     @staticmethod
-    def of(window: int | None) -> "_Causal":
-        mask = _Causal("causal")
+    def of(window: int | None) -> "Causal":
+        mask = Causal("causal")
         mask.window = window
         return mask
 

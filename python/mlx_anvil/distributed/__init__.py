@@ -4,5 +4,17 @@ Every function takes a group, as ``mx.distributed.init()`` returns it, of any ba
 """
 
 from mlx_anvil._ext import ring_attention
+from mlx_anvil.distributed._decode import decode_attention
+from mlx_anvil.distributed._generate import generate, prefill
+from mlx_anvil.distributed._merge import merge_attention
+from mlx_anvil.distributed._sharded_cache import ShardedKVCache, make_sharded_cache
 
-__all__ = ["ring_attention"]
+__all__ = [
+    "ShardedKVCache",
+    "decode_attention",
+    "generate",
+    "make_sharded_cache",
+    "merge_attention",
+    "prefill",
+    "ring_attention",
+]

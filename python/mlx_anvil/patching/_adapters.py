@@ -24,7 +24,7 @@ from mlx_anvil.patching._stand_ins import (
     attention_of_masks,
     guarded,
     stand_in,
-    takes_pages,
+    takes_cache_keys,
     widened,
 )
 
@@ -93,7 +93,7 @@ def _gemma_norm(self: nn.Module, x: mx.array) -> mx.array:
 
 def _softcapped_attention(log: FallbackLog) -> Function:
     """Gemma 2's attention, which caps the scores before it adds the mask. ``mx.fast`` has no such function."""
-    attention = takes_pages(stand_in(ATTENTION.op, reference.flash_attention, attention_of_masks, log))
+    attention = takes_cache_keys(stand_in(ATTENTION.op, reference.flash_attention, attention_of_masks, log))
 
     def heads(x: mx.array, count: int) -> mx.array:
         return mx.unflatten(x, -1, (count, -1)).swapaxes(1, 2)

@@ -78,8 +78,16 @@ def _quantized_attention(
     return result
 
 
+class CacheKeys:
+    """What a cache of this package gives to attention as keys, in place of an array."""
+
+    def attend(self, queries: mx.array, values: Any, *, mask: Any = None, **options: Any) -> Any:
+        """Attention to them; ``options`` are those of flash_attention."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Pages:
+class Pages(CacheKeys):
     """What a paged cache gives to attention as keys.
 
     Attributes:
@@ -97,14 +105,14 @@ class Pages:
         )
 
 
-def takes_pages(attention: Function) -> Function:
-    """Attention that also takes the keys and values of a paged cache."""
+def takes_cache_keys(attention: Function) -> Function:
+    """Attention that also takes the keys and values of a cache of this package."""
 
     @functools.wraps(attention)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > 1 and type(args[1]) is Pages:
-            queries, pages, *rest = args
-            return pages.attend(queries, *rest, **kwargs)
+        if len(args) > 1 and isinstance(args[1], CacheKeys):
+            queries, keys, *rest = args
+            return keys.attend(queries, *rest, **kwargs)
         return attention(*args, **kwargs)
 
     return call
@@ -189,7 +197,7 @@ def stand_ins(log: FallbackLog) -> Mapping[Call, StandIn]:
     def made(call: Call, original: Function, ours: Function) -> StandIn:
         def make(current: Current) -> Function:
             function = stand_in(call.op, original, ours, log, current)
-            return takes_pages(function) if call is ATTENTION else function
+            return takes_cache_keys(function) if call is ATTENTION else function
 
         return StandIn(original, make)
 
