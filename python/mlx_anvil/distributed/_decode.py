@@ -124,8 +124,10 @@ def decode_attention(
 
 
 def own_sinks(sinks: mx.array | None, group: mx.distributed.Group) -> mx.array | None:
-    """The sinks on the first rank and None on the others, so that they count once."""
-    return sinks if group.rank() == 0 else None
+    """The sinks on the first rank, so that they count once. The others have some, too: all check the same call."""
+    if not isinstance(sinks, mx.array) or group.rank() == 0:
+        return sinks
+    return mx.full(sinks.shape, -mx.inf, sinks.dtype)
 
 
 def visible(positions: mx.array, offset: int, queries: int, window_size: int | None, causal: bool = True) -> mx.array:

@@ -44,19 +44,20 @@ def prefill(
     name = "[prefill]"
     rows = _rows(tokens, name)
     group = _group_of(cache, name)
-    if type(step_size) is not int or step_size < 1:
-        raise ValueError(f"{name} step_size is {step_size!r}; allowed: an int of at least 1.")
+    _check_step_size(step_size, name)
     ranks, rank = group.size(), group.rank()
     split = rows.shape[1] - 1
     for begin in range(0, split, step_size * ranks):
         count = min(step_size * ranks, split - begin)
-        part = -(-count // ranks)
+        part = -(-count // ranks)  # one size for all: ring attention takes equal parts
         first, end = (begin + min(count, r * part) for r in (rank, rank + 1))
         own = mx.pad(rows[:, first:end], [(0, 0), (0, part - (end - first))])
         for layer in cache:
             layer.begin_split(count)
         model(own, cache=cache)
         mx.eval([layer.state for layer in cache])
+        for layer in cache:
+            layer.order.reset()  # so that the last layer's attention, which nobody reads, does not run
     logits: mx.array = model(rows[:, split:], cache=cache)
     return logits[:, -1]
 
@@ -93,7 +94,7 @@ def generate(
     Raises:
         ImportError: mlx-lm is not installed.
         TypeError: ``tokens`` are not integers, or ``cache`` is not of ``ShardedKVCache``.
-        ValueError: ``tokens`` is empty or a batch; an option of quantized caches is given.
+        ValueError: ``tokens`` is empty or a batch; ``step_size`` is less than 1; another option is given.
     """
     name = "[generate]"
     rows = _rows(tokens, name)
@@ -101,6 +102,7 @@ def generate(
         raise ValueError(f"{name} tokens is a batch of {rows.shape[0]}; allowed: one prompt.")
     if unknown := options.keys() - {"max_tokens", "logits_processors"}:
         raise ValueError(f"{name} options has {sorted(unknown)}; allowed: max_tokens, logits_processors.")
+    _check_step_size(step_size, name)
     layers = make_sharded_cache(model, group) if cache is None else list(cache)
     sampler = same_token(sampler or _likeliest, _group_of(layers, name))
     return _steps(model, rows, layers, step_size, sampler, options)
@@ -144,6 +146,11 @@ def _rows(tokens: mx.array | Sequence[int], name: str) -> mx.array:
     if not mx.issubdtype(rows.dtype, mx.integer):
         raise TypeError(f"{name} tokens has dtype {rows.dtype}; allowed: integers.")
     return rows[None] if rows.ndim == 1 else rows
+
+
+def _check_step_size(step_size: Any, name: str) -> None:
+    if type(step_size) is not int or step_size < 1:
+        raise ValueError(f"{name} step_size is {step_size!r}; allowed: an int of at least 1.")
 
 
 def _group_of(cache: Sequence[ShardedKVCache], name: str) -> mx.distributed.Group:

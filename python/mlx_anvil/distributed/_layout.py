@@ -35,13 +35,17 @@ class Layout:
         self._runs: list[Run] = []
         self._totals = [0] * ranks
 
-    def split(self, count: int) -> int:
-        """Appends tokens of which rank r gets the r-th part; returns the size of all parts but the last ones, which
-        may be shorter or empty."""
-        part = -(-count // self.ranks)
-        for rank in range(self.ranks):
-            self._append(min(part, max(0, count - rank * part)), rank)
-        return part
+    def part_size(self, count: int) -> int:
+        """The tokens of each part of ``count``; the last parts may be shorter or empty."""
+        return -(-count // self.ranks)
+
+    def split(self, count: int) -> list[int]:
+        """Appends tokens of which rank r gets the r-th part; returns how many each rank gets."""
+        part = self.part_size(count)
+        counts = [min(part, max(0, count - rank * part)) for rank in range(self.ranks)]
+        for rank, own in enumerate(counts):
+            self._append(own, rank)
+        return counts
 
     def place(self, count: int) -> tuple[list[int], list[int]]:
         """Appends tokens that every rank computes; returns where each rank's own piece of them begins and ends."""
@@ -60,7 +64,7 @@ class Layout:
         emptiest = sorted(range(self.ranks), key=lambda rank: held[rank])
         if count <= BLOCK:
             return [(emptiest[0], count)]
-        part = -(-count // self.ranks)
+        part = self.part_size(count)
         return [(rank, min(part, count - i * part)) for i, rank in enumerate(emptiest) if i * part < count]
 
     def _append(self, count: int, rank: int) -> None:

@@ -7,8 +7,9 @@ import mlx.nn as nn
 
 from mlx_anvil._paged_cache import check_patched, windows_of
 from mlx_anvil._paged_layers import Causal
+from mlx_anvil.distributed._decode import visible
 from mlx_anvil.distributed._layout import Layout
-from mlx_anvil.distributed._sharded_keys import NAME, CommonTokens, MaskArray, ShardedKeys, SplitTokens, narrower
+from mlx_anvil.distributed._sharded_keys import NAME, CommonTokens, MaskArray, Order, ShardedKeys, SplitTokens, narrower
 
 
 class ShardedKVCache:
@@ -37,6 +38,7 @@ class ShardedKVCache:
         if window_size is not None and (type(window_size) is not int or window_size < 1):
             raise ValueError(f"{NAME} window_size is {window_size!r}; allowed: an int of at least 1, or None.")
         self.group = group or mx.distributed.init()
+        self.order = Order()
         self.keys: mx.array | None = None  # [B, heads, room, head_dim]
         self.values: mx.array | None = None
         self._layout = Layout(self.group.size(), window_size)
@@ -51,13 +53,13 @@ class ShardedKVCache:
         """The position of the next token; before a call whose tokens are split, of the first one of this rank."""
         if self._part is None:
             return self._layout.length
-        return self._layout.length + self.group.rank() * -(-self._part // self.group.size())
+        return self._layout.length + self.group.rank() * self._layout.part_size(self._part)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The causal mask of a call with ``N`` tokens, as mlx-lm's caches make it."""
         window = narrower(self._layout.window, window_size)
         if return_array:
-            return MaskArray.of(mx.zeros((N, self.offset + N), mx.bool_), window)
+            return MaskArray.of(visible(mx.arange(self.offset + N), self.offset, N, window), window)
         return None if N == 1 and window is None else Causal.of(window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[ShardedKeys, ShardedKeys]:
@@ -72,28 +74,26 @@ class ShardedKVCache:
 
     def _fetch_common(self, keys: mx.array, values: mx.array) -> ShardedKeys:
         rank, offset = self.group.rank(), self._layout.length
-        visible = self._layout.counts(self._layout.first_visible(offset))[rank]
+        before = self._layout.counts(self._layout.first_visible(offset))[rank]
         begins, ends = self._layout.place(keys.shape[2])
         begin, end = begins[rank], ends[rank]
-        self._write(keys[:, :, begin:end], values[:, :, begin:end], visible)
-        own_keys, own_values = self._own(keys, values, visible + end - begin)
-        return CommonTokens(self.group, self._layout, offset, own_keys, own_values, begin, end)
+        self._write(keys[:, :, begin:end], values[:, :, begin:end], before)
+        own_keys, own_values = self._own(keys, values, before + end - begin)
+        return CommonTokens(self.group, self.order, self._layout, offset, own_keys, own_values, begin, end)
 
     def _fetch_split(self, keys: mx.array, values: mx.array) -> ShardedKeys:
         assert self._part is not None
         count, self._part = self._part, None
-        rank, offset = self.group.rank(), self._layout.length
-        first = self._layout.first_visible(offset)
-        visible = self._layout.counts(first)[rank]
-        part = self._layout.split(count)
+        rank, offset, part = self.group.rank(), self._layout.length, self._layout.part_size(count)
         if keys.shape[2] != part:
             raise ValueError(
                 f"{NAME} the model was called with {keys.shape[2]} tokens; allowed: {part}, a rank's part."
             )
-        own = min(part, max(0, count - rank * part))
-        self._write(keys[:, :, :own], values[:, :, :own], visible)
-        old_keys, old_values = (x[:, :, :visible] for x in self._own(keys, values, visible + own))
-        return SplitTokens(self.group, self._layout, offset, old_keys, old_values, keys, values)
+        before = self._layout.counts(self._layout.first_visible(offset))[rank]
+        own = self._layout.split(count)[rank]
+        self._write(keys[:, :, :own], values[:, :, :own], before)
+        old_keys, old_values = (x[:, :, :before] for x in self._own(keys, values, before + own))
+        return SplitTokens(self.group, self.order, self._layout, offset, old_keys, old_values, keys, values)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -104,18 +104,18 @@ class ShardedKVCache:
         begin, end = self._held - count, self._held
         return self.keys[:, :, begin:end], self.values[:, :, begin:end]
 
-    def _write(self, keys: mx.array, values: mx.array, visible: int) -> None:
-        """Appends tokens to the rank's own, of which the last ``visible`` are still in use."""
+    def _write(self, keys: mx.array, values: mx.array, used: int) -> None:
+        """Appends tokens to the rank's own, of which the last ``used`` are still visible."""
         count = keys.shape[2]
         if count == 0:
             return
         if self.keys is None or self.values is None or self._held + count > self.keys.shape[2]:
             rooms = []
             for new, old in ((keys, self.keys), (values, self.values)):
-                kept = [] if old is None else [old[:, :, self._held - visible : self._held]]
-                room = -(-(visible + count) // self.step) * self.step - (visible if kept else 0)
+                kept = [] if old is None else [old[:, :, self._held - used : self._held]]
+                room = -(-(used + count) // self.step) * self.step - (used if kept else 0)
                 rooms.append(mx.concatenate([*kept, mx.zeros((*new.shape[:2], room, new.shape[3]), new.dtype)], axis=2))
-            self._held = visible
+            self._held = used
             self.keys, self.values = rooms
         end = self._held + count
         self.keys[:, :, self._held : end] = keys
@@ -194,4 +194,7 @@ def make_sharded_cache(model: nn.Module, group: mx.distributed.Group | None = No
     """
     check_patched(model, NAME)
     group = group or mx.distributed.init()
-    return [ShardedKVCache(group, window_size=window) for window in windows_of(model, NAME)]
+    layers = [ShardedKVCache(group, window_size=window) for window in windows_of(model, NAME)]
+    for layer in layers:
+        layer.order = layers[0].order
+    return layers

@@ -29,12 +29,31 @@ class MaskArray(Described):
         return result
 
 
+class Order:
+    """The order of communication, which has to be the same on all ranks, whatever each of them evaluates first."""
+
+    def __init__(self) -> None:
+        self._last: mx.array | None = None
+
+    def after_last(self, *arrays: mx.array) -> list[mx.array]:
+        """The arrays, which wait for the last communication."""
+        return list(arrays) if self._last is None else mx.depends(list(arrays), [self._last])
+
+    def set_last(self, result: mx.array) -> None:
+        self._last = result
+
+    def reset(self) -> None:
+        """After all ranks have evaluated the same arrays."""
+        self._last = None
+
+
 @dataclass(frozen=True)
 class ShardedKeys(CacheKeys):
     """The keys of one layer and one call of the model.
 
     Attributes:
         group: of the ranks.
+        order: of communication in all layers.
         layout: of the cache, with the new tokens.
         offset: the position of the first new token.
         keys: the rank's own ones that a query may see, in the order of their positions.
@@ -42,6 +61,7 @@ class ShardedKeys(CacheKeys):
     """
 
     group: mx.distributed.Group
+    order: Order
     layout: Layout
     offset: int
     keys: mx.array
@@ -51,11 +71,14 @@ class ShardedKeys(CacheKeys):
         window = narrower(self.layout.window, _window_of(mask))
         options = {"softcap": None, **options}
         sinks = options.pop("sinks", None)
-        return self.attention(queries, window, sinks, options)
+        (queries,) = self.order.after_last(queries)
+        out, lse = self.attention(queries, window, sinks, options)
+        self.order.set_last(lse)
+        return out
 
     def attention(
         self, queries: mx.array, window: int | None, sinks: mx.array | None, options: dict[str, Any]
-    ) -> mx.array:
+    ) -> Partial:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +102,7 @@ class CommonTokens(ShardedKeys):
 
     def attention(
         self, queries: mx.array, window: int | None, sinks: mx.array | None, options: dict[str, Any]
-    ) -> mx.array:
+    ) -> Partial:
         options = {**options, "sinks": own_sinks(sinks, self.group)}
         if window is not None:
             partial = self._in_window(queries, window, options)
@@ -95,7 +118,7 @@ class CommonTokens(ShardedKeys):
             ]
             parts = [part for part in parts if part[0].shape[2] > 0]
             partial = _along_queries(parts)
-        return gather_and_merge(*partial, self.group)[0]
+        return gather_and_merge(*partial, self.group)
 
     def _part(self, queries: mx.array, mask: Any, options: dict[str, Any], count: int | None = None) -> Partial:
         keys, values = (x if count is None else x[:, :, :count] for x in (self.keys, self.values))
@@ -126,17 +149,16 @@ class SplitTokens(ShardedKeys):
 
     def attention(
         self, queries: mx.array, window: int | None, sinks: mx.array | None, options: dict[str, Any]
-    ) -> mx.array:
+    ) -> Partial:
         first = self.layout.first_visible(self.offset, window)
         counts = self.layout.counts(first, self.offset)
-        keys, values = self.new_keys, self.new_values
         before = None
         if any(counts):
             before = self._earlier(queries, counts[self.group.rank()], first, window, options)
-            # Every rank has to communicate in the same order.
-            keys, values = mx.depends([keys, values], list(before))
+            self.order.set_last(before[1])
+        keys, values = self.order.after_last(self.new_keys, self.new_values)
         out, lse = ring(queries, keys, values, self.group, window_size=window, sinks=sinks, **options)
-        return out if before is None else merge_attention([before[0], out], [before[1], lse])
+        return (out, lse) if before is None else merge_attention([before[0], out], [before[1], lse], return_lse=True)
 
     def _earlier(
         self, queries: mx.array, count: int, first: int, window: int | None, options: dict[str, Any]
