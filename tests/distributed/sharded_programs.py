@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_anvil
@@ -125,7 +126,7 @@ def changed_caches() -> dict[str, np.ndarray]:
 
 
 def generated(length: int, count: int) -> dict[str, list[int]]:
-    """The likeliest tokens after a prompt; and tokens that each rank would choose in its own way."""
+    """The likeliest tokens after a prompt, those that each rank would choose in its own way, and mlx-lm's."""
     model = model_of("llama")
     rank = mx.distributed.init().rank()
     prompt = tokens_of(1, length)[0]
@@ -133,7 +134,10 @@ def generated(length: int, count: int) -> dict[str, list[int]]:
     sampled = distributed.generate(
         model, prompt.tolist(), max_tokens=count, sampler=lambda x: mx.argsort(-x, axis=-1)[:, rank]
     )
-    return {"likeliest": likeliest, "sampled": list(sampled)}
+    by_mlx_lm = generate_step(
+        prompt, model, prompt_cache=make_sharded_cache(model), max_tokens=count, prefill_step_size=4
+    )
+    return {"likeliest": likeliest, "sampled": list(sampled), "by mlx-lm": [token for token, _ in by_mlx_lm]}
 
 
 def attended(cases: Sequence[dict[str, Any]]) -> list[Any]:

@@ -90,7 +90,7 @@ def test_two_processes():
     model = programs.model_of("llama", patched=False)
     alone = [token for token, _ in generate_step(programs.tokens_of(1, prompt)[0], model, max_tokens=count)]
     # Rank 0 samples the likeliest token, the other one does not.
-    assert list(tokens) == [{"likeliest": alone, "sampled": alone}] * 2
+    assert list(tokens) == [{"likeliest": alone, "sampled": alone, "by mlx-lm": alone}] * 2
 
 
 def assert_split_and_grown(memory: Any, length: int, answer: int) -> None:

@@ -52,14 +52,23 @@ def prefill(
         part = -(-count // ranks)  # one size for all: ring attention takes equal parts
         first, end = (begin + min(count, r * part) for r in (rank, rank + 1))
         own = mx.pad(rows[:, first:end], [(0, 0), (0, part - (end - first))])
-        for layer in cache:
-            layer.begin_split(count)
-        model(own, cache=cache)
-        mx.eval([layer.state for layer in cache])
-        for layer in cache:
-            layer.order.reset()  # so that the last layer's attention, which nobody reads, does not run
+        _step(model, own, cache, count)
     logits: mx.array = model(rows[:, split:], cache=cache)
     return logits[:, -1]
+
+
+def _step(model: nn.Module, own: mx.array, cache: Sequence[ShardedKVCache], count: int) -> None:
+    """Runs the rank's part of ``count`` tokens."""
+    for layer in cache:
+        layer.split_next(count)
+    try:
+        model(own, cache=cache)
+    finally:
+        for layer in cache:
+            layer.split_next(None)
+    mx.eval([layer.state for layer in cache])
+    for layer in cache:
+        layer.order.reset()  # so that the last layer's attention, which nobody reads, does not run
 
 
 def generate(

@@ -171,8 +171,9 @@ class ShardedKVCache:
         """Refuses: keys and values keep their dtype."""
         raise ValueError(f"{NAME} kv_bits is {bits}; allowed: None. Tokens on several ranks are not quantized.")
 
-    def begin_split(self, count: int) -> None:
-        """The next call of the model has the rank's part of ``count`` tokens (:func:`mlx_anvil.distributed.prefill`)."""
+    def split_next(self, count: int | None) -> None:
+        """Says that the next call of the model has the rank's part of ``count`` tokens, as
+        :func:`mlx_anvil.distributed.prefill` calls it; None takes that back."""
         self._part = count
 
 
