@@ -125,6 +125,21 @@ def changed_caches() -> dict[str, np.ndarray]:
     return {key: np.array(x) for key, x in found.items()} | {"trimmed tokens": np.array(trimmed)}
 
 
+def rounded(lengths: Sequence[int], is_sharded: bool, dtype: str) -> np.ndarray:
+    """The logits of prompts that follow each other, of a model whose weights are rounded to bfloat16."""
+    model = model_of("gpt_oss", patched=False)
+    model.set_dtype(mx.bfloat16)
+    model.set_dtype(getattr(mx, dtype))
+    mlx_anvil.patch(model)
+    cache = make_sharded_cache(model) if is_sharded else make_prompt_cache(model)
+    found = []
+    for length in lengths:
+        prompt = tokens_of(2, length)
+        logits = distributed.prefill(model, prompt, cache) if is_sharded else model(prompt, cache=cache)[:, -1]
+        found.append(logits.astype(mx.float32))
+    return np.array(mx.stack(found))
+
+
 def generated(length: int, count: int) -> dict[str, list[int]]:
     """The likeliest tokens after a prompt, those that each rank would choose in its own way, and mlx-lm's."""
     model = model_of("llama")

@@ -68,7 +68,8 @@ def test_one_process():
 def test_two_processes():
     length, answer = 501, BLOCK + 16
     prompt, count = 11, 6
-    conversations, memory, caches, tokens = zip(
+    lengths = (45, 30, 1)
+    conversations, memory, caches, tokens, low_precision = zip(
         *together(
             programs.each,
             2,
@@ -76,6 +77,7 @@ def test_two_processes():
             ("memory", (length, answer)),
             ("changed_caches", ()),
             ("generated", (prompt, count)),
+            ("rounded", (lengths, True, "bfloat16")),
         ),
         strict=True,
     )
@@ -91,6 +93,9 @@ def test_two_processes():
     alone = [token for token, _ in generate_step(programs.tokens_of(1, prompt)[0], model, max_tokens=count)]
     # Rank 0 samples the likeliest token, the other one does not.
     assert list(tokens) == [{"likeliest": alone, "sampled": alone, "by mlx-lm": alone}] * 2
+
+    exact, one = (programs.rounded(lengths, False, dtype) for dtype in ("float32", "bfloat16"))
+    assert np.abs(low_precision[0] - exact).max() <= 2 * np.abs(one - exact).max() + 1e-5
 
 
 def assert_split_and_grown(memory: Any, length: int, answer: int) -> None:

@@ -176,6 +176,12 @@ class ShardedKVCache:
         :func:`mlx_anvil.distributed.prefill` calls it; None takes that back."""
         self._part = count
 
+    def settle(self) -> None:
+        """Says that every rank has evaluated ``state``, so that what is left of the last call need not run: the last
+        layer's attention, if nobody reads the logits."""
+        self._newest = None
+        self.order.reset()
+
 
 def make_sharded_cache(model: nn.Module, group: mx.distributed.Group | None = None) -> list[ShardedKVCache]:
     """A :class:`ShardedKVCache` for each layer of a model of mlx-lm, as ``make_prompt_cache`` makes its caches.
