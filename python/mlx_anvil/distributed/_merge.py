@@ -23,9 +23,9 @@ def merge_attention(outputs: Arrays, lses: Arrays, *, return_lse: bool = False) 
     Formula:
         ``lse = log(sum_r exp(lses[r]))``; ``out = sum_r exp(lses[r] - lse) outputs[r]``
 
-    A part in which a query sees no key has ``lses[r] = -inf`` and counts as zero, whatever its output holds. If that is
-    so in all parts, the output is 0 and the log-sum-exp -inf. The arithmetic is float32. Both results are
-    differentiable with respect to ``outputs`` and ``lses``.
+    A part in which a query sees no key has ``lses[r] = -inf`` and counts as zero. If that is so in all parts, the output
+    is 0 and the log-sum-exp -inf. The arithmetic is float32. Both results are differentiable with respect to
+    ``outputs`` and ``lses``.
 
     Args:
         outputs (array or sequence of array): ``[n, ..., D]``, the outputs of :func:`mlx_anvil.flash_attention` for each
@@ -51,16 +51,11 @@ def merge_attention(outputs: Arrays, lses: Arrays, *, return_lse: bool = False) 
     if outputs.shape[0] == 0:
         raise ValueError(f"{_NAME} outputs has no part; allowed: at least one.")
     lses = lses.astype(mx.float32)
-    top = mx.stop_gradient(lses.max(axis=0))
-    top = mx.where(top == -mx.inf, 0.0, top)  # -inf less -inf would be NaN
-    weights = mx.exp(lses - top)
-    total = weights.sum(axis=0)
-    is_seen = total != 0
-    total = mx.where(is_seen, total, 1.0)
-    shares = (weights / total)[..., None]
-    seen = mx.where(shares != 0, outputs.astype(mx.float32), 0.0)  # before the product: its gradient would be NaN, too
-    out = (shares * seen).sum(axis=0).astype(outputs.dtype)
-    return (out, mx.where(is_seen, top + mx.log(total), -mx.inf)) if return_lse else out
+    is_unseen = lses == -mx.inf
+    finite = mx.where(is_unseen, mx.finfo(mx.float32).min, lses)  # -inf less -inf would be NaN
+    shares = mx.where(is_unseen, 0.0, mx.softmax(finite, axis=0))[..., None]
+    out = (shares * outputs.astype(mx.float32)).sum(axis=0).astype(outputs.dtype)
+    return (out, mx.where(is_unseen.all(axis=0), -mx.inf, mx.logsumexp(finite, axis=0))) if return_lse else out
 
 
 def _stacked(parts: Arrays, name: str) -> mx.array:

@@ -72,13 +72,13 @@ class ShardedKeys(CacheKeys):
         options = {"softcap": None, **options}
         sinks = options.pop("sinks", None)
         (queries,) = self.order.after_last(queries)
-        out, lse = self.attention(queries, window, sinks, options)
-        self.order.set_last(lse)
+        out = self.attention(queries, window, sinks, options)
+        self.order.set_last(out)
         return out
 
     def attention(
         self, queries: mx.array, window: int | None, sinks: mx.array | None, options: dict[str, Any]
-    ) -> Partial:
+    ) -> mx.array:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -102,7 +102,7 @@ class CommonTokens(ShardedKeys):
 
     def attention(
         self, queries: mx.array, window: int | None, sinks: mx.array | None, options: dict[str, Any]
-    ) -> Partial:
+    ) -> mx.array:
         options = {**options, "sinks": own_sinks(sinks, self.group)}
         if window is not None:
             partial = self._in_window(queries, window, options)
@@ -118,7 +118,7 @@ class CommonTokens(ShardedKeys):
             ]
             parts = [part for part in parts if part[0].shape[2] > 0]
             partial = _along_queries(parts)
-        return gather_and_merge(*partial, self.group)
+        return gather_and_merge(*partial, self.group)[0]
 
     def _part(self, queries: mx.array, mask: Any, options: dict[str, Any], count: int | None = None) -> Partial:
         keys, values = (x if count is None else x[:, :, :count] for x in (self.keys, self.values))
@@ -149,16 +149,16 @@ class SplitTokens(ShardedKeys):
 
     def attention(
         self, queries: mx.array, window: int | None, sinks: mx.array | None, options: dict[str, Any]
-    ) -> Partial:
+    ) -> mx.array:
         first = self.layout.first_visible(self.offset, window)
         counts = self.layout.counts(first, self.offset)
         before = None
         if any(counts):
             before = self._earlier(queries, counts[self.group.rank()], first, window, options)
-            self.order.set_last(before[1])
+            self.order.set_last(before[0])
         keys, values = self.order.after_last(self.new_keys, self.new_values)
         out, lse = ring(queries, keys, values, self.group, window_size=window, sinks=sinks, **options)
-        return (out, lse) if before is None else merge_attention([before[0], out], [before[1], lse], return_lse=True)
+        return out if before is None else merge_attention([before[0], out], [before[1], lse])
 
     def _earlier(
         self, queries: mx.array, count: int, first: int, window: int | None, options: dict[str, Any]
@@ -176,13 +176,11 @@ class SplitTokens(ShardedKeys):
         if ranks == 1:
             return out, lse
         lses = mx.distributed.all_gather(lse[None], group=self.group)
-        top = lses.max(axis=0)
-        top = mx.where(top == -mx.inf, 0.0, top)
-        total = mx.exp(lses - top).sum(axis=0)
-        share = mx.exp(lse - top) / mx.where(total == 0, 1.0, total)
-        summed = mx.distributed.all_sum(share[..., None] * out.astype(mx.float32), group=self.group)
+        total = mx.logsumexp(mx.maximum(lses, mx.finfo(mx.float32).min), axis=0)
+        share = mx.exp(lse - total)[..., None]  # 0 where the rank has no visible key, as the output is
+        summed = mx.distributed.all_sum(share * out.astype(mx.float32), group=self.group)
         own = slice(rank * length, (rank + 1) * length)
-        return summed[:, :, own].astype(out.dtype), (top + mx.log(total))[:, :, own]
+        return summed[:, :, own].astype(out.dtype), total[:, :, own]
 
 
 def ring(
