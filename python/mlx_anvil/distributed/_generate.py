@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_anvil.distributed._order import ORDER
 from mlx_anvil.distributed._sharded_cache import ShardedKVCache, make_sharded_cache
 
 Sampler = Callable[[mx.array], mx.array]
@@ -69,6 +70,7 @@ def _step(model: nn.Module, own: mx.array, cache: Sequence[ShardedKVCache], coun
     mx.eval([layer.state for layer in cache])
     for layer in cache:
         layer.settle()
+    ORDER.settle()  # so that the last layer's attention, which nobody reads, does not run
 
 
 def generate(
@@ -129,8 +131,11 @@ def _steps(
 
     if rows.shape[1] > 1:
         mx.eval(prefill(model, rows[:, :-1], cache, step_size=step_size))
-    for token, _ in generate_step(rows[0, -1:], model, prompt_cache=cache, sampler=sampler, **options):
-        yield int(token)
+    try:
+        for token, _ in generate_step(rows[0, -1:], model, prompt_cache=cache, sampler=sampler, **options):
+            yield int(token)
+    finally:
+        ORDER.wait()  # generate_step begins a token more
 
 
 def same_token(sampler: Sampler, group: mx.distributed.Group) -> Sampler:
@@ -139,7 +144,9 @@ def same_token(sampler: Sampler, group: mx.distributed.Group) -> Sampler:
         return sampler
 
     def of_first_rank(logprobs: mx.array) -> mx.array:
-        return mx.distributed.all_gather(sampler(logprobs)[None], group=group)[0]
+        token = mx.distributed.all_gather(sampler(logprobs)[None], group=group)[0]
+        ORDER.set_last(token)
+        return token
 
     return of_first_rank
 

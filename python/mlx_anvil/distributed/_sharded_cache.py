@@ -9,7 +9,7 @@ from mlx_anvil._paged_cache import check_patched, windows_of
 from mlx_anvil._paged_layers import Causal
 from mlx_anvil.distributed._decode import visible
 from mlx_anvil.distributed._layout import Layout
-from mlx_anvil.distributed._sharded_keys import NAME, CommonTokens, MaskArray, Order, ShardedKeys, SplitTokens, narrower
+from mlx_anvil.distributed._sharded_keys import NAME, CommonTokens, MaskArray, ShardedKeys, SplitTokens, narrower
 
 
 class ShardedKVCache:
@@ -38,7 +38,6 @@ class ShardedKVCache:
         if window_size is not None and (type(window_size) is not int or window_size < 1):
             raise ValueError(f"{NAME} window_size is {window_size!r}; allowed: an int of at least 1, or None.")
         self.group = group or mx.distributed.init()
-        self.order = Order()
         self.keys: mx.array | None = None  # [B, heads, room, head_dim]
         self.values: mx.array | None = None
         self._layout = Layout(self.group.size(), window_size)
@@ -79,7 +78,7 @@ class ShardedKVCache:
         begin, end = begins[rank], ends[rank]
         self._write(keys[:, :, begin:end], values[:, :, begin:end], before)
         own_keys, own_values = self._own(keys, values, before + end - begin)
-        return CommonTokens(self.group, self.order, self._layout, offset, own_keys, own_values, begin, end)
+        return CommonTokens(self.group, self._layout, offset, own_keys, own_values, begin, end)
 
     def _fetch_split(self, keys: mx.array, values: mx.array) -> ShardedKeys:
         assert self._part is not None
@@ -93,7 +92,7 @@ class ShardedKVCache:
         own = self._layout.split(count)[rank]
         self._write(keys[:, :, :own], values[:, :, :own], before)
         old_keys, old_values = (x[:, :, :before] for x in self._own(keys, values, before + own))
-        return SplitTokens(self.group, self.order, self._layout, offset, old_keys, old_values, keys, values)
+        return SplitTokens(self.group, self._layout, offset, old_keys, old_values, keys, values)
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -177,10 +176,8 @@ class ShardedKVCache:
         self._part = count
 
     def settle(self) -> None:
-        """Says that every rank has evaluated ``state``, so that what is left of the last call need not run: the last
-        layer's attention, if nobody reads the logits."""
+        """Says that every rank has evaluated ``state``, which then need not hold the keys of the last call."""
         self._newest = None
-        self.order.reset()
 
 
 def make_sharded_cache(model: nn.Module, group: mx.distributed.Group | None = None) -> list[ShardedKVCache]:
@@ -201,7 +198,4 @@ def make_sharded_cache(model: nn.Module, group: mx.distributed.Group | None = No
     """
     check_patched(model, NAME)
     group = group or mx.distributed.init()
-    layers = [ShardedKVCache(group, window_size=window) for window in windows_of(model, NAME)]
-    for layer in layers:
-        layer.order = layers[0].order
-    return layers
+    return [ShardedKVCache(group, window_size=window) for window in windows_of(model, NAME)]

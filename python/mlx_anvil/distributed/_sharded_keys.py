@@ -10,6 +10,7 @@ from mlx_anvil._paged_layers import Causal
 from mlx_anvil.distributed._decode import gather_and_merge, own_sinks, visible
 from mlx_anvil.distributed._layout import Layout
 from mlx_anvil.distributed._merge import merge_attention
+from mlx_anvil.distributed._order import ORDER
 from mlx_anvil.patching._described import Described
 from mlx_anvil.patching._stand_ins import CacheKeys
 
@@ -29,31 +30,12 @@ class MaskArray(Described):
         return result
 
 
-class Order:
-    """The order of communication, which has to be the same on all ranks, whatever each of them evaluates first."""
-
-    def __init__(self) -> None:
-        self._last: mx.array | None = None
-
-    def after_last(self, *arrays: mx.array) -> list[mx.array]:
-        """The arrays, which wait for the last communication."""
-        return list(arrays) if self._last is None else mx.depends(list(arrays), [self._last])
-
-    def set_last(self, result: mx.array) -> None:
-        self._last = result
-
-    def reset(self) -> None:
-        """After all ranks have evaluated the same arrays."""
-        self._last = None
-
-
 @dataclass(frozen=True)
 class ShardedKeys(CacheKeys):
     """The keys of one layer and one call of the model.
 
     Attributes:
         group: of the ranks.
-        order: of communication in all layers.
         layout: of the cache, with the new tokens.
         offset: the position of the first new token.
         keys: the rank's own ones that a query may see, in the order of their positions.
@@ -61,7 +43,6 @@ class ShardedKeys(CacheKeys):
     """
 
     group: mx.distributed.Group
-    order: Order
     layout: Layout
     offset: int
     keys: mx.array
@@ -71,9 +52,11 @@ class ShardedKeys(CacheKeys):
         window = narrower(self.layout.window, _window_of(mask))
         options = {"softcap": None, **options}
         sinks = options.pop("sinks", None)
-        (queries,) = self.order.after_last(queries)
+        if self.group.size() == 1:
+            return self.attention(queries, window, sinks, options)
+        (queries,) = ORDER.after_last(queries)
         out = self.attention(queries, window, sinks, options)
-        self.order.set_last(out)
+        ORDER.set_last(out)
         return out
 
     def attention(
@@ -152,11 +135,10 @@ class SplitTokens(ShardedKeys):
     ) -> mx.array:
         first = self.layout.first_visible(self.offset, window)
         counts = self.layout.counts(first, self.offset)
-        before = None
+        keys, values, before = self.new_keys, self.new_values, None
         if any(counts):
             before = self._earlier(queries, counts[self.group.rank()], first, window, options)
-            self.order.set_last(before[0])
-        keys, values = self.order.after_last(self.new_keys, self.new_values)
+            keys, values = mx.depends([keys, values], list(before))
         out, lse = ring(queries, keys, values, self.group, window_size=window, sinks=sinks, **options)
         return out if before is None else merge_attention([before[0], out], [before[1], lse])
 
