@@ -139,7 +139,9 @@ class SplitTokens(ShardedKeys):
         if any(counts):
             before = self._earlier(queries, counts[self.group.rank()], first, window, options)
             keys, values = mx.depends([keys, values], list(before))
-        out, lse = ring(queries, keys, values, self.group, window_size=window, sinks=sinks, **options)
+        # Padding at the end needs no lengths, because no query before it sees it.
+        options = {**options, "mask": "causal", "window_size": window, "sinks": sinks, "return_lse": True}
+        out, lse = _ext.ring_attention(queries, keys, values, group=self.group, **options)
         return out if before is None else merge_attention([before[0], out], [before[1], lse])
 
     def _earlier(
@@ -163,27 +165,6 @@ class SplitTokens(ShardedKeys):
         summed = mx.distributed.all_sum(share * out.astype(mx.float32), group=self.group)
         own = slice(rank * length, (rank + 1) * length)
         return summed[:, :, own].astype(out.dtype), total[:, :, own]
-
-
-def ring(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    group: mx.distributed.Group,
-    *,
-    scale: float,
-    window_size: int | None,
-    softcap: float | None,
-    sinks: mx.array | None,
-) -> Partial:
-    """Causal attention of a sequence of which each rank has a part, in the order of the ranks. Padding at the end needs
-    no lengths, because no query before it sees it."""
-    shape = k.shape
-    both = _gathered(mx.concatenate([k, v], axis=-1), group)[:, :, : (group.rank() + 1) * shape[2]]
-    k, v = both[..., : shape[3]], both[..., shape[3] :]
-    return _ext.flash_attention(
-        q, k, v, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks, return_lse=True
-    )
 
 
 def last(keys: mx.array, values: mx.array, count: int) -> tuple[mx.array, mx.array]:
