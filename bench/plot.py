@@ -17,6 +17,7 @@ import click
 import matplotlib.pyplot as plt
 
 import agx_picture
+import distributed_picture
 from delta_pictures import gated_delta_lengths
 from op_pictures import OP_PICTURES
 from tables import ROOT, Results, pages, token_rates, with_tables
@@ -154,6 +155,7 @@ PICTURES = {
     "lm_parts_cpu": draw_parts,
     "agx": agx_picture.draw,
     "gated_delta_lengths_cpu": gated_delta_lengths,
+    "communication_cpu": distributed_picture.draw,
     **OP_PICTURES,
 }
 

@@ -12,6 +12,7 @@ import agx_tables
 import apple_tables
 import cache_tables
 import delta_tables
+import distributed_tables
 import estimate_tables
 import expert_tables
 from op_tables import OP_TABLES
@@ -319,6 +320,10 @@ TABLES = {
     "gated_delta, lengths": ("gated_delta_lengths_cpu", delta_tables.lengths),
     "ssd_scan": ("ssd_scan_cpu", delta_tables.table),
     "gated_delta, cuda": ("cuda_delta_h200", delta_tables.cuda),
+    "distributed, fit": ("communication_cpu", distributed_tables.fit),
+    "distributed, links": ("communication_cpu", distributed_tables.links),
+    "distributed, machines": ("communication_cpu", distributed_tables.machines),
+    "distributed, speed-ups": ("communication_cpu", distributed_tables.speedups),
     **OP_TABLES,
 }
 
