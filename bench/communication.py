@@ -107,7 +107,9 @@ def other_table(rows: Rows) -> Table:
     cells: dict[str, list[str]] = {}
     for row in rows:
         if "bytes" not in row:
-            name = row["what"].removeprefix("rate: ") + (f", {row['tokens']} tokens" if "tokens" in row else "")
+            name = row["what"].removeprefix("rate: ")
+            if "tokens" in row:
+                name += ", decode" if row["tokens"] == 1 else f", {row['tokens']} tokens"
             rate = f"{row['per_second'] / 1e9:.3g} G" if "per_second" in row else short(row["seconds"]["median"])
             cells.setdefault(name, []).append(rate)
     for name, line in cells.items():

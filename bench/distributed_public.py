@@ -31,11 +31,13 @@ class PublishedLink:
         return self.expected.name
 
 
-def _links(name: str, latency: tuple[float, ...], bandwidth: tuple[float, ...], **more: Any) -> dict[str, Link]:
-    """Expected, slow, fast: microseconds and GB/s."""
+def _links(
+    name: str, latency: tuple[float, ...], bandwidth: tuple[float, ...], call: tuple[float, ...], **more: Any
+) -> dict[str, Link]:
+    """Expected, slow, fast: microseconds, GB/s, microseconds."""
     names = ("expected", "slow", "fast")
-    figures = zip(names, latency, bandwidth, strict=True)
-    return {which: Link(name, t * MICRO, b * GIGA, **more) for which, t, b in figures}
+    figures = zip(names, latency, bandwidth, call, strict=True)
+    return {which: Link(name, t * MICRO, b * GIGA, c * MICRO, **more) for which, t, b, c in figures}
 
 
 def _issue(repository: str, number: int, kind: str = "issues") -> str:
@@ -45,22 +47,33 @@ def _issue(repository: str, number: int, kind: str = "issues") -> str:
 GEERLING = "[Geerling](https://www.jeffgeerling.com/blog/2025/15-tb-vram-on-mac-studio-rdma-over-thunderbolt-5)"
 KARRAY = "[mlx-jaccl-cluster](https://github.com/omar-karray/mlx-jaccl-cluster)"
 OMLX = _issue("jundot/omlx", 3118, "pull")
+# Assumed: of a collective on a Mac, whose GPU waits for the CPU, which sends (MLX's stream of communication is there).
+HANDOVER = (50, 100, 10)
 LINKS = (
     PublishedLink(
-        **_links("10 GbE, TCP", (100, 300, 25), (1.15, 0.9, 1.25)),
+        **_links("10 GbE, TCP", (100, 300, 25), (1.15, 0.9, 1.25), HANDOVER),
         machine="M3 Ultra",
-        latency_source=f"assumed, between 23 us ({_issue('Mellanox/sockperf', 136)}) and 300 us ({GEERLING})",
+        latency_source=f"assumed; 23 us by UDP between servers ({_issue('Mellanox/sockperf', 136)}), "
+        f"300 us by TCP between Macs ({GEERLING})",
         bandwidth_source="line rate 1.25 GB/s, less TCP/IP's overhead",
     ),
     PublishedLink(
         # A Mac Studio has cables for 5 peers; a ring of more has one to each neighbour.
-        **_links("Thunderbolt 5, JACCL", (28, 50, 20), (6.5, 3.8, 8.0), collective=MESH, two_ways=2.0, most_peers=5),
+        **_links(
+            "Thunderbolt 5, JACCL",
+            (28, 50, 20),
+            (6.5, 3.8, 8.0),
+            HANDOVER,
+            collective=MESH,
+            two_ways=2.0,
+            most_peers=5,
+        ),
         machine="M3 Ultra",
         latency_source=f"25.5 us ({KARRAY}), 27 to 31 us ({OMLX}), below 50 us ({GEERLING})",
         bandwidth_source=f"8 GB/s ({KARRAY}), 6.1 to 6.5 ({OMLX}), 3.8 ({_issue('ml-explore/mlx', 3207)})",
     ),
     PublishedLink(
-        **_links("NVLink 4, NCCL", (3, 6, 2), (370, 300, 450), collective=SWITCH, call=3 * MICRO),
+        **_links("NVLink 4, NCCL", (3, 6, 2), (370, 300, 450), (3, 6, 2), collective=SWITCH),
         machine="H200",
         latency_source=f"6 us for a sum over 2 GPUs ({_issue('NVIDIA/nccl', 1259)}); 3 us for each doubling are assumed",
         bandwidth_source=f"370 GB/s each way ({_issue('NVIDIA/nccl', 1442)}), of a line rate of 450",
@@ -71,7 +84,7 @@ LINKS = (
 LARGE = Model("Llama 70B, 4-bit", 80, 8192, 28672, 64, 8, 128, 128256)
 SMALL = Model("Llama 1B, bfloat16", 16, 2048, 8192, 32, 8, 64, 128256, weight=2.0)
 _OWN = Model("decoder of bench/cuda.py", 32, 4096, 14336, 32, 8, 128, 128256)
-_LLAMA_CPP = Model("Llama 3.2 3B, Q4_K_M", 28, 3072, 8192, 24, 8, 128, 128256)
+_LLAMA_CPP = Model("Llama 3.2 3B, Q4_K_M", 28, 3072, 8192, 24, 8, 128, 128256, weight=1.87 * 2**30 / 3.21e9)
 
 M3_ULTRA_MEMORY = 0.8 * 819e9  # of Apple's 819 GB/s: the share that the model of docs/estimates.md fitted to Macs
 M3_ULTRA_PROMPT = 91.5  # tokens a second of a 4-bit model with 123 billion weights: ml-explore/mlx #3094

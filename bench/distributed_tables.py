@@ -131,12 +131,13 @@ def links(_: Results) -> str:
     """What the predictions assume of links."""
     rows = []
     for link in LINKS:
-        ends = (link.fast, link.slow)
-        latency = [f"{each.latency * 1e6:.0f}" for each in (link.expected, *ends)]
-        bandwidth = [f"{each.bandwidth / 1e9:.3g}" for each in (link.expected, *reversed(ends))]
-        rows.append([link.name, f"{latency[0]} ({latency[1]} to {latency[2]})", link.latency_source,
-                     f"{bandwidth[0]} ({bandwidth[1]} to {bandwidth[2]})", link.bandwidth_source])  # fmt: skip
-    return markdown(("link, backend", "latency, us", "from", "bandwidth, GB/s", "from"), rows)
+        figures = (
+            (each.latency * 1e6, each.bandwidth / 1e9, each.call * 1e6)
+            for each in (link.expected, link.fast, link.slow)
+        )
+        ranges = [f"{middle:.3g} ({low:.3g} to {high:.3g})" for middle, low, high in zip(*figures, strict=True)]
+        rows.append([link.name, *ranges, f"latency: {link.latency_source}; bandwidth: {link.bandwidth_source}"])
+    return markdown(("link, backend", "latency, us", "bandwidth, GB/s", "call, us", "from"), rows)
 
 
 def machines(_: Results) -> str:

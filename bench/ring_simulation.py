@@ -5,8 +5,8 @@ the other: piece p of every rank makes all its hops before piece p + 1 starts. I
 piece that it has, while it passes that piece on and receives the next. The formulas of distributed_cost.py are checked
 against it, and it shows what they leave out: ranks that take longer than others.
 
-Source of the schedule: Liu et al., Ring Attention with Blockwise Transformers (2023); zig-zag: Brandon et al., Striped
-Attention (2023), in the variant with two chunks for each rank.
+Sources: Liu et al., Ring Attention with Blockwise Transformers (2023); the zig-zag layout, two chunks for each rank:
+Llama Team, The Llama 3 Herd of Models (2024), context parallelism.
 """
 
 import random
@@ -107,7 +107,7 @@ def slower(rank: int, factor: float) -> Callable[[int], float]:
 
 
 def jitter(spread: float, seed: int) -> Callable[[int], float]:
-    """Every computation and transfer takes longer by a random share, up to `spread`."""
+    """Every computation takes longer by a random share, up to `spread`."""
     numbers = random.Random(seed)
     return lambda _: 1 + spread * numbers.random()
 

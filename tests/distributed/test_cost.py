@@ -1,13 +1,16 @@
 """The model of what distributing costs: its bytes and messages against counts of a simulation, its times against the
 simulation's, its limits, and its error on measured runs that the fit has not seen."""
 
+import io
 import itertools
 from dataclasses import replace
 from math import inf, log
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+import communication
 import distributed_cost as cost
 import distributed_fit
 import distributed_tables
@@ -195,6 +198,32 @@ def test_a_mesh_needs_fewer_steps_than_a_ring():
     assert cost.all_reduce(mesh, 4, 16384).seconds < cost.all_reduce(PLAIN, 4, 16384).seconds
     assert cost.all_reduce(mesh, 4, 1 << 20).sent == cost.all_reduce(PLAIN, 4, 1 << 20).sent
     assert cost.all_reduce(mesh, 8, 16384) == cost.all_reduce(PLAIN, 8, 16384)  # more peers than cables
+
+
+# ---- The benchmark ---------------------------------------------------------------------------------------------------
+
+
+def test_the_benchmark_times_every_transfer_and_fits_80_columns():
+    sizes, rounds = [4096, 2 << 20], 3
+    rows = communication.transfer_rows(2, sizes, rounds)
+    assert [(row["what"], row["bytes"]) for row in rows] == list(itertools.product(distributed_fit.TRANSFERS, sizes))
+    for row in rows:
+        assert row["processes"] == 2
+        assert len(row["seconds"]["rounds"]) == rounds
+        assert 0 < row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"] < 10
+    committed = distributed_fit.read()["rows"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in (communication.transfer_table(committed), communication.other_table(committed)):
+        console.print(table)
+    text = console.export_text()
+    for row in committed:
+        assert row["what"].removeprefix("rate: ") in text
+
+
+def test_the_slowest_rank_counts():
+    found = communication.slowest([[1.0, 5.0, 2.0], [3.0, 1.0, 4.0]])
+    assert found["seconds"]["rounds"] == [3.0, 5.0, 4.0]
+    assert found["seconds"]["median"] == 4.0
 
 
 # ---- The fit ---------------------------------------------------------------------------------------------------------
