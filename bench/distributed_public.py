@@ -4,13 +4,14 @@ None was measured for this page on that hardware, but for the H200's rates, whic
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from harness import RESULTS
 
 from distributed_cost import KERNELS, MESH, SWITCH, Link, Machine, Model, forward
+from mlx_anvil.mslc import estimation
 
 MICRO, GIGA = 1e-6, 1e9
 
@@ -86,11 +87,9 @@ SMALL = Model("Llama 1B, bfloat16", 16, 2048, 8192, 32, 8, 64, 128256, weight=2.
 _OWN = Model("decoder of bench/cuda.py", 32, 4096, 14336, 32, 8, 128, 128256)
 _LLAMA_CPP = Model("Llama 3.2 3B, Q4_K_M", 28, 3072, 8192, 24, 8, 128, 128256, weight=1.87 * 2**30 / 3.21e9)
 
-M3_ULTRA_MEMORY = 0.8 * 819e9  # of Apple's 819 GB/s: the share that the model of docs/estimates.md fitted to Macs
-M3_ULTRA_PROMPT = 91.5  # tokens a second of a 4-bit model with 123 billion weights: ml-explore/mlx #3094
-M3_ULTRA_TOKENS = (
-    171.16  # a second, of a Llama 3.2 3B Q4_K_M (1.87 GiB) by llama.cpp: geerlingguy/beowulf-ai-cluster #17
-)
+# Of an M3 Ultra: tokens of a prompt a second, 4-bit model with 123 billion weights (ml-explore/mlx #3094), and tokens a
+# second of a Llama 3.2 3B Q4_K_M of 1.87 GiB by llama.cpp (geerlingguy/beowulf-ai-cluster #17).
+M3_ULTRA_PROMPT, M3_ULTRA_TOKENS = 91.5, 171.16
 ATTENTION_SHARE = 0.6  # assumed, of the rate of products on a Mac
 
 
@@ -104,11 +103,12 @@ def machine(name: str) -> Machine:
         attention = 1e12 * rows["attention bfloat16 (1, 32/8, 4096, 128) causal"]["tflops"]
         token = 1e-6 * rows["decoder, 8B shape, 4-bit, one token, bfloat16, context 1024"]["ours_us"]
         without = Machine(name, memory, flops, attention, 0.0)
-        return Machine(name, memory, flops, attention, _launch(without, _OWN, token, 1024))
+        return replace(without, launch=_launch(without, _OWN, token, 1024))
+    # The share of the bandwidth that kernels reach is the one that docs/estimates.md fits to many Macs.
+    memory = 1e9 * estimation.chips()[name]["dram_gb_s"]["value"] * estimation.validation()[0].memory
     flops = 2 * 123e9 * M3_ULTRA_PROMPT
-    without = Machine(name, M3_ULTRA_MEMORY, flops, ATTENTION_SHARE * flops, 0.0)
-    launch = _launch(without, _LLAMA_CPP, 1 / M3_ULTRA_TOKENS, 128)
-    return Machine(name, M3_ULTRA_MEMORY, flops, ATTENTION_SHARE * flops, launch)
+    without = Machine(name, memory, flops, ATTENTION_SHARE * flops, 0.0)
+    return replace(without, launch=_launch(without, _LLAMA_CPP, 1 / M3_ULTRA_TOKENS, 128))
 
 
 def _launch(without: Machine, model: Model, token: float, context: int) -> float:
